@@ -1,0 +1,313 @@
+//! Artifacts: output too large for a model's context, kept whole, addressable, readable in pages.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex};
+
+use regex::bytes::Regex;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::call::Caller;
+
+/// A place to keep artifacts. Core has one in memory; others keep them on disk.
+pub trait Artifacts: Send + Sync + 'static {
+    /// Opens a new artifact that belongs to `owner`'s tenant. What is written counts from now on.
+    fn create(&self, owner: &Caller) -> Result<Box<dyn ArtifactWriter>, ArtifactError>;
+
+    /// What is known of an artifact, if it is there and `reader` may know of it.
+    fn describe(&self, id: ArtifactId, reader: &Caller) -> Result<ArtifactInfo, ArtifactError>;
+
+    /// Up to `length` bytes from `offset` on.
+    fn read(&self, id: ArtifactId, reader: &Caller, offset: u64, length: u64) -> Result<Vec<u8>, ArtifactError>;
+}
+
+/// Takes the bytes of one artifact. Dropping it closes the artifact; what was written stays.
+pub trait ArtifactWriter: Send {
+    /// The artifact's id.
+    fn id(&self) -> ArtifactId;
+
+    /// Adds bytes. Beyond the store's bound they are counted and not kept.
+    fn write(&mut self, bytes: &[u8]) -> Result<(), ArtifactError>;
+}
+
+/// The id of an artifact, written `artifact:…`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ArtifactId(Uuid);
+
+impl ArtifactId {
+    /// A new id.
+    pub fn next() -> Self {
+        Self(Uuid::now_v7())
+    }
+
+    /// The id without its scheme, fit for a file's name.
+    pub fn bare(self) -> String {
+        self.0.simple().to_string()
+    }
+}
+
+impl fmt::Display for ArtifactId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "artifact:{}", self.0.simple())
+    }
+}
+
+impl fmt::Debug for ArtifactId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for ArtifactId {
+    type Err = ArtifactError;
+
+    fn from_str(text: &str) -> Result<Self, ArtifactError> {
+        let bare = text.strip_prefix("artifact:").unwrap_or(text);
+        bare.parse().map(Self).map_err(|_| ArtifactError::BadId(text.chars().take(80).collect()))
+    }
+}
+
+impl Serialize for ArtifactId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ArtifactId {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// What is known of an artifact.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArtifactInfo {
+    /// Its id.
+    pub id: ArtifactId,
+    /// Whose it is; others do not see it.
+    pub tenant: Option<String>,
+    /// How many bytes are kept.
+    pub kept_bytes: u64,
+    /// How many bytes there were.
+    pub total_bytes: u64,
+}
+
+/// Why an artifact could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum ArtifactError {
+    /// Not there, gone, or somebody else's: the three look alike on purpose.
+    #[error("there is no artifact `{0}`")]
+    NotFound(ArtifactId),
+    /// Not an id.
+    #[error("`{0}` is not an artifact's id")]
+    BadId(String),
+    /// The place where artifacts are kept failed.
+    #[error("cannot {doing} artifact `{id}`")]
+    Store {
+        /// What was being done.
+        doing: &'static str,
+        /// To which one.
+        id: ArtifactId,
+        /// Why it failed.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// One line that a pattern was found in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Found {
+    /// The line's number, from 1.
+    pub line: u64,
+    /// The byte at which the line starts, to read on from.
+    pub offset: u64,
+    /// The line, cut after 500 characters.
+    pub text: String,
+}
+
+/// The lines of an artifact that match `pattern`, at most `matches_max` of them, and whether there are more.
+pub fn grep(
+    store: &dyn Artifacts,
+    id: ArtifactId,
+    reader: &Caller,
+    pattern: &Regex,
+    matches_max: usize,
+) -> Result<(Vec<Found>, bool), ArtifactError> {
+    const PAGE_BYTES: u64 = 1024 * 1024;
+    // A line longer than this is searched in pieces, so that one endless line costs no endless memory.
+    const LINE_BYTES_MAX: usize = 4 * 1024 * 1024;
+    let mut found = Vec::new();
+    let (mut line, mut offset, mut rest) = (1, 0, Vec::new());
+    let mut read_at = 0;
+    loop {
+        let page = store.read(id, reader, read_at, PAGE_BYTES)?;
+        let last = page.is_empty();
+        read_at += page.len() as u64;
+        rest.extend_from_slice(&page);
+        let mut start = 0;
+        while start < rest.len() {
+            let end = rest[start..].iter().position(|byte| *byte == b'\n').map(|at| start + at);
+            if end.is_none() && !last && rest.len() - start < LINE_BYTES_MAX {
+                break;
+            }
+            let text = &rest[start..end.unwrap_or(rest.len())];
+            if pattern.is_match(text) {
+                if found.len() == matches_max {
+                    return Ok((found, true));
+                }
+                let text: String = String::from_utf8_lossy(text).chars().take(500).collect();
+                found.push(Found { line, offset, text });
+            }
+            let next = end.map_or(rest.len(), |end| end + 1);
+            offset += (next - start) as u64;
+            line += u64::from(end.is_some());
+            start = next;
+        }
+        rest.drain(..start);
+        if last {
+            return Ok((found, false));
+        }
+    }
+}
+
+/// Artifacts in memory: the oldest go when the space is used up.
+#[derive(Debug, Clone)]
+pub struct MemoryArtifacts {
+    shelf: Arc<Mutex<Shelf>>,
+    each_bytes_max: u64,
+}
+
+#[derive(Debug)]
+struct Shelf {
+    artifacts: VecDeque<(ArtifactInfo, Vec<u8>)>,
+    bytes: u64,
+    bytes_max: u64,
+}
+
+impl MemoryArtifacts {
+    /// A store that keeps `bytes_max` in all and half of that of one artifact.
+    pub fn new(bytes_max: u64) -> Self {
+        let shelf = Shelf { artifacts: VecDeque::new(), bytes: 0, bytes_max };
+        Self { shelf: Arc::new(Mutex::new(shelf)), each_bytes_max: bytes_max / 2 }
+    }
+
+    fn with<T>(
+        &self,
+        id: ArtifactId,
+        reader: &Caller,
+        look: impl FnOnce(&ArtifactInfo, &[u8]) -> T,
+    ) -> Result<T, ArtifactError> {
+        let shelf = self.shelf.lock().expect("no code panics while it holds the shelf");
+        let seen = shelf.artifacts.iter().find(|(info, _)| info.id == id && info.tenant == reader.tenant);
+        seen.map(|(info, bytes)| look(info, bytes)).ok_or(ArtifactError::NotFound(id))
+    }
+}
+
+impl Default for MemoryArtifacts {
+    fn default() -> Self {
+        Self::new(64 * 1024 * 1024)
+    }
+}
+
+impl Artifacts for MemoryArtifacts {
+    fn create(&self, owner: &Caller) -> Result<Box<dyn ArtifactWriter>, ArtifactError> {
+        let id = ArtifactId::next();
+        let info = ArtifactInfo { id, tenant: owner.tenant.clone(), kept_bytes: 0, total_bytes: 0 };
+        let mut shelf = self.shelf.lock().expect("no code panics while it holds the shelf");
+        shelf.artifacts.push_back((info, Vec::new()));
+        Ok(Box::new(MemoryWriter { id, store: self.clone() }))
+    }
+
+    fn describe(&self, id: ArtifactId, reader: &Caller) -> Result<ArtifactInfo, ArtifactError> {
+        self.with(id, reader, |info, _| info.clone())
+    }
+
+    fn read(&self, id: ArtifactId, reader: &Caller, offset: u64, length: u64) -> Result<Vec<u8>, ArtifactError> {
+        self.with(id, reader, |_, bytes| {
+            let start = offset.min(bytes.len() as u64);
+            let end = offset.saturating_add(length).min(bytes.len() as u64);
+            bytes[start as usize..end as usize].to_vec()
+        })
+    }
+}
+
+struct MemoryWriter {
+    id: ArtifactId,
+    store: MemoryArtifacts,
+}
+
+impl ArtifactWriter for MemoryWriter {
+    fn id(&self) -> ArtifactId {
+        self.id
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), ArtifactError> {
+        let mut shelf = self.store.shelf.lock().expect("no code panics while it holds the shelf");
+        // An artifact that was evicted while it was written is gone; its writer need not know.
+        let Some((info, kept)) = shelf.artifacts.iter_mut().find(|(info, _)| info.id == self.id) else {
+            return Ok(());
+        };
+        let room = self.store.each_bytes_max.saturating_sub(info.kept_bytes);
+        let taken = (bytes.len() as u64).min(room);
+        kept.extend_from_slice(&bytes[..taken as usize]);
+        info.kept_bytes += taken;
+        info.total_bytes += bytes.len() as u64;
+        shelf.bytes += taken;
+        while shelf.bytes > shelf.bytes_max && shelf.artifacts.len() > 1 {
+            let (info, _) = shelf.artifacts.pop_front().expect("there is more than one");
+            shelf.bytes -= info.kept_bytes;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(store: &MemoryArtifacts, owner: &Caller, text: &str) -> ArtifactId {
+        let mut writer = store.create(owner).expect("memory");
+        for chunk in text.as_bytes().chunks(7) {
+            writer.write(chunk).expect("memory");
+        }
+        writer.id()
+    }
+
+    #[test]
+    fn an_artifact_is_read_in_pages_and_searched_by_line() {
+        let (store, ada) = (MemoryArtifacts::default(), Caller::local());
+        let id = written(&store, &ada, "one\ntwo\nthree two\nfour");
+        assert_eq!(store.read(id, &ada, 4, 3).expect("there"), b"two");
+        assert_eq!(store.read(id, &ada, 1000, u64::MAX).expect("there"), b"");
+        let pattern = Regex::new("two|four").expect("a pattern");
+        let line = |line, offset, text: &str| Found { line, offset, text: text.into() };
+        assert_eq!(
+            grep(&store, id, &ada, &pattern, 9).expect("there"),
+            (vec![line(2, 4, "two"), line(3, 8, "three two"), line(4, 18, "four")], false)
+        );
+        assert_eq!(grep(&store, id, &ada, &pattern, 1).expect("there"), (vec![line(2, 4, "two")], true));
+    }
+
+    #[test]
+    fn an_artifact_of_another_tenant_looks_like_none() {
+        let store = MemoryArtifacts::default();
+        let owner = Caller { tenant: Some("acme".into()), ..Caller::local() };
+        let id = written(&store, &owner, "secret");
+        let told = store.read(id, &Caller::local(), 0, 9).expect_err("not theirs").to_string();
+        assert_eq!(told, format!("there is no artifact `{id}`"));
+        assert_eq!(store.describe(id, &owner).expect("theirs").total_bytes, 6);
+    }
+
+    #[test]
+    fn memory_is_bounded_and_the_true_size_is_known() {
+        let (store, ada) = (MemoryArtifacts::new(100), Caller::local());
+        let big = written(&store, &ada, &"x".repeat(80));
+        let info = store.describe(big, &ada).expect("there");
+        assert_eq!((info.kept_bytes, info.total_bytes), (50, 80));
+        written(&store, &ada, &"y".repeat(50));
+        written(&store, &ada, "z");
+        assert!(matches!(store.describe(big, &ada), Err(ArtifactError::NotFound(_))), "the oldest goes first");
+    }
+}

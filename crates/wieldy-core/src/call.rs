@@ -1,0 +1,468 @@
+//! What was asked, by whom, how: [`Call`], [`Caller`], [`Options`]; and what comes back: [`ToolResult`].
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::artifact::ArtifactId;
+use crate::attempt::RetryIf;
+use crate::confirm::Confirmer;
+use crate::error::CallError;
+use crate::sandbox::{Level, Network, ResourceLimits, SandboxId, Usage};
+
+/// A tool's name with JSON arguments, as the model produced it.
+#[derive(Debug, Clone)]
+pub struct Call {
+    /// The tool's name as it was written; nothing has checked it yet.
+    pub tool: String,
+    /// The arguments; `null` counts as no arguments.
+    pub arguments: Arc<Value>,
+    /// The caller's own id for this call, handed back untouched.
+    pub call_id: Option<String>,
+    /// On whose behalf.
+    pub caller: Arc<Caller>,
+    /// How it should be run.
+    pub options: Options,
+}
+
+impl Call {
+    /// A call by the local user with default options.
+    pub fn new(tool: impl Into<String>, arguments: Value) -> Self {
+        Self {
+            tool: tool.into(),
+            arguments: Arc::new(arguments),
+            call_id: None,
+            caller: Arc::new(Caller::local()),
+            options: Options::default(),
+        }
+    }
+
+    /// The same call on behalf of `caller`.
+    #[must_use]
+    pub fn by(mut self, caller: impl Into<Arc<Caller>>) -> Self {
+        self.caller = caller.into();
+        self
+    }
+
+    /// The same call with the caller's own id.
+    #[must_use]
+    pub fn id(mut self, call_id: impl Into<String>) -> Self {
+        self.call_id = Some(call_id.into());
+        self
+    }
+
+    /// The same call, run as `options` say.
+    #[must_use]
+    pub fn with(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+}
+
+/// On whose behalf a call is made. What stands here was established by the door, not claimed by the model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Caller {
+    /// The agent's decentralized identifier, or another name that is its own.
+    pub agent: String,
+    /// The tenant that the agent belongs to.
+    pub tenant: Option<String>,
+    /// The conversation or run that this call is part of.
+    pub session: Option<String>,
+    /// The person behind the agent.
+    pub user: Option<String>,
+    /// Which tools the caller can see at all: those without a scope and those with one of these.
+    pub scopes: Held,
+    /// What the caller may do; a tool names the permissions that it requires.
+    pub permissions: Held,
+    /// The caller's plan, where plans are used; none means no limits by plan.
+    pub plan: Option<String>,
+    /// The sandbox of the agent itself; what the tool gets is nested in it.
+    pub parent_sandbox: Option<SandboxId>,
+}
+
+impl Caller {
+    /// The person at this machine: sees every tool and holds every permission.
+    pub fn local() -> Self {
+        Self { scopes: Held::All, permissions: Held::All, ..Self::agent("local") }
+    }
+
+    /// An agent that sees only tools without a scope and holds no permission yet.
+    pub fn agent(agent: impl Into<String>) -> Self {
+        Self {
+            agent: agent.into(),
+            tenant: None,
+            session: None,
+            user: None,
+            scopes: Held::none(),
+            permissions: Held::none(),
+            plan: None,
+            parent_sandbox: None,
+        }
+    }
+}
+
+/// A set of names somebody holds, or simply all of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Held {
+    /// Every name there is.
+    All,
+    /// Just these.
+    Only(BTreeSet<String>),
+}
+
+impl Held {
+    /// Nothing at all.
+    pub fn none() -> Self {
+        Self::Only(BTreeSet::new())
+    }
+
+    /// Just these names.
+    pub fn only<S: Into<String>>(names: impl IntoIterator<Item = S>) -> Self {
+        Self::Only(names.into_iter().map(Into::into).collect())
+    }
+
+    /// Whether `name` is among them.
+    pub fn holds(&self, name: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::Only(names) => names.contains(name),
+        }
+    }
+}
+
+/// How one call should be run. Every field has a good default; a request may tighten limits, never widen them.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// The attempt clock: how long one run may take.
+    pub timeout: Option<Duration>,
+    /// The queue clock: how long the call may wait for a slot.
+    pub queue_timeout: Option<Duration>,
+    /// The total clock: when the caller stops waiting, all attempts and waits included.
+    pub deadline: Option<Duration>,
+    /// The silence clock: how long a run may show no output and no progress.
+    pub silence: Option<Duration>,
+    /// How often a failed run is tried again; the tool's own policy where this is absent.
+    pub retries: Option<u32>,
+    /// Which errors are worth another try, asked only about those that are safe to repeat.
+    pub retry_if: Option<RetryIf>,
+    /// Who goes first when calls wait.
+    pub priority: Priority,
+    /// Ask for a confirmation even where neither tool nor policy wants one.
+    pub require_confirmation: bool,
+    /// Whom to ask, instead of the executor's own confirmer.
+    pub confirmer: Option<Arc<dyn Confirmer>>,
+    /// A repeated key returns the first result instead of running again.
+    pub idempotency_key: Option<String>,
+    /// Run even where a cached result would do.
+    pub fresh: bool,
+    /// Tighter limits than the tool's own.
+    pub limits: ResourceLimits,
+    /// A stronger isolation than the executor's default.
+    pub isolation: Option<Level>,
+    /// What the tool's process may reach.
+    pub network: Option<Network>,
+    /// Free words that come back in the result.
+    pub labels: Vec<String>,
+}
+
+/// Who goes first when calls wait: higher first, and everybody rises with time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
+pub struct Priority(pub i8);
+
+impl Priority {
+    /// Work that nobody waits for.
+    pub const LOW: Self = Self(-10);
+    /// What a call has that says nothing.
+    pub const NORMAL: Self = Self(0);
+    /// Somebody is looking at the screen.
+    pub const HIGH: Self = Self(10);
+}
+
+impl FromStr for Priority {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "low" => Ok(Self::LOW),
+            "normal" => Ok(Self::NORMAL),
+            "high" => Ok(Self::HIGH),
+            number => number
+                .parse()
+                .map(Self)
+                .map_err(|_| format!("`{number}` is not `low`, `normal`, `high` or a number from -128 to 127")),
+        }
+    }
+}
+
+macro_rules! ids {
+    ($($(#[doc = $doc:literal])+ $name:ident;)+) => {$(
+        $(#[doc = $doc])+
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(Uuid);
+
+        impl $name {
+            /// A new id, later in order than every one made before it.
+            pub(crate) fn next() -> Self {
+                Self(Uuid::now_v7())
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.hyphenated().fmt(f)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}({})", stringify!($name), self.0.hyphenated())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = uuid::Error;
+
+            fn from_str(text: &str) -> Result<Self, uuid::Error> {
+                text.parse().map(Self)
+            }
+        }
+    )+};
+}
+
+ids! {
+    /// The engine's id of one call going through it; callers cannot choose it, so they cannot collide with others.
+    ExecutionId;
+    /// The engine's id of calls submitted together.
+    BatchId;
+    /// The engine's id of one question to a person.
+    ConfirmationId;
+}
+
+/// What the caller gets, always; its JSON form is part of the stable surface.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ToolResult {
+    /// The engine's id of this execution.
+    pub execution_id: ExecutionId,
+    /// The caller's own id, handed back untouched.
+    pub call_id: Option<String>,
+    /// The tool's full name, or what was asked for where there is no such tool.
+    pub tool: String,
+    /// Where the tool came from; empty where there is no such tool.
+    pub provider: String,
+    /// How it ended.
+    pub status: Status,
+    /// What the tool answered, in blocks; output so far where the run was cut short.
+    pub content: Vec<Content>,
+    /// The same for programs, where the tool gives it.
+    pub structured: Option<Value>,
+    /// Why there is no trustworthy answer.
+    pub error: Option<CallError>,
+    /// How many runs it took; 0 where nothing ran.
+    pub attempts: u32,
+    /// Whether the answer was made for an earlier call.
+    pub cached: bool,
+    /// Whether the content is only part of what the tool would have said.
+    pub partial: bool,
+    /// Where the whole output is kept, if it was too large for here.
+    pub artifact: Option<ArtifactId>,
+    /// When and how long.
+    pub timing: Timing,
+    /// What the run used, where it was measured.
+    pub usage: Option<Usage>,
+    /// The custody it ran in, if a process was started.
+    pub sandbox: Option<SandboxRef>,
+    /// The words the caller attached.
+    pub labels: Vec<String>,
+    /// The arguments that were checked and ran; not part of the JSON, which goes to those who sent them.
+    #[serde(skip)]
+    pub arguments: Arc<Value>,
+}
+
+impl ToolResult {
+    /// Whether the tool ran and did what it was asked.
+    pub fn is_success(&self) -> bool {
+        self.status == Status::Success
+    }
+
+    /// All text blocks, one after the other.
+    pub fn text(&self) -> String {
+        Content::text_of(&self.content)
+    }
+}
+
+/// How a call stands or ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// Accepted, not running yet.
+    Pending,
+    /// An attempt runs, or the next one is waited for.
+    Running,
+    /// A person is being asked.
+    InputRequired,
+    /// The tool did what it was asked.
+    Success,
+    /// The tool could not.
+    Failed,
+    /// A clock ran out.
+    Timeout,
+    /// Somebody cancelled it.
+    Cancelled,
+    /// It was refused.
+    PermissionDenied,
+    /// The call made no sense.
+    ValidationError,
+    /// A person must agree and nobody could be asked.
+    RequiresConfirmation,
+}
+
+impl Status {
+    /// Whether nothing more will happen.
+    pub fn is_terminal(self) -> bool {
+        !matches!(self, Self::Pending | Self::Running | Self::InputRequired)
+    }
+
+    /// The status as written in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Running => "running",
+            Self::InputRequired => "input_required",
+            Self::Success => "success",
+            Self::Failed => "failed",
+            Self::Timeout => "timeout",
+            Self::Cancelled => "cancelled",
+            Self::PermissionDenied => "permission_denied",
+            Self::ValidationError => "validation_error",
+            Self::RequiresConfirmation => "requires_confirmation",
+        }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// One block of what a tool answered; the kinds are MCP's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Content {
+    /// Plain text.
+    Text {
+        /// The text.
+        text: String,
+    },
+    /// A picture.
+    Image {
+        /// The picture's bytes in base64.
+        data: String,
+        /// Such as `image/png`.
+        #[serde(rename = "mimeType")]
+        mime_type: String,
+    },
+    /// A sound.
+    Audio {
+        /// The sound's bytes in base64.
+        data: String,
+        /// Such as `audio/wav`.
+        #[serde(rename = "mimeType")]
+        mime_type: String,
+    },
+    /// A resource with its content, as MCP embeds it.
+    Resource {
+        /// The resource object.
+        resource: Value,
+    },
+    /// The address of something that can be read.
+    ResourceLink {
+        /// Its address.
+        uri: String,
+        /// Its name.
+        name: String,
+    },
+}
+
+impl Content {
+    /// A block of text.
+    pub fn text(text: impl Into<String>) -> Self {
+        Self::Text { text: text.into() }
+    }
+
+    /// All text blocks, one after the other.
+    pub fn text_of(blocks: &[Content]) -> String {
+        blocks.iter().filter_map(|block| if let Self::Text { text } = block { Some(text.as_str()) } else { None }).collect()
+    }
+
+    /// How many bytes of content the block holds.
+    pub fn bytes(&self) -> u64 {
+        let length = match self {
+            Self::Text { text } => text.len(),
+            Self::Image { data, .. } | Self::Audio { data, .. } => data.len(),
+            Self::Resource { resource } => resource.to_string().len(),
+            Self::ResourceLink { uri, name } => uri.len() + name.len(),
+        };
+        length as u64
+    }
+}
+
+/// When a call ran and how long.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Timing {
+    /// How long it waited for slots, in milliseconds.
+    pub queued_ms: f64,
+    /// From acceptance to the end, in milliseconds.
+    pub duration_ms: f64,
+    /// When it was accepted.
+    pub started_at: Timestamp,
+    /// When it ended.
+    pub completed_at: Timestamp,
+}
+
+/// The custody a call ran in.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SandboxRef {
+    /// Which sandbox.
+    pub id: SandboxId,
+    /// The isolation that was really obtained.
+    pub level: Level,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_in_the_order_of_their_making() {
+        let ids: Vec<ExecutionId> = (0..1000).map(|_| ExecutionId::next()).collect();
+        assert!(ids.is_sorted_by(|a, b| a < b));
+        assert_eq!(ids[0].to_string().parse::<ExecutionId>(), Ok(ids[0]));
+    }
+
+    #[test]
+    fn priorities_are_words_or_numbers() {
+        assert_eq!("high".parse(), Ok(Priority::HIGH));
+        assert_eq!("-3".parse(), Ok(Priority(-3)));
+        assert_eq!(
+            "999".parse::<Priority>(),
+            Err("`999` is not `low`, `normal`, `high` or a number from -128 to 127".into())
+        );
+    }
+
+    #[test]
+    fn an_agent_holds_nothing_and_the_local_user_everything() {
+        assert!(Caller::local().permissions.holds("files.write"));
+        assert!(!Caller::agent("did:agent:a").permissions.holds("files.write"));
+        assert!(Held::only(["x"]).holds("x"));
+    }
+}

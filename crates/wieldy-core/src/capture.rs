@@ -1,0 +1,168 @@
+//! Capture: what a process prints, kept as head and tail in memory and whole in an artifact.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::artifact::{ArtifactId, ArtifactWriter, Artifacts};
+use crate::call::Caller;
+
+/// Output as it comes. Memory stays within `inline_max`, however much there is.
+pub(crate) struct Capture {
+    head: Vec<u8>,
+    tail: VecDeque<u8>,
+    total_bytes: u64,
+    inline_max: usize,
+    artifacts: Arc<dyn Artifacts>,
+    owner: Arc<Caller>,
+    spilled: Spilled,
+}
+
+enum Spilled {
+    NotYet,
+    Into(Box<dyn ArtifactWriter>),
+    /// The artifact could not be made or written: said in the text, never silently.
+    Failed(String),
+}
+
+/// What was captured, for a result.
+pub(crate) struct Captured {
+    pub(crate) text: String,
+    pub(crate) artifact: Option<ArtifactId>,
+    pub(crate) cut: bool,
+}
+
+impl Capture {
+    pub(crate) fn new(inline_max: usize, artifacts: Arc<dyn Artifacts>, owner: Arc<Caller>) -> Self {
+        Self {
+            head: Vec::new(),
+            tail: VecDeque::new(),
+            total_bytes: 0,
+            inline_max: inline_max.max(2),
+            artifacts,
+            owner,
+            spilled: Spilled::NotYet,
+        }
+    }
+
+    pub(crate) fn write(&mut self, bytes: &[u8]) {
+        self.total_bytes += bytes.len() as u64;
+        if self.total_bytes <= self.inline_max as u64 {
+            self.head.extend_from_slice(bytes);
+            return;
+        }
+        if matches!(self.spilled, Spilled::NotYet) {
+            self.spill();
+        }
+        if let Spilled::Into(writer) = &mut self.spilled
+            && let Err(error) = writer.write(bytes)
+        {
+            self.spilled = Spilled::Failed(error.to_string());
+        }
+        let tail_max = self.inline_max - self.inline_max / 2;
+        self.tail.extend(&bytes[bytes.len().saturating_sub(tail_max)..]);
+        let surplus = self.tail.len().saturating_sub(tail_max);
+        self.tail.drain(..surplus);
+    }
+
+    /// From here on the whole goes to an artifact, and memory keeps the head and the tail.
+    fn spill(&mut self) {
+        let written = self.artifacts.create(&self.owner).and_then(|mut writer| {
+            writer.write(&self.head)?;
+            Ok(writer)
+        });
+        self.spilled = match written {
+            Ok(writer) => Spilled::Into(writer),
+            Err(error) => Spilled::Failed(error.to_string()),
+        };
+        let head_max = self.inline_max / 2;
+        self.tail.extend(self.head.drain(head_max.min(self.head.len())..));
+    }
+
+    /// Everything so far, as text; characters are never cut.
+    pub(crate) fn so_far(&self) -> Captured {
+        if self.total_bytes <= self.inline_max as u64 {
+            let text = String::from_utf8_lossy(&self.head).into_owned();
+            return Captured { text, artifact: None, cut: false };
+        }
+        let head = whole_characters_before(&self.head);
+        let (front, back) = self.tail.as_slices();
+        let tail = [front, back].concat();
+        let tail = whole_characters_after(&tail);
+        let left_out = self.total_bytes - (head.len() + tail.len()) as u64;
+        let (artifact, kept) = match &self.spilled {
+            Spilled::Into(writer) => (Some(writer.id()), format!("the whole is {}", writer.id())),
+            Spilled::Failed(reason) => (None, format!("the whole could not be kept: {reason}")),
+            Spilled::NotYet => (None, "the whole is not kept".into()),
+        };
+        let text = format!(
+            "{}\n… {left_out} bytes left out; {kept} …\n{}",
+            String::from_utf8_lossy(head),
+            String::from_utf8_lossy(tail)
+        );
+        Captured { text, artifact, cut: true }
+    }
+}
+
+/// The bytes without a character that is begun at their end and not finished.
+fn whole_characters_before(bytes: &[u8]) -> &[u8] {
+    let begun = bytes.iter().rev().take(3).position(|byte| *byte & 0b1100_0000 != 0b1000_0000);
+    let Some(back) = begun else { return bytes };
+    let start = bytes.len() - 1 - back;
+    let length = match bytes[start] {
+        0b1100_0000..=0b1101_1111 => 2,
+        0b1110_0000..=0b1110_1111 => 3,
+        0b1111_0000..=0b1111_0111 => 4,
+        _ => 1,
+    };
+    if start + length > bytes.len() { &bytes[..start] } else { bytes }
+}
+
+/// The bytes without the rest of a character that began before them.
+fn whole_characters_after(bytes: &[u8]) -> &[u8] {
+    let rest = bytes.iter().take(3).take_while(|byte| **byte & 0b1100_0000 == 0b1000_0000).count();
+    &bytes[rest..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::artifact::MemoryArtifacts;
+
+    fn captured(inline_max: usize, text: &str, chunk: usize) -> (Captured, MemoryArtifacts) {
+        let store = MemoryArtifacts::default();
+        let mut capture = Capture::new(inline_max, Arc::new(store.clone()), Arc::new(Caller::local()));
+        for bytes in text.as_bytes().chunks(chunk) {
+            capture.write(bytes);
+        }
+        (capture.so_far(), store)
+    }
+
+    #[test]
+    fn what_fits_is_kept_as_it_is() {
+        let (seen, _) = captured(10, "0123456789", 3);
+        assert_eq!((seen.text.as_str(), seen.artifact, seen.cut), ("0123456789", None, false));
+    }
+
+    #[test]
+    fn what_does_not_fit_keeps_head_and_tail_and_the_whole_in_an_artifact() {
+        let text: String = (0..100).map(|number| format!("line {number}\n")).collect();
+        for chunk in [1, 7, 64, 4096] {
+            let (seen, store) = captured(20, &text, chunk);
+            let id = seen.artifact.expect("it did not fit");
+            assert_eq!(
+                seen.text,
+                format!("line 0\nlin\n… {} bytes left out; the whole is {id} …\n8\nline 99\n", text.len() - 20),
+                "in chunks of {chunk}"
+            );
+            assert_eq!(store.read(id, &Caller::local(), 0, u64::MAX).expect("kept"), text.as_bytes());
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_character_is_ever_cut(text in "\\PC{0,60}", inline_max in 2usize..40, chunk in 1usize..9) {
+            let (seen, _) = captured(inline_max, &text, chunk);
+            proptest::prop_assert!(!seen.text.contains('\u{fffd}') || text.contains('\u{fffd}'));
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! A call in flight: what is shared between the engine, the running tool, observers and whoever cancels it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::call::{BatchId, Call, ExecutionId};
+use crate::capture::{Capture, Captured};
+use crate::error::{CallError, Code, duration_ms};
+use crate::event::{Body, CallState, Subject};
+use crate::journal::{Receipt, Recorder};
+use crate::observe::Log;
+
+/// Why a call was cancelled; each is told apart in the result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CancelCause {
+    /// Somebody cancelled just this call.
+    Caller,
+    /// The batch that it belongs to was cancelled.
+    Batch,
+    /// Its session was cancelled.
+    Session,
+    /// Its tenant's calls were cancelled.
+    Tenant,
+    /// Whoever waited for it went away.
+    CallerGone,
+    /// The executor is stopping.
+    Shutdown,
+}
+
+impl CancelCause {
+    /// The cause as written in `details.cause`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Caller => "caller",
+            Self::Batch => "batch",
+            Self::Session => "session",
+            Self::Tenant => "tenant",
+            Self::CallerGone => "caller_gone",
+            Self::Shutdown => "shutdown",
+        }
+    }
+
+    /// The error of a call that ends for this cause.
+    pub(crate) fn error(self) -> CallError {
+        let message = match self {
+            Self::Caller => "the call was cancelled",
+            Self::Batch => "the call's batch was cancelled",
+            Self::Session => "the call's session was cancelled",
+            Self::Tenant => "all calls of the tenant were cancelled",
+            Self::CallerGone => "nobody waits for the call any more",
+            Self::Shutdown => "the executor is stopping",
+        };
+        CallError::new(Code::Cancelled, message).detail("cause", self.as_str())
+    }
+}
+
+/// One call in flight.
+pub(crate) struct Flight {
+    pub(crate) id: ExecutionId,
+    pub(crate) subject: Arc<Subject>,
+    pub(crate) opened: Instant,
+    pub(crate) opened_at: Timestamp,
+    recorder: Arc<Recorder>,
+    batch: Option<Arc<BatchFlight>>,
+    state: Mutex<CallState>,
+    log: Log,
+    stop: CancellationToken,
+    cause: OnceLock<CancelCause>,
+    /// Microseconds from `opened` to the last output or progress.
+    sign_of_life: AtomicU64,
+    capture: Mutex<Option<Capture>>,
+}
+
+impl AsRef<Log> for Flight {
+    fn as_ref(&self) -> &Log {
+        &self.log
+    }
+}
+
+impl Flight {
+    pub(crate) fn new(call: &Call, recorder: &Arc<Recorder>, batch: Option<&Arc<BatchFlight>>) -> Self {
+        let id = ExecutionId::next();
+        let subject = Subject {
+            execution: Some(id),
+            batch: batch.map(|batch| batch.id),
+            call_id: call.call_id.clone(),
+            tool: Some(call.tool.clone()),
+            caller: Arc::clone(&call.caller),
+        };
+        Self {
+            id,
+            subject: Arc::new(subject),
+            opened: Instant::now(),
+            opened_at: Timestamp::now(),
+            recorder: Arc::clone(recorder),
+            batch: batch.cloned(),
+            state: Mutex::new(CallState::Unknown),
+            log: Log::default(),
+            stop: batch.map_or_else(CancellationToken::new, |batch| batch.stop.child_token()),
+            cause: OnceLock::new(),
+            sign_of_life: AtomicU64::new(0),
+            capture: Mutex::new(None),
+        }
+    }
+
+    /// Records what happened to the call. What cannot follow (a word from a run that is over) is dropped.
+    pub(crate) fn record(&self, body: Body) -> Receipt {
+        let mut state = self.state.lock().expect("no code panics while it holds the state");
+        let Ok(next) = state.apply(&body) else { return Receipt::Kept };
+        let over = matches!(next, CallState::Closed { .. });
+        let batch_log = self.batch.as_ref().map(|batch| &batch.log);
+        let receipt = self.recorder.append(&self.subject, body, batch_log.into_iter().chain([&self.log]));
+        if !matches!(receipt, Receipt::Refused(_)) {
+            *state = next;
+        }
+        if over {
+            // Even if the history cannot be written: the call is over, and its observers must end.
+            *state = next;
+            self.log.close();
+        }
+        receipt
+    }
+
+    pub(crate) fn state(&self) -> CallState {
+        *self.state.lock().expect("no code panics while it holds the state")
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(self.state(), CallState::Closed { .. })
+    }
+
+    /// Tells the call to end. The first cause counts.
+    pub(crate) fn cancel(&self, cause: CancelCause) {
+        let _ = self.cause.set(cause);
+        self.stop.cancel();
+    }
+
+    /// Becomes true once somebody cancelled the call.
+    pub(crate) fn stop(&self) -> &CancellationToken {
+        &self.stop
+    }
+
+    /// Why the call was cancelled, if it was.
+    pub(crate) fn cancelled(&self) -> Option<CancelCause> {
+        if !self.stop.is_cancelled() {
+            return None;
+        }
+        let by_batch = || self.batch.as_ref().and_then(|batch| batch.cause.get().copied());
+        Some(self.cause.get().copied().or_else(by_batch).unwrap_or(CancelCause::Batch))
+    }
+
+    pub(crate) fn elapsed_ms(&self) -> f64 {
+        duration_ms(self.opened.elapsed())
+    }
+
+    /// Notes that the run still lives.
+    pub(crate) fn live(&self) {
+        self.sign_of_life.store(self.opened.elapsed().as_micros() as u64, Ordering::Relaxed);
+    }
+
+    /// When the run last showed that it lives.
+    pub(crate) fn last_sign_of_life(&self) -> Instant {
+        self.opened + Duration::from_micros(self.sign_of_life.load(Ordering::Relaxed))
+    }
+
+    /// Starts to capture the output of a new attempt.
+    pub(crate) fn start_capture(&self, capture: Capture) {
+        *self.lock_capture() = Some(capture);
+    }
+
+    pub(crate) fn capture(&self, bytes: &[u8]) {
+        if let Some(capture) = &mut *self.lock_capture() {
+            capture.write(bytes);
+        }
+    }
+
+    /// What the run has printed so far, if it printed anything.
+    pub(crate) fn captured(&self) -> Option<Captured> {
+        self.lock_capture().as_ref().map(Capture::so_far)
+    }
+
+    /// Artifact stores are foreign code; should one panic, what was captured before is still good.
+    fn lock_capture(&self) -> std::sync::MutexGuard<'_, Option<Capture>> {
+        self.capture.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// A batch in flight.
+pub(crate) struct BatchFlight {
+    pub(crate) id: BatchId,
+    pub(crate) subject: Arc<Subject>,
+    pub(crate) log: Log,
+    pub(crate) stop: CancellationToken,
+    cause: OnceLock<CancelCause>,
+}
+
+impl AsRef<Log> for BatchFlight {
+    fn as_ref(&self) -> &Log {
+        &self.log
+    }
+}
+
+impl BatchFlight {
+    pub(crate) fn new(caller: Arc<crate::call::Caller>) -> Self {
+        let id = BatchId::next();
+        let subject = Subject { execution: None, batch: Some(id), call_id: None, tool: None, caller };
+        Self {
+            id,
+            subject: Arc::new(subject),
+            log: Log::default(),
+            stop: CancellationToken::new(),
+            cause: OnceLock::new(),
+        }
+    }
+
+    /// Tells all calls of the batch to end, those too that have not begun.
+    pub(crate) fn cancel(&self, cause: CancelCause) {
+        let _ = self.cause.set(cause);
+        self.stop.cancel();
+    }
+}
+
+/// All calls and batches in flight, and the last ones that are over, for those who look late.
+pub(crate) struct Flights {
+    table: Mutex<Table>,
+    over_max: usize,
+}
+
+#[derive(Default)]
+struct Table {
+    calls: HashMap<ExecutionId, Arc<Flight>>,
+    calls_over: VecDeque<ExecutionId>,
+    batches: HashMap<BatchId, Arc<BatchFlight>>,
+    batches_over: VecDeque<BatchId>,
+}
+
+impl Flights {
+    /// A table that remembers the last `over_max` calls, and as many batches, after they are over.
+    pub(crate) fn new(over_max: usize) -> Self {
+        Self { table: Mutex::new(Table::default()), over_max }
+    }
+
+    pub(crate) fn add(&self, flight: Arc<Flight>) {
+        self.lock().calls.insert(flight.id, flight);
+    }
+
+    pub(crate) fn add_batch(&self, batch: Arc<BatchFlight>) {
+        self.lock().batches.insert(batch.id, batch);
+    }
+
+    /// Moves a call to those that are over, and forgets the oldest of them.
+    pub(crate) fn over(&self, id: ExecutionId) {
+        let mut table = self.lock();
+        table.calls_over.push_back(id);
+        if table.calls_over.len() > self.over_max
+            && let Some(oldest) = table.calls_over.pop_front()
+        {
+            table.calls.remove(&oldest);
+        }
+    }
+
+    /// Moves a batch to those that are over, and forgets the oldest of them.
+    pub(crate) fn batch_over(&self, id: BatchId) {
+        let mut table = self.lock();
+        table.batches_over.push_back(id);
+        if table.batches_over.len() > self.over_max
+            && let Some(oldest) = table.batches_over.pop_front()
+        {
+            table.batches.remove(&oldest);
+        }
+    }
+
+    pub(crate) fn call(&self, id: ExecutionId) -> Option<Arc<Flight>> {
+        self.lock().calls.get(&id).cloned()
+    }
+
+    pub(crate) fn batch(&self, id: BatchId) -> Option<Arc<BatchFlight>> {
+        self.lock().batches.get(&id).cloned()
+    }
+
+    /// The calls that are not over and that `wanted` picks.
+    pub(crate) fn live(&self, wanted: impl Fn(&Flight) -> bool) -> Vec<Arc<Flight>> {
+        self.lock().calls.values().filter(|flight| !flight.is_over() && wanted(flight)).cloned().collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Table> {
+        self.table.lock().expect("no code panics while it holds the table")
+    }
+}

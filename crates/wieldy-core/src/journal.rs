@@ -1,0 +1,267 @@
+//! The journal: the one place that puts what happened in order.
+//!
+//! Every event goes through [`Recorder::append`], which gives it its number, hands it to the [`Journal`] and
+//! only then shows it to whoever listens. So the history and what listeners saw are the same, in the same order.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+
+use jiff::Timestamp;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::call::ExecutionId;
+use crate::error::{CallError, Code};
+use crate::event::{Body, Event, Subject};
+use crate::observe::Log;
+
+/// Keeps the history.
+pub trait Journal: Send + Sync + 'static {
+    /// Takes the event into the history, after all events before it. Returns at once; the receipt tells when
+    /// the event would survive a crash. An event that is refused at once never happened.
+    fn append(&self, event: &Arc<Event>) -> Receipt;
+
+    /// The number that the next event gets: one more than the last one kept.
+    fn next_seq(&self) -> u64;
+}
+
+/// Tells when an event is safe.
+#[derive(Debug)]
+pub enum Receipt {
+    /// It is.
+    Kept,
+    /// It will be, or not; the writer says.
+    Pending(oneshot::Receiver<Result<(), JournalError>>),
+    /// It never will be.
+    Refused(JournalError),
+}
+
+impl Receipt {
+    /// Waits until the event is safe.
+    pub async fn kept(self) -> Result<(), JournalError> {
+        match self {
+            Self::Kept => Ok(()),
+            Self::Refused(error) => Err(error),
+            Self::Pending(answer) => match answer.await {
+                Ok(result) => result,
+                Err(_) => Err(JournalError("the journal's writer is gone".into())),
+            },
+        }
+    }
+}
+
+/// Why the history could not be written.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("cannot write the journal: {0}")]
+pub struct JournalError(pub String);
+
+impl From<JournalError> for CallError {
+    fn from(error: JournalError) -> Self {
+        CallError::new(Code::JournalFailed, error.to_string())
+            .suggest("nothing was run; look at the journal's disk or database and try again")
+    }
+}
+
+/// A journal in memory that forgets the oldest events.
+#[derive(Debug)]
+pub struct MemoryJournal {
+    events: Mutex<VecDeque<Arc<Event>>>,
+    events_max: usize,
+}
+
+impl MemoryJournal {
+    /// A journal that keeps the last `events_max` events.
+    pub fn new(events_max: usize) -> Self {
+        Self { events: Mutex::new(VecDeque::new()), events_max }
+    }
+
+    /// What is kept, oldest first.
+    pub fn events(&self) -> Vec<Arc<Event>> {
+        self.events.lock().expect("no code panics while it holds the events").iter().cloned().collect()
+    }
+}
+
+impl Default for MemoryJournal {
+    fn default() -> Self {
+        Self::new(10_000)
+    }
+}
+
+impl Journal for MemoryJournal {
+    fn append(&self, event: &Arc<Event>) -> Receipt {
+        let mut events = self.events.lock().expect("no code panics while it holds the events");
+        if events.len() >= self.events_max {
+            events.pop_front();
+        }
+        events.push_back(Arc::clone(event));
+        Receipt::Kept
+    }
+
+    fn next_seq(&self) -> u64 {
+        self.events.lock().expect("no code panics while it holds the events").back().map_or(1, |last| last.seq + 1)
+    }
+}
+
+/// Numbers events, writes them and shows them, one after the other.
+pub(crate) struct Recorder {
+    journal: Arc<dyn Journal>,
+    bus: Bus,
+    next_seq: Mutex<u64>,
+}
+
+impl Recorder {
+    pub(crate) fn new(journal: Arc<dyn Journal>) -> Self {
+        let next_seq = Mutex::new(journal.next_seq());
+        Self { journal, bus: Bus::default(), next_seq }
+    }
+
+    /// Puts one event into the history, the given logs and before all subscribers.
+    pub(crate) fn append<'a>(
+        &self,
+        subject: &Arc<Subject>,
+        body: Body,
+        logs: impl IntoIterator<Item = &'a Log>,
+    ) -> Receipt {
+        let mut next_seq = self.next_seq.lock().expect("no code panics while it holds the line");
+        let event = Arc::new(Event { seq: *next_seq, at: Timestamp::now(), subject: Arc::clone(subject), body });
+        let receipt = self.journal.append(&event);
+        if matches!(receipt, Receipt::Refused(_)) {
+            return receipt;
+        }
+        *next_seq += 1;
+        for log in logs {
+            log.push(&event);
+        }
+        self.bus.publish(&event);
+        receipt
+    }
+
+    pub(crate) fn bus(&self) -> &Bus {
+        &self.bus
+    }
+}
+
+/// Which events a subscriber wants; what is not set does not matter.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    /// The beginning of the event's name, such as `tool.retry`.
+    pub name_prefix: Option<String>,
+    /// The tool's name.
+    pub tool: Option<String>,
+    /// The caller's session.
+    pub session: Option<String>,
+    /// The caller's tenant.
+    pub tenant: Option<String>,
+    /// One call.
+    pub execution: Option<ExecutionId>,
+}
+
+impl Filter {
+    /// Whether the event is wanted.
+    pub fn wants(&self, event: &Event) -> bool {
+        let subject = &event.subject;
+        let equal = |wanted: &Option<String>, actual: &Option<String>| wanted.is_none() || wanted == actual;
+        self.name_prefix.as_ref().is_none_or(|prefix| event.body.name().starts_with(prefix.as_str()))
+            && equal(&self.tool, &subject.tool)
+            && equal(&self.session, &subject.caller.session)
+            && equal(&self.tenant, &subject.caller.tenant)
+            && (self.execution.is_none() || self.execution == subject.execution)
+    }
+}
+
+/// What a subscriber or observer gets.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Seen {
+    /// Something happened.
+    Event(Arc<Event>),
+    /// So many events were lost here, because this listener was too slow.
+    Missed(u64),
+}
+
+/// Shows events to subscribers. A slow one loses its own events, never anybody else's, and never slows the engine.
+#[derive(Default)]
+pub(crate) struct Bus {
+    subscribers: Arc<RwLock<Vec<Arc<Subscriber>>>>,
+    count: AtomicUsize,
+}
+
+struct Subscriber {
+    filter: Filter,
+    /// Each event with the number of those lost just before it.
+    queue: mpsc::Sender<(u64, Arc<Event>)>,
+    missed: Arc<AtomicU64>,
+}
+
+impl Bus {
+    pub(crate) fn subscribe(&self, filter: Filter, capacity: usize) -> Subscription {
+        let (queue, events) = mpsc::channel(capacity.max(1));
+        let missed = Arc::new(AtomicU64::new(0));
+        let subscriber = Arc::new(Subscriber { filter, queue, missed: Arc::clone(&missed) });
+        let mut subscribers = self.subscribers.write().expect("no code panics while it holds the list");
+        subscribers.retain(|subscriber| !subscriber.queue.is_closed());
+        subscribers.push(subscriber);
+        self.count.store(subscribers.len(), Ordering::Release);
+        Subscription { events, missed, held: None }
+    }
+
+    fn publish(&self, event: &Arc<Event>) {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let subscribers = self.subscribers.read().expect("no code panics while it holds the list");
+        for subscriber in subscribers.iter().filter(|subscriber| subscriber.filter.wants(event)) {
+            match subscriber.queue.try_reserve() {
+                Ok(place) => place.send((subscriber.missed.swap(0, Ordering::AcqRel), Arc::clone(event))),
+                Err(mpsc::error::TrySendError::Full(())) => {
+                    subscriber.missed.fetch_add(1, Ordering::AcqRel);
+                }
+                Err(mpsc::error::TrySendError::Closed(())) => {} // dropped; the next subscription sweeps it out
+            }
+        }
+    }
+}
+
+/// One subscriber's end of the bus. Dropping it ends the subscription.
+#[derive(Debug)]
+pub struct Subscription {
+    events: mpsc::Receiver<(u64, Arc<Event>)>,
+    missed: Arc<AtomicU64>,
+    held: Option<Arc<Event>>,
+}
+
+impl Subscription {
+    /// The next event, or how many were lost. `None` once the executor is gone.
+    pub async fn next(&mut self) -> Option<Seen> {
+        if let Some(event) = self.held.take() {
+            return Some(Seen::Event(event));
+        }
+        if let Some(seen) = self.try_next() {
+            return Some(seen);
+        }
+        let received = self.events.recv().await?;
+        Some(self.unpack(received))
+    }
+
+    /// What is there already, without waiting.
+    pub fn try_next(&mut self) -> Option<Seen> {
+        if let Some(event) = self.held.take() {
+            return Some(Seen::Event(event));
+        }
+        match self.events.try_recv() {
+            Ok(received) => Some(self.unpack(received)),
+            // The queue is empty: what was lost was lost after everything that was in it.
+            Err(_) => match self.missed.swap(0, Ordering::AcqRel) {
+                0 => None,
+                missed => Some(Seen::Missed(missed)),
+            },
+        }
+    }
+
+    fn unpack(&mut self, (missed, event): (u64, Arc<Event>)) -> Seen {
+        if missed == 0 {
+            return Seen::Event(event);
+        }
+        self.held = Some(event);
+        Seen::Missed(missed)
+    }
+}

@@ -1,0 +1,159 @@
+//! Names of tools: what models' APIs accept, and nothing that looks like something else.
+
+use std::borrow::Borrow;
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// A tool's name as models' APIs accept it: 1 to 64 of `A-Z a-z 0-9 _ -`; `server__tool` where qualified.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct ToolName(Arc<str>);
+
+/// Why a text is not a tool's name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// Nothing there.
+    #[error("a tool's name cannot be empty")]
+    Empty,
+    /// Over 64 characters.
+    #[error("a tool's name has at most 64 characters, this one has {0}")]
+    TooLong(usize),
+    /// A character outside the set.
+    #[error("a tool's name has only letters A-Z a-z, digits, `_` and `-`, not {character:?} at position {position}")]
+    Character {
+        /// The first character that is not allowed.
+        character: char,
+        /// Where it stands, counted from 1 in characters.
+        position: usize,
+    },
+}
+
+impl ToolName {
+    /// What stands between a server and its tool in a qualified name.
+    pub const SEPARATOR: &str = "__";
+
+    /// Checks the text; the only place where the rule is written.
+    pub fn new(text: &str) -> Result<Self, NameError> {
+        if text.is_empty() {
+            return Err(NameError::Empty);
+        }
+        let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        if let Some((index, character)) = text.chars().enumerate().find(|(_, c)| !allowed(*c)) {
+            return Err(NameError::Character { character, position: index + 1 });
+        }
+        if text.len() > 64 {
+            return Err(NameError::TooLong(text.len()));
+        }
+        Ok(Self(text.into()))
+    }
+
+    /// `server__tool`, checked like any other name.
+    pub fn qualified(server: &str, tool: &str) -> Result<Self, NameError> {
+        Self::new(&format!("{server}{}{tool}", Self::SEPARATOR))
+    }
+
+    /// The part after `server__`, where the name is qualified.
+    pub fn short(&self) -> Option<&str> {
+        self.0.split_once(Self::SEPARATOR).map(|(_, tool)| tool).filter(|tool| !tool.is_empty())
+    }
+
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ToolName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for ToolName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`", self.0)
+    }
+}
+
+impl Borrow<str> for ToolName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl<'de> Deserialize<'de> for ToolName {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = std::borrow::Cow::<str>::deserialize(deserializer)?;
+        Self::new(&text).map_err(serde::de::Error::custom)
+    }
+}
+
+/// Up to three of `known` that a person who wrote `wanted` may have meant, best first.
+pub fn near_misses<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let fold = |text: &str| text.to_lowercase().replace(['-', '_'], "");
+    // Longer texts are never names; comparing them would cost more than it could bring.
+    let folded = fold(&wanted.chars().take(64).collect::<String>());
+    let mut scored: Vec<(f64, &str)> = known
+        .into_iter()
+        .map(|name| {
+            let other = fold(name);
+            let contained = folded.len() >= 3 && (other.contains(&folded) || (other.len() >= 3 && folded.contains(&other)));
+            let score = strsim::jaro_winkler(&folded, &other).max(strsim::normalized_damerau_levenshtein(&folded, &other));
+            (if contained { score.max(0.85) } else { score }, name)
+        })
+        .filter(|(score, _)| *score >= 0.78)
+        .collect();
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    scored.into_iter().take(3).map(|(_, name)| name).collect()
+}
+
+/// "did you mean `a` or `b`?", or nothing.
+pub fn did_you_mean(names: &[&str]) -> Option<String> {
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    match quoted.as_slice() {
+        [] => None,
+        [one] => Some(format!("did you mean {one}?")),
+        [many @ .., last] => Some(format!("did you mean {} or {last}?", many.join(", "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_look_like_others_are_refused() {
+        for (text, error) in [
+            ("", NameError::Empty),
+            ("Réad", NameError::Character { character: 'é', position: 2 }),
+            ("Rеad", NameError::Character { character: 'е', position: 2 }), // Cyrillic
+            ("Read\u{200b}", NameError::Character { character: '\u{200b}', position: 5 }),
+            ("a b", NameError::Character { character: ' ', position: 2 }),
+            ("a\nb", NameError::Character { character: '\n', position: 2 }),
+            ("../x", NameError::Character { character: '.', position: 1 }),
+        ] {
+            assert_eq!(ToolName::new(text), Err(error), "{text:?}");
+        }
+        assert_eq!(ToolName::new(&"a".repeat(65)), Err(NameError::TooLong(65)));
+        assert_eq!(ToolName::new(&"a".repeat(64)).expect("64 is allowed").as_str().len(), 64);
+    }
+
+    #[test]
+    fn a_qualified_name_knows_its_short_form() {
+        let name = ToolName::qualified("git", "status").expect("both parts are plain");
+        assert_eq!((name.as_str(), name.short()), ("git__status", Some("status")));
+        assert_eq!(ToolName::new("Read").expect("plain").short(), None);
+        assert_eq!(ToolName::new("git__").expect("allowed").short(), None);
+    }
+
+    #[test]
+    fn near_misses_come_best_first() {
+        let known = ["Read", "Write", "Search", "ReadFile", "Bash"];
+        assert_eq!(near_misses("Raed", known), ["Read"]);
+        assert_eq!(near_misses("serach", known), ["Search"]);
+        assert_eq!(near_misses("read", known), ["Read", "ReadFile"]);
+        assert_eq!(near_misses("quux", known), Vec::<&str>::new());
+        assert_eq!(did_you_mean(&["a", "b", "c"]).as_deref(), Some("did you mean `a`, `b` or `c`?"));
+    }
+}

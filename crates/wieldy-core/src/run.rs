@@ -1,0 +1,193 @@
+//! What a running tool has in its hands: [`Run`].
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::artifact::Artifacts;
+use crate::call::{Caller, Content, ExecutionId};
+use crate::error::CallError;
+use crate::event::{Body, CallState, Note};
+use crate::flight::Flight;
+use crate::sandbox::{Command, Confinement, Exit, OutputSink, Sandbox, SandboxError, Stream};
+use crate::tool::{Outcome, RunError};
+
+/// Output is shown as progress at most this often, and then together.
+const OUTPUT_EVERY: Duration = Duration::from_millis(100);
+
+/// One attempt at running a tool, seen from the tool. Cheap to clone.
+#[derive(Clone)]
+pub struct Run {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    flight: Arc<Flight>,
+    attempt: u32,
+    stop: CancellationToken,
+    confinement: Confinement,
+    sandbox: Result<Arc<dyn Sandbox>, Box<CallError>>,
+    artifacts: Arc<dyn Artifacts>,
+    unshown: Mutex<Unshown>,
+}
+
+/// Output that was captured and not yet shown as progress.
+struct Unshown {
+    text: String,
+    stream: Stream,
+    shown: Instant,
+}
+
+impl Run {
+    pub(crate) fn new(
+        flight: Arc<Flight>,
+        attempt: u32,
+        confinement: Confinement,
+        sandbox: Result<Arc<dyn Sandbox>, Box<CallError>>,
+        artifacts: Arc<dyn Artifacts>,
+    ) -> Self {
+        let unshown =
+            Mutex::new(Unshown { text: String::new(), stream: Stream::Stdout, shown: flight.opened });
+        let stop = flight.stop().child_token();
+        Self { shared: Arc::new(Shared { flight, attempt, stop, confinement, sandbox, artifacts, unshown }) }
+    }
+
+    /// The engine's id of this execution.
+    pub fn execution_id(&self) -> ExecutionId {
+        self.shared.flight.id
+    }
+
+    /// Which attempt this is, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.shared.attempt
+    }
+
+    /// On whose behalf the tool runs.
+    pub fn caller(&self) -> &Caller {
+        &self.shared.flight.subject.caller
+    }
+
+    /// What the run may read, write, reach and use.
+    pub fn confinement(&self) -> &Confinement {
+        &self.shared.confinement
+    }
+
+    /// Where large outputs are kept.
+    pub fn artifacts(&self) -> &Arc<dyn Artifacts> {
+        &self.shared.artifacts
+    }
+
+    /// Is cancelled when the run must end: by a clock, by somebody, with the executor. A tool that heeds it can
+    /// clean up and answer with what it has; one that does not is dropped after the grace time.
+    pub fn stop(&self) -> &CancellationToken {
+        &self.shared.stop
+    }
+
+    /// Says how far the run is and counts as a sign of life; `percent` from 0 to 100.
+    pub fn progress(&self, percent: impl Into<Option<f64>>, message: impl Into<String>) {
+        let percent = percent.into().filter(|percent| percent.is_finite()).map(|percent| percent.clamp(0.0, 100.0));
+        self.show(percent, message.into(), None);
+    }
+
+    /// Says that something is not as it should be; the run goes on.
+    pub fn warn(&self, message: impl Into<String>) {
+        if self.is_current() {
+            self.shared.flight.record(Body::CallWarning { message: message.into() });
+        }
+    }
+
+    /// Adds to what the run has printed: kept should the run be cut short, shown to observers as it comes.
+    pub fn output(&self, stream: Stream, bytes: &[u8]) {
+        let flight = &self.shared.flight;
+        if !self.is_current() {
+            return;
+        }
+        flight.live();
+        flight.capture(bytes);
+        let mut unshown = self.shared.unshown.lock().expect("no code panics while it holds the text");
+        if unshown.stream != stream {
+            self.flush(&mut unshown);
+            unshown.stream = stream;
+        }
+        // What an observer could not read anyway need not be carried to it.
+        const UNSHOWN_MAX: usize = 8 * 1024;
+        let room = UNSHOWN_MAX.saturating_sub(unshown.text.len());
+        unshown.text.push_str(&String::from_utf8_lossy(&bytes[..bytes.len().min(room)]));
+        if unshown.shown.elapsed() >= OUTPUT_EVERY {
+            self.flush(&mut unshown);
+        }
+    }
+
+    /// Everything printed so far as the answer: head and tail within the limit, the whole in an artifact.
+    pub fn captured(&self) -> Outcome {
+        self.flush(&mut self.shared.unshown.lock().expect("no code panics while it holds the text"));
+        let Some(captured) = self.shared.flight.captured() else { return Outcome::default() };
+        Outcome {
+            content: vec![Content::text(captured.text)],
+            artifact: captured.artifact,
+            partial: captured.cut,
+            ..Outcome::default()
+        }
+    }
+
+    /// Runs a program in the run's sandbox. Its output is captured; on a stop its whole tree is gone before this returns.
+    pub async fn execute(&self, command: &Command) -> Result<Exit, RunError> {
+        let sandbox = match &self.shared.sandbox {
+            Ok(sandbox) => sandbox,
+            Err(error) => return Err(RunError::from((**error).clone()).before_effect()),
+        };
+        let output: Arc<dyn OutputSink> = Arc::new(self.clone());
+        let exit = sandbox.execute(command, &self.shared.confinement, output, self.stop().clone()).await;
+        exit.map_err(|error| {
+            let unstarted = matches!(error, SandboxError::Creation { .. } | SandboxError::Start { .. });
+            let error = RunError::from(CallError::from(error));
+            if unstarted { error.before_effect() } else { error }
+        })
+    }
+
+    /// Says that a file changed since the session last read it.
+    pub fn source_stale(&self, path: &str, previous_hash: &str, current_hash: Option<&str>) {
+        let change = if current_hash.is_some() { "changed" } else { "was removed" };
+        self.shared.flight.record(Body::SourceStale {
+            path: path.to_owned(),
+            previous_hash: previous_hash.to_owned(),
+            current_hash: current_hash.map(str::to_owned),
+            message: format!("`{path}` {change} since this session last read it"),
+        });
+    }
+
+    /// Leaves the agent a note, now or as a reminder.
+    pub fn note(&self, note: Note) {
+        let body = if note.category == "reminder" { Body::SelfRemind(note) } else { Body::SelfNotify(note) };
+        self.shared.flight.record(body);
+    }
+
+    /// Whether this attempt is the one that runs: an earlier one that was left behind has nothing to say any more.
+    fn is_current(&self) -> bool {
+        self.shared.flight.state() == CallState::Running { attempt: self.shared.attempt }
+    }
+
+    fn flush(&self, unshown: &mut Unshown) {
+        if !unshown.text.is_empty() {
+            self.show(None, std::mem::take(&mut unshown.text), Some(unshown.stream));
+            unshown.shown = Instant::now();
+        }
+    }
+
+    fn show(&self, percent: Option<f64>, message: String, stream: Option<Stream>) {
+        let flight = &self.shared.flight;
+        if self.is_current() {
+            flight.live();
+            let message = Some(message).filter(|message| !message.is_empty());
+            flight.record(Body::CallProgress { percent, message, stream, elapsed_ms: flight.elapsed_ms() });
+        }
+    }
+}
+
+impl OutputSink for Run {
+    fn write(&self, stream: Stream, bytes: &[u8]) {
+        self.output(stream, bytes);
+    }
+}
