@@ -401,7 +401,10 @@ impl Content {
 
     /// All text blocks, one after the other.
     pub fn text_of(blocks: &[Content]) -> String {
-        blocks.iter().filter_map(|block| if let Self::Text { text } = block { Some(text.as_str()) } else { None }).collect()
+        blocks
+            .iter()
+            .filter_map(|block| if let Self::Text { text } = block { Some(text.as_str()) } else { None })
+            .collect()
     }
 
     /// How many bytes of content the block holds.

@@ -270,9 +270,8 @@ mod tests {
 
     #[test]
     fn an_error_in_json_has_the_documented_keys_and_comes_back_whole() {
-        let error = CallError::new(Code::RateLimited, "too many calls")
-            .suggest("wait")
-            .after(Duration::from_millis(1500));
+        let error =
+            CallError::new(Code::RateLimited, "too many calls").suggest("wait").after(Duration::from_millis(1500));
         let text = serde_json::to_string(&error).expect("plain data");
         assert_eq!(
             text,

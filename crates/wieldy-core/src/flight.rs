@@ -151,7 +151,7 @@ impl Flight {
         if !self.stop.is_cancelled() {
             return None;
         }
-        let by_batch = || self.batch.as_ref().and_then(|batch| batch.cause.get().copied());
+        let by_batch = || self.batch.as_ref().and_then(|batch| batch.cancelled());
         Some(self.cause.get().copied().or_else(by_batch).unwrap_or(CancelCause::Batch))
     }
 
@@ -169,15 +169,14 @@ impl Flight {
         self.opened + Duration::from_micros(self.sign_of_life.load(Ordering::Relaxed))
     }
 
-    /// Starts to capture the output of a new attempt.
-    pub(crate) fn start_capture(&self, capture: Capture) {
-        *self.lock_capture() = Some(capture);
+    /// Forgets what an earlier attempt printed.
+    pub(crate) fn forget_capture(&self) {
+        *self.lock_capture() = None;
     }
 
-    pub(crate) fn capture(&self, bytes: &[u8]) {
-        if let Some(capture) = &mut *self.lock_capture() {
-            capture.write(bytes);
-        }
+    /// Captures output of the attempt that runs.
+    pub(crate) fn capture(&self, bytes: &[u8], new: impl FnOnce() -> Capture) {
+        self.lock_capture().get_or_insert_with(new).write(bytes);
     }
 
     /// What the run has printed so far, if it printed anything.
@@ -223,6 +222,11 @@ impl BatchFlight {
     pub(crate) fn cancel(&self, cause: CancelCause) {
         let _ = self.cause.set(cause);
         self.stop.cancel();
+    }
+
+    /// Why the batch was cancelled, if it was.
+    pub(crate) fn cancelled(&self) -> Option<CancelCause> {
+        self.cause.get().copied()
     }
 }
 

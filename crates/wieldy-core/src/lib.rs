@@ -1,1 +1,86 @@
-//! wieldy-core
+//! The words, the ports and the pipeline of wieldy, the tool executor for AI agents.
+//!
+//! A caller's call is granted, its input checked, consent given, a slot taken; the tool runs; the result is
+//! journalled. [`Executor::call`] is that sentence as a function: start reading in `executor.rs`.
+//!
+//! This crate touches no file, socket, process or database. What does stands behind a port:
+//! [`AnyTool`], [`Sandbox`], [`Journal`], [`Confirmer`], [`Check`] and [`Artifacts`].
+
+// In reading order.
+mod executor;
+
+mod call;
+pub mod name;
+mod tool;
+
+mod registry;
+mod schema;
+
+mod policy;
+
+mod input;
+
+mod confirm;
+
+mod cache;
+mod footprint;
+
+mod admit;
+mod breaker;
+mod rate;
+
+mod attempt;
+mod capture;
+mod flight;
+mod run;
+
+mod batch;
+mod task;
+
+mod event;
+mod journal;
+mod observe;
+mod redact;
+
+pub mod artifact;
+mod sandbox;
+
+mod error;
+
+mod build;
+mod duration;
+
+pub use admit::{Limits, Slot};
+pub use artifact::{ArtifactId, ArtifactInfo, ArtifactWriter, Artifacts, MemoryArtifacts};
+pub use attempt::{Backoff, DynamicTimeout, RetryIf, RetryPolicy, TIMEOUT_DEFAULT, TIMEOUT_MAX};
+pub use batch::{Batch, BatchCall, BatchError, BatchMode, BatchResult, BatchSummary};
+pub use breaker::{BreakerPolicy, BreakerState};
+pub use build::ExecutorBuilder;
+pub use call::{
+    BatchId, Call, Caller, ConfirmationId, Content, ExecutionId, Held, Options, Priority, SandboxRef, Status, Timing,
+    ToolResult,
+};
+pub use confirm::{Answer, Confirmation, Confirmer, Consent, Digest, NoConsent};
+pub use error::{CallError, Category, Code};
+pub use event::{Body, CallState, Closing, Event, Note, OutOfOrder, Subject};
+pub use executor::Executor;
+pub use flight::CancelCause;
+pub use input::{ARGUMENTS_BYTES_MAX, ARGUMENTS_DEPTH_MAX, Input, Violation, Violations, parse_arguments};
+pub use journal::{Filter, Journal, JournalError, MemoryJournal, Receipt, Seen, Subscription};
+pub use name::{NameError, ToolName};
+pub use observe::Observer;
+pub use policy::{Check, Decision, Denied, Grant, Plan, Policy, Question};
+pub use rate::{Per, Rate, RateKind};
+pub use redact::REDACTED;
+pub use registry::{NotFound, RegisterError, Registered, Registration, Registry, ToolFilter};
+pub use run::Run;
+pub use sandbox::{
+    Command, Confinement, Ended, Exit, Level, Network, OutputSink, ResourceLimits, Sandbox, SandboxError, SandboxId,
+    Stream, Usage,
+};
+pub use schema::SchemaError;
+pub use task::{Load, Target, Task};
+pub use tool::{
+    Annotations, AnyTool, CachePolicy, Constraints, Footprint, Outcome, Provider, RunError, SharedTool, Tool, ToolSpec,
+    schema_of, tool,
+};

@@ -98,8 +98,10 @@ pub fn near_misses<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -
         .into_iter()
         .map(|name| {
             let other = fold(name);
-            let contained = folded.len() >= 3 && (other.contains(&folded) || (other.len() >= 3 && folded.contains(&other)));
-            let score = strsim::jaro_winkler(&folded, &other).max(strsim::normalized_damerau_levenshtein(&folded, &other));
+            let contained =
+                folded.len() >= 3 && (other.contains(&folded) || (other.len() >= 3 && folded.contains(&other)));
+            let score =
+                strsim::jaro_winkler(&folded, &other).max(strsim::normalized_damerau_levenshtein(&folded, &other));
             (if contained { score.max(0.85) } else { score }, name)
         })
         .filter(|(score, _)| *score >= 0.78)

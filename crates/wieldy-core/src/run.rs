@@ -8,10 +8,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::artifact::Artifacts;
 use crate::call::{Caller, Content, ExecutionId};
-use crate::error::CallError;
+use crate::capture::Capture;
+use crate::error::{CallError, Code};
 use crate::event::{Body, CallState, Note};
 use crate::flight::Flight;
-use crate::sandbox::{Command, Confinement, Exit, OutputSink, Sandbox, SandboxError, Stream};
+use crate::sandbox::{Command, Confinement, Exit, Level, OutputSink, Sandbox, SandboxError, Stream};
 use crate::tool::{Outcome, RunError};
 
 /// Output is shown as progress at most this often, and then together.
@@ -28,7 +29,9 @@ struct Shared {
     attempt: u32,
     stop: CancellationToken,
     confinement: Confinement,
-    sandbox: Result<Arc<dyn Sandbox>, Box<CallError>>,
+    level: Level,
+    sandbox: Option<Arc<dyn Sandbox>>,
+    inline_max: u64,
     artifacts: Arc<dyn Artifacts>,
     unshown: Mutex<Unshown>,
 }
@@ -45,13 +48,27 @@ impl Run {
         flight: Arc<Flight>,
         attempt: u32,
         confinement: Confinement,
-        sandbox: Result<Arc<dyn Sandbox>, Box<CallError>>,
+        level: Level,
+        sandbox: Option<Arc<dyn Sandbox>>,
+        inline_max: u64,
         artifacts: Arc<dyn Artifacts>,
     ) -> Self {
-        let unshown =
-            Mutex::new(Unshown { text: String::new(), stream: Stream::Stdout, shown: flight.opened });
+        flight.forget_capture();
+        let unshown = Mutex::new(Unshown { text: String::new(), stream: Stream::Stdout, shown: flight.opened });
         let stop = flight.stop().child_token();
-        Self { shared: Arc::new(Shared { flight, attempt, stop, confinement, sandbox, artifacts, unshown }) }
+        Self {
+            shared: Arc::new(Shared {
+                flight,
+                attempt,
+                stop,
+                confinement,
+                level,
+                sandbox,
+                inline_max,
+                artifacts,
+                unshown,
+            }),
+        }
     }
 
     /// The engine's id of this execution.
@@ -105,7 +122,7 @@ impl Run {
             return;
         }
         flight.live();
-        flight.capture(bytes);
+        flight.capture(bytes, || self.new_capture());
         let mut unshown = self.shared.unshown.lock().expect("no code panics while it holds the text");
         if unshown.stream != stream {
             self.flush(&mut unshown);
@@ -132,11 +149,33 @@ impl Run {
         }
     }
 
+    /// Makes an outcome fit into a result: text beyond the limit goes to an artifact, head and tail stay.
+    pub(crate) fn fit(&self, outcome: &mut Outcome) {
+        let is_text = |block: &Content| matches!(block, Content::Text { .. });
+        let text_bytes: u64 = outcome.content.iter().filter(|block| is_text(block)).map(Content::bytes).sum();
+        // What a tool captured is already cut, with a line that says so.
+        if text_bytes <= self.shared.inline_max || outcome.artifact.is_some() {
+            return;
+        }
+        let mut capture = self.new_capture();
+        capture.write(Content::text_of(&outcome.content).as_bytes());
+        let captured = capture.so_far();
+        outcome.content.retain(|block| !is_text(block));
+        outcome.content.insert(0, Content::text(captured.text));
+        outcome.artifact = captured.artifact;
+        outcome.partial = true;
+    }
+
+    fn new_capture(&self) -> Capture {
+        let inline_max = usize::try_from(self.shared.inline_max).unwrap_or(usize::MAX);
+        let owner = Arc::clone(&self.shared.flight.subject.caller);
+        Capture::new(inline_max, Arc::clone(&self.shared.artifacts), owner)
+    }
+
     /// Runs a program in the run's sandbox. Its output is captured; on a stop its whole tree is gone before this returns.
     pub async fn execute(&self, command: &Command) -> Result<Exit, RunError> {
-        let sandbox = match &self.shared.sandbox {
-            Ok(sandbox) => sandbox,
-            Err(error) => return Err(RunError::from((**error).clone()).before_effect()),
+        let Some(sandbox) = &self.shared.sandbox else {
+            return Err(RunError::from(unavailable(self.shared.level)).before_effect());
         };
         let output: Arc<dyn OutputSink> = Arc::new(self.clone());
         let exit = sandbox.execute(command, &self.shared.confinement, output, self.stop().clone()).await;
@@ -184,6 +223,13 @@ impl Run {
             flight.record(Body::CallProgress { percent, message, stream, elapsed_ms: flight.elapsed_ms() });
         }
     }
+}
+
+/// A weaker level is never used instead: whoever wants one must ask for it.
+fn unavailable(level: Level) -> CallError {
+    CallError::new(Code::SandboxCreationFailed, format!("the isolation level `{level}` is not available here"))
+        .suggest("ask for a level that is available; `none` runs the program without any isolation")
+        .detail("level", level.as_str())
 }
 
 impl OutputSink for Run {

@@ -1,0 +1,308 @@
+//! Admission: how many calls run at once, and who waits.
+//!
+//! [`Admission::admit`] is the only maker of a [`Slot`]. A slot is given back when it is dropped, so a call
+//! cannot leak one, whatever way it ends.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::attempt::{Clock, Clocks};
+use crate::call::{Caller, ExecutionId, Priority};
+use crate::confirm::Consent;
+use crate::error::{CallError, Code, duration_ms};
+use crate::flight::Flight;
+use crate::name::ToolName;
+
+/// How many calls may run and wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// All calls of the executor.
+    pub calls_running_max: u32,
+    /// The calls of one agent.
+    pub calls_running_per_agent_max: u32,
+    /// All calls that wait for a slot.
+    pub calls_waiting_max: usize,
+    /// How long a call waits for a slot, unless it says otherwise.
+    pub queue_timeout: Duration,
+    /// How long a call must wait to rise by one point of priority; so nobody waits for ever.
+    pub ageing: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            calls_running_max: 64,
+            calls_running_per_agent_max: 4,
+            calls_waiting_max: 1024,
+            queue_timeout: Duration::from_secs(30),
+            ageing: Duration::from_secs(1),
+        }
+    }
+}
+
+/// The proof that a call may run now. Given back when dropped.
+#[derive(Debug)]
+pub struct Slot {
+    execution: ExecutionId,
+    gate: Arc<Gate>,
+    taker: Taker,
+}
+
+impl Slot {
+    pub(crate) fn execution(&self) -> ExecutionId {
+        self.execution
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut queue = self.gate.lock();
+        queue.give_back(&self.taker);
+        queue.hand_out(&self.gate.limits);
+    }
+}
+
+/// Gives out slots.
+#[derive(Debug)]
+pub(crate) struct Admission {
+    gate: Arc<Gate>,
+    start: Instant,
+}
+
+#[derive(Debug)]
+struct Gate {
+    limits: Limits,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    running: u32,
+    agents: HashMap<Arc<str>, u32>,
+    tools: HashMap<ToolName, u32>,
+    waiting: BTreeMap<Rank, Waiting>,
+    arrivals: u64,
+}
+
+/// Who stands where in the queue. Everybody rises at the same pace, so the order never changes once it is known:
+/// a point of priority is worth having come `ageing` earlier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    came_at_micros: i64,
+    arrival: u64,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    taker: Taker,
+    called: oneshot::Sender<()>,
+}
+
+/// On whose account a slot is.
+#[derive(Debug, Clone)]
+struct Taker {
+    agent: Arc<str>,
+    tool: ToolName,
+    tool_max: Option<u32>,
+}
+
+/// Which limit stands in the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Full {
+    Overall,
+    Agent,
+    Tool,
+}
+
+impl Admission {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self { gate: Arc::new(Gate { limits, queue: Mutex::default() }), start: Instant::now() }
+    }
+
+    /// Takes a slot, or waits for one: until the queue clock or the total clock runs out, or somebody cancels.
+    pub(crate) async fn admit(
+        &self,
+        consent: &Consent,
+        flight: &Flight,
+        tool: &ToolName,
+        tool_max: Option<u32>,
+        priority: Priority,
+        clocks: &Clocks,
+    ) -> Result<Slot, CallError> {
+        let (taker, mut place) = {
+            let mut queue = self.gate.lock();
+            let taker = Taker { agent: queue.account(&flight.subject.caller), tool: tool.clone(), tool_max };
+            let slot = |taker| Slot { execution: consent.execution(), gate: Arc::clone(&self.gate), taker };
+            let Err(full) = queue.room_for(&taker, &self.gate.limits) else {
+                queue.take(&taker);
+                return Ok(slot(taker));
+            };
+            if queue.waiting.len() >= self.gate.limits.calls_waiting_max {
+                return Err(self.refusal(full, &taker, Duration::ZERO, "and no more may wait"));
+            }
+            let place = queue.line_up(&self.gate, taker.clone(), self.rank(priority));
+            (taker, place)
+        };
+        let since = Instant::now();
+        let end = clocks.queue_end(since);
+        tokio::select! {
+            biased;
+            _ = &mut place.called => {
+                let slot = Slot { execution: consent.execution(), gate: Arc::clone(&self.gate), taker };
+                place.taken = true;
+                Ok(slot)
+            }
+            () = flight.stop().cancelled() => Err(flight.cancelled().expect("it was just told to stop").error()),
+            () = tokio::time::sleep_until(end) => {
+                if clocks.deadline == Some(end) {
+                    return Err(Clock::Total.error(flight.opened.elapsed(), false));
+                }
+                let full = self.gate.lock().room_for(&taker, &self.gate.limits).err().unwrap_or(Full::Overall);
+                Err(self.refusal(full, &taker, since.elapsed(), "and none came free in time"))
+            }
+        }
+    }
+
+    /// How many calls run and how many wait.
+    pub(crate) fn load(&self) -> (u32, usize) {
+        let queue = self.gate.lock();
+        (queue.running, queue.waiting.len())
+    }
+
+    fn rank(&self, priority: Priority) -> i64 {
+        let head_start =
+            i64::from(priority.0) * i64::try_from(self.gate.limits.ageing.as_micros()).unwrap_or(i64::MAX / 256);
+        i64::try_from(self.start.elapsed().as_micros()).unwrap_or(i64::MAX / 2).saturating_sub(head_start)
+    }
+
+    fn refusal(&self, full: Full, taker: &Taker, waited: Duration, why: &str) -> CallError {
+        let limits = &self.gate.limits;
+        let (limit, whose, key) = match full {
+            Full::Overall => (limits.calls_running_max, "of the executor".to_owned(), "overall"),
+            Full::Agent => (limits.calls_running_per_agent_max, "of this agent".to_owned(), "agent"),
+            Full::Tool => (taker.tool_max.unwrap_or_default(), format!("of `{}`", taker.tool), "tool"),
+        };
+        CallError::new(Code::ConcurrencyLimitExceeded, format!("all {limit} slots {whose} are taken, {why}"))
+            .suggest("wait until a running call has ended and call again")
+            .detail("limit", key)
+            .detail("slots", limit)
+            .detail("waited_ms", duration_ms(waited))
+    }
+}
+
+impl Gate {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().expect("no code panics while it holds the queue")
+    }
+}
+
+impl Queue {
+    /// The name under which an agent's calls are counted.
+    fn account(&mut self, caller: &Caller) -> Arc<str> {
+        let name = match &caller.tenant {
+            Some(tenant) => std::borrow::Cow::Owned(format!("{tenant}\0{}", caller.agent)),
+            None => std::borrow::Cow::Borrowed(caller.agent.as_str()),
+        };
+        match self.agents.get_key_value(&*name) {
+            Some((account, _)) => Arc::clone(account),
+            None => name.into(),
+        }
+    }
+
+    fn room_for(&self, taker: &Taker, limits: &Limits) -> Result<(), Full> {
+        if self.running >= limits.calls_running_max {
+            return Err(Full::Overall);
+        }
+        if self.agents.get(&taker.agent).is_some_and(|running| *running >= limits.calls_running_per_agent_max) {
+            return Err(Full::Agent);
+        }
+        if let Some(max) = taker.tool_max
+            && self.tools.get(&taker.tool).is_some_and(|running| *running >= max)
+        {
+            return Err(Full::Tool);
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, taker: &Taker) {
+        self.running += 1;
+        *self.agents.entry(Arc::clone(&taker.agent)).or_insert(0) += 1;
+        if taker.tool_max.is_some() {
+            *self.tools.entry(taker.tool.clone()).or_insert(0) += 1;
+        }
+    }
+
+    fn give_back(&mut self, taker: &Taker) {
+        self.running -= 1;
+        if let Some(running) = self.agents.get_mut(&taker.agent) {
+            *running -= 1;
+        }
+        if taker.tool_max.is_some()
+            && let Some(running) = self.tools.get_mut(&taker.tool)
+        {
+            *running -= 1;
+        }
+        // Accounts are kept for the next call of the same agent, but not of agents without number.
+        if self.agents.len() > 10_000 {
+            self.agents.retain(|_, running| *running > 0);
+            self.tools.retain(|_, running| *running > 0);
+        }
+    }
+
+    fn line_up(&mut self, gate: &Arc<Gate>, taker: Taker, came_at_micros: i64) -> Place {
+        let rank = Rank { came_at_micros, arrival: self.arrivals };
+        self.arrivals += 1;
+        let (call, called) = oneshot::channel();
+        self.waiting.insert(rank, Waiting { taker: taker.clone(), called: call });
+        Place { gate: Arc::clone(gate), rank, taker, called, taken: false }
+    }
+
+    /// Calls everybody for whom there is room, first the first in line. Who is held up by a limit of its own
+    /// does not hold up those behind.
+    fn hand_out(&mut self, limits: &Limits) {
+        let mut called = Vec::new();
+        let mut room = limits.calls_running_max.saturating_sub(self.running);
+        let ranks: Vec<Rank> = if room == 0 { Vec::new() } else { self.waiting.keys().copied().collect() };
+        for rank in ranks {
+            if room == 0 {
+                break;
+            }
+            let taker = self.waiting[&rank].taker.clone();
+            if self.room_for(&taker, limits).is_ok() {
+                self.take(&taker);
+                room -= 1;
+                called.extend(self.waiting.remove(&rank));
+            }
+        }
+        for waiting in called {
+            // Who has just gone away gives the slot back when its place is dropped.
+            let _ = waiting.called.send(());
+        }
+    }
+}
+
+/// A place in the queue. Dropped before its turn it is empty; dropped after it, the slot goes to the next.
+struct Place {
+    gate: Arc<Gate>,
+    rank: Rank,
+    taker: Taker,
+    called: oneshot::Receiver<()>,
+    taken: bool,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.taken {
+            return;
+        }
+        let mut queue = self.gate.lock();
+        if queue.waiting.remove(&self.rank).is_none() {
+            queue.give_back(&self.taker);
+            queue.hand_out(&self.gate.limits);
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! One attempt and the next: the four clocks, what may be repeated, and when.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use crate::admit::Slot;
+use crate::call::{Content, Options};
+use crate::error::{CallError, Code, duration_ms};
+use crate::flight::Flight;
+use crate::input::Input;
+use crate::name::ToolName;
+use crate::policy::Grant;
+use crate::run::Run;
+use crate::tool::{Annotations, AnyTool, Outcome, RunError, ToolSpec};
+
+/// How long a run may take where nobody says anything.
+pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
+/// How long a run may take at the very most.
+pub const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The four clocks of a call, wound up.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Clocks {
+    /// How long it may wait for a slot.
+    pub(crate) queue: Duration,
+    /// How long one run may take.
+    pub(crate) attempt: Duration,
+    /// When the caller stops waiting.
+    pub(crate) deadline: Option<Instant>,
+    /// How long a run may show no sign of life.
+    pub(crate) silence: Option<Duration>,
+}
+
+/// Which clock ran out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Clock {
+    Attempt,
+    Total,
+    Silence,
+}
+
+impl Clock {
+    pub(crate) fn error(self, after: Duration, repeatable: bool) -> CallError {
+        let seconds = after.as_secs_f64();
+        let (name, message, suggestion) = match self {
+            Self::Attempt => (
+                "attempt",
+                format!("the run was stopped after {seconds:.3} s"),
+                "give it more time, or ask for less at once",
+            ),
+            Self::Total => (
+                "total",
+                format!("the caller's deadline passed after {seconds:.3} s"),
+                "set a later deadline, or ask for less at once",
+            ),
+            Self::Silence => (
+                "silence",
+                format!("the run was stopped because it showed no sign of life for {seconds:.3} s"),
+                "make the tool report progress, or allow a longer silence",
+            ),
+        };
+        CallError::new(Code::Timeout, message)
+            .suggest(suggestion)
+            .retryable(repeatable)
+            .detail("clock", name)
+            .detail("after_ms", duration_ms(after))
+    }
+}
+
+impl Clocks {
+    /// Winds up the clocks: call, then tool, then executor; capped by what the tool allows at most.
+    pub(crate) fn new(
+        options: &Options,
+        spec: &ToolSpec,
+        defaults: &ClockDefaults,
+        learnt: Option<Duration>,
+        opened: Instant,
+    ) -> Self {
+        let constraints = &spec.constraints;
+        let timeout_max = constraints.timeout_max.unwrap_or(TIMEOUT_MAX).min(TIMEOUT_MAX);
+        let by_setting = || defaults.timeouts.get(&spec.name).copied();
+        let attempt =
+            options.timeout.or_else(by_setting).or(learnt).or(constraints.timeout).unwrap_or(defaults.timeout);
+        Self {
+            queue: options.queue_timeout.unwrap_or(defaults.queue).min(TIMEOUT_MAX),
+            attempt: attempt.min(timeout_max),
+            deadline: options.deadline.map(|deadline| opened + deadline.min(TIMEOUT_MAX)),
+            silence: options.silence.or(constraints.silence),
+        }
+    }
+
+    /// When a call that began to wait at `since` has waited long enough.
+    pub(crate) fn queue_end(&self, since: Instant) -> Instant {
+        let end = since + self.queue;
+        self.deadline.map_or(end, |deadline| end.min(deadline))
+    }
+
+    /// Ends when a clock of the run does.
+    async fn run_out(&self, flight: &Flight, since: Instant) -> (Clock, Duration) {
+        let attempt_end = since + self.attempt;
+        let (end, clock) = match self.deadline {
+            Some(deadline) if deadline < attempt_end => (deadline, Clock::Total),
+            _ => (attempt_end, Clock::Attempt),
+        };
+        loop {
+            let quiet_until = self.silence.map(|silence| flight.last_sign_of_life().max(since) + silence);
+            match quiet_until {
+                Some(quiet_until) if quiet_until < end => {
+                    tokio::time::sleep_until(quiet_until).await;
+                    let last_sign = flight.last_sign_of_life().max(since);
+                    if Some(last_sign.elapsed()) >= self.silence {
+                        return (Clock::Silence, last_sign.elapsed());
+                    }
+                }
+                _ => {
+                    tokio::time::sleep_until(end).await;
+                    let began = if clock == Clock::Total { flight.opened } else { since };
+                    return (clock, end - began);
+                }
+            }
+        }
+    }
+}
+
+/// Where clocks come from that neither call nor tool sets.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ClockDefaults {
+    pub(crate) timeout: Duration,
+    pub(crate) queue: Duration,
+    /// The user's own settings per tool.
+    pub(crate) timeouts: HashMap<String, Duration>,
+}
+
+/// What came of one attempt.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// What there is to return, with the failure in it if it failed.
+    pub(crate) outcome: Outcome,
+    /// Whether the run may have changed something.
+    pub(crate) effect_possible: bool,
+}
+
+impl Ended {
+    fn failed(error: CallError, effect_possible: bool) -> Self {
+        Self { outcome: Outcome::default().failed(error), effect_possible }
+    }
+}
+
+/// The proofs that running a tool takes, all of one call.
+pub(crate) struct Ready<'a> {
+    input: &'a Input,
+    _slot: &'a Slot,
+}
+
+impl<'a> Ready<'a> {
+    /// Puts the proofs together; proofs of different calls are a bug that must not run anything.
+    pub(crate) fn new(grant: &Grant, input: &'a Input, slot: &'a Slot) -> Self {
+        assert_eq!(grant.execution(), input.execution(), "a proof belongs to one call");
+        assert_eq!(grant.execution(), slot.execution(), "a proof belongs to one call");
+        Self { input, _slot: slot }
+    }
+}
+
+/// Runs the tool once under its clocks. Whatever happens, the run is over when this returns.
+pub(crate) async fn attempt(
+    ready: Ready<'_>,
+    tool: &dyn AnyTool,
+    annotations: Annotations,
+    run: &Run,
+    flight: &Flight,
+    clocks: &Clocks,
+) -> Ended {
+    let input = ready.input;
+    let since = Instant::now();
+    // The call to `run` itself is inside too: whatever panics in a tool is caught here.
+    let work = AssertUnwindSafe(async { tool.run(input, run).await }).catch_unwind();
+    tokio::pin!(work);
+    let cut_short = tokio::select! {
+        biased;
+        done = &mut work => return answered(done),
+        () = flight.stop().cancelled() => flight.cancelled().expect("it was just told to stop").error(),
+        (clock, after) = clocks.run_out(flight, since) => clock.error(after, annotations.repeatable()),
+    };
+    // First it is told to stop, and given the time to end its processes; then it is dropped.
+    run.stop().cancel();
+    let patience = run.confinement().grace + Duration::from_secs(2);
+    let late = tokio::time::timeout(patience, &mut work).await;
+    let so_far = match late {
+        Ok(Ok(Ok(outcome))) if !outcome.content.is_empty() || outcome.usage.is_some() => outcome,
+        _ => run.captured(),
+    };
+    let content =
+        so_far.content.into_iter().filter(|block| !matches!(block, Content::Text { text } if text.is_empty()));
+    let outcome = Outcome { content: content.collect(), partial: true, ..so_far };
+    Ended { outcome: outcome.failed(cut_short), effect_possible: true }
+}
+
+type Done = Result<Result<Outcome, RunError>, Box<dyn std::any::Any + Send>>;
+
+fn answered(done: Done) -> Ended {
+    match done {
+        Ok(Ok(outcome)) => Ended { outcome, effect_possible: true },
+        Ok(Err(RunError { error, effect_possible })) => Ended::failed(*error, effect_possible),
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".into());
+            let error = CallError::new(Code::ExecutionError, "the tool panicked").detail("panic", text);
+            Ended::failed(error.suggest("this is a bug in the tool; report it, and do not repeat the call"), true)
+        }
+    }
+}
+
+/// How failed runs are repeated.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct RetryPolicy {
+    /// How often, after the first run.
+    pub retries: u32,
+    /// The delay before the first repetition.
+    #[serde(rename = "base_ms", with = "crate::duration::plain")]
+    pub base: Duration,
+    /// The longest delay.
+    #[serde(rename = "cap_ms", with = "crate::duration::plain")]
+    pub cap: Duration,
+    /// How delays grow.
+    pub backoff: Backoff,
+}
+
+/// How delays grow from one repetition to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backoff {
+    /// Doubled each time, less a random part of up to a half, so that many callers do not come back at once.
+    Exponential,
+    /// The base once, twice, three times.
+    Linear,
+}
+
+impl Default for RetryPolicy {
+    fn default() -> Self {
+        Self { retries: 2, base: Duration::from_secs(1), cap: Duration::from_secs(30), backoff: Backoff::Exponential }
+    }
+}
+
+impl RetryPolicy {
+    /// No repetition at all.
+    pub const NEVER: Self = Self { retries: 0, base: Duration::ZERO, cap: Duration::ZERO, backoff: Backoff::Linear };
+
+    /// The delay before attempt `next` (2 or more); `chance` from 0 to 1 decides the random part.
+    pub fn delay(&self, next: u32, chance: f64) -> Duration {
+        let repetition = next.saturating_sub(1).max(1);
+        match self.backoff {
+            Backoff::Linear => self.base.saturating_mul(repetition).min(self.cap),
+            Backoff::Exponential => {
+                let doubled =
+                    self.base.saturating_mul(1_u32.checked_shl(repetition - 1).unwrap_or(u32::MAX)).min(self.cap);
+                doubled.mul_f64(1.0 - chance.clamp(0.0, 1.0) / 2.0)
+            }
+        }
+    }
+}
+
+/// Which errors are worth another try, as the caller sees it.
+#[derive(Clone)]
+pub struct RetryIf(Arc<dyn Fn(&CallError) -> bool + Send + Sync>);
+
+impl RetryIf {
+    /// Asks `worth` about every error that is safe to repeat.
+    pub fn new(worth: impl Fn(&CallError) -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(worth))
+    }
+}
+
+impl fmt::Debug for RetryIf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("RetryIf")
+    }
+}
+
+/// Whether, and after how long, another attempt follows one that failed.
+pub(crate) fn next_delay(
+    policy: &RetryPolicy,
+    options: &Options,
+    error: &CallError,
+    repeatable: bool,
+    attempt: u32,
+    deadline: Option<Instant>,
+) -> Option<Duration> {
+    // What may have had an effect is never repeated, whatever anybody wishes.
+    if !repeatable || attempt > policy.retries || matches!(error.code, Code::Cancelled) {
+        return None;
+    }
+    // A panic of the predicate means no.
+    let worth = match &options.retry_if {
+        Some(RetryIf(worth)) => std::panic::catch_unwind(AssertUnwindSafe(|| worth(error))).unwrap_or(false),
+        None => error.retryable,
+    };
+    let delay = policy.delay(attempt + 1, fastrand::f64());
+    let delay = error.retry_after().map_or(delay, |asked| asked.max(delay));
+    let in_time = deadline.is_none_or(|deadline| Instant::now() + delay < deadline);
+    (worth && in_time).then_some(delay)
+}
+
+/// How long a tool's runs took, to set its attempt clock by. Learns only from runs that finished by themselves.
+#[derive(Debug)]
+pub(crate) struct Timings {
+    policy: DynamicTimeout,
+    runs: Mutex<HashMap<ToolName, Vec<Duration>>>,
+}
+
+/// How the attempt clock follows a tool's own history.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DynamicTimeout {
+    /// How many finished runs it takes to know.
+    pub runs_min: usize,
+    /// How many times the 99th percentile a run may take.
+    pub factor: f64,
+    /// Never less than this.
+    pub at_least: Duration,
+    /// Never more than this.
+    pub at_most: Duration,
+}
+
+impl Default for DynamicTimeout {
+    fn default() -> Self {
+        Self { runs_min: 20, factor: 3.0, at_least: Duration::from_secs(1), at_most: Duration::from_secs(600) }
+    }
+}
+
+impl Timings {
+    const RUNS_KEPT: usize = 128;
+
+    pub(crate) fn new(policy: DynamicTimeout) -> Self {
+        Self { policy, runs: Mutex::default() }
+    }
+
+    pub(crate) fn learn(&self, tool: &ToolName, took: Duration) {
+        let mut runs = self.runs.lock().expect("no code panics while it holds the runs");
+        let runs = runs.entry(tool.clone()).or_default();
+        if runs.len() == Self::RUNS_KEPT {
+            runs.remove(0);
+        }
+        runs.push(took);
+    }
+
+    /// The attempt clock that the tool's history suggests.
+    pub(crate) fn timeout(&self, tool: &ToolName) -> Option<Duration> {
+        let runs = self.runs.lock().expect("no code panics while it holds the runs");
+        let mut runs = runs.get(tool).filter(|runs| runs.len() >= self.policy.runs_min)?.clone();
+        runs.sort_unstable();
+        let slow = runs[(runs.len() * 99 / 100).min(runs.len() - 1)];
+        Some(slow.mul_f64(self.policy.factor).clamp(self.policy.at_least, self.policy.at_most))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn trap_the_exponential_backoff_really_is() {
+        let policy = RetryPolicy { retries: 9, base: SECOND, cap: 20 * SECOND, backoff: Backoff::Exponential };
+        let longest: Vec<_> = (2..8).map(|next| policy.delay(next, 0.0).as_secs()).collect();
+        assert_eq!(longest, [1, 2, 4, 8, 16, 20]);
+        assert_eq!(policy.delay(4, 1.0), 2 * SECOND, "jitter takes away up to a half");
+        assert_eq!(policy.delay(u32::MAX, 0.0), 20 * SECOND);
+        let linear = RetryPolicy { backoff: Backoff::Linear, ..policy };
+        assert_eq!((2..6).map(|next| linear.delay(next, 0.7).as_secs()).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn the_attempt_clock_is_resolved_in_order_and_capped() {
+        let mut defaults = ClockDefaults { timeout: 30 * SECOND, queue: SECOND, timeouts: HashMap::new() };
+        let mut spec = ToolSpec::new("t", "").timeout(10 * SECOND);
+        let wound = |options: &Options, spec: &ToolSpec, defaults: &ClockDefaults| {
+            Clocks::new(options, spec, defaults, None, Instant::now()).attempt.as_secs()
+        };
+        let plain = Options::default();
+        assert_eq!(wound(&plain, &ToolSpec::new("t", ""), &defaults), 30, "the executor's default");
+        assert_eq!(wound(&plain, &spec, &defaults), 10, "the tool's own");
+        defaults.timeouts.insert("t".into(), 7 * SECOND);
+        assert_eq!(wound(&plain, &spec, &defaults), 7, "the user's setting for the tool");
+        let asked = Options { timeout: Some(Duration::MAX), ..plain };
+        assert_eq!(wound(&asked, &spec, &defaults), TIMEOUT_MAX.as_secs(), "never more than a day");
+        spec.constraints.timeout_max = Some(20 * SECOND);
+        assert_eq!(wound(&asked, &spec, &defaults), 20, "the call's, capped by the tool's maximum");
+    }
+
+    #[test]
+    fn a_dynamic_timeout_needs_history_and_has_bounds() {
+        let timings = Timings::new(DynamicTimeout { runs_min: 3, factor: 2.0, at_least: SECOND, at_most: 10 * SECOND });
+        let tool = ToolName::new("t").expect("a name");
+        timings.learn(&tool, 2 * SECOND);
+        timings.learn(&tool, 3 * SECOND);
+        assert_eq!(timings.timeout(&tool), None);
+        timings.learn(&tool, 2 * SECOND);
+        assert_eq!(timings.timeout(&tool), Some(6 * SECOND));
+        timings.learn(&tool, 100 * SECOND);
+        assert_eq!(timings.timeout(&tool), Some(10 * SECOND));
+        for _ in 0..200 {
+            timings.learn(&tool, Duration::from_millis(1));
+        }
+        assert_eq!(timings.timeout(&tool), Some(SECOND));
+    }
+}

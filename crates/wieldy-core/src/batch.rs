@@ -1,0 +1,413 @@
+//! Batches: several calls submitted together, ordered by what they touch and need.
+//!
+//! [`Plan::make`] is pure: it turns calls into "who waits for whom". [`Executor::batch`] then only follows it.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::call::{BatchId, Call, Caller, Status, ToolResult};
+use crate::error::{CallError, Code, duration_ms};
+use crate::event::Body;
+use crate::executor::Executor;
+use crate::flight::BatchFlight;
+use crate::footprint::Touches;
+
+/// Several calls to be run together.
+#[derive(Debug, Clone)]
+pub struct Batch {
+    /// The calls, in the order in which they would be run one by one.
+    pub calls: Vec<BatchCall>,
+    /// On whose behalf; the callers of the single calls do not count.
+    pub caller: Arc<Caller>,
+    /// How they are ordered.
+    pub mode: BatchMode,
+    /// How many run at once.
+    pub max_concurrency: usize,
+    /// Whether nothing more is begun once a call has failed. What runs already is left to end.
+    pub stop_on_error: bool,
+}
+
+/// One call of a batch.
+#[derive(Debug, Clone)]
+pub struct BatchCall {
+    /// The call. Its `call_id` is the id that others refer to.
+    pub call: Call,
+    /// The ids of calls that must have succeeded before.
+    pub after: Vec<String>,
+}
+
+impl Batch {
+    /// A batch in smart order, five at once.
+    pub fn new(calls: impl IntoIterator<Item = Call>) -> Self {
+        let calls: Vec<BatchCall> = calls.into_iter().map(|call| BatchCall { call, after: Vec::new() }).collect();
+        let caller = calls.first().map_or_else(|| Arc::new(Caller::local()), |first| Arc::clone(&first.call.caller));
+        Self { calls, caller, mode: BatchMode::Smart, max_concurrency: 5, stop_on_error: false }
+    }
+}
+
+/// How the calls of a batch are ordered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BatchMode {
+    /// At once unless they get in each other's way; those that do keep their order.
+    #[default]
+    Smart,
+    /// At once, whatever they touch.
+    Parallel,
+    /// One after the other.
+    Sequential,
+}
+
+impl std::str::FromStr for BatchMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "smart" => Ok(Self::Smart),
+            "parallel" => Ok(Self::Parallel),
+            "sequential" => Ok(Self::Sequential),
+            other => Err(format!("`{other}` is not `smart`, `parallel` or `sequential`")),
+        }
+    }
+}
+
+/// What came of a batch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BatchResult {
+    /// The engine's id of the batch.
+    pub batch_id: BatchId,
+    /// One result per call, in the order of the calls.
+    pub results: Vec<ToolResult>,
+    /// The same in numbers.
+    pub summary: BatchSummary,
+}
+
+/// A batch in numbers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BatchSummary {
+    /// How many calls there were.
+    pub total: usize,
+    /// How many were begun.
+    pub executed: usize,
+    /// How many were not, because of an error, a cancellation or a call they needed.
+    pub skipped: usize,
+    /// How many did what they were asked.
+    pub succeeded: usize,
+    /// How many were begun and did not.
+    pub failed: usize,
+    /// How many change nothing.
+    pub read_only: usize,
+    /// How many may change something.
+    pub mutating: usize,
+    /// From start to end.
+    pub duration_ms: f64,
+}
+
+/// Why a batch cannot be run at all.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BatchError {
+    /// Two calls with the same id.
+    #[error("two calls have the id `{0}`")]
+    DoubleId(String),
+    /// A dependency on a call that is not there.
+    #[error("the call `{call}` needs `{needs}`, and there is no call with that id{hint}")]
+    UnknownId {
+        /// Who needs.
+        call: String,
+        /// What.
+        needs: String,
+        /// What may have been meant.
+        hint: String,
+    },
+    /// Calls that wait for each other.
+    #[error("the calls {} wait for each other", .0.join(", "))]
+    Cycle(Vec<String>),
+}
+
+impl From<BatchError> for CallError {
+    fn from(error: BatchError) -> Self {
+        CallError::new(Code::ValidationFailed, error.to_string())
+            .suggest("correct the batch; none of its calls was run")
+    }
+}
+
+/// Who waits for whom. Calls are named by their place in the batch.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// For each call, those that must be over before it begins.
+    pub(crate) waits_for: Vec<BTreeSet<usize>>,
+    /// For each call, those that must have succeeded.
+    pub(crate) needs: Vec<BTreeSet<usize>>,
+}
+
+impl Plan {
+    /// Orders calls: by what they need, and in smart order by what they touch. A call that needs nothing of a later
+    /// one keeps its place before all later calls that it conflicts with.
+    pub(crate) fn make(calls: &[BatchCall], touches: &[Touches], mode: BatchMode) -> Result<Self, BatchError> {
+        let needs = needs(calls)?;
+        let order = topological(calls, &needs)?;
+        let mut waits_for = needs.clone();
+        for (place, later) in order.iter().copied().enumerate() {
+            for earlier in order[..place].iter().copied() {
+                let ordered = match mode {
+                    BatchMode::Parallel => false,
+                    BatchMode::Sequential => true,
+                    BatchMode::Smart => touches[earlier].conflicts(&touches[later]),
+                };
+                if ordered {
+                    waits_for[later].insert(earlier);
+                }
+            }
+        }
+        Ok(Self { waits_for, needs })
+    }
+}
+
+/// For each call the calls whose success or result it needs: by `after` and by references in its arguments.
+fn needs(calls: &[BatchCall]) -> Result<Vec<BTreeSet<usize>>, BatchError> {
+    let mut places = HashMap::new();
+    for (place, BatchCall { call, .. }) in calls.iter().enumerate() {
+        if let Some(id) = &call.call_id
+            && places.insert(id.as_str(), place).is_some()
+        {
+            return Err(BatchError::DoubleId(id.clone()));
+        }
+    }
+    let mut all = Vec::with_capacity(calls.len());
+    for (place, BatchCall { call, after }) in calls.iter().enumerate() {
+        let mut referred = Vec::new();
+        references(&call.arguments, &mut referred);
+        let mut needed = BTreeSet::new();
+        for id in after.iter().map(String::as_str).chain(referred) {
+            let Some(at) = places.get(id) else {
+                let near = crate::name::near_misses(id, places.keys().copied());
+                let hint = crate::name::did_you_mean(&near).map(|hint| format!("; {hint}")).unwrap_or_default();
+                return Err(BatchError::UnknownId { call: label(calls, place), needs: id.to_owned(), hint });
+            };
+            needed.insert(*at);
+        }
+        all.push(needed);
+    }
+    Ok(all)
+}
+
+/// What to call the call at `place` when talking to people.
+fn label(calls: &[BatchCall], place: usize) -> String {
+    calls[place].call.call_id.clone().unwrap_or_else(|| format!("#{}", place + 1))
+}
+
+/// An order in which everything comes after what it needs, as close to the given order as possible.
+fn topological(calls: &[BatchCall], needs: &[BTreeSet<usize>]) -> Result<Vec<usize>, BatchError> {
+    let (mut order, mut done) = (Vec::with_capacity(needs.len()), HashSet::new());
+    let mut open: BTreeSet<usize> = (0..needs.len()).collect();
+    while let Some(next) = open.iter().copied().find(|place| needs[*place].iter().all(|need| done.contains(need))) {
+        open.remove(&next);
+        done.insert(next);
+        order.push(next);
+    }
+    if open.is_empty() {
+        Ok(order)
+    } else {
+        Err(BatchError::Cycle(open.into_iter().map(|at| label(calls, at)).collect()))
+    }
+}
+
+/// The ids that arguments refer to: `{"$result": "id"}`, with an optional `"pointer"`.
+fn references<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+    match value {
+        Value::Object(map) => match map.get("$result") {
+            Some(Value::String(id)) => found.push(id),
+            _ => map.values().for_each(|value| references(value, found)),
+        },
+        Value::Array(items) => items.iter().for_each(|item| references(item, found)),
+        _ => {}
+    }
+}
+
+/// The arguments with every reference replaced by what it refers to: the text of a result, or what the JSON
+/// pointer finds in the result's JSON.
+fn resolved(value: &Value, results: &HashMap<&str, &ToolResult>) -> Result<Value, CallError> {
+    match value {
+        Value::Object(map) => match map.get("$result") {
+            Some(Value::String(id)) => {
+                let result = results[id.as_str()];
+                let Some(pointer) = map.get("pointer") else { return Ok(json!(result.text())) };
+                let whole = serde_json::to_value(result).expect("a result is plain data");
+                let found = pointer.as_str().and_then(|pointer| whole.pointer(pointer)).cloned();
+                found.ok_or_else(|| {
+                    CallError::new(
+                        Code::ValidationFailed,
+                        format!("there is nothing at {pointer} in the result of `{id}`"),
+                    )
+                    .suggest("a pointer starts at the result: `/structured/…`, `/content/0/text`")
+                })
+            }
+            _ => map.iter().map(|(key, value)| Ok((key.clone(), resolved(value, results)?))).collect(),
+        },
+        Value::Array(items) => items.iter().map(|item| resolved(item, results)).collect(),
+        plain => Ok(plain.clone()),
+    }
+}
+
+impl Executor {
+    /// Runs several calls. Results are in the order of the calls, whatever the order they ran in.
+    pub async fn batch(&self, batch: Batch) -> Result<BatchResult, CallError> {
+        let flight = Arc::new(BatchFlight::new(Arc::clone(&batch.caller)));
+        self.run_batch(batch, flight).await
+    }
+
+    pub(crate) async fn run_batch(&self, batch: Batch, flight: Arc<BatchFlight>) -> Result<BatchResult, CallError> {
+        let began = Instant::now();
+        let allowed = self.policy().check_batch(&batch.caller, batch.calls.len())?;
+        let mode = if allowed.parallel_max == Some(1) { BatchMode::Sequential } else { batch.mode };
+        let max_concurrency = batch.max_concurrency.max(1).min(allowed.parallel_max.unwrap_or(usize::MAX));
+        let known: Vec<(Touches, bool)> = batch.calls.iter().map(|call| self.foresee(call, &batch.caller)).collect();
+        let touches: Vec<Touches> = known.iter().map(|(touches, _)| touches.clone()).collect();
+        let plan = Plan::make(&batch.calls, &touches, mode)?;
+        let read_only = known.iter().filter(|(_, read_only)| *read_only).count();
+        let mutating = known.len() - read_only;
+
+        let _open = OpenBatch::new(self, &flight);
+        let count = batch.calls.len();
+        self.record_batch(&flight, Body::BatchStarted { count, mode, max_concurrency, read_only, mutating });
+        let (results, skipped) = self.follow(&plan, batch, &flight, max_concurrency).await;
+        let succeeded = results.iter().filter(|result| result.is_success()).count();
+        let summary = BatchSummary {
+            total: count,
+            executed: count - skipped,
+            skipped,
+            succeeded,
+            failed: count - skipped - succeeded,
+            read_only,
+            mutating,
+            duration_ms: duration_ms(began.elapsed()),
+        };
+        self.record_batch(&flight, Body::BatchCompleted(summary.clone()));
+        Ok(BatchResult { batch_id: flight.id, results, summary })
+    }
+
+    /// What a call will touch, as far as can be said before it runs, and whether it is read-only.
+    fn foresee(&self, batch_call: &BatchCall, caller: &Caller) -> (Touches, bool) {
+        let call = &batch_call.call;
+        // A call that will be refused touches nothing; whoever refuses it says why.
+        let Ok(tool) = self.registry().find(&call.tool, caller) else { return (Touches::nothing(), true) };
+        let spec = tool.spec();
+        let mut referred = Vec::new();
+        references(&call.arguments, &mut referred);
+        let touches = match self.checked(&tool, &call.arguments) {
+            _ if !referred.is_empty() => Touches::unknown(spec),
+            Ok(input) => Touches::of(spec, input.value()),
+            Err(_) => Touches::nothing(),
+        };
+        (touches, spec.annotations.read_only)
+    }
+
+    /// Begins calls as the plan lets them, until all are over. Returns the results in order, and how many never began.
+    async fn follow(
+        &self,
+        plan: &Plan,
+        batch: Batch,
+        flight: &Arc<BatchFlight>,
+        max_concurrency: usize,
+    ) -> (Vec<ToolResult>, usize) {
+        let ids: Vec<Option<String>> = batch.calls.iter().map(|call| call.call.call_id.clone()).collect();
+        let mut calls: Vec<Option<Call>> =
+            batch.calls.into_iter().map(|member| Some(member.call.by(Arc::clone(&batch.caller)))).collect();
+        let mut results: Vec<Option<ToolResult>> = vec![None; calls.len()];
+        let mut open: BTreeSet<usize> = (0..calls.len()).collect();
+        let (mut running, mut skipped, mut failed) = (FuturesUnordered::new(), 0, None);
+        loop {
+            let ready = |place: &usize| plan.waits_for[*place].iter().all(|before| results[*before].is_some());
+            let next = open.iter().copied().find(ready).filter(|_| running.len() < max_concurrency);
+            if let Some(place) = next {
+                open.remove(&place);
+                let call = calls[place].take().expect("a call is begun once");
+                let stopped_by = failed.filter(|_| batch.stop_on_error);
+                match bind(call, &plan.needs[place], &ids, &results, stopped_by, flight) {
+                    Ok(call) => running.push(async move { (place, self.call_in_batch(call, flight).await) }),
+                    Err((call, reason)) => {
+                        skipped += 1;
+                        results[place] = Some(self.refuse(*call, *reason, Some(flight)).await);
+                    }
+                }
+                continue;
+            }
+            let Some((place, result)) = running.next().await else { break };
+            if !result.is_success() {
+                failed.get_or_insert(place);
+            }
+            results[place] = Some(result);
+        }
+        (results.into_iter().map(|result| result.expect("every call has ended")).collect(), skipped)
+    }
+
+    fn record_batch(&self, flight: &BatchFlight, body: Body) {
+        let _ = self.recorder().append(&flight.subject, body, [&flight.log]);
+    }
+}
+
+/// The call with its references filled in, or why it is not begun.
+#[expect(clippy::type_complexity, reason = "used in one place")]
+fn bind(
+    call: Call,
+    needs: &BTreeSet<usize>,
+    ids: &[Option<String>],
+    results: &[Option<ToolResult>],
+    stopped_by: Option<usize>,
+    flight: &BatchFlight,
+) -> Result<Call, (Box<Call>, Box<CallError>)> {
+    if let Some(cause) = flight.cancelled() {
+        return Err((Box::new(call), Box::new(cause.error())));
+    }
+    let name = |place: usize| ids[place].clone().unwrap_or_else(|| format!("#{}", place + 1));
+    let skipped = |why: String, because: usize| {
+        CallError::new(Code::Cancelled, format!("skipped: {why}"))
+            .detail("cause", "skipped")
+            .detail("because_of", name(because))
+    };
+    let unmet = needs.iter().copied().find(|need| results[*need].as_ref().is_none_or(|result| !result.is_success()));
+    if let Some(because) = unmet {
+        let status = results[because].as_ref().map_or(Status::Pending, |result| result.status);
+        let reason = skipped(format!("the call `{}`, which it needs, ended as {status}", name(because)), because);
+        return Err((Box::new(call), Box::new(reason)));
+    }
+    if let Some(because) = stopped_by {
+        let reason = skipped(format!("the batch stops on errors, and `{}` failed", name(because)), because);
+        return Err((Box::new(call), Box::new(reason)));
+    }
+    if needs.is_empty() {
+        return Ok(call);
+    }
+    let by_id: HashMap<&str, &ToolResult> =
+        needs.iter().filter_map(|need| Some((ids[*need].as_deref()?, results[*need].as_ref()?))).collect();
+    match resolved(&call.arguments, &by_id) {
+        Ok(arguments) => Ok(Call { arguments: Arc::new(arguments), ..call }),
+        Err(reason) => Err((Box::new(call), Box::new(reason))),
+    }
+}
+
+/// A batch that is under way; when dropped, whoever observes it sees the end.
+struct OpenBatch<'a> {
+    executor: &'a Executor,
+    flight: &'a BatchFlight,
+}
+
+impl<'a> OpenBatch<'a> {
+    fn new(executor: &'a Executor, flight: &'a Arc<BatchFlight>) -> Self {
+        executor.flights().add_batch(Arc::clone(flight));
+        Self { executor, flight }
+    }
+}
+
+impl Drop for OpenBatch<'_> {
+    fn drop(&mut self) {
+        self.flight.log.close();
+        self.executor.flights().batch_over(self.flight.id);
+    }
+}

@@ -1,0 +1,239 @@
+//! Building an executor: what it is made of, with good defaults.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use crate::admit::{Admission, Limits};
+use crate::artifact::{Artifacts, MemoryArtifacts};
+use crate::attempt::{ClockDefaults, DynamicTimeout, RetryPolicy, TIMEOUT_DEFAULT, Timings};
+use crate::breaker::{BreakerPolicy, Breakers};
+use crate::cache::Recall;
+use crate::call::Caller;
+use crate::confirm::Confirmer;
+use crate::event::{Body, Subject};
+use crate::executor::Executor;
+use crate::flight::Flights;
+use crate::journal::{Journal, MemoryJournal, Recorder};
+use crate::policy::Policy;
+use crate::rate::{Rate, Rates};
+use crate::registry::{RegisterError, Registration, Registry};
+use crate::sandbox::{Level, ResourceLimits, Sandbox};
+use crate::task::Tasks;
+use crate::tool::{AnyTool, SharedTool};
+
+/// What an executor is made of.
+pub(crate) struct Inner {
+    pub(crate) registry: Registry,
+    pub(crate) policy: Policy,
+    pub(crate) confirmer: Option<Arc<dyn Confirmer>>,
+    pub(crate) confirmation_timeout: Duration,
+    pub(crate) recorder: Arc<Recorder>,
+    pub(crate) flights: Flights,
+    pub(crate) tasks: Tasks,
+    pub(crate) admission: Admission,
+    pub(crate) rates: Rates,
+    pub(crate) breakers: Breakers,
+    pub(crate) cache: Recall,
+    pub(crate) keys: Recall,
+    pub(crate) idempotency_ttl: Duration,
+    pub(crate) clocks: ClockDefaults,
+    pub(crate) timings: Option<Timings>,
+    pub(crate) retry: RetryPolicy,
+    pub(crate) sandboxes: HashMap<Level, Arc<dyn Sandbox>>,
+    pub(crate) isolation: Level,
+    pub(crate) workspace: PathBuf,
+    pub(crate) limits: ResourceLimits,
+    pub(crate) limits_max: ResourceLimits,
+    pub(crate) grace: Duration,
+    pub(crate) artifacts: Arc<dyn Artifacts>,
+    pub(crate) output_bytes_max: u64,
+    pub(crate) stopping: AtomicBool,
+}
+
+/// Builds an [`Executor`]. Everything has a good default; a setting is a public field or a method of the same word.
+pub struct ExecutorBuilder {
+    tools: Vec<SharedTool>,
+    sandboxes: HashMap<Level, Arc<dyn Sandbox>>,
+    /// Permissions, plans and checks.
+    pub policy: Policy,
+    /// Who is asked to confirm calls; nobody by default.
+    pub confirmer: Option<Arc<dyn Confirmer>>,
+    /// How long a question to a person stands.
+    pub confirmation_timeout: Duration,
+    /// Where the history is kept; in memory by default.
+    pub journal: Arc<dyn Journal>,
+    /// Where large outputs are kept; in memory by default.
+    pub artifacts: Arc<dyn Artifacts>,
+    /// How many calls may run and wait.
+    pub limits: Limits,
+    /// Rate limits and quotas; none by default.
+    pub rates: Vec<Rate>,
+    /// When a failing tool is left alone.
+    pub breaker: BreakerPolicy,
+    /// How many bytes of answers the cache keeps.
+    pub cache_bytes_max: u64,
+    /// How long an idempotency key is remembered.
+    pub idempotency_ttl: Duration,
+    /// How long a run may take where neither call nor tool says.
+    pub timeout: Duration,
+    /// How long runs of single tools may take, by the user's own setting.
+    pub timeouts: HashMap<String, Duration>,
+    /// Whether the attempt clock follows a tool's own history; off by default.
+    pub dynamic_timeout: Option<DynamicTimeout>,
+    /// How failed runs are repeated where neither call nor tool says.
+    pub retry: RetryPolicy,
+    /// How strongly processes are kept apart; a call may ask for more, never for less.
+    pub isolation: Level,
+    /// The folder that processes work in.
+    pub workspace: PathBuf,
+    /// What processes may use where neither call nor tool says.
+    pub resource_limits: ResourceLimits,
+    /// What processes may use at most, whatever call or tool say.
+    pub resource_limits_max: ResourceLimits,
+    /// How long a process may take to end after being told to.
+    pub grace: Duration,
+    /// How many bytes of text a result may have where the tool does not say.
+    pub output_bytes_max: u64,
+    /// How many calls are remembered for late observers after they are over.
+    pub observable_max: usize,
+    /// How long the result of a task is kept.
+    pub task_ttl: Duration,
+}
+
+impl Default for ExecutorBuilder {
+    fn default() -> Self {
+        Self {
+            tools: Vec::new(),
+            sandboxes: HashMap::new(),
+            policy: Policy::default(),
+            confirmer: None,
+            confirmation_timeout: Duration::from_secs(300),
+            journal: Arc::new(MemoryJournal::default()),
+            artifacts: Arc::new(MemoryArtifacts::default()),
+            limits: Limits::default(),
+            rates: Vec::new(),
+            breaker: BreakerPolicy::default(),
+            cache_bytes_max: 64 * 1024 * 1024,
+            idempotency_ttl: Duration::from_secs(24 * 60 * 60),
+            timeout: TIMEOUT_DEFAULT,
+            timeouts: HashMap::new(),
+            dynamic_timeout: None,
+            retry: RetryPolicy::default(),
+            isolation: Level::Native,
+            workspace: PathBuf::from("."),
+            resource_limits: ResourceLimits::DEFAULT,
+            resource_limits_max: ResourceLimits::default(),
+            grace: Duration::from_secs(2),
+            output_bytes_max: 64 * 1024,
+            observable_max: 1024,
+            task_ttl: Duration::from_secs(60 * 60),
+        }
+    }
+}
+
+impl ExecutorBuilder {
+    /// Adds a tool.
+    #[must_use]
+    pub fn tool(self, tool: impl AnyTool) -> Self {
+        self.tools([Arc::new(tool) as SharedTool])
+    }
+
+    /// Adds tools.
+    #[must_use]
+    pub fn tools(mut self, tools: impl IntoIterator<Item = SharedTool>) -> Self {
+        self.tools.extend(tools);
+        self
+    }
+
+    /// Adds a place to run processes in.
+    #[must_use]
+    pub fn sandbox(mut self, sandbox: impl Sandbox) -> Self {
+        self.sandboxes.insert(sandbox.level(), Arc::new(sandbox));
+        self
+    }
+
+    /// Sets who is asked to confirm calls.
+    #[must_use]
+    pub fn confirmer(mut self, confirmer: impl Confirmer) -> Self {
+        self.confirmer = Some(Arc::new(confirmer));
+        self
+    }
+
+    /// Puts the executor together.
+    pub fn build(self) -> Result<Executor, RegisterError> {
+        let clocks = ClockDefaults { timeout: self.timeout, queue: self.limits.queue_timeout, timeouts: self.timeouts };
+        let answers_max = NonZeroUsize::new(10_000).expect("not zero");
+        let inner = Inner {
+            registry: Registry::default(),
+            policy: self.policy,
+            confirmer: self.confirmer,
+            confirmation_timeout: self.confirmation_timeout,
+            recorder: Arc::new(Recorder::new(self.journal)),
+            flights: Flights::new(self.observable_max),
+            tasks: Tasks::new(self.task_ttl),
+            admission: Admission::new(self.limits),
+            rates: Rates::new(self.rates),
+            breakers: Breakers::new(self.breaker),
+            cache: Recall::new(answers_max, self.cache_bytes_max),
+            keys: Recall::new(answers_max, self.cache_bytes_max),
+            idempotency_ttl: self.idempotency_ttl,
+            clocks,
+            timings: self.dynamic_timeout.map(Timings::new),
+            retry: self.retry,
+            sandboxes: self.sandboxes,
+            isolation: self.isolation,
+            workspace: self.workspace,
+            limits: self.resource_limits,
+            limits_max: self.resource_limits_max,
+            grace: self.grace,
+            artifacts: self.artifacts,
+            output_bytes_max: self.output_bytes_max,
+            stopping: AtomicBool::new(false),
+        };
+        let executor = Executor { inner: Arc::new(inner) };
+        for tool in self.tools {
+            executor.register(tool)?;
+        }
+        Ok(executor)
+    }
+}
+
+impl Executor {
+    /// Begins to build an executor.
+    pub fn builder() -> ExecutorBuilder {
+        ExecutorBuilder::default()
+    }
+
+    /// Adds a tool while the executor runs, or replaces the same provider's tool of that name. A changed promise is an event.
+    pub fn register(&self, tool: SharedTool) -> Result<Registration, RegisterError> {
+        let name = tool.spec().name;
+        let registration = self.inner.registry.add(tool)?;
+        if let Registration::Changed { previous, current } = registration {
+            let caller = Arc::new(Caller::local());
+            let subject = Subject { execution: None, batch: None, call_id: None, tool: Some(name), caller };
+            let (previous_hash, current_hash) = (previous.to_hex().to_string(), current.to_hex().to_string());
+            let body = Body::DefinitionChanged { previous_hash, current_hash };
+            let _ = self.inner.recorder.append(&Arc::new(subject), body, []);
+        }
+        Ok(registration)
+    }
+
+    /// Takes a tool away while the executor runs; calls to it that run go on. Says whether it was there.
+    pub fn unregister(&self, name: &str) -> bool {
+        self.inner.registry.remove(name)
+    }
+
+    /// The tools there are.
+    pub fn registry(&self) -> &Registry {
+        &self.inner.registry
+    }
+
+    /// Where large outputs are kept.
+    pub fn artifacts(&self) -> &Arc<dyn Artifacts> {
+        &self.inner.artifacts
+    }
+}

@@ -1,0 +1,166 @@
+//! Footprints: which things a call reads and writes, and whether two calls get in each other's way.
+
+use serde_json::Value;
+
+use crate::tool::ToolSpec;
+
+/// What one call touches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Touches {
+    reads: Things,
+    writes: Things,
+}
+
+/// Some things, by their paths, or all there are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Things {
+    Everything,
+    These(Vec<String>),
+}
+
+impl Touches {
+    /// For a call that will not run.
+    pub(crate) fn nothing() -> Self {
+        Self { reads: Things::These(Vec::new()), writes: Things::These(Vec::new()) }
+    }
+
+    /// For a call whose arguments are not known yet: as much as the tool could touch.
+    pub(crate) fn unknown(tool: &ToolSpec) -> Self {
+        let writes = if tool.annotations.read_only { Things::These(Vec::new()) } else { Things::Everything };
+        Self { reads: Things::Everything, writes }
+    }
+
+    /// By the arguments that the tool's footprint names. A tool without one may touch everything.
+    pub(crate) fn of(tool: &ToolSpec, arguments: &Value) -> Self {
+        let Some(footprint) = &tool.footprint else { return Self::unknown(tool) };
+        let reads = Things::named(&footprint.reads, arguments);
+        // The annotation decides what is read-only; a footprint only says which things are meant.
+        let writes = if tool.annotations.read_only {
+            Things::These(Vec::new())
+        } else {
+            Things::named(&footprint.writes, arguments)
+        };
+        Self { reads, writes }
+    }
+
+    /// Whether the order of the two calls matters.
+    pub(crate) fn conflicts(&self, other: &Self) -> bool {
+        self.writes.meets(&other.writes) || self.writes.meets(&other.reads) || self.reads.meets(&other.writes)
+    }
+
+    /// Whether what this call writes may change what the other one read.
+    pub(crate) fn spoils(&self, other: &Self) -> bool {
+        self.writes.meets(&other.reads)
+    }
+
+    pub(crate) fn writes_anything(&self) -> bool {
+        self.writes != Things::These(Vec::new())
+    }
+}
+
+impl Things {
+    fn named(names: &[String], arguments: &Value) -> Self {
+        let mut things = Vec::new();
+        for name in names {
+            let value = if name.starts_with('/') { arguments.pointer(name) } else { arguments.get(name) };
+            match value {
+                Some(Value::String(thing)) => things.push(normal(thing)),
+                Some(Value::Array(items)) if items.iter().all(Value::is_string) => {
+                    things.extend(items.iter().filter_map(Value::as_str).map(normal));
+                }
+                // Not said, or not as a text: then nobody knows what is meant.
+                _ => return Self::Everything,
+            }
+        }
+        Self::These(things)
+    }
+
+    fn meets(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::These(none), _) | (_, Self::These(none)) if none.is_empty() => false,
+            (Self::Everything, _) | (_, Self::Everything) => true,
+            (Self::These(ours), Self::These(theirs)) => ours
+                .iter()
+                .any(|our| theirs.iter().any(|their| is_same_or_above(our, their) || is_same_or_above(their, our))),
+        }
+    }
+}
+
+fn is_same_or_above(above: &str, below: &str) -> bool {
+    above.is_empty() || below == above || below.strip_prefix(above).is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// The path without `.`, `..`, doubled and trailing slashes. What climbs out or starts at the root may be anywhere: everything.
+fn normal(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." if parts.pop().is_none() => return String::new(),
+            ".." => {}
+            part => parts.push(part),
+        }
+    }
+    // `/a/b` may be the workspace's `b` under its absolute name, so it meets everything.
+    if path.starts_with('/') { String::new() } else { parts.join("/") }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn reads(path: &str) -> Touches {
+        Touches::of(&ToolSpec::new("r", "").read_only().reads("path"), &json!({ "path": path }))
+    }
+
+    fn writes(path: &str) -> Touches {
+        Touches::of(&ToolSpec::new("w", "").writes("path"), &json!({ "path": path }))
+    }
+
+    #[test]
+    fn paths_meet_where_one_is_the_other_or_above_it() {
+        for (ours, theirs, meet) in [
+            ("a/b", "a/b", true),
+            ("a/b", "./a//b/", true),
+            ("a", "a/b/c", true),
+            ("a/b", "a/bc", false),
+            ("a/../b", "b", true),
+            ("x", ".", true),
+            ("x", "/x", true),
+            ("x", "../x", true),
+            ("a", "b", false),
+        ] {
+            assert_eq!(writes(ours).conflicts(&reads(theirs)), meet, "{ours} {theirs}");
+            assert_eq!(reads(theirs).conflicts(&writes(ours)), meet, "{ours} {theirs}");
+            assert_eq!(writes(ours).conflicts(&writes(theirs)), meet, "{ours} {theirs}");
+            assert!(!reads(ours).conflicts(&reads(theirs)));
+        }
+    }
+
+    #[test]
+    fn a_mutating_tool_without_a_footprint_conflicts_with_everything() {
+        let unknown = Touches::of(&ToolSpec::new("m", ""), &json!({}));
+        assert!(unknown.conflicts(&reads("a")) && unknown.conflicts(&unknown));
+        let pure = ToolSpec { footprint: Some(Default::default()), ..ToolSpec::new("p", "").read_only() };
+        assert!(!unknown.conflicts(&Touches::of(&pure, &json!({}))), "a tool that touches nothing is in nobody's way");
+        let anywhere = Touches::of(&ToolSpec::new("s", "").read_only(), &json!({}));
+        assert!(writes("a").conflicts(&anywhere) && !anywhere.conflicts(&reads("a")));
+    }
+
+    #[test]
+    fn an_argument_that_is_not_there_may_mean_anything() {
+        let spec = ToolSpec::new("w", "").writes("path");
+        assert!(Touches::of(&spec, &json!({})).conflicts(&reads("a")));
+        let many = ToolSpec::new("w", "").writes("/target/paths");
+        let touches = Touches::of(&many, &json!({"target": {"paths": ["a", "b"]}}));
+        assert!(touches.conflicts(&reads("b/x")) && !touches.conflicts(&reads("c")));
+    }
+
+    #[test]
+    fn a_footprint_cannot_make_a_read_only_tool_write() {
+        let spec = ToolSpec::new("r", "").read_only().writes("path");
+        assert!(!Touches::of(&spec, &json!({"path": "a"})).writes_anything());
+    }
+}

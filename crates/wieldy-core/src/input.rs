@@ -1,0 +1,423 @@
+//! Validation: what the model sent becomes an [`Input`], the very bytes that policy judges, a person confirms and the tool gets.
+
+use std::sync::Arc;
+
+use jsonschema::error::{TypeKind, ValidationErrorKind};
+use jsonschema::{JsonType, ValidationError};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::call::ExecutionId;
+use crate::error::{CallError, Code};
+use crate::name::{did_you_mean, near_misses};
+use crate::schema::{Schema, is_within, kind_of};
+
+/// How deep arguments may be nested.
+pub const ARGUMENTS_DEPTH_MAX: usize = 128;
+/// How large arguments may be, written as JSON.
+pub const ARGUMENTS_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// How many violations are reported at once.
+const VIOLATIONS_MAX: usize = 50;
+
+/// The proof that arguments fit the tool's schema. Made only by [`Input::check`].
+#[derive(Debug, Clone)]
+pub struct Input {
+    execution: ExecutionId,
+    value: Arc<Value>,
+}
+
+impl Input {
+    /// Checks arguments: fills in defaults, corrects what has one reading only, and reports every violation at once.
+    pub(crate) fn check(execution: ExecutionId, schema: &Schema, arguments: &Arc<Value>) -> Result<Self, Violations> {
+        let input = |value| Ok(Self { execution, value });
+        // The usual case: nothing to fill in, nothing to correct, nothing to copy.
+        if !schema.has_defaults() && arguments.is_object() && !has_float(arguments) {
+            if schema.validator().is_valid(arguments) {
+                return input(Arc::clone(arguments));
+            }
+        }
+        let mut value = match &**arguments {
+            Value::Null => json!({}),
+            Value::Object(_) => Value::clone(arguments),
+            other => {
+                return Err(Violations::one("", format!("the arguments must be an object, not {}", kind_of(other))));
+            }
+        };
+        // Each round corrects what the one before laid open; nesting bounds them.
+        for _ in 0..ARGUMENTS_DEPTH_MAX {
+            complete(schema, schema.root(), &mut value);
+            let corrections: Vec<_> = schema.validator().iter_errors(&value).filter_map(|e| correction(&e)).collect();
+            if corrections.is_empty() {
+                break;
+            }
+            for (pointer, corrected) in corrections {
+                replace(&mut value, &pointer, corrected);
+            }
+        }
+        let violations: Vec<Violation> =
+            schema.validator().iter_errors(&value).take(VIOLATIONS_MAX).map(|e| Violation::of(&e, schema)).collect();
+        if violations.is_empty() { input(Arc::new(value)) } else { Err(Violations(violations)) }
+    }
+
+    /// The arguments that will run.
+    pub fn value(&self) -> &Value {
+        &self.value
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Value> {
+        &self.value
+    }
+
+    pub(crate) fn execution(&self) -> ExecutionId {
+        self.execution
+    }
+}
+
+/// Refuses arguments that are too large or too deep to be looked at; cheap and safe for any value.
+pub(crate) fn check_size(arguments: &Value) -> Result<(), Violations> {
+    if is_within(arguments, ARGUMENTS_DEPTH_MAX, ARGUMENTS_BYTES_MAX) {
+        return Ok(());
+    }
+    Err(Violations::one(
+        "",
+        format!("the arguments are too large: at most {ARGUMENTS_BYTES_MAX} bytes and {ARGUMENTS_DEPTH_MAX} levels"),
+    ))
+}
+
+/// Reads arguments as a model wrote them. Empty text counts as no arguments.
+pub fn parse_arguments(text: &str) -> Result<Value, Violations> {
+    if text.len() > ARGUMENTS_BYTES_MAX {
+        return Err(Violations::one("", format!("the arguments are too large: at most {ARGUMENTS_BYTES_MAX} bytes")));
+    }
+    if text.trim().is_empty() {
+        return Ok(json!({}));
+    }
+    serde_json::from_str(text).map_err(|error| Violations::one("", format!("the arguments are not JSON: {error}")))
+}
+
+/// Everything that is wrong with some arguments.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.iter().map(|violation| violation.to_string()).collect::<Vec<_>>().join("; "))]
+pub struct Violations(pub Vec<Violation>);
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Violation {
+    /// Where: a JSON pointer into the arguments.
+    pub pointer: String,
+    /// What; never the value itself, which may be a secret.
+    pub message: String,
+}
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.pointer.as_str() {
+            "" => f.write_str(&self.message),
+            pointer => write!(f, "`{pointer}`: {}", self.message),
+        }
+    }
+}
+
+impl Violations {
+    pub(crate) fn one(pointer: &str, message: String) -> Self {
+        Self(vec![Violation { pointer: pointer.into(), message }])
+    }
+}
+
+impl From<Violations> for CallError {
+    fn from(violations: Violations) -> Self {
+        CallError::new(Code::ValidationFailed, violations.to_string())
+            .suggest("correct the arguments to fit the tool's input schema and call again")
+            .detail("violations", json!(violations.0))
+    }
+}
+
+impl Violation {
+    fn of(error: &ValidationError<'_>, schema: &Schema) -> Self {
+        let pointer = error.instance_path().to_string();
+        let message = match error.kind() {
+            ValidationErrorKind::AdditionalProperties { unexpected } => {
+                let told = unexpected.iter().map(|name| {
+                    let name: String = name.chars().take(64).flat_map(char::escape_debug).collect();
+                    let near = near_misses(&name, property_names(schema, error.schema_path().as_str()));
+                    match did_you_mean(&near) {
+                        Some(hint) => format!("there is no argument `{name}`; {hint}"),
+                        None => format!("there is no argument `{name}`"),
+                    }
+                });
+                told.collect::<Vec<_>>().join(", ")
+            }
+            ValidationErrorKind::Required { property } => format!("{property} is required").replace('"', "`"),
+            _ => error.masked_with("the value").to_string(),
+        };
+        Self { pointer, message }
+    }
+}
+
+/// The property names that stand beside the `additionalProperties` at `schema_path`.
+fn property_names<'a>(schema: &'a Schema, schema_path: &str) -> Vec<&'a str> {
+    let parent = schema_path.rsplit_once('/').map_or("", |(parent, _)| parent);
+    let properties = schema.root().pointer(parent).and_then(|parent| parent.get("properties"));
+    properties.and_then(Value::as_object).map(|map| map.keys().map(String::as_str).collect()).unwrap_or_default()
+}
+
+/// Fills in defaults, and writes whole numbers without a fraction where the schema wants integers.
+fn complete(schema: &Schema, subschema: &Value, value: &mut Value) {
+    let subschema = schema.resolve(subschema);
+    match value {
+        Value::Object(map) => {
+            for (name, property) in subschema.get("properties").and_then(Value::as_object).into_iter().flatten() {
+                match (map.get_mut(name), schema.resolve(property).get("default").or(property.get("default"))) {
+                    (Some(present), _) => complete(schema, property, present),
+                    (None, Some(default)) => drop(map.insert(name.clone(), default.clone())),
+                    (None, None) => {}
+                }
+            }
+        }
+        Value::Array(items) => {
+            if let Some(item_schema) = subschema.get("items") {
+                items.iter_mut().for_each(|item| complete(schema, item_schema, item));
+            }
+        }
+        Value::Number(number) if subschema.get("type") == Some(&json!("integer")) => {
+            if let Some(whole) = number.as_f64().filter(|n| number.is_f64() && n.fract() == 0.0 && n.abs() < 9e15) {
+                *value = json!(whole as i64);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The other reading of a value of the wrong type, if there is exactly one: where to put what; nothing means "leave it out".
+fn correction(error: &ValidationError<'_>) -> Option<(String, Option<Value>)> {
+    let ValidationErrorKind::Type { kind } = error.kind() else { return None };
+    let wanted: Vec<JsonType> = match kind {
+        TypeKind::Single(kind) => vec![*kind],
+        TypeKind::Multiple(kinds) => kinds.iter().collect(),
+    };
+    let pointer = error.instance_path().to_string();
+    let text = match error.instance().as_ref() {
+        Value::String(text) => text.trim(),
+        // Models write null for an optional argument that they do not use.
+        Value::Null if !pointer.is_empty() => return Some((pointer, None)),
+        _ => return None,
+    };
+    let read = |kind: &JsonType| -> Option<Value> {
+        match kind {
+            JsonType::Boolean => matches!(text, "true" | "false").then(|| json!(text == "true")),
+            JsonType::Integer => text.parse::<i64>().ok().filter(|n| n.to_string() == text).map(|n| json!(n)),
+            JsonType::Number => {
+                let number = serde_json::from_str::<Value>(text).ok().filter(Value::is_number);
+                number.filter(|number| number.as_f64().is_some_and(f64::is_finite))
+            }
+            JsonType::Array => serde_json::from_str::<Value>(text).ok().filter(Value::is_array),
+            JsonType::Object => serde_json::from_str::<Value>(text).ok().filter(Value::is_object),
+            JsonType::Null | JsonType::String => None,
+        }
+    };
+    let mut readings: Vec<Value> = wanted.iter().filter_map(read).collect();
+    readings.dedup();
+    match readings.as_slice() {
+        [_] => Some((pointer, readings.pop())),
+        _ => None,
+    }
+}
+
+/// Puts `new` in the place that `pointer` names, or takes the place away.
+fn replace(value: &mut Value, pointer: &str, new: Option<Value>) {
+    if let Some(new) = new {
+        if let Some(place) = value.pointer_mut(pointer) {
+            *place = new;
+        }
+        return;
+    }
+    let Some((parent, key)) = pointer.rsplit_once('/') else { return };
+    let key = key.replace("~1", "/").replace("~0", "~");
+    if let Some(Value::Object(map)) = value.pointer_mut(parent) {
+        map.shift_remove(&key);
+    }
+}
+
+fn has_float(value: &Value) -> bool {
+    match value {
+        Value::Number(number) => number.is_f64(),
+        Value::Array(items) => items.iter().any(has_float),
+        Value::Object(map) => map.values().any(has_float),
+        _ => false,
+    }
+}
+
+/// JSON with sorted keys and no spaces: equal values give equal bytes.
+pub(crate) fn canonical(value: &Value, out: &mut Vec<u8>) {
+    match value {
+        Value::Object(map) => canonical_object(map, out),
+        Value::Array(items) => {
+            out.push(b'[');
+            for (index, item) in items.iter().enumerate() {
+                if index > 0 {
+                    out.push(b',');
+                }
+                canonical(item, out);
+            }
+            out.push(b']');
+        }
+        plain => serde_json::to_writer(out, plain).expect("a plain value is always writable to memory"),
+    }
+}
+
+fn canonical_object(map: &Map<String, Value>, out: &mut Vec<u8>) {
+    let mut entries: Vec<_> = map.iter().collect();
+    entries.sort_unstable_by_key(|(key, _)| *key);
+    out.push(b'{');
+    for (index, (key, value)) in entries.into_iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        serde_json::to_writer(&mut *out, key).expect("a text is always writable to memory");
+        out.push(b':');
+        canonical(value, out);
+    }
+    out.push(b'}');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(schema: Value, arguments: Value) -> Result<Value, String> {
+        let schema = Schema::compile(&schema).expect("a good schema");
+        Input::check(ExecutionId::next(), &schema, &Arc::new(arguments))
+            .map(|input| input.value().clone())
+            .map_err(|violations| violations.to_string())
+    }
+
+    fn schema() -> Value {
+        json!({
+            "type": "object",
+            "properties": {
+                "path": {"type": "string"},
+                "lines": {"type": "integer", "minimum": 1},
+                "ratio": {"type": "number"},
+                "deep": {"type": "boolean", "default": false},
+                "tags": {"type": "array", "items": {"type": "integer"}},
+                "nested": {"$ref": "#/$defs/nested"},
+                "either": {"type": ["integer", "boolean"]},
+            },
+            "required": ["path"],
+            "additionalProperties": false,
+            "$defs": {"nested": {"type": "object", "properties": {"size": {"type": "integer", "default": 7}}}},
+        })
+    }
+
+    #[test]
+    fn defaults_are_filled_in_at_every_level() {
+        assert_eq!(
+            checked(schema(), json!({"path": "a", "nested": {}})),
+            Ok(json!({"path": "a", "nested": {"size": 7}, "deep": false}))
+        );
+    }
+
+    #[test]
+    fn what_has_one_reading_only_is_corrected() {
+        for (given, wanted) in [
+            (json!({"lines": "5"}), json!({"lines": 5})),
+            (json!({"lines": 5.0}), json!({"lines": 5})),
+            (json!({"ratio": "0.5"}), json!({"ratio": 0.5})),
+            (json!({"deep": "true"}), json!({"deep": true})),
+            (json!({"tags": "[1, 2]"}), json!({"tags": [1, 2]})),
+            (json!({"tags": ["1", 2.0]}), json!({"tags": [1, 2]})),
+            (json!({"nested": "{\"size\": \"3\"}"}), json!({"nested": {"size": 3}})),
+            (json!({"either": "true"}), json!({"either": true})),
+            (json!({"lines": null}), json!({})),
+        ] {
+            let mut given = given;
+            given["path"] = json!("a");
+            let mut wanted = wanted;
+            wanted["path"] = json!("a");
+            if wanted.get("deep").is_none() {
+                wanted["deep"] = json!(false);
+            }
+            assert_eq!(checked(schema(), given.clone()), Ok(wanted), "{given}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_reading_or_two_is_reported_with_all_else() {
+        assert_eq!(
+            checked(
+                schema(),
+                json!({"pth": "a", "lines": "05", "ratio": "NaN", "deep": "yes", "tags": ["x"], "either": "x"})
+            ),
+            Err("there is no argument `pth`; did you mean `path`?; \
+                 `/lines`: the value is not of type \"integer\"; \
+                 `/ratio`: the value is not of type \"number\"; \
+                 `/deep`: the value is not of type \"boolean\"; \
+                 `/tags/0`: the value is not of type \"integer\"; \
+                 `/either`: the value is not of types \"boolean\", \"integer\"; \
+                 `path` is required"
+                .into())
+        );
+        assert_eq!(
+            checked(schema(), json!({"path": "a", "lines": 0})),
+            Err("`/lines`: the value is less than the minimum of 1".into())
+        );
+        assert_eq!(checked(schema(), json!({"path": 5})), Err("`/path`: the value is not of type \"string\"".into()));
+        assert_eq!(checked(schema(), json!([1])), Err("the arguments must be an object, not an array".into()));
+    }
+
+    #[test]
+    fn a_violation_never_tells_the_value() {
+        let told = checked(schema(), json!({"path": "a", "lines": "hunter2"})).expect_err("not a number");
+        assert!(!told.contains("hunter2"), "{told}");
+    }
+
+    #[test]
+    fn arguments_that_are_no_json_or_too_large_or_too_deep_are_refused() {
+        let told = |text: &str| parse_arguments(text).map_err(|violations| violations.to_string());
+        assert_eq!(told(" "), Ok(json!({})));
+        assert_eq!(told("{"), Err("the arguments are not JSON: EOF while parsing an object at line 1 column 1".into()));
+        let deep = "[".repeat(10_000) + &"]".repeat(10_000);
+        assert_eq!(
+            told(&deep),
+            Err("the arguments are not JSON: recursion limit exceeded at line 1 column 128".into())
+        );
+        let large = format!("\"{}\"", "x".repeat(100_000_000));
+        assert_eq!(told(&large), Err("the arguments are too large: at most 16777216 bytes".into()));
+        let mut nested = json!(1);
+        for _ in 0..1_000 {
+            nested = json!([nested]);
+        }
+        assert!(check_size(&nested).is_err());
+        assert_eq!(check_size(&json!({"a": [1]})), Ok(()));
+    }
+
+    #[test]
+    fn canonical_bytes_do_not_depend_on_the_order_of_keys() {
+        let bytes = |value: Value| {
+            let mut out = Vec::new();
+            canonical(&value, &mut out);
+            String::from_utf8(out).expect("JSON is text")
+        };
+        assert_eq!(
+            bytes(json!({"b": [1, {"d": null, "c": "\n"}], "a": 1.5})),
+            r#"{"a":1.5,"b":[1,{"c":"\n","d":null}]}"#
+        );
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn parsing_never_panics(text in "\\PC{0,200}") {
+            let _ = parse_arguments(&text);
+        }
+
+        #[test]
+        fn what_was_checked_is_checked_again_unchanged(lines in proptest::option::of("[0-9]{1,3}"), deep in proptest::option::of("true|false|x")) {
+            let mut arguments = json!({"path": "a"});
+            if let Some(lines) = lines { arguments["lines"] = json!(lines); }
+            if let Some(deep) = deep { arguments["deep"] = json!(deep); }
+            if let Ok(once) = checked(schema(), arguments) {
+                proptest::prop_assert_eq!(checked(schema(), once.clone()), Ok(once));
+            }
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! The registry: which tools there are, under which names, and who sees them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, RwLock};
+
+use serde_json::json;
+
+use crate::call::Caller;
+use crate::error::{CallError, Code};
+use crate::name::{NameError, ToolName, did_you_mean, near_misses};
+use crate::schema::{Schema, SchemaError};
+use crate::tool::{Provider, SharedTool, ToolSpec};
+
+/// A tool with everything that was checked and compiled when it was registered.
+pub struct Registered {
+    pub(crate) name: ToolName,
+    pub(crate) spec: ToolSpec,
+    pub(crate) provider: String,
+    pub(crate) input: Schema,
+    pub(crate) output: Option<Schema>,
+    pub(crate) tool: SharedTool,
+    pub(crate) hash: blake3::Hash,
+}
+
+impl Registered {
+    fn new(tool: SharedTool) -> Result<Self, RegisterError> {
+        let spec = tool.spec();
+        let wrong = |source| RegisterError::Name { tool: shown(&spec.name), source };
+        let name = ToolName::new(&spec.name).map_err(wrong)?;
+        for alias in &spec.aliases {
+            ToolName::new(alias).map_err(wrong)?;
+        }
+        let unusable = |which, source| RegisterError::Schema { tool: name.to_string(), which, source };
+        let input = Schema::compile(&spec.input_schema).map_err(|source| unusable("input", source))?;
+        let output = spec.output_schema.as_ref().map(Schema::compile_output).transpose();
+        let output = output.map_err(|source| unusable("output", source))?;
+        let (provider, hash) = (spec.provider.to_string(), spec.hash());
+        Ok(Self { name, spec, provider, input, output, tool, hash })
+    }
+
+    /// What the tool declares.
+    pub fn spec(&self) -> &ToolSpec {
+        &self.spec
+    }
+
+    /// The hash of what the tool declares.
+    pub fn hash(&self) -> blake3::Hash {
+        self.hash
+    }
+
+    fn is_visible_to(&self, caller: &Caller) -> bool {
+        let scopes = &self.spec.agent_scopes;
+        scopes.is_empty() || scopes.iter().any(|scope| caller.scopes.holds(scope))
+    }
+}
+
+/// A name that nobody checked, fit to be shown.
+fn shown(name: &str) -> String {
+    name.chars().take(64).flat_map(char::escape_debug).collect()
+}
+
+/// Why a tool cannot be registered.
+#[derive(Debug, thiserror::Error)]
+pub enum RegisterError {
+    /// Its name or an alias is not one.
+    #[error("the tool `{tool}` cannot be registered")]
+    Name {
+        /// The tool.
+        tool: String,
+        /// Why.
+        #[source]
+        source: NameError,
+    },
+    /// Its schema cannot be used.
+    #[error("the {which} schema of the tool `{tool}` cannot be used")]
+    Schema {
+        /// The tool.
+        tool: String,
+        /// Input or output.
+        which: &'static str,
+        /// Why.
+        #[source]
+        source: SchemaError,
+    },
+    /// The name is taken by somebody else's tool.
+    #[error(
+        "`{name}` of {newcomer} would hide the tool of {holder} with the same name; give it another or a qualified one"
+    )]
+    Shadows {
+        /// The name.
+        name: String,
+        /// Who wants it.
+        newcomer: Provider,
+        /// Who has it.
+        holder: Provider,
+    },
+}
+
+/// What registering a tool did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Registration {
+    /// The tool is new.
+    New,
+    /// The same tool was there and promised the same.
+    Same,
+    /// The same tool was there and promised something else.
+    Changed {
+        /// The hash of what it promised.
+        previous: blake3::Hash,
+        /// The hash of what it promises now.
+        current: blake3::Hash,
+    },
+}
+
+/// Why no tool was found.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NotFound {
+    /// No tool of that name is visible.
+    #[error("there is no tool `{name}`")]
+    Unknown {
+        /// What was asked for, fit to be shown.
+        name: String,
+        /// What may have been meant.
+        near: Vec<String>,
+    },
+    /// A short name that several servers have.
+    #[error("`{name}` could be any of `{}`", candidates.join("`, `"))]
+    Ambiguous {
+        /// The short name.
+        name: String,
+        /// The full names.
+        candidates: Vec<String>,
+    },
+}
+
+impl From<NotFound> for CallError {
+    fn from(not_found: NotFound) -> Self {
+        let error = CallError::new(Code::ToolNotFound, not_found.to_string());
+        match not_found {
+            NotFound::Unknown { near, .. } => {
+                let names: Vec<&str> = near.iter().map(String::as_str).collect();
+                let hint = did_you_mean(&names).unwrap_or_else(|| "list the tools to see which there are".into());
+                error.suggest(hint).detail("near", json!(near))
+            }
+            NotFound::Ambiguous { candidates, .. } => {
+                error.suggest("use the full name").detail("candidates", json!(candidates))
+            }
+        }
+    }
+}
+
+/// Which tools to list; what is not set does not matter.
+#[derive(Debug, Clone, Default)]
+pub struct ToolFilter {
+    /// The category.
+    pub category: Option<String>,
+    /// A scope that the tool is for.
+    pub scope: Option<String>,
+    /// Where it comes from, such as `builtin` or `mcp:git`.
+    pub provider: Option<String>,
+    /// Whether it changes nothing.
+    pub read_only: Option<bool>,
+    /// Words in its name, title or description.
+    pub text: Option<String>,
+}
+
+impl ToolFilter {
+    fn wants(&self, tool: &Registered) -> bool {
+        let spec = &tool.spec;
+        let holds_text = |text: &String| {
+            let all = format!("{} {} {}", spec.name, spec.title.as_deref().unwrap_or_default(), spec.description)
+                .to_lowercase();
+            text.to_lowercase().split_whitespace().all(|word| all.contains(word))
+        };
+        self.category.as_ref().is_none_or(|category| *category == spec.category)
+            && self.scope.as_ref().is_none_or(|scope| spec.agent_scopes.is_empty() || spec.agent_scopes.contains(scope))
+            && self.provider.as_ref().is_none_or(|provider| *provider == tool.provider)
+            && self.read_only.is_none_or(|read_only| read_only == spec.annotations.read_only)
+            && self.text.as_ref().is_none_or(holds_text)
+    }
+}
+
+/// All tools. There is one registry per executor.
+#[derive(Default)]
+pub struct Registry {
+    names: RwLock<Names>,
+}
+
+#[derive(Default)]
+struct Names {
+    tools: BTreeMap<ToolName, Arc<Registered>>,
+    aliases: HashMap<String, ToolName>,
+    /// Short names of qualified tools, with every tool that has them.
+    short: HashMap<String, Vec<ToolName>>,
+}
+
+impl Registry {
+    /// Adds a tool, or replaces the same provider's tool of that name.
+    pub(crate) fn add(&self, tool: SharedTool) -> Result<Registration, RegisterError> {
+        let registered = Registered::new(tool)?;
+        let mut names = self.names.write().expect("no code panics while it holds the names");
+        let wanted = std::iter::once(&registered.spec.name).chain(&registered.spec.aliases);
+        for name in wanted {
+            if let Some(holder) = names.holder(name)
+                && (holder.spec.provider != registered.spec.provider || holder.name != registered.name)
+            {
+                let (newcomer, holder) = (registered.spec.provider.clone(), holder.spec.provider.clone());
+                return Err(RegisterError::Shadows { name: name.clone(), newcomer, holder });
+            }
+        }
+        let current = registered.hash;
+        let previous = names.remove(registered.name.as_str()).map(|old| old.hash);
+        names.insert(registered);
+        Ok(match previous {
+            None => Registration::New,
+            Some(previous) if previous == current => Registration::Same,
+            Some(previous) => Registration::Changed { previous, current },
+        })
+    }
+
+    /// Takes a tool away; calls that run go on.
+    pub(crate) fn remove(&self, name: &str) -> bool {
+        self.names.write().expect("no code panics while it holds the names").remove(name).is_some()
+    }
+
+    /// Finds a tool by its name, an alias, or its short name while that is unambiguous; only what the caller may see.
+    pub fn find(&self, name: &str, caller: &Caller) -> Result<Arc<Registered>, NotFound> {
+        let names = self.names.read().expect("no code panics while it holds the names");
+        if let Some(tool) = names.holder(name).filter(|tool| tool.is_visible_to(caller)) {
+            return Ok(Arc::clone(tool));
+        }
+        let by_short = names.short.get(name).into_iter().flatten().filter_map(|full| names.tools.get(full));
+        let candidates: Vec<_> = by_short.filter(|tool| tool.is_visible_to(caller)).collect();
+        match candidates.as_slice() {
+            [tool] => Ok(Arc::clone(tool)),
+            [] => {
+                let visible = names.tools.values().filter(|tool| tool.is_visible_to(caller));
+                let known = visible.flat_map(|tool| {
+                    std::iter::once(tool.name.as_str()).chain(tool.spec.aliases.iter().map(String::as_str))
+                });
+                let near = near_misses(name, known).into_iter().map(str::to_owned).collect();
+                Err(NotFound::Unknown { name: shown(name), near })
+            }
+            several => Err(NotFound::Ambiguous {
+                name: shown(name),
+                candidates: several.iter().map(|tool| tool.name.to_string()).collect(),
+            }),
+        }
+    }
+
+    /// The tools that the caller may see and the filter wants, by name.
+    pub fn list(&self, caller: &Caller, filter: &ToolFilter) -> Vec<Arc<Registered>> {
+        let names = self.names.read().expect("no code panics while it holds the names");
+        names.tools.values().filter(|tool| tool.is_visible_to(caller) && filter.wants(tool)).cloned().collect()
+    }
+
+    /// The tool of that name or alias, whoever asks; for the engine's own book-keeping.
+    pub(crate) fn peek(&self, name: &str) -> Option<Arc<Registered>> {
+        self.names.read().expect("no code panics while it holds the names").holder(name).cloned()
+    }
+}
+
+impl Names {
+    fn holder(&self, name: &str) -> Option<&Arc<Registered>> {
+        self.tools.get(name).or_else(|| self.tools.get(self.aliases.get(name)?))
+    }
+
+    fn insert(&mut self, tool: Registered) {
+        let name = tool.name.clone();
+        if let Some(short) = name.short() {
+            self.short.entry(short.to_owned()).or_default().push(name.clone());
+        }
+        self.aliases.extend(tool.spec.aliases.iter().map(|alias| (alias.clone(), name.clone())));
+        self.tools.insert(name, Arc::new(tool));
+    }
+
+    fn remove(&mut self, name: &str) -> Option<Arc<Registered>> {
+        let tool = self.tools.remove(name)?;
+        self.aliases.retain(|_, full| *full != tool.name);
+        if let Some(full_names) = tool.name.short().and_then(|short| self.short.get_mut(short)) {
+            full_names.retain(|full| *full != tool.name);
+        }
+        Some(tool)
+    }
+}

@@ -1,0 +1,349 @@
+//! Schemas: compiled once, and safe to use although strangers wrote them.
+//!
+//! A schema may come from a manifest or a foreign server. It is never followed to a file or an address, it
+//! cannot loop, and it has a size; what breaks one of these rules is refused when the tool is registered.
+
+use std::collections::{HashMap, HashSet};
+
+use jsonschema::Validator;
+use serde_json::{Map, Value, json};
+
+/// How large a schema may be, written as JSON.
+const BYTES_MAX: usize = 1024 * 1024;
+/// How deep a schema may be nested.
+const DEPTH_MAX: usize = 128;
+
+/// A compiled schema.
+pub(crate) struct Schema {
+    validator: Validator,
+    raw: Value,
+    has_defaults: bool,
+}
+
+/// Why a schema cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SchemaError {
+    /// Not an object, or not for objects.
+    #[error("a tool's schema must be a JSON object that describes an object, not {0}")]
+    NotAnObject(String),
+    /// Larger or deeper than any honest schema.
+    #[error("the schema is too large: at most {BYTES_MAX} bytes and {DEPTH_MAX} levels")]
+    TooLarge,
+    /// A reference that leaves the schema.
+    #[error("the reference `{target}` at `{at}` leaves the schema; only references within it (`#/…`) are followed")]
+    ForeignReference {
+        /// Where it stands.
+        at: String,
+        /// Where it points.
+        target: String,
+    },
+    /// References that lead back to themselves without consuming anything.
+    #[error("the references at `{0}` lead back to themselves, so checking a value would never end")]
+    Loop(String),
+    /// What the schema language itself says.
+    #[error("the schema is not valid at `{at}`: {message}")]
+    Invalid {
+        /// Where.
+        at: String,
+        /// What.
+        message: String,
+    },
+}
+
+impl Schema {
+    /// Checks and compiles a schema. No schema at all stands for an object with any properties.
+    pub(crate) fn compile(raw: &Value) -> Result<Self, SchemaError> {
+        let raw = if raw.is_null() { json!({"type": "object"}) } else { raw.clone() };
+        match raw.get("type") {
+            _ if !raw.is_object() => return Err(SchemaError::NotAnObject(kind_of(&raw).into())),
+            None => {}
+            Some(Value::String(kind)) if kind == "object" => {}
+            Some(kind) => return Err(SchemaError::NotAnObject(kind.to_string())),
+        }
+        check_safe(&raw)?;
+        Self::compile_any(raw)
+    }
+
+    /// Checks and compiles a schema for any kind of value.
+    pub(crate) fn compile_output(raw: &Value) -> Result<Self, SchemaError> {
+        check_safe(raw)?;
+        Self::compile_any(raw.clone())
+    }
+
+    fn compile_any(raw: Value) -> Result<Self, SchemaError> {
+        let validator = jsonschema::options().build(&raw).map_err(|error| SchemaError::Invalid {
+            at: error.instance_path().to_string(),
+            message: error.masked().to_string(),
+        })?;
+        let has_defaults = has_key(&raw, "default");
+        Ok(Self { validator, raw, has_defaults })
+    }
+
+    pub(crate) fn validator(&self) -> &Validator {
+        &self.validator
+    }
+
+    /// Whether values that leave something out may get it filled in.
+    pub(crate) fn has_defaults(&self) -> bool {
+        self.has_defaults
+    }
+
+    pub(crate) fn root(&self) -> &Value {
+        &self.raw
+    }
+
+    /// The schema itself, or what it refers to within the same document.
+    pub(crate) fn resolve<'a>(&'a self, schema: &'a Value) -> &'a Value {
+        let mut current = schema;
+        // A chain that is longer is a loop, and loops were refused.
+        for _ in 0..DEPTH_MAX {
+            let Some(pointer) = current.get("$ref").and_then(Value::as_str).and_then(|target| target.strip_prefix('#'))
+            else {
+                return current;
+            };
+            match self.raw.pointer(pointer) {
+                Some(next) => current = next,
+                None => return current,
+            }
+        }
+        current
+    }
+}
+
+/// What a value is, in the words of JSON.
+pub(crate) fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+fn has_key(value: &Value, key: &str) -> bool {
+    match value {
+        Value::Object(map) => map.contains_key(key) || map.values().any(|value| has_key(value, key)),
+        Value::Array(items) => items.iter().any(|item| has_key(item, key)),
+        _ => false,
+    }
+}
+
+/// Refuses what would be dangerous to compile or to use.
+fn check_safe(raw: &Value) -> Result<(), SchemaError> {
+    if !is_within(raw, DEPTH_MAX, BYTES_MAX) {
+        return Err(SchemaError::TooLarge);
+    }
+    let mut places = Places::default();
+    places.walk(raw, String::new())?;
+    places.check_loops()
+}
+
+/// Whether a value is at most so deep and, roughly, so many bytes large; itself safe for any value.
+pub(crate) fn is_within(value: &Value, depth_max: usize, bytes_max: usize) -> bool {
+    let mut bytes = 0_usize;
+    let mut open = vec![(value, 1)];
+    while let Some((value, depth)) = open.pop() {
+        bytes += match value {
+            Value::String(text) => text.len() + 2,
+            Value::Object(map) => map.keys().map(|key| key.len() + 4).sum(),
+            _ => 4,
+        };
+        if depth > depth_max || bytes > bytes_max {
+            return false;
+        }
+        match value {
+            Value::Array(items) => open.extend(items.iter().map(|item| (item, depth + 1))),
+            Value::Object(map) => open.extend(map.values().map(|value| (value, depth + 1))),
+            _ => {}
+        }
+    }
+    true
+}
+
+/// The subschemas of a schema by their JSON pointer, with those that apply to the very same value.
+#[derive(Default)]
+struct Places {
+    same_value: HashMap<String, Vec<String>>,
+    anchors: HashMap<String, String>,
+}
+
+impl Places {
+    fn walk(&mut self, schema: &Value, at: String) -> Result<(), SchemaError> {
+        let Value::Object(map) = schema else { return Ok(()) };
+        let mut same = Vec::new();
+        for keyword in ["$anchor", "$dynamicAnchor"] {
+            if let Some(Value::String(name)) = map.get(keyword) {
+                self.anchors.insert(name.clone(), at.clone());
+            }
+        }
+        for (key, value) in map {
+            let here = format!("{at}/{}", key.replace('~', "~0").replace('/', "~1"));
+            match (key.as_str(), value) {
+                ("$ref" | "$dynamicRef" | "$recursiveRef", Value::String(target)) => match target.strip_prefix('#') {
+                    Some(pointer) => same.push(percent_decoded(pointer)),
+                    None => return Err(SchemaError::ForeignReference { at: here, target: target.clone() }),
+                },
+                ("allOf" | "anyOf" | "oneOf", Value::Array(branches)) => {
+                    for (index, branch) in branches.iter().enumerate() {
+                        same.push(format!("{here}/{index}"));
+                        self.walk(branch, format!("{here}/{index}"))?;
+                    }
+                }
+                ("not" | "if" | "then" | "else", value) => {
+                    same.push(here.clone());
+                    self.walk(value, here)?;
+                }
+                ("dependentSchemas", Value::Object(branches)) => {
+                    for (name, branch) in branches {
+                        let branch_at = format!("{here}/{}", name.replace('~', "~0").replace('/', "~1"));
+                        same.push(branch_at.clone());
+                        self.walk(branch, branch_at)?;
+                    }
+                }
+                // Plain data: what looks like a reference in it is none.
+                ("enum" | "const" | "default" | "examples", _) => {}
+                (_, Value::Object(inner)) => self.walk_inner(inner, value, here)?,
+                (_, Value::Array(items)) => {
+                    for (index, item) in items.iter().enumerate() {
+                        self.walk(item, format!("{here}/{index}"))?;
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.same_value.insert(at, same);
+        Ok(())
+    }
+
+    /// A keyword's object is a schema, or a map of schemas such as `properties`; both are walked alike.
+    fn walk_inner(&mut self, inner: &Map<String, Value>, value: &Value, at: String) -> Result<(), SchemaError> {
+        let is_map = ["properties", "patternProperties", "$defs", "definitions"].iter().any(|word| at.ends_with(word));
+        if !is_map {
+            return self.walk(value, at);
+        }
+        for (name, schema) in inner {
+            self.walk(schema, format!("{at}/{}", name.replace('~', "~0").replace('/', "~1")))?;
+        }
+        Ok(())
+    }
+
+    fn check_loops(&self) -> Result<(), SchemaError> {
+        let mut done = HashSet::new();
+        for start in self.same_value.keys() {
+            // Depth first with an explicit stack: `path` holds the places between `start` and here.
+            let (mut open, mut path) = (vec![(start.as_str(), 0_usize)], Vec::<&str>::new());
+            while let Some((at, depth)) = open.pop() {
+                while path.len() > depth {
+                    done.insert(path.pop().expect("it is longer than `depth`"));
+                }
+                if path.contains(&at) {
+                    return Err(SchemaError::Loop(format!("#{at}")));
+                }
+                if done.contains(at) {
+                    continue;
+                }
+                path.push(at);
+                for target in self.same_value.get(at).into_iter().flatten() {
+                    let target = self.anchors.get(target).unwrap_or(target);
+                    open.push((target, depth + 1));
+                }
+            }
+            done.extend(path);
+        }
+        Ok(())
+    }
+}
+
+fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let hex = tail.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
+        match (first, hex.and_then(|hex| u8::from_str_radix(hex, 16).ok())) {
+            (b'%', Some(byte)) => {
+                bytes.push(byte);
+                rest = &tail[2..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(schema: Value) -> String {
+        Schema::compile(&schema).err().map_or_else(|| "accepted".into(), |error| error.to_string())
+    }
+
+    #[test]
+    fn references_to_files_and_addresses_are_refused() {
+        for target in ["file:///etc/passwd", "http://127.0.0.1:1/x", "other.json", "//host/x"] {
+            assert_eq!(
+                refused(json!({"type": "object", "properties": {"a": {"$ref": target}}})),
+                format!(
+                    "the reference `{target}` at `/properties/a/$ref` leaves the schema; \
+                     only references within it (`#/…`) are followed"
+                )
+            );
+        }
+        assert_eq!(refused(json!({"type": "object", "properties": {"a": {"default": {"$ref": "x"}}}})), "accepted");
+    }
+
+    #[test]
+    fn a_reference_smuggled_past_the_walk_is_still_not_followed() {
+        // `x-odd` is no keyword, so the walk treats it as a schema; `dependencies` is from an older draft.
+        let raw = json!({"type": "object", "dependencies": {"a": {"$ref": "http://127.0.0.1:1/x"}}});
+        assert!(refused(raw).contains("leaves the schema"));
+    }
+
+    #[test]
+    fn schemas_that_loop_are_refused_and_recursive_ones_are_not() {
+        let looped = "lead back to themselves, so checking a value would never end";
+        for schema in [
+            json!({"$ref": "#"}),
+            json!({"allOf": [{"$ref": "#"}]}),
+            json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"anyOf": [{"$ref": "#/$defs/a"}]}}}),
+            json!({"not": {"$ref": "#/$defs/x"}, "$defs": {"x": {"if": {"$ref": "#/$defs/x"}}}}),
+            json!({"$ref": "#me", "$anchor": "me"}),
+        ] {
+            assert!(refused(schema.clone()).ends_with(looped), "{schema}");
+        }
+        let tree = json!({
+            "type": "object",
+            "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}},
+            "additionalProperties": false
+        });
+        let schema = Schema::compile(&tree).expect("a tree consumes a level at each step");
+        assert!(schema.validator().is_valid(&json!({"left": {"right": {}}})));
+        assert!(!schema.validator().is_valid(&json!({"left": {"middle": {}}})));
+    }
+
+    #[test]
+    fn absurd_schemas_are_refused() {
+        let mut deep = json!({"type": "object"});
+        for _ in 0..500 {
+            deep = json!({"type": "object", "properties": {"a": deep}});
+        }
+        assert_eq!(Schema::compile(&deep).err(), Some(SchemaError::TooLarge));
+        let wide = json!({"type": "object", "description": "x".repeat(2 * BYTES_MAX)});
+        assert_eq!(Schema::compile(&wide).err(), Some(SchemaError::TooLarge));
+        assert_eq!(refused(json!("x")), "a tool's schema must be a JSON object that describes an object, not a string");
+        assert_eq!(
+            refused(json!({"type": "array"})),
+            "a tool's schema must be a JSON object that describes an object, not \"array\""
+        );
+        assert_eq!(
+            refused(json!({"type": "object", "properties": {"a": {"type": "strnig"}}})),
+            r#"the schema is not valid at `/properties/a/type`: value is not valid under any of the schemas listed in the 'anyOf' keyword"#
+        );
+        assert!(refused(json!({"properties": {"a": {"pattern": "("}}})).starts_with("the schema is not valid"));
+    }
+}

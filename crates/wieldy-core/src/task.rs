@@ -1,0 +1,273 @@
+//! Calls that are polled, observed and cancelled instead of waited for; and the orderly stop of all of them.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use crate::batch::{Batch, BatchResult};
+use crate::breaker::BreakerState;
+use crate::call::{BatchId, Call, Caller, ExecutionId, Status, ToolResult};
+use crate::error::CallError;
+use crate::executor::Executor;
+use crate::flight::{BatchFlight, CancelCause, Flights};
+use crate::input::{Input, Violations, check_size};
+use crate::journal::{Filter, Recorder, Subscription};
+use crate::observe::Observer;
+use crate::policy::Policy;
+use crate::registry::Registered;
+
+/// How many finished tasks are remembered at most.
+const TASKS_MAX: usize = 10_000;
+
+/// The calls that were begun in the background, and their results for a while.
+pub(crate) struct Tasks {
+    known: Mutex<HashMap<ExecutionId, Known>>,
+    running: TaskTracker,
+    ttl: Duration,
+}
+
+struct Known {
+    tool: String,
+    tenant: Option<String>,
+    result: watch::Receiver<Option<Arc<ToolResult>>>,
+    /// Set when it is over.
+    ended: Arc<Mutex<Option<Instant>>>,
+}
+
+/// How a task stands.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Task {
+    /// The engine's id of the call.
+    pub id: ExecutionId,
+    /// The tool that was asked for.
+    pub tool: String,
+    /// How it stands.
+    pub status: Status,
+    /// The result, once it is over.
+    pub result: Option<Arc<ToolResult>>,
+}
+
+/// What to cancel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// One call.
+    Execution(ExecutionId),
+    /// A batch: its running calls end, the others are not begun.
+    Batch(BatchId),
+    /// All running calls of a session.
+    Session(String),
+    /// All running calls of a tenant.
+    Tenant(String),
+}
+
+impl From<ExecutionId> for Target {
+    fn from(id: ExecutionId) -> Self {
+        Self::Execution(id)
+    }
+}
+
+impl From<BatchId> for Target {
+    fn from(id: BatchId) -> Self {
+        Self::Batch(id)
+    }
+}
+
+/// How much an executor has to do.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Load {
+    /// How many calls run.
+    pub running: u32,
+    /// How many calls wait for a slot.
+    pub waiting: usize,
+    /// The tools that fail, and how their breakers stand.
+    pub breakers: Vec<(String, BreakerState)>,
+}
+
+impl Tasks {
+    pub(crate) fn new(ttl: Duration) -> Self {
+        Self { known: Mutex::default(), running: TaskTracker::new(), ttl }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ExecutionId, Known>> {
+        let mut known = self.known.lock().expect("no code panics while it holds the tasks");
+        let ended = |task: &Known| *task.ended.lock().expect("no code panics while it holds the time");
+        known.retain(|_, task| ended(task).is_none_or(|ended| ended.elapsed() < self.ttl));
+        if known.len() > TASKS_MAX {
+            let mut over: Vec<_> = known.iter().filter_map(|(id, task)| Some((ended(task)?, *id))).collect();
+            over.sort_unstable();
+            for (_, id) in over.into_iter().take(known.len() - TASKS_MAX) {
+                known.remove(&id);
+            }
+        }
+        known
+    }
+}
+
+impl Executor {
+    /// Begins a call in the background and returns its id at once. Must be called within a tokio runtime.
+    pub fn spawn(&self, call: Call) -> ExecutionId {
+        let entry = self.open(&call, None);
+        let id = entry.flight.id;
+        let (tell, result) = watch::channel(None);
+        let ended = Arc::new(Mutex::new(None));
+        let known =
+            Known { tool: call.tool.clone(), tenant: call.caller.tenant.clone(), result, ended: Arc::clone(&ended) };
+        self.inner.tasks.lock().insert(id, known);
+        let executor = self.clone();
+        self.inner.tasks.running.spawn(async move {
+            let result = executor.walk(call, entry).await;
+            *ended.lock().expect("no code panics while it holds the time") = Some(Instant::now());
+            tell.send_replace(Some(Arc::new(result)));
+        });
+        id
+    }
+
+    /// How a task stands, if it is known and the asker's tenant began it.
+    pub fn task(&self, id: ExecutionId, asker: &Caller) -> Option<Task> {
+        let tasks = self.inner.tasks.lock();
+        tasks.get(&id).filter(|known| known.tenant == asker.tenant).map(|known| self.view(id, known))
+    }
+
+    /// All tasks of the asker's tenant that are known, oldest first.
+    pub fn tasks(&self, asker: &Caller) -> Vec<Task> {
+        let tasks = self.inner.tasks.lock();
+        let mut all: Vec<Task> = tasks
+            .iter()
+            .filter(|(_, known)| known.tenant == asker.tenant)
+            .map(|(id, known)| self.view(*id, known))
+            .collect();
+        all.sort_unstable_by_key(|task| task.id);
+        all
+    }
+
+    fn view(&self, id: ExecutionId, known: &Known) -> Task {
+        let result = known.result.borrow().clone();
+        let status = match &result {
+            Some(result) => result.status,
+            None => self.flights().call(id).map_or(Status::Pending, |flight| flight.state().status()),
+        };
+        Task { id, tool: known.tool.clone(), status, result }
+    }
+
+    /// Waits for a task and gives its result; `None` where it is not known.
+    pub async fn wait(&self, id: ExecutionId, asker: &Caller) -> Option<Arc<ToolResult>> {
+        let mut result = {
+            let tasks = self.inner.tasks.lock();
+            tasks.get(&id).filter(|known| known.tenant == asker.tenant)?.result.clone()
+        };
+        let result = result.wait_for(Option::is_some).await.ok()?;
+        result.clone()
+    }
+
+    /// Begins a batch in the background: its id at once, its result to be awaited. Must be called within a tokio runtime.
+    pub fn spawn_batch(&self, batch: Batch) -> (BatchId, impl Future<Output = Result<BatchResult, CallError>>) {
+        let flight = Arc::new(BatchFlight::new(Arc::clone(&batch.caller)));
+        let (executor, id) = (self.clone(), flight.id);
+        self.inner.flights.add_batch(Arc::clone(&flight));
+        let task = self.inner.tasks.running.spawn(async move { executor.run_batch(batch, flight).await });
+        (id, async move { task.await.unwrap_or_else(|gone| std::panic::resume_unwind(gone.into_panic())) })
+    }
+
+    /// Tells calls to end, and how many were told. Their results say who wanted it.
+    pub fn cancel(&self, target: impl Into<Target>) -> usize {
+        let flights = &self.inner.flights;
+        let (calls, cause) = match target.into() {
+            Target::Execution(id) => (flights.live(|flight| flight.id == id), CancelCause::Caller),
+            Target::Batch(id) => {
+                if let Some(batch) = flights.batch(id) {
+                    batch.cancel(CancelCause::Batch);
+                }
+                (flights.live(|flight| flight.subject.batch == Some(id)), CancelCause::Batch)
+            }
+            Target::Session(session) => {
+                (flights.live(|flight| flight.subject.caller.session.as_ref() == Some(&session)), CancelCause::Session)
+            }
+            Target::Tenant(tenant) => {
+                (flights.live(|flight| flight.subject.caller.tenant.as_ref() == Some(&tenant)), CancelCause::Tenant)
+            }
+        };
+        calls.iter().for_each(|flight| flight.cancel(cause));
+        calls.len()
+    }
+
+    /// Whether a call is under way.
+    pub fn is_executing(&self, id: ExecutionId) -> bool {
+        self.inner.flights.call(id).is_some_and(|flight| !flight.is_over())
+    }
+
+    /// The events of a call from its first one on, until it is over. An unknown id ends at once.
+    pub fn observe(&self, id: ExecutionId) -> Observer {
+        match self.inner.flights.call(id) {
+            Some(flight) => {
+                let basic_only = self.sees_basic_only(&flight.subject.caller);
+                Observer::new(flight, basic_only)
+            }
+            None => Observer::of_nothing(),
+        }
+    }
+
+    /// The events of a batch and all its calls, until it is over. An unknown id ends at once.
+    pub fn observe_batch(&self, id: BatchId) -> Observer {
+        match self.inner.flights.batch(id) {
+            Some(batch) => {
+                let basic_only = self.sees_basic_only(&batch.subject.caller);
+                Observer::new(batch, basic_only)
+            }
+            None => Observer::of_nothing(),
+        }
+    }
+
+    fn sees_basic_only(&self, caller: &Caller) -> bool {
+        self.inner.policy.plan(caller).is_ok_and(|plan| !plan.full_events)
+    }
+
+    /// All events that the filter wants, from now on. Up to `capacity` wait for a slow subscriber; then it misses some.
+    pub fn subscribe(&self, filter: Filter, capacity: usize) -> Subscription {
+        self.inner.recorder.bus().subscribe(filter, capacity)
+    }
+
+    /// How much there is to do.
+    pub fn load(&self) -> Load {
+        let (running, waiting) = self.inner.admission.load();
+        let breakers =
+            self.inner.breakers.states().into_iter().map(|(tool, state)| (tool.to_string(), state)).collect();
+        Load { running, waiting, breakers }
+    }
+
+    /// Takes no new calls, lets those in flight end for up to `patience`, then cancels the rest and waits for them.
+    pub async fn shutdown(&self, patience: Duration) {
+        self.inner.stopping.store(true, Ordering::Release);
+        self.inner.tasks.running.close();
+        let until = Instant::now() + patience;
+        while Instant::now() < until && !self.inner.flights.live(|_| true).is_empty() {
+            tokio::time::sleep(Duration::from_millis(10).min(patience)).await;
+        }
+        for flight in self.inner.flights.live(|_| true) {
+            flight.cancel(CancelCause::Shutdown);
+        }
+        self.inner.tasks.running.wait().await;
+    }
+
+    pub(crate) fn flights(&self) -> &Flights {
+        &self.inner.flights
+    }
+
+    pub(crate) fn policy(&self) -> &Policy {
+        &self.inner.policy
+    }
+
+    pub(crate) fn recorder(&self) -> &Recorder {
+        &self.inner.recorder
+    }
+
+    /// Checks arguments without running anything.
+    pub(crate) fn checked(&self, tool: &Registered, arguments: &Arc<serde_json::Value>) -> Result<Input, Violations> {
+        check_size(arguments)?;
+        Input::check(ExecutionId::next(), &tool.input, arguments)
+    }
+}
