@@ -58,6 +58,10 @@ impl Capture {
         {
             self.spilled = Spilled::Failed(error.to_string());
         }
+        // Large first chunks: what is missing of the head comes before the tail.
+        let head_room = (self.inline_max / 2).saturating_sub(self.head.len()).min(bytes.len());
+        let (to_head, bytes) = bytes.split_at(if self.tail.is_empty() { head_room } else { 0 });
+        self.head.extend_from_slice(to_head);
         let tail_max = self.inline_max - self.inline_max / 2;
         self.tail.extend(&bytes[bytes.len().saturating_sub(tail_max)..]);
         let surplus = self.tail.len().saturating_sub(tail_max);

@@ -348,12 +348,12 @@ mod tests {
                 schema(),
                 json!({"pth": "a", "lines": "05", "ratio": "NaN", "deep": "yes", "tags": ["x"], "either": "x"})
             ),
-            Err("there is no argument `pth`; did you mean `path`?; \
-                 `/lines`: the value is not of type \"integer\"; \
+            Err("`/lines`: the value is not of type \"integer\"; \
                  `/ratio`: the value is not of type \"number\"; \
                  `/deep`: the value is not of type \"boolean\"; \
                  `/tags/0`: the value is not of type \"integer\"; \
                  `/either`: the value is not of types \"boolean\", \"integer\"; \
+                 there is no argument `pth`; did you mean `path`?; \
                  `path` is required"
                 .into())
         );

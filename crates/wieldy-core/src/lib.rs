@@ -46,6 +46,9 @@ pub mod artifact;
 mod sandbox;
 
 mod error;
+mod present;
+
+mod manifest;
 
 mod build;
 mod duration;
@@ -61,15 +64,18 @@ pub use call::{
     ToolResult,
 };
 pub use confirm::{Answer, Confirmation, Confirmer, Consent, Digest, NoConsent};
+pub use duration::parse_duration;
 pub use error::{CallError, Category, Code};
 pub use event::{Body, CallState, Closing, Event, Note, OutOfOrder, Subject};
 pub use executor::Executor;
 pub use flight::CancelCause;
 pub use input::{ARGUMENTS_BYTES_MAX, ARGUMENTS_DEPTH_MAX, Input, Violation, Violations, parse_arguments};
 pub use journal::{Filter, Journal, JournalError, MemoryJournal, Receipt, Seen, Subscription};
+pub use manifest::{CommandSpec, Manifest, ManifestError, ManifestTool, OutputForm, Problem, Unbound};
 pub use name::{NameError, ToolName};
 pub use observe::Observer;
 pub use policy::{Check, Decision, Denied, Grant, Plan, Policy, Question};
+pub use present::{Budget, Presentation, present};
 pub use rate::{Per, Rate, RateKind};
 pub use redact::REDACTED;
 pub use registry::{NotFound, RegisterError, Registered, Registration, Registry, ToolFilter};

@@ -120,6 +120,15 @@ pub fn did_you_mean(names: &[&str]) -> Option<String> {
     }
 }
 
+/// What a message about an unknown key may have meant: reads "unknown field `x`, expected one of `a`, `b`" as
+/// the readers of TOML and JSON write it.
+pub fn hint_for_unknown_key(message: &str) -> Option<String> {
+    let (_, rest) = message.split_once("unknown field `").or_else(|| message.split_once("unknown variant `"))?;
+    let (unknown, rest) = rest.split_once("`, expected ")?;
+    let known = rest.split('`').skip(1).step_by(2);
+    did_you_mean(&near_misses(unknown, known))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,6 +165,10 @@ mod tests {
         assert_eq!(near_misses("serach", known), ["Search"]);
         assert_eq!(near_misses("read", known), ["Read", "ReadFile"]);
         assert_eq!(near_misses("quux", known), Vec::<&str>::new());
+        assert_eq!(
+            hint_for_unknown_key("unknown field `tiemout`, expected one of `name`, `timeout` at line 1").as_deref(),
+            Some("did you mean `timeout`?")
+        );
         assert_eq!(did_you_mean(&["a", "b", "c"]).as_deref(), Some("did you mean `a`, `b` or `c`?"));
     }
 }

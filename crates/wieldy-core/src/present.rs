@@ -1,0 +1,165 @@
+//! A result as text for a model's context: within a budget, head and tail kept, nothing cut in the middle of a character.
+
+use std::fmt::Write;
+
+use crate::call::{Content, ToolResult};
+
+/// How a result is written for a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Presentation {
+    /// Whether tool, status and duration stand above.
+    pub header: bool,
+    /// How long the tool's own words may be.
+    pub budget: Budget,
+}
+
+impl Default for Presentation {
+    fn default() -> Self {
+        Self { header: true, budget: Budget::Characters(4000) }
+    }
+}
+
+/// How much of a model's context may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Budget {
+    /// So many characters.
+    Characters(usize),
+    /// About so many tokens: four ASCII characters or one other character count as one.
+    Tokens(usize),
+}
+
+impl Budget {
+    fn units(self) -> usize {
+        match self {
+            Self::Characters(count) => count,
+            Self::Tokens(count) => count.saturating_mul(4),
+        }
+    }
+
+    fn cost(self, character: char) -> usize {
+        match self {
+            Self::Characters(_) => 1,
+            Self::Tokens(_) => {
+                if character.is_ascii() {
+                    1
+                } else {
+                    4
+                }
+            }
+        }
+    }
+
+    /// How many bytes of `characters` fit into `units`.
+    fn fitting(self, characters: impl Iterator<Item = char>, units: usize) -> usize {
+        let mut left = units;
+        let fits = |character: &char| {
+            let cost = self.cost(*character);
+            let fits = cost <= left;
+            left = left.saturating_sub(cost);
+            fits
+        };
+        characters.take_while(fits).map(char::len_utf8).sum()
+    }
+}
+
+/// Writes a result for a model.
+pub fn present(result: &ToolResult, how: &Presentation) -> String {
+    let mut text = String::new();
+    if how.header {
+        let _ = writeln!(
+            text,
+            "Tool: {}\nStatus: {}\nDuration: {} ms\n---",
+            result.tool, result.status, result.timing.duration_ms
+        );
+    }
+    if let Some(error) = &result.error {
+        let _ = writeln!(text, "Error {} {}: {}", error.code, error.code.name(), error.message);
+        if let Some(suggestion) = &error.suggestion {
+            let _ = writeln!(text, "Suggestion: {suggestion}");
+        }
+    }
+    let body = body(result);
+    if body.is_empty() {
+        return text;
+    }
+    if result.error.is_some() {
+        text.push_str("Output so far:\n");
+    }
+    text.push_str(&cut(&body, how.budget, result.artifact.map(|id| id.to_string()).as_deref()));
+    text
+}
+
+/// The tool's own words: its text, or else its structured answer.
+fn body(result: &ToolResult) -> String {
+    let mut body = String::new();
+    for block in &result.content {
+        let _ = match block {
+            Content::Text { text } => write!(body, "{text}"),
+            Content::Image { data, mime_type } => {
+                writeln!(body, "[image: {mime_type}, {} bytes in base64]", data.len())
+            }
+            Content::Audio { data, mime_type } => {
+                writeln!(body, "[audio: {mime_type}, {} bytes in base64]", data.len())
+            }
+            Content::Resource { resource } => writeln!(body, "[resource: {resource}]"),
+            Content::ResourceLink { uri, name } => writeln!(body, "[{name}: {uri}]"),
+        };
+    }
+    match &result.structured {
+        Some(structured) if body.is_empty() => {
+            serde_json::to_string_pretty(structured).expect("a JSON value is always writable")
+        }
+        _ => body,
+    }
+}
+
+/// The text within the budget: two thirds for the head, one for the tail, and what is missing between them.
+fn cut(text: &str, budget: Budget, artifact: Option<&str>) -> String {
+    let units = budget.units();
+    if budget.fitting(text.chars(), units) == text.len() {
+        return text.to_owned();
+    }
+    let tail_units = units / 3;
+    let head = &text[..budget.fitting(text.chars(), units - tail_units)];
+    let tail = &text[text.len() - budget.fitting(text.chars().rev(), tail_units)..];
+    let left_out = text[head.len()..text.len() - tail.len()].chars().count();
+    let read_on = artifact.map(|id| format!("; read on in {id}")).unwrap_or_default();
+    format!("{head}\n… {left_out} characters left out{read_on} …\n{tail}")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn formatting_never_cuts_a_character_and_keeps_to_the_budget(text in "\\PC{0,120}", count in 0usize..60, tokens: bool) {
+            let budget = if tokens { Budget::Tokens(count) } else { Budget::Characters(count) };
+            let shown = cut(&text, budget, None);
+            if shown == text {
+                prop_assert!(text.chars().map(|c| budget.cost(c)).sum::<usize>() <= budget.units());
+            } else {
+                let (head, rest) = shown.split_once("\n… ").expect("the notice");
+                let (notice, tail) = rest.split_once(" …\n").expect("the end of the notice");
+                let spent: usize = head.chars().chain(tail.chars()).map(|c| budget.cost(c)).sum();
+                prop_assert!(spent <= budget.units());
+                prop_assert!(text.starts_with(head) && text.ends_with(tail));
+                let left_out: usize = notice.split(' ').next().expect("a word").parse().expect("a number");
+                prop_assert_eq!(head.chars().count() + left_out + tail.chars().count(), text.chars().count());
+            }
+        }
+    }
+
+    #[test]
+    fn head_and_tail_stay_and_the_artifact_is_named() {
+        let text: String = ('a'..='z').collect();
+        assert_eq!(
+            cut(&text, Budget::Characters(9), Some("artifact:1")),
+            "abcdef\n… 17 characters left out; read on in artifact:1 …\nxyz"
+        );
+        assert_eq!(cut("αβγδ", Budget::Tokens(3), None), "αβ\n… 1 characters left out …\nδ");
+        assert_eq!(cut(&text, Budget::Characters(26), None), text);
+    }
+}
