@@ -353,7 +353,6 @@ impl Executor {
 }
 
 /// The call with its references filled in, or why it is not begun.
-#[expect(clippy::type_complexity, reason = "used in one place")]
 fn bind(
     call: Call,
     needs: &BTreeSet<usize>,

@@ -31,10 +31,9 @@ impl Input {
     pub(crate) fn check(execution: ExecutionId, schema: &Schema, arguments: &Arc<Value>) -> Result<Self, Violations> {
         let input = |value| Ok(Self { execution, value });
         // The usual case: nothing to fill in, nothing to correct, nothing to copy.
-        if !schema.has_defaults() && arguments.is_object() && !has_float(arguments) {
-            if schema.validator().is_valid(arguments) {
-                return input(Arc::clone(arguments));
-            }
+        let as_it_is = !schema.has_defaults() && arguments.is_object() && !has_float(arguments);
+        if as_it_is && schema.validator().is_valid(arguments) {
+            return input(Arc::clone(arguments));
         }
         let mut value = match &**arguments {
             Value::Null => json!({}),

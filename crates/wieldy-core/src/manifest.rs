@@ -426,7 +426,7 @@ pub struct Unbound {
 
 impl Unbound {
     /// A tool that needs something configured, in words such as "a GitHub token (`github.token`)".
-    pub fn new(spec: ToolSpec, needs: impl Into<String>) -> Arc<dyn AnyTool> {
+    pub fn tool(spec: ToolSpec, needs: impl Into<String>) -> Arc<dyn AnyTool> {
         Arc::new(Self { spec, needs: needs.into() })
     }
 }

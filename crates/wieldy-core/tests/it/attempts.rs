@@ -1,0 +1,221 @@
+//! Clocks, retries, panics.
+
+use std::time::Duration;
+
+use serde_json::json;
+use wieldy_core::{
+    Backoff, Call, Code, Content, DynamicTimeout, Options, RetryIf, RetryPolicy, Status, ToolResult, ToolSpec,
+};
+use wieldy_testkit::{Act, Puppet, World};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// One second, two seconds, and so on, without chance.
+fn linear(retries: u32) -> RetryPolicy {
+    RetryPolicy { retries, base: SECOND, cap: 60 * SECOND, backoff: Backoff::Linear }
+}
+
+async fn called(world: &World, options: Options) -> ToolResult {
+    world.executor.call(Call::new("t", json!({})).with(options)).await
+}
+
+fn code(result: &ToolResult) -> Option<Code> {
+    result.error.as_ref().map(|error| error.code)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_goes_well_leaves_three_events() {
+    let world = World::new([Puppet::reading("echo", Act::Echo)]);
+    let result = world.call("echo", json!({"text": "hi"})).await;
+    assert_eq!((result.status, result.text().as_str(), result.attempts), (Status::Success, r#"{"text":"hi"}"#, 1));
+    insta::assert_snapshot!(world.tape(), @r#"
+    tool.call.pending {"arguments":{"text":"hi"},"tool":"echo"}
+    tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":30000,"read_only":true,"tool":"echo"}
+    tool.call.success {"status":"success","attempts":1,"cached":false,"output_bytes":13,"tool":"echo"}
+    "#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_transient_failure_is_retried_with_growing_delays() {
+    let acts = [Act::Fail(Code::TransportFailed, true), Act::Fail(Code::TransportFailed, true), Act::Say("at last")];
+    let (tool, strings) = Puppet::new(ToolSpec::new("t", "").read_only().retry(linear(2)), acts);
+    let world = World::new([tool]);
+    let began = tokio::time::Instant::now();
+    let result = called(&world, Options::default()).await;
+    assert_eq!((result.text().as_str(), result.attempts, strings.runs()), ("at last", 3, 3));
+    assert_eq!(began.elapsed(), 3 * SECOND);
+    insta::assert_snapshot!(world.tape(), @r#"
+    tool.call.pending {"tool":"t"}
+    tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":30000,"read_only":true,"tool":"t"}
+    tool.retry.attempt {"attempt":2,"attempts_max":3,"delay_ms":1000,"error":{"code":"E3201","name":"TRANSPORT_FAILED","category":"network_error","message":"told to fail","retryable":true},"tool":"t"}
+    tool.call.started {"attempt":2,"attempts_max":3,"timeout_ms":30000,"read_only":true,"tool":"t"}
+    tool.retry.attempt {"attempt":3,"attempts_max":3,"delay_ms":2000,"error":{"code":"E3201","name":"TRANSPORT_FAILED","category":"network_error","message":"told to fail","retryable":true},"tool":"t"}
+    tool.call.started {"attempt":3,"attempts_max":3,"timeout_ms":30000,"read_only":true,"tool":"t"}
+    tool.retry.success {"attempts":3,"tool":"t"}
+    tool.call.success {"status":"success","attempts":3,"cached":false,"output_bytes":7,"tool":"t"}
+    "#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn retries_end_when_they_are_used_up() {
+    let (tool, strings) =
+        Puppet::new(ToolSpec::new("t", "").read_only().retry(linear(2)), [Act::Fail(Code::TransportFailed, true)]);
+    let world = World::new([tool]);
+    let result = called(&world, Options { retries: Some(1), ..Options::default() }).await;
+    assert_eq!((code(&result), result.attempts, strings.runs()), (Some(Code::TransportFailed), 2, 2));
+    insta::assert_snapshot!(world.tape(), @r#"
+    tool.call.pending {"tool":"t"}
+    tool.call.started {"attempt":1,"attempts_max":2,"timeout_ms":30000,"read_only":true,"tool":"t"}
+    tool.retry.attempt {"attempt":2,"attempts_max":2,"delay_ms":1000,"error":{"code":"E3201","name":"TRANSPORT_FAILED","category":"network_error","message":"told to fail","retryable":true},"tool":"t"}
+    tool.call.started {"attempt":2,"attempts_max":2,"timeout_ms":30000,"read_only":true,"tool":"t"}
+    tool.retry.exhausted {"attempts":2,"error":{"code":"E3201","name":"TRANSPORT_FAILED","category":"network_error","message":"told to fail","retryable":true},"tool":"t"}
+    tool.call.failure {"status":"failed","attempts":2,"cached":false,"output_bytes":0,"error":{"code":"E3201","name":"TRANSPORT_FAILED","category":"network_error","message":"told to fail","retryable":true},"tool":"t"}
+    "#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_retryable_is_not_retried_unless_the_caller_says_so() {
+    let (tool, strings) =
+        Puppet::new(ToolSpec::new("t", "").read_only().retry(linear(2)), [Act::Fail(Code::InvalidInput, true)]);
+    let world = World::new([tool]);
+    called(&world, Options::default()).await;
+    assert_eq!(strings.runs(), 1);
+    let retry_if = RetryIf::new(|error| error.code == Code::InvalidInput);
+    called(&world, Options { retry_if: Some(retry_if), ..Options::default() }).await;
+    assert_eq!(strings.runs(), 1 + 3);
+    let never = RetryIf::new(|_| panic!("a predicate that panics says no"));
+    called(&world, Options { retry_if: Some(never), ..Options::default() }).await;
+    assert_eq!(strings.runs(), 1 + 3 + 1);
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_may_have_had_an_effect_is_never_repeated() {
+    let spec = || ToolSpec::new("t", "").retry(linear(2));
+    let always = || Options { retry_if: Some(RetryIf::new(|_| true)), ..Options::default() };
+    for (spec, effect_possible, runs) in [
+        (spec(), true, 1),
+        (spec(), false, 3), // it failed before it did anything
+        (spec().idempotent(), true, 3),
+        (spec().read_only(), true, 3),
+    ] {
+        let (tool, strings) = Puppet::new(spec, [Act::Fail(Code::TransportFailed, effect_possible)]);
+        let world = World::new([tool]);
+        let result = called(&world, always()).await;
+        assert_eq!(strings.runs(), runs);
+        assert_eq!(result.error.unwrap().retryable, runs == 3, "what must not be repeated is not called retryable");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_servers_wish_to_be_left_alone_is_honoured() {
+    let (tool, _) =
+        Puppet::new(ToolSpec::new("t", "").read_only().retry(linear(1)), [Act::Busy(20 * SECOND), Act::Echo]);
+    let world = World::new([tool]);
+    let began = tokio::time::Instant::now();
+    assert!(called(&world, Options::default()).await.is_success());
+    assert_eq!(began.elapsed(), 20 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn retries_never_pass_the_callers_deadline() {
+    let (tool, strings) =
+        Puppet::new(ToolSpec::new("t", "").read_only().retry(linear(5)), [Act::Fail(Code::TransportFailed, true)]);
+    let world = World::new([tool]);
+    let began = tokio::time::Instant::now();
+    let result = called(&world, Options { deadline: Some(SECOND * 5 / 2), ..Options::default() }).await;
+    assert_eq!((code(&result), strings.runs()), (Some(Code::TransportFailed), 2), "the next would come after 3 s");
+    assert_eq!(began.elapsed(), SECOND);
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_clock_ends_with_its_own_cause() {
+    let take = |time| Puppet::reading("t", Act::Take(time));
+    let clock = |result: &ToolResult| result.error.as_ref().unwrap().details["clock"].as_str().unwrap().to_owned();
+    let once = Options { retries: Some(0), ..Options::default() };
+
+    let world = World::new([take(60 * SECOND)]);
+    let result = called(&world, Options { timeout: Some(SECOND), ..once.clone() }).await;
+    assert_eq!((result.status, clock(&result).as_str()), (Status::Timeout, "attempt"));
+    assert_eq!(result.error.as_ref().unwrap().message, "the run was stopped after 1.000 s");
+
+    let result = called(&world, Options { deadline: Some(2 * SECOND), ..once.clone() }).await;
+    assert_eq!(clock(&result), "total");
+
+    let result = called(&world, Options { silence: Some(3 * SECOND), ..once.clone() }).await;
+    assert_eq!(clock(&result), "silence");
+
+    let ticking = World::new([Puppet::reading("t", Act::Tick(10, 2 * SECOND))]);
+    let result = called(&ticking, Options { silence: Some(3 * SECOND), ..once.clone() }).await;
+    assert_eq!(result.status, Status::Success, "progress is a sign of life");
+    let result = called(&ticking, Options { silence: Some(3 * SECOND), timeout: Some(9 * SECOND), ..once }).await;
+    assert_eq!(clock(&result), "attempt", "but endless progress does not beat the attempt clock");
+    world.check();
+    ticking.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_run_printed_before_it_was_stopped_is_kept() {
+    let world = World::new([Puppet::writing("t", Act::PrintAndWait("half of it"))]);
+    let result = called(&world, Options { timeout: Some(SECOND), ..Options::default() }).await;
+    assert_eq!((result.status, result.partial), (Status::Timeout, true));
+    assert_eq!(result.content, [Content::text("half of it")]);
+    insta::assert_snapshot!(world.tape(), @r#"
+    tool.call.pending {"tool":"t"}
+    tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":1000,"read_only":false,"tool":"t"}
+    tool.call.progress {"message":"half of it","stream":"stdout","tool":"t"}
+    tool.call.timeout {"status":"timeout","attempts":1,"cached":false,"output_bytes":10,"error":{"code":"E3103","name":"TIMEOUT","category":"timeout_error","message":"the run was stopped after 1.000 s","retryable":false,"suggestion":"give it more time, or ask for less at once","details":{"clock":"attempt","after_ms":1000.0}},"tool":"t"}
+    "#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_a_tool_is_an_error_and_the_executor_goes_on() {
+    let world = World::new([Puppet::writing("t", Act::Panic), Puppet::reading("echo", Act::Echo)]);
+    let result = called(&world, Options::default()).await;
+    let error = result.error.as_ref().unwrap();
+    assert_eq!((error.code, &error.details["panic"]), (Code::ExecutionError, &json!("told to panic")));
+    assert!(world.call("echo", json!({})).await.is_success());
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dynamic_timeout_learns_only_from_runs_that_finished() {
+    let acts = [Act::Take(SECOND), Act::Take(SECOND), Act::Take(SECOND), Act::Take(20 * SECOND)];
+    let (tool, _) = Puppet::new(ToolSpec::new("t", "").retry(RetryPolicy::NEVER), acts);
+    let world = World::with([tool], |builder| {
+        builder.dynamic_timeout = Some(DynamicTimeout { runs_min: 3, factor: 2.0, ..DynamicTimeout::default() });
+    });
+    for _ in 0..3 {
+        assert!(called(&world, Options::default()).await.is_success());
+    }
+    for _ in 0..5 {
+        let result = called(&world, Options::default()).await;
+        assert_eq!(result.error.unwrap().details["after_ms"], json!(2000.0), "a run that was stopped teaches nothing");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn absurd_options_are_refused_and_huge_ones_capped() {
+    let world = World::new([Puppet::reading("t", Act::Echo)]);
+    let zero = called(&world, Options { timeout: Some(Duration::ZERO), ..Options::default() }).await;
+    assert_eq!(zero.error.unwrap().message, "the option `timeout` is 0, so nothing could ever run");
+    let mut options = Options { timeout: Some(Duration::MAX), ..Options::default() };
+    (options.deadline, options.silence, options.queue_timeout) = (options.timeout, options.timeout, options.timeout);
+    options.retries = Some(u32::MAX);
+    assert!(called(&world, options).await.is_success());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_breaks_the_tools_own_promise_is_an_error() {
+    let schema = json!({"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]});
+    let spec = ToolSpec { output_schema: Some(schema), ..ToolSpec::new("t", "").read_only() };
+    let (tool, _) = Puppet::new(spec, [Act::Give(json!({"count": 1})), Act::Give(json!({"count": "x"})), Act::Echo]);
+    let world = World::new([tool]);
+    assert!(called(&world, Options::default()).await.is_success());
+    for told in ["at `/count`: value is not of type \"integer\"", "at ``: value is not of type \"object\""] {
+        let error = called(&world, Options::default()).await.error.unwrap();
+        assert_eq!(error.code, Code::OutputSchemaMismatch);
+        assert_eq!(error.message, format!("the tool's answer does not fit its output schema {told}"));
+    }
+}

@@ -1,0 +1,260 @@
+//! Batches: order, needs, references, stopping, cancelling, counting.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use wieldy_core::{Batch, BatchCall, BatchMode, Call, Caller, Code, Outcome, Seen, SharedTool, Status, ToolSpec, tool};
+use wieldy_testkit::{Act, Puppet, World, bounded};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Each run notes its start and end here.
+type Notes = Arc<Mutex<Vec<String>>>;
+
+fn noting(spec: ToolSpec, notes: &Notes) -> SharedTool {
+    let notes = Arc::clone(notes);
+    let name = spec.name.clone();
+    Arc::new(tool(spec, move |args: Value, _| {
+        let (notes, label) = (Arc::clone(&notes), format!("{name} {}", args["path"].as_str().unwrap_or("-")));
+        async move {
+            notes.lock().unwrap().push(format!("{label} begins"));
+            tokio::time::sleep(SECOND).await;
+            notes.lock().unwrap().push(format!("{label} ends"));
+            if args["fail"] == json!(true) {
+                return Err("told to fail".into());
+            }
+            Ok(Outcome::text(label).structured(args))
+        }
+    }))
+}
+
+fn world(notes: &Notes) -> World {
+    World::new([
+        noting(ToolSpec::new("read", "").read_only().reads("path"), notes),
+        noting(ToolSpec::new("write", "").writes("path"), notes),
+        noting(ToolSpec::new("anything", ""), notes),
+    ])
+}
+
+fn call(id: &str, tool: &str, arguments: Value) -> BatchCall {
+    BatchCall { call: Call::new(tool, arguments).id(id), after: Vec::new() }
+}
+
+fn after(mut call: BatchCall, ids: &[&str]) -> BatchCall {
+    call.after = ids.iter().map(|id| (*id).to_owned()).collect();
+    call
+}
+
+fn batch(calls: impl IntoIterator<Item = BatchCall>) -> Batch {
+    Batch { calls: calls.into_iter().collect(), ..Batch::new([]) }
+}
+
+fn taken(notes: &Notes) -> Vec<String> {
+    std::mem::take(&mut notes.lock().unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn smart_order_runs_at_once_what_does_not_conflict() {
+    let notes = Notes::default();
+    let world = world(&notes);
+    let calls = [
+        call("1", "read", json!({"path": "a"})),
+        call("2", "write", json!({"path": "a"})),
+        call("3", "read", json!({"path": "b"})),
+        call("4", "read", json!({"path": "a"})),
+        call("5", "write", json!({"path": "c"})),
+    ];
+    let result = world.executor.batch(batch(calls)).await.unwrap();
+    assert_eq!(
+        taken(&notes),
+        [
+            "read a begins",
+            "read b begins",
+            "write c begins",
+            "read a ends",
+            "read b ends",
+            "write c ends",
+            "write a begins",
+            "write a ends",
+            "read a begins",
+            "read a ends",
+        ]
+    );
+    let ids: Vec<_> = result.results.iter().map(|result| result.call_id.clone().unwrap()).collect();
+    assert_eq!(ids, ["1", "2", "3", "4", "5"]);
+    let summary = &result.summary;
+    assert_eq!((summary.total, summary.executed, summary.skipped, summary.succeeded, summary.failed), (5, 5, 0, 5, 0));
+    assert_eq!((summary.read_only, summary.mutating), (3, 2));
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_mutating_tool_without_a_footprint_waits_for_all_and_all_wait_for_it() {
+    let notes = Notes::default();
+    let world = world(&notes);
+    let calls = [
+        call("1", "read", json!({"path": "a"})),
+        call("2", "anything", json!({})),
+        call("3", "read", json!({"path": "b"})),
+    ];
+    world.executor.batch(batch(calls)).await.unwrap();
+    let order = taken(&notes);
+    assert_eq!(
+        order,
+        ["read a begins", "read a ends", "anything - begins", "anything - ends", "read b begins", "read b ends"]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn parallel_keeps_to_its_limit_and_sequential_to_its_order() {
+    let (tool, strings) = Puppet::new(ToolSpec::new("t", "").read_only(), [Act::Take(SECOND)]);
+    let world = World::new([tool]);
+    let calls = || (0..10).map(|number| Call::new("t", json!({ "n": number })));
+    let result =
+        world.executor.batch(Batch { mode: BatchMode::Parallel, max_concurrency: 3, ..Batch::new(calls()) }).await;
+    assert_eq!((result.unwrap().summary.succeeded, strings.most_at_once()), (10, 3));
+
+    let (tool, strings) = Puppet::new(ToolSpec::new("t", "").read_only(), [Act::Take(SECOND)]);
+    let world = World::new([tool]);
+    world.executor.batch(Batch { mode: BatchMode::Sequential, ..Batch::new(calls()) }).await.unwrap();
+    assert_eq!(strings.most_at_once(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plan_without_parallel_runs_one_after_the_other() {
+    let (tool, strings) = Puppet::new(ToolSpec::new("t", "").read_only(), [Act::Take(SECOND)]);
+    let world = World::new([tool]);
+    let caller = Caller { plan: Some("WriterPro".into()), ..Caller::local() };
+    let calls = (0..4).map(|_| Call::new("t", json!({})).by(caller.clone()));
+    world.executor.batch(Batch { mode: BatchMode::Parallel, ..Batch::new(calls) }).await.unwrap();
+    assert_eq!(strings.most_at_once(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_wait_for_what_they_need_and_use_its_result() {
+    let notes = Notes::default();
+    let world = world(&notes);
+    let calls = [
+        call("use", "read", json!({"path": {"$result": "make"}, "n": {"$result": "make", "pointer": "/structured/n"}})),
+        call("make", "read", json!({"path": "x", "n": [1, 2]})),
+        after(call("late", "read", json!({"path": "z"})), &["use"]),
+    ];
+    let result = world.executor.batch(batch(calls)).await.unwrap();
+    assert_eq!(
+        taken(&notes),
+        ["read x begins", "read x ends", "read read x begins", "read read x ends", "read z begins", "read z ends"]
+    );
+    assert_eq!(result.results[0].structured, Some(json!({"path": "read x", "n": [1, 2]})));
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_needs_a_failed_call_is_skipped_and_says_so() {
+    let notes = Notes::default();
+    let world = world(&notes);
+    let calls = [
+        call("a", "read", json!({"path": "a", "fail": true})),
+        after(call("b", "read", json!({"path": "b"})), &["a"]),
+        call("c", "read", json!({"path": {"$result": "b"}})),
+        call("d", "read", json!({"path": {"$result": "e", "pointer": "/nowhere"}})),
+        call("e", "read", json!({"path": "e"})),
+    ];
+    let result = world.executor.batch(batch(calls)).await.unwrap();
+    let told: Vec<_> = result
+        .results
+        .iter()
+        .map(|result| (result.status, result.error.as_ref().map(|error| error.message.clone()).unwrap_or_default()))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            (Status::Failed, "told to fail".to_owned()),
+            (Status::Cancelled, "skipped: the call `a`, which it needs, ended as failed".to_owned()),
+            (Status::Cancelled, "skipped: the call `b`, which it needs, ended as cancelled".to_owned()),
+            (Status::ValidationError, "there is nothing at \"/nowhere\" in the result of `e`".to_owned()),
+            (Status::Success, String::new()),
+        ]
+    );
+    assert_eq!((result.summary.executed, result.summary.skipped, result.summary.failed), (2, 3, 1));
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_makes_no_sense_runs_nothing() {
+    let notes = Notes::default();
+    let world = world(&notes);
+    let read = |id: &str| call(id, "read", json!({"path": id}));
+    for (calls, told) in [
+        (vec![read("a"), read("a")], "two calls have the id `a`"),
+        (
+            vec![read("first"), after(read("b"), &["frist"])],
+            "the call `b` needs `frist`, and there is no call with that id; did you mean `first`?",
+        ),
+        (vec![after(read("a"), &["b"]), after(read("b"), &["a"]), read("c")], "the calls a, b wait for each other"),
+        (vec![after(read("a"), &["a"])], "the calls a wait for each other"),
+        (
+            vec![call("a", "read", json!({"path": [{"deep": {"$result": "x"}}]}))],
+            "the call `a` needs `x`, and there is no call with that id",
+        ),
+    ] {
+        let error = world.executor.batch(batch(calls)).await.unwrap_err();
+        assert_eq!((error.code, error.message.as_str()), (Code::ValidationFailed, told));
+    }
+    assert_eq!(taken(&notes), Vec::<String>::new());
+    let empty = world.executor.batch(batch([])).await.unwrap();
+    assert_eq!((empty.results.len(), empty.summary.total), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_can_be_observed_and_its_events_are_in_order() {
+    let notes = Notes::default();
+    let world = world(&notes);
+    let (id, result) = world
+        .executor
+        .spawn_batch(batch([call("1", "write", json!({"path": "a"})), call("2", "read", json!({"path": "a"}))]));
+    let mut observer = world.executor.observe_batch(id);
+    let mut seen = Vec::new();
+    while let Some(Seen::Event(event)) = bounded(observer.next()).await {
+        seen.push(format!("{} {}", event.subject.call_id.as_deref().unwrap_or("batch"), event.body.name()));
+    }
+    assert_eq!(
+        seen,
+        [
+            "batch tool.batch.started",
+            "1 tool.call.pending",
+            "1 tool.call.started",
+            "1 tool.call.success",
+            "2 tool.call.pending",
+            "2 tool.call.started",
+            "2 tool.call.success",
+            "batch tool.batch.completed",
+        ]
+    );
+    assert_eq!(result.await.unwrap().batch_id, id);
+    insta::assert_snapshot!(world.tape(), @r#"
+    tool.batch.started {"count":2,"mode":"smart","max_concurrency":5,"read_only":1,"mutating":1}
+    1 tool.call.pending {"arguments":{"path":"a"},"tool":"write"}
+    1 tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":30000,"read_only":false,"tool":"write"}
+    1 tool.call.success {"status":"success","attempts":1,"cached":false,"output_bytes":7,"tool":"write"}
+    2 tool.call.pending {"arguments":{"path":"a"},"tool":"read"}
+    2 tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":30000,"read_only":true,"tool":"read"}
+    2 tool.call.success {"status":"success","attempts":1,"cached":false,"output_bytes":6,"tool":"read"}
+    tool.batch.completed {"total":2,"executed":2,"skipped":0,"succeeded":2,"failed":0,"read_only":1,"mutating":1}
+    "#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancelling_a_batch_ends_what_runs_and_skips_the_rest() {
+    let world = World::new([Puppet::reading("t", Act::Take(10 * SECOND))]);
+    let calls = (0..4).map(|number| Call::new("t", json!({})).id(number.to_string()));
+    let (id, result) = world.executor.spawn_batch(Batch { max_concurrency: 2, ..Batch::new(calls) });
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(world.executor.cancel(id), 2);
+    let result = bounded(result).await.unwrap();
+    let causes: Vec<_> =
+        result.results.iter().map(|result| result.error.as_ref().unwrap().details["cause"].clone()).collect();
+    assert_eq!(causes, vec![json!("batch"); 4]);
+    assert_eq!((result.summary.executed, result.summary.skipped, result.summary.failed), (2, 2, 2));
+    world.check();
+}

@@ -1,0 +1,267 @@
+//! Observation, subscription, tasks, shutdown, artifacts.
+
+use std::time::Duration;
+
+use serde_json::json;
+use wieldy_core::{
+    Batch, Body, Call, CallError, Caller, Code, Filter, JournalError, Level, MemoryArtifacts, NotFound, Options,
+    Outcome, Seen, Status, ToolSpec, artifact,
+};
+use wieldy_testkit::{Act, FakeSandbox, Puppet, World, bounded};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+async fn names(mut observer: wieldy_core::Observer) -> Vec<&'static str> {
+    let mut names = Vec::new();
+    while let Some(seen) = bounded(observer.next()).await {
+        match seen {
+            Seen::Event(event) => names.push(event.body.name()),
+            Seen::Missed(_) => names.push("missed"),
+        }
+    }
+    names
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_sees_everything_however_late_it_comes() {
+    let world = World::new([Puppet::reading("t", Act::Tick(2, SECOND))]);
+    let id = world.executor.spawn(Call::new("t", json!({})));
+    let early = tokio::spawn(names(world.executor.observe(id)));
+    tokio::time::sleep(SECOND * 3 / 2).await;
+    let middle = tokio::spawn(names(world.executor.observe(id)));
+    world.executor.wait(id, &Caller::local()).await.unwrap();
+    let all =
+        ["tool.call.pending", "tool.call.started", "tool.call.progress", "tool.call.progress", "tool.call.success"];
+    assert_eq!(early.await.unwrap(), all);
+    assert_eq!(middle.await.unwrap(), all);
+    assert_eq!(names(world.executor.observe(id)).await, all, "even after the end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_on_a_basic_plan_sees_the_bare_life_of_a_call() {
+    let world = World::new([Puppet::reading("t", Act::Tick(2, SECOND))]);
+    let caller = Caller { plan: Some("Core".into()), ..Caller::local() };
+    let result = world.executor.call(Call::new("t", json!({})).by(caller)).await;
+    let seen = names(world.executor.observe(result.execution_id)).await;
+    assert_eq!(seen, ["tool.call.pending", "tool.call.started", "tool.call.success"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_observer_is_told_what_it_missed() {
+    let world = World::new([Puppet::reading("t", Act::Tick(5000, Duration::from_millis(1)))]);
+    let result = world.call("t", json!({})).await;
+    let mut observer = world.executor.observe(result.execution_id);
+    assert_eq!(observer.next().await, Some(Seen::Missed(5003 - 4096)));
+    assert!(names(observer).await.ends_with(&["tool.call.success"]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn subscribers_get_what_they_asked_for_and_know_what_they_lost() {
+    let world = World::new([Puppet::reading("a", Act::Echo), Puppet::reading("b", Act::Echo)]);
+    let filter = |prefix: &str| Filter { name_prefix: Some(prefix.into()), ..Filter::default() };
+    let mut only_b = world.executor.subscribe(Filter { tool: Some("b".into()), ..Filter::default() }, 100);
+    let mut ends = world.executor.subscribe(filter("tool.call.success"), 2);
+    let session = Filter { session: Some("s".into()), ..Filter::default() };
+    let mut none = world.executor.subscribe(session, 100);
+    for _ in 0..5 {
+        world.call("a", json!({})).await;
+    }
+    world.call("b", json!({})).await;
+    let tools = |subscription: &mut wieldy_core::Subscription| {
+        std::iter::from_fn(|| subscription.try_next())
+            .map(|seen| match seen {
+                Seen::Event(event) => event.subject.tool.clone().unwrap(),
+                Seen::Missed(count) => format!("missed {count}"),
+            })
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(tools(&mut only_b), ["b", "b", "b"]);
+    assert_eq!(tools(&mut ends), ["a", "a", "missed 4"]);
+    assert_eq!(tools(&mut none), Vec::<String>::new());
+    world.call("a", json!({})).await;
+    assert_eq!(tools(&mut ends), ["a"], "and goes on");
+    drop((only_b, ends));
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_loss_is_told_before_the_event_that_follows_it() {
+    let world = World::new([Puppet::reading("a", Act::Echo)]);
+    let filter = Filter { name_prefix: Some("tool.call.success".into()), ..Filter::default() };
+    let mut slow = world.executor.subscribe(filter, 1);
+    for _ in 0..3 {
+        world.call("a", json!({})).await;
+    }
+    assert!(matches!(slow.next().await, Some(Seen::Event(_))));
+    world.call("a", json!({})).await;
+    assert_eq!(slow.next().await, Some(Seen::Missed(2)));
+    assert!(matches!(slow.next().await, Some(Seen::Event(_))));
+    assert_eq!(slow.try_next(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_can_be_polled_and_its_result_is_kept_for_a_while() {
+    let world = World::with([Puppet::reading("t", Act::Take(SECOND))], |builder| builder.task_ttl = 10 * SECOND);
+    let (me, stranger) = (Caller::local(), Caller { tenant: Some("other".into()), ..Caller::local() });
+    let id = world.executor.spawn(Call::new("t", json!({})));
+    let status = || world.executor.task(id, &me).map(|task| task.status);
+    assert_eq!(status(), Some(Status::Pending));
+    tokio::time::sleep(SECOND / 2).await;
+    assert_eq!(status(), Some(Status::Running));
+    assert!(world.executor.is_executing(id));
+    assert_eq!(world.executor.task(id, &stranger), None, "as if absent");
+    assert_eq!(world.executor.tasks(&me).len(), 1);
+    assert!(world.executor.wait(id, &me).await.unwrap().is_success());
+    assert_eq!(status(), Some(Status::Success));
+    assert!(!world.executor.is_executing(id));
+    tokio::time::sleep(10 * SECOND).await;
+    assert_eq!((status(), world.executor.wait(id, &me).await), (None, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancelling_reaches_a_session_or_a_tenant_and_says_so() {
+    let world = World::new([Puppet::reading("t", Act::Hang)]);
+    let caller = |session: &str, tenant: &str| Caller {
+        session: Some(session.into()),
+        tenant: Some(tenant.into()),
+        ..Caller::local()
+    };
+    let spawn = |caller: &Caller| world.executor.spawn(Call::new("t", json!({})).by(caller.clone()));
+    let (one, two) = (caller("s1", "acme"), caller("s2", "acme"));
+    let ids = [spawn(&one), spawn(&one), spawn(&two)];
+    tokio::time::sleep(SECOND).await;
+    let cause = async |id, caller: &Caller| {
+        let result = world.executor.wait(id, caller).await.unwrap();
+        assert_eq!(result.status, Status::Cancelled);
+        result.error.clone().unwrap().details["cause"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(world.executor.cancel(wieldy_core::Target::Session("s1".into())), 2);
+    assert_eq!(cause(ids[0], &one).await, "session");
+    assert!(world.executor.is_executing(ids[2]));
+    assert_eq!(world.executor.cancel(wieldy_core::Target::Tenant("acme".into())), 1);
+    assert_eq!(cause(ids[2], &two).await, "tenant");
+    assert_eq!(world.executor.cancel(ids[2]), 0, "it is over");
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_lets_calls_end_and_cancels_the_rest() {
+    let world = World::new([Puppet::reading("short", Act::Take(SECOND)), Puppet::reading("long", Act::Hang)]);
+    let short = world.executor.spawn(Call::new("short", json!({})));
+    let long = world.executor.spawn(Call::new("long", json!({})));
+    tokio::task::yield_now().await;
+    bounded(world.executor.shutdown(2 * SECOND)).await;
+    let me = Caller::local();
+    assert!(world.executor.wait(short, &me).await.unwrap().is_success());
+    let stopped = world.executor.wait(long, &me).await.unwrap();
+    assert_eq!(stopped.error.clone().unwrap().details["cause"], json!("shutdown"));
+    let late = world.call("short", json!({})).await;
+    assert_eq!(late.error.unwrap().message, "the executor is stopping");
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_who_goes_away_leaves_a_closed_entry() {
+    let (tool, strings) = Puppet::new(ToolSpec::new("t", "").read_only(), [Act::Hang]);
+    let world = World::new([tool]);
+    let gone = tokio::time::timeout(SECOND, world.call("t", json!({}))).await;
+    assert!(gone.is_err());
+    assert_eq!(strings.now(), 0, "the run ended with its caller");
+    insta::assert_snapshot!(world.tape(), @r#"
+    tool.call.pending {"tool":"t"}
+    tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":30000,"read_only":true,"tool":"t"}
+    tool.call.cancelled {"status":"cancelled","attempts":1,"cached":false,"output_bytes":0,"error":{"code":"E3109","name":"CANCELLED","category":"cancelled","message":"nobody waits for the call any more","retryable":false,"details":{"cause":"caller_gone"}},"tool":"t"}
+    "#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn large_answers_go_to_an_artifact_and_their_head_and_tail_come_back() {
+    let text: String = (0..20_000).map(|number| format!("line {number}\n")).collect();
+    let whole = text.clone();
+    let tool = wieldy_core::tool(ToolSpec::new("t", "").read_only(), move |_: serde_json::Value, _| {
+        let answer = Outcome::text(text.clone());
+        async { Ok(answer) }
+    });
+    let world = World::with([std::sync::Arc::new(tool) as _], |builder| builder.output_bytes_max = 1000);
+    let result = world.call("t", json!({})).await;
+    let id = result.artifact.unwrap();
+    assert!(result.partial && result.text().len() < 1200);
+    assert!(result.text().starts_with("line 0\n") && result.text().ends_with("line 19999\n"));
+    let (store, me) = (world.executor.artifacts(), Caller::local());
+    assert_eq!(store.read(id, &me, 0, u64::MAX).unwrap(), whole.as_bytes());
+    let pattern = regex::bytes::Regex::new("^line 1234$").unwrap();
+    let (found, more) = artifact::grep(&**store, id, &me, &pattern, 10).unwrap();
+    assert_eq!((found.len(), found[0].line, more), (1, 1235, false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_needs_a_sandbox_of_the_level_asked_for() {
+    let tool = || {
+        wieldy_core::tool(ToolSpec::new("sh", ""), |_: serde_json::Value, run: wieldy_core::Run| async move {
+            let command = wieldy_core::Command {
+                program: "echo".into(),
+                arguments: vec!["hi".into()],
+                environment: Default::default(),
+                folder: ".".into(),
+                stdin: None,
+            };
+            let exit = run.execute(&command).await?;
+            Ok(Outcome { usage: Some(exit.usage), sandbox: Some(exit.sandbox), ..run.captured() })
+        })
+    };
+    let native = World::new([std::sync::Arc::new(tool()) as _]);
+    let error = native.call("sh", json!({})).await.error.unwrap();
+    assert_eq!(
+        (error.code, error.message.as_str()),
+        (Code::SandboxCreationFailed, "the isolation level `native` is not available here")
+    );
+    let mut builder = wieldy_core::Executor::builder().tool(tool()).sandbox(FakeSandbox);
+    builder.isolation = Level::None;
+    let executor = builder.build().unwrap();
+    let result = executor.call(Call::new("sh", json!({}))).await;
+    assert_eq!((result.text().as_str(), result.sandbox.unwrap().level), ("hi", Level::None));
+    let mut builder = wieldy_core::Executor::builder().tool(tool()).sandbox(FakeSandbox);
+    builder.isolation = Level::Native;
+    let weaker = Options { isolation: Some(Level::None), ..Options::default() };
+    let error = builder.build().unwrap().call(Call::new("sh", json!({})).with(weaker)).await.error.unwrap();
+    assert_eq!(
+        (error.code, error.message.as_str()),
+        (Code::PermissionDenied, "the isolation level `none` is weaker than this executor's `native`"),
+        "a call cannot lower its own isolation"
+    );
+}
+
+#[test]
+fn every_event_name_is_listed_once() {
+    let mut names = Body::NAMES.to_vec();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), Body::NAMES.len());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_on_the_wire_is_a_cloud_event() {
+    let world = World::new([Puppet::reading("t", Act::Echo)]);
+    let caller = Caller { session: Some("s".into()), ..Caller::agent("did:a") };
+    world.executor.call(Call::new("t", json!({"n": 1})).id("c1").by(caller)).await;
+    let mut event = world.events()[0].cloud_event();
+    assert!(event["time"].as_str().unwrap().ends_with('Z') && event["subject"].as_str().unwrap().len() == 36);
+    (event["time"], event["subject"]) = (json!("…"), json!("…"));
+    assert_eq!(
+        event,
+        json!({
+            "specversion": "1.0", "id": "1", "source": "/wieldy", "type": "tool.call.pending", "time": "…",
+            "datacontenttype": "application/json", "agent": "did:a", "data": {"arguments": {"n": 1}, "tool": "t"},
+            "subject": "…", "callid": "c1", "session": "s",
+        })
+    );
+}
+
+#[test]
+fn step_errors_become_call_errors_with_something_to_do() {
+    let unknown = NotFound::Unknown { name: "x".into(), near: vec![] };
+    assert_eq!(CallError::from(unknown).suggestion.as_deref(), Some("list the tools to see which there are"));
+    let journal = CallError::from(JournalError("full".into()));
+    assert_eq!((journal.code, journal.message.as_str()), (Code::JournalFailed, "cannot write the journal: full"));
+    let _ = (MemoryArtifacts::default(), Batch::new([]));
+}

@@ -1,0 +1,14 @@
+//! How the engine behaves, told by its journal.
+#![expect(clippy::unwrap_used, reason = "in a test, a surprise may end it")]
+
+mod admission;
+mod attempts;
+mod batches;
+mod confirmation;
+mod events;
+mod manifests;
+mod properties;
+mod recall;
+mod refusals;
+mod simulation;
+mod traps;

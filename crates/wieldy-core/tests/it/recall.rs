@@ -1,0 +1,143 @@
+//! The cache, shared runs and idempotency keys.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::{Value, json};
+use wieldy_core::{Call, Caller, Code, Held, Options, ToolSpec};
+use wieldy_testkit::{Act, Puppet, World};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn kept() -> ToolSpec {
+    ToolSpec::new("read", "").read_only().reads("path").cache(10 * SECOND)
+}
+
+fn path(path: &str) -> Value {
+    json!({ "path": path })
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_is_given_again_until_it_expires() {
+    let (tool, strings) = Puppet::new(kept(), [Act::Echo]);
+    let world = World::new([tool]);
+    let first = world.call("read", path("a")).await;
+    let second = world.call("read", json!({"path": "a"})).await;
+    assert_eq!((first.cached, second.cached, second.attempts), (false, true, 0));
+    assert_eq!((first.content, strings.runs()), (second.content, 1));
+    let fresh = Call::new("read", path("a")).with(Options { fresh: true, ..Options::default() });
+    assert!(!world.executor.call(fresh).await.cached);
+    tokio::time::sleep(10 * SECOND).await;
+    assert!(!world.call("read", path("a")).await.cached);
+    insta::assert_snapshot!(world.tape(), @r#"
+    #1 tool.call.pending {"arguments":{"path":"a"},"tool":"read"}
+    #1 tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":30000,"read_only":true,"tool":"read"}
+    #1 tool.call.success {"status":"success","attempts":1,"cached":false,"output_bytes":12,"tool":"read"}
+    #2 tool.call.pending {"arguments":{"path":"a"},"tool":"read"}
+    #2 tool.call.success {"status":"success","attempts":0,"cached":true,"output_bytes":12,"tool":"read"}
+    #3 tool.call.pending {"arguments":{"path":"a"},"tool":"read"}
+    #3 tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":30000,"read_only":true,"tool":"read"}
+    #3 tool.call.success {"status":"success","attempts":1,"cached":false,"output_bytes":12,"tool":"read"}
+    #4 tool.call.pending {"arguments":{"path":"a"},"tool":"read"}
+    #4 tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":30000,"read_only":true,"tool":"read"}
+    #4 tool.call.success {"status":"success","attempts":1,"cached":false,"output_bytes":12,"tool":"read"}
+    "#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_is_not_given_to_another_caller() {
+    let (tool, strings) = Puppet::new(kept(), [Act::Echo]);
+    let world = World::new([tool]);
+    let callers = [
+        Caller::agent("a"),
+        Caller::agent("b"),
+        Caller { tenant: Some("acme".into()), ..Caller::agent("a") },
+        Caller { permissions: Held::only(["x"]), ..Caller::agent("a") },
+    ];
+    for caller in callers {
+        assert!(!world.executor.call(Call::new("read", path("a")).by(caller)).await.cached);
+    }
+    assert_eq!(strings.runs(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_ask_the_same_at_once_share_one_run() {
+    let (tool, strings) = Puppet::new(kept(), [Act::Take(SECOND)]);
+    let world = World::new([tool]);
+    let results = join_all((0..50).map(|_| world.call("read", path("a")))).await;
+    assert!(results.iter().all(|result| result.is_success()));
+    assert_eq!((strings.runs(), results.iter().filter(|result| result.cached).count()), (1, 49));
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shared_run_that_is_cancelled_is_taken_over() {
+    let (tool, strings) = Puppet::new(kept(), [Act::Take(SECOND)]);
+    let world = World::new([tool]);
+    let leader = world.executor.spawn(Call::new("read", path("a")));
+    tokio::task::yield_now().await;
+    let follower = world.executor.spawn(Call::new("read", path("a")));
+    tokio::time::sleep(SECOND / 2).await;
+    world.executor.cancel(leader);
+    let result = world.executor.wait(follower, &Caller::local()).await.unwrap();
+    assert!(result.is_success() && !result.cached, "another's cancellation is not one's own");
+    assert_eq!(strings.runs(), 2);
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_spoils_what_was_read_of_the_same_thing_only() {
+    let (read, strings) = Puppet::new(kept(), [Act::Echo]);
+    let (write, _) = Puppet::new(ToolSpec::new("write", "").writes("path"), [Act::Echo]);
+    let world = World::new([read, write]);
+    world.call("read", path("a/x")).await;
+    world.call("read", path("b")).await;
+    world.call("write", path("a")).await;
+    assert!(!world.call("read", path("a/x")).await.cached);
+    assert!(world.call("read", path("b")).await.cached);
+    assert_eq!(strings.runs(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_are_not_kept() {
+    let (tool, strings) = Puppet::new(kept(), [Act::Fail(Code::ToolReportedError, true), Act::Echo]);
+    let world = World::new([tool]);
+    assert!(!world.call("read", path("a")).await.is_success());
+    assert!(world.call("read", path("a")).await.is_success());
+    assert_eq!(strings.runs(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_repeated_idempotency_key_returns_the_first_result() {
+    let (tool, strings) = Puppet::new(ToolSpec::new("pay", ""), [Act::Take(SECOND)]);
+    let world = World::new([tool]);
+    let pay = |amount: u32, key: &str, agent: &str| {
+        let options = Options { idempotency_key: Some(key.into()), ..Options::default() };
+        world.executor.call(Call::new("pay", json!({ "amount": amount })).with(options).by(Caller::agent(agent)))
+    };
+    let results = join_all((0..20).map(|_| pay(5, "k", "ada"))).await;
+    assert!(results.iter().all(|result| result.text() == r#"{"amount":5}"#));
+    assert_eq!((strings.runs(), results.iter().filter(|result| result.cached).count()), (1, 19));
+    assert_eq!(pay(5, "other", "ada").await.cached, false);
+    assert_eq!(pay(5, "k", "eve").await.cached, false, "a key belongs to who used it");
+    let error = pay(6, "k", "ada").await.error.unwrap();
+    assert_eq!(
+        (error.code, error.message.as_str()),
+        (Code::ValidationFailed, "the idempotency key was used before for a call with other arguments")
+    );
+    assert_eq!(strings.runs(), 3);
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_that_may_have_had_an_effect_is_remembered_under_its_key() {
+    let (tool, strings) = Puppet::new(ToolSpec::new("pay", ""), [Act::Fail(Code::TransportFailed, true), Act::Echo]);
+    let world = World::new([tool]);
+    let pay = || {
+        let options = Options { idempotency_key: Some("k".into()), ..Options::default() };
+        world.executor.call(Call::new("pay", json!({})).with(options))
+    };
+    let first = pay().await;
+    let second = pay().await;
+    assert_eq!((first.error, second.cached, strings.runs()), (second.error, true, 1), "never run again by mistake");
+}

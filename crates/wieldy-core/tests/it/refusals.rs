@@ -1,0 +1,268 @@
+//! Calls that never run, and that each of them leaves its record.
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use serde_json::{Value, json};
+use wieldy_core::{
+    Call, Caller, Check, Code, Decision, Executor, Held, Plan, Policy, Provider, Question, RegisterError, Registration,
+    Status, ToolFilter, ToolSpec, Unbound,
+};
+use wieldy_testkit::{Act, FailingJournal, Puppet, World};
+
+struct Rule(&'static str, fn(&Question<'_>) -> Result<Decision, String>);
+
+impl Check for Rule {
+    fn name(&self) -> &str {
+        self.0
+    }
+
+    fn check<'a>(&'a self, question: &'a Question<'a>) -> BoxFuture<'a, Result<Decision, String>> {
+        Box::pin(async { (self.1)(question) })
+    }
+}
+
+fn world_with_rules(rules: impl IntoIterator<Item = Rule>) -> World {
+    World::with([Puppet::reading("t", Act::Echo)], |builder| {
+        for rule in rules {
+            let policy = std::mem::take(&mut builder.policy);
+            builder.policy = policy.with_check(Arc::new(rule));
+        }
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unknown_tool_is_told_with_what_may_have_been_meant() {
+    let world = World::new([Puppet::reading("search", Act::Echo)]);
+    let result = world.call("serach", json!({})).await;
+    assert_eq!((result.status, result.provider.as_str()), (Status::ValidationError, ""));
+    insta::assert_snapshot!(world.tape(), @r#"
+    tool.call.pending {"tool":"serach"}
+    tool.call.failure {"status":"validation_error","attempts":0,"cached":false,"output_bytes":0,"error":{"code":"E3001","name":"TOOL_NOT_FOUND","category":"validation_error","message":"there is no tool `serach`","retryable":false,"suggestion":"did you mean `search`?","details":{"near":["search"]}},"tool":"serach"}
+    "#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_with_odd_characters_find_nothing_and_break_nothing() {
+    let world = World::new([Puppet::reading("read", Act::Echo)]);
+    for name in ["", "re\u{200b}ad", "rеad", "read\0", "\u{1b}[31mread", "../read", &"x".repeat(1_000_000)] {
+        let error = world.call(name, json!({})).await.error.unwrap();
+        assert_eq!(error.code, Code::ToolNotFound);
+        assert!(error.message.len() < 500 && !error.message.contains('\u{1b}') && !error.message.contains('\0'));
+    }
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_does_not_even_see_tools_of_other_scopes() {
+    let (oracle, _) = Puppet::new(ToolSpec::new("divine", "").scope("oracle"), [Act::Echo]);
+    let world = World::new([oracle, Puppet::reading("dividend", Act::Echo)]);
+    let agent = Caller { scopes: Held::only(["librarian"]), ..Caller::agent("did:a") };
+    let result = world.executor.call(Call::new("divine", json!({})).by(agent.clone())).await;
+    let error = result.error.unwrap();
+    assert_eq!((error.code, &error.details["near"]), (Code::ToolNotFound, &json!(["dividend"])), "not even as a hint");
+    let names = |caller: &Caller| {
+        let tools = world.executor.registry().list(caller, &ToolFilter::default());
+        tools.iter().map(|tool| tool.spec().name.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&agent), ["dividend"]);
+    assert_eq!(names(&Caller { scopes: Held::only(["oracle"]), ..agent }), ["dividend", "divine"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_missing_permission_is_named() {
+    let (tool, strings) = Puppet::new(ToolSpec::new("t", "").permission("files.write").permission("x"), [Act::Echo]);
+    let world = World::new([tool]);
+    let agent = Caller { permissions: Held::only(["x"]), ..Caller::agent("did:a") };
+    let result = world.executor.call(Call::new("t", json!({})).by(agent)).await;
+    assert_eq!((result.status, strings.runs()), (Status::PermissionDenied, 0));
+    insta::assert_snapshot!(world.tape(), @r#"
+    tool.call.pending {"tool":"t"}
+    tool.call.failure {"status":"permission_denied","attempts":0,"cached":false,"output_bytes":0,"error":{"code":"E3003","name":"PERMISSION_DENIED","category":"permission_error","message":"`t` requires the permission `files.write`, which this caller does not hold","retryable":false,"suggestion":"use another tool, or ask the operator to grant the permission","details":{"missing_permissions":["files.write"]}},"tool":"t"}
+    "#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_strictest_check_wins_and_a_failing_one_denies() {
+    let allow = || Rule("allow", |_| Ok(Decision::Allow));
+    let deny = || Rule("deny", |_| Ok(Decision::Deny { rule: "no-fridays".into(), reason: "it is friday".into() }));
+    let ask = || Rule("ask", |_| Ok(Decision::Ask { reason: "it is odd".into() }));
+    let broken = || Rule("broken", |_| Err("no policy file".into()));
+    let panicking = || Rule("panicking", |_| panic!("oops"));
+    for (rules, told) in [
+        (vec![allow()], None),
+        (vec![allow(), deny(), ask()], Some((Code::PermissionDenied, "denied by `no-fridays`: it is friday"))),
+        (
+            vec![ask(), allow()],
+            Some((
+                Code::ConfirmationRequired,
+                "a person must agree to this call (it is odd), and there is no way to ask",
+            )),
+        ),
+        (vec![broken()], Some((Code::PermissionDenied, "denied by `broken`: the check failed: no policy file"))),
+        (vec![panicking()], Some((Code::PermissionDenied, "denied by `panicking`: the check panicked"))),
+    ] {
+        let world = world_with_rules(rules);
+        let error = world.call("t", json!({})).await.error;
+        assert_eq!(error.as_ref().map(|error| (error.code, error.message.as_str())), told);
+        world.check();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_that_never_answers_denies() {
+    struct Mute;
+    impl Check for Mute {
+        fn name(&self) -> &str {
+            "mute"
+        }
+        fn check<'a>(&'a self, _: &'a Question<'a>) -> BoxFuture<'a, Result<Decision, String>> {
+            Box::pin(std::future::pending())
+        }
+    }
+    let world = World::with([Puppet::reading("t", Act::Echo)], |builder| {
+        builder.policy = Policy::default().with_check(Arc::new(Mute));
+    });
+    let error = world.call("t", json!({})).await.error.unwrap();
+    assert_eq!(error.message, "denied by `mute`: the check did not answer within 5s");
+}
+
+#[tokio::test(start_paused = true)]
+async fn checks_judge_exactly_what_will_run() {
+    let (tool, _) = Puppet::new(
+        ToolSpec {
+            input_schema: json!({"type": "object", "properties": {"n": {"type": "integer"}, "deep": {"default": true}}}),
+            ..ToolSpec::new("t", "").read_only()
+        },
+        [Act::Echo],
+    );
+    let world = World::with([tool], |builder| {
+        let policy = std::mem::take(&mut builder.policy);
+        builder.policy = policy.with_check(Arc::new(Rule("exact", |question| {
+            assert_eq!(*question.arguments, json!({"n": 5, "deep": true}));
+            Ok(Decision::Allow)
+        })));
+    });
+    let result = world.call("t", json!({"n": "5"})).await;
+    assert_eq!(
+        result.text(),
+        r#"{"n":5,"deep":true}"#,
+        "coerced and completed for the check, and the same for the tool"
+    );
+    assert_eq!(*result.arguments, json!({"n": 5, "deep": true}));
+}
+
+#[tokio::test(start_paused = true)]
+async fn plans_limit_batches_and_unknown_plans_allow_nothing() {
+    let world = World::with([Puppet::reading("t", Act::Echo)], |builder| {
+        let policy = std::mem::take(&mut builder.policy);
+        builder.policy =
+            policy.with_plan("Tiny", Plan { batch_max: Some(1), parallel_max: Some(1), full_events: false });
+    });
+    let planned = |plan: &str| Caller { plan: Some(plan.into()), ..Caller::local() };
+    let calls = |caller: Caller| wieldy_core::Batch::new((0..2).map(|_| Call::new("t", json!({})).by(caller.clone())));
+    let error = world.executor.batch(calls(planned("Tiny"))).await.unwrap_err();
+    assert_eq!(
+        (error.code, error.message.as_str()),
+        (Code::PlanLimitExceeded, "a batch of 2 calls is over the limit of 1 of the plan `Tiny`")
+    );
+    assert_eq!(world.executor.batch(calls(planned("Core"))).await.unwrap().summary.succeeded, 2);
+    let error = world.executor.call(Call::new("t", json!({})).by(planned("Gold"))).await.error.unwrap();
+    assert_eq!((error.code, error.message.as_str()), (Code::PlanLimitExceeded, "the plan `Gold` is not configured"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_runs_when_the_journal_cannot_be_written() {
+    let journal = Arc::new(FailingJournal::default());
+    let (tool, strings) = Puppet::new(ToolSpec::new("t", ""), [Act::Echo]);
+    let mut builder = Executor::builder().tools([tool]);
+    builder.journal = Arc::clone(&journal) as _;
+    let executor = builder.build().unwrap();
+    journal.refuse(true);
+    let result = executor.call(Call::new("t", json!({}))).await;
+    assert_eq!((result.error.unwrap().code, strings.runs()), (Code::JournalFailed, 0));
+    assert!(!executor.is_executing(result.execution_id));
+    journal.refuse(false);
+    assert!(executor.call(Call::new("t", json!({}))).await.is_success(), "it resumes by itself");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_is_returned_even_if_its_record_cannot_be_kept() {
+    let journal = Arc::new(FailingJournal::default());
+    let refusing = Arc::clone(&journal);
+    let tool = wieldy_core::tool(ToolSpec::new("t", ""), move |_: Value, _| {
+        refusing.refuse(true);
+        async { Ok(wieldy_core::Outcome::text("done")) }
+    });
+    let mut builder = Executor::builder().tool(tool);
+    builder.journal = Arc::clone(&journal) as _;
+    let executor = builder.build().unwrap();
+    let result = executor.call(Call::new("t", json!({}))).await;
+    assert_eq!((result.status, result.text().as_str()), (Status::Success, "done"));
+    let names: Vec<_> = journal.events().iter().map(|event| event.body.name()).collect();
+    assert_eq!(names, ["tool.call.pending", "tool.call.started"], "recovery will find it open");
+}
+
+#[tokio::test(start_paused = true)]
+async fn arguments_that_are_too_large_are_refused_and_not_written_down() {
+    let world = World::new([Puppet::reading("t", Act::Echo)]);
+    let result = world.call("t", json!({"x": "y".repeat(17 * 1024 * 1024)})).await;
+    assert_eq!(result.error.unwrap().message, "the arguments are too large: at most 16777216 bytes and 128 levels");
+    assert!(world.tape().len() < 1000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn secrets_do_not_reach_the_journal() {
+    let (tool, _) = Puppet::new(ToolSpec::new("t", "").sensitive("note"), [Act::Say("ok")]);
+    let world = World::new([tool]);
+    world.call("t", json!({"note": "canary-1", "password": "canary-2", "url": "https://u:canary-3@host/"})).await;
+    assert!(!world.tape().contains("canary"), "{}", world.tape());
+}
+
+#[test]
+fn tools_cannot_hide_each_other() {
+    let from = |provider: Provider, name: &str| Puppet::new(ToolSpec::new(name, "").provider(provider), [Act::Echo]).0;
+    let executor = Executor::builder().build().unwrap();
+    let git = || Provider::Mcp("git".into());
+    executor.register(from(Provider::Builtin, "read")).unwrap();
+    let told = executor.register(from(git(), "read")).unwrap_err().to_string();
+    assert_eq!(
+        told,
+        "`read` of mcp:git would hide the tool of builtin with the same name; give it another or a qualified one"
+    );
+    executor.register(from(git(), "git__status")).unwrap();
+    let caller = Caller::local();
+    assert_eq!(executor.registry().find("status", &caller).ok().unwrap().spec().name, "git__status");
+    executor.register(from(Provider::Mcp("svn".into()), "svn__status")).unwrap();
+    let error = executor.registry().find("status", &caller).err().unwrap();
+    assert_eq!(error.to_string(), "`status` could be any of `git__status`, `svn__status`");
+    let aliased = Puppet::new(ToolSpec::new("other", "").alias("read"), [Act::Echo]).0;
+    assert!(matches!(executor.register(aliased), Err(RegisterError::Shadows { .. })), "nor by an alias");
+    assert!(executor.unregister("svn__status"));
+    assert!(executor.registry().find("status", &caller).is_ok());
+    assert!(!executor.unregister("svn__status"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_definition_is_an_event() {
+    let world = World::new([]);
+    let version = |text: &str| Puppet::new(ToolSpec::new("t", text), [Act::Echo]).0;
+    assert_eq!(world.executor.register(version("one")).unwrap(), Registration::New);
+    assert_eq!(world.executor.register(version("one")).unwrap(), Registration::Same);
+    assert!(matches!(world.executor.register(version("two")).unwrap(), Registration::Changed { .. }));
+    insta::assert_snapshot!(world.tape(), @r#"tool.definition.changed {"tool":"t"}"#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tool_whose_service_is_missing_says_what_to_configure() {
+    let world = World::new([Unbound::tool(ToolSpec::new("github_read", "Reads"), "a GitHub token (`github.token`)")]);
+    let error = world.call("github_read", json!({})).await.error.unwrap();
+    assert_eq!(
+        (error.code, error.message.as_str(), error.suggestion.as_deref()),
+        (
+            Code::Configuration,
+            "`github_read` is defined, but what it needs is not configured",
+            Some("configure a GitHub token (`github.token`)")
+        )
+    );
+}
