@@ -264,21 +264,11 @@ impl Queue {
     /// Calls everybody for whom there is room, first the first in line. Who is held up by a limit of its own
     /// does not hold up those behind.
     fn hand_out(&mut self, limits: &Limits) {
-        let mut called = Vec::new();
-        let mut room = limits.calls_running_max.saturating_sub(self.running);
-        let ranks: Vec<Rank> = if room == 0 { Vec::new() } else { self.waiting.keys().copied().collect() };
-        for rank in ranks {
-            if room == 0 {
-                break;
-            }
-            let taker = self.waiting[&rank].taker.clone();
-            if self.room_for(&taker, limits).is_ok() {
-                self.take(&taker);
-                room -= 1;
-                called.extend(self.waiting.remove(&rank));
-            }
-        }
-        for waiting in called {
+        while self.running < limits.calls_running_max {
+            let next = self.waiting.iter().find(|(_, waiting)| self.room_for(&waiting.taker, limits).is_ok());
+            let Some(rank) = next.map(|(rank, _)| *rank) else { break };
+            let waiting = self.waiting.remove(&rank).expect("it was just found");
+            self.take(&waiting.taker);
             // Who has just gone away gives the slot back when its place is dropped.
             let _ = waiting.called.send(());
         }

@@ -17,18 +17,19 @@ use crate::attempt::{self, Clock, Clocks, Ended, Ready};
 use crate::breaker::verdict;
 use crate::build::Inner;
 use crate::cache::{CacheKey, Lead, Recall, Recalled};
-use crate::call::{Call, Content, Timing, ToolResult};
+use crate::call::{Call, Content, Status, Timing, ToolResult};
 use crate::confirm::Consent;
 use crate::error::{CallError, Code, duration_ms};
-use crate::event::{Body, Closing};
+use crate::event::{Body, CallState, Closing};
 use crate::flight::{BatchFlight, CancelCause, Flight};
 use crate::footprint::Touches;
 use crate::input::{Input, Violations, check_size};
+use crate::journal::Receipt;
 use crate::policy::Grant;
 use crate::redact::redact;
 use crate::registry::Registered;
 use crate::run::Run;
-use crate::sandbox::Confinement;
+use crate::sandbox::{Confinement, Level};
 use crate::tool::Outcome;
 
 /// Runs tools for agents. Cheap to clone; all clones are the same executor.
@@ -155,7 +156,7 @@ impl Executor {
         };
         let opened = flight.record(Body::CallPending { arguments });
         let refused = match (opened, size) {
-            (crate::journal::Receipt::Refused(error), _) => Some(error.into()),
+            (Receipt::Refused(error), _) => Some(error.into()),
             (_, Err(too_large)) => Some(too_large.into()),
             _ if engine.stopping.load(Ordering::Acquire) => Some(CancelCause::Shutdown.error()),
             _ => None,
@@ -281,7 +282,7 @@ impl Executor {
             read_only,
         });
         match started {
-            crate::journal::Receipt::Refused(error) => Err(error.into()),
+            Receipt::Refused(error) => Err(error.into()),
             _ if read_only => Ok(()),
             receipt => Ok(receipt.kept().await?),
         }
@@ -346,7 +347,7 @@ impl Executor {
 struct Terms {
     clocks: Clocks,
     retry: attempt::RetryPolicy,
-    level: crate::sandbox::Level,
+    level: Level,
     confinement: Confinement,
 }
 
@@ -436,7 +437,7 @@ impl Entry {
             call_id: call.call_id,
             tool: tally.tool.as_ref().map_or(call.tool, |tool| tool.name.to_string()),
             provider: tally.tool.as_ref().map(|tool| tool.provider.clone()).unwrap_or_default(),
-            status: error.as_ref().map_or(crate::call::Status::Success, CallError::status),
+            status: error.as_ref().map_or(Status::Success, CallError::status),
             content: outcome.content,
             structured: outcome.structured,
             error,
@@ -455,6 +456,9 @@ impl Entry {
             labels: call.options.labels,
             arguments: tally.arguments.unwrap_or(call.arguments),
         };
+        if flight.state() == CallState::Unknown {
+            flight.abandon(result.status);
+        }
         let closed = flight.record(Body::closed(Closing {
             status: result.status,
             duration_ms: result.timing.duration_ms,
@@ -486,8 +490,8 @@ impl Drop for Entry {
         let error = CancelCause::CallerGone.error();
         self.flight.cancel(CancelCause::CallerGone);
         let attempts = match self.flight.state() {
-            crate::event::CallState::Running { attempt } => attempt,
-            crate::event::CallState::Waiting { next_attempt } => next_attempt - 1,
+            CallState::Running { attempt } => attempt,
+            CallState::Waiting { next_attempt } => next_attempt - 1,
             _ => 0,
         };
         self.flight.record(Body::closed(Closing {

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::call::{BatchId, Call, ExecutionId};
+use crate::call::{BatchId, Call, ExecutionId, Status};
 use crate::capture::{Capture, Captured};
 use crate::error::{CallError, Code, duration_ms};
 use crate::event::{Body, CallState, Subject};
@@ -125,6 +125,12 @@ impl Flight {
             self.log.close();
         }
         receipt
+    }
+
+    /// Ends a call whose opening could not be written: what has no opening gets no closing either.
+    pub(crate) fn abandon(&self, status: Status) {
+        *self.state.lock().expect("no code panics while it holds the state") = CallState::Closed { status };
+        self.log.close();
     }
 
     pub(crate) fn state(&self) -> CallState {

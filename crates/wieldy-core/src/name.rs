@@ -99,7 +99,7 @@ pub fn near_misses<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -
         .map(|name| {
             let other = fold(name);
             let contained =
-                folded.len() >= 3 && (other.contains(&folded) || (other.len() >= 3 && folded.contains(&other)));
+                folded.len() >= 4 && (other.contains(&folded) || (other.len() >= 4 && folded.contains(&other)));
             let score =
                 strsim::jaro_winkler(&folded, &other).max(strsim::normalized_damerau_levenshtein(&folded, &other));
             (if contained { score.max(0.85) } else { score }, name)

@@ -46,7 +46,7 @@ fn problems(text: &str) -> Vec<String> {
 fn a_manifest_in_toml_and_the_same_in_json_give_the_same_tools() {
     let manifest = Manifest::from_toml(GOOD).unwrap();
     let [count, deploy] = manifest.tools.as_slice() else { panic!("two tools") };
-    assert_eq!((count.line, deploy.line), (Some(2), Some(20)));
+    assert_eq!((count.line, deploy.line), (Some(2), Some(21)));
     assert_eq!(count.spec.constraints.timeout, Some(Duration::from_secs(10)));
     assert_eq!(count.spec.limits.memory_bytes, Some(64 * 1024 * 1024));
     assert_eq!(

@@ -118,8 +118,8 @@ async fn a_repeated_idempotency_key_returns_the_first_result() {
     let results = join_all((0..20).map(|_| pay(5, "k", "ada"))).await;
     assert!(results.iter().all(|result| result.text() == r#"{"amount":5}"#));
     assert_eq!((strings.runs(), results.iter().filter(|result| result.cached).count()), (1, 19));
-    assert_eq!(pay(5, "other", "ada").await.cached, false);
-    assert_eq!(pay(5, "k", "eve").await.cached, false, "a key belongs to who used it");
+    assert!(!pay(5, "other", "ada").await.cached);
+    assert!(!pay(5, "k", "eve").await.cached, "a key belongs to who used it");
     let error = pay(6, "k", "ada").await.error.unwrap();
     assert_eq!(
         (error.code, error.message.as_str()),
