@@ -343,6 +343,13 @@ impl Executor {
     }
 }
 
+/// A call in flight costs its future: a step that makes it much larger should be noticed here, not in production.
+const _: () = assert!(future_bytes(&Executor::call) <= 6 * 1024);
+
+const fn future_bytes<'a, F: Future>(_: &impl Fn(&'a Executor, Call) -> F) -> usize {
+    size_of::<F>()
+}
+
 /// What a call runs under.
 struct Terms {
     clocks: Clocks,

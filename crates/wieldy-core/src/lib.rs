@@ -6,6 +6,39 @@
 //! This crate touches no file, socket, process or database. What does stands behind a port:
 //! [`AnyTool`], [`Sandbox`], [`Journal`], [`Confirmer`], [`Check`] and [`Artifacts`].
 
+//! # Proofs
+//!
+//! Running a tool takes a [`Grant`], an [`Input`] and a [`Slot`]; a slot takes a [`Consent`]. Each is made by exactly
+//! one step. Code elsewhere can name them and pass them on:
+//!
+//! ```
+//! fn proofs(_: &wieldy_core::Grant, _: &wieldy_core::Input, _: &wieldy_core::Consent, _: &wieldy_core::Slot) {}
+//! ```
+//!
+//! but it cannot make one up:
+//!
+//! ```compile_fail,E0451
+//! let grant = wieldy_core::Grant { ask: None };
+//! ```
+//! ```compile_fail,E0451
+//! fn forged(real: wieldy_core::Consent) -> wieldy_core::Consent {
+//!     wieldy_core::Consent { execution: todo!(), ..real }
+//! }
+//! ```
+//! ```compile_fail,E0451
+//! fn changed(real: wieldy_core::Input) -> wieldy_core::Input {
+//!     wieldy_core::Input { value: std::sync::Arc::new(serde_json::json!({})), ..real }
+//! }
+//! ```
+//! ```compile_fail,E0599
+//! fn twice(slot: &wieldy_core::Slot) -> wieldy_core::Slot {
+//!     slot.clone()
+//! }
+//! ```
+//! ```compile_fail,E0624
+//! let input = wieldy_core::Input::check(todo!(), todo!(), todo!());
+//! ```
+
 // In reading order.
 mod executor;
 
