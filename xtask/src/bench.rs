@@ -12,6 +12,8 @@ mod harness;
 #[cfg(feature = "bench")]
 mod memory;
 #[cfg(feature = "bench")]
+mod ours;
+#[cfg(feature = "bench")]
 mod table;
 
 use std::path::Path;
