@@ -47,6 +47,9 @@ pub(crate) struct InnerArguments {
     /// Measure only the memory of this many things of one kind, in a process of their own
     #[arg(long)]
     memory: Option<Memory>,
+    /// Only call, for so many seconds: something for a profiler to look at
+    #[arg(long)]
+    spin: Option<u64>,
 }
 
 /// What memory is measured of.
@@ -86,6 +89,9 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
         println!("{}", memory::measure(memory)?);
         return Ok(());
     }
+    if let Some(seconds) = inner.spin {
+        return engine::spin(std::time::Duration::from_secs(seconds));
+    }
     let Arguments { subject: Subject::Engine, quick, json } = inner.arguments;
     let rows = engine::measure(quick)?;
     if json { table::print_json(&rows) } else { table::print(&rows) }
@@ -94,6 +100,6 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
 #[cfg(not(feature = "bench"))]
 pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
     // The arguments are read only where the benchmarks are built in.
-    let InnerArguments { arguments: _, memory: _ } = inner;
+    let InnerArguments { arguments: _, memory: _, spin: _ } = inner;
     bail!("this build has no benchmarks in it; use `cargo xtask bench`")
 }

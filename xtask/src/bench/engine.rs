@@ -1,6 +1,6 @@
 //! The engine: one call through the whole pipeline, batches, listeners, many tools, memory.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use tokio::runtime::Runtime;
@@ -55,6 +55,15 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     ];
     rows.extend(memory()?);
     Ok(rows)
+}
+
+/// Calls without measuring.
+pub(super) fn spin(duration: Duration) -> Result<()> {
+    let (runtime, ours, began) = (one_core()?, Ours::new(10), Instant::now());
+    while began.elapsed() < duration {
+        timed(&runtime, 1000, || ours.call());
+    }
+    Ok(())
 }
 
 fn calls(effort: Effort, runtime: &Runtime) -> Measured {
