@@ -15,7 +15,7 @@ pub(super) fn no_machine_path(tree: &Tree) -> Vec<Problem> {
     for file in &tree.files {
         for folder in &folders {
             for (at, _) in file.text.match_indices(folder.as_str()) {
-                // `net/work/x` is a path of its own, `"/work/x"` is a machine's.
+                // After a name it is the middle of another path.
                 let before = file.text[..at].chars().next_back();
                 if !before.is_some_and(|c| c.is_alphanumeric() || "_-./~*}".contains(c)) {
                     let message = format!("`{folder}…` is a path of somebody's machine");
