@@ -19,7 +19,7 @@ pub(super) fn no_machine_path(tree: &Tree) -> Vec<Problem> {
                 let before = file.text[..at].chars().next_back();
                 // Ada lives in our examples.
                 let is_example = file.text[at + folder.len()..].starts_with("ada");
-                if !is_example && !before.is_some_and(|c| c.is_alphanumeric() || "_-./~*}".contains(c)) {
+                if !is_example && !before.is_some_and(|c| c.is_alphanumeric() || "_-./~*}])".contains(c)) {
                     let message = format!("`{folder}…` is a path of somebody's machine");
                     problems.push(Problem::new(&file.path, line_of(&file.text, at), message));
                 }
