@@ -1,1 +1,54 @@
-fn main() {}
+//! Repository chores: `cargo xtask test`, `cargo xtask tidy`, `cargo xtask bench`.
+
+mod bench;
+mod stages;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The chores of this repository.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// What CI runs: format, clippy, tidy, tests, doc tests, docs
+    #[command(visible_alias = "check")]
+    Test,
+    /// The rules of this repository that no compiler knows
+    Tidy,
+    /// Measure, and print a table of ratios to the floor of the same run
+    Bench(bench::Arguments),
+    /// A benchmark itself, in a release build; `bench` starts it
+    #[command(hide = true)]
+    BenchInner(bench::InnerArguments),
+}
+
+fn main() -> ExitCode {
+    let done = match Arguments::parse().chore {
+        Chore::Test => stages::run_all(&repository()),
+        Chore::Tidy => tidy::run(&repository()),
+        Chore::Bench(arguments) => bench::start(&arguments, &repository()),
+        Chore::BenchInner(arguments) => bench::run_inner(&arguments),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The root of the repository: the folder above this crate's.
+fn repository() -> PathBuf {
+    let here = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    here.parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}

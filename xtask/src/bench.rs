@@ -1,0 +1,105 @@
+//! Benchmarks: ours against the floor of the same work done by hand, interleaved in one run on one machine.
+//!
+//! Times on a shared machine say little, so what is judged is the ratio to a floor that was measured in the same
+//! rounds. `bench` builds itself once more, in release mode and with the engine, and hands over to `bench-inner`.
+
+#[cfg(feature = "bench")]
+mod engine;
+#[cfg(feature = "bench")]
+mod floor;
+#[cfg(feature = "bench")]
+mod harness;
+#[cfg(feature = "bench")]
+mod memory;
+#[cfg(feature = "bench")]
+mod ours;
+#[cfg(feature = "bench")]
+mod table;
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// What to measure
+    subject: Subject,
+    /// Fewer rounds: for a first look, not for a claim
+    #[arg(long)]
+    quick: bool,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Subject {
+    /// One call through the whole pipeline, batches, observers, many tools, memory
+    Engine,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct InnerArguments {
+    #[command(flatten)]
+    arguments: Arguments,
+    /// Measure only the memory of this many things of one kind, in a process of their own
+    #[arg(long)]
+    memory: Option<Memory>,
+    /// Only call, for so many seconds: something for a profiler to look at
+    #[arg(long)]
+    spin: Option<u64>,
+}
+
+/// What memory is measured of.
+#[derive(Clone, Copy, ValueEnum)]
+enum Memory {
+    /// Registered tools
+    Tools,
+    /// Calls in flight
+    Calls,
+    /// Bare tasks with a timer, the floor of a call in flight
+    Tasks,
+}
+
+/// Builds the benchmark in release mode and runs it.
+pub(crate) fn start(arguments: &Arguments, root: &Path) -> Result<()> {
+    let subject = arguments.subject.to_possible_value().context("the subject has a name")?;
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.current_dir(root).args(["run", "--release", "--quiet", "--package", "xtask", "--features", "bench"]);
+    command.args(["--", "bench-inner", subject.get_name()]);
+    command.args(arguments.quick.then_some("--quick")).args(arguments.json.then_some("--json"));
+    eprintln!("building the benchmark in release mode…");
+    let status = command.status().context("cannot start cargo")?;
+    if !status.success() {
+        bail!("the benchmark ended with {status}");
+    }
+    Ok(())
+}
+
+/// Measures and prints.
+#[cfg(feature = "bench")]
+pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
+    if cfg!(debug_assertions) {
+        bail!("this is a debug build; use `cargo xtask bench`");
+    }
+    if let Some(memory) = inner.memory {
+        println!("{}", memory::measure(memory)?);
+        return Ok(());
+    }
+    if let Some(seconds) = inner.spin {
+        return engine::spin(std::time::Duration::from_secs(seconds));
+    }
+    let Arguments { subject: Subject::Engine, quick, json } = inner.arguments;
+    let rows = engine::measure(quick)?;
+    if json { table::print_json(&rows) } else { table::print(&rows) }
+}
+
+#[cfg(not(feature = "bench"))]
+pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
+    // The arguments are read only where the benchmarks are built in.
+    let InnerArguments { arguments: _, memory: _, spin: _ } = inner;
+    bail!("this build has no benchmarks in it; use `cargo xtask bench`")
+}

@@ -1,0 +1,124 @@
+//! The measuring: warm up, then rounds in which every contestant runs one batch, so that noise hits all alike.
+
+use std::time::{Duration, Instant};
+
+/// Something to be timed.
+pub(super) struct Contestant<'a> {
+    name: &'static str,
+    /// Does the thing so many times and says how long that took, without what it prepares and clears away.
+    run: Box<dyn FnMut(u64) -> Duration + 'a>,
+}
+
+impl<'a> Contestant<'a> {
+    pub(super) fn new(name: &'static str, run: impl FnMut(u64) -> Duration + 'a) -> Self {
+        Self { name, run: Box::new(run) }
+    }
+}
+
+/// How thoroughly to measure.
+#[derive(Clone, Copy)]
+pub(super) struct Effort {
+    warm_up: Duration,
+    batch: Duration,
+    rounds: usize,
+}
+
+impl Effort {
+    pub(super) fn new(quick: bool) -> Self {
+        let ms = Duration::from_millis;
+        match quick {
+            true => Self { warm_up: ms(50), batch: ms(2), rounds: 41 },
+            false => Self { warm_up: ms(300), batch: ms(5), rounds: 301 },
+        }
+    }
+}
+
+/// What was measured: nanoseconds for doing the thing once, a sample per round.
+pub(super) struct Measured {
+    samples: Vec<(&'static str, Vec<f64>)>,
+}
+
+/// The spread of one contestant's samples, in nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Spread {
+    pub(super) min: f64,
+    pub(super) p50: f64,
+    pub(super) p95: f64,
+}
+
+/// Lets the contestants run against each other.
+pub(super) fn compete(effort: Effort, mut contestants: Vec<Contestant<'_>>) -> Measured {
+    let sizes: Vec<u64> = contestants.iter_mut().map(|contestant| batch_size(effort, contestant)).collect();
+    let mut samples: Vec<_> = contestants.iter().map(|one| (one.name, Vec::with_capacity(effort.rounds))).collect();
+    for round in 0..effort.rounds {
+        // Each round starts with another one, so that nobody always follows the same neighbour's cold caches.
+        for step in 0..contestants.len() {
+            let index = (round + step) % contestants.len();
+            let took = (contestants[index].run)(sizes[index]);
+            samples[index].1.push(took.as_secs_f64() * 1e9 / sizes[index] as f64);
+        }
+    }
+    Measured { samples }
+}
+
+/// Warms up, and finds how many times the thing fits into a batch.
+fn batch_size(effort: Effort, contestant: &mut Contestant<'_>) -> u64 {
+    let began = Instant::now();
+    let mut size = 1;
+    loop {
+        let took = (contestant.run)(size).max(Duration::from_nanos(1));
+        let wanted = (size as f64 * effort.batch.as_secs_f64() / took.as_secs_f64()).ceil() as u64;
+        if began.elapsed() >= effort.warm_up {
+            return wanted.max(1);
+        }
+        size = wanted.clamp(1, size * 4);
+    }
+}
+
+impl Measured {
+    pub(super) fn spread(&self, name: &str) -> Spread {
+        let sorted = sorted(self.of(name).to_vec());
+        Spread { min: sorted[0], p50: quantile(&sorted, 0.5), p95: quantile(&sorted, 0.95) }
+    }
+
+    /// How many times as long as `floor`: the median over the rounds, each compared with itself.
+    pub(super) fn ratio(&self, name: &str, floor: &str) -> f64 {
+        let ratios = self.of(name).iter().zip(self.of(floor)).map(|(ours, floor)| ours / floor).collect();
+        quantile(&sorted(ratios), 0.5)
+    }
+
+    fn of(&self, name: &str) -> &[f64] {
+        let found = self.samples.iter().find(|(known, _)| *known == name);
+        &found.unwrap_or_else(|| panic!("`{name}` did not take part")).1
+    }
+}
+
+fn sorted(mut samples: Vec<f64>) -> Vec<f64> {
+    samples.sort_by(f64::total_cmp);
+    samples
+}
+
+fn quantile(sorted: &[f64], share: f64) -> f64 {
+    sorted[((sorted.len() - 1) as f64 * share).round() as usize]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_compare_each_round_with_itself() {
+        let measured = Measured { samples: vec![("ours", vec![2.0, 20.0, 6.0]), ("floor", vec![1.0, 10.0, 2.0])] };
+        assert_eq!(measured.ratio("ours", "floor"), 2.0);
+        assert_eq!(measured.spread("ours"), Spread { min: 2.0, p50: 6.0, p95: 20.0 });
+    }
+
+    #[test]
+    fn every_contestant_runs_in_every_round() {
+        let effort = Effort { warm_up: Duration::ZERO, batch: Duration::from_micros(10), rounds: 5 };
+        let fixed = |nanos: u64| move |times: u64| Duration::from_nanos(nanos * times);
+        let measured = compete(effort, vec![Contestant::new("a", fixed(100)), Contestant::new("b", fixed(300))]);
+        assert_eq!(measured.of("a").len(), 5);
+        assert!((measured.ratio("b", "a") - 3.0).abs() < 0.01);
+    }
+}

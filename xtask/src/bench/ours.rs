@@ -1,0 +1,169 @@
+//! The same call through the executor, with everything on: validation, policy, slots, clocks, events, journal.
+
+use std::cell::Cell;
+use std::future::Future;
+use std::hint::black_box;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use serde::Serialize;
+use serde_json::Value;
+use wieldy_core::{
+    AnyTool, Batch, BatchMode, Call, Caller, Content, Executor, Input, Limits, Options, Outcome, Run, RunError,
+    SharedTool, ToolResult, ToolSpec,
+};
+
+use super::floor::{ARGUMENTS, schema};
+
+/// An executor and the calls that are put to it.
+pub(super) struct Ours {
+    pub(super) executor: Executor,
+    caller: Arc<Caller>,
+    /// The names of the tools that are called in turn.
+    tools: Vec<String>,
+    next: Cell<usize>,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    content: &'a [Content],
+}
+
+impl Ours {
+    /// An executor with so many tools that do nothing. Ten of them are called in turn, evenly spread, so that only the
+    /// size of the registry differs between two executors, and not what the processor has in its caches.
+    pub(super) fn new(count: usize) -> Self {
+        Self::with_tools((0..count).map(|number| NoOp { name: tool_name(number), waits: false }))
+    }
+
+    /// An executor with one tool that runs until it is stopped.
+    pub(super) fn waiting() -> Self {
+        Self::with_tools([NoOp { name: tool_name(0), waits: true }])
+    }
+
+    fn with_tools(tools: impl IntoIterator<Item = NoOp>) -> Self {
+        let tools: Vec<SharedTool> = tools.into_iter().map(|tool| Arc::new(tool) as SharedTool).collect();
+        let count = tools.len();
+        let mut builder = Executor::builder().tools(tools);
+        // Wide enough that nobody waits: the price of the machinery is measured, not the length of a queue.
+        builder.limits =
+            Limits { calls_running_max: u32::MAX, calls_running_per_agent_max: u32::MAX, ..Limits::default() };
+        let executor = builder.build().expect("the tools have good names and schemas");
+        let called = count.min(10);
+        let tools = (0..called).map(|number| tool_name(number * count / called)).collect();
+        Self { executor, caller: Arc::new(Caller::local()), tools, next: Cell::new(0) }
+    }
+
+    /// One call, from the model's text to the text of the answer.
+    pub(super) async fn call(&self) -> String {
+        let result = self.executor.call(self.parsed_call()).await;
+        answer(&result)
+    }
+
+    /// One call, and its whole result as the command line prints it.
+    pub(super) async fn call_for_result(&self) -> String {
+        let result = self.executor.call(self.parsed_call()).await;
+        serde_json::to_string(&result).expect("plain data")
+    }
+
+    /// One call as a task of the executor.
+    pub(super) async fn call_spawned(&self) -> String {
+        let id = self.executor.spawn(self.parsed_call());
+        let result = self.executor.wait(id, &self.caller).await.expect("it was just begun");
+        answer(&result)
+    }
+
+    /// One call as a task of the executor, followed by somebody from the first event to the last.
+    pub(super) async fn call_observed(&self) -> String {
+        let id = self.executor.spawn(self.parsed_call());
+        let mut observer = self.executor.observe(id);
+        while let Some(seen) = observer.next().await {
+            black_box(seen);
+        }
+        let result = self.executor.wait(id, &self.caller).await.expect("it was just begun");
+        answer(&result)
+    }
+
+    /// A hundred calls in one parallel batch, and all their answers.
+    pub(super) async fn hundred_in_a_batch(&self) -> usize {
+        let mut batch = Batch::new((0..100).map(|_| self.parsed_call()));
+        batch.mode = BatchMode::Parallel;
+        batch.max_concurrency = 100;
+        let result = self.executor.batch(batch).await.expect("the batch has no mistake");
+        result.results.iter().map(|result| answer(result).len()).sum()
+    }
+
+    /// One call that does not end, for whoever wants to hold it.
+    pub(super) fn endless_call(&self) -> impl Future<Output = ToolResult> + Send + 'static {
+        let (executor, call) = (self.executor.clone(), self.parsed_call());
+        async move { executor.call(call).await }
+    }
+
+    fn parsed_call(&self) -> Call {
+        let arguments: Value = serde_json::from_str(black_box(ARGUMENTS)).expect("the arguments are a constant");
+        let turn = self.next.replace((self.next.get() + 1) % self.tools.len());
+        Call {
+            tool: self.tools[turn].clone(),
+            arguments: Arc::new(arguments),
+            call_id: None,
+            caller: Arc::clone(&self.caller),
+            options: Options::default(),
+        }
+    }
+}
+
+fn answer(result: &ToolResult) -> String {
+    assert!(result.is_success(), "{result:?}");
+    serde_json::to_string(&Answer { content: &result.content }).expect("plain data")
+}
+
+fn tool_name(number: usize) -> String {
+    format!("no_op_{number}")
+}
+
+/// A tool that does nothing with its arguments, at once or for ever.
+pub(super) struct NoOp {
+    name: String,
+    waits: bool,
+}
+
+impl NoOp {
+    /// The tool of this number.
+    pub(super) fn numbered(number: usize) -> Self {
+        Self { name: tool_name(number), waits: false }
+    }
+}
+
+impl AnyTool for NoOp {
+    fn spec(&self) -> ToolSpec {
+        let mut spec = ToolSpec::new(&self.name, "Does nothing, quickly").read_only();
+        spec.input_schema = schema();
+        spec
+    }
+
+    fn run<'a>(&'a self, input: &'a Input, run: &'a Run) -> BoxFuture<'a, Result<Outcome, RunError>> {
+        Box::pin(async move {
+            black_box(input.value());
+            if self.waits {
+                run.stop().cancelled().await;
+            }
+            Ok(Outcome::text("ok"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn every_way_to_call_gives_the_floor_s_answer() {
+        let ours = Ours::new(25);
+        let expected = super::super::floor::ByHand::new().call().await;
+        assert_eq!(ours.call().await, expected);
+        assert_eq!(ours.call_spawned().await, expected);
+        assert_eq!(ours.call_observed().await, expected);
+        assert_eq!(ours.hundred_in_a_batch().await, 100 * expected.len());
+        assert!(ours.call_for_result().await.contains("\"status\":\"success\""));
+    }
+}
