@@ -1,1 +1,27 @@
-//! wieldy-tools
+//! The built-in tools of wieldy.
+//!
+//! People who write tools read this crate first: each tool is one file with its arguments as a type, its
+//! declaration and its run. The workspace tools are in [`files`].
+
+use std::sync::Arc;
+
+use wieldy_core::SharedTool;
+
+pub mod files;
+
+pub use files::{Workspace, WorkspaceError};
+
+/// The workspace tools, all on the same workspace, and `GetArtifact`.
+pub fn file_tools(workspace: Arc<Workspace>) -> Vec<SharedTool> {
+    use files::{Delete, Edit, GetArtifact, Glob, List, Read, Search, Write};
+    vec![
+        Arc::new(Read::new(workspace.clone())),
+        Arc::new(Write::new(workspace.clone())),
+        Arc::new(Edit::new(workspace.clone())),
+        Arc::new(Delete::new(workspace.clone())),
+        Arc::new(List::new(workspace.clone())),
+        Arc::new(Search::new(workspace.clone())),
+        Arc::new(Glob::new(workspace)),
+        Arc::new(GetArtifact),
+    ]
+}

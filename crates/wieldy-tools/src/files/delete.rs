@@ -1,0 +1,182 @@
+//! `Delete`: a file, a link or a folder taken away.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use cap_std::fs::Dir;
+use rustix::io::Errno;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{Outcome, Run, RunError, Tool, ToolSpec};
+
+use super::error::{FileError, blocking};
+use super::stale::{note_gone, refuse_stale};
+use super::workspace::{Folders, LastLink, Place, Workspace, open_plain_folder};
+
+/// How deep a folder is taken away at once; each level costs an open handle.
+const DEPTH_MAX: u32 = 100;
+
+/// Deletes a file, a link or a folder of the workspace.
+pub struct Delete {
+    workspace: Arc<Workspace>,
+}
+
+/// What to delete.
+#[derive(Deserialize, JsonSchema)]
+pub struct DeleteArgs {
+    /// The file, link or folder, relative to the workspace.
+    path: String,
+    /// Whether a folder goes with all that is in it.
+    #[serde(default)]
+    recursive: bool,
+}
+
+impl Delete {
+    /// The tool for this workspace.
+    pub fn new(workspace: Arc<Workspace>) -> Self {
+        Self { workspace }
+    }
+}
+
+impl Tool for Delete {
+    type Args = DeleteArgs;
+
+    fn spec(&self) -> ToolSpec {
+        super::changing(
+            "Delete",
+            "DeleteFile",
+            "Deletes a file or an empty folder; with `recursive`, a folder and all that is in it. \
+             Of a symbolic link only the link goes.",
+        )
+    }
+
+    async fn run(&self, args: DeleteArgs, run: &Run) -> Result<Outcome, RunError> {
+        let (workspace, run) = (self.workspace.clone(), run.clone());
+        Ok(blocking(move || delete(&workspace, &args, &run)).await?)
+    }
+}
+
+/// Why something is still there, and how much of it is gone all the same.
+struct NotDeleted {
+    error: FileError,
+    removed: u64,
+}
+
+impl From<FileError> for NotDeleted {
+    fn from(error: FileError) -> Self {
+        Self { error, removed: 0 }
+    }
+}
+
+impl From<NotDeleted> for RunError {
+    fn from(NotDeleted { error, removed }: NotDeleted) -> Self {
+        let mut error = RunError::from(error);
+        if removed > 0 {
+            error.effect_possible = true;
+            error.error.message.push_str(&format!(" ({removed} entries below it are already deleted)"));
+        }
+        error
+    }
+}
+
+fn delete(workspace: &Workspace, args: &DeleteArgs, run: &Run) -> Result<Outcome, NotDeleted> {
+    let place = find(workspace, args, run)?;
+    let _alone = workspace.writing(&place.key);
+    let name = Path::new(&place.name);
+    let metadata = place.folder.symlink_metadata(name);
+    let metadata = metadata.map_err(|source| FileError::io("look at", &place.key, source))?;
+    let removed = if metadata.is_dir() {
+        let mut removal = Removal { removed: 0, stop: run.stop() };
+        removal.folder(&place, args.recursive).map_err(|error| NotDeleted { error, removed: removal.removed })?;
+        removal.removed
+    } else {
+        // A file that the session never saw need not be read to be deleted.
+        if workspace.reads.seen(run.caller(), &place.key).is_some()
+            && let Some(current) = place.hash()?
+        {
+            refuse_stale(workspace, run, &place, current)?;
+        }
+        place.folder.remove_file(name).map_err(|source| FileError::io("delete", &place.key, source))?;
+        1
+    };
+    workspace.reads.forget(run.caller(), &place.key);
+    let slash = if metadata.is_dir() { "/" } else { "" };
+    let count = if removed > 1 { format!(", {removed} entries") } else { String::new() };
+    Ok(Outcome::text(format!("deleted `{}{slash}`{count}", place.key))
+        .structured(json!({ "path": place.key, "removed": removed })))
+}
+
+fn find(workspace: &Workspace, args: &DeleteArgs, run: &Run) -> Result<Place, FileError> {
+    let given = workspace.given(&args.path)?;
+    let place = match workspace.place(&given, Folders::Demanded, LastLink::Itself) {
+        // A path that ends in no name is the root, or goes up from somewhere.
+        Err(FileError::Kind { is: "a folder", .. }) => {
+            return Err(FileError::refused(
+                format!("`{given}` is the workspace itself, or not called by its name"),
+                "name what to delete, such as `old/notes.txt`",
+            ));
+        }
+        place => place?,
+    };
+    if let Err(error) = place.folder.symlink_metadata(&place.name) {
+        if error.kind() == io::ErrorKind::NotFound {
+            note_gone(workspace, run, &place.key);
+        }
+        return Err(workspace.missing(&given, FileError::io("delete", &given, error)));
+    }
+    Ok(place)
+}
+
+/// A folder on its way out, and how much of it is gone.
+struct Removal<'a> {
+    removed: u64,
+    stop: &'a CancellationToken,
+}
+
+impl Removal<'_> {
+    fn folder(&mut self, place: &Place, recursive: bool) -> Result<(), FileError> {
+        let failed = |source| FileError::io("delete", &place.key, source);
+        let name = Path::new(&place.name);
+        match place.folder.remove_dir(name) {
+            Ok(()) => {
+                self.removed += 1;
+                Ok(())
+            }
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTEMPTY) && recursive => {
+                self.tree(&place.folder, name, 0).map_err(failed)
+            }
+            Err(error) if Errno::from_io_error(&error) == Some(Errno::NOTEMPTY) => Err(FileError::refused(
+                format!("`{}` is a folder that is not empty", place.key),
+                "set `recursive` to delete it with all that is in it",
+            )),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// Takes away what is in a folder, then the folder. A link is taken away and not followed.
+    fn tree(&mut self, above: &Dir, name: &Path, depth: u32) -> io::Result<()> {
+        if depth == DEPTH_MAX {
+            return Err(io::Error::other(format!("it is more than {DEPTH_MAX} folders deep")));
+        }
+        let folder = open_plain_folder(above, name)?;
+        for entry in folder.entries()? {
+            if self.stop.is_cancelled() {
+                return Err(io::Error::other("the run was told to stop"));
+            }
+            let entry = entry?;
+            let name = entry.file_name();
+            if entry.file_type()?.is_dir() {
+                self.tree(&folder, Path::new(&name), depth + 1)?;
+            } else {
+                folder.remove_file(&name)?;
+                self.removed += 1;
+            }
+        }
+        above.remove_dir(name)?;
+        self.removed += 1;
+        Ok(())
+    }
+}

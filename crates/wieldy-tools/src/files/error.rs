@@ -1,0 +1,129 @@
+//! Why a file tool could not do what it was asked: [`FileError`], and what the caller is told of it.
+
+use std::io;
+
+use rustix::io::Errno;
+use wieldy_core::{CallError, Code, RunError};
+
+use super::path::PathError;
+
+/// Why a file tool could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FileError {
+    #[error(transparent)]
+    Path(#[from] PathError),
+    #[error("`{path}` leads outside the workspace")]
+    Outside { path: String },
+    #[error("`{path}` leads through too many symbolic links, or through one that only the kernel can follow")]
+    Links { path: String },
+    #[error("the operating system does not let us {doing} `{path}`")]
+    Denied { doing: &'static str, path: String },
+    #[error("there is no `{path}`")]
+    Missing { path: String, near: Option<String> },
+    #[error("`{path}` is {is}, not {wanted}")]
+    Kind { path: String, is: &'static str, wanted: &'static str },
+    #[error("`{path}` is a binary file of {bytes} bytes")]
+    Binary { path: String, bytes: usize },
+    #[error("`{path}` has {bytes} bytes, more than the {bytes_max} that can be taken at once")]
+    TooLarge { path: String, bytes: u64, bytes_max: u64 },
+    #[error("`{path}` changed since it was last read")]
+    Stale { path: String },
+    /// A check of the tool's own, said in its own words.
+    #[error("{message}")]
+    Refused { message: String, suggestion: Option<String> },
+    #[error("cannot {doing} `{path}`")]
+    Io { doing: &'static str, path: String, source: io::Error },
+    #[error("the run was told to stop before it was done")]
+    Stopped,
+}
+
+impl FileError {
+    /// What an error of the operating system or of the confined lookup means for the caller.
+    pub(crate) fn io(doing: &'static str, path: impl ToString, source: io::Error) -> Self {
+        let path = path.to_string();
+        // cap-std makes its own error, without a number, for a path that would leave the folder it starts from.
+        let Some(number) = source.raw_os_error() else {
+            return match source.kind() {
+                io::ErrorKind::PermissionDenied => Self::Outside { path },
+                _ => Self::Io { doing, path, source },
+            };
+        };
+        match Errno::from_raw_os_error(number) {
+            Errno::NOENT => Self::Missing { path, near: None },
+            Errno::LOOP => Self::Links { path },
+            Errno::XDEV => Self::Outside { path },
+            Errno::ACCESS | Errno::PERM | Errno::ROFS => Self::Denied { doing, path },
+            Errno::NAMETOOLONG => PathError::TooLong { bytes: path.len() }.into(),
+            Errno::NOTDIR => Self::Kind { path, is: "below a file", wanted: "below a folder" },
+            Errno::ISDIR => Self::Kind { path, is: "a folder", wanted: "a file" },
+            Errno::NXIO => Self::Kind { path, is: "a socket or a pipe", wanted: "a file" },
+            _ => Self::Io { doing, path, source },
+        }
+    }
+
+    /// A check of the tool's own that failed.
+    pub(crate) fn refused(message: impl Into<String>, suggestion: impl Into<String>) -> Self {
+        Self::Refused { message: message.into(), suggestion: Some(suggestion.into()) }
+    }
+
+    fn code(&self) -> Code {
+        match self {
+            Self::Path(PathError::Elsewhere { .. }) | Self::Outside { .. } | Self::Links { .. } | Self::Denied { .. } => {
+                Code::FilesystemPolicyViolation
+            }
+            Self::Missing { .. } => Code::FileNotFound,
+            Self::Path(_)
+            | Self::Kind { .. }
+            | Self::Binary { .. }
+            | Self::TooLarge { .. }
+            | Self::Stale { .. }
+            | Self::Refused { .. } => Code::InvalidInput,
+            Self::Io { .. } | Self::Stopped => Code::ExecutionError,
+        }
+    }
+
+    fn suggestion(&self) -> Option<String> {
+        let text = match self {
+            Self::Path(PathError::Elsewhere { .. }) | Self::Outside { .. } | Self::Links { .. } => {
+                "give a path relative to the workspace, such as `src/main.rs`; what lies outside cannot be reached"
+            }
+            Self::Path(_) => "give the path of a file or folder in the workspace, such as `src/main.rs`",
+            Self::Missing { near, .. } => {
+                near.as_deref().unwrap_or("look for it with `Glob`, such as `**/name*`, or with `List`")
+            }
+            Self::Kind { is: "a folder", .. } => "show what is in a folder with `List`",
+            Self::Kind { is: "a file", .. } => "show what is in a file with `Read`",
+            Self::Binary { .. } => "only text can be read; name the `encoding` if it is text after all",
+            Self::TooLarge { .. } => "find the part you need with `Search`",
+            Self::Stale { .. } => "read it again, then repeat the change on what is there now",
+            Self::Refused { suggestion, .. } => return suggestion.clone(),
+            Self::Kind { .. } | Self::Denied { .. } | Self::Io { .. } | Self::Stopped => return None,
+        };
+        Some(text.to_owned())
+    }
+}
+
+/// Whatever failed here failed before anything was changed; the one tool for which that is not so says it itself.
+impl From<FileError> for RunError {
+    fn from(error: FileError) -> Self {
+        let message = match &error {
+            FileError::Io { source, .. } => format!("{error}: {source}"),
+            _ => error.to_string(),
+        };
+        let mut told = CallError::new(error.code(), message);
+        told.suggestion = error.suggestion();
+        RunError::from(told).before_effect()
+    }
+}
+
+/// Runs blocking work on a thread made for it; a panic there is one here.
+pub(crate) async fn blocking<T: Send + 'static, E: From<FileError> + Send + 'static>(
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, E> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        // The runtime is shutting down and never began the work.
+        Err(_) => Err(FileError::Stopped.into()),
+    }
+}

@@ -1,0 +1,209 @@
+//! What a search found: lines of files, bounded, in the form that is shown.
+
+use std::io;
+use std::path::Path;
+
+use grep_searcher::{Searcher, Sink, SinkContext, SinkContextKind, SinkFinish, SinkMatch};
+use serde_json::{Value, json};
+use wieldy_core::Outcome;
+
+use super::text;
+
+/// A longer line is cut.
+const LINE_BYTES_MAX: usize = 500;
+/// More text than this is not shown, whatever the limit of lines.
+const TEXT_BYTES_MAX: usize = 256 * 1024;
+/// Beyond this, matches are not even counted.
+const COUNT_MAX: usize = 100_000;
+
+/// All that was found so far.
+pub(crate) struct Findings {
+    text: String,
+    matches: Vec<Value>,
+    /// Matching lines, shown or not.
+    count: usize,
+    /// How many more are shown.
+    left: usize,
+    /// Files that could not be searched.
+    pub(crate) skipped: usize,
+    /// Whether some files were not reached.
+    pub(crate) unfinished: bool,
+}
+
+impl Findings {
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { text: String::new(), matches: Vec::new(), count: 0, left: limit, skipped: 0, unfinished: false }
+    }
+
+    /// Whether going on would change nothing.
+    pub(crate) fn enough(&mut self) -> bool {
+        let enough = self.count >= COUNT_MAX;
+        self.unfinished |= enough;
+        enough
+    }
+
+    /// Adds what was found in the file at `path`.
+    pub(crate) fn take(&mut self, path: &Path, sink: FileSink) {
+        if sink.binary || sink.count == 0 {
+            return;
+        }
+        self.count += sink.count;
+        let path = path.to_string_lossy();
+        if sink.context && !self.text.is_empty() && !sink.lines.is_empty() {
+            self.text.push_str("--\n");
+        }
+        for line in sink.lines {
+            let Line { kind, number, text } = line;
+            match kind {
+                Kind::Match => {
+                    self.text.push_str(&format!("{path}:{number}:{text}\n"));
+                    self.matches.push(json!({ "path": path, "line": number, "text": text }));
+                    self.left -= 1;
+                }
+                Kind::Context => self.text.push_str(&format!("{path}-{number}-{text}\n")),
+                Kind::Gap => self.text.push_str("--\n"),
+            }
+        }
+        if self.text.len() > TEXT_BYTES_MAX {
+            self.left = 0;
+        }
+    }
+
+    /// The answer.
+    pub(crate) fn outcome(self) -> Outcome {
+        let shown = self.matches.len();
+        let cut = shown < self.count || self.unfinished;
+        let mut text = if self.count == 0 { "no matches\n".to_owned() } else { self.text };
+        if cut {
+            let least = if self.unfinished { "at least " } else { "" };
+            text.push_str(&format!("[{shown} of {least}{} matching lines; narrow the search for the rest]\n", self.count));
+        }
+        if self.skipped > 0 {
+            text.push_str(&format!("[{} files could not be searched]\n", self.skipped));
+        }
+        text.pop();
+        let structured = json!({ "matches": self.matches, "count": self.count, "cut": cut });
+        let mut outcome = Outcome::text(text).structured(structured);
+        outcome.partial = cut;
+        outcome
+    }
+}
+
+/// What was found in one file. Kept apart until its end, where it may turn out to be binary.
+pub(crate) struct FileSink {
+    lines: Vec<Line>,
+    count: usize,
+    count_max: usize,
+    left: usize,
+    bytes_left: usize,
+    context: bool,
+    binary: bool,
+}
+
+struct Line {
+    kind: Kind,
+    number: u64,
+    text: String,
+}
+
+enum Kind {
+    Match,
+    Context,
+    /// Lines are left out here.
+    Gap,
+}
+
+impl FileSink {
+    /// A sink that shows and counts no more than is still wanted.
+    pub(crate) fn new(findings: &Findings) -> Self {
+        Self {
+            lines: Vec::new(),
+            count: 0,
+            count_max: COUNT_MAX - findings.count.min(COUNT_MAX),
+            left: findings.left,
+            bytes_left: TEXT_BYTES_MAX.saturating_sub(findings.text.len()),
+            context: false,
+            binary: false,
+        }
+    }
+
+    fn add(&mut self, kind: Kind, number: Option<u64>, bytes: &[u8]) {
+        let text = shown(bytes);
+        self.bytes_left = self.bytes_left.saturating_sub(text.len());
+        self.lines.push(Line { kind, number: number.unwrap_or_default(), text });
+        if self.bytes_left == 0 {
+            self.left = 0;
+        }
+    }
+}
+
+impl Sink for FileSink {
+    type Error = io::Error;
+
+    fn matched(&mut self, _searcher: &Searcher, found: &SinkMatch<'_>) -> io::Result<bool> {
+        self.count += 1;
+        if self.left > 0 {
+            self.left -= 1;
+            self.add(Kind::Match, found.line_number(), found.bytes());
+        } else {
+            // What follows belongs to a match that is not shown.
+            self.bytes_left = 0;
+        }
+        Ok(self.count < self.count_max)
+    }
+
+    fn context(&mut self, _searcher: &Searcher, line: &SinkContext<'_>) -> io::Result<bool> {
+        let of_shown = self.left > 0 || (matches!(line.kind(), SinkContextKind::After) && self.bytes_left > 0);
+        if of_shown {
+            self.add(Kind::Context, line.line_number(), line.bytes());
+        }
+        Ok(true)
+    }
+
+    fn context_break(&mut self, _searcher: &Searcher) -> io::Result<bool> {
+        if self.left > 0 {
+            self.lines.push(Line { kind: Kind::Gap, number: 0, text: String::new() });
+        }
+        Ok(true)
+    }
+
+    fn binary_data(&mut self, _searcher: &Searcher, _offset: u64) -> io::Result<bool> {
+        self.binary = true;
+        Ok(false)
+    }
+
+    fn begin(&mut self, searcher: &Searcher) -> io::Result<bool> {
+        self.context = searcher.after_context() > 0;
+        Ok(true)
+    }
+
+    fn finish(&mut self, _searcher: &Searcher, finish: &SinkFinish) -> io::Result<()> {
+        self.binary |= finish.binary_byte_offset().is_some();
+        Ok(())
+    }
+}
+
+/// A line for people: without its end, what is not UTF-8 replaced, cut where no character is torn.
+fn shown(bytes: &[u8]) -> String {
+    let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
+    let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
+    // Converting no more than can be shown: a line may have megabytes.
+    let line = String::from_utf8_lossy(&bytes[..bytes.len().min(LINE_BYTES_MAX + 4)]);
+    match text::cut(&line, LINE_BYTES_MAX) {
+        whole if bytes.len() <= LINE_BYTES_MAX => whole.to_owned(),
+        part => format!("{part} […]"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_shown_without_its_end_and_cut_between_characters() {
+        assert_eq!(shown(b"a\r\n"), "a");
+        assert_eq!(shown(b"a\xFFb"), "a\u{FFFD}b");
+        let long = format!("x{}", "é".repeat(LINE_BYTES_MAX));
+        assert_eq!(shown(long.as_bytes()), format!("x{} […]", "é".repeat((LINE_BYTES_MAX - 1) / 2)));
+    }
+}

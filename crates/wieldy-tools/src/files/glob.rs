@@ -1,0 +1,122 @@
+//! `Glob`: files by their names.
+
+use std::num::NonZeroU32;
+use std::path::Path;
+use std::sync::Arc;
+
+use globset::{GlobBuilder, GlobMatcher};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::json;
+use wieldy_core::{Outcome, Run, RunError, Tool, ToolSpec};
+
+use super::error::{FileError, blocking};
+use super::walk::WalkOptions;
+use super::workspace::Workspace;
+
+const LIMIT_DEFAULT: NonZeroU32 = NonZeroU32::new(1000).expect("not zero");
+
+/// Finds files of the workspace by their names.
+pub struct Glob {
+    workspace: Arc<Workspace>,
+}
+
+/// What to find.
+#[derive(Deserialize, JsonSchema)]
+pub struct GlobArgs {
+    /// The pattern for paths below `path`: `*` and `?` within a name, `**` for any folders, `{a,b}`, `[a-z]`.
+    #[schemars(length(min = 1, max = 1000))]
+    pattern: String,
+    /// The folder to look in, relative to the workspace.
+    #[serde(default = "super::here")]
+    path: String,
+    /// How many files to show at most.
+    #[serde(default = "limit")]
+    #[schemars(range(min = 1, max = 10_000))]
+    limit: NonZeroU32,
+    /// Whether to find names that begin with a dot.
+    #[serde(default)]
+    hidden: bool,
+    /// Whether to find what `.gitignore` files exclude.
+    #[serde(default)]
+    ignored: bool,
+}
+
+fn limit() -> NonZeroU32 {
+    LIMIT_DEFAULT
+}
+
+impl Glob {
+    /// The tool for this workspace.
+    pub fn new(workspace: Arc<Workspace>) -> Self {
+        Self { workspace }
+    }
+}
+
+impl Tool for Glob {
+    type Args = GlobArgs;
+
+    fn spec(&self) -> ToolSpec {
+        super::reading(
+            "Glob",
+            "FindFiles",
+            "Finds files by a pattern such as `src/**/*.rs` and gives their paths, sorted. \
+             Hidden files and those that `.gitignore` excludes are left out unless asked for.",
+        )
+    }
+
+    async fn run(&self, args: GlobArgs, run: &Run) -> Result<Outcome, RunError> {
+        let (workspace, run) = (self.workspace.clone(), run.clone());
+        Ok(blocking(move || glob(&workspace, &args, &run)).await?)
+    }
+}
+
+fn glob(workspace: &Workspace, args: &GlobArgs, run: &Run) -> Result<Outcome, FileError> {
+    let matcher = matcher(&args.pattern)?;
+    let given = workspace.given(&args.path)?;
+    let options = WalkOptions { depth: u32::MAX, hidden: args.hidden, ignored: args.ignored };
+    let base = workspace.key(&given).map_err(|error| workspace.missing(&given, error))?;
+    let mut walk = workspace.walk(&given, options, run.stop())?;
+    let mut found = walk.by_ref().filter(|entry| {
+        let below = entry.path.strip_prefix(&base).unwrap_or(&entry.path);
+        !entry.file_type.is_dir() && matcher.is_match(below)
+    });
+    let limit = args.limit.get() as usize;
+    let paths: Vec<String> =
+        found.by_ref().take(limit).map(|entry| entry.path.to_string_lossy().into_owned()).collect();
+    let more = paths.len() == limit && found.next().is_some();
+    let cut = more || walk.cut;
+    let mut text = paths.join("\n");
+    if paths.is_empty() {
+        text.push_str("no matches");
+        if !args.pattern.contains('/') {
+            text.push_str(&format!("; `**/{}` looks in the folders below too", args.pattern));
+        }
+    }
+    if cut {
+        text.push_str(&format!("\n[only the first {}]", paths.len()));
+    }
+    let count = paths.len();
+    let mut outcome = Outcome::text(text).structured(json!({ "paths": paths, "count": count, "cut": cut }));
+    outcome.partial = cut;
+    Ok(outcome)
+}
+
+/// The pattern as something to hold paths against: `*` stays within one name.
+pub(super) fn matcher(pattern: &str) -> Result<GlobMatcher, FileError> {
+    let pattern = pattern.strip_prefix("./").unwrap_or(pattern);
+    let glob = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build();
+    glob.map(|glob| glob.compile_matcher()).map_err(|error| {
+        FileError::refused(
+            format!("`{pattern}` is not a pattern for paths: {}", error.kind()),
+            "write it like `src/**/*.rs`, and a special character itself as `[*]`",
+        )
+    })
+}
+
+/// The pattern of a filter: one without a slash is for names, wherever they are.
+pub(super) fn filter(pattern: &str) -> Result<impl Fn(&Path) -> bool, FileError> {
+    let anywhere = if pattern.contains('/') { pattern.to_owned() } else { format!("**/{pattern}") };
+    let matcher = matcher(&anywhere)?;
+    Ok(move |path: &Path| matcher.is_match(path))
+}

@@ -1,0 +1,61 @@
+//! The workspace tools: read, write, edit, delete, list, search and find files; and read kept outputs.
+
+mod error;
+mod path;
+mod stale;
+mod text;
+mod workspace;
+
+mod diff;
+mod found;
+mod replace;
+mod save;
+mod walk;
+
+mod artifact;
+mod delete;
+mod edit;
+mod glob;
+mod list;
+mod read;
+mod search;
+mod write;
+
+pub use artifact::GetArtifact;
+pub use delete::Delete;
+pub use edit::Edit;
+pub use glob::Glob;
+pub use list::List;
+pub use read::Read;
+pub use search::Search;
+pub use workspace::{Workspace, WorkspaceError};
+pub use write::Write;
+
+use std::time::Duration;
+
+use wieldy_core::{Provider, ToolSpec};
+
+/// What all tools that only look have in common.
+fn reading(name: &str, alias: &str, description: &str) -> ToolSpec {
+    common(name, alias, description).read_only().reads("path").permission("files.read")
+}
+
+/// What all tools that change files have in common.
+fn changing(name: &str, alias: &str, description: &str) -> ToolSpec {
+    common(name, alias, description).writes("path").permission("files.write")
+}
+
+fn common(name: &str, alias: &str, description: &str) -> ToolSpec {
+    let mut spec = ToolSpec::new(name, description)
+        .category("files")
+        .provider(Provider::Builtin)
+        .alias(alias)
+        .timeout(Duration::from_secs(10));
+    spec.annotations.open_world = false;
+    spec
+}
+
+/// Where a tool looks that was not told where.
+fn here() -> String {
+    ".".to_owned()
+}

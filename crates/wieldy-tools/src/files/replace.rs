@@ -1,0 +1,174 @@
+//! Replacing exact text by other text, and saying what is there instead when it is not found. Pure.
+
+/// Text with replacements made.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Replaced {
+    pub(crate) text: String,
+    pub(crate) count: usize,
+}
+
+/// Why nothing was replaced.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum NotReplaced {
+    /// The text to look for is empty.
+    Empty,
+    /// The old text and the new one are the same.
+    Same,
+    /// The text does not occur; here is what comes near.
+    Absent { near: Option<Near> },
+    /// The text occurs several times: on these lines, the first few of them.
+    Several { count: usize, lines: Vec<usize> },
+    /// The result would have this many bytes.
+    TooLarge { bytes: usize },
+}
+
+/// A place that differs from what was looked for only in white space.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Near {
+    /// Its first line, from 1.
+    pub(crate) line: usize,
+    pub(crate) text: String,
+}
+
+/// How many lines are named when a text occurs several times.
+const LINES_SHOWN_MAX: usize = 20;
+
+/// Puts `new` where `old` stands: in the one place, or with `all` in every place from the left without overlaps.
+///
+/// In a text whose every line ends in CRLF, a bare LF in `old` and `new` stands for CRLF: models drop the CR.
+pub(crate) fn replace(text: &str, old: &str, new: &str, all: bool, bytes_max: usize) -> Result<Replaced, NotReplaced> {
+    if old.is_empty() {
+        return Err(NotReplaced::Empty);
+    }
+    if uses_crlf(text) {
+        replace_exactly(text, &with_crlf(old), &with_crlf(new), all, bytes_max)
+    } else {
+        replace_exactly(text, old, new, all, bytes_max)
+    }
+}
+
+fn replace_exactly(text: &str, old: &str, new: &str, all: bool, bytes_max: usize) -> Result<Replaced, NotReplaced> {
+    if old == new {
+        return Err(NotReplaced::Same);
+    }
+    let count = text.matches(old).count();
+    if count == 0 {
+        return Err(NotReplaced::Absent { near: near(text, old) });
+    }
+    if count > 1 && !all {
+        return Err(NotReplaced::Several { count, lines: lines_of(text, old) });
+    }
+    // Known before it is built: a short old text and a long new one could fill the memory.
+    let bytes = text.len().saturating_add(count.saturating_mul(new.len())) - count * old.len();
+    if bytes > bytes_max {
+        return Err(NotReplaced::TooLarge { bytes });
+    }
+    Ok(Replaced { text: text.replace(old, new), count })
+}
+
+fn uses_crlf(text: &str) -> bool {
+    let breaks = text.matches('\n').count();
+    breaks > 0 && text.matches("\r\n").count() == breaks
+}
+
+fn with_crlf(text: &str) -> String {
+    text.replace("\r\n", "\n").replace('\n', "\r\n")
+}
+
+fn lines_of(text: &str, old: &str) -> Vec<usize> {
+    let (mut line, mut counted) = (1, 0);
+    let places = text.match_indices(old).take(LINES_SHOWN_MAX);
+    places
+        .map(|(at, _)| {
+            line += text[counted..at].matches('\n').count();
+            counted = at;
+            line
+        })
+        .collect()
+}
+
+/// The first run of lines that is the same as `old` but for white space.
+fn near(text: &str, old: &str) -> Option<Near> {
+    let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+    let wanted: Vec<String> = old.trim().lines().map(squeezed).collect();
+    let first = wanted.first().filter(|line| !line.is_empty())?;
+    let lines: Vec<&str> = text.lines().collect();
+    // The first and the last line of what is looked for may be parts of lines.
+    let fits = |index: usize, line: &str| {
+        let line = squeezed(line);
+        match (index == 0, index + 1 == wanted.len()) {
+            (true, true) => line.contains(first.as_str()),
+            (true, false) => line.ends_with(first.as_str()),
+            (false, true) => line.starts_with(&wanted[index]),
+            (false, false) => line == wanted[index],
+        }
+    };
+    let start = lines.windows(wanted.len()).position(|run| run.iter().enumerate().all(|(at, line)| fits(at, line)))?;
+    Some(Near { line: start + 1, text: lines[start..start + wanted.len()].join("\n") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn replaced(text: &str, old: &str, new: &str, all: bool) -> Result<Replaced, NotReplaced> {
+        replace(text, old, new, all, 100)
+    }
+
+    fn done(text: &str, count: usize) -> Result<Replaced, NotReplaced> {
+        Ok(Replaced { text: text.into(), count })
+    }
+
+    #[test]
+    fn one_place_is_replaced_and_several_only_on_demand() {
+        assert_eq!(replaced("a b c", "b", "x", false), done("a x c", 1));
+        assert_eq!(replaced("b\nb a\n\nb", "b", "x", true), done("x\nx a\n\nx", 3));
+        assert_eq!(
+            replaced("b\nb a\n\nb", "b", "x", false),
+            Err(NotReplaced::Several { count: 3, lines: vec![1, 2, 4] })
+        );
+        assert_eq!(replaced("a", "", "x", true), Err(NotReplaced::Empty));
+        assert_eq!(replaced("a", "a", "a", true), Err(NotReplaced::Same));
+        assert_eq!(replaced(&"a".repeat(50), "a", "xyz", true), Err(NotReplaced::TooLarge { bytes: 150 }));
+    }
+
+    #[test]
+    fn a_text_that_is_off_by_white_space_is_shown_where_it_stands() {
+        let text = "fn main() {\n\tlet x = 1;\n\tlet y  = 2;\n}\n";
+        let near = Near { line: 2, text: "\tlet x = 1;\n\tlet y  = 2;".into() };
+        assert_eq!(
+            replaced(text, "    let x = 1;\n    let y = 2;\n", "", false),
+            Err(NotReplaced::Absent { near: Some(near) })
+        );
+        assert_eq!(replaced(text, "let z = 3;", "", false), Err(NotReplaced::Absent { near: None }));
+        assert_eq!(replaced(text, " \n ", "", false), Err(NotReplaced::Absent { near: None }));
+    }
+
+    #[test]
+    fn line_ends_stay_what_they_are_in_the_whole_file() {
+        assert_eq!(replaced("a\r\nb\r\n", "a\nb", "x\ny", false), done("x\r\ny\r\n", 1));
+        assert_eq!(replaced("a\r\nb\r\n", "a\r\nb", "x\r\ny", false), done("x\r\ny\r\n", 1));
+        assert_eq!(replaced("a\r\nb\nc", "b\nc", "x\ny", false), done("a\r\nx\ny", 1), "mixed: taken literally");
+        assert_eq!(replaced("a\r\n", "\r\n", "\n", false), Err(NotReplaced::Same));
+    }
+
+    proptest! {
+        #[test]
+        fn replacing_all_is_what_the_standard_library_does(
+            text in "[ab \r\n]{0,40}", old in "[ab\n]{1,3}", new in "[abé\n]{0,4}",
+        ) {
+            let (text, old, new) = (text.as_str(), old.as_str(), new.as_str());
+            let (plain_old, plain_new) = if uses_crlf(text) { (with_crlf(old), with_crlf(new)) } else { (old.into(), new.into()) };
+            match replace(text, old, new, true, usize::MAX) {
+                Ok(result) => {
+                    prop_assert_eq!(result.text, text.replace(&plain_old, &plain_new));
+                    prop_assert!(result.count > 0);
+                }
+                Err(NotReplaced::Same) => prop_assert_eq!(plain_old, plain_new),
+                Err(NotReplaced::Absent { .. }) => prop_assert!(!text.contains(&plain_old)),
+                Err(other) => prop_assert!(false, "{:?}", other),
+            }
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Saving: a file gets its new content whole or not at all, and not if somebody changed it meanwhile.
+//!
+//! The content goes to a file without a name (`O_TMPFILE`), which vanishes by itself should we be killed. Only
+//! when all is on disk does it get a name, for the moment until it is renamed over the old file. Filesystems
+//! without such files get one with a name from the start.
+
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use blake3::Hash;
+use cap_std::fs::{Dir, File, MetadataExt, OpenOptions, Permissions, PermissionsExt};
+use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, RenameFlags, Uid};
+use rustix::io::Errno;
+
+use super::error::FileError;
+use super::workspace::{Existing, Place};
+
+/// Puts `content` at `place`, which holds what `replaces` says, or nothing.
+pub(crate) fn save(place: &Place, content: &[u8], replaces: Option<&Existing>) -> Result<(), FileError> {
+    match save_by(Unnamed::stage, place, content, replaces) {
+        Err(SaveError::Io(error)) if unsupported(&error) => save_by(Temporary::stage, place, content, replaces),
+        result => result,
+    }
+    .map_err(|error| match error {
+        SaveError::Changed => FileError::Stale { path: place.key.clone() },
+        SaveError::Look(error) => error,
+        SaveError::Io(source) => FileError::io("write", &place.key, source),
+    })
+}
+
+enum SaveError {
+    /// It is no longer what it was when the change was made up.
+    Changed,
+    Look(FileError),
+    Io(io::Error),
+}
+
+impl From<io::Error> for SaveError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
+}
+
+/// Content that is written and not yet to be seen.
+trait Staged<'a>: Sized {
+    fn file(&self) -> &File;
+
+    /// Gives it a name of its own beside its future place.
+    fn named(self) -> io::Result<Temporary<'a>>;
+}
+
+fn save_by<'a, S: Staged<'a>>(
+    stage: fn(&'a Dir) -> io::Result<S>,
+    place: &'a Place,
+    content: &[u8],
+    replaces: Option<&Existing>,
+) -> Result<(), SaveError> {
+    let staged = stage(&place.folder)?;
+    let mut file = staged.file();
+    file.write_all(content)?;
+    if let Some(existing) = replaces {
+        take_after(file, existing)?;
+    }
+    file.sync_all()?;
+    // As late as can be: what happens between this look and the rename below goes unseen.
+    let expected: Option<Hash> = replaces.map(|existing| existing.hash);
+    if place.hash().map_err(SaveError::Look)? != expected {
+        return Err(SaveError::Changed);
+    }
+    let temporary = staged.named()?;
+    temporary.become_file(Path::new(&place.name), replaces.is_some())
+}
+
+/// Gives the new file the owner and the permissions of the old one.
+fn take_after(file: &File, existing: &Existing) -> io::Result<()> {
+    let (ours, theirs) = (file.metadata()?, &existing.metadata);
+    if (ours.uid(), ours.gid()) != (theirs.uid(), theirs.gid()) {
+        // Only the superuser may give files away; for others the file becomes their own.
+        let _ = rustix::fs::fchown(file, Some(Uid::from_raw(theirs.uid())), Some(Gid::from_raw(theirs.gid())));
+    }
+    // A new content is not trusted to run as its owner because the old one was.
+    file.set_permissions(Permissions::from_mode(theirs.mode() & 0o777))
+}
+
+/// A file without a name.
+struct Unnamed<'a> {
+    folder: &'a Dir,
+    file: File,
+}
+
+impl<'a> Unnamed<'a> {
+    fn stage(folder: &'a Dir) -> io::Result<Self> {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(folder, ".", flags, Mode::from_raw_mode(0o666))?;
+        Ok(Self { folder, file: File::from_std(file.into()) })
+    }
+}
+
+impl<'a> Staged<'a> for Unnamed<'a> {
+    fn file(&self) -> &File {
+        &self.file
+    }
+
+    fn named(self) -> io::Result<Temporary<'a>> {
+        let name = temporary_name();
+        // Older kernels let only the superuser name a file by its handle alone; all let its owner by /proc.
+        rustix::fs::linkat(&self.file, "", self.folder, &name, AtFlags::EMPTY_PATH).or_else(|_| {
+            let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+            rustix::fs::linkat(CWD, own, self.folder, &name, AtFlags::SYMLINK_FOLLOW)
+        })?;
+        Ok(Temporary { folder: self.folder, file: self.file, name, kept: false })
+    }
+}
+
+/// A file with a name that nobody knows; it goes when it is dropped.
+struct Temporary<'a> {
+    folder: &'a Dir,
+    file: File,
+    name: String,
+    kept: bool,
+}
+
+impl<'a> Temporary<'a> {
+    fn stage(folder: &'a Dir) -> io::Result<Self> {
+        let name = temporary_name();
+        let file = folder.open_with(&name, OpenOptions::new().write(true).create_new(true))?;
+        Ok(Self { folder, file, name, kept: false })
+    }
+
+    fn become_file(mut self, name: &Path, replace: bool) -> Result<(), SaveError> {
+        let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
+        match rustix::fs::renameat_with(self.folder, &self.name, self.folder, name, flags) {
+            Ok(()) => {}
+            Err(Errno::EXIST) => return Err(SaveError::Changed),
+            // Not every filesystem can promise to replace nothing.
+            Err(Errno::INVAL | Errno::NOSYS) => self.folder.rename(&self.name, self.folder, name)?,
+            Err(error) => return Err(SaveError::Io(error.into())),
+        }
+        self.kept = true;
+        // The file is in place; that the folder's entry also survives a power cut is worth trying, not failing.
+        let _ = self.folder.try_clone().and_then(|folder| Dir::reopen_dir(&folder)?.into_std_file().sync_all());
+        Ok(())
+    }
+}
+
+impl<'a> Staged<'a> for Temporary<'a> {
+    fn file(&self) -> &File {
+        &self.file
+    }
+
+    fn named(self) -> io::Result<Temporary<'a>> {
+        Ok(self)
+    }
+}
+
+impl Drop for Temporary<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            let _ = self.folder.remove_file(&self.name);
+        }
+    }
+}
+
+/// Whether the error says that there are no nameless files here, or that they cannot be given a name.
+fn unsupported(error: &io::Error) -> bool {
+    let number = error.raw_os_error().map(Errno::from_raw_os_error);
+    number.is_some_and(|number| {
+        [Errno::OPNOTSUPP, Errno::ISDIR, Errno::INVAL, Errno::NOENT, Errno::NOSYS, Errno::PERM].contains(&number)
+    })
+}
+
+fn temporary_name() -> String {
+    format!(".wieldy-{:016x}.tmp", RandomState::new().hash_one(std::process::id()))
+}

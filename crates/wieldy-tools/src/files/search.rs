@@ -1,0 +1,206 @@
+//! `Search`: lines of files by a regular expression.
+
+use std::io;
+use std::num::NonZeroU32;
+use std::path::Path;
+use std::sync::Arc;
+
+use cap_std::fs::File;
+use grep_regex::{RegexMatcher, RegexMatcherBuilder};
+use grep_searcher::{BinaryDetection, Searcher, SearcherBuilder};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{Outcome, Run, RunError, Tool, ToolSpec};
+
+use super::error::{FileError, blocking};
+use super::found::{FileSink, Findings};
+use super::glob;
+use super::walk::WalkOptions;
+use super::workspace::Workspace;
+
+/// A file with a longer line than this is passed over, so that it costs no more memory.
+const LINE_BYTES_MAX: usize = 16 * 1024 * 1024;
+
+/// Searches the files of the workspace.
+pub struct Search {
+    workspace: Arc<Workspace>,
+}
+
+/// What to search for.
+#[derive(Deserialize, JsonSchema)]
+pub struct SearchArgs {
+    /// The regular expression, in Rust's syntax. It is held against each line by itself.
+    #[schemars(length(min = 1, max = 10_000))]
+    pattern: String,
+    /// The folder or file to search, relative to the workspace.
+    #[serde(default = "super::here")]
+    path: String,
+    /// Search only files like this: `*.rs` anywhere, or `src/**/*.rs` below `path`.
+    #[schemars(length(min = 1, max = 1000))]
+    glob: Option<String>,
+    /// Whether the case of letters counts; `smart` means only if the pattern has a capital letter.
+    #[serde(default)]
+    case: Case,
+    /// Whether the pattern is plain text, and no regular expression.
+    #[serde(default)]
+    literal: bool,
+    /// How many lines to show before and after each match.
+    #[serde(default)]
+    #[schemars(range(max = 20))]
+    context: u8,
+    /// How many matching lines to show at most.
+    #[serde(default = "limit")]
+    #[schemars(range(min = 1, max = 10_000))]
+    limit: NonZeroU32,
+    /// Whether to search files whose names begin with a dot.
+    #[serde(default)]
+    hidden: bool,
+    /// Whether to search what `.gitignore` files exclude.
+    #[serde(default)]
+    ignored: bool,
+}
+
+fn limit() -> NonZeroU32 {
+    NonZeroU32::new(200).expect("not zero")
+}
+
+/// Whether the case of letters counts.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum Case {
+    #[default]
+    Smart,
+    Sensitive,
+    Insensitive,
+}
+
+impl Search {
+    /// The tool for this workspace.
+    pub fn new(workspace: Arc<Workspace>) -> Self {
+        Self { workspace }
+    }
+}
+
+impl Tool for Search {
+    type Args = SearchArgs;
+
+    fn spec(&self) -> ToolSpec {
+        super::reading(
+            "Search",
+            "SearchFiles",
+            "Searches files for a regular expression and gives the matching lines as `path:line:text`, sorted by \
+             path. Binary files, hidden files and those that `.gitignore` excludes are left out unless asked for.",
+        )
+        .timeout(Duration::from_secs(30))
+    }
+
+    async fn run(&self, args: SearchArgs, run: &Run) -> Result<Outcome, RunError> {
+        let (workspace, run) = (self.workspace.clone(), run.clone());
+        Ok(blocking(move || search(&workspace, &args, run.stop())).await?)
+    }
+}
+
+fn search(workspace: &Workspace, args: &SearchArgs, stop: &CancellationToken) -> Result<Outcome, FileError> {
+    let matcher = matcher(args)?;
+    let wanted = args.glob.as_deref().map(glob::filter).transpose()?;
+    let given = workspace.given(&args.path)?;
+    let mut search =
+        FileSearch { matcher, searcher: searcher(args), stop, findings: Findings::new(args.limit.get() as usize) };
+    match workspace.open_file(&given) {
+        Ok((file, _)) => search.file(given.relative(), file),
+        Err(FileError::Kind { is: "a folder", .. }) => {
+            let base = workspace.key(&given)?;
+            let options = WalkOptions { depth: u32::MAX, hidden: args.hidden, ignored: args.ignored };
+            let mut walk = workspace.walk(&given, options, stop)?;
+            for entry in walk.by_ref() {
+                let below = entry.path.strip_prefix(&base).unwrap_or(&entry.path);
+                if !entry.file_type.is_file() || wanted.as_ref().is_some_and(|wanted| !wanted(below)) {
+                    continue;
+                }
+                match entry.open() {
+                    Ok(file) => search.file(&entry.path, file),
+                    Err(_) => search.findings.skipped += 1,
+                }
+                if search.findings.enough() {
+                    break;
+                }
+            }
+            search.findings.unfinished |= walk.cut;
+        }
+        Err(error) => return Err(error),
+    }
+    search.findings.unfinished |= stop.is_cancelled();
+    Ok(search.findings.outcome())
+}
+
+/// One pattern on its way through files.
+struct FileSearch<'a> {
+    matcher: RegexMatcher,
+    searcher: Searcher,
+    stop: &'a CancellationToken,
+    findings: Findings,
+}
+
+impl FileSearch<'_> {
+    fn file(&mut self, path: &Path, file: File) {
+        // What was a file when the folder was read can be a pipe by now.
+        if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+            self.findings.skipped += 1;
+            return;
+        }
+        let mut sink = FileSink::new(&self.findings);
+        let reader = Stoppable { reader: file, stop: self.stop };
+        match self.searcher.search_reader(&self.matcher, reader, &mut sink) {
+            Ok(()) => self.findings.take(path, sink),
+            Err(_) => self.findings.skipped += 1,
+        }
+    }
+}
+
+/// A reader that ends with an error once the run is told to stop.
+struct Stoppable<'a, R> {
+    reader: R,
+    stop: &'a CancellationToken,
+}
+
+impl<R: io::Read> io::Read for Stoppable<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.stop.is_cancelled() {
+            return Err(io::Error::other("the run was told to stop"));
+        }
+        self.reader.read(buffer)
+    }
+}
+
+fn searcher(args: &SearchArgs) -> Searcher {
+    let context = usize::from(args.context.min(20));
+    SearcherBuilder::new()
+        .line_number(true)
+        .before_context(context)
+        .after_context(context)
+        .binary_detection(BinaryDetection::quit(0))
+        .heap_limit(Some(LINE_BYTES_MAX))
+        .build()
+}
+
+fn matcher(args: &SearchArgs) -> Result<RegexMatcher, FileError> {
+    let mut builder = RegexMatcherBuilder::new();
+    builder
+        .case_smart(args.case == Case::Smart)
+        .case_insensitive(args.case == Case::Insensitive)
+        .fixed_strings(args.literal)
+        .line_terminator(Some(b'\n'))
+        .crlf(true);
+    builder.build(&args.pattern).map_err(|error| match error.kind() {
+        grep_regex::ErrorKind::NotAllowed(_) => FileError::refused(
+            "the pattern holds a line break, and each line is searched by itself",
+            "search for one of the lines, with `context` to see those around it",
+        ),
+        _ => FileError::refused(
+            format!("the pattern is not a regular expression: {error}"),
+            "escape special characters with a backslash, such as `\\(`, or set `literal`",
+        ),
+    })
+}

@@ -1,0 +1,107 @@
+//! Staleness: which content of a file a session has seen, so that no change is based on an old one.
+
+use std::num::NonZeroUsize;
+use std::sync::Mutex;
+
+use blake3::{Hash, Hasher};
+use lru::LruCache;
+use wieldy_core::{Caller, Run};
+
+use super::error::FileError;
+use super::workspace::{Place, Workspace};
+
+/// How many files are remembered; beyond that, those not touched for longest are forgotten, and count as never read.
+const FILES_MAX: NonZeroUsize = NonZeroUsize::new(10_000).expect("not zero");
+
+/// The content of files as sessions last saw it, by reading or writing.
+pub(crate) struct ReadLog {
+    seen: Mutex<LruCache<Key, Hash>>,
+}
+
+/// A session and a file in one number, so that an entry costs the same however long the names are.
+type Key = [u8; 32];
+
+impl ReadLog {
+    pub(crate) fn new() -> Self {
+        Self { seen: Mutex::new(LruCache::new(FILES_MAX)) }
+    }
+
+    /// What the caller's session last saw of the file, if it saw it at all.
+    pub(crate) fn seen(&self, caller: &Caller, file: &str) -> Option<Hash> {
+        self.with(|seen| seen.get(&key(caller, file)).copied())
+    }
+
+    /// Notes what the caller's session sees now, and gives what it saw before.
+    pub(crate) fn note(&self, caller: &Caller, file: &str, hash: Hash) -> Option<Hash> {
+        self.with(|seen| seen.put(key(caller, file), hash))
+    }
+
+    /// Forgets the file, which is gone.
+    pub(crate) fn forget(&self, caller: &Caller, file: &str) -> Option<Hash> {
+        self.with(|seen| seen.pop(&key(caller, file)))
+    }
+
+    fn with<T>(&self, look: impl FnOnce(&mut LruCache<Key, Hash>) -> T) -> T {
+        look(&mut self.seen.lock().expect("no code panics while it holds the log"))
+    }
+}
+
+/// A session where there is one, else the agent; sessions of different tenants never meet.
+fn key(caller: &Caller, file: &str) -> Key {
+    let mut hasher = Hasher::new();
+    let (kind, name) = match &caller.session {
+        Some(session) => ("session", session),
+        None => ("agent", &caller.agent),
+    };
+    let tenant = caller.tenant.as_deref();
+    for part in [if tenant.is_some() { "tenant" } else { "none" }, tenant.unwrap_or_default(), kind, name, file] {
+        hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+    }
+    *hasher.finalize().as_bytes()
+}
+
+/// Refuses to touch a file that is not what the caller's session last saw of it.
+pub(crate) fn refuse_stale(workspace: &Workspace, run: &Run, place: &Place, current: Hash) -> Result<(), FileError> {
+    match workspace.reads.seen(run.caller(), &place.key) {
+        Some(seen) if seen != current => {
+            run.source_stale(&place.key, &seen.to_string(), Some(&current.to_string()));
+            Err(FileError::Stale { path: place.key.clone() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Says once that a file which the session saw is gone.
+pub(crate) fn note_gone(workspace: &Workspace, run: &Run, file: &str) {
+    if let Some(seen) = workspace.reads.forget(run.caller(), file) {
+        run.source_stale(file, &seen.to_string(), None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sessions_remember_apart_and_the_log_is_bounded() {
+        let log = ReadLog::new();
+        let ada = Caller { session: Some("1".into()), ..Caller::local() };
+        let others = [
+            Caller { session: Some("2".into()), ..ada.clone() },
+            Caller { session: None, ..ada.clone() },
+            Caller { tenant: Some("acme".into()), ..ada.clone() },
+            Caller { session: None, ..Caller::agent("1") },
+        ];
+        let (first, second) = (blake3::hash(b"first"), blake3::hash(b"second"));
+        assert_eq!(log.note(&ada, "a.txt", first), None);
+        assert_eq!(log.note(&ada, "a.txt", second), Some(first));
+        for other in &others {
+            assert_eq!(log.seen(other, "a.txt"), None, "{other:?}");
+        }
+        for number in 0..FILES_MAX.get() {
+            log.note(&ada, &number.to_string(), first);
+        }
+        assert_eq!(log.seen(&ada, "a.txt"), None, "the oldest is forgotten");
+        assert_eq!((log.forget(&ada, "9"), log.seen(&ada, "9")), (Some(first), None));
+    }
+}

@@ -1,0 +1,311 @@
+//! The workspace: the one folder that file tools know, and the only way they open anything.
+//!
+//! [`Workspace`] holds the folder as a handle, and every lookup starts from that handle (cap-std; on Linux
+//! `openat2` with `RESOLVE_BENEATH` and `RESOLVE_NO_MAGICLINKS`). Whether a path stays inside is decided by
+//! the lookup itself, so nothing can change between a check and the use.
+
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use blake3::Hash;
+use cap_std::ambient_authority;
+use cap_std::fs::{Dir, File, FileType, FileTypeExt, Metadata, OpenOptions, OpenOptionsExt};
+use rustix::fs::OFlags;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::name::{did_you_mean, near_misses};
+
+use super::error::FileError;
+use super::path::{GivenPath, joined};
+use super::stale::ReadLog;
+use super::walk::{Walk, WalkOptions};
+
+/// The largest file that is taken into memory.
+pub(crate) const FILE_BYTES_MAX: u64 = 32 * 1024 * 1024;
+/// How many neighbours of a missing file are looked at to find the one that was meant.
+const NEIGHBOURS_MAX: usize = 1000;
+/// How many files can be written at once; those that share a lock by chance wait for each other.
+const WRITERS_MAX: usize = 64;
+
+/// The folder that file tools work in, shared by all of them.
+pub struct Workspace {
+    root: Dir,
+    /// The root's own path, links resolved; only to understand absolute paths, never to open anything.
+    path: PathBuf,
+    roots: Vec<PathBuf>,
+    pub(crate) reads: ReadLog,
+    writers: [Mutex<()>; WRITERS_MAX],
+}
+
+/// Why a folder cannot be the workspace.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot open the workspace `{}`", path.display())]
+pub struct WorkspaceError {
+    path: PathBuf,
+    source: io::Error,
+}
+
+/// A place for a file: the folder as a handle, and a name in it.
+pub(crate) struct Place {
+    pub(crate) folder: Dir,
+    pub(crate) name: OsString,
+    /// The path from the root with all links resolved: what the file is known by.
+    pub(crate) key: String,
+}
+
+/// What to do about folders on the way that are not there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Folders {
+    Demanded,
+    Made,
+}
+
+/// What a path means whose last name is a symbolic link.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LastLink {
+    /// What the link leads to.
+    Target,
+    /// The link.
+    Itself,
+}
+
+/// A file that is there already.
+pub(crate) struct Existing {
+    pub(crate) hash: Hash,
+    /// The content, unless it is too large to be taken into memory.
+    pub(crate) content: Option<Vec<u8>>,
+    pub(crate) metadata: Metadata,
+}
+
+impl Workspace {
+    /// Opens the folder. It stays the workspace even if it is moved or something else takes its path.
+    pub fn open(root: &Path) -> Result<Workspace, WorkspaceError> {
+        let failed = |source| WorkspaceError { path: root.to_owned(), source };
+        let path = root.canonicalize().map_err(failed)?;
+        let dir = Dir::open_ambient_dir(root, ambient_authority()).map_err(failed)?;
+        let given = Some(root.to_owned()).filter(|root| root.is_absolute() && *root != path);
+        let roots = given.into_iter().chain([path.clone()]).collect();
+        let writers = std::array::from_fn(|_| Mutex::new(()));
+        Ok(Self { root: dir, path, roots, reads: ReadLog::new(), writers })
+    }
+
+    /// The folder's path, links resolved.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Checks the text of a path.
+    pub(crate) fn given(&self, text: &str) -> Result<GivenPath, FileError> {
+        Ok(GivenPath::new(text, &self.roots)?)
+    }
+
+    /// Opens a regular file to read. Anything else is refused, and not opened if that can be known before.
+    pub(crate) fn open_file(&self, given: &GivenPath) -> Result<(File, Metadata), FileError> {
+        let failed = |source| self.missing(given, FileError::io("open", given, source));
+        let metadata = self.root.metadata(given.relative()).map_err(failed)?;
+        let wanted = if given.names_folder() { "a folder" } else { "a file" };
+        let is = kind(metadata.file_type());
+        if is != "a file" || given.names_folder() {
+            return Err(FileError::Kind { path: given.to_string(), is, wanted });
+        }
+        let file = self.root.open_with(given.relative(), &reading()).map_err(failed)?;
+        let metadata = regular(&file, given)?;
+        Ok((file, metadata))
+    }
+
+    /// Opens a folder to look into.
+    pub(crate) fn open_folder(&self, given: &GivenPath) -> Result<Dir, FileError> {
+        self.root.open_dir(given.relative()).map_err(|source| {
+            let raw = source.raw_os_error();
+            if raw == Some(rustix::io::Errno::NOTDIR.raw_os_error())
+                && let Ok(metadata) = self.root.metadata(given.relative())
+            {
+                return FileError::Kind { path: given.to_string(), is: kind(metadata.file_type()), wanted: "a folder" };
+            }
+            self.missing(given, FileError::io("open", given, source))
+        })
+    }
+
+    /// Walks through a folder, showing paths from the root with all links resolved.
+    pub(crate) fn walk<'a>(
+        &self,
+        given: &GivenPath,
+        options: WalkOptions,
+        stop: &'a CancellationToken,
+    ) -> Result<Walk<'a>, FileError> {
+        let folder = self.open_folder(given)?;
+        let path = self.key(given)?;
+        let walk = Walk::new(&self.root, folder, Path::new(&path), options, stop);
+        walk.map_err(|source| FileError::io("look into", given, source))
+    }
+
+    /// What the file is known by: its path from the root with all links resolved.
+    pub(crate) fn key(&self, given: &GivenPath) -> Result<String, FileError> {
+        let path = self.root.canonicalize(given.relative()).map_err(|source| FileError::io("find", given, source))?;
+        Ok(path.to_string_lossy().into_owned())
+    }
+
+    /// Finds the folder and the name that a path stands for, to put something there or take it away.
+    pub(crate) fn place(&self, given: &GivenPath, folders: Folders, link: LastLink) -> Result<Place, FileError> {
+        let mut path = given.relative().to_owned();
+        if link == LastLink::Target && self.root.symlink_metadata(&path).is_ok_and(|metadata| metadata.is_symlink()) {
+            path = self.root.canonicalize(&path).map_err(|source| match FileError::io("follow", given, source) {
+                FileError::Missing { path, .. } => FileError::refused(
+                    format!("`{path}` is a symbolic link to something that is not there"),
+                    "name the file that you mean, or delete the link first",
+                ),
+                other => other,
+            })?;
+        }
+        let Some(name) = path.file_name().map(ToOwned::to_owned) else {
+            return Err(FileError::Kind { path: given.to_string(), is: "a folder", wanted: "a file" });
+        };
+        let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let failed = |source| self.missing(given, FileError::io("open the folder of", given, source));
+        let folder = match self.root.open_dir(above) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && folders == Folders::Made => {
+                self.root.create_dir_all(above).and_then(|()| self.root.open_dir(above))
+            }
+            folder => folder,
+        }
+        .map_err(failed)?;
+        let above = self.root.canonicalize(above).map_err(failed)?;
+        let key = joined(&above, Path::new(&name)).to_string_lossy().into_owned();
+        Ok(Place { folder, name, key })
+    }
+
+    /// Waits until nobody else in this process writes the file of this key.
+    pub(crate) fn writing(&self, key: &str) -> MutexGuard<'_, ()> {
+        let index = usize::from(blake3::hash(key.as_bytes()).as_bytes()[0]) % WRITERS_MAX;
+        // It guards nothing in memory, so a panic of another writer has broken nothing.
+        self.writers[index].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds to "there is no such file" which one may have been meant.
+    pub(crate) fn missing(&self, given: &GivenPath, error: FileError) -> FileError {
+        match error {
+            FileError::Missing { path, .. } => FileError::Missing { path, near: self.near(given.relative()) },
+            other => other,
+        }
+    }
+
+    /// Looks in the deepest folder of the path that exists for names like the one that does not.
+    fn near(&self, path: &Path) -> Option<String> {
+        let (above, name) = path.ancestors().find_map(|part| {
+            let above = part.parent()?;
+            let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
+            let name = part.file_name()?.to_str()?;
+            self.root.read_dir(above).ok().map(|entries| ((above, entries), name))
+        })?;
+        let (above, entries) = above;
+        let names: Vec<String> = entries
+            .take(NEIGHBOURS_MAX)
+            .filter_map(|entry| Some(joined(above, Path::new(&entry.ok()?.file_name())).to_str()?.to_owned()))
+            .collect();
+        let wanted = joined(above, Path::new(name));
+        did_you_mean(&near_misses(wanted.to_str()?, names.iter().map(String::as_str)))
+    }
+}
+
+impl Place {
+    /// Reads what is there now; nothing where nothing is.
+    pub(crate) fn existing(&self) -> Result<Option<Existing>, FileError> {
+        let Some((mut file, metadata)) = self.open()? else { return Ok(None) };
+        let failed = |source| FileError::io("read", &self.key, source);
+        if metadata.len() <= FILE_BYTES_MAX {
+            let content = read_whole(&mut file, &self.key)?;
+            return Ok(Some(Existing { hash: blake3::hash(&content), content: Some(content), metadata }));
+        }
+        let hash = hash_of(file).map_err(failed)?;
+        Ok(Some(Existing { hash, content: None, metadata }))
+    }
+
+    /// The hash of what is there now; nothing where nothing is.
+    pub(crate) fn hash(&self) -> Result<Option<Hash>, FileError> {
+        let Some((file, _)) = self.open()? else { return Ok(None) };
+        hash_of(file).map(Some).map_err(|source| FileError::io("read", &self.key, source))
+    }
+
+    fn open(&self) -> Result<Option<(File, Metadata)>, FileError> {
+        match self.folder.symlink_metadata(&self.name) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(FileError::io("look at", &self.key, source)),
+            Ok(metadata) if metadata.is_file() => {}
+            Ok(metadata) => {
+                return Err(FileError::Kind {
+                    path: self.key.clone(),
+                    is: kind(metadata.file_type()),
+                    wanted: "a file",
+                });
+            }
+        }
+        let file = open_plain(&self.folder, Path::new(&self.name))
+            .map_err(|source| FileError::io("open", &self.key, source))?;
+        let metadata = regular(&file, &self.key)?;
+        Ok(Some((file, metadata)))
+    }
+}
+
+/// Opens an entry of `folder` to read, unless it is a symbolic link; never waits for another end of a pipe.
+pub(crate) fn open_plain(folder: &Dir, name: &Path) -> io::Result<File> {
+    folder.open_with(name, &with_flags(OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW))
+}
+
+/// Opens a folder in `folder`, unless it is a symbolic link.
+pub(crate) fn open_plain_folder(folder: &Dir, name: &Path) -> io::Result<Dir> {
+    let file = folder.open_with(name, &with_flags(OFlags::DIRECTORY | OFlags::NOFOLLOW))?;
+    Ok(Dir::from_std_file(file.into_std()))
+}
+
+/// Reads a file into memory, if it fits.
+pub(crate) fn read_whole(file: &mut File, shown: &str) -> Result<Vec<u8>, FileError> {
+    let mut content = Vec::new();
+    // A file can grow while it is read, and those of the kernel claim to be empty: the bound is on what comes.
+    file.take(FILE_BYTES_MAX + 1)
+        .read_to_end(&mut content)
+        .map_err(|source| FileError::io("read", shown, source))?;
+    if content.len() as u64 > FILE_BYTES_MAX {
+        let bytes = file.metadata().map_or(0, |metadata| metadata.len()).max(FILE_BYTES_MAX + 1);
+        return Err(FileError::TooLarge { path: shown.to_owned(), bytes, bytes_max: FILE_BYTES_MAX });
+    }
+    Ok(content)
+}
+
+/// What a file is, in words.
+pub(crate) fn kind(file_type: FileType) -> &'static str {
+    match file_type {
+        _ if file_type.is_file() => "a file",
+        _ if file_type.is_dir() => "a folder",
+        _ if file_type.is_symlink() => "a symbolic link",
+        _ if file_type.is_fifo() => "a named pipe",
+        _ if file_type.is_socket() => "a socket",
+        _ if file_type.is_block_device() || file_type.is_char_device() => "a device",
+        _ => "something unknown",
+    }
+}
+
+/// The opened thing itself is asked what it is: the path may have meant something else when it was asked.
+fn regular(file: &File, shown: impl ToString) -> Result<Metadata, FileError> {
+    let metadata = file.metadata().map_err(|source| FileError::io("look at", shown.to_string(), source))?;
+    match kind(metadata.file_type()) {
+        "a file" => Ok(metadata),
+        is => Err(FileError::Kind { path: shown.to_string(), is, wanted: "a file" }),
+    }
+}
+
+fn hash_of(file: File) -> io::Result<Hash> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(file)?;
+    Ok(hasher.finalize())
+}
+
+fn reading() -> OpenOptions {
+    with_flags(OFlags::NONBLOCK | OFlags::NOCTTY)
+}
+
+fn with_flags(flags: OFlags) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(flags.bits().cast_signed());
+    options
+}

@@ -1,0 +1,117 @@
+//! `Write`: a file with a new content, whole.
+
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::json;
+use wieldy_core::{Outcome, Run, RunError, Tool, ToolSpec};
+
+use super::error::{FileError, blocking};
+use super::stale::refuse_stale;
+use super::workspace::{Existing, Folders, LastLink, Place, Workspace};
+use super::{diff, save};
+
+/// Writes a file of the workspace, in place of what was there.
+pub struct Write {
+    workspace: Arc<Workspace>,
+}
+
+/// What to write.
+#[derive(Deserialize, JsonSchema)]
+pub struct WriteArgs {
+    /// The file, relative to the workspace.
+    path: String,
+    /// The whole new content.
+    content: String,
+    /// Whether folders on the way that are not there are made.
+    #[serde(default = "yes")]
+    create_folders: bool,
+    /// Write only if the file's content still has this hash, as `Read` gave it.
+    expect_hash: Option<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Write {
+    /// The tool for this workspace.
+    pub fn new(workspace: Arc<Workspace>) -> Self {
+        Self { workspace }
+    }
+}
+
+impl Tool for Write {
+    type Args = WriteArgs;
+
+    fn spec(&self) -> ToolSpec {
+        super::changing(
+            "Write",
+            "WriteFile",
+            "Writes a text file, new or in place of the old content, whole or not at all. \
+             To change parts of a file, use `Edit`.",
+        )
+        .idempotent()
+    }
+
+    async fn run(&self, args: WriteArgs, run: &Run) -> Result<Outcome, RunError> {
+        let (workspace, run) = (self.workspace.clone(), run.clone());
+        Ok(blocking(move || write(&workspace, &args, &run)).await?)
+    }
+}
+
+fn write(workspace: &Workspace, args: &WriteArgs, run: &Run) -> Result<Outcome, FileError> {
+    let given = workspace.given(&args.path)?;
+    if given.names_folder() {
+        return Err(FileError::Kind { path: args.path.clone(), is: "a folder", wanted: "a file" });
+    }
+    let folders = if args.create_folders { Folders::Made } else { Folders::Demanded };
+    let place = workspace.place(&given, folders, LastLink::Target)?;
+    let _alone = workspace.writing(&place.key);
+    let existing = place.existing()?;
+    if let Some(expected) = &args.expect_hash {
+        check_expected(&place, existing.as_ref(), expected)?;
+    }
+    if let Some(existing) = &existing {
+        refuse_stale(workspace, run, &place, existing.hash)?;
+    }
+    let content = args.content.as_bytes();
+    if run.stop().is_cancelled() {
+        return Err(FileError::Stopped);
+    }
+    save::save(&place, content, existing.as_ref())?;
+
+    let hash = blake3::hash(content);
+    workspace.reads.note(run.caller(), &place.key, hash);
+    let changes = match &existing {
+        None => diff::unified(&place.key, None, content),
+        Some(Existing { content: Some(old), .. }) => diff::unified(&place.key, Some(old), content),
+        Some(Existing { content: None, .. }) => "[too large for a diff]\n".to_owned(),
+    };
+    let told = format!("wrote `{}`, {} bytes", place.key, content.len());
+    // Who writes a new file knows what is in it; what was replaced is worth showing.
+    let text = match &existing {
+        None => format!("{told} (new)"),
+        Some(_) if changes.is_empty() => format!("{told} (as it was)"),
+        Some(_) => format!("{told}\n\n{changes}"),
+    };
+    Ok(Outcome::text(text).structured(json!({
+        "path": place.key,
+        "bytes": content.len(),
+        "created": existing.is_none(),
+        "hash": hash.to_string(),
+        "diff": changes,
+    })))
+}
+
+fn check_expected(place: &Place, existing: Option<&Existing>, expected: &str) -> Result<(), FileError> {
+    let is = existing.map_or_else(|| "not there".to_owned(), |existing| existing.hash.to_string());
+    if is.eq_ignore_ascii_case(expected) {
+        return Ok(());
+    }
+    Err(FileError::refused(
+        format!("`{}` is not what was expected: its hash is {is}", place.key),
+        "read it again, then repeat the change on what is there now",
+    ))
+}
