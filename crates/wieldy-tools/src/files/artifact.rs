@@ -61,6 +61,8 @@ impl Tool for GetArtifact {
         .provider(Provider::Builtin)
         .timeout(Duration::from_secs(30));
         spec.annotations.open_world = false;
+        // A part of an artifact must not become an artifact again; what is no text takes up to thrice its bytes.
+        spec.constraints.output_bytes_max = Some(4 * LENGTH_MAX);
         spec
     }
 

@@ -12,7 +12,7 @@ use super::text;
 /// A longer line is cut.
 const LINE_BYTES_MAX: usize = 500;
 /// More text than this is not shown, whatever the limit of lines.
-const TEXT_BYTES_MAX: usize = 256 * 1024;
+const TEXT_BYTES_MAX: usize = 64 * 1024;
 /// Beyond this, matches are not even counted.
 const COUNT_MAX: usize = 100_000;
 

@@ -52,6 +52,8 @@ fn common(name: &str, alias: &str, description: &str) -> ToolSpec {
         .alias(alias)
         .timeout(Duration::from_secs(10));
     spec.annotations.open_world = false;
+    // Each tool bounds its own answer, and says how to get at the rest; cutting once more would lose that.
+    spec.constraints.output_bytes_max = Some(1024 * 1024);
     spec
 }
 

@@ -15,7 +15,7 @@ use super::text::{self, Decoded};
 use super::workspace::{Folders, LastLink, Workspace, read_whole};
 
 /// More text than this does not come at once; the rest can be asked for.
-const TEXT_BYTES_MAX: usize = 256 * 1024;
+const TEXT_BYTES_MAX: usize = 64 * 1024;
 
 /// Reads a text file from the workspace.
 pub struct Read {
