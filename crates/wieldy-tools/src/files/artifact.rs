@@ -129,8 +129,8 @@ fn lines(run: &Run, id: ArtifactId, pattern: &str, limit: usize) -> Result<Outco
         lines.push(format!("[only the first {limit} matching lines]"));
     }
     let count = found.len();
-    let mut outcome = Outcome::text(lines.join("\n"))
-        .structured(json!({ "id": id, "matches": found, "count": count, "cut": cut }));
+    let mut outcome =
+        Outcome::text(lines.join("\n")).structured(json!({ "id": id, "matches": found, "count": count, "cut": cut }));
     outcome.partial = cut;
     Ok(outcome)
 }

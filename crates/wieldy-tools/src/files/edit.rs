@@ -115,10 +115,9 @@ fn whole<'a>(path: &str, existing: &'a Existing) -> Result<&'a [u8], FileError> 
 
 fn refusal(path: &str, reason: NotReplaced) -> FileError {
     match reason {
-        NotReplaced::Empty => FileError::refused(
-            "the old text is empty",
-            "give the text to replace; to write a whole file, use `Write`",
-        ),
+        NotReplaced::Empty => {
+            FileError::refused("the old text is empty", "give the text to replace; to write a whole file, use `Write`")
+        }
         NotReplaced::Same => {
             FileError::refused("the old text and the new one are the same", "give a new text that differs")
         }
@@ -142,10 +141,8 @@ fn refusal(path: &str, reason: NotReplaced) -> FileError {
                 "take in more of the surroundings of the place you mean, or set `replace_all`",
             )
         }
-        NotReplaced::TooLarge { bytes } => FileError::TooLarge {
-            path: path.to_owned(),
-            bytes: bytes as u64,
-            bytes_max: FILE_BYTES_MAX,
-        },
+        NotReplaced::TooLarge { bytes } => {
+            FileError::TooLarge { path: path.to_owned(), bytes: bytes as u64, bytes_max: FILE_BYTES_MAX }
+        }
     }
 }

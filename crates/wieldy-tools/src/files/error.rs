@@ -20,6 +20,8 @@ pub(crate) enum FileError {
     Denied { doing: &'static str, path: String },
     #[error("there is no `{path}`")]
     Missing { path: String, near: Option<String> },
+    #[error("there is no folder for `{path}`")]
+    NoFolder { path: String },
     #[error("`{path}` is {is}, not {wanted}")]
     Kind { path: String, is: &'static str, wanted: &'static str },
     #[error("`{path}` is a binary file of {bytes} bytes")]
@@ -68,10 +70,11 @@ impl FileError {
 
     fn code(&self) -> Code {
         match self {
-            Self::Path(PathError::Elsewhere { .. }) | Self::Outside { .. } | Self::Links { .. } | Self::Denied { .. } => {
-                Code::FilesystemPolicyViolation
-            }
-            Self::Missing { .. } => Code::FileNotFound,
+            Self::Path(PathError::Elsewhere { .. })
+            | Self::Outside { .. }
+            | Self::Links { .. }
+            | Self::Denied { .. } => Code::FilesystemPolicyViolation,
+            Self::Missing { .. } | Self::NoFolder { .. } => Code::FileNotFound,
             Self::Path(_)
             | Self::Kind { .. }
             | Self::Binary { .. }
@@ -91,6 +94,7 @@ impl FileError {
             Self::Missing { near, .. } => {
                 near.as_deref().unwrap_or("look for it with `Glob`, such as `**/name*`, or with `List`")
             }
+            Self::NoFolder { .. } => "set `create_folders` to make the folders on the way",
             Self::Kind { is: "a folder", .. } => "show what is in a folder with `List`",
             Self::Kind { is: "a file", .. } => "show what is in a file with `Read`",
             Self::Binary { .. } => "only text can be read; name the `encoding` if it is text after all",

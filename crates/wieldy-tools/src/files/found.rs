@@ -76,7 +76,10 @@ impl Findings {
         let mut text = if self.count == 0 { "no matches\n".to_owned() } else { self.text };
         if cut {
             let least = if self.unfinished { "at least " } else { "" };
-            text.push_str(&format!("[{shown} of {least}{} matching lines; narrow the search for the rest]\n", self.count));
+            text.push_str(&format!(
+                "[{shown} of {least}{} matching lines; narrow the search for the rest]\n",
+                self.count
+            ));
         }
         if self.skipped > 0 {
             text.push_str(&format!("[{} files could not be searched]\n", self.skipped));

@@ -76,10 +76,7 @@ fn read(workspace: &Workspace, args: &ReadArgs, run: &Run) -> Result<Outcome, Fi
     };
     let part = Part::of(&decoded.text, args.from_line.map_or(1, NonZeroU32::get), args.lines.map(NonZeroU32::get));
     let part = part.map_err(|total| {
-        FileError::refused(
-            format!("`{given}` has only {total} lines"),
-            format!("give a `from_line` from 1 to {total}"),
-        )
+        FileError::refused(format!("`{given}` has only {total} lines"), format!("give a `from_line` from 1 to {total}"))
     })?;
 
     let hash = blake3::hash(&content);
@@ -113,7 +110,9 @@ fn notes(part: &Part<'_>, decoded: &Decoded<'_>) -> Vec<String> {
     }
     if decoded.lossy {
         let name = decoded.encoding.name();
-        notes.push(format!("\n[bytes that mean nothing in {name} are shown as \u{FFFD}; give the `encoding` to read them]"));
+        notes.push(format!(
+            "\n[bytes that mean nothing in {name} are shown as \u{FFFD}; give the `encoding` to read them]"
+        ));
     }
     notes
 }

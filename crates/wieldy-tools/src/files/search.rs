@@ -4,13 +4,14 @@ use std::io;
 use std::num::NonZeroU32;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cap_std::fs::File;
+use grep_matcher::LineTerminator;
 use grep_regex::{RegexMatcher, RegexMatcherBuilder};
 use grep_searcher::{BinaryDetection, Searcher, SearcherBuilder};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Outcome, Run, RunError, Tool, ToolSpec};
 
@@ -178,6 +179,7 @@ fn searcher(args: &SearchArgs) -> Searcher {
     let context = usize::from(args.context.min(20));
     SearcherBuilder::new()
         .line_number(true)
+        .line_terminator(LineTerminator::crlf())
         .before_context(context)
         .after_context(context)
         .binary_detection(BinaryDetection::quit(0))
@@ -191,7 +193,7 @@ fn matcher(args: &SearchArgs) -> Result<RegexMatcher, FileError> {
         .case_smart(args.case == Case::Smart)
         .case_insensitive(args.case == Case::Insensitive)
         .fixed_strings(args.literal)
-        .line_terminator(Some(b'\n'))
+        .multi_line(true)
         .crlf(true);
     builder.build(&args.pattern).map_err(|error| match error.kind() {
         grep_regex::ErrorKind::NotAllowed(_) => FileError::refused(
@@ -199,7 +201,11 @@ fn matcher(args: &SearchArgs) -> Result<RegexMatcher, FileError> {
             "search for one of the lines, with `context` to see those around it",
         ),
         _ => FileError::refused(
-            format!("the pattern is not a regular expression: {error}"),
+            // The error as such shows the pattern with what was put around it, and points at the wrong place.
+            match regex::bytes::Regex::new(&args.pattern) {
+                Err(plain) => format!("the pattern is not a regular expression: {plain}"),
+                Ok(_) => format!("the pattern cannot be searched for: {error}"),
+            },
             "escape special characters with a backslash, such as `\\(`, or set `literal`",
         ),
     })

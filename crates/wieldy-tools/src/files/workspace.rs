@@ -260,13 +260,15 @@ pub(crate) fn open_plain_folder(folder: &Dir, name: &Path) -> io::Result<Dir> {
 
 /// Reads a file into memory, if it fits.
 pub(crate) fn read_whole(file: &mut File, shown: &str) -> Result<Vec<u8>, FileError> {
+    let failed = |source| FileError::io("read", shown, source);
+    let mut bytes = file.metadata().map_err(failed)?.len();
     let mut content = Vec::new();
-    // A file can grow while it is read, and those of the kernel claim to be empty: the bound is on what comes.
-    file.take(FILE_BYTES_MAX + 1)
-        .read_to_end(&mut content)
-        .map_err(|source| FileError::io("read", shown, source))?;
-    if content.len() as u64 > FILE_BYTES_MAX {
-        let bytes = file.metadata().map_or(0, |metadata| metadata.len()).max(FILE_BYTES_MAX + 1);
+    if bytes <= FILE_BYTES_MAX {
+        // A file can grow while it is read, and those of the kernel claim to be empty: the bound is on what comes.
+        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut content).map_err(failed)?;
+        bytes = content.len() as u64;
+    }
+    if bytes > FILE_BYTES_MAX {
         return Err(FileError::TooLarge { path: shown.to_owned(), bytes, bytes_max: FILE_BYTES_MAX });
     }
     Ok(content)

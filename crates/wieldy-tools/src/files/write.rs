@@ -67,7 +67,10 @@ fn write(workspace: &Workspace, args: &WriteArgs, run: &Run) -> Result<Outcome, 
         return Err(FileError::Kind { path: args.path.clone(), is: "a folder", wanted: "a file" });
     }
     let folders = if args.create_folders { Folders::Made } else { Folders::Demanded };
-    let place = workspace.place(&given, folders, LastLink::Target)?;
+    let place = workspace.place(&given, folders, LastLink::Target).map_err(|error| match error {
+        FileError::Missing { path, .. } => FileError::NoFolder { path },
+        other => other,
+    })?;
     let _alone = workspace.writing(&place.key);
     let existing = place.existing()?;
     if let Some(expected) = &args.expect_hash {
@@ -106,12 +109,13 @@ fn write(workspace: &Workspace, args: &WriteArgs, run: &Run) -> Result<Outcome, 
 }
 
 fn check_expected(place: &Place, existing: Option<&Existing>, expected: &str) -> Result<(), FileError> {
-    let is = existing.map_or_else(|| "not there".to_owned(), |existing| existing.hash.to_string());
-    if is.eq_ignore_ascii_case(expected) {
-        return Ok(());
-    }
+    let is = match existing {
+        Some(existing) if existing.hash.to_string().eq_ignore_ascii_case(expected) => return Ok(()),
+        Some(existing) => format!("its hash is {}", existing.hash),
+        None => "it is not there".to_owned(),
+    };
     Err(FileError::refused(
-        format!("`{}` is not what was expected: its hash is {is}", place.key),
+        format!("`{}` is not what was expected: {is}", place.key),
         "read it again, then repeat the change on what is there now",
     ))
 }

@@ -1,0 +1,13 @@
+//! The built-in tools, called through a real executor.
+
+mod artifact;
+mod confinement;
+mod delete;
+mod edit;
+mod look;
+mod read;
+mod search;
+mod stale;
+mod torn;
+mod world;
+mod write;

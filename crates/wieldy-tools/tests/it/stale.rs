@@ -1,0 +1,73 @@
+//! P-FS-10: a file that changed since it was read is not changed on an old view of it.
+
+use serde_json::{Value, json};
+
+use crate::world::{World, refusal};
+
+#[tokio::test]
+async fn a_change_based_on_an_old_reading_is_refused_and_reported() {
+    let changes: [(&str, Value); 3] = [
+        ("Edit", json!({"path": "./a.txt", "old": "b", "new": "x"})),
+        ("Write", json!({"path": "a.txt", "content": "x"})),
+        ("Delete", json!({"path": "a.txt"})),
+    ];
+    for (tool, arguments) in changes {
+        let world = World::new();
+        world.put("a.txt", "a b");
+        world.text("Read", json!({"path": "a.txt"})).await;
+        world.put("a.txt", "b c");
+        let told = world.refusal(tool, arguments.clone()).await;
+        assert_eq!(
+            told,
+            "E3303: `a.txt` changed since it was last read\n(read it again, then repeat the change on what is there now)",
+            "{tool}"
+        );
+        assert_eq!(world.content("a.txt"), "b c", "{tool}: nothing is overwritten");
+        assert_eq!(world.stale(), [("a.txt".to_owned(), true)], "{tool}");
+        // The benign twin: after another reading, which reports the change as well, it goes through.
+        world.text("Read", json!({"path": "a.txt"})).await;
+        assert_eq!(world.stale().len(), 2, "{tool}");
+        assert!(world.call(tool, arguments).await.is_success(), "{tool}");
+        assert_eq!(world.stale().len(), 2, "{tool}");
+    }
+}
+
+#[tokio::test]
+async fn a_session_knows_its_own_changes_and_those_of_others_are_stale() {
+    let world = World::new();
+    world.put("a.txt", "1");
+    let (ada, bob) = (world.session("ada"), world.session("bob"));
+    let edit = |old: &str, new: &str| json!({"path": "a.txt", "old": old, "new": new});
+    assert!(ada.call("Read", json!({"path": "a.txt"})).await.is_success());
+    assert!(ada.call("Edit", edit("1", "2")).await.is_success());
+    assert!(ada.call("Edit", edit("2", "3")).await.is_success(), "one's own change is known");
+    assert!(bob.call("Edit", edit("3", "4")).await.is_success(), "who never read it had to know the text");
+    let refused = ada.call("Edit", edit("4", "5")).await;
+    assert!(refusal(&refused).starts_with("E3303: `a.txt` changed"));
+    assert!(bob.call("Write", json!({"path": "a.txt", "content": "6"})).await.is_success());
+    assert_eq!(world.content("a.txt"), "6");
+}
+
+#[tokio::test]
+async fn the_same_file_under_another_name_is_the_same_file() {
+    let world = World::new();
+    world.put("real/a.txt", "1").link("link", "real");
+    world.text("Read", json!({"path": "link/a.txt"})).await;
+    world.put("real/a.txt", "2");
+    let told = world.refusal("Write", json!({"path": world.path("real/a.txt"), "content": "3"})).await;
+    assert!(told.starts_with("E3303: `real/a.txt` changed"), "{told}");
+}
+
+#[tokio::test]
+async fn a_file_that_is_gone_is_reported_once_and_can_be_written_anew() {
+    let world = World::new();
+    world.put("a.txt", "1");
+    world.text("Read", json!({"path": "a.txt"})).await;
+    std::fs::remove_file(world.path("a.txt")).expect("it was there");
+    for _ in 0..2 {
+        assert!(world.refusal("Read", json!({"path": "a.txt"})).await.starts_with("E3302"));
+    }
+    assert_eq!(world.stale(), [("a.txt".to_owned(), false)]);
+    world.text("Write", json!({"path": "a.txt", "content": "2"})).await;
+    assert_eq!(world.stale().len(), 1);
+}
