@@ -210,3 +210,19 @@ fn matcher(args: &SearchArgs) -> Result<RegexMatcher, FileError> {
         ),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_being_searched_ends_when_the_run_must() {
+        let stop = CancellationToken::new();
+        let mut reader = Stoppable { reader: io::repeat(b'x'), stop: &stop };
+        assert!(reader.read(&mut [0; 9]).is_ok());
+        stop.cancel();
+        assert!(reader.read(&mut [0; 9]).is_err());
+    }
+}
