@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
+use std::time::Duration;
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
@@ -20,6 +21,9 @@ use crate::sys::{self, Pages};
 /// How much is read from a pipe at once: as much as a pipe holds unless somebody changes it.
 const READ_BYTES: usize = 64 * 1024;
 
+/// How often a supervisor that should end the tree is woken, as long as it has not.
+pub(crate) const WAKE_EVERY: Duration = Duration::from_millis(50);
+
 /// A command that runs under its supervisor. Dropping it ends the whole process tree.
 pub(crate) struct Custody<'a> {
     command: &'a Command,
@@ -34,8 +38,7 @@ impl<'a> Custody<'a> {
     /// Starts the command.
     pub(crate) fn start(command: &'a Command, confinement: &Confinement) -> Result<Self, SandboxError> {
         let prepared = prepare(command, confinement).map_err(|source| cannot_start(command, source))?;
-        Self::fork(command, confinement, prepared)
-            .map_err(|error| SandboxError::Creation { reason: error.to_string() })
+        Self::fork(command, confinement, prepared).map_err(|error| SandboxError::Creation { reason: error.to_string() })
     }
 
     fn fork(command: &'a Command, confinement: &Confinement, prepared: Prepared) -> io::Result<Self> {
@@ -59,8 +62,8 @@ impl<'a> Custody<'a> {
         };
         let pages = Pages::new(plan, &prepared.program, &prepared.arguments, &prepared.environment)
             .map_err(|error| explained(error, "cannot lay out the command"))?;
-        let supervisor = sys::fork_apart(pages, init::supervise)
-            .map_err(|error| explained(error, "cannot make a process"))?;
+        let supervisor =
+            sys::fork_apart(pages, init::supervise).map_err(|error| explained(error, "cannot make a process"))?;
         Ok(Self {
             command,
             leash: Leash { supervisor, control: Some(control_ours.into()), reaped: false },
@@ -94,6 +97,7 @@ impl<'a> Custody<'a> {
                 tokio::select! {
                     told = &mut hearing => break told,
                     () = stop.cancelled(), if leash.is_held() => leash.release(),
+                    () = tokio::time::sleep(WAKE_EVERY), if !leash.is_held() => wake(leash.supervisor),
                     _ = &mut talking, if !talked => talked = true,
                 }
             }
@@ -133,8 +137,7 @@ impl Leash {
     /// Lets the supervisor end the tree: politely first, then not.
     fn release(&mut self) {
         self.control = None;
-        // The command may have stopped its supervisor. The id is still its own: only we reap it.
-        let _ = kill_process(self.supervisor, Signal::CONT);
+        wake(self.supervisor);
     }
 
     /// Reaps the supervisor, which is at its end, and says how it ended, unless somebody else has reaped it.
@@ -152,6 +155,11 @@ impl Drop for Leash {
             leftovers::reap_later(self.supervisor);
         }
     }
+}
+
+/// Makes a supervisor go on that its command has stopped. It must not have been reaped: until then its id is its own.
+pub(crate) fn wake(supervisor: Pid) {
+    let _ = kill_process(supervisor, Signal::CONT);
 }
 
 /// Hands on what comes through a pipe, until its end.
@@ -234,7 +242,9 @@ impl Told {
             let error = io::Error::from(Errno::from_raw_os_error(errno));
             return Err(match step {
                 Step::Program => cannot_start(command, error),
-                Step::Folder => cannot_start(command, explained(error, &format!("{step} `{}`", command.folder.display()))),
+                Step::Folder => {
+                    cannot_start(command, explained(error, &format!("{step} `{}`", command.folder.display())))
+                }
                 step => SandboxError::Creation { reason: format!("{step}: {error}") },
             });
         }

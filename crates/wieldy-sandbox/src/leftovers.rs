@@ -7,6 +7,8 @@ use std::thread;
 use rustix::io::retry_on_intr;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, waitpid};
 
+use crate::custody::{WAKE_EVERY, wake};
+
 /// Supervisors that nobody follows any more and that will end by themselves.
 static LEFT: Mutex<Left> = Mutex::new(Left { supervisors: Vec::new(), reaping: false });
 
@@ -30,19 +32,22 @@ pub(crate) fn reap_later(supervisor: Pid) {
 
 fn reap_left() {
     loop {
-        let supervisors = {
+        {
             let mut left = LEFT.lock().expect("no code panics while it holds the list");
+            left.supervisors.retain(|supervisor| !has_ended(*supervisor));
             left.reaping = !left.supervisors.is_empty();
             if !left.reaping {
                 return;
             }
-            std::mem::take(&mut left.supervisors)
-        };
-        for supervisor in supervisors {
-            // An error means that somebody else has reaped it, which is as good.
-            let _ = retry_on_intr(|| waitpid(Some(supervisor), WaitOptions::empty()));
+            left.supervisors.iter().for_each(|supervisor| wake(*supervisor));
         }
+        thread::sleep(WAKE_EVERY);
     }
+}
+
+/// Reaps the supervisor if it has ended. An error means that somebody else has reaped it, which is as good.
+fn has_ended(supervisor: Pid) -> bool {
+    !matches!(retry_on_intr(|| waitpid(Some(supervisor), WaitOptions::NOHANG)), Ok(None))
 }
 
 /// Kills the session of a command whose supervisor is dead: all of the tree but processes that opened a session of their own.

@@ -92,8 +92,7 @@ fn variable((name, value): (&String, &String)) -> io::Result<CString> {
 }
 
 fn without_nul(bytes: Vec<u8>, what: &str) -> io::Result<CString> {
-    CString::new(bytes)
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, format!("{what} contains a zero byte")))
+    CString::new(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, format!("{what} contains a zero byte")))
 }
 
 /// The same error, which also says what was being done.

@@ -35,12 +35,7 @@ pub(crate) struct Laid<T> {
 
 impl<T: Copy> Pages<T> {
     /// Lays everything out; `arguments` begin with the name that the program is called by.
-    pub(crate) fn new(
-        plan: T,
-        program: &CStr,
-        arguments: &[CString],
-        environment: &[CString],
-    ) -> io::Result<Self> {
+    pub(crate) fn new(plan: T, program: &CStr, arguments: &[CString], environment: &[CString]) -> io::Result<Self> {
         let pointers = arguments.len() + environment.len() + 2;
         let texts = || arguments.iter().chain(environment).map(CString::as_c_str).chain([program]);
         let texts_at = size_of::<Laid<T>>() + pointers * size_of::<*const c_char>();

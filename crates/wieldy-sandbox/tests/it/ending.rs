@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use wieldy_core::Ended;
+use wieldy_core::{Ended, Sandbox};
 use wieldy_sandbox::Bare;
-use wieldy_core::Sandbox;
 
 use crate::world::{PATIENCE, World, eventually};
 
@@ -22,8 +21,8 @@ async fn stopped(world: World) -> (Ended, Duration) {
 
 #[tokio::test]
 async fn a_polite_command_ends_when_it_is_told_and_may_clean_up() {
-    let world = World::bash("trap 'echo cleaned; exit 7' TERM; echo ready; while :; do sleep 0.01; done")
-        .grace(PATIENCE);
+    let world =
+        World::bash("trap 'echo cleaned; exit 7' TERM; echo ready; while :; do sleep 0.01; done").grace(PATIENCE);
     let printed = world.printed.clone();
     let (ended, _) = stopped(world).await;
     assert_eq!((ended, printed.stdout().as_str()), (Ended::Code(7), "ready\ncleaned\n"));
@@ -115,7 +114,8 @@ async fn orphans_do_not_pile_up_as_zombies_while_the_command_runs() {
 
 #[tokio::test]
 async fn dropping_the_future_ends_the_whole_tree() {
-    let world = World::bash("trap '' TERM; setsid sleep 1000 & (sleep 1000 &); echo ready; while :; do sleep 0.01; done");
+    let world =
+        World::bash("trap '' TERM; setsid sleep 1000 & (sleep 1000 &); echo ready; while :; do sleep 0.01; done");
     let running = Bare.execute(&world.command, &world.confinement, world.printed.clone(), world.stop.clone());
     tokio::select! {
         ended = running => panic!("{ended:?}"),
@@ -126,15 +126,24 @@ async fn dropping_the_future_ends_the_whole_tree() {
 
 #[tokio::test]
 async fn a_supervisor_that_was_stopped_still_does_its_work() {
-    stopped(World::bash("echo ready; kill -STOP $PPID; sleep 1000")).await;
+    stopped(World::bash("kill -STOP $PPID; echo ready; sleep 1000")).await;
+    stopped(World::bash("trap '' TERM; echo ready; while :; do kill -STOP $PPID; done")).await;
+}
+
+#[tokio::test]
+async fn a_stopped_supervisor_that_is_left_behind_still_does_its_work() {
+    let world = World::bash("trap '' TERM; echo ready; while :; do kill -STOP $PPID; done");
+    let running = Bare.execute(&world.command, &world.confinement, world.printed.clone(), world.stop.clone());
+    tokio::select! {
+        ended = running => panic!("{ended:?}"),
+        () = world.printed.contains("ready") => {}
+    }
+    eventually(Duration::from_secs(10), "the tree is gone", || world.alive().is_empty()).await;
 }
 
 #[tokio::test]
 async fn a_command_that_kills_its_supervisor_dies_with_its_session() {
     let world = World::bash("sleep 1000 & (sleep 1000 &); kill -9 $PPID; sleep 1000");
     let error = world.run().await.unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "the sandbox ended unexpectedly: the supervisor of `bash` ended: signal: 9 (SIGKILL)"
-    );
+    assert_eq!(error, "the sandbox ended unexpectedly: the supervisor of `bash` ended: signal: 9 (SIGKILL)");
 }

@@ -35,7 +35,8 @@ fn a_hundred_runs_leave_no_process_no_zombie_and_no_descriptor() {
                     3 => drop(World::new("/etc/passwd", &[]).run().await.unwrap_err()),
                     _ => {
                         let world = World::bash("trap '' TERM; echo ready; while :; do sleep 0.01; done");
-                        let running = Bare.execute(&world.command, &world.confinement, world.printed.clone(), world.stop.clone());
+                        let running =
+                            Bare.execute(&world.command, &world.confinement, world.printed.clone(), world.stop.clone());
                         tokio::select! {
                             ended = running => panic!("{ended:?}"),
                             () = world.printed.contains("ready") => {}
@@ -87,7 +88,8 @@ fn embed(mark: &str) {
     runtime.block_on(async {
         let worlds = (0..20).map(|number| {
             let stop = if number == 19 { "kill -STOP $PPID;" } else { "" };
-            let script = format!("trap '' TERM HUP; setsid sleep 1000 & (sleep 1000 &); {stop} while :; do sleep 1; done");
+            let script =
+                format!("trap '' TERM HUP; setsid sleep 1000 & (sleep 1000 &); {stop} while :; do sleep 1; done");
             let world = World::marked(mark.to_owned(), "bash", &["-c", &script]);
             tokio::spawn(async move { world.run().await })
         });

@@ -18,7 +18,9 @@ async fn processor_time_of_the_whole_tree_is_measured() {
     let burn = "for ((i = 0; i < 200000; i++)); do :; done";
     let own = used(World::bash(burn)).await.cpu_ms;
     let childs = used(World::bash(&format!("bash -c '{burn}'; true"))).await.cpu_ms;
-    let orphans = used(World::bash(&format!("(bash -c '{burn}; echo x > done' &); until [ -e done ]; do sleep 0.01; done"))).await;
+    let orphans =
+        used(World::bash(&format!("(bash -c '{burn}; echo x > done' &); until [ -e done ]; do sleep 0.01; done")))
+            .await;
     for cpu_ms in [own, childs, orphans.cpu_ms] {
         assert!(cpu_ms > 20.0, "{own} {childs} {orphans:?}");
     }
@@ -39,10 +41,14 @@ fn the_peak_of_memory_does_not_count_the_embedding_process() {
     // Both on the heap proper and in a mapping of its own.
     let large = vec![1_u8; 300 * MIB as usize];
     let small: Vec<Vec<u8>> = (0..50_000).map(|_| vec![1; 1024]).collect();
-    for runtime in [&mut tokio::runtime::Builder::new_current_thread(), &mut tokio::runtime::Builder::new_multi_thread()] {
-        let usage = runtime.enable_all().build().unwrap().block_on(async {
-            tokio::spawn(used(World::new("true", &[]))).await.unwrap()
-        });
+    for runtime in
+        [&mut tokio::runtime::Builder::new_current_thread(), &mut tokio::runtime::Builder::new_multi_thread()]
+    {
+        let usage = runtime
+            .enable_all()
+            .build()
+            .unwrap()
+            .block_on(async { tokio::spawn(used(World::new("true", &[]))).await.unwrap() });
         assert!(usage.memory_peak_bytes > 100 * 1024 && usage.memory_peak_bytes < 8 * MIB, "{usage:?}");
     }
     assert_eq!((large[large.len() - 1], small[49_999][1023]), (1, 1), "our own memory is untouched");
@@ -82,7 +88,8 @@ fn a_flood_of_output_passes_through_without_piling_up() {
 
 #[tokio::test]
 async fn a_flood_that_never_ends_can_be_stopped() {
-    let (world, running) = World::bash("trap '' TERM; echo ready; cat /dev/zero > sink & exec cat /dev/urandom").start();
+    let (world, running) =
+        World::bash("trap '' TERM; echo ready; cat /dev/zero > sink & exec cat /dev/urandom").start();
     world.printed.contains("ready").await;
     world.stop.cancel();
     running.await.unwrap().unwrap();
