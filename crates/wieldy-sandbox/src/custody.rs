@@ -85,6 +85,7 @@ impl<'a> Custody<'a> {
         let told = {
             let talking = async {
                 tokio::join!(
+                    biased; // where both have something, output before complaints
                     pass_on(&stdout, Stream::Stdout, output),
                     pass_on(&stderr, Stream::Stderr, output),
                     feed(stdin, fed)
