@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use wieldy_core::Sandbox;
+use wieldy_core::{Sandbox, SandboxError};
 use wieldy_sandbox::Bare;
 
 use crate::world::{World, alive, eventually, in_own_process};
@@ -47,6 +47,36 @@ fn a_hundred_runs_leave_no_process_no_zombie_and_no_descriptor() {
             futures_util::future::join_all(worlds.map(tokio::spawn)).await.into_iter().for_each(Result::unwrap);
         }
         eventually(Duration::from_secs(5), "as before", || belongings() == before).await;
+    });
+}
+
+#[test]
+fn without_descriptors_a_command_is_refused_and_with_them_it_runs_again() {
+    if !in_own_process("leaving_nothing::without_descriptors_a_command_is_refused_and_with_them_it_runs_again") {
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let world = World::new("true", &[]);
+        let before = belongings();
+        let few = rustix::process::Rlimit { current: Some(64), maximum: Some(64) };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
+        let mut held = Vec::new();
+        while let Ok(file) = fs::File::open("/dev/null") {
+            held.push(file);
+        }
+        // One more free each time: every step on the way to a process fails once, the supervisor's own included.
+        let mut refused = 0;
+        while let Err(error) =
+            Bare.execute(&world.command, &world.confinement, world.printed.clone(), world.stop.clone()).await
+        {
+            assert!(matches!(error, SandboxError::Creation { .. } | SandboxError::Start { .. }), "{error:?}");
+            refused += 1;
+            held.pop().unwrap();
+        }
+        assert!(refused >= 10, "{refused}");
+        drop(held);
+        assert_eq!(belongings(), before);
     });
 }
 
