@@ -1,19 +1,20 @@
 //! `CommandTool`: one program by a manifest. No shell is involved, so values need no quoting and cannot break out.
 
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
 
 use futures_util::future::BoxFuture;
 use serde_json::Value;
 use wieldy_core::{
-    AnyTool, CallError, Code, Command, CommandSpec, Content, Input, Outcome, OutputForm, Provider, Run, RunError,
-    ToolSpec,
+    AnyTool, CallError, Code, Command, CommandSpec, Input, Outcome, OutputForm, OutputSink, Provider, Run, RunError,
+    Stream, ToolSpec,
 };
 
-use super::process::{run_command, start_folder};
+use super::process::{run_command, run_command_into, start_folder};
 use super::template::Template;
 
 /// How much of an output is read as JSON; whoever has more should answer with a file.
-const JSON_BYTES_MAX: u64 = 16 * 1024 * 1024;
+const JSON_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// A tool that is a program.
 pub struct CommandTool {
@@ -46,32 +47,47 @@ impl CommandTool {
             folder: start_folder(&run.confinement().workspace, self.command.folder.as_deref())?,
             stdin: filled.stdin.map(String::into_bytes),
         };
-        let outcome = run_command(&command, run).await?;
         match self.command.output {
-            OutputForm::Json if outcome.failure.is_none() && !run.stop().is_cancelled() => {
-                Ok(self.read_json(outcome, run))
+            OutputForm::Text => run_command(&command, run).await,
+            OutputForm::Json => {
+                let stdout = Arc::new(Stdout { run: run.clone(), kept: Mutex::default() });
+                let outcome = run_command_into(&command, run, stdout.clone()).await?;
+                Ok(if outcome.failure.is_none() && !run.stop().is_cancelled() {
+                    self.read_json(outcome, &stdout)
+                } else {
+                    outcome
+                })
             }
-            OutputForm::Json | OutputForm::Text => Ok(outcome),
         }
     }
 
-    /// The same answer with the output as its structured form, or as a failure where the output is no JSON.
-    fn read_json(&self, outcome: Outcome, run: &Run) -> Outcome {
-        let parsed = match outcome.artifact {
-            None => serde_json::from_str(&Content::text_of(&outcome.content)).map_err(|error| error.to_string()),
-            Some(id) => run
-                .artifacts()
-                .read(id, run.caller(), 0, JSON_BYTES_MAX)
-                .map_err(|error| error.to_string())
-                .and_then(|bytes| serde_json::from_slice(&bytes).map_err(|error| error.to_string())),
-        };
-        match parsed {
+    /// The same answer with what came on stdout as its structured form, or as a failure where that is no JSON.
+    fn read_json(&self, outcome: Outcome, stdout: &Stdout) -> Outcome {
+        let kept = stdout.kept.lock().expect("no code panics while it holds the bytes");
+        match serde_json::from_slice(&kept) {
             Ok(value) => outcome.structured(value),
             Err(error) => {
                 let told = format!("`{}` should have printed JSON and did not: {error}", self.command.program);
                 outcome.failed(CallError::new(Code::ToolReportedError, told))
             }
         }
+    }
+}
+
+/// Keeps what comes on stdout, apart from complaints, and hands on everything.
+struct Stdout {
+    run: Run,
+    kept: Mutex<Vec<u8>>,
+}
+
+impl OutputSink for Stdout {
+    fn write(&self, stream: Stream, bytes: &[u8]) {
+        if stream == Stream::Stdout {
+            let mut kept = self.kept.lock().expect("no code panics while it holds the bytes");
+            let room = JSON_BYTES_MAX.saturating_sub(kept.len());
+            kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        }
+        self.run.output(stream, bytes);
     }
 }
 

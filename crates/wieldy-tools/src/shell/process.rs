@@ -2,9 +2,10 @@
 
 use std::io;
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
-use wieldy_core::{CallError, Code, Command, Ended, Exit, Outcome, Run, RunError};
+use wieldy_core::{CallError, Code, Command, Ended, Exit, Outcome, OutputSink, Run, RunError};
 
 /// The kernel's own limit for one argument, its ending zero included.
 const WORD_BYTES_MAX: usize = 128 * 1024 - 1;
@@ -12,8 +13,17 @@ const WORD_BYTES_MAX: usize = 128 * 1024 - 1;
 /// Runs the command and answers with what it printed, how it ended and what it used. A run that was stopped answers
 /// with the output so far, and leaves it to the engine to say why.
 pub(super) async fn run_command(command: &Command, run: &Run) -> Result<Outcome, RunError> {
+    run_command_into(command, run, Arc::new(run.clone())).await
+}
+
+/// The same, where `output` sees all output first.
+pub(super) async fn run_command_into(
+    command: &Command,
+    run: &Run,
+    output: Arc<dyn OutputSink>,
+) -> Result<Outcome, RunError> {
     check_words(command)?;
-    let Exit { ended, usage, sandbox } = run.execute(command).await?;
+    let Exit { ended, usage, sandbox } = run.execute_into(command, output).await?;
     let mut outcome = run.captured();
     outcome.structured = Some(match ended {
         Ended::Code(code) => json!({ "exit_code": code }),

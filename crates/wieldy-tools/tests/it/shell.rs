@@ -178,6 +178,12 @@ output = "json"
 text = { type = "string" }
 
 [[tool]]
+name = "noisy_json"
+description = "Answers with JSON and complains"
+command = ["bash", "-c", "echo watch out >&2; echo '[1]'; echo really >&2"]
+output = "json"
+
+[[tool]]
 name = "not_json"
 description = "Breaks its word"
 command = ["echo", "no json"]
@@ -221,6 +227,9 @@ async fn json_output_becomes_the_structured_answer() {
     let large = "x".repeat(200_000);
     let result = world.call("echo_json", json!({"text": large})).await;
     assert_eq!(result.structured, Some(json!({"text": large})));
+    let result = world.call("noisy_json", json!({})).await;
+    assert_eq!(result.structured, Some(json!([1])), "complaints are no part of it");
+    assert!(result.text().contains("watch out"));
     let result = world.call("not_json", json!({})).await;
     assert_eq!((code(&result), result.text().as_str()), (Some(Code::ToolReportedError), "no json\n"));
 }
