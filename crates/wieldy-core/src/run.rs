@@ -174,10 +174,15 @@ impl Run {
 
     /// Runs a program in the run's sandbox. Its output is captured; on a stop its whole tree is gone before this returns.
     pub async fn execute(&self, command: &Command) -> Result<Exit, RunError> {
+        self.execute_into(command, Arc::new(self.clone())).await
+    }
+
+    /// Like [`Run::execute`], for a tool that must tell the streams apart: `output` gets them, and hands on to
+    /// [`Run::output`] what should be captured.
+    pub async fn execute_into(&self, command: &Command, output: Arc<dyn OutputSink>) -> Result<Exit, RunError> {
         let Some(sandbox) = &self.shared.sandbox else {
             return Err(RunError::from(unavailable(self.shared.level)).before_effect());
         };
-        let output: Arc<dyn OutputSink> = Arc::new(self.clone());
         let exit = sandbox.execute(command, &self.shared.confinement, output, self.stop().clone()).await;
         exit.map_err(|error| {
             let unstarted = matches!(error, SandboxError::Creation { .. } | SandboxError::Start { .. });

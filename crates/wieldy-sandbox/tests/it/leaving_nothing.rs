@@ -1,0 +1,128 @@
+//! Nothing piles up in the embedding process, and nothing outlives it.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use wieldy_core::{Sandbox, SandboxError};
+use wieldy_sandbox::Bare;
+
+use crate::world::{World, alive, eventually, in_own_process};
+
+/// How many descriptors and child processes, zombies included, this process has.
+fn belongings() -> (usize, usize) {
+    let children = fs::read_dir("/proc/self/task").unwrap().map(|task| {
+        fs::read_to_string(task.unwrap().path().join("children")).unwrap_or_default().split_whitespace().count()
+    });
+    let children = children.sum();
+    (fs::read_dir("/proc/self/fd").unwrap().count(), children)
+}
+
+#[test]
+fn a_hundred_runs_leave_no_process_no_zombie_and_no_descriptor() {
+    if !in_own_process("leaving_nothing::a_hundred_runs_leave_no_process_no_zombie_and_no_descriptor") {
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let before = belongings();
+        for round in 0..10 {
+            let worlds = (0..10).map(|number| async move {
+                match (round + number) % 5 {
+                    0 => drop(World::bash("echo hi; setsid sleep 1000 &").run().await.unwrap()),
+                    1 => drop(World::new("cat", &[]).stdin("hi").run().await.unwrap()),
+                    2 => drop(World::new("no-such-program", &[]).run().await.unwrap_err()),
+                    3 => drop(World::new("/etc/passwd", &[]).run().await.unwrap_err()),
+                    _ => {
+                        let world = World::bash("trap '' TERM; echo ready; while :; do sleep 0.01; done");
+                        let running =
+                            Bare.execute(&world.command, &world.confinement, world.printed.clone(), world.stop.clone());
+                        tokio::select! {
+                            ended = running => panic!("{ended:?}"),
+                            () = world.printed.contains("ready") => {}
+                        }
+                    }
+                }
+            });
+            futures_util::future::join_all(worlds.map(tokio::spawn)).await.into_iter().for_each(Result::unwrap);
+        }
+        eventually(Duration::from_secs(5), "as before", || belongings() == before).await;
+    });
+}
+
+#[test]
+fn without_descriptors_a_command_is_refused_and_with_them_it_runs_again() {
+    if !in_own_process("leaving_nothing::without_descriptors_a_command_is_refused_and_with_them_it_runs_again") {
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let world = World::new("true", &[]);
+        let before = belongings();
+        let few = rustix::process::Rlimit { current: Some(64), maximum: Some(64) };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, few).unwrap();
+        let mut held = Vec::new();
+        while let Ok(file) = fs::File::open("/dev/null") {
+            held.push(file);
+        }
+        // One more free each time: every step on the way to a process fails once, the supervisor's own included.
+        let mut refused = 0;
+        while let Err(error) =
+            Bare.execute(&world.command, &world.confinement, world.printed.clone(), world.stop.clone()).await
+        {
+            assert!(matches!(error, SandboxError::Creation { .. } | SandboxError::Start { .. }), "{error:?}");
+            refused += 1;
+            held.pop().unwrap();
+        }
+        assert!(refused >= 10, "{refused}");
+        drop(held);
+        assert_eq!(belongings(), before);
+    });
+}
+
+#[test]
+fn when_the_embedding_process_is_killed_nothing_of_its_commands_is_left() {
+    const NAME: &str = "leaving_nothing::when_the_embedding_process_is_killed_nothing_of_its_commands_is_left";
+    const VARIABLE: &str = "WIELDY_TEST_EMBEDDER";
+    if let Ok(mark) = std::env::var(VARIABLE) {
+        return embed(&mark);
+    }
+    let mark = format!("embedded-{}", std::process::id());
+    let embedder = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", NAME, "--nocapture"])
+        .env(VARIABLE, &mark)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn();
+    let embedder = KilledOnDrop(embedder.unwrap());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    // Three processes for each of the twenty commands, once all of them are there.
+    runtime.block_on(eventually(Duration::from_secs(20), "all are running", || alive(&mark).len() >= 60));
+    drop(embedder);
+    runtime.block_on(eventually(Duration::from_secs(5), "all are gone", || alive(&mark).is_empty()));
+}
+
+/// A process that is killed as by `kill -9`, at the latest when the test fails.
+struct KilledOnDrop(Child);
+
+impl Drop for KilledOnDrop {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// The embedding process: runs twenty stubborn commands, the last of which also stops its supervisor, for ever.
+fn embed(mark: &str) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let worlds = (0..20).map(|number| {
+            let stop = if number == 19 { "kill -STOP $PPID;" } else { "" };
+            let script =
+                format!("trap '' TERM HUP; setsid sleep 1000 & (sleep 1000 &); {stop} while :; do sleep 1; done");
+            let world = World::marked(mark.to_owned(), "bash", &["-c", &script]);
+            tokio::spawn(async move { world.run().await })
+        });
+        futures_util::future::join_all(worlds.collect::<Vec<_>>()).await;
+    });
+}

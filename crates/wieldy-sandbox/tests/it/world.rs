@@ -1,0 +1,171 @@
+//! What the tests share: commands that can be found again, and a place for their output.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{Command, Confinement, Exit, Network, OutputSink, ResourceLimits, Sandbox, SandboxError, Stream};
+use wieldy_sandbox::Bare;
+
+/// Nothing in these tests takes this long unless it hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A command in a workspace of its own. All processes that come of it carry its mark in their environment.
+pub(crate) struct World {
+    pub(crate) workspace: tempfile::TempDir,
+    pub(crate) command: Command,
+    pub(crate) confinement: Confinement,
+    pub(crate) printed: Arc<Printed>,
+    pub(crate) stop: CancellationToken,
+    mark: String,
+}
+
+impl World {
+    pub(crate) fn new(program: &str, arguments: &[&str]) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let mark = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        Self::marked(mark, program, arguments)
+    }
+
+    pub(crate) fn marked(mark: String, program: &str, arguments: &[&str]) -> Self {
+        let workspace = tempfile::tempdir().unwrap();
+        let environment = [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("MARK", &mark)]
+            .map(|(name, value)| (name.into(), value.into()));
+        let command = Command {
+            program: program.into(),
+            arguments: arguments.iter().map(|&word| word.into()).collect(),
+            environment: BTreeMap::from(environment),
+            folder: PathBuf::new(),
+            stdin: None,
+        };
+        let confinement = Confinement {
+            workspace: workspace.path().to_owned(),
+            network: Network::Open,
+            limits: ResourceLimits::DEFAULT,
+            grace: Duration::from_millis(300),
+        };
+        Self { workspace, command, confinement, printed: Arc::default(), stop: CancellationToken::new(), mark }
+    }
+
+    pub(crate) fn bash(script: &str) -> Self {
+        Self::new("bash", &["-c", script])
+    }
+
+    pub(crate) fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Self {
+        self.command.stdin = Some(bytes.into());
+        self
+    }
+
+    pub(crate) fn grace(mut self, grace: Duration) -> Self {
+        self.confinement.grace = grace;
+        self
+    }
+
+    /// Runs the command to its end, after which none of its processes may be left.
+    pub(crate) async fn run(&self) -> Result<Exit, SandboxError> {
+        let running = Bare.execute(&self.command, &self.confinement, self.printed.clone(), self.stop.clone());
+        let exit = tokio::time::timeout(PATIENCE, running).await.expect("the command hangs");
+        assert_eq!(self.alive(), Vec::<String>::new(), "processes are left");
+        exit
+    }
+
+    /// What the command printed, once it has ended well.
+    pub(crate) async fn output(&self) -> String {
+        self.run().await.unwrap();
+        self.printed.stdout()
+    }
+
+    /// Starts the command in the background.
+    pub(crate) fn start(self) -> (Arc<Self>, JoinHandle<Result<Exit, SandboxError>>) {
+        let world = Arc::new(self);
+        let running = tokio::spawn({
+            let world = world.clone();
+            async move { world.run().await }
+        });
+        (world, running)
+    }
+
+    /// The processes of this command that are alive, zombies excluded.
+    pub(crate) fn alive(&self) -> Vec<String> {
+        alive(&self.mark)
+    }
+}
+
+/// The processes with this mark that are alive, zombies excluded.
+pub(crate) fn alive(mark: &str) -> Vec<String> {
+    let wanted = format!("MARK={mark}").into_bytes();
+    let entries = fs::read_dir("/proc").unwrap().filter_map(|entry| Some(entry.ok()?.path()));
+    let marked = entries.filter(|process| {
+        let environment = fs::read(process.join("environ")).unwrap_or_default();
+        environment.split(|byte| *byte == 0).any(|variable| variable == wanted)
+    });
+    marked
+        .map(|process| {
+            format!("{}: {}", process.display(), fs::read_to_string(process.join("comm")).unwrap_or_default())
+        })
+        .collect()
+}
+
+/// Output as it came.
+#[derive(Default)]
+pub(crate) struct Printed {
+    streams: Mutex<[Vec<u8>; 2]>,
+    changed: tokio::sync::Notify,
+}
+
+impl Printed {
+    pub(crate) fn stdout(&self) -> String {
+        String::from_utf8_lossy(&self.streams.lock().unwrap()[0]).into_owned()
+    }
+
+    pub(crate) fn stderr(&self) -> String {
+        String::from_utf8_lossy(&self.streams.lock().unwrap()[1]).into_owned()
+    }
+
+    /// Waits until the command has printed this.
+    pub(crate) async fn contains(&self, text: &str) {
+        let waiting = async {
+            while !self.stdout().contains(text) {
+                self.changed.notified().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("{text:?} never came"));
+    }
+}
+
+impl OutputSink for Printed {
+    fn write(&self, stream: Stream, bytes: &[u8]) {
+        self.streams.lock().unwrap()[stream as usize].extend_from_slice(bytes);
+        self.changed.notify_one();
+    }
+}
+
+/// Waits until something is so.
+pub(crate) async fn eventually(patience: Duration, what: &str, condition: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < patience, "not within {patience:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Runs the test `name` again in a process of its own; true in that process, where the test should go on.
+pub(crate) fn in_own_process(name: &str) -> bool {
+    const VARIABLE: &str = "WIELDY_TEST_ALONE";
+    if std::env::var(VARIABLE).as_deref() == Ok(name) {
+        return true;
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(VARIABLE, name)
+        .output()
+        .unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&text));
+    false
+}

@@ -1,0 +1,152 @@
+//! From a tool's wish to a command in the workspace, and from its end to an answer.
+
+use std::io;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use wieldy_core::{CallError, Code, Command, Ended, Exit, Outcome, OutputSink, Run, RunError};
+
+/// The kernel's own limit for one argument, its ending zero included.
+const WORD_BYTES_MAX: usize = 128 * 1024 - 1;
+
+/// Runs the command and answers with what it printed, how it ended and what it used. A run that was stopped answers
+/// with the output so far, and leaves it to the engine to say why.
+pub(super) async fn run_command(command: &Command, run: &Run) -> Result<Outcome, RunError> {
+    run_command_into(command, run, Arc::new(run.clone())).await
+}
+
+/// The same, where `output` sees all output first.
+pub(super) async fn run_command_into(
+    command: &Command,
+    run: &Run,
+    output: Arc<dyn OutputSink>,
+) -> Result<Outcome, RunError> {
+    check_words(command)?;
+    let Exit { ended, usage, sandbox } = run.execute_into(command, output).await?;
+    let mut outcome = run.captured();
+    outcome.structured = Some(match ended {
+        Ended::Code(code) => json!({ "exit_code": code }),
+        Ended::Signal(signal) => json!({ "exit_code": null, "signal": signal }),
+    });
+    outcome.usage = Some(usage);
+    outcome.sandbox = Some(sandbox);
+    if run.stop().is_cancelled() {
+        outcome.partial = true;
+        return Ok(outcome);
+    }
+    outcome.failure = failure(&command.program, ended);
+    Ok(outcome)
+}
+
+fn failure(program: &str, ended: Ended) -> Option<CallError> {
+    let failed = |how: String| CallError::new(Code::NonzeroExit, format!("`{program}` {how}"));
+    match ended {
+        Ended::Code(0) => None,
+        Ended::Code(code) => Some(failed(format!("ended with exit code {code}")).detail("exit_code", code)),
+        Ended::Signal(signal) => Some(
+            failed(format!("was ended by signal {signal}")).detail("exit_code", Value::Null).detail("signal", signal),
+        ),
+    }
+}
+
+/// Refuses what no program can be given, before it is tried.
+fn check_words(command: &Command) -> Result<(), RunError> {
+    let words = command.arguments.iter().map(String::as_str);
+    for word in words.chain(command.environment.values().map(String::as_str)) {
+        if word.contains('\0') {
+            return Err(RunError::invalid_input("a program's arguments cannot contain zero bytes"));
+        }
+        if word.len() > WORD_BYTES_MAX {
+            let told = format!("an argument has {} bytes, and no program takes more than {WORD_BYTES_MAX}", word.len());
+            return Err(RunError::invalid_input(told).suggest("write it to a file first, and name the file"));
+        }
+    }
+    Ok(())
+}
+
+/// The folder to start in: `folder` within the workspace, or the workspace itself. Links are followed, and what counts is
+/// where they lead.
+pub(super) fn start_folder(workspace: &Path, folder: Option<&str>) -> Result<PathBuf, RunError> {
+    let root =
+        workspace.canonicalize().map_err(|error| unusable("the workspace", &workspace.to_string_lossy(), error))?;
+    let Some(folder) = folder else { return Ok(root) };
+    let outside = || {
+        let told = format!("the folder `{folder}` is outside the workspace");
+        let error = CallError::new(Code::FilesystemPolicyViolation, told).detail("path", folder);
+        RunError::from(error.suggest("name a folder relative to the workspace")).before_effect()
+    };
+    // Before the file system is asked: whether something exists outside is nobody's business.
+    if leaves(folder, &[workspace, &root]) {
+        return Err(outside());
+    }
+    let resolved = root.join(folder).canonicalize().map_err(|error| unusable("the folder", folder, error))?;
+    if !resolved.starts_with(&root) {
+        return Err(outside());
+    }
+    if !resolved.is_dir() {
+        return Err(RunError::invalid_input(format!("`{folder}` is not a folder")));
+    }
+    Ok(resolved)
+}
+
+/// Whether the path as written leads out of all of the roots.
+fn leaves(folder: &str, roots: &[&Path]) -> bool {
+    let path = Path::new(folder);
+    let inner = match roots.iter().find_map(|root| path.strip_prefix(root).ok()) {
+        Some(inner) => inner,
+        None if path.is_absolute() => return true,
+        None => path,
+    };
+    let mut depth = 0_usize;
+    for component in inner.components() {
+        match component {
+            Component::Normal(_) => depth += 1,
+            Component::ParentDir if depth == 0 => return true,
+            Component::ParentDir => depth -= 1,
+            Component::CurDir | Component::RootDir | Component::Prefix(_) => {}
+        }
+    }
+    false
+}
+
+fn unusable(what: &str, path: &str, error: io::Error) -> RunError {
+    match error.kind() {
+        io::ErrorKind::NotFound => RunError::not_found(format!("{what} `{path}` does not exist")),
+        _ => RunError::invalid_input(format!("{what} `{path}` cannot be used: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn a_folder_counts_by_where_it_leads() {
+        let (inside, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let root = inside.path().canonicalize().unwrap();
+        std::fs::create_dir_all(root.join("a/b")).unwrap();
+        std::fs::create_dir(format!("{}-twin", root.display())).unwrap();
+        std::fs::write(root.join("file"), "").unwrap();
+        symlink(outside.path(), root.join("out")).unwrap();
+        symlink(root.join("a"), root.join("in")).unwrap();
+
+        let started = |folder: Option<&str>| start_folder(inside.path(), folder).map_err(|error| error.error.code);
+        assert_eq!(started(None), Ok(root.clone()));
+        for (folder, leads_to) in
+            [("", ""), (".", ""), ("a/b", "a/b"), ("a/../a", "a"), ("in/b", "a/b"), ("a/b/../..", "")]
+        {
+            assert_eq!(started(Some(folder)), Ok(root.join(leads_to).components().collect()), "{folder:?}");
+        }
+        assert_eq!(started(Some(&format!("{}/a", root.display()))), Ok(root.join("a")));
+        let twin = format!("{}-twin", root.display());
+        for folder in ["..", "a/../..", "out", "out/..", "/", "/etc", "/no/such", "../no-such", &twin] {
+            assert_eq!(started(Some(folder)), Err(Code::FilesystemPolicyViolation), "{folder:?}");
+        }
+        assert_eq!(started(Some("none")), Err(Code::FileNotFound));
+        assert_eq!(started(Some("file")), Err(Code::InvalidInput));
+        assert_eq!(started(Some("a\0b")), Err(Code::InvalidInput));
+        std::fs::remove_dir(twin).unwrap();
+    }
+}
