@@ -1,15 +1,17 @@
 //! The built-in tools of wieldy.
 //!
 //! People who write tools read this crate first: each tool is one file with its arguments as a type, its
-//! declaration and its run. The workspace tools are in [`files`].
+//! declaration and its run. The workspace tools are in [`files`], `Bash` and the tools of manifests in [`shell`].
 
 use std::sync::Arc;
 
 use wieldy_core::SharedTool;
 
 pub mod files;
+pub mod shell;
 
 pub use files::{Workspace, WorkspaceError};
+pub use shell::{Bash, CommandTool};
 
 /// The workspace tools, all on the same workspace, and `GetArtifact`.
 pub fn file_tools(workspace: Arc<Workspace>) -> Vec<SharedTool> {

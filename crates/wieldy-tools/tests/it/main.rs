@@ -7,6 +7,7 @@ mod edit;
 mod look;
 mod read;
 mod search;
+mod shell;
 mod stale;
 mod torn;
 mod world;
