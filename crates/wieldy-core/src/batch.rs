@@ -153,12 +153,14 @@ impl Plan {
         let needs = needs(calls)?;
         let order = topological(calls, &needs)?;
         let mut waits_for = needs.clone();
+        if mode == BatchMode::Parallel {
+            return Ok(Self { waits_for, needs });
+        }
         for (place, later) in order.iter().copied().enumerate() {
             for earlier in order[..place].iter().copied() {
                 let ordered = match mode {
-                    BatchMode::Parallel => false,
-                    BatchMode::Sequential => true,
                     BatchMode::Smart => touches[earlier].conflicts(&touches[later]),
+                    BatchMode::Sequential | BatchMode::Parallel => true,
                 };
                 if ordered {
                     waits_for[later].insert(earlier);
@@ -263,6 +265,7 @@ impl Executor {
     }
 
     pub(crate) async fn run_batch(&self, batch: Batch, flight: Arc<BatchFlight>) -> Result<BatchResult, CallError> {
+        let _open = OpenBatch::new(self, &flight);
         let began = Instant::now();
         let allowed = self.policy().check_batch(&batch.caller, batch.calls.len())?;
         let mode = if allowed.parallel_max == Some(1) { BatchMode::Sequential } else { batch.mode };
@@ -273,7 +276,6 @@ impl Executor {
         let read_only = known.iter().filter(|(_, read_only)| *read_only).count();
         let mutating = known.len() - read_only;
 
-        let _open = OpenBatch::new(self, &flight);
         let count = batch.calls.len();
         self.record_batch(&flight, Body::BatchStarted { count, mode, max_concurrency, read_only, mutating });
         let (results, skipped) = self.follow(&plan, batch, &flight, max_concurrency).await;

@@ -21,7 +21,7 @@ use crate::journal::{Journal, MemoryJournal, Recorder};
 use crate::policy::Policy;
 use crate::rate::{Rate, Rates};
 use crate::registry::{RegisterError, Registration, Registry};
-use crate::sandbox::{Level, ResourceLimits, Sandbox};
+use crate::sandbox::{Confinement, Level, Network, ResourceLimits, Sandbox};
 use crate::task::Tasks;
 use crate::tool::{AnyTool, SharedTool};
 
@@ -45,10 +45,8 @@ pub(crate) struct Inner {
     pub(crate) retry: RetryPolicy,
     pub(crate) sandboxes: HashMap<Level, Arc<dyn Sandbox>>,
     pub(crate) isolation: Level,
-    pub(crate) workspace: PathBuf,
-    pub(crate) limits: ResourceLimits,
+    pub(crate) confinement: Arc<Confinement>,
     pub(crate) limits_max: ResourceLimits,
-    pub(crate) grace: Duration,
     pub(crate) artifacts: Arc<dyn Artifacts>,
     pub(crate) output_bytes_max: u64,
     pub(crate) stopping: AtomicBool,
@@ -129,7 +127,7 @@ impl Default for ExecutorBuilder {
             resource_limits_max: ResourceLimits::default(),
             grace: Duration::from_secs(2),
             output_bytes_max: 64 * 1024,
-            observable_max: 1024,
+            observable_max: 256,
             task_ttl: Duration::from_secs(60 * 60),
         }
     }
@@ -186,10 +184,13 @@ impl ExecutorBuilder {
             retry: self.retry,
             sandboxes: self.sandboxes,
             isolation: self.isolation,
-            workspace: self.workspace,
-            limits: self.resource_limits,
+            confinement: Arc::new(Confinement {
+                workspace: self.workspace,
+                network: Network::None,
+                limits: self.resource_limits.within(self.resource_limits_max),
+                grace: self.grace,
+            }),
             limits_max: self.resource_limits_max,
-            grace: self.grace,
             artifacts: self.artifacts,
             output_bytes_max: self.output_bytes_max,
             stopping: AtomicBool::new(false),

@@ -169,7 +169,7 @@ impl Consent {
         grant.ask().or_else(by_tool).or_else(by_caller)
     }
 
-    /// Asks somebody, and waits.
+    /// Asks somebody, and waits. Dropped when the call is cancelled or its deadline passes.
     pub(crate) async fn ask(
         flight: &Flight,
         grant: &Grant,
@@ -199,9 +199,6 @@ impl Consent {
         let expiry = Instant::now() + expires_in;
         let answer = tokio::select! {
             biased;
-            () = flight.stop().cancelled() => {
-                return Err(flight.cancelled().expect("it was just told to stop").error());
-            }
             () = tokio::time::sleep_until(expiry) => Err(NoConsent::Expired(expires_in)),
             answer = confirmer.confirm(&question) => answer.map_err(NoConsent::Failed),
         };

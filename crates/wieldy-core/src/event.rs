@@ -10,6 +10,7 @@ use crate::artifact::ArtifactId;
 use crate::batch::{BatchMode, BatchSummary};
 use crate::call::{BatchId, Caller, ConfirmationId, ExecutionId, Status};
 use crate::error::CallError;
+use crate::redact::Redacted;
 use crate::sandbox::{Stream, Usage};
 
 /// Something that happened. Made only by the recorder, in the order of `seq`.
@@ -48,7 +49,7 @@ pub enum Body {
     /// A call was accepted.
     CallPending {
         /// What it was called with; secrets are taken out.
-        arguments: Arc<Value>,
+        arguments: Redacted,
     },
     /// An attempt starts.
     CallStarted {
@@ -117,7 +118,7 @@ pub enum Body {
         /// After how long.
         delay_ms: u64,
         /// Why the one before failed.
-        error: CallError,
+        error: Box<CallError>,
     },
     /// An attempt after the first one went well.
     RetrySuccess {
@@ -129,7 +130,7 @@ pub enum Body {
         /// How many there were.
         attempts: u32,
         /// Why the last one failed.
-        error: CallError,
+        error: Box<CallError>,
     },
     /// A batch starts.
     BatchStarted {
@@ -212,7 +213,7 @@ pub struct Closing {
     pub usage: Option<Usage>,
     /// Why it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub error: Option<CallError>,
+    pub error: Option<Box<CallError>>,
 }
 
 /// What an agent tells itself.

@@ -26,7 +26,7 @@ use crate::footprint::Touches;
 use crate::input::{Input, Violations, check_size};
 use crate::journal::Receipt;
 use crate::policy::Grant;
-use crate::redact::redact;
+use crate::redact::Redacted;
 use crate::registry::Registered;
 use crate::run::Run;
 use crate::sandbox::{Confinement, Level};
@@ -79,7 +79,7 @@ impl Executor {
             Known::Already(outcome) => return tally.recalled(*outcome),
             Known::NotYet(lead) => lead,
         };
-        let consent = self.consent(call, flight, &tool, &grant, &input).await?; // 4. confirm
+        let consent = self.consent(call, flight, &tool, &grant, &input, &terms).await?; // 4. confirm
         let cached = match self.cached(call, flight, &tool, &input, &terms).await? {
             Known::Already(outcome) => return tally.recalled(*outcome), // 5. recall
             Known::NotYet(lead) => lead,
@@ -150,9 +150,10 @@ impl Executor {
         engine.flights.add(Arc::clone(&flight));
         // Arguments that are too large to be looked at are not written down either.
         let size = check_size(&call.arguments);
+        let marked = engine.registry.peek(&call.tool).map(|tool| Arc::clone(&tool.sensitive)).unwrap_or_default();
         let arguments = match &size {
-            Ok(()) => redact(&call.arguments, engine.registry.peek(&call.tool).as_deref().map(Registered::spec)),
-            Err(_) => Arc::new(Value::Null),
+            Ok(()) => Redacted::new(Arc::clone(&call.arguments), marked),
+            Err(_) => Value::Null.into(),
         };
         let opened = flight.record(Body::CallPending { arguments });
         let refused = match (opened, size) {
@@ -192,13 +193,19 @@ impl Executor {
             clocks: Clocks::new(options, spec, &engine.clocks, learnt, flight.opened),
             retry,
             level,
-            confinement: Confinement {
-                workspace: engine.workspace.clone(),
-                network: options.network.clone().unwrap_or_default(),
-                limits: options.limits.or(spec.limits).or(engine.limits).within(engine.limits_max),
-                grace: engine.grace,
-            },
+            confinement: self.confinement(call, tool),
         })
+    }
+
+    /// What the call's processes may do; the executor's own where neither call nor tool says anything.
+    fn confinement(&self, call: &Call, tool: &Registered) -> Arc<Confinement> {
+        let (own, options) = (&self.inner.confinement, &call.options);
+        let limits = options.limits.or(tool.spec.limits).or(own.limits).within(self.inner.limits_max);
+        if options.network.is_none() && limits == own.limits {
+            return Arc::clone(own);
+        }
+        let network = options.network.clone().unwrap_or_default();
+        Arc::new(Confinement { network, limits, ..Confinement::clone(own) })
     }
 
     /// The result of an earlier call with the same idempotency key.
@@ -242,7 +249,8 @@ impl Executor {
         fingerprint: CacheKey,
         touches: &Touches,
     ) -> Result<Known<'a>, CallError> {
-        match unless_stopped(flight, &terms.clocks, recall.get(key, fingerprint, touches)).await? {
+        let answer = Box::pin(recall.get(key, fingerprint, touches));
+        match unless_stopped(flight, &terms.clocks, answer).await? {
             Recalled::Hit(outcome) => Ok(Known::Already(outcome)),
             Recalled::Lead(lead) => Ok(Known::NotYet(Some(lead))),
             Recalled::OtherArguments => {
@@ -259,13 +267,17 @@ impl Executor {
         tool: &Registered,
         grant: &Grant,
         input: &Input,
+        terms: &Terms,
     ) -> Result<Consent, CallError> {
         let (engine, options) = (&*self.inner, &call.options);
         if let Some(consent) = Consent::not_needed(grant, &tool.spec, options) {
             return Ok(consent);
         }
         let confirmer = options.confirmer.as_ref().or(engine.confirmer.as_ref());
-        Consent::ask(flight, grant, &tool.spec, input, options, confirmer, engine.confirmation_timeout).await
+        // Few calls are asked about: their future need not be part of everybody's.
+        let expires_in = engine.confirmation_timeout;
+        let asked = Box::pin(Consent::ask(flight, grant, &tool.spec, input, options, confirmer, expires_in));
+        unless_stopped(flight, &terms.clocks, asked).await?
     }
 
     /// Records that an attempt starts. What may change something is safe in the history before it runs.
@@ -295,7 +307,7 @@ impl Executor {
         Run::new(
             Arc::clone(flight),
             attempt,
-            terms.confinement.clone(),
+            Arc::clone(&terms.confinement),
             terms.level,
             sandbox,
             inline_max,
@@ -338,7 +350,7 @@ impl Executor {
     ) -> Result<(), CallError> {
         let attempts_max = terms.retry.retries.saturating_add(1);
         let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
-        flight.record(Body::RetryAttempt { attempt, attempts_max, delay_ms, error });
+        flight.record(Body::RetryAttempt { attempt, attempts_max, delay_ms, error: Box::new(error) });
         unless_stopped(flight, &terms.clocks, tokio::time::sleep(delay)).await
     }
 }
@@ -355,7 +367,7 @@ struct Terms {
     clocks: Clocks,
     retry: attempt::RetryPolicy,
     level: Level,
-    confinement: Confinement,
+    confinement: Arc<Confinement>,
 }
 
 /// What is known of a call before it runs.
@@ -402,7 +414,7 @@ fn give_up(flight: &Flight, attempts: u32, mut outcome: Outcome, repeatable: boo
     if let Some(error) = &mut outcome.failure {
         error.retryable &= repeatable;
         if attempts > 1 {
-            flight.record(Body::RetryExhausted { attempts, error: error.clone() });
+            flight.record(Body::RetryExhausted { attempts, error: Box::new(error.clone()) });
         }
     }
     outcome
@@ -475,7 +487,7 @@ impl Entry {
             output_bytes: result.content.iter().map(Content::bytes).sum(),
             artifact: result.artifact,
             usage: result.usage,
-            error: result.error.clone(),
+            error: result.error.clone().map(Box::new),
         }));
         self.over();
         // The answer is true even where its record cannot be kept; recovery closes the entry later.
@@ -510,7 +522,7 @@ impl Drop for Entry {
             output_bytes: 0,
             artifact: None,
             usage: None,
-            error: Some(error),
+            error: Some(Box::new(error)),
         }));
         self.over();
     }

@@ -1,6 +1,7 @@
 //! A call in flight: what is shared between the engine, the running tool, observers and whoever cancels it.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -244,10 +245,28 @@ pub(crate) struct Flights {
 
 #[derive(Default)]
 struct Table {
-    calls: HashMap<ExecutionId, Arc<Flight>>,
+    calls: HashMap<ExecutionId, Arc<Flight>, BuildHasherDefault<IdHasher>>,
     calls_over: VecDeque<ExecutionId>,
-    batches: HashMap<BatchId, Arc<BatchFlight>>,
+    batches: HashMap<BatchId, Arc<BatchFlight>, BuildHasherDefault<IdHasher>>,
     batches_over: VecDeque<BatchId>,
+}
+
+/// Ids are random already, and ours: there is nothing to gain from mixing them again.
+#[derive(Default)]
+struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        if let Some((_, random)) = bytes.split_last_chunk::<8>() {
+            self.0 ^= u64::from_le_bytes(*random);
+        }
+    }
+
+    fn write_usize(&mut self, _length: usize) {}
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
 
 impl Flights {

@@ -83,7 +83,7 @@ impl MemoryJournal {
 
 impl Default for MemoryJournal {
     fn default() -> Self {
-        Self::new(10_000)
+        Self::new(1_000)
     }
 }
 

@@ -110,7 +110,7 @@ pub use observe::Observer;
 pub use policy::{Check, Decision, Denied, Grant, Plan, Policy, Question};
 pub use present::{Budget, Presentation, present};
 pub use rate::{Per, Rate, RateKind};
-pub use redact::REDACTED;
+pub use redact::{REDACTED, Redacted};
 pub use registry::{NotFound, RegisterError, Registered, Registration, Registry, ToolFilter};
 pub use run::Run;
 pub use sandbox::{

@@ -1,8 +1,11 @@
 //! Redaction: secrets are taken out of arguments before anything is written down or shown.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::sync::{Arc, LazyLock};
 
 use regex::Regex;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::tool::ToolSpec;
@@ -10,30 +13,67 @@ use crate::tool::ToolSpec;
 /// What stands where a secret was.
 pub const REDACTED: &str = "[redacted]";
 
-/// The arguments without their secrets; the very same ones where there are none.
-pub(crate) fn redact(arguments: &Arc<Value>, tool: Option<&ToolSpec>) -> Arc<Value> {
-    let marked: Vec<&str> = tool.map(sensitive_names).unwrap_or_default();
-    if is_clean(arguments, &marked) {
-        return Arc::clone(arguments);
+/// Arguments that show themselves only without their secrets: there is no way to get at the rest.
+///
+/// They are searched when they are written or shown, not when they are noted: a call does not wait for that.
+#[derive(Clone)]
+pub struct Redacted {
+    raw: Arc<Value>,
+    marked: Arc<[String]>,
+}
+
+impl Redacted {
+    pub(crate) fn new(raw: Arc<Value>, marked: Arc<[String]>) -> Self {
+        Self { raw, marked }
     }
-    let mut copy = Value::clone(arguments);
-    clean(&mut copy, &marked);
-    Arc::new(copy)
+
+    /// The arguments without their secrets.
+    pub fn value(&self) -> Cow<'_, Value> {
+        if is_clean(&self.raw, &self.marked) {
+            return Cow::Borrowed(&self.raw);
+        }
+        let mut copy = Value::clone(&self.raw);
+        clean(&mut copy, &self.marked);
+        Cow::Owned(copy)
+    }
+}
+
+impl Serialize for Redacted {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.value().serialize(serializer)
+    }
+}
+
+impl fmt::Debug for Redacted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.value().fmt(f)
+    }
+}
+
+impl PartialEq for Redacted {
+    fn eq(&self, other: &Self) -> bool {
+        self.value() == other.value()
+    }
+}
+
+impl From<Value> for Redacted {
+    fn from(value: Value) -> Self {
+        Self::new(Arc::new(value), Arc::new([]))
+    }
 }
 
 /// Arguments that the tool names, or that its schema marks as for writing only.
-fn sensitive_names(tool: &ToolSpec) -> Vec<&str> {
+pub(crate) fn sensitive_names(tool: &ToolSpec) -> Arc<[String]> {
     let properties = tool.input_schema.get("properties").and_then(Value::as_object);
     let is_marked = |schema: &Value| {
         schema.get("writeOnly") == Some(&json!(true)) || schema.get("format") == Some(&json!("password"))
     };
-    let by_schema =
-        properties.into_iter().flatten().filter(|(_, schema)| is_marked(schema)).map(|(name, _)| name.as_str());
-    tool.sensitive.iter().map(String::as_str).chain(by_schema).collect()
+    let by_schema = properties.into_iter().flatten().filter(|(_, schema)| is_marked(schema)).map(|(name, _)| name);
+    tool.sensitive.iter().chain(by_schema).cloned().collect()
 }
 
-fn is_secret_name(name: &str, marked: &[&str]) -> bool {
-    marked.contains(&name) || SECRET_NAME.is_match(name)
+fn is_secret_name(name: &str, marked: &[String]) -> bool {
+    marked.iter().any(|marked| marked == name) || SECRET_NAME.is_match(name)
 }
 
 static SECRET_NAME: LazyLock<Regex> = LazyLock::new(|| {
@@ -54,7 +94,7 @@ static SECRET_VALUE: LazyLock<Regex> = LazyLock::new(|| {
     .expect("the pattern is a constant")
 });
 
-fn is_clean(value: &Value, marked: &[&str]) -> bool {
+fn is_clean(value: &Value, marked: &[String]) -> bool {
     match value {
         Value::String(text) => !SECRET_VALUE.is_match(text),
         Value::Array(items) => items.iter().all(|item| is_clean(item, marked)),
@@ -63,7 +103,7 @@ fn is_clean(value: &Value, marked: &[&str]) -> bool {
     }
 }
 
-fn clean(value: &mut Value, marked: &[&str]) {
+fn clean(value: &mut Value, marked: &[String]) {
     match value {
         Value::String(text) => *text = SECRET_VALUE.replace_all(text, REDACTED).into_owned(),
         Value::Array(items) => items.iter_mut().for_each(|item| clean(item, marked)),
@@ -94,7 +134,7 @@ mod tests {
             "text": "use ghp_abcdefghijklmnopqrstuvwxyz0123 now", "url": "https://ada:hunter2@host/x",
         });
         assert_eq!(
-            *redact(&Arc::new(given), Some(&spec)),
+            *Redacted::new(Arc::new(given), sensitive_names(&spec)).value(),
             json!({
                 "path": "src/tokenizer.rs", "max_tokens": 5, "note": REDACTED, "seal": REDACTED, "gate": REDACTED,
                 "apiKey": REDACTED, "headers": {"Authorization": REDACTED}, "deep": [{"access_token": REDACTED}],
@@ -104,8 +144,10 @@ mod tests {
     }
 
     #[test]
-    fn arguments_without_secrets_are_not_copied() {
-        let given = Arc::new(json!({"path": "a", "pattern": "fn main"}));
-        assert!(Arc::ptr_eq(&given, &redact(&given, None)));
+    fn arguments_without_secrets_are_not_copied_and_those_with_never_shown() {
+        let plain = Redacted::from(json!({"path": "a", "pattern": "fn main"}));
+        assert!(matches!(plain.value(), Cow::Borrowed(_)));
+        let secret = Redacted::from(json!({"password": "canary"}));
+        assert!(!format!("{secret:?} {}", serde_json::to_string(&secret).expect("plain data")).contains("canary"));
     }
 }

@@ -1,6 +1,6 @@
 //! The registry: which tools there are, under which names, and who sees them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
 
 use serde_json::json;
@@ -8,6 +8,7 @@ use serde_json::json;
 use crate::call::Caller;
 use crate::error::{CallError, Code};
 use crate::name::{NameError, ToolName, did_you_mean, near_misses};
+use crate::redact::sensitive_names;
 use crate::schema::{Schema, SchemaError};
 use crate::tool::{Provider, SharedTool, ToolSpec};
 
@@ -20,6 +21,8 @@ pub struct Registered {
     pub(crate) output: Option<Schema>,
     pub(crate) tool: SharedTool,
     pub(crate) hash: blake3::Hash,
+    /// Arguments that must not be written down.
+    pub(crate) sensitive: Arc<[String]>,
 }
 
 impl Registered {
@@ -35,7 +38,8 @@ impl Registered {
         let output = spec.output_schema.as_ref().map(Schema::compile_output).transpose();
         let output = output.map_err(|source| unusable("output", source))?;
         let (provider, hash) = (spec.provider.to_string(), spec.hash());
-        Ok(Self { name, spec, provider, input, output, tool, hash })
+        let sensitive = sensitive_names(&spec);
+        Ok(Self { name, spec, provider, input, output, tool, hash, sensitive })
     }
 
     /// What the tool declares.
@@ -188,7 +192,7 @@ pub struct Registry {
 
 #[derive(Default)]
 struct Names {
-    tools: BTreeMap<ToolName, Arc<Registered>>,
+    tools: HashMap<ToolName, Arc<Registered>>,
     aliases: HashMap<String, ToolName>,
     /// Short names of qualified tools, with every tool that has them.
     short: HashMap<String, Vec<ToolName>>,
@@ -251,7 +255,10 @@ impl Registry {
     /// The tools that the caller may see and the filter wants, by name.
     pub fn list(&self, caller: &Caller, filter: &ToolFilter) -> Vec<Arc<Registered>> {
         let names = self.names.read().expect("no code panics while it holds the names");
-        names.tools.values().filter(|tool| tool.is_visible_to(caller) && filter.wants(tool)).cloned().collect()
+        let wanted = names.tools.values().filter(|tool| tool.is_visible_to(caller) && filter.wants(tool));
+        let mut tools: Vec<_> = wanted.cloned().collect();
+        tools.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        tools
     }
 
     /// The tool of that name or alias, whoever asks; for the engine's own book-keeping.

@@ -1,6 +1,6 @@
 //! What a running tool has in its hands: [`Run`].
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -27,8 +27,9 @@ pub struct Run {
 struct Shared {
     flight: Arc<Flight>,
     attempt: u32,
-    stop: CancellationToken,
-    confinement: Confinement,
+    /// Made when somebody asks for it: most tools never do.
+    stop: OnceLock<CancellationToken>,
+    confinement: Arc<Confinement>,
     level: Level,
     sandbox: Option<Arc<dyn Sandbox>>,
     inline_max: u64,
@@ -47,7 +48,7 @@ impl Run {
     pub(crate) fn new(
         flight: Arc<Flight>,
         attempt: u32,
-        confinement: Confinement,
+        confinement: Arc<Confinement>,
         level: Level,
         sandbox: Option<Arc<dyn Sandbox>>,
         inline_max: u64,
@@ -55,7 +56,7 @@ impl Run {
     ) -> Self {
         flight.forget_capture();
         let unshown = Mutex::new(Unshown { text: String::new(), stream: Stream::Stdout, shown: flight.opened });
-        let stop = flight.stop().child_token();
+        let stop = OnceLock::new();
         Self {
             shared: Arc::new(Shared {
                 flight,
@@ -99,7 +100,7 @@ impl Run {
     /// Is cancelled when the run must end: by a clock, by somebody, with the executor. A tool that heeds it can
     /// clean up and answer with what it has; one that does not is dropped after the grace time.
     pub fn stop(&self) -> &CancellationToken {
-        &self.shared.stop
+        self.shared.stop.get_or_init(|| self.shared.flight.stop().child_token())
     }
 
     /// Says how far the run is and counts as a sign of life; `percent` from 0 to 100.

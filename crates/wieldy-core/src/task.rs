@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -26,9 +26,15 @@ const TASKS_MAX: usize = 10_000;
 
 /// The calls that were begun in the background, and their results for a while.
 pub(crate) struct Tasks {
-    known: Mutex<HashMap<ExecutionId, Known>>,
+    shelf: Mutex<Shelf>,
     running: TaskTracker,
     ttl: Duration,
+}
+
+struct Shelf {
+    known: HashMap<ExecutionId, Known>,
+    /// How many there may be before those that are over long enough are looked for and forgotten.
+    sweep_at: usize,
 }
 
 struct Known {
@@ -36,7 +42,17 @@ struct Known {
     tenant: Option<String>,
     result: watch::Receiver<Option<Arc<ToolResult>>>,
     /// Set when it is over.
-    ended: Arc<Mutex<Option<Instant>>>,
+    ended: Arc<OnceLock<Instant>>,
+}
+
+impl Known {
+    fn is_there(&self, asker: &Caller, ttl: Duration) -> bool {
+        self.tenant == asker.tenant && !self.is_forgotten(ttl)
+    }
+
+    fn is_forgotten(&self, ttl: Duration) -> bool {
+        self.ended.get().is_some_and(|ended| ended.elapsed() >= ttl)
+    }
 }
 
 /// How a task stands.
@@ -89,22 +105,32 @@ pub struct Load {
 }
 
 impl Tasks {
+    /// How few tasks are not worth a sweep.
+    const SWEEP_MIN: usize = 1024;
+
     pub(crate) fn new(ttl: Duration) -> Self {
-        Self { known: Mutex::default(), running: TaskTracker::new(), ttl }
+        let shelf = Shelf { known: HashMap::new(), sweep_at: Self::SWEEP_MIN };
+        Self { shelf: Mutex::new(shelf), running: TaskTracker::new(), ttl }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<ExecutionId, Known>> {
-        let mut known = self.known.lock().expect("no code panics while it holds the tasks");
-        let ended = |task: &Known| *task.ended.lock().expect("no code panics while it holds the time");
-        known.retain(|_, task| ended(task).is_none_or(|ended| ended.elapsed() < self.ttl));
-        if known.len() > TASKS_MAX {
-            let mut over: Vec<_> = known.iter().filter_map(|(id, task)| Some((ended(task)?, *id))).collect();
+    fn lock(&self) -> MutexGuard<'_, Shelf> {
+        self.shelf.lock().expect("no code panics while it holds the tasks")
+    }
+
+    fn add(&self, id: ExecutionId, task: Known) {
+        let mut shelf = self.lock();
+        if shelf.known.len() >= shelf.sweep_at {
+            shelf.known.retain(|_, task| !task.is_forgotten(self.ttl));
+            let mut over: Vec<_> =
+                shelf.known.iter().filter_map(|(id, task)| Some((*task.ended.get()?, *id))).collect();
             over.sort_unstable();
-            for (_, id) in over.into_iter().take(known.len() - TASKS_MAX) {
-                known.remove(&id);
+            for (_, id) in over.into_iter().take(shelf.known.len().saturating_sub(TASKS_MAX)) {
+                shelf.known.remove(&id);
             }
+            // Twice as many as are left: so a sweep costs each task a constant share.
+            shelf.sweep_at = Self::SWEEP_MIN.max(shelf.known.len() * 2);
         }
-        known
+        shelf.known.insert(id, task);
     }
 }
 
@@ -114,14 +140,13 @@ impl Executor {
         let entry = self.open(&call, None);
         let id = entry.flight.id;
         let (tell, result) = watch::channel(None);
-        let ended = Arc::new(Mutex::new(None));
-        let known =
-            Known { tool: call.tool.clone(), tenant: call.caller.tenant.clone(), result, ended: Arc::clone(&ended) };
-        self.inner.tasks.lock().insert(id, known);
+        let ended = Arc::new(OnceLock::new());
+        let (tool, tenant) = (call.tool.clone(), call.caller.tenant.clone());
+        self.inner.tasks.add(id, Known { tool, tenant, result, ended: Arc::clone(&ended) });
         let executor = self.clone();
         self.inner.tasks.running.spawn(async move {
             let result = executor.walk(call, entry).await;
-            *ended.lock().expect("no code panics while it holds the time") = Some(Instant::now());
+            let _ = ended.set(Instant::now());
             tell.send_replace(Some(Arc::new(result)));
         });
         id
@@ -129,18 +154,16 @@ impl Executor {
 
     /// How a task stands, if it is known and the asker's tenant began it.
     pub fn task(&self, id: ExecutionId, asker: &Caller) -> Option<Task> {
-        let tasks = self.inner.tasks.lock();
-        tasks.get(&id).filter(|known| known.tenant == asker.tenant).map(|known| self.view(id, known))
+        let tasks = &self.inner.tasks;
+        tasks.lock().known.get(&id).filter(|known| known.is_there(asker, tasks.ttl)).map(|known| self.view(id, known))
     }
 
     /// All tasks of the asker's tenant that are known, oldest first.
     pub fn tasks(&self, asker: &Caller) -> Vec<Task> {
-        let tasks = self.inner.tasks.lock();
-        let mut all: Vec<Task> = tasks
-            .iter()
-            .filter(|(_, known)| known.tenant == asker.tenant)
-            .map(|(id, known)| self.view(*id, known))
-            .collect();
+        let tasks = &self.inner.tasks;
+        let shelf = tasks.lock();
+        let theirs = shelf.known.iter().filter(|(_, known)| known.is_there(asker, tasks.ttl));
+        let mut all: Vec<Task> = theirs.map(|(id, known)| self.view(*id, known)).collect();
         all.sort_unstable_by_key(|task| task.id);
         all
     }
@@ -157,8 +180,8 @@ impl Executor {
     /// Waits for a task and gives its result; `None` where it is not known.
     pub async fn wait(&self, id: ExecutionId, asker: &Caller) -> Option<Arc<ToolResult>> {
         let mut result = {
-            let tasks = self.inner.tasks.lock();
-            tasks.get(&id).filter(|known| known.tenant == asker.tenant)?.result.clone()
+            let tasks = &self.inner.tasks;
+            tasks.lock().known.get(&id).filter(|known| known.is_there(asker, tasks.ttl))?.result.clone()
         };
         let result = result.wait_for(Option::is_some).await.ok()?;
         result.clone()

@@ -258,3 +258,14 @@ async fn cancelling_a_batch_ends_what_runs_and_skips_the_rest() {
     assert_eq!((result.summary.executed, result.summary.skipped, result.summary.failed), (2, 2, 2));
     world.check();
 }
+
+#[tokio::test(start_paused = true)]
+async fn observers_of_a_refused_batch_end() {
+    let notes = Notes::default();
+    let world = world(&notes);
+    let twice = [call("a", "read", json!({"path": "a"})), call("a", "read", json!({"path": "a"}))];
+    let (id, result) = world.executor.spawn_batch(batch(twice));
+    let mut observer = world.executor.observe_batch(id);
+    assert_eq!(bounded(observer.next()).await, None);
+    assert_eq!(result.await.unwrap_err().message, "two calls have the id `a`");
+}

@@ -150,3 +150,13 @@ async fn approving_refusing_and_cancelling_at_once_gives_one_decision() {
         world.check();
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_callers_deadline_holds_while_a_person_is_asked() {
+    let (world, strings) = asked(|question| Ok(question.approve()), 3 * SECOND);
+    let call = Call::new("t", json!({})).with(Options { deadline: Some(SECOND), ..Options::default() });
+    let result = world.executor.call(call).await;
+    assert_eq!((result.status, strings.runs()), (Status::Timeout, 0));
+    assert_eq!(result.error.unwrap().details["clock"], json!("total"));
+    world.check();
+}

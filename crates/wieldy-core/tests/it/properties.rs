@@ -129,7 +129,7 @@ fn legal() -> regex::Regex {
 
 fn event(token: &str) -> Body {
     let number = token[1..].parse().unwrap_or(0);
-    let error = || CallError::new(Code::TransportFailed, "");
+    let error = || Box::new(CallError::new(Code::TransportFailed, ""));
     let confirmation: ConfirmationId = "00000000-0000-7000-8000-000000000000".parse().unwrap();
     let closing = |status| Closing {
         status,
@@ -143,7 +143,7 @@ fn event(token: &str) -> Body {
         error: None,
     };
     match &token[..1] {
-        "p" => Body::CallPending { arguments: Arc::new(json!({})) },
+        "p" => Body::CallPending { arguments: json!({}).into() },
         "q" => {
             Body::ConfirmationRequested { confirmation, digest: String::new(), reason: String::new(), expires_in_ms: 1 }
         }
