@@ -10,7 +10,7 @@ use wieldy::{
     ManifestTool, Problem, SharedTool, Unbound,
 };
 
-use crate::config::{Config, Environment};
+use crate::config::{Config, Environment, Origin};
 use crate::exit::Failure;
 
 /// The executor that the configuration describes, with all tools.
@@ -19,18 +19,36 @@ pub(crate) fn executor(
     environment: &Environment,
     confirmer: Option<Arc<dyn Confirmer>>,
 ) -> Result<Executor, Failure> {
-    let mut builder = builder(config, environment)?;
+    let mut builder = builder(config, environment)?.tools(manifest_tools(config, environment)?);
     builder.confirmer = confirmer;
-    if !config.state.as_os_str().is_empty() {
-        let hint = "`--state DIR` or the key `state` names another folder";
-        let artifacts = FolderArtifacts::open(&config.state).map_err(|error| Failure::broken(error).hint(hint))?;
+    if let Some(artifacts) = artifacts(config)? {
         builder.artifacts = Arc::new(artifacts);
     }
-    let tools = manifest_tools(config, environment)?;
-    builder.tools(tools).build().map_err(Failure::usage)
+    builder.build().map_err(Failure::usage)
 }
 
-/// The executor without anything that is outside the configuration: what a manifest is checked against.
+/// The same to look at and not to run: nothing is written anywhere.
+pub(crate) fn catalogue(config: &Config, environment: &Environment) -> Result<Executor, Failure> {
+    builder(config, environment)?.tools(manifest_tools(config, environment)?).build().map_err(Failure::usage)
+}
+
+/// Where large outputs are kept on disk, if anywhere. A folder that somebody named must be usable; without the usual
+/// one everything but the keeping still works.
+fn artifacts(config: &Config) -> Result<Option<FolderArtifacts>, Failure> {
+    if config.state.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    match FolderArtifacts::open(&config.state) {
+        Ok(artifacts) => Ok(Some(artifacts)),
+        Err(error) if config.origin("state") == Some(&Origin::Default) => {
+            tracing::warn!(error = &error as &dyn std::error::Error, "large outputs are not kept after this command");
+            Ok(None)
+        }
+        Err(error) => Err(Failure::broken(error).hint("`--state DIR` or the key `state` names another folder")),
+    }
+}
+
+/// The executor without tools of one's own: what a manifest is checked against.
 pub(crate) fn executor_of_built_ins(config: &Config, environment: &Environment) -> Result<Executor, Failure> {
     builder(config, environment)?.build().map_err(Failure::usage)
 }

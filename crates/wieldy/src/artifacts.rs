@@ -140,10 +140,10 @@ impl Artifacts for FolderArtifacts {
     }
 
     fn read(&self, id: ArtifactId, reader: &Caller, offset: u64, length: u64) -> Result<Vec<u8>, ArtifactError> {
-        self.describe(id, reader)?;
+        let kept_bytes = self.describe(id, reader)?.kept_bytes;
         let page = || -> io::Result<Vec<u8>> {
             let mut file = File::open(self.bytes_path(id))?;
-            file.seek(SeekFrom::Start(offset.min(self.each_bytes_max)))?;
+            file.seek(SeekFrom::Start(offset.min(kept_bytes)))?;
             let mut page = Vec::new();
             file.take(length).read_to_end(&mut page)?;
             Ok(page)

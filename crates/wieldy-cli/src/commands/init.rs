@@ -19,9 +19,7 @@ pub(crate) fn run(args: &InitArgs, printer: &Printer) -> Result<Exit, Failure> {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             Err(Failure::usage(anyhow!("`{FILE_NAME}` is there already")).hint("`--force` replaces it"))
         }
-        Err(error) => {
-            Err(Failure::broken(anyhow::Error::new(error).context(format!("cannot write `{FILE_NAME}`"))))
-        }
+        Err(error) => Err(Failure::broken(anyhow::Error::new(error).context(format!("cannot write `{FILE_NAME}`")))),
         Ok(()) if printer.json => printer.json(&serde_json::json!({ "written": FILE_NAME })).map(|()| Exit::Success),
         Ok(()) => {
             printer.tell(&format!("wrote `{FILE_NAME}`; `wieldy config show` prints what holds"));

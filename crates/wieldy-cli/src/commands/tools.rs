@@ -19,7 +19,7 @@ pub(crate) fn list(
     environment: &Environment,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
-    let executor = assemble::executor(config, environment, None)?;
+    let executor = assemble::catalogue(config, environment)?;
     let filter = ToolFilter {
         category: args.category.clone(),
         scope: args.scope.clone(),
@@ -77,7 +77,7 @@ fn first_sentence(description: &str) -> &str {
 
 /// Prints one definition.
 pub(crate) fn show(name: &str, config: &Config, environment: &Environment, printer: &Printer) -> Result<Exit, Failure> {
-    let executor = assemble::executor(config, environment, None)?;
+    let executor = assemble::catalogue(config, environment)?;
     let tool = executor.registry().find(name, &Caller::local()).map_err(|not_found| {
         let error = CallError::from(not_found);
         Failure { hint: hint_for(&error, name), ..Failure::from(error) }

@@ -140,6 +140,11 @@ impl Config {
         Ok(Self { warnings, ..Self::resolve(&layers)? })
     }
 
+    /// Where the value of a key comes from.
+    pub(crate) fn origin(&self, key: &str) -> Option<&Origin> {
+        self.values.iter().find(|shown| shown.key == key).map(|shown| &shown.origin)
+    }
+
     fn resolve(layers: &Layers) -> Result<Self, ConfigError> {
         const SET: &str = "the defaults have every key";
         let file = layers.merged();

@@ -239,6 +239,20 @@ fn a_state_folder_that_cannot_be_made_is_told() {
 }
 
 #[test]
+fn without_the_usual_state_folder_everything_else_works() {
+    let world = World::new().file("../home/.local/state", "a file in the way").file("a.txt", "one\n");
+    let told = world.run(&["call", "Read", "path=a.txt"]);
+    assert!(told.starts_with("exit: 0") && told.contains("large outputs are not kept"), "{told}");
+}
+
+#[test]
+fn looking_at_tools_writes_nothing() {
+    let world = World::new();
+    assert_eq!(world.code(&["tools"]), Some(0));
+    assert!(std::fs::read_dir(world.path("../home")).unwrap().next().is_none());
+}
+
+#[test]
 fn the_log_has_a_line_per_event_and_no_arguments() {
     let world = World::new().file("a.txt", "one\n");
     let output = world.command(&["call", "Read", "path=a.txt", "--log", "debug"]).output().unwrap();
