@@ -8,7 +8,8 @@ use wieldy::{BatchMode, Level, Network, Priority, parse_duration};
 
 const CONFIGURATION_HELP: &str = "\
 Configuration:
-  The first of --config FILE, $WIELDY_CONFIG, ./wieldy.toml and ~/.config/wieldy/wieldy.toml is read.
+  One file is read, the first of:
+  --config FILE, $WIELDY_CONFIG, ./wieldy.toml, ~/.config/wieldy/wieldy.toml.
   Every key can be set by an environment variable, and by --set:
   `limits.queue-timeout` is WIELDY_LIMITS_QUEUE_TIMEOUT.
 
@@ -21,6 +22,8 @@ Exit codes:
   1 the tool failed                         5 timeout
   2 wrong usage or configuration            6 cancelled
   3 unknown tool or invalid arguments       7 sandbox, store or transport failed";
+
+const ON_BEHALF: &str = "On whose behalf";
 
 const ARGUMENTS_HELP: &str = "\
 Arguments:
@@ -42,6 +45,7 @@ pub(crate) struct Arguments {
 
 /// What every command takes.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Options of every command")]
 pub(crate) struct GlobalArgs {
     /// Print JSON for programs instead of text for people
     #[arg(long, global = true)]
@@ -158,19 +162,19 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "P", default_value = "normal", allow_hyphen_values = true)]
     pub(crate) priority: Priority,
     /// The agent on whose behalf the call is made
-    #[arg(long, value_name = "DID", default_value = "local")]
+    #[arg(long, value_name = "DID", default_value = "local", help_heading = ON_BEHALF)]
     pub(crate) agent: String,
     /// The session that the call is part of
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", help_heading = ON_BEHALF)]
     pub(crate) session: Option<String>,
     /// See only tools without a scope or with this one; may be repeated [default: every tool]
-    #[arg(long, value_name = "SCOPE")]
+    #[arg(long, value_name = "SCOPE", help_heading = ON_BEHALF)]
     pub(crate) scope: Vec<String>,
     /// Hold only this permission; may be repeated [default: every permission]
-    #[arg(long, value_name = "PERMISSION")]
+    #[arg(long, value_name = "PERMISSION", help_heading = ON_BEHALF)]
     pub(crate) permission: Vec<String>,
     /// The plan whose limits hold
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", help_heading = ON_BEHALF)]
     pub(crate) plan: Option<String>,
     /// A word that comes back in the result; may be repeated
     #[arg(long, value_name = "WORD")]

@@ -138,4 +138,14 @@ mod tests {
             (Exit::InvalidCall, "the arguments are not JSON: recursion limit exceeded at line 1 column 128")
         );
     }
+
+    proptest::proptest! {
+        #[test]
+        fn a_pair_is_taken_apart_at_its_first_sign_or_refused(pair in "\\PC{0,40}") {
+            if let Ok((key, Value::String(value))) = read_pair(&pair) {
+                let (as_text, as_json) = (format!("{key}={value}"), format!("{key}:="));
+                proptest::prop_assert!(pair == as_text || pair.starts_with(&as_json));
+            }
+        }
+    }
 }

@@ -203,4 +203,13 @@ mod tests {
         let deep = format!("{{\"tool\":\"a\",\"arguments\":{}", "[".repeat(10_000));
         assert_eq!(parse(&deep), Err((1, "recursion limit exceeded".to_owned())));
     }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_makes_reading_a_batch_panic(text in "[\\[{]?(\\PC|[\\n{}\\[\\]:,\"]){0,60}") {
+            if let Err((line, _)) = parse(&text) {
+                proptest::prop_assert!(line <= text.lines().count().max(1) + 1);
+            }
+        }
+    }
 }

@@ -174,7 +174,8 @@ pub(crate) fn check(
     } else if problems.is_empty() {
         let names: Vec<String> = names.iter().map(|name| shown_in_line(name)).collect();
         let file = shown_in_line(&file.to_string_lossy());
-        printer.line(&format!("{file}: {}: {}", counted(names.len(), "tool"), names.join(", ")))?;
+        let listed = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
+        printer.line(&format!("{file}: {}{listed}", counted(names.len(), "tool")))?;
     }
     for problem in &problems {
         printer.tell(&shown(&assemble::place(file, problem)));

@@ -66,8 +66,9 @@ impl Layers {
     /// Puts a layer on top of the others.
     fn put(&mut self, config: &FileConfig, origin: &Origin) {
         for (key, value) in leaves(&table_of(config)) {
-            // A section without a key says nothing.
-            if value.as_table().is_some_and(Table::is_empty) {
+            // A section without a key says nothing. A plan without one does: it has no limits.
+            let is_known = |key: &Key| self.values.keys().any(|other| other.starts_with(key));
+            if value.as_table().is_some_and(Table::is_empty) && is_known(&key) {
                 continue;
             }
             // A table that had nothing in it now has.

@@ -213,3 +213,24 @@ fn folders_follow_the_platforms_variables() {
     assert_eq!(environment(&[("XDG_STATE_HOME", "/s")]).state_folder(), Path::new("/s/wieldy"));
     assert_eq!(environment(&[]).state_folder(), Path::new(""));
 }
+
+#[test]
+fn a_plan_without_limits_is_a_plan() {
+    assert_eq!(file("[limits]\n[plans.Free]\n[plans]"), "plans.Free = {} [file wieldy.toml]");
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_file_makes_reading_it_panic(text in "\\PC{0,200}") {
+        file(&text);
+    }
+
+    #[test]
+    fn no_value_of_a_key_makes_reading_it_panic(
+        key in "(limits|retry|timeouts|plans|rates|tools|shell|x)(\\.(retries|base|cap|tools|default|environment|a b))?",
+        value in "([0-9-]{1,25}|[0-9]{1,3}(ms|s|h|d)|nan|inf|true|\"[a-z0-9]{0,9}\"|\\[[a-z0-9,\"{}=]{0,9}\\]|\\{[a-z=0-9.\"]{0,12}\\})",
+    ) {
+        file(&format!("{key} = {value}"));
+        let _ = layers().put_setting(&format!("{key}={value}")).and_then(|()| Config::resolve(&layers()));
+    }
+}

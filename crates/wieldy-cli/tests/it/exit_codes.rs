@@ -73,17 +73,19 @@ fn help_names_the_commands_the_search_order_and_the_exit_codes() {
       help         Print this message or the help of the given subcommand(s)
 
     Options:
+      -h, --help     Print help
+      -V, --version  Print version
+
+    Options of every command:
           --json             Print JSON for programs instead of text for people
           --config <FILE>    Read the configuration from this file
           --state <DIR>      Keep large outputs in this folder [default: the platform's state folder]
           --log <LEVEL>      Say more or less on standard error: off, error, warn, info, debug, trace
           --set <KEY=VALUE>  Set a key of the configuration; may be repeated
-      -h, --help             Print help
-      -V, --version          Print version
 
     Configuration:
-      The first of --config FILE, $WIELDY_CONFIG, ./wieldy.toml and ~/.config/wieldy/wieldy.toml is
-      read.
+      One file is read, the first of:
+      --config FILE, $WIELDY_CONFIG, ./wieldy.toml, ~/.config/wieldy/wieldy.toml.
       Every key can be set by an environment variable, and by --set:
       `limits.queue-timeout` is WIELDY_LIMITS_QUEUE_TIMEOUT.
 
