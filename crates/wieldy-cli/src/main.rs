@@ -1,1 +1,111 @@
-fn main() {}
+//! The `wieldy` command: reads arguments and configuration, builds an executor, and prints what came of it.
+
+mod args;
+mod assemble;
+mod commands;
+mod config;
+mod confirm;
+mod exit;
+mod interrupt;
+mod log;
+mod output;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+
+use args::{Arguments, Command, ConfigCommand, GlobalArgs, ToolsCommand};
+use config::{Config, Environment, Overrides};
+use exit::{Exit, Failure};
+use output::Printer;
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(refusal) => return refused(&refusal),
+    };
+    let printer = Printer::new(arguments.global.json);
+    let exit = run(arguments, &printer).unwrap_or_else(|failure| {
+        printer.failure(&failure);
+        failure.exit
+    });
+    exit.into()
+}
+
+/// The table of commands.
+fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
+    let Arguments { global, command } = arguments;
+    let environment = Environment::of_this_process();
+    let load = |overrides: Overrides<'_>| {
+        let config = Config::load(&environment, &overrides)?;
+        log::start(config.log, printer);
+        config.warnings.iter().for_each(|warning| printer.tell(&format!("warning: {}", output::shown(warning))));
+        Ok::<_, Failure>(config)
+    };
+    match command {
+        Command::Call(call) => {
+            let config = load(Overrides::of(&global).run(&call.run))?;
+            in_runtime(commands::call::run(&call, &config, &environment, printer))
+        }
+        Command::Batch(batch) => {
+            let config = load(Overrides::of(&global).run(&batch.run))?;
+            in_runtime(commands::batch::run(&batch, &config, &environment, printer))
+        }
+        Command::Tools(tools) => {
+            let config = load(Overrides::of(&global))?;
+            match &tools.command {
+                None => commands::tools::list(&tools, &config, &environment, printer),
+                Some(ToolsCommand::Show { name }) => commands::tools::show(name, &config, &environment, printer),
+                Some(ToolsCommand::Check { file }) => commands::tools::check(file, &config, &environment, printer),
+            }
+        }
+        Command::Init(init) => commands::init::run(&init, printer),
+        Command::Config(config) => match config.command {
+            ConfigCommand::Show => commands::config::show(&load(Overrides::of(&global))?, printer),
+        },
+        Command::Completions(completions) => commands::completions::run(&completions, printer),
+    }
+}
+
+/// Runs a command that has to wait for something.
+fn in_runtime(command: impl Future<Output = Result<Exit, Failure>>) -> Result<Exit, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::broken(anyhow::Error::new(error).context("cannot start the runtime")))?;
+    let ended = runtime.block_on(command);
+    // A thread that still waits for somebody to type an answer must not keep us.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    ended
+}
+
+/// Help and version are data; everything else that ends the reading of arguments is wrong usage.
+fn refused(refusal: &clap::Error) -> ExitCode {
+    if !refusal.use_stderr() {
+        let _ = refusal.print();
+        return Exit::Success.into();
+    }
+    // What was typed comes back in the message, so it is escaped like everything that others wrote.
+    let text = refusal.render().to_string();
+    let lines: Vec<String> = text.trim_end().split('\n').map(output::shown_in_line).collect();
+    Printer::new(false).tell(&lines.join("\n"));
+    Exit::WrongUsage.into()
+}
+
+impl<'a> Overrides<'a> {
+    fn of(global: &'a GlobalArgs) -> Self {
+        Self {
+            file: global.config.as_deref(),
+            state: global.state.as_deref(),
+            log: global.log.as_deref(),
+            set: &global.set,
+            workspace: None,
+            isolation: None,
+        }
+    }
+
+    fn run(self, run: &'a args::RunArgs) -> Self {
+        Self { workspace: run.workspace.as_deref(), isolation: run.isolation, ..self }
+    }
+}

@@ -1,0 +1,253 @@
+//! The command line as people write it: raw, checked only for its form. `config` and the commands make sense of it.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use wieldy::{BatchMode, Level, Network, Priority, parse_duration};
+
+const CONFIGURATION_HELP: &str = "\
+Configuration:
+  One file is read, the first of:
+  --config FILE, $WIELDY_CONFIG, ./wieldy.toml, ~/.config/wieldy/wieldy.toml.
+  Every key can be set by an environment variable, and by --set:
+  `limits.queue-timeout` is WIELDY_LIMITS_QUEUE_TIMEOUT.
+
+Tools of your own:
+  The manifests in `tools.manifests` are read, then ./.wieldy/tools, then ~/.config/wieldy/tools.
+  Where two tools have the same name, the first one counts.
+
+Exit codes:
+  0 success                                 4 denied, or confirmation missing
+  1 the tool failed                         5 timeout
+  2 wrong usage or configuration            6 cancelled
+  3 unknown tool or invalid arguments       7 sandbox, store or transport failed";
+
+const ON_BEHALF: &str = "On whose behalf";
+
+const ARGUMENTS_HELP: &str = "\
+Arguments:
+  key=value   the value is a text; where the tool wants a number, a text that reads as one will do
+  key:=json   the value is JSON
+  --args      the whole object: as JSON, from a file with @FILE, or from standard input with -
+Where both are given, key=value and key:=json replace the same key of --args.
+A key that is given twice is an error.";
+
+/// Runs tools for AI agents: looked up, validated, confirmed, run in custody, timed, retried, recorded.
+#[derive(Debug, Parser)]
+#[command(name = "wieldy", version, after_help = CONFIGURATION_HELP, max_term_width = 120)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) global: GlobalArgs,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What every command takes.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Options of every command")]
+pub(crate) struct GlobalArgs {
+    /// Print JSON for programs instead of text for people
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Read the configuration from this file
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Keep large outputs in this folder [default: the platform's state folder]
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) state: Option<PathBuf>,
+    /// Say more or less on standard error: off, error, warn, info, debug, trace
+    #[arg(long, global = true, value_name = "LEVEL")]
+    pub(crate) log: Option<String>,
+    /// Set a key of the configuration; may be repeated
+    #[arg(long, global = true, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Call a tool and print what it answers
+    #[command(after_help = ARGUMENTS_HELP)]
+    Call(Box<CallArgs>),
+    /// Run several calls together
+    Batch(Box<BatchArgs>),
+    /// List the tools there are, or look at one
+    Tools(ToolsArgs),
+    /// Write a commented wieldy.toml into the current folder
+    Init(InitArgs),
+    /// Look at the configuration
+    Config(ConfigArgs),
+    /// Print a script that completes this command's words in a shell
+    Completions(CompletionsArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CallArgs {
+    /// The tool's name
+    pub(crate) tool: String,
+    /// The tool's arguments
+    #[arg(value_name = "KEY=VALUE | KEY:=JSON")]
+    pub(crate) pairs: Vec<String>,
+    /// The tool's arguments as one JSON object
+    #[arg(long, value_name = "JSON|@FILE|-")]
+    pub(crate) args: Option<String>,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+    /// Begin the call and return at once (needs a running server)
+    #[arg(long = "async")]
+    pub(crate) in_background: bool,
+    /// Ask for a confirmation even where neither tool nor policy wants one
+    #[arg(long)]
+    pub(crate) confirm: bool,
+    /// A repeated key returns the first result instead of running again
+    #[arg(long, value_name = "KEY")]
+    pub(crate) idempotency_key: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BatchArgs {
+    /// The calls, as a JSON array or JSON lines of {"id","tool","arguments","after"}; - is standard input
+    #[arg(value_name = "FILE|-")]
+    pub(crate) file: String,
+    /// How the calls are ordered: smart, parallel or sequential
+    #[arg(long, default_value = "smart")]
+    pub(crate) mode: BatchMode,
+    /// How many calls run at once
+    #[arg(long, value_name = "COUNT", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) max_concurrency: u32,
+    /// Begin nothing more once a call has failed
+    #[arg(long)]
+    pub(crate) stop_on_error: bool,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+}
+
+/// How calls are run, and on whose behalf.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// How long one run may take, such as 500ms, 30s or 5m
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, allow_hyphen_values = true)]
+    pub(crate) timeout: Option<Duration>,
+    /// How long all attempts and waits together may take
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, allow_hyphen_values = true)]
+    pub(crate) deadline: Option<Duration>,
+    /// How long the call may wait for a slot
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, allow_hyphen_values = true)]
+    pub(crate) queue_timeout: Option<Duration>,
+    /// How long a run may show no output and no progress
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, allow_hyphen_values = true)]
+    pub(crate) silence: Option<Duration>,
+    /// How often a failed run is tried again
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub(crate) retries: Option<u32>,
+    /// How strongly programs are kept apart: none, native, runc, crun, youki, gvisor, firecracker
+    #[arg(long, value_name = "LEVEL")]
+    pub(crate) isolation: Option<Level>,
+    /// How much of a processor programs may use, in thousandths of a core
+    #[arg(long, value_name = "MILLI", value_parser = clap::value_parser!(u64).range(1..=1_024_000))]
+    pub(crate) cpu: Option<u64>,
+    /// How much memory programs may use, in megabytes
+    #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=16_777_216))]
+    pub(crate) memory: Option<u64>,
+    /// The folder that tools work in
+    #[arg(long, value_name = "DIR")]
+    pub(crate) workspace: Option<PathBuf>,
+    /// What programs may reach: none, open, or the named hosts
+    #[arg(long, value_name = "none|open|HOST,…")]
+    pub(crate) network: Option<Network>,
+    /// Agree to whatever has to be confirmed
+    #[arg(long)]
+    pub(crate) yes: bool,
+    /// Who goes first when calls wait: low, normal, high or a number from -128 to 127
+    #[arg(long, value_name = "P", default_value = "normal", allow_hyphen_values = true)]
+    pub(crate) priority: Priority,
+    /// The agent on whose behalf the call is made
+    #[arg(long, value_name = "DID", default_value = "local", help_heading = ON_BEHALF)]
+    pub(crate) agent: String,
+    /// The session that the call is part of
+    #[arg(long, value_name = "ID", help_heading = ON_BEHALF)]
+    pub(crate) session: Option<String>,
+    /// See only tools without a scope or with this one; may be repeated [default: every tool]
+    #[arg(long, value_name = "SCOPE", help_heading = ON_BEHALF)]
+    pub(crate) scope: Vec<String>,
+    /// Hold only this permission; may be repeated [default: every permission]
+    #[arg(long, value_name = "PERMISSION", help_heading = ON_BEHALF)]
+    pub(crate) permission: Vec<String>,
+    /// The plan whose limits hold
+    #[arg(long, value_name = "NAME", help_heading = ON_BEHALF)]
+    pub(crate) plan: Option<String>,
+    /// A word that comes back in the result; may be repeated
+    #[arg(long, value_name = "WORD")]
+    pub(crate) label: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct ToolsArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<ToolsCommand>,
+    /// Only tools of this category
+    #[arg(long)]
+    pub(crate) category: Option<String>,
+    /// Only tools that an agent with this scope sees
+    #[arg(long)]
+    pub(crate) scope: Option<String>,
+    /// Only tools from here, such as builtin or command
+    #[arg(long)]
+    pub(crate) provider: Option<String>,
+    /// Only tools that change nothing
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    /// Only tools with these words in their name, title or description
+    #[arg(long)]
+    pub(crate) text: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ToolsCommand {
+    /// Print a tool's definition with its schema
+    Show {
+        /// The tool's name
+        name: String,
+    },
+    /// Check a manifest and print everything that is wrong with it
+    Check {
+        /// The manifest, in TOML or JSON
+        file: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InitArgs {
+    /// Replace a wieldy.toml that is there already
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConfigArgs {
+    #[command(subcommand)]
+    pub(crate) command: ConfigCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Print every value and where it comes from
+    Show,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        super::Arguments::command().debug_assert();
+    }
+}

@@ -1,0 +1,174 @@
+//! From a configuration to an executor: the one place where the parts are plugged together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, anyhow};
+use wieldy::{
+    CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FolderArtifacts, Manifest, ManifestError,
+    ManifestTool, Problem, SharedTool, Unbound,
+};
+
+use crate::config::{Config, Environment, Origin};
+use crate::exit::Failure;
+
+/// The executor that the configuration describes, with all tools.
+pub(crate) fn executor(
+    config: &Config,
+    environment: &Environment,
+    confirmer: Option<Arc<dyn Confirmer>>,
+) -> Result<Executor, Failure> {
+    let mut builder = builder(config, environment)?.tools(manifest_tools(config, environment)?);
+    builder.confirmer = confirmer;
+    if let Some(artifacts) = artifacts(config)? {
+        builder.artifacts = Arc::new(artifacts);
+    }
+    builder.build().map_err(Failure::usage)
+}
+
+/// The same to look at and not to run: nothing is written anywhere.
+pub(crate) fn catalogue(config: &Config, environment: &Environment) -> Result<Executor, Failure> {
+    builder(config, environment)?.tools(manifest_tools(config, environment)?).build().map_err(Failure::usage)
+}
+
+/// Where large outputs are kept on disk, if anywhere. A folder that somebody named must be usable; without the usual
+/// one everything but the keeping still works.
+fn artifacts(config: &Config) -> Result<Option<FolderArtifacts>, Failure> {
+    if config.state.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    match FolderArtifacts::open(&config.state) {
+        Ok(artifacts) => Ok(Some(artifacts)),
+        Err(error) if config.origin("state") == Some(&Origin::Default) => {
+            tracing::warn!(error = &error as &dyn std::error::Error, "large outputs are not kept after this command");
+            Ok(None)
+        }
+        Err(error) => Err(Failure::broken(error).hint("`--state DIR` or the key `state` names another folder")),
+    }
+}
+
+/// The executor without tools of one's own: what a manifest is checked against.
+pub(crate) fn executor_of_built_ins(config: &Config, environment: &Environment) -> Result<Executor, Failure> {
+    builder(config, environment)?.build().map_err(Failure::usage)
+}
+
+fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder, Failure> {
+    let hint = "`--workspace DIR` or the key `workspace` names another folder";
+    let mut builder = wieldy::builder_with(&config.workspace, program_environment(config, environment))
+        .map_err(|error| Failure::usage(error).hint(hint))?;
+    for (name, plan) in &config.plans {
+        builder.policy = builder.policy.with_plan(name, *plan);
+    }
+    builder.confirmation_timeout = config.confirmation_timeout;
+    builder.limits = config.limits;
+    builder.rates = config.rates.clone();
+    builder.breaker = config.breaker;
+    builder.cache_bytes_max = config.cache_bytes_max;
+    builder.timeout = config.timeout;
+    builder.timeouts = config.timeouts.clone();
+    builder.dynamic_timeout = config.dynamic_timeouts.then(DynamicTimeout::default);
+    builder.retry = config.retry;
+    builder.isolation = config.isolation;
+    builder.resource_limits = config.resources;
+    builder.output_bytes_max = config.output_bytes_max;
+    Ok(builder)
+}
+
+/// What programs get of this process's environment: the names that are allowed; one that ends in `*` allows a family.
+fn program_environment(config: &Config, environment: &Environment) -> BTreeMap<String, String> {
+    let is_allowed = |name: &str| {
+        config.shell_environment.iter().any(|allowed| match allowed.strip_suffix('*') {
+            Some(family) => name.starts_with(family),
+            None => name == allowed,
+        })
+    };
+    environment.0.iter().filter(|(name, _)| is_allowed(name)).map(|(n, v)| (n.clone(), v.clone())).collect()
+}
+
+/// The tools of all manifests; where two have the same name, the first one counts.
+fn manifest_tools(config: &Config, environment: &Environment) -> Result<Vec<SharedTool>, Failure> {
+    let (mut tools, mut names) = (Vec::new(), BTreeSet::new());
+    for path in manifest_paths(config, environment)? {
+        let manifest = read_manifest(&path)?.map_err(|error| broken_manifest(&path, &error))?;
+        for tool in manifest.tools {
+            if names.insert(tool.spec.name.clone()) {
+                let line = tool.line;
+                let unusable = |problems| broken_manifest(&path, &ManifestError(problems));
+                tools.push(implement(tool, config, environment).map_err(|problems| unusable(at(line, problems)))?);
+            } else {
+                tracing::warn!(tool = tool.spec.name, file = %path.display(), "an earlier manifest has this tool too");
+            }
+        }
+    }
+    Ok(tools)
+}
+
+fn at(line: Option<usize>, problems: Vec<Problem>) -> Vec<Problem> {
+    problems.into_iter().map(|problem| Problem { line: problem.line.or(line), ..problem }).collect()
+}
+
+/// A tool of a manifest with the program behind it, or everything that is wrong with it.
+pub(crate) fn implement(
+    tool: ManifestTool,
+    config: &Config,
+    environment: &Environment,
+) -> Result<SharedTool, Vec<Problem>> {
+    let (name, line) = (tool.spec.name.clone(), tool.line);
+    let Some(command) = tool.command else {
+        return Ok(Unbound::tool(tool.spec, "a program for it: a manifest of our own form with `command`"));
+    };
+    match CommandTool::new(tool.spec, command, program_environment(config, environment)) {
+        Ok(tool) => Ok(Arc::new(tool)),
+        Err(messages) => {
+            Err(messages.into_iter().map(|message| Problem { line, tool: Some(name.clone()), message }).collect())
+        }
+    }
+}
+
+/// The manifests in the order in which they count: those of the configuration, this folder's, this user's.
+fn manifest_paths(config: &Config, environment: &Environment) -> Result<Vec<PathBuf>, Failure> {
+    let mut paths = config.manifests.clone();
+    let of_user = environment.config_folder().map(|folder| folder.join("tools"));
+    for folder in std::iter::once(PathBuf::from(".wieldy/tools")).chain(of_user) {
+        let Ok(entries) = folder.read_dir() else { continue };
+        let found = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        let mut found: Vec<PathBuf> = found.filter(|path| is_manifest(path)).collect();
+        found.sort_unstable();
+        paths.extend(found);
+    }
+    Ok(paths)
+}
+
+fn is_manifest(path: &Path) -> bool {
+    path.is_file() && path.extension().is_some_and(|extension| extension == "toml" || extension == "json")
+}
+
+/// Reads a manifest: the outer error is that it cannot be read at all, the inner one that it is wrong.
+pub(crate) fn read_manifest(path: &Path) -> Result<Result<Manifest, ManifestError>, Failure> {
+    use std::io::Read;
+    // One byte more than core takes, so that core says what is too large.
+    const BYTES_MAX: u64 = 16 * 1024 * 1024 + 1;
+    let read = || -> anyhow::Result<String> {
+        let mut bytes = Vec::new();
+        std::fs::File::open(path)?.take(BYTES_MAX).read_to_end(&mut bytes)?;
+        String::from_utf8(bytes).map_err(|error| anyhow!("it is not UTF-8 text: {}", error.utf8_error()))
+    };
+    let text =
+        read().with_context(|| format!("cannot read the manifest `{}`", path.display())).map_err(Failure::usage)?;
+    let is_json = path.extension().is_some_and(|extension| extension == "json");
+    Ok(if is_json { Manifest::from_json(&text) } else { Manifest::from_toml(&text) })
+}
+
+fn broken_manifest(path: &Path, error: &ManifestError) -> Failure {
+    let first = error.0.first().map(|problem| place(path, problem)).unwrap_or_default();
+    Failure::usage(anyhow!(first).context(format!("the manifest `{}` cannot be used", path.display())))
+        .hint(format!("`wieldy tools check {}` prints everything that is wrong with it", path.display()))
+}
+
+/// A problem with its place, as compilers print them.
+pub(crate) fn place(path: &Path, problem: &Problem) -> String {
+    let line = problem.line.map(|line| format!(":{line}")).unwrap_or_default();
+    let tool = problem.tool.as_ref().map(|tool| format!("tool `{tool}`: ")).unwrap_or_default();
+    format!("{}{line}: {tool}{}", path.display(), problem.message)
+}

@@ -1,0 +1,151 @@
+//! A tool's arguments from the command line: `key=value`, `key:=json` and `--args`.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, Read};
+
+use anyhow::{Context, anyhow};
+use serde_json::{Map, Value};
+use wieldy::{ARGUMENTS_BYTES_MAX, CallError, Code, parse_arguments};
+
+use crate::exit::Failure;
+
+/// The arguments of both forms together; a pair replaces the same key of `--args`.
+pub(crate) fn arguments(whole: Option<&str>, pairs: &[String]) -> Result<Value, Failure> {
+    let given = match whole {
+        None => Value::Object(Map::new()),
+        Some(text) => parse_arguments(&text_of(text)?).map_err(CallError::from)?,
+    };
+    let mut object = match given {
+        Value::Object(object) => object,
+        // Whoever checks the arguments says what is wrong with them.
+        other if pairs.is_empty() => return Ok(other),
+        _ => return Err(invalid("`--args` is not a JSON object, so nothing can be added to it".into())),
+    };
+    let mut seen = HashSet::new();
+    for pair in pairs {
+        let (key, value) = read_pair(pair)?;
+        if !seen.insert(key) {
+            return Err(Failure::usage(anyhow!("the argument `{key}` is given twice")));
+        }
+        object.insert(key.to_owned(), value);
+    }
+    Ok(Value::Object(object))
+}
+
+/// `key=value` or `key:=json`. The first `=` counts, so values may have others.
+fn read_pair(pair: &str) -> Result<(&str, Value), Failure> {
+    let wrong = || {
+        let hint = "arguments are written key=value, or key:=json for numbers, lists and objects";
+        Err(Failure::usage(anyhow!("`{pair}` is not an argument")).hint(hint))
+    };
+    let Some((key, value)) = pair.split_once('=') else { return wrong() };
+    let (key, value) = match key.strip_suffix(':') {
+        None => (key, Value::String(value.to_owned())),
+        Some(key) => {
+            let read = serde_json::from_str(value);
+            (key, read.map_err(|error| invalid(format!("the argument `{key}` is not JSON: {error}")))?)
+        }
+    };
+    if key.is_empty() { wrong() } else { Ok((key, value)) }
+}
+
+/// The text itself, or that of the file or standard input which it names.
+fn text_of(text: &str) -> Result<String, Failure> {
+    if text == "-" {
+        return bounded(io::stdin().lock(), "standard input");
+    }
+    let Some(path) = text.strip_prefix('@') else { return Ok(text.to_owned()) };
+    let file = File::open(path).with_context(|| format!("cannot read the arguments from `{path}`"));
+    bounded(file.map_err(Failure::usage)?, path)
+}
+
+/// Reads no more than arguments may have, however much there is.
+fn bounded(source: impl Read, name: &str) -> Result<String, Failure> {
+    let mut bytes = Vec::new();
+    source
+        .take(ARGUMENTS_BYTES_MAX as u64 + 1)
+        .read_to_end(&mut bytes)
+        .with_context(|| format!("cannot read the arguments from `{name}`"))
+        .map_err(Failure::usage)?;
+    if bytes.len() > ARGUMENTS_BYTES_MAX {
+        return Err(invalid(format!("the arguments are too large: at most {ARGUMENTS_BYTES_MAX} bytes")));
+    }
+    String::from_utf8(bytes).map_err(|error| invalid(format!("the arguments are not UTF-8: {}", error.utf8_error())))
+}
+
+fn invalid(message: String) -> Failure {
+    CallError::new(Code::ValidationFailed, message).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exit::{Exit, Why};
+
+    fn told(whole: Option<&str>, pairs: &[&str]) -> Result<String, (Exit, String)> {
+        let pairs: Vec<String> = pairs.iter().map(|pair| (*pair).to_owned()).collect();
+        arguments(whole, &pairs).map(|value| value.to_string()).map_err(|failure| match failure.why {
+            Why::Own(error) => (failure.exit, error.to_string()),
+            Why::Call(error) => (failure.exit, error.message),
+        })
+    }
+
+    #[test]
+    fn pairs_are_texts_or_json_and_replace_what_is_given_whole() {
+        assert_eq!(
+            told(None, &["a=1", "b:=1", "c=x=y", "d:=[\"=\"]", "e="]).unwrap(),
+            r#"{"a":"1","b":1,"c":"x=y","d":["="],"e":""}"#
+        );
+        assert_eq!(told(Some(r#"{"a":1,"b":2}"#), &["a=x"]).unwrap(), r#"{"a":"x","b":2}"#);
+        assert_eq!(told(Some(""), &[]).unwrap(), "{}");
+        assert_eq!(told(Some("[1]"), &[]).unwrap(), "[1]", "whoever validates says what is wrong");
+    }
+
+    #[test]
+    fn what_cannot_be_read_says_why() {
+        for (whole, pairs, exit, message) in [
+            (None, vec!["a"], Exit::WrongUsage, "`a` is not an argument"),
+            (None, vec!["=1"], Exit::WrongUsage, "`=1` is not an argument"),
+            (None, vec![":=1"], Exit::WrongUsage, "`:=1` is not an argument"),
+            (None, vec!["a=1", "a:=2"], Exit::WrongUsage, "the argument `a` is given twice"),
+            (
+                None,
+                vec!["a:={"],
+                Exit::InvalidCall,
+                "the argument `a` is not JSON: EOF while parsing an object at line 1 column 1",
+            ),
+            (
+                Some("{"),
+                vec![],
+                Exit::InvalidCall,
+                "the arguments are not JSON: EOF while parsing an object at line 1 column 1",
+            ),
+            (
+                Some("[]"),
+                vec!["a=1"],
+                Exit::InvalidCall,
+                "`--args` is not a JSON object, so nothing can be added to it",
+            ),
+            (Some("@/no/such"), vec![], Exit::WrongUsage, "cannot read the arguments from `/no/such`"),
+        ] {
+            assert_eq!(told(whole, &pairs), Err((exit, message.to_owned())));
+        }
+        let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
+        let (exit, message) = told(Some(&deep), &[]).unwrap_err();
+        assert_eq!(
+            (exit, message.as_str()),
+            (Exit::InvalidCall, "the arguments are not JSON: recursion limit exceeded at line 1 column 128")
+        );
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_pair_is_taken_apart_at_its_first_sign_or_refused(pair in "\\PC{0,40}") {
+            if let Ok((key, Value::String(value))) = read_pair(&pair) {
+                let (as_text, as_json) = (format!("{key}={value}"), format!("{key}:="));
+                proptest::prop_assert!(pair == as_text || pair.starts_with(&as_json));
+            }
+        }
+    }
+}

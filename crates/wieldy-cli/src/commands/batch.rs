@@ -1,0 +1,215 @@
+//! `wieldy batch`: several calls together, from a file or standard input.
+
+use std::convert::Infallible;
+use std::fs::File;
+use std::io::{self, IsTerminal, Read};
+
+use anyhow::{Context, anyhow};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde::Deserialize;
+use serde_json::Value;
+use wieldy::name::hint_for_unknown_key;
+use wieldy::{Batch, BatchCall, BatchId, BatchResult, Call, Executor, Seen, ToolResult};
+
+use super::request;
+use crate::args::BatchArgs;
+use crate::config::{Config, Environment};
+use crate::exit::{Exit, Failure};
+use crate::interrupt::Interrupts;
+use crate::output::{Printer, counted, hint_for, shown, shown_in_line};
+use crate::{assemble, confirm, log};
+
+/// How large a batch may be, written as JSON.
+const BATCH_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
+/// A call of a batch as people write it.
+#[derive(Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    id: Option<String>,
+    tool: String,
+    #[serde(default)]
+    arguments: Value,
+    #[serde(default)]
+    after: Vec<String>,
+}
+
+pub(crate) async fn run(
+    args: &BatchArgs,
+    config: &Config,
+    environment: &Environment,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    let entries = read(&args.file)?;
+    let progress = progress_bar(entries.len());
+    let confirmer = confirm::confirmer(args.run.yes, printer, &progress);
+    let executor = assemble::executor(config, environment, confirmer)?;
+    request::warn_of_no_isolation(config, printer);
+
+    let options = request::options(&args.run);
+    let calls = entries.into_iter().map(|entry| BatchCall {
+        call: Call { call_id: entry.id, ..Call::new(entry.tool, entry.arguments).with(options.clone()) },
+        after: entry.after,
+    });
+    let batch = Batch {
+        calls: calls.collect(),
+        caller: request::caller(&args.run),
+        mode: args.mode,
+        max_concurrency: args.max_concurrency as usize,
+        stop_on_error: args.stop_on_error,
+    };
+
+    let mut interrupts = Interrupts::listen()?;
+    let work = async {
+        let (id, result) = executor.spawn_batch(batch);
+        let cancel = || _ = executor.cancel(id);
+        let shown = follow(&executor, id, &progress);
+        // The bar goes with the batch: nobody waits for it.
+        let result = async {
+            tokio::select! { result = result => result, never = shown => match never {} }
+        };
+        interrupts.watch(result, cancel, printer).await
+    };
+    let result = log::with_events(&executor, work).await;
+    progress.finish_and_clear();
+    let result = result?;
+    print(&result, printer)?;
+    let first_failed = result.results.iter().find_map(|result| result.error.as_ref());
+    Ok(first_failed.map_or(Exit::Success, Exit::of))
+}
+
+/// A bar on standard error, where somebody sees it.
+fn progress_bar(calls: usize) -> ProgressBar {
+    if !io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {wide_msg}").expect("the template is a constant");
+    ProgressBar::with_draw_target(Some(calls as u64), ProgressDrawTarget::stderr()).with_style(style)
+}
+
+/// Moves the bar with every call that ends, for as long as it is polled.
+async fn follow(executor: &Executor, id: BatchId, progress: &ProgressBar) -> Infallible {
+    let mut events = executor.observe_batch(id);
+    while let Some(seen) = events.next().await {
+        if let Seen::Event(event) = seen
+            && event.body.closing().is_some()
+        {
+            progress.set_message(event.subject.tool.as_deref().map(shown_in_line).unwrap_or_default());
+            progress.inc(1);
+        }
+    }
+    std::future::pending().await
+}
+
+/// Prints a block per call, in the order of the calls, or with `--json` everything at once.
+fn print(batch: &BatchResult, printer: &Printer) -> Result<(), Failure> {
+    if printer.json {
+        printer.json(batch)?;
+    } else {
+        for (place, result) in batch.results.iter().enumerate() {
+            let id = result.call_id.as_deref().map_or_else(|| format!("#{}", place + 1), shown_in_line);
+            printer.line(&format!("[{id}] {}: {}", shown_in_line(&result.tool), result.status))?;
+            print_answer(result, printer)?;
+        }
+    }
+    let summary = &batch.summary;
+    printer.tell(&format!(
+        "{} in {:.1} ms: {} succeeded, {} failed, {} skipped",
+        counted(summary.total, "call"),
+        summary.duration_ms,
+        summary.succeeded,
+        summary.failed,
+        summary.skipped
+    ));
+    Ok(())
+}
+
+fn print_answer(result: &ToolResult, printer: &Printer) -> Result<(), Failure> {
+    let text = result.text();
+    printer.tool_text(&text)?;
+    // The next block begins on a line of its own, whoever reads.
+    if !text.is_empty() && !text.ends_with('\n') && !io::stdout().is_terminal() {
+        printer.line("")?;
+    }
+    if let Some(error) = &result.error {
+        printer.line(&format!("error[{}]: {}", error.code, shown(&error.message)))?;
+        if let Some(hint) = hint_for(error, &result.tool) {
+            printer.line(&format!("hint: {}", shown(&hint)))?;
+        }
+    }
+    Ok(())
+}
+
+fn read(file: &str) -> Result<Vec<Entry>, Failure> {
+    let mut text = String::new();
+    let read = match file {
+        "-" => io::stdin().lock().take(BATCH_BYTES_MAX + 1).read_to_string(&mut text),
+        path => File::open(path).and_then(|file| file.take(BATCH_BYTES_MAX + 1).read_to_string(&mut text)),
+    };
+    let name = if file == "-" { "standard input" } else { file };
+    read.with_context(|| format!("cannot read the batch from `{name}`")).map_err(Failure::usage)?;
+    if text.len() as u64 > BATCH_BYTES_MAX {
+        return Err(Failure::usage(anyhow!("the batch in `{name}` is larger than {BATCH_BYTES_MAX} bytes")));
+    }
+    parse(&text).map_err(|(line, message)| {
+        let hint = hint_for_unknown_key(&message);
+        Failure { hint, ..Failure::usage(anyhow!("{name}:{line}: {message}")) }
+    })
+}
+
+/// The calls of a JSON array, or of one object per line; or the line of the first mistake, and what it is.
+fn parse(text: &str) -> Result<Vec<Entry>, (usize, String)> {
+    let said = |error: &serde_json::Error| {
+        let text = error.to_string();
+        text.rsplit_once(" at line ").map_or(text.clone(), |(said, _)| said.to_owned())
+    };
+    if text.trim_start().starts_with('[') {
+        return serde_json::from_str(text).map_err(|error| (error.line(), said(&error)));
+    }
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    lines.map(|(index, line)| serde_json::from_str(line).map_err(|error| (index + 1, said(&error)))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_array_and_lines_are_the_same_batch() {
+        let array = r#"[{"id":"a","tool":"Read","arguments":{"path":"x"}},
+                        {"tool":"List","after":["a"]}]"#;
+        let lines = "{\"id\":\"a\",\"tool\":\"Read\",\"arguments\":{\"path\":\"x\"}}\n\n{\"tool\":\"List\",\"after\":[\"a\"]}\n";
+        assert_eq!(parse(array), parse(lines));
+        assert_eq!(parse(array).unwrap().len(), 2);
+        assert_eq!(parse(" \n"), Ok(Vec::new()));
+    }
+
+    #[test]
+    fn a_mistake_is_told_with_its_line() {
+        for (text, line, message) in [
+            (
+                "[{\"tool\":\"a\"},\n{\"tol\":\"b\"}]",
+                2,
+                "unknown field `tol`, expected one of `id`, `tool`, `arguments`, `after`",
+            ),
+            ("{\"tool\":\"a\"}\n{\"id\":\"b\"}", 2, "missing field `tool`"),
+            ("{\"tool\":\"a\"}\n\n{tool}", 3, "key must be a string"),
+            ("{\"tool\":5}", 1, "invalid type: integer `5`, expected a string"),
+            ("[{\"tool\":\"a\"}", 1, "EOF while parsing a list"),
+            ("hello", 1, "expected value"),
+        ] {
+            assert_eq!(parse(text), Err((line, message.to_owned())), "{text}");
+        }
+        let deep = format!("{{\"tool\":\"a\",\"arguments\":{}", "[".repeat(10_000));
+        assert_eq!(parse(&deep), Err((1, "recursion limit exceeded".to_owned())));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_makes_reading_a_batch_panic(text in "[\\[{]?(\\PC|[\\n{}\\[\\]:,\"]){0,60}") {
+            if let Err((line, _)) = parse(&text) {
+                proptest::prop_assert!(line <= text.lines().count().max(1) + 1);
+            }
+        }
+    }
+}

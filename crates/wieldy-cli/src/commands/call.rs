@@ -1,0 +1,63 @@
+//! `wieldy call`: one call, and what the tool answered.
+
+use std::sync::Arc;
+
+use anyhow::anyhow;
+use indicatif::ProgressBar;
+use wieldy::{Call, Content, ToolResult};
+
+use super::arguments::arguments;
+use super::request;
+use crate::args::CallArgs;
+use crate::config::{Config, Environment};
+use crate::exit::{Exit, Failure};
+use crate::interrupt::Interrupts;
+use crate::output::{Printer, counted};
+use crate::{assemble, confirm, log};
+
+pub(crate) async fn run(
+    args: &CallArgs,
+    config: &Config,
+    environment: &Environment,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    if args.in_background {
+        let told = anyhow!("`--async` needs a running server, which this version does not have");
+        return Err(Failure::usage(told).hint("without `--async` the command waits for the result"));
+    }
+    let arguments = arguments(args.args.as_deref(), &args.pairs)?;
+    let confirmer = confirm::confirmer(args.run.yes, printer, &ProgressBar::hidden());
+    let executor = assemble::executor(config, environment, confirmer)?;
+    request::warn_of_no_isolation(config, printer);
+
+    let mut options = request::options(&args.run);
+    options.require_confirmation = args.confirm;
+    options.idempotency_key.clone_from(&args.idempotency_key);
+    let caller = request::caller(&args.run);
+    let call = Call::new(&args.tool, arguments).by(Arc::clone(&caller)).with(options);
+
+    let mut interrupts = Interrupts::listen()?;
+    let work = async {
+        let id = executor.spawn(call);
+        let cancel = || _ = executor.cancel(id);
+        interrupts.watch(executor.wait(id, &caller), cancel, printer).await
+    };
+    let result = log::with_events(&executor, work).await.expect("a call that was just begun is known");
+    print(&result, printer)?;
+    Ok(result.error.as_ref().map_or(Exit::Success, Exit::of))
+}
+
+/// Prints the tool's text, of a failed run too, or with `--json` the whole result.
+fn print(result: &ToolResult, printer: &Printer) -> Result<(), Failure> {
+    if printer.json {
+        printer.json(result)?;
+    } else {
+        printer.tool_text(&result.text())?;
+        let left_out = result.content.iter().filter(|block| !matches!(block, Content::Text { .. })).count();
+        if left_out > 0 {
+            printer.tell(&format!("left out what is not text: {}; `--json` has it", counted(left_out, "block")));
+        }
+    }
+    printer.call_error(result);
+    Ok(())
+}

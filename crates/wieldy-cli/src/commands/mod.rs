@@ -1,0 +1,11 @@
+//! One file per command.
+
+pub(crate) mod batch;
+pub(crate) mod call;
+pub(crate) mod completions;
+pub(crate) mod config;
+pub(crate) mod init;
+pub(crate) mod tools;
+
+mod arguments;
+mod request;

@@ -1,0 +1,201 @@
+//! `wieldy tools`: which tools there are, what one declares, and whether a manifest is in order.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use serde_json::json;
+use wieldy::{CallError, Caller, Problem, ToolFilter, ToolSpec};
+
+use crate::args::ToolsArgs;
+use crate::assemble;
+use crate::config::{Config, Environment};
+use crate::exit::{Exit, Failure};
+use crate::output::{Printer, counted, hint_for, shown, shown_in_line};
+
+/// Lists tools, one per line.
+pub(crate) fn list(
+    args: &ToolsArgs,
+    config: &Config,
+    environment: &Environment,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    let executor = assemble::catalogue(config, environment)?;
+    let filter = ToolFilter {
+        category: args.category.clone(),
+        scope: args.scope.clone(),
+        provider: args.provider.clone(),
+        read_only: args.read_only.then_some(true),
+        text: args.text.clone(),
+    };
+    let tools = executor.registry().list(&Caller::local(), &filter);
+    if printer.json {
+        let specs: Vec<&ToolSpec> = tools.iter().map(|tool| tool.spec()).collect();
+        printer.json(&specs)?;
+        return Ok(Exit::Success);
+    }
+    let specs: Vec<&ToolSpec> = tools.iter().map(|tool| tool.spec()).collect();
+    printer.data(table(&specs, printer.width()).as_bytes())?;
+    if specs.is_empty() {
+        printer.tell("no tool fits");
+    }
+    Ok(Exit::Success)
+}
+
+/// Name, category, whether it only reads, and the first sentence of what it does; each line within `width`.
+fn table(specs: &[&ToolSpec], width: usize) -> String {
+    let rows: Vec<[String; 4]> = specs
+        .iter()
+        .map(|spec| {
+            let reads = if spec.annotations.read_only { "reads" } else { "writes" };
+            let about = shown_in_line(first_sentence(&spec.description));
+            [shown_in_line(&spec.name), shown_in_line(&spec.category), reads.to_owned(), about]
+        })
+        .collect();
+    let longest = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
+    let widths = [longest(0), longest(1), longest(2)];
+    let mut text = String::new();
+    for [name, category, reads, about] in &rows {
+        let line =
+            format!("{name:a$}  {category:b$}  {reads:c$}  {about}", a = widths[0], b = widths[1], c = widths[2]);
+        let line = line.trim_end();
+        if line.chars().count() > width {
+            let cut: String = line.chars().take(width.saturating_sub(1)).collect();
+            text.push_str(&cut);
+            text.push('…');
+        } else {
+            text.push_str(line);
+        }
+        text.push('\n');
+    }
+    text
+}
+
+fn first_sentence(description: &str) -> &str {
+    let line = description.trim().lines().next().unwrap_or_default();
+    line.split_once(". ").map_or(line, |(sentence, _)| sentence).trim_end_matches('.')
+}
+
+/// Prints one definition.
+pub(crate) fn show(name: &str, config: &Config, environment: &Environment, printer: &Printer) -> Result<Exit, Failure> {
+    let executor = assemble::catalogue(config, environment)?;
+    let tool = executor.registry().find(name, &Caller::local()).map_err(|not_found| {
+        let error = CallError::from(not_found);
+        Failure { hint: hint_for(&error, name), ..Failure::from(error) }
+    })?;
+    if printer.json {
+        printer.json(tool.spec())?;
+    } else {
+        printer.data(description(tool.spec()).as_bytes())?;
+    }
+    Ok(Exit::Success)
+}
+
+/// A definition in words; what it does not say is left out.
+fn description(spec: &ToolSpec) -> String {
+    let annotations = spec.annotations;
+    let promises: Vec<&str> = [
+        (annotations.read_only, "read-only"),
+        (annotations.destructive, "destructive"),
+        (annotations.idempotent, "idempotent"),
+        (annotations.open_world, "open world"),
+    ]
+    .into_iter()
+    .filter_map(|(holds, name)| holds.then_some(name))
+    .collect();
+    let seconds = |time: Option<std::time::Duration>| time.map(|time| format!("{} s", time.as_secs_f64()));
+    let footprint = spec.footprint.clone().unwrap_or_default();
+    let facts = [
+        ("title", spec.title.clone()),
+        ("category", Some(spec.category.clone())),
+        ("provider", Some(spec.provider.to_string())),
+        ("version", Some(spec.version.clone())),
+        ("aliases", listed(&spec.aliases)),
+        ("promises", (!promises.is_empty()).then(|| promises.join(", "))),
+        ("reads", listed(&footprint.reads)),
+        ("writes", listed(&footprint.writes)),
+        ("permissions", listed(&spec.required_permissions)),
+        ("scopes", listed(&spec.agent_scopes)),
+        ("confirmation", spec.requires_confirmation.then(|| "each time".to_owned())),
+        ("timeout", seconds(spec.constraints.timeout)),
+        ("timeout at most", seconds(spec.constraints.timeout_max)),
+        ("cached for", seconds(spec.cache.map(|cache| cache.ttl))),
+    ];
+    let mut text = format!("{}: {}\n\n", shown_in_line(&spec.name), shown(&spec.description));
+    for (name, fact) in facts {
+        if let Some(fact) = fact {
+            let _ = writeln!(text, "{:16} {}", format!("{name}:"), shown_in_line(&fact));
+        }
+    }
+    let schema = serde_json::to_string_pretty(&spec.input_schema).expect("a schema is plain data");
+    let schema: Vec<String> = schema.lines().map(shown_in_line).collect();
+    let _ = writeln!(text, "\n{}", schema.join("\n"));
+    text
+}
+
+fn listed(names: &[String]) -> Option<String> {
+    (!names.is_empty()).then(|| names.join(", "))
+}
+
+/// Checks a manifest and tells everything that is wrong with it.
+pub(crate) fn check(
+    file: &Path,
+    config: &Config,
+    environment: &Environment,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    let (names, problems) = match assemble::read_manifest(file)? {
+        Err(error) => (Vec::new(), error.0),
+        Ok(manifest) => {
+            let executor = assemble::executor_of_built_ins(config, environment)?;
+            let (mut names, mut problems) = (Vec::new(), Vec::new());
+            for tool in manifest.tools {
+                let (name, line) = (tool.spec.name.clone(), tool.line);
+                let refused = |error: wieldy::RegisterError| {
+                    vec![Problem {
+                        line,
+                        tool: Some(name.clone()),
+                        message: format!("{:#}", anyhow::Error::new(error)),
+                    }]
+                };
+                let registered = assemble::implement(tool, config, environment)
+                    .and_then(|tool| executor.register(tool).map_err(refused));
+                problems.extend(registered.err().into_iter().flatten());
+                names.push(name);
+            }
+            (names, problems)
+        }
+    };
+    if printer.json {
+        let told: Vec<_> = problems
+            .iter()
+            .map(|problem| json!({"line": problem.line, "tool": problem.tool, "message": problem.message}))
+            .collect();
+        printer.json(&json!({"file": file, "ok": problems.is_empty(), "tools": names, "problems": told}))?;
+    } else if problems.is_empty() {
+        let names: Vec<String> = names.iter().map(|name| shown_in_line(name)).collect();
+        let file = shown_in_line(&file.to_string_lossy());
+        let listed = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
+        printer.line(&format!("{file}: {}{listed}", counted(names.len(), "tool")))?;
+    }
+    for problem in &problems {
+        printer.tell(&shown(&assemble::place(file, problem)));
+    }
+    Ok(if problems.is_empty() { Exit::Success } else { Exit::WrongUsage })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_lines_up_and_fits() {
+        let mut long = ToolSpec::new("Longer", "Does this. And that.").category("files").read_only();
+        long.description = "Looks at something that needs many words. Really.".into();
+        let short = ToolSpec::new("a\u{1b}", "x");
+        assert_eq!(
+            table(&[&long, &short], 40),
+            "Longer   files    reads   Looks at some…\na\\u{1b}  general  writes  x\n"
+        );
+        assert_eq!(table(&[&short], usize::MAX), "a\\u{1b}  general  writes  x\n");
+    }
+}

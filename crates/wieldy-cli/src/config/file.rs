@@ -1,0 +1,206 @@
+//! The configuration as people write it, and the defaults for everything that they do not.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use wieldy::{Backoff, BreakerPolicy, ExecutorBuilder, Level, Limits, Per, RateKind, ResourceLimits, RetryPolicy};
+
+use super::value::{Bytes, BytesOrNone, Count, CountOrNone, Megabytes, Time, Whole};
+
+const MEGABYTE: u64 = 1024 * 1024;
+
+macro_rules! section {
+    ($(#[doc = $doc:literal] $name:ident { $($key:ident: $type:ty,)+ })+) => {$(
+        #[doc = $doc]
+        #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+        #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+        pub(crate) struct $name {
+            $(#[serde(skip_serializing_if = "Option::is_none")] pub(crate) $key: Option<$type>,)+
+        }
+    )+};
+}
+
+section! {
+    /// The whole file. A key that is absent is left to the next layer.
+    FileConfig {
+        workspace: PathBuf,
+        state: PathBuf,
+        log: LogLevel,
+        isolation: Level,
+        rates: Vec<FileRate>,
+        limits: FileLimits,
+        timeouts: FileTimeouts,
+        retry: FileRetry,
+        breaker: FileBreaker,
+        cache: FileCache,
+        resources: FileResources,
+        output: FileOutput,
+        confirm: FileConfirm,
+        shell: FileShell,
+        tools: FileTools,
+        plans: BTreeMap<String, FilePlan>,
+    }
+    /// How many calls may run and wait.
+    FileLimits {
+        calls_running_max: Count,
+        calls_running_per_agent_max: Count,
+        calls_waiting_max: CountOrNone,
+        queue_timeout: Time,
+    }
+    /// How long runs may take.
+    FileTimeouts {
+        default: Time,
+        dynamic: bool,
+        tools: BTreeMap<String, Time>,
+    }
+    /// How failed runs are repeated.
+    FileRetry {
+        retries: Whole<0, 100>,
+        base: Time,
+        cap: Time,
+        backoff: FileBackoff,
+    }
+    /// When a failing tool is left alone.
+    FileBreaker {
+        failures_max: CountOrNone,
+        open_for: Time,
+    }
+    /// How many answers are kept.
+    FileCache {
+        bytes_max: BytesOrNone,
+    }
+    /// What programs may use.
+    FileResources {
+        cpu_millicores: Count,
+        memory_mb: Megabytes,
+        processes: Count,
+        open_files: Count,
+        disk_mb: Megabytes,
+        output_mb: Megabytes,
+    }
+    /// How much text comes back in a result.
+    FileOutput {
+        bytes_max: Bytes,
+    }
+    /// How long a question to a person stands.
+    FileConfirm {
+        timeout: Time,
+    }
+    /// What programs are told of this process's environment.
+    FileShell {
+        environment: Vec<String>,
+    }
+    /// Where tools of one's own are.
+    FileTools {
+        manifests: Vec<PathBuf>,
+    }
+    /// What a plan allows; a key that is absent means no limit.
+    FilePlan {
+        batch_max: Count,
+        parallel_max: Count,
+        full_events: bool,
+    }
+}
+
+/// So many calls in so much time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct FileRate {
+    pub(crate) per: Per,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tool: Option<String>,
+    pub(crate) calls: Count,
+    pub(crate) window: Time,
+    #[serde(default = "rate")]
+    pub(crate) kind: RateKind,
+}
+
+fn rate() -> RateKind {
+    RateKind::Rate
+}
+
+/// How delays grow from one repetition to the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum FileBackoff {
+    Exponential,
+    Linear,
+}
+
+/// How much is said on standard error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+impl FileConfig {
+    /// What holds where nobody says anything: the executor's own defaults, and those of the command line.
+    pub(crate) fn defaults(state: PathBuf) -> Self {
+        let (limits, retry, breaker) = (Limits::default(), RetryPolicy::default(), BreakerPolicy::default());
+        let (executor, resources) = (ExecutorBuilder::default(), ResourceLimits::DEFAULT);
+        let megabytes = |bytes: Option<u64>| bytes.map(|bytes| Whole(bytes / MEGABYTE));
+        let environment = ["PATH", "HOME", "USER", "LANG", "LC_*", "TERM", "TZ", "TMPDIR"];
+        Self {
+            workspace: Some(".".into()),
+            state: Some(state),
+            log: Some(LogLevel::Warn),
+            isolation: Some(executor.isolation),
+            rates: Some(Vec::new()),
+            limits: Some(FileLimits {
+                calls_running_max: Some(Whole(limits.calls_running_max.into())),
+                calls_running_per_agent_max: Some(Whole(limits.calls_running_per_agent_max.into())),
+                calls_waiting_max: Some(Whole(limits.calls_waiting_max as u64)),
+                queue_timeout: Some(Time(limits.queue_timeout)),
+            }),
+            timeouts: Some(FileTimeouts {
+                default: Some(Time(executor.timeout)),
+                dynamic: Some(executor.dynamic_timeout.is_some()),
+                tools: Some(BTreeMap::new()),
+            }),
+            retry: Some(FileRetry {
+                retries: Some(Whole(retry.retries.into())),
+                base: Some(Time(retry.base)),
+                cap: Some(Time(retry.cap)),
+                backoff: Some(match retry.backoff {
+                    Backoff::Exponential => FileBackoff::Exponential,
+                    Backoff::Linear => FileBackoff::Linear,
+                }),
+            }),
+            breaker: Some(FileBreaker {
+                failures_max: Some(Whole(breaker.failures_max.into())),
+                open_for: Some(Time(breaker.open_for)),
+            }),
+            cache: Some(FileCache { bytes_max: Some(Whole(executor.cache_bytes_max)) }),
+            resources: Some(FileResources {
+                cpu_millicores: resources.cpu_millicores.map(Whole),
+                memory_mb: megabytes(resources.memory_bytes),
+                processes: resources.processes.map(Whole),
+                open_files: resources.open_files.map(Whole),
+                disk_mb: megabytes(resources.disk_bytes),
+                output_mb: megabytes(resources.output_bytes),
+            }),
+            output: Some(FileOutput { bytes_max: Some(Whole(executor.output_bytes_max)) }),
+            confirm: Some(FileConfirm { timeout: Some(Time(executor.confirmation_timeout)) }),
+            shell: Some(FileShell { environment: Some(environment.map(str::to_owned).to_vec()) }),
+            tools: Some(FileTools { manifests: Some(Vec::new()) }),
+            plans: Some(BTreeMap::new()),
+        }
+    }
+
+    /// Paths in a file mean the same wherever the command is started: they begin at the file's folder.
+    pub(crate) fn begin_paths_at(&mut self, folder: &std::path::Path) {
+        let manifests = self.tools.iter_mut().flat_map(|tools| &mut tools.manifests).flatten();
+        for path in self.workspace.iter_mut().chain(&mut self.state).chain(manifests) {
+            if path.is_relative() && !folder.as_os_str().is_empty() {
+                *path = folder.join(&*path);
+            }
+        }
+    }
+}

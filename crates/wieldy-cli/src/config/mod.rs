@@ -1,0 +1,293 @@
+//! The configuration: layers of what people wrote become [`Config`], what the program uses.
+//!
+//! Weakest first: defaults, one file, environment, flags. The file is the first of `--config FILE`, `$WIELDY_CONFIG`,
+//! `./wieldy.toml` and `~/.config/wieldy/wieldy.toml`; only the last two may be missing.
+
+mod file;
+mod layers;
+mod value;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::Read;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use tracing::level_filters::LevelFilter;
+use wieldy::{Backoff, BreakerPolicy, Level, Limits, Plan, Rate, ResourceLimits, RetryPolicy};
+
+use crate::exit::Failure;
+use file::{FileBackoff, FileConfig, FilePlan, FileRate, LogLevel};
+use layers::{CONFIG_VARIABLE, ConfigError, Layers};
+use value::{Time, Whole};
+
+pub(crate) use layers::Origin;
+
+/// What `wieldy init` writes: every key with its default, as a comment.
+pub(crate) const TEMPLATE: &str = include_str!("template.toml");
+/// The file that is looked for in the current folder.
+pub(crate) const FILE_NAME: &str = "wieldy.toml";
+
+/// How large a configuration may be.
+const FILE_BYTES_MAX: u64 = 1024 * 1024;
+
+/// Everything that can be set, resolved.
+#[derive(Debug)]
+pub(crate) struct Config {
+    pub(crate) workspace: PathBuf,
+    /// Where large outputs are kept; empty means in memory.
+    pub(crate) state: PathBuf,
+    pub(crate) log: LevelFilter,
+    pub(crate) isolation: Level,
+    pub(crate) limits: Limits,
+    pub(crate) timeout: Duration,
+    pub(crate) timeouts: HashMap<String, Duration>,
+    pub(crate) dynamic_timeouts: bool,
+    pub(crate) retry: RetryPolicy,
+    pub(crate) breaker: BreakerPolicy,
+    pub(crate) cache_bytes_max: u64,
+    pub(crate) rates: Vec<Rate>,
+    pub(crate) resources: ResourceLimits,
+    pub(crate) output_bytes_max: u64,
+    pub(crate) confirmation_timeout: Duration,
+    pub(crate) plans: BTreeMap<String, Plan>,
+    /// The names of the variables that programs get.
+    pub(crate) shell_environment: Vec<String>,
+    pub(crate) manifests: Vec<PathBuf>,
+    /// Each value as it is written, for people.
+    pub(crate) values: Vec<Shown>,
+    /// What looks like a mistake and is none for certain.
+    pub(crate) warnings: Vec<String>,
+}
+
+/// One value and where it came from.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Shown {
+    pub(crate) key: String,
+    pub(crate) value: toml::Value,
+    pub(crate) origin: Origin,
+}
+
+/// The environment of this process, as far as it is text.
+#[derive(Debug, Default)]
+pub(crate) struct Environment(pub(crate) BTreeMap<String, String>);
+
+/// What flags say instead of the configuration.
+#[derive(Debug, Default)]
+pub(crate) struct Overrides<'a> {
+    pub(crate) file: Option<&'a Path>,
+    pub(crate) state: Option<&'a Path>,
+    pub(crate) log: Option<&'a str>,
+    pub(crate) set: &'a [String],
+    pub(crate) workspace: Option<&'a Path>,
+    pub(crate) isolation: Option<Level>,
+}
+
+impl Environment {
+    pub(crate) fn of_this_process() -> Self {
+        let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
+        Self(std::env::vars_os().filter_map(text).collect())
+    }
+
+    /// A variable that says something.
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str).filter(|value| !value.is_empty())
+    }
+
+    fn folder(&self, variable: &str, below_home: &str) -> Option<PathBuf> {
+        let by_variable = self.get(variable).map(PathBuf::from).filter(|folder| folder.is_absolute());
+        let folder = by_variable.or_else(|| Some(Path::new(self.get("HOME")?).join(below_home)))?;
+        Some(folder.join("wieldy"))
+    }
+
+    /// The folder of this user's configuration.
+    pub(crate) fn config_folder(&self) -> Option<PathBuf> {
+        self.folder("XDG_CONFIG_HOME", ".config")
+    }
+
+    /// The folder of what this program keeps; empty where there is none.
+    fn state_folder(&self) -> PathBuf {
+        self.folder("XDG_STATE_HOME", ".local/state").unwrap_or_default()
+    }
+}
+
+impl Config {
+    /// Puts all layers on each other.
+    pub(crate) fn load(environment: &Environment, overrides: &Overrides<'_>) -> Result<Self, Failure> {
+        let mut layers = Layers::new(&FileConfig::defaults(environment.state_folder()));
+        if let Some((path, text)) = find_file(environment, overrides.file)? {
+            layers.put_file(&path, &text)?;
+        }
+        let warnings = layers.put_environment(&environment.0)?;
+        for setting in overrides.set {
+            layers.put_setting(setting)?;
+        }
+        let path = |path: &Path| path.to_string_lossy().into_owned();
+        let flags = [
+            ("--state", "state", overrides.state.map(path)),
+            ("--log", "log", overrides.log.map(str::to_owned)),
+            ("--workspace", "workspace", overrides.workspace.map(path)),
+            ("--isolation", "isolation", overrides.isolation.map(|level| level.to_string())),
+        ];
+        for (flag, key, text) in flags {
+            if let Some(text) = text {
+                layers.put_flag(flag, key, &text)?;
+            }
+        }
+        Ok(Self { warnings, ..Self::resolve(&layers)? })
+    }
+
+    /// Where the value of a key comes from.
+    pub(crate) fn origin(&self, key: &str) -> Option<&Origin> {
+        self.values.iter().find(|shown| shown.key == key).map(|shown| &shown.origin)
+    }
+
+    fn resolve(layers: &Layers) -> Result<Self, ConfigError> {
+        const SET: &str = "the defaults have every key";
+        let file = layers.merged();
+        let (limits, timeouts, retry) = (file.limits.expect(SET), file.timeouts.expect(SET), file.retry.expect(SET));
+        let (breaker, resources) = (file.breaker.expect(SET), file.resources.expect(SET));
+        let (base, cap) = (time(retry.base), time(retry.cap));
+        if cap < base {
+            let of_one = |key: &str| layers.values().find(|(other, ..)| other == key).expect(SET).2;
+            let set = ["retry.base", "retry.cap"].map(of_one).into_iter().find(|origin| **origin != Origin::Default);
+            return Err(ConfigError {
+                place: set.expect("the defaults fit each other").to_string(),
+                message: format!("`retry.cap` is {}, less than `retry.base`, which is {}", Time(cap), Time(base)),
+                hint: None,
+            });
+        }
+        Ok(Self {
+            workspace: file.workspace.expect(SET),
+            state: file.state.expect(SET),
+            log: level_filter(file.log.expect(SET)),
+            isolation: file.isolation.expect(SET),
+            limits: Limits {
+                calls_running_max: small(limits.calls_running_max),
+                calls_running_per_agent_max: small(limits.calls_running_per_agent_max),
+                calls_waiting_max: small(limits.calls_waiting_max) as usize,
+                queue_timeout: time(limits.queue_timeout),
+                ..Limits::default()
+            },
+            timeout: time(timeouts.default),
+            timeouts: timeouts.tools.expect(SET).into_iter().map(|(tool, time)| (tool, time.0)).collect(),
+            dynamic_timeouts: timeouts.dynamic.expect(SET),
+            retry: RetryPolicy {
+                retries: small(retry.retries),
+                base,
+                cap,
+                backoff: backoff(retry.backoff.expect(SET)),
+            },
+            breaker: BreakerPolicy { failures_max: small(breaker.failures_max), open_for: time(breaker.open_for) },
+            cache_bytes_max: file.cache.and_then(|cache| cache.bytes_max).expect(SET).0,
+            rates: file.rates.expect(SET).into_iter().map(rate).collect(),
+            resources: ResourceLimits {
+                cpu_millicores: number(resources.cpu_millicores),
+                memory_bytes: megabytes(resources.memory_mb),
+                processes: number(resources.processes),
+                open_files: number(resources.open_files),
+                disk_bytes: megabytes(resources.disk_mb),
+                output_bytes: megabytes(resources.output_mb),
+            },
+            output_bytes_max: file.output.and_then(|output| output.bytes_max).expect(SET).0,
+            confirmation_timeout: time(file.confirm.and_then(|confirm| confirm.timeout)),
+            plans: file.plans.expect(SET).into_iter().map(|(name, limits)| (name, plan(&limits))).collect(),
+            shell_environment: file.shell.and_then(|shell| shell.environment).expect(SET),
+            manifests: file.tools.and_then(|tools| tools.manifests).expect(SET),
+            values: layers
+                .values()
+                .map(|(key, value, origin)| Shown { key, value: value.clone(), origin: origin.clone() })
+                .collect(),
+            warnings: Vec::new(),
+        })
+    }
+}
+
+fn time(time: Option<Time>) -> Duration {
+    time.expect("the defaults have every key").0
+}
+
+fn small<const MIN: u64, const MAX: u64>(number: Option<Whole<MIN, MAX>>) -> u32 {
+    let number = number.expect("the defaults have every key").0;
+    u32::try_from(number).expect("its bounds are below four billion")
+}
+
+fn number<const MIN: u64, const MAX: u64>(number: Option<Whole<MIN, MAX>>) -> Option<u64> {
+    number.map(|number| number.0)
+}
+
+fn megabytes<const MIN: u64, const MAX: u64>(count: Option<Whole<MIN, MAX>>) -> Option<u64> {
+    count.map(|count| count.0 * 1024 * 1024)
+}
+
+fn backoff(backoff: FileBackoff) -> Backoff {
+    match backoff {
+        FileBackoff::Exponential => Backoff::Exponential,
+        FileBackoff::Linear => Backoff::Linear,
+    }
+}
+
+fn rate(rate: FileRate) -> Rate {
+    Rate {
+        per: rate.per,
+        tool: rate.tool,
+        calls: NonZeroU32::new(small(Some(rate.calls))).expect("its bounds begin at 1"),
+        window: rate.window.0,
+        kind: rate.kind,
+    }
+}
+
+fn plan(plan: &FilePlan) -> Plan {
+    Plan {
+        batch_max: number(plan.batch_max).map(|count| count as usize),
+        parallel_max: number(plan.parallel_max).map(|count| count as usize),
+        full_events: plan.full_events.unwrap_or(true),
+    }
+}
+
+fn level_filter(level: LogLevel) -> LevelFilter {
+    match level {
+        LogLevel::Off => LevelFilter::OFF,
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    }
+}
+
+/// The file that counts, with its text. One that was asked for must be there.
+fn find_file(environment: &Environment, asked: Option<&Path>) -> Result<Option<(PathBuf, String)>, Failure> {
+    let read = |path: PathBuf| -> Result<(PathBuf, String), Failure> {
+        let doing = || format!("cannot read the configuration `{}`", path.display());
+        let text = read_bounded(&path).with_context(doing).map_err(Failure::usage)?;
+        Ok((path, text))
+    };
+    if let Some(path) = asked.map(Path::to_owned).or_else(|| environment.get(CONFIG_VARIABLE).map(PathBuf::from)) {
+        return read(path).map(Some);
+    }
+    let of_user = environment.config_folder().map(|folder| folder.join(FILE_NAME));
+    let usual = [Some(PathBuf::from(FILE_NAME)), of_user].into_iter().flatten();
+    usual.into_iter().find(|path| path.exists()).map(read).transpose()
+}
+
+fn read_bounded(path: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let file = std::fs::File::open(path)?;
+    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
+    anyhow::ensure!(text.len() as u64 <= FILE_BYTES_MAX, "it is larger than {FILE_BYTES_MAX} bytes");
+    Ok(text)
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Self {
+        let hint = error.hint.clone();
+        Self { hint, ..Self::usage(error) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

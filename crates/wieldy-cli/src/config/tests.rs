@@ -1,0 +1,236 @@
+//! Tests of the configuration: layers, mistakes and the template.
+
+use super::*;
+
+fn environment(variables: &[(&str, &str)]) -> Environment {
+    Environment(variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
+}
+
+fn layers() -> Layers {
+    Layers::new(&FileConfig::defaults("/state".into()))
+}
+
+/// What is told about the text of a file, or the values that are not defaults.
+fn file(text: &str) -> String {
+    let mut layers = layers();
+    match layers.put_file(Path::new("wieldy.toml"), text).and_then(|()| Config::resolve(&layers)) {
+        Ok(config) => changed(&config),
+        Err(error) => told(&error),
+    }
+}
+
+fn told(error: &ConfigError) -> String {
+    format!("{error}{}", error.hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default())
+}
+
+fn changed(config: &Config) -> String {
+    let changed = config.values.iter().filter(|shown| shown.origin != Origin::Default);
+    changed.map(|shown| format!("{} = {} [{}]", shown.key, shown.value, shown.origin)).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn without_anything_the_executors_own_defaults_hold() {
+    let config = Config::resolve(&layers()).unwrap();
+    let executor = wieldy::ExecutorBuilder::default();
+    assert_eq!(
+        (config.limits, config.retry, config.breaker, config.resources),
+        (executor.limits, executor.retry, executor.breaker, executor.resource_limits)
+    );
+    assert_eq!(
+        (config.timeout, config.cache_bytes_max, config.output_bytes_max, config.confirmation_timeout),
+        (executor.timeout, executor.cache_bytes_max, executor.output_bytes_max, executor.confirmation_timeout)
+    );
+    assert_eq!((config.isolation, config.dynamic_timeouts, config.rates), (executor.isolation, false, Vec::new()));
+}
+
+#[test]
+fn the_template_says_the_defaults_and_names_every_key() {
+    assert_eq!(file(TEMPLATE), "", "as it is written, it changes nothing");
+    // A comment that has the form of a key is one; the folder of the state depends on the machine.
+    let is_key = |line: &str| {
+        let name = line.strip_prefix("# ").and_then(|line| line.split_once(" = ")).map(|(name, _)| name);
+        name.is_some_and(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '-') && name != "state")
+    };
+    let uncommented: Vec<&str> = TEMPLATE.lines().map(|line| if is_key(line) { &line[2..] } else { line }).collect();
+    let (mut layers, defaults) = (layers(), layers());
+    layers.put_file(Path::new("wieldy.toml"), &uncommented.join("\n")).unwrap();
+    let values = |layers: &Layers| -> Vec<(String, toml::Value)> {
+        layers.values().map(|(key, value, _)| (key, value.clone())).collect()
+    };
+    assert_eq!(values(&layers), values(&defaults));
+    let unnamed: Vec<String> = layers
+        .values()
+        .filter(|(key, _, origin)| {
+            **origin == Origin::Default && !["state", "plans", "rates", "timeouts.tools"].contains(&key.as_str())
+        })
+        .map(|(key, ..)| key)
+        .collect();
+    assert_eq!(unnamed, Vec::<String>::new());
+}
+
+#[test]
+fn a_file_changes_what_it_names() {
+    insta::assert_snapshot!(file(r#"
+        workspace = "work"
+        isolation = "none"
+        [limits]
+        calls-running-max = 8
+        queue-timeout = 5
+        [timeouts]
+        default = "1.5s"
+        tools = { Bash = "2m" }
+        [tools]
+        manifests = ["a.toml", "/b.toml"]
+        [plans.Trial]
+        batch-max = 5
+        [[rates]]
+        per = "agent"
+        calls = 10
+        window = "1m"
+    "#), @r#"
+    isolation = "none" [file wieldy.toml]
+    limits.calls-running-max = 8 [file wieldy.toml]
+    limits.queue-timeout = "5s" [file wieldy.toml]
+    plans.Trial.batch-max = 5 [file wieldy.toml]
+    rates = [{ per = "agent", calls = 10, window = "1m", kind = "rate" }] [file wieldy.toml]
+    timeouts.default = "1500ms" [file wieldy.toml]
+    timeouts.tools.Bash = "2m" [file wieldy.toml]
+    tools.manifests = ["a.toml", "/b.toml"] [file wieldy.toml]
+    workspace = "work" [file wieldy.toml]
+    "#);
+}
+
+#[test]
+fn mistakes_are_told_with_their_key_and_line() {
+    let mistakes = [
+        "[limits]\ncalls-runing-max = 8",
+        "limit = {}",
+        "[limits]\n\ncalls-running-max = 0",
+        "[limits]\ncalls-running-max = -1",
+        "limits.calls-running-max = 99999999999",
+        "limits.calls-running-max = nan",
+        "limits.calls-running-max = \"many\"",
+        "limits.calls-running-max = true",
+        "[timeouts]\ndefault = 0",
+        "[timeouts]\ndefault = -3.5",
+        "[timeouts]\ndefault = inf",
+        "[timeouts]\ndefault = \"1e308\"",
+        "[timeouts]\ndefault = []",
+        "[timeouts.tools]\nBash = \"soon\"",
+        "isolation = \"nativ\"",
+        "[resources]\nmemory-mb = 9223372036854775807",
+        "[retry]\nbase = \"1m\"",
+        "[plans.Trial]\nbatch-max = 0",
+        "[[rates]]\nper = \"agent\"\ncalls = 0\nwindow = \"1m\"",
+        "[[rates]]\nper = \"agents\"",
+        "[[rates]]\nper = \"agent\"\ncalls = 1",
+        "a = = b",
+        "workspace = \"a\"\nworkspace = \"b\"",
+    ];
+    let told: Vec<String> = mistakes.iter().map(|text| file(text)).collect();
+    insta::assert_snapshot!(told.join("\n"), @"
+    wieldy.toml:2: there is no key `limits.calls-runing-max` (did you mean `calls-running-max`, `calls-running-per-agent-max` or `calls-waiting-max`?)
+    wieldy.toml:1: there is no key `limit` (did you mean `limits`?)
+    wieldy.toml:3: `limits.calls-running-max`: must be a whole number from 1 to 1000000, not 0
+    wieldy.toml:2: `limits.calls-running-max`: must be a whole number from 1 to 1000000, not -1
+    wieldy.toml:1: `limits.calls-running-max`: must be a whole number from 1 to 1000000, not 99999999999
+    wieldy.toml:1: `limits.calls-running-max`: must be a whole number from 1 to 1000000, not NaN
+    wieldy.toml:1: `limits.calls-running-max`: must be a whole number from 1 to 1000000, not the text `many`
+    wieldy.toml:1: `limits.calls-running-max`: invalid type: boolean `true`, expected a whole number from 1 to 1000000
+    wieldy.toml:2: `timeouts.default`: `0` is no time at all; a duration must be more than 0
+    wieldy.toml:2: `timeouts.default`: `-3.5` is no time at all; a duration must be more than 0
+    wieldy.toml:2: `timeouts.default`: `inf` is not a duration such as `500ms`, `30s`, `5m` or `1h`
+    wieldy.toml:2: `timeouts.default`: `1e308` is not a duration such as `500ms`, `30s`, `5m` or `1h`
+    wieldy.toml:2: `timeouts.default`: invalid type: sequence, expected a time such as `30s`, or a number of seconds
+    wieldy.toml:2: `timeouts.tools.Bash`: `soon` is not a duration such as `500ms`, `30s`, `5m` or `1h`
+    wieldy.toml:1: `isolation`: unknown variant `nativ`, expected one of `none`, `native`, `runc`, `crun`, `youki`, `gvisor`, `firecracker` (did you mean `native`?)
+    wieldy.toml:2: `resources.memory-mb`: must be a whole number from 1 to 16777216, not 9223372036854775807
+    file wieldy.toml: `retry.cap` is 30s, less than `retry.base`, which is 1m
+    wieldy.toml:2: `plans.Trial.batch-max`: must be a whole number from 1 to 1000000, not 0
+    wieldy.toml:3: `rates.calls`: must be a whole number from 1 to 1000000, not 0
+    wieldy.toml:2: `rates.per`: unknown variant `agents`, expected one of `agent`, `tenant`, `tool` (did you mean `agent`?)
+    wieldy.toml:1: `rates`: missing field `window`
+    wieldy.toml:1: extra `=`, expected nothing
+    wieldy.toml:2: duplicate key
+    ");
+}
+
+#[test]
+fn environment_beats_file_and_flags_beat_environment() {
+    let mut layers = layers();
+    layers.put_file(Path::new("wieldy.toml"), "log = \"info\"\n[retry]\nretries = 1\nbase = \"2s\"").unwrap();
+    let variables = environment(&[
+        ("WIELDY_RETRY_RETRIES", "3"),
+        ("WIELDY_LOG", "debug"),
+        ("WIELDY_SHELL_ENVIRONMENT", "PATH, HOME"),
+        ("WIELDY_TIMEOUTS_TOOLS", "{ Bash = \"1m\" }"),
+        ("WIELDY_TIMEOUTS_DYNAMIC", "true"),
+        ("WIELDY_CONFIG", "x"),
+        ("PATH", "/bin"),
+    ]);
+    assert_eq!(layers.put_environment(&variables.0), Ok(Vec::new()));
+    layers.put_flag("--log", "log", "trace").unwrap();
+    layers.put_setting("limits.calls-running-max=9").unwrap();
+    insta::assert_snapshot!(changed(&Config::resolve(&layers).unwrap()), @r#"
+    limits.calls-running-max = 9 [flag --set]
+    log = "trace" [flag --log]
+    retry.base = "2s" [file wieldy.toml]
+    retry.retries = 3 [environment WIELDY_RETRY_RETRIES]
+    shell.environment = ["PATH", "HOME"] [environment WIELDY_SHELL_ENVIRONMENT]
+    timeouts.dynamic = true [environment WIELDY_TIMEOUTS_DYNAMIC]
+    timeouts.tools.Bash = "1m" [environment WIELDY_TIMEOUTS_TOOLS]
+    "#);
+}
+
+#[test]
+fn mistakes_in_environment_and_settings_name_them() {
+    let variable = |name, value| layers().put_environment(&environment(&[(name, value)]).0);
+    assert_eq!(
+        told(&variable("WIELDY_LIMITS_CALLS_RUNNING_MAX", "lots").unwrap_err()),
+        "the environment variable `WIELDY_LIMITS_CALLS_RUNNING_MAX`: `limits.calls-running-max`: \
+         must be a whole number from 1 to 1000000, not the text `lots`"
+    );
+    assert_eq!(
+        variable("WIELDY_LIMITS_CALLS_RUNING_MAX", "1").unwrap(),
+        ["the environment variable `WIELDY_LIMITS_CALLS_RUNING_MAX` sets no key; did you mean \
+          `WIELDY_LIMITS_CALLS_RUNNING_MAX`?"]
+    );
+    let setting = |text: &str| told(&layers().put_setting(text).unwrap_err());
+    assert_eq!(setting("retry.retris=1"), "--set: there is no key `retry.retris` (did you mean `retry.retries`?)");
+    assert_eq!(setting("retries"), "--set: `retries` is not KEY=VALUE");
+    assert_eq!(
+        setting("isolation=nativ"),
+        "--set: `isolation`: unknown variant `nativ`, expected one of `none`, `native`, `runc`, `crun`, `youki`, \
+         `gvisor`, `firecracker` (did you mean `native`?)"
+    );
+}
+
+#[test]
+fn folders_follow_the_platforms_variables() {
+    let home = [("HOME", "/home/ada")];
+    assert_eq!(environment(&home).state_folder(), Path::new("/home/ada/.local/state/wieldy"));
+    assert_eq!(environment(&home).config_folder().unwrap(), Path::new("/home/ada/.config/wieldy"));
+    assert_eq!(environment(&[("XDG_STATE_HOME", "/s")]).state_folder(), Path::new("/s/wieldy"));
+    assert_eq!(environment(&[]).state_folder(), Path::new(""));
+}
+
+#[test]
+fn a_plan_without_limits_is_a_plan() {
+    assert_eq!(file("[limits]\n[plans.Free]\n[plans]"), "plans.Free = {} [file wieldy.toml]");
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_file_makes_reading_it_panic(text in "\\PC{0,200}") {
+        file(&text);
+    }
+
+    #[test]
+    fn no_value_of_a_key_makes_reading_it_panic(
+        key in "(limits|retry|timeouts|plans|rates|tools|shell|x)(\\.(retries|base|cap|tools|default|environment|a b))?",
+        value in "([0-9-]{1,25}|[0-9]{1,3}(ms|s|h|d)|nan|inf|true|\"[a-z0-9]{0,9}\"|\\[[a-z0-9,\"{}=]{0,9}\\]|\\{[a-z=0-9.\"]{0,12}\\})",
+    ) {
+        file(&format!("{key} = {value}"));
+        let _ = layers().put_setting(&format!("{key}={value}")).and_then(|()| Config::resolve(&layers()));
+    }
+}

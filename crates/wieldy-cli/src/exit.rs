@@ -1,0 +1,95 @@
+//! How the program ends: the exit codes that scripts rely on, and [`Failure`], what is told when a command cannot go on.
+
+use std::process::ExitCode;
+
+use wieldy::{CallError, Category, Code};
+
+/// The exit codes; part of the stable surface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exit {
+    Success = 0,
+    ToolFailed = 1,
+    WrongUsage = 2,
+    InvalidCall = 3,
+    Denied = 4,
+    Timeout = 5,
+    Cancelled = 6,
+    Broken = 7,
+}
+
+impl Exit {
+    /// The exit code of a call that ended with this error.
+    pub(crate) fn of(error: &CallError) -> Self {
+        match error.code {
+            Code::ToolNotFound | Code::ValidationFailed => Self::InvalidCall,
+            code if code.category() == Category::PermissionError => Self::Denied,
+            Code::Timeout => Self::Timeout,
+            Code::Cancelled => Self::Cancelled,
+            Code::SandboxCreationFailed
+            | Code::SandboxCrashed
+            | Code::OutcomeUnknown
+            | Code::JournalFailed
+            | Code::TransportFailed
+            | Code::UpstreamProtocolError => Self::Broken,
+            Code::Configuration => Self::WrongUsage,
+            _ => Self::ToolFailed,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// Why a command could not go on, with what to do about it.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) exit: Exit,
+    pub(crate) why: Why,
+    pub(crate) hint: Option<String>,
+}
+
+/// Our own words with their causes, or the executor's error.
+#[derive(Debug)]
+pub(crate) enum Why {
+    Own(anyhow::Error),
+    Call(Box<CallError>),
+}
+
+impl Failure {
+    /// Something that the person who typed the command or wrote the configuration can put right.
+    pub(crate) fn usage(error: impl Into<anyhow::Error>) -> Self {
+        Self { exit: Exit::WrongUsage, why: Why::Own(error.into()), hint: None }
+    }
+
+    /// Something that this machine did not let us do.
+    pub(crate) fn broken(error: impl Into<anyhow::Error>) -> Self {
+        Self { exit: Exit::Broken, why: Why::Own(error.into()), hint: None }
+    }
+
+    /// The same failure with what can be done about it.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+impl From<CallError> for Failure {
+    fn from(error: CallError) -> Self {
+        Self { exit: Exit::of(&error), hint: error.suggestion.clone(), why: Why::Call(Box::new(error)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_code_has_the_documented_exit_code() {
+        let exits: Vec<String> =
+            Code::ALL.iter().map(|code| format!("{code}={}", Exit::of(&CallError::new(*code, "")) as u8)).collect();
+        insta::assert_snapshot!(exits.join(" "), @"E3001=3 E3002=3 E3003=4 E3004=4 E3005=4 E3006=4 E3007=1 E3008=1 E3101=7 E3102=1 E3103=5 E3104=4 E3105=4 E3106=1 E3107=7 E3108=1 E3109=6 E3110=7 E3111=7 E3201=7 E3202=7 E3203=1 E3204=1 E3301=2 E3302=1 E3303=1 E3304=1 E3900=1");
+    }
+}

@@ -1,0 +1,50 @@
+//! Ctrl-C: the first one cancels what runs and waits for it to end in order, the second one leaves at once.
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::exit::{Exit, Failure};
+use crate::output::Printer;
+
+/// Listens for the wish to stop. Made before anything runs, so that nothing is ended without being cleaned up.
+pub(crate) struct Interrupts {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Interrupts {
+    pub(crate) fn listen() -> Result<Self, Failure> {
+        let listen = |kind| {
+            signal(kind)
+                .map_err(|error| Failure::broken(anyhow::Error::new(error).context("cannot listen for signals")))
+        };
+        Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+
+    /// Waits for `work`. At the first wish to stop calls `cancel` and goes on waiting.
+    pub(crate) async fn watch<T>(
+        &mut self,
+        work: impl Future<Output = T>,
+        cancel: impl FnOnce(),
+        printer: &Printer,
+    ) -> T {
+        tokio::pin!(work);
+        tokio::select! {
+            result = &mut work => return result,
+            () = self.next() => {}
+        }
+        printer.tell("cancelling; press Ctrl-C again to leave at once");
+        cancel();
+        tokio::select! {
+            result = work => result,
+            // Whatever runs is in custody, which ends with this process.
+            () = self.next() => std::process::exit(Exit::Cancelled as i32),
+        }
+    }
+}

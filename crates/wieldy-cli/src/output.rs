@@ -1,0 +1,198 @@
+//! What is printed: data to standard output, talk to standard error, colours only where a person sees them.
+//!
+//! Text that others wrote (tools, manifests, file names) is shown with its control characters escaped, so that it can
+//! neither move the cursor nor pass for a line of ours.
+
+use std::borrow::Cow;
+use std::io::{self, ErrorKind, IsTerminal, Write};
+
+use wieldy::{CallError, Code, ToolResult};
+
+use crate::exit::{Failure, Why};
+
+/// Where everything that is printed goes through.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Printer {
+    pub(crate) json: bool,
+    stdout_is_terminal: bool,
+    stderr_has_colours: bool,
+}
+
+impl Printer {
+    pub(crate) fn new(json: bool) -> Self {
+        let colours_wanted = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+            && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
+        Self {
+            json,
+            stdout_is_terminal: io::stdout().is_terminal(),
+            stderr_has_colours: colours_wanted && io::stderr().is_terminal(),
+        }
+    }
+
+    pub(crate) fn stderr_has_colours(&self) -> bool {
+        self.stderr_has_colours
+    }
+
+    /// Whether somebody sits there who can be asked.
+    pub(crate) fn can_ask(&self) -> bool {
+        io::stdin().is_terminal() && io::stderr().is_terminal()
+    }
+
+    /// How many characters fit on a line of standard output; no bound where no person reads it.
+    pub(crate) fn width(&self) -> usize {
+        let columns = || rustix::termios::tcgetwinsize(io::stdout()).ok().map(|size| usize::from(size.ws_col));
+        let known = self.stdout_is_terminal.then(columns).flatten().filter(|columns| *columns > 0);
+        known.unwrap_or(usize::MAX)
+    }
+
+    /// Prints a line of data.
+    pub(crate) fn line(&self, text: &str) -> Result<(), Failure> {
+        self.data(format!("{text}\n").as_bytes())
+    }
+
+    /// Prints a value as one line of JSON.
+    pub(crate) fn json(&self, value: &impl serde::Serialize) -> Result<(), Failure> {
+        self.line(&serde_json::to_string(value).expect("what we print is plain data"))
+    }
+
+    /// Prints what a tool said: byte for byte for programs, harmless and with a last line end for people.
+    pub(crate) fn tool_text(&self, text: &str) -> Result<(), Failure> {
+        if !self.stdout_is_terminal {
+            return self.data(text.as_bytes());
+        }
+        let text = escaped(text, |c| matches!(c, '\n' | '\t'));
+        let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
+        self.data(format!("{text}{end}").as_bytes())
+    }
+
+    /// Prints data. Whoever closes the pipe early, as `head` does, has seen enough; that is no failure.
+    pub(crate) fn data(&self, bytes: &[u8]) -> Result<(), Failure> {
+        let mut stdout = io::stdout().lock();
+        match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+            Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+                Err(Failure::broken(anyhow::Error::new(error).context("cannot write to standard output")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Tells the person something; where nobody listens, nothing is lost.
+    pub(crate) fn tell(&self, text: &str) {
+        let _ = writeln!(io::stderr(), "{text}");
+    }
+
+    /// Tells why a command could not go on.
+    pub(crate) fn failure(&self, failure: &Failure) {
+        match &failure.why {
+            Why::Own(error) => {
+                self.error(None, &error.to_string());
+                for cause in error.chain().skip(1) {
+                    self.tell(&format!("  caused by: {}", shown(&cause.to_string())));
+                }
+            }
+            Why::Call(error) => {
+                self.error(Some(error.code), &error.message);
+                if self.json {
+                    // A program that reads standard output learns why there is no result.
+                    let _ = self.json(&serde_json::json!({ "error": error }));
+                }
+            }
+        }
+        self.hint(failure.hint.as_deref());
+    }
+
+    /// Tells why a call failed, with what can be done about it from here.
+    pub(crate) fn call_error(&self, result: &ToolResult) {
+        if let Some(error) = &result.error {
+            self.error(Some(error.code), &error.message);
+            self.hint(hint_for(error, &result.tool).as_deref());
+        }
+    }
+
+    fn error(&self, code: Option<Code>, message: &str) {
+        let code = code.map(|code| format!("[{code}]")).unwrap_or_default();
+        let label = self.coloured(&format!("error{code}"), "1;31");
+        self.tell(&format!("{label}: {}", shown(message)));
+    }
+
+    pub(crate) fn hint(&self, hint: Option<&str>) {
+        if let Some(hint) = hint {
+            self.tell(&format!("{}: {}", self.coloured("hint", "1;36"), shown(hint)));
+        }
+    }
+
+    fn coloured(&self, text: &str, colour: &str) -> String {
+        if self.stderr_has_colours { format!("\x1b[{colour}m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+/// What can be done about a call's error by somebody at the command line; the executor's own words otherwise.
+pub(crate) fn hint_for(error: &CallError, tool: &str) -> Option<String> {
+    let own = || error.suggestion.clone();
+    match error.code {
+        Code::SandboxCreationFailed if error.details.contains_key("level") => {
+            Some("`--isolation none` runs the program without any isolation".into())
+        }
+        Code::ConfirmationRequired => Some("`--yes` agrees to it".into()),
+        Code::ToolNotFound if error.details.get("near").is_some_and(|near| near == &serde_json::json!([])) => {
+            Some("`wieldy tools` lists the tools there are".into())
+        }
+        Code::ValidationFailed => Some(format!("`wieldy tools show {tool}` prints what it takes")),
+        Code::Timeout => own().map(|own| format!("{own}; see `--timeout`, `--deadline` and `--silence`")),
+        _ => own(),
+    }
+}
+
+/// "1 call", "2 calls".
+pub(crate) fn counted(count: usize, thing: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {thing}{plural}")
+}
+
+/// Text that others wrote, fit for one of our lines.
+pub(crate) fn shown(text: &str) -> String {
+    // A line end stays one, but what follows cannot pass for a line of ours.
+    escaped(text, |c| matches!(c, '\n' | '\t')).trim_end().replace('\n', "\n    ")
+}
+
+/// Text that others wrote, on a single line.
+pub(crate) fn shown_in_line(text: &str) -> String {
+    escaped(text, |_| false).into_owned()
+}
+
+/// The text with everything escaped that does not show itself, except what may stay.
+fn escaped(text: &str, may_stay: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.chars().any(|c| is_hidden(c) && !may_stay(c)) {
+        return text.into();
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_hidden(c) && !may_stay(c) {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
+        }
+    }
+    out.into()
+}
+
+/// Whether a character controls the terminal, turns the direction of text or cannot be seen.
+fn is_hidden(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_others_wrote_cannot_steer_the_terminal_or_pass_for_our_lines() {
+        assert_eq!(shown("a\x1b[31mb\u{202e}c\r"), "a\\u{1b}[31mb\\u{202e}c\\r");
+        assert_eq!(shown("one\nerror: two\n"), "one\n    error: two");
+        assert_eq!(shown_in_line("one\ntwo\t\0é"), "one\\ntwo\\t\\u{0}é");
+        assert_eq!(shown("\"quoted\" — fine ✓"), "\"quoted\" — fine ✓");
+    }
+}

@@ -1,0 +1,166 @@
+//! `wieldy batch`.
+
+use crate::world::World;
+
+const BATCH: &str = r#"[
+    {"id": "write", "tool": "Write", "arguments": {"path": "a.txt", "content": "one\n"}},
+    {"id": "search", "tool": "Search", "arguments": {"pattern": "one"}, "after": ["write"]},
+    {"tool": "Read", "arguments": {"path": "missing.txt"}}
+]"#;
+
+#[test]
+fn a_batch_prints_a_block_per_call_in_input_order() {
+    let world = World::new().file("batch.json", BATCH);
+    insta::assert_snapshot!(world.run(&["batch", "batch.json"]), @r#"
+    exit: 1
+    ----- stdout -----
+    [write] Write: success
+    wrote `a.txt`, 4 bytes (new)
+    [search] Search: success
+    a.txt:1:one
+    batch.json:2:    {"id": "write", "tool": "Write", "arguments": {"path": "a.txt", "content": "one\n"}},
+    batch.json:3:    {"id": "search", "tool": "Search", "arguments": {"pattern": "one"}, "after": ["write"]},
+    [#3] Read: failed
+    error[E3302]: there is no `missing.txt`
+    hint: look for it with `Glob`, such as `**/name*`, or with `List`
+
+    ----- stderr -----
+    3 calls in [number] ms: 2 succeeded, 1 failed, 0 skipped
+    "#);
+}
+
+#[test]
+fn a_batch_of_lines_comes_from_standard_input() {
+    let lines = "{\"tool\":\"Glob\",\"arguments\":{\"pattern\":\"*.txt\"}}\n\n{\"id\":\"b\",\"tool\":\"List\"}\n";
+    let world = World::new().file("a.txt", "one\n");
+    insta::assert_snapshot!(world.run_with_input(&["batch", "-", "--mode", "sequential"], lines), @"
+    exit: 0
+    ----- stdout -----
+    [#1] Glob: success
+    a.txt
+    [b] List: success
+    a.txt  4 B
+
+    ----- stderr -----
+    2 calls in [number] ms: 2 succeeded, 0 failed, 0 skipped
+    ");
+}
+
+#[test]
+fn a_batch_in_json_has_id_results_and_summary() {
+    let world = World::new().file("batch.json", BATCH);
+    let batch = world.json(&["batch", "batch.json", "--json"]);
+    let keys: Vec<&String> = batch.as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["batch_id", "results", "summary"]);
+    let statuses: Vec<&str> =
+        batch["results"].as_array().unwrap().iter().map(|result| result["status"].as_str().unwrap()).collect();
+    assert_eq!(statuses, ["success", "success", "failed"]);
+    assert_eq!(batch["summary"]["total"], 3);
+    assert_eq!(batch["results"][0]["call_id"], "write");
+}
+
+#[test]
+fn nothing_more_is_begun_after_an_error_where_that_is_asked_for() {
+    let lines = "{\"id\":\"a\",\"tool\":\"Read\",\"arguments\":{\"path\":\"x\"}}\n{\"id\":\"b\",\"tool\":\"List\"}";
+    let world = World::new();
+    let told = world.run_with_input(&["batch", "-", "--mode", "sequential", "--stop-on-error"], lines);
+    insta::assert_snapshot!(told, @"
+    exit: 1
+    ----- stdout -----
+    [a] Read: failed
+    error[E3302]: there is no `x`
+    hint: look for it with `Glob`, such as `**/name*`, or with `List`
+    [b] List: cancelled
+    error[E3109]: skipped: the batch stops on errors, and `a` failed
+
+    ----- stderr -----
+    2 calls in [number] ms: 0 succeeded, 1 failed, 1 skipped
+    ");
+}
+
+#[test]
+fn the_exit_code_is_that_of_the_first_failure_in_input_order() {
+    let world = World::new();
+    let code = |lines: &str| {
+        let world = World::new().file("batch", lines);
+        world.code(&["batch", "batch"])
+    };
+    assert_eq!(code("{\"tool\":\"List\"}"), Some(0));
+    assert_eq!(
+        code("{\"tool\":\"List\"}\n{\"tool\":\"Nope\"}\n{\"tool\":\"Read\",\"arguments\":{\"path\":\"x\"}}"),
+        Some(3)
+    );
+    assert_eq!(code("{\"tool\":\"Read\",\"arguments\":{\"path\":\"x\"}}\n{\"tool\":\"Nope\"}"), Some(1));
+    assert_eq!(
+        world.run_with_input(&["batch", "-"], "").lines().next(),
+        Some("exit: 0"),
+        "nothing to do is no failure"
+    );
+}
+
+#[test]
+fn a_batch_that_makes_no_sense_is_refused_whole() {
+    let world = World::new();
+    let cycle =
+        "{\"id\":\"a\",\"tool\":\"List\",\"after\":[\"b\"]}\n{\"id\":\"b\",\"tool\":\"List\",\"after\":[\"a\"]}";
+    insta::assert_snapshot!(world.run_with_input(&["batch", "-"], cycle), @"
+    exit: 3
+    ----- stdout -----
+
+    ----- stderr -----
+    error[E3002]: the calls a, b wait for each other
+    hint: correct the batch; none of its calls was run
+    ");
+    let unknown = "{\"id\":\"first\",\"tool\":\"List\"}\n{\"tool\":\"List\",\"after\":[\"frist\"]}";
+    insta::assert_snapshot!(world.run_with_input(&["batch", "-", "--json"], unknown), @r#"
+    exit: 3
+    ----- stdout -----
+    {"error":{"code":"E3002","name":"VALIDATION_FAILED","category":"validation_error","message":"the call `#2` needs `frist`, and there is no call with that id; did you mean `first`?","retryable":false,"suggestion":"correct the batch; none of its calls was run","details":{}}}
+
+    ----- stderr -----
+    error[E3002]: the call `#2` needs `frist`, and there is no call with that id; did you mean `first`?
+    hint: correct the batch; none of its calls was run
+    "#);
+}
+
+#[test]
+fn mistakes_are_told_with_their_line() {
+    let world =
+        World::new().file("batch.json", "[\n  {\"tool\": \"List\"},\n  {\"tool\": \"List\", \"argumnts\": {}}\n]");
+    insta::assert_snapshot!(world.run(&["batch", "batch.json"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: batch.json:3: unknown field `argumnts`, expected one of `id`, `tool`, `arguments`, `after`
+    hint: did you mean `arguments`?
+    ");
+    insta::assert_snapshot!(world.run_with_input(&["batch", "-"], "{\"tool\":\"List\"}\n{\"tool\":"), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: standard input:2: EOF while parsing a value
+    ");
+    insta::assert_snapshot!(world.run(&["batch", "missing.json"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: cannot read the batch from `missing.json`
+      caused by: No such file or directory (os error 2)
+    ");
+}
+
+#[test]
+fn a_plan_limits_a_batch() {
+    let world = World::new().file("wieldy.toml", "[plans.Trial]\nbatch-max = 1\n").file("batch.json", BATCH);
+    insta::assert_snapshot!(world.run(&["batch", "batch.json", "--plan", "Trial"]), @"
+    exit: 4
+    ----- stdout -----
+
+    ----- stderr -----
+    error[E3006]: a batch of 3 calls is over the limit of 1 of the plan `Trial`
+    hint: split the batch into parts of at most 1 calls
+    ");
+}

@@ -1,0 +1,295 @@
+//! `wieldy call`.
+
+use crate::world::World;
+
+#[test]
+fn a_call_prints_the_tools_text() {
+    let world = World::new().file("a.txt", "one\ntwo\n");
+    insta::assert_snapshot!(world.run(&["call", "Search", "pattern=two"]), @"
+    exit: 0
+    ----- stdout -----
+    a.txt:2:two
+    ----- stderr -----
+    ");
+}
+
+#[test]
+fn texts_that_read_as_numbers_are_numbers() {
+    let world = World::new().file("a.txt", "one\ntwo\nthree\n");
+    let by_text = world.run(&["call", "Read", "path=a.txt", "from_line=2", "lines=1"]);
+    let by_json =
+        world.run(&["call", "Read", "--args", r#"{"path":"a.txt","from_line":9}"#, "from_line:=2", "lines:=1"]);
+    assert_eq!(by_text, by_json);
+    assert!(by_text.starts_with("exit: 0") && by_text.contains("two") && !by_text.contains("three"), "{by_text}");
+}
+
+#[test]
+fn the_whole_result_is_one_line_of_json() {
+    let world = World::new();
+    let arguments = ["call", "Bash", "command=printf hi", "--isolation", "none", "--json", "--label", "x"];
+    insta::assert_snapshot!(world.run(&arguments), @r#"
+    exit: 0
+    ----- stdout -----
+    {"execution_id":"[id]","call_id":null,"tool":"Bash","provider":"builtin","status":"success","content":[{"type":"text","text":"hi"}],"structured":{"exit_code":0},"error":null,"attempts":1,"cached":false,"partial":false,"artifact":null,"timing":{"queued_ms":[number],"duration_ms":[number],"started_at":"[time]","completed_at":"[time]"},"usage":{"cpu_ms":[number],"memory_peak_bytes":[number],"read_bytes":[number],"written_bytes":[number]},"sandbox":{"id":"[sandbox]","level":"none"},"labels":["x"]}
+
+    ----- stderr -----
+    warning: isolation `none` isolates nothing: programs run with your own rights
+    "#);
+}
+
+#[test]
+fn the_result_of_a_failed_call_is_json_too() {
+    let world = World::new();
+    insta::assert_snapshot!(world.run(&["call", "Read", "path=missing.txt", "--json"]), @r#"
+    exit: 1
+    ----- stdout -----
+    {"execution_id":"[id]","call_id":null,"tool":"Read","provider":"builtin","status":"failed","content":[],"structured":null,"error":{"code":"E3302","name":"FILE_NOT_FOUND","category":"resource_error","message":"there is no `missing.txt`","retryable":false,"suggestion":"look for it with `Glob`, such as `**/name*`, or with `List`","details":{}},"attempts":1,"cached":false,"partial":false,"artifact":null,"timing":{"queued_ms":[number],"duration_ms":[number],"started_at":"[time]","completed_at":"[time]"},"usage":null,"sandbox":null,"labels":[]}
+
+    ----- stderr -----
+    error[E3302]: there is no `missing.txt`
+    hint: look for it with `Glob`, such as `**/name*`, or with `List`
+    "#);
+}
+
+#[test]
+fn what_a_failing_program_printed_is_not_lost() {
+    let world = World::new();
+    let arguments = ["call", "Bash", "command=echo partly; exit 3", "--isolation", "none"];
+    insta::assert_snapshot!(world.run(&arguments), @"
+    exit: 1
+    ----- stdout -----
+    partly
+
+    ----- stderr -----
+    warning: isolation `none` isolates nothing: programs run with your own rights
+    error[E3108]: `bash` ended with exit code 3
+    ");
+}
+
+#[test]
+fn a_tool_that_says_nothing_prints_nothing() {
+    let world = World::new();
+    let output = world.command(&["call", "Bash", "command=true", "--isolation", "none"]).output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), &b""[..]));
+}
+
+#[test]
+fn bytes_of_a_tool_reach_a_pipe_as_they_are() {
+    let world = World::new();
+    let output =
+        world.command(&["call", "Bash", "command=printf '\\033[31mred'", "--isolation", "none"]).output().unwrap();
+    assert_eq!(output.stdout, b"\x1b[31mred");
+}
+
+#[test]
+fn arguments_come_from_a_file_or_standard_input() {
+    let world = World::new().file("a.txt", "one\n").file("arguments.json", r#"{"path":"a.txt"}"#);
+    let by_file = world.run(&["call", "Read", "--args", "@arguments.json"]);
+    let by_input = world.run_with_input(&["call", "Read", "--args", "-"], r#"{"path":"a.txt"}"#);
+    assert_eq!(by_file, by_input);
+    assert_eq!(by_file, world.run(&["call", "Read", "path=a.txt"]));
+}
+
+#[test]
+fn a_near_miss_is_suggested_for_tools_arguments_and_commands() {
+    let world = World::new();
+    insta::assert_snapshot!(world.run(&["call", "Raed", "path=a"]), @"
+    exit: 3
+    ----- stdout -----
+
+    ----- stderr -----
+    error[E3001]: there is no tool `Raed`
+    hint: did you mean `Read`?
+    ");
+    insta::assert_snapshot!(world.run(&["call", "Read", "pth=a"]), @"
+    exit: 3
+    ----- stdout -----
+
+    ----- stderr -----
+    error[E3002]: there is no argument `pth`; did you mean `path`?; `path` is required
+    hint: `wieldy tools show Read` prints what it takes
+    ");
+    insta::assert_snapshot!(world.run(&["cal", "Read"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: unrecognized subcommand 'cal'
+
+      tip: a similar subcommand exists: 'call'
+
+    Usage: wieldy [OPTIONS] <COMMAND>
+
+    For more information, try '--help'.
+    ");
+}
+
+#[test]
+fn a_call_in_the_background_needs_a_server() {
+    insta::assert_snapshot!(World::new().run(&["call", "List", "--async"]), @"
+exit: 2
+----- stdout -----
+
+----- stderr -----
+error: `--async` needs a running server, which this version does not have
+hint: without `--async` the command waits for the result
+");
+}
+
+#[test]
+fn nothing_isolates_unless_it_is_said_that_it_does_not() {
+    let world = World::new();
+    insta::assert_snapshot!(world.run(&["call", "Bash", "command=echo hi"]), @"
+    exit: 7
+    ----- stdout -----
+
+    ----- stderr -----
+    error[E3101]: the isolation level `native` is not available here
+    hint: `--isolation none` runs the program without any isolation
+    ");
+    insta::assert_snapshot!(world.run(&["call", "Bash", "command=echo hi", "--isolation", "none"]), @"
+    exit: 0
+    ----- stdout -----
+    hi
+
+    ----- stderr -----
+    warning: isolation `none` isolates nothing: programs run with your own rights
+    ");
+}
+
+#[test]
+fn programs_get_only_the_environment_that_is_allowed() {
+    let world = World::new().variable("SECRET_TOKEN", "hush").variable("LANG", "C").variable("MINE", "yes");
+    let arguments = ["call", "Bash", "command=echo ${SECRET_TOKEN-hidden} $LANG ${MINE-hidden}", "--isolation", "none"];
+    assert!(world.run(&arguments).contains("hidden C hidden"));
+    let world = world.variable("WIELDY_SHELL_ENVIRONMENT", "PATH,MINE");
+    assert!(world.run(&arguments).contains("hidden yes"), "{}", world.run(&arguments));
+}
+
+#[test]
+fn a_confirmation_needs_a_person_or_yes() {
+    let world = World::new().file("a.txt", "one\n");
+    insta::assert_snapshot!(world.run(&["call", "Read", "path=a.txt", "--confirm"]), @"
+    exit: 4
+    ----- stdout -----
+
+    ----- stderr -----
+    error[E3004]: a person must agree to this call (the caller wants it), and there is no way to ask
+    hint: `--yes` agrees to it
+    ");
+    assert_eq!(world.code(&["call", "Read", "path=a.txt", "--confirm", "--yes"]), Some(0));
+}
+
+#[test]
+fn scopes_and_permissions_restrict() {
+    let world = World::new().file("a.txt", "one\n");
+    insta::assert_snapshot!(world.run(&["call", "Read", "path=a.txt", "--permission", "other"]), @"
+    exit: 4
+    ----- stdout -----
+
+    ----- stderr -----
+    error[E3003]: `Read` requires the permission `files.read`, which this caller does not hold
+    hint: use another tool, or ask the operator to grant the permission
+    ");
+    let agent = ["call", "Read", "path=a.txt", "--agent", "did:example:ada", "--session", "s"];
+    assert_eq!(world.code(&agent), Some(0), "an agent's name alone takes nothing away");
+}
+
+#[test]
+fn the_workspace_is_the_only_folder_there_is() {
+    let world = World::new().file("../secret.txt", "secret").file("inner/a.txt", "mine\n");
+    assert!(world.run(&["call", "List", "--workspace", "inner"]).contains("a.txt"));
+    assert_ne!(world.code(&["call", "Read", "path=../secret.txt"]), Some(0));
+    insta::assert_snapshot!(world.run(&["call", "List", "--workspace", "missing"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: cannot open the workspace `missing`
+      caused by: No such file or directory (os error 2)
+    hint: `--workspace DIR` or the key `workspace` names another folder
+    ");
+}
+
+#[test]
+fn large_output_is_kept_in_the_state_folder_and_can_be_read_there() {
+    let world = World::new();
+    let result =
+        world.json(&["call", "Bash", "command=seq 1 100000", "--isolation", "none", "--json", "--state", "state"]);
+    let artifact = result["artifact"].as_str().unwrap().to_owned();
+    let id = format!("id={artifact}");
+    let told = world.run(&["call", "GetArtifact", &id, "pattern=^77777$", "--state", "state"]);
+    assert!(told.contains("77777"), "{told}");
+    let bare = artifact.strip_prefix("artifact:").unwrap();
+    assert!(world.path("state/artifacts").join(bare).is_file());
+}
+
+#[test]
+fn a_state_folder_that_cannot_be_made_is_told() {
+    let world = World::new().file("file", "");
+    insta::assert_snapshot!(world.run(&["call", "List", "--state", "file/below"]), @"
+    exit: 7
+    ----- stdout -----
+
+    ----- stderr -----
+    error: cannot keep artifacts in `file/below/artifacts`
+      caused by: Not a directory (os error 20)
+    hint: `--state DIR` or the key `state` names another folder
+    ");
+}
+
+#[test]
+fn without_the_usual_state_folder_everything_else_works() {
+    let world = World::new().file("../home/.local/state", "a file in the way").file("a.txt", "one\n");
+    let told = world.run(&["call", "Read", "path=a.txt"]);
+    assert!(told.starts_with("exit: 0") && told.contains("large outputs are not kept"), "{told}");
+}
+
+#[test]
+fn looking_at_tools_writes_nothing() {
+    let world = World::new();
+    assert_eq!(world.code(&["tools"]), Some(0));
+    assert!(std::fs::read_dir(world.path("../home")).unwrap().next().is_none());
+}
+
+#[test]
+fn the_log_has_a_line_per_event_and_no_arguments() {
+    let world = World::new().file("a.txt", "one\n");
+    let output = world.command(&["call", "Read", "path=a.txt", "--log", "debug"]).output().unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    for event in ["tool.call.pending", "tool.call.started", "tool.call.success"] {
+        assert_eq!(log.matches(event).count(), 1, "{log}");
+    }
+    assert!(!log.contains("a.txt") && !log.contains('\x1b'), "{log}");
+}
+
+#[test]
+fn an_early_reader_who_leaves_is_no_failure() {
+    let world = World::new();
+    let mut child =
+        world.command(&["call", "Bash", "command=sleep 0.3; seq 1 10000", "--isolation", "none"]).spawn().unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    let world = World::new().file("a.txt", "one\n");
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = world.command(&["call", "Read", "path=a.txt"]).stdout(full).output().unwrap();
+    insta::assert_snapshot!(world.told(&output), @"
+exit: 7
+----- stdout -----
+
+----- stderr -----
+error: cannot write to standard output
+  caused by: No space left on device (os error 28)
+");
+}
+
+#[test]
+fn an_idempotency_key_and_priority_are_taken() {
+    let world = World::new().file("a.txt", "one\n");
+    let arguments = ["call", "Read", "path=a.txt", "--idempotency-key", "k", "--priority", "-3", "--deadline", "5s"];
+    assert_eq!(world.code(&arguments), Some(0));
+}

@@ -1,0 +1,165 @@
+//! `wieldy init`, `wieldy config show`, and where configuration comes from.
+
+use crate::world::World;
+
+#[test]
+fn init_writes_a_file_that_changes_nothing_and_does_not_overwrite() {
+    let world = World::new();
+    let before = world.run(&["config", "show"]);
+    insta::assert_snapshot!(world.run(&["init"]), @"
+    exit: 0
+    ----- stdout -----
+
+    ----- stderr -----
+    wrote `wieldy.toml`; `wieldy config show` prints what holds
+    ");
+    assert_eq!(world.run(&["config", "show"]), before);
+    insta::assert_snapshot!(world.run(&["init"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: `wieldy.toml` is there already
+    hint: `--force` replaces it
+    ");
+    assert_eq!(world.code(&["init", "--force", "--json"]), Some(0));
+}
+
+#[test]
+fn every_value_is_shown_with_its_origin() {
+    let world = World::new()
+        .file("wieldy.toml", "[retry]\nretries = 5\n[timeouts.tools]\nBash = \"2m\"\n")
+        .variable("WIELDY_LIMITS_QUEUE_TIMEOUT", "5s");
+    insta::assert_snapshot!(world.run(&["config", "show", "--log", "error", "--set", "isolation=none"]), @r#"
+    exit: 0
+    ----- stdout -----
+    breaker.failures-max = 10  # default
+    breaker.open-for = "30s"  # default
+    cache.bytes-max = 67108864  # default
+    confirm.timeout = "5m"  # default
+    isolation = "none"  # flag --set
+    limits.calls-running-max = 64  # default
+    limits.calls-running-per-agent-max = 4  # default
+    limits.calls-waiting-max = 1024  # default
+    limits.queue-timeout = "5s"  # environment WIELDY_LIMITS_QUEUE_TIMEOUT
+    log = "error"  # flag --log
+    output.bytes-max = 65536  # default
+    plans = {}  # default
+    rates = []  # default
+    resources.cpu-millicores = 500  # default
+    resources.disk-mb = 1024  # default
+    resources.memory-mb = 1024  # default
+    resources.open-files = 1024  # default
+    resources.output-mb = 64  # default
+    resources.processes = 256  # default
+    retry.backoff = "exponential"  # default
+    retry.base = "1s"  # default
+    retry.cap = "30s"  # default
+    retry.retries = 5  # file wieldy.toml
+    shell.environment = ["PATH", "HOME", "USER", "LANG", "LC_*", "TERM", "TZ", "TMPDIR"]  # default
+    state = "[root]/home/.local/state/wieldy"  # default
+    timeouts.default = "30s"  # default
+    timeouts.dynamic = false  # default
+    timeouts.tools.Bash = "2m"  # file wieldy.toml
+    tools.manifests = []  # default
+    workspace = "."  # default
+
+    ----- stderr -----
+    "#);
+    let values = world.json(&["config", "show", "--json"]);
+    let retries = values.as_array().unwrap().iter().find(|value| value["key"] == "retry.retries").unwrap();
+    assert_eq!(retries.to_string(), r#"{"key":"retry.retries","value":5,"origin":"file wieldy.toml"}"#);
+}
+
+#[test]
+fn the_first_file_of_the_documented_order_counts() {
+    let world = World::new()
+        .file("flag.toml", "retry.retries = 1")
+        .file("variable.toml", "retry.retries = 2")
+        .file("wieldy.toml", "retry.retries = 3")
+        .file("../home/.config/wieldy/wieldy.toml", "retry.retries = 4");
+    let retries = |world: &World, arguments: &[&str]| {
+        let told = world.run(&[&["config", "show"], arguments].concat());
+        told.lines().find(|line| line.starts_with("retry.retries")).unwrap().to_owned()
+    };
+    assert_eq!(retries(&world, &[]), "retry.retries = 3  # file wieldy.toml");
+    std::fs::remove_file(world.path("wieldy.toml")).unwrap();
+    assert_eq!(retries(&world, &[]), "retry.retries = 4  # file [root]/home/.config/wieldy/wieldy.toml");
+    let world = world.variable("WIELDY_CONFIG", "variable.toml");
+    assert_eq!(retries(&world, &[]), "retry.retries = 2  # file variable.toml");
+    assert_eq!(retries(&world, &["--config", "flag.toml"]), "retry.retries = 1  # file flag.toml");
+}
+
+#[test]
+fn mistakes_name_file_line_and_key() {
+    let world = World::new().file("wieldy.toml", "[limits]\ncalls-runing-max = 3\n");
+    insta::assert_snapshot!(world.run(&["call", "List"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: wieldy.toml:2: there is no key `limits.calls-runing-max`
+    hint: did you mean `calls-running-max`, `calls-running-per-agent-max` or `calls-waiting-max`?
+    ");
+    insta::assert_snapshot!(world.run(&["config", "show", "--config", "missing.toml"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: cannot read the configuration `missing.toml`
+      caused by: No such file or directory (os error 2)
+    ");
+    let world = world.file("wieldy.toml", "[timeouts]\n\ndefault = 0\n");
+    insta::assert_snapshot!(world.run(&["tools"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: wieldy.toml:3: `timeouts.default`: `0` is no time at all; a duration must be more than 0
+    ");
+    let world = world.file("wieldy.toml", "a = \u{1b}");
+    insta::assert_snapshot!(world.run(&["tools"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: wieldy.toml:1: string values must be quoted, expected literal string
+    ");
+}
+
+#[test]
+fn a_variable_that_nearly_names_a_key_is_noticed() {
+    let world = World::new().variable("WIELDY_ISOLATON", "none");
+    insta::assert_snapshot!(world.run(&["tools", "--text", "glob"]), @"
+    exit: 0
+    ----- stdout -----
+    Glob  files  reads  Finds files by a pattern such as `src/**/*.rs` and gives their paths, sorted
+
+    ----- stderr -----
+    warning: the environment variable `WIELDY_ISOLATON` sets no key; did you mean `WIELDY_ISOLATION`?
+    ");
+    let world = World::new().variable("WIELDY_LOG", "loud");
+    insta::assert_snapshot!(world.run(&["tools"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: the environment variable `WIELDY_LOG`: `log`: unknown variant `loud`, expected one of `off`, `error`, `warn`, `info`, `debug`, `trace`
+    ");
+}
+
+#[test]
+fn the_configuration_takes_effect() {
+    let world = World::new()
+        .file("wieldy.toml", "isolation = \"none\"\nworkspace = \"inner\"\n[timeouts.tools]\nBash = \"200ms\"\n")
+        .file("inner/a.txt", "");
+    assert!(world.run(&["call", "Bash", "command=ls"]).contains("a.txt"));
+    assert_eq!(world.code(&["call", "Bash", "command=sleep 10"]), Some(5));
+}
+
+#[test]
+fn everything_works_without_a_home() {
+    let world = World::new().file("a.txt", "one\n");
+    let output = world.command(&["call", "Read", "path=a.txt"]).env_remove("HOME").output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+}

@@ -1,0 +1,105 @@
+//! Each documented exit code, reached in the way that a script would meet it.
+
+use crate::world::World;
+
+#[test]
+fn each_end_has_its_exit_code() {
+    let world = World::new().file("a.txt", "one\n");
+    let bare = ["--isolation", "none"];
+    for (code, arguments) in [
+        (0, &["call", "Read", "path=a.txt"][..]),
+        (1, &["call", "Read", "path=missing.txt"]),
+        (1, &["call", "Bash", "command=exit 9", bare[0], bare[1]]),
+        (2, &["call", "Read", "path=a.txt", "--no-such-flag"]),
+        (2, &["call", "Read", "path"]),
+        (2, &["no-such-command"]),
+        (2, &[]),
+        (2, &["call", "Read", "path=a.txt", "--set", "limits.nope=1"]),
+        (3, &["call", "NoSuchTool"]),
+        (3, &["call", "Read"]),
+        (3, &["call", "Read", "--args", "{"]),
+        (3, &["tools", "show", "NoSuchTool"]),
+        (4, &["call", "Read", "path=a.txt", "--confirm"]),
+        (4, &["call", "Read", "path=a.txt", "--permission", "other"]),
+        (5, &["call", "Bash", "command=sleep 10", "--timeout", "200ms", bare[0], bare[1]]),
+        (7, &["call", "Bash", "command=echo hi"]),
+        (7, &["call", "Bash", "command=echo hi", "--isolation", "firecracker"]),
+    ] {
+        assert_eq!(world.code(arguments), Some(code), "{}", world.run(arguments));
+    }
+}
+
+#[test]
+fn a_timeout_says_which_clock_and_keeps_what_was_printed() {
+    let world = World::new();
+    let arguments = ["call", "Bash", "command=echo begun; sleep 10", "--timeout", "300ms", "--isolation", "none"];
+    insta::assert_snapshot!(world.run(&arguments), @"
+    exit: 5
+    ----- stdout -----
+    begun
+
+    ----- stderr -----
+    warning: isolation `none` isolates nothing: programs run with your own rights
+    error[E3103]: the run was stopped after [number] s
+    hint: give it more time, or ask for less at once; see `--timeout`, `--deadline` and `--silence`
+    ");
+}
+
+#[test]
+fn commands_of_later_versions_are_not_there() {
+    let world = World::new();
+    for command in ["serve", "mcp", "history", "audit", "doctor", "worker", "task", "cancel", "observe"] {
+        assert_eq!(world.code(&[command]), Some(2), "{command}");
+    }
+}
+
+#[test]
+fn help_names_the_commands_the_search_order_and_the_exit_codes() {
+    let world = World::new();
+    insta::assert_snapshot!(world.run(&["--help"]), @"
+    exit: 0
+    ----- stdout -----
+    Runs tools for AI agents: looked up, validated, confirmed, run in custody, timed, retried, recorded
+
+    Usage: wieldy [OPTIONS] <COMMAND>
+
+    Commands:
+      call         Call a tool and print what it answers
+      batch        Run several calls together
+      tools        List the tools there are, or look at one
+      init         Write a commented wieldy.toml into the current folder
+      config       Look at the configuration
+      completions  Print a script that completes this command's words in a shell
+      help         Print this message or the help of the given subcommand(s)
+
+    Options:
+      -h, --help     Print help
+      -V, --version  Print version
+
+    Options of every command:
+          --json             Print JSON for programs instead of text for people
+          --config <FILE>    Read the configuration from this file
+          --state <DIR>      Keep large outputs in this folder [default: the platform's state folder]
+          --log <LEVEL>      Say more or less on standard error: off, error, warn, info, debug, trace
+          --set <KEY=VALUE>  Set a key of the configuration; may be repeated
+
+    Configuration:
+      One file is read, the first of:
+      --config FILE, $WIELDY_CONFIG, ./wieldy.toml, ~/.config/wieldy/wieldy.toml.
+      Every key can be set by an environment variable, and by --set:
+      `limits.queue-timeout` is WIELDY_LIMITS_QUEUE_TIMEOUT.
+
+    Tools of your own:
+      The manifests in `tools.manifests` are read, then ./.wieldy/tools, then ~/.config/wieldy/tools.
+      Where two tools have the same name, the first one counts.
+
+    Exit codes:
+      0 success                                 4 denied, or confirmation missing
+      1 the tool failed                         5 timeout
+      2 wrong usage or configuration            6 cancelled
+      3 unknown tool or invalid arguments       7 sandbox, store or transport failed
+
+    ----- stderr -----
+    ");
+    assert_eq!(world.code(&["--version"]), Some(0));
+}

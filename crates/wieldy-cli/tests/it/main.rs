@@ -1,0 +1,12 @@
+//! The command as people and scripts use it: each test runs the binary and compares all that it prints.
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
+mod bad_input;
+mod batch;
+mod call;
+mod configuration;
+mod exit_codes;
+mod interrupt;
+mod terminal;
+mod tools;
+mod world;

@@ -1,0 +1,247 @@
+//! `wieldy tools`, `tools show`, `tools check`, and `completions`.
+
+use crate::world::World;
+
+const MANIFEST: &str = r#"
+[[tool]]
+name = "greet"
+description = "Greets somebody. And more."
+command = ["echo", "hello, {name}"]
+read-only = true
+confirm = true
+[tool.arguments]
+name = { type = "string", required = true }
+"#;
+
+#[test]
+fn the_list_has_a_line_per_tool() {
+    insta::assert_snapshot!(World::new().run(&["tools"]), @"
+    exit: 0
+    ----- stdout -----
+    Bash         shell  writes  Runs a command line in the workspace and returns what it prints
+    Delete       files  writes  Deletes a file or an empty folder; with `recursive`, a folder and all that is in it
+    Edit         files  writes  Replaces exact text in a file
+    GetArtifact  files  reads   Reads an output that was too large for a result: a part of it by offset and length, or the lines that match a pattern
+    Glob         files  reads   Finds files by a pattern such as `src/**/*.rs` and gives their paths, sorted
+    List         files  reads   Lists what is in a folder, sorted, with sizes; folders end in `/`
+    Read         files  reads   Reads a text file, or some lines of it
+    Search       files  reads   Searches files for a regular expression and gives the matching lines as `path:line:text`, sorted by path
+    Write        files  writes  Writes a text file, new or in place of the old content, whole or not at all
+
+    ----- stderr -----
+    ");
+}
+
+#[test]
+fn filters_narrow_the_list() {
+    let world = World::new().file(".wieldy/tools/greet.toml", MANIFEST);
+    insta::assert_snapshot!(world.run(&["tools", "--provider", "command"]), @"
+    exit: 0
+    ----- stdout -----
+    greet  command  reads  Greets somebody
+
+    ----- stderr -----
+    ");
+    insta::assert_snapshot!(world.run(&["tools", "--text", "no such words"]), @"
+    exit: 0
+    ----- stdout -----
+
+    ----- stderr -----
+    no tool fits
+    ");
+    let tools = world.json(&["tools", "--read-only", "--category", "files", "--json"]);
+    let names: Vec<&str> = tools.as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["GetArtifact", "Glob", "List", "Read", "Search"]);
+}
+
+#[test]
+fn a_definition_is_shown_with_its_schema() {
+    let world = World::new().file(".wieldy/tools/greet.toml", MANIFEST);
+    insta::assert_snapshot!(world.run(&["tools", "show", "greet"]), @r#"
+    exit: 0
+    ----- stdout -----
+    greet: Greets somebody. And more.
+
+    category:        command
+    provider:        command
+    version:         1
+    promises:        read-only, idempotent, open world
+    confirmation:    each time
+
+    {
+      "type": "object",
+      "properties": {
+        "name": {
+          "type": "string"
+        }
+      },
+      "required": [
+        "name"
+      ],
+      "additionalProperties": false
+    }
+
+    ----- stderr -----
+    "#);
+    assert_eq!(world.json(&["tools", "show", "greet", "--json"])["requires_confirmation"], true);
+    insta::assert_snapshot!(world.run(&["tools", "show", "gret"]), @"
+    exit: 3
+    ----- stdout -----
+
+    ----- stderr -----
+    error[E3001]: there is no tool `gret`
+    hint: did you mean `greet`?
+    ");
+}
+
+#[test]
+fn a_tool_by_a_manifest_can_be_called() {
+    let world = World::new().file("wieldy.toml", "tools.manifests = [\"my.toml\"]").file("my.toml", MANIFEST);
+    insta::assert_snapshot!(world.run(&["call", "greet", "name=Ada", "--yes", "--isolation", "none"]), @"
+    exit: 0
+    ----- stdout -----
+    hello, Ada
+
+    ----- stderr -----
+    warning: isolation `none` isolates nothing: programs run with your own rights
+    ");
+    assert_eq!(world.code(&["call", "greet", "name=Ada", "--isolation", "none"]), Some(4));
+}
+
+#[test]
+fn manifests_of_this_folder_come_before_those_of_the_user() {
+    let world = World::new()
+        .file(".wieldy/tools/greet.toml", MANIFEST)
+        .file("../home/.config/wieldy/tools/greet.toml", &MANIFEST.replace("hello", "goodbye"))
+        .file("../home/.config/wieldy/tools/other.toml", &MANIFEST.replace("greet", "other"));
+    insta::assert_snapshot!(world.run(&["call", "greet", "name=Ada", "--yes", "--isolation", "none", "--log", "off"]), @"
+    exit: 0
+    ----- stdout -----
+    hello, Ada
+
+    ----- stderr -----
+    warning: isolation `none` isolates nothing: programs run with your own rights
+    ");
+    assert_eq!(world.code(&["tools", "show", "other"]), Some(0));
+}
+
+#[test]
+fn a_manifest_in_order_is_told_so() {
+    let world = World::new().file("my.toml", MANIFEST);
+    insta::assert_snapshot!(world.run(&["tools", "check", "my.toml"]), @"
+    exit: 0
+    ----- stdout -----
+    my.toml: 1 tool: greet
+
+    ----- stderr -----
+    ");
+}
+
+#[test]
+fn everything_that_is_wrong_with_a_manifest_is_told_with_its_place() {
+    let world = World::new()
+        .file("bad.toml", "[[tool]]\nname = \"a b\"\ndescription = \"\"\ncommand = [\"x\"]\nreads = [\"pth\"]\n")
+        .file(
+            "late.toml",
+            "[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"x\", \"{nope}\"]\n\n\
+             [[tool]]\nname = \"Read\"\ndescription = \"\"\ncommand = [\"x\"]\n",
+        )
+        .file("typo.toml", "[[tool]]\nname = \"a\"\ndescription = \"\"\ncommnd = [\"x\"]\n")
+        .file("shadow.json", r#"{"tools":[{"name":"Read","description":"","command":["x"]}]}"#)
+        .file("broken.json", "{\"tools\": [\n{]}");
+    insta::assert_snapshot!(world.run(&["tools", "check", "bad.toml"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    bad.toml:1: tool `a b`: a tool's name has only letters A-Z a-z, digits, `_` and `-`, not ' ' at position 2
+    bad.toml:1: tool `a b`: there is no argument `pth`
+    ");
+    insta::assert_snapshot!(world.run(&["tools", "check", "late.toml"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    late.toml:1: tool `a`: `{nope}`: there is no argument `nope`
+    late.toml:6: tool `Read`: `Read` of command would hide the tool of builtin with the same name; give it another or a qualified one
+    ");
+    insta::assert_snapshot!(world.run(&["tools", "check", "typo.toml"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    typo.toml:4: unknown field `commnd`, expected one of `name`, `description`, `title`, `version`, `category`, `command`, `stdin`, `environment`, `folder`, `output`, `arguments`, `input-schema`, `output-schema`, `read-only`, `destructive`, `idempotent`, `open-world`, `permissions`, `confirm`, `timeout`, `timeout-max`, `silence`, `output-bytes-max`, `concurrency-max`, `limits`, `scopes`, `cache`, `retries`, `sensitive`, `reads`, `writes`, `aliases`; did you mean `command`?
+    ");
+    insta::assert_snapshot!(world.run(&["tools", "check", "shadow.json", "--json"]), @r#"
+    exit: 2
+    ----- stdout -----
+    {"file":"shadow.json","ok":false,"tools":["Read"],"problems":[{"line":null,"tool":"Read","message":"`Read` of command would hide the tool of builtin with the same name; give it another or a qualified one"}]}
+
+    ----- stderr -----
+    shadow.json: tool `Read`: `Read` of command would hide the tool of builtin with the same name; give it another or a qualified one
+    "#);
+    insta::assert_snapshot!(world.run(&["tools", "check", "broken.json"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    broken.json:2: key must be a string
+    ");
+    insta::assert_snapshot!(world.run(&["tools", "check", "missing.toml"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: cannot read the manifest `missing.toml`
+      caused by: No such file or directory (os error 2)
+    ");
+}
+
+#[test]
+fn a_broken_manifest_stops_a_call_and_says_how_to_see_more() {
+    let world = World::new().file(".wieldy/tools/bad.toml", "[[tool]]\nname = \"a b\"\n");
+    insta::assert_snapshot!(world.run(&["call", "List"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: the manifest `.wieldy/tools/bad.toml` cannot be used
+      caused by: .wieldy/tools/bad.toml:1: missing field `description`
+    hint: `wieldy tools check .wieldy/tools/bad.toml` prints everything that is wrong with it
+    ");
+}
+
+#[test]
+fn function_calling_definitions_are_seen_and_say_what_they_need() {
+    let functions = r#"[{"type":"function","function":{"name":"weather","description":"Tells the weather",
+        "parameters":{"type":"object","properties":{"city":{"type":"string"}}}}}]"#;
+    let world = World::new().file(".wieldy/tools/f.json", functions);
+    insta::assert_snapshot!(world.run(&["call", "weather", "city=Graz"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error[E3301]: `weather` is defined, but what it needs is not configured
+    hint: configure a program for it: a manifest of our own form with `command`
+    ");
+}
+
+#[test]
+fn foreign_text_cannot_steer_the_terminal() {
+    let manifest = MANIFEST.replace("Greets somebody.", "Evil \\u001b[31mred\\u001b[0m\\u202e.");
+    let world = World::new().file(".wieldy/tools/greet.toml", &manifest);
+    for arguments in [&["tools", "--provider", "command"][..], &["tools", "show", "greet"]] {
+        let told = world.run(arguments);
+        assert!(told.contains("\\u{1b}[31mred") && !told.contains('\x1b') && !told.contains('\u{202e}'), "{told}");
+    }
+}
+
+#[test]
+fn completions_are_there_for_the_usual_shells() {
+    let world = World::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let output = world.command(&["completions", shell]).output().unwrap();
+        let script = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && script.contains("wieldy") && script.contains("batch"), "{shell}");
+    }
+}

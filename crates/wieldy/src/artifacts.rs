@@ -1,0 +1,189 @@
+//! Artifacts in a folder: they outlive the program that made them, and several programs may share the folder.
+//!
+//! Each artifact is two files, `<id>` with the bytes and `<id>.json` with what is known of it. Nothing is kept in
+//! memory, so what one program writes or removes the next one sees.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use wieldy_core::artifact::ArtifactError;
+use wieldy_core::{ArtifactId, ArtifactInfo, ArtifactWriter, Artifacts, Caller};
+
+/// How many bytes of one artifact are kept, unless told otherwise.
+const EACH_BYTES_MAX: u64 = 64 * 1024 * 1024;
+/// How many bytes of all artifacts are kept, unless told otherwise.
+const ALL_BYTES_MAX: u64 = 1024 * 1024 * 1024;
+
+/// Keeps artifacts in a folder that only this user can open. The oldest go when the space is used up.
+#[derive(Debug, Clone)]
+pub struct FolderArtifacts {
+    folder: PathBuf,
+    each_bytes_max: u64,
+    all_bytes_max: u64,
+}
+
+/// Why a folder cannot keep artifacts.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot keep artifacts in `{}`", folder.display())]
+pub struct FolderError {
+    folder: PathBuf,
+    source: io::Error,
+}
+
+impl FolderArtifacts {
+    /// Opens the folder `artifacts` in the folder `state`, making both where they are missing.
+    pub fn open(state: &Path) -> Result<Self, FolderError> {
+        Self::with_bounds(state, EACH_BYTES_MAX, ALL_BYTES_MAX)
+    }
+
+    /// The same with bounds of its own: bytes of one artifact, and of all together.
+    pub fn with_bounds(state: &Path, each_bytes_max: u64, all_bytes_max: u64) -> Result<Self, FolderError> {
+        let folder = state.join("artifacts");
+        let make = || {
+            DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+            // It may have been there before, open to others.
+            fs::set_permissions(&folder, fs::Permissions::from_mode(0o700))
+        };
+        make().map_err(|source| FolderError { folder: folder.clone(), source })?;
+        Ok(Self { folder, each_bytes_max, all_bytes_max })
+    }
+
+    fn bytes_path(&self, id: ArtifactId) -> PathBuf {
+        self.folder.join(id.bare())
+    }
+
+    fn info_path(&self, id: ArtifactId) -> PathBuf {
+        self.folder.join(format!("{}.json", id.bare()))
+    }
+
+    /// Writes what is known of an artifact, whole or not at all.
+    fn write_info(&self, info: &ArtifactInfo) -> io::Result<()> {
+        let draft = self.folder.join(format!("{}.json.new", info.id.bare()));
+        private_file(&draft)?.write_all(&serde_json::to_vec(info)?)?;
+        fs::rename(draft, self.info_path(info.id))
+    }
+
+    /// Removes the oldest artifacts until all fit; the newest always stays. Ids are in the order of their making.
+    fn sweep(&self) -> io::Result<()> {
+        let mut kept = Vec::new();
+        for entry in fs::read_dir(&self.folder)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let id = name.to_str().and_then(|name| name.parse::<ArtifactId>().ok().filter(|id| id.bare() == name));
+            // An artifact that somebody else has just removed takes no space.
+            if let (Some(id), Ok(metadata)) = (id, entry.metadata()) {
+                kept.push((id, metadata.len()));
+            }
+        }
+        kept.sort_unstable();
+        let mut bytes: u64 = kept.iter().map(|(_, length)| length).sum();
+        for (id, length) in kept.iter().take(kept.len().saturating_sub(1)) {
+            if bytes <= self.all_bytes_max {
+                break;
+            }
+            // What is known goes first: an artifact without it is not there any more.
+            remove(&self.info_path(*id))?;
+            remove(&self.bytes_path(*id))?;
+            bytes -= length;
+        }
+        Ok(())
+    }
+}
+
+/// A new file that nobody else can read.
+fn private_file(path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Turns an error of the disk into one that names the artifact; what is not there any more was never there.
+fn failed(doing: &'static str, id: ArtifactId) -> impl Fn(io::Error) -> ArtifactError {
+    move |source| match source.kind() {
+        ErrorKind::NotFound => ArtifactError::NotFound(id),
+        _ => ArtifactError::Store { doing, id, source },
+    }
+}
+
+impl Artifacts for FolderArtifacts {
+    fn create(&self, owner: &Caller) -> Result<Box<dyn ArtifactWriter>, ArtifactError> {
+        let id = ArtifactId::next();
+        let info = ArtifactInfo { id, tenant: owner.tenant.clone(), kept_bytes: 0, total_bytes: 0 };
+        let make = || {
+            self.sweep()?;
+            let file = private_file(&self.bytes_path(id))?;
+            self.write_info(&info)?;
+            Ok(file)
+        };
+        // A folder that is gone is trouble with the store, not an artifact that nobody made.
+        let file = make().map_err(|source| ArtifactError::Store { doing: "make", id, source })?;
+        Ok(Box::new(FolderWriter { store: self.clone(), info, file }))
+    }
+
+    fn describe(&self, id: ArtifactId, reader: &Caller) -> Result<ArtifactInfo, ArtifactError> {
+        let look = || -> io::Result<ArtifactInfo> {
+            let mut info: ArtifactInfo = serde_json::from_slice(&fs::read(self.info_path(id))?)?;
+            // While it is written, and after a crash, only the file itself knows how long it is.
+            info.kept_bytes = fs::metadata(self.bytes_path(id))?.len();
+            info.total_bytes = info.total_bytes.max(info.kept_bytes);
+            Ok(info)
+        };
+        let info = look().map_err(failed("look at", id))?;
+        if info.tenant == reader.tenant { Ok(info) } else { Err(ArtifactError::NotFound(id)) }
+    }
+
+    fn read(&self, id: ArtifactId, reader: &Caller, offset: u64, length: u64) -> Result<Vec<u8>, ArtifactError> {
+        let kept_bytes = self.describe(id, reader)?.kept_bytes;
+        let page = || -> io::Result<Vec<u8>> {
+            let mut file = File::open(self.bytes_path(id))?;
+            file.seek(SeekFrom::Start(offset.min(kept_bytes)))?;
+            let mut page = Vec::new();
+            file.take(length).read_to_end(&mut page)?;
+            Ok(page)
+        };
+        page().map_err(failed("read", id))
+    }
+}
+
+struct FolderWriter {
+    store: FolderArtifacts,
+    info: ArtifactInfo,
+    file: File,
+}
+
+impl ArtifactWriter for FolderWriter {
+    fn id(&self) -> ArtifactId {
+        self.info.id
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), ArtifactError> {
+        let room = self.store.each_bytes_max.saturating_sub(self.info.kept_bytes);
+        let taken = (bytes.len() as u64).min(room);
+        self.file.write_all(&bytes[..taken as usize]).map_err(|source| ArtifactError::Store {
+            doing: "write",
+            id: self.info.id,
+            source,
+        })?;
+        self.info.kept_bytes += taken;
+        self.info.total_bytes += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+impl Drop for FolderWriter {
+    fn drop(&mut self) {
+        // An artifact that was swept away meanwhile is not brought back. Should the true size not be written, the
+        // size that was kept still stands; and the next one that is made sweeps again.
+        if self.store.info_path(self.info.id).exists() {
+            let _ = self.store.write_info(&self.info);
+        }
+        let _ = self.store.sweep();
+    }
+}

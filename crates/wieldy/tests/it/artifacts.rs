@@ -1,0 +1,134 @@
+//! What every store of artifacts promises, asked of the one in memory and the one in a folder; then of the folder alone.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use tempfile::TempDir;
+use wieldy::artifact::ArtifactError;
+use wieldy::{ArtifactId, Artifacts, Caller, FolderArtifacts, MemoryArtifacts};
+
+fn written(store: &dyn Artifacts, owner: &Caller, text: &str) -> ArtifactId {
+    let mut writer = store.create(owner).unwrap();
+    for chunk in text.as_bytes().chunks(7) {
+        writer.write(chunk).unwrap();
+    }
+    writer.id()
+}
+
+fn folder(each_bytes_max: u64, all_bytes_max: u64) -> (TempDir, FolderArtifacts) {
+    let state = tempfile::tempdir().unwrap();
+    let store = FolderArtifacts::with_bounds(state.path(), each_bytes_max, all_bytes_max).unwrap();
+    (state, store)
+}
+
+/// Asks `question` of a store in memory and of one in a folder, each with room for 100 bytes and 50 of one artifact.
+fn of_both(question: impl Fn(&dyn Artifacts)) {
+    question(&MemoryArtifacts::new(100));
+    let (_state, store) = folder(50, 100);
+    question(&store);
+}
+
+fn acme() -> Caller {
+    Caller { tenant: Some("acme".into()), ..Caller::local() }
+}
+
+#[test]
+fn an_artifact_is_read_in_pages() {
+    of_both(|store| {
+        let ada = Caller::local();
+        let id = written(store, &ada, "one two three");
+        assert_eq!(store.read(id, &ada, 4, 3).unwrap(), b"two");
+        assert_eq!(store.read(id, &ada, 8, u64::MAX).unwrap(), b"three");
+        assert_eq!(store.read(id, &ada, u64::MAX, u64::MAX).unwrap(), b"");
+    });
+}
+
+#[test]
+fn an_artifact_can_be_read_while_it_is_written() {
+    of_both(|store| {
+        let ada = Caller::local();
+        let mut writer = store.create(&ada).unwrap();
+        writer.write(b"so far").unwrap();
+        assert_eq!(store.read(writer.id(), &ada, 0, 99).unwrap(), b"so far");
+        assert_eq!(store.describe(writer.id(), &ada).unwrap().total_bytes, 6);
+    });
+}
+
+#[test]
+fn an_artifact_of_another_tenant_looks_like_none() {
+    of_both(|store| {
+        let id = written(store, &acme(), "secret");
+        assert!(matches!(store.read(id, &Caller::local(), 0, 9), Err(ArtifactError::NotFound(_))));
+        assert!(matches!(store.describe(id, &Caller::local()), Err(ArtifactError::NotFound(_))));
+        assert_eq!(store.read(id, &acme(), 0, 9).unwrap(), b"secret");
+    });
+}
+
+#[test]
+fn one_that_was_never_made_is_not_there() {
+    of_both(|store| {
+        assert!(matches!(store.describe(ArtifactId::next(), &Caller::local()), Err(ArtifactError::NotFound(_))));
+    });
+}
+
+#[test]
+fn space_is_bounded_the_true_size_known_and_the_oldest_goes_first() {
+    of_both(|store| {
+        let ada = Caller::local();
+        let big = written(store, &ada, &"x".repeat(80));
+        let info = store.describe(big, &ada).unwrap();
+        assert_eq!((info.kept_bytes, info.total_bytes), (50, 80));
+        let next = written(store, &ada, &"y".repeat(50));
+        let last = written(store, &ada, "z");
+        assert!(matches!(store.describe(big, &ada), Err(ArtifactError::NotFound(_))));
+        assert_eq!(store.describe(next, &ada).unwrap().kept_bytes, 50);
+        assert_eq!(store.read(last, &ada, 0, 9).unwrap(), b"z");
+    });
+}
+
+#[test]
+fn a_folder_of_artifacts_survives_a_restart() {
+    let (state, store) = folder(50, 100);
+    let id = written(&store, &acme(), &"x".repeat(80));
+    drop(store);
+    let store = FolderArtifacts::with_bounds(state.path(), 50, 100).unwrap();
+    let info = store.describe(id, &acme()).unwrap();
+    assert_eq!((info.kept_bytes, info.total_bytes, info.tenant.as_deref()), (50, 80, Some("acme")));
+    assert_eq!(store.read(id, &acme(), 48, 9).unwrap(), b"xx");
+}
+
+#[test]
+fn nobody_else_can_open_the_folder_or_a_file_of_it() {
+    let state = tempfile::tempdir().unwrap();
+    let artifacts = state.path().join("artifacts");
+    fs::create_dir(&artifacts).unwrap();
+    fs::set_permissions(&artifacts, fs::Permissions::from_mode(0o777)).unwrap();
+    let store = FolderArtifacts::open(state.path()).unwrap();
+    let id = written(&store, &Caller::local(), "mine");
+    let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&artifacts), 0o700);
+    assert_eq!(mode(&artifacts.join(id.bare())), 0o600);
+    assert_eq!(mode(&artifacts.join(format!("{}.json", id.bare()))), 0o600);
+    assert_eq!(fs::read_dir(&artifacts).unwrap().count(), 2, "nothing else is left behind");
+}
+
+#[test]
+fn an_artifact_swept_away_while_it_is_written_does_not_come_back() {
+    let (state, store) = folder(50, 60);
+    let ada = Caller::local();
+    let mut early = store.create(&ada).unwrap();
+    early.write(&[b'x'; 50]).unwrap();
+    written(&store, &ada, &"y".repeat(50));
+    early.write(b"more").unwrap();
+    drop(early);
+    assert_eq!(fs::read_dir(state.path().join("artifacts")).unwrap().count(), 2, "the later one alone");
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_says_which() {
+    let state = tempfile::tempdir().unwrap();
+    let file = state.path().join("file");
+    fs::write(&file, "").unwrap();
+    let told = FolderArtifacts::open(&file).unwrap_err().to_string();
+    assert_eq!(told, format!("cannot keep artifacts in `{}`", file.join("artifacts").display()));
+}

@@ -1,0 +1,61 @@
+//! The examples print what they say they print.
+
+#[path = "../../examples/batch.rs"]
+#[expect(dead_code, reason = "an example's `main` is not called here")]
+mod batch;
+#[path = "../../examples/cancel.rs"]
+#[expect(dead_code, reason = "an example's `main` is not called here")]
+mod cancel;
+#[path = "../../examples/confirm.rs"]
+#[expect(dead_code, reason = "an example's `main` is not called here")]
+mod confirm;
+#[path = "../../examples/custom_tool.rs"]
+#[expect(dead_code, reason = "an example's `main` is not called here")]
+mod custom_tool;
+#[path = "../../examples/observe.rs"]
+#[expect(dead_code, reason = "an example's `main` is not called here")]
+mod observe;
+
+#[tokio::test]
+async fn a_custom_tool_greets() {
+    insta::assert_snapshot!(custom_tool::run().await.unwrap(), @"hello, Ada");
+}
+
+#[tokio::test]
+async fn a_batch_runs_in_order_of_need() {
+    insta::assert_snapshot!(batch::run().await.unwrap(), @"
+    write: success
+    search: success
+    copy: success
+    missing: failed
+    3 of 4 succeeded
+    ");
+}
+
+#[tokio::test]
+async fn a_call_is_observed_from_its_first_event_on() {
+    insta::assert_snapshot!(observe::run().await.unwrap(), @"
+    tool.call.pending
+    tool.call.started
+    tool.call.progress
+    tool.call.progress
+    tool.call.progress
+    tool.call.success
+    ");
+}
+
+#[tokio::test]
+async fn a_person_confirms_one_call_and_refuses_another() {
+    insta::assert_snapshot!(confirm::run().await.unwrap(), @"
+    dropped scratch
+    E3005 CONFIRMATION_DENIED: the call was not confirmed
+    ");
+}
+
+#[tokio::test]
+async fn a_cancelled_call_says_who_wanted_it_and_keeps_what_it_printed() {
+    insta::assert_snapshot!(cancel::run().await.unwrap(), @"
+    cancelled: working, tidied up
+    E3109 CANCELLED: the call was cancelled
+    ");
+}

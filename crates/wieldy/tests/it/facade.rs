@@ -1,0 +1,33 @@
+//! What the builder gives those who say nothing.
+
+use serde_json::json;
+use wieldy::{Call, Code, Level};
+
+#[tokio::test]
+async fn the_built_in_tools_work_on_the_workspace() {
+    let workspace = tempfile::tempdir().unwrap();
+    let executor = wieldy::builder(workspace.path()).unwrap().build().unwrap();
+    let written = executor.call(Call::new("Write", json!({"path": "a.txt", "content": "hi\n"}))).await;
+    assert_eq!(written.error, None);
+    assert_eq!(std::fs::read_to_string(workspace.path().join("a.txt")).unwrap(), "hi\n");
+}
+
+#[tokio::test]
+async fn programs_do_not_run_without_isolation_unless_that_is_asked_for() {
+    let workspace = tempfile::tempdir().unwrap();
+    let executor = wieldy::builder(workspace.path()).unwrap().build().unwrap();
+    let refused = executor.call(Call::new("Bash", json!({"command": "echo hi"}))).await;
+    assert_eq!(refused.error.map(|error| error.code), Some(Code::SandboxCreationFailed));
+
+    let mut builder = wieldy::builder(workspace.path()).unwrap();
+    builder.isolation = Level::None;
+    let result = builder.build().unwrap().call(Call::new("Bash", json!({"command": "echo hi; pwd"}))).await;
+    let folder = workspace.path().canonicalize().unwrap();
+    assert_eq!(result.text(), format!("hi\n{}\n", folder.display()));
+}
+
+#[test]
+fn a_workspace_that_is_not_there_is_an_error_at_once() {
+    let told = wieldy::builder("/no/such/folder".as_ref()).err().unwrap().to_string();
+    assert_eq!(told, "cannot open the workspace `/no/such/folder`");
+}
