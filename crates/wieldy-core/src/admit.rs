@@ -48,6 +48,7 @@ impl Default for Limits {
 #[derive(Debug)]
 pub struct Slot {
     execution: ExecutionId,
+    waited: Duration,
     gate: Arc<Gate>,
     taker: Taker,
 }
@@ -55,6 +56,11 @@ pub struct Slot {
 impl Slot {
     pub(crate) fn execution(&self) -> ExecutionId {
         self.execution
+    }
+
+    /// How long the call waited for it.
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
     }
 }
 
@@ -136,10 +142,9 @@ impl Admission {
         let (taker, mut place) = {
             let mut queue = self.gate.lock();
             let taker = Taker { agent: queue.account(&flight.subject.caller), tool: tool.clone(), tool_max };
-            let slot = |taker| Slot { execution: consent.execution(), gate: Arc::clone(&self.gate), taker };
             let Err(full) = queue.room_for(&taker, &self.gate.limits) else {
                 queue.take(&taker);
-                return Ok(slot(taker));
+                return Ok(self.slot(consent, taker, Duration::ZERO));
             };
             if queue.waiting.len() >= self.gate.limits.calls_waiting_max {
                 return Err(self.refusal(full, &taker, Duration::ZERO, "and no more may wait"));
@@ -152,9 +157,8 @@ impl Admission {
         tokio::select! {
             biased;
             _ = &mut place.called => {
-                let slot = Slot { execution: consent.execution(), gate: Arc::clone(&self.gate), taker };
                 place.taken = true;
-                Ok(slot)
+                Ok(self.slot(consent, taker, since.elapsed()))
             }
             () = flight.stop().cancelled() => Err(flight.cancelled().expect("it was just told to stop").error()),
             () = tokio::time::sleep_until(end) => {
@@ -165,6 +169,10 @@ impl Admission {
                 Err(self.refusal(full, &taker, since.elapsed(), "and none came free in time"))
             }
         }
+    }
+
+    fn slot(&self, consent: &Consent, taker: Taker, waited: Duration) -> Slot {
+        Slot { execution: consent.execution(), waited, gate: Arc::clone(&self.gate), taker }
     }
 
     /// How many calls run and how many wait.

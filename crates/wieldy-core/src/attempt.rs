@@ -182,18 +182,25 @@ pub(crate) async fn attempt(
     // The call to `run` itself is inside too: whatever panics in a tool is caught here.
     let work = AssertUnwindSafe(async { tool.run(input, run).await }).catch_unwind();
     tokio::pin!(work);
-    let cut_short = tokio::select! {
+    let (answer, cut_short) = tokio::select! {
         biased;
-        done = &mut work => return answered(done),
-        () = flight.stop().cancelled() => flight.cancelled().expect("it was just told to stop").error(),
-        (clock, after) = clocks.run_out(flight, since) => clock.error(after, annotations.repeatable()),
+        done = &mut work => match flight.cancelled() {
+            None => return answered(done),
+            // The tool heard of the stop when we did: what it answers then is what it had so far.
+            Some(cause) => (Some(done), cause.error()),
+        },
+        () = flight.stop().cancelled() => (None, flight.cancelled().expect("it was just told to stop").error()),
+        (clock, after) = clocks.run_out(flight, since) => (None, clock.error(after, annotations.repeatable())),
     };
     // First it is told to stop, and given the time to end its processes; then it is dropped.
     run.stop().cancel();
     let patience = run.confinement().grace + Duration::from_secs(2);
-    let late = tokio::time::timeout(patience, &mut work).await;
+    let late = match answer {
+        Some(done) => Some(done),
+        None => tokio::time::timeout(patience, &mut work).await.ok(),
+    };
     let so_far = match late {
-        Ok(Ok(Ok(outcome))) if !outcome.content.is_empty() || outcome.usage.is_some() => outcome,
+        Some(Ok(Ok(outcome))) if !outcome.content.is_empty() || outcome.usage.is_some() => outcome,
         _ => run.captured(),
     };
     let content =

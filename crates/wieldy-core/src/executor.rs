@@ -108,18 +108,17 @@ impl Executor {
         engine.rates.count(&call.caller, &tool.name)?;
         for attempt in 1.. {
             let passage = engine.breakers.enter(&tool.name)?;
-            let waiting = Instant::now();
             let slots = spec.constraints.concurrency_max;
             let slot =
                 engine.admission.admit(consent, flight, &tool.name, slots, call.options.priority, clocks).await?;
-            tally.queued += waiting.elapsed();
+            tally.queued += slot.waited();
             self.start(flight, attempt, terms, spec.annotations.read_only).await?;
             tally.attempts = attempt;
             let run = self.run(flight, attempt, terms, spec.constraints.output_bytes_max);
             if touches.writes_anything() {
                 engine.cache.spoil(&touches);
             }
-            let began = Instant::now();
+            let began = engine.timings.is_some().then(Instant::now);
             let ready = Ready::new(grant, input, &slot);
             let ended = attempt::attempt(ready, &*tool.tool, spec.annotations, &run, flight, clocks).await;
             if touches.writes_anything() {
@@ -127,9 +126,9 @@ impl Executor {
             }
             let ended = self.settle(ended, tool, &run);
             drop(slot);
-            passage.tell(verdict(ended.outcome.failure.as_ref()));
+            passage.tell(verdict(ended.outcome.failure.as_deref()));
             let Some(error) = &ended.outcome.failure else {
-                self.learn(tool, began.elapsed());
+                self.learn(tool, began);
                 if attempt > 1 {
                     flight.record(Body::RetrySuccess { attempts: attempt });
                 }
@@ -138,7 +137,7 @@ impl Executor {
             let repeatable = spec.annotations.repeatable() || !ended.effect_possible;
             let delay = attempt::next_delay(&terms.retry, &call.options, error, repeatable, attempt, clocks.deadline);
             let Some(delay) = delay else { return Ok(give_up(flight, attempt, ended.outcome, repeatable)) };
-            self.pause(flight, attempt + 1, terms, delay, error.clone()).await?;
+            self.pause(flight, attempt + 1, terms, delay, error).await?;
         }
         unreachable!("a number of attempts is finite")
     }
@@ -286,7 +285,6 @@ impl Executor {
         if let Some(cause) = flight.cancelled() {
             return Err(cause.error());
         }
-        flight.live();
         let started = flight.record(Body::CallStarted {
             attempt,
             attempts_max: terms.retry.retries.saturating_add(1),
@@ -326,16 +324,16 @@ impl Executor {
                     error.instance_path(),
                     error.masked()
                 );
-                outcome.failure = Some(CallError::new(Code::OutputSchemaMismatch, told));
+                outcome.failure = Some(Box::new(CallError::new(Code::OutputSchemaMismatch, told)));
             }
         }
         run.fit(outcome);
         ended
     }
 
-    fn learn(&self, tool: &Registered, took: Duration) {
-        if let Some(timings) = &self.inner.timings {
-            timings.learn(&tool.name, took);
+    fn learn(&self, tool: &Registered, began: Option<Instant>) {
+        if let (Some(timings), Some(began)) = (&self.inner.timings, began) {
+            timings.learn(&tool.name, began.elapsed());
         }
     }
 
@@ -346,11 +344,11 @@ impl Executor {
         attempt: u32,
         terms: &Terms,
         delay: Duration,
-        error: CallError,
+        error: &CallError,
     ) -> Result<(), CallError> {
         let attempts_max = terms.retry.retries.saturating_add(1);
         let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
-        flight.record(Body::RetryAttempt { attempt, attempts_max, delay_ms, error: Box::new(error) });
+        flight.record(Body::RetryAttempt { attempt, attempts_max, delay_ms, error: Box::new(error.clone()) });
         unless_stopped(flight, &terms.clocks, tokio::time::sleep(delay)).await
     }
 }
@@ -414,7 +412,7 @@ fn give_up(flight: &Flight, attempts: u32, mut outcome: Outcome, repeatable: boo
     if let Some(error) = &mut outcome.failure {
         error.retryable &= repeatable;
         if attempts > 1 {
-            flight.record(Body::RetryExhausted { attempts, error: Box::new(error.clone()) });
+            flight.record(Body::RetryExhausted { attempts, error: error.clone() });
         }
     }
     outcome
@@ -450,7 +448,7 @@ impl Entry {
     /// Writes the closing event and makes the result. What happened is told even if it cannot be written.
     async fn close(mut self, call: Call, ended: Result<Outcome, CallError>, tally: Tally) -> ToolResult {
         let outcome = ended.unwrap_or_else(|error| Outcome::default().failed(error));
-        let (flight, error) = (Arc::clone(&self.flight), outcome.failure);
+        let (flight, error) = (Arc::clone(&self.flight), outcome.failure.map(|error| *error));
         let result = ToolResult {
             execution_id: flight.id,
             call_id: call.call_id,

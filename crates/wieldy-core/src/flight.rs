@@ -272,7 +272,10 @@ impl Hasher for IdHasher {
 impl Flights {
     /// A table that remembers the last `over_max` calls, and as many batches, after they are over.
     pub(crate) fn new(over_max: usize) -> Self {
-        Self { table: Mutex::new(Table::default()), over_max }
+        let mut table = Table::default();
+        // Calls come and go: room to spare keeps the table from being tidied up every few of them.
+        table.calls.reserve(over_max.saturating_mul(4));
+        Self { table: Mutex::new(table), over_max }
     }
 
     pub(crate) fn add(&self, flight: Arc<Flight>) {

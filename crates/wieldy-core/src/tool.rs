@@ -403,7 +403,7 @@ pub struct Outcome {
     /// The answer for programs.
     pub structured: Option<Value>,
     /// Set where the tool ran and could not do what it was asked.
-    pub failure: Option<CallError>,
+    pub failure: Option<Box<CallError>>,
     /// Whether the content is only part of what there was.
     pub partial: bool,
     /// Where the whole output is kept.
@@ -436,7 +436,7 @@ impl Outcome {
     /// The same answer, as a failure that the tool reports.
     #[must_use]
     pub fn failed(mut self, error: CallError) -> Self {
-        self.failure = Some(error);
+        self.failure = Some(Box::new(error));
         self
     }
 }

@@ -145,6 +145,17 @@ async fn cancelling_reaches_a_session_or_a_tenant_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_cancelled_call_is_cancelled_however_quickly_its_tool_heeds_the_stop() {
+    let world = World::new([Puppet::reading("t", Act::PrintAndWait("half"))]);
+    let id = world.executor.spawn(Call::new("t", json!({})));
+    tokio::time::sleep(SECOND).await;
+    world.executor.cancel(id);
+    let result = world.executor.wait(id, &Caller::local()).await.unwrap();
+    assert_eq!((result.status, result.text().as_str(), result.partial), (Status::Cancelled, "half", true));
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_stop_lets_calls_end_and_cancels_the_rest() {
     let world = World::new([Puppet::reading("short", Act::Take(SECOND)), Puppet::reading("long", Act::Hang)]);
     let short = world.executor.spawn(Call::new("short", json!({})));

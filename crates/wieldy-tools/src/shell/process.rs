@@ -35,7 +35,7 @@ pub(super) async fn run_command_into(
         outcome.partial = true;
         return Ok(outcome);
     }
-    outcome.failure = failure(&command.program, ended);
+    outcome.failure = failure(&command.program, ended).map(Box::new);
     Ok(outcome)
 }
 
