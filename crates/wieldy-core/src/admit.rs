@@ -160,7 +160,7 @@ impl Admission {
                 place.taken = true;
                 Ok(self.slot(consent, taker, since.elapsed()))
             }
-            () = flight.stop().cancelled() => Err(flight.cancelled().expect("it was just told to stop").error()),
+            error = flight.stopped() => Err(error),
             () = tokio::time::sleep_until(end) => {
                 if clocks.deadline == Some(end) {
                     return Err(Clock::Total.error(flight.opened.elapsed(), false));

@@ -189,7 +189,7 @@ pub(crate) async fn attempt(
             // The tool heard of the stop when we did: what it answers then is what it had so far.
             Some(cause) => (Some(done), cause.error()),
         },
-        () = flight.stop().cancelled() => (None, flight.cancelled().expect("it was just told to stop").error()),
+        error = flight.stopped() => (None, error),
         (clock, after) = clocks.run_out(flight, since) => (None, clock.error(after, annotations.repeatable())),
     };
     // First it is told to stop, and given the time to end its processes; then it is dropped.

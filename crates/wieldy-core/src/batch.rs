@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -350,7 +351,7 @@ impl Executor {
     }
 
     fn record_batch(&self, flight: &BatchFlight, body: Body) {
-        let _ = self.recorder().append(&flight.subject, body, [&flight.log]);
+        let _ = self.recorder().append(&flight.subject, body, Timestamp::now(), [&flight.log]);
     }
 }
 

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use jiff::Timestamp;
+
 use crate::admit::{Admission, Limits};
 use crate::artifact::{Artifacts, MemoryArtifacts};
 use crate::attempt::{ClockDefaults, DynamicTimeout, RetryPolicy, TIMEOUT_DEFAULT, Timings};
@@ -215,10 +217,10 @@ impl Executor {
         let registration = self.inner.registry.add(tool)?;
         if let Registration::Changed { previous, current } = registration {
             let caller = Arc::new(Caller::local());
-            let subject = Subject { execution: None, batch: None, call_id: None, tool: Some(name), caller };
+            let subject = Subject { execution: None, batch: None, call_id: None, tool: Some(name.into()), caller };
             let (previous_hash, current_hash) = (previous.to_hex().to_string(), current.to_hex().to_string());
             let body = Body::DefinitionChanged { previous_hash, current_hash };
-            let _ = self.inner.recorder.append(&Arc::new(subject), body, []);
+            let _ = self.inner.recorder.append(&Arc::new(subject), body, Timestamp::now(), []);
         }
         Ok(registration)
     }

@@ -21,7 +21,7 @@ use crate::sandbox::{Level, Network, ResourceLimits, SandboxId, Usage};
 #[derive(Debug, Clone)]
 pub struct Call {
     /// The tool's name as it was written; nothing has checked it yet.
-    pub tool: String,
+    pub tool: Arc<str>,
     /// The arguments; `null` counts as no arguments.
     pub arguments: Arc<Value>,
     /// The caller's own id for this call, handed back untouched.
@@ -34,7 +34,7 @@ pub struct Call {
 
 impl Call {
     /// A call by the local user with default options.
-    pub fn new(tool: impl Into<String>, arguments: Value) -> Self {
+    pub fn new(tool: impl Into<Arc<str>>, arguments: Value) -> Self {
         Self {
             tool: tool.into(),
             arguments: Arc::new(arguments),
@@ -255,9 +255,9 @@ pub struct ToolResult {
     /// The caller's own id, handed back untouched.
     pub call_id: Option<String>,
     /// The tool's full name, or what was asked for where there is no such tool.
-    pub tool: String,
+    pub tool: Arc<str>,
     /// Where the tool came from; empty where there is no such tool.
-    pub provider: String,
+    pub provider: Arc<str>,
     /// How it ended.
     pub status: Status,
     /// What the tool answered, in blocks; output so far where the run was cut short.

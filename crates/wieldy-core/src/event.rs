@@ -36,7 +36,7 @@ pub struct Subject {
     /// The caller's own id of the call.
     pub call_id: Option<String>,
     /// The tool's name, as known when the call was accepted.
-    pub tool: Option<String>,
+    pub tool: Option<Arc<str>>,
     /// On whose behalf.
     pub caller: Arc<Caller>,
 }

@@ -154,7 +154,7 @@ impl Executor {
             Ok(()) => Redacted::new(Arc::clone(&call.arguments), marked),
             Err(_) => Value::Null.into(),
         };
-        let opened = flight.record(Body::CallPending { arguments });
+        let opened = flight.record_at(Body::CallPending { arguments }, flight.opened_at);
         let refused = match (opened, size) {
             (Receipt::Refused(error), _) => Some(error.into()),
             (_, Err(too_large)) => Some(too_large.into()),
@@ -354,7 +354,7 @@ impl Executor {
 }
 
 /// A call in flight costs its future: a step that makes it much larger should be noticed here, not in production.
-const _: () = assert!(future_bytes(&Executor::call) <= 6 * 1024);
+const _: () = assert!(future_bytes(&Executor::call) <= 4 * 1024);
 
 const fn future_bytes<'a, F: Future>(_: &impl Fn(&'a Executor, Call) -> F) -> usize {
     size_of::<F>()
@@ -399,10 +399,13 @@ async fn unless_stopped<T>(flight: &Flight, clocks: &Clocks, work: impl Future<O
             None => std::future::pending().await,
         }
     };
+    if let Some(cause) = flight.cancelled() {
+        return Err(cause.error());
+    }
     tokio::select! {
         biased;
-        () = flight.stop().cancelled() => Err(flight.cancelled().expect("it was just told to stop").error()),
         done = work => Ok(done),
+        error = flight.stopped() => Err(error),
         () = deadline => Err(Clock::Total.error(flight.opened.elapsed(), false)),
     }
 }
@@ -452,8 +455,8 @@ impl Entry {
         let result = ToolResult {
             execution_id: flight.id,
             call_id: call.call_id,
-            tool: tally.tool.as_ref().map_or(call.tool, |tool| tool.name.to_string()),
-            provider: tally.tool.as_ref().map(|tool| tool.provider.clone()).unwrap_or_default(),
+            tool: tally.tool.as_ref().map_or(call.tool, |tool| tool.name.shared()),
+            provider: tally.tool.as_ref().map(|tool| Arc::clone(&tool.provider)).unwrap_or_default(),
             status: error.as_ref().map_or(Status::Success, CallError::status),
             content: outcome.content,
             structured: outcome.structured,
@@ -476,7 +479,7 @@ impl Entry {
         if flight.state() == CallState::Unknown {
             flight.abandon(result.status);
         }
-        let closed = flight.record(Body::closed(Closing {
+        let closing = Body::closed(Closing {
             status: result.status,
             duration_ms: result.timing.duration_ms,
             queued_ms: result.timing.queued_ms,
@@ -486,7 +489,8 @@ impl Entry {
             artifact: result.artifact,
             usage: result.usage,
             error: result.error.clone().map(Box::new),
-        }));
+        });
+        let closed = flight.record_at(closing, result.timing.completed_at);
         self.over();
         // The answer is true even where its record cannot be kept; recovery closes the entry later.
         let _ = closed.kept().await;

@@ -71,7 +71,8 @@ pub(crate) struct Flight {
     batch: Option<Arc<BatchFlight>>,
     state: Mutex<CallState>,
     log: Log,
-    stop: CancellationToken,
+    /// Made when somebody has to wait for it: most calls are over before.
+    stop: OnceLock<CancellationToken>,
     cause: OnceLock<CancelCause>,
     /// Microseconds from `opened` to the last output or progress.
     sign_of_life: AtomicU64,
@@ -86,37 +87,42 @@ impl AsRef<Log> for Flight {
 
 impl Flight {
     pub(crate) fn new(call: &Call, recorder: &Arc<Recorder>, batch: Option<&Arc<BatchFlight>>) -> Self {
-        let id = ExecutionId::next();
+        let (id, opened_at) = (ExecutionId::next(), Timestamp::now());
         let subject = Subject {
             execution: Some(id),
             batch: batch.map(|batch| batch.id),
             call_id: call.call_id.clone(),
-            tool: Some(call.tool.clone()),
+            tool: Some(Arc::clone(&call.tool)),
             caller: Arc::clone(&call.caller),
         };
         Self {
             id,
             subject: Arc::new(subject),
             opened: Instant::now(),
-            opened_at: Timestamp::now(),
+            opened_at,
             recorder: Arc::clone(recorder),
             batch: batch.cloned(),
             state: Mutex::new(CallState::Unknown),
             log: Log::default(),
-            stop: batch.map_or_else(CancellationToken::new, |batch| batch.stop.child_token()),
+            stop: OnceLock::new(),
             cause: OnceLock::new(),
             sign_of_life: AtomicU64::new(0),
             capture: Mutex::new(None),
         }
     }
 
-    /// Records what happened to the call. What cannot follow (a word from a run that is over) is dropped.
+    /// Records what happened to the call just now.
     pub(crate) fn record(&self, body: Body) -> Receipt {
+        self.record_at(body, Timestamp::now())
+    }
+
+    /// Records what happened to the call. What cannot follow (a word from a run that is over) is dropped.
+    pub(crate) fn record_at(&self, body: Body, at: Timestamp) -> Receipt {
         let mut state = self.state.lock().expect("no code panics while it holds the state");
         let Ok(next) = state.apply(&body) else { return Receipt::Kept };
         let over = matches!(next, CallState::Closed { .. });
         let batch_log = self.batch.as_ref().map(|batch| &batch.log);
-        let receipt = self.recorder.append(&self.subject, body, batch_log.into_iter().chain([&self.log]));
+        let receipt = self.recorder.append(&self.subject, body, at, batch_log.into_iter().chain([&self.log]));
         if !matches!(receipt, Receipt::Refused(_)) {
             *state = next;
         }
@@ -145,21 +151,26 @@ impl Flight {
     /// Tells the call to end. The first cause counts.
     pub(crate) fn cancel(&self, cause: CancelCause) {
         let _ = self.cause.set(cause);
-        self.stop.cancel();
+        self.stop().cancel();
     }
 
-    /// Becomes true once somebody cancelled the call.
+    /// Is cancelled once somebody cancelled the call, or its batch.
     pub(crate) fn stop(&self) -> &CancellationToken {
-        &self.stop
+        self.stop.get_or_init(|| match &self.batch {
+            Some(batch) => batch.stop.child_token(),
+            None => CancellationToken::new(),
+        })
+    }
+
+    /// Ends once somebody cancelled the call, with the error that says who.
+    pub(crate) async fn stopped(&self) -> CallError {
+        self.stop().cancelled().await;
+        self.cancelled().expect("a cause is set before the token is cancelled").error()
     }
 
     /// Why the call was cancelled, if it was.
     pub(crate) fn cancelled(&self) -> Option<CancelCause> {
-        if !self.stop.is_cancelled() {
-            return None;
-        }
-        let by_batch = || self.batch.as_ref().and_then(|batch| batch.cancelled());
-        Some(self.cause.get().copied().or_else(by_batch).unwrap_or(CancelCause::Batch))
+        self.cause.get().copied().or_else(|| self.batch.as_ref()?.cancelled())
     }
 
     pub(crate) fn elapsed_ms(&self) -> f64 {

@@ -120,10 +120,11 @@ impl Recorder {
         &self,
         subject: &Arc<Subject>,
         body: Body,
+        at: Timestamp,
         logs: impl IntoIterator<Item = &'a Log>,
     ) -> Receipt {
         let mut next_seq = self.next_seq.lock().expect("no code panics while it holds the line");
-        let event = Arc::new(Event { seq: *next_seq, at: Timestamp::now(), subject: Arc::clone(subject), body });
+        let event = Arc::new(Event { seq: *next_seq, at, subject: Arc::clone(subject), body });
         let receipt = self.journal.append(&event);
         if matches!(receipt, Receipt::Refused(_)) {
             return receipt;
@@ -162,7 +163,7 @@ impl Filter {
         let subject = &event.subject;
         let equal = |wanted: &Option<String>, actual: &Option<String>| wanted.is_none() || wanted == actual;
         self.name_prefix.as_ref().is_none_or(|prefix| event.body.name().starts_with(prefix.as_str()))
-            && equal(&self.tool, &subject.tool)
+            && (self.tool.is_none() || self.tool.as_deref() == subject.tool.as_deref())
             && equal(&self.session, &subject.caller.session)
             && equal(&self.tenant, &subject.caller.tenant)
             && (self.execution.is_none() || self.execution == subject.execution)

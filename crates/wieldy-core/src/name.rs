@@ -58,6 +58,11 @@ impl ToolName {
         self.0.split_once(Self::SEPARATOR).map(|(_, tool)| tool).filter(|tool| !tool.is_empty())
     }
 
+    /// The name as shared text.
+    pub(crate) fn shared(&self) -> Arc<str> {
+        Arc::clone(&self.0)
+    }
+
     /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0

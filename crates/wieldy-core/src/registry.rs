@@ -16,7 +16,7 @@ use crate::tool::{Provider, SharedTool, ToolSpec};
 pub struct Registered {
     pub(crate) name: ToolName,
     pub(crate) spec: ToolSpec,
-    pub(crate) provider: String,
+    pub(crate) provider: Arc<str>,
     pub(crate) input: Schema,
     pub(crate) output: Option<Schema>,
     pub(crate) tool: SharedTool,
@@ -37,7 +37,7 @@ impl Registered {
         let input = Schema::compile(&spec.input_schema).map_err(|source| unusable("input", source))?;
         let output = spec.output_schema.as_ref().map(Schema::compile_output).transpose();
         let output = output.map_err(|source| unusable("output", source))?;
-        let (provider, hash) = (spec.provider.to_string(), spec.hash());
+        let (provider, hash) = (spec.provider.to_string().into(), spec.hash());
         let sensitive = sensitive_names(&spec);
         Ok(Self { name, spec, provider, input, output, tool, hash, sensitive })
     }
@@ -178,7 +178,7 @@ impl ToolFilter {
         };
         self.category.as_ref().is_none_or(|category| *category == spec.category)
             && self.scope.as_ref().is_none_or(|scope| spec.agent_scopes.is_empty() || spec.agent_scopes.contains(scope))
-            && self.provider.as_ref().is_none_or(|provider| *provider == tool.provider)
+            && self.provider.as_ref().is_none_or(|provider| **provider == *tool.provider)
             && self.read_only.is_none_or(|read_only| read_only == spec.annotations.read_only)
             && self.text.as_ref().is_none_or(holds_text)
     }

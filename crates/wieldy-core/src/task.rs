@@ -38,7 +38,7 @@ struct Shelf {
 }
 
 struct Known {
-    tool: String,
+    tool: Arc<str>,
     tenant: Option<String>,
     result: watch::Receiver<Option<Arc<ToolResult>>>,
     /// Set when it is over.
@@ -61,7 +61,7 @@ pub struct Task {
     /// The engine's id of the call.
     pub id: ExecutionId,
     /// The tool that was asked for.
-    pub tool: String,
+    pub tool: Arc<str>,
     /// How it stands.
     pub status: Status,
     /// The result, once it is over.

@@ -103,7 +103,7 @@ impl Ours {
         let arguments: Value = serde_json::from_str(black_box(ARGUMENTS)).expect("the arguments are a constant");
         let turn = self.next.replace((self.next.get() + 1) % self.tools.len());
         Call {
-            tool: self.tools[turn].clone(),
+            tool: self.tools[turn].as_str().into(),
             arguments: Arc::new(arguments),
             call_id: None,
             caller: Arc::clone(&self.caller),

@@ -34,7 +34,7 @@ pub(crate) async fn run(
     options.require_confirmation = args.confirm;
     options.idempotency_key.clone_from(&args.idempotency_key);
     let caller = request::caller(&args.run);
-    let call = Call::new(&args.tool, arguments).by(Arc::clone(&caller)).with(options);
+    let call = Call::new(args.tool.as_str(), arguments).by(Arc::clone(&caller)).with(options);
 
     let mut interrupts = Interrupts::listen()?;
     let work = async {

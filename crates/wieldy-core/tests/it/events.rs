@@ -70,7 +70,7 @@ async fn subscribers_get_what_they_asked_for_and_know_what_they_lost() {
     let tools = |subscription: &mut wieldy_core::Subscription| {
         std::iter::from_fn(|| subscription.try_next())
             .map(|seen| match seen {
-                Seen::Event(event) => event.subject.tool.clone().unwrap(),
+                Seen::Event(event) => event.subject.tool.as_deref().unwrap().to_owned(),
                 Seen::Missed(count) => format!("missed {count}"),
             })
             .collect::<Vec<_>>()

@@ -35,7 +35,7 @@ fn world_with_rules(rules: impl IntoIterator<Item = Rule>) -> World {
 async fn an_unknown_tool_is_told_with_what_may_have_been_meant() {
     let world = World::new([Puppet::reading("search", Act::Echo)]);
     let result = world.call("serach", json!({})).await;
-    assert_eq!((result.status, result.provider.as_str()), (Status::ValidationError, ""));
+    assert_eq!((result.status, &*result.provider), (Status::ValidationError, ""));
     insta::assert_snapshot!(world.tape(), @r#"
     tool.call.pending {"tool":"serach"}
     tool.call.failure {"status":"validation_error","attempts":0,"cached":false,"output_bytes":0,"error":{"code":"E3001","name":"TOOL_NOT_FOUND","category":"validation_error","message":"there is no tool `serach`","retryable":false,"suggestion":"did you mean `search`?","details":{"near":["search"]}},"tool":"serach"}

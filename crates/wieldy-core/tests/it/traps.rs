@@ -39,7 +39,7 @@ async fn trap_parallel_results_out_of_order() {
     let calls = calls.map(|(number, tool)| Call::new(*tool, json!({})).id(number.to_string()));
     let result = world.executor.batch(Batch { mode: BatchMode::Parallel, ..Batch::new(calls) }).await.unwrap();
     let order: Vec<_> =
-        result.results.iter().map(|result| (result.call_id.as_deref().unwrap(), result.tool.as_str())).collect();
+        result.results.iter().map(|result| (result.call_id.as_deref().unwrap(), &*result.tool)).collect();
     assert_eq!(order, [("0", "slow"), ("1", "fast"), ("2", "slow"), ("3", "fast")]);
 }
 

@@ -52,7 +52,7 @@ async fn bash_answers_with_what_was_printed_and_how_it_ended() {
     let result = World::new("").bash("echo hi; echo there >&2").await;
     assert_eq!((result.status, result.text().as_str()), (Status::Success, "hi\nthere\n"));
     assert_eq!(result.structured, Some(json!({"exit_code": 0})));
-    assert_eq!((result.provider.as_str(), result.partial), ("builtin", false));
+    assert_eq!((&*result.provider, result.partial), ("builtin", false));
     assert_eq!(result.sandbox.unwrap().level, Level::None);
     assert!(result.usage.unwrap().memory_peak_bytes > 0);
 }
@@ -207,7 +207,7 @@ async fn a_command_tool_passes_values_as_words_and_never_through_a_shell() {
     let arguments = json!({"first": "$(touch ran) `id` ; *", "count": 3, "more": ["a b", "c"]});
     let result = world.call("show", arguments).await;
     assert_eq!(result.text(), "<$(touch ran) `id` ; *><n=3><a b><c>");
-    assert_eq!((result.provider.as_str(), result.structured), ("command", Some(json!({"exit_code": 0}))));
+    assert_eq!((&*result.provider, result.structured), ("command", Some(json!({"exit_code": 0}))));
     assert!(!world.workspace.path().join("ran").exists());
     assert_eq!(world.call("show", json!({"first": ""})).await.text(), "<>");
 }
