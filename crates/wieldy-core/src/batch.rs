@@ -18,6 +18,7 @@ use crate::event::Body;
 use crate::executor::Executor;
 use crate::flight::BatchFlight;
 use crate::footprint::Touches;
+use crate::input::check_size;
 
 /// Several calls to be run together.
 #[derive(Debug, Clone)]
@@ -184,8 +185,7 @@ fn needs(calls: &[BatchCall]) -> Result<Vec<BTreeSet<usize>>, BatchError> {
     }
     let mut all = Vec::with_capacity(calls.len());
     for (place, BatchCall { call, after }) in calls.iter().enumerate() {
-        let mut referred = Vec::new();
-        references(&call.arguments, &mut referred);
+        let referred = referred(&call.arguments);
         let mut needed = BTreeSet::new();
         for id in after.iter().map(String::as_str).chain(referred) {
             let Some(at) = places.get(id) else {
@@ -222,6 +222,15 @@ fn topological(calls: &[BatchCall], needs: &[BTreeSet<usize>]) -> Result<Vec<usi
 }
 
 /// The ids that arguments refer to: `{"$result": "id"}`, with an optional `"pointer"`.
+fn referred(arguments: &Value) -> Vec<&str> {
+    let mut found = Vec::new();
+    // Arguments that are too deep to be walked will be refused; they refer to nothing.
+    if check_size(arguments).is_ok() {
+        references(arguments, &mut found);
+    }
+    found
+}
+
 fn references<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
     match value {
         Value::Object(map) => match map.get("$result") {
@@ -271,11 +280,11 @@ impl Executor {
         let allowed = self.policy().check_batch(&batch.caller, batch.calls.len())?;
         let mode = if allowed.parallel_max == Some(1) { BatchMode::Sequential } else { batch.mode };
         let max_concurrency = batch.max_concurrency.max(1).min(allowed.parallel_max.unwrap_or(usize::MAX));
-        let known: Vec<(Touches, bool)> = batch.calls.iter().map(|call| self.foresee(call, &batch.caller)).collect();
-        let touches: Vec<Touches> = known.iter().map(|(touches, _)| touches.clone()).collect();
+        let known = batch.calls.iter().map(|call| self.foresee(call, &batch.caller, mode));
+        let (touches, read_only): (Vec<Touches>, Vec<bool>) = known.unzip();
         let plan = Plan::make(&batch.calls, &touches, mode)?;
-        let read_only = known.iter().filter(|(_, read_only)| *read_only).count();
-        let mutating = known.len() - read_only;
+        let read_only = read_only.into_iter().filter(|read_only| *read_only).count();
+        let mutating = batch.calls.len() - read_only;
 
         let count = batch.calls.len();
         self.record_batch(&flight, Body::BatchStarted { count, mode, max_concurrency, read_only, mutating });
@@ -296,15 +305,16 @@ impl Executor {
     }
 
     /// What a call will touch, as far as can be said before it runs, and whether it is read-only.
-    fn foresee(&self, batch_call: &BatchCall, caller: &Caller) -> (Touches, bool) {
+    fn foresee(&self, batch_call: &BatchCall, caller: &Caller, mode: BatchMode) -> (Touches, bool) {
         let call = &batch_call.call;
         // A call that will be refused touches nothing; whoever refuses it says why.
         let Ok(tool) = self.registry().find(&call.tool, caller) else { return (Touches::nothing(), true) };
         let spec = tool.spec();
-        let mut referred = Vec::new();
-        references(&call.arguments, &mut referred);
+        if mode != BatchMode::Smart {
+            return (Touches::nothing(), spec.annotations.read_only); // the order does not depend on it
+        }
         let touches = match self.checked(&tool, &call.arguments) {
-            _ if !referred.is_empty() => Touches::unknown(spec),
+            _ if !referred(&call.arguments).is_empty() => Touches::unknown(spec),
             Ok(input) => Touches::of(spec, input.value()),
             Err(_) => Touches::nothing(),
         };
