@@ -139,7 +139,7 @@ impl Admission {
         priority: Priority,
         clocks: &Clocks,
     ) -> Result<Slot, CallError> {
-        let (taker, mut place) = {
+        let place = {
             let mut queue = self.gate.lock();
             let taker = Taker { agent: queue.account(&flight.subject.caller), tool: tool.clone(), tool_max };
             let Err(full) = queue.room_for(&taker, &self.gate.limits) else {
@@ -149,24 +149,34 @@ impl Admission {
             if queue.waiting.len() >= self.gate.limits.calls_waiting_max {
                 return Err(self.refusal(full, &taker, Duration::ZERO, "and no more may wait"));
             }
-            let place = queue.line_up(&self.gate, taker.clone(), self.rank(priority));
-            (taker, place)
+            queue.line_up(&self.gate, taker, self.rank(priority))
         };
+        // Most calls need not wait, so waiting is not part of everybody's future.
+        Box::pin(self.wait(place, consent, flight, clocks)).await
+    }
+
+    async fn wait(
+        &self,
+        mut place: Place,
+        consent: &Consent,
+        flight: &Flight,
+        clocks: &Clocks,
+    ) -> Result<Slot, CallError> {
         let since = Instant::now();
         let end = clocks.queue_end(since);
         tokio::select! {
             biased;
             _ = &mut place.called => {
                 place.taken = true;
-                Ok(self.slot(consent, taker, since.elapsed()))
+                Ok(self.slot(consent, place.taker.clone(), since.elapsed()))
             }
             error = flight.stopped() => Err(error),
             () = tokio::time::sleep_until(end) => {
                 if clocks.deadline == Some(end) {
                     return Err(Clock::Total.error(flight.opened.elapsed(), false));
                 }
-                let full = self.gate.lock().room_for(&taker, &self.gate.limits).err().unwrap_or(Full::Overall);
-                Err(self.refusal(full, &taker, since.elapsed(), "and none came free in time"))
+                let full = self.gate.lock().room_for(&place.taker, &self.gate.limits).err().unwrap_or(Full::Overall);
+                Err(self.refusal(full, &place.taker, since.elapsed(), "and none came free in time"))
             }
         }
     }
@@ -182,8 +192,8 @@ impl Admission {
     }
 
     fn rank(&self, priority: Priority) -> i64 {
-        let head_start =
-            i64::from(priority.0) * i64::try_from(self.gate.limits.ageing.as_micros()).unwrap_or(i64::MAX / 256);
+        let ageing = i64::try_from(self.gate.limits.ageing.as_micros()).unwrap_or(i64::MAX);
+        let head_start = i64::from(priority.0).saturating_mul(ageing);
         i64::try_from(self.start.elapsed().as_micros()).unwrap_or(i64::MAX / 2).saturating_sub(head_start)
     }
 

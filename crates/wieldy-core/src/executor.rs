@@ -41,28 +41,28 @@ pub struct Executor {
 impl Executor {
     /// Runs one call. Whatever its fate, the caller gets a result and the journal an opening and a closing event.
     pub async fn call(&self, call: Call) -> ToolResult {
-        let entry = self.open(&call, None);
-        self.walk(call, entry).await
+        let entry = self.open(call, None);
+        self.walk(entry).await
     }
 
     pub(crate) async fn call_in_batch(&self, call: Call, batch: &Arc<BatchFlight>) -> ToolResult {
-        let entry = self.open(&call, Some(batch));
-        self.walk(call, entry).await
+        let entry = self.open(call, Some(batch));
+        self.walk(entry).await
     }
 
     /// Records a call that is not even begun.
     pub(crate) async fn refuse(&self, call: Call, why: CallError, batch: Option<&Arc<BatchFlight>>) -> ToolResult {
-        self.open(&call, batch).close(call, Err(why), Tally::default()).await
+        self.open(call, batch).close(Err(why), Tally::default()).await
     }
 
     /// Takes the call between its opening, which has happened, and its closing, which always will.
-    pub(crate) async fn walk(&self, call: Call, mut entry: Entry) -> ToolResult {
+    pub(crate) async fn walk(&self, mut entry: Box<Entry>) -> ToolResult {
         let mut tally = Tally::default();
         let ended = match entry.refused.take() {
-            None => self.steps(&call, &entry.flight, &mut tally).await,
+            None => self.steps(&entry.call, &entry.flight, &mut tally).await,
             Some(refused) => Err(*refused),
         };
-        entry.close(call, ended, tally).await
+        entry.close(ended, tally).await
     }
 
     /// The pipeline.
@@ -137,15 +137,15 @@ impl Executor {
             let repeatable = spec.annotations.repeatable() || !ended.effect_possible;
             let delay = attempt::next_delay(&terms.retry, &call.options, error, repeatable, attempt, clocks.deadline);
             let Some(delay) = delay else { return Ok(give_up(flight, attempt, ended.outcome, repeatable)) };
-            self.pause(flight, attempt + 1, terms, delay, error).await?;
+            Box::pin(self.pause(flight, attempt + 1, terms, delay, error)).await?;
         }
         unreachable!("a number of attempts is finite")
     }
 
     /// Opens the call's entry. From here on it is in flight, can be observed and cancelled, and will be closed.
-    pub(crate) fn open(&self, call: &Call, batch: Option<&Arc<BatchFlight>>) -> Entry {
+    pub(crate) fn open(&self, call: Call, batch: Option<&Arc<BatchFlight>>) -> Box<Entry> {
         let engine = &*self.inner;
-        let flight = Arc::new(Flight::new(call, &engine.recorder, batch));
+        let flight = Arc::new(Flight::new(&call, &engine.recorder, batch));
         engine.flights.add(Arc::clone(&flight));
         // Arguments that are too large to be looked at are not written down either.
         let size = check_size(&call.arguments);
@@ -161,7 +161,7 @@ impl Executor {
             _ if engine.stopping.load(Ordering::Acquire) => Some(CancelCause::Shutdown.error()),
             _ => None,
         };
-        Entry { executor: self.clone(), flight, refused: refused.map(Box::new), closed: false }
+        Box::new(Entry { executor: self.clone(), call, flight, refused: refused.map(Box::new), closed: false })
     }
 
     /// What the call runs under: the clocks, how it is retried, where its processes run.
@@ -354,7 +354,7 @@ impl Executor {
 }
 
 /// A call in flight costs its future: a step that makes it much larger should be noticed here, not in production.
-const _: () = assert!(future_bytes(&Executor::call) <= 4 * 1024);
+const _: () = assert!(future_bytes(&Executor::call) <= 2 * 1024);
 
 const fn future_bytes<'a, F: Future>(_: &impl Fn(&'a Executor, Call) -> F) -> usize {
     size_of::<F>()
@@ -442,6 +442,7 @@ fn remember(
 /// A call's entry in the journal, open. Dropped without being closed, it closes as cancelled: nobody waits any more.
 pub(crate) struct Entry {
     executor: Executor,
+    call: Call,
     pub(crate) flight: Arc<Flight>,
     refused: Option<Box<CallError>>,
     closed: bool,
@@ -449,13 +450,13 @@ pub(crate) struct Entry {
 
 impl Entry {
     /// Writes the closing event and makes the result. What happened is told even if it cannot be written.
-    async fn close(mut self, call: Call, ended: Result<Outcome, CallError>, tally: Tally) -> ToolResult {
+    async fn close(mut self: Box<Self>, ended: Result<Outcome, CallError>, tally: Tally) -> ToolResult {
         let outcome = ended.unwrap_or_else(|error| Outcome::default().failed(error));
         let (flight, error) = (Arc::clone(&self.flight), outcome.failure.map(|error| *error));
         let result = ToolResult {
             execution_id: flight.id,
-            call_id: call.call_id,
-            tool: tally.tool.as_ref().map_or(call.tool, |tool| tool.name.shared()),
+            call_id: self.call.call_id.take(),
+            tool: tally.tool.as_ref().map_or_else(|| Arc::clone(&self.call.tool), |tool| tool.name.shared()),
             provider: tally.tool.as_ref().map(|tool| Arc::clone(&tool.provider)).unwrap_or_default(),
             status: error.as_ref().map_or(Status::Success, CallError::status),
             content: outcome.content,
@@ -473,8 +474,8 @@ impl Entry {
             },
             usage: outcome.usage,
             sandbox: outcome.sandbox,
-            labels: call.options.labels,
-            arguments: tally.arguments.unwrap_or(call.arguments),
+            labels: std::mem::take(&mut self.call.options.labels),
+            arguments: tally.arguments.unwrap_or_else(|| Arc::clone(&self.call.arguments)),
         };
         if flight.state() == CallState::Unknown {
             flight.abandon(result.status);

@@ -140,26 +140,25 @@ fn check_safe(raw: &Value) -> Result<(), SchemaError> {
     places.check_loops()
 }
 
-/// Whether a value is at most so deep and, roughly, so many bytes large; itself safe for any value.
+/// Whether a value is at most so deep and, roughly, so many bytes large; itself safe for any value, because it
+/// goes no deeper than that.
 pub(crate) fn is_within(value: &Value, depth_max: usize, bytes_max: usize) -> bool {
-    let mut bytes = 0_usize;
-    let mut open = vec![(value, 1)];
-    while let Some((value, depth)) = open.pop() {
-        bytes += match value {
+    fn fits(value: &Value, levels_left: usize, bytes_left: &mut usize) -> bool {
+        let own = match value {
             Value::String(text) => text.len() + 2,
             Value::Object(map) => map.keys().map(|key| key.len() + 4).sum(),
             _ => 4,
         };
-        if depth > depth_max || bytes > bytes_max {
-            return false;
-        }
+        let Some(left) = bytes_left.checked_sub(own) else { return false };
+        *bytes_left = left;
         match value {
-            Value::Array(items) => open.extend(items.iter().map(|item| (item, depth + 1))),
-            Value::Object(map) => open.extend(map.values().map(|value| (value, depth + 1))),
-            _ => {}
+            Value::Array(items) => levels_left > 0 && items.iter().all(|item| fits(item, levels_left - 1, bytes_left)),
+            Value::Object(map) => levels_left > 0 && map.values().all(|item| fits(item, levels_left - 1, bytes_left)),
+            _ => true,
         }
     }
-    true
+    let mut bytes_left = bytes_max;
+    fits(value, depth_max, &mut bytes_left)
 }
 
 /// The subschemas of a schema by their JSON pointer, with those that apply to the very same value.

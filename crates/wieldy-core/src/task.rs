@@ -137,15 +137,15 @@ impl Tasks {
 impl Executor {
     /// Begins a call in the background and returns its id at once. Must be called within a tokio runtime.
     pub fn spawn(&self, call: Call) -> ExecutionId {
-        let entry = self.open(&call, None);
+        let (tool, tenant) = (Arc::clone(&call.tool), call.caller.tenant.clone());
+        let entry = self.open(call, None);
         let id = entry.flight.id;
         let (tell, result) = watch::channel(None);
         let ended = Arc::new(OnceLock::new());
-        let (tool, tenant) = (call.tool.clone(), call.caller.tenant.clone());
         self.inner.tasks.add(id, Known { tool, tenant, result, ended: Arc::clone(&ended) });
         let executor = self.clone();
         self.inner.tasks.running.spawn(async move {
-            let result = executor.walk(call, entry).await;
+            let result = executor.walk(entry).await;
             let _ = ended.set(Instant::now());
             tell.send_replace(Some(Arc::new(result)));
         });
