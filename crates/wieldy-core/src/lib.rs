@@ -86,6 +86,9 @@ mod manifest;
 mod build;
 mod duration;
 
+/// What the methods of the ports return; named here so that implementing one takes no further crate.
+pub use futures_util::future::BoxFuture;
+
 pub use admit::{Limits, Slot};
 pub use artifact::{ArtifactId, ArtifactInfo, ArtifactWriter, Artifacts, MemoryArtifacts};
 pub use attempt::{Backoff, DynamicTimeout, RetryIf, RetryPolicy, TIMEOUT_DEFAULT, TIMEOUT_MAX};

@@ -1,10 +1,7 @@
 //! Asking a person: the answer counts for exactly the call that was shown, once.
 
-use std::future::Future;
-use std::pin::Pin;
-
 use serde_json::json;
-use wieldy::{Answer, Call, Confirmation, Confirmer, Executor, Outcome, ToolSpec, tool};
+use wieldy::{Answer, BoxFuture, Call, Confirmation, Confirmer, Executor, Outcome, ToolSpec, tool};
 
 #[derive(serde::Deserialize, schemars::JsonSchema)]
 struct Drop {
@@ -15,10 +12,7 @@ struct Drop {
 struct Careful;
 
 impl Confirmer for Careful {
-    fn confirm<'a>(
-        &'a self,
-        question: &'a Confirmation,
-    ) -> Pin<Box<dyn Future<Output = Result<Answer, String>> + Send + 'a>> {
+    fn confirm<'a>(&'a self, question: &'a Confirmation) -> BoxFuture<'a, Result<Answer, String>> {
         let agreed = question.arguments["table"] != "customers";
         Box::pin(async move { Ok(if agreed { question.approve() } else { question.refuse() }) })
     }
