@@ -93,7 +93,7 @@ pub(crate) struct CallArgs {
     pub(crate) args: Option<String>,
     #[command(flatten)]
     pub(crate) run: RunArgs,
-    /// Begin the call and return at once (needs a running server)
+    /// Begin the call and return at once (needs a server, which this version does not have)
     #[arg(long = "async")]
     pub(crate) in_background: bool,
     /// Ask for a confirmation even where neither tool nor policy wants one
@@ -140,19 +140,19 @@ pub(crate) struct RunArgs {
     /// How often a failed run is tried again
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=100))]
     pub(crate) retries: Option<u32>,
-    /// How strongly programs are kept apart: none, native, runc, crun, youki, gvisor, firecracker
+    /// How strongly programs are kept apart; this version has only none, which isolates nothing
     #[arg(long, value_name = "LEVEL")]
     pub(crate) isolation: Option<Level>,
-    /// How much of a processor programs may use, in thousandths of a core
+    /// How much of a processor programs may use, in thousandths of a core (not enforced at level none)
     #[arg(long, value_name = "MILLI", value_parser = clap::value_parser!(u64).range(1..=1_024_000))]
     pub(crate) cpu: Option<u64>,
-    /// How much memory programs may use, in megabytes
+    /// How much memory programs may use, in megabytes (not enforced at level none)
     #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=16_777_216))]
     pub(crate) memory: Option<u64>,
     /// The folder that tools work in
     #[arg(long, value_name = "DIR")]
     pub(crate) workspace: Option<PathBuf>,
-    /// What programs may reach: none, open, or the named hosts
+    /// What programs may reach: none, open, or the named hosts (not enforced at level none)
     #[arg(long, value_name = "none|open|HOST,…")]
     pub(crate) network: Option<Network>,
     /// Agree to whatever has to be confirmed
@@ -210,7 +210,7 @@ pub(crate) enum ToolsCommand {
         /// The tool's name
         name: String,
     },
-    /// Check a manifest and print everything that is wrong with it
+    /// Check a manifest and print what is wrong with it
     Check {
         /// The manifest, in TOML or JSON
         file: PathBuf,

@@ -116,7 +116,7 @@ pub(crate) fn implement(
 ) -> Result<SharedTool, Vec<Problem>> {
     let (name, line) = (tool.spec.name.clone(), tool.line);
     let Some(command) = tool.command else {
-        return Ok(Unbound::tool(tool.spec, "a program for it: a manifest of our own form with `command`"));
+        return Ok(Unbound::tool(tool.spec, "a program for it, by a manifest with `command`"));
     };
     match CommandTool::new(tool.spec, command, program_environment(config, environment)) {
         Ok(tool) => Ok(Arc::new(tool)),

@@ -1,8 +1,8 @@
 //! READ THIS FIRST. The path of a call, from the first event to the last.
 //!
-//! [`Executor::call`] is the one function that every door leads into. It opens the call's entry in the journal,
-//! walks it through [`Executor::steps`] and closes the entry, whatever happened in between. `steps` may leave
-//! early at every `?`; `call` sees every exit. Each step returns the proof that it was passed, and what depends
+//! [`Executor::call`] is the one function that every door leads into. It opens the call's entry in the journal;
+//! `walk` takes it through [`Executor::steps`] and closes the entry, whatever happened in between. `steps` may leave
+//! early at every `?`; `walk` sees every exit. Each step returns the proof that it was passed, and what depends
 //! on it asks for the proof, so a step that is left out does not compile.
 
 use std::sync::Arc;

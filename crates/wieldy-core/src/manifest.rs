@@ -100,7 +100,8 @@ impl std::fmt::Display for Problem {
 impl ManifestError {
     fn one(line: Option<usize>, message: String) -> Self {
         let message = match hint_for_unknown_key(&message) {
-            Some(hint) => format!("{message}; {hint}"),
+            // Whoever is told which key was meant need not read the list of all of them.
+            Some(hint) => format!("{}; {hint}", message.split(", expected ").next().unwrap_or(&message)),
             None => message,
         };
         Self(vec![Problem { line, tool: None, message }])

@@ -114,9 +114,9 @@ fn print(batch: &BatchResult, printer: &Printer) -> Result<(), Failure> {
     }
     let summary = &batch.summary;
     printer.tell(&format!(
-        "{} in {:.1} ms: {} succeeded, {} failed, {} skipped",
+        "{} in {:.3} s: {} succeeded, {} failed, {} skipped",
         counted(summary.total, "call"),
-        summary.duration_ms,
+        summary.duration_ms / 1000.0,
         summary.succeeded,
         summary.failed,
         summary.skipped

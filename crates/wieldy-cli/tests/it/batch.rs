@@ -25,7 +25,7 @@ fn a_batch_prints_a_block_per_call_in_input_order() {
     hint: look for it with `Glob`, such as `**/name*`, or with `List`
 
     ----- stderr -----
-    3 calls in [number] ms: 2 succeeded, 1 failed, 0 skipped
+    3 calls in [number] s: 2 succeeded, 1 failed, 0 skipped
     "#);
 }
 
@@ -42,7 +42,7 @@ fn a_batch_of_lines_comes_from_standard_input() {
     a.txt  4 B
 
     ----- stderr -----
-    2 calls in [number] ms: 2 succeeded, 0 failed, 0 skipped
+    2 calls in [number] s: 2 succeeded, 0 failed, 0 skipped
     ");
 }
 
@@ -74,7 +74,7 @@ fn nothing_more_is_begun_after_an_error_where_that_is_asked_for() {
     error[E3109]: skipped: the batch stops on errors, and `a` failed
 
     ----- stderr -----
-    2 calls in [number] ms: 0 succeeded, 1 failed, 1 skipped
+    2 calls in [number] s: 0 succeeded, 1 failed, 1 skipped
     ");
 }
 

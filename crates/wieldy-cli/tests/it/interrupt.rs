@@ -68,7 +68,7 @@ fn ctrl_c_cancels_a_batch_and_what_has_not_begun_is_skipped() {
     ----- stderr -----
     warning: isolation `none` isolates nothing: programs run with your own rights
     cancelling; press Ctrl-C again to leave at once
-    2 calls in [number] ms: 0 succeeded, 1 failed, 1 skipped
+    2 calls in [number] s: 0 succeeded, 1 failed, 1 skipped
     ");
 }
 

@@ -170,7 +170,7 @@ fn everything_that_is_wrong_with_a_manifest_is_told_with_its_place() {
     ----- stdout -----
 
     ----- stderr -----
-    typo.toml:4: unknown field `commnd`, expected one of `name`, `description`, `title`, `version`, `category`, `command`, `stdin`, `environment`, `folder`, `output`, `arguments`, `input-schema`, `output-schema`, `read-only`, `destructive`, `idempotent`, `open-world`, `permissions`, `confirm`, `timeout`, `timeout-max`, `silence`, `output-bytes-max`, `concurrency-max`, `limits`, `scopes`, `cache`, `retries`, `sensitive`, `reads`, `writes`, `aliases`; did you mean `command`?
+    typo.toml:4: unknown field `commnd`; did you mean `command`?
     ");
     insta::assert_snapshot!(world.run(&["tools", "check", "shadow.json", "--json"]), @r#"
     exit: 2
@@ -222,7 +222,7 @@ fn function_calling_definitions_are_seen_and_say_what_they_need() {
 
     ----- stderr -----
     error[E3301]: `weather` is defined, but what it needs is not configured
-    hint: configure a program for it: a manifest of our own form with `command`
+    hint: configure a program for it, by a manifest with `command`
     ");
 }
 

@@ -107,7 +107,7 @@ fn every_mistake_is_told_with_its_place() {
     assert_eq!(problems("[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"x\"]\ntiemout = 5\n").len(), 1);
     for (text, told) in [
         ("tool = 5", vec!["line 1: invalid type: integer `5`, expected a sequence"]),
-        ("[[tol]]\n", vec!["line 1: unknown field `tol`, expected `tool`; did you mean `tool`?"]),
+        ("[[tol]]\n", vec!["line 1: unknown field `tol`; did you mean `tool`?"]),
         ("[[tool]]\nname = ", vec!["line 2: string values must be quoted, expected literal string"]),
         (
             "[[tool]]\nname = \"a b\"\ndescription = \"\"\ncommand = [\"x\"]\nreads = [\"pth\"]\n[tool.arguments]\npath = { type = \"strnig\" }\n",
@@ -141,10 +141,7 @@ fn every_mistake_is_told_with_its_place() {
         assert_eq!(problems(text), told, "{text}");
     }
     let told = |text: &str| Manifest::from_json(text).unwrap_err().to_string();
-    assert_eq!(
-        told("{\n\"tools\": [\n{\"nme\": 1}]}"),
-        "line 3: unknown field `nme`, expected one of `name`, `description`, `title`, `version`, `category`, `command`, `stdin`, `environment`, `folder`, `output`, `arguments`, `input-schema`, `output-schema`, `read-only`, `destructive`, `idempotent`, `open-world`, `permissions`, `confirm`, `timeout`, `timeout-max`, `silence`, `output-bytes-max`, `concurrency-max`, `limits`, `scopes`, `cache`, `retries`, `sensitive`, `reads`, `writes`, `aliases`; did you mean `name`?"
-    );
+    assert_eq!(told("{\n\"tools\": [\n{\"nme\": 1}]}"), "line 3: unknown field `nme`; did you mean `name`?");
     assert_eq!(told("5"), "neither `{\"tools\": […]}` nor a list of functions");
     assert_eq!(told("[{\"function\": {}}]"), "tool `#1`: a function needs a `name`");
     assert_eq!(told(&"[".repeat(10_000)), "line 1: recursion limit exceeded");
