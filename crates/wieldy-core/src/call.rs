@@ -138,7 +138,7 @@ impl Held {
     }
 }
 
-/// How one call should be run. Every field has a good default; a request may tighten limits, never widen them.
+/// How one call should be run. Every field has a good default; a call may tighten limits, never widen them.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// The attempt clock: how long one run may take.
