@@ -1,7 +1,8 @@
 //! Manifests: tools that come from a file and need no Rust.
 //!
 //! Three forms are read: our own in TOML, the same in JSON, and the function-calling JSON of models' APIs, which
-//! has definitions only. Every problem of a file is reported at once, each with its place.
+//! has definitions only. What cannot be read ends the reading; all other problems of a file are reported at once, each
+//! with its place.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
