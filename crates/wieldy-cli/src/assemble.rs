@@ -97,7 +97,8 @@ fn manifest_tools(config: &Config, environment: &Environment) -> Result<Vec<Shar
                 let unusable = |problems| broken_manifest(&path, &ManifestError(problems));
                 tools.push(implement(tool, config, environment).map_err(|problems| unusable(at(line, problems)))?);
             } else {
-                tracing::warn!(tool = tool.spec.name, file = %path.display(), "an earlier manifest has this tool too");
+                let (tool, file) = (&tool.spec.name, path.display());
+                tracing::warn!(tool, %file, "a tool is left out: an earlier manifest has one of this name");
             }
         }
     }

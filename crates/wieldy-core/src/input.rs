@@ -140,11 +140,11 @@ impl Violation {
                     let name: String = name.chars().take(64).flat_map(char::escape_debug).collect();
                     let near = near_misses(&name, property_names(schema, error.schema_path().as_str()));
                     match did_you_mean(&near) {
-                        Some(hint) => format!("there is no argument `{name}`; {hint}"),
+                        Some(hint) => format!("there is no argument `{name}` ({hint})"),
                         None => format!("there is no argument `{name}`"),
                     }
                 });
-                told.collect::<Vec<_>>().join(", ")
+                told.collect::<Vec<_>>().join("; ")
             }
             ValidationErrorKind::Required { property } => format!("{property} is required").replace('"', "`"),
             _ => error.masked_with("the value").to_string(),
@@ -352,7 +352,7 @@ mod tests {
                  `/deep`: the value is not of type \"boolean\"; \
                  `/tags/0`: the value is not of type \"integer\"; \
                  `/either`: the value is not of types \"boolean\", \"integer\"; \
-                 there is no argument `pth`; did you mean `path`?; \
+                 there is no argument `pth` (did you mean `path`?); \
                  `path` is required"
                 .into())
         );
@@ -361,6 +361,11 @@ mod tests {
             Err("`/lines`: the value is less than the minimum of 1".into())
         );
         assert_eq!(checked(schema(), json!({"path": 5})), Err("`/path`: the value is not of type \"string\"".into()));
+        assert_eq!(
+            checked(schema(), json!({"path": "a", "lnes": 1, "dep": true})),
+            Err("there is no argument `lnes` (did you mean `lines`?); there is no argument `dep` (did you mean `deep`?)"
+                .into())
+        );
         assert_eq!(checked(schema(), json!([1])), Err("the arguments must be an object, not an array".into()));
     }
 

@@ -106,7 +106,7 @@ fn a_near_miss_is_suggested_for_tools_arguments_and_commands() {
     ----- stdout -----
 
     ----- stderr -----
-    error[E3002]: there is no argument `pth`; did you mean `path`?; `path` is required
+    error[E3002]: there is no argument `pth` (did you mean `path`?); `path` is required
     hint: `wieldy tools show Read` prints what it takes
     ");
     insta::assert_snapshot!(world.run(&["cal", "Read"]), @"
