@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
+use std::task::Poll;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -338,20 +339,32 @@ impl Executor {
         loop {
             let ready = |place: &usize| plan.waits_for[*place].iter().all(|before| results[*before].is_some());
             let next = open.iter().copied().find(ready).filter(|_| running.len() < max_concurrency);
-            if let Some(place) = next {
+            let (place, result) = if let Some(place) = next {
                 open.remove(&place);
                 let call = calls[place].take().expect("a call is begun once");
                 let stopped_by = failed.filter(|_| batch.stop_on_error);
                 match bind(call, &plan.needs[place], &ids, &results, stopped_by, flight) {
-                    Ok(call) => running.push(async move { (place, self.call_in_batch(call, flight).await) }),
+                    Ok(call) => {
+                        let mut run = Box::pin(async move { (place, self.call_in_batch(call, flight).await) });
+                        // What is done at once need not be kept with those that take a while.
+                        match futures_util::poll!(&mut run) {
+                            Poll::Ready(done) => done,
+                            Poll::Pending => {
+                                running.push(run);
+                                continue;
+                            }
+                        }
+                    }
                     Err((call, reason)) => {
                         skipped += 1;
                         results[place] = Some(self.refuse(*call, *reason, Some(flight)).await);
+                        continue;
                     }
                 }
-                continue;
-            }
-            let Some((place, result)) = running.next().await else { break };
+            } else {
+                let Some(done) = running.next().await else { break };
+                done
+            };
             if !result.is_success() {
                 failed.get_or_insert(place);
             }

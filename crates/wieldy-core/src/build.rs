@@ -129,7 +129,8 @@ impl Default for ExecutorBuilder {
             resource_limits_max: ResourceLimits::default(),
             grace: Duration::from_secs(2),
             output_bytes_max: 64 * 1024,
-            observable_max: 256,
+            // Few enough to stay in the processor's caches: what is kept is touched again when it is forgotten.
+            observable_max: 64,
             task_ttl: Duration::from_secs(60 * 60),
         }
     }

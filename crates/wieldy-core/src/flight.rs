@@ -281,7 +281,7 @@ impl Hasher for IdHasher {
 }
 
 impl Flights {
-    /// A table that remembers the last `over_max` calls, and as many batches, after they are over.
+    /// A table that remembers the last `over_max` calls, and a sixteenth as many batches, after they are over.
     pub(crate) fn new(over_max: usize) -> Self {
         let mut table = Table::default();
         // Calls come and go: room to spare keeps the table from being tidied up every few of them.
@@ -312,7 +312,8 @@ impl Flights {
     pub(crate) fn batch_over(&self, id: BatchId) {
         let mut table = self.lock();
         table.batches_over.push_back(id);
-        if table.batches_over.len() > self.over_max
+        // A batch holds the events of all its calls, so fewer of them are remembered.
+        if table.batches_over.len() > (self.over_max / 16).max(1)
             && let Some(oldest) = table.batches_over.pop_front()
         {
             table.batches.remove(&oldest);

@@ -62,7 +62,8 @@ impl From<JournalError> for CallError {
     }
 }
 
-/// A journal in memory that forgets the oldest events.
+/// A journal in memory that forgets the oldest events: for programs that need no history. The default keeps few, so
+/// that they stay in the processor's caches.
 #[derive(Debug)]
 pub struct MemoryJournal {
     events: Mutex<VecDeque<Arc<Event>>>,
@@ -83,7 +84,7 @@ impl MemoryJournal {
 
 impl Default for MemoryJournal {
     fn default() -> Self {
-        Self::new(1_000)
+        Self::new(256)
     }
 }
 
