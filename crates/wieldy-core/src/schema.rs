@@ -136,7 +136,7 @@ fn check_safe(raw: &Value) -> Result<(), SchemaError> {
         return Err(SchemaError::TooLarge);
     }
     let mut places = Places::default();
-    places.walk(raw, String::new())?;
+    places.walk(raw, String::new(), "")?;
     places.check_loops()
 }
 
@@ -169,44 +169,54 @@ struct Places {
 }
 
 impl Places {
-    fn walk(&mut self, schema: &Value, at: String) -> Result<(), SchemaError> {
+    /// Notes a subschema and all below it. `base` is where the schema with an id of its own begins that it is part of:
+    /// references within it start there.
+    fn walk(&mut self, schema: &Value, at: String, base: &str) -> Result<(), SchemaError> {
         let Value::Object(map) = schema else { return Ok(()) };
+        let has_id = ["$id", "id"].iter().any(|keyword| map.get(*keyword).is_some_and(Value::is_string));
+        let own = at.clone();
+        let base = if has_id { own.as_str() } else { base };
         let mut same = Vec::new();
         for keyword in ["$anchor", "$dynamicAnchor"] {
             if let Some(Value::String(name)) = map.get(keyword) {
-                self.anchors.insert(name.clone(), at.clone());
+                self.anchors.insert(format!("{base}#{name}"), at.clone());
             }
         }
         for (key, value) in map {
             let here = format!("{at}/{}", key.replace('~', "~0").replace('/', "~1"));
             match (key.as_str(), value) {
                 ("$ref" | "$dynamicRef" | "$recursiveRef", Value::String(target)) => match target.strip_prefix('#') {
-                    Some(pointer) => same.push(percent_decoded(pointer)),
+                    Some(pointer) => {
+                        let pointer = percent_decoded(pointer);
+                        let mark = if pointer.is_empty() || pointer.starts_with('/') { "" } else { "#" };
+                        // Drafts differ in what is an id, so both readings count.
+                        same.extend([base, ""].map(|base| format!("{base}{mark}{pointer}")));
+                    }
                     None => return Err(SchemaError::ForeignReference { at: here, target: target.clone() }),
                 },
                 ("allOf" | "anyOf" | "oneOf", Value::Array(branches)) => {
                     for (index, branch) in branches.iter().enumerate() {
                         same.push(format!("{here}/{index}"));
-                        self.walk(branch, format!("{here}/{index}"))?;
+                        self.walk(branch, format!("{here}/{index}"), base)?;
                     }
                 }
                 ("not" | "if" | "then" | "else", value) => {
                     same.push(here.clone());
-                    self.walk(value, here)?;
+                    self.walk(value, here, base)?;
                 }
-                ("dependentSchemas", Value::Object(branches)) => {
+                ("dependentSchemas" | "dependencies", Value::Object(branches)) => {
                     for (name, branch) in branches {
                         let branch_at = format!("{here}/{}", name.replace('~', "~0").replace('/', "~1"));
                         same.push(branch_at.clone());
-                        self.walk(branch, branch_at)?;
+                        self.walk(branch, branch_at, base)?;
                     }
                 }
                 // Plain data: what looks like a reference in it is none.
                 ("enum" | "const" | "default" | "examples", _) => {}
-                (_, Value::Object(inner)) => self.walk_inner(inner, value, here)?,
+                (_, Value::Object(inner)) => self.walk_inner(inner, value, here, base)?,
                 (_, Value::Array(items)) => {
                     for (index, item) in items.iter().enumerate() {
-                        self.walk(item, format!("{here}/{index}"))?;
+                        self.walk(item, format!("{here}/{index}"), base)?;
                     }
                 }
                 _ => {}
@@ -217,13 +227,19 @@ impl Places {
     }
 
     /// A keyword's object is a schema, or a map of schemas such as `properties`; both are walked alike.
-    fn walk_inner(&mut self, inner: &Map<String, Value>, value: &Value, at: String) -> Result<(), SchemaError> {
+    fn walk_inner(
+        &mut self,
+        inner: &Map<String, Value>,
+        value: &Value,
+        at: String,
+        base: &str,
+    ) -> Result<(), SchemaError> {
         let is_map = ["properties", "patternProperties", "$defs", "definitions"].iter().any(|word| at.ends_with(word));
         if !is_map {
-            return self.walk(value, at);
+            return self.walk(value, at, base);
         }
         for (name, schema) in inner {
-            self.walk(schema, format!("{at}/{}", name.replace('~', "~0").replace('/', "~1")))?;
+            self.walk(schema, format!("{at}/{}", name.replace('~', "~0").replace('/', "~1")), base)?;
         }
         Ok(())
     }
@@ -312,6 +328,14 @@ mod tests {
             json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"anyOf": [{"$ref": "#/$defs/a"}]}}}),
             json!({"not": {"$ref": "#/$defs/x"}, "$defs": {"x": {"if": {"$ref": "#/$defs/x"}}}}),
             json!({"$ref": "#me", "$anchor": "me"}),
+            json!({"$schema": "http://json-schema.org/draft-07/schema#", "dependencies": {"a": {"$ref": "#"}}}),
+            json!({"$schema": "http://json-schema.org/draft-07/schema#", "dependencies": {"default": {"$ref": "#"}}}),
+            json!({"dependentSchemas": {"a": {"$ref": "#"}}}),
+            json!({"allOf": [{
+                "$id": "http://inner/", "$ref": "#/$defs/a",
+                "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+            }]}),
+            json!({"allOf": [{"$id": "http://inner/", "$ref": "#me", "$defs": {"a": {"$anchor": "me", "$ref": "#"}}}]}),
         ] {
             assert!(refused(schema.clone()).ends_with(looped), "{schema}");
         }
