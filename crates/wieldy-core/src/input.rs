@@ -49,9 +49,12 @@ impl Input {
             if corrections.is_empty() {
                 break;
             }
-            for (pointer, corrected) in corrections {
-                replace(&mut value, &pointer, corrected);
+            let replaced = corrections.into_iter().filter(|(pointer, new)| replace(&mut value, pointer, new)).count();
+            // Nothing but nulls in lists, which cannot be left out: another round would find the same.
+            if replaced == 0 {
+                break;
             }
+            check_size(&value)?; // a text that was read as JSON may be deep itself
         }
         let violations: Vec<Violation> =
             schema.validator().iter_errors(&value).take(VIOLATIONS_MAX).map(|e| Violation::of(&e, schema)).collect();
@@ -136,7 +139,7 @@ impl Violation {
         let pointer = error.instance_path().to_string();
         let message = match error.kind() {
             ValidationErrorKind::AdditionalProperties { unexpected } => {
-                let told = unexpected.iter().map(|name| {
+                let told = unexpected.iter().take(VIOLATIONS_MAX).map(|name| {
                     let name: String = name.chars().take(64).flat_map(char::escape_debug).collect();
                     let near = near_misses(&name, property_names(schema, error.schema_path().as_str()));
                     match did_you_mean(&near) {
@@ -144,7 +147,11 @@ impl Violation {
                         None => format!("there is no argument `{name}`"),
                     }
                 });
-                told.collect::<Vec<_>>().join("; ")
+                let mut told: Vec<String> = told.collect();
+                if unexpected.len() > VIOLATIONS_MAX {
+                    told.push(format!("and {} more", unexpected.len() - VIOLATIONS_MAX));
+                }
+                told.join("; ")
             }
             ValidationErrorKind::Required { property } => format!("{property} is required").replace('"', "`"),
             _ => error.masked_with("the value").to_string(),
@@ -222,18 +229,19 @@ fn correction(error: &ValidationError<'_>) -> Option<(String, Option<Value>)> {
     }
 }
 
-/// Puts `new` in the place that `pointer` names, or takes the place away.
-fn replace(value: &mut Value, pointer: &str, new: Option<Value>) {
+/// Puts `new` in the place that `pointer` names, or takes the place away; says whether it could.
+fn replace(value: &mut Value, pointer: &str, new: &Option<Value>) -> bool {
     if let Some(new) = new {
-        if let Some(place) = value.pointer_mut(pointer) {
-            *place = new;
-        }
-        return;
+        return value.pointer_mut(pointer).is_some_and(|place| {
+            *place = new.clone();
+            true
+        });
     }
-    let Some((parent, key)) = pointer.rsplit_once('/') else { return };
+    let Some((parent, key)) = pointer.rsplit_once('/') else { return false };
     let key = key.replace("~1", "/").replace("~0", "~");
-    if let Some(Value::Object(map)) = value.pointer_mut(parent) {
-        map.shift_remove(&key);
+    match value.pointer_mut(parent) {
+        Some(Value::Object(map)) => map.shift_remove(&key).is_some(),
+        _ => false,
     }
 }
 
@@ -393,6 +401,31 @@ mod tests {
         }
         assert!(check_size(&nested).is_err());
         assert_eq!(check_size(&json!({"a": [1]})), Ok(()));
+    }
+
+    #[test]
+    fn large_arguments_that_do_not_fit_cost_no_more_than_looking_at_them() {
+        let began = std::time::Instant::now();
+        let told = checked(schema(), json!({"path": "a", "tags": vec![Value::Null; 300_000]})).expect_err("no numbers");
+        assert!(told.starts_with("`/tags/0`: the value is not of type"), "{}", &told[..100]);
+        let unknown: Map<String, Value> = (0..100_000).map(|n| (format!("unknown{n}"), json!(1))).collect();
+        let told = checked(schema(), Value::Object(unknown)).expect_err("no such arguments");
+        assert!(told.len() < 10_000, "{} bytes", told.len());
+        assert!(told.contains("and 99950 more"), "{told}");
+        assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn texts_that_are_read_as_json_do_not_get_deeper_than_arguments_may_be() {
+        let tree = json!({"type": "object", "properties": {"a": {"$ref": "#"}}});
+        let mut deep = json!({});
+        for _ in 0..12 {
+            deep = json!({ "a": deep.to_string() });
+            for _ in 0..100 {
+                deep = json!({ "a": deep });
+            }
+        }
+        assert!(checked(tree, deep).expect_err("too deep").starts_with("the arguments are too large"));
     }
 
     #[test]
