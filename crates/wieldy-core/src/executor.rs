@@ -149,7 +149,7 @@ impl Executor {
         engine.flights.add(Arc::clone(&flight));
         // Arguments that are too large to be looked at are not written down either.
         let size = check_size(&call.arguments);
-        let marked = engine.registry.peek(&call.tool).map(|tool| Arc::clone(&tool.sensitive)).unwrap_or_default();
+        let marked = engine.registry.sensitive(&call.tool);
         let arguments = match &size {
             Ok(()) => Redacted::new(Arc::clone(&call.arguments), marked),
             Err(_) => Value::Null.into(),

@@ -62,14 +62,29 @@ impl From<Value> for Redacted {
     }
 }
 
-/// Arguments that the tool names, or that its schema marks as for writing only.
+/// The names of arguments that the tool names, or that its schema marks as for writing only.
 pub(crate) fn sensitive_names(tool: &ToolSpec) -> Arc<[String]> {
-    let properties = tool.input_schema.get("properties").and_then(Value::as_object);
+    // What a pointer names is known by its last part: rather too much is hidden than too little.
+    let last = |name: &String| name.rsplit('/').next().unwrap_or_default().replace("~1", "/").replace("~0", "~");
+    let mut names: Vec<String> = tool.sensitive.iter().map(last).collect();
+    marked_names(&tool.input_schema, &mut names);
+    names.into()
+}
+
+/// The names of all properties that a schema marks, at whatever depth.
+fn marked_names(schema: &Value, names: &mut Vec<String>) {
     let is_marked = |schema: &Value| {
         schema.get("writeOnly") == Some(&json!(true)) || schema.get("format") == Some(&json!("password"))
     };
-    let by_schema = properties.into_iter().flatten().filter(|(_, schema)| is_marked(schema)).map(|(name, _)| name);
-    tool.sensitive.iter().chain(by_schema).cloned().collect()
+    match schema {
+        Value::Object(map) => {
+            let properties = map.get("properties").and_then(Value::as_object).into_iter().flatten();
+            names.extend(properties.filter(|(_, schema)| is_marked(schema)).map(|(name, _)| name.clone()));
+            map.values().for_each(|schema| marked_names(schema, names));
+        }
+        Value::Array(items) => items.iter().for_each(|item| marked_names(item, names)),
+        _ => {}
+    }
 }
 
 fn is_secret_name(name: &str, marked: &[String]) -> bool {

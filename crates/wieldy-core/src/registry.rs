@@ -38,6 +38,7 @@ impl Registered {
         let output = spec.output_schema.as_ref().map(Schema::compile_output).transpose();
         let output = output.map_err(|source| unusable("output", source))?;
         let (provider, hash) = (spec.provider.to_string().into(), spec.hash());
+        // Only now: the schema is known to be of a depth that can be walked.
         let sensitive = sensitive_names(&spec);
         Ok(Self { name, spec, provider, input, output, tool, hash, sensitive })
     }
@@ -261,9 +262,14 @@ impl Registry {
         tools
     }
 
-    /// The tool of that name or alias, whoever asks; for the engine's own book-keeping.
-    pub(crate) fn peek(&self, name: &str) -> Option<Arc<Registered>> {
-        self.names.read().expect("no code panics while it holds the names").holder(name).cloned()
+    /// What must not be written down of a call to that name, whoever asks and whichever tool of several is meant.
+    pub(crate) fn sensitive(&self, name: &str) -> Arc<[String]> {
+        let names = self.names.read().expect("no code panics while it holds the names");
+        if let Some(tool) = names.holder(name) {
+            return Arc::clone(&tool.sensitive);
+        }
+        let by_short = names.short.get(name).into_iter().flatten().filter_map(|full| names.tools.get(full));
+        by_short.flat_map(|tool| tool.sensitive.iter().cloned()).collect()
     }
 }
 

@@ -266,3 +266,23 @@ async fn a_tool_whose_service_is_missing_says_what_to_configure() {
         )
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn secrets_are_known_by_every_name_of_the_tool_and_at_every_depth() {
+    let spec = |name: &str| {
+        let mut spec = ToolSpec::new(name, "").sensitive("seal").sensitive("/door/gate");
+        spec.provider = Provider::Mcp(name.split("__").next().unwrap().into());
+        spec.input_schema = json!({
+            "type": "object",
+            "properties": {"list": {"type": "array", "items": {"$ref": "#/$defs/deep"}}},
+            "$defs": {"deep": {"type": "object", "properties": {"inner": {"type": "string", "writeOnly": true}}}},
+        });
+        spec
+    };
+    let secrets = json!({"seal": "canary", "door": {"gate": "canary"}, "list": [{"inner": "canary"}]});
+    let world = World::new([Puppet::new(spec("one__open"), [Act::Say("done")]).0]);
+    assert!(world.call("open", secrets.clone()).await.is_success());
+    world.executor.register(Puppet::new(spec("two__open"), [Act::Say("done")]).0).unwrap();
+    assert_eq!(world.call("open", secrets).await.error.unwrap().code, Code::ToolNotFound, "it is ambiguous");
+    assert!(!world.tape().contains("canary"), "{}", world.tape());
+}
