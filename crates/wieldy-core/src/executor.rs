@@ -77,7 +77,7 @@ impl Executor {
         let terms = self.terms(call, flight, &tool)?;
         let repeated = match self.repeated(call, flight, &tool, &input, &terms).await? {
             Known::Already(outcome) => return tally.recalled(*outcome),
-            Known::NotYet(lead) => lead,
+            Known::NotYet(lead) => Promise { lead, flight, tool: &tool, ttl: engine.idempotency_ttl },
         };
         let consent = self.consent(call, flight, &tool, &grant, &input, &terms).await?; // 4. confirm
         let cached = match self.cached(call, flight, &tool, &input, &terms).await? {
@@ -85,7 +85,7 @@ impl Executor {
             Known::NotYet(lead) => lead,
         };
         let outcome = self.attempts(call, flight, &tool, &grant, &input, &consent, &terms, tally).await; // 6. admit, run, time, retry
-        remember(repeated, cached, &outcome, &tool, engine.idempotency_ttl);
+        remember(repeated, cached, &outcome, &tool);
         outcome
     }
 
@@ -115,15 +115,11 @@ impl Executor {
             self.start(flight, attempt, terms, spec.annotations.read_only).await?;
             tally.attempts = attempt;
             let run = self.run(flight, attempt, terms, spec.constraints.output_bytes_max);
-            if touches.writes_anything() {
-                engine.cache.spoil(&touches);
-            }
+            let spoiling = Spoiling::new(&engine.cache, &touches);
             let began = engine.timings.is_some().then(Instant::now);
             let ready = Ready::new(grant, input, &slot);
             let ended = attempt::attempt(ready, &*tool.tool, spec.annotations, &run, flight, clocks).await;
-            if touches.writes_anything() {
-                engine.cache.spoil(&touches);
-            }
+            drop(spoiling);
             let ended = self.settle(ended, tool, &run);
             drop(slot);
             passage.tell(verdict(ended.outcome.failure.as_deref()));
@@ -423,19 +419,61 @@ fn give_up(flight: &Flight, attempts: u32, mut outcome: Outcome, repeatable: boo
 
 /// Keeps the outcome for those who ask the same: a good one in the cache, one that ran under its idempotency key.
 fn remember(
-    repeated: Option<Lead<'_>>,
+    mut repeated: Promise<'_>,
     cached: Option<Lead<'_>>,
     outcome: &Result<Outcome, CallError>,
     tool: &Registered,
-    key_ttl: Duration,
 ) {
+    let lead = repeated.lead.take();
     let Ok(outcome) = outcome else { return };
     if let (Some(lead), Some(policy), None) = (cached, tool.spec.cache, &outcome.failure) {
         lead.keep(outcome, policy.ttl);
     }
     // A failure that is safe to repeat is not worth keeping: the next call with the key may do better.
-    if let Some(lead) = repeated.filter(|_| outcome.failure.as_ref().is_none_or(|error| !error.retryable)) {
-        lead.keep(outcome, key_ttl);
+    if let Some(lead) = lead.filter(|_| outcome.failure.as_ref().is_none_or(|error| !error.retryable)) {
+        lead.keep(outcome, repeated.ttl);
+    }
+}
+
+/// That a call with an idempotency key has its effect once. Dropped in the middle of a run, because nobody waits any more, it
+/// remembers that nobody knows what came of it: whoever comes back with the key must not do it again.
+struct Promise<'a> {
+    lead: Option<Lead<'a>>,
+    flight: &'a Flight,
+    tool: &'a Registered,
+    ttl: Duration,
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        let runs = matches!(self.flight.state(), CallState::Running { .. });
+        if let Some(lead) = self.lead.take().filter(|_| runs && !self.tool.spec.annotations.repeatable()) {
+            let told =
+                "the call with this idempotency key was left alone while it ran, so what came of it is not known";
+            let unknown = CallError::new(Code::OutcomeUnknown, told)
+                .suggest("find out whether it had its effect; to run it again, use another key");
+            lead.keep(&Outcome::default().failed(unknown), self.ttl);
+        }
+    }
+}
+
+/// What a run writes spoils kept answers: before it, and when it is over or left alone, those read meanwhile.
+struct Spoiling<'a> {
+    cache: &'a Recall,
+    touches: &'a Touches,
+}
+
+impl<'a> Spoiling<'a> {
+    fn new(cache: &'a Recall, touches: &'a Touches) -> Option<Self> {
+        let spoiling = touches.writes_anything().then(|| Self { cache, touches })?;
+        cache.spoil(touches);
+        Some(spoiling)
+    }
+}
+
+impl Drop for Spoiling<'_> {
+    fn drop(&mut self) {
+        self.cache.spoil(self.touches);
     }
 }
 

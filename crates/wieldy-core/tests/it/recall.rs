@@ -141,3 +141,49 @@ async fn a_failure_that_may_have_had_an_effect_is_remembered_under_its_key() {
     let second = pay().await;
     assert_eq!((first.error, second.cached, strings.runs()), (second.error, true, 1), "never run again by mistake");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_key_whose_caller_went_away_in_the_middle_does_not_run_again() {
+    let (tool, strings) = Puppet::new(ToolSpec::new("pay", ""), [Act::Take(10 * SECOND)]);
+    let world = World::new([tool]);
+    let pay = || {
+        let options = Options { idempotency_key: Some("order 1".into()), ..Options::default() };
+        world.executor.call(Call::new("pay", json!({})).with(options))
+    };
+    assert!(tokio::time::timeout(SECOND, pay()).await.is_err(), "the caller hangs up");
+    let again = pay().await;
+    assert_eq!((again.error.map(|error| error.code), again.cached), (Some(Code::OutcomeUnknown), true));
+    assert_eq!(strings.runs(), 1, "it may have had its effect");
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_whose_caller_went_away_before_anything_ran_is_free_again() {
+    let (tool, strings) = Puppet::new(ToolSpec::new("pay", ""), [Act::Take(10 * SECOND)]);
+    let world = World::with([tool], |builder| builder.limits.calls_running_max = 1);
+    let pay = |key: &str| {
+        let options = Options { idempotency_key: Some(key.into()), ..Options::default() };
+        world.executor.call(Call::new("pay", json!({})).with(options))
+    };
+    let (first, second) = tokio::join!(pay("a"), tokio::time::timeout(SECOND, pay("b")));
+    assert!(first.is_success() && second.is_err(), "the second waits for a slot, and nobody waits for it");
+    assert!(pay("b").await.is_success());
+    assert_eq!(strings.runs(), 2);
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_writer_that_was_left_alone_wrote_spoils_answers_too() {
+    let (read, reads) = Puppet::new(kept(), [Act::Take(SECOND)]);
+    let (write, _) = Puppet::new(ToolSpec::new("write", "").writes("path"), [Act::Hang]);
+    let world = World::new([read, write]);
+    let writing = tokio::time::timeout(5 * SECOND, world.call("write", path("a")));
+    let reading = async {
+        tokio::time::sleep(SECOND).await;
+        world.call("read", path("a")).await
+    };
+    let (gone, read) = tokio::join!(writing, reading);
+    assert!(gone.is_err() && read.is_success(), "it read while something was written");
+    assert!(!world.call("read", path("a")).await.cached, "so what it read is not worth keeping");
+    assert_eq!(reads.runs(), 2);
+}
