@@ -1,9 +1,11 @@
 //! Confirmation: a person agrees to exactly this call, once, in time. No slot is held while waiting.
 
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -197,10 +199,14 @@ impl Consent {
             expires_in_ms: u64::try_from(expires_in.as_millis()).unwrap_or(u64::MAX),
         });
         let expiry = Instant::now() + expires_in;
+        let asked = AssertUnwindSafe(async { confirmer.confirm(&question).await }).catch_unwind();
         let answer = tokio::select! {
             biased;
             () = tokio::time::sleep_until(expiry) => Err(NoConsent::Expired(expires_in)),
-            answer = confirmer.confirm(&question) => answer.map_err(NoConsent::Failed),
+            answer = asked => match answer {
+                Ok(answer) => answer.map_err(NoConsent::Failed),
+                Err(_) => Err(NoConsent::Failed("whoever was asked panicked".into())),
+            },
         };
         let by = answer.as_ref().ok().and_then(|answer| answer.by.clone());
         let decision = answer.and_then(|answer| Self::weigh(&question, &answer));

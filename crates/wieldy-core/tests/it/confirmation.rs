@@ -160,3 +160,11 @@ async fn the_callers_deadline_holds_while_a_person_is_asked() {
     assert_eq!(result.error.unwrap().details["clock"], json!("total"));
     world.check();
 }
+
+#[tokio::test(start_paused = true)]
+async fn somebody_who_panics_has_not_agreed() {
+    let (world, strings) = asked(|_| panic!("no idea"), SECOND);
+    let result = world.call("t", json!({})).await;
+    assert_eq!((told(result), strings.runs()), ((Code::ConfirmationDenied, "failed".into()), 0));
+    world.check();
+}
