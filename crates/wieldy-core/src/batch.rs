@@ -160,13 +160,14 @@ impl Plan {
             return Ok(Self { waits_for, needs });
         }
         for (place, later) in order.iter().copied().enumerate() {
-            for earlier in order[..place].iter().copied() {
-                let ordered = match mode {
-                    BatchMode::Smart => touches[earlier].conflicts(&touches[later]),
-                    BatchMode::Sequential | BatchMode::Parallel => true,
-                };
-                if ordered {
+            // From the nearest on, up to one that is in everybody's way: that one has waited for all before it.
+            for earlier in order[..place].iter().rev().copied() {
+                let one_by_one = mode == BatchMode::Sequential;
+                if one_by_one || touches[earlier].conflicts(&touches[later]) {
                     waits_for[later].insert(earlier);
+                }
+                if one_by_one || touches[earlier].writes_everything() {
+                    break;
                 }
             }
         }
@@ -279,8 +280,9 @@ impl Executor {
         let _open = OpenBatch::new(self, &flight);
         let began = Instant::now();
         let allowed = self.policy().check_batch(&batch.caller, batch.calls.len())?;
-        let mode = if allowed.parallel_max == Some(1) { BatchMode::Sequential } else { batch.mode };
-        let max_concurrency = batch.max_concurrency.max(1).min(allowed.parallel_max.unwrap_or(usize::MAX));
+        let parallel_max = allowed.parallel_max.unwrap_or(usize::MAX).max(1);
+        let mode = if parallel_max == 1 { BatchMode::Sequential } else { batch.mode };
+        let max_concurrency = batch.max_concurrency.clamp(1, parallel_max);
         let known = batch.calls.iter().map(|call| self.foresee(call, &batch.caller, mode));
         let (touches, read_only): (Vec<Touches>, Vec<bool>) = known.unzip();
         let plan = Plan::make(&batch.calls, &touches, mode)?;
@@ -357,6 +359,10 @@ impl Executor {
                     }
                     Err((call, reason)) => {
                         skipped += 1;
+                        // A call that only follows others is no failure of its own; one that refers to nothing is.
+                        if reason.code != Code::Cancelled {
+                            failed.get_or_insert(place);
+                        }
                         results[place] = Some(self.refuse(*call, *reason, Some(flight)).await);
                         continue;
                     }
@@ -406,7 +412,7 @@ fn bind(
         let reason = skipped(format!("the batch stops on errors, and `{}` failed", name(because)), because);
         return Err((Box::new(call), Box::new(reason)));
     }
-    if needs.is_empty() {
+    if needs.is_empty() || referred(&call.arguments).is_empty() {
         return Ok(call);
     }
     let by_id: HashMap<&str, &ToolResult> =

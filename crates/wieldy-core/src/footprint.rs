@@ -53,6 +53,10 @@ impl Touches {
         self.writes.meets(&other.reads)
     }
 
+    pub(crate) fn writes_everything(&self) -> bool {
+        self.writes == Things::Everything
+    }
+
     pub(crate) fn writes_anything(&self) -> bool {
         self.writes != Things::These(Vec::new())
     }
