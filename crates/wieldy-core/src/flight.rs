@@ -328,6 +328,11 @@ impl Flights {
         self.lock().batches.get(&id).cloned()
     }
 
+    /// The batches that `wanted` picks.
+    pub(crate) fn batches(&self, wanted: impl Fn(&BatchFlight) -> bool) -> Vec<Arc<BatchFlight>> {
+        self.lock().batches.values().filter(|batch| wanted(batch)).cloned().collect()
+    }
+
     /// The calls that are not over and that `wanted` picks.
     pub(crate) fn live(&self, wanted: impl Fn(&Flight) -> bool) -> Vec<Arc<Flight>> {
         self.lock().calls.values().filter(|flight| !flight.is_over() && wanted(flight)).cloned().collect()

@@ -14,7 +14,7 @@ use crate::breaker::BreakerState;
 use crate::call::{BatchId, Call, Caller, ExecutionId, Status, ToolResult};
 use crate::error::CallError;
 use crate::executor::Executor;
-use crate::flight::{BatchFlight, CancelCause, Flights};
+use crate::flight::{BatchFlight, CancelCause, Flight, Flights};
 use crate::input::{Input, Violations, check_size};
 use crate::journal::{Filter, Recorder, Subscription};
 use crate::observe::Observer;
@@ -208,14 +208,25 @@ impl Executor {
                 (flights.live(|flight| flight.subject.batch == Some(id)), CancelCause::Batch)
             }
             Target::Session(session) => {
-                (flights.live(|flight| flight.subject.caller.session.as_ref() == Some(&session)), CancelCause::Session)
+                let is_of_it = |caller: &Caller| caller.session.as_ref() == Some(&session);
+                (self.cancel_batches(is_of_it, CancelCause::Session), CancelCause::Session)
             }
             Target::Tenant(tenant) => {
-                (flights.live(|flight| flight.subject.caller.tenant.as_ref() == Some(&tenant)), CancelCause::Tenant)
+                let is_of_it = |caller: &Caller| caller.tenant.as_ref() == Some(&tenant);
+                (self.cancel_batches(is_of_it, CancelCause::Tenant), CancelCause::Tenant)
             }
         };
         calls.iter().for_each(|flight| flight.cancel(cause));
         calls.len()
+    }
+
+    /// Cancels the batches of some callers, so that no further call of them begins; the calls of these callers that are under way.
+    fn cancel_batches(&self, wanted: impl Fn(&Caller) -> bool, cause: CancelCause) -> Vec<Arc<Flight>> {
+        let flights = &self.inner.flights;
+        for batch in flights.batches(|batch| wanted(&batch.subject.caller)) {
+            batch.cancel(cause);
+        }
+        flights.live(|flight| wanted(&flight.subject.caller))
     }
 
     /// Whether a call is under way.
@@ -266,14 +277,21 @@ impl Executor {
     pub async fn shutdown(&self, patience: Duration) {
         self.inner.stopping.store(true, Ordering::Release);
         self.inner.tasks.running.close();
-        let until = Instant::now() + patience;
-        while Instant::now() < until && !self.inner.flights.live(|_| true).is_empty() {
-            tokio::time::sleep(Duration::from_millis(10).min(patience)).await;
-        }
+        self.idle_within(patience).await;
         for flight in self.inner.flights.live(|_| true) {
             flight.cancel(CancelCause::Shutdown);
         }
         self.inner.tasks.running.wait().await;
+        // Other calls are carried on by whoever waits for them; one that nobody carries on would never end.
+        self.idle_within(self.inner.confinement.grace.saturating_add(Duration::from_secs(3))).await;
+    }
+
+    /// Waits until no call is in flight, but not longer than `patience`.
+    async fn idle_within(&self, patience: Duration) {
+        let began = Instant::now();
+        while began.elapsed() < patience && !self.inner.flights.live(|_| true).is_empty() {
+            tokio::time::sleep(Duration::from_millis(10).min(patience)).await;
+        }
     }
 
     pub(crate) fn flights(&self) -> &Flights {

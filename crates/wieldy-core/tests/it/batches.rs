@@ -269,3 +269,60 @@ async fn observers_of_a_refused_batch_end() {
     assert_eq!(bounded(observer.next()).await, None);
     assert_eq!(result.await.unwrap_err().message, "two calls have the id `a`");
 }
+
+#[tokio::test(start_paused = true)]
+async fn cancelling_a_session_or_a_tenant_reaches_calls_of_a_batch_that_have_not_begun() {
+    use wieldy_core::Target;
+    for (target, cause) in [(Target::Session("s".into()), "session"), (Target::Tenant("acme".into()), "tenant")] {
+        let (tool, strings) = Puppet::new(ToolSpec::new("t", ""), [Act::Hang, Act::Echo]);
+        let world = World::new([tool]);
+        let mut members = batch([call("a", "t", json!({})), call("b", "t", json!({}))]);
+        members.caller = Arc::new(Caller { session: Some("s".into()), tenant: Some("acme".into()), ..Caller::local() });
+        let (_, result) = world.executor.spawn_batch(members);
+        tokio::time::sleep(SECOND).await;
+        world.executor.cancel(target);
+        let result = bounded(result).await.unwrap();
+        let causes: Vec<_> =
+            result.results.iter().map(|result| &result.error.as_ref().unwrap().details["cause"]).collect();
+        assert_eq!((causes, strings.runs()), (vec![&json!(cause), &json!(cause)], 1));
+        world.check();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_stops_on_errors_stops_at_a_reference_to_nothing() {
+    let notes = Notes::default();
+    let world = world(&notes);
+    let lost = json!({"path": {"$result": "a", "pointer": "/structured/nowhere"}});
+    let mut calls =
+        batch([call("a", "read", json!({"path": "x"})), call("b", "read", lost), call("c", "read", json!({}))]);
+    calls.mode = BatchMode::Sequential;
+    calls.stop_on_error = true;
+    let result = world.executor.batch(calls).await.unwrap();
+    let statuses: Vec<Status> = result.results.iter().map(|result| result.status).collect();
+    assert_eq!(statuses, [Status::Success, Status::ValidationError, Status::Cancelled]);
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn arguments_too_deep_to_be_looked_at_are_refused_in_a_batch_too() {
+    let mut deep = json!({"$result": "a"});
+    for _ in 0..1_000 {
+        deep = json!([deep]);
+    }
+    let world = world(&Notes::default());
+    let members = batch([call("a", "read", json!({})), after(call("b", "read", json!({ "path": deep })), &["a"])]);
+    let result = world.executor.batch(members).await.unwrap();
+    assert_eq!(result.results[1].error.as_ref().unwrap().code, Code::ValidationFailed);
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_batch_one_by_one_costs_no_more_than_its_calls() {
+    let world = World::new([Puppet::writing("t", Act::Echo)]);
+    for mode in [BatchMode::Sequential, BatchMode::Smart] {
+        let mut many = batch((0..10_000).map(|n| call(&n.to_string(), "t", json!({}))));
+        many.mode = mode;
+        assert_eq!(world.executor.batch(many).await.unwrap().summary.succeeded, 10_000);
+    }
+}

@@ -276,3 +276,21 @@ fn step_errors_become_call_errors_with_something_to_do() {
     assert_eq!((journal.code, journal.message.as_str()), (Code::JournalFailed, "cannot write the journal: full"));
     let _ = (MemoryArtifacts::default(), Batch::new([]));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_waits_for_calls_that_somebody_else_waits_for() {
+    let world = World::new([Puppet::writing("t", Act::Hang)]);
+    let executor = world.executor.clone();
+    tokio::spawn(async move { executor.call(Call::new("t", json!({}))).await });
+    tokio::time::sleep(SECOND).await;
+    bounded(world.executor.shutdown(SECOND)).await;
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_does_not_wait_for_ever_for_a_call_that_nobody_carries_on() {
+    let world = World::new([Puppet::writing("t", Act::Hang)]);
+    let mut left = Box::pin(world.call("t", json!({})));
+    assert!(futures_util::poll!(&mut left).is_pending());
+    bounded(world.executor.shutdown(SECOND)).await;
+}
