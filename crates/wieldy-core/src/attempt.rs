@@ -92,7 +92,7 @@ impl Clocks {
             queue: options.queue_timeout.unwrap_or(defaults.queue).min(TIMEOUT_MAX),
             attempt: attempt.min(timeout_max),
             deadline: options.deadline.map(|deadline| opened + deadline.min(TIMEOUT_MAX)),
-            silence: options.silence.or(constraints.silence),
+            silence: options.silence.or(constraints.silence).map(|silence| silence.min(TIMEOUT_MAX)),
         }
     }
 
@@ -194,7 +194,7 @@ pub(crate) async fn attempt(
     };
     // First it is told to stop, and given the time to end its processes; then it is dropped.
     run.stop().cancel();
-    let patience = run.confinement().grace + Duration::from_secs(2);
+    let patience = run.confinement().grace.saturating_add(Duration::from_secs(2));
     let late = match answer {
         Some(done) => Some(done),
         None => tokio::time::timeout(patience, &mut work).await.ok(),
@@ -267,7 +267,7 @@ impl RetryPolicy {
             Backoff::Exponential => {
                 let doubled =
                     self.base.saturating_mul(1_u32.checked_shl(repetition - 1).unwrap_or(u32::MAX)).min(self.cap);
-                doubled.mul_f64(1.0 - chance.clamp(0.0, 1.0) / 2.0)
+                doubled - (doubled / 2).mul_f64(chance.clamp(0.0, 1.0))
             }
         }
     }
@@ -310,8 +310,9 @@ pub(crate) fn next_delay(
     };
     let delay = policy.delay(attempt + 1, fastrand::f64());
     let delay = error.retry_after().map_or(delay, |asked| asked.max(delay));
-    let in_time = deadline.is_none_or(|deadline| Instant::now() + delay < deadline);
-    (worth && in_time).then_some(delay)
+    // Who wants to be left alone for longer than any run may take is not worth waiting for.
+    let left = deadline.map_or(TIMEOUT_MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
+    (worth && delay < left).then_some(delay)
 }
 
 /// How long a tool's runs took, to set its attempt clock by. Learns only from runs that finished by themselves.
@@ -361,8 +362,11 @@ impl Timings {
         let runs = self.runs.lock().expect("no code panics while it holds the runs");
         let mut runs = runs.get(tool).filter(|runs| runs.len() >= self.policy.runs_min)?.clone();
         runs.sort_unstable();
-        let slow = runs[(runs.len() * 99 / 100).min(runs.len() - 1)];
-        Some(slow.mul_f64(self.policy.factor).clamp(self.policy.at_least, self.policy.at_most))
+        let slow = runs.get((runs.len() * 99 / 100).min(runs.len().saturating_sub(1)))?;
+        let DynamicTimeout { factor, at_least, at_most, .. } = self.policy;
+        // A factor that makes no duration means no more than the bounds.
+        let wanted = Duration::try_from_secs_f64(slow.as_secs_f64() * factor).unwrap_or(at_most);
+        Some(wanted.min(at_most).max(at_least))
     }
 }
 

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 
 use crate::admit::{Admission, Limits};
 use crate::artifact::{Artifacts, MemoryArtifacts};
-use crate::attempt::{ClockDefaults, DynamicTimeout, RetryPolicy, TIMEOUT_DEFAULT, Timings};
+use crate::attempt::{ClockDefaults, DynamicTimeout, RetryPolicy, TIMEOUT_DEFAULT, TIMEOUT_MAX, Timings};
 use crate::breaker::{BreakerPolicy, Breakers};
 use crate::cache::Recall;
 use crate::call::Caller;
@@ -26,6 +26,9 @@ use crate::registry::{RegisterError, Registration, Registry};
 use crate::sandbox::{Confinement, Level, Network, ResourceLimits, Sandbox};
 use crate::task::Tasks;
 use crate::tool::{AnyTool, SharedTool};
+
+/// The longest that anything is kept or waited for; more means the same, and clocks can count it.
+pub(crate) const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// What an executor is made of.
 pub(crate) struct Inner {
@@ -172,16 +175,18 @@ impl ExecutorBuilder {
             registry: Registry::default(),
             policy: self.policy,
             confirmer: self.confirmer,
-            confirmation_timeout: self.confirmation_timeout,
+            confirmation_timeout: self.confirmation_timeout.min(FOR_EVER),
             recorder: Arc::new(Recorder::new(self.journal)),
             flights: Flights::new(self.observable_max),
             tasks: Tasks::new(self.task_ttl),
             admission: Admission::new(self.limits),
-            rates: Rates::new(self.rates),
-            breakers: Breakers::new(self.breaker),
+            rates: Rates::new(
+                self.rates.into_iter().map(|rate| Rate { window: rate.window.min(FOR_EVER), ..rate }).collect(),
+            ),
+            breakers: Breakers::new(BreakerPolicy { open_for: self.breaker.open_for.min(FOR_EVER), ..self.breaker }),
             cache: Recall::new(answers_max, self.cache_bytes_max),
             keys: Recall::new(answers_max, self.cache_bytes_max),
-            idempotency_ttl: self.idempotency_ttl,
+            idempotency_ttl: self.idempotency_ttl.min(FOR_EVER),
             clocks,
             timings: self.dynamic_timeout.map(Timings::new),
             retry: self.retry,
@@ -191,7 +196,7 @@ impl ExecutorBuilder {
                 workspace: self.workspace,
                 network: Network::None,
                 limits: self.resource_limits.within(self.resource_limits_max),
-                grace: self.grace,
+                grace: self.grace.min(TIMEOUT_MAX),
             }),
             limits_max: self.resource_limits_max,
             artifacts: self.artifacts,

@@ -12,6 +12,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::build::FOR_EVER;
 use crate::call::{Caller, Content};
 use crate::footprint::Touches;
 use crate::input::{Input, canonical};
@@ -171,7 +172,7 @@ impl Lead<'_> {
         let kept = Kept {
             outcome: outcome.clone(),
             fingerprint: self.fingerprint,
-            expires: Instant::now() + ttl,
+            expires: Instant::now() + ttl.min(FOR_EVER),
             touches,
             bytes,
         };

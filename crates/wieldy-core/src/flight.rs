@@ -285,7 +285,7 @@ impl Flights {
     pub(crate) fn new(over_max: usize) -> Self {
         let mut table = Table::default();
         // Calls come and go: room to spare keeps the table from being tidied up every few of them.
-        table.calls.reserve(over_max.saturating_mul(4));
+        table.calls.reserve(over_max.min(1 << 16) * 4);
         Self { table: Mutex::new(table), over_max }
     }
 

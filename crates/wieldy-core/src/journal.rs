@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use jiff::Timestamp;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 
 use crate::call::ExecutionId;
 use crate::error::{CallError, Code};
@@ -196,7 +196,7 @@ struct Subscriber {
 
 impl Bus {
     pub(crate) fn subscribe(&self, filter: Filter, capacity: usize) -> Subscription {
-        let (queue, events) = mpsc::channel(capacity.max(1));
+        let (queue, events) = mpsc::channel(capacity.clamp(1, Semaphore::MAX_PERMITS));
         let missed = Arc::new(AtomicU64::new(0));
         let subscriber = Arc::new(Subscriber { filter, queue, missed: Arc::clone(&missed) });
         let mut subscribers = self.subscribers.write().expect("no code panics while it holds the list");

@@ -1,6 +1,7 @@
 //! How the engine behaves, told by its journal.
 #![expect(clippy::unwrap_used, reason = "in a test, a surprise may end it")]
 
+mod absurd;
 mod admission;
 mod attempts;
 mod batches;
