@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Deserialize;
 use serde_json::Value;
 use wieldy::name::hint_for_unknown_key;
-use wieldy::{Batch, BatchCall, BatchId, BatchResult, Call, Executor, Seen, ToolResult};
+use wieldy::{Batch, BatchCall, BatchId, BatchResult, Call, CallError, Executor, Seen, ToolResult};
 
 use super::request;
 use crate::args::BatchArgs;
@@ -74,7 +74,10 @@ pub(crate) async fn run(
     progress.finish_and_clear();
     let result = result?;
     print(&result, printer)?;
-    let first_failed = result.results.iter().find_map(|result| result.error.as_ref());
+    // A call that was skipped because of another says nothing that the other does not say better.
+    let was_skipped = |error: &&CallError| error.details.get("cause").is_some_and(|cause| cause == "skipped");
+    let errors = || result.results.iter().filter_map(|result| result.error.as_ref());
+    let first_failed = errors().find(|error| !was_skipped(error)).or_else(|| errors().next());
     Ok(first_failed.map_or(Exit::Success, Exit::of))
 }
 

@@ -164,3 +164,11 @@ fn a_plan_limits_a_batch() {
     hint: split the batch into parts of at most 1 calls
     ");
 }
+
+#[test]
+fn the_exit_code_is_that_of_the_call_that_failed_and_not_of_those_that_were_skipped() {
+    let lines = r#"{"id":"second","tool":"Glob","arguments":{"pattern":"*"},"after":["first"]}
+                   {"id":"first","tool":"Read","arguments":{"path":"missing.txt"}}"#;
+    let told = World::new().run_with_input(&["batch", "-"], lines);
+    assert!(told.starts_with("exit: 1\n"), "{told}");
+}
