@@ -30,6 +30,9 @@ use crate::tool::{AnyTool, SharedTool};
 /// The longest that anything is kept or waited for; more means the same, and clocks can count it.
 pub(crate) const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
+/// How many bytes of answers to idempotency keys are kept at least.
+const KEYS_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
 /// What an executor is made of.
 pub(crate) struct Inner {
     pub(crate) registry: Registry,
@@ -185,7 +188,8 @@ impl ExecutorBuilder {
             ),
             breakers: Breakers::new(BreakerPolicy { open_for: self.breaker.open_for.min(FOR_EVER), ..self.breaker }),
             cache: Recall::new(answers_max, self.cache_bytes_max),
-            keys: Recall::new(answers_max, self.cache_bytes_max),
+            // Keys are a promise and not a saving: who keeps no answers still runs nothing twice.
+            keys: Recall::new(answers_max, self.cache_bytes_max.max(KEYS_BYTES_MAX)),
             idempotency_ttl: self.idempotency_ttl.min(FOR_EVER),
             clocks,
             timings: self.dynamic_timeout.map(Timings::new),

@@ -187,3 +187,14 @@ async fn what_a_writer_that_was_left_alone_wrote_spoils_answers_too() {
     assert!(!world.call("read", path("a")).await.cached, "so what it read is not worth keeping");
     assert_eq!(reads.runs(), 2);
 }
+
+#[tokio::test(start_paused = true)]
+async fn keys_are_kept_where_nothing_else_is() {
+    let (tool, strings) = Puppet::new(ToolSpec::new("pay", ""), [Act::Echo]);
+    let world = World::with([tool], |builder| builder.cache_bytes_max = 0);
+    for cached in [false, true] {
+        let options = Options { idempotency_key: Some("order 1".into()), ..Options::default() };
+        assert_eq!(world.executor.call(Call::new("pay", json!({})).with(options)).await.cached, cached);
+    }
+    assert_eq!(strings.runs(), 1);
+}
