@@ -279,13 +279,19 @@ impl Executor {
     pub(crate) async fn run_batch(&self, batch: Batch, flight: Arc<BatchFlight>) -> Result<BatchResult, CallError> {
         let _open = OpenBatch::new(self, &flight);
         let began = Instant::now();
-        let allowed = self.policy().check_batch(&batch.caller, batch.calls.len())?;
+        let allowed = match self.policy().check_batch(&batch.caller, batch.calls.len()) {
+            Ok(allowed) => allowed,
+            Err(denied) => return Err(self.refuse_batch(batch, denied.into(), &flight).await),
+        };
         let parallel_max = allowed.parallel_max.unwrap_or(usize::MAX).max(1);
         let mode = if parallel_max == 1 { BatchMode::Sequential } else { batch.mode };
         let max_concurrency = batch.max_concurrency.clamp(1, parallel_max);
         let known = batch.calls.iter().map(|call| self.foresee(call, &batch.caller, mode));
         let (touches, read_only): (Vec<Touches>, Vec<bool>) = known.unzip();
-        let plan = Plan::make(&batch.calls, &touches, mode)?;
+        let plan = match Plan::make(&batch.calls, &touches, mode) {
+            Ok(plan) => plan,
+            Err(senseless) => return Err(self.refuse_batch(batch, senseless.into(), &flight).await),
+        };
         let read_only = read_only.into_iter().filter(|read_only| *read_only).count();
         let mutating = batch.calls.len() - read_only;
 
@@ -305,6 +311,14 @@ impl Executor {
         };
         self.record_batch(&flight, Body::BatchCompleted(summary.clone()));
         Ok(BatchResult { batch_id: flight.id, results, summary })
+    }
+
+    /// Records the calls of a batch that is not run at all: a refusal is no less worth knowing of than a failure.
+    async fn refuse_batch(&self, batch: Batch, why: CallError, flight: &Arc<BatchFlight>) -> CallError {
+        for BatchCall { call, .. } in batch.calls {
+            self.refuse(call.by(Arc::clone(&batch.caller)), why.clone(), Some(flight)).await;
+        }
+        why
     }
 
     /// What a call will touch, as far as can be said before it runs, and whether it is read-only.

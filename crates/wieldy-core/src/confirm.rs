@@ -192,12 +192,13 @@ impl Consent {
             digest: Digest::of(tool, input, options),
             expires_in,
         };
-        flight.record(Body::ConfirmationRequested {
+        let asking = Body::ConfirmationRequested {
             confirmation: question.id,
             digest: question.digest.to_string(),
             reason: question.reason.clone(),
             expires_in_ms: u64::try_from(expires_in.as_millis()).unwrap_or(u64::MAX),
-        });
+        };
+        flight.record(asking).taken()?;
         let expiry = Instant::now() + expires_in;
         let asked = AssertUnwindSafe(async { confirmer.confirm(&question).await }).catch_unwind();
         let answer = tokio::select! {
@@ -211,7 +212,8 @@ impl Consent {
         let by = answer.as_ref().ok().and_then(|answer| answer.by.clone());
         let decision = answer.and_then(|answer| Self::weigh(&question, &answer));
         let approved = decision.is_ok();
-        flight.record(Body::ConfirmationReceived { confirmation: question.id, approved, by });
+        // What nobody could look up later counts for nothing now.
+        flight.record(Body::ConfirmationReceived { confirmation: question.id, approved, by }).taken()?;
         decision?;
         Ok(Self { execution: flight.id })
     }

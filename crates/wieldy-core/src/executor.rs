@@ -344,7 +344,10 @@ impl Executor {
     ) -> Result<(), CallError> {
         let attempts_max = terms.retry.retries.saturating_add(1);
         let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
-        flight.record(Body::RetryAttempt { attempt, attempts_max, delay_ms, error: Box::new(error.clone()) });
+        // An attempt that was not announced could not be recorded either.
+        flight
+            .record(Body::RetryAttempt { attempt, attempts_max, delay_ms, error: Box::new(error.clone()) })
+            .taken()?;
         unless_stopped(flight, &terms.clocks, tokio::time::sleep(delay)).await
     }
 }

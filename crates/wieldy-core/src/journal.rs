@@ -4,6 +4,7 @@
 //! only then shows it to whoever listens. So the history and what listeners saw are the same, in the same order.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
@@ -37,6 +38,14 @@ pub enum Receipt {
 }
 
 impl Receipt {
+    /// Fails where the event was refused at once, and so never happened.
+    pub(crate) fn taken(self) -> Result<(), JournalError> {
+        match self {
+            Self::Refused(error) => Err(error),
+            Self::Kept | Self::Pending(_) => Ok(()),
+        }
+    }
+
     /// Waits until the event is safe.
     pub async fn kept(self) -> Result<(), JournalError> {
         match self {
@@ -126,7 +135,9 @@ impl Recorder {
     ) -> Receipt {
         let mut next_seq = self.next_seq.lock().expect("no code panics while it holds the line");
         let event = Arc::new(Event { seq: *next_seq, at, subject: Arc::clone(subject), body });
-        let receipt = self.journal.append(&event);
+        // A journal is foreign code, and its panic must not take the line with it.
+        let receipt = catch_unwind(AssertUnwindSafe(|| self.journal.append(&event)))
+            .unwrap_or_else(|_| Receipt::Refused(JournalError("the journal panicked".into())));
         if matches!(receipt, Receipt::Refused(_)) {
             return receipt;
         }

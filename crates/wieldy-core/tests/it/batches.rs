@@ -266,7 +266,11 @@ async fn observers_of_a_refused_batch_end() {
     let twice = [call("a", "read", json!({"path": "a"})), call("a", "read", json!({"path": "a"}))];
     let (id, result) = world.executor.spawn_batch(batch(twice));
     let mut observer = world.executor.observe_batch(id);
-    assert_eq!(bounded(observer.next()).await, None);
+    let mut closed = 0;
+    while let Some(Seen::Event(event)) = bounded(observer.next()).await {
+        closed += usize::from(event.body.closing().is_some());
+    }
+    assert_eq!(closed, 2, "each call is told to be refused");
     assert_eq!(result.await.unwrap_err().message, "two calls have the id `a`");
 }
 

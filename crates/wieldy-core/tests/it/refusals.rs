@@ -5,8 +5,9 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use wieldy_core::{
-    Call, Caller, Check, Code, Decision, Executor, Held, Plan, Policy, Provider, Question, RegisterError, Registration,
-    Status, ToolFilter, ToolSpec, Unbound,
+    Answer, Batch, Call, Caller, Check, Code, Confirmation, Confirmer, Decision, Event, Executor, Held, Journal,
+    JournalError, MemoryJournal, Plan, Policy, Provider, Question, Receipt, RegisterError, Registration, Status,
+    ToolFilter, ToolSpec, Unbound,
 };
 use wieldy_testkit::{Act, FailingJournal, Puppet, World};
 
@@ -285,4 +286,73 @@ async fn secrets_are_known_by_every_name_of_the_tool_and_at_every_depth() {
     world.executor.register(Puppet::new(spec("two__open"), [Act::Say("done")]).0).unwrap();
     assert_eq!(world.call("open", secrets).await.error.unwrap().code, Code::ToolNotFound, "it is ambiguous");
     assert!(!world.tape().contains("canary"), "{}", world.tape());
+}
+
+/// A journal that does not take events of one name, or panics over them.
+struct Picky {
+    kept: MemoryJournal,
+    refused: &'static str,
+    panics: bool,
+}
+
+impl Journal for Picky {
+    fn append(&self, event: &Arc<Event>) -> Receipt {
+        if event.body.name() == self.refused {
+            assert!(!self.panics, "told to panic");
+            return Receipt::Refused(JournalError("the disk is full".into()));
+        }
+        self.kept.append(event)
+    }
+
+    fn next_seq(&self) -> u64 {
+        self.kept.next_seq()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_or_a_confirmation_that_cannot_be_recorded_does_not_happen() {
+    for panics in [false, true] {
+        for (refused, runs) in [
+            ("tool.call.pending", 0),
+            ("tool.call.confirmation.requested", 0),
+            ("tool.call.confirmation.received", 0),
+            ("tool.call.started", 0),
+            ("tool.retry.attempt", 1),
+        ] {
+            let journal = Arc::new(Picky { kept: MemoryJournal::default(), refused, panics });
+            let failing = Act::Fail(Code::TransportFailed, false);
+            let (tool, strings) = Puppet::new(ToolSpec::new("t", "").confirm(), [failing, Act::Echo]);
+            let mut builder = Executor::builder().tools([tool]).confirmer(Agreeing);
+            builder.journal = Arc::clone(&journal) as _;
+            let executor = builder.build().unwrap();
+            let result = executor.call(Call::new("t", json!({}))).await;
+            assert_eq!(result.error.map(|error| error.code), Some(Code::JournalFailed), "{refused}");
+            assert_eq!(strings.runs(), runs, "{refused}");
+            let next = executor.call(Call::new("unknown", json!({}))).await;
+            assert!(next.error.is_some() && executor.load().running == 0, "{refused} harms no other call");
+        }
+    }
+}
+
+struct Agreeing;
+
+impl Confirmer for Agreeing {
+    fn confirm<'a>(&'a self, question: &'a Confirmation) -> BoxFuture<'a, Result<Answer, String>> {
+        Box::pin(async { Ok(question.approve()) })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_calls_of_a_refused_batch_are_recorded_too() {
+    let world = World::new([Puppet::reading("t", Act::Echo)]);
+    let core = Caller { plan: Some("Core".into()), ..Caller::local() };
+    let calls = (0..6).map(|number| Call::new("t", json!({"n": number})).by(core.clone()).id("same"));
+    world.executor.batch(Batch::new(calls)).await.unwrap_err();
+    let twice = [Call::new("t", json!({})).id("same"), Call::new("t", json!({})).id("same")];
+    world.executor.batch(Batch::new(twice)).await.unwrap_err();
+    let closings = world.events();
+    let codes: Vec<Code> =
+        closings.iter().filter_map(|event| Some(event.body.closing()?.error.as_ref()?.code)).collect();
+    assert_eq!(codes, [[Code::PlanLimitExceeded; 6].as_slice(), &[Code::ValidationFailed; 2]].concat());
+    world.check();
 }
