@@ -29,11 +29,11 @@ impl Redacted {
 
     /// The arguments without their secrets.
     pub fn value(&self) -> Cow<'_, Value> {
-        if is_clean(&self.raw, &self.marked) {
+        if is_clean(&self.raw, &self.marked, TEXTS_WITHIN_TEXTS_MAX) {
             return Cow::Borrowed(&self.raw);
         }
         let mut copy = Value::clone(&self.raw);
-        clean(&mut copy, &self.marked);
+        clean(&mut copy, &self.marked, TEXTS_WITHIN_TEXTS_MAX);
         Cow::Owned(copy)
     }
 }
@@ -109,25 +109,46 @@ static SECRET_VALUE: LazyLock<Regex> = LazyLock::new(|| {
     .expect("the pattern is a constant")
 });
 
-fn is_clean(value: &Value, marked: &[String]) -> bool {
+/// How often JSON may be a text within JSON; what is wrapped once more is hidden whole.
+const TEXTS_WITHIN_TEXTS_MAX: u32 = 3;
+
+/// What a text says that is JSON itself, as models write lists and objects, and whole arguments.
+fn said_in(text: &str) -> Option<Value> {
+    let is_like_it = text.trim_start().starts_with(['{', '[', '"']);
+    is_like_it.then(|| serde_json::from_str(text).ok()).flatten()
+}
+
+fn is_clean(value: &Value, marked: &[String], texts: u32) -> bool {
     match value {
-        Value::String(text) => !SECRET_VALUE.is_match(text),
-        Value::Array(items) => items.iter().all(|item| is_clean(item, marked)),
-        Value::Object(map) => map.iter().all(|(name, value)| !is_secret_name(name, marked) && is_clean(value, marked)),
+        Value::String(text) => {
+            let within = |said: Value| texts > 0 && is_clean(&said, marked, texts - 1);
+            !SECRET_VALUE.is_match(text) && said_in(text).is_none_or(within)
+        }
+        Value::Array(items) => items.iter().all(|item| is_clean(item, marked, texts)),
+        Value::Object(map) => {
+            map.iter().all(|(name, value)| !is_secret_name(name, marked) && is_clean(value, marked, texts))
+        }
         _ => true,
     }
 }
 
-fn clean(value: &mut Value, marked: &[String]) {
+fn clean(value: &mut Value, marked: &[String], texts: u32) {
     match value {
-        Value::String(text) => *text = SECRET_VALUE.replace_all(text, REDACTED).into_owned(),
-        Value::Array(items) => items.iter_mut().for_each(|item| clean(item, marked)),
+        Value::String(text) => match said_in(text).filter(|said| texts == 0 || !is_clean(said, marked, texts - 1)) {
+            Some(_) if texts == 0 => *text = REDACTED.into(),
+            Some(mut said) => {
+                clean(&mut said, marked, texts - 1);
+                *text = said.to_string();
+            }
+            None => *text = SECRET_VALUE.replace_all(text, REDACTED).into_owned(),
+        },
+        Value::Array(items) => items.iter_mut().for_each(|item| clean(item, marked, texts)),
         Value::Object(map) => {
             for (name, value) in map {
                 if is_secret_name(name, marked) {
                     *value = json!(REDACTED);
                 } else {
-                    clean(value, marked);
+                    clean(value, marked, texts);
                 }
             }
         }
@@ -156,6 +177,22 @@ mod tests {
                 "text": "use [redacted] now", "url": "[redacted]host/x",
             })
         );
+    }
+
+    #[test]
+    fn secrets_are_found_in_texts_that_are_json() {
+        let shown = |given: Value| Redacted::from(given).value().to_string();
+        let secret = json!({"user": "ada", "password": "canary"}).to_string();
+        assert_eq!(shown(json!(secret)), r#""{\"user\":\"ada\",\"password\":\"[redacted]\"}""#);
+        let mut wrapped = secret;
+        for _ in 0..8 {
+            wrapped = json!({ "nested": wrapped }).to_string();
+            assert!(!shown(json!({ "text": wrapped })).contains("canary"), "{wrapped}");
+        }
+        let plain = json!({"text": "{\"path\": \"a\"}", "code": "{ not json", "quote": "\"a\""});
+        assert!(matches!(Redacted::from(plain).value(), Cow::Borrowed(_)));
+        let split = json!({"text": "[1] see {\"password\": 1}"});
+        assert!(matches!(Redacted::from(split).value(), Cow::Borrowed(_)), "only a text that is JSON as a whole");
     }
 
     #[test]
