@@ -6,11 +6,13 @@ use std::sync::{Arc, Mutex};
 use futures_util::Stream;
 use tokio::sync::Notify;
 
-use crate::event::Event;
+use crate::event::{Body, Event};
 use crate::journal::Seen;
 
 /// How many events of one call or batch are kept for observers; older ones are counted as missed.
 const EVENTS_MAX: usize = 4096;
+/// How much printed text they may hold together: a run that prints without end must not fill the memory.
+const TEXT_BYTES_MAX: usize = 1024 * 1024;
 
 /// The events of one call or batch.
 #[derive(Debug, Default)]
@@ -22,6 +24,7 @@ pub(crate) struct Log {
 #[derive(Debug, Default)]
 struct Kept {
     events: VecDeque<Arc<Event>>,
+    text_bytes: usize,
     /// How many went before those that are kept.
     gone: u64,
     closed: bool,
@@ -31,11 +34,14 @@ impl Log {
     pub(crate) fn push(&self, event: &Arc<Event>) {
         {
             let mut kept = self.kept.lock().expect("no code panics while it holds the log");
-            if kept.events.len() >= EVENTS_MAX {
-                kept.events.pop_front();
+            kept.text_bytes += text_bytes(event);
+            kept.events.push_back(Arc::clone(event));
+            while (kept.events.len() > EVENTS_MAX || kept.text_bytes > TEXT_BYTES_MAX)
+                && let Some(oldest) = kept.events.pop_front()
+            {
+                kept.text_bytes -= text_bytes(&oldest);
                 kept.gone += 1;
             }
-            kept.events.push_back(Arc::clone(event));
         }
         self.changed.notify_waiters();
     }
@@ -44,6 +50,13 @@ impl Log {
     pub(crate) fn close(&self) {
         self.kept.lock().expect("no code panics while it holds the log").closed = true;
         self.changed.notify_waiters();
+    }
+}
+
+fn text_bytes(event: &Event) -> usize {
+    match &event.body {
+        Body::CallProgress { message: Some(message), .. } => message.len(),
+        _ => 0,
     }
 }
 

@@ -294,3 +294,21 @@ async fn a_stop_does_not_wait_for_ever_for_a_call_that_nobody_carries_on() {
     assert!(futures_util::poll!(&mut left).is_pending());
     bounded(world.executor.shutdown(SECOND)).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_talks_without_end_is_not_kept_whole_for_observers() {
+    let chatty = wieldy_core::tool(
+        ToolSpec::new("t", "").read_only(),
+        |_: serde_json::Value, run: wieldy_core::Run| async move {
+            for _ in 0..100 {
+                run.progress(None, "x".repeat(100_000));
+            }
+            Ok(Outcome::text("done"))
+        },
+    );
+    let world = World::new([std::sync::Arc::new(chatty) as _]);
+    let id = world.executor.spawn(Call::new("t", json!({})));
+    world.executor.wait(id, &Caller::local()).await.unwrap();
+    let names = names(world.executor.observe(id)).await;
+    assert_eq!((names.len(), names.first(), names.last()), (12, Some(&"missed"), Some(&"tool.call.success")));
+}
