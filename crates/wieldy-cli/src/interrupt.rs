@@ -9,6 +9,8 @@ use crate::output::Printer;
 pub(crate) struct Interrupts {
     interrupt: Signal,
     terminate: Signal,
+    /// The terminal was closed.
+    hangup: Signal,
 }
 
 impl Interrupts {
@@ -17,13 +19,18 @@ impl Interrupts {
             signal(kind)
                 .map_err(|error| Failure::broken(anyhow::Error::new(error).context("cannot listen for signals")))
         };
-        Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+        Ok(Self {
+            interrupt: listen(SignalKind::interrupt())?,
+            terminate: listen(SignalKind::terminate())?,
+            hangup: listen(SignalKind::hangup())?,
+        })
     }
 
     async fn next(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
             _ = self.terminate.recv() => {}
+            _ = self.hangup.recv() => {}
         }
     }
 

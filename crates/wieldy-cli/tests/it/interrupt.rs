@@ -7,7 +7,11 @@ use std::time::{Duration, Instant};
 use crate::world::World;
 
 fn interrupt(child: &Child) {
-    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    signal(child, "-INT");
+}
+
+fn signal(child: &Child, signal: &str) {
+    assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
 }
 
 /// Waits until the workspace has the file: then what was started runs.
@@ -95,5 +99,18 @@ fn a_second_ctrl_c_leaves_at_once() {
     while is_there(&process) {
         assert!(began.elapsed() < Duration::from_secs(10), "custody ends with the command");
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn being_told_to_end_and_a_closed_terminal_cancel_in_order_too() {
+    for wish in ["-TERM", "-HUP"] {
+        let world = World::new();
+        let command = "command=echo begun; echo $$ > pid; sleep 1000";
+        let child = world.command(&["call", "Bash", command, "--isolation", "none"]).spawn().unwrap();
+        let process = wait_for(&world, "pid");
+        signal(&child, wish);
+        assert_eq!(child.wait_with_output().unwrap().status.code(), Some(6), "{wish}");
+        assert!(!is_there(&process), "{wish}");
     }
 }
