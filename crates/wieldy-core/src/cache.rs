@@ -14,6 +14,9 @@ use tokio::time::Instant;
 
 use crate::build::FOR_EVER;
 use crate::call::{Caller, Content};
+use crate::error::{CallError, Code};
+use crate::event::CallState;
+use crate::flight::Flight;
 use crate::footprint::Touches;
 use crate::input::{Input, canonical};
 use crate::registry::Registered;
@@ -193,6 +196,48 @@ impl Drop for Lead<'_> {
         if shelf.under_way.get(&self.key).is_some_and(|under_way| under_way.run == self.run) {
             shelf.under_way.remove(&self.key);
         }
+    }
+}
+
+/// That a call with an idempotency key has its effect once. Dropped in the middle of a run, because nobody waits any more, it
+/// remembers that nobody knows what came of it: whoever comes back with the key must not do it again.
+pub(crate) struct Promise<'a> {
+    pub(crate) lead: Option<Lead<'a>>,
+    pub(crate) flight: &'a Flight,
+    pub(crate) tool: &'a Registered,
+    pub(crate) ttl: Duration,
+}
+
+impl Drop for Promise<'_> {
+    fn drop(&mut self) {
+        let runs = matches!(self.flight.state(), CallState::Running { .. });
+        if let Some(lead) = self.lead.take().filter(|_| runs && !self.tool.spec.annotations.repeatable()) {
+            let told =
+                "the call with this idempotency key was left alone while it ran, so what came of it is not known";
+            let unknown = CallError::new(Code::OutcomeUnknown, told)
+                .suggest("find out whether it had its effect; to run it again, use another key");
+            lead.keep(&Outcome::default().failed(unknown), self.ttl);
+        }
+    }
+}
+
+/// What a run writes spoils kept answers: before it, and when it is over or left alone, those read meanwhile.
+pub(crate) struct Spoiling<'a> {
+    cache: &'a Recall,
+    touches: &'a Touches,
+}
+
+impl<'a> Spoiling<'a> {
+    pub(crate) fn new(cache: &'a Recall, touches: &'a Touches) -> Option<Self> {
+        let spoiling = touches.writes_anything().then(|| Self { cache, touches })?;
+        cache.spoil(touches);
+        Some(spoiling)
+    }
+}
+
+impl Drop for Spoiling<'_> {
+    fn drop(&mut self) {
+        self.cache.spoil(self.touches);
     }
 }
 

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use crate::attempt::{self, Clock, Clocks, Ended, Ready};
 use crate::breaker::verdict;
 use crate::build::Inner;
-use crate::cache::{CacheKey, Lead, Recall, Recalled};
+use crate::cache::{CacheKey, Lead, Promise, Recall, Recalled, Spoiling};
 use crate::call::{Call, Content, Status, Timing, ToolResult};
 use crate::confirm::Consent;
 use crate::error::{CallError, Code, duration_ms};
@@ -435,48 +435,6 @@ fn remember(
     // A failure that is safe to repeat is not worth keeping: the next call with the key may do better.
     if let Some(lead) = lead.filter(|_| outcome.failure.as_ref().is_none_or(|error| !error.retryable)) {
         lead.keep(outcome, repeated.ttl);
-    }
-}
-
-/// That a call with an idempotency key has its effect once. Dropped in the middle of a run, because nobody waits any more, it
-/// remembers that nobody knows what came of it: whoever comes back with the key must not do it again.
-struct Promise<'a> {
-    lead: Option<Lead<'a>>,
-    flight: &'a Flight,
-    tool: &'a Registered,
-    ttl: Duration,
-}
-
-impl Drop for Promise<'_> {
-    fn drop(&mut self) {
-        let runs = matches!(self.flight.state(), CallState::Running { .. });
-        if let Some(lead) = self.lead.take().filter(|_| runs && !self.tool.spec.annotations.repeatable()) {
-            let told =
-                "the call with this idempotency key was left alone while it ran, so what came of it is not known";
-            let unknown = CallError::new(Code::OutcomeUnknown, told)
-                .suggest("find out whether it had its effect; to run it again, use another key");
-            lead.keep(&Outcome::default().failed(unknown), self.ttl);
-        }
-    }
-}
-
-/// What a run writes spoils kept answers: before it, and when it is over or left alone, those read meanwhile.
-struct Spoiling<'a> {
-    cache: &'a Recall,
-    touches: &'a Touches,
-}
-
-impl<'a> Spoiling<'a> {
-    fn new(cache: &'a Recall, touches: &'a Touches) -> Option<Self> {
-        let spoiling = touches.writes_anything().then(|| Self { cache, touches })?;
-        cache.spoil(touches);
-        Some(spoiling)
-    }
-}
-
-impl Drop for Spoiling<'_> {
-    fn drop(&mut self) {
-        self.cache.spoil(self.touches);
     }
 }
 
