@@ -201,7 +201,8 @@ pub(crate) async fn attempt(
     };
     let so_far = match late {
         Some(Ok(Ok(outcome))) if !outcome.content.is_empty() || outcome.usage.is_some() => outcome,
-        _ => run.captured(),
+        // An artifact store is foreign code; what it panics over is lost, the call is not.
+        _ => std::panic::catch_unwind(AssertUnwindSafe(|| run.captured())).unwrap_or_default(),
     };
     let content =
         so_far.content.into_iter().filter(|block| !matches!(block, Content::Text { text } if text.is_empty()));

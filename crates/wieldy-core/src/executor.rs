@@ -5,6 +5,7 @@
 //! early at every `?`; `walk` sees every exit. Each step returns the proof that it was passed, and what depends
 //! on it asks for the proof, so a step that is left out does not compile.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -25,12 +26,15 @@ use crate::flight::{BatchFlight, CancelCause, Flight};
 use crate::footprint::Touches;
 use crate::input::{Input, Violations, check_size};
 use crate::journal::Receipt;
-use crate::policy::Grant;
+use crate::policy::{self, Grant};
 use crate::redact::Redacted;
 use crate::registry::Registered;
 use crate::run::Run;
 use crate::sandbox::{Confinement, Level};
 use crate::tool::Outcome;
+
+/// How long an answer waits for its record to be safe before it is given all the same.
+const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs tools for agents. Cheap to clone; all clones are the same executor.
 #[derive(Clone)]
@@ -71,10 +75,10 @@ impl Executor {
         let tool = engine.registry.find(&call.tool, &call.caller)?; // 1. resolve: only what this caller may see
         tally.tool = Some(Arc::clone(&tool));
         let entry = engine.policy.enter(flight.id, &call.caller, &tool.spec)?; // 2. authorize: permissions, plan
-        let input = Input::check(flight.id, &tool.input, &call.arguments)?; // 3. validate
-        let grant = engine.policy.judge(entry, &call.caller, &tool.spec, &input).await?; //    and judge exactly what will run
-        tally.arguments = Some(Arc::clone(input.shared()));
         let terms = self.terms(call, flight, &tool)?;
+        let input = Input::check(flight.id, &tool.input, &call.arguments)?; // 3. validate
+        tally.arguments = Some(Arc::clone(input.shared()));
+        let grant = self.judge(call, flight, &tool, entry, &input, &terms).await?; //    and judge exactly what will run
         let repeated = match self.repeated(call, flight, &tool, &input, &terms).await? {
             Known::Already(outcome) => return tally.recalled(*outcome),
             Known::NotYet(lead) => Promise { lead, flight, tool: &tool, ttl: engine.idempotency_ttl },
@@ -203,6 +207,24 @@ impl Executor {
         Arc::new(Confinement { network, limits, ..Confinement::clone(own) })
     }
 
+    async fn judge(
+        &self,
+        call: &Call,
+        flight: &Flight,
+        tool: &Registered,
+        entry: policy::Entry,
+        input: &Input,
+        terms: &Terms,
+    ) -> Result<Grant, CallError> {
+        let policy = &self.inner.policy;
+        let judged = policy.judge(entry, &call.caller, &tool.spec, input);
+        // Without checks nobody has to be waited for.
+        if policy.has_checks() {
+            return Ok(unless_stopped(flight, &terms.clocks, Box::pin(judged)).await??);
+        }
+        Ok(judged.await?)
+    }
+
     /// The result of an earlier call with the same idempotency key.
     async fn repeated(
         &self,
@@ -290,7 +312,8 @@ impl Executor {
         match started {
             Receipt::Refused(error) => Err(error.into()),
             _ if read_only => Ok(()),
-            receipt => Ok(receipt.kept().await?),
+            Receipt::Kept => Ok(()),
+            receipt => Ok(unless_stopped(flight, &terms.clocks, Box::pin(receipt.kept())).await??),
         }
     }
 
@@ -323,7 +346,11 @@ impl Executor {
                 outcome.failure = Some(Box::new(CallError::new(Code::OutputSchemaMismatch, told)));
             }
         }
-        run.fit(outcome);
+        // An artifact store is foreign code: it may fail the call, not the caller.
+        if std::panic::catch_unwind(AssertUnwindSafe(|| run.fit(outcome))).is_err() {
+            let told = "the answer is too large for a result, and the artifact store panicked";
+            *outcome = Outcome::default().failed(CallError::new(Code::ExecutionError, told));
+        }
         ended
     }
 
@@ -493,7 +520,9 @@ impl Entry {
         let closed = flight.record_at(closing, result.timing.completed_at);
         self.over();
         // The answer is true even where its record cannot be kept; recovery closes the entry later.
-        let _ = closed.kept().await;
+        if matches!(closed, Receipt::Pending(_)) {
+            let _ = tokio::time::timeout(CLOSING_PATIENCE, closed.kept()).await;
+        }
         result
     }
 

@@ -205,6 +205,10 @@ impl Policy {
         }
     }
 
+    pub(crate) fn has_checks(&self) -> bool {
+        !self.checks.is_empty()
+    }
+
     /// Asks every check about exactly what will run.
     pub(crate) async fn judge(
         &self,

@@ -206,6 +206,44 @@ async fn large_answers_go_to_an_artifact_and_their_head_and_tail_come_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_artifact_store_that_panics_fails_the_call_and_nobody_else() {
+    struct Panicking;
+    impl wieldy_core::Artifacts for Panicking {
+        fn create(&self, _: &Caller) -> Result<Box<dyn wieldy_core::ArtifactWriter>, artifact::ArtifactError> {
+            panic!("told to panic")
+        }
+        fn describe(
+            &self,
+            id: wieldy_core::ArtifactId,
+            _: &Caller,
+        ) -> Result<wieldy_core::ArtifactInfo, artifact::ArtifactError> {
+            Err(artifact::ArtifactError::NotFound(id))
+        }
+        fn read(
+            &self,
+            id: wieldy_core::ArtifactId,
+            _: &Caller,
+            _: u64,
+            _: u64,
+        ) -> Result<Vec<u8>, artifact::ArtifactError> {
+            Err(artifact::ArtifactError::NotFound(id))
+        }
+    }
+    let tools = [Puppet::reading("large", Act::Say("0123456789")), Puppet::reading("small", Act::Say("0"))];
+    let world = World::with(tools, |builder| {
+        builder.output_bytes_max = 5;
+        builder.artifacts = std::sync::Arc::new(Panicking);
+    });
+    let error = world.call("large", json!({})).await.error.unwrap();
+    assert_eq!(
+        (error.code, error.message.as_str()),
+        (Code::ExecutionError, "the answer is too large for a result, and the artifact store panicked")
+    );
+    assert!(world.call("small", json!({})).await.is_success());
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_process_needs_a_sandbox_of_the_level_asked_for() {
     let tool = || {
         wieldy_core::tool(ToolSpec::new("sh", ""), |_: serde_json::Value, run: wieldy_core::Run| async move {

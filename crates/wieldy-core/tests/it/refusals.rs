@@ -6,8 +6,8 @@ use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use wieldy_core::{
     Answer, Batch, Call, Caller, Check, Code, Confirmation, Confirmer, Decision, Event, Executor, Held, Journal,
-    JournalError, MemoryJournal, Plan, Policy, Provider, Question, Receipt, RegisterError, Registration, Status,
-    ToolFilter, ToolSpec, Unbound,
+    JournalError, MemoryJournal, Options, Plan, Policy, Provider, Question, Receipt, RegisterError, Registration,
+    Status, ToolFilter, ToolSpec, Unbound,
 };
 use wieldy_testkit::{Act, FailingJournal, Puppet, World};
 
@@ -126,6 +126,42 @@ async fn a_check_that_never_answers_denies() {
     });
     let error = world.call("t", json!({})).await.error.unwrap();
     assert_eq!(error.message, "denied by `mute`: the check did not answer within 5s");
+    let second = std::time::Duration::from_secs(1);
+    let hurried = Call::new("t", json!({})).with(Options { deadline: Some(second), ..Options::default() });
+    let began = tokio::time::Instant::now();
+    assert_eq!(world.executor.call(hurried).await.status, Status::Timeout, "the caller's deadline holds");
+    let id = world.executor.spawn(Call::new("t", json!({})));
+    tokio::time::sleep(second).await;
+    world.executor.cancel(id);
+    assert_eq!(world.executor.wait(id, &Caller::local()).await.unwrap().status, Status::Cancelled);
+    assert_eq!(began.elapsed(), 2 * second, "and so does somebody's cancel");
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_journal_that_never_answers_holds_up_no_caller_for_ever() {
+    struct Hanging(std::sync::Mutex<Vec<tokio::sync::oneshot::Sender<Result<(), wieldy_core::JournalError>>>>);
+    impl wieldy_core::Journal for Hanging {
+        fn append(&self, _: &Arc<wieldy_core::Event>) -> wieldy_core::Receipt {
+            let (later, receipt) = tokio::sync::oneshot::channel();
+            self.0.lock().unwrap().push(later);
+            wieldy_core::Receipt::Pending(receipt)
+        }
+        fn next_seq(&self) -> u64 {
+            1
+        }
+    }
+    let (tool, strings) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);
+    let mut builder = Executor::builder().tools([tool, Puppet::reading("read", Act::Echo)]);
+    builder.journal = Arc::new(Hanging(Default::default()));
+    let executor = builder.build().unwrap();
+    let second = std::time::Duration::from_secs(1);
+    let hurried = Call::new("write", json!({})).with(Options { deadline: Some(second), ..Options::default() });
+    let result = executor.call(hurried).await;
+    assert_eq!((result.status, strings.runs()), (Status::Timeout, 0), "what may change something waits for its record");
+    let began = tokio::time::Instant::now();
+    assert!(executor.call(Call::new("read", json!({}))).await.is_success());
+    assert_eq!(began.elapsed(), 5 * second, "an answer is given even if its record is never safe");
 }
 
 #[tokio::test(start_paused = true)]
