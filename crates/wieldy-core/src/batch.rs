@@ -332,7 +332,7 @@ impl Executor {
         }
         let touches = match self.checked(&tool, &call.arguments) {
             _ if !referred(&call.arguments).is_empty() => Touches::unknown(spec),
-            Ok(input) => Touches::of(spec, input.value()),
+            Ok(input) => Touches::by(&tool, input.value()),
             Err(_) => Touches::nothing(),
         };
         (touches, spec.annotations.read_only)

@@ -7,10 +7,8 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use jiff::Timestamp;
 use serde_json::Value;
 use tokio::time::Instant;
 
@@ -18,23 +16,20 @@ use crate::attempt::{self, Clock, Clocks, Ended, Ready};
 use crate::breaker::verdict;
 use crate::build::Inner;
 use crate::cache::{CacheKey, Lead, Promise, Recall, Recalled, Spoiling};
-use crate::call::{Call, Content, Status, Timing, ToolResult};
+use crate::call::{Call, ToolResult};
 use crate::confirm::Consent;
-use crate::error::{CallError, Code, duration_ms};
-use crate::event::{Body, CallState, Closing};
-use crate::flight::{BatchFlight, CancelCause, Flight};
+use crate::entry::{Entry, Tally};
+use crate::error::{CallError, Code};
+use crate::event::Body;
+use crate::flight::{BatchFlight, Flight};
 use crate::footprint::Touches;
-use crate::input::{Input, Violations, check_size};
+use crate::input::{Input, Violations};
 use crate::journal::Receipt;
 use crate::policy::{self, Grant};
-use crate::redact::Redacted;
 use crate::registry::Registered;
 use crate::run::Run;
-use crate::sandbox::{Confinement, Level};
+use crate::terms::Terms;
 use crate::tool::Outcome;
-
-/// How long an answer waits for its record to be safe before it is given all the same.
-const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Runs tools for agents. Cheap to clone; all clones are the same executor.
 #[derive(Clone)]
@@ -108,7 +103,7 @@ impl Executor {
         tally: &mut Tally,
     ) -> Result<Outcome, CallError> {
         let (engine, spec, clocks) = (&*self.inner, &tool.spec, &terms.clocks);
-        let touches = Touches::of(spec, input.value());
+        let touches = if spec.annotations.read_only { Touches::nothing() } else { Touches::by(tool, input.value()) };
         engine.rates.count(&call.caller, &tool.name)?;
         for attempt in 1.. {
             let passage = engine.breakers.enter(&tool.name)?;
@@ -140,71 +135,6 @@ impl Executor {
             Box::pin(self.pause(flight, attempt + 1, terms, delay, error)).await?;
         }
         unreachable!("a number of attempts is finite")
-    }
-
-    /// Opens the call's entry. From here on it is in flight, can be observed and cancelled, and will be closed.
-    pub(crate) fn open(&self, call: Call, batch: Option<&Arc<BatchFlight>>) -> Box<Entry> {
-        let engine = &*self.inner;
-        let flight = Arc::new(Flight::new(&call, &engine.recorder, batch));
-        engine.flights.add(Arc::clone(&flight));
-        // Arguments that are too large to be looked at are not written down either.
-        let size = check_size(&call.arguments);
-        let marked = engine.registry.sensitive(&call.tool);
-        let arguments = match &size {
-            Ok(()) => Redacted::new(Arc::clone(&call.arguments), marked),
-            Err(_) => Value::Null.into(),
-        };
-        let opened = flight.record_at(Body::CallPending { arguments }, flight.opened_at);
-        let refused = match (opened, size) {
-            (Receipt::Refused(error), _) => Some(error.into()),
-            (_, Err(too_large)) => Some(too_large.into()),
-            _ if engine.stopping.load(Ordering::Acquire) => Some(CancelCause::Shutdown.error()),
-            _ => None,
-        };
-        Box::new(Entry { executor: self.clone(), call, flight, refused: refused.map(Box::new), closed: false })
-    }
-
-    /// What the call runs under: the clocks, how it is retried, where its processes run.
-    fn terms(&self, call: &Call, flight: &Flight, tool: &Registered) -> Result<Terms, CallError> {
-        let (engine, options, spec) = (&*self.inner, &call.options, &tool.spec);
-        let zero = [
-            ("timeout", options.timeout),
-            ("queue_timeout", options.queue_timeout),
-            ("deadline", options.deadline),
-            ("silence", options.silence),
-        ];
-        let zero = zero.into_iter().filter(|(_, clock)| *clock == Some(Duration::ZERO)).map(|(name, _)| name);
-        if let Some(name) = zero.chain(options.limits.zeroes()).next() {
-            return Err(Violations::one("", format!("the option `{name}` is 0, so nothing could ever run")).into());
-        }
-        let level = options.isolation.unwrap_or(engine.isolation);
-        if !level.is_at_least(engine.isolation) {
-            return Err(CallError::new(
-                Code::PermissionDenied,
-                format!("the isolation level `{level}` is weaker than this executor's `{}`", engine.isolation),
-            )
-            .suggest("leave the isolation level to the executor"));
-        }
-        let learnt = engine.timings.as_ref().and_then(|timings| timings.timeout(&tool.name));
-        let mut retry = spec.retry.unwrap_or(engine.retry);
-        retry.retries = options.retries.unwrap_or(retry.retries);
-        Ok(Terms {
-            clocks: Clocks::new(options, spec, &engine.clocks, learnt, flight.opened),
-            retry,
-            level,
-            confinement: self.confinement(call, tool),
-        })
-    }
-
-    /// What the call's processes may do; the executor's own where neither call nor tool says anything.
-    fn confinement(&self, call: &Call, tool: &Registered) -> Arc<Confinement> {
-        let (own, options) = (&self.inner.confinement, &call.options);
-        let limits = options.limits.or(tool.spec.limits).or(own.limits).within(self.inner.limits_max);
-        if options.network.is_none() && limits == own.limits {
-            return Arc::clone(own);
-        }
-        let network = options.network.clone().unwrap_or_default();
-        Arc::new(Confinement { network, limits, ..Confinement::clone(own) })
     }
 
     async fn judge(
@@ -254,7 +184,7 @@ impl Executor {
             return Ok(Known::NotYet(None));
         }
         let key = CacheKey::of_call(tool, input, &call.caller);
-        self.known(&self.inner.cache, flight, terms, key, key, &Touches::of(spec, input.value())).await
+        self.known(&self.inner.cache, flight, terms, key, key, &Touches::by(tool, input.value())).await
     }
 
     async fn known<'a>(
@@ -386,35 +316,10 @@ const fn future_bytes<'a, F: Future>(_: &impl Fn(&'a Executor, Call) -> F) -> us
     size_of::<F>()
 }
 
-/// What a call runs under.
-struct Terms {
-    clocks: Clocks,
-    retry: attempt::RetryPolicy,
-    level: Level,
-    confinement: Arc<Confinement>,
-}
-
 /// What is known of a call before it runs.
 enum Known<'a> {
     Already(Box<Outcome>),
     NotYet(Option<Lead<'a>>),
-}
-
-/// What is counted on the way.
-#[derive(Default)]
-pub(crate) struct Tally {
-    tool: Option<Arc<Registered>>,
-    arguments: Option<Arc<Value>>,
-    attempts: u32,
-    queued: Duration,
-    cached: bool,
-}
-
-impl Tally {
-    fn recalled(&mut self, outcome: Outcome) -> Result<Outcome, CallError> {
-        self.cached = true;
-        Ok(outcome)
-    }
 }
 
 /// Waits for `work`, unless the call is cancelled or its deadline passes.
@@ -462,99 +367,5 @@ fn remember(
     // A failure that is safe to repeat is not worth keeping: the next call with the key may do better.
     if let Some(lead) = lead.filter(|_| outcome.failure.as_ref().is_none_or(|error| !error.retryable)) {
         lead.keep(outcome, repeated.ttl);
-    }
-}
-
-/// A call's entry in the journal, open. Dropped without being closed, it closes as cancelled: nobody waits any more.
-pub(crate) struct Entry {
-    executor: Executor,
-    call: Call,
-    pub(crate) flight: Arc<Flight>,
-    refused: Option<Box<CallError>>,
-    closed: bool,
-}
-
-impl Entry {
-    /// Writes the closing event and makes the result. What happened is told even if it cannot be written.
-    async fn close(mut self: Box<Self>, ended: Result<Outcome, CallError>, tally: Tally) -> ToolResult {
-        let outcome = ended.unwrap_or_else(|error| Outcome::default().failed(error));
-        let (flight, error) = (Arc::clone(&self.flight), outcome.failure.map(|error| *error));
-        let result = ToolResult {
-            execution_id: flight.id,
-            call_id: self.call.call_id.take(),
-            tool: tally.tool.as_ref().map_or_else(|| Arc::clone(&self.call.tool), |tool| tool.name.shared()),
-            provider: tally.tool.as_ref().map(|tool| Arc::clone(&tool.provider)).unwrap_or_default(),
-            status: error.as_ref().map_or(Status::Success, CallError::status),
-            content: outcome.content,
-            structured: outcome.structured,
-            error,
-            attempts: tally.attempts,
-            cached: tally.cached,
-            partial: outcome.partial,
-            artifact: outcome.artifact,
-            timing: Timing {
-                queued_ms: duration_ms(tally.queued),
-                duration_ms: flight.elapsed_ms(),
-                started_at: flight.opened_at,
-                completed_at: Timestamp::now(),
-            },
-            usage: outcome.usage,
-            sandbox: outcome.sandbox,
-            labels: std::mem::take(&mut self.call.options.labels),
-            arguments: tally.arguments.unwrap_or_else(|| Arc::clone(&self.call.arguments)),
-        };
-        if flight.state() == CallState::Unknown {
-            flight.abandon(result.status);
-        }
-        let closing = Body::closed(Closing {
-            status: result.status,
-            duration_ms: result.timing.duration_ms,
-            queued_ms: result.timing.queued_ms,
-            attempts: result.attempts,
-            cached: result.cached,
-            output_bytes: result.content.iter().map(Content::bytes).sum(),
-            artifact: result.artifact,
-            usage: result.usage,
-            error: result.error.clone().map(Box::new),
-        });
-        let closed = flight.record_at(closing, result.timing.completed_at);
-        self.over();
-        // The answer is true even where its record cannot be kept; recovery closes the entry later.
-        if matches!(closed, Receipt::Pending(_)) {
-            let _ = tokio::time::timeout(CLOSING_PATIENCE, closed.kept()).await;
-        }
-        result
-    }
-
-    fn over(&mut self) {
-        self.closed = true;
-        self.executor.inner.flights.over(self.flight.id);
-    }
-}
-
-impl Drop for Entry {
-    fn drop(&mut self) {
-        if self.closed {
-            return;
-        }
-        let error = CancelCause::CallerGone.error();
-        self.flight.cancel(CancelCause::CallerGone);
-        let attempts = match self.flight.state() {
-            CallState::Running { attempt } => attempt,
-            CallState::Waiting { next_attempt } => next_attempt - 1,
-            _ => 0,
-        };
-        self.flight.record(Body::closed(Closing {
-            status: error.status(),
-            duration_ms: self.flight.elapsed_ms(),
-            queued_ms: 0.0,
-            attempts,
-            cached: false,
-            output_bytes: 0,
-            artifact: None,
-            usage: None,
-            error: Some(Box::new(error)),
-        }));
-        self.over();
     }
 }

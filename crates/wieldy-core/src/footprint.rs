@@ -1,7 +1,10 @@
 //! Footprints: which things a call reads and writes, and whether two calls get in each other's way.
 
+use std::panic::AssertUnwindSafe;
+
 use serde_json::Value;
 
+use crate::registry::Registered;
 use crate::tool::ToolSpec;
 
 /// What one call touches.
@@ -30,17 +33,30 @@ impl Touches {
         Self { reads: Things::Everything, writes }
     }
 
-    /// By the arguments that the tool's footprint names. A tool without one may touch everything.
-    pub(crate) fn of(tool: &ToolSpec, arguments: &Value) -> Self {
+    /// By the arguments that the tool's footprint names, under all names that the tool knows for them.
+    pub(crate) fn by(tool: &Registered, arguments: &Value) -> Self {
+        let named = || Self::with_names(&tool.spec, arguments, &|name| tool.tool.names_of(name));
+        // A tool is foreign code: where it panics over its own names, nobody knows what it touches.
+        std::panic::catch_unwind(AssertUnwindSafe(named)).unwrap_or_else(|_| Self::unknown(&tool.spec))
+    }
+
+    /// By the arguments that the footprint names. A tool without one may touch everything.
+    fn with_names(tool: &ToolSpec, arguments: &Value, names_of: &dyn Fn(&str) -> Vec<String>) -> Self {
         let Some(footprint) = &tool.footprint else { return Self::unknown(tool) };
-        let reads = Things::named(&footprint.reads, arguments);
+        let reads = Things::named(&footprint.reads, arguments, names_of);
         // The annotation decides what is read-only; a footprint only says which things are meant.
         let writes = if tool.annotations.read_only {
             Things::These(Vec::new())
         } else {
-            Things::named(&footprint.writes, arguments)
+            Things::named(&footprint.writes, arguments, names_of)
         };
         Self { reads, writes }
+    }
+
+    /// The same for things that have one name each.
+    #[cfg(test)]
+    pub(crate) fn of(tool: &ToolSpec, arguments: &Value) -> Self {
+        Self::with_names(tool, arguments, &|name| vec![name.to_owned()])
     }
 
     /// Whether the order of the two calls matters.
@@ -63,14 +79,15 @@ impl Touches {
 }
 
 impl Things {
-    fn named(names: &[String], arguments: &Value) -> Self {
+    fn named(names: &[String], arguments: &Value, names_of: &dyn Fn(&str) -> Vec<String>) -> Self {
+        let known = |thing: &str| names_of(thing).into_iter().map(|name| normal(&name)).collect::<Vec<_>>();
         let mut things = Vec::new();
         for name in names {
             let value = if name.starts_with('/') { arguments.pointer(name) } else { arguments.get(name) };
             match value {
-                Some(Value::String(thing)) => things.push(normal(thing)),
+                Some(Value::String(thing)) => things.extend(known(thing)),
                 Some(Value::Array(items)) if items.iter().all(Value::is_string) => {
-                    things.extend(items.iter().filter_map(Value::as_str).map(normal));
+                    things.extend(items.iter().filter_map(Value::as_str).flat_map(known));
                 }
                 // Not said, or not as a text: then nobody knows what is meant.
                 _ => return Self::Everything,

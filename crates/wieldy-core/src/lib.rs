@@ -42,6 +42,9 @@
 // In reading order.
 mod executor;
 
+mod entry;
+mod terms;
+
 mod call;
 pub mod name;
 mod tool;

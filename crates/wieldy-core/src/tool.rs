@@ -49,6 +49,12 @@ pub trait Tool: Send + Sync + 'static {
     /// What the tool declares of itself. An input schema set here wins over the one derived from `Args`.
     fn spec(&self) -> ToolSpec;
 
+    /// All names of a thing that the footprint names, where a thing can have several: a path through a link has that
+    /// of what it leads to as well. Asked before the call runs; it should be quick.
+    fn names_of(&self, thing: &str) -> Vec<String> {
+        vec![thing.to_owned()]
+    }
+
     /// Runs the tool once. The arguments have been checked, the caller allowed, a slot taken.
     fn run(&self, args: Self::Args, run: &Run) -> impl Future<Output = Result<Outcome, RunError>> + Send;
 }
@@ -57,6 +63,11 @@ pub trait Tool: Send + Sync + 'static {
 pub trait AnyTool: Send + Sync + 'static {
     /// What the tool declares of itself.
     fn spec(&self) -> ToolSpec;
+
+    /// All names of a thing that the footprint names.
+    fn names_of(&self, thing: &str) -> Vec<String> {
+        vec![thing.to_owned()]
+    }
 
     /// Runs the tool once.
     fn run<'a>(&'a self, input: &'a Input, run: &'a Run) -> BoxFuture<'a, Result<Outcome, RunError>>;
@@ -69,6 +80,10 @@ impl<T: Tool> AnyTool for T {
             spec.input_schema = schema_of::<T::Args>();
         }
         spec
+    }
+
+    fn names_of(&self, thing: &str) -> Vec<String> {
+        Tool::names_of(self, thing)
     }
 
     fn run<'a>(&'a self, input: &'a Input, run: &'a Run) -> BoxFuture<'a, Result<Outcome, RunError>> {

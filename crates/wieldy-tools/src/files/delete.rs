@@ -53,6 +53,10 @@ impl Tool for Delete {
         )
     }
 
+    fn names_of(&self, thing: &str) -> Vec<String> {
+        self.workspace.names_of(thing)
+    }
+
     async fn run(&self, args: DeleteArgs, run: &Run) -> Result<Outcome, RunError> {
         let (workspace, run) = (self.workspace.clone(), run.clone());
         Ok(blocking(move || delete(&workspace, &args, &run)).await?)

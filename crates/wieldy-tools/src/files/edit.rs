@@ -57,6 +57,10 @@ impl Tool for Edit {
         .reads("path")
     }
 
+    fn names_of(&self, thing: &str) -> Vec<String> {
+        self.workspace.names_of(thing)
+    }
+
     async fn run(&self, args: EditArgs, run: &Run) -> Result<Outcome, RunError> {
         let (workspace, run) = (self.workspace.clone(), run.clone());
         Ok(blocking(move || edit(&workspace, &args, &run)).await?)

@@ -68,6 +68,10 @@ impl Tool for List {
         )
     }
 
+    fn names_of(&self, thing: &str) -> Vec<String> {
+        self.workspace.names_of(thing)
+    }
+
     async fn run(&self, args: ListArgs, run: &Run) -> Result<Outcome, RunError> {
         let (workspace, run) = (self.workspace.clone(), run.clone());
         Ok(blocking(move || list(&workspace, &args, &run)).await?)

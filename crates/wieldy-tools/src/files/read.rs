@@ -54,6 +54,10 @@ impl Tool for Read {
         )
     }
 
+    fn names_of(&self, thing: &str) -> Vec<String> {
+        self.workspace.names_of(thing)
+    }
+
     async fn run(&self, args: ReadArgs, run: &Run) -> Result<Outcome, RunError> {
         let (workspace, run) = (self.workspace.clone(), run.clone());
         Ok(blocking(move || read(&workspace, &args, &run)).await?)

@@ -97,6 +97,10 @@ impl Tool for Search {
         .timeout(Duration::from_secs(30))
     }
 
+    fn names_of(&self, thing: &str) -> Vec<String> {
+        self.workspace.names_of(thing)
+    }
+
     async fn run(&self, args: SearchArgs, run: &Run) -> Result<Outcome, RunError> {
         let (workspace, run) = (self.workspace.clone(), run.clone());
         Ok(blocking(move || search(&workspace, &args, run.stop())).await?)

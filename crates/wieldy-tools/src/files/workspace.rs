@@ -146,6 +146,31 @@ impl Workspace {
         Ok(path.to_string_lossy().into_owned())
     }
 
+    /// All names that a path has: itself with the links above it resolved, and what it leads to if it is a link.
+    /// What cannot be told may be anything, which the empty path stands for.
+    pub(crate) fn names_of(&self, text: &str) -> Vec<String> {
+        let Ok(given) = self.given(text) else { return vec![String::new()] };
+        let path = given.relative();
+        // What is not there yet has the name of what is, and the rest as it was written.
+        let resolved = |path: &Path| {
+            path.ancestors().find_map(|above| {
+                let found = self.root.canonicalize(if above.as_os_str().is_empty() { Path::new(".") } else { above });
+                let rest = path.strip_prefix(above).expect("an ancestor is a prefix");
+                match found {
+                    Ok(found) => Some(joined(&found, rest).to_string_lossy().into_owned()),
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                    Err(_) => Some(String::new()),
+                }
+            })
+        };
+        let own = match (path.parent(), path.file_name()) {
+            (Some(above), Some(name)) => resolved(above).map(|above| joined(Path::new(&above), Path::new(name))),
+            _ => None,
+        };
+        let own = own.map(|own| own.to_string_lossy().into_owned());
+        own.into_iter().chain([resolved(path).unwrap_or_default()]).collect()
+    }
+
     /// Finds the folder and the name that a path stands for, to put something there or take it away.
     pub(crate) fn place(&self, given: &GivenPath, folders: Folders, link: LastLink) -> Result<Place, FileError> {
         let mut path = given.relative().to_owned();

@@ -5,6 +5,7 @@ mod confinement;
 mod delete;
 mod edit;
 mod look;
+mod order;
 mod read;
 mod search;
 mod shell;

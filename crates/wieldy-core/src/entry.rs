@@ -1,0 +1,157 @@
+//! A call's entry in the journal: opened when the call is accepted, closed whatever happened to it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use crate::call::{Call, Content, Status, Timing, ToolResult};
+use crate::error::{CallError, duration_ms};
+use crate::event::{Body, CallState, Closing};
+use crate::executor::Executor;
+use crate::flight::{BatchFlight, CancelCause, Flight};
+use crate::input::check_size;
+use crate::journal::Receipt;
+use crate::redact::Redacted;
+use crate::registry::Registered;
+use crate::tool::Outcome;
+
+/// How long an answer waits for its record to be safe before it is given all the same.
+const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
+
+/// A call's entry in the journal, open. Dropped without being closed, it closes as cancelled: nobody waits any more.
+pub(crate) struct Entry {
+    executor: Executor,
+    pub(crate) call: Call,
+    pub(crate) flight: Arc<Flight>,
+    pub(crate) refused: Option<Box<CallError>>,
+    closed: bool,
+}
+
+impl Entry {
+    /// Writes the closing event and makes the result. What happened is told even if it cannot be written.
+    pub(crate) async fn close(mut self: Box<Self>, ended: Result<Outcome, CallError>, tally: Tally) -> ToolResult {
+        let outcome = ended.unwrap_or_else(|error| Outcome::default().failed(error));
+        let (flight, error) = (Arc::clone(&self.flight), outcome.failure.map(|error| *error));
+        let result = ToolResult {
+            execution_id: flight.id,
+            call_id: self.call.call_id.take(),
+            tool: tally.tool.as_ref().map_or_else(|| Arc::clone(&self.call.tool), |tool| tool.name.shared()),
+            provider: tally.tool.as_ref().map(|tool| Arc::clone(&tool.provider)).unwrap_or_default(),
+            status: error.as_ref().map_or(Status::Success, CallError::status),
+            content: outcome.content,
+            structured: outcome.structured,
+            error,
+            attempts: tally.attempts,
+            cached: tally.cached,
+            partial: outcome.partial,
+            artifact: outcome.artifact,
+            timing: Timing {
+                queued_ms: duration_ms(tally.queued),
+                duration_ms: flight.elapsed_ms(),
+                started_at: flight.opened_at,
+                completed_at: Timestamp::now(),
+            },
+            usage: outcome.usage,
+            sandbox: outcome.sandbox,
+            labels: std::mem::take(&mut self.call.options.labels),
+            arguments: tally.arguments.unwrap_or_else(|| Arc::clone(&self.call.arguments)),
+        };
+        if flight.state() == CallState::Unknown {
+            flight.abandon(result.status);
+        }
+        let closing = Body::closed(Closing {
+            status: result.status,
+            duration_ms: result.timing.duration_ms,
+            queued_ms: result.timing.queued_ms,
+            attempts: result.attempts,
+            cached: result.cached,
+            output_bytes: result.content.iter().map(Content::bytes).sum(),
+            artifact: result.artifact,
+            usage: result.usage,
+            error: result.error.clone().map(Box::new),
+        });
+        let closed = flight.record_at(closing, result.timing.completed_at);
+        self.over();
+        // The answer is true even where its record cannot be kept; recovery closes the entry later.
+        if matches!(closed, Receipt::Pending(_)) {
+            let _ = tokio::time::timeout(CLOSING_PATIENCE, closed.kept()).await;
+        }
+        result
+    }
+
+    fn over(&mut self) {
+        self.closed = true;
+        self.executor.inner.flights.over(self.flight.id);
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if self.closed {
+            return;
+        }
+        let error = CancelCause::CallerGone.error();
+        self.flight.cancel(CancelCause::CallerGone);
+        let attempts = match self.flight.state() {
+            CallState::Running { attempt } => attempt,
+            CallState::Waiting { next_attempt } => next_attempt - 1,
+            _ => 0,
+        };
+        self.flight.record(Body::closed(Closing {
+            status: error.status(),
+            duration_ms: self.flight.elapsed_ms(),
+            queued_ms: 0.0,
+            attempts,
+            cached: false,
+            output_bytes: 0,
+            artifact: None,
+            usage: None,
+            error: Some(Box::new(error)),
+        }));
+        self.over();
+    }
+}
+
+/// What is counted on the way.
+#[derive(Default)]
+pub(crate) struct Tally {
+    pub(crate) tool: Option<Arc<Registered>>,
+    pub(crate) arguments: Option<Arc<Value>>,
+    pub(crate) attempts: u32,
+    pub(crate) queued: Duration,
+    pub(crate) cached: bool,
+}
+
+impl Tally {
+    pub(crate) fn recalled(&mut self, outcome: Outcome) -> Result<Outcome, CallError> {
+        self.cached = true;
+        Ok(outcome)
+    }
+}
+
+impl Executor {
+    /// Opens the call's entry. From here on it is in flight, can be observed and cancelled, and will be closed.
+    pub(crate) fn open(&self, call: Call, batch: Option<&Arc<BatchFlight>>) -> Box<Entry> {
+        let engine = &*self.inner;
+        let flight = Arc::new(Flight::new(&call, &engine.recorder, batch));
+        engine.flights.add(Arc::clone(&flight));
+        // Arguments that are too large to be looked at are not written down either.
+        let size = check_size(&call.arguments);
+        let marked = engine.registry.sensitive(&call.tool);
+        let arguments = match &size {
+            Ok(()) => Redacted::new(Arc::clone(&call.arguments), marked),
+            Err(_) => Value::Null.into(),
+        };
+        let opened = flight.record_at(Body::CallPending { arguments }, flight.opened_at);
+        let refused = match (opened, size) {
+            (Receipt::Refused(error), _) => Some(error.into()),
+            (_, Err(too_large)) => Some(too_large.into()),
+            _ if engine.stopping.load(Ordering::Acquire) => Some(CancelCause::Shutdown.error()),
+            _ => None,
+        };
+        Box::new(Entry { executor: self.clone(), call, flight, refused: refused.map(Box::new), closed: false })
+    }
+}

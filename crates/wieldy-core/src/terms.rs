@@ -1,0 +1,66 @@
+//! What a call runs under, settled before anybody is asked: its clocks, its retries, its custody.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::attempt::{Clocks, RetryPolicy};
+use crate::call::Call;
+use crate::error::{CallError, Code};
+use crate::executor::Executor;
+use crate::flight::Flight;
+use crate::input::Violations;
+use crate::registry::Registered;
+use crate::sandbox::{Confinement, Level};
+
+/// What a call runs under.
+pub(crate) struct Terms {
+    pub(crate) clocks: Clocks,
+    pub(crate) retry: RetryPolicy,
+    pub(crate) level: Level,
+    pub(crate) confinement: Arc<Confinement>,
+}
+
+impl Executor {
+    /// What the call runs under: the clocks, how it is retried, where its processes run.
+    pub(crate) fn terms(&self, call: &Call, flight: &Flight, tool: &Registered) -> Result<Terms, CallError> {
+        let (engine, options, spec) = (&*self.inner, &call.options, &tool.spec);
+        let zero = [
+            ("timeout", options.timeout),
+            ("queue_timeout", options.queue_timeout),
+            ("deadline", options.deadline),
+            ("silence", options.silence),
+        ];
+        let zero = zero.into_iter().filter(|(_, clock)| *clock == Some(Duration::ZERO)).map(|(name, _)| name);
+        if let Some(name) = zero.chain(options.limits.zeroes()).next() {
+            return Err(Violations::one("", format!("the option `{name}` is 0, so nothing could ever run")).into());
+        }
+        let level = options.isolation.unwrap_or(engine.isolation);
+        if !level.is_at_least(engine.isolation) {
+            return Err(CallError::new(
+                Code::PermissionDenied,
+                format!("the isolation level `{level}` is weaker than this executor's `{}`", engine.isolation),
+            )
+            .suggest("leave the isolation level to the executor"));
+        }
+        let learnt = engine.timings.as_ref().and_then(|timings| timings.timeout(&tool.name));
+        let mut retry = spec.retry.unwrap_or(engine.retry);
+        retry.retries = options.retries.unwrap_or(retry.retries);
+        Ok(Terms {
+            clocks: Clocks::new(options, spec, &engine.clocks, learnt, flight.opened),
+            retry,
+            level,
+            confinement: self.confinement(call, tool),
+        })
+    }
+
+    /// What the call's processes may do; the executor's own where neither call nor tool says anything.
+    fn confinement(&self, call: &Call, tool: &Registered) -> Arc<Confinement> {
+        let (own, options) = (&self.inner.confinement, &call.options);
+        let limits = options.limits.or(tool.spec.limits).or(own.limits).within(self.inner.limits_max);
+        if options.network.is_none() && limits == own.limits {
+            return Arc::clone(own);
+        }
+        let network = options.network.clone().unwrap_or_default();
+        Arc::new(Confinement { network, limits, ..Confinement::clone(own) })
+    }
+}
