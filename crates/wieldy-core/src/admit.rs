@@ -4,6 +4,7 @@
 //! cannot leak one, whatever way it ends.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -88,7 +89,7 @@ struct Gate {
 #[derive(Debug, Default)]
 struct Queue {
     running: u32,
-    agents: HashMap<Arc<str>, u32>,
+    agents: HashMap<String, Arc<Account>>,
     tools: HashMap<ToolName, u32>,
     waiting: BTreeMap<Rank, Waiting>,
     arrivals: u64,
@@ -108,10 +109,16 @@ struct Waiting {
     called: oneshot::Sender<()>,
 }
 
+/// How many calls of one agent run. Changed only by who holds the queue.
+#[derive(Debug, Default)]
+struct Account {
+    running: AtomicU32,
+}
+
 /// On whose account a slot is.
 #[derive(Debug, Clone)]
 struct Taker {
-    agent: Arc<str>,
+    agent: Arc<Account>,
     tool: ToolName,
     tool_max: Option<u32>,
 }
@@ -219,23 +226,28 @@ impl Gate {
 }
 
 impl Queue {
-    /// The name under which an agent's calls are counted.
-    fn account(&mut self, caller: &Caller) -> Arc<str> {
+    /// The account of an agent's calls.
+    fn account(&mut self, caller: &Caller) -> Arc<Account> {
         let name = match &caller.tenant {
             Some(tenant) => std::borrow::Cow::Owned(format!("{tenant}\0{}", caller.agent)),
             None => std::borrow::Cow::Borrowed(caller.agent.as_str()),
         };
-        match self.agents.get_key_value(&*name) {
-            Some((account, _)) => Arc::clone(account),
-            None => name.into(),
+        if let Some(account) = self.agents.get(&*name) {
+            return Arc::clone(account);
         }
+        // Accounts are kept for the next call of the same agent, but not of agents without number.
+        if self.agents.len() > 10_000 {
+            self.agents.retain(|_, account| Arc::strong_count(account) > 1);
+            self.tools.retain(|_, running| *running > 0);
+        }
+        Arc::clone(self.agents.entry(name.into_owned()).or_default())
     }
 
     fn room_for(&self, taker: &Taker, limits: &Limits) -> Result<(), Full> {
         if self.running >= limits.calls_running_max {
             return Err(Full::Overall);
         }
-        if self.agents.get(&taker.agent).is_some_and(|running| *running >= limits.calls_running_per_agent_max) {
+        if taker.agent.running.load(Ordering::Relaxed) >= limits.calls_running_per_agent_max {
             return Err(Full::Agent);
         }
         if let Some(max) = taker.tool_max
@@ -248,7 +260,7 @@ impl Queue {
 
     fn take(&mut self, taker: &Taker) {
         self.running += 1;
-        *self.agents.entry(Arc::clone(&taker.agent)).or_insert(0) += 1;
+        taker.agent.running.fetch_add(1, Ordering::Relaxed);
         if taker.tool_max.is_some() {
             *self.tools.entry(taker.tool.clone()).or_insert(0) += 1;
         }
@@ -256,18 +268,11 @@ impl Queue {
 
     fn give_back(&mut self, taker: &Taker) {
         self.running -= 1;
-        if let Some(running) = self.agents.get_mut(&taker.agent) {
-            *running -= 1;
-        }
+        taker.agent.running.fetch_sub(1, Ordering::Relaxed);
         if taker.tool_max.is_some()
             && let Some(running) = self.tools.get_mut(&taker.tool)
         {
             *running -= 1;
-        }
-        // Accounts are kept for the next call of the same agent, but not of agents without number.
-        if self.agents.len() > 10_000 {
-            self.agents.retain(|_, running| *running > 0);
-            self.tools.retain(|_, running| *running > 0);
         }
     }
 

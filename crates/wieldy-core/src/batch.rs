@@ -19,7 +19,7 @@ use crate::event::Body;
 use crate::executor::Executor;
 use crate::flight::BatchFlight;
 use crate::footprint::Touches;
-use crate::input::check_size;
+use crate::input::ARGUMENTS_DEPTH_MAX;
 
 /// Several calls to be run together.
 #[derive(Debug, Clone)]
@@ -226,20 +226,19 @@ fn topological(calls: &[BatchCall], needs: &[BTreeSet<usize>]) -> Result<Vec<usi
 /// The ids that arguments refer to: `{"$result": "id"}`, with an optional `"pointer"`.
 fn referred(arguments: &Value) -> Vec<&str> {
     let mut found = Vec::new();
-    // Arguments that are too deep to be walked will be refused; they refer to nothing.
-    if check_size(arguments).is_ok() {
-        references(arguments, &mut found);
-    }
+    // Arguments that are deeper than that will be refused, whatever they refer to.
+    references(arguments, ARGUMENTS_DEPTH_MAX, &mut found);
     found
 }
 
-fn references<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+fn references<'a>(value: &'a Value, levels_left: usize, found: &mut Vec<&'a str>) {
+    let Some(levels_left) = levels_left.checked_sub(1) else { return };
     match value {
         Value::Object(map) => match map.get("$result") {
             Some(Value::String(id)) => found.push(id),
-            _ => map.values().for_each(|value| references(value, found)),
+            _ => map.values().for_each(|value| references(value, levels_left, found)),
         },
-        Value::Array(items) => items.iter().for_each(|item| references(item, found)),
+        Value::Array(items) => items.iter().for_each(|item| references(item, levels_left, found)),
         _ => {}
     }
 }

@@ -10,7 +10,7 @@ use crate::executor::Executor;
 use crate::flight::Flight;
 use crate::input::Violations;
 use crate::registry::Registered;
-use crate::sandbox::{Confinement, Level};
+use crate::sandbox::{Confinement, Level, ResourceLimits};
 
 /// What a call runs under.
 pub(crate) struct Terms {
@@ -56,10 +56,11 @@ impl Executor {
     /// What the call's processes may do; the executor's own where neither call nor tool says anything.
     fn confinement(&self, call: &Call, tool: &Registered) -> Arc<Confinement> {
         let (own, options) = (&self.inner.confinement, &call.options);
-        let limits = options.limits.or(tool.spec.limits).or(own.limits).within(self.inner.limits_max);
-        if options.network.is_none() && limits == own.limits {
+        let unsaid = ResourceLimits::default();
+        if options.network.is_none() && options.limits == unsaid && tool.spec.limits == unsaid {
             return Arc::clone(own);
         }
+        let limits = options.limits.or(tool.spec.limits).or(own.limits).within(self.inner.limits_max);
         let network = options.network.clone().unwrap_or_default();
         Arc::new(Confinement { network, limits, ..Confinement::clone(own) })
     }
