@@ -19,7 +19,7 @@ use crate::event::Body;
 use crate::executor::Executor;
 use crate::flight::BatchFlight;
 use crate::footprint::Touches;
-use crate::input::ARGUMENTS_DEPTH_MAX;
+use crate::input::{ARGUMENTS_DEPTH_MAX, check_size};
 
 /// Several calls to be run together.
 #[derive(Debug, Clone)]
@@ -425,7 +425,8 @@ fn bind(
         let reason = skipped(format!("the batch stops on errors, and `{}` failed", name(because)), because);
         return Err((Box::new(call), Box::new(reason)));
     }
-    if needs.is_empty() || referred(&call.arguments).is_empty() {
+    // What is too deep to be walked is left as it is; the call will be refused for it.
+    if needs.is_empty() || referred(&call.arguments).is_empty() || check_size(&call.arguments).is_err() {
         return Ok(call);
     }
     let by_id: HashMap<&str, &ToolResult> =

@@ -330,3 +330,17 @@ async fn a_long_batch_one_by_one_costs_no_more_than_its_calls() {
         assert_eq!(world.executor.batch(many).await.unwrap().summary.succeeded, 10_000);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn arguments_too_deep_to_be_walked_are_refused_in_a_batch_too() {
+    let world = World::new([Puppet::reading("t", Act::Echo)]);
+    let mut deep = json!(1);
+    for _ in 0..1_000 {
+        deep = json!([deep]);
+    }
+    let first = call("a", "t", json!({}));
+    let second = call("b", "t", json!({"use": {"$result": "a"}, "deep": deep}));
+    let result = world.executor.batch(batch([first, second])).await.unwrap();
+    assert_eq!((result.results[0].status, result.results[1].status), (Status::Success, Status::ValidationError));
+    world.check();
+}
