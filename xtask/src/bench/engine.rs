@@ -15,6 +15,7 @@ use super::table::{Figure, Goal, Row};
 const HAND: &str = "by hand";
 const HAND_SPAWNED: &str = "by hand, spawn + timeout";
 const HAND_HUNDRED: &str = "by hand, 100 spawns";
+const HAND_TOGETHER: &str = "by hand, 100 parsed together";
 const CALL: &str = "one call";
 const CALL_RESULT: &str = "one call, whole result as JSON";
 const CALL_SPAWNED: &str = "one call as a task";
@@ -50,6 +51,7 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
         Row::timed(&calls, CALL_SPAWNED, HAND_SPAWNED, None),
         Row::timed(&calls, CALL_OBSERVED, CALL_SPAWNED, None),
         Row::timed(&batches, HUNDRED, HAND_HUNDRED, Some(2.0)),
+        Row::timed(&batches, HUNDRED, HAND_TOGETHER, None),
         Row::timed(&tools, TOOLS_1000, TOOLS_10, Some(1.1)),
         Row::timed(&tools, TOOLS_10000, TOOLS_10, Some(1.1)),
     ];
@@ -110,6 +112,7 @@ fn batches(effort: Effort, runtime: &Runtime) -> Measured {
         effort,
         vec![
             Contestant::new(HAND_HUNDRED, |times| timed(runtime, times, || hand.hundred_spawned())),
+            Contestant::new(HAND_TOGETHER, |times| timed(runtime, times, || hand.hundred_together())),
             Contestant::new(HUNDRED, |times| timed(runtime, times, || ours.hundred_in_a_batch())),
         ],
     )

@@ -67,9 +67,12 @@ impl ByHand {
     }
 
     pub(super) async fn call(&self) -> String {
-        let arguments: Value = serde_json::from_str(black_box(ARGUMENTS)).expect("the arguments are a constant");
-        assert!(self.validator.is_valid(&arguments));
-        let answer = no_op(&arguments).await;
+        self.run(&parse()).await
+    }
+
+    async fn run(&self, arguments: &Value) -> String {
+        assert!(self.validator.is_valid(arguments));
+        let answer = no_op(arguments).await;
         serde_json::to_string(&answer).expect("plain data")
     }
 
@@ -81,7 +84,22 @@ impl ByHand {
         answer.expect("a no-op ends in time").expect("a no-op does not panic")
     }
 
-    /// A hundred tasks at once, and all their answers.
+    /// A hundred calls that came together, as a batch does: all parsed, then a task each, then all answers.
+    pub(super) async fn hundred_together(self: &Arc<Self>) -> usize {
+        let parsed: Vec<Value> = (0..100).map(|_| parse()).collect();
+        let spawn = |arguments: Value| {
+            let hand = Arc::clone(self);
+            tokio::spawn(async move { hand.run(&arguments).await })
+        };
+        let tasks: Vec<_> = parsed.into_iter().map(spawn).collect();
+        let mut answers = Vec::with_capacity(tasks.len());
+        for task in tasks {
+            answers.push(task.await.expect("a no-op does not panic"));
+        }
+        answers.iter().map(String::len).sum()
+    }
+
+    /// A hundred tasks at once, each of which parses its own, and all their answers.
     pub(super) async fn hundred_spawned(self: &Arc<Self>) -> usize {
         let spawn = |_| {
             let hand = Arc::clone(self);
@@ -94,6 +112,10 @@ impl ByHand {
         }
         bytes
     }
+}
+
+fn parse() -> Value {
+    serde_json::from_str(black_box(ARGUMENTS)).expect("the arguments are a constant")
 }
 
 /// A tool that does nothing with its arguments.
@@ -126,5 +148,6 @@ mod tests {
         assert_eq!(runtime.block_on(hand.call()), answer);
         assert_eq!(runtime.block_on(hand.call_spawned()), answer);
         assert_eq!(runtime.block_on(hand.hundred_spawned()), 100 * answer.len());
+        assert_eq!(runtime.block_on(hand.hundred_together()), 100 * answer.len());
     }
 }

@@ -71,3 +71,21 @@ async fn a_file_that_is_gone_is_reported_once_and_can_be_written_anew() {
     world.text("Write", json!({"path": "a.txt", "content": "2"})).await;
     assert_eq!(world.stale().len(), 1);
 }
+
+#[tokio::test]
+async fn trap_staleness_by_eight_hex_digits_of_a_weak_hash() {
+    // The MD5 sums of these two begin with the same eight digits, 4cd5766b; a check by those alone sees no change.
+    let [read, written] = ["version 00000339\n", "version 00051488\n"];
+    let world = World::new();
+    world.put("a.txt", read);
+    let result = world.call("Read", json!({"path": "a.txt"})).await;
+    let hash = result.structured.expect("what was read")["hash"].as_str().expect("its hash").to_owned();
+    assert_eq!(hash, blake3::hash(read.as_bytes()).to_hex().to_string(), "the whole of a strong hash");
+    let modified = std::fs::metadata(world.path("a.txt")).and_then(|file| file.modified()).expect("a time");
+    world.put("a.txt", written);
+    let file = std::fs::File::options().write(true).open(world.path("a.txt")).expect("the file");
+    file.set_modified(modified).expect("not even its time shows the change");
+    let told = world.refusal("Write", json!({"path": "a.txt", "content": "x"})).await;
+    assert!(told.starts_with("E3303: `a.txt` changed"), "{told}");
+    assert_eq!(world.content("a.txt"), written);
+}
