@@ -137,6 +137,7 @@ impl Executor {
         unreachable!("a number of attempts is finite")
     }
 
+    /// Asks the policy's checks; the call can be cancelled meanwhile, and its deadline holds.
     async fn judge(
         &self,
         call: &Call,

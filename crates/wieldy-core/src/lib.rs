@@ -18,7 +18,9 @@
 //! but it cannot make one up:
 //!
 //! ```compile_fail,E0451
-//! let grant = wieldy_core::Grant { ask: None };
+//! fn eased(real: wieldy_core::Grant) -> wieldy_core::Grant {
+//!     wieldy_core::Grant { ask: None, ..real }
+//! }
 //! ```
 //! ```compile_fail,E0451
 //! fn forged(real: wieldy_core::Consent) -> wieldy_core::Consent {
