@@ -23,7 +23,8 @@ use crate::journal::{Journal, MemoryJournal, Recorder};
 use crate::policy::Policy;
 use crate::rate::{Rate, Rates};
 use crate::registry::{RegisterError, Registration, Registry};
-use crate::sandbox::{Confinement, Level, Network, ResourceLimits, Sandbox};
+use crate::confinement::{Confinement, FileRules, Network, Place, ResourceLimits};
+use crate::sandbox::{Level, Sandbox, SandboxChange};
 use crate::task::Tasks;
 use crate::tool::{AnyTool, SharedTool};
 
@@ -96,10 +97,16 @@ pub struct ExecutorBuilder {
     pub isolation: Level,
     /// The folder that processes work in.
     pub workspace: PathBuf,
+    /// What else processes see of the file system, and what they do not.
+    pub files: FileRules,
+    /// What processes may reach where the call does not say; nothing by default.
+    pub network: Network,
     /// What processes may use where neither call nor tool says.
     pub resource_limits: ResourceLimits,
     /// What processes may use at most, whatever call or tool say.
     pub resource_limits_max: ResourceLimits,
+    /// What all processes of one sandbox may use together; by default nothing but the sum of what each of them may.
+    pub sandbox_limits: ResourceLimits,
     /// How long a process may take to end after being told to.
     pub grace: Duration,
     /// How many bytes of text a result may have where the tool does not say.
@@ -131,8 +138,11 @@ impl Default for ExecutorBuilder {
             retry: RetryPolicy::default(),
             isolation: Level::Native,
             workspace: PathBuf::from("."),
+            files: FileRules::default(),
+            network: Network::None,
             resource_limits: ResourceLimits::DEFAULT,
             resource_limits_max: ResourceLimits::default(),
+            sandbox_limits: ResourceLimits::default(),
             grace: Duration::from_secs(2),
             output_bytes_max: 64 * 1024,
             // Few enough to stay in the processor's caches: what is kept is touched again when it is forgotten.
@@ -198,8 +208,11 @@ impl ExecutorBuilder {
             isolation: self.isolation,
             confinement: Arc::new(Confinement {
                 workspace: self.workspace,
-                network: Network::None,
+                files: Arc::new(self.files),
+                network: self.network,
                 limits: self.resource_limits.within(self.resource_limits_max),
+                place: Place::Own,
+                place_limits: self.sandbox_limits,
                 grace: self.grace.min(TIMEOUT_MAX),
             }),
             limits_max: self.resource_limits_max,
@@ -207,12 +220,31 @@ impl ExecutorBuilder {
             output_bytes_max: self.output_bytes_max,
             stopping: AtomicBool::new(false),
         };
+        for sandbox in inner.sandboxes.values() {
+            sandbox.listen(tell(Arc::clone(&inner.recorder)));
+        }
         let executor = Executor { inner: Arc::new(inner) };
         for tool in self.tools {
             executor.register(tool)?;
         }
         Ok(executor)
     }
+}
+
+/// Makes events of what happens to sandboxes.
+fn tell(recorder: Arc<Recorder>) -> Arc<dyn Fn(SandboxChange) + Send + Sync> {
+    let caller = Arc::new(Caller::local());
+    let subject = Arc::new(Subject { execution: None, batch: None, call_id: None, tool: None, caller });
+    Arc::new(move |change| {
+        let body = match change {
+            SandboxChange::Created(made) => {
+                Body::SandboxCreated { sandbox: made.id.0, level: made.level.as_str().to_owned() }
+            }
+            SandboxChange::Destroyed(gone) => Body::SandboxDestroyed { sandbox: gone.id.0 },
+        };
+        // Nobody waits for this: what a sandbox is used for has entries of its own.
+        let _ = recorder.append(&subject, body, Timestamp::now(), []);
+    })
 }
 
 impl Executor {

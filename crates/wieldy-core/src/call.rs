@@ -15,7 +15,8 @@ use crate::artifact::ArtifactId;
 use crate::attempt::RetryIf;
 use crate::confirm::Confirmer;
 use crate::error::CallError;
-use crate::sandbox::{Level, Network, ResourceLimits, SandboxId, Usage};
+use crate::confinement::{Network, ResourceLimits};
+use crate::sandbox::{Level, SandboxId, Usage};
 
 /// A tool's name with JSON arguments, as the model produced it.
 #[derive(Debug, Clone)]

@@ -81,6 +81,7 @@ mod observe;
 mod redact;
 
 pub mod artifact;
+mod confinement;
 mod sandbox;
 
 mod error;
@@ -104,6 +105,9 @@ pub use call::{
     BatchId, Call, Caller, ConfirmationId, Content, ExecutionId, Held, Options, Priority, SandboxRef, Status, Timing,
     ToolResult,
 };
+pub use confinement::{
+    Command, Confinement, Feed, FileRules, Mount, Network, Place, ResourceLimits, SessionKey, Stdin, Terminal,
+};
 pub use confirm::{Answer, Confirmation, Confirmer, Consent, Digest, NoConsent};
 pub use duration::parse_duration;
 pub use error::{CallError, Category, Code};
@@ -122,8 +126,8 @@ pub use redact::{REDACTED, Redacted};
 pub use registry::{NotFound, RegisterError, Registered, Registration, Registry, ToolFilter};
 pub use run::Run;
 pub use sandbox::{
-    Command, Confinement, Ended, Exit, Level, Network, OutputSink, ResourceLimits, Sandbox, SandboxError, SandboxId,
-    Stream, Usage,
+    Breach, Ended, Enforcement, Enforcer, Exit, Level, OutputSink, Overrun, Sandbox, SandboxChange, SandboxError, SandboxId,
+    SandboxStatus, Stream, Usage,
 };
 pub use schema::SchemaError;
 pub use task::{Load, Target, Task};

@@ -17,7 +17,7 @@ use crate::duration::parse_duration;
 use crate::input::Input;
 use crate::name::{ToolName, hint_for_unknown_key};
 use crate::run::Run;
-use crate::sandbox::ResourceLimits;
+use crate::confinement::ResourceLimits;
 use crate::schema::Schema;
 use crate::tool::{Annotations, AnyTool, CachePolicy, Constraints, Footprint, Outcome, Provider, RunError, ToolSpec};
 
@@ -272,6 +272,7 @@ struct FileLimits {
     processes: Option<u64>,
     open_files: Option<u64>,
     disk_mb: Option<u64>,
+    disk_files: Option<u64>,
     output_mb: Option<u64>,
 }
 
@@ -347,6 +348,7 @@ impl FileTool {
                 processes: self.limits.processes,
                 open_files: self.limits.open_files,
                 disk_bytes: megabytes(self.limits.disk_mb),
+                disk_files: self.limits.disk_files,
                 output_bytes: megabytes(self.limits.output_mb),
             },
             agent_scopes: self.scopes,

@@ -12,7 +12,8 @@ use crate::capture::Capture;
 use crate::error::{CallError, Code};
 use crate::event::{Body, CallState, Note};
 use crate::flight::Flight;
-use crate::sandbox::{Command, Confinement, Exit, Level, OutputSink, Sandbox, SandboxError, Stream};
+use crate::confinement::{Command, Confinement, Place, SessionKey};
+use crate::sandbox::{Exit, Level, OutputSink, Sandbox, SandboxError, Stream};
 use crate::tool::{Outcome, RunError};
 
 /// Output is shown as progress at most this often, and then together.
@@ -184,12 +185,17 @@ impl Run {
         let Some(sandbox) = &self.shared.sandbox else {
             return Err(RunError::from(unavailable(self.shared.level)).before_effect());
         };
-        let exit = sandbox.execute(command, &self.shared.confinement, output, self.stop().clone()).await;
-        exit.map_err(|error| {
+        let confinement = Confinement { place: place(self.caller()), ..Confinement::clone(&self.shared.confinement) };
+        let exit = sandbox.execute(command, &confinement, output, self.stop().clone()).await.map_err(|error| {
             let unstarted = matches!(error, SandboxError::Creation { .. } | SandboxError::Start { .. });
             let error = RunError::from(CallError::from(error));
             if unstarted { error.before_effect() } else { error }
-        })
+        })?;
+        for breach in &exit.breaches {
+            let (sandbox, message) = (exit.sandbox.id.0.clone(), breach.to_string());
+            self.shared.flight.record(Body::SandboxViolation { sandbox, message });
+        }
+        Ok(exit)
     }
 
     /// Says that a file changed since the session last read it.
@@ -228,6 +234,19 @@ impl Run {
             let message = Some(message).filter(|message| !message.is_empty());
             flight.record(Body::CallProgress { percent, message, stream, elapsed_ms: flight.elapsed_ms() });
         }
+    }
+}
+
+/// Where a caller's processes run: in its own sandbox if it has one, else in that of its session, else each in a new one.
+fn place(caller: &Caller) -> Place {
+    match (&caller.parent_sandbox, &caller.session) {
+        (Some(id), _) => Place::Sandbox(id.clone()),
+        (None, Some(session)) => Place::Session(SessionKey {
+            tenant: caller.tenant.clone(),
+            agent: caller.agent.clone(),
+            session: session.clone(),
+        }),
+        (None, None) => Place::Own,
     }
 }
 

@@ -1,19 +1,18 @@
-//! The custody that a tool's process runs in: the [`Sandbox`] port and the plain data it takes and gives.
+//! The custody that a tool's process runs in: the [`Sandbox`] port and what it gives.
 //!
 //! Core decides *what* a run may read, write, reach and use; a backend in `wieldy-sandbox` sees to it.
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use crate::call::SandboxRef;
+use crate::confinement::{Command, Confinement, ResourceLimits, SessionKey};
 use crate::error::{CallError, Code};
 
 /// A place to run processes in. One per isolation level, given to the executor when it is built.
@@ -21,7 +20,7 @@ pub trait Sandbox: Send + Sync + 'static {
     /// The isolation that this backend gives.
     fn level(&self) -> Level;
 
-    /// Runs the command to its end, handing output to `output` as it comes.
+    /// Runs the command to its end in the sandbox that the confinement names, handing output to `output` as it comes.
     ///
     /// Once `stop` is cancelled, the whole process tree is told to end, given the grace time and then
     /// killed; this returns only when no process of it is left. The same holds when the future is dropped,
@@ -33,6 +32,77 @@ pub trait Sandbox: Send + Sync + 'static {
         output: Arc<dyn OutputSink>,
         stop: CancellationToken,
     ) -> BoxFuture<'a, Result<Exit, SandboxError>>;
+
+    /// Makes a sandbox that stays until it is destroyed or has been idle for long.
+    fn create<'a>(&'a self, _confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
+        let reason = format!("the isolation level `{}` makes a sandbox for each command and keeps none", self.level());
+        Box::pin(async { Err(SandboxError::Creation { reason }) })
+    }
+
+    /// The sandboxes there are.
+    fn list(&self) -> Vec<SandboxStatus> {
+        Vec::new()
+    }
+
+    /// Ends everything in a sandbox and takes it away; false if there is none of that id.
+    fn destroy<'a>(&'a self, _id: &'a SandboxId) -> BoxFuture<'a, bool> {
+        Box::pin(async { false })
+    }
+
+    /// Names who wants to hear of sandboxes that are made and go.
+    fn listen(&self, _listener: Arc<dyn Fn(SandboxChange) + Send + Sync>) {}
+}
+
+/// What happened to a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SandboxChange {
+    /// It was made.
+    Created(SandboxRef),
+    /// It is gone.
+    Destroyed(SandboxRef),
+}
+
+/// How a sandbox stands.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SandboxStatus {
+    /// Which one.
+    #[serde(flatten)]
+    pub sandbox: SandboxRef,
+    /// Whose session it belongs to.
+    pub session: Option<SessionKey>,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// How many commands run in it now.
+    pub running: usize,
+    /// How many commands it has run.
+    pub executed: u64,
+    /// What all its commands may use together.
+    pub limits: ResourceLimits,
+    /// What sees to each limit.
+    pub enforcement: Vec<Enforcement>,
+}
+
+/// What sees to a limit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Enforcement {
+    /// The limit's name, as in [`ResourceLimits`].
+    pub limit: &'static str,
+    /// Who enforces it.
+    pub by: Enforcer,
+}
+
+/// Who enforces a limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Enforcer {
+    /// The kernel, for the whole process tree.
+    Kernel,
+    /// The kernel, for each process by itself.
+    KernelPerProcess,
+    /// A watcher that looks many times a second and ends what has gone too far.
+    Watcher,
+    /// Nobody.
+    Nobody,
 }
 
 /// Takes the output of a process as it comes. Called from the reading task: it must not block for long.
@@ -49,34 +119,6 @@ pub enum Stream {
     Stdout,
     /// What the process complained.
     Stderr,
-}
-
-/// A program with its arguments and surroundings; never a line for a shell to take apart.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Command {
-    /// The program, looked up on `PATH` where it has no slash.
-    pub program: String,
-    /// Its arguments, as they are.
-    pub arguments: Vec<String>,
-    /// Its environment, whole: nothing is inherited.
-    pub environment: BTreeMap<String, String>,
-    /// Where it starts, inside the workspace.
-    pub folder: PathBuf,
-    /// What it reads; without it, the end of file at once.
-    pub stdin: Option<Vec<u8>>,
-}
-
-/// What a run may read, write, reach and use. Plain data.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Confinement {
-    /// The one folder that is writable.
-    pub workspace: PathBuf,
-    /// What the process may reach.
-    pub network: Network,
-    /// What it may use.
-    pub limits: ResourceLimits,
-    /// How long it may take to end after being told to, before it is killed.
-    pub grace: Duration,
 }
 
 /// How strongly a process is kept apart, weakest first.
@@ -146,115 +188,6 @@ impl FromStr for Level {
     }
 }
 
-/// What a process may reach.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Network {
-    /// Nothing.
-    #[default]
-    None,
-    /// These hosts, through the executor's proxy.
-    Hosts(Vec<String>),
-    /// Everything.
-    Open,
-}
-
-impl FromStr for Network {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "none" => Ok(Self::None),
-            "open" => Ok(Self::Open),
-            list => {
-                let hosts: Vec<String> = list.split(',').map(|host| host.trim().to_owned()).collect();
-                if hosts.iter().any(String::is_empty) {
-                    return Err(format!("`{text}` is not `none`, `open` or a list HOST,HOST,…"));
-                }
-                Ok(Self::Hosts(hosts))
-            }
-        }
-    }
-}
-
-/// What a run may use. An absent field leaves it to the next one in line: request, tool, executor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub struct ResourceLimits {
-    /// Processor time per second of wall time, in thousandths of a core.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cpu_millicores: Option<u64>,
-    /// Memory of the whole process tree.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory_bytes: Option<u64>,
-    /// Processes and threads at once.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub processes: Option<u64>,
-    /// Open files in one process.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub open_files: Option<u64>,
-    /// Bytes written to the workspace and `/tmp`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub disk_bytes: Option<u64>,
-    /// Bytes of output that are kept.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub output_bytes: Option<u64>,
-}
-
-impl ResourceLimits {
-    /// The limits a run gets where nobody says anything.
-    pub const DEFAULT: Self = Self {
-        cpu_millicores: Some(500),
-        memory_bytes: Some(1024 * 1024 * 1024),
-        processes: Some(256),
-        open_files: Some(1024),
-        disk_bytes: Some(1024 * 1024 * 1024),
-        output_bytes: Some(64 * 1024 * 1024),
-    };
-
-    /// These limits, and those of `other` where nothing is said here.
-    #[must_use]
-    pub fn or(self, other: Self) -> Self {
-        self.merge(other, |own, other| own.or(other))
-    }
-
-    /// For each limit the smaller of both, so that neither is passed.
-    #[must_use]
-    pub fn within(self, parent: Self) -> Self {
-        self.merge(parent, |own, parent| match (own, parent) {
-            (Some(own), Some(parent)) => Some(own.min(parent)),
-            (own, parent) => own.or(parent),
-        })
-    }
-
-    /// The limits that are zero: with them nothing could ever run.
-    pub fn zeroes(&self) -> Vec<&'static str> {
-        self.named().into_iter().filter(|(_, value)| *value == Some(0)).map(|(name, _)| name).collect()
-    }
-
-    fn named(&self) -> [(&'static str, Option<u64>); 6] {
-        [
-            ("cpu_millicores", self.cpu_millicores),
-            ("memory_bytes", self.memory_bytes),
-            ("processes", self.processes),
-            ("open_files", self.open_files),
-            ("disk_bytes", self.disk_bytes),
-            ("output_bytes", self.output_bytes),
-        ]
-    }
-
-    fn merge(self, other: Self, pick: impl Fn(Option<u64>, Option<u64>) -> Option<u64>) -> Self {
-        Self {
-            cpu_millicores: pick(self.cpu_millicores, other.cpu_millicores),
-            memory_bytes: pick(self.memory_bytes, other.memory_bytes),
-            processes: pick(self.processes, other.processes),
-            open_files: pick(self.open_files, other.open_files),
-            disk_bytes: pick(self.disk_bytes, other.disk_bytes),
-            output_bytes: pick(self.output_bytes, other.output_bytes),
-        }
-    }
-}
-
 /// How a process tree ended and what it used.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exit {
@@ -264,6 +197,51 @@ pub struct Exit {
     pub usage: Usage,
     /// Where it ran.
     pub sandbox: SandboxRef,
+    /// The limit that it ran into, if it did.
+    pub overrun: Option<Overrun>,
+    /// What it tried and was not allowed to, as far as it could be seen.
+    pub breaches: Vec<Breach>,
+}
+
+/// A limit that a run ran into.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Overrun {
+    /// The limit's name, as in [`ResourceLimits`].
+    pub limit: &'static str,
+    /// How much was allowed.
+    pub allowed: u64,
+    /// How much was used when it was noticed.
+    pub used: u64,
+}
+
+/// Something that a process tried and was not allowed to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Breach {
+    /// To reach somebody.
+    Network {
+        /// Whom.
+        host: String,
+        /// At which port.
+        port: u16,
+        /// Why not.
+        reason: String,
+    },
+    /// To read or write something.
+    Filesystem {
+        /// What.
+        path: String,
+        /// Why not.
+        reason: String,
+    },
+}
+
+impl fmt::Display for Breach {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Network { host, port, reason } => write!(f, "network: {host}:{port}: {reason}"),
+            Self::Filesystem { path, reason } => write!(f, "file system: {path}: {reason}"),
+        }
+    }
 }
 
 /// How a process ended.
@@ -286,6 +264,10 @@ pub struct Usage {
     pub read_bytes: u64,
     /// Bytes written to disks.
     pub written_bytes: u64,
+    /// The most processes and threads that there were at once.
+    pub processes_peak: u64,
+    /// From the start of the first process to the end of the last.
+    pub wall_ms: f64,
 }
 
 /// The id of a sandbox.
@@ -319,6 +301,26 @@ pub enum SandboxError {
     },
 }
 
+impl SandboxError {
+    /// Whether the sandbox itself was lost.
+    pub fn is_crash(&self) -> bool {
+        matches!(self, Self::Crashed { .. })
+    }
+}
+
+impl Overrun {
+    /// The error that a call ends with whose run ran into this limit.
+    pub fn error(&self) -> CallError {
+        let Self { limit, allowed, used } = self;
+        let told = format!("the run passed its limit `{limit}`: {used} of {allowed} allowed");
+        CallError::new(Code::ResourceLimitExceeded, told)
+            .suggest(format!("do with less, or ask for a higher `{limit}` where the operator allows it"))
+            .detail("limit", *limit)
+            .detail("allowed", *allowed)
+            .detail("used", *used)
+    }
+}
+
 impl From<SandboxError> for CallError {
     fn from(error: SandboxError) -> Self {
         match &error {
@@ -337,29 +339,3 @@ impl From<SandboxError> for CallError {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_request_may_only_tighten() {
-        let tool = ResourceLimits { memory_bytes: Some(100), ..ResourceLimits::default() };
-        let request = ResourceLimits { memory_bytes: Some(200), processes: Some(5), ..ResourceLimits::default() };
-        assert_eq!(
-            request.within(tool),
-            ResourceLimits { memory_bytes: Some(100), processes: Some(5), ..ResourceLimits::default() }
-        );
-        assert_eq!(request.or(tool).memory_bytes, Some(200));
-        assert_eq!(ResourceLimits { processes: Some(0), ..request }.zeroes(), ["processes"]);
-    }
-
-    #[test]
-    fn levels_and_networks_are_written_as_they_are_read() {
-        for level in Level::ALL {
-            assert_eq!(level.as_str().parse(), Ok(level));
-        }
-        assert_eq!("a.example, b.example".parse(), Ok(Network::Hosts(vec!["a.example".into(), "b.example".into()])));
-        assert_eq!("a,,b".parse::<Network>(), Err("`a,,b` is not `none`, `open` or a list HOST,HOST,…".into()));
-        assert!(Level::Crun.is_at_least(Level::Native) && !Level::None.is_at_least(Level::Native));
-    }
-}

@@ -10,7 +10,8 @@ use crate::executor::Executor;
 use crate::flight::Flight;
 use crate::input::Violations;
 use crate::registry::Registered;
-use crate::sandbox::{Confinement, Level, ResourceLimits};
+use crate::confinement::{Confinement, ResourceLimits};
+use crate::sandbox::Level;
 
 /// What a call runs under.
 pub(crate) struct Terms {
@@ -61,7 +62,7 @@ impl Executor {
             return Arc::clone(own);
         }
         let limits = options.limits.or(tool.spec.limits).or(own.limits).within(self.inner.limits_max);
-        let network = options.network.clone().unwrap_or_default();
+        let network = options.network.clone().unwrap_or_else(|| own.network.clone());
         Arc::new(Confinement { network, limits, ..Confinement::clone(own) })
     }
 }

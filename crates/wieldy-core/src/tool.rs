@@ -17,7 +17,8 @@ use crate::call::{Content, SandboxRef};
 use crate::error::{CallError, Code};
 use crate::input::Input;
 use crate::run::Run;
-use crate::sandbox::{ResourceLimits, Usage};
+use crate::confinement::ResourceLimits;
+use crate::sandbox::Usage;
 
 /// Something that can be called, comfortable to write: its schema is derived from `Args`, its texts from the comments.
 ///

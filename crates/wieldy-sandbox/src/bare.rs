@@ -17,24 +17,35 @@
 //! out to harm its supervisor can: one that kills it dies with its session, but processes that opened a session of their own
 //! are then lost. Nor does custody reach what others start on a command's behalf, such as a service manager.
 
-use std::process::ExitStatus;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-use std::os::unix::process::ExitStatusExt;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Command, Confinement, Ended, Exit, Level, OutputSink, Sandbox, SandboxError, SandboxId, SandboxRef, Usage,
+    Command, Confinement, Exit, Level, OutputSink, Sandbox, SandboxError, SandboxId, SandboxRef, Usage,
 };
 
-use crate::custody::Custody;
-use crate::report::Used;
+use crate::custody::{Berth, Went};
+use crate::link::{Link, Warden, settle};
+use crate::prepare::prepare;
+use crate::watch::BLOCK_BYTES;
+use crate::wire::{RunReport, WardenOrder};
+
+/// How many berths are kept for later commands.
+const IDLE_MAX: usize = 8;
 
 /// Runs commands without isolation, and cleans up after them. Needs a Tokio runtime with I/O.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Bare;
+#[derive(Clone, Default)]
+pub struct Bare {
+    idle: Arc<Mutex<Vec<Moored>>>,
+}
+
+/// A berth with the warden that made it, which must not go before it.
+struct Moored {
+    berth: Berth,
+    warden: Arc<Warden>,
+}
 
 impl Sandbox for Bare {
     fn level(&self) -> Level {
@@ -52,10 +63,48 @@ impl Sandbox for Bare {
             if stop.is_cancelled() {
                 return Err(SandboxError::Creation { reason: "the run was stopped before it began".into() });
             }
-            let custody = Custody::start(command, confinement)?;
-            let (status, used) = custody.follow(&*output, &stop).await?;
-            Ok(Exit { ended: ended(status), usage: usage(used), sandbox: next_sandbox() })
+            let order = prepare(command, confinement)
+                .map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
+            let mut moored = self.moor().await.map_err(|error| SandboxError::Creation { reason: error.to_string() })?;
+            let (idle, command, stop) = (Arc::clone(&self.idle), command.clone(), stop.child_token());
+            let _ended_with_us = stop.clone().drop_guard();
+            // A task of its own: the command must be seen to its end even if nobody waits for it any more.
+            let run = tokio::spawn(async move {
+                let went = moored.berth.run(&command, order, &*output, &stop).await;
+                if went.as_ref().map_or_else(SandboxError::is_crash, |went| went.berth_lost) {
+                    // What the berth looked after is the warden's now.
+                    let Moored { berth, warden } = moored;
+                    let child = berth.pid();
+                    drop(berth);
+                    let _ = settle(&warden, child).await;
+                } else {
+                    keep(&idle, moored);
+                }
+                went
+            });
+            let Went { ended, report, .. } = run.await.map_err(|error| SandboxError::Crashed { reason: error.to_string() })??;
+            Ok(Exit { ended, usage: usage(&report), sandbox: next_sandbox(), overrun: None, breaches: Vec::new() })
         })
+    }
+}
+
+impl Bare {
+    async fn moor(&self) -> std::io::Result<Moored> {
+        if let Some(moored) = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+            return Ok(moored);
+        }
+        let warden = Warden::of_this_process()?;
+        let (link, socket) = Link::pair()?;
+        warden.order(&WardenOrder::Berth, &socket)?;
+        drop(socket);
+        Ok(Moored { berth: Berth::arrive(link).await?, warden })
+    }
+}
+
+fn keep(idle: &Mutex<Vec<Moored>>, moored: Moored) {
+    let mut idle = idle.lock().unwrap_or_else(PoisonError::into_inner);
+    if idle.len() < IDLE_MAX {
+        idle.push(moored);
     }
 }
 
@@ -66,21 +115,14 @@ fn next_sandbox() -> SandboxRef {
     SandboxRef { id: SandboxId(format!("bare-{}-{number}", std::process::id())), level: Level::None }
 }
 
-fn ended(status: ExitStatus) -> Ended {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => Ended::Code(code),
-        (None, signal) => Ended::Signal(signal.unwrap_or_default()),
-    }
-}
-
-fn usage(used: Used) -> Usage {
-    // The kernel counts blocks of this size, whatever the disk's own are.
-    const BLOCK_BYTES: u64 = 512;
-    let count = |number: i64| u64::try_from(number).unwrap_or_default();
+/// What a berth measured.
+pub(crate) fn usage(report: &RunReport) -> Usage {
     Usage {
-        cpu_ms: used.cpu_us as f64 / 1e3,
-        memory_peak_bytes: count(used.memory_peak_kib) * 1024,
-        read_bytes: count(used.blocks_read) * BLOCK_BYTES,
-        written_bytes: count(used.blocks_written) * BLOCK_BYTES,
+        cpu_ms: report.cpu_us as f64 / 1e3,
+        memory_peak_bytes: report.memory_peak_kib * 1024,
+        read_bytes: report.blocks_read * BLOCK_BYTES,
+        written_bytes: report.blocks_written * BLOCK_BYTES,
+        processes_peak: report.processes_peak,
+        wall_ms: report.wall_us as f64 / 1e3,
     }
 }

@@ -1,176 +1,247 @@
-//! The embedding process's side of one command: starts the supervisor, passes bytes on, hears the report.
+//! The executor's side of one berth: gives it a command, passes bytes on, hears how it went.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::ExitStatus;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use rustix::io::{Errno, retry_on_intr};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
-use tokio::net::unix::pipe;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::unix::AsyncFd;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Command, Confinement, OutputSink, SandboxError, Stream};
+use wieldy_core::{Command, Ended, OutputSink, SandboxError, Stdin, Stream};
 
-use crate::init::{self, Plan};
-use crate::leftovers;
-use crate::prepare::{Prepared, Stdin, explained, prepare};
-use crate::report::{RECORD_BYTES, Record, Step, Used};
-use crate::sys::{self, Pages};
+use crate::link::Link;
+use crate::sys;
+use crate::wire::{BerthOrderTo, BerthReport, Received, RunOrder, RunReport, Step};
 
 /// How much is read from a pipe at once: as much as a pipe holds unless somebody changes it.
 const READ_BYTES: usize = 64 * 1024;
 
-/// How often a supervisor that should end the tree is woken, as long as it has not.
-pub(crate) const WAKE_EVERY: Duration = Duration::from_millis(50);
+/// How often a berth that should end a command is woken, as long as it has not: a command may have stopped it.
+const WAKE_EVERY: Duration = Duration::from_millis(50);
 
-/// A command that runs under its supervisor. Dropping it ends the whole process tree.
-pub(crate) struct Custody<'a> {
-    command: &'a Command,
-    leash: Leash,
-    stdin: Option<pipe::Sender>,
-    stdout: pipe::Receiver,
-    stderr: pipe::Receiver,
-    report: pipe::Receiver,
+/// How long after the grace time a berth may take before it is killed itself, and the rest left to whoever made it.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A berth, waiting for commands. Dropping it ends it and all that is in it.
+pub(crate) struct Berth {
+    link: Link,
+    pid: Pid,
 }
 
-impl<'a> Custody<'a> {
-    /// Starts the command.
-    pub(crate) fn start(command: &'a Command, confinement: &Confinement) -> Result<Self, SandboxError> {
-        let prepared = prepare(command, confinement).map_err(|source| cannot_start(command, source))?;
-        Self::fork(command, confinement, prepared).map_err(|error| SandboxError::Creation { reason: error.to_string() })
+/// How a command went.
+pub(crate) struct Went {
+    pub(crate) ended: Ended,
+    pub(crate) report: RunReport,
+    /// Whether the berth had to be killed with it.
+    pub(crate) berth_lost: bool,
+}
+
+impl Berth {
+    /// Waits for a berth that was ordered to say that it is there.
+    pub(crate) async fn arrive(link: Link) -> io::Result<Self> {
+        match link.receive::<BerthReport>().await? {
+            Some(received) => {
+                let pid = received.sender.ok_or_else(|| io::Error::other("a berth did not say who it is"))?;
+                Ok(Self { link, pid })
+            }
+            None => Err(io::Error::other("a berth could not be made")),
+        }
     }
 
-    fn fork(command: &'a Command, confinement: &Confinement, prepared: Prepared) -> io::Result<Self> {
-        let (stdin_ours, stdin) = match prepared.stdin {
-            Stdin::Nothing(theirs) => (None, theirs),
-            Stdin::Pipe { ours, theirs } => (Some(pipe::Sender::from_owned_fd(ours)?), theirs),
-        };
-        let (stdout_ours, stdout) = output_pipe()?;
-        let (stderr_ours, stderr) = output_pipe()?;
-        let (report_ours, report) = output_pipe()?;
-        let (control, control_ours) = io::pipe()?;
-        let plan = Plan {
-            stdin: stdin.as_raw_fd(),
-            stdout: stdout.as_raw_fd(),
-            stderr: stderr.as_raw_fd(),
-            control: control.as_raw_fd(),
-            report: report.as_raw_fd(),
-            folder: prepared.folder.as_raw_fd(),
-            grace_ms: u64::try_from(confinement.grace.as_millis()).unwrap_or(u64::MAX),
-            open_files_max: confinement.limits.open_files,
-        };
-        let pages = Pages::new(plan, &prepared.program, &prepared.arguments, &prepared.environment)
-            .map_err(|error| explained(error, "cannot lay out the command"))?;
-        let supervisor =
-            sys::fork_apart(pages, init::supervise).map_err(|error| explained(error, "cannot make a process"))?;
-        Ok(Self {
-            command,
-            leash: Leash { supervisor, control: Some(control_ours.into()), reaped: false },
-            stdin: stdin_ours,
-            stdout: stdout_ours,
-            stderr: stderr_ours,
-            report: report_ours,
-        })
+    pub(crate) fn pid(&self) -> Pid {
+        self.pid
     }
 
-    /// Follows the command until no process of its tree is left.
-    pub(crate) async fn follow(
-        self,
+    /// Runs a command until no process of its tree is left. Must be waited for to the end: a berth does one thing at a time.
+    pub(crate) async fn run(
+        &mut self,
+        command: &Command,
+        order: RunOrder,
         output: &dyn OutputSink,
         stop: &CancellationToken,
-    ) -> Result<(ExitStatus, Used), SandboxError> {
-        let Self { command, mut leash, stdin, stdout, stderr, report } = self;
-        let fed = command.stdin.as_deref().unwrap_or_default();
+    ) -> Result<Went, SandboxError> {
+        let grace = Duration::from_millis(order.grace_ms);
+        let asked = Asked { path: path_of(&order).to_owned(), folder: order.folder.clone() };
+        match self.order(command, order, grace, output, stop).await? {
+            Some(BerthReport::Ended(report)) => Ok(Went { ended: ended(report.status), report, berth_lost: false }),
+            Some(BerthReport::NotStarted { step, errno }) => Err(asked.not_started(command, step, errno)),
+            // It kept its berth from its work until that was killed with it.
+            _ if stop.is_cancelled() => {
+                Ok(Went { ended: Ended::Signal(libc::SIGKILL), report: RunReport::default(), berth_lost: true })
+            }
+            _ => Err(crashed(command, "its supervisor was killed")),
+        }
+    }
+
+    async fn order(
+        &mut self,
+        command: &Command,
+        order: RunOrder,
+        grace: Duration,
+        output: &dyn OutputSink,
+        stop: &CancellationToken,
+    ) -> Result<Option<BerthReport>, SandboxError> {
+        let lost = |error: io::Error| crashed(command, &error.to_string());
+        let no_ends = |error: io::Error| SandboxError::Creation { reason: format!("cannot make pipes: {error}") };
+        let order = BerthOrderTo::Run(Box::new(order));
+        let ends = if command.terminal.is_none() {
+            let (ends, theirs) = Ends::pipes(&command.stdin).map_err(no_ends)?;
+            self.link.send(&order, &theirs.each_ref().map(AsFd::as_fd)).await.map_err(lost)?;
+            ends
+        } else {
+            self.link.send(&order, &[]).await.map_err(lost)?;
+            match self.link.receive::<BerthReport>().await.map_err(lost)? {
+                Some(Received { message: BerthReport::Terminal, descriptors, .. }) => {
+                    Ends::terminal(descriptors).map_err(no_ends)?
+                }
+                other => return Ok(other.map(|received| received.message)),
+            }
+        };
+        self.follow(&ends, &command.stdin, grace, output, stop).await.map_err(lost)
+    }
+
+    /// Passes bytes on until the berth says how the command went.
+    async fn follow(
+        &self,
+        ends: &Ends,
+        stdin: &Stdin,
+        grace: Duration,
+        output: &dyn OutputSink,
+        stop: &CancellationToken,
+    ) -> io::Result<Option<BerthReport>> {
         let told = {
-            let talking = async {
-                tokio::join!(
-                    biased; // where both have something, output before complaints
-                    pass_on(&stdout, Stream::Stdout, output),
-                    pass_on(&stderr, Stream::Stderr, output),
-                    feed(stdin, fed)
-                )
-            };
-            let hearing = hear(&report);
+            let talking = ends.talk(stdin, output);
+            let hearing = self.link.receive::<BerthReport>();
             tokio::pin!(talking, hearing);
-            let mut talked = false;
+            let (mut talked, mut given_up_at) = (false, None);
             loop {
                 tokio::select! {
-                    told = &mut hearing => break told,
-                    () = stop.cancelled(), if leash.is_held() => leash.release(),
-                    () = tokio::time::sleep(WAKE_EVERY), if !leash.is_held() => wake(leash.supervisor),
-                    _ = &mut talking, if !talked => talked = true,
+                    biased; // a command that never stops talking must still be heard to end
+                    told = &mut hearing => break told?,
+                    () = stop.cancelled(), if given_up_at.is_none() => {
+                        given_up_at = Some(Instant::now() + grace.saturating_add(PATIENCE));
+                        let _ = self.link.try_send(&BerthOrderTo::Stop);
+                        self.signal(Signal::CONT);
+                    }
+                    () = tokio::time::sleep(WAKE_EVERY), if given_up_at.is_some() => {
+                        let given_up = given_up_at.is_some_and(|at| at <= Instant::now());
+                        self.signal(if given_up { Signal::KILL } else { Signal::CONT });
+                    }
+                    () = &mut talking, if !talked => talked = true,
                 }
             }
         };
         // Nobody of the tree is left to write, so what there is, is in the pipes already. Waiting for their end instead would
         // be waiting for whoever else was handed a descriptor.
-        pass_on_rest(&stdout, Stream::Stdout, output);
-        pass_on_rest(&stderr, Stream::Stderr, output);
-        let supervisor = leash.reap();
-        told.settle(command, supervisor)
+        ends.pass_on_rest(output);
+        Ok(told.map(|received| received.message))
+    }
+
+    /// Signals the berth. It was not waited for by us, but as long as its socket is open its number is its own.
+    fn signal(&self, signal: Signal) {
+        let _ = kill_process(self.pid, signal);
     }
 }
 
-/// A pipe that we read from: our end and theirs.
-fn output_pipe() -> io::Result<(pipe::Receiver, OwnedFd)> {
-    let (ours, theirs) = io::pipe().map_err(|error| explained(error, "cannot make a pipe"))?;
-    Ok((pipe::Receiver::from_owned_fd(ours.into())?, theirs.into()))
+/// Our ends of a command's input and output.
+struct Ends {
+    /// Taken by whoever writes to it, since closing it is the end of file.
+    stdin: Mutex<Option<AsyncFd<OwnedFd>>>,
+    stdout: AsyncFd<OwnedFd>,
+    /// Where it is not the same as output.
+    stderr: Option<AsyncFd<OwnedFd>>,
 }
 
-fn cannot_start(command: &Command, source: io::Error) -> SandboxError {
-    SandboxError::Start { program: command.program.clone(), source }
-}
-
-/// The hold on a supervisor. Letting go of it, in whatever way, ends the process tree.
-struct Leash {
-    supervisor: Pid,
-    /// Closing it is the message; it cannot fail, and the kernel does it for us should we be killed.
-    control: Option<OwnedFd>,
-    reaped: bool,
-}
-
-impl Leash {
-    fn is_held(&self) -> bool {
-        self.control.is_some()
+impl Ends {
+    /// Pipes, and the command's ends of them.
+    fn pipes(stdin: &Stdin) -> io::Result<(Self, [OwnedFd; 3])> {
+        let (stdin_ours, stdin) = match stdin {
+            Stdin::Nothing => (None, std::fs::File::open("/dev/null")?.into()),
+            Stdin::Bytes(_) | Stdin::Live(_) => {
+                let (theirs, ours) = io::pipe()?;
+                (Some(sys::watched(ours.into())?), theirs.into())
+            }
+        };
+        let (stdout_ours, stdout) = io::pipe()?;
+        let (stderr_ours, stderr) = io::pipe()?;
+        let (stdout_ours, stderr_ours) = (sys::watched(stdout_ours.into())?, sys::watched(stderr_ours.into())?);
+        let ends = Self { stdin: Mutex::new(stdin_ours), stdout: stdout_ours, stderr: Some(stderr_ours) };
+        Ok((ends, [stdin, stdout.into(), stderr.into()]))
     }
 
-    /// Lets the supervisor end the tree: politely first, then not.
-    fn release(&mut self) {
-        self.control = None;
-        wake(self.supervisor);
+    /// A terminal, which is input and output in one.
+    fn terminal(descriptors: Vec<OwnedFd>) -> io::Result<Self> {
+        let terminal = descriptors.into_iter().next().ok_or_else(|| io::Error::other("no terminal came"))?;
+        let stdin = Some(sys::watched(terminal.try_clone()?)?);
+        Ok(Self { stdin: Mutex::new(stdin), stdout: sys::watched(terminal)?, stderr: None })
     }
 
-    /// Reaps the supervisor, which is at its end, and says how it ended, unless somebody else has reaped it.
-    fn reap(mut self) -> Option<ExitStatus> {
-        self.reaped = true;
-        let waited = retry_on_intr(|| waitpid(Some(self.supervisor), WaitOptions::empty()));
-        waited.ok().flatten().map(|(_, status)| ExitStatus::from_raw(status.as_raw()))
+    async fn talk(&self, stdin: &Stdin, output: &dyn OutputSink) {
+        let complaints = async {
+            if let Some(stderr) = &self.stderr {
+                pass_on(stderr, Stream::Stderr, output).await;
+            }
+        };
+        tokio::join!(
+            biased; // where both have something, output before complaints
+            pass_on(&self.stdout, Stream::Stdout, output),
+            complaints,
+            self.feed(stdin)
+        );
     }
-}
 
-impl Drop for Leash {
-    fn drop(&mut self) {
-        if !self.reaped {
-            self.release();
-            leftovers::reap_later(self.supervisor);
+    /// Writes everything and closes the pipe. A command that does not want all of it is no error.
+    async fn feed(&self, stdin: &Stdin) {
+        let Some(pipe) = self.stdin.lock().ok().and_then(|mut stdin| stdin.take()) else { return };
+        match stdin {
+            Stdin::Nothing => {}
+            Stdin::Bytes(bytes) => write_all(&pipe, bytes).await,
+            Stdin::Live(feed) => {
+                while let Some(bytes) = feed.next().await {
+                    write_all(&pipe, &bytes).await;
+                }
+            }
+        }
+    }
+
+    /// Hands on what is in the pipes, at most as much as they can hold: whoever still writes is none of ours.
+    fn pass_on_rest(&self, output: &dyn OutputSink) {
+        let stderr = self.stderr.as_ref().map(|stderr| (Stream::Stderr, stderr));
+        let mut buffer = Vec::new();
+        for (stream, pipe) in std::iter::once((Stream::Stdout, &self.stdout)).chain(stderr) {
+            let mut left = rustix::pipe::fcntl_getpipe_size(pipe.get_ref()).unwrap_or(READ_BYTES);
+            // Read past the runtime, which may not yet have heard that there is something.
+            while left > 0
+                && let Ok(count @ 1..) = read(pipe, &mut buffer)
+            {
+                output.write(stream, &buffer);
+                left = left.saturating_sub(count);
+            }
         }
     }
 }
 
-/// Makes a supervisor go on that its command has stopped. It must not have been reaped: until then its id is its own.
-pub(crate) fn wake(supervisor: Pid) {
-    let _ = kill_process(supervisor, Signal::CONT);
+fn read(pipe: &AsyncFd<OwnedFd>, buffer: &mut Vec<u8>) -> Result<usize, Errno> {
+    buffer.clear();
+    buffer.reserve(READ_BYTES);
+    retry_on_intr(|| rustix::io::read(pipe.get_ref(), rustix::buffer::spare_capacity(buffer)))
 }
 
 /// Hands on what comes through a pipe, until its end.
-async fn pass_on(pipe: &pipe::Receiver, stream: Stream, output: &dyn OutputSink) {
-    let mut buffer = vec![0; READ_BYTES];
-    while pipe.readable().await.is_ok() {
-        match pipe.try_read(&mut buffer) {
+async fn pass_on(pipe: &AsyncFd<OwnedFd>, stream: Stream, output: &dyn OutputSink) {
+    let mut buffer = Vec::new();
+    while let Ok(mut ready) = pipe.readable().await {
+        match read(pipe, &mut buffer) {
             Ok(0) => return,
-            Ok(count) => output.write(stream, &buffer[..count]),
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Ok(_) => output.write(stream, &buffer),
+            Err(Errno::AGAIN) => ready.clear_ready(),
+            // Of a terminal that nobody has open any more, this is the end.
             Err(_) => return,
         }
         // A pipe that is never empty must not keep us from hearing that the command should stop.
@@ -178,84 +249,58 @@ async fn pass_on(pipe: &pipe::Receiver, stream: Stream, output: &dyn OutputSink)
     }
 }
 
-/// Hands on what is in a pipe, at most as much as it can hold: whoever still writes is none of ours.
-fn pass_on_rest(pipe: &pipe::Receiver, stream: Stream, output: &dyn OutputSink) {
-    let mut left = rustix::pipe::fcntl_getpipe_size(pipe).unwrap_or(READ_BYTES);
-    let mut buffer = vec![0; READ_BYTES];
-    // Read past the runtime, which may not yet have heard that there is something.
-    while left > 0
-        && let Ok(count @ 1..) = retry_on_intr(|| rustix::io::read(pipe.as_fd(), &mut buffer))
+async fn write_all(pipe: &AsyncFd<OwnedFd>, mut bytes: &[u8]) {
+    while !bytes.is_empty()
+        && let Ok(mut ready) = pipe.writable().await
     {
-        output.write(stream, &buffer[..count]);
-        left = left.saturating_sub(count);
-    }
-}
-
-/// Writes everything and closes the pipe. A command that does not want all of it is no error.
-async fn feed(pipe: Option<pipe::Sender>, mut bytes: &[u8]) {
-    let Some(pipe) = pipe else { return };
-    while !bytes.is_empty() && pipe.writable().await.is_ok() {
-        match pipe.try_write(bytes) {
-            Ok(count) => bytes = &bytes[count..],
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+        match retry_on_intr(|| rustix::io::write(pipe.get_ref(), bytes)) {
+            Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),
+            Err(Errno::AGAIN) => ready.clear_ready(),
             Err(_) => return,
         }
         tokio::task::coop::consume_budget().await;
     }
 }
 
-/// What the supervisor has told.
-#[derive(Debug, Default)]
-struct Told {
-    main: Option<Pid>,
-    not_started: Option<(Step, i32)>,
-    ended: Option<(i32, Used)>,
+/// What was asked for, to say what of it could not be had.
+struct Asked {
+    path: String,
+    folder: PathBuf,
 }
 
-/// Listens until the supervisor has told the end, or has ended without a word.
-async fn hear(report: &pipe::Receiver) -> Told {
-    let mut told = Told::default();
-    let mut record = [0; RECORD_BYTES];
-    let mut filled = 0;
-    while told.ended.is_none() && report.readable().await.is_ok() {
-        match report.try_read(&mut record[filled..]) {
-            Ok(0) => break,
-            Ok(count) => filled += count,
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
-            Err(_) => break,
-        }
-        if filled == RECORD_BYTES {
-            filled = 0;
-            match Record::decode(&record) {
-                Some(Record::Started { main }) => told.main = Pid::from_raw(main),
-                Some(Record::NotStarted { step, errno }) => told.not_started = Some((step, errno)),
-                Some(Record::Ended { status, used }) => told.ended = Some((status, used)),
-                None => {}
+impl Asked {
+    fn not_started(&self, command: &Command, step: Step, errno: i32) -> SandboxError {
+        let error = io::Error::from_raw_os_error(errno);
+        let source = match step {
+            Step::Program if !command.program.contains('/') && errno == libc::ENOENT => {
+                let told = format!("no program of that name exists on the `PATH` {}", self.path);
+                io::Error::new(io::ErrorKind::NotFound, told)
             }
-        }
+            Step::Program if !command.program.contains('/') && errno == libc::EACCES => {
+                let told = format!("no program of that name may be executed on the `PATH` {}", self.path);
+                io::Error::new(io::ErrorKind::PermissionDenied, told)
+            }
+            Step::Program => error,
+            Step::Folder => io::Error::new(error.kind(), format!("{step} `{}`: {error}", self.folder.display())),
+            step => return SandboxError::Creation { reason: format!("{step}: {error}") },
+        };
+        SandboxError::Start { program: command.program.clone(), source }
     }
-    told
 }
 
-impl Told {
-    fn settle(self, command: &Command, supervisor: Option<ExitStatus>) -> Result<(ExitStatus, Used), SandboxError> {
-        if let Some((step, errno)) = self.not_started {
-            let error = io::Error::from(Errno::from_raw_os_error(errno));
-            return Err(match step {
-                Step::Program => cannot_start(command, error),
-                Step::Folder => {
-                    cannot_start(command, explained(error, &format!("{step} `{}`", command.folder.display())))
-                }
-                step => SandboxError::Creation { reason: format!("{step}: {error}") },
-            });
-        }
-        if let Some((status, used)) = self.ended {
-            return Ok((ExitStatus::from_raw(status), used));
-        }
-        if let Some(main) = self.main {
-            leftovers::kill_session(main);
-        }
-        let how = supervisor.map_or("without a trace".into(), |status| status.to_string());
-        Err(SandboxError::Crashed { reason: format!("the supervisor of `{}` ended: {how}", command.program) })
+fn path_of(order: &RunOrder) -> &str {
+    let path = order.environment.iter().find(|(name, _)| name == "PATH");
+    path.map_or(crate::berth::DEFAULT_PATH, |(_, path)| path)
+}
+
+fn crashed(command: &Command, how: &str) -> SandboxError {
+    SandboxError::Crashed { reason: format!("`{}` was lost: {how}", command.program) }
+}
+
+fn ended(status: i32) -> Ended {
+    let status = ExitStatus::from_raw(status);
+    match (status.code(), status.signal()) {
+        (Some(code), _) => Ended::Code(code),
+        (None, signal) => Ended::Signal(signal.unwrap_or_default()),
     }
 }

@@ -1,208 +1,122 @@
 //! Every `unsafe` block of the project: small functions with safe signatures, each with the reason it is sound.
 //!
-//! Whatever is marked *quiet* neither allocates, nor locks, nor panics: it may run between `fork` and `exec`, where
-//! another thread may have held any lock at the moment of the `fork` and will never give it back. There, descriptors
-//! are plain numbers: the process owns every one of them and no Rust value does.
+//! Whatever is marked *quiet* neither allocates, nor locks, nor panics: it may run between `vfork` and `exec`, in a process
+//! that still shares its parent's memory.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
 use std::mem::MaybeUninit;
-use std::ops::Range;
-use std::os::fd::RawFd;
-use std::ptr::{self, NonNull};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
 
 use rustix::process::Pid;
+use tokio::io::unix::AsyncFd;
 
-use crate::maps;
-use crate::report::Used;
+/// Runs before `main` in every program that this crate is part of: a program that was started as a warden becomes one
+/// and never comes to its `main`. So whoever embeds wieldy has its helper at hand, without a second file and without a
+/// word in `main`.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEFORE_MAIN: extern "C" fn(c_int, *const *const c_char) = before_main;
 
-/// A program with its arguments and environment, and a plan for the process that becomes it, in memory pages of
-/// their own: read-only, and all that a forked process needs of its parent's memory.
-pub(crate) struct Pages<T> {
-    laid: NonNull<Laid<T>>,
-    bytes: usize,
+extern "C" fn before_main(count: c_int, words: *const *const c_char) {
+    if count < 1 || words.is_null() {
+        return;
+    }
+    // SAFETY: the C library hands its constructors what it hands to `main`: `count` texts, of which there is one at least.
+    let name = unsafe { CStr::from_ptr(*words) };
+    if name == crate::warden::NAME {
+        crate::warden::live()
+    }
 }
 
-/// What lies in the pages.
-#[repr(C)]
-pub(crate) struct Laid<T> {
-    /// What the process should do.
-    pub(crate) plan: T,
-    program: *const c_char,
-    arguments: *const *const c_char,
-    environment: *const *const c_char,
+/// A program with all that it is started with, as the kernel takes it.
+pub(crate) struct Program {
+    /// The paths to try, in this order.
+    candidates: Vec<CString>,
+    words: List,
+    variables: List,
 }
 
-impl<T: Copy> Pages<T> {
-    /// Lays everything out; `arguments` begin with the name that the program is called by.
-    pub(crate) fn new(plan: T, program: &CStr, arguments: &[CString], environment: &[CString]) -> io::Result<Self> {
-        let pointers = arguments.len() + environment.len() + 2;
-        let texts = || arguments.iter().chain(environment).map(CString::as_c_str).chain([program]);
-        let texts_at = size_of::<Laid<T>>() + pointers * size_of::<*const c_char>();
-        let bytes = texts_at + texts().map(|text| text.to_bytes_with_nul().len()).sum::<usize>();
-        let start = map_pages(bytes)?;
-        // SAFETY: the mapping is fresh, page-aligned, zeroed and `bytes` long, which was added up from exactly the
-        // parts written here; `Laid` ends at a multiple of a pointer's alignment. A zero ends each list of pointers.
-        let laid = unsafe {
-            let laid = start.cast::<Laid<T>>();
-            let list = start.add(size_of::<Laid<T>>()).cast::<*const c_char>();
-            let mut text_at = start.add(texts_at);
-            for (index, text) in texts().enumerate() {
-                let text = text.to_bytes_with_nul();
-                ptr::copy_nonoverlapping(text.as_ptr(), text_at.as_ptr(), text.len());
-                let after_arguments = usize::from(index >= arguments.len());
-                if index < arguments.len() + environment.len() {
-                    list.add(index + after_arguments).write(text_at.as_ptr().cast());
-                } else {
-                    (&raw mut (*laid.as_ptr()).program).write(text_at.as_ptr().cast());
-                }
-                text_at = text_at.add(text.len());
+/// Texts and the list of pointers to them that the kernel wants, with a zero at its end.
+struct List {
+    pointers: Vec<*const c_char>,
+    _texts: Vec<CString>,
+}
+
+impl List {
+    fn new(texts: Vec<CString>) -> Self {
+        let pointers = texts.iter().map(|text| text.as_ptr()).chain([ptr::null()]).collect();
+        Self { pointers, _texts: texts }
+    }
+}
+
+impl Program {
+    /// Lays everything out; `words` begin with the name that the program is called by.
+    pub(crate) fn new(candidates: Vec<CString>, words: Vec<CString>, variables: Vec<CString>) -> Self {
+        Self { candidates, words: List::new(words), variables: List::new(variables) }
+    }
+
+    /// Becomes the first of the candidates that is a program; returns only the reason why not. Quiet.
+    pub(crate) fn execute(&self) -> i32 {
+        let mut reason = libc::ENOENT;
+        for candidate in &self.candidates {
+            // SAFETY: the path ends with a zero byte, both lists with a null pointer, and all live as long as `self`.
+            unsafe { libc::execve(candidate.as_ptr(), self.words.pointers.as_ptr(), self.variables.pointers.as_ptr()) };
+            match io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO) {
+                libc::ENOENT | libc::ENOTDIR => {}
+                libc::EACCES if self.candidates.len() > 1 => reason = libc::EACCES,
+                error => return error,
             }
-            (&raw mut (*laid.as_ptr()).plan).write(plan);
-            (&raw mut (*laid.as_ptr()).arguments).write(list.as_ptr().cast());
-            (&raw mut (*laid.as_ptr()).environment).write(list.add(arguments.len() + 1).as_ptr().cast());
-            laid
-        };
-        let pages = Self { laid, bytes };
-        // Sealed, the pages cannot be merged with a neighbour, so a forked process keeps them when it lets go of the rest.
-        // SAFETY: the range is ours alone, and from here on it is only read.
-        let status = unsafe { libc::mprotect(start.as_ptr().cast(), bytes, libc::PROT_READ) };
-        if status == 0 { Ok(pages) } else { Err(io::Error::last_os_error()) }
-    }
-}
-
-impl<T> Drop for Pages<T> {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours alone, of this length, and nothing borrows from it any more.
-        unsafe { libc::munmap(self.laid.as_ptr().cast(), self.bytes) };
-    }
-}
-
-impl<T> Laid<T> {
-    /// Becomes the program; returns only the reason why not. Quiet.
-    pub(crate) fn execute(&self) -> io::Error {
-        // SAFETY: `Pages::new` made these point at a text and at two lists of texts, each with its ending zero,
-        // in pages that live at least as long as `self`.
-        unsafe { libc::execve(self.program, self.arguments, self.environment) };
-        io::Error::last_os_error()
-    }
-}
-
-fn map_pages(bytes: usize) -> io::Result<NonNull<u8>> {
-    let (rights, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping at a place of the kernel's choice touches no memory of ours.
-    let start = unsafe { libc::mmap(ptr::null_mut(), bytes, rights, kind, -1, 0) };
-    if start == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    NonNull::new(start.cast()).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
-}
-
-/// Makes a process that runs `child` with all signals blocked and with hardly any memory but `pages`.
-pub(crate) fn fork_apart<T: Copy>(pages: Pages<T>, child: fn(&Laid<T>) -> !) -> io::Result<Pid> {
-    // A handler of ours must not run in the child: it might speak to our own threads through a shared pipe.
-    let mask = set_signal_mask(u64::MAX);
-    let forked = fork();
-    if let Ok(None) = forked {
-        let _guard = NeverReturn;
-        let_go_of_memory();
-        // SAFETY: the pages are mapped, hold a `Laid<T>`, and live until this process ends or becomes another program.
-        child(unsafe { pages.laid.as_ref() })
-    }
-    set_signal_mask(mask);
-    forked.map(|pid| pid.expect("only the child gets no id, and it never comes here"))
-}
-
-/// Makes a process that runs `child`, which is given the same as we have. Quiet.
-pub(crate) fn fork_into<T>(data: &T, child: fn(&T) -> !) -> io::Result<Pid> {
-    match fork()? {
-        Some(pid) => Ok(pid),
-        None => {
-            let _guard = NeverReturn;
-            child(data)
         }
+        reason
     }
 }
 
-/// Ends the process should the child's function panic: the stack above it belongs to the parent.
-struct NeverReturn;
+/// A stack for a child that shares our memory until it becomes another program.
+pub(crate) struct Stack(Box<[MaybeUninit<u8>]>);
 
-impl Drop for NeverReturn {
-    fn drop(&mut self) {
-        exit_now(134);
+impl Stack {
+    pub(crate) fn new() -> Self {
+        const BYTES: usize = 64 * 1024;
+        Self(Box::new_uninit_slice(BYTES))
     }
 }
 
-/// Makes a copy of this process: the child's id in the parent, nothing in the child. Quiet.
+/// Makes a process that runs `child` and then ends, or becomes another program in it. It shares our memory, and we stand still
+/// meanwhile; so what it writes to `data` we see, and `child` must be quiet.
+pub(crate) fn vfork<T>(stack: &mut Stack, data: &mut T, child: fn(&mut T)) -> io::Result<Pid> {
+    struct Task<'a, T> {
+        data: &'a mut T,
+        child: fn(&mut T),
+    }
+    extern "C" fn enter<T>(task: *mut c_void) -> c_int {
+        // SAFETY: `vfork` hands over a pointer to its own `Task`, and stands still as long as this runs.
+        let task = unsafe { &mut *task.cast::<Task<'_, T>>() };
+        (task.child)(task.data);
+        127
+    }
+    let mut task = Task { data, child };
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+    let top = stack.0.as_mut_ptr_range().end;
+    // SAFETY: the stack is ours, grows downwards from its (aligned down) end and is used by nobody else; the task lives until
+    // the child has let go of our memory, since `CLONE_VFORK` lets us go on only then.
+    let pid = unsafe {
+        let top = top.byte_sub(top.addr() % 16).cast::<c_void>();
+        libc::clone(enter::<T>, top, flags, (&raw mut task).cast())
+    };
+    Pid::from_raw(checked(pid)?).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+/// Makes a copy of this process, in new namespaces as `flags` say: the child's id in the parent, nothing in the child.
 ///
-/// The system call itself and not the C library's function, which takes locks and runs other people's handlers, and
-/// would look for both in memory that a supervisor has let go of.
-fn fork() -> io::Result<Option<Pid>> {
-    // SAFETY: without `CLONE_VM` the child gets its own copy of our memory and goes on upon its own copy of this
-    // stack; the callers see to it that it never returns from there.
-    let pid = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+/// For processes with one thread only: there the copy is whole, and may do whatever we may.
+pub(crate) fn fork(flags: c_int) -> io::Result<Option<Pid>> {
+    // SAFETY: without `CLONE_VM` the child gets its own copy of our memory and goes on upon its own copy of this stack.
+    let pid = unsafe { libc::syscall(libc::SYS_clone, flags | libc::SIGCHLD, 0, 0, 0, 0) };
     match pid {
         -1 => Err(io::Error::last_os_error()),
         pid => Ok(Pid::from_raw(pid as i32)),
-    }
-}
-
-/// Lets go of the memory that this process has from its parent, except around the stack and thread-local storage. Quiet.
-///
-/// There are three reasons. A process's peak of memory begins with what it had when it was forked, so without this every
-/// command would seem to use as much as we do. What we have in memory need not lie about in a second process. And
-/// pages that are shared no longer need not be copied when we write to them.
-fn let_go_of_memory() {
-    const WINDOW_BYTES: usize = 256 * 1024;
-    let around = |address: usize| {
-        let page = address & !0xffff; // 64 KiB are whole pages everywhere
-        page.saturating_sub(WINDOW_BYTES)..page.saturating_add(WINDOW_BYTES)
-    };
-    let on_stack = 0_u8;
-    // SAFETY: the function only returns the address of this thread's `errno`.
-    let thread_local = unsafe { libc::__errno_location() };
-    let kept = [around((&raw const on_stack).addr()), around(thread_local.addr())];
-    let Ok(maps) = open_to_read(c"/proc/self/maps") else { return };
-    for_each_line(maps, |line| {
-        if let Some(range) = maps::private_memory(line) {
-            maps::outside(range, kept.clone(), discard);
-        }
-    });
-    close(maps);
-}
-
-/// Gives the pages back to the kernel; where they are read again, they are zero. Quiet.
-fn discard(range: Range<usize>) {
-    // SAFETY: called only by `let_go_of_memory` in a process just forked, on private memory outside the stack and the
-    // thread-local storage. All that the process does from here on is the `child` function of `fork_apart`, which is
-    // given nothing but pages that are not writable and so not among these, and calls nothing but quiet functions.
-    unsafe { libc::madvise(ptr::without_provenance_mut(range.start), range.len(), libc::MADV_DONTNEED) };
-}
-
-/// Calls `visit` with each line; lines too long for the buffer are left out. Quiet.
-fn for_each_line(file: RawFd, mut visit: impl FnMut(&[u8])) {
-    let mut buffer = [0; 8192];
-    let mut filled = 0;
-    let mut too_long = false;
-    while let Some(room) = buffer.get_mut(filled..)
-        && let Ok(count @ 1..) = read(file, room)
-    {
-        filled += count;
-        let mut line_at = 0;
-        while let Some(rest) = buffer.get(line_at..filled)
-            && let Some(length) = rest.iter().position(|byte| *byte == b'\n')
-        {
-            if !std::mem::take(&mut too_long) {
-                visit(rest.get(..length).unwrap_or_default());
-            }
-            line_at += length + 1;
-        }
-        buffer.copy_within(line_at.min(filled)..filled, 0);
-        filled -= line_at.min(filled);
-        if filled == buffer.len() {
-            too_long = true;
-            filled = 0;
-        }
     }
 }
 
@@ -210,6 +124,42 @@ fn for_each_line(file: RawFd, mut visit: impl FnMut(&[u8])) {
 pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: takes a plain number and does not return.
     unsafe { libc::_exit(code) }
+}
+
+/// The descriptor of this number, which nobody else may own.
+pub(crate) fn take_descriptor(number: RawFd) -> OwnedFd {
+    // SAFETY: called once by a warden at its start, for a descriptor that its starter made for it.
+    unsafe { OwnedFd::from_raw_fd(number) }
+}
+
+/// Closes all descriptors of this process but `kept`, whose owners live on; those of all others must never be used again.
+pub(crate) fn close_all_but(kept: &mut [RawFd]) -> io::Result<()> {
+    kept.sort_unstable();
+    let mut first = 0;
+    for &mut number in kept {
+        if number > first {
+            close_range(first, number - 1)?;
+        }
+        first = number + 1;
+    }
+    close_range(first, RawFd::MAX)
+}
+
+/// Closes a range of descriptors. Quiet.
+pub(crate) fn close_range(first: RawFd, last: RawFd) -> io::Result<()> {
+    // SAFETY: takes plain numbers; it is called only in processes just made, before anything owns a descriptor in that range.
+    let status = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Makes `to` another number for `fd`, open across `exec`. Quiet.
+pub(crate) fn duplicate_to(fd: RawFd, to: RawFd) -> io::Result<()> {
+    if fd == to {
+        // SAFETY: takes plain numbers.
+        return checked(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) }).map(drop);
+    }
+    // SAFETY: takes plain numbers; called in a child before `exec`, where nothing owns these numbers.
+    checked(unsafe { libc::dup3(fd, to, 0) }).map(drop)
 }
 
 /// Sets every signal to what it does by default. Quiet.
@@ -224,134 +174,142 @@ pub(crate) fn reset_signal_handlers() {
     }
 }
 
+const SIGNAL_MAX: c_int = 64;
+const SIGNAL_SET_BYTES: usize = size_of::<u64>();
+
 /// Lets every signal through. Quiet.
 pub(crate) fn unblock_signals() {
     set_signal_mask(0);
 }
 
-/// A descriptor that is readable when a child has ended; `SIGCHLD` must be blocked. Quiet.
-pub(crate) fn child_signals() -> io::Result<RawFd> {
+/// Keeps every signal that can be kept waiting. Quiet.
+pub(crate) fn block_signals() {
+    set_signal_mask(u64::MAX);
+}
+
+/// Sets which signals this thread does not get now, one bit for each. Quiet.
+fn set_signal_mask(mask: u64) {
+    let before = ptr::null_mut::<u64>();
+    // SAFETY: the kernel reads a set of the size that is given, and writes nothing.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &mask, before, SIGNAL_SET_BYTES) };
+}
+
+/// A descriptor that is readable when a child has ended; `SIGCHLD` must be blocked.
+pub(crate) fn child_signals() -> io::Result<OwnedFd> {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: the first call initialises the set, the others read it; it lives through all of them.
-    let fd = unsafe {
+    // SAFETY: the first call initialises the set, the others read it; it lives through all of them. The descriptor is new.
+    unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), libc::SIGCHLD);
-        libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
-    };
-    checked(fd)
-}
-
-const SIGNAL_MAX: c_int = 64;
-const SIGNAL_SET_BYTES: usize = size_of::<u64>();
-
-/// Sets which signals this thread does not get now, one bit for each, and returns which it did not get before. Quiet.
-fn set_signal_mask(mask: u64) -> u64 {
-    let mut before = 0_u64;
-    // SAFETY: the kernel reads the one set and writes the other, both of the size that is given.
-    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &mask, &mut before, SIGNAL_SET_BYTES) };
-    before
-}
-
-/// What the children that have been waited for used, and those that they waited for. Quiet.
-pub(crate) fn used_by_children() -> Used {
-    // SAFETY: all-zero is a value of this plain struct, which the call fills in; it can fail only for a bad pointer.
-    let usage = unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage);
-        usage
-    };
-    let microseconds = |time: libc::timeval| time.tv_sec.saturating_mul(1_000_000).saturating_add(time.tv_usec);
-    Used {
-        cpu_us: microseconds(usage.ru_utime).saturating_add(microseconds(usage.ru_stime)),
-        memory_peak_kib: usage.ru_maxrss,
-        blocks_read: usage.ru_inblock,
-        blocks_written: usage.ru_oublock,
+        let fd = checked(libc::signalfd(-1, set.as_ptr(), libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))?;
+        Ok(OwnedFd::from_raw_fd(fd))
     }
 }
 
-/// Milliseconds on a clock that never goes back. Quiet.
-pub(crate) fn now_ms() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the struct is ours and is filled in; this clock is always there.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    (time.tv_sec as u64).saturating_mul(1000).saturating_add(time.tv_nsec as u64 / 1_000_000)
+/// What a child and those that it waited for have used.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ChildUse {
+    pub(crate) cpu_us: u64,
+    pub(crate) memory_peak_kib: u64,
+    pub(crate) blocks_read: u64,
+    pub(crate) blocks_written: u64,
 }
 
-/// Waits until one of two descriptors has something to read or was hung up on: which ones. A negative descriptor is
-/// left out; without `timeout_ms` this waits for ever. Quiet.
-pub(crate) fn poll(fds: [RawFd; 2], timeout_ms: Option<u64>) -> io::Result<[bool; 2]> {
-    let mut polled = fds.map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
-    let timeout = timeout_ms.map_or(-1, |ms| c_int::try_from(ms).unwrap_or(c_int::MAX));
-    // SAFETY: the array is ours, and its true length is given.
-    checked(unsafe { libc::poll(polled.as_mut_ptr(), 2, timeout) })?;
-    Ok(polled.map(|polled| polled.revents != 0))
+/// A child that has ended: which, how, and what it used.
+pub(crate) type Reaped = (Pid, i32, ChildUse);
+
+/// Waits for a child to end; nothing if none has and `block` is not set, an error if there is no child.
+pub(crate) fn wait(block: bool) -> io::Result<Option<Reaped>> {
+    let flags = libc::__WALL | if block { 0 } else { libc::WNOHANG };
+    let mut status = 0;
+    // SAFETY: all-zero is a value of this plain struct; both places are ours and are filled in.
+    let (pid, usage) = unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        (checked(libc::wait4(-1, &mut status, flags, &mut usage))?, usage)
+    };
+    let Some(pid) = Pid::from_raw(pid) else { return Ok(None) };
+    let count = |number: i64| u64::try_from(number).unwrap_or_default();
+    let microseconds = |time: libc::timeval| count(time.tv_sec) * 1_000_000 + count(time.tv_usec);
+    let used = ChildUse {
+        cpu_us: microseconds(usage.ru_utime) + microseconds(usage.ru_stime),
+        memory_peak_kib: count(usage.ru_maxrss),
+        blocks_read: count(usage.ru_inblock),
+        blocks_written: count(usage.ru_oublock),
+    };
+    Ok(Some((pid, status, used)))
 }
 
-/// Opens a file to read. Quiet.
-pub(crate) fn open_to_read(path: &CStr) -> io::Result<RawFd> {
-    // SAFETY: the path ends with a zero byte.
-    checked(unsafe { libc::open(path.as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) })
+/// How mounts are changed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct MountChange<'a> {
+    /// Nothing may be written.
+    pub(crate) read_only: bool,
+    /// Owners are shown as this user namespace maps them.
+    pub(crate) owners: Option<BorrowedFd<'a>>,
 }
 
-/// Opens a file to write. Quiet.
-pub(crate) fn open_to_write(path: &CStr) -> io::Result<RawFd> {
-    // SAFETY: the path ends with a zero byte.
-    checked(unsafe { libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC) })
+/// Changes a mount, and those below it if `whole`. Programs there never gain privileges, and device files are just files.
+pub(crate) fn change_mount(mount: BorrowedFd<'_>, whole: bool, change: MountChange<'_>) -> io::Result<()> {
+    let mut attributes = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+    if change.read_only {
+        attributes |= libc::MOUNT_ATTR_RDONLY;
+    }
+    if change.owners.is_some() {
+        attributes |= libc::MOUNT_ATTR_IDMAP;
+    }
+    set_mount_attributes(mount, whole, attributes, change.owners)
 }
 
-/// Reads what fits. Quiet.
-pub(crate) fn read(fd: RawFd, buffer: &mut [u8]) -> io::Result<usize> {
-    // SAFETY: the buffer is writable and its true length is given.
-    let count = unsafe { libc::read(fd, buffer.as_mut_ptr().cast::<c_void>(), buffer.len()) };
-    usize::try_from(count).map_err(|_| io::Error::last_os_error())
+/// Changes a mount of a device file, which stays one.
+pub(crate) fn change_device_mount(mount: BorrowedFd<'_>) -> io::Result<()> {
+    set_mount_attributes(mount, false, libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC, None)
 }
 
-/// Writes what can be written. Quiet.
-pub(crate) fn write(fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
-    // SAFETY: the bytes are readable and their true length is given.
-    let count = unsafe { libc::write(fd, bytes.as_ptr().cast::<c_void>(), bytes.len()) };
-    usize::try_from(count).map_err(|_| io::Error::last_os_error())
-}
-
-/// Goes back to the start of a file. Quiet.
-pub(crate) fn rewind(fd: RawFd) -> io::Result<()> {
-    // SAFETY: takes plain numbers.
-    let at = unsafe { libc::lseek(fd, 0, libc::SEEK_SET) };
-    if at == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// Closes a descriptor. Quiet.
-pub(crate) fn close(fd: RawFd) {
-    // SAFETY: takes a plain number; after a `fork` no Rust value owns a descriptor.
-    unsafe { libc::close(fd) };
-}
-
-/// Closes every descriptor from `first` on. Quiet.
-pub(crate) fn close_from(first: RawFd) -> io::Result<()> {
-    // SAFETY: takes plain numbers; after a `fork` no Rust value owns a descriptor.
-    let status = unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, 0) };
+fn set_mount_attributes(
+    mount: BorrowedFd<'_>,
+    whole: bool,
+    attributes: u64,
+    owners: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let change = libc::mount_attr {
+        attr_set: attributes,
+        attr_clr: 0,
+        propagation: libc::MS_PRIVATE,
+        userns_fd: owners.map_or(0, |owners| owners.as_raw_fd() as u64),
+    };
+    let flags = libc::AT_EMPTY_PATH | if whole { libc::AT_RECURSIVE } else { 0 };
+    // SAFETY: the path is an empty text, the struct is the kernel's own and its true size is given.
+    let status = unsafe {
+        let (path, bytes) = (c"".as_ptr(), size_of::<libc::mount_attr>());
+        libc::syscall(libc::SYS_mount_setattr, mount.as_raw_fd(), path, flags, &raw const change, bytes)
+    };
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// Makes a second number for a descriptor, at least `least`, closed on `exec`. Quiet.
-pub(crate) fn duplicate_above(fd: RawFd, least: RawFd) -> io::Result<RawFd> {
-    // SAFETY: takes plain numbers.
-    checked(unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, least) })
-}
-
-/// Makes `to` another number for `fd`; two numbers that are not the same. Quiet.
-pub(crate) fn duplicate_to(fd: RawFd, to: RawFd, close_on_exec: bool) -> io::Result<RawFd> {
-    let flags = if close_on_exec { libc::O_CLOEXEC } else { 0 };
-    // SAFETY: takes plain numbers.
-    checked(unsafe { libc::dup3(fd, to, flags) })
-}
-
-/// Goes into a folder. Quiet.
-pub(crate) fn change_folder(folder: RawFd) -> io::Result<()> {
-    // SAFETY: takes a plain number.
-    checked(unsafe { libc::fchdir(folder) }).map(drop)
 }
 
 fn checked(status: c_int) -> io::Result<c_int> {
     if status < 0 { Err(io::Error::last_os_error()) } else { Ok(status) }
+}
+
+/// Makes this network namespace's own interface work.
+pub(crate) fn raise_loopback() -> io::Result<()> {
+    let (family, kind) = (rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM);
+    let socket = rustix::net::socket_with(family, kind, rustix::net::SocketFlags::CLOEXEC, None)?;
+    // SAFETY: all-zero is a value of this plain struct; the name fits with its ending zero, and the kernel reads the struct
+    // of the size that it knows.
+    let status = unsafe {
+        let mut request: libc::ifreq = std::mem::zeroed();
+        for (place, byte) in request.ifr_name.iter_mut().zip(b"lo") {
+            *place = *byte as c_char;
+        }
+        request.ifr_ifru.ifru_flags = libc::IFF_UP as i16;
+        libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request)
+    };
+    checked(status).map(drop)
+}
+
+/// Lets the runtime wait for a descriptor, which from now on never keeps anybody waiting.
+pub(crate) fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    rustix::io::ioctl_fionbio(&fd, true)?;
+    // SAFETY: the descriptor is owned, and nobody takes it out or closes it before the value that is returned is dropped.
+    Ok(unsafe { AsyncFd::register(fd) }?)
 }

@@ -77,6 +77,7 @@ section! {
         processes: Count,
         open_files: Count,
         disk_mb: Megabytes,
+        disk_files: Count,
         output_mb: Megabytes,
     }
     /// How much text comes back in a result.
@@ -184,6 +185,7 @@ impl FileConfig {
                 processes: resources.processes.map(Whole),
                 open_files: resources.open_files.map(Whole),
                 disk_mb: megabytes(resources.disk_bytes),
+                disk_files: resources.disk_files.map(Whole),
                 output_mb: megabytes(resources.output_bytes),
             }),
             output: Some(FileOutput { bytes_max: Some(Whole(executor.output_bytes_max)) }),

@@ -190,6 +190,7 @@ impl Config {
                 processes: number(resources.processes),
                 open_files: number(resources.open_files),
                 disk_bytes: megabytes(resources.disk_mb),
+                disk_files: number(resources.disk_files),
                 output_bytes: megabytes(resources.output_mb),
             },
             output_bytes_max: file.output.and_then(|output| output.bytes_max).expect(SET).0,

@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use wieldy_core::{Ended, Sandbox};
-use wieldy_sandbox::Bare;
+use wieldy_core::Ended;
 
 use crate::world::{PATIENCE, World, eventually};
 
@@ -116,7 +115,7 @@ async fn orphans_do_not_pile_up_as_zombies_while_the_command_runs() {
 async fn dropping_the_future_ends_the_whole_tree() {
     let world =
         World::bash("trap '' TERM; setsid sleep 1000 & (sleep 1000 &); echo ready; while :; do sleep 0.01; done");
-    let running = Bare.execute(&world.command, &world.confinement, world.printed.clone(), world.stop.clone());
+    let running = world.sandbox.execute(&world.command, &world.confinement, world.printed.clone(), world.stop.clone());
     tokio::select! {
         ended = running => panic!("{ended:?}"),
         () = world.printed.contains("ready") => {}
@@ -133,7 +132,7 @@ async fn a_supervisor_that_was_stopped_still_does_its_work() {
 #[tokio::test]
 async fn a_stopped_supervisor_that_is_left_behind_still_does_its_work() {
     let world = World::bash("trap '' TERM; echo ready; while :; do kill -STOP $PPID; done");
-    let running = Bare.execute(&world.command, &world.confinement, world.printed.clone(), world.stop.clone());
+    let running = world.sandbox.execute(&world.command, &world.confinement, world.printed.clone(), world.stop.clone());
     tokio::select! {
         ended = running => panic!("{ended:?}"),
         () = world.printed.contains("ready") => {}
@@ -145,5 +144,5 @@ async fn a_stopped_supervisor_that_is_left_behind_still_does_its_work() {
 async fn a_command_that_kills_its_supervisor_dies_with_its_session() {
     let world = World::bash("sleep 1000 & (sleep 1000 &); kill -9 $PPID; sleep 1000");
     let error = world.run().await.unwrap_err().to_string();
-    assert_eq!(error, "the sandbox ended unexpectedly: the supervisor of `bash` ended: signal: 9 (SIGKILL)");
+    assert_eq!(error, "the sandbox ended unexpectedly: `bash` was lost: its supervisor was killed");
 }

@@ -2,8 +2,7 @@
 
 use std::time::Instant;
 
-use wieldy_core::{Ended, OutputSink, Sandbox, Stream, Usage};
-use wieldy_sandbox::Bare;
+use wieldy_core::{Ended, OutputSink, Stream, Usage};
 
 use crate::world::{World, in_own_process};
 
@@ -78,7 +77,7 @@ fn a_flood_of_output_passes_through_without_piling_up() {
     let world = World::bash("head -c 100000000 /dev/zero >&2 & head -c 100000000 /dev/zero; wait");
     let counter = std::sync::Arc::new(Counter::default());
     let (peak, begun) = (peak_bytes(), Instant::now());
-    let running = Bare.execute(&world.command, &world.confinement, counter.clone(), world.stop.clone());
+    let running = world.sandbox.execute(&world.command, &world.confinement, counter.clone(), world.stop.clone());
     assert_eq!(runtime.block_on(running).unwrap().ended, Ended::Code(0));
     assert_eq!(counter.0.each_ref().map(|count| count.load(std::sync::atomic::Ordering::Relaxed)), [100_000_000; 2]);
     let grown = peak_bytes() - peak;

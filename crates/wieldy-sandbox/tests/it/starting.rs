@@ -14,7 +14,7 @@ async fn a_command_gets_its_arguments_and_says_what_it_says() {
     let world = World::new("printf", &["%s|", "two words", "", "$HOME", "*", "ä"]);
     let exit = world.run().await.unwrap();
     assert_eq!((exit.ended, world.printed.stdout().as_str()), (Ended::Code(0), "two words||$HOME|*|ä|"));
-    assert_eq!((exit.sandbox.level, Bare.level()), (Level::None, Level::None));
+    assert_eq!((exit.sandbox.level, Bare::default().level()), (Level::None, Level::None));
     let other = World::new("true", &[]).run().await.unwrap();
     assert_ne!(exit.sandbox.id, other.sandbox.id);
 }

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Command, Confinement, Exit, Network, OutputSink, ResourceLimits, Sandbox, SandboxError, Stream};
+use wieldy_core::{
+    Command, Confinement, Exit, FileRules, Network, OutputSink, Place, ResourceLimits, Sandbox, SandboxError, Stdin, Stream,
+};
 use wieldy_sandbox::Bare;
 
 /// Nothing in these tests takes this long unless it hangs.
@@ -17,6 +19,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A command in a workspace of its own. All processes that come of it carry its mark in their environment.
 pub(crate) struct World {
+    pub(crate) sandbox: Arc<dyn Sandbox>,
     pub(crate) workspace: tempfile::TempDir,
     pub(crate) command: Command,
     pub(crate) confinement: Confinement,
@@ -41,15 +44,20 @@ impl World {
             arguments: arguments.iter().map(|&word| word.into()).collect(),
             environment: BTreeMap::from(environment),
             folder: PathBuf::new(),
-            stdin: None,
+            stdin: Stdin::Nothing,
+            terminal: None,
         };
         let confinement = Confinement {
             workspace: workspace.path().to_owned(),
+            files: Arc::new(FileRules::default()),
             network: Network::Open,
             limits: ResourceLimits::DEFAULT,
+            place: Place::Own,
+            place_limits: ResourceLimits::default(),
             grace: Duration::from_millis(300),
         };
-        Self { workspace, command, confinement, printed: Arc::default(), stop: CancellationToken::new(), mark }
+        let sandbox = Arc::new(Bare::default());
+        Self { sandbox, workspace, command, confinement, printed: Arc::default(), stop: CancellationToken::new(), mark }
     }
 
     pub(crate) fn bash(script: &str) -> Self {
@@ -57,7 +65,7 @@ impl World {
     }
 
     pub(crate) fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Self {
-        self.command.stdin = Some(bytes.into());
+        self.command.stdin = Stdin::Bytes(bytes.into());
         self
     }
 
@@ -68,7 +76,7 @@ impl World {
 
     /// Runs the command to its end, after which none of its processes may be left.
     pub(crate) async fn run(&self) -> Result<Exit, SandboxError> {
-        let running = Bare.execute(&self.command, &self.confinement, self.printed.clone(), self.stop.clone());
+        let running = self.sandbox.execute(&self.command, &self.confinement, self.printed.clone(), self.stop.clone());
         let exit = tokio::time::timeout(PATIENCE, running).await.expect("the command hangs");
         assert_eq!(self.alive(), Vec::<String>::new(), "processes are left");
         exit

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use wieldy_core::{Command, Outcome, Provider, Run, RunError, Tool, ToolSpec};
+use wieldy_core::{Command, Outcome, Provider, Run, RunError, Stdin, Tool, ToolSpec};
 
 use super::process::{run_command, start_folder};
 
@@ -68,7 +68,8 @@ impl Tool for Bash {
             arguments: vec!["-c".into(), ONE_STREAM.into(), self.shell.into(), args.command],
             environment: self.environment.clone(),
             folder,
-            stdin: args.stdin.map(String::into_bytes),
+            stdin: args.stdin.map_or(Stdin::Nothing, |text| Stdin::Bytes(text.into_bytes())),
+            terminal: None,
         };
         run_command(&command, run).await
     }

@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use serde_json::Value;
 use wieldy_core::{
     AnyTool, CallError, Code, Command, CommandSpec, Input, Outcome, OutputForm, OutputSink, Provider, Run, RunError,
-    Stream, ToolSpec,
+    Stdin, Stream, ToolSpec,
 };
 
 use super::process::{run_command, run_command_into, start_folder};
@@ -45,7 +45,8 @@ impl CommandTool {
             arguments: filled.arguments,
             environment: self.environment.clone(),
             folder: start_folder(&run.confinement().workspace, self.command.folder.as_deref())?,
-            stdin: filled.stdin.map(String::into_bytes),
+            stdin: filled.stdin.map_or(Stdin::Nothing, |text| Stdin::Bytes(text.into_bytes())),
+            terminal: None,
         };
         match self.command.output {
             OutputForm::Text => run_command(&command, run).await,

@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use wieldy_core::{CallError, Code, Command, Ended, Exit, Outcome, OutputSink, Run, RunError};
+use wieldy_core::{Breach, CallError, Code, Command, Ended, Exit, Outcome, OutputSink, Run, RunError};
 
 /// The kernel's own limit for one argument, its ending zero included.
 const WORD_BYTES_MAX: usize = 128 * 1024 - 1;
@@ -23,7 +23,7 @@ pub(super) async fn run_command_into(
     output: Arc<dyn OutputSink>,
 ) -> Result<Outcome, RunError> {
     check_words(command)?;
-    let Exit { ended, usage, sandbox } = run.execute_into(command, output).await?;
+    let Exit { ended, usage, sandbox, overrun, breaches } = run.execute_into(command, output).await?;
     let mut outcome = run.captured();
     outcome.structured = Some(match ended {
         Ended::Code(code) => json!({ "exit_code": code }),
@@ -35,8 +35,30 @@ pub(super) async fn run_command_into(
         outcome.partial = true;
         return Ok(outcome);
     }
-    outcome.failure = failure(&command.program, ended).map(Box::new);
+    let failure = match (overrun, failure(&command.program, ended)) {
+        (Some(overrun), _) => Some(overrun.error()),
+        (None, Some(failure)) => Some(breaches.first().map_or(failure, forbidden)),
+        (None, None) => None,
+    };
+    outcome.failure = failure.map(Box::new);
     Ok(outcome)
+}
+
+/// A command that failed after it was refused something most likely failed for that.
+fn forbidden(breach: &Breach) -> CallError {
+    match breach {
+        Breach::Network { host, port, reason } => {
+            let told = format!("the command was refused `{host}:{port}`: {reason}");
+            CallError::new(Code::NetworkPolicyViolation, told)
+                .suggest(format!("do without it, or ask for `{host}` to be put on the list of allowed hosts"))
+                .detail("host", host.as_str())
+                .detail("port", *port)
+        }
+        Breach::Filesystem { path, reason } => {
+            let told = format!("the command was refused `{path}`: {reason}");
+            CallError::new(Code::FilesystemPolicyViolation, told).detail("path", path.as_str())
+        }
+    }
 }
 
 fn failure(program: &str, ended: Ended) -> Option<CallError> {

@@ -1,0 +1,123 @@
+//! The executor's end of a socket to its warden, an init or a berth; and of the warden itself.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use rustix::process::Pid;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, Ready};
+
+use crate::{sys, warden};
+use crate::wire::{self, Received, WardenOrder};
+
+/// A socket that messages come and go through without anybody being kept waiting.
+pub(crate) struct Link {
+    socket: AsyncFd<OwnedFd>,
+}
+
+impl Link {
+    /// Two ends: ours, and one for somebody else.
+    pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
+        let (ours, theirs) = wire::pair()?;
+        // Messages say which process they come from, in numbers that are ours.
+        rustix::net::sockopt::set_socket_passcred(&ours, true)?;
+        Ok((Self { socket: sys::watched(ours)? }, theirs))
+    }
+
+    /// Sends a message with descriptors beside it.
+    pub(crate) async fn send<T: Serialize>(&self, message: &T, beside: &[BorrowedFd<'_>]) -> io::Result<()> {
+        loop {
+            let mut ready = self.socket.writable().await?;
+            match wire::send(self.socket.get_ref(), message, beside) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                sent => return sent,
+            }
+        }
+    }
+
+    /// Sends a message if there is room for it.
+    pub(crate) fn try_send<T: Serialize>(&self, message: &T) -> io::Result<()> {
+        wire::send(self.socket.get_ref(), message, &[])
+    }
+
+    /// Waits for the next message; nothing once the other end is gone.
+    pub(crate) async fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<Received<T>>> {
+        loop {
+            let mut ready = self.socket.ready(Interest::READABLE).await?;
+            match wire::receive(self.socket.get_ref()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready_matching(Ready::READABLE),
+                received => return received,
+            }
+        }
+    }
+}
+
+/// The executor's hold on its warden. Letting go of it ends everything that the warden has made.
+pub(crate) struct Warden {
+    socket: OwnedFd,
+    process: Option<Child>,
+}
+
+impl Warden {
+    /// The warden of this process, started if there is none or if it is gone.
+    pub(crate) fn of_this_process() -> io::Result<Arc<Self>> {
+        static WARDEN: Mutex<Weak<Warden>> = Mutex::new(Weak::new());
+        let mut known = WARDEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(warden) = known.upgrade().filter(|warden| warden.is_alive()) {
+            return Ok(warden);
+        }
+        let warden = Arc::new(Self::start()?);
+        *known = Arc::downgrade(&warden);
+        Ok(warden)
+    }
+
+    fn start() -> io::Result<Self> {
+        let (ours, theirs) = wire::pair()?;
+        let name = std::ffi::OsStr::new(warden::NAME.to_str().map_err(io::Error::other)?);
+        let process = Command::new("/proc/self/exe")
+            .arg0(name)
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| io::Error::new(error.kind(), format!("cannot start the warden: {error}")))?;
+        Ok(Self { socket: ours, process: Some(process) })
+    }
+
+    fn is_alive(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec};
+        let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(rustix::event::poll(&mut polled, Some(&at_once)), Ok(0))
+    }
+
+    /// Gives an order; whoever is made by it answers through the socket beside it.
+    pub(crate) fn order(&self, order: &WardenOrder, socket: &OwnedFd) -> io::Result<()> {
+        wire::send(&self.socket, order, &[socket.as_fd()])
+            .map_err(|error| io::Error::new(error.kind(), format!("the warden does not listen: {error}")))
+    }
+}
+
+/// Waits until a child of the warden is gone, and with it everything that it left behind.
+pub(crate) async fn settle(warden: &Warden, child: Pid) -> io::Result<()> {
+    let (link, socket) = Link::pair()?;
+    warden.order(&WardenOrder::Settle { child: child.as_raw_pid() }, &socket)?;
+    drop(socket);
+    link.receive::<()>().await.map(drop)
+}
+
+impl Drop for Warden {
+    fn drop(&mut self) {
+        let Some(mut process) = self.process.take() else { return };
+        // It ends when it sees the end of the socket, which is closed right after this. Somebody must take note of its end, and
+        // nobody should wait for it.
+        let _ = std::thread::Builder::new().name("wieldy-reaper".into()).spawn(move || process.wait());
+    }
+}

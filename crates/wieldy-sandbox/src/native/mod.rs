@@ -1,0 +1,328 @@
+//! The isolation level `native`: namespaces, a planned tree of mounts, Landlock, seccomp, cgroups.
+//!
+//! [`Native`] keeps the sandboxes: one for each session, made when it is first needed and gone when it has been idle for long; and for
+//! calls without a session one each, of which a few are built ahead.
+
+pub(crate) mod init;
+pub(crate) mod landlock;
+pub(crate) mod owners;
+pub(crate) mod plan;
+mod planned;
+mod planner;
+pub(crate) mod seccomp;
+mod secrets;
+mod standing;
+#[expect(unsafe_code, reason = "two system calls that no library offers; each block says why it is sound")]
+mod sys_landlock;
+mod walls;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use futures_util::future::BoxFuture;
+use tokio::sync::OnceCell;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{
+    Command, Confinement, Exit, FileRules, Level, Network, OutputSink, Place, Sandbox, SandboxChange, SandboxError,
+    SandboxId, SandboxRef, SandboxStatus,
+};
+
+use self::planned::Planned;
+use self::standing::Standing;
+use crate::cgroup::Hierarchy;
+
+/// How the native level is set up.
+#[derive(Debug, Clone)]
+pub struct NativeOptions {
+    /// Where the executor keeps its own files, which no sandbox ever sees.
+    pub state: Option<PathBuf>,
+    /// The home folder of whoever runs the executor; what is secret in it is hidden wherever it is mounted.
+    pub home: Option<PathBuf>,
+    /// How many sandboxes are built ahead for calls without a session.
+    pub spares: usize,
+    /// How long a session's sandbox may be idle before it is taken away.
+    pub idle_max: Duration,
+}
+
+impl Default for NativeOptions {
+    fn default() -> Self {
+        Self { state: None, home: std::env::home_dir(), spares: 1, idle_max: Duration::from_secs(10 * 60) }
+    }
+}
+
+/// Runs commands in sandboxes made of what the kernel offers. Needs a Tokio runtime with I/O and time.
+#[derive(Clone)]
+pub struct Native {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    options: NativeOptions,
+    hierarchy: OnceLock<Hierarchy>,
+    kept: Mutex<HashMap<Key, Arc<OnceCell<Arc<Standing>>>>>,
+    spares: Mutex<HashMap<Shape, Vec<Arc<Standing>>>>,
+    listener: OnceLock<Arc<dyn Fn(SandboxChange) + Send + Sync>>,
+    has_janitor: OnceLock<()>,
+}
+
+/// What makes two sandboxes interchangeable.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Shape {
+    workspace: PathBuf,
+    network: Network,
+    files: Arc<FileRules>,
+}
+
+/// Which sandbox is meant: a session has one for each shape that its calls ask for.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Key {
+    place: Place,
+    shape: Shape,
+}
+
+/// How many shapes are built ahead.
+const SHAPES_MAX: usize = 4;
+
+impl Native {
+    /// The level, set up as the options say. Nothing is made before it is needed.
+    pub fn new(options: NativeOptions) -> Self {
+        let shared = Shared {
+            options,
+            hierarchy: OnceLock::new(),
+            kept: Mutex::default(),
+            spares: Mutex::default(),
+            listener: OnceLock::new(),
+            has_janitor: OnceLock::new(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+}
+
+impl Sandbox for Native {
+    fn level(&self) -> Level {
+        Level::Native
+    }
+
+    fn execute<'a>(
+        &'a self,
+        command: &'a Command,
+        confinement: &'a Confinement,
+        output: Arc<dyn OutputSink>,
+        stop: CancellationToken,
+    ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
+        Box::pin(async move {
+            if stop.is_cancelled() {
+                return Err(SandboxError::Creation { reason: "the run was stopped before it began".into() });
+            }
+            let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
+            let stop = stop.child_token();
+            let _ended_with_us = stop.clone().drop_guard();
+            // A task of its own: the command must be seen to its end even if nobody waits for it any more.
+            let run = tokio::spawn(async move { shared.execute(&command, &confinement, &*output, &stop).await });
+            run.await.map_err(|error| SandboxError::Crashed { reason: error.to_string() })?
+        })
+    }
+
+    fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
+        Box::pin(async move {
+            let mut confinement = confinement.clone();
+            if confinement.place == Place::Own {
+                confinement.place = Place::Sandbox(next_id());
+            }
+            Ok(self.shared.kept(&confinement, true).await?.status())
+        })
+    }
+
+    fn list(&self) -> Vec<SandboxStatus> {
+        let kept = lock(&self.shared.kept);
+        kept.values().filter_map(|cell| cell.get()).map(|standing| standing.status()).collect()
+    }
+
+    fn destroy<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, bool> {
+        Box::pin(async move {
+            let Some(standing) = self.shared.forget(|standing| standing.made().id == *id).pop() else { return false };
+            self.shared.end(standing).await;
+            true
+        })
+    }
+
+    fn listen(&self, listener: Arc<dyn Fn(SandboxChange) + Send + Sync>) {
+        let _ = self.shared.listener.set(listener);
+    }
+}
+
+impl Shared {
+    async fn execute(
+        self: &Arc<Self>,
+        command: &Command,
+        confinement: &Confinement,
+        output: &dyn OutputSink,
+        stop: &CancellationToken,
+    ) -> Result<Exit, SandboxError> {
+        if confinement.place == Place::Own {
+            let standing = self.own(confinement).await?;
+            let exit = standing.run(command, confinement, output, stop).await;
+            let shared = Arc::clone(self);
+            // No process is left; the rest of it need not be waited for.
+            tokio::spawn(async move { shared.end(standing).await });
+            return exit;
+        }
+        let standing = self.kept(confinement, false).await?;
+        let exit = standing.run(command, confinement, output, stop).await;
+        if exit.as_ref().is_err_and(SandboxError::is_crash) {
+            // Whatever has happened to it, the next call gets a new one.
+            for lost in self.forget(|other| other.made() == standing.made()) {
+                self.end(lost).await;
+            }
+        }
+        exit
+    }
+
+    /// A sandbox for one call: one that was built ahead, or a new one.
+    async fn own(self: &Arc<Self>, confinement: &Confinement) -> Result<Arc<Standing>, SandboxError> {
+        let shape = Shape::of(confinement);
+        let spare = lock(&self.spares).get_mut(&shape).and_then(Vec::pop);
+        let standing = match spare {
+            Some(spare) => spare,
+            None => self.build(confinement, next_id()).await?,
+        };
+        self.tell(SandboxChange::Created(standing.made().clone()));
+        self.refill(shape, confinement);
+        Ok(standing)
+    }
+
+    /// Builds what was taken from the store, in the background.
+    fn refill(self: &Arc<Self>, shape: Shape, confinement: &Confinement) {
+        if self.options.spares == 0 {
+            return;
+        }
+        self.employ_janitor();
+        let (shared, confinement) = (Arc::clone(self), confinement.clone());
+        tokio::spawn(async move {
+            let Ok(standing) = shared.build(&confinement, next_id()).await else { return };
+            let surplus = {
+                let mut spares = lock(&shared.spares);
+                let has_room = spares.len() < SHAPES_MAX || spares.contains_key(&shape);
+                let stored = spares.get(&shape).map_or(0, Vec::len);
+                if has_room && stored < shared.options.spares {
+                    spares.entry(shape).or_default().push(standing);
+                    None
+                } else {
+                    Some(standing)
+                }
+            };
+            if let Some(surplus) = surplus {
+                surplus.end().await;
+            }
+        });
+    }
+
+    /// The sandbox of a session or of an id; made if there is none and it may be.
+    async fn kept(self: &Arc<Self>, confinement: &Confinement, create: bool) -> Result<Arc<Standing>, SandboxError> {
+        let (id, may_make) = match &confinement.place {
+            Place::Sandbox(id) => (id.clone(), create),
+            Place::Own | Place::Session(_) => (next_id(), true),
+        };
+        if let (Place::Sandbox(id), false) = (&confinement.place, create) {
+            let known = lock(&self.kept).values().filter_map(|cell| cell.get()).find(|one| one.made().id == *id).cloned();
+            return known.ok_or_else(|| SandboxError::Creation {
+                reason: format!("there is no sandbox `{}`; it was destroyed, or never made", id.0),
+            });
+        }
+        debug_assert!(may_make);
+        let key = Key { place: confinement.place.clone(), shape: Shape::of(confinement) };
+        let cell = Arc::clone(lock(&self.kept).entry(key.clone()).or_default());
+        let made = cell
+            .get_or_try_init(|| async {
+                let standing = self.build(confinement, id).await?;
+                self.tell(SandboxChange::Created(standing.made().clone()));
+                Ok(standing)
+            })
+            .await
+            .cloned();
+        match &made {
+            Ok(_) => self.employ_janitor(),
+            Err(_) => drop(lock(&self.kept).remove(&key)),
+        }
+        made
+    }
+
+    async fn build(&self, confinement: &Confinement, id: SandboxId) -> Result<Arc<Standing>, SandboxError> {
+        let planned = Planned::new(confinement, &self.options)?;
+        let hierarchy = self.hierarchy.get_or_init(Hierarchy::find);
+        Standing::build(SandboxRef { id, level: Level::Native }, confinement, planned, hierarchy).await
+    }
+
+    /// Takes sandboxes out of the books.
+    fn forget(&self, which: impl Fn(&Standing) -> bool) -> Vec<Arc<Standing>> {
+        let mut forgotten = Vec::new();
+        lock(&self.kept).retain(|_, cell| match cell.get() {
+            Some(standing) if which(standing) => {
+                forgotten.push(Arc::clone(standing));
+                false
+            }
+            _ => true,
+        });
+        forgotten
+    }
+
+    async fn end(&self, standing: Arc<Standing>) {
+        let made = standing.made().clone();
+        standing.end().await;
+        self.tell(SandboxChange::Destroyed(made));
+    }
+
+    fn tell(&self, change: SandboxChange) {
+        if let Some(listener) = self.listener.get() {
+            listener(change);
+        }
+    }
+
+    /// Lets somebody look from time to time for sandboxes that nobody uses.
+    fn employ_janitor(self: &Arc<Self>) {
+        if self.has_janitor.set(()).is_err() {
+            return;
+        }
+        let (shared, idle_max) = (Arc::downgrade(self), self.options.idle_max);
+        let every = (idle_max / 4).clamp(Duration::from_millis(50), Duration::from_secs(30));
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(every).await;
+                let Some(shared) = Weak::upgrade(&shared) else { return };
+                let is_stale =
+                    |one: &Standing| one.idle_since().is_some_and(|since| since + idle_max < Instant::now());
+                let mut stale = shared.forget(is_stale);
+                for spares in lock(&shared.spares).values_mut() {
+                    let (old, fresh) = std::mem::take(spares).into_iter().partition(|spare| is_stale(spare));
+                    *spares = fresh;
+                    stale.extend::<Vec<_>>(old);
+                }
+                lock(&shared.spares).retain(|_, spares| !spares.is_empty());
+                for standing in stale {
+                    shared.end(standing).await;
+                }
+            }
+        });
+    }
+}
+
+impl Shape {
+    fn of(confinement: &Confinement) -> Self {
+        let Confinement { workspace, network, files, .. } = confinement;
+        Self { workspace: workspace.clone(), network: network.clone(), files: Arc::clone(files) }
+    }
+}
+
+/// A name of its own for each sandbox, also among several executors on one machine.
+fn next_id() -> SandboxId {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    SandboxId(format!("native-{}-{number}", std::process::id()))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,343 @@
+//! The executor's side of one sandbox: its init, its berths, its part of the cgroup tree, its proxy.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use jiff::Timestamp;
+use rustix::process::Pid;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{
+    Breach, Command, Confinement, Ended, Enforcement, Exit, Network, OutputSink, Overrun, Place, ResourceLimits,
+    SandboxError, SandboxRef, SandboxStatus, SessionKey, Usage,
+};
+
+use super::planned::Planned;
+use crate::bare;
+use crate::cgroup::{Group, GroupLimits, Hierarchy, Used, Whose};
+use crate::custody::{Berth, Went};
+use crate::link::{Link, Warden, settle};
+use crate::prepare::prepare;
+use crate::proxy::{self, Allowed, Proxy, Refusal};
+use crate::wire::{BerthOrder, InitReport, Limit, SandboxOrder, WardenOrder};
+
+/// How many refusals by the proxy are remembered until somebody asks.
+const BREACHES_MAX: usize = 64;
+
+/// A sandbox that stands.
+pub(super) struct Standing {
+    made: SandboxRef,
+    session: Option<SessionKey>,
+    created_at: Timestamp,
+    limits: ResourceLimits,
+    warden: Arc<Warden>,
+    init: Link,
+    init_pid: Pid,
+    group: Option<Group>,
+    enforcement: Vec<Enforcement>,
+    environment: Vec<(String, String)>,
+    idle: Mutex<Vec<Mooring>>,
+    breaches: Arc<Mutex<Vec<Breach>>>,
+    _proxy: Option<Proxy>,
+    berths_made: AtomicU64,
+    executed: AtomicU64,
+    running: AtomicUsize,
+    used_at: Mutex<Instant>,
+}
+
+/// A berth with its part of the cgroup tree.
+struct Mooring {
+    berth: Berth,
+    group: Option<Group>,
+}
+
+impl Standing {
+    /// Builds a sandbox.
+    pub(super) async fn build(
+        made: SandboxRef,
+        confinement: &Confinement,
+        planned: Planned,
+        hierarchy: &Hierarchy,
+    ) -> Result<Arc<Self>, SandboxError> {
+        let failed = |doing: &str, error: io::Error| SandboxError::Creation { reason: format!("{doing}: {error}") };
+        let allowed = match &confinement.network {
+            Network::Hosts(hosts) => {
+                Some(Allowed::new(hosts).map_err(|error| SandboxError::Creation { reason: error.to_string() })?)
+            }
+            Network::None | Network::Open => None,
+        };
+        let limits = confinement.place_limits;
+        let group = hierarchy.group(&made.id.0).map_err(|error| failed("making a cgroup", error))?;
+        if let Some(group) = &group {
+            group.set(&group_limits(&limits)).map_err(|error| failed("limiting a cgroup", error))?;
+        }
+        let (init, socket) = Link::pair().map_err(|error| failed("making a socket", error))?;
+        let warden = Warden::of_this_process().map_err(|error| failed("starting the warden", error))?;
+        let Planned { plan, environment, remove_after } = planned;
+        let order = SandboxOrder {
+            plan,
+            open_network: confinement.network == Network::Open,
+            proxied: allowed.is_some(),
+            remove_after,
+            groups: group.iter().flat_map(Group::folders).collect(),
+        };
+        warden.order(&WardenOrder::Sandbox(Box::new(order)), &socket).map_err(|error| failed("asking the warden", error))?;
+        drop(socket);
+        let (init_pid, proxy_port, listener) = ready(&init).await?;
+        let breaches = Arc::default();
+        let proxy = match (allowed, listener) {
+            (Some(allowed), Some(listener)) => {
+                Some(serve(listener, allowed, &breaches).map_err(|error| failed("starting the proxy", error))?)
+            }
+            _ => None,
+        };
+        let enforcement = hierarchy.enforcement();
+        let mut environment: Vec<(String, String)> = environment;
+        environment.extend(proxy_port.into_iter().flat_map(proxy::environment));
+        let standing = Arc::new(Self {
+            made,
+            session: match &confinement.place {
+                Place::Session(key) => Some(key.clone()),
+                Place::Own | Place::Sandbox(_) => None,
+            },
+            created_at: Timestamp::now(),
+            limits,
+            warden,
+            init,
+            init_pid,
+            group,
+            enforcement,
+            environment,
+            idle: Mutex::default(),
+            breaches,
+            _proxy: proxy,
+            berths_made: AtomicU64::new(0),
+            executed: AtomicU64::new(0),
+            running: AtomicUsize::new(0),
+            used_at: Mutex::new(Instant::now()),
+        });
+        let first = standing.make_berth().await.map_err(|error| failed("making a berth", error))?;
+        standing.moor(first);
+        Ok(standing)
+    }
+
+    pub(super) fn made(&self) -> &SandboxRef {
+        &self.made
+    }
+
+    /// How long nothing has run in it; nothing while something does.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        let is_idle = self.running.load(Ordering::Acquire) == 0;
+        is_idle.then(|| *lock(&self.used_at))
+    }
+
+    pub(super) fn status(&self) -> SandboxStatus {
+        SandboxStatus {
+            sandbox: self.made.clone(),
+            session: self.session.clone(),
+            created_at: self.created_at,
+            running: self.running.load(Ordering::Acquire),
+            executed: self.executed.load(Ordering::Relaxed),
+            limits: self.limits,
+            enforcement: self.enforcement.clone(),
+        }
+    }
+
+    /// Runs a command to its end.
+    pub(super) async fn run(
+        &self,
+        command: &Command,
+        confinement: &Confinement,
+        output: &dyn OutputSink,
+        stop: &CancellationToken,
+    ) -> Result<Exit, SandboxError> {
+        let _busy = Busy::new(self);
+        let mut order = prepare(command, confinement)
+            .map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
+        for (name, value) in &self.environment {
+            order.environment.retain(|(known, _)| known != name);
+            order.environment.push((name.clone(), value.clone()));
+        }
+        order.limits.disk_bytes = confinement.limits.disk_bytes;
+        order.limits.disk_files = confinement.limits.disk_files;
+
+        let mut mooring = self.take_berth().await.map_err(|error| SandboxError::Crashed {
+            reason: format!("the sandbox is gone: {error}"),
+        })?;
+        let limits = &confinement.limits;
+        let is_limited = |name| self.enforcement.iter().any(|one| one.limit == name && one.is_by_cgroup());
+        if !is_limited("memory_bytes") {
+            order.limits.memory_bytes = limits.memory_bytes;
+        }
+        if !is_limited("processes") {
+            order.limits.processes = limits.processes;
+        }
+        let meter = match &mooring.group {
+            Some(group) => {
+                let set = group.set(&group_limits(limits));
+                set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
+                Some(group.begin())
+            }
+            None => None,
+        };
+        let went = mooring.berth.run(command, order, output, stop).await;
+        let used = mooring.group.as_ref().zip(meter).map(|(group, meter)| group.used(&meter));
+        match &went {
+            Ok(Went { berth_lost: false, .. }) => self.moor(mooring),
+            Err(error) if !error.is_crash() => self.moor(mooring),
+            _ => self.bury(mooring).await,
+        }
+        let Went { ended, report, .. } = went?;
+        let overrun = match report.overrun {
+            Some((limit, used)) => Some(overrun(limit, used, limits)),
+            None if ended == Ended::Code(0) || stop.is_cancelled() => None,
+            None => used.as_ref().and_then(|used| self.overrun_of_group(used, limits)),
+        };
+        let usage = usage(bare::usage(&report), used.as_ref());
+        let breaches = std::mem::take(&mut *lock(&self.breaches));
+        Ok(Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches })
+    }
+
+    /// The limit that the kernel has seen to, if it had to.
+    fn overrun_of_group(&self, used: &Used, limits: &ResourceLimits) -> Option<Overrun> {
+        let allowed = |whose: Option<Whose>, own: Option<u64>, parent: Option<u64>| match whose {
+            Some(Whose::Parent) => parent.or(own),
+            _ => own.or(parent),
+        };
+        if used.oom_kills.is_some_and(|kills| kills > 0) {
+            let allowed = allowed(used.oom_kills_by, limits.memory_bytes, self.limits.memory_bytes)?;
+            let used = used.memory_peak_bytes.map_or(allowed, |peak| peak.least);
+            return Some(Overrun { limit: "memory_bytes", allowed, used });
+        }
+        if used.process_refusals.is_some_and(|refusals| refusals > 0) {
+            let allowed = allowed(used.process_refusals_by, limits.processes, self.limits.processes)?;
+            let used = used.processes_peak.map_or(allowed, |peak| peak.least);
+            return Some(Overrun { limit: "processes", allowed, used });
+        }
+        None
+    }
+
+    async fn take_berth(&self) -> io::Result<Mooring> {
+        let idle = lock(&self.idle).pop();
+        match idle {
+            Some(mooring) => Ok(mooring),
+            None => self.make_berth().await,
+        }
+    }
+
+    async fn make_berth(&self) -> io::Result<Mooring> {
+        let (link, socket) = Link::pair()?;
+        self.init.send(&BerthOrder, &[socket.as_fd()]).await?;
+        drop(socket);
+        let berth = Berth::arrive(link).await?;
+        let Some(group) = &self.group else { return Ok(Mooring { berth, group: None }) };
+        let number = self.berths_made.fetch_add(1, Ordering::Relaxed);
+        let group = group.child(&format!("berth-{number}"))?;
+        let pid = berth.pid();
+        // Joining may have to wait for all processors to take note.
+        let joined = tokio::task::spawn_blocking(move || group.add(pid).map(|()| group)).await;
+        Ok(Mooring { berth, group: Some(joined.map_err(io::Error::other)??) })
+    }
+
+    fn moor(&self, mooring: Mooring) {
+        lock(&self.idle).push(mooring);
+    }
+
+    /// Ends what a lost berth has left behind.
+    async fn bury(&self, mooring: Mooring) {
+        let Mooring { berth, group } = mooring;
+        drop(berth);
+        let killed = tokio::task::spawn_blocking(move || group.map(|group| group.kill())).await;
+        if !matches!(killed, Ok(Some(Ok(())))) {
+            // Nobody can tell what is left, so nothing may be.
+            let _ = rustix::process::kill_process(self.init_pid, rustix::process::Signal::KILL);
+            let _ = settle(&self.warden, self.init_pid).await;
+        }
+    }
+
+    /// Ends everything in it and waits until it is gone.
+    pub(super) async fn end(self: Arc<Self>) {
+        let _ = rustix::process::kill_process(self.init_pid, rustix::process::Signal::KILL);
+        let _ = settle(&self.warden, self.init_pid).await;
+    }
+}
+
+/// Waits for the init to say that all is ready.
+async fn ready(init: &Link) -> Result<(Pid, Option<u16>, Option<OwnedFd>), SandboxError> {
+    let failed = |reason: String| SandboxError::Creation { reason };
+    let received = init.receive::<InitReport>().await.map_err(|error| failed(error.to_string()))?;
+    let Some(received) = received else { return Err(failed("its first process ended before it was ready".into())) };
+    match received.message {
+        InitReport::Ready { proxy_port, .. } => {
+            let pid = received.sender.ok_or_else(|| failed("its first process did not say who it is".into()))?;
+            Ok((pid, proxy_port, received.descriptors.into_iter().next()))
+        }
+        InitReport::Failed { doing, error } => Err(failed(format!("{doing}: {error}"))),
+    }
+}
+
+fn serve(listener: OwnedFd, allowed: Allowed, breaches: &Arc<Mutex<Vec<Breach>>>) -> io::Result<Proxy> {
+    let listener = std::net::TcpListener::from(listener);
+    listener.set_nonblocking(true)?;
+    let breaches = Arc::clone(breaches);
+    let refused = move |refusal: Refusal| {
+        let mut breaches = lock(&breaches);
+        if breaches.len() < BREACHES_MAX {
+            breaches.push(Breach::Network { host: refusal.host, port: refusal.port, reason: refusal.reason });
+        }
+    };
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    Ok(Proxy::serve(listener, allowed, proxy::system_resolver(), Arc::new(refused)))
+}
+
+/// Counts a run as long as it lasts.
+struct Busy<'a>(&'a Standing);
+
+impl<'a> Busy<'a> {
+    fn new(standing: &'a Standing) -> Self {
+        standing.running.fetch_add(1, Ordering::AcqRel);
+        standing.executed.fetch_add(1, Ordering::Relaxed);
+        Self(standing)
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.used_at) = Instant::now();
+        self.0.running.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn group_limits(limits: &ResourceLimits) -> GroupLimits {
+    let ResourceLimits { cpu_millicores, memory_bytes, processes, .. } = *limits;
+    // The berth itself is in the group, too.
+    GroupLimits { cpu_millicores, memory_bytes, processes: processes.map(|processes| processes.saturating_add(1)) }
+}
+
+/// What the berth saw of a run, and what the kernel counted of its group, which is more exact.
+fn usage(seen: Usage, used: Option<&Used>) -> Usage {
+    let Some(used) = used else { return seen };
+    Usage {
+        cpu_ms: used.cpu_us.map_or(seen.cpu_ms, |us| us as f64 / 1e3),
+        memory_peak_bytes: used.memory_peak_bytes.map_or(seen.memory_peak_bytes, |peak| peak.least),
+        // The berth itself is in the group, too.
+        processes_peak: used.processes_peak.map_or(seen.processes_peak, |peak| peak.least.saturating_sub(1).max(1)),
+        ..seen
+    }
+}
+
+fn overrun(limit: Limit, used: u64, limits: &ResourceLimits) -> Overrun {
+    let (limit, allowed) = match limit {
+        Limit::DiskBytes => ("disk_bytes", limits.disk_bytes),
+        Limit::DiskFiles => ("disk_files", limits.disk_files),
+        Limit::Memory => ("memory_bytes", limits.memory_bytes),
+        Limit::Processes => ("processes", limits.processes),
+    };
+    Overrun { limit, allowed: allowed.unwrap_or(used), used }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
