@@ -2,7 +2,7 @@
 //!
 //! The only crate with `unsafe` code, and of it the only file is `sys.rs`. In reading order: what a backend
 //! promises ([`Bare`]); how a command is made ready; how the embedding process follows a supervisor and cleans up
-//! after it; what a supervisor says, and how it lives.
+//! after it; what a supervisor says, and how it lives. Apart from these, the way out to listed hosts ([`proxy`]).
 #![deny(unsafe_code)]
 
 mod bare;
@@ -11,6 +11,8 @@ mod prepare;
 mod custody;
 mod leftovers;
 mod report;
+
+pub mod proxy;
 
 mod init;
 mod maps;
