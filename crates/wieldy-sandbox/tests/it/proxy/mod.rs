@@ -31,7 +31,7 @@ impl World {
         allowed: &[String],
         names: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static,
     ) -> Self {
-        Self::with_resolver(allowed, Arc::new(Names(Box::new(names)))).await
+        Self::with_resolver(allowed, Arc::new(Names(names))).await
     }
 
     async fn with_resolver(allowed: &[String], resolver: Arc<dyn Resolve>) -> Self {
@@ -74,9 +74,9 @@ impl World {
 }
 
 /// What names lead to.
-struct Names(Box<dyn Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync>);
+struct Names<F>(F);
 
-impl Resolve for Names {
+impl<F: Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static> Resolve for Names<F> {
     fn resolve<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
         Box::pin(async move { (self.0)(name) })
     }
