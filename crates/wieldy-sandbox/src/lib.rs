@@ -1,8 +1,10 @@
 //! Custody of the processes that wieldy starts.
 //!
-//! The only crate with `unsafe` code, and of it the only file is `sys.rs`. In reading order: the backends ([`Bare`], [`Native`]); the
-//! executor's side of a command; what is said between processes; and then those processes themselves, which are this program
-//! once more: the *warden* that makes sandboxes, the *init* of each, the *berths* in which commands run.
+//! In reading order: the backends ([`Bare`], [`Native`]); the executor's side of a command; the way out to listed hosts
+//! ([`proxy`]) and the tree of limits; what is said between processes; and then those processes themselves, which are this
+//! program once more: the *warden* that makes sandboxes, the *init* of each, the *berths* in which commands run.
+//!
+//! The only crate with `unsafe` code, which is in `sys.rs` and `native/sys_landlock.rs` and nowhere else.
 #![deny(unsafe_code)]
 
 mod bare;
@@ -13,6 +15,9 @@ mod link;
 mod prepare;
 mod wire;
 
+mod cgroup;
+pub mod proxy;
+
 mod berth;
 mod tree;
 mod warden;
@@ -21,3 +26,4 @@ mod watch;
 mod sys;
 
 pub use bare::Bare;
+pub use native::{Native, NativeOptions};
