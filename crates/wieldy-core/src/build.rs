@@ -15,6 +15,7 @@ use crate::attempt::{ClockDefaults, DynamicTimeout, RetryPolicy, TIMEOUT_DEFAULT
 use crate::breaker::{BreakerPolicy, Breakers};
 use crate::cache::Recall;
 use crate::call::Caller;
+use crate::confinement::{Confinement, FileRules, Network, Place, ResourceLimits};
 use crate::confirm::Confirmer;
 use crate::event::{Body, Subject};
 use crate::executor::Executor;
@@ -23,7 +24,6 @@ use crate::journal::{Journal, MemoryJournal, Recorder};
 use crate::policy::Policy;
 use crate::rate::{Rate, Rates};
 use crate::registry::{RegisterError, Registration, Registry};
-use crate::confinement::{Confinement, FileRules, Network, Place, ResourceLimits};
 use crate::sandbox::{Level, Sandbox, SandboxChange};
 use crate::task::Tasks;
 use crate::tool::{AnyTool, SharedTool};

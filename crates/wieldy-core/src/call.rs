@@ -13,9 +13,9 @@ use uuid::Uuid;
 
 use crate::artifact::ArtifactId;
 use crate::attempt::RetryIf;
+use crate::confinement::{Network, ResourceLimits};
 use crate::confirm::Confirmer;
 use crate::error::CallError;
-use crate::confinement::{Network, ResourceLimits};
 use crate::sandbox::{Level, SandboxId, Usage};
 
 /// A tool's name with JSON arguments, as the model produced it.

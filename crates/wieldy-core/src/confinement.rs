@@ -103,7 +103,7 @@ pub struct Confinement {
 }
 
 /// What processes see of the file system besides the system itself and the workspace.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct FileRules {
     /// Further files and folders that they see.
     pub mounts: Vec<Mount>,
@@ -116,7 +116,7 @@ pub struct FileRules {
 }
 
 /// A file or folder that processes see.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mount {
     /// Where it is on this machine.
@@ -152,7 +152,7 @@ pub struct SessionKey {
 }
 
 /// What a process may reach.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Network {
     /// Nothing.

@@ -126,8 +126,8 @@ pub use redact::{REDACTED, Redacted};
 pub use registry::{NotFound, RegisterError, Registered, Registration, Registry, ToolFilter};
 pub use run::Run;
 pub use sandbox::{
-    Breach, Ended, Enforcement, Enforcer, Exit, Level, OutputSink, Overrun, Sandbox, SandboxChange, SandboxError, SandboxId,
-    SandboxStatus, Stream, Usage,
+    Breach, Ended, Enforcement, Enforcer, Exit, Level, OutputSink, Overrun, Sandbox, SandboxChange, SandboxError,
+    SandboxId, SandboxStatus, Stream, Usage,
 };
 pub use schema::SchemaError;
 pub use task::{Load, Target, Task};

@@ -13,11 +13,11 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::attempt::RetryPolicy;
+use crate::confinement::ResourceLimits;
 use crate::duration::parse_duration;
 use crate::input::Input;
 use crate::name::{ToolName, hint_for_unknown_key};
 use crate::run::Run;
-use crate::confinement::ResourceLimits;
 use crate::schema::Schema;
 use crate::tool::{Annotations, AnyTool, CachePolicy, Constraints, Footprint, Outcome, Provider, RunError, ToolSpec};
 

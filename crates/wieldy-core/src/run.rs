@@ -9,10 +9,10 @@ use tokio_util::sync::CancellationToken;
 use crate::artifact::Artifacts;
 use crate::call::{Caller, Content, ExecutionId};
 use crate::capture::Capture;
+use crate::confinement::{Command, Confinement, Place, SessionKey};
 use crate::error::{CallError, Code};
 use crate::event::{Body, CallState, Note};
 use crate::flight::Flight;
-use crate::confinement::{Command, Confinement, Place, SessionKey};
 use crate::sandbox::{Exit, Level, OutputSink, Sandbox, SandboxError, Stream};
 use crate::tool::{Outcome, RunError};
 

@@ -101,6 +101,8 @@ pub enum Enforcer {
     KernelPerProcess,
     /// A watcher that looks many times a second and ends what has gone too far.
     Watcher,
+    /// The executor, which stops keeping what comes after.
+    Executor,
     /// Nobody.
     Nobody,
 }
@@ -338,4 +340,3 @@ impl From<SandboxError> for CallError {
         }
     }
 }
-

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use crate::attempt::{Clocks, RetryPolicy};
 use crate::call::Call;
+use crate::confinement::{Confinement, ResourceLimits};
 use crate::error::{CallError, Code};
 use crate::executor::Executor;
 use crate::flight::Flight;
 use crate::input::Violations;
 use crate::registry::Registered;
-use crate::confinement::{Confinement, ResourceLimits};
 use crate::sandbox::Level;
 
 /// What a call runs under.

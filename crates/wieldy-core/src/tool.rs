@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use crate::artifact::ArtifactId;
 use crate::attempt::RetryPolicy;
 use crate::call::{Content, SandboxRef};
+use crate::confinement::ResourceLimits;
 use crate::error::{CallError, Code};
 use crate::input::Input;
 use crate::run::Run;
-use crate::confinement::ResourceLimits;
 use crate::sandbox::Usage;
 
 /// Something that can be called, comfortable to write: its schema is derived from `Args`, its texts from the comments.

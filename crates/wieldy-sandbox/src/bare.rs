@@ -22,9 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{
-    Command, Confinement, Exit, Level, OutputSink, Sandbox, SandboxError, SandboxId, SandboxRef, Usage,
-};
+use wieldy_core::{Command, Confinement, Exit, Level, OutputSink, Sandbox, SandboxError, SandboxId, SandboxRef, Usage};
 
 use crate::custody::{Berth, Went};
 use crate::link::{Link, Warden, settle};
@@ -82,7 +80,8 @@ impl Sandbox for Bare {
                 }
                 went
             });
-            let Went { ended, report, .. } = run.await.map_err(|error| SandboxError::Crashed { reason: error.to_string() })??;
+            let Went { ended, report, .. } =
+                run.await.map_err(|error| SandboxError::Crashed { reason: error.to_string() })??;
             Ok(Exit { ended, usage: usage(&report), sandbox: next_sandbox(), overrun: None, breaches: Vec::new() })
         })
     }

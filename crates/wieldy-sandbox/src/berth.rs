@@ -9,6 +9,7 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal};
 use rustix::{process, thread};
 
-use crate::native::landlock;
+use crate::native::sys_landlock;
 use crate::sys::{self, Program, Stack};
 use crate::tree::Tree;
 use crate::watch::Watch;
@@ -44,11 +45,9 @@ impl Berth {
     /// Serves until nobody is there any more to give orders.
     pub(crate) fn live(self) -> ! {
         let _ = thread::set_name(c"wieldy-berth");
-        let code = match self.serve() {
-            Ok(()) => 0,
-            Err(_) => 1,
-        };
-        sys::exit_now(code)
+        // A panic must not unwind into whoever made us, whose copy we are.
+        let lived = std::panic::catch_unwind(AssertUnwindSafe(|| self.serve()));
+        sys::exit_now(i32::from(!matches!(lived, Ok(Ok(())))))
     }
 
     fn serve(&self) -> io::Result<()> {
@@ -262,7 +261,7 @@ fn enter(start: &Start) -> Result<(), (Step, io::Error)> {
     }
     process::chdir(start.folder.as_c_str()).map_err(|error| (Step::Folder, error.into()))?;
     if let Some(ruleset) = start.landlock {
-        landlock::restrict(ruleset).map_err(|error| (Step::Landlock, error))?;
+        sys_landlock::restrict(ruleset).map_err(|error| (Step::Landlock, error))?;
     }
     sys::close_range(FIRST_UNUSED, RawFd::MAX).map_err(|error| (Step::Descriptors, error))?;
     sys::unblock_signals();

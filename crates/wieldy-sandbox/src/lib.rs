@@ -19,11 +19,11 @@ mod cgroup;
 pub mod proxy;
 
 mod berth;
+#[expect(unsafe_code, reason = "the one place for it; every block says why it is sound")]
+mod sys;
 mod tree;
 mod warden;
 mod watch;
-#[expect(unsafe_code, reason = "the one place for it; every block says why it is sound")]
-mod sys;
 
 pub use bare::Bare;
 pub use native::{Native, NativeOptions};

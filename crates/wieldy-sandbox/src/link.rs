@@ -12,8 +12,8 @@ use serde::de::DeserializeOwned;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 
-use crate::{sys, warden};
 use crate::wire::{self, Received, WardenOrder};
+use crate::{sys, warden};
 
 /// A socket that messages come and go through without anybody being kept waiting.
 pub(crate) struct Link {

@@ -18,6 +18,7 @@ use rustix::thread;
 use crate::berth::Berth;
 use crate::native::init::Init;
 use crate::native::owners::{Identity, Owners};
+use crate::native::plan::{Held, Placeholder};
 use crate::sys;
 use crate::tree::Tree;
 use crate::wire::{self, InitReport, SandboxOrder, WardenOrder};
@@ -36,8 +37,8 @@ struct Warden {
     executor: OwnedFd,
     tree: Tree,
     owners: Owners,
-    /// What must not outlive which sandbox.
-    remove_after: HashMap<Pid, Vec<PathBuf>>,
+    /// Those that we made, and what must not outlive them.
+    children: HashMap<Pid, Belongings>,
     /// Who waits for which child's end.
     settling: Vec<(Pid, OwnedFd)>,
 }
@@ -58,22 +59,22 @@ impl Warden {
         // What a killed berth leaves behind comes to us.
         process::set_child_subreaper(Some(process::getpid()))?;
         let tree = Tree::new(sys::child_signals()?)?;
-        Ok(Self { executor, tree, owners: Owners::default(), remove_after: HashMap::new(), settling: Vec::new() })
+        Ok(Self { executor, tree, owners: Owners::default(), children: HashMap::new(), settling: Vec::new() })
     }
 
     fn serve(&mut self) -> io::Result<()> {
         let served = self.take_orders();
         // Killed are those that we made; of a sandbox's init that is enough. The rest follows, as it becomes ours.
         self.tree.kill();
-        for (_, paths) in std::mem::take(&mut self.remove_after) {
-            remove(&paths);
+        for (_, belongings) in std::mem::take(&mut self.children) {
+            belongings.remove();
         }
         served
     }
 
     fn take_orders(&mut self) -> io::Result<()> {
         loop {
-            self.settling.retain(|(child, _)| self.remove_after.contains_key(child));
+            self.settling.retain(|(child, _)| self.children.contains_key(child));
             let mut polled = [
                 PollFd::new(&self.executor, PollFlags::IN),
                 PollFd::from_borrowed_fd(self.tree.signals(), PollFlags::IN),
@@ -92,7 +93,7 @@ impl Warden {
                 match received.message {
                     WardenOrder::Sandbox(order) => self.make_sandbox(*order, socket),
                     WardenOrder::Berth => self.make_berth(socket),
-                    WardenOrder::Settle { child } => self.settling.extend(Pid::from_raw(child).map(|pid| (pid, socket))),
+                    WardenOrder::Settle { child } => self.settle(child, socket),
                 }
             }
         }
@@ -100,10 +101,18 @@ impl Warden {
 
     /// Takes note of who has ended. Nobody is our child but those that we made and those that lost their parent by violence.
     fn bury(&mut self) {
-        for pid in self.tree.reap_strangers(&self.remove_after) {
-            if let Some(paths) = self.remove_after.remove(&pid) {
-                remove(&paths);
+        for pid in self.tree.reap_strangers(&self.children) {
+            if let Some(belongings) = self.children.remove(&pid) {
+                belongings.remove();
             }
+        }
+    }
+
+    fn settle(&mut self, child: i32, socket: OwnedFd) {
+        // Only a child that was not waited for: its number is its own.
+        if let Some(pid) = Pid::from_raw(child).filter(|pid| self.children.contains_key(pid)) {
+            let _ = process::kill_process(pid, Signal::KILL);
+            self.settling.push((pid, socket));
         }
     }
 
@@ -117,7 +126,7 @@ impl Warden {
                 Berth { socket, landlock: None, private: Vec::new() }.live()
             }
             Ok(Some(pid)) => {
-                self.remove_after.insert(pid, Vec::new());
+                self.children.insert(pid, Belongings::default());
             }
             // Whoever waits at the socket's other end sees it end.
             Err(_) => {}
@@ -125,13 +134,16 @@ impl Warden {
     }
 
     fn make_sandbox(&mut self, mut order: SandboxOrder, socket: OwnedFd) {
-        let remove_after = std::mem::take(&mut order.remove_after);
+        let belongings = Belongings {
+            placeholders: std::mem::take(&mut order.placeholders),
+            groups: std::mem::take(&mut order.groups),
+        };
         match self.try_make_sandbox(order, &socket) {
             Ok(pid) => {
-                self.remove_after.insert(pid, remove_after);
+                self.children.insert(pid, belongings);
             }
             Err((doing, error)) => {
-                remove(&remove_after);
+                belongings.remove();
                 let report = InitReport::Failed { doing: doing.into(), error: error.to_string() };
                 let _ = wire::send(&socket, &report, &[]);
             }
@@ -141,7 +153,9 @@ impl Warden {
     fn try_make_sandbox(&mut self, order: SandboxOrder, socket: &OwnedFd) -> Result<Pid, (&'static str, io::Error)> {
         let identity = Identity::of_this_process();
         let sources = match identity {
-            Identity::Root => self.owners.map_sources(&order.plan).map_err(|error| ("mapping the owners of files", error))?,
+            Identity::Root => {
+                self.owners.map_sources(&order.plan).map_err(|error| ("mapping the owners of files", error))?
+            }
             Identity::User { .. } => HashMap::new(),
         };
         let (go_ours, go) = io::pipe().map_err(|error| ("making a pipe", error))?;
@@ -156,13 +170,14 @@ impl Warden {
         }
         match sys::fork(flags).map_err(|error| ("making namespaces", error))? {
             None => {
+                let Ok(socket) = socket.try_clone() else { sys::exit_now(1) };
                 let mut kept = vec![0, 1, 2, socket.as_raw_fd(), go_ours.as_raw_fd()];
                 kept.extend(sources.values().map(AsRawFd::as_raw_fd));
-                let socket = match socket.as_fd().try_clone_to_owned() {
-                    Ok(socket) if sys::close_all_but(&mut { kept.push(socket.as_raw_fd()); kept }).is_ok() => socket,
-                    _ => sys::exit_now(1),
-                };
-                drop(go);
+                // What was closed there must not be closed again.
+                std::mem::forget(go);
+                if sys::close_all_but(&mut kept).is_err() {
+                    sys::exit_now(1);
+                }
                 Init { socket, order, identity, sources }.live(go_ours.into())
             }
             Some(pid) => {
@@ -183,13 +198,47 @@ pub(crate) fn parted() -> io::Result<()> {
     Ok(())
 }
 
-/// Removes what is empty; what is not has become somebody's.
-fn remove(paths: &[PathBuf]) {
-    let is_empty_file = |path: &Path| path.symlink_metadata().is_ok_and(|entry| entry.is_file() && entry.len() == 0);
-    // Children before their parents.
-    for path in paths.iter().rev() {
-        if fs::remove_dir(path).is_err() && is_empty_file(path) {
-            let _ = fs::remove_file(path);
+/// What must not outlive a sandbox.
+#[derive(Default)]
+struct Belongings {
+    placeholders: Vec<Placeholder>,
+    groups: Vec<PathBuf>,
+}
+
+impl Belongings {
+    fn remove(self) {
+        for group in &self.groups {
+            remove_group(group);
+        }
+        // Children before their parents. What is no longer as it was made has become somebody's.
+        for Placeholder { path, held } in self.placeholders.iter().rev() {
+            if in_use(path) {
+                continue;
+            }
+            match held {
+                Held::Folder => drop(fs::remove_dir(path)),
+                Held::File(content) if fs::read_to_string(path).is_ok_and(|found| found == *content) => {
+                    drop(fs::remove_file(path));
+                }
+                Held::File(_) => {}
+            }
         }
     }
+}
+
+/// Whether another sandbox needs the placeholder: each keeps a lock on what it protects.
+fn in_use(path: &Path) -> bool {
+    use rustix::fs::{FlockOperation, flock};
+    let Ok(file) = fs::File::open(path) else { return true };
+    flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
+}
+
+/// Removes a cgroup and those in it; nobody is in them any more.
+fn remove_group(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_group(&entry.path());
+        }
+    }
+    let _ = fs::remove_dir(folder);
 }

@@ -15,7 +15,7 @@ use rustix::process::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::native::plan::Plan;
+use crate::native::plan::{Placeholder, Plan};
 
 /// What the executor tells its warden.
 #[derive(Debug, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ pub(crate) enum WardenOrder {
     Sandbox(Box<SandboxOrder>),
     /// Make a berth without walls; beside it comes its socket.
     Berth,
-    /// Close the socket beside it when this child is gone, and with it everything that it left behind.
+    /// Kill this child, and close the socket beside it when it is gone, and with it everything that it left behind.
     Settle { child: i32 },
 }
 
@@ -37,8 +37,10 @@ pub(crate) struct SandboxOrder {
     pub(crate) open_network: bool,
     /// Whether somebody on the outside will listen inside the sandbox's own network.
     pub(crate) proxied: bool,
-    /// What must not outlive the sandbox: folders and files that are removed if they are empty.
-    pub(crate) remove_after: Vec<PathBuf>,
+    /// What must not outlive the sandbox and is removed where it is still as it was made, the last one first.
+    pub(crate) placeholders: Vec<Placeholder>,
+    /// The folders of its cgroup.
+    pub(crate) groups: Vec<PathBuf>,
 }
 
 /// What the executor tells a sandbox's init: to make a berth; beside it comes its socket.

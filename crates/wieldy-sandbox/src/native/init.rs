@@ -9,11 +9,13 @@ use std::ffi::CString;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::panic::AssertUnwindSafe;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{self, DumpableBehavior, Pid};
 use rustix::thread::{self, CapabilitySet, CapabilitySets};
 
+use super::landlock::Reach;
 use super::owners::Identity;
 use super::{landlock, seccomp, walls};
 use crate::berth::Berth;
@@ -46,16 +48,17 @@ impl Init {
     pub(crate) fn live(self, go: OwnedFd) -> ! {
         let _ = rustix::io::read(&go, &mut [0_u8; 1]);
         drop(go);
-        let socket = self.socket.as_fd().try_clone_to_owned();
-        let code = match (self.build(), socket) {
-            (Ok(mut ready), Ok(socket)) => i32::from(ready.serve(&socket).is_err()),
-            (Err((doing, error)), Ok(socket)) => {
-                let _ = wire::send(&socket, &InitReport::Failed { doing, error: error.to_string() }, &[]);
-                1
-            }
-            (_, Err(_)) => 1,
-        };
-        sys::exit_now(code)
+        // A panic must not unwind into the warden, whose copy we are.
+        let lived = std::panic::catch_unwind(AssertUnwindSafe(|| self.build_and_serve()));
+        sys::exit_now(i32::from(!matches!(lived, Ok(Ok(())))))
+    }
+
+    fn build_and_serve(self) -> io::Result<()> {
+        let socket = self.socket.try_clone()?;
+        match self.build() {
+            Ok(mut ready) => ready.serve(&socket),
+            Err((doing, error)) => wire::send(&socket, &InitReport::Failed { doing, error: error.to_string() }, &[]),
+        }
     }
 
     fn build(self) -> Result<Ready, Failure> {
@@ -64,12 +67,14 @@ impl Init {
             move |error: io::Error| (what, error)
         };
         let _ = thread::set_name(c"wieldy-init");
+        process::setsid().map_err(|error| ("opening a session".into(), error.into()))?;
         walls::detach().map_err(doing("parting with the machine's mounts"))?;
         let sources = walls::open_sources(&self.order.plan, self.sources)?;
         self.identity.assume().map_err(doing("becoming the sandbox's user"))?;
         // Only now, since a change of user would undo it.
         warden::parted().map_err(doing("tying the sandbox to its warden"))?;
-        let private = walls::build(&self.order.plan, sources)?;
+        walls::build(&self.order.plan, sources)?;
+        let private = self.order.plan.private();
         let _ = rustix::system::sethostname(b"sandbox");
         let mut listener = None;
         if !self.order.open_network {
@@ -79,7 +84,9 @@ impl Init {
                 listener = Some(made);
             }
         }
-        let ruleset = landlock::ruleset(&self.order.plan).map_err(|reason| ("Landlock".into(), io::Error::other(reason)))?;
+        let ruleset = landlock::ruleset(self.order.plan.grants(), Reach::OwnCall)
+            .map_err(|error| ("making Landlock rules".into(), io::Error::other(error)))?
+            .map_err(|absent| ("Landlock".into(), io::Error::other(absent)))?;
         let tree = Tree::new(sys::child_signals().map_err(doing("hearing of children"))?)
             .map_err(doing("opening the list of children"))?;
         give_up_rights().map_err(doing("giving up all rights"))?;
@@ -88,7 +95,7 @@ impl Init {
         let beside: Vec<BorrowedFd<'_>> = listener.iter().map(AsFd::as_fd).collect();
         let report = InitReport::Ready { landlock_abi: landlock::abi(), proxy_port };
         wire::send(&self.socket, &report, &beside).map_err(doing("reporting"))?;
-        Ok(Ready { tree, landlock: ruleset, private })
+        Ok(Ready { tree, landlock: Some(ruleset), private })
     }
 }
 
@@ -112,10 +119,8 @@ impl Ready {
     fn serve(&mut self, socket: &OwnedFd) -> io::Result<()> {
         let mut berths: HashMap<Pid, ()> = HashMap::new();
         loop {
-            let mut polled = [
-                PollFd::new(socket, PollFlags::IN),
-                PollFd::from_borrowed_fd(self.tree.signals(), PollFlags::IN),
-            ];
+            let mut polled =
+                [PollFd::new(socket, PollFlags::IN), PollFd::from_borrowed_fd(self.tree.signals(), PollFlags::IN)];
             match rustix::event::poll(&mut polled, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),

@@ -13,8 +13,12 @@ pub(crate) mod seccomp;
 mod secrets;
 mod standing;
 #[expect(unsafe_code, reason = "two system calls that no library offers; each block says why it is sound")]
-mod sys_landlock;
+pub(crate) mod sys_landlock;
+mod syscalls;
 mod walls;
+
+#[cfg(test)]
+mod alone;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -227,7 +231,8 @@ impl Shared {
             Place::Own | Place::Session(_) => (next_id(), true),
         };
         if let (Place::Sandbox(id), false) = (&confinement.place, create) {
-            let known = lock(&self.kept).values().filter_map(|cell| cell.get()).find(|one| one.made().id == *id).cloned();
+            let known =
+                lock(&self.kept).values().filter_map(|cell| cell.get()).find(|one| one.made().id == *id).cloned();
             return known.ok_or_else(|| SandboxError::Creation {
                 reason: format!("there is no sandbox `{}`; it was destroyed, or never made", id.0),
             });
@@ -292,8 +297,7 @@ impl Shared {
             loop {
                 tokio::time::sleep(every).await;
                 let Some(shared) = Weak::upgrade(&shared) else { return };
-                let is_stale =
-                    |one: &Standing| one.idle_since().is_some_and(|since| since + idle_max < Instant::now());
+                let is_stale = |one: &Standing| one.idle_since().is_some_and(|since| since + idle_max < Instant::now());
                 let mut stale = shared.forget(is_stale);
                 for spares in lock(&shared.spares).values_mut() {
                     let (old, fresh) = std::mem::take(spares).into_iter().partition(|spare| is_stale(spare));

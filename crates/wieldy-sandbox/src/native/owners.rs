@@ -87,7 +87,7 @@ impl Owners {
     /// A mount for each place of the plan that was granted, by its number in the plan.
     pub(crate) fn map_sources(&mut self, plan: &Plan) -> io::Result<HashMap<usize, OwnedFd>> {
         let granted = plan.steps.iter().enumerate().filter_map(|(number, step)| match step {
-            Step::Bind { source, granted: true, .. } => Some((number, source)),
+            Step::Bind { source, .. } if step.is_granted() => Some((number, source)),
             _ => None,
         });
         granted.map(|(number, source)| Ok((number, self.map_source(source)?))).collect()

@@ -3,14 +3,19 @@
 //!
 //! Parents come before children, and a later step covers an earlier one.
 
-use std::ffi::OsString;
+use std::borrow::Cow;
+use std::ffi::{CString, OsString};
 use std::fmt;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use serde::{Deserialize, Serialize};
+
 use super::landlock::Access;
+use super::secrets::SYSTEM;
 
 /// How a sandbox's file tree is put together.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Plan {
     /// What to do, in this order. All paths but sources are as seen inside of the sandbox.
     pub(crate) steps: Vec<Step>,
@@ -18,11 +23,11 @@ pub(crate) struct Plan {
     /// be removed afterwards, in the opposite order, where it is still as it was made.
     pub(crate) placeholders: Vec<Placeholder>,
     /// Variables that belong to the tree.
-    pub(crate) environment: Vec<(&'static str, String)>,
+    pub(crate) environment: Vec<(String, String)>,
 }
 
 /// One step of a [`Plan`].
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Step {
     /// Makes an empty folder.
     Folder {
@@ -85,7 +90,7 @@ pub(crate) enum Step {
 }
 
 /// How much memory holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Room {
     /// Bytes of content.
     pub(crate) bytes: u64,
@@ -94,7 +99,7 @@ pub(crate) struct Room {
 }
 
 /// What something is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
     /// A file, or a device, socket or pipe.
     File,
@@ -103,7 +108,7 @@ pub(crate) enum Kind {
 }
 
 /// Something on the host that is there only to be mounted on.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Placeholder {
     /// On the host.
     pub(crate) path: PathBuf,
@@ -112,37 +117,12 @@ pub(crate) struct Placeholder {
 }
 
 /// What a [`Placeholder`] is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) enum Held {
     /// An empty folder.
     Folder,
     /// A file with this content.
-    File(&'static str),
-}
-
-/// What a tool's processes may see and change besides the workspace.
-// To be replaced by the type of the same name in `wieldy-core`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct FileRules {
-    /// What is shown besides the workspace.
-    pub(crate) mounts: Vec<Mount>,
-    /// What is hidden: paths on the host, or in the workspace where they are relative.
-    pub(crate) hidden: Vec<PathBuf>,
-    /// What is not hidden although it usually is, likewise.
-    pub(crate) shown: Vec<PathBuf>,
-    /// What cannot be changed, and not be made where it does not exist, likewise, in the workspace.
-    pub(crate) protected: Vec<PathBuf>,
-}
-
-/// A file or folder of the host, shown in the sandbox.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Mount {
-    /// On the host, without links.
-    pub(crate) source: PathBuf,
-    /// In the sandbox.
-    pub(crate) target: PathBuf,
-    /// Whether it can be changed.
-    pub(crate) writable: bool,
+    File(Cow<'static, str>),
 }
 
 /// What a plan has to know about the host.
@@ -199,10 +179,14 @@ pub(crate) enum PlanError {
     #[error("the workspace `{0}` is not a folder; make it, or give the path that its link leads to")]
     NoWorkspace(PathBuf),
     /// There is nothing to mount.
-    #[error("`{0}` cannot be mounted: there is no such file or folder; make it, or give the path that its link leads to")]
+    #[error(
+        "`{0}` cannot be mounted: there is no such file or folder; make it, or give the path that its link leads to"
+    )]
     NoSource(PathBuf),
     /// Too much would be mounted.
-    #[error("`{0}` cannot be mounted: it would show other processes or the executor's own files; mount a smaller folder")]
+    #[error(
+        "`{0}` cannot be mounted: it would show other processes or the executor's own files; mount a smaller folder"
+    )]
     ForbiddenSource(PathBuf),
     /// The place is taken by the sandbox itself.
     #[error("nothing can be mounted at `{0}`: the sandbox needs it for itself; choose another place")]
@@ -211,7 +195,9 @@ pub(crate) enum PlanError {
     #[error("`{0}` is mounted twice; choose another place for one of them")]
     Duplicate(PathBuf),
     /// The place does not exist, and cannot be made.
-    #[error("nothing can be mounted at `{target}`: `{host}` does not exist on the host; make it, or choose another place")]
+    #[error(
+        "nothing can be mounted at `{target}`: `{host}` does not exist on the host; make it, or choose another place"
+    )]
     NoMountPoint {
         /// In the sandbox.
         target: PathBuf,
@@ -246,7 +232,9 @@ pub(crate) enum PlanError {
         protected: PathBuf,
     },
     /// What is protected is not in the workspace.
-    #[error("`{0}` cannot be protected: it is not in the workspace; what is mounted is protected by mounting it read-only")]
+    #[error(
+        "`{0}` cannot be protected: it is not in the workspace; what is mounted is protected by mounting it read-only"
+    )]
     NotInWorkspace(PathBuf),
 }
 
@@ -264,11 +252,30 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// The places that only the sandbox has and that can be filled.
+    pub(crate) fn private(&self) -> Vec<CString> {
+        let private = self.steps.iter().filter_map(|step| match step {
+            Step::Tmpfs { path, .. } if path != Path::new("/") => CString::new(path.as_os_str().as_bytes()).ok(),
+            _ => None,
+        });
+        private.collect()
+    }
+}
+
 impl Step {
+    /// Whether it shows something that was granted, and does not belong to the system.
+    pub(crate) fn is_granted(&self) -> bool {
+        let Self::Bind { source, writable, optional, .. } = self else { return false };
+        *writable || (!optional && !SYSTEM.iter().any(|system| source.starts_with(system)))
+    }
+
     /// Where the step takes place.
     pub(crate) fn path(&self) -> &Path {
         match self {
-            Self::Folder { path } | Self::Link { path, .. } | Self::Tmpfs { path, .. } | Self::File { path, .. } => path,
+            Self::Folder { path } | Self::Link { path, .. } | Self::Tmpfs { path, .. } | Self::File { path, .. } => {
+                path
+            }
             Self::Hide { path, .. } | Self::Protect { path } | Self::Bind { target: path, .. } => path,
             Self::Proc => Path::new("/proc"),
             Self::Dev => Path::new("/dev"),
@@ -312,6 +319,12 @@ impl Step {
     }
 }
 
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.word(), self.path().display(), self.detail())
+    }
+}
+
 impl fmt::Display for Plan {
     /// One line for each step, then for each placeholder and variable, in columns.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -323,7 +336,7 @@ impl fmt::Display for Plan {
             };
             ("hold", path.display().to_string(), detail)
         });
-        let variables = self.environment.iter().map(|(name, value)| ("set", (*name).to_owned(), value.clone()));
+        let variables = self.environment.iter().map(|(name, value)| ("set", name.clone(), value.clone()));
         let lines: Vec<_> = steps.chain(placeholders).chain(variables).collect();
         let width = lines.iter().map(|(_, path, _)| path.chars().count()).max().unwrap_or(0);
         for (word, path, detail) in lines {

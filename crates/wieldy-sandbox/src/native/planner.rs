@@ -4,12 +4,13 @@
 //! about what is hidden or protected name places on the *host*: whatever way such a place can be seen in the sandbox, also
 //! by a mount that shows a folder around it somewhere else, it is covered there.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
 
-use wieldy_core::Network;
+use wieldy_core::{FileRules, Network};
 
-use super::plan::{Entry, FileRules, Held, HostFacts, Kind, Placeholder, Plan, PlanError, Room, Step};
+use super::plan::{Entry, Held, HostFacts, Kind, Placeholder, Plan, PlanError, Room, Step};
 use super::secrets::{HIDDEN, HIDDEN_IN_SYSTEM, KERNEL, PROTECTED, SHARED, SYSTEM, is_environment};
 
 /// What a plan is for.
@@ -97,7 +98,7 @@ struct Planner<'a> {
     facts: &'a HostFacts<'a>,
     tree: BTreeMap<PathBuf, Step>,
     held: BTreeMap<PathBuf, Held>,
-    environment: Vec<(&'static str, String)>,
+    environment: Vec<(String, String)>,
 }
 
 /// What is behind a path of the sandbox.
@@ -153,7 +154,8 @@ impl Planner<'_> {
         self.add(Step::Proc);
         self.add(Step::Dev);
         self.add(Step::Link { path: "/var/run".into(), target: "/run".into() });
-        self.environment.extend([("HOME", home.into()), ("USER", "agent".into()), ("LOGNAME", "agent".into())]);
+        let variables = [("HOME", home), ("USER", "agent"), ("LOGNAME", "agent")];
+        self.environment.extend(variables.map(|(name, value)| (name.into(), value.into())));
     }
 
     fn mounts(&mut self) -> Result<(), PlanError> {
@@ -164,7 +166,8 @@ impl Planner<'_> {
             writable,
             optional: false,
         };
-        let mut steps: Vec<_> = self.request.rules.mounts.iter().map(|m| bind(&m.source, &m.target, m.writable)).collect();
+        let mut steps: Vec<_> =
+            self.request.rules.mounts.iter().map(|m| bind(&m.source, &m.target, m.writable)).collect();
         steps.push(bind(&workspace, &workspace, true));
         for step in steps {
             if self.tree.contains_key(step.path()) {
@@ -204,7 +207,10 @@ impl Planner<'_> {
             }
         } else {
             self.file("/etc/hosts", "127.0.0.1 localhost sandbox\n::1 localhost sandbox\n".into());
-            self.file("/etc/resolv.conf", "# no name server: names are looked up by the proxy, if there is one\n".into());
+            self.file(
+                "/etc/resolv.conf",
+                "# no name server: names are looked up by the proxy, if there is one\n".into(),
+            );
         }
     }
 
@@ -293,7 +299,7 @@ impl Planner<'_> {
         let git = workspace.join(".git");
         match self.entry(&git) {
             Some(Entry::Folder) => self.protect_git(&git)?,
-            Some(Entry::File) => self.protect_one(&git, Held::File(""))?,
+            Some(Entry::File) => self.protect_one(&git, Held::File("".into()))?,
             Some(Entry::Link { resolved, .. }) => {
                 self.protect_one(&git, Held::Folder)?;
                 if resolved.starts_with(workspace) && self.entry(&resolved) == Some(Entry::Folder) {
@@ -305,7 +311,7 @@ impl Planner<'_> {
                 self.protect_one(&git.join("hooks"), Held::Folder)?;
                 self.protect_one(&git.join("commondir"), SAME_FOLDER)?;
                 self.add(Step::Folder { path: GIT_TEMPLATES.into() });
-                self.environment.push(("GIT_TEMPLATE_DIR", GIT_TEMPLATES.into()));
+                self.environment.push(("GIT_TEMPLATE_DIR".into(), GIT_TEMPLATES.into()));
             }
         }
         for path in &self.request.rules.protected {
@@ -321,8 +327,8 @@ impl Planner<'_> {
     /// Protects what git executes, or what says where that is, in a repository's own folder and in those of its modules.
     fn protect_git(&mut self, folder: &Path) -> Result<(), PlanError> {
         self.protect_one(&folder.join("hooks"), Held::Folder)?;
-        self.protect_one(&folder.join("config"), Held::File(""))?;
-        self.protect_one(&folder.join("config.worktree"), Held::File(""))?;
+        self.protect_one(&folder.join("config"), Held::File("".into()))?;
+        self.protect_one(&folder.join("config.worktree"), Held::File("".into()))?;
         self.protect_one(&folder.join("commondir"), SAME_FOLDER)?;
         for name in self.facts.look.names(&folder.join("modules")) {
             let module = folder.join("modules").join(name);
@@ -334,7 +340,7 @@ impl Planner<'_> {
             let tree = folder.join("worktrees").join(name);
             if self.entry(&tree.join("commondir")).is_some() {
                 self.protect_one(&tree.join("commondir"), SAME_FOLDER)?;
-                self.protect_one(&tree.join("config.worktree"), Held::File(""))?;
+                self.protect_one(&tree.join("config.worktree"), Held::File("".into()))?;
             }
         }
         Ok(())
@@ -434,9 +440,9 @@ impl Planner<'_> {
             Step::Bind { source, target, .. } => Some((host.strip_prefix(source).ok()?, target)),
             _ => None,
         });
-        let paths = binds.filter(|(rest, _)| wanted(rest)).map(|(rest, target)| {
-            if rest.as_os_str().is_empty() { target.clone() } else { target.join(rest) }
-        });
+        let paths = binds
+            .filter(|(rest, _)| wanted(rest))
+            .map(|(rest, target)| if rest.as_os_str().is_empty() { target.clone() } else { target.join(rest) });
         let seen = |path: &PathBuf| matches!(self.behind(path), Behind::Host { path, .. } if path == host);
         paths.filter(seen).collect()
     }
@@ -509,14 +515,14 @@ impl Planner<'_> {
         for above in missing.map(Path::to_owned).collect::<Vec<_>>() {
             self.held.entry(above).or_insert(Held::Folder);
         }
-        self.held.insert(host, if is_file { Held::File("") } else { Held::Folder });
+        self.held.insert(host, if is_file { Held::File("".into()) } else { Held::Folder });
         Ok(())
     }
 }
 
 /// A repository's settings and hooks are in the same folder as the rest of it. Without this file that is so anyway; but
 /// with one of another content, git outside of the sandbox would take both from wherever it says.
-const SAME_FOLDER: Held = Held::File(".\n");
+const SAME_FOLDER: Held = Held::File(Cow::Borrowed(".\n"));
 
 #[cfg(test)]
 mod tests;

@@ -10,13 +10,13 @@ use jiff::Timestamp;
 use rustix::process::Pid;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Breach, Command, Confinement, Ended, Enforcement, Exit, Network, OutputSink, Overrun, Place, ResourceLimits,
-    SandboxError, SandboxRef, SandboxStatus, SessionKey, Usage,
+    Breach, Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, Overrun, Place,
+    ResourceLimits, SandboxError, SandboxRef, SandboxStatus, SessionKey, Usage,
 };
 
 use super::planned::Planned;
 use crate::bare;
-use crate::cgroup::{Group, GroupLimits, Hierarchy, Used, Whose};
+use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy, Used, Whose};
 use crate::custody::{Berth, Went};
 use crate::link::{Link, Warden, settle};
 use crate::prepare::prepare;
@@ -35,8 +35,9 @@ pub(super) struct Standing {
     warden: Arc<Warden>,
     init: Link,
     init_pid: Pid,
-    group: Option<Group>,
+    group: Group,
     enforcement: Vec<Enforcement>,
+    counts_processes: bool,
     environment: Vec<(String, String)>,
     idle: Mutex<Vec<Mooring>>,
     breaches: Arc<Mutex<Vec<Breach>>>,
@@ -50,7 +51,7 @@ pub(super) struct Standing {
 /// A berth with its part of the cgroup tree.
 struct Mooring {
     berth: Berth,
-    group: Option<Group>,
+    group: Group,
 }
 
 impl Standing {
@@ -70,20 +71,20 @@ impl Standing {
         };
         let limits = confinement.place_limits;
         let group = hierarchy.group(&made.id.0).map_err(|error| failed("making a cgroup", error))?;
-        if let Some(group) = &group {
-            group.set(&group_limits(&limits)).map_err(|error| failed("limiting a cgroup", error))?;
-        }
+        group.set(&group_limits(&limits)).map_err(|error| failed("limiting a cgroup", error))?;
         let (init, socket) = Link::pair().map_err(|error| failed("making a socket", error))?;
         let warden = Warden::of_this_process().map_err(|error| failed("starting the warden", error))?;
-        let Planned { plan, environment, remove_after } = planned;
+        let Planned { plan, environment, placeholders } = planned;
         let order = SandboxOrder {
             plan,
             open_network: confinement.network == Network::Open,
             proxied: allowed.is_some(),
-            remove_after,
-            groups: group.iter().flat_map(Group::folders).collect(),
+            placeholders,
+            groups: group.folders().to_vec(),
         };
-        warden.order(&WardenOrder::Sandbox(Box::new(order)), &socket).map_err(|error| failed("asking the warden", error))?;
+        warden
+            .order(&WardenOrder::Sandbox(Box::new(order)), &socket)
+            .map_err(|error| failed("asking the warden", error))?;
         drop(socket);
         let (init_pid, proxy_port, listener) = ready(&init).await?;
         let breaches = Arc::default();
@@ -93,7 +94,7 @@ impl Standing {
             }
             _ => None,
         };
-        let enforcement = hierarchy.enforcement();
+        let enforcement = enforcement(hierarchy);
         let mut environment: Vec<(String, String)> = environment;
         environment.extend(proxy_port.into_iter().flat_map(proxy::environment));
         let standing = Arc::new(Self {
@@ -108,6 +109,7 @@ impl Standing {
             init,
             init_pid,
             group,
+            counts_processes: hierarchy.can(Controller::Pids),
             enforcement,
             environment,
             idle: Mutex::default(),
@@ -163,27 +165,23 @@ impl Standing {
         order.limits.disk_bytes = confinement.limits.disk_bytes;
         order.limits.disk_files = confinement.limits.disk_files;
 
-        let mut mooring = self.take_berth().await.map_err(|error| SandboxError::Crashed {
-            reason: format!("the sandbox is gone: {error}"),
-        })?;
+        let mut mooring = self
+            .take_berth()
+            .await
+            .map_err(|error| SandboxError::Crashed { reason: format!("the sandbox is gone: {error}") })?;
         let limits = &confinement.limits;
-        let is_limited = |name| self.enforcement.iter().any(|one| one.limit == name && one.is_by_cgroup());
-        if !is_limited("memory_bytes") {
+        let is_watched = |name| self.enforcement.contains(&Enforcement { limit: name, by: Enforcer::Watcher });
+        if is_watched("memory_bytes") {
             order.limits.memory_bytes = limits.memory_bytes;
         }
-        if !is_limited("processes") {
+        if !self.counts_processes {
             order.limits.processes = limits.processes;
         }
-        let meter = match &mooring.group {
-            Some(group) => {
-                let set = group.set(&group_limits(limits));
-                set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
-                Some(group.begin())
-            }
-            None => None,
-        };
+        let set = mooring.group.set(&group_limits(limits));
+        set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
+        let meter = mooring.group.begin();
         let went = mooring.berth.run(command, order, output, stop).await;
-        let used = mooring.group.as_ref().zip(meter).map(|(group, meter)| group.used(&meter));
+        let used = mooring.group.used(&meter);
         match &went {
             Ok(Went { berth_lost: false, .. }) => self.moor(mooring),
             Err(error) if !error.is_crash() => self.moor(mooring),
@@ -193,9 +191,9 @@ impl Standing {
         let overrun = match report.overrun {
             Some((limit, used)) => Some(overrun(limit, used, limits)),
             None if ended == Ended::Code(0) || stop.is_cancelled() => None,
-            None => used.as_ref().and_then(|used| self.overrun_of_group(used, limits)),
+            None => self.overrun_of_group(&used, limits),
         };
-        let usage = usage(bare::usage(&report), used.as_ref());
+        let usage = usage(bare::usage(&report), &used);
         let breaches = std::mem::take(&mut *lock(&self.breaches));
         Ok(Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches })
     }
@@ -203,7 +201,7 @@ impl Standing {
     /// The limit that the kernel has seen to, if it had to.
     fn overrun_of_group(&self, used: &Used, limits: &ResourceLimits) -> Option<Overrun> {
         let allowed = |whose: Option<Whose>, own: Option<u64>, parent: Option<u64>| match whose {
-            Some(Whose::Parent) => parent.or(own),
+            Some(Whose::Above) => parent.or(own),
             _ => own.or(parent),
         };
         if used.oom_kills.is_some_and(|kills| kills > 0) {
@@ -232,13 +230,12 @@ impl Standing {
         self.init.send(&BerthOrder, &[socket.as_fd()]).await?;
         drop(socket);
         let berth = Berth::arrive(link).await?;
-        let Some(group) = &self.group else { return Ok(Mooring { berth, group: None }) };
         let number = self.berths_made.fetch_add(1, Ordering::Relaxed);
-        let group = group.child(&format!("berth-{number}"))?;
+        let group = self.group.child(&format!("berth-{number}"))?;
         let pid = berth.pid();
         // Joining may have to wait for all processors to take note.
         let joined = tokio::task::spawn_blocking(move || group.add(pid).map(|()| group)).await;
-        Ok(Mooring { berth, group: Some(joined.map_err(io::Error::other)??) })
+        Ok(Mooring { berth, group: joined.map_err(io::Error::other)?? })
     }
 
     fn moor(&self, mooring: Mooring) {
@@ -249,17 +246,15 @@ impl Standing {
     async fn bury(&self, mooring: Mooring) {
         let Mooring { berth, group } = mooring;
         drop(berth);
-        let killed = tokio::task::spawn_blocking(move || group.map(|group| group.kill())).await;
-        if !matches!(killed, Ok(Some(Ok(())))) {
+        let killed = tokio::task::spawn_blocking(move || group.kill()).await;
+        if !matches!(killed, Ok(Ok(()))) {
             // Nobody can tell what is left, so nothing may be.
-            let _ = rustix::process::kill_process(self.init_pid, rustix::process::Signal::KILL);
             let _ = settle(&self.warden, self.init_pid).await;
         }
     }
 
     /// Ends everything in it and waits until it is gone.
     pub(super) async fn end(self: Arc<Self>) {
-        let _ = rustix::process::kill_process(self.init_pid, rustix::process::Signal::KILL);
         let _ = settle(&self.warden, self.init_pid).await;
     }
 }
@@ -285,11 +280,15 @@ fn serve(listener: OwnedFd, allowed: Allowed, breaches: &Arc<Mutex<Vec<Breach>>>
     let refused = move |refusal: Refusal| {
         let mut breaches = lock(&breaches);
         if breaches.len() < BREACHES_MAX {
-            breaches.push(Breach::Network { host: refusal.host, port: refusal.port, reason: refusal.reason });
+            breaches.push(Breach::Network {
+                host: refusal.host,
+                port: refusal.port,
+                reason: refusal.reason.as_str().into(),
+            });
         }
     };
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    Ok(Proxy::serve(listener, allowed, proxy::system_resolver(), Arc::new(refused)))
+    Ok(Proxy::serve(listener, allowed, Arc::new(proxy::SystemResolver), Arc::new(refused)))
 }
 
 /// Counts a run as long as it lasts.
@@ -310,6 +309,22 @@ impl Drop for Busy<'_> {
     }
 }
 
+/// What sees to each limit here.
+pub(super) fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
+    let kernel_or = |controller, otherwise| if hierarchy.can(controller) { Enforcer::Kernel } else { otherwise };
+    let by = [
+        ("cpu_millicores", kernel_or(Controller::Cpu, Enforcer::Nobody)),
+        ("memory_bytes", kernel_or(Controller::Memory, Enforcer::Watcher)),
+        // Without the controller, the kernel counts the processes of the sandbox's own user.
+        ("processes", Enforcer::Kernel),
+        ("open_files", Enforcer::KernelPerProcess),
+        ("disk_bytes", Enforcer::Watcher),
+        ("disk_files", Enforcer::Watcher),
+        ("output_bytes", Enforcer::Executor),
+    ];
+    by.map(|(limit, by)| Enforcement { limit, by }).into()
+}
+
 fn group_limits(limits: &ResourceLimits) -> GroupLimits {
     let ResourceLimits { cpu_millicores, memory_bytes, processes, .. } = *limits;
     // The berth itself is in the group, too.
@@ -317,8 +332,7 @@ fn group_limits(limits: &ResourceLimits) -> GroupLimits {
 }
 
 /// What the berth saw of a run, and what the kernel counted of its group, which is more exact.
-fn usage(seen: Usage, used: Option<&Used>) -> Usage {
-    let Some(used) = used else { return seen };
+fn usage(seen: Usage, used: &Used) -> Usage {
     Usage {
         cpu_ms: used.cpu_us.map_or(seen.cpu_ms, |us| us as f64 / 1e3),
         memory_peak_bytes: used.memory_peak_bytes.map_or(seen.memory_peak_bytes, |peak| peak.least),

@@ -1,11 +1,10 @@
 //! Building what the processes of a sandbox see: a new root of mounts, and nothing else of the machine.
 
+use std::cell::Cell;
 use std::collections::HashMap;
-use std::ffi::CString;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -15,7 +14,7 @@ use rustix::mount::{
     fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount_change, move_mount, open_tree, unmount,
 };
 
-use super::plan::{Kind, Plan, Step};
+use super::plan::{Kind, Plan, Room, Step};
 use crate::sys::{self, MountChange};
 
 /// Where the new root is put together. Any folder would do; what it holds is only covered.
@@ -61,46 +60,50 @@ pub(super) fn open_sources(plan: &Plan, mut binds: HashMap<usize, OwnedFd>) -> R
     Ok(Sources { binds, devices: DEVICES.into_iter().map(device).collect::<Result<_, _>>()? })
 }
 
-/// Builds the new root, moves there and leaves the old one. Returns the file systems that are only the sandbox's own.
-pub(super) fn build(plan: &Plan, mut sources: Sources) -> Result<Vec<CString>, Failure> {
+/// Builds the new root, moves there and leaves the old one.
+pub(super) fn build(plan: &Plan, mut sources: Sources) -> Result<(), Failure> {
     let failed = |what: String| move |error: io::Error| (what, error);
-    let root = tmpfs(&[("mode", "0755"), ("size", "1m"), ("nr_inodes", "4096")])
-        .and_then(|root| attach(&root, SITE.as_ref()).map(|()| root))
-        .map_err(failed("making a new root".into()))?;
-    let site = Site { root: open_folder(SITE.as_ref()).map_err(failed("opening the new root".into()))? };
-    let mut private = Vec::new();
-    for (number, step) in plan.steps.iter().enumerate() {
-        site.take(step, number, &mut sources).map_err(failed(format!("building {step}")))?;
-        if let Step::Tmpfs { path, .. } = step {
-            private.extend(CString::new(path.as_os_str().as_bytes()));
-        }
+    let Some(Step::Tmpfs { room, mode, .. }) = plan.steps.first() else {
+        return Err(("beginning".into(), io::Error::other("the plan has no root")));
+    };
+    let root = memory(*room, *mode).and_then(|root| attach(&root, SITE.as_ref()).map(|()| root));
+    let root = root.map_err(failed("making a new root".into()))?;
+    let made = memory(Room { bytes: 1 << 20, inodes: 256 }, 0o755).map_err(failed("making room for files".into()))?;
+    let site = open_folder(SITE.as_ref()).map_err(failed("opening the new root".into()))?;
+    let site = Site { mount: root, root: site, made, files_made: Cell::new(0) };
+    for (number, step) in plan.steps.iter().enumerate().skip(1) {
+        site.take(step, number, &mut sources).map_err(failed(format!("the step `{step}`")))?;
     }
-    let read_only = MountChange { read_only: true, ..MountChange::default() };
-    sys::change_mount(root.as_fd(), false, read_only).map_err(failed("closing the new root".into()))?;
     rustix::process::fchdir(&site.root)
         .and_then(|()| rustix::process::pivot_root(".", "."))
         .and_then(|()| unmount(".", UnmountFlags::DETACH))
         .and_then(|()| rustix::process::chdir("/"))
-        .map_err(|error| ("moving to the new root".into(), error.into()))?;
-    Ok(private)
+        .map_err(|error| ("moving to the new root".into(), error.into()))
 }
 
 /// The new root while it is being built.
 struct Site {
+    mount: OwnedFd,
     root: OwnedFd,
+    /// Holds the files that we make, to be shown elsewhere.
+    made: OwnedFd,
+    files_made: Cell<u32>,
 }
+
+const READ_ONLY: MountChange<'static> = MountChange { read_only: true, owners: None };
 
 impl Site {
     fn take(&self, step: &Step, number: usize, sources: &mut Sources) -> io::Result<()> {
         match step {
-            Step::Folder { path, mode } => self.make_folder(path, *mode),
-            Step::Link { path, target } => symlink(target, self.outside(path)),
-            Step::File { path, content } => self.write_file(path, content),
-            Step::Tmpfs { path, bytes, files, mode } => {
+            Step::Folder { path } => self.make_folder(path, 0o755),
+            Step::Link { path, target } => {
+                self.make_folder(path.parent().unwrap_or(path), 0o755)?;
+                symlink(target, self.outside(path))
+            }
+            Step::File { path, content } => self.cover_with_file(path, content, 0o444),
+            Step::Tmpfs { path, room, mode } => {
                 self.make_folder(path, 0o755)?;
-                let (size, files, mode) = (bytes.to_string(), files.to_string(), format!("{mode:o}"));
-                let mount = tmpfs(&[("size", &size), ("nr_inodes", &files), ("mode", &mode)])?;
-                self.attach(&mount, path)
+                self.attach(&memory(*room, *mode)?, path)
             }
             Step::Bind { target, writable, .. } => {
                 let Some(mount) = sources.binds.remove(&number) else { return Ok(()) };
@@ -115,9 +118,14 @@ impl Site {
                 self.attach(&mount, Path::new("/proc"))
             }
             Step::Dev => self.devices(&sources.devices),
-            Step::Hide { path, kind } => self.hide(path, *kind),
+            Step::Hide { path, kind: Kind::Folder } => {
+                let cover = memory(Room { bytes: 4096, inodes: 2 }, 0)?;
+                sys::change_mount(cover.as_fd(), false, READ_ONLY)?;
+                unless_gone(self.attach(&cover, path))
+            }
+            Step::Hide { path, kind: Kind::File } => unless_gone(self.cover_with_file(path, "", 0)),
             Step::Protect { path } => self.protect(path),
-            Step::Pin { path } => self.pin(path),
+            Step::Seal => sys::change_mount(self.mount.as_fd(), false, READ_ONLY),
         }
     }
 
@@ -131,7 +139,13 @@ impl Site {
         let inner = path.strip_prefix("/").unwrap_or(path);
         let inner = if inner.as_os_str().is_empty() { Path::new(".") } else { inner };
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        Ok(rustix::fs::openat2(&self.root, inner, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)?)
+        Ok(rustix::fs::openat2(
+            &self.root,
+            inner,
+            OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
+            Mode::empty(),
+            resolve,
+        )?)
     }
 
     fn attach(&self, mount: &OwnedFd, path: &Path) -> io::Result<()> {
@@ -157,29 +171,35 @@ impl Site {
         if self.open(path).is_ok() {
             return Ok(());
         }
-        self.write_file(path, "")
+        self.make_folder(path.parent().unwrap_or(path), 0o755)?;
+        fs::write(self.outside(path), "")
     }
 
-    fn write_file(&self, path: &Path, content: &str) -> io::Result<()> {
-        if let Some(parent) = path.parent() {
-            self.make_folder(parent, 0o755)?;
-        }
-        let place = self.outside(path);
-        fs::write(&place, content)?;
-        fs::set_permissions(place, fs::Permissions::from_mode(0o444))
+    /// Shows a file of our own making at a path.
+    fn cover_with_file(&self, path: &Path, content: &str, mode: u32) -> io::Result<()> {
+        let name = self.files_made.replace(self.files_made.get() + 1).to_string();
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        let mut file = fs::File::from(rustix::fs::openat(&self.made, &name, flags, Mode::from_raw_mode(0o600))?);
+        file.write_all(content.as_bytes())?;
+        file.set_permissions(fs::Permissions::from_mode(mode))?;
+        let file = copy_of(&file.into())?;
+        sys::change_mount(file.as_fd(), false, READ_ONLY)?;
+        self.make_mount_point(path, false)?;
+        self.attach(&file, path)
     }
 
     fn devices(&self, devices: &[(&'static str, OwnedFd)]) -> io::Result<()> {
         let dev = Path::new("/dev");
         self.make_folder(dev, 0o755)?;
-        self.attach(&tmpfs(&[("size", "64k"), ("nr_inodes", "64"), ("mode", "0755")])?, dev)?;
+        self.attach(&memory(Room { bytes: 64 << 10, inodes: 64 }, 0o755)?, dev)?;
         for (name, mount) in devices {
             let path = dev.join(name);
             fs::write(self.outside(&path), "")?;
             sys::change_device_mount(mount.as_fd())?;
             self.attach(mount, &path)?;
         }
-        let links = [("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"), ("ptmx", "pts/ptmx")];
+        let links =
+            [("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"), ("ptmx", "pts/ptmx")];
         for (name, target) in links {
             symlink(target, self.outside(&dev.join(name)))?;
         }
@@ -191,51 +211,23 @@ impl Site {
         self.make_folder(&dev.join("shm"), 0o1777)
     }
 
-    /// Covers a path with something empty that nobody can open.
-    fn hide(&self, path: &Path, kind: Kind) -> io::Result<()> {
-        let cover = tmpfs(&[("size", "4k"), ("nr_inodes", "2"), ("mode", "0000")])?;
-        match kind {
-            Kind::Folder => {
-                let read_only = MountChange { read_only: true, owners: None };
-                sys::change_mount(cover.as_fd(), false, read_only)?;
-                self.attach_if_there(&cover, path)
-            }
-            Kind::File => {
-                let nothing = rustix::fs::openat(&cover, "nothing", OFlags::CREATE | OFlags::CLOEXEC, Mode::empty())?;
-                let nothing = copy_of(&nothing)?;
-                sys::change_mount(nothing.as_fd(), false, MountChange { read_only: true, owners: None })?;
-                self.attach_if_there(&nothing, path)
-            }
-        }
-    }
-
     /// Nothing may be written there, nor may it be put aside.
     fn protect(&self, path: &Path) -> io::Result<()> {
-        self.cover_with_itself(path, true)
-    }
-
-    /// It may be written to, but not be put aside for another of its name.
-    fn pin(&self, path: &Path) -> io::Result<()> {
-        self.cover_with_itself(path, false)
-    }
-
-    fn cover_with_itself(&self, path: &Path, read_only: bool) -> io::Result<()> {
         let place = match self.open(path) {
-            Ok(place) => place,
-            // It went away, or somebody put a link there, which leads to what is protected or not by itself.
             Err(error) if is_gone(&error) => return Ok(()),
-            Err(error) => return Err(error),
+            place => place?,
         };
         let copy = copy_of(&place)?;
-        sys::change_mount(copy.as_fd(), true, MountChange { read_only, owners: None })?;
+        sys::change_mount(copy.as_fd(), true, READ_ONLY)?;
         self.attach(&copy, path)
     }
+}
 
-    fn attach_if_there(&self, mount: &OwnedFd, path: &Path) -> io::Result<()> {
-        match self.attach(mount, path) {
-            Err(error) if is_gone(&error) => Ok(()),
-            attached => attached,
-        }
+/// What went away while the plan was made needs no cover.
+fn unless_gone(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(error) if is_gone(&error) => Ok(()),
+        done => done,
     }
 }
 
@@ -251,7 +243,8 @@ fn copy_of(place: &OwnedFd) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_RECURSIVE
-        | OpenTreeFlags::AT_EMPTY_PATH;
+        | OpenTreeFlags::AT_EMPTY_PATH
+        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
     Ok(open_tree(place, "", flags)?)
 }
 
@@ -263,8 +256,10 @@ fn attach(mount: &OwnedFd, path: &Path) -> io::Result<()> {
     Ok(move_mount(mount, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
-fn tmpfs(options: &[(&str, &str)]) -> io::Result<OwnedFd> {
-    file_system("tmpfs", options, MountAttrFlags::empty())
+fn memory(room: Room, mode: u32) -> io::Result<OwnedFd> {
+    let (bytes, inodes, mode) = (room.bytes.to_string(), room.inodes.to_string(), format!("{mode:o}"));
+    let options = [("size", bytes.as_str()), ("nr_inodes", &inodes), ("mode", &mode)];
+    file_system("tmpfs", &options, MountAttrFlags::empty())
 }
 
 /// A new file system that is not yet anywhere.

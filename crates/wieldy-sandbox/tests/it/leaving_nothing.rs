@@ -34,8 +34,12 @@ fn a_hundred_runs_leave_no_process_no_zombie_and_no_descriptor() {
                     3 => drop(World::new("/etc/passwd", &[]).run().await.unwrap_err()),
                     _ => {
                         let world = World::bash("trap '' TERM; echo ready; while :; do sleep 0.01; done");
-                        let running =
-                            world.sandbox.execute(&world.command, &world.confinement, world.printed.clone(), world.stop.clone());
+                        let running = world.sandbox.execute(
+                            &world.command,
+                            &world.confinement,
+                            world.printed.clone(),
+                            world.stop.clone(),
+                        );
                         tokio::select! {
                             ended = running => panic!("{ended:?}"),
                             () = world.printed.contains("ready") => {}

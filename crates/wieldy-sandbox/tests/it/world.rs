@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Command, Confinement, Exit, FileRules, Network, OutputSink, Place, ResourceLimits, Sandbox, SandboxError, Stdin, Stream,
+    Command, Confinement, Exit, FileRules, Network, OutputSink, Place, ResourceLimits, Sandbox, SandboxError, Stdin,
+    Stream,
 };
-use wieldy_sandbox::Bare;
+use wieldy_sandbox::{Bare, Native, NativeOptions};
 
 /// Nothing in these tests takes this long unless it hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -56,7 +57,7 @@ impl World {
             place_limits: ResourceLimits::default(),
             grace: Duration::from_millis(300),
         };
-        let sandbox = Arc::new(Bare::default());
+        let sandbox = backend();
         Self { sandbox, workspace, command, confinement, printed: Arc::default(), stop: CancellationToken::new(), mark }
     }
 
@@ -176,4 +177,12 @@ pub(crate) fn in_own_process(name: &str) -> bool {
     let text = [output.stdout, output.stderr].concat();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&text));
     false
+}
+
+/// The backend that the tests are about.
+fn backend() -> Arc<dyn Sandbox> {
+    match std::env::var("WIELDY_TEST_LEVEL").as_deref() {
+        Ok("native") => Arc::new(Native::new(NativeOptions { spares: 0, ..NativeOptions::default() })),
+        _ => Arc::new(Bare::default()),
+    }
 }
