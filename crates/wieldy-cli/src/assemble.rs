@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 use wieldy::{
     CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FolderArtifacts, Manifest, ManifestError,
-    ManifestTool, Problem, SharedTool, Unbound,
+    ManifestTool, Native, NativeOptions, Problem, SharedTool, Unbound,
 };
 
 use crate::config::{Config, Environment, Origin};
@@ -70,6 +70,8 @@ fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder
     builder.dynamic_timeout = config.dynamic_timeouts.then(DynamicTimeout::default);
     builder.retry = config.retry;
     builder.isolation = config.isolation;
+    let builder_state = (!config.state.as_os_str().is_empty()).then(|| config.state.clone());
+    builder = builder.sandbox(Native::new(NativeOptions { state: builder_state, spares: 0, ..NativeOptions::default() }));
     builder.resource_limits = config.resources;
     builder.output_bytes_max = config.output_bytes_max;
     Ok(builder)

@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 pub use artifacts::{FolderArtifacts, FolderError};
 pub use wieldy_core::*;
-pub use wieldy_sandbox::Bare;
+pub use wieldy_sandbox::{Bare, Native, NativeOptions};
 pub use wieldy_tools::shell::{Bash, CommandTool};
 pub use wieldy_tools::{Workspace, WorkspaceError, file_tools};
 
@@ -50,7 +50,7 @@ pub fn builder_with(
     environment: BTreeMap<String, String>,
 ) -> Result<ExecutorBuilder, WorkspaceError> {
     let tools = builtin_tools(workspace, environment)?;
-    let mut builder = Executor::builder().tools(tools).sandbox(Bare);
+    let mut builder = Executor::builder().tools(tools).sandbox(Bare::default()).sandbox(Native::new(NativeOptions::default()));
     builder.workspace = absolute(workspace);
     Ok(builder)
 }
