@@ -2,6 +2,8 @@
 //!
 //! Times on a shared machine say little, so what is judged is the ratio to a floor that was measured in the same
 //! rounds. `bench` builds itself once more, in release mode and with the engine, and hands over to `bench-inner`.
+//!
+//! The benchmark uses the allocator of the `wieldy` command, for floors and ours alike: a faster one helps both.
 
 #[cfg(feature = "bench")]
 mod engine;
@@ -21,6 +23,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+
+#[cfg(feature = "bench")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
@@ -50,6 +56,9 @@ pub(crate) struct InnerArguments {
     /// Only call, for so many seconds: something for a profiler to look at
     #[arg(long)]
     spin: Option<u64>,
+    /// Spin with batches instead of single calls
+    #[arg(long, requires = "spin")]
+    batches: bool,
 }
 
 /// What memory is measured of.
@@ -90,7 +99,7 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
         return Ok(());
     }
     if let Some(seconds) = inner.spin {
-        return engine::spin(std::time::Duration::from_secs(seconds));
+        return engine::spin(std::time::Duration::from_secs(seconds), inner.batches);
     }
     let Arguments { subject: Subject::Engine, quick, json } = inner.arguments;
     let rows = engine::measure(quick)?;
@@ -100,6 +109,6 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
 #[cfg(not(feature = "bench"))]
 pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
     // The arguments are read only where the benchmarks are built in.
-    let InnerArguments { arguments: _, memory: _, spin: _ } = inner;
+    let InnerArguments { arguments: _, memory: _, spin: _, batches: _ } = inner;
     bail!("this build has no benchmarks in it; use `cargo xtask bench`")
 }

@@ -20,6 +20,10 @@ use config::{Config, Environment, Overrides};
 use exit::{Exit, Failure};
 use output::Printer;
 
+/// Calls are bursts of small values, which this allocator is good at. A library leaves the choice to its program.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,

@@ -115,12 +115,22 @@ struct Account {
     running: AtomicU32,
 }
 
+impl Account {
+    fn running(&self) -> u32 {
+        self.running.load(Ordering::Relaxed)
+    }
+
+    fn set_running(&self, running: u32) {
+        self.running.store(running, Ordering::Relaxed);
+    }
+}
+
 /// On whose account a slot is.
 #[derive(Debug, Clone)]
 struct Taker {
     agent: Arc<Account>,
-    tool: ToolName,
-    tool_max: Option<u32>,
+    /// The tool and how many of its calls may run, where it has a limit.
+    tool: Option<(ToolName, u32)>,
 }
 
 /// Which limit stands in the way.
@@ -148,7 +158,8 @@ impl Admission {
     ) -> Result<Slot, CallError> {
         let place = {
             let mut queue = self.gate.lock();
-            let taker = Taker { agent: queue.account(&flight.subject.caller), tool: tool.clone(), tool_max };
+            let limited = tool_max.map(|max| (tool.clone(), max));
+            let taker = Taker { agent: queue.account(&flight.subject.caller), tool: limited };
             let Err(full) = queue.room_for(&taker, &self.gate.limits) else {
                 queue.take(&taker);
                 return Ok(self.slot(consent, taker, Duration::ZERO));
@@ -209,7 +220,10 @@ impl Admission {
         let (limit, whose, key) = match full {
             Full::Overall => (limits.calls_running_max, "of the executor".to_owned(), "overall"),
             Full::Agent => (limits.calls_running_per_agent_max, "of this agent".to_owned(), "agent"),
-            Full::Tool => (taker.tool_max.unwrap_or_default(), format!("of `{}`", taker.tool), "tool"),
+            Full::Tool => {
+                let (name, max) = taker.tool.as_ref().expect("only a tool with a limit is full");
+                (*max, format!("of `{name}`"), "tool")
+            }
         };
         CallError::new(Code::ConcurrencyLimitExceeded, format!("all {limit} slots {whose} are taken, {why}"))
             .suggest("wait until a running call has ended and call again")
@@ -247,11 +261,11 @@ impl Queue {
         if self.running >= limits.calls_running_max {
             return Err(Full::Overall);
         }
-        if taker.agent.running.load(Ordering::Relaxed) >= limits.calls_running_per_agent_max {
+        if taker.agent.running() >= limits.calls_running_per_agent_max {
             return Err(Full::Agent);
         }
-        if let Some(max) = taker.tool_max
-            && self.tools.get(&taker.tool).is_some_and(|running| *running >= max)
+        if let Some((tool, max)) = &taker.tool
+            && self.tools.get(tool).is_some_and(|running| running >= max)
         {
             return Err(Full::Tool);
         }
@@ -260,17 +274,17 @@ impl Queue {
 
     fn take(&mut self, taker: &Taker) {
         self.running += 1;
-        taker.agent.running.fetch_add(1, Ordering::Relaxed);
-        if taker.tool_max.is_some() {
-            *self.tools.entry(taker.tool.clone()).or_insert(0) += 1;
+        taker.agent.set_running(taker.agent.running() + 1);
+        if let Some((tool, _)) = &taker.tool {
+            *self.tools.entry(tool.clone()).or_insert(0) += 1;
         }
     }
 
     fn give_back(&mut self, taker: &Taker) {
         self.running -= 1;
-        taker.agent.running.fetch_sub(1, Ordering::Relaxed);
-        if taker.tool_max.is_some()
-            && let Some(running) = self.tools.get_mut(&taker.tool)
+        taker.agent.set_running(taker.agent.running() - 1);
+        if let Some((tool, _)) = &taker.tool
+            && let Some(running) = self.tools.get_mut(tool)
         {
             *running -= 1;
         }

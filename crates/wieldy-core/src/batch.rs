@@ -2,7 +2,7 @@
 //!
 //! [`Plan::make`] is pure: it turns calls into "who waits for whom". [`Executor::batch`] then only follows it.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -209,11 +209,15 @@ fn label(calls: &[BatchCall], place: usize) -> String {
 
 /// An order in which everything comes after what it needs, as close to the given order as possible.
 fn topological(calls: &[BatchCall], needs: &[BTreeSet<usize>]) -> Result<Vec<usize>, BatchError> {
-    let (mut order, mut done) = (Vec::with_capacity(needs.len()), HashSet::new());
+    // The usual case: nobody needs anybody.
+    if needs.iter().all(BTreeSet::is_empty) {
+        return Ok((0..needs.len()).collect());
+    }
+    let (mut order, mut done) = (Vec::with_capacity(needs.len()), vec![false; needs.len()]);
     let mut open: BTreeSet<usize> = (0..needs.len()).collect();
-    while let Some(next) = open.iter().copied().find(|place| needs[*place].iter().all(|need| done.contains(need))) {
+    while let Some(next) = open.iter().copied().find(|place| needs[*place].iter().all(|need| done[*need])) {
         open.remove(&next);
-        done.insert(next);
+        done[next] = true;
         order.push(next);
     }
     if open.is_empty() {
@@ -234,8 +238,9 @@ fn referred(arguments: &Value) -> Vec<&str> {
 fn references<'a>(value: &'a Value, levels_left: usize, found: &mut Vec<&'a str>) {
     let Some(levels_left) = levels_left.checked_sub(1) else { return };
     match value {
-        Value::Object(map) => match map.get("$result") {
-            Some(Value::String(id)) => found.push(id),
+        // All of it is walked anyway, so looking at the keys is cheaper than hashing one.
+        Value::Object(map) => match map.iter().find(|(key, _)| *key == "$result") {
+            Some((_, Value::String(id))) => found.push(id),
             _ => map.values().for_each(|value| references(value, levels_left, found)),
         },
         Value::Array(items) => items.iter().for_each(|item| references(item, levels_left, found)),
@@ -356,11 +361,12 @@ impl Executor {
             let next = open.iter().copied().find(ready).filter(|_| running.len() < max_concurrency);
             let (place, result) = if let Some(place) = next {
                 open.remove(&place);
-                let call = calls[place].take().expect("a call is begun once");
+                let mut call = calls[place].take().expect("a call is begun once");
                 let stopped_by = failed.filter(|_| batch.stop_on_error);
-                match bind(call, &plan.needs[place], &ids, &results, stopped_by, flight) {
-                    Ok(call) => {
-                        let mut run = Box::pin(async move { (place, self.call_in_batch(call, flight).await) });
+                match bind(&mut call, &plan.needs[place], &ids, &results, stopped_by, flight) {
+                    Ok(()) => {
+                        let entry = self.open(call, Some(flight));
+                        let mut run = Box::pin(async move { (place, self.walk(entry).await) });
                         // What is done at once need not be kept with those that take a while.
                         match futures_util::poll!(&mut run) {
                             Poll::Ready(done) => done,
@@ -370,13 +376,13 @@ impl Executor {
                             }
                         }
                     }
-                    Err((call, reason)) => {
+                    Err(reason) => {
                         skipped += 1;
                         // A call that only follows others is no failure of its own; one that refers to nothing is.
                         if reason.code != Code::Cancelled {
                             failed.get_or_insert(place);
                         }
-                        results[place] = Some(self.refuse(*call, *reason, Some(flight)).await);
+                        results[place] = Some(self.refuse(call, *reason, Some(flight)).await);
                         continue;
                     }
                 }
@@ -393,48 +399,43 @@ impl Executor {
     }
 
     fn record_batch(&self, flight: &BatchFlight, body: Body) {
-        let _ = self.recorder().append(&flight.subject, body, Timestamp::now(), [&flight.log]);
+        let _ = self.recorder().append(&flight.subject, body, Timestamp::now(), Some(&flight.log));
     }
 }
 
-/// The call with its references filled in, or why it is not begun.
+/// Fills in the call's references, or says why it is not begun.
 fn bind(
-    call: Call,
+    call: &mut Call,
     needs: &BTreeSet<usize>,
     ids: &[Option<String>],
     results: &[Option<ToolResult>],
     stopped_by: Option<usize>,
     flight: &BatchFlight,
-) -> Result<Call, (Box<Call>, Box<CallError>)> {
+) -> Result<(), Box<CallError>> {
     if let Some(cause) = flight.cancelled() {
-        return Err((Box::new(call), Box::new(cause.error())));
+        return Err(Box::new(cause.error()));
     }
     let name = |place: usize| ids[place].clone().unwrap_or_else(|| format!("#{}", place + 1));
     let skipped = |why: String, because: usize| {
-        CallError::new(Code::Cancelled, format!("skipped: {why}"))
-            .detail("cause", "skipped")
-            .detail("because_of", name(because))
+        let reason = CallError::new(Code::Cancelled, format!("skipped: {why}"));
+        Box::new(reason.detail("cause", "skipped").detail("because_of", name(because)))
     };
     let unmet = needs.iter().copied().find(|need| results[*need].as_ref().is_none_or(|result| !result.is_success()));
     if let Some(because) = unmet {
         let status = results[because].as_ref().map_or(Status::Pending, |result| result.status);
-        let reason = skipped(format!("the call `{}`, which it needs, ended as {status}", name(because)), because);
-        return Err((Box::new(call), Box::new(reason)));
+        return Err(skipped(format!("the call `{}`, which it needs, ended as {status}", name(because)), because));
     }
     if let Some(because) = stopped_by {
-        let reason = skipped(format!("the batch stops on errors, and `{}` failed", name(because)), because);
-        return Err((Box::new(call), Box::new(reason)));
+        return Err(skipped(format!("the batch stops on errors, and `{}` failed", name(because)), because));
     }
     // What is too deep to be walked is left as it is; the call will be refused for it.
     if needs.is_empty() || referred(&call.arguments).is_empty() || check_size(&call.arguments).is_err() {
-        return Ok(call);
+        return Ok(());
     }
     let by_id: HashMap<&str, &ToolResult> =
         needs.iter().filter_map(|need| Some((ids[*need].as_deref()?, results[*need].as_ref()?))).collect();
-    match resolved(&call.arguments, &by_id) {
-        Ok(arguments) => Ok(Call { arguments: Arc::new(arguments), ..call }),
-        Err(reason) => Err((Box::new(call), Box::new(reason))),
-    }
+    call.arguments = Arc::new(resolved(&call.arguments, &by_id)?);
+    Ok(())
 }
 
 /// A batch that is under way; when dropped, whoever observes it sees the end.

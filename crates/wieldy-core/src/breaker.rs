@@ -1,7 +1,8 @@
 //! The circuit breaker: a tool that fails again and again is left alone for a while.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -74,24 +75,28 @@ pub(crate) struct Breakers {
     policy: BreakerPolicy,
     /// Only tools that failed last; the others are closed without a failure.
     states: Mutex<HashMap<ToolName, BreakerState>>,
+    /// How many these are: while there are none, nobody needs to look.
+    count: AtomicUsize,
 }
 
 /// A call that went through a breaker and must tell how it went; dropped without a word, it counts as nothing learnt.
 pub(crate) struct Passage<'a> {
     breakers: &'a Breakers,
-    tool: Option<ToolName>,
+    tool: &'a ToolName,
+    told: bool,
     tries: bool,
 }
 
 impl Breakers {
     pub(crate) fn new(policy: BreakerPolicy) -> Self {
-        Self { policy, states: Mutex::new(HashMap::new()) }
+        Self { policy, states: Mutex::new(HashMap::new()), count: AtomicUsize::new(0) }
     }
 
-    pub(crate) fn enter(&self, tool: &ToolName) -> Result<Passage<'_>, CallError> {
-        let mut states = self.states.lock().expect("no code panics while it holds the states");
+    pub(crate) fn enter<'a>(&'a self, tool: &'a ToolName) -> Result<Passage<'a>, CallError> {
         let mut tries = false;
-        if let Some(state) = states.get_mut(tool) {
+        if self.any()
+            && let Some(state) = self.lock().get_mut(tool)
+        {
             *state = state.enter(Instant::now()).map_err(|wait| {
                 CallError::new(
                     Code::CircuitOpen,
@@ -102,30 +107,46 @@ impl Breakers {
             })?;
             tries = *state == BreakerState::Trying;
         }
-        Ok(Passage { breakers: self, tool: Some(tool.clone()), tries })
+        Ok(Passage { breakers: self, tool, told: false, tries })
     }
 
     /// The breakers that are not closed or have failures to remember.
     pub(crate) fn states(&self) -> Vec<(ToolName, BreakerState)> {
-        let states = self.states.lock().expect("no code panics while it holds the states");
-        states.iter().map(|(tool, state)| (tool.clone(), *state)).collect()
+        self.lock().iter().map(|(tool, state)| (tool.clone(), *state)).collect()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut HashMap<ToolName, BreakerState>)) {
+        let mut states = self.lock();
+        change(&mut states);
+        self.count.store(states.len(), Ordering::Release);
+    }
+
+    fn any(&self) -> bool {
+        self.count.load(Ordering::Acquire) > 0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ToolName, BreakerState>> {
+        self.states.lock().expect("no code panics while it holds the states")
     }
 }
 
 impl Passage<'_> {
     /// Tells how the run went: `Some(false)` where the tool itself is in trouble, `None` where nothing was learnt.
     pub(crate) fn tell(mut self, went_well: Option<bool>) {
-        if let Some(went_well) = went_well
-            && let Some(tool) = self.tool.take()
-        {
-            let policy = self.breakers.policy;
-            let mut states = self.breakers.states.lock().expect("no code panics while it holds the states");
-            if went_well {
-                states.remove(&tool);
-            } else if policy.failures_max > 0 {
-                let state = states.entry(tool).or_insert(BreakerState::Closed { failures: 0 });
-                *state = state.after(false, policy, Instant::now());
+        let Some(went_well) = went_well else { return };
+        self.told = true;
+        let (breakers, policy) = (self.breakers, self.breakers.policy);
+        if went_well {
+            if breakers.any() {
+                breakers.change(|states| {
+                    states.remove(self.tool);
+                });
             }
+        } else if policy.failures_max > 0 {
+            breakers.change(|states| {
+                let state = states.entry(self.tool.clone()).or_insert(BreakerState::Closed { failures: 0 });
+                *state = state.after(false, policy, Instant::now());
+            });
         }
     }
 }
@@ -133,9 +154,11 @@ impl Passage<'_> {
 impl Drop for Passage<'_> {
     fn drop(&mut self) {
         // The one that tried went away without an answer: the next one may try.
-        if let Some(tool) = self.tool.take().filter(|_| self.tries) {
-            let mut states = self.breakers.states.lock().expect("no code panics while it holds the states");
-            states.insert(tool, BreakerState::Open { until: Instant::now() });
+        if self.tries && !self.told {
+            let open = BreakerState::Open { until: Instant::now() };
+            self.breakers.change(|states| {
+                states.insert(self.tool.clone(), open);
+            });
         }
     }
 }

@@ -262,7 +262,7 @@ impl Executor {
             let subject = Subject { execution: None, batch: None, call_id: None, tool: Some(name.into()), caller };
             let (previous_hash, current_hash) = (previous.to_hex().to_string(), current.to_hex().to_string());
             let body = Body::DefinitionChanged { previous_hash, current_hash };
-            let _ = self.inner.recorder.append(&Arc::new(subject), body, Timestamp::now(), []);
+            let _ = self.inner.recorder.append(&Arc::new(subject), body, Timestamp::now(), None);
         }
         Ok(registration)
     }

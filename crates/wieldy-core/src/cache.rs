@@ -210,8 +210,9 @@ pub(crate) struct Promise<'a> {
 
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
+        let Some(lead) = self.lead.take() else { return };
         let runs = matches!(self.flight.state(), CallState::Running { .. });
-        if let Some(lead) = self.lead.take().filter(|_| runs && !self.tool.spec.annotations.repeatable()) {
+        if runs && !self.tool.spec.annotations.repeatable() {
             let told =
                 "the call with this idempotency key was left alone while it ran, so what came of it is not known";
             let unknown = CallError::new(Code::OutcomeUnknown, told)

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use uuid::Uuid;
+use uuid::{ContextV7, Uuid};
 
 use crate::artifact::ArtifactId;
 use crate::attempt::RetryIf;
@@ -203,6 +203,14 @@ impl FromStr for Priority {
     }
 }
 
+/// An id that is later in order than every one made before it, also within the same millisecond.
+fn new_id(now: Timestamp) -> Uuid {
+    static ORDER: Mutex<ContextV7> = Mutex::new(ContextV7::new());
+    let seconds = u64::try_from(now.as_second()).unwrap_or_default();
+    let nanos = u32::try_from(now.subsec_nanosecond()).unwrap_or_default();
+    Uuid::new_v7(uuid::Timestamp::from_unix(&ORDER, seconds, nanos))
+}
+
 macro_rules! ids {
     ($($(#[doc = $doc:literal])+ $name:ident;)+) => {$(
         $(#[doc = $doc])+
@@ -213,7 +221,12 @@ macro_rules! ids {
         impl $name {
             /// A new id, later in order than every one made before it.
             pub(crate) fn next() -> Self {
-                Self(Uuid::now_v7())
+                Self::next_at(Timestamp::now())
+            }
+
+            /// The same for who knows the time already.
+            pub(crate) fn next_at(now: Timestamp) -> Self {
+                Self(new_id(now))
             }
         }
 

@@ -15,31 +15,35 @@ use crate::flight::{BatchFlight, CancelCause, Flight};
 use crate::input::check_size;
 use crate::journal::Receipt;
 use crate::redact::Redacted;
-use crate::registry::Registered;
+use crate::registry::{NotFound, Registered};
+use crate::schema::Measured;
 use crate::tool::Outcome;
 
 /// How long an answer waits for its record to be safe before it is given all the same.
-const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A call's entry in the journal, open. Dropped without being closed, it closes as cancelled: nobody waits any more.
 pub(crate) struct Entry {
     executor: Executor,
     pub(crate) call: Call,
     pub(crate) flight: Arc<Flight>,
+    /// The tool that the caller means, or that there is none.
+    pub(crate) tool: Result<Arc<Registered>, NotFound>,
+    pub(crate) size: Measured,
     pub(crate) refused: Option<Box<CallError>>,
     closed: bool,
 }
 
 impl Entry {
     /// Writes the closing event and makes the result. What happened is told even if it cannot be written.
-    pub(crate) async fn close(mut self: Box<Self>, ended: Result<Outcome, CallError>, tally: Tally) -> ToolResult {
+    pub(crate) fn close(mut self: Box<Self>, ended: Result<Outcome, CallError>, tally: Tally) -> (ToolResult, Receipt) {
         let outcome = ended.unwrap_or_else(|error| Outcome::default().failed(error));
-        let (flight, error) = (Arc::clone(&self.flight), outcome.failure.map(|error| *error));
+        let error = outcome.failure.map(|error| *error);
         let result = ToolResult {
-            execution_id: flight.id,
+            execution_id: self.flight.id,
             call_id: self.call.call_id.take(),
-            tool: tally.tool.as_ref().map_or_else(|| Arc::clone(&self.call.tool), |tool| tool.name.shared()),
-            provider: tally.tool.as_ref().map(|tool| Arc::clone(&tool.provider)).unwrap_or_default(),
+            tool: self.tool.as_ref().map_or_else(|_| Arc::clone(&self.call.tool), |tool| tool.name.shared()),
+            provider: self.tool.as_ref().map(|tool| Arc::clone(&tool.provider)).unwrap_or_default(),
             status: error.as_ref().map_or(Status::Success, CallError::status),
             content: outcome.content,
             structured: outcome.structured,
@@ -50,8 +54,8 @@ impl Entry {
             artifact: outcome.artifact,
             timing: Timing {
                 queued_ms: duration_ms(tally.queued),
-                duration_ms: flight.elapsed_ms(),
-                started_at: flight.opened_at,
+                duration_ms: self.flight.elapsed_ms(),
+                started_at: self.flight.opened_at,
                 completed_at: Timestamp::now(),
             },
             usage: outcome.usage,
@@ -59,9 +63,6 @@ impl Entry {
             labels: std::mem::take(&mut self.call.options.labels),
             arguments: tally.arguments.unwrap_or_else(|| Arc::clone(&self.call.arguments)),
         };
-        if flight.state() == CallState::Unknown {
-            flight.abandon(result.status);
-        }
         let closing = Body::closed(Closing {
             status: result.status,
             duration_ms: result.timing.duration_ms,
@@ -73,13 +74,9 @@ impl Entry {
             usage: result.usage,
             error: result.error.clone().map(Box::new),
         });
-        let closed = flight.record_at(closing, result.timing.completed_at);
+        let closed = self.flight.record_at(closing, result.timing.completed_at);
         self.over();
-        // The answer is true even where its record cannot be kept; recovery closes the entry later.
-        if matches!(closed, Receipt::Pending(_)) {
-            let _ = tokio::time::timeout(CLOSING_PATIENCE, closed.kept()).await;
-        }
-        result
+        (result, closed)
     }
 
     fn over(&mut self) {
@@ -118,7 +115,6 @@ impl Drop for Entry {
 /// What is counted on the way.
 #[derive(Default)]
 pub(crate) struct Tally {
-    pub(crate) tool: Option<Arc<Registered>>,
     pub(crate) arguments: Option<Arc<Value>>,
     pub(crate) attempts: u32,
     pub(crate) queued: Duration,
@@ -138,20 +134,29 @@ impl Executor {
         let engine = &*self.inner;
         let flight = Arc::new(Flight::new(&call, &engine.recorder, batch));
         engine.flights.add(Arc::clone(&flight));
+        // The tool is looked up before anything is written down: it says which arguments must not be.
+        let tool = engine.registry.find(&call.tool, &call.caller);
+        let marked = match &tool {
+            Ok(tool) => tool.sensitive.clone(),
+            Err(_) => engine.registry.sensitive(&call.tool),
+        };
         // Arguments that are too large to be looked at are not written down either.
-        let size = check_size(&call.arguments);
-        let marked = engine.registry.sensitive(&call.tool);
-        let arguments = match &size {
-            Ok(()) => Redacted::new(Arc::clone(&call.arguments), marked),
-            Err(_) => Value::Null.into(),
+        let (size, too_large) = match check_size(&call.arguments) {
+            Ok(size) => (size, None),
+            Err(too_large) => (Measured::default(), Some(too_large)),
+        };
+        let arguments = match &too_large {
+            None => Redacted::new(Arc::clone(&call.arguments), marked),
+            Some(_) => Value::Null.into(),
         };
         let opened = flight.record_at(Body::CallPending { arguments }, flight.opened_at);
-        let refused = match (opened, size) {
+        let refused = match (opened, too_large) {
             (Receipt::Refused(error), _) => Some(error.into()),
-            (_, Err(too_large)) => Some(too_large.into()),
+            (_, Some(too_large)) => Some(too_large.into()),
             _ if engine.stopping.load(Ordering::Acquire) => Some(CancelCause::Shutdown.error()),
             _ => None,
         };
-        Box::new(Entry { executor: self.clone(), call, flight, refused: refused.map(Box::new), closed: false })
+        let refused = refused.map(Box::new);
+        Box::new(Entry { executor: self.clone(), call, flight, tool, size, refused, closed: false })
     }
 }

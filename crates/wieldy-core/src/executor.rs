@@ -18,7 +18,7 @@ use crate::build::Inner;
 use crate::cache::{CacheKey, Lead, Promise, Recall, Recalled, Spoiling};
 use crate::call::{Call, ToolResult};
 use crate::confirm::Consent;
-use crate::entry::{Entry, Tally};
+use crate::entry::{CLOSING_PATIENCE, Entry, Tally};
 use crate::error::{CallError, Code};
 use crate::event::Body;
 use crate::flight::{BatchFlight, Flight};
@@ -26,7 +26,7 @@ use crate::footprint::Touches;
 use crate::input::{Input, Violations};
 use crate::journal::Receipt;
 use crate::policy::{self, Grant};
-use crate::registry::Registered;
+use crate::registry::{NotFound, Registered};
 use crate::run::Run;
 use crate::terms::Terms;
 use crate::tool::Outcome;
@@ -44,47 +44,48 @@ impl Executor {
         self.walk(entry).await
     }
 
-    pub(crate) async fn call_in_batch(&self, call: Call, batch: &Arc<BatchFlight>) -> ToolResult {
-        let entry = self.open(call, Some(batch));
-        self.walk(entry).await
-    }
-
     /// Records a call that is not even begun.
     pub(crate) async fn refuse(&self, call: Call, why: CallError, batch: Option<&Arc<BatchFlight>>) -> ToolResult {
-        self.open(call, batch).close(Err(why), Tally::default()).await
+        let mut entry = self.open(call, batch);
+        entry.refused = Some(Box::new(why));
+        self.walk(entry).await
     }
 
     /// Takes the call between its opening, which has happened, and its closing, which always will.
     pub(crate) async fn walk(&self, mut entry: Box<Entry>) -> ToolResult {
         let mut tally = Tally::default();
         let ended = match entry.refused.take() {
-            None => self.steps(&entry.call, &entry.flight, &mut tally).await,
+            None => self.steps(&entry, &mut tally).await,
             Some(refused) => Err(*refused),
         };
-        entry.close(ended, tally).await
+        let (result, closing) = entry.close(ended, tally);
+        // The answer is true even where its record cannot be kept; recovery closes the entry later.
+        if matches!(closing, Receipt::Pending(_)) {
+            let _ = Box::pin(tokio::time::timeout(CLOSING_PATIENCE, closing.kept())).await;
+        }
+        result
     }
 
     /// The pipeline.
-    async fn steps(&self, call: &Call, flight: &Arc<Flight>, tally: &mut Tally) -> Result<Outcome, CallError> {
-        let engine = &*self.inner;
-        let tool = engine.registry.find(&call.tool, &call.caller)?; // 1. resolve: only what this caller may see
-        tally.tool = Some(Arc::clone(&tool));
-        let entry = engine.policy.enter(flight.id, &call.caller, &tool.spec)?; // 2. authorize: permissions, plan
-        let terms = self.terms(call, flight, &tool)?;
-        let input = Input::check(flight.id, &tool.input, &call.arguments)?; // 3. validate
+    async fn steps(&self, entry: &Entry, tally: &mut Tally) -> Result<Outcome, CallError> {
+        let (engine, Entry { call, flight, tool, size, .. }) = (&*self.inner, entry);
+        let tool = tool.as_ref().map_err(NotFound::clone)?; // 1. resolve: only what this caller may see
+        let entered = engine.policy.enter(flight.id, &call.caller, &tool.spec)?; // 2. authorize: permissions, plan
+        let terms = self.terms(call, flight, tool)?;
+        let input = Input::check(flight.id, &tool.input, &call.arguments, *size)?; // 3. validate
         tally.arguments = Some(Arc::clone(input.shared()));
-        let grant = self.judge(call, flight, &tool, entry, &input, &terms).await?; //    and judge exactly what will run
-        let repeated = match self.repeated(call, flight, &tool, &input, &terms).await? {
+        let grant = self.judge(call, flight, tool, entered, &input, &terms).await?; //   and judge exactly what will run
+        let repeated = match self.repeated(call, flight, tool, &input, &terms).await? {
             Known::Already(outcome) => return tally.recalled(*outcome),
-            Known::NotYet(lead) => Promise { lead, flight, tool: &tool, ttl: engine.idempotency_ttl },
+            Known::NotYet(lead) => Promise { lead, flight, tool, ttl: engine.idempotency_ttl },
         };
-        let consent = self.consent(call, flight, &tool, &grant, &input, &terms).await?; // 4. confirm
-        let cached = match self.cached(call, flight, &tool, &input, &terms).await? {
+        let consent = self.consent(call, flight, tool, &grant, &input, &terms).await?; // 4. confirm
+        let cached = match self.cached(call, flight, tool, &input, &terms).await? {
             Known::Already(outcome) => return tally.recalled(*outcome), // 5. recall
             Known::NotYet(lead) => lead,
         };
-        let outcome = self.attempts(call, flight, &tool, &grant, &input, &consent, &terms, tally).await; // 6. admit, run, time, retry
-        remember(repeated, cached, &outcome, &tool);
+        let outcome = self.attempts(call, flight, tool, &grant, &input, &consent, &terms, tally).await; // 6. admit, run, time, retry
+        remember(repeated, cached, &outcome, tool);
         outcome
     }
 
@@ -132,7 +133,7 @@ impl Executor {
             let repeatable = spec.annotations.repeatable() || !ended.effect_possible;
             let delay = attempt::next_delay(&terms.retry, &call.options, error, repeatable, attempt, clocks.deadline);
             let Some(delay) = delay else { return Ok(give_up(flight, attempt, ended.outcome, repeatable)) };
-            Box::pin(self.pause(flight, attempt + 1, terms, delay, error)).await?;
+            Box::pin(self.pause(flight, attempt + 1, terms, delay, error.clone())).await?;
         }
         unreachable!("a number of attempts is finite")
     }
@@ -143,12 +144,12 @@ impl Executor {
         call: &Call,
         flight: &Flight,
         tool: &Registered,
-        entry: policy::Entry,
+        entered: policy::Entry,
         input: &Input,
         terms: &Terms,
     ) -> Result<Grant, CallError> {
         let policy = &self.inner.policy;
-        let judged = policy.judge(entry, &call.caller, &tool.spec, input);
+        let judged = policy.judge(entered, &call.caller, &tool.spec, input);
         // Without checks nobody has to be waited for.
         if policy.has_checks() {
             return Ok(unless_stopped(flight, &terms.clocks, Box::pin(judged)).await??);
@@ -252,10 +253,11 @@ impl Executor {
         let engine = &*self.inner;
         let inline_max = output_bytes_max.unwrap_or(engine.output_bytes_max);
         let sandbox = engine.sandboxes.get(&terms.level).cloned();
+        let confinement = terms.confinement.as_ref().unwrap_or(&engine.confinement);
         Run::new(
             Arc::clone(flight),
             attempt,
-            Arc::clone(&terms.confinement),
+            Arc::clone(confinement),
             terms.level,
             sandbox,
             inline_max,
@@ -298,14 +300,12 @@ impl Executor {
         attempt: u32,
         terms: &Terms,
         delay: Duration,
-        error: &CallError,
+        error: Box<CallError>,
     ) -> Result<(), CallError> {
         let attempts_max = terms.retry.retries.saturating_add(1);
         let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
         // An attempt that was not announced could not be recorded either.
-        flight
-            .record(Body::RetryAttempt { attempt, attempts_max, delay_ms, error: Box::new(error.clone()) })
-            .taken()?;
+        flight.record(Body::RetryAttempt { attempt, attempts_max, delay_ms, error }).taken()?;
         unless_stopped(flight, &terms.clocks, tokio::time::sleep(delay)).await
     }
 }

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::call::{BatchId, Call, ExecutionId, Status};
+use crate::call::{BatchId, Call, ExecutionId};
 use crate::capture::{Capture, Captured};
 use crate::error::{CallError, Code, duration_ms};
 use crate::event::{Body, CallState, Subject};
@@ -69,14 +69,14 @@ pub(crate) struct Flight {
     pub(crate) opened_at: Timestamp,
     recorder: Arc<Recorder>,
     batch: Option<Arc<BatchFlight>>,
-    state: Mutex<CallState>,
     log: Log,
     /// Made when somebody has to wait for it: most calls are over before.
     stop: OnceLock<CancellationToken>,
     cause: OnceLock<CancelCause>,
     /// Microseconds from `opened` to the last output or progress.
     sign_of_life: AtomicU64,
-    capture: Mutex<Option<Capture>>,
+    /// Few calls print anything.
+    capture: Mutex<Option<Box<Capture>>>,
 }
 
 impl AsRef<Log> for Flight {
@@ -87,7 +87,8 @@ impl AsRef<Log> for Flight {
 
 impl Flight {
     pub(crate) fn new(call: &Call, recorder: &Arc<Recorder>, batch: Option<&Arc<BatchFlight>>) -> Self {
-        let (id, opened_at) = (ExecutionId::next(), Timestamp::now());
+        let opened_at = Timestamp::now();
+        let id = ExecutionId::next_at(opened_at);
         let subject = Subject {
             execution: Some(id),
             batch: batch.map(|batch| batch.id),
@@ -102,7 +103,6 @@ impl Flight {
             opened_at,
             recorder: Arc::clone(recorder),
             batch: batch.cloned(),
-            state: Mutex::new(CallState::Unknown),
             log: Log::default(),
             stop: OnceLock::new(),
             cause: OnceLock::new(),
@@ -118,30 +118,37 @@ impl Flight {
 
     /// Records what happened to the call. What cannot follow (a word from a run that is over) is dropped.
     pub(crate) fn record_at(&self, body: Body, at: Timestamp) -> Receipt {
-        let mut state = self.state.lock().expect("no code panics while it holds the state");
-        let Ok(next) = state.apply(&body) else { return Receipt::Kept };
-        let over = matches!(next, CallState::Closed { .. });
+        let mut log = self.log.pen();
+        let Ok(next) = log.state().apply(&body) else {
+            // What has no opening gets no closing either; but it is over, and its observers must end.
+            if let (CallState::Unknown, Some(closing)) = (log.state(), body.closing()) {
+                log.set_state(CallState::Closed { status: closing.status });
+                log.close();
+            }
+            return Receipt::Kept;
+        };
         let batch_log = self.batch.as_ref().map(|batch| &batch.log);
-        let receipt = self.recorder.append(&self.subject, body, at, batch_log.into_iter().chain([&self.log]));
-        if !matches!(receipt, Receipt::Refused(_)) {
-            *state = next;
+        let appended = self.recorder.append(&self.subject, body, at, batch_log);
+        let over = matches!(next, CallState::Closed { .. });
+        // Even if the history cannot be written: the call is over.
+        if over || appended.is_ok() {
+            log.set_state(next);
         }
+        let receipt = match appended {
+            Ok((event, receipt)) => {
+                log.push(event);
+                receipt
+            }
+            Err(refused) => Receipt::Refused(refused),
+        };
         if over {
-            // Even if the history cannot be written: the call is over, and its observers must end.
-            *state = next;
-            self.log.close();
+            log.close();
         }
         receipt
     }
 
-    /// Ends a call whose opening could not be written: what has no opening gets no closing either.
-    pub(crate) fn abandon(&self, status: Status) {
-        *self.state.lock().expect("no code panics while it holds the state") = CallState::Closed { status };
-        self.log.close();
-    }
-
     pub(crate) fn state(&self) -> CallState {
-        *self.state.lock().expect("no code panics while it holds the state")
+        self.log.state()
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -194,16 +201,16 @@ impl Flight {
 
     /// Captures output of the attempt that runs.
     pub(crate) fn capture(&self, bytes: &[u8], new: impl FnOnce() -> Capture) {
-        self.lock_capture().get_or_insert_with(new).write(bytes);
+        self.lock_capture().get_or_insert_with(|| Box::new(new())).write(bytes);
     }
 
     /// What the run has printed so far, if it printed anything.
     pub(crate) fn captured(&self) -> Option<Captured> {
-        self.lock_capture().as_ref().map(Capture::so_far)
+        self.lock_capture().as_ref().map(|capture| capture.so_far())
     }
 
     /// Artifact stores are foreign code; should one panic, what was captured before is still good.
-    fn lock_capture(&self) -> std::sync::MutexGuard<'_, Option<Capture>> {
+    fn lock_capture(&self) -> std::sync::MutexGuard<'_, Option<Box<Capture>>> {
         self.capture.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
@@ -259,7 +266,14 @@ struct Table {
     calls: HashMap<ExecutionId, Arc<Flight>, BuildHasherDefault<IdHasher>>,
     calls_over: VecDeque<ExecutionId>,
     batches: HashMap<BatchId, Arc<BatchFlight>, BuildHasherDefault<IdHasher>>,
-    batches_over: VecDeque<BatchId>,
+    batches_over: VecDeque<BatchOver>,
+    /// How many events all of these hold.
+    batches_over_events: usize,
+}
+
+struct BatchOver {
+    id: BatchId,
+    events: usize,
 }
 
 /// Ids are random already, and ours: there is nothing to gain from mixing them again.
@@ -281,7 +295,7 @@ impl Hasher for IdHasher {
 }
 
 impl Flights {
-    /// A table that remembers the last `over_max` calls, and a sixteenth as many batches, after they are over.
+    /// A table that remembers the last `over_max` calls after they are over, and batches with about as many events.
     pub(crate) fn new(over_max: usize) -> Self {
         let mut table = Table::default();
         // Calls come and go: room to spare keeps the table from being tidied up every few of them.
@@ -310,13 +324,19 @@ impl Flights {
 
     /// Moves a batch to those that are over, and forgets the oldest of them.
     pub(crate) fn batch_over(&self, id: BatchId) {
+        /// Those of a call that succeeds at once, and one to spare.
+        const EVENTS_PER_CALL: usize = 4;
         let mut table = self.lock();
-        table.batches_over.push_back(id);
-        // A batch holds the events of all its calls, so fewer of them are remembered.
-        if table.batches_over.len() > (self.over_max / 16).max(1)
+        let events = table.batches.get(&id).map_or(0, |batch| batch.log.len());
+        table.batches_over.push_back(BatchOver { id, events });
+        table.batches_over_events += events;
+        // A batch holds the events of all its calls, so these are what is counted. The last one is always remembered.
+        while table.batches_over_events > self.over_max * EVENTS_PER_CALL
+            && table.batches_over.len() > 1
             && let Some(oldest) = table.batches_over.pop_front()
         {
-            table.batches.remove(&oldest);
+            table.batches_over_events -= oldest.events;
+            table.batches.remove(&oldest.id);
         }
     }
 

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::call::ExecutionId;
 use crate::error::{CallError, Code};
 use crate::name::{did_you_mean, near_misses};
-use crate::schema::{Schema, is_within, kind_of};
+use crate::schema::{Measured, Schema, kind_of, measure};
 
 /// How deep arguments may be nested.
 pub const ARGUMENTS_DEPTH_MAX: usize = 128;
@@ -28,10 +28,15 @@ pub struct Input {
 
 impl Input {
     /// Checks arguments: fills in defaults, corrects what has one reading only, and reports every violation at once.
-    pub(crate) fn check(execution: ExecutionId, schema: &Schema, arguments: &Arc<Value>) -> Result<Self, Violations> {
+    pub(crate) fn check(
+        execution: ExecutionId,
+        schema: &Schema,
+        arguments: &Arc<Value>,
+        size: Measured,
+    ) -> Result<Self, Violations> {
         let input = |value| Ok(Self { execution, value });
         // The usual case: nothing to fill in, nothing to correct, nothing to copy.
-        let as_it_is = !schema.has_defaults() && arguments.is_object() && !has_float(arguments);
+        let as_it_is = !schema.has_defaults() && arguments.is_object() && !size.has_float;
         if as_it_is && schema.validator().is_valid(arguments) {
             return input(Arc::clone(arguments));
         }
@@ -76,14 +81,15 @@ impl Input {
 }
 
 /// Refuses arguments that are too large or too deep to be looked at; cheap and safe for any value.
-pub(crate) fn check_size(arguments: &Value) -> Result<(), Violations> {
-    if is_within(arguments, ARGUMENTS_DEPTH_MAX, ARGUMENTS_BYTES_MAX) {
-        return Ok(());
-    }
-    Err(Violations::one(
-        "",
-        format!("the arguments are too large: at most {ARGUMENTS_BYTES_MAX} bytes and {ARGUMENTS_DEPTH_MAX} levels"),
-    ))
+pub(crate) fn check_size(arguments: &Value) -> Result<Measured, Violations> {
+    measure(arguments, ARGUMENTS_DEPTH_MAX, ARGUMENTS_BYTES_MAX).ok_or_else(|| {
+        Violations::one(
+            "",
+            format!(
+                "the arguments are too large: at most {ARGUMENTS_BYTES_MAX} bytes and {ARGUMENTS_DEPTH_MAX} levels"
+            ),
+        )
+    })
 }
 
 /// Reads arguments as a model wrote them. Empty text counts as no arguments.
@@ -245,15 +251,6 @@ fn replace(value: &mut Value, pointer: &str, new: &Option<Value>) -> bool {
     }
 }
 
-fn has_float(value: &Value) -> bool {
-    match value {
-        Value::Number(number) => number.is_f64(),
-        Value::Array(items) => items.iter().any(has_float),
-        Value::Object(map) => map.values().any(has_float),
-        _ => false,
-    }
-}
-
 /// JSON with sorted keys and no spaces: equal values give equal bytes.
 pub(crate) fn canonical(value: &Value, out: &mut Vec<u8>) {
     match value {
@@ -293,7 +290,8 @@ mod tests {
 
     fn checked(schema: Value, arguments: Value) -> Result<Value, String> {
         let schema = Schema::compile(&schema).expect("a good schema");
-        Input::check(ExecutionId::next(), &schema, &Arc::new(arguments))
+        let size = check_size(&arguments).map_err(|violations| violations.to_string())?;
+        Input::check(ExecutionId::next(), &schema, &Arc::new(arguments), size)
             .map(|input| input.value().clone())
             .map_err(|violations| violations.to_string())
     }
@@ -400,7 +398,8 @@ mod tests {
             nested = json!([nested]);
         }
         assert!(check_size(&nested).is_err());
-        assert_eq!(check_size(&json!({"a": [1]})), Ok(()));
+        assert_eq!(check_size(&json!({"a": [1]})), Ok(Measured { has_float: false }));
+        assert_eq!(check_size(&json!({"a": [1, {"b": 0.5}]})), Ok(Measured { has_float: true }));
     }
 
     #[test]

@@ -125,28 +125,28 @@ impl Recorder {
         Self { journal, bus: Bus::default(), next_seq }
     }
 
-    /// Puts one event into the history, the given logs and before all subscribers.
-    pub(crate) fn append<'a>(
+    /// Puts one event into the history, its batch's log and before all subscribers. What is refused never happened.
+    pub(crate) fn append(
         &self,
         subject: &Arc<Subject>,
         body: Body,
         at: Timestamp,
-        logs: impl IntoIterator<Item = &'a Log>,
-    ) -> Receipt {
+        batch: Option<&Log>,
+    ) -> Result<(Arc<Event>, Receipt), JournalError> {
         let mut next_seq = self.next_seq.lock().expect("no code panics while it holds the line");
         let event = Arc::new(Event { seq: *next_seq, at, subject: Arc::clone(subject), body });
         // A journal is foreign code, and its panic must not take the line with it.
         let receipt = catch_unwind(AssertUnwindSafe(|| self.journal.append(&event)))
             .unwrap_or_else(|_| Receipt::Refused(JournalError("the journal panicked".into())));
-        if matches!(receipt, Receipt::Refused(_)) {
-            return receipt;
+        if let Receipt::Refused(error) = receipt {
+            return Err(error);
         }
         *next_seq += 1;
-        for log in logs {
-            log.push(&event);
+        if let Some(log) = batch {
+            log.push(Arc::clone(&event));
         }
         self.bus.publish(&event);
-        receipt
+        Ok((event, receipt))
     }
 
     pub(crate) fn bus(&self) -> &Bus {

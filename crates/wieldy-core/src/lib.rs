@@ -38,7 +38,7 @@
 //! }
 //! ```
 //! ```compile_fail,E0624
-//! let input = wieldy_core::Input::check(todo!(), todo!(), todo!());
+//! let input = wieldy_core::Input::check(todo!(), todo!(), todo!(), todo!());
 //! ```
 
 // In reading order.

@@ -1,12 +1,12 @@
 //! Observation: the events of one call or batch from the first one on, however late one looks.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures_util::Stream;
 use tokio::sync::Notify;
 
-use crate::event::{Body, Event};
+use crate::event::{Body, CallState, Event};
 use crate::journal::Seen;
 
 /// How many events of one call or batch are kept for observers; older ones are counted as missed.
@@ -27,29 +27,80 @@ struct Kept {
     text_bytes: usize,
     /// How many went before those that are kept.
     gone: u64,
+    /// Where the call stands after these events; a batch has no state of its own.
+    state: CallState,
     closed: bool,
+    /// Whether somebody may wait for the next event: most calls have no observer, and telling nobody takes time too.
+    watched: bool,
 }
 
 impl Log {
-    pub(crate) fn push(&self, event: &Arc<Event>) {
-        {
-            let mut kept = self.kept.lock().expect("no code panics while it holds the log");
-            kept.text_bytes += text_bytes(event);
-            kept.events.push_back(Arc::clone(event));
-            while (kept.events.len() > EVENTS_MAX || kept.text_bytes > TEXT_BYTES_MAX)
-                && let Some(oldest) = kept.events.pop_front()
-            {
-                kept.text_bytes -= text_bytes(&oldest);
-                kept.gone += 1;
-            }
-        }
-        self.changed.notify_waiters();
+    /// Begins to write: nobody else reads or writes until the pen is dropped.
+    pub(crate) fn pen(&self) -> Pen<'_> {
+        Pen { kept: self.lock(), changed: &self.changed }
+    }
+
+    pub(crate) fn push(&self, event: Arc<Event>) {
+        self.pen().push(event);
     }
 
     /// Says that nothing more will come, so that observers end.
     pub(crate) fn close(&self) {
-        self.kept.lock().expect("no code panics while it holds the log").closed = true;
-        self.changed.notify_waiters();
+        self.pen().close();
+    }
+
+    pub(crate) fn state(&self) -> CallState {
+        self.lock().state
+    }
+
+    /// How many events are kept.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().events.len()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().expect("no code panics while it holds the log")
+    }
+}
+
+/// A log that is being written.
+pub(crate) struct Pen<'a> {
+    kept: MutexGuard<'a, Kept>,
+    changed: &'a Notify,
+}
+
+impl Pen<'_> {
+    pub(crate) fn push(&mut self, event: Arc<Event>) {
+        let kept = &mut *self.kept;
+        kept.text_bytes += text_bytes(&event);
+        kept.events.push_back(event);
+        while (kept.events.len() > EVENTS_MAX || kept.text_bytes > TEXT_BYTES_MAX)
+            && let Some(oldest) = kept.events.pop_front()
+        {
+            kept.text_bytes -= text_bytes(&oldest);
+            kept.gone += 1;
+        }
+        self.tell();
+    }
+
+    /// Says that nothing more will come, so that observers end.
+    pub(crate) fn close(&mut self) {
+        self.kept.closed = true;
+        self.tell();
+    }
+
+    pub(crate) fn state(&self) -> CallState {
+        self.kept.state
+    }
+
+    pub(crate) fn set_state(&mut self, state: CallState) {
+        self.kept.state = state;
+    }
+
+    fn tell(&self) {
+        if self.kept.watched {
+            self.changed.notify_waiters();
+        }
     }
 }
 
@@ -90,7 +141,7 @@ impl Observer {
             // Listen first and look then: nothing that comes between the two can be lost.
             changed.as_mut().enable();
             {
-                let kept = log.kept.lock().expect("no code panics while it holds the log");
+                let mut kept = log.lock();
                 if self.position < kept.gone {
                     let missed = kept.gone - self.position;
                     self.position = kept.gone;
@@ -106,6 +157,7 @@ impl Observer {
                 if kept.closed {
                     return None;
                 }
+                kept.watched = true;
             }
             changed.await;
         }

@@ -19,21 +19,25 @@ pub const REDACTED: &str = "[redacted]";
 #[derive(Clone)]
 pub struct Redacted {
     raw: Arc<Value>,
-    marked: Arc<[String]>,
+    marked: Marked,
 }
 
+/// The names of arguments that a tool wants to be hidden; most tools name none.
+pub(crate) type Marked = Option<Arc<[String]>>;
+
 impl Redacted {
-    pub(crate) fn new(raw: Arc<Value>, marked: Arc<[String]>) -> Self {
+    pub(crate) fn new(raw: Arc<Value>, marked: Marked) -> Self {
         Self { raw, marked }
     }
 
     /// The arguments without their secrets.
     pub fn value(&self) -> Cow<'_, Value> {
-        if is_clean(&self.raw, &self.marked, TEXTS_WITHIN_TEXTS_MAX) {
+        let marked = self.marked.as_deref().unwrap_or_default();
+        if is_clean(&self.raw, marked, TEXTS_WITHIN_TEXTS_MAX) {
             return Cow::Borrowed(&self.raw);
         }
         let mut copy = Value::clone(&self.raw);
-        clean(&mut copy, &self.marked, TEXTS_WITHIN_TEXTS_MAX);
+        clean(&mut copy, marked, TEXTS_WITHIN_TEXTS_MAX);
         Cow::Owned(copy)
     }
 }
@@ -58,17 +62,21 @@ impl PartialEq for Redacted {
 
 impl From<Value> for Redacted {
     fn from(value: Value) -> Self {
-        Self::new(Arc::new(value), Arc::new([]))
+        Self::new(Arc::new(value), None)
     }
 }
 
 /// The names of arguments that the tool names, or that its schema marks as for writing only.
-pub(crate) fn sensitive_names(tool: &ToolSpec) -> Arc<[String]> {
+pub(crate) fn sensitive_names(tool: &ToolSpec) -> Marked {
     // What a pointer names is known by its last part: rather too much is hidden than too little.
     let last = |name: &String| name.rsplit('/').next().unwrap_or_default().replace("~1", "/").replace("~0", "~");
     let mut names: Vec<String> = tool.sensitive.iter().map(last).collect();
     marked_names(&tool.input_schema, &mut names);
-    names.into()
+    marked(names)
+}
+
+pub(crate) fn marked(names: Vec<String>) -> Marked {
+    if names.is_empty() { None } else { Some(names.into()) }
 }
 
 /// The names of all properties that a schema marks, at whatever depth.

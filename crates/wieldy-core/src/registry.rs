@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::call::Caller;
 use crate::error::{CallError, Code};
 use crate::name::{NameError, ToolName, did_you_mean, near_misses};
-use crate::redact::sensitive_names;
+use crate::redact::{Marked, marked, sensitive_names};
 use crate::schema::{Schema, SchemaError};
 use crate::tool::{Provider, SharedTool, ToolSpec};
 
@@ -22,7 +22,7 @@ pub struct Registered {
     pub(crate) tool: SharedTool,
     pub(crate) hash: blake3::Hash,
     /// Arguments that must not be written down.
-    pub(crate) sensitive: Arc<[String]>,
+    pub(crate) sensitive: Marked,
 }
 
 impl Registered {
@@ -263,13 +263,13 @@ impl Registry {
     }
 
     /// What must not be written down of a call to that name, whoever asks and whichever tool of several is meant.
-    pub(crate) fn sensitive(&self, name: &str) -> Arc<[String]> {
+    pub(crate) fn sensitive(&self, name: &str) -> Marked {
         let names = self.names.read().expect("no code panics while it holds the names");
         if let Some(tool) = names.holder(name) {
-            return Arc::clone(&tool.sensitive);
+            return tool.sensitive.clone();
         }
         let by_short = names.short.get(name).into_iter().flatten().filter_map(|full| names.tools.get(full));
-        by_short.flat_map(|tool| tool.sensitive.iter().cloned()).collect()
+        marked(by_short.flat_map(|tool| tool.sensitive.iter().flat_map(|names| names.iter().cloned())).collect())
     }
 }
 

@@ -55,7 +55,9 @@ impl Run {
         inline_max: u64,
         artifacts: Arc<dyn Artifacts>,
     ) -> Self {
-        flight.forget_capture();
+        if attempt > 1 {
+            flight.forget_capture();
+        }
         let unshown = Mutex::new(Unshown { text: String::new(), stream: Stream::Stdout, shown: flight.opened });
         let stop = OnceLock::new();
         Self {

@@ -132,7 +132,7 @@ fn has_key(value: &Value, key: &str) -> bool {
 
 /// Refuses what would be dangerous to compile or to use.
 fn check_safe(raw: &Value) -> Result<(), SchemaError> {
-    if !is_within(raw, DEPTH_MAX, BYTES_MAX) {
+    if measure(raw, DEPTH_MAX, BYTES_MAX).is_none() {
         return Err(SchemaError::TooLarge);
     }
     let mut places = Places::default();
@@ -140,10 +140,17 @@ fn check_safe(raw: &Value) -> Result<(), SchemaError> {
     places.check_loops()
 }
 
-/// Whether a value is at most so deep and, roughly, so many bytes large; itself safe for any value, because it
-/// goes no deeper than that.
-pub(crate) fn is_within(value: &Value, depth_max: usize, bytes_max: usize) -> bool {
-    fn fits(value: &Value, levels_left: usize, bytes_left: &mut usize) -> bool {
+/// What was seen in a value of a bounded size on the one walk through it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Measured {
+    /// Whether a number is written with a fraction.
+    pub(crate) has_float: bool,
+}
+
+/// Walks a value that is at most so deep and, roughly, so many bytes large; `None` where it is not. Itself safe for any
+/// value, because it goes no deeper than that.
+pub(crate) fn measure(value: &Value, depth_max: usize, bytes_max: usize) -> Option<Measured> {
+    fn fits(value: &Value, levels_left: usize, bytes_left: &mut usize, seen: &mut Measured) -> bool {
         let own = match value {
             Value::String(text) => text.len() + 2,
             Value::Object(map) => map.keys().map(|key| key.len() + 4).sum(),
@@ -151,14 +158,23 @@ pub(crate) fn is_within(value: &Value, depth_max: usize, bytes_max: usize) -> bo
         };
         let Some(left) = bytes_left.checked_sub(own) else { return false };
         *bytes_left = left;
+
         match value {
-            Value::Array(items) => levels_left > 0 && items.iter().all(|item| fits(item, levels_left - 1, bytes_left)),
-            Value::Object(map) => levels_left > 0 && map.values().all(|item| fits(item, levels_left - 1, bytes_left)),
+            Value::Array(items) => {
+                levels_left > 0 && items.iter().all(|item| fits(item, levels_left - 1, bytes_left, seen))
+            }
+            Value::Object(map) => {
+                levels_left > 0 && map.values().all(|item| fits(item, levels_left - 1, bytes_left, seen))
+            }
+            Value::Number(number) => {
+                seen.has_float |= number.is_f64();
+                true
+            }
             _ => true,
         }
     }
-    let mut bytes_left = bytes_max;
-    fits(value, depth_max, &mut bytes_left)
+    let (mut bytes_left, mut seen) = (bytes_max, Measured::default());
+    fits(value, depth_max, &mut bytes_left, &mut seen).then_some(seen)
 }
 
 /// The subschemas of a schema by their JSON pointer, with those that apply to the very same value.

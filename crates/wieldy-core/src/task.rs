@@ -308,7 +308,7 @@ impl Executor {
 
     /// Checks arguments without running anything.
     pub(crate) fn checked(&self, tool: &Registered, arguments: &Arc<serde_json::Value>) -> Result<Input, Violations> {
-        check_size(arguments)?;
-        Input::check(ExecutionId::next(), &tool.input, arguments)
+        let size = check_size(arguments)?;
+        Input::check(ExecutionId::next(), &tool.input, arguments, size)
     }
 }

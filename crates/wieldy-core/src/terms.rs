@@ -18,7 +18,8 @@ pub(crate) struct Terms {
     pub(crate) clocks: Clocks,
     pub(crate) retry: RetryPolicy,
     pub(crate) level: Level,
-    pub(crate) confinement: Arc<Confinement>,
+    /// What its processes may do; the executor's own confinement where neither call nor tool says anything.
+    pub(crate) confinement: Option<Arc<Confinement>>,
 }
 
 impl Executor {
@@ -54,15 +55,14 @@ impl Executor {
         })
     }
 
-    /// What the call's processes may do; the executor's own where neither call nor tool says anything.
-    fn confinement(&self, call: &Call, tool: &Registered) -> Arc<Confinement> {
+    fn confinement(&self, call: &Call, tool: &Registered) -> Option<Arc<Confinement>> {
         let (own, options) = (&self.inner.confinement, &call.options);
         let unsaid = ResourceLimits::default();
         if options.network.is_none() && options.limits == unsaid && tool.spec.limits == unsaid {
-            return Arc::clone(own);
+            return None;
         }
         let limits = options.limits.or(tool.spec.limits).or(own.limits).within(self.inner.limits_max);
         let network = options.network.clone().unwrap_or_else(|| own.network.clone());
-        Arc::new(Confinement { network, limits, ..Confinement::clone(own) })
+        Some(Arc::new(Confinement { network, limits, ..Confinement::clone(own) }))
     }
 }

@@ -60,10 +60,13 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
 }
 
 /// Calls without measuring.
-pub(super) fn spin(duration: Duration) -> Result<()> {
+pub(super) fn spin(duration: Duration, batches: bool) -> Result<()> {
     let (runtime, ours, began) = (one_core()?, Ours::new(10), Instant::now());
     while began.elapsed() < duration {
-        timed(&runtime, 1000, || ours.call());
+        match batches {
+            true => timed(&runtime, 10, || ours.hundred_in_a_batch()),
+            false => timed(&runtime, 1000, || ours.call()),
+        };
     }
     Ok(())
 }
