@@ -79,6 +79,13 @@ async fn a_body_that_is_not_what_was_announced_never_ends_for_the_host() {
         assert_eq!(status(&answer).0, "400", "{body:?}");
         assert!(!heard.ends_with("0\r\n\r\n"), "{body:?}");
     }
+    // One that ends too early.
+    let mut client = world.connect().await;
+    let head = format!("PUT http://{good}/ HTTP/1.1\r\nHost: {good}\r\nContent-Length: 4\r\n\r\nabc");
+    client.write_all(head.as_bytes()).await.unwrap();
+    client.shutdown().await.unwrap();
+    let (_host, _) = listener.accept().await.unwrap();
+    assert_eq!(status(&read_all(&mut client).await).0, "400");
 }
 
 #[tokio::test]
