@@ -243,7 +243,7 @@ fn tell(recorder: Arc<Recorder>) -> Arc<dyn Fn(SandboxChange) + Send + Sync> {
             SandboxChange::Destroyed(gone) => Body::SandboxDestroyed { sandbox: gone.id.0 },
         };
         // Nobody waits for this: what a sandbox is used for has entries of its own.
-        let _ = recorder.append(&subject, body, Timestamp::now(), []);
+        let _ = recorder.append(&subject, body, Timestamp::now(), None);
     })
 }
 
