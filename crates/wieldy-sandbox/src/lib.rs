@@ -12,6 +12,9 @@ mod custody;
 mod leftovers;
 mod report;
 
+#[expect(dead_code, unused_imports, reason = "the native sandbox, which uses it, comes next")]
+mod cgroup;
+
 mod init;
 mod maps;
 #[expect(unsafe_code, reason = "the one place for it; every block says why it is sound")]

@@ -1,0 +1,214 @@
+//! What is done with the folder of a group, whoever's it is: add, list, kill, empty, remove.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::{Version, explained};
+
+/// A process that was killed and is not gone by then hangs in the kernel.
+const KILL_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the kernel may take to notice that a group is empty.
+const REMOVE_PATIENCE: Duration = Duration::from_millis(100);
+
+/// Page cache below this is not worth the milliseconds that it takes to let go of it.
+const SETTLE_BYTES_MIN: u64 = 4 << 20;
+
+/// Writes a value to a file of a group.
+pub(super) fn write(folder: &Path, file: &str, value: &str) -> io::Result<()> {
+    let path = folder.join(file);
+    // Not `fs::write`, which asks for the file to be made and emptied: neither means anything here.
+    let written = fs::OpenOptions::new().write(true).open(&path).and_then(|file| {
+        use std::os::unix::fs::FileExt;
+        file.write_at(value.as_bytes(), 0)
+    });
+    match written {
+        Ok(_) => Ok(()),
+        Err(error) => Err(Unwritten { error, value: value.to_owned(), path }.into()),
+    }
+}
+
+/// Keeps the error of the system as the source, as the callers look at its number.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write `{value}` to `{path}`: {error}", path = path.display())]
+struct Unwritten {
+    error: io::Error,
+    value: String,
+    path: PathBuf,
+}
+
+impl From<Unwritten> for io::Error {
+    fn from(unwritten: Unwritten) -> Self {
+        Self::new(unwritten.error.kind(), unwritten)
+    }
+}
+
+/// The number that the system gave as the reason for a failed [`write`].
+pub(super) fn errno(error: &io::Error) -> Option<rustix::io::Errno> {
+    let unwritten = error.get_ref().and_then(|inner| inner.downcast_ref::<Unwritten>());
+    rustix::io::Errno::from_io_error(unwritten.map_or(error, |unwritten| &unwritten.error))
+}
+
+/// Reads a whole file of a group.
+pub(super) fn read(folder: &Path, file: &str) -> io::Result<String> {
+    let path = folder.join(file);
+    fs::read_to_string(&path).map_err(|error| explained(&error, format_args!("read `{}`", path.display())))
+}
+
+/// Passes a controller of v2 on to the children of this group.
+pub(super) fn enable(folder: &Path, controller: &str) -> io::Result<()> {
+    const FILE: &str = "cgroup.subtree_control";
+    if read(folder, FILE)?.split_whitespace().any(|name| name == controller) {
+        return Ok(());
+    }
+    write(folder, FILE, &format!("+{controller}"))
+}
+
+/// Moves a process to this group.
+pub(super) fn add(folder: &Path, pid: Pid) -> io::Result<()> {
+    write(folder, "cgroup.procs", &pid.as_raw_pid().to_string())
+}
+
+/// The processes in this group and below it.
+pub(super) fn processes(folder: &Path) -> Vec<Pid> {
+    let mut found = Vec::new();
+    // A group that is gone holds nothing.
+    let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+    // A process that has no number in our own namespace is shown as 0.
+    found.extend(text.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?)));
+    for child in children(folder) {
+        found.extend(processes(&child));
+    }
+    found
+}
+
+/// The folders of the groups right below.
+fn children(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    folders.map(|entry| entry.path()).collect()
+}
+
+/// Kills everything in these folders, which are one group's, and below them; returns when all are empty.
+pub(super) fn kill(folders: &[PathBuf]) -> io::Result<()> {
+    let deadline = Instant::now() + KILL_PATIENCE;
+    let mut pause = Duration::from_micros(100);
+    // One write kills all of them and whatever they fork meanwhile. A group that it cannot kill is killed below.
+    let at_once = folders.iter().any(|folder| write(folder, "cgroup.kill", "1").is_ok());
+    for round in 0.. {
+        let held = (!at_once || round > 5).then(|| Held::new(folders));
+        let left: Vec<&PathBuf> = folders.iter().filter(|folder| !processes(folder).is_empty()).collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        if held.is_some() {
+            left.iter().for_each(|folder| kill_one_by_one(folder));
+        }
+        // Frozen processes die when they are let go.
+        drop(held);
+        if Instant::now() > deadline {
+            let problem = format!("processes {:?} do not end after SIGKILL", processes(left[0]));
+            return Err(io::Error::new(io::ErrorKind::TimedOut, problem));
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Keeps a group from forking while it is killed one by one, with all means that there are.
+struct Held<'a> {
+    /// What to write where in the end.
+    undo: Vec<(&'a PathBuf, &'static str, String)>,
+}
+
+impl<'a> Held<'a> {
+    fn new(folders: &'a [PathBuf]) -> Self {
+        let mut undo = Vec::new();
+        for folder in folders {
+            if let Ok(before) = read(folder, "pids.max")
+                && write(folder, "pids.max", "0").is_ok()
+            {
+                undo.push((folder, "pids.max", before));
+            }
+            for (file, freeze, thaw) in [("freezer.state", "FROZEN", "THAWED"), ("cgroup.freeze", "1", "0")] {
+                if write(folder, file, freeze).is_ok() {
+                    undo.push((folder, file, thaw.into()));
+                }
+            }
+        }
+        Self { undo }
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        for (folder, file, value) in &self.undo {
+            let _ = write(folder, file, value.trim());
+        }
+    }
+}
+
+/// Kills each process that is in the group now.
+fn kill_one_by_one(folder: &Path) {
+    let ourselves = rustix::process::getpid();
+    for some in processes(folder).chunks(64) {
+        let handles: Vec<_> = some.iter().map(|pid| (*pid, pidfd_open(*pid, PidfdFlags::empty()))).collect();
+        // A number may have passed on to a stranger before its handle was opened. Whoever is still listed is meant.
+        let still = processes(folder);
+        for (pid, handle) in handles {
+            if let Ok(handle) = handle
+                && pid != ourselves
+                && still.contains(&pid)
+            {
+                let _ = pidfd_send_signal(handle, Signal::KILL);
+            }
+        }
+    }
+}
+
+/// Lets go of page cache that is charged to the group, if it is much.
+pub(super) fn settle(folder: &Path, version: Version) {
+    let (now, stat) = match version {
+        Version::V1 => ("memory.usage_in_bytes", ["total_inactive_file ", "total_active_file "]),
+        Version::V2 => ("memory.current", ["inactive_file ", "active_file "]),
+    };
+    let used = read(folder, now).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0);
+    if used < SETTLE_BYTES_MIN {
+        return;
+    }
+    let text = read(folder, "memory.stat").unwrap_or_default();
+    let field = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.parse::<u64>().ok()).unwrap_or(0);
+    let cached = stat.into_iter().map(field).sum::<u64>();
+    if cached < SETTLE_BYTES_MIN {
+        return;
+    }
+    // What cannot be let go of now stays, and counts for whoever comes next: that is true as well.
+    let _ = match version {
+        Version::V1 => write(folder, "memory.force_empty", "0"),
+        Version::V2 => write(folder, "memory.reclaim", &cached.to_string()),
+    };
+}
+
+/// Removes a group and all groups below it. Fails if something runs in one of them.
+pub(super) fn remove(folder: &Path) -> io::Result<()> {
+    let deadline = Instant::now() + REMOVE_PATIENCE;
+    loop {
+        let error = match fs::remove_dir(folder) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => error,
+        };
+        children(folder).iter().for_each(|child| drop(remove(child)));
+        // The last process may be gone from the list and not yet from the group.
+        if Instant::now() > deadline || !processes(folder).is_empty() {
+            return Err(explained(&error, format_args!("remove the control group `{}`", folder.display())));
+        }
+        thread::sleep(Duration::from_micros(500));
+    }
+}

@@ -1,0 +1,197 @@
+//! One place in the tree: a folder in each mount in use, made together and removed together.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, Weak};
+
+use rustix::process::Pid;
+
+use super::limits::{GroupLimits, Quota};
+use super::meter::{Files, Meter, Used};
+use super::{Controller, Version, explained, folder, limits, meter};
+
+/// A group of processes, whose limits hold for it and everything below it together.
+///
+/// It removes itself when it and its children are dropped, as far as nothing runs in it any more. On cgroup v2 processes
+/// live only in groups without children: add them to a child.
+pub(crate) struct Group {
+    node: Arc<Node>,
+}
+
+/// Which mounts are in use, and for what.
+pub(super) struct Layout {
+    /// Of each mount in use.
+    pub(super) versions: Vec<Version>,
+    /// For each controller, by the order of [`Controller::ALL`], which mount.
+    pub(super) places: [Option<usize>; Controller::ALL.len()],
+    /// The controllers that a v2 group passes on to its children, by the kernel's names.
+    pub(super) passed_on: Vec<&'static str>,
+    /// Held while quotas change, as one group's depends on those above and below it.
+    pub(super) quotas: Mutex<()>,
+}
+
+/// A group as its children know it: it stays until the last of them is gone.
+pub(super) struct Node {
+    pub(super) layout: Arc<Layout>,
+    /// One for each mount in use.
+    folders: Vec<PathBuf>,
+    pub(super) parent: Option<Arc<Node>>,
+    children: Mutex<Vec<Weak<Node>>>,
+    /// Whether children get the controllers of v2.
+    passes_on: Mutex<bool>,
+    /// The limits as they were set last.
+    pub(super) applied: Mutex<GroupLimits>,
+    pub(super) quota: Quota,
+    pub(super) files: Files,
+}
+
+impl Group {
+    /// The executor's own group, in folders that were just made.
+    pub(super) fn own(layout: Layout, folders: Vec<PathBuf>) -> Self {
+        Self { node: Arc::new(Node::new(Arc::new(layout), folders, None)) }
+    }
+
+    /// Makes a group below this one: what this one is limited to holds for the sum of its children.
+    pub(crate) fn child(&self, name: &str) -> io::Result<Self> {
+        let good = (1..=100).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+        if !good {
+            let problem = format!("`{name}` cannot name a control group: use 1 to 100 letters, digits and `-`");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, problem));
+        }
+        self.node.pass_on()?;
+        let folders: Vec<PathBuf> = self.node.folders.iter().map(|folder| folder.join(name)).collect();
+        for (index, folder) in folders.iter().enumerate() {
+            if let Err(error) = fs::create_dir(folder) {
+                folders.iter().take(index).for_each(|made| drop(fs::remove_dir(made)));
+                return Err(explained(&error, format_args!("make the control group `{}`", folder.display())));
+            }
+        }
+        let node = Arc::new(Node::new(self.node.layout.clone(), folders, Some(self.node.clone())));
+        let mut children = self.node.children.lock().expect("no code panics while it holds the children");
+        children.retain(|child| child.strong_count() > 0);
+        children.push(Arc::downgrade(&node));
+        Ok(Self { node })
+    }
+
+    /// Sets the limits of this group, and takes away those set before that are not named now.
+    ///
+    /// A limit whose controller cannot be used is left out: [`super::Hierarchy::findings`] tells which those are.
+    pub(crate) fn set(&self, limits: &GroupLimits) -> io::Result<()> {
+        limits::set(&self.node, limits)
+    }
+
+    /// Moves a process here, with all of its threads. Its later children start here; those it has stay where they are.
+    ///
+    /// This takes 10 to 20 ms where the kernel has to wait for all of its processors first.
+    pub(crate) fn add(&self, pid: Pid) -> io::Result<()> {
+        self.node.folders.iter().try_for_each(|folder| folder::add(folder, pid))
+    }
+
+    /// Notes the counters and forgets the peaks, so that [`Group::used`] can tell what came after.
+    pub(crate) fn begin(&self) -> Meter {
+        meter::begin(&self.node)
+    }
+
+    /// What was used since `meter` was begun.
+    pub(crate) fn used(&self, meter: &Meter) -> Used {
+        meter::used(&self.node, meter)
+    }
+
+    /// The processes in this group and below it, without zombies.
+    pub(crate) fn processes(&self) -> Vec<Pid> {
+        self.node.folders.first().map_or_else(Vec::new, |folder| folder::processes(folder))
+    }
+
+    /// Kills every process in this group and below it, and returns when all are gone.
+    pub(crate) fn kill(&self) -> io::Result<()> {
+        if self.node.folders.is_empty() {
+            let problem = "no control group can be used here, so there is none to kill";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, problem));
+        }
+        folder::kill(&self.node.folders)
+    }
+
+    /// Lets go of the page cache that a call left behind and that would count for the next. Takes milliseconds if
+    /// there is much of it, and microseconds if not.
+    pub(crate) fn settle(&self) {
+        if let Some((version, folder)) = self.node.place(Controller::Memory) {
+            folder::settle(folder, version);
+        }
+    }
+
+    /// Its folders, one for each mount in use.
+    pub(crate) fn folders(&self) -> &[PathBuf] {
+        &self.node.folders
+    }
+
+    /// The folder of this group in the v2 tree, if there is one: a process can be started right there.
+    pub(crate) fn unified(&self) -> Option<&Path> {
+        let index = self.node.layout.versions.iter().position(|version| *version == Version::V2)?;
+        self.node.folders.get(index).map(PathBuf::as_path)
+    }
+
+    /// Removes the group; fails if something still runs in it or it has children, and drops it all the same.
+    pub(crate) fn remove(self) -> io::Result<()> {
+        let Some(mut node) = Arc::into_inner(self.node) else {
+            return Err(io::Error::new(io::ErrorKind::ResourceBusy, "the control group still has children"));
+        };
+        node.remove()
+    }
+}
+
+impl Node {
+    fn new(layout: Arc<Layout>, folders: Vec<PathBuf>, parent: Option<Arc<Self>>) -> Self {
+        Self {
+            layout,
+            folders,
+            parent,
+            children: Mutex::default(),
+            passes_on: Mutex::default(),
+            applied: Mutex::default(),
+            quota: Quota::default(),
+            files: Files::default(),
+        }
+    }
+
+    /// Where this group has a controller.
+    pub(super) fn place(&self, controller: Controller) -> Option<(Version, &Path)> {
+        let index = (*self.layout.places.get(controller as usize)?)?;
+        Some((*self.layout.versions.get(index)?, self.folders.get(index)?))
+    }
+
+    /// Visits the children that are there, up to the first failure.
+    pub(super) fn for_each_child(&self, visit: &mut dyn FnMut(&Self) -> io::Result<()>) -> io::Result<()> {
+        let children = self.children.lock().expect("no code panics while it holds the children").clone();
+        children.iter().filter_map(Weak::upgrade).try_for_each(|child| visit(&child))
+    }
+
+    /// Sees to it that children have the controllers of the v2 tree, which a group does not pass on by itself.
+    fn pass_on(&self) -> io::Result<()> {
+        let mut passes_on = self.passes_on.lock().expect("no code panics while it holds the lock");
+        if *passes_on {
+            return Ok(());
+        }
+        for (folder, _) in self.folders.iter().zip(&self.layout.versions).filter(|(_, it)| **it == Version::V2) {
+            for name in &self.layout.passed_on {
+                folder::enable(folder, name)?;
+            }
+        }
+        *passes_on = true;
+        Ok(())
+    }
+
+    fn remove(&mut self) -> io::Result<()> {
+        let mut outcome = Ok(());
+        for folder in std::mem::take(&mut self.folders) {
+            outcome = outcome.and(folder::remove(&folder));
+        }
+        outcome
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.remove();
+    }
+}

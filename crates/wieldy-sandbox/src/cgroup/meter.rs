@@ -1,0 +1,359 @@
+//! What a group used since a moment: counters noted then and read again, on descriptors that stay open.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use super::group::Node;
+use super::{Controller, Version};
+
+/// The counters of a group at one moment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Meter {
+    counters: Counters,
+    memory: Mark,
+    processes: Mark,
+}
+
+/// What was used since a [`Meter`] was begun. `None` is not measured here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Used {
+    /// Processor time, of all processors together.
+    pub(crate) cpu_us: Option<u64>,
+    /// For how long processes that could run were kept from it by the limit of this group.
+    pub(crate) throttled_us: Option<u64>,
+    /// Memory in use at once, page cache and what the kernel held for the group included.
+    pub(crate) memory_peak_bytes: Option<Peak>,
+    /// Processes and threads at once.
+    pub(crate) processes_peak: Option<Peak>,
+    /// Read from disks. What comes from the page cache is not counted.
+    pub(crate) bytes_read: Option<u64>,
+    /// Written to disks. On v1 only what goes past the page cache is counted.
+    pub(crate) bytes_written: Option<u64>,
+    /// Processes of this group itself that the kernel killed for want of memory.
+    pub(crate) oom_kills: Option<u64>,
+    /// Whose limit was the reason for these kills, if there were any.
+    pub(crate) oom_kills_by: Option<Whose>,
+    /// How often a new process or thread was refused. Where the limit of a group above was the reason, kernels from 6.11 on
+    /// count it on v2 only there.
+    pub(crate) process_refusals: Option<u64>,
+    /// Whose limit was the reason for these refusals, if there were any.
+    pub(crate) process_refusals_by: Option<Whose>,
+}
+
+/// Whose limit it was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// The group's own.
+    Own,
+    /// That of a group above it.
+    Above,
+}
+
+/// The most there was at once. Some kernels cannot forget an earlier peak; then it lies between two figures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Peak {
+    /// As much was seen.
+    pub(crate) least: u64,
+    /// More there never was; `None` is not known.
+    pub(crate) most: Option<u64>,
+}
+
+impl Peak {
+    /// The peak, if it is known to the last byte.
+    pub(crate) fn exact(self) -> Option<u64> {
+        (self.most == Some(self.least)).then_some(self.least)
+    }
+}
+
+/// What only grows.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counters {
+    cpu_us: Option<u64>,
+    throttled_us: Option<u64>,
+    oom_kills: Option<u64>,
+    /// How often the group's own memory limit was reached.
+    memory_hits: Option<u64>,
+    process_refusals: Option<u64>,
+    bytes_read: Option<u64>,
+    bytes_written: Option<u64>,
+}
+
+/// A peak and what it is the peak of, at one moment.
+#[derive(Debug, Clone, Copy)]
+struct Mark {
+    /// Whether the peak was forgotten at that moment.
+    reset: bool,
+    peak: Option<u64>,
+    now: Option<u64>,
+}
+
+impl Mark {
+    /// The peak since this mark was made.
+    fn since(self, peak: Option<u64>, now: impl FnOnce() -> Option<u64>) -> Option<Peak> {
+        match (self.peak, peak) {
+            (_, Some(peak)) if self.reset => Some(Peak { least: peak, most: Some(peak) }),
+            // It rose, so it is of this time.
+            (Some(before), Some(peak)) if peak > before => Some(Peak { least: peak, most: Some(peak) }),
+            (_, most) => self.now.max(now()).map(|least| Peak { least, most: most.map(|most| most.max(least)) }),
+        }
+    }
+}
+
+/// The files of a group that are read for each call, opened when first needed.
+#[derive(Default)]
+pub(super) struct Files {
+    cpu_time: Kept,
+    throttled: Kept,
+    memory_peak: Kept,
+    memory_now: Kept,
+    memory_events: Kept,
+    memory_hits: Kept,
+    pids_events: Kept,
+    pids_peak: Kept,
+    pids_now: Kept,
+    io: Kept,
+}
+
+/// A file that stays open, or that is known not to be there.
+#[derive(Default)]
+struct Kept(OnceLock<Option<File>>);
+
+/// Enough for the figures of some hundred disks, the longest of these files.
+type Buffer = [u8; 16 * 1024];
+
+impl Kept {
+    /// The first of these files that is there.
+    fn file(&self, folder: &Path, names: &[&str]) -> Option<&File> {
+        let open = || {
+            names.iter().find_map(|name| {
+                let path = folder.join(name);
+                // To be written to as well, if that is allowed: some peaks are forgotten that way.
+                OpenOptions::new().read(true).write(true).open(&path).or_else(|_| File::open(&path)).ok()
+            })
+        };
+        self.0.get_or_init(open).as_ref()
+    }
+
+    fn read<'b>(&self, folder: &Path, names: &[&str], buffer: &'b mut Buffer) -> Option<&'b [u8]> {
+        let count = self.file(folder, names)?.read_at(buffer, 0).ok()?;
+        buffer.get(..count)
+    }
+
+    /// The number that is all the file says.
+    fn number(&self, folder: &Path, names: &[&str], buffer: &mut Buffer) -> Option<u64> {
+        self.read(folder, names, buffer).and_then(number)
+    }
+}
+
+/// Notes the counters and forgets the peaks.
+pub(super) fn begin(node: &Node) -> Meter {
+    let mut buffer = [0; _];
+    let files = &node.files;
+    let memory = node.place(Controller::Memory).map(|(version, folder)| {
+        let name = memory_peak_name(version);
+        // v2 forgets it for this one descriptor, from 6.12 on.
+        let reset = files.memory_peak.file(folder, &[name]).is_some_and(|file| file.write_at(b"0", 0).is_ok());
+        match reset {
+            true => Mark { reset, peak: None, now: None },
+            false => Mark {
+                reset,
+                peak: files.memory_peak.number(folder, &[name], &mut buffer),
+                now: files.memory_now.number(folder, &[memory_now_name(version)], &mut buffer),
+            },
+        }
+    });
+    let processes = node.place(Controller::Pids).map(|(_, folder)| Mark {
+        reset: false,
+        peak: files.pids_peak.number(folder, &["pids.peak"], &mut buffer),
+        now: files.pids_now.number(folder, &["pids.current"], &mut buffer),
+    });
+    let none = Mark { reset: false, peak: None, now: None };
+    let (memory, processes) = (memory.unwrap_or(none), processes.unwrap_or(none));
+    Meter { counters: count(node, &mut buffer), memory, processes }
+}
+
+/// What was used since then.
+pub(super) fn used(node: &Node, meter: &Meter) -> Used {
+    let mut buffer = [0; _];
+    let files = &node.files;
+    let (before, now) = (&meter.counters, count(node, &mut buffer));
+    let since = |before: Option<u64>, now: Option<u64>| Some(now?.saturating_sub(before?));
+    let memory_peak_bytes = node.place(Controller::Memory).and_then(|(version, folder)| {
+        let peak = files.memory_peak.number(folder, &[memory_peak_name(version)], &mut buffer);
+        meter.memory.since(peak, || files.memory_now.number(folder, &[memory_now_name(version)], &mut buffer))
+    });
+    let processes_peak = node.place(Controller::Pids).and_then(|(_, folder)| {
+        let peak = files.pids_peak.number(folder, &["pids.peak"], &mut buffer);
+        meter.processes.since(peak, || files.pids_now.number(folder, &["pids.current"], &mut buffer))
+    });
+    let oom_kills = since(before.oom_kills, now.oom_kills);
+    let memory_hits = since(before.memory_hits, now.memory_hits);
+    let process_refusals = since(before.process_refusals, now.process_refusals);
+    let happened = |count: Option<u64>| count.is_some_and(|count| count > 0);
+    let whose = |own: bool| if own { Whose::Own } else { Whose::Above };
+    Used {
+        cpu_us: since(before.cpu_us, now.cpu_us),
+        throttled_us: since(before.throttled_us, now.throttled_us),
+        memory_peak_bytes,
+        processes_peak,
+        bytes_read: since(before.bytes_read, now.bytes_read),
+        bytes_written: since(before.bytes_written, now.bytes_written),
+        oom_kills,
+        oom_kills_by: happened(oom_kills)
+            .then(|| whose(happened(memory_hits) || was_out_of_memory(node, memory_peak_bytes))),
+        process_refusals,
+        process_refusals_by: happened(process_refusals).then(|| whose(was_full(node, processes_peak))),
+    }
+}
+
+/// Whether a group on v1 had as much memory as its own limit allows. Its kernels do not tell which limit was the reason, and
+/// those of late no longer count how often one was reached.
+fn was_out_of_memory(node: &Node, peak: Option<Peak>) -> bool {
+    // The kernel takes memory in advance, and gives back what it cannot have whole.
+    const IN_ADVANCE_BYTES: u64 = 64 * 4096;
+    let limit = node.applied.lock().expect("no code panics while it holds the limits").memory_bytes;
+    let full = |limit: u64| peak.and_then(|peak| peak.most).is_some_and(|most| most + IN_ADVANCE_BYTES >= limit);
+    matches!(node.place(Controller::Memory), Some((Version::V1, _))) && limit.is_some_and(full)
+}
+
+/// Whether there were as many processes as the group's own limit allows.
+fn was_full(node: &Node, peak: Option<Peak>) -> bool {
+    let limit = node.applied.lock().expect("no code panics while it holds the limits").processes;
+    limit.is_some_and(|limit| peak.and_then(|peak| peak.most).is_none_or(|most| most >= limit))
+}
+
+fn memory_peak_name(version: Version) -> &'static str {
+    match version {
+        Version::V1 => "memory.max_usage_in_bytes",
+        Version::V2 => "memory.peak",
+    }
+}
+
+fn memory_now_name(version: Version) -> &'static str {
+    match version {
+        Version::V1 => "memory.usage_in_bytes",
+        Version::V2 => "memory.current",
+    }
+}
+
+fn count(node: &Node, buffer: &mut Buffer) -> Counters {
+    let mut counters = Counters::default();
+    let files = &node.files;
+    if let Some((version, folder)) = node.place(Controller::Cpuacct) {
+        match version {
+            Version::V1 => {
+                let ns = files.cpu_time.number(folder, &["cpuacct.usage"], buffer);
+                counters.cpu_us = ns.map(|ns| ns / 1000);
+            }
+            Version::V2 => {
+                let text = files.cpu_time.read(folder, &["cpu.stat"], buffer);
+                counters.cpu_us = text.and_then(|text| field(text, b"usage_usec"));
+                // Is there only where the v2 tree has the controller.
+                counters.throttled_us = text.and_then(|text| field(text, b"throttled_usec"));
+            }
+        }
+    }
+    if let Some((Version::V1, folder)) = node.place(Controller::Cpu) {
+        let text = files.throttled.read(folder, &["cpu.stat"], buffer);
+        counters.throttled_us = text.and_then(|text| field(text, b"throttled_time")).map(|ns| ns / 1000);
+    }
+    if let Some((version, folder)) = node.place(Controller::Memory) {
+        let names: &[&str] = match version {
+            Version::V1 => &["memory.oom_control"],
+            Version::V2 => &["memory.events.local", "memory.events"],
+        };
+        if let Some(text) = files.memory_events.read(folder, names, buffer) {
+            counters.oom_kills = field(text, b"oom_kill");
+            counters.memory_hits = field(text, b"oom");
+        }
+        if version == Version::V1 {
+            // Memory and swap together reach their limit first, as it is the same as that of memory alone.
+            let names = ["memory.memsw.failcnt", "memory.failcnt"];
+            counters.memory_hits = files.memory_hits.number(folder, &names, buffer);
+        }
+    }
+    if let Some((_, folder)) = node.place(Controller::Pids) {
+        let text = files.pids_events.read(folder, &["pids.events"], buffer);
+        counters.process_refusals = text.and_then(|text| field(text, b"max"));
+    }
+    if let Some((version, folder)) = node.place(Controller::Io) {
+        let names: &[&str] = match version {
+            Version::V1 => &["blkio.throttle.io_service_bytes_recursive", "blkio.throttle.io_service_bytes"],
+            Version::V2 => &["io.stat"],
+        };
+        if let Some(text) = files.io.read(folder, names, buffer) {
+            let (read, written) = disk_bytes(text, version);
+            (counters.bytes_read, counters.bytes_written) = (Some(read), Some(written));
+        }
+    }
+    counters
+}
+
+fn number(text: &[u8]) -> Option<u64> {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    std::str::from_utf8(text.get(..digits)?).ok()?.parse().ok()
+}
+
+/// The number behind this key, on a line of its own.
+fn field(text: &[u8], key: &[u8]) -> Option<u64> {
+    text.split(|byte| *byte == b'\n').find_map(|line| number(line.strip_prefix(key)?.strip_prefix(b" ")?))
+}
+
+/// Bytes read and written, summed over all disks.
+fn disk_bytes(text: &[u8], version: Version) -> (u64, u64) {
+    // v1: `8:0 Read 4096`; v2: `8:0 rbytes=4096 wbytes=0 rios=1 …`
+    let (read, written): (&[u8], &[u8]) = match version {
+        Version::V1 => (b"Read", b"Write"),
+        Version::V2 => (b"rbytes", b"wbytes"),
+    };
+    let mut sums = (0, 0);
+    let mut words = text.split(|byte| matches!(byte, b' ' | b'\n' | b'=')).peekable();
+    while let Some(word) = words.next() {
+        let value = words.peek().and_then(|next| number(next)).unwrap_or(0);
+        if word == read {
+            sums.0 += value;
+        } else if word == written {
+            sums.1 += value;
+        }
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_found_by_their_whole_key() {
+        let events = b"low 0\nhigh 1\nmax 22\noom 3\noom_kill 4\noom_group_kill 5\n";
+        assert_eq!(
+            ["max", "oom", "oom_kill", "none"].map(|key| field(events, key.as_bytes())),
+            [Some(22), Some(3), Some(4), None]
+        );
+        assert_eq!([&b"12\n"[..], b"max\n", b""].map(number), [Some(12), None, None]);
+    }
+
+    #[test]
+    fn bytes_of_all_disks_are_summed_and_nothing_else() {
+        let v1 = b"8:16 Read 100\n8:16 Write 20\n8:16 Sync 120\n8:16 Total 120\n8:0 Read 1\n8:0 Write 2\nTotal 123\n";
+        assert_eq!(disk_bytes(v1, Version::V1), (101, 22));
+        let v2 =
+            b"8:16 rbytes=100 wbytes=20 rios=7 wios=7 dbytes=7 dios=7\n8:0 \n253:0 rbytes=1 wbytes=2 rios=9 wios=9\n";
+        assert_eq!(disk_bytes(v2, Version::V2), (101, 22));
+        assert_eq!(disk_bytes(b"Total 0\n", Version::V1), (0, 0));
+    }
+
+    #[test]
+    fn a_peak_that_cannot_be_forgotten_lies_between_what_was_seen_and_what_was_before() {
+        let mark = |reset, peak, now| Mark { reset, peak, now };
+        let exactly = |value| Some(Peak { least: value, most: Some(value) });
+        assert_eq!(mark(true, None, None).since(Some(7), || None), exactly(7));
+        assert_eq!(mark(false, Some(5), Some(1)).since(Some(7), || Some(2)), exactly(7));
+        assert_eq!(mark(false, Some(5), Some(1)).since(Some(5), || Some(2)), Some(Peak { least: 2, most: Some(5) }));
+        assert_eq!(mark(false, Some(5), Some(5)).since(Some(5), || Some(2)), exactly(5));
+        assert_eq!(mark(false, None, Some(1)).since(None, || Some(2)), Some(Peak { least: 2, most: None }));
+        assert_eq!(mark(false, None, None).since(None, || None), None);
+    }
+}

@@ -1,0 +1,108 @@
+//! Executors' groups by name: making one for ourselves, and removing those whose executor is gone.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::{explained, folder};
+
+/// An executor's folder, with the lock on it that says to other executors that this one lives.
+pub(super) struct Home {
+    pub(super) folder: PathBuf,
+    pub(super) lock: File,
+}
+
+/// Makes a folder for this executor below `base`, under a name of its own: `wieldy-<process>-<its start>-<number>`.
+pub(super) fn make_home(base: &Path) -> io::Result<Home> {
+    let process = std::process::id();
+    let start = start_time(process).unwrap_or(0);
+    const TRIES_MAX: usize = 1000;
+    for number in 0..TRIES_MAX {
+        let folder = base.join(format!("wieldy-{process}-{start}-{number}"));
+        match fs::create_dir(&folder) {
+            Ok(()) => {}
+            // Another executor of this process has it.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+            Err(error) => return Err(error),
+        }
+        // Between the two calls, one who does not see our process could take us for dead and remove the folder.
+        if let Ok(lock) = locked(&folder) {
+            return Ok(Home { folder, lock });
+        }
+        let _ = fs::remove_dir(&folder);
+    }
+    let problem = io::Error::other("all names are taken");
+    Err(explained(&problem, format_args!("make a control group in `{}`", base.display())))
+}
+
+/// Removes what dead executors left below these folders. Returns how many executors that were.
+pub(super) fn sweep(bases: &[PathBuf]) -> usize {
+    let mut left: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+    for entry in bases.iter().filter_map(|base| fs::read_dir(base).ok()).flatten().flatten() {
+        if let Some(name) = entry.file_name().to_str().filter(|name| is_of_dead_process(name)) {
+            left.entry(name.to_owned()).or_default().push(entry.path());
+        }
+    }
+    left.values().filter(|folders| remove_home(folders)).count()
+}
+
+/// Removes the folders of one executor, unless it lives after all where we cannot see it: in another process namespace.
+fn remove_home(folders: &[PathBuf]) -> bool {
+    let locks: Vec<File> = folders.iter().filter_map(|folder| locked(folder).ok()).collect();
+    if locks.len() != folders.len() || folder::kill(folders).is_err() {
+        return false;
+    }
+    folders.iter().filter(|folder| folder::remove(folder).is_ok()).count() == folders.len()
+}
+
+fn locked(folder: &Path) -> io::Result<File> {
+    let file = File::open(folder)?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    Ok(file)
+}
+
+/// Whether this is the name of an executor's group and no process of ours is that executor.
+fn is_of_dead_process(name: &str) -> bool {
+    let Some((process, start)) = executor(name) else { return false };
+    start_time(process) != Some(start)
+}
+
+/// The process and its start in the name of an executor's group.
+fn executor(name: &str) -> Option<(u32, u64)> {
+    let mut parts = name.strip_prefix("wieldy-")?.split('-');
+    let (process, start, number) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?, parts.next()?);
+    (number.parse::<usize>().is_ok() && parts.next().is_none()).then_some((process, start))
+}
+
+/// When a process started, in the kernel's ticks since the machine did.
+fn start_time(process: u32) -> Option<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The command's name comes before, in parentheses, and may contain anything.
+    let (_, after_name) = status.rsplit_once(')')?;
+    after_name.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_executors_are_taken_for_such() {
+        assert_eq!(executor("wieldy-12-345-0"), Some((12, 345)));
+        for other in ["wieldy-main", "wieldy-12", "wieldy-12-345", "wieldy-a-1-0", "x-12-345-0", "wieldy-12-345-0-1"] {
+            assert_eq!(executor(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_process_that_lives_is_known_by_its_start() {
+        let process = std::process::id();
+        let start = start_time(process).unwrap();
+        assert!(!is_of_dead_process(&format!("wieldy-{process}-{start}-0")));
+        assert!(is_of_dead_process(&format!("wieldy-{process}-{}-0", start + 1)));
+        assert!(!is_of_dead_process("wieldy-main"));
+    }
+}
