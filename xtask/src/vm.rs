@@ -206,11 +206,11 @@ fn test_binary(root: &Path) -> Result<PathBuf> {
         bail!("the tests of wieldy-sandbox do not build");
     }
     let messages = output.stdout.split(|byte| *byte == b'\n');
-    let programs = messages.filter_map(|line| {
+    let mut programs = messages.filter_map(|line| {
         let message: Value = serde_json::from_slice(line).ok()?;
         Some(PathBuf::from(message.get("executable")?.as_str()?))
     });
-    programs.last().context("cargo does not say where the tests of wieldy-sandbox are")
+    programs.next_back().context("cargo does not say where the tests of wieldy-sandbox are")
 }
 
 /// Sees to it that qemu is there.

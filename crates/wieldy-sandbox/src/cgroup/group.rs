@@ -43,6 +43,7 @@ pub(super) struct Node {
     /// The limits as they were set last.
     pub(super) applied: Mutex<GroupLimits>,
     pub(super) quota: Quota,
+    pub(super) limit_files: limits::Files,
     pub(super) files: Files,
 }
 
@@ -150,6 +151,7 @@ impl Node {
             passes_on: Mutex::default(),
             applied: Mutex::default(),
             quota: Quota::default(),
+            limit_files: limits::Files::default(),
             files: Files::default(),
         }
     }

@@ -1,14 +1,12 @@
 //! What a group used since a moment: counters noted then and read again, on descriptors that stay open.
 
-use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::sync::OnceLock;
 
 use super::group::Node;
+use super::kept::{Buffer, Kept, number};
 use super::{Controller, Version};
 
-/// The counters of a group at one moment.
+/// The counters of a group at one moment. One at a time for each group: a new one forgets the peaks of the one before.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Meter {
     counters: Counters,
@@ -114,37 +112,6 @@ pub(super) struct Files {
     pids_peak: Kept,
     pids_now: Kept,
     io: Kept,
-}
-
-/// A file that stays open, or that is known not to be there.
-#[derive(Default)]
-struct Kept(OnceLock<Option<File>>);
-
-/// Enough for the figures of some hundred disks, the longest of these files.
-type Buffer = [u8; 16 * 1024];
-
-impl Kept {
-    /// The first of these files that is there.
-    fn file(&self, folder: &Path, names: &[&str]) -> Option<&File> {
-        let open = || {
-            names.iter().find_map(|name| {
-                let path = folder.join(name);
-                // To be written to as well, if that is allowed: some peaks are forgotten that way.
-                OpenOptions::new().read(true).write(true).open(&path).or_else(|_| File::open(&path)).ok()
-            })
-        };
-        self.0.get_or_init(open).as_ref()
-    }
-
-    fn read<'b>(&self, folder: &Path, names: &[&str], buffer: &'b mut Buffer) -> Option<&'b [u8]> {
-        let count = self.file(folder, names)?.read_at(buffer, 0).ok()?;
-        buffer.get(..count)
-    }
-
-    /// The number that is all the file says.
-    fn number(&self, folder: &Path, names: &[&str], buffer: &mut Buffer) -> Option<u64> {
-        self.read(folder, names, buffer).and_then(number)
-    }
 }
 
 /// Notes the counters and forgets the peaks.
@@ -289,11 +256,6 @@ fn count(node: &Node, buffer: &mut Buffer) -> Counters {
         }
     }
     counters
-}
-
-fn number(text: &[u8]) -> Option<u64> {
-    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    std::str::from_utf8(text.get(..digits)?).ok()?.parse().ok()
 }
 
 /// The number behind this key, on a line of its own.

@@ -4,13 +4,15 @@
 //! place in the tree, a folder in each of the mounts in use. What cannot be used is missing from every group and named,
 //! with the reason, in [`Hierarchy::findings`]; nothing else fails because of it.
 //!
-//! In reading order: the group (`group.rs`), its limits and its figures (`limits.rs`, `meter.rs`), how the machine is
+//! In reading order: the group (`group.rs`), its limits and its figures (`limits.rs`, `meter.rs`, both
+//! by way of `kept.rs`), how the machine is
 //! looked at (`find.rs`, `mounts.rs`), what is done with plain folders (`folder.rs`), and the sweeping of what dead
 //! executors left behind (`sweep.rs`).
 
 mod find;
 mod folder;
 mod group;
+mod kept;
 mod limits;
 mod meter;
 mod mounts;
