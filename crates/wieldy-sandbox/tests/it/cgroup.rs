@@ -304,7 +304,7 @@ fn a_process_over_the_groups_memory_is_killed_and_the_limit_is_the_groups_own() 
 }
 
 #[test]
-fn two_children_whose_sum_is_over_the_parents_memory_lose_one_of_them_by_the_limit_above() {
+fn children_whose_sum_is_over_the_parents_memory_are_killed_by_the_limit_above() {
     let Some(hierarchy) = tree() else { return };
     let parent = hierarchy.group(&unique()).unwrap();
     parent.set(&limits(None, Some(128 * MIB), None)).unwrap();
@@ -313,16 +313,17 @@ fn two_children_whose_sum_is_over_the_parents_memory_lose_one_of_them_by_the_lim
     let mut loads = children.each_ref().map(Load::start_in);
     let meters = children.each_ref().map(Group::begin);
     assert!(loads[0].ask(&format!("memory {}", 90 * MIB)).is_some());
-    // Who asks for too much and who is killed for it need not be the same.
-    loads[1].order(&format!("memory {}", 70 * MIB));
-    let killed = if loads[1].answer().is_none() { 1 } else { 0 };
-    assert_eq!(loads[killed].signal(), Some(9));
-    let kills =
-        [0, 1].map(|it| (children[it].used(&meters[it]).oom_kills, children[it].used(&meters[it]).oom_kills_by));
-    let mut expected = [(Some(0), None); 2];
-    expected[killed] = (Some(1), Some(Whose::Above));
-    assert_eq!(kills, expected);
-    assert_eq!(loads[1 - killed].ask("hello"), Some("hello".into()));
+    // Who asks for too much and who is killed for it need not be the same, and the kernel may be too quick for its own
+    // good: it kills the second while the memory of the first is still being given back.
+    let _ = loads[1].ask(&format!("memory {}", 70 * MIB));
+    let lives = loads.each_mut().map(|load| load.ask("hello").is_some());
+    assert_ne!(lives, [true, true]);
+    for ((child, meter), (load, lives)) in children.iter().zip(&meters).zip(loads.iter_mut().zip(lives)) {
+        let used = child.used(meter);
+        let told = (used.oom_kills, used.oom_kills_by);
+        assert_eq!(told, if lives { (Some(0), None) } else { (Some(1), Some(Whose::Above)) });
+        assert!(lives || load.signal() == Some(9));
+    }
 }
 
 #[test]
@@ -534,10 +535,11 @@ fn a_group_goes_when_it_and_its_children_are_dropped_and_not_before() {
     assert!(busy.remove().is_err());
     assert_eq!(folders(&name).len(), alone);
     drop(load);
-    let own = format!("wieldy-{}-", std::process::id());
-    assert_eq!(folders(&own).len(), 2 * alone);
+    // What was left behind goes with the executor's own group.
+    let own = hierarchy.own().folders().to_vec();
+    assert_eq!(own.iter().filter(|folder| folder.exists()).count(), alone);
     drop(hierarchy);
-    assert_eq!(folders(&own), Vec::<PathBuf>::new());
+    assert_eq!(own.iter().filter(|folder| folder.exists()).count(), 0);
 }
 
 #[test]
