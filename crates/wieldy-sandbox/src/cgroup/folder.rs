@@ -15,7 +15,7 @@ use super::{Version, explained};
 const KILL_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long the kernel may take to notice that a group is empty.
-const REMOVE_PATIENCE: Duration = Duration::from_millis(100);
+const REMOVE_PATIENCE: Duration = Duration::from_millis(250);
 
 /// Page cache below this is not worth the milliseconds that it takes to let go of it.
 const SETTLE_BYTES_MIN: u64 = 4 << 20;
@@ -192,6 +192,10 @@ pub(super) fn settle(folder: &Path, version: Version) {
 
 /// Removes a group and all groups below it. Fails if something runs in one of them.
 pub(super) fn remove(folder: &Path) -> io::Result<()> {
+    if fs::remove_dir(folder).is_ok() {
+        return Ok(());
+    }
+    children(folder).iter().for_each(|child| drop(remove(child)));
     let deadline = Instant::now() + REMOVE_PATIENCE;
     loop {
         let error = match fs::remove_dir(folder) {
@@ -199,7 +203,6 @@ pub(super) fn remove(folder: &Path) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => error,
         };
-        children(folder).iter().for_each(|child| drop(remove(child)));
         // The last process may be gone from the list and not yet from the group.
         if Instant::now() > deadline || !processes(folder).is_empty() {
             return Err(explained(&error, format_args!("remove the control group `{}`", folder.display())));

@@ -47,7 +47,9 @@ impl Load {
     fn start_as_nobody(place: &tempfile::TempDir) -> Self {
         fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let program = place.path().join("it");
-        fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        // By another process: one that we start ourselves meanwhile would hold it open for writing, and it could not run.
+        let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap();
+        assert!(copied.success());
         let mut command = Command::new(program);
         command.uid(NOBODY).gid(NOBODY).current_dir("/");
         Self::with(command)
