@@ -47,7 +47,7 @@ impl Work {
     fn run(&self, root: &Path) -> Result<()> {
         let (arguments, environment) = match self {
             Self::Tidy => return tidy::run(root),
-            Self::Vm => return vm::run(root),
+            Self::Vm => return vm::run_as_stage(root),
             Self::Cargo { arguments, environment } => (arguments, environment),
         };
         let mut command = cargo();

@@ -43,6 +43,17 @@ const RESULT: &str = "wieldy-vm: the tests ended with ";
 /// The Debian package that depends on the newest kernel for virtual machines.
 const KERNEL: &str = "linux-image-cloud-amd64";
 
+/// Does the same as a stage of the tests: where there is no Debian to take a kernel from, it says so and goes on.
+pub(crate) fn run_as_stage(root: &Path) -> Result<()> {
+    let debian = Command::new("apt-get").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if !debian.is_ok_and(|status| status.success()) {
+        eprintln!("WARNING: skipped, as there is no apt-get to take qemu and a kernel from:");
+        eprintln!("WARNING: control groups are tested only as this machine has them");
+        return Ok(());
+    }
+    run(root)
+}
+
 /// Boots every machine in turn, and fails if tests failed in one.
 pub(crate) fn run(root: &Path) -> Result<()> {
     let folder = root.join("target/vm");

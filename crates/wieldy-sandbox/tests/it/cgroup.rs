@@ -374,7 +374,7 @@ fn children_share_the_processor_time_of_their_parent() {
     loads.iter_mut().for_each(|load| assert_eq!(load.answer().unwrap(), "burnt"));
     let (used, periods) = (parent.used(&meter), periods(&name) - before);
     let cpu = used.cpu_us.unwrap();
-    assert!(cpu >= 280_000, "two times 150 ms, less what a tick may hide: {used:?}");
+    assert!(cpu >= 255_000, "two times 150 ms, less what ticks may hide: {used:?}");
     // 20 ms each, of this period and the one before; each processor may borrow some milliseconds more.
     assert!(cpu <= (periods + 2) * 20_000 + 20_000, "{cpu} µs in {periods} periods");
     assert!(used.throttled_us.unwrap() > 0, "{used:?}");
@@ -437,7 +437,8 @@ fn what_is_measured_is_what_was_used_and_begins_anew_each_time() {
     let burning = group.begin();
     load.ask("burn 30").unwrap();
     let burnt = group.used(&burning).cpu_us.unwrap();
-    assert!((285_000..400_000).contains(&burnt), "300 ms, as the process itself was told by the kernel: {burnt} µs");
+    // The process was told 300 ms by the kernel, which cuts two figures down to whole hundredths.
+    assert!((275_000..400_000).contains(&burnt), "{burnt} µs");
     load.ask("fork 5").unwrap();
     let used = group.used(&first);
     assert!(used.cpu_us.unwrap() >= burnt, "{used:?}");
