@@ -1,8 +1,9 @@
-//! Repository chores: `cargo xtask test`, `cargo xtask tidy`, `cargo xtask bench`.
+//! Repository chores: `cargo xtask test`, `cargo xtask tidy`, `cargo xtask bench`, `cargo xtask vm`.
 
 mod bench;
 mod stages;
 mod tidy;
+mod vm;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -24,6 +25,8 @@ enum Chore {
     Test,
     /// The rules of this repository that no compiler knows
     Tidy,
+    /// Tests of the sandbox in virtual machines with only cgroup v2, or only v1
+    Vm,
     /// Measure, and print a table of ratios to the floor of the same run
     Bench(bench::Arguments),
     /// A benchmark itself, in a release build; `bench` starts it
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().chore {
         Chore::Test => stages::run_all(&repository()),
         Chore::Tidy => tidy::run(&repository()),
+        Chore::Vm => vm::run(&repository()),
         Chore::Bench(arguments) => bench::start(&arguments, &repository()),
         Chore::BenchInner(arguments) => bench::run_inner(&arguments),
     };

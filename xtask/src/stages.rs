@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::tidy;
+use crate::{tidy, vm};
 
 /// Runs every stage, and says at the end how each went.
 pub(crate) fn run_all(root: &Path) -> Result<()> {
@@ -40,12 +40,14 @@ struct Stage {
 enum Work {
     Cargo { arguments: Vec<&'static str>, environment: Option<(&'static str, &'static str)> },
     Tidy,
+    Vm,
 }
 
 impl Work {
     fn run(&self, root: &Path) -> Result<()> {
         let (arguments, environment) = match self {
             Self::Tidy => return tidy::run(root),
+            Self::Vm => return vm::run_as_stage(root),
             Self::Cargo { arguments, environment } => (arguments, environment),
         };
         let mut command = cargo();
@@ -62,6 +64,7 @@ impl std::fmt::Display for Work {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Tidy => f.write_str("cargo xtask tidy"),
+            Self::Vm => f.write_str("cargo xtask vm"),
             Self::Cargo { arguments, environment } => {
                 if let Some((key, value)) = environment {
                     write!(f, "{key}='{value}' ")?;
@@ -97,6 +100,7 @@ fn stages(nextest: bool, ci: bool) -> Vec<Stage> {
         cargo("clippy", &clippy, &["--", "-D", "warnings"], None),
         Stage { name: "tidy", work: Work::Tidy },
         cargo("tests", &tests, &[], None),
+        Stage { name: "machines", work: Work::Vm },
         cargo("doc tests", &["test", "--doc", "--workspace", "--locked"], &[], None),
         // Libraries only: the binary `wieldy` would write over the pages of the library of the same name.
         cargo("docs", &["doc", "--no-deps", "--workspace", "--lib", "--locked"], &[], Some(("RUSTDOCFLAGS", RUSTDOC))),
@@ -174,6 +178,7 @@ mod tests {
                 "clippy: cargo clippy --workspace --all-targets --locked --features xtask/bench -- -D warnings",
                 "tidy: cargo xtask tidy",
                 "tests: cargo nextest run --workspace --locked --features xtask/bench",
+                "machines: cargo xtask vm",
                 "doc tests: cargo test --doc --workspace --locked",
                 "docs: RUSTDOCFLAGS='-Dwarnings -Arustdoc::private_intra_doc_links' \
                  cargo doc --no-deps --workspace --lib --locked",

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,38 +15,32 @@ use super::{Version, explained};
 const KILL_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long the kernel may take to notice that a group is empty.
-const REMOVE_PATIENCE: Duration = Duration::from_millis(100);
+const REMOVE_PATIENCE: Duration = Duration::from_millis(250);
 
 /// Page cache below this is not worth the milliseconds that it takes to let go of it.
 const SETTLE_BYTES_MIN: u64 = 4 << 20;
 
 /// Writes a value to a file of a group.
 pub(super) fn write(folder: &Path, file: &str, value: &str) -> io::Result<()> {
-    let path = folder.join(file);
     // Not `fs::write`, which asks for the file to be made and emptied: neither means anything here.
-    let written = fs::OpenOptions::new().write(true).open(&path).and_then(|file| {
-        use std::os::unix::fs::FileExt;
-        file.write_at(value.as_bytes(), 0)
-    });
-    match written {
-        Ok(_) => Ok(()),
-        Err(error) => Err(Unwritten { error, value: value.to_owned(), path }.into()),
-    }
+    let opened = fs::OpenOptions::new().write(true).open(folder.join(file));
+    let written = opened.and_then(|file| file.write_at(value.as_bytes(), 0));
+    written.map(drop).map_err(|error| unwritten(error, folder, file, value))
 }
 
-/// Keeps the error of the system as the source, as the callers look at its number.
+/// The error of a write that failed.
+pub(super) fn unwritten(error: io::Error, folder: &Path, file: &str, value: &str) -> io::Error {
+    let kind = error.kind();
+    io::Error::new(kind, Unwritten { error, value: value.to_owned(), path: folder.join(file) })
+}
+
+/// Keeps the error of the system, as the callers look at its number.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write `{value}` to `{path}`: {error}", path = path.display())]
 struct Unwritten {
     error: io::Error,
     value: String,
     path: PathBuf,
-}
-
-impl From<Unwritten> for io::Error {
-    fn from(unwritten: Unwritten) -> Self {
-        Self::new(unwritten.error.kind(), unwritten)
-    }
 }
 
 /// The number that the system gave as the reason for a failed [`write`].
@@ -197,6 +192,10 @@ pub(super) fn settle(folder: &Path, version: Version) {
 
 /// Removes a group and all groups below it. Fails if something runs in one of them.
 pub(super) fn remove(folder: &Path) -> io::Result<()> {
+    if fs::remove_dir(folder).is_ok() {
+        return Ok(());
+    }
+    children(folder).iter().for_each(|child| drop(remove(child)));
     let deadline = Instant::now() + REMOVE_PATIENCE;
     loop {
         let error = match fs::remove_dir(folder) {
@@ -204,7 +203,6 @@ pub(super) fn remove(folder: &Path) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => error,
         };
-        children(folder).iter().for_each(|child| drop(remove(child)));
         // The last process may be gone from the list and not yet from the group.
         if Instant::now() > deadline || !processes(folder).is_empty() {
             return Err(explained(&error, format_args!("remove the control group `{}`", folder.display())));

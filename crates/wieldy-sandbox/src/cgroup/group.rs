@@ -43,6 +43,7 @@ pub(super) struct Node {
     /// The limits as they were set last.
     pub(super) applied: Mutex<GroupLimits>,
     pub(super) quota: Quota,
+    pub(super) limit_files: limits::Files,
     pub(super) files: Files,
 }
 
@@ -120,15 +121,15 @@ impl Group {
         }
     }
 
+    /// Its folders, one for each mount in use.
+    pub(crate) fn folders(&self) -> &[PathBuf] {
+        &self.node.folders
+    }
+
     /// The folder of this group in the v2 tree, if there is one: a process can be started right there.
     pub(crate) fn unified(&self) -> Option<&Path> {
         let index = self.node.layout.versions.iter().position(|version| *version == Version::V2)?;
         self.node.folders.get(index).map(PathBuf::as_path)
-    }
-
-    /// Its folders, one for each mount in use.
-    pub(crate) fn folders(&self) -> &[PathBuf] {
-        &self.node.folders
     }
 
     /// Removes the group; fails if something still runs in it or it has children, and drops it all the same.
@@ -150,6 +151,7 @@ impl Node {
             passes_on: Mutex::default(),
             applied: Mutex::default(),
             quota: Quota::default(),
+            limit_files: limits::Files::default(),
             files: Files::default(),
         }
     }

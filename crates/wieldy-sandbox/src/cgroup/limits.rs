@@ -7,6 +7,7 @@ use rustix::io::Errno;
 
 use super::folder::{errno, write};
 use super::group::Node;
+use super::kept::Kept;
 use super::{Controller, Version};
 
 /// What a group may use; `None` is no limit of its own, so that only those above it hold.
@@ -28,6 +29,15 @@ const QUOTA_US_MIN: u64 = 1_000;
 
 /// Stands for no quota.
 const NO_QUOTA: u64 = u64::MAX;
+
+/// The files that limits are written to.
+#[derive(Default)]
+pub(super) struct Files {
+    cpu: Kept,
+    memory: Kept,
+    swap: Kept,
+    processes: Kept,
+}
 
 /// The quota of a group on v1, in microseconds for each period. Changed by who holds the layout's lock on all quotas.
 pub(super) struct Quota {
@@ -61,27 +71,28 @@ pub(super) fn set(node: &Node, wanted: &GroupLimits) -> io::Result<()> {
 
 fn set_processes(node: &Node, processes: Option<u64>) -> io::Result<()> {
     let Some((_, folder)) = node.place(Controller::Pids) else { return Ok(()) };
-    write(folder, "pids.max", &processes.map_or("max".into(), |count| count.to_string()))
+    node.limit_files.processes.write(folder, "pids.max", &processes.map_or("max".into(), |count| count.to_string()))
 }
 
 fn set_memory(node: &Node, before: Option<u64>, bytes: Option<u64>) -> io::Result<()> {
     let Some((version, folder)) = node.place(Controller::Memory) else { return Ok(()) };
+    let files = &node.limit_files;
     if version == Version::V2 {
         let swap = if bytes.is_some() { "0" } else { "max" };
-        optional(write(folder, "memory.swap.max", swap))?;
-        return write(folder, "memory.max", &bytes.map_or("max".into(), |bytes| bytes.to_string()));
+        optional(files.swap.write(folder, "memory.swap.max", swap))?;
+        return files.memory.write(folder, "memory.max", &bytes.map_or("max".into(), |bytes| bytes.to_string()));
     }
     let value = bytes.map_or("-1".into(), |bytes| bytes.to_string());
-    let memory = || match write(folder, "memory.limit_in_bytes", &value) {
+    let memory = || match files.memory.write(folder, "memory.limit_in_bytes", &value) {
         // More is in use: the kernel gave up too early, as most of it is cache.
         Err(error) if errno(&error) == Some(Errno::BUSY) => {
             write(folder, "memory.force_empty", "0")?;
-            write(folder, "memory.limit_in_bytes", &value)
+            files.memory.write(folder, "memory.limit_in_bytes", &value)
         }
         outcome => outcome,
     };
     // Memory and swap together, which may at no time be less than memory alone.
-    let both = || optional(write(folder, "memory.memsw.limit_in_bytes", &value));
+    let both = || optional(files.swap.write(folder, "memory.memsw.limit_in_bytes", &value));
     if bytes.unwrap_or(u64::MAX) > before.unwrap_or(u64::MAX) {
         both().and_then(|()| memory())
     } else {
@@ -99,7 +110,7 @@ fn set_cpu(node: &Node, millicores: Option<u64>) -> io::Result<()> {
     let quota = quota_us(millicores);
     if version == Version::V2 {
         let value = if quota == NO_QUOTA { "max".into() } else { quota.to_string() };
-        return write(folder, "cpu.max", &format!("{value} {PERIOD_US}"));
+        return node.limit_files.cpu.write(folder, "cpu.max", &format!("{value} {PERIOD_US}"));
     }
     let _all_quotas = node.layout.quotas.lock().expect("no code panics while it holds the quotas");
     let above = quota_above(node);
@@ -139,11 +150,11 @@ fn write_quota(node: &Node, quota: u64) -> io::Result<()> {
         return Ok(());
     }
     let value = if quota == NO_QUOTA { "-1".into() } else { quota.to_string() };
-    let written = match write(folder, FILE, &value) {
+    let written = match node.limit_files.cpu.write(folder, FILE, &value) {
         Ok(()) => quota,
         // Somebody gave less to a group above the executor's own: then that holds.
         Err(error) if errno(&error) == Some(Errno::INVAL) && quota != NO_QUOTA => {
-            write(folder, FILE, "-1")?;
+            node.limit_files.cpu.write(folder, FILE, "-1")?;
             NO_QUOTA
         }
         Err(error) => return Err(error),

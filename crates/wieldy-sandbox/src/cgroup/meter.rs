@@ -1,14 +1,12 @@
 //! What a group used since a moment: counters noted then and read again, on descriptors that stay open.
 
-use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::sync::OnceLock;
 
 use super::group::Node;
+use super::kept::{Buffer, Kept, number};
 use super::{Controller, Version};
 
-/// The counters of a group at one moment.
+/// The counters of a group at one moment. One at a time for each group: a new one forgets the peaks of the one before.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Meter {
     counters: Counters,
@@ -116,37 +114,6 @@ pub(super) struct Files {
     io: Kept,
 }
 
-/// A file that stays open, or that is known not to be there.
-#[derive(Default)]
-struct Kept(OnceLock<Option<File>>);
-
-/// Enough for the figures of some hundred disks, the longest of these files.
-type Buffer = [u8; 16 * 1024];
-
-impl Kept {
-    /// The first of these files that is there.
-    fn file(&self, folder: &Path, names: &[&str]) -> Option<&File> {
-        let open = || {
-            names.iter().find_map(|name| {
-                let path = folder.join(name);
-                // To be written to as well, if that is allowed: some peaks are forgotten that way.
-                OpenOptions::new().read(true).write(true).open(&path).or_else(|_| File::open(&path)).ok()
-            })
-        };
-        self.0.get_or_init(open).as_ref()
-    }
-
-    fn read<'b>(&self, folder: &Path, names: &[&str], buffer: &'b mut Buffer) -> Option<&'b [u8]> {
-        let count = self.file(folder, names)?.read_at(buffer, 0).ok()?;
-        buffer.get(..count)
-    }
-
-    /// The number that is all the file says.
-    fn number(&self, folder: &Path, names: &[&str], buffer: &mut Buffer) -> Option<u64> {
-        self.read(folder, names, buffer).and_then(number)
-    }
-}
-
 /// Notes the counters and forgets the peaks.
 pub(super) fn begin(node: &Node) -> Meter {
     let mut buffer = [0; _];
@@ -201,10 +168,21 @@ pub(super) fn used(node: &Node, meter: &Meter) -> Used {
         bytes_read: since(before.bytes_read, now.bytes_read),
         bytes_written: since(before.bytes_written, now.bytes_written),
         oom_kills,
-        oom_kills_by: happened(oom_kills).then(|| whose(happened(memory_hits))),
+        oom_kills_by: happened(oom_kills)
+            .then(|| whose(happened(memory_hits) || was_out_of_memory(node, memory_peak_bytes))),
         process_refusals,
         process_refusals_by: happened(process_refusals).then(|| whose(was_full(node, processes_peak))),
     }
+}
+
+/// Whether a group on v1 had as much memory as its own limit allows. Its kernels do not tell which limit was the reason, and
+/// those of late no longer count how often one was reached.
+fn was_out_of_memory(node: &Node, peak: Option<Peak>) -> bool {
+    // The kernel takes memory in advance, and gives back what it cannot have whole.
+    const IN_ADVANCE_BYTES: u64 = 64 * 4096;
+    let limit = node.applied.lock().expect("no code panics while it holds the limits").memory_bytes;
+    let full = |limit: u64| peak.and_then(|peak| peak.most).is_some_and(|most| most + IN_ADVANCE_BYTES >= limit);
+    matches!(node.place(Controller::Memory), Some((Version::V1, _))) && limit.is_some_and(full)
 }
 
 /// Whether there were as many processes as the group's own limit allows.
@@ -278,11 +256,6 @@ fn count(node: &Node, buffer: &mut Buffer) -> Counters {
         }
     }
     counters
-}
-
-fn number(text: &[u8]) -> Option<u64> {
-    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    std::str::from_utf8(text.get(..digits)?).ok()?.parse().ok()
 }
 
 /// The number behind this key, on a line of its own.

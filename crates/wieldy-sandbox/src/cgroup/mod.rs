@@ -4,13 +4,15 @@
 //! place in the tree, a folder in each of the mounts in use. What cannot be used is missing from every group and named,
 //! with the reason, in [`Hierarchy::findings`]; nothing else fails because of it.
 //!
-//! In reading order: the group (`group.rs`), its limits and its figures (`limits.rs`, `meter.rs`), how the machine is
+//! In reading order: the group (`group.rs`), its limits and its figures (`limits.rs`, `meter.rs`, both
+//! by way of `kept.rs`), how the machine is
 //! looked at (`find.rs`, `mounts.rs`), what is done with plain folders (`folder.rs`), and the sweeping of what dead
 //! executors left behind (`sweep.rs`).
 
 mod find;
 mod folder;
 mod group;
+mod kept;
 mod limits;
 mod meter;
 mod mounts;
@@ -64,6 +66,11 @@ impl Hierarchy {
         self.inner.findings.clone()
     }
 
+    /// Whether a controller can be used.
+    pub(crate) fn can(&self, controller: Controller) -> bool {
+        self.inner.findings.iter().any(|finding| finding.controller == controller && finding.usable.is_ok())
+    }
+
     /// The executor's own group, for limits on everything that it runs.
     pub(crate) fn own(&self) -> &Group {
         &self.inner.own
@@ -74,11 +81,6 @@ impl Hierarchy {
     /// Where nothing can be used, the group limits and measures nothing.
     pub(crate) fn group(&self, name: &str) -> io::Result<Group> {
         self.inner.own.child(name)
-    }
-
-    /// Whether a controller can be used.
-    pub(crate) fn can(&self, controller: Controller) -> bool {
-        self.findings().iter().any(|finding| finding.controller == controller && finding.usable.is_ok())
     }
 
     /// Removes the groups of executors that are gone, after killing what is in them. Returns of how many executors.

@@ -1,0 +1,635 @@
+//! The tree of control groups, with real processes in it: limits hold, figures are true, nothing is left behind.
+//!
+//! The same tests run in virtual machines that have only cgroup v2 or only v1 (`cargo xtask vm`).
+
+#[path = "../../src/cgroup/mod.rs"]
+#[allow(dead_code, unused_imports, reason = "it is a part of the library that the tests are to see from inside")]
+mod tree;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::process::Pid;
+use tree::{Controller, Group, GroupLimits, Hierarchy, Kind, Peak, Version, Whose};
+
+const MIB: u64 = 1 << 20;
+const NOBODY: u32 = 65534;
+const NONE: GroupLimits = GroupLimits { cpu_millicores: None, memory_bytes: None, processes: None };
+
+/// The variable that turns a test process into a [`Load`].
+const LOAD: &str = "WIELDY_TEST_LOAD";
+
+/// A process that does as it is told, each time by a line, and answers with a line.
+struct Load {
+    child: Child,
+    orders: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Load {
+    fn start() -> Self {
+        Self::with(Command::new(std::env::current_exe().unwrap()))
+    }
+
+    /// Starts one that is in a group from its first order on.
+    fn start_in(group: &Group) -> Self {
+        let load = Self::start();
+        group.add(load.pid()).unwrap();
+        load
+    }
+
+    /// Starts one as an ordinary user, from a place that such a user can see.
+    fn start_as_nobody(place: &tempfile::TempDir) -> Self {
+        fs::set_permissions(place.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let program = place.path().join("it");
+        // By another process: one that we start ourselves meanwhile would hold it open for writing, and it could not run.
+        let copied = Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap();
+        assert!(copied.success());
+        let mut command = Command::new(program);
+        command.uid(NOBODY).gid(NOBODY).current_dir("/");
+        Self::with(command)
+    }
+
+    fn with(mut command: Command) -> Self {
+        command.args(["--exact", "cgroup::a_load_does_as_it_is_told", "--nocapture", "--test-threads", "1"]);
+        let mut child = command.env(LOAD, "1").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let (orders, answers) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
+        let mut load = Self { child, orders, answers };
+        assert_eq!(load.ask("hello").unwrap(), "hello");
+        load
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// How many threads it has: the kernel counts them as processes.
+    fn threads(&self) -> u64 {
+        fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap().count() as u64
+    }
+
+    /// Gives an order.
+    fn order(&mut self, order: &str) {
+        let _ = writeln!(self.orders.as_mut().unwrap(), "{order}");
+    }
+
+    /// Waits for the next answer; `None` if the process ended instead.
+    fn answer(&mut self) -> Option<String> {
+        loop {
+            let mut line = String::new();
+            if self.answers.read_line(&mut line).unwrap() == 0 {
+                return None;
+            }
+            // The test harness does not end its line before a test writes to it.
+            if let Some((_, answer)) = line.trim_end().split_once("answer: ") {
+                return Some(answer.to_owned());
+            }
+        }
+    }
+
+    fn ask(&mut self, order: &str) -> Option<String> {
+        self.order(order);
+        self.answer()
+    }
+
+    /// The signal that ended it.
+    fn signal(&mut self) -> Option<i32> {
+        self.child.wait().unwrap().signal()
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        // It ends at the end of its orders, and takes its children along.
+        drop(self.orders.take());
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn a_load_does_as_it_is_told() {
+    match std::env::var(LOAD) {
+        Ok(value) if value == "bomb" => explode(),
+        Ok(_) => {}
+        Err(_) => return,
+    }
+    let (mut memory, mut children, mut held) = (Vec::new(), Vec::new(), None);
+    for order in std::io::stdin().lines() {
+        let order = order.unwrap();
+        let (word, value) = order.split_once(' ').unwrap_or((&order, ""));
+        let answer = match word {
+            "hello" => "hello".to_owned(),
+            "memory" => {
+                memory = vec![1_u8; value.parse().unwrap()];
+                format!("{}", memory.len())
+            }
+            "write" => {
+                let mut file = fs::File::create(value).unwrap();
+                file.write_all(&vec![1; 32 << 20]).unwrap();
+                file.sync_all().unwrap();
+                "written".to_owned()
+            }
+            // Runs until the kernel says that it ran for so many hundredths of a second.
+            "burn" => {
+                let until = ticks() + value.parse::<u64>().unwrap();
+                while ticks() < until {
+                    std::hint::black_box((0..10_000_u64).sum::<u64>());
+                }
+                "burnt".to_owned()
+            }
+            "fork" => {
+                let count = value.parse().unwrap();
+                let sleep = || Command::new("sleep").arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+                let started: Vec<_> = (0..count).map_while(|_| sleep().ok()).collect();
+                let answer = started.len().to_string();
+                children.extend(started);
+                answer
+            }
+            "bomb" => {
+                children.extend(bomb());
+                "lit".to_owned()
+            }
+            "find" => format!("{:?}", held.insert((Hierarchy::find(), Vec::new())).0.findings()),
+            "use" => use_tree(held.as_mut().unwrap()),
+            other => panic!("what is `{other}`?"),
+        };
+        writeln!(std::io::stdout(), "answer: {answer}").unwrap();
+    }
+    drop(memory);
+    for mut child in children {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+/// A process that starts others like itself, for ever.
+fn bomb() -> Option<Child> {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "cgroup::a_load_does_as_it_is_told", "--test-threads", "1"]).env(LOAD, "bomb");
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()
+}
+
+fn explode() -> ! {
+    loop {
+        if bomb().is_none() {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Kills what is in a group also when the test fails.
+struct KilledOnDrop<'a>(&'a Group);
+
+impl Drop for KilledOnDrop<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+    }
+}
+
+/// Processor time of this process in hundredths of a second.
+fn ticks() -> u64 {
+    let status = fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<u64> =
+        status.rsplit_once(')').unwrap().1.split_whitespace().skip(11).take(2).map(|it| it.parse().unwrap()).collect();
+    fields[0] + fields[1]
+}
+
+/// What an executor does with its tree, all in one; a process stays in it.
+fn use_tree((hierarchy, kept): &mut (Hierarchy, Vec<(Load, Group)>)) -> String {
+    let group = hierarchy.group("session").unwrap();
+    group.set(&limits(Some(500), Some(512 * MIB), Some(50))).unwrap();
+    let meter = group.begin();
+    let call = group.child("call").unwrap();
+    let load = Load::start_in(&call);
+    let answer = format!("{} {:?}", group.processes().contains(&load.pid()), group.used(&meter).oom_kills);
+    group.settle();
+    kept.push((load, call));
+    answer
+}
+
+fn limits(cpu_millicores: Option<u64>, memory_bytes: Option<u64>, processes: Option<u64>) -> GroupLimits {
+    GroupLimits { cpu_millicores, memory_bytes, processes }
+}
+
+/// The tree, or nothing if this user has none; said aloud.
+fn tree() -> Option<Hierarchy> {
+    let hierarchy = Hierarchy::find();
+    let unusable = |finding: &tree::Finding| finding.usable.is_err() && finding.controller != Controller::Io;
+    let unusable: Vec<_> = hierarchy.findings().into_iter().filter(unusable).collect();
+    if unusable.is_empty() {
+        return Some(hierarchy);
+    }
+    assert!(!rustix::process::geteuid().is_root(), "root must have them: {unusable:?}");
+    skipped(&format!("these are needed: {unusable:?}"));
+    None
+}
+
+/// Says aloud why a test did not run.
+fn skipped(why: &str) {
+    let _ = writeln!(std::io::stderr(), "skipped: {why}");
+}
+
+/// A name that no other test uses.
+fn unique() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Every folder in the trees whose path contains this.
+fn folders(part: &str) -> Vec<PathBuf> {
+    fn walk(folder: &Path, part: &str, found: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                if entry.path().to_str().is_some_and(|path| path.contains(part)) {
+                    found.push(entry.path());
+                }
+                walk(&entry.path(), part, found);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(Path::new("/sys/fs/cgroup"), part, &mut found);
+    found
+}
+
+/// What a file of a group says, whichever of the trees has it.
+fn says(group: &str, file: &str) -> String {
+    let paths: Vec<_> = folders(group).into_iter().filter(|it| it.ends_with(group) && it.join(file).exists()).collect();
+    fs::read_to_string(paths[0].join(file)).unwrap().trim().to_owned()
+}
+
+/// How many periods of a group's processor limit have begun.
+fn periods(group: &str) -> u64 {
+    let folder = folders(group).into_iter().find(|it| {
+        it.ends_with(group) && fs::read_to_string(it.join("cpu.stat")).is_ok_and(|text| text.contains("nr_periods"))
+    });
+    let text = fs::read_to_string(folder.unwrap().join("cpu.stat")).unwrap();
+    text.lines().find_map(|line| line.strip_prefix("nr_periods ")).unwrap().parse().unwrap()
+}
+
+#[test]
+fn root_finds_every_controller_where_the_machine_has_it() {
+    let Some(hierarchy) = tree() else { return };
+    let versions: Vec<_> =
+        hierarchy.findings().into_iter().map(|it| (it.controller, it.usable.unwrap().version)).collect();
+    let (most, kill) = match hierarchy.kind() {
+        Kind::V2 => (Version::V2, Version::V2),
+        Kind::Hybrid => (Version::V1, Version::V2),
+        Kind::V1 => (Version::V1, Version::V1),
+        Kind::None => panic!("no control groups"),
+    };
+    use Controller::{Cpu, Cpuacct, Io, Kill, Memory, Pids};
+    assert_eq!(versions, [(Cpu, most), (Memory, most), (Pids, most), (Cpuacct, most), (Io, most), (Kill, kill)]);
+}
+
+#[test]
+fn a_process_over_the_groups_memory_is_killed_and_the_limit_is_the_groups_own() {
+    let Some(hierarchy) = tree() else { return };
+    let group = hierarchy.group(&unique()).unwrap();
+    group.set(&limits(None, Some(64 * MIB), None)).unwrap();
+    let mut load = Load::start_in(&group);
+    let meter = group.begin();
+    assert_eq!(load.ask(&format!("memory {}", 32 * MIB)), Some((32 * MIB).to_string()));
+    let before = group.used(&meter);
+    assert_eq!((before.oom_kills, before.oom_kills_by), (Some(0), None));
+    assert_eq!(load.ask(&format!("memory {}", 128 * MIB)), None);
+    assert_eq!(load.signal(), Some(9));
+    let used = group.used(&meter);
+    assert_eq!((used.oom_kills, used.oom_kills_by), (Some(1), Some(Whose::Own)));
+    let peak = used.memory_peak_bytes.unwrap();
+    assert_eq!(peak.exact(), Some(64 * MIB), "{peak:?}");
+}
+
+#[test]
+fn children_whose_sum_is_over_the_parents_memory_are_killed_by_the_limit_above() {
+    let Some(hierarchy) = tree() else { return };
+    let parent = hierarchy.group(&unique()).unwrap();
+    parent.set(&limits(None, Some(128 * MIB), None)).unwrap();
+    let children = ["a", "b"].map(|name| parent.child(name).unwrap());
+    children.iter().for_each(|child| child.set(&limits(None, Some(120 * MIB), None)).unwrap());
+    let mut loads = children.each_ref().map(Load::start_in);
+    let meters = children.each_ref().map(Group::begin);
+    assert!(loads[0].ask(&format!("memory {}", 90 * MIB)).is_some());
+    // Who asks for too much and who is killed for it need not be the same, and the kernel may be too quick for its own
+    // good: it kills the second while the memory of the first is still being given back.
+    let _ = loads[1].ask(&format!("memory {}", 70 * MIB));
+    let lives = loads.each_mut().map(|load| load.ask("hello").is_some());
+    assert_ne!(lives, [true, true]);
+    for ((child, meter), (load, lives)) in children.iter().zip(&meters).zip(loads.iter_mut().zip(lives)) {
+        let used = child.used(meter);
+        let told = (used.oom_kills, used.oom_kills_by);
+        assert_eq!(told, if lives { (Some(0), None) } else { (Some(1), Some(Whose::Above)) });
+        assert!(lives || load.signal() == Some(9));
+    }
+}
+
+#[test]
+fn a_fork_over_the_groups_processes_is_refused_and_the_limit_is_the_groups_own() {
+    let Some(hierarchy) = tree() else { return };
+    let group = hierarchy.group(&unique()).unwrap();
+    let mut load = Load::start_in(&group);
+    group.set(&limits(None, None, Some(load.threads() + 3))).unwrap();
+    let meter = group.begin();
+    assert_eq!(load.ask("fork 3"), Some("3".into()));
+    assert_eq!(group.used(&meter).process_refusals, Some(0));
+    assert_eq!(load.ask("fork 3"), Some("0".into()));
+    let used = group.used(&meter);
+    assert_eq!((used.process_refusals, used.process_refusals_by), (Some(1), Some(Whose::Own)));
+}
+
+#[test]
+fn the_parents_processes_are_the_sum_of_its_childrens() {
+    let Some(hierarchy) = tree() else { return };
+    let parent = hierarchy.group(&unique()).unwrap();
+    let children = ["a", "b"].map(|name| parent.child(name).unwrap());
+    let mut loads = children.each_ref().map(Load::start_in);
+    let threads = loads[0].threads();
+    parent.set(&limits(None, None, Some(2 * threads + 4))).unwrap();
+    children.iter().for_each(|child| child.set(&limits(None, None, Some(threads + 4))).unwrap());
+    let (above, meter) = (parent.begin(), children[1].begin());
+    assert_eq!(loads[0].ask("fork 4"), Some("4".into()));
+    assert_eq!(loads[1].ask("fork 1"), Some("0".into()));
+    let (above, used) = (parent.used(&above), children[1].used(&meter));
+    // Kernels differ in which of the two groups they count it for, and never blame the child.
+    let refusals = (above.process_refusals, used.process_refusals, used.process_refusals_by);
+    assert!(refusals == (Some(0), Some(1), Some(Whose::Above)) || refusals == (Some(1), Some(0), None), "{refusals:?}");
+    assert_eq!(parent.processes().len(), 6);
+}
+
+#[test]
+fn children_share_the_processor_time_of_their_parent() {
+    let Some(hierarchy) = tree() else { return };
+    let name = unique();
+    let parent = hierarchy.group(&name).unwrap();
+    parent.set(&limits(Some(200), None, None)).unwrap();
+    let children = ["a", "b"].map(|name| parent.child(name).unwrap());
+    let mut loads = children.each_ref().map(Load::start_in);
+    let (meter, before) = (parent.begin(), periods(&name));
+    loads.iter_mut().for_each(|load| load.order("burn 15"));
+    loads.iter_mut().for_each(|load| assert_eq!(load.answer().unwrap(), "burnt"));
+    let (used, periods) = (parent.used(&meter), periods(&name) - before);
+    let cpu = used.cpu_us.unwrap();
+    assert!(cpu >= 255_000, "two times 150 ms, less what ticks may hide: {used:?}");
+    // 20 ms each, of this period and the one before; each processor may borrow some milliseconds more.
+    assert!(cpu <= (periods + 2) * 20_000 + 20_000, "{cpu} µs in {periods} periods");
+    assert!(used.throttled_us.unwrap() > 0, "{used:?}");
+}
+
+#[test]
+fn limits_are_written_once_replaced_and_taken_away() {
+    let Some(hierarchy) = tree() else { return };
+    let name = unique();
+    let group = hierarchy.group(&name).unwrap();
+    let v2 = hierarchy.kind() == Kind::V2;
+    let files = match v2 {
+        true => ["cpu.max", "memory.max", "memory.swap.max", "pids.max"],
+        false => ["cpu.cfs_quota_us", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "pids.max"],
+    };
+    let written = || files.map(|file| says(&name, file));
+    let fresh = written();
+    group.set(&limits(Some(1500), Some(64 * MIB), Some(7))).unwrap();
+    let swap = if v2 { "0" } else { "67108864" };
+    assert_eq!(written(), [if v2 { "150000 100000" } else { "150000" }, "67108864", swap, "7"]);
+    group.set(&limits(Some(1), Some(128 * MIB), Some(7))).unwrap();
+    let swap = if v2 { "0" } else { "134217728" };
+    assert_eq!(written(), [if v2 { "1000 100000" } else { "1000" }, "134217728", swap, "7"]);
+    group.set(&limits(None, Some(32 * MIB), Some(8))).unwrap();
+    assert_eq!(written()[1], "33554432");
+    group.set(&NONE).unwrap();
+    assert_eq!(written(), fresh);
+}
+
+#[test]
+fn a_child_may_be_given_more_processor_time_than_its_parent_and_has_the_parents() {
+    let Some(hierarchy) = tree() else { return };
+    let (name, child_name) = (unique(), unique());
+    let parent = hierarchy.group(&name).unwrap();
+    let child = parent.child(&child_name).unwrap();
+    let quotas = || match hierarchy.kind() {
+        Kind::V2 => [&name, &child_name].map(|it| says(it, "cpu.max").replace(" 100000", "").replace("max", "-1")),
+        _ => [&name, &child_name].map(|it| says(it, "cpu.cfs_quota_us")),
+    };
+    child.set(&limits(Some(800), None, None)).unwrap();
+    assert_eq!(quotas(), ["-1", "80000"]);
+    // v1 would refuse it, so there the child's is taken away: the parent's holds for it.
+    let covered = if hierarchy.kind() == Kind::V2 { "80000" } else { "-1" };
+    parent.set(&limits(Some(500), None, None)).unwrap();
+    assert_eq!(quotas(), ["50000", covered]);
+    parent.set(&limits(Some(1000), None, None)).unwrap();
+    assert_eq!(quotas(), ["100000", "80000"]);
+    parent.set(&NONE).unwrap();
+    assert_eq!(quotas(), ["-1", "80000"]);
+}
+
+#[test]
+fn what_is_measured_is_what_was_used_and_begins_anew_each_time() {
+    let Some(hierarchy) = tree() else { return };
+    let group = hierarchy.group(&unique()).unwrap();
+    let mut load = Load::start_in(&group);
+    let all = load.threads() + 5;
+    let first = group.begin();
+    load.ask(&format!("memory {}", 64 * MIB)).unwrap();
+    let burning = group.begin();
+    load.ask("burn 30").unwrap();
+    let burnt = group.used(&burning).cpu_us.unwrap();
+    // The process was told 300 ms by the kernel, which cuts two figures down to whole hundredths.
+    assert!((275_000..400_000).contains(&burnt), "{burnt} µs");
+    load.ask("fork 5").unwrap();
+    let used = group.used(&first);
+    assert!(used.cpu_us.unwrap() >= burnt, "{used:?}");
+    let peak = used.memory_peak_bytes.unwrap();
+    assert!((64 * MIB..96 * MIB).contains(&peak.exact().unwrap()), "{used:?}");
+    let processes = used.processes_peak.unwrap();
+    // A kernel that keeps no peak leaves us with what is there now.
+    assert!([Some(all), None].map(|most| Peak { least: all, most }).contains(&processes), "{used:?}");
+    let events = (used.oom_kills, used.oom_kills_by, used.process_refusals, used.process_refusals_by);
+    assert_eq!(events, (Some(0), None, Some(0), None));
+
+    load.ask("memory 0").unwrap();
+    let second = group.begin();
+    load.ask("hello").unwrap();
+    let used = group.used(&second);
+    assert!(used.cpu_us.unwrap() < 250_000, "{used:?}");
+    let again = used.memory_peak_bytes.unwrap();
+    assert!(again.least < 32 * MIB, "{used:?}");
+    // v2 before 6.12 cannot forget the peak, and leaves us with what was seen and the old one.
+    let old_v2 = hierarchy.kind() == Kind::V2 && again.most == peak.most;
+    assert!(again.exact().is_some() || old_v2, "{used:?}");
+    assert_eq!(used.processes_peak.unwrap().least, all, "{used:?}");
+}
+
+#[test]
+fn page_cache_that_a_call_left_behind_is_let_go_of() {
+    let Some(hierarchy) = tree() else { return };
+    let name = unique();
+    let group = hierarchy.group(&name).unwrap();
+    let mut load = Load::start_in(&group);
+    let Some(file) = cached_file() else { return skipped("no folder here has a page cache of a disk") };
+    load.ask(&format!("write {}", file.path().display())).unwrap();
+    let now = if hierarchy.kind() == Kind::V2 { "memory.current" } else { "memory.usage_in_bytes" };
+    let used = || says(&name, now).parse::<u64>().unwrap();
+    assert!(used() >= 32 * MIB, "{}", used());
+    group.settle();
+    // The kernel takes no page back that it has just been told to, but most.
+    assert!(used() < 16 * MIB, "{}", used());
+    assert_eq!(load.ask("hello"), Some("hello".into()));
+}
+
+/// A file on a disk, as memory that is itself the file cannot be let go of.
+fn cached_file() -> Option<tempfile::NamedTempFile> {
+    let file = tempfile::NamedTempFile::new_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap();
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+    let kind = |line: &str| {
+        let fields: Vec<&str> = line.split(' ').collect();
+        file.path().starts_with(fields[1]).then(|| (fields[1].len(), fields[2].to_owned()))
+    };
+    let (_, kind) = mounts.lines().filter_map(kind).max()?;
+    (!["rootfs", "tmpfs", "ramfs"].contains(&kind.as_str())).then_some(file)
+}
+
+#[test]
+fn a_fork_bomb_is_killed_to_the_last_process() {
+    let Some(hierarchy) = tree() else { return };
+    let group = hierarchy.group(&unique()).unwrap();
+    let child = group.child("call").unwrap();
+    child.set(&limits(None, None, Some(100))).unwrap();
+    let mut load = Load::start_in(&child);
+    let killed = KilledOnDrop(&group);
+    let meter = child.begin();
+    assert_eq!(load.ask("bomb"), Some("lit".into()));
+    // It is in full swing when forks are refused.
+    while child.used(&meter).process_refusals.unwrap() < 10 {
+        std::thread::yield_now();
+    }
+    group.kill().unwrap();
+    assert_eq!(group.processes(), []);
+    assert_eq!(load.signal(), Some(9));
+    drop(killed);
+    assert_eq!(child.used(&meter).process_refusals_by, Some(Whose::Own));
+    child.remove().unwrap();
+    group.remove().unwrap();
+}
+
+#[test]
+fn a_group_goes_when_it_and_its_children_are_dropped_and_not_before() {
+    let Some(hierarchy) = tree() else { return };
+    let name = unique();
+    let group = hierarchy.group(&name).unwrap();
+    let alone = folders(&name).len();
+    assert!(alone >= 1);
+    assert!(hierarchy.group(&name).is_err(), "the name is taken");
+    assert_eq!(folders(&name).len(), alone);
+    let child = group.child("a").unwrap();
+    let grandchild = child.child("b").unwrap();
+    assert_eq!(folders(&name).len(), 3 * alone);
+    assert_eq!(group.remove().unwrap_err().kind(), std::io::ErrorKind::ResourceBusy);
+    drop(child);
+    assert_eq!(folders(&name).len(), 3 * alone);
+    drop(grandchild);
+    assert_eq!(folders(&name), Vec::<PathBuf>::new());
+
+    let busy = hierarchy.group(&name).unwrap();
+    let load = Load::start_in(&busy);
+    assert!(busy.remove().is_err());
+    assert_eq!(folders(&name).len(), alone);
+    drop(load);
+    // What was left behind goes with the executor's own group.
+    let own = hierarchy.own().folders().to_vec();
+    assert_eq!(own.iter().filter(|folder| folder.exists()).count(), alone);
+    drop(hierarchy);
+    assert_eq!(own.iter().filter(|folder| folder.exists()).count(), 0);
+}
+
+#[test]
+fn names_are_letters_digits_and_hyphens() {
+    let hierarchy = Hierarchy::find();
+    for name in ["", ".", "..", "a/b", "a b", "a_b", "ä", &"x".repeat(101)] {
+        let refused = hierarchy.group(name).err().map(|error| error.kind());
+        assert_eq!(refused, Some(std::io::ErrorKind::InvalidInput), "{name}");
+    }
+}
+
+#[test]
+fn the_groups_of_a_dead_executor_are_swept_with_what_runs_in_them_and_those_of_a_living_one_stay() {
+    let Some(hierarchy) = tree() else { return };
+    let mut executors = [Load::start(), Load::start()];
+    executors.iter_mut().for_each(|it| assert!(it.ask("find").is_some()));
+    executors.iter_mut().for_each(|it| assert_eq!(it.ask("use").unwrap(), "true Some(0)"));
+    let names = executors.each_ref().map(|it| format!("wieldy-{}-", it.child.id()));
+    let each = folders(&names[0]).len();
+    assert_eq!(folders(&names[1]).len(), each);
+    let [mut dying, living] = executors;
+    dying.child.kill().unwrap();
+    dying.child.wait().unwrap();
+    assert_eq!(folders(&names[0]).len(), each, "nobody removed them");
+    hierarchy.sweep();
+    assert_eq!(folders(&names[0]), Vec::<PathBuf>::new());
+    assert_eq!(folders(&names[1]).len(), each);
+    let call = folders(&names[1]).into_iter().find(|it| it.ends_with("call")).unwrap();
+    assert_eq!(fs::read_to_string(call.join("cgroup.procs")).unwrap().lines().count(), 1);
+    // Ends by itself, and takes its groups along.
+    drop(living);
+    hierarchy.sweep();
+    assert_eq!(folders(&names[1]), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn an_ordinary_user_without_a_group_of_its_own_is_told_why_and_goes_on_without() {
+    if !rustix::process::geteuid().is_root() {
+        return skipped("only root can become somebody else");
+    }
+    let place = tempfile::tempdir().unwrap();
+    let mut load = Load::start_as_nobody(&place);
+    let findings = load.ask("find").unwrap();
+    assert_eq!(findings.matches("is not ours to write to").count(), Controller::ALL.len(), "{findings}");
+    assert!(!findings.contains("usable: Ok"), "{findings}");
+    // No error, and no figure that is not true.
+    assert_eq!(load.ask("use").unwrap(), "false None");
+}
+
+#[test]
+fn an_ordinary_user_with_a_delegated_group_has_all_controllers_of_v2() {
+    let Some(hierarchy) = tree() else { return };
+    if hierarchy.kind() != Kind::V2 {
+        return skipped("controllers are delegated on v2 only");
+    }
+    // A group as systemd would make it; the tree above passes its controllers on.
+    let delegated = Path::new("/sys/fs/cgroup").join(unique());
+    fs::create_dir(&delegated).unwrap();
+    for file in ["", "cgroup.procs", "cgroup.subtree_control", "cgroup.threads"] {
+        chown(delegated.join(file), Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    let place = tempfile::tempdir().unwrap();
+    let mut loads = [Load::start_as_nobody(&place), Load::start()];
+    for load in &loads {
+        fs::write(delegated.join("cgroup.procs"), load.child.id().to_string()).unwrap();
+    }
+    // Not alone in it, it cannot divide it.
+    let findings = loads[0].ask("find").unwrap();
+    assert_eq!(findings.matches("other processes are in the control group").count(), 4, "{findings}");
+    assert!(findings.contains("systemd-run --user --scope -p Delegate=yes"), "{findings}");
+    assert_eq!(findings.matches("usable: Ok").count(), 2, "time and killing need no controller: {findings}");
+    let [mut load, other] = loads;
+    drop(other);
+    // Twice: the second time it has already moved.
+    for _ in 0..2 {
+        let findings = load.ask("find").unwrap();
+        assert_eq!(findings.matches("usable: Ok").count(), Controller::ALL.len(), "{findings}");
+        assert_eq!(load.ask("use").unwrap(), "true Some(0)");
+    }
+    drop(load);
+    for _ in 0..2 {
+        assert!(tree().is_some());
+    }
+    for folder in folders(delegated.file_name().unwrap().to_str().unwrap()).into_iter().rev() {
+        let _ = fs::write(folder.join("cgroup.kill"), "1");
+        while fs::remove_dir(&folder).is_err() {
+            std::thread::yield_now();
+        }
+    }
+}
