@@ -252,7 +252,8 @@ async fn a_process_needs_a_sandbox_of_the_level_asked_for() {
                 arguments: vec!["hi".into()],
                 environment: Default::default(),
                 folder: ".".into(),
-                stdin: None,
+                stdin: wieldy_core::Stdin::Nothing,
+                terminal: None,
             };
             let exit = run.execute(&command).await?;
             Ok(Outcome { usage: Some(exit.usage), sandbox: Some(exit.sandbox), ..run.captured() })

@@ -257,7 +257,12 @@ impl Shared {
 
     async fn build(&self, confinement: &Confinement, id: SandboxId) -> Result<Arc<Standing>, SandboxError> {
         let planned = Planned::new(confinement, &self.options)?;
-        let hierarchy = self.hierarchy.get_or_init(Hierarchy::find);
+        let hierarchy = self.hierarchy.get_or_init(|| {
+            let hierarchy = Hierarchy::find();
+            let of_the_dead = hierarchy.clone();
+            let _ = std::thread::Builder::new().name("wieldy-sweep".into()).spawn(move || of_the_dead.sweep());
+            hierarchy
+        });
         Standing::build(SandboxRef { id, level: Level::Native }, confinement, planned, hierarchy).await
     }
 

@@ -26,6 +26,9 @@ use crate::wire::{BerthOrder, InitReport, Limit, SandboxOrder, WardenOrder};
 /// How many refusals by the proxy are remembered until somebody asks.
 const BREACHES_MAX: usize = 64;
 
+/// What a command must have had at least for it to be worth while to look what is left.
+const SETTLE_BYTES_MIN: u64 = 16 << 20;
+
 /// A sandbox that stands.
 pub(super) struct Standing {
     made: SandboxRef,
@@ -149,7 +152,7 @@ impl Standing {
 
     /// Runs a command to its end.
     pub(super) async fn run(
-        &self,
+        self: &Arc<Self>,
         command: &Command,
         confinement: &Confinement,
         output: &dyn OutputSink,
@@ -183,9 +186,10 @@ impl Standing {
         let went = mooring.berth.run(command, order, output, stop).await;
         let used = mooring.group.used(&meter);
         match &went {
-            Ok(Went { berth_lost: false, .. }) => self.moor(mooring),
-            Err(error) if !error.is_crash() => self.moor(mooring),
-            _ => self.bury(mooring).await,
+            Ok(Went { berth_lost: true, .. }) => self.bury(mooring).await,
+            Err(error) if error.is_crash() => self.bury(mooring).await,
+            _ if used.memory_peak_bytes.is_some_and(|peak| peak.least > SETTLE_BYTES_MIN) => self.settle(mooring),
+            _ => self.moor(mooring),
         }
         let Went { ended, report, .. } = went?;
         let overrun = match report.overrun {
@@ -236,6 +240,15 @@ impl Standing {
         // Joining may have to wait for all processors to take note.
         let joined = tokio::task::spawn_blocking(move || group.add(pid).map(|()| group)).await;
         Ok(Mooring { berth, group: joined.map_err(io::Error::other)?? })
+    }
+
+    /// Lets go of what a large command has left in the page cache, which would count for the next one; then moors.
+    fn settle(self: &Arc<Self>, mooring: Mooring) {
+        let standing = Arc::clone(self);
+        tokio::task::spawn_blocking(move || {
+            mooring.group.settle();
+            standing.moor(mooring);
+        });
     }
 
     fn moor(&self, mooring: Mooring) {
