@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod ending;
+mod escape;
 mod leaving_nothing;
 mod measuring;
 mod starting;

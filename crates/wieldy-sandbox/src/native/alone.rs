@@ -1,0 +1,17 @@
+//! For tests that change their process for good: each runs in a process of its own.
+
+/// Runs the test `name` again in a process of its own; true in that process, where the test should go on.
+pub(crate) fn in_own_process(name: &str) -> bool {
+    const VARIABLE: &str = "WIELDY_TEST_ALONE";
+    if std::env::var(VARIABLE).as_deref() == Ok(name) {
+        return true;
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(VARIABLE, name)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
+    false
+}

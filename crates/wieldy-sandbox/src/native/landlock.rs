@@ -1,0 +1,279 @@
+//! Landlock: a second lock on the files, which holds even where the mount tree has a hole.
+//!
+//! Rules are bound to what a path leads to at the moment, so a [`ruleset`] is made inside the new root, once, and each
+//! call of a session puts itself under it by its descriptor ([`sys_landlock::restrict`]). What the kernel's version of Landlock does not
+//! know yet is left out, and [`abi`] says which version it is.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use landlock::{
+    ABI, Access as _, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr,
+    RulesetCreatedAttr, RulesetError, Scope,
+};
+use rustix::fs::{Mode, OFlags};
+
+use super::sys_landlock;
+
+/// What may be done with a path and all that is below it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// Read, list and execute.
+    Read,
+    /// All that, and change, create, remove, move, and devices' own requests.
+    ReadWrite,
+}
+
+/// How far a process under the ruleset reaches other processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// Wherever the namespaces let it.
+    Namespaces,
+    /// Only processes that put themselves under the ruleset with it, that is, its own call: no signal goes further, nor a
+    /// connection to an abstract socket. Needs version 6.
+    OwnCall,
+}
+
+/// A ruleset, or why there can be none.
+pub(crate) type Obtained = Result<OwnedFd, Absent>;
+
+/// Landlock is not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Absent {
+    /// The kernel was built without it.
+    #[error("this kernel has no Landlock; build it with CONFIG_SECURITY_LANDLOCK, or take a newer one")]
+    NotBuilt,
+    /// The kernel has it, and it was not switched on.
+    #[error("this kernel's Landlock is switched off; add `landlock` to `lsm=` on the kernel's command line")]
+    NotEnabled,
+}
+
+/// Why a ruleset could not be made although Landlock is there.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LandlockError {
+    /// The kernel did not take it.
+    #[error("could not make a Landlock ruleset")]
+    Ruleset(#[from] RulesetError),
+    /// A path could not be opened.
+    #[error("could not open `{path}` for a Landlock rule")]
+    Open {
+        /// Which one.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The version of Landlock that rulesets are made for; 0 where there is none.
+pub(crate) fn abi() -> u32 {
+    known(sys_landlock::version().unwrap_or(0)) as u32
+}
+
+/// Why there is no Landlock, if there is none.
+pub(crate) fn absent() -> Option<Absent> {
+    sys_landlock::version().err().map(|error| match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP) => Absent::NotEnabled,
+        _ => Absent::NotBuilt,
+    })
+}
+
+/// Makes the ruleset that grants these paths, and nothing else that has a path. Of those in [`DEVICES`], the ones that are
+/// there are granted too. Paths are looked up now, in the root of this process.
+pub(crate) fn ruleset<'a>(
+    paths: impl IntoIterator<Item = (&'a Path, Access)>,
+    reach: Reach,
+) -> Result<Obtained, LandlockError> {
+    if let Some(absent) = absent() {
+        return Ok(Err(absent));
+    }
+    let abi = known(sys_landlock::version().unwrap_or(0));
+    // What was worked out for this kernel's version must be taken whole: a rule that is dropped on the quiet would be a hole.
+    let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+    let mut ruleset = ruleset.handle_access(AccessFs::from_all(abi))?;
+    if reach == Reach::OwnCall && abi >= ABI::V6 {
+        ruleset = ruleset.scope(Scope::from_all(abi))?;
+    }
+    let mut ruleset = ruleset.create()?;
+    for (path, access) in paths {
+        ruleset = ruleset.add_rule(beneath(open(path)?, abi, access)?)?;
+    }
+    for device in DEVICES {
+        match open(Path::new(device)) {
+            Ok(opened) => ruleset = ruleset.add_rule(beneath(opened, abi, Access::ReadWrite)?)?,
+            Err(LandlockError::Open { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let made: Option<OwnedFd> = ruleset.into();
+    Ok(made.ok_or(Absent::NotBuilt))
+}
+
+/// Devices that every program may write to.
+pub(crate) const DEVICES: [&str; 8] =
+    ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx", "/dev/pts"];
+
+/// The version that we make rules for: the kernel's, or the newest that we know.
+fn known(version: u32) -> ABI {
+    // From version 9 on, a rule is needed to connect to a socket by its path; sockets in the granted folders are ours.
+    ABI::from(i32::try_from(version).unwrap_or(i32::MAX))
+}
+
+fn open(path: &Path) -> Result<OwnedFd, LandlockError> {
+    rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|error| LandlockError::Open { path: path.to_owned(), source: error.into() })
+}
+
+fn beneath(opened: OwnedFd, abi: ABI, access: Access) -> Result<PathBeneath<OwnedFd>, LandlockError> {
+    let granted = match access {
+        Access::Read => AccessFs::from_read(abi),
+        Access::ReadWrite => AccessFs::from_all(abi),
+    };
+    let stat = rustix::fs::fstat(opened.as_fd())
+        .map_err(|error| LandlockError::Open { path: PathBuf::new(), source: error.into() })?;
+    let is_folder = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_dir();
+    // The kernel refuses rights of folders for a file.
+    let possible: BitFlags<AccessFs> = if is_folder { AccessFs::from_all(abi) } else { AccessFs::from_file(abi) };
+    Ok(PathBeneath::new(opened, granted & possible).set_compatibility(CompatLevel::HardRequirement))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io::ErrorKind::PermissionDenied;
+    use std::os::fd::AsRawFd;
+    use std::process::Command;
+
+    use super::*;
+    use crate::native::alone::in_own_process;
+    use crate::native::sys_landlock::restrict;
+
+    /// Puts this process under a ruleset of these paths.
+    fn lock(paths: &[(&Path, Access)], reach: Reach) {
+        let ruleset = ruleset(paths.iter().copied(), reach).unwrap().unwrap();
+        rustix::thread::set_no_new_privs(true).unwrap();
+        restrict(ruleset.as_raw_fd()).unwrap();
+    }
+
+    fn kind<T: std::fmt::Debug>(result: io::Result<T>) -> io::ErrorKind {
+        result.unwrap_err().kind()
+    }
+
+    #[test]
+    fn what_is_granted_works_and_nothing_else() {
+        if absent().is_some() || !in_own_process("native::landlock::tests::what_is_granted_works_and_nothing_else") {
+            return;
+        }
+        let world = tempfile::tempdir().unwrap();
+        let at = |name: &str| world.path().join(name);
+        for folder in ["read", "write", "other"] {
+            fs::create_dir(at(folder)).unwrap();
+            fs::write(at(folder).join("file"), folder).unwrap();
+        }
+        fs::write(at("single"), "one file").unwrap();
+        let system = [Path::new("/usr"), Path::new("/bin"), Path::new("/lib"), Path::new("/lib64"), Path::new("/etc")];
+        let (read, write, single) = (at("read"), at("write"), at("single"));
+        let mut paths: Vec<_> =
+            system.into_iter().filter(|path| path.exists()).map(|path| (path, Access::Read)).collect();
+        paths.extend([(read.as_path(), Access::Read), (&write, Access::ReadWrite), (&single, Access::ReadWrite)]);
+        lock(&paths, Reach::OwnCall);
+
+        assert_eq!(fs::read_to_string(read.join("file")).unwrap(), "read");
+        assert_eq!(fs::read_dir(&read).unwrap().count(), 1);
+        assert_eq!(kind(fs::write(read.join("file"), "no")), PermissionDenied);
+        assert_eq!(kind(fs::write(read.join("new"), "no")), PermissionDenied);
+        assert_eq!(kind(fs::remove_file(read.join("file"))), PermissionDenied);
+
+        fs::write(write.join("file"), "changed").unwrap();
+        fs::create_dir(write.join("sub")).unwrap();
+        fs::rename(write.join("file"), write.join("sub/file")).unwrap();
+        std::os::unix::fs::symlink("sub", write.join("link")).unwrap();
+        assert_eq!(fs::read_to_string(write.join("link/file")).unwrap(), "changed");
+        fs::remove_dir_all(write.join("sub")).unwrap();
+        fs::write(&single, "changed").unwrap();
+
+        assert_eq!(kind(fs::read(at("other").join("file"))), PermissionDenied);
+        assert_eq!(kind(fs::read_dir(at("other"))), PermissionDenied);
+        assert_eq!(kind(fs::read_dir(world.path())), PermissionDenied);
+        assert_eq!(kind(fs::write(at("other").join("file"), "no")), PermissionDenied);
+        assert_eq!(kind(fs::rename(write.join("link"), at("other").join("link"))), PermissionDenied);
+        assert_eq!(kind(fs::read("/proc/self/environ")), PermissionDenied);
+
+        fs::write("/dev/null", "away").unwrap();
+        assert_eq!(kind(fs::read("/dev/kmsg")), PermissionDenied);
+        assert!(Command::new("/bin/sh").args(["-c", "echo hi >/dev/null"]).status().unwrap().success());
+        assert_eq!(fs::read_to_string(&single).unwrap(), "changed");
+    }
+
+    #[test]
+    fn a_call_of_its_own_reaches_no_process_outside() {
+        if abi() < 6 || !in_own_process("native::landlock::tests::a_call_of_its_own_reaches_no_process_outside") {
+            return;
+        }
+        use std::os::linux::net::SocketAddrExt;
+        use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+        let name = SocketAddr::from_abstract_name(format!("wieldy-test-{}", std::process::id())).unwrap();
+        let _outside = UnixListener::bind_addr(&name).unwrap();
+        let mut sleeper = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&sleeper);
+        std::thread::spawn(move || {
+            lock(&[(Path::new("/"), Access::ReadWrite)], Reach::OwnCall);
+            assert_eq!(kind(UnixStream::connect_addr(&name)), PermissionDenied);
+            assert_eq!(rustix::process::test_kill_process(pid), Err(rustix::io::Errno::PERM));
+            let mut own = Command::new("sleep").arg("1000").spawn().unwrap();
+            own.kill().unwrap();
+            own.wait().unwrap();
+        })
+        .join()
+        .unwrap();
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+    }
+
+    #[test]
+    fn without_scopes_signals_and_sockets_are_left_to_the_namespaces() {
+        if absent().is_some()
+            || !in_own_process("native::landlock::tests::without_scopes_signals_and_sockets_are_left_to_the_namespaces")
+        {
+            return;
+        }
+        let mut sleeper = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&sleeper);
+        std::thread::spawn(move || {
+            lock(&[(Path::new("/usr"), Access::Read)], Reach::Namespaces);
+            rustix::process::test_kill_process(pid).unwrap();
+        })
+        .join()
+        .unwrap();
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+    }
+
+    #[test]
+    fn a_path_that_is_not_there_is_an_error_that_names_it() {
+        if absent().is_some() {
+            return;
+        }
+        let missing = Path::new("/no/such/path");
+        let error = ruleset([(missing, Access::Read)], Reach::Namespaces).unwrap_err();
+        assert_eq!(error.to_string(), "could not open `/no/such/path` for a Landlock rule");
+    }
+
+    #[test]
+    fn a_ruleset_costs_microseconds() {
+        use std::io::Write;
+        if absent().is_some() || !in_own_process("native::landlock::tests::a_ruleset_costs_microseconds") {
+            return;
+        }
+        let paths = ["/usr", "/etc", "/opt", "/tmp", "/run", "/dev", "/proc", "/var/tmp"].map(Path::new);
+        rustix::thread::set_no_new_privs(true).unwrap();
+        let started = std::time::Instant::now();
+        let ruleset = ruleset(paths.map(|path| (path, Access::Read)), Reach::OwnCall).unwrap().unwrap();
+        let made = started.elapsed();
+        let started = std::time::Instant::now();
+        restrict(ruleset.as_raw_fd()).unwrap();
+        let restricted = started.elapsed();
+        writeln!(std::io::stderr(), "version {}: made in {made:?}, entered in {restricted:?}", abi()).unwrap();
+    }
+}

@@ -1,0 +1,239 @@
+//! System calls that a sandbox must refuse, made by number, and twins of them that must work.
+//!
+//! Were one let through, its arguments would do no harm: they are null, negative or out of range wherever the call would
+//! take effect. The same table is used by the filter's own tests, and inside a whole sandbox.
+
+use libc::{EPERM, c_long};
+
+/// A system call, its arguments, and the error that it should give; 0 where it should work.
+pub(crate) struct Attempt {
+    pub(crate) name: &'static str,
+    pub(crate) errno: i32,
+    number: c_long,
+    arguments: [u64; 4],
+}
+
+/// Makes every attempt and says which error each gave, 0 for none. May end or change this process where the sandbox fails.
+pub(crate) fn attack() -> Vec<(&'static str, i32)> {
+    attempts().iter().map(|attempt| (attempt.name, attempt.make())).collect()
+}
+
+/// What every attempt should give.
+pub(crate) fn expected() -> Vec<(&'static str, i32)> {
+    attempts().iter().map(|attempt| (attempt.name, attempt.errno)).collect()
+}
+
+/// Reads the lines `name=errno` among whatever else was printed.
+pub(crate) fn parse(printed: &str) -> Vec<(String, i32)> {
+    let pair =
+        |line: &str| line.rsplit_once('=').and_then(|(name, errno)| Some((name.to_owned(), errno.parse().ok()?)));
+    printed.lines().filter_map(pair).collect()
+}
+
+impl Attempt {
+    fn make(&self) -> i32 {
+        let [first, second, third, fourth] = self.arguments;
+        // SAFETY: pointers among the arguments are null, out of range, or point at constants of this file; a copy of this
+        // process that comes into being ends at once, without running anything.
+        let status = unsafe {
+            let status = libc::syscall(self.number, first, second, third, fourth, 0, 0);
+            if status == 0 && FORKS.contains(&self.number) {
+                libc::_exit(0);
+            }
+            status
+        };
+        let errno = if status < 0 { std::io::Error::last_os_error().raw_os_error().unwrap_or(-1) } else { 0 };
+        if status > 0 && FORKS.contains(&self.number) {
+            // SAFETY: waits for the child just made; no memory is given.
+            unsafe { libc::waitpid(status as i32, std::ptr::null_mut(), 0) };
+        }
+        errno
+    }
+}
+
+const FORKS: [c_long; 2] = [libc::SYS_clone, libc::SYS_clone3];
+
+/// An address that is no one's.
+const NOWHERE: u64 = 8;
+const NONE: u64 = u64::MAX;
+const UPPER: u64 = 1 << 40;
+
+const SIGCHLD: u64 = libc::SIGCHLD as u64;
+
+fn attempts() -> Vec<Attempt> {
+    let mut attempts = whole();
+    attempts.extend(in_part());
+    attempts.extend(twins());
+    attempts
+}
+
+fn attempt(name: &'static str, errno: i32, number: c_long, arguments: &[u64]) -> Attempt {
+    let mut four = [0; 4];
+    for (place, argument) in four.iter_mut().zip(arguments) {
+        *place = *argument;
+    }
+    Attempt { name, errno, number, arguments: four }
+}
+
+/// Calls that are refused whatever their arguments are.
+fn whole() -> Vec<Attempt> {
+    let mut calls: Vec<(&str, c_long, Vec<u64>)> = vec![
+        ("io_uring_setup", libc::SYS_io_uring_setup, vec![1, NOWHERE]),
+        ("io_uring_enter", libc::SYS_io_uring_enter, vec![NONE]),
+        ("io_uring_register", libc::SYS_io_uring_register, vec![NONE]),
+        ("ptrace", libc::SYS_ptrace, vec![libc::PTRACE_ATTACH as u64, 0]),
+        ("process_vm_readv", libc::SYS_process_vm_readv, vec![1]),
+        ("process_vm_writev", libc::SYS_process_vm_writev, vec![1]),
+        ("process_madvise", libc::SYS_process_madvise, vec![NONE]),
+        ("process_mrelease", libc::SYS_process_mrelease, vec![NONE]),
+        ("kcmp", libc::SYS_kcmp, vec![1, 1, 99]),
+        ("pidfd_getfd", libc::SYS_pidfd_getfd, vec![NONE, 0, 0]),
+        ("move_pages", libc::SYS_move_pages, vec![1, 0, 0]),
+        ("migrate_pages", libc::SYS_migrate_pages, vec![1, 0, 0]),
+        ("bpf", libc::SYS_bpf, vec![NONE, 0, 0]),
+        ("perf_event_open", libc::SYS_perf_event_open, vec![NOWHERE]),
+        ("userfaultfd", libc::SYS_userfaultfd, vec![1]),
+        ("add_key", libc::SYS_add_key, vec![NOWHERE, NOWHERE]),
+        ("request_key", libc::SYS_request_key, vec![NOWHERE, NOWHERE]),
+        ("keyctl", libc::SYS_keyctl, vec![0, NONE - 2, 0]),
+        ("mount", libc::SYS_mount, vec![NOWHERE, NOWHERE]),
+        ("umount2", libc::SYS_umount2, vec![NOWHERE]),
+        ("pivot_root", libc::SYS_pivot_root, vec![NOWHERE, NOWHERE]),
+        ("chroot", libc::SYS_chroot, vec![NOWHERE]),
+        ("open_tree", libc::SYS_open_tree, vec![NONE, NOWHERE]),
+        ("open_tree_attr", 467, vec![NONE, NOWHERE]),
+        ("move_mount", libc::SYS_move_mount, vec![NONE, NOWHERE]),
+        ("fsopen", libc::SYS_fsopen, vec![NOWHERE]),
+        ("fsconfig", libc::SYS_fsconfig, vec![NONE]),
+        ("fsmount", libc::SYS_fsmount, vec![NONE]),
+        ("fspick", libc::SYS_fspick, vec![NONE, NOWHERE]),
+        ("mount_setattr", libc::SYS_mount_setattr, vec![NONE, NOWHERE]),
+        ("statmount", 457, vec![NOWHERE]),
+        ("listmount", 458, vec![NOWHERE]),
+        ("setns", libc::SYS_setns, vec![NONE]),
+        ("open_by_handle_at", libc::SYS_open_by_handle_at, vec![NONE, NOWHERE]),
+        ("fanotify_init", libc::SYS_fanotify_init, vec![NONE]),
+        ("fanotify_mark", libc::SYS_fanotify_mark, vec![NONE]),
+        ("lookup_dcookie", libc::SYS_lookup_dcookie, vec![0, NOWHERE]),
+        ("init_module", libc::SYS_init_module, vec![NOWHERE]),
+        ("finit_module", libc::SYS_finit_module, vec![NONE]),
+        ("delete_module", libc::SYS_delete_module, vec![NOWHERE]),
+        ("kexec_load", libc::SYS_kexec_load, vec![0, NONE]),
+        ("kexec_file_load", libc::SYS_kexec_file_load, vec![NONE]),
+        ("memfd_secret", libc::SYS_memfd_secret, vec![NONE]),
+        ("mbind", libc::SYS_mbind, vec![NONE]),
+        ("set_mempolicy", libc::SYS_set_mempolicy, vec![NONE]),
+        ("set_mempolicy_home_node", libc::SYS_set_mempolicy_home_node, vec![NONE]),
+        ("reboot", libc::SYS_reboot, vec![0, 0]),
+        ("swapon", libc::SYS_swapon, vec![NOWHERE]),
+        ("swapoff", libc::SYS_swapoff, vec![NOWHERE]),
+        ("acct", libc::SYS_acct, vec![NOWHERE]),
+        ("quotactl", libc::SYS_quotactl, vec![NONE, NOWHERE]),
+        ("quotactl_fd", libc::SYS_quotactl_fd, vec![NONE]),
+        ("settimeofday", libc::SYS_settimeofday, vec![NOWHERE]),
+        ("clock_settime", libc::SYS_clock_settime, vec![0, NOWHERE]),
+        ("adjtimex", libc::SYS_adjtimex, vec![NOWHERE]),
+        ("clock_adjtime", libc::SYS_clock_adjtime, vec![0, NOWHERE]),
+        ("sethostname", libc::SYS_sethostname, vec![NOWHERE, 1]),
+        ("setdomainname", libc::SYS_setdomainname, vec![NOWHERE, 1]),
+        ("syslog", libc::SYS_syslog, vec![10]),
+        ("nfsservctl", libc::SYS_nfsservctl, vec![NONE]),
+    ];
+    #[cfg(target_arch = "x86_64")]
+    calls.extend([
+        ("iopl", libc::SYS_iopl, vec![0]),
+        ("ioperm", libc::SYS_ioperm, vec![NONE]),
+        ("modify_ldt", libc::SYS_modify_ldt, vec![0, NOWHERE, 1]),
+    ]);
+    calls.iter().map(|(name, number, arguments)| attempt(name, EPERM, *number, arguments)).collect()
+}
+
+/// Calls that are refused for these arguments, and numbers that stand for nothing.
+fn in_part() -> Vec<Attempt> {
+    let namespaces = [
+        ("user", libc::CLONE_NEWUSER, "clone user", "unshare user", "unshare user, upper half set"),
+        ("mount", libc::CLONE_NEWNS, "clone mount", "unshare mount", "unshare mount, upper half set"),
+        ("network", libc::CLONE_NEWNET, "clone network", "unshare network", "unshare network, upper half set"),
+        ("pid", libc::CLONE_NEWPID, "clone pid", "unshare pid", "unshare pid, upper half set"),
+        ("ipc", libc::CLONE_NEWIPC, "clone ipc", "unshare ipc", "unshare ipc, upper half set"),
+        ("uts", libc::CLONE_NEWUTS, "clone uts", "unshare uts", "unshare uts, upper half set"),
+        ("cgroup", libc::CLONE_NEWCGROUP, "clone cgroup", "unshare cgroup", "unshare cgroup, upper half set"),
+    ];
+    let mut attempts = Vec::new();
+    for (_, flag, clone, unshare, upper) in namespaces {
+        let flag = u64::from(flag as u32);
+        attempts.push(attempt(clone, EPERM, libc::SYS_clone, &[flag | SIGCHLD]));
+        attempts.push(attempt(unshare, EPERM, libc::SYS_unshare, &[flag]));
+        attempts.push(attempt(upper, EPERM, libc::SYS_unshare, &[flag | UPPER]));
+    }
+    let other = |name, errno, number, arguments: &[u64]| attempt(name, errno, number, arguments);
+    attempts.extend([
+        other("unshare time", EPERM, libc::SYS_unshare, &[0x80]),
+        other("clone3", libc::ENOSYS, libc::SYS_clone3, &[NOWHERE, 64]),
+        other("ioctl TIOCSTI", EPERM, libc::SYS_ioctl, &[NONE, libc::TIOCSTI]),
+        other("ioctl TIOCSTI, upper half set", EPERM, libc::SYS_ioctl, &[NONE, libc::TIOCSTI | UPPER]),
+        other("ioctl TIOCLINUX", EPERM, libc::SYS_ioctl, &[NONE, libc::TIOCLINUX]),
+        other("ioctl TIOCSETD", EPERM, libc::SYS_ioctl, &[NONE, libc::TIOCSETD]),
+        other("ioctl TIOCCONS", EPERM, libc::SYS_ioctl, &[NONE, libc::TIOCCONS]),
+        other("socket vsock", EPERM, libc::SYS_socket, &[libc::AF_VSOCK as u64, 1, 0]),
+        other("socket vsock, upper half set", EPERM, libc::SYS_socket, &[libc::AF_VSOCK as u64 | UPPER, 1, 0]),
+        other("socket packet", EPERM, libc::SYS_socket, &[libc::AF_PACKET as u64, 3, 0]),
+        other("socket alg", EPERM, libc::SYS_socket, &[libc::AF_ALG as u64, 5, 0]),
+        other("socket bluetooth", EPERM, libc::SYS_socket, &[libc::AF_BLUETOOTH as u64, 3, 0]),
+        other("socket xdp", EPERM, libc::SYS_socket, &[libc::AF_XDP as u64, 3, 0]),
+        other("socket key", EPERM, libc::SYS_socket, &[libc::AF_KEY as u64, 3, 2]),
+        other("socket netlink netfilter", EPERM, libc::SYS_socket, &[libc::AF_NETLINK as u64, 3, 12]),
+        other("socket netlink audit", EPERM, libc::SYS_socket, &[libc::AF_NETLINK as u64, 3, 9]),
+        other("socket raw", EPERM, libc::SYS_socket, &[libc::AF_INET as u64, libc::SOCK_RAW as u64, 1]),
+        other(
+            "socket raw, flags set",
+            EPERM,
+            libc::SYS_socket,
+            &[libc::AF_INET6 as u64, (libc::SOCK_RAW | libc::SOCK_CLOEXEC) as u64, 58],
+        ),
+        other("socket sctp", EPERM, libc::SYS_socket, &[libc::AF_INET as u64, 1, 132]),
+        other("socketpair tipc", EPERM, libc::SYS_socketpair, &[libc::AF_TIPC as u64, 1, 0, NOWHERE]),
+        other("personality, all executable", EPERM, libc::SYS_personality, &[0x40_0000]),
+        other("mknodat character device", EPERM, libc::SYS_mknodat, &[NONE, NOWHERE, 0o20_666, 0x103]),
+        other("mknodat block device", EPERM, libc::SYS_mknodat, &[NONE, NOWHERE, 0o60_666, 0x800]),
+        other("a number not given yet", libc::ENOSYS, 1000, &[]),
+        other("a negative number", libc::ENOSYS, -5, &[]),
+    ]);
+    #[cfg(target_arch = "x86_64")]
+    attempts.extend([
+        other("mknod character device", EPERM, libc::SYS_mknod, &[NOWHERE, 0o20_666, 0x103]),
+        other("x32: getpid", libc::ENOSYS, 0x4000_0000 + libc::SYS_getpid, &[]),
+        other("x32: ptrace", libc::ENOSYS, 0x4000_0000 + 521, &[]),
+        other("uselib", libc::ENOSYS, libc::SYS_uselib, &[NOWHERE]),
+    ]);
+    attempts
+}
+
+/// What must work, close to what must not.
+fn twins() -> Vec<Attempt> {
+    let works = |name, number, arguments: &[u64]| attempt(name, 0, number, arguments);
+    let fails = |name, errno, number, arguments: &[u64]| attempt(name, errno, number, arguments);
+    let flags = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) as u64;
+    vec![
+        works("twin: getpid", libc::SYS_getpid, &[]),
+        works("twin: clone", libc::SYS_clone, &[SIGCHLD]),
+        works("twin: unshare nothing", libc::SYS_unshare, &[0]),
+        works("twin: unshare files", libc::SYS_unshare, &[(libc::CLONE_FILES | libc::CLONE_FS) as u64]),
+        works("twin: personality question", libc::SYS_personality, &[0xffff_ffff]),
+        works("twin: socket unix", libc::SYS_socket, &[libc::AF_UNIX as u64, flags, 0]),
+        works("twin: socket inet", libc::SYS_socket, &[libc::AF_INET as u64, flags, 0]),
+        works("twin: socket inet tcp", libc::SYS_socket, &[libc::AF_INET as u64, flags, 6]),
+        works("twin: socket inet udp", libc::SYS_socket, &[libc::AF_INET as u64, 2, 17]),
+        works("twin: socket netlink route", libc::SYS_socket, &[libc::AF_NETLINK as u64, 3, 0]),
+        works("twin: prctl", libc::SYS_prctl, &[libc::PR_GET_DUMPABLE as u64]),
+        works("twin: memfd_create", libc::SYS_memfd_create, &[c"twin".as_ptr().addr() as u64, 0]),
+        // What these give is the kernel's own answer to nonsense, so the filter has let them through.
+        fails("twin: socketpair unix", libc::EFAULT, libc::SYS_socketpair, &[libc::AF_UNIX as u64, 1, 0, NOWHERE]),
+        fails("twin: ioctl of no file", libc::EBADF, libc::SYS_ioctl, &[NONE, libc::TIOCGWINSZ]),
+        fails("twin: ioctl TIOCSCTTY of no file", libc::EBADF, libc::SYS_ioctl, &[NONE, libc::TIOCSCTTY]),
+        fails("twin: mknodat pipe", libc::EFAULT, libc::SYS_mknodat, &[NONE, NOWHERE, 0o10_666]),
+        fails("twin: name_to_handle_at", libc::EFAULT, libc::SYS_name_to_handle_at, &[NONE, NOWHERE, NOWHERE]),
+        fails("twin: landlock_create_ruleset", libc::EINVAL, libc::SYS_landlock_create_ruleset, &[0, 0, 1 << 20]),
+        fails("twin: openat2", libc::EINVAL, libc::SYS_openat2, &[NONE, NOWHERE, NOWHERE, 1]),
+    ]
+}
