@@ -2,6 +2,7 @@
 
 pub(crate) mod landlock;
 pub(crate) mod plan;
+pub(crate) mod planner;
 pub(crate) mod seccomp;
 pub(crate) mod secrets;
 #[expect(unsafe_code, reason = "one system call that no crate offers; the block says why it is sound")]

@@ -1,1 +1,345 @@
-//! x
+//! The plan of a sandbox's file tree, as a value: what is mounted where, in order, so that it can be carried out, shown and
+//! tested without touching a disk. [`planner`](super::planner) makes it.
+//!
+//! Parents come before children, and a later step covers an earlier one.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::landlock::Access;
+
+/// How a sandbox's file tree is put together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// What to do, in this order. All paths but sources are as seen inside of the sandbox.
+    pub(crate) steps: Vec<Step>,
+    /// What to make on the host before the sandbox is built, parents first, so that there is something to mount on; to
+    /// be removed afterwards, in the opposite order, where it is still as it was made.
+    pub(crate) placeholders: Vec<Placeholder>,
+    /// Variables that belong to the tree.
+    pub(crate) environment: Vec<(&'static str, String)>,
+}
+
+/// One step of a [`Plan`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Makes an empty folder.
+    Folder {
+        /// Where.
+        path: PathBuf,
+    },
+    /// Makes a symbolic link.
+    Link {
+        /// Where.
+        path: PathBuf,
+        /// The text of the link.
+        target: PathBuf,
+    },
+    /// Mounts memory, owned by the sandbox's user, without devices and without set-user-id programs.
+    Tmpfs {
+        /// Where.
+        path: PathBuf,
+        /// How much it holds.
+        room: Room,
+        /// The mode of the folder.
+        mode: u32,
+    },
+    /// Shows a file or folder of the host, with whatever is mounted below it, without devices and set-user-id programs.
+    Bind {
+        /// On the host.
+        source: PathBuf,
+        /// In the sandbox.
+        target: PathBuf,
+        /// Whether it can be changed.
+        writable: bool,
+        /// Whether the sandbox may do without, should it be gone by now.
+        optional: bool,
+    },
+    /// Mounts the sandbox's own `/proc`, read-only.
+    Proc,
+    /// Makes a `/dev` with `null`, `zero`, `full`, `random`, `urandom`, `tty`, `ptmx`, a `pts` of its own, an empty folder `shm`, and the
+    /// links `fd`, `stdin`, `stdout`, `stderr`.
+    Dev,
+    /// Makes a file that cannot be changed, or covers the one that is there with it.
+    File {
+        /// Where.
+        path: PathBuf,
+        /// What it says.
+        content: String,
+    },
+    /// Covers what is there with nothing, which cannot be read.
+    Hide {
+        /// Where.
+        path: PathBuf,
+        /// What is there, and so what must cover it.
+        kind: Kind,
+    },
+    /// Mounts what is there on itself, so that it can be neither changed, nor moved, nor removed; a link itself, not what it leads to.
+    Protect {
+        /// Where.
+        path: PathBuf,
+    },
+    /// Makes the root itself read-only, without what is mounted in it.
+    Seal,
+}
+
+/// How much memory holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Room {
+    /// Bytes of content.
+    pub(crate) bytes: u64,
+    /// Files and folders.
+    pub(crate) inodes: u64,
+}
+
+/// What something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A file, or a device, socket or pipe.
+    File,
+    /// A folder.
+    Folder,
+}
+
+/// Something on the host that is there only to be mounted on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Placeholder {
+    /// On the host.
+    pub(crate) path: PathBuf,
+    /// What to make.
+    pub(crate) held: Held,
+}
+
+/// What a [`Placeholder`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Held {
+    /// An empty folder.
+    Folder,
+    /// A file with this content.
+    File(&'static str),
+}
+
+/// What a tool's processes may see and change besides the workspace.
+// To be replaced by the type of the same name in `wieldy-core`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct FileRules {
+    /// What is shown besides the workspace.
+    pub(crate) mounts: Vec<Mount>,
+    /// What is hidden: paths on the host, or in the workspace where they are relative.
+    pub(crate) hidden: Vec<PathBuf>,
+    /// What is not hidden although it usually is, likewise.
+    pub(crate) shown: Vec<PathBuf>,
+    /// What cannot be changed, and not be made where it does not exist, likewise, in the workspace.
+    pub(crate) protected: Vec<PathBuf>,
+}
+
+/// A file or folder of the host, shown in the sandbox.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Mount {
+    /// On the host, without links.
+    pub(crate) source: PathBuf,
+    /// In the sandbox.
+    pub(crate) target: PathBuf,
+    /// Whether it can be changed.
+    pub(crate) writable: bool,
+}
+
+/// What a plan has to know about the host.
+pub(crate) struct HostFacts<'a> {
+    /// What is where.
+    pub(crate) look: &'a dyn Look,
+    /// The home folder of whoever runs the executor.
+    pub(crate) home: Option<PathBuf>,
+    /// Where the executor keeps its own files.
+    pub(crate) state: Option<PathBuf>,
+    /// The sandbox's user, as seen inside.
+    pub(crate) user: u32,
+    /// The sandbox's group, as seen inside.
+    pub(crate) group: u32,
+}
+
+/// Answers what is at a path of the host.
+pub(crate) trait Look {
+    /// What is there; a link is not followed.
+    fn entry(&self, path: &Path) -> Option<Entry>;
+    /// What is in a folder; nothing where it cannot be read.
+    fn names(&self, folder: &Path) -> Vec<OsString>;
+}
+
+/// What is at a path of the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// A file, or a device, socket or pipe.
+    File,
+    /// A folder.
+    Folder,
+    /// A symbolic link.
+    Link {
+        /// Its text.
+        target: PathBuf,
+        /// Where it leads in the end, without links; also where there is nothing.
+        resolved: PathBuf,
+    },
+}
+
+/// Why there is no plan.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum PlanError {
+    /// A path that could mean several things.
+    #[error("`{0}` is not a plain absolute path; write it without `.`, `..` and links, beginning with `/`")]
+    NotPlain(PathBuf),
+    /// A path in the workspace that could mean several things.
+    #[error("`{0}` is not a plain path; write it without `.`, `..` and links")]
+    NotPlainInside(PathBuf),
+    /// The workspace would be the machine.
+    #[error("`{0}` belongs to the system and cannot be a workspace; choose a folder of the project's own")]
+    SystemWorkspace(PathBuf),
+    /// There is no such workspace.
+    #[error("the workspace `{0}` is not a folder; make it, or give the path that its link leads to")]
+    NoWorkspace(PathBuf),
+    /// There is nothing to mount.
+    #[error(
+        "`{0}` cannot be mounted: there is no such file or folder; make it, or give the path that its link leads to"
+    )]
+    NoSource(PathBuf),
+    /// Too much would be mounted.
+    #[error(
+        "`{0}` cannot be mounted: it would show other processes or the executor's own files; mount a smaller folder"
+    )]
+    ForbiddenSource(PathBuf),
+    /// The place is taken by the sandbox itself.
+    #[error("nothing can be mounted at `{0}`: the sandbox needs it for itself; choose another place")]
+    ForbiddenTarget(PathBuf),
+    /// The place is taken.
+    #[error("`{0}` is mounted twice; choose another place for one of them")]
+    Duplicate(PathBuf),
+    /// The place does not exist, and cannot be made.
+    #[error(
+        "nothing can be mounted at `{target}`: `{host}` does not exist on the host; make it, or choose another place"
+    )]
+    NoMountPoint {
+        /// In the sandbox.
+        target: PathBuf,
+        /// On the host.
+        host: PathBuf,
+    },
+    /// The place is somewhere else than it seems.
+    #[error("nothing can be mounted at `{target}`: `{link}` is a link; use the path that it leads to")]
+    ThroughLink {
+        /// In the sandbox.
+        target: PathBuf,
+        /// The link.
+        link: PathBuf,
+    },
+    /// The place cannot be reached.
+    #[error("nothing can be mounted at `{target}`: `{hidden}` is hidden; show it, or choose another place")]
+    InHidden {
+        /// In the sandbox.
+        target: PathBuf,
+        /// What is hidden.
+        hidden: PathBuf,
+    },
+    /// Two rules that cannot both hold.
+    #[error("`{0}` is both mounted and hidden; take one of the rules away")]
+    MountedAndHidden(PathBuf),
+    /// Two rules that cannot both hold.
+    #[error("`{mount}` is mounted writable and `{protected}` is protected; mount it read-only")]
+    MountedAndProtected {
+        /// What is mounted.
+        mount: PathBuf,
+        /// What is protected.
+        protected: PathBuf,
+    },
+    /// What is protected is not in the workspace.
+    #[error(
+        "`{0}` cannot be protected: it is not in the workspace; what is mounted is protected by mounting it read-only"
+    )]
+    NotInWorkspace(PathBuf),
+}
+
+impl Plan {
+    /// What Landlock should grant inside of the finished tree. Read-only mounts need no word of their own: reading is granted
+    /// for all that is in the tree, and the tree has nothing else.
+    pub(crate) fn grants(&self) -> Vec<(&Path, Access)> {
+        let mut grants = vec![(Path::new("/"), Access::Read)];
+        grants.extend(self.steps.iter().filter_map(|step| match step {
+            Step::Tmpfs { path, .. } if path != Path::new("/") => Some((path.as_path(), Access::ReadWrite)),
+            Step::Bind { target, writable: true, .. } => Some((target.as_path(), Access::ReadWrite)),
+            _ => None,
+        }));
+        grants
+    }
+}
+
+impl Step {
+    /// Where the step takes place.
+    pub(crate) fn path(&self) -> &Path {
+        match self {
+            Self::Folder { path } | Self::Link { path, .. } | Self::Tmpfs { path, .. } | Self::File { path, .. } => {
+                path
+            }
+            Self::Hide { path, .. } | Self::Protect { path } | Self::Bind { target: path, .. } => path,
+            Self::Proc => Path::new("/proc"),
+            Self::Dev => Path::new("/dev"),
+            Self::Seal => Path::new("/"),
+        }
+    }
+
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Folder { .. } => "folder",
+            Self::Link { .. } => "link",
+            Self::Tmpfs { .. } => "memory",
+            Self::Bind { .. } => "mount",
+            Self::Proc => "proc",
+            Self::Dev => "dev",
+            Self::File { .. } => "file",
+            Self::Hide { .. } => "hide",
+            Self::Protect { .. } => "protect",
+            Self::Seal => "seal",
+        }
+    }
+
+    fn detail(&self) -> String {
+        match self {
+            Self::Link { target, .. } => format!("to {}", target.display()),
+            Self::Tmpfs { room, mode, .. } => {
+                let mebibytes = room.bytes.div_ceil(1 << 20);
+                format!("{mebibytes} MiB, {} files, mode {mode:o}", room.inodes)
+            }
+            Self::Bind { source, target, writable, optional } => {
+                let rights = if *writable { "read and write" } else { "read" };
+                let from = if source == target { String::new() } else { format!(", from {}", source.display()) };
+                format!("{rights}{from}{}", if *optional { ", if there" } else { "" })
+            }
+            Self::Hide { kind: Kind::File, .. } => "file".into(),
+            Self::Hide { kind: Kind::Folder, .. } => "folder".into(),
+            Self::Proc | Self::Seal => "read".into(),
+            Self::File { content, .. } => format!("{} bytes", content.len()),
+            Self::Folder { .. } | Self::Dev | Self::Protect { .. } => String::new(),
+        }
+    }
+}
+
+impl fmt::Display for Plan {
+    /// One line for each step, then for each placeholder and variable, in columns.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let steps = self.steps.iter().map(|step| (step.word(), step.path().display().to_string(), step.detail()));
+        let placeholders = self.placeholders.iter().map(|Placeholder { path, held }| {
+            let detail = match held {
+                Held::Folder => "empty folder on the host".to_owned(),
+                Held::File(content) => format!("file of {} bytes on the host", content.len()),
+            };
+            ("hold", path.display().to_string(), detail)
+        });
+        let variables = self.environment.iter().map(|(name, value)| ("set", (*name).to_owned(), value.clone()));
+        let lines: Vec<_> = steps.chain(placeholders).chain(variables).collect();
+        let width = lines.iter().map(|(_, path, _)| path.chars().count()).max().unwrap_or(0);
+        for (word, path, detail) in lines {
+            let line = format!("{word:<8} {path:<width$} {detail}");
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
