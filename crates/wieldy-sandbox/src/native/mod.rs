@@ -1,5 +1,6 @@
 //! The native sandbox: namespaces, a mount tree of its own, Landlock, seccomp, cgroups.
 
+pub(crate) mod facts;
 pub(crate) mod landlock;
 pub(crate) mod plan;
 pub(crate) mod planner;

@@ -5,7 +5,7 @@
 
 use std::ffi::OsString;
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use super::landlock::Access;
 
@@ -183,6 +183,19 @@ pub(crate) enum Entry {
     },
 }
 
+/// The path with each `..` taken back by the part before it: all there is to go by where nothing exists.
+pub(crate) fn without_dots(path: &Path) -> PathBuf {
+    let mut whole = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(whole.pop()),
+            Component::CurDir => {}
+            part => whole.push(part),
+        }
+    }
+    whole
+}
+
 /// Why there is no plan.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PlanError {
@@ -251,6 +264,9 @@ pub(crate) enum PlanError {
         /// What is protected.
         protected: PathBuf,
     },
+    /// Somebody filled a folder to make the plan large.
+    #[error("`{0}` holds more secrets, modules or work trees than a sandbox can cover; remove some")]
+    TooMany(PathBuf),
     /// What is protected is not in the workspace.
     #[error(
         "`{0}` cannot be protected: it is not in the workspace; what is mounted is protected by mounting it read-only"
