@@ -143,7 +143,7 @@ mod tests {
     use std::fs;
     use std::io::ErrorKind::PermissionDenied;
     use std::os::fd::AsRawFd;
-    use std::process::Command;
+    use std::process::{Command, Stdio};
 
     use super::*;
     use crate::native::alone::in_own_process;
@@ -154,6 +154,22 @@ mod tests {
         let ruleset = ruleset(paths.iter().copied(), reach).unwrap().unwrap();
         rustix::thread::set_no_new_privs(true).unwrap();
         restrict(ruleset.as_raw_fd()).unwrap();
+    }
+
+    /// A process to reach for, which ends with the test.
+    struct Sleeper(std::process::Child);
+
+    impl Sleeper {
+        fn new() -> Self {
+            Self(Command::new("sleep").arg("1000").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
     }
 
     fn kind<T: std::fmt::Debug>(result: io::Result<T>) -> io::ErrorKind {
@@ -215,20 +231,17 @@ mod tests {
         use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
         let name = SocketAddr::from_abstract_name(format!("wieldy-test-{}", std::process::id())).unwrap();
         let _outside = UnixListener::bind_addr(&name).unwrap();
-        let mut sleeper = Command::new("sleep").arg("1000").spawn().unwrap();
-        let pid = rustix::process::Pid::from_child(&sleeper);
+        let sleeper = Sleeper::new();
+        let pid = rustix::process::Pid::from_child(&sleeper.0);
         std::thread::spawn(move || {
             lock(&[(Path::new("/"), Access::ReadWrite)], Reach::OwnCall);
             assert_eq!(kind(UnixStream::connect_addr(&name)), PermissionDenied);
             assert_eq!(rustix::process::test_kill_process(pid), Err(rustix::io::Errno::PERM));
-            let mut own = Command::new("sleep").arg("1000").spawn().unwrap();
-            own.kill().unwrap();
-            own.wait().unwrap();
+            let own = Sleeper::new();
+            rustix::process::test_kill_process(rustix::process::Pid::from_child(&own.0)).unwrap();
         })
         .join()
         .unwrap();
-        sleeper.kill().unwrap();
-        sleeper.wait().unwrap();
     }
 
     #[test]
@@ -238,16 +251,14 @@ mod tests {
         {
             return;
         }
-        let mut sleeper = Command::new("sleep").arg("1000").spawn().unwrap();
-        let pid = rustix::process::Pid::from_child(&sleeper);
+        let sleeper = Sleeper::new();
+        let pid = rustix::process::Pid::from_child(&sleeper.0);
         std::thread::spawn(move || {
             lock(&[(Path::new("/usr"), Access::Read)], Reach::Namespaces);
             rustix::process::test_kill_process(pid).unwrap();
         })
         .join()
         .unwrap();
-        sleeper.kill().unwrap();
-        sleeper.wait().unwrap();
     }
 
     #[test]
