@@ -42,6 +42,7 @@ mod tests {
     use wieldy_core::Network;
 
     use super::*;
+    use crate::native::alone::say;
     use crate::native::plan::{FileRules, HostFacts, Room, Step};
     use crate::native::planner::{Request, plan};
 
@@ -91,6 +92,6 @@ mod tests {
             }
         }
         assert!(plan.steps.iter().any(|step| step.path() == Path::new("/usr")));
-        std::io::Write::write_all(&mut std::io::stderr(), format!("planned in {took:?}\n{plan}").as_bytes()).unwrap();
+        say(&format!("planned in {took:?}"));
     }
 }
