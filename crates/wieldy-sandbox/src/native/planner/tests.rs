@@ -187,8 +187,8 @@ fn a_host_like_debian_and_an_ordinary_user() {
 fn a_host_with_folders_of_their_own_and_root() {
     let host = Host::default().folder("/bin").folder("/lib").folder("/sbin").folder("/usr").file("/etc/passwd");
     let host =
-        host.folder("/root/work").folder("/nix/store").link("/opt", "/data/opt", "/data/opt").folder("/data/opt");
-    let plan = planned(&host, "/root", "/root/work", &FileRules::default()).unwrap();
+        host.folder("/root/adas").folder("/nix/store").link("/opt", "/data/opt", "/data/opt").folder("/data/opt");
+    let plan = planned(&host, "/root", "/root/adas", &FileRules::default()).unwrap();
     assert_snapshot!(plan, @r#"
     memory   /                         1 MiB, 4096 files, mode 755
     folder   /bin
@@ -211,23 +211,23 @@ fn a_host_with_folders_of_their_own_and_root() {
     folder   /proc
     proc     /proc                     read
     folder   /root
-    folder   /root/work
-    mount    /root/work                read and write
-    protect  /root/work/.claude
-    protect  /root/work/.codex
-    protect  /root/work/.cursor
-    protect  /root/work/.gemini
-    mount    /root/work/.git           read and write
-    protect  /root/work/.git/commondir
-    protect  /root/work/.git/hooks
-    protect  /root/work/.idea
-    protect  /root/work/.mcp.json
-    protect  /root/work/.opencode
-    protect  /root/work/.vscode
-    protect  /root/work/.wieldy
-    protect  /root/work/.zed
-    protect  /root/work/opencode.json
-    protect  /root/work/wieldy.toml
+    folder   /root/adas
+    mount    /root/adas                read and write
+    protect  /root/adas/.claude
+    protect  /root/adas/.codex
+    protect  /root/adas/.cursor
+    protect  /root/adas/.gemini
+    mount    /root/adas/.git           read and write
+    protect  /root/adas/.git/commondir
+    protect  /root/adas/.git/hooks
+    protect  /root/adas/.idea
+    protect  /root/adas/.mcp.json
+    protect  /root/adas/.opencode
+    protect  /root/adas/.vscode
+    protect  /root/adas/.wieldy
+    protect  /root/adas/.zed
+    protect  /root/adas/opencode.json
+    protect  /root/adas/wieldy.toml
     folder   /run
     memory   /run                      16 MiB, 4096 files, mode 755
     folder   /run/git-templates
@@ -242,21 +242,21 @@ fn a_host_with_folders_of_their_own_and_root() {
     folder   /var/tmp
     memory   /var/tmp                  256 MiB, 65536 files, mode 1777
     seal     /                         read
-    hold     /root/work/.claude        empty folder on the host
-    hold     /root/work/.codex         empty folder on the host
-    hold     /root/work/.cursor        empty folder on the host
-    hold     /root/work/.gemini        empty folder on the host
-    hold     /root/work/.git           empty folder on the host
-    hold     /root/work/.git/commondir file of 2 bytes on the host
-    hold     /root/work/.git/hooks     empty folder on the host
-    hold     /root/work/.idea          empty folder on the host
-    hold     /root/work/.mcp.json      empty folder on the host
-    hold     /root/work/.opencode      empty folder on the host
-    hold     /root/work/.vscode        empty folder on the host
-    hold     /root/work/.wieldy        empty folder on the host
-    hold     /root/work/.zed           empty folder on the host
-    hold     /root/work/opencode.json  empty folder on the host
-    hold     /root/work/wieldy.toml    empty folder on the host
+    hold     /root/adas/.claude        empty folder on the host
+    hold     /root/adas/.codex         empty folder on the host
+    hold     /root/adas/.cursor        empty folder on the host
+    hold     /root/adas/.gemini        empty folder on the host
+    hold     /root/adas/.git           empty folder on the host
+    hold     /root/adas/.git/commondir file of 2 bytes on the host
+    hold     /root/adas/.git/hooks     empty folder on the host
+    hold     /root/adas/.idea          empty folder on the host
+    hold     /root/adas/.mcp.json      empty folder on the host
+    hold     /root/adas/.opencode      empty folder on the host
+    hold     /root/adas/.vscode        empty folder on the host
+    hold     /root/adas/.wieldy        empty folder on the host
+    hold     /root/adas/.zed           empty folder on the host
+    hold     /root/adas/opencode.json  empty folder on the host
+    hold     /root/adas/wieldy.toml    empty folder on the host
     set      HOME                      /home/agent
     set      USER                      agent
     set      LOGNAME                   agent
