@@ -5,7 +5,7 @@
 //! by a mount that shows a folder around it somewhere else, it is covered there.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Component, Path, PathBuf};
 
 use wieldy_core::Network;
@@ -112,7 +112,7 @@ struct Planner<'a> {
     request: &'a Request<'a>,
     facts: &'a HostFacts<'a>,
     /// What was looked at already: the same folders are asked about again and again.
-    looked: RefCell<BTreeMap<PathBuf, Option<Entry>>>,
+    looked: RefCell<HashMap<PathBuf, Option<Entry>>>,
     tree: BTreeMap<PathBuf, Step>,
     held: BTreeMap<PathBuf, Held>,
     environment: Vec<(&'static str, String)>,
