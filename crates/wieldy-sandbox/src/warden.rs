@@ -18,10 +18,9 @@ use rustix::thread;
 use crate::berth::Berth;
 use crate::native::init::Init;
 use crate::native::owners::{Identity, Owners};
-use crate::native::plan::{Held, Placeholder};
 use crate::sys;
 use crate::tree::Tree;
-use crate::wire::{self, InitReport, SandboxOrder, WardenOrder};
+use crate::wire::{self, HeldPlace, InitReport, SandboxOrder, WardenOrder};
 
 /// The name that a program is started by to become a warden.
 pub(crate) const NAME: &CStr = c"wieldy-sandbox-warden";
@@ -154,7 +153,7 @@ impl Warden {
         let identity = Identity::of_this_process();
         let sources = match identity {
             Identity::Root => {
-                self.owners.map_sources(&order.plan).map_err(|error| ("mapping the owners of files", error))?
+                self.owners.map_sources(&order.steps).map_err(|error| ("mapping the owners of files", error))?
             }
             Identity::User { .. } => HashMap::new(),
         };
@@ -201,7 +200,7 @@ pub(crate) fn parted() -> io::Result<()> {
 /// What must not outlive a sandbox.
 #[derive(Default)]
 struct Belongings {
-    placeholders: Vec<Placeholder>,
+    placeholders: Vec<HeldPlace>,
     groups: Vec<PathBuf>,
 }
 
@@ -211,16 +210,16 @@ impl Belongings {
             remove_group(group);
         }
         // Children before their parents. What is no longer as it was made has become somebody's.
-        for Placeholder { path, held } in self.placeholders.iter().rev() {
+        for HeldPlace { path, content } in self.placeholders.iter().rev() {
             if in_use(path) {
                 continue;
             }
-            match held {
-                Held::Folder => drop(fs::remove_dir(path)),
-                Held::File(content) if fs::read_to_string(path).is_ok_and(|found| found == *content) => {
+            match content {
+                None => drop(fs::remove_dir(path)),
+                Some(content) if fs::read_to_string(path).is_ok_and(|found| found == *content) => {
                     drop(fs::remove_file(path));
                 }
-                Held::File(_) => {}
+                Some(_) => {}
             }
         }
     }

@@ -15,7 +15,7 @@ use rustix::process::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::native::plan::{Placeholder, Plan};
+use crate::native::plan;
 
 /// What the executor tells its warden.
 #[derive(Debug, Serialize, Deserialize)]
@@ -31,16 +31,23 @@ pub(crate) enum WardenOrder {
 /// A sandbox to be made.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct SandboxOrder {
-    /// What processes see.
-    pub(crate) plan: Plan,
+    /// How what processes see is built.
+    pub(crate) steps: Vec<plan::Step>,
     /// Whether they share the machine's network.
     pub(crate) open_network: bool,
     /// Whether somebody on the outside will listen inside the sandbox's own network.
     pub(crate) proxied: bool,
     /// What must not outlive the sandbox and is removed where it is still as it was made, the last one first.
-    pub(crate) placeholders: Vec<Placeholder>,
+    pub(crate) placeholders: Vec<HeldPlace>,
     /// The folders of its cgroup.
     pub(crate) groups: Vec<PathBuf>,
+}
+
+/// A file with this content, or an empty folder, that was put somewhere on the machine for a sandbox's sake.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct HeldPlace {
+    pub(crate) path: PathBuf,
+    pub(crate) content: Option<String>,
 }
 
 /// What the executor tells a sandbox's init: to make a berth; beside it comes its socket.

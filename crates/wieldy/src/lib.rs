@@ -50,7 +50,8 @@ pub fn builder_with(
     environment: BTreeMap<String, String>,
 ) -> Result<ExecutorBuilder, WorkspaceError> {
     let tools = builtin_tools(workspace, environment)?;
-    let mut builder = Executor::builder().tools(tools).sandbox(Bare::default()).sandbox(Native::new(NativeOptions::default()));
+    let mut builder =
+        Executor::builder().tools(tools).sandbox(Bare::default()).sandbox(Native::new(NativeOptions::default()));
     builder.workspace = absolute(workspace);
     Ok(builder)
 }

@@ -14,7 +14,7 @@ mod folder;
 mod group;
 mod kept;
 mod limits;
-mod meter;
+pub(crate) mod meter;
 mod mounts;
 mod sweep;
 
@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 pub(crate) use group::Group;
 pub(crate) use limits::GroupLimits;
-pub(crate) use meter::{Meter, Used, Whose};
+pub(crate) use meter::{Used, Whose};
 
 /// Where each controller of this machine is and which of them we may use. Cheap to clone.
 ///

@@ -17,7 +17,7 @@ use rustix::thread::{self, CapabilitySet, CapabilitySets};
 
 use super::landlock::Reach;
 use super::owners::Identity;
-use super::{landlock, seccomp, walls};
+use super::{landlock, plan, seccomp, walls};
 use crate::berth::Berth;
 use crate::sys;
 use crate::tree::Tree;
@@ -69,12 +69,12 @@ impl Init {
         let _ = thread::set_name(c"wieldy-init");
         process::setsid().map_err(|error| ("opening a session".into(), error.into()))?;
         walls::detach().map_err(doing("parting with the machine's mounts"))?;
-        let sources = walls::open_sources(&self.order.plan, self.sources)?;
+        let sources = walls::open_sources(&self.order.steps, self.sources)?;
         self.identity.assume().map_err(doing("becoming the sandbox's user"))?;
         // Only now, since a change of user would undo it.
         warden::parted().map_err(doing("tying the sandbox to its warden"))?;
-        walls::build(&self.order.plan, sources)?;
-        let private = self.order.plan.private();
+        walls::build(&self.order.steps, sources)?;
+        let (grants, private) = (plan::grants(&self.order.steps), plan::private(&self.order.steps));
         let _ = rustix::system::sethostname(b"sandbox");
         let mut listener = None;
         if !self.order.open_network {
@@ -84,7 +84,7 @@ impl Init {
                 listener = Some(made);
             }
         }
-        let ruleset = landlock::ruleset(self.order.plan.grants(), Reach::OwnCall)
+        let ruleset = landlock::ruleset(grants, Reach::OwnCall)
             .map_err(|error| ("making Landlock rules".into(), io::Error::other(error)))?
             .map_err(|absent| ("Landlock".into(), io::Error::other(absent)))?;
         let tree = Tree::new(sys::child_signals().map_err(doing("hearing of children"))?)

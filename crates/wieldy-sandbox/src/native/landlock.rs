@@ -143,10 +143,10 @@ mod tests {
     use std::fs;
     use std::io::ErrorKind::PermissionDenied;
     use std::os::fd::AsRawFd;
-    use std::process::Command;
+    use std::process::{Command, Stdio};
 
     use super::*;
-    use crate::native::alone::in_own_process;
+    use crate::native::alone::{in_own_process, say};
     use crate::native::sys_landlock::restrict;
 
     /// Puts this process under a ruleset of these paths.
@@ -156,13 +156,37 @@ mod tests {
         restrict(ruleset.as_raw_fd()).unwrap();
     }
 
+    /// Says so if this machine has no Landlock of this version.
+    fn lacks(version: u32) -> bool {
+        if abi() < version {
+            say(&format!("this machine has Landlock {}, and {version} is needed: not tried", abi()));
+        }
+        abi() < version
+    }
+
+    /// A process to reach for, which ends with the test.
+    struct Sleeper(std::process::Child);
+
+    impl Sleeper {
+        fn new() -> Self {
+            Self(Command::new("sleep").arg("1000").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+        }
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+
     fn kind<T: std::fmt::Debug>(result: io::Result<T>) -> io::ErrorKind {
         result.unwrap_err().kind()
     }
 
     #[test]
     fn what_is_granted_works_and_nothing_else() {
-        if absent().is_some() || !in_own_process("native::landlock::tests::what_is_granted_works_and_nothing_else") {
+        if lacks(1) || !in_own_process("native::landlock::tests::what_is_granted_works_and_nothing_else") {
             return;
         }
         let world = tempfile::tempdir().unwrap();
@@ -208,51 +232,46 @@ mod tests {
 
     #[test]
     fn a_call_of_its_own_reaches_no_process_outside() {
-        if abi() < 6 || !in_own_process("native::landlock::tests::a_call_of_its_own_reaches_no_process_outside") {
+        if lacks(6) || !in_own_process("native::landlock::tests::a_call_of_its_own_reaches_no_process_outside") {
             return;
         }
         use std::os::linux::net::SocketAddrExt;
         use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
         let name = SocketAddr::from_abstract_name(format!("wieldy-test-{}", std::process::id())).unwrap();
         let _outside = UnixListener::bind_addr(&name).unwrap();
-        let mut sleeper = Command::new("sleep").arg("1000").spawn().unwrap();
-        let pid = rustix::process::Pid::from_child(&sleeper);
+        let sleeper = Sleeper::new();
+        let pid = rustix::process::Pid::from_child(&sleeper.0);
         std::thread::spawn(move || {
             lock(&[(Path::new("/"), Access::ReadWrite)], Reach::OwnCall);
             assert_eq!(kind(UnixStream::connect_addr(&name)), PermissionDenied);
             assert_eq!(rustix::process::test_kill_process(pid), Err(rustix::io::Errno::PERM));
-            let mut own = Command::new("sleep").arg("1000").spawn().unwrap();
-            own.kill().unwrap();
-            own.wait().unwrap();
+            let own = Sleeper::new();
+            rustix::process::test_kill_process(rustix::process::Pid::from_child(&own.0)).unwrap();
         })
         .join()
         .unwrap();
-        sleeper.kill().unwrap();
-        sleeper.wait().unwrap();
     }
 
     #[test]
     fn without_scopes_signals_and_sockets_are_left_to_the_namespaces() {
-        if absent().is_some()
+        if lacks(1)
             || !in_own_process("native::landlock::tests::without_scopes_signals_and_sockets_are_left_to_the_namespaces")
         {
             return;
         }
-        let mut sleeper = Command::new("sleep").arg("1000").spawn().unwrap();
-        let pid = rustix::process::Pid::from_child(&sleeper);
+        let sleeper = Sleeper::new();
+        let pid = rustix::process::Pid::from_child(&sleeper.0);
         std::thread::spawn(move || {
             lock(&[(Path::new("/usr"), Access::Read)], Reach::Namespaces);
             rustix::process::test_kill_process(pid).unwrap();
         })
         .join()
         .unwrap();
-        sleeper.kill().unwrap();
-        sleeper.wait().unwrap();
     }
 
     #[test]
     fn a_path_that_is_not_there_is_an_error_that_names_it() {
-        if absent().is_some() {
+        if lacks(1) {
             return;
         }
         let missing = Path::new("/no/such/path");
@@ -261,9 +280,8 @@ mod tests {
     }
 
     #[test]
-    fn a_ruleset_costs_microseconds() {
-        use std::io::Write;
-        if absent().is_some() || !in_own_process("native::landlock::tests::a_ruleset_costs_microseconds") {
+    fn what_a_ruleset_costs_is_said() {
+        if lacks(1) || !in_own_process("native::landlock::tests::what_a_ruleset_costs_is_said") {
             return;
         }
         let paths = ["/usr", "/etc", "/opt", "/tmp", "/run", "/dev", "/proc", "/var/tmp"].map(Path::new);
@@ -274,6 +292,6 @@ mod tests {
         let started = std::time::Instant::now();
         restrict(ruleset.as_raw_fd()).unwrap();
         let restricted = started.elapsed();
-        writeln!(std::io::stderr(), "version {}: made in {made:?}, entered in {restricted:?}", abi()).unwrap();
+        say(&format!("Landlock version {}: made in {made:?}, entered in {restricted:?}", abi()));
     }
 }

@@ -3,22 +3,23 @@
 //! [`Native`] keeps the sandboxes: one for each session, made when it is first needed and gone when it has been idle for long; and for
 //! calls without a session one each, of which a few are built ahead.
 
+pub(crate) mod facts;
 pub(crate) mod init;
 pub(crate) mod landlock;
 pub(crate) mod owners;
 pub(crate) mod plan;
 mod planned;
-mod planner;
+pub(crate) mod planner;
 pub(crate) mod seccomp;
-mod secrets;
+pub(crate) mod secrets;
 mod standing;
 #[expect(unsafe_code, reason = "two system calls that no library offers; each block says why it is sound")]
 pub(crate) mod sys_landlock;
-mod syscalls;
+pub(crate) mod syscalls;
 mod walls;
 
 #[cfg(test)]
-mod alone;
+pub(crate) mod alone;
 
 use std::collections::HashMap;
 use std::path::PathBuf;

@@ -16,7 +16,7 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::process::{self, Pid, Signal};
 use rustix::thread;
 
-use super::plan::{Plan, Step};
+use super::plan::Step;
 use crate::sys::{self, MountChange};
 
 /// The account outside where the executor is root: so high that no system hands it out.
@@ -85,8 +85,8 @@ pub(crate) struct Owners {
 
 impl Owners {
     /// A mount for each place of the plan that was granted, by its number in the plan.
-    pub(crate) fn map_sources(&mut self, plan: &Plan) -> io::Result<HashMap<usize, OwnedFd>> {
-        let granted = plan.steps.iter().enumerate().filter_map(|(number, step)| match step {
+    pub(crate) fn map_sources(&mut self, steps: &[Step]) -> io::Result<HashMap<usize, OwnedFd>> {
+        let granted = steps.iter().enumerate().filter_map(|(number, step)| match step {
             Step::Bind { source, .. } if step.is_granted() => Some((number, source)),
             _ => None,
         });

@@ -3,11 +3,10 @@
 //!
 //! Parents come before children, and a later step covers an earlier one.
 
-use std::borrow::Cow;
 use std::ffi::{CString, OsString};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +14,7 @@ use super::landlock::Access;
 use super::secrets::SYSTEM;
 
 /// How a sandbox's file tree is put together.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// What to do, in this order. All paths but sources are as seen inside of the sandbox.
     pub(crate) steps: Vec<Step>,
@@ -23,7 +22,7 @@ pub(crate) struct Plan {
     /// be removed afterwards, in the opposite order, where it is still as it was made.
     pub(crate) placeholders: Vec<Placeholder>,
     /// Variables that belong to the tree.
-    pub(crate) environment: Vec<(String, String)>,
+    pub(crate) environment: Vec<(&'static str, String)>,
 }
 
 /// One step of a [`Plan`].
@@ -108,7 +107,7 @@ pub(crate) enum Kind {
 }
 
 /// Something on the host that is there only to be mounted on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Placeholder {
     /// On the host.
     pub(crate) path: PathBuf,
@@ -117,12 +116,12 @@ pub(crate) struct Placeholder {
 }
 
 /// What a [`Placeholder`] is.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Held {
     /// An empty folder.
     Folder,
     /// A file with this content.
-    File(Cow<'static, str>),
+    File(&'static str),
 }
 
 /// What a plan has to know about the host.
@@ -161,6 +160,19 @@ pub(crate) enum Entry {
         /// Where it leads in the end, without links; also where there is nothing.
         resolved: PathBuf,
     },
+}
+
+/// The path with each `..` taken back by the part before it: all there is to go by where nothing exists.
+pub(crate) fn without_dots(path: &Path) -> PathBuf {
+    let mut whole = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => drop(whole.pop()),
+            Component::CurDir => {}
+            part => whole.push(part),
+        }
+    }
+    whole
 }
 
 /// Why there is no plan.
@@ -231,6 +243,9 @@ pub(crate) enum PlanError {
         /// What is protected.
         protected: PathBuf,
     },
+    /// Somebody filled a folder to make the plan large.
+    #[error("`{0}` holds more secrets, modules or work trees than a sandbox can cover; remove some")]
+    TooMany(PathBuf),
     /// What is protected is not in the workspace.
     #[error(
         "`{0}` cannot be protected: it is not in the workspace; what is mounted is protected by mounting it read-only"
@@ -238,29 +253,25 @@ pub(crate) enum PlanError {
     NotInWorkspace(PathBuf),
 }
 
-impl Plan {
-    /// What Landlock should grant inside of the finished tree. Read-only mounts need no word of their own: reading is granted
-    /// for all that is in the tree, and the tree has nothing else.
-    pub(crate) fn grants(&self) -> Vec<(&Path, Access)> {
-        let mut grants = vec![(Path::new("/"), Access::Read)];
-        grants.extend(self.steps.iter().filter_map(|step| match step {
-            Step::Tmpfs { path, .. } if path != Path::new("/") => Some((path.as_path(), Access::ReadWrite)),
-            Step::Bind { target, writable: true, .. } => Some((target.as_path(), Access::ReadWrite)),
-            _ => None,
-        }));
-        grants
-    }
+/// What Landlock should grant inside of the finished tree. Read-only mounts need no word of their own: reading is granted
+/// for all that is in the tree, and the tree has nothing else.
+pub(crate) fn grants(steps: &[Step]) -> Vec<(&Path, Access)> {
+    let mut grants = vec![(Path::new("/"), Access::Read)];
+    grants.extend(steps.iter().filter_map(|step| match step {
+        Step::Tmpfs { path, .. } if path != Path::new("/") => Some((path.as_path(), Access::ReadWrite)),
+        Step::Bind { target, writable: true, .. } => Some((target.as_path(), Access::ReadWrite)),
+        _ => None,
+    }));
+    grants
 }
 
-impl Plan {
-    /// The places that only the sandbox has and that can be filled.
-    pub(crate) fn private(&self) -> Vec<CString> {
-        let private = self.steps.iter().filter_map(|step| match step {
-            Step::Tmpfs { path, .. } if path != Path::new("/") => CString::new(path.as_os_str().as_bytes()).ok(),
-            _ => None,
-        });
-        private.collect()
-    }
+/// The places that only the sandbox has and that can be filled.
+pub(crate) fn private(steps: &[Step]) -> Vec<CString> {
+    let private = steps.iter().filter_map(|step| match step {
+        Step::Tmpfs { path, .. } if path != Path::new("/") => CString::new(path.as_os_str().as_bytes()).ok(),
+        _ => None,
+    });
+    private.collect()
 }
 
 impl Step {
@@ -336,7 +347,7 @@ impl fmt::Display for Plan {
             };
             ("hold", path.display().to_string(), detail)
         });
-        let variables = self.environment.iter().map(|(name, value)| ("set", name.clone(), value.clone()));
+        let variables = self.environment.iter().map(|(name, value)| ("set", (*name).to_owned(), value.clone()));
         let lines: Vec<_> = steps.chain(placeholders).chain(variables).collect();
         let width = lines.iter().map(|(_, path, _)| path.chars().count()).max().unwrap_or(0);
         for (word, path, detail) in lines {

@@ -1,35 +1,37 @@
 //! From a confinement to a plan for this machine, with what the plan needs on it made.
 
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use wieldy_core::{Confinement, SandboxError};
 
 use super::NativeOptions;
+use super::facts::Disk;
 use super::owners::Identity;
-use super::plan::{Entry, Held, HostFacts, Look, Placeholder, Plan, Room};
+use super::plan::{Held, HostFacts, Placeholder, Plan, Room, Step};
 use super::planner::{Request, plan};
+use crate::wire::HeldPlace;
 
 /// How much private folders hold where nobody says.
 const ROOM: Room = Room { bytes: 1 << 30, inodes: 250_000 };
 
 /// A plan whose placeholders are there.
 pub(super) struct Planned {
-    pub(super) plan: Plan,
+    pub(super) steps: Vec<Step>,
     pub(super) environment: Vec<(String, String)>,
-    pub(super) placeholders: Vec<Placeholder>,
+    pub(super) placeholders: Vec<HeldPlace>,
 }
 
 impl Planned {
     pub(super) fn new(confinement: &Confinement, options: &NativeOptions) -> Result<Self, SandboxError> {
-        let mut plan = draw(confinement, options)?;
-        let environment = std::mem::take(&mut plan.environment);
-        let placeholders = place(std::mem::take(&mut plan.placeholders), &confinement.workspace)
+        let Plan { steps, placeholders, environment } = draw(confinement, options)?;
+        let placeholders = place(placeholders, &confinement.workspace)
             .map_err(|(path, error)| creation(format!("holding `{}` for protection: {error}", path.display())))?;
-        Ok(Self { plan, environment, placeholders })
+        let environment = environment.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+        Ok(Self { steps, environment, placeholders })
     }
 }
 
@@ -47,7 +49,7 @@ pub(super) fn draw(confinement: &Confinement, options: &NativeOptions) -> Result
         network: &confinement.network,
         room: Room { bytes: limits.disk_bytes.unwrap_or(ROOM.bytes), inodes: limits.disk_files.unwrap_or(ROOM.inodes) },
     };
-    let facts = HostFacts { look: &ThisMachine, home, state, user, group };
+    let facts = HostFacts { look: &Disk, home, state, user, group };
     plan(&request, &facts).map_err(|error| creation(error.to_string()))
 }
 
@@ -55,45 +57,25 @@ fn creation(reason: String) -> SandboxError {
     SandboxError::Creation { reason }
 }
 
-/// Looks at the real file system.
-struct ThisMachine;
-
-impl Look for ThisMachine {
-    fn entry(&self, path: &Path) -> Option<Entry> {
-        let entry = path.symlink_metadata().ok()?;
-        if entry.is_symlink() {
-            let target = path.read_link().ok()?;
-            let resolved = path.canonicalize().unwrap_or_else(|_| path.parent().unwrap_or(path).join(&target));
-            return Some(Entry::Link { target, resolved });
-        }
-        Some(if entry.is_dir() { Entry::Folder } else { Entry::File })
-    }
-
-    fn names(&self, folder: &Path) -> Vec<OsString> {
-        let entries = folder.read_dir().into_iter().flatten();
-        entries.filter_map(|entry| Some(entry.ok()?.file_name())).collect()
-    }
-}
-
 /// Makes the placeholders that are not there. Those of other sandboxes of ours are shared: the last one takes them away.
-fn place(missing: Vec<Placeholder>, workspace: &Path) -> Result<Vec<Placeholder>, (PathBuf, std::io::Error)> {
-    static OURS: Mutex<BTreeSet<Known>> = Mutex::new(BTreeSet::new());
+fn place(missing: Vec<Placeholder>, workspace: &Path) -> Result<Vec<HeldPlace>, (PathBuf, io::Error)> {
+    static OURS: Mutex<BTreeSet<HeldPlace>> = Mutex::new(BTreeSet::new());
     let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
-    for placeholder in &missing {
-        let Placeholder { path, held } = placeholder;
-        let made = match held {
-            Held::Folder => fs::create_dir(path),
-            Held::File(content) => fs::write(path, content.as_bytes()),
+    for Placeholder { path, held } in missing {
+        let (made, content) = match held {
+            Held::Folder => (fs::create_dir(&path), None),
+            Held::File(content) => (write_new(&path, content), Some(content.to_owned())),
         };
         match made {
-            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err((path.clone(), error)),
-            _ => drop(ours.insert(Known(path.clone(), held.clone()))),
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err((path, error)),
+            _ => drop(ours.insert(HeldPlace { path, content })),
         }
     }
-    let shared = ours.iter().filter(|Known(path, _)| path.starts_with(workspace) && path.exists());
-    Ok(shared.map(|Known(path, held)| Placeholder { path: path.clone(), held: held.clone() }).collect())
+    // In the order of paths, so that parents come first.
+    ours.retain(|held| held.path.exists());
+    Ok(ours.iter().filter(|held| held.path.starts_with(workspace)).cloned().collect())
 }
 
-/// A placeholder that this process has made; in the order of paths, so that parents come first.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Known(PathBuf, Held);
+fn write_new(path: &Path, content: &str) -> io::Result<()> {
+    fs::File::create_new(path)?.write_all(content.as_bytes())
+}

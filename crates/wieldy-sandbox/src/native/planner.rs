@@ -4,14 +4,16 @@
 //! about what is hidden or protected name places on the *host*: whatever way such a place can be seen in the sandbox, also
 //! by a mount that shows a folder around it somewhere else, it is covered there.
 
-use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Component, Path, PathBuf};
 
 use wieldy_core::{FileRules, Network};
 
-use super::plan::{Entry, Held, HostFacts, Kind, Placeholder, Plan, PlanError, Room, Step};
-use super::secrets::{HIDDEN, HIDDEN_IN_SYSTEM, KERNEL, PROTECTED, SHARED, SYSTEM, is_environment};
+use super::plan::{Entry, Held, HostFacts, Kind, Placeholder, Plan, PlanError, Room, Step, without_dots};
+use super::secrets::{HIDDEN, HIDDEN_IN_SYSTEM, KERNEL, SHARED, SYSTEM, is_environment};
+
+mod protect;
 
 /// What a plan is for.
 pub(crate) struct Request<'a> {
@@ -29,7 +31,14 @@ pub(crate) struct Request<'a> {
 pub(crate) fn plan(request: &Request<'_>, facts: &HostFacts<'_>) -> Result<Plan, PlanError> {
     check_workspace(request, facts)?;
     check_mounts(request, facts)?;
-    let mut planner = Planner { request, facts, tree: BTreeMap::new(), held: BTreeMap::new(), environment: vec![] };
+    let mut planner = Planner {
+        request,
+        facts,
+        looked: RefCell::default(),
+        tree: BTreeMap::new(),
+        held: BTreeMap::new(),
+        environment: vec![],
+    };
     planner.system();
     planner.private();
     planner.mounts()?;
@@ -39,11 +48,12 @@ pub(crate) fn plan(request: &Request<'_>, facts: &HostFacts<'_>) -> Result<Plan,
     planner.finish()
 }
 
-/// The sandbox user's home folder, in memory; and where it is if the workspace is there.
+/// The sandbox user's home folder, in memory; and where it is if that place is taken.
 const HOME: &str = "/home/agent";
 const HOME_ELSEWHERE: &str = "/run/agent";
-/// An empty folder: git would copy sample hooks into a new repository, whose hooks are protected already.
-const GIT_TEMPLATES: &str = "/run/git-templates";
+
+/// As many links as the kernel would follow.
+const LINKS_MAX: usize = 40;
 
 const ROOM_OF_ROOT: Room = Room { bytes: 1 << 20, inodes: 4096 };
 const ROOM_OF_RUN: Room = Room { bytes: 16 << 20, inodes: 4096 };
@@ -93,12 +103,19 @@ fn plain(path: &Path) -> Result<(), PlanError> {
     if path.is_absolute() && normal && same { Ok(()) } else { Err(PlanError::NotPlain(path.to_owned())) }
 }
 
+/// A path below another; without a slash at the end where there is nothing to add.
+fn below(path: &Path, rest: &Path) -> PathBuf {
+    if rest.as_os_str().is_empty() { path.to_owned() } else { path.join(rest) }
+}
+
 struct Planner<'a> {
     request: &'a Request<'a>,
     facts: &'a HostFacts<'a>,
+    /// What was looked at already: the same folders are asked about again and again.
+    looked: RefCell<HashMap<PathBuf, Option<Entry>>>,
     tree: BTreeMap<PathBuf, Step>,
     held: BTreeMap<PathBuf, Held>,
-    environment: Vec<(String, String)>,
+    environment: Vec<(&'static str, String)>,
 }
 
 /// What is behind a path of the sandbox.
@@ -122,7 +139,46 @@ impl Planner<'_> {
     }
 
     fn entry(&self, path: &Path) -> Option<Entry> {
-        self.facts.look.entry(path)
+        if let Some(entry) = self.looked.borrow().get(path) {
+            return entry.clone();
+        }
+        let entry = self.facts.look.entry(path);
+        self.looked.borrow_mut().insert(path.to_owned(), entry.clone());
+        entry
+    }
+
+    /// The path that this one leads to, without links; where links lead in circles, any path of the circle.
+    fn real(&self, path: &Path) -> PathBuf {
+        let mut path = path.to_owned();
+        for _ in 0..LINKS_MAX {
+            match self.next_link(&path) {
+                Some((_, next)) => path = next,
+                None => break,
+            }
+        }
+        path
+    }
+
+    /// The first link on the way to a path, and the path that it makes of it.
+    fn next_link(&self, path: &Path) -> Option<(PathBuf, PathBuf)> {
+        let mut above: Vec<_> = path.ancestors().collect();
+        above.reverse();
+        above.into_iter().find_map(|above| match self.entry(above)? {
+            Entry::Link { target, .. } => {
+                let next = without_dots(&above.parent()?.join(target));
+                Some((above.to_owned(), below(&next, path.strip_prefix(above).ok()?)))
+            }
+            Entry::File | Entry::Folder => None,
+        })
+    }
+
+    /// What is in a folder, if that is not more than anybody needs: each name may become a mount.
+    fn names(&self, folder: &Path, wanted: fn(&str) -> bool) -> Result<Vec<PathBuf>, PlanError> {
+        const NAMES_MAX: usize = 100;
+        let names = self.facts.look.names(folder).into_iter();
+        let paths: Vec<_> =
+            names.filter(|name| name.to_str().is_some_and(wanted)).map(|name| folder.join(name)).collect();
+        if paths.len() > NAMES_MAX { Err(PlanError::TooMany(folder.to_owned())) } else { Ok(paths) }
     }
 
     /// The folders with the system's programs and settings.
@@ -142,7 +198,7 @@ impl Planner<'_> {
 
     /// What each sandbox has of its own.
     fn private(&mut self) {
-        let home = if self.request.workspace == Path::new(HOME) { HOME_ELSEWHERE } else { HOME };
+        let home = self.home();
         let memory = |path: &str, room, mode| Step::Tmpfs { path: path.into(), room, mode };
         let room = self.request.room;
         self.add(memory("/", ROOM_OF_ROOT, 0o755));
@@ -154,8 +210,13 @@ impl Planner<'_> {
         self.add(Step::Proc);
         self.add(Step::Dev);
         self.add(Step::Link { path: "/var/run".into(), target: "/run".into() });
-        let variables = [("HOME", home), ("USER", "agent"), ("LOGNAME", "agent")];
-        self.environment.extend(variables.map(|(name, value)| (name.into(), value.into())));
+        self.environment.extend([("HOME", home.into()), ("USER", "agent".into()), ("LOGNAME", "agent".into())]);
+    }
+
+    fn home(&self) -> &'static str {
+        let targets = self.request.rules.mounts.iter().map(|mount| mount.target.as_path());
+        let taken = targets.chain([self.request.workspace]).any(|path| Path::new(HOME).starts_with(path));
+        if taken { HOME_ELSEWHERE } else { HOME }
     }
 
     fn mounts(&mut self) -> Result<(), PlanError> {
@@ -181,7 +242,7 @@ impl Planner<'_> {
     /// Settings that say who and where a program is, which are not the host's.
     fn files(&mut self) {
         let HostFacts { user, group, .. } = *self.facts;
-        let home = if self.request.workspace == Path::new(HOME) { HOME_ELSEWHERE } else { HOME };
+        let home = self.home();
         let mut users = format!("agent:x:{user}:{group}:agent:{home}:/bin/sh\n");
         let mut groups = format!("agent:x:{group}:\n");
         for (name, id) in [("root", 0), ("nobody", 65534)] {
@@ -239,7 +300,7 @@ impl Planner<'_> {
     fn hide(&mut self) -> Result<(), PlanError> {
         let rules = self.request.rules;
         let shown = rules.shown.iter().map(|path| self.in_workspace(path)).collect::<Result<Vec<_>, _>>()?;
-        for path in self.usually_hidden() {
+        for path in self.usually_hidden()? {
             if !shown.iter().any(|shown| path.starts_with(shown)) {
                 self.hide_one(&path, false)?;
             }
@@ -249,8 +310,8 @@ impl Planner<'_> {
         }
         for path in &rules.hidden {
             let path = self.in_workspace(path)?;
-            let mut sources = rules.mounts.iter().map(|mount| mount.source.as_path()).chain([self.request.workspace]);
-            if sources.any(|source| source.starts_with(&path)) {
+            let mounted = |step: &Step| matches!(step, Step::Bind { source, .. } if source.starts_with(&path));
+            if self.tree.values().any(mounted) {
                 return Err(PlanError::MountedAndHidden(path));
             }
             self.hide_one(&path, true)?;
@@ -258,25 +319,21 @@ impl Planner<'_> {
         Ok(())
     }
 
-    fn usually_hidden(&self) -> Vec<PathBuf> {
+    fn usually_hidden(&self) -> Result<Vec<PathBuf>, PlanError> {
         let mut paths: Vec<_> = HIDDEN_IN_SYSTEM.map(PathBuf::from).into();
         let mounts = self.request.rules.mounts.iter().map(|mount| mount.source.as_path());
         for root in mounts.chain([self.request.workspace]).chain(self.facts.home.as_deref()) {
             paths.extend(HIDDEN.iter().map(|name| root.join(name)));
-            let names = self.facts.look.names(root).into_iter();
-            paths.extend(names.filter(|name| name.to_str().is_some_and(is_environment)).map(|name| root.join(name)));
+            paths.extend(self.names(root, is_environment)?);
         }
-        paths
+        Ok(paths)
     }
 
     /// Covers a path of the host wherever it can be seen, unless it was mounted by itself.
     fn hide_one(&mut self, host: &Path, by_rule: bool) -> Result<(), PlanError> {
         // What a link leads to is what is secret.
-        let (host, entry) = match self.entry(host) {
-            Some(Entry::Link { resolved, .. }) => (resolved.clone(), self.entry(&resolved)),
-            entry => (host.to_owned(), entry),
-        };
-        let kind = match entry {
+        let host = self.real(host);
+        let kind = match self.entry(&host) {
             Some(Entry::Folder) => Kind::Folder,
             Some(Entry::File) => Kind::File,
             Some(Entry::Link { .. }) | None => return Ok(()),
@@ -289,108 +346,6 @@ impl Planner<'_> {
             }
         }
         Ok(())
-    }
-
-    fn protect(&mut self) -> Result<(), PlanError> {
-        let workspace = self.request.workspace;
-        for name in PROTECTED {
-            self.protect_one(&workspace.join(name), Held::Folder)?;
-        }
-        let git = workspace.join(".git");
-        match self.entry(&git) {
-            Some(Entry::Folder) => self.protect_git(&git)?,
-            Some(Entry::File) => self.protect_one(&git, Held::File("".into()))?,
-            Some(Entry::Link { resolved, .. }) => {
-                self.protect_one(&git, Held::Folder)?;
-                if resolved.starts_with(workspace) && self.entry(&resolved) == Some(Entry::Folder) {
-                    self.protect_git(&resolved)?;
-                }
-            }
-            None => {
-                // Its settings are not protected, or no repository could be made.
-                self.protect_one(&git.join("hooks"), Held::Folder)?;
-                self.protect_one(&git.join("commondir"), SAME_FOLDER)?;
-                self.add(Step::Folder { path: GIT_TEMPLATES.into() });
-                self.environment.push(("GIT_TEMPLATE_DIR".into(), GIT_TEMPLATES.into()));
-            }
-        }
-        for path in &self.request.rules.protected {
-            let path = self.in_workspace(path)?;
-            if path == workspace || !path.starts_with(workspace) {
-                return Err(PlanError::NotInWorkspace(path));
-            }
-            self.protect_one(&path, Held::Folder)?;
-        }
-        Ok(())
-    }
-
-    /// Protects what git executes, or what says where that is, in a repository's own folder and in those of its modules.
-    fn protect_git(&mut self, folder: &Path) -> Result<(), PlanError> {
-        self.protect_one(&folder.join("hooks"), Held::Folder)?;
-        self.protect_one(&folder.join("config"), Held::File("".into()))?;
-        self.protect_one(&folder.join("config.worktree"), Held::File("".into()))?;
-        self.protect_one(&folder.join("commondir"), SAME_FOLDER)?;
-        for name in self.facts.look.names(&folder.join("modules")) {
-            let module = folder.join("modules").join(name);
-            if self.entry(&module.join("HEAD")).is_some() {
-                self.protect_git(&module)?;
-            }
-        }
-        for name in self.facts.look.names(&folder.join("worktrees")) {
-            let tree = folder.join("worktrees").join(name);
-            if self.entry(&tree.join("commondir")).is_some() {
-                self.protect_one(&tree.join("commondir"), SAME_FOLDER)?;
-                self.protect_one(&tree.join("config.worktree"), Held::File("".into()))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes a path of the host unchangeable wherever it can be seen; where it does not exist, something is put there first.
-    fn protect_one(&mut self, host: &Path, held: Held) -> Result<(), PlanError> {
-        let mut mounts = self.request.rules.mounts.iter();
-        if let Some(mount) = mounts.find(|mount| mount.writable && mount.source.starts_with(host)) {
-            let (mount, protected) = (mount.source.clone(), host.to_owned());
-            return Err(PlanError::MountedAndProtected { mount, protected });
-        }
-        match self.entry(host) {
-            Some(Entry::Link { resolved, .. }) if self.entry(&resolved).is_some() => self.cover(&resolved),
-            Some(_) => {}
-            None => {
-                let parents = host.ancestors().skip(1).take_while(|parent| parent.starts_with(self.request.workspace));
-                for parent in parents.map(Path::to_owned).collect::<Vec<_>>() {
-                    match self.entry(&parent) {
-                        Some(Entry::Folder) => break,
-                        // Where a file is, there is nothing to protect until the file makes way.
-                        Some(Entry::File) => return self.protect_one(&parent, held),
-                        Some(Entry::Link { .. }) => {
-                            return Err(PlanError::ThroughLink { target: host.to_owned(), link: parent });
-                        }
-                        None => drop(self.held.insert(parent, Held::Folder)),
-                    }
-                }
-                self.held.insert(host.to_owned(), held);
-            }
-        }
-        self.cover(host);
-        Ok(())
-    }
-
-    fn cover(&mut self, host: &Path) {
-        let views = self.all_views(host);
-        for path in views {
-            let Behind::Host { writable: true, .. } = self.behind(&path) else { continue };
-            // Whoever could move a folder around it would have a path free for another: what is mounted on stays.
-            let parents = path.ancestors().skip(1).take_while(|parent| !self.tree.contains_key(*parent));
-            for parent in parents.map(Path::to_owned).collect::<Vec<_>>() {
-                if let Behind::Host { path: source, writable } = self.behind(&parent) {
-                    self.add(Step::Bind { source, target: parent, writable, optional: false });
-                }
-            }
-            if path != self.request.workspace && !matches!(self.tree.get(&path), Some(Step::Hide { .. })) {
-                self.add(Step::Protect { path });
-            }
-        }
     }
 
     /// A path of a rule: as it is, or in the workspace.
@@ -413,8 +368,7 @@ impl Planner<'_> {
                 Some(Step::Protect { .. }) => protected = true,
                 Some(Step::Bind { source, writable, .. }) => {
                     let rest = path.strip_prefix(above).unwrap_or(Path::new(""));
-                    let host = if rest.as_os_str().is_empty() { source.clone() } else { source.join(rest) };
-                    return Behind::Host { path: host, writable: *writable && !protected };
+                    return Behind::Host { path: below(source, rest), writable: *writable && !protected };
                 }
                 Some(Step::Tmpfs { .. } | Step::Folder { .. }) => return Behind::Memory,
                 Some(Step::Proc | Step::Dev | Step::File { .. } | Step::Seal) => return Behind::Made,
@@ -440,9 +394,7 @@ impl Planner<'_> {
             Step::Bind { source, target, .. } => Some((host.strip_prefix(source).ok()?, target)),
             _ => None,
         });
-        let paths = binds
-            .filter(|(rest, _)| wanted(rest))
-            .map(|(rest, target)| if rest.as_os_str().is_empty() { target.clone() } else { target.join(rest) });
+        let paths = binds.filter(|(rest, _)| wanted(rest)).map(|(rest, target)| below(target, rest));
         let seen = |path: &PathBuf| matches!(self.behind(path), Behind::Host { path, .. } if path == host);
         paths.filter(seen).collect()
     }
@@ -497,8 +449,7 @@ impl Planner<'_> {
     /// Sees to it that a place in something of the host exists there, and is no link.
     fn host_mount_point(&mut self, step: &Step, host: &Path, writable: bool) -> Result<(), PlanError> {
         let target = step.path().to_owned();
-        let itself = matches!(step, Step::Protect { .. });
-        for above in host.ancestors().skip(usize::from(itself)) {
+        for above in host.ancestors().skip(usize::from(matches!(step, Step::Protect { .. }))) {
             if let Some(Entry::Link { .. }) = self.entry(above) {
                 return Err(PlanError::ThroughLink { target, link: above.to_owned() });
             }
@@ -511,18 +462,14 @@ impl Planner<'_> {
             return Err(PlanError::NoMountPoint { target, host });
         }
         let is_file = matches!(step, Step::Bind { source, .. } if self.entry(source) == Some(Entry::File));
-        let missing = host.ancestors().skip(1).take_while(|above| self.facts.look.entry(above).is_none());
+        let missing = host.ancestors().skip(1).take_while(|above| self.entry(above).is_none());
         for above in missing.map(Path::to_owned).collect::<Vec<_>>() {
             self.held.entry(above).or_insert(Held::Folder);
         }
-        self.held.insert(host, if is_file { Held::File("".into()) } else { Held::Folder });
+        self.held.insert(host, if is_file { Held::File("") } else { Held::Folder });
         Ok(())
     }
 }
-
-/// A repository's settings and hooks are in the same folder as the rest of it. Without this file that is so anyway; but
-/// with one of another content, git outside of the sandbox would take both from wherever it says.
-const SAME_FOLDER: Held = Held::File(Cow::Borrowed(".\n"));
 
 #[cfg(test)]
 mod tests;

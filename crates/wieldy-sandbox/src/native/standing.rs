@@ -77,9 +77,9 @@ impl Standing {
         group.set(&group_limits(&limits)).map_err(|error| failed("limiting a cgroup", error))?;
         let (init, socket) = Link::pair().map_err(|error| failed("making a socket", error))?;
         let warden = Warden::of_this_process().map_err(|error| failed("starting the warden", error))?;
-        let Planned { plan, environment, placeholders } = planned;
+        let Planned { steps, environment, placeholders } = planned;
         let order = SandboxOrder {
-            plan,
+            steps,
             open_network: confinement.network == Network::Open,
             proxied: allowed.is_some(),
             placeholders,

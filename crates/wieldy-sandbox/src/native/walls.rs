@@ -14,7 +14,7 @@ use rustix::mount::{
     fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount_change, move_mount, open_tree, unmount,
 };
 
-use super::plan::{Kind, Plan, Room, Step};
+use super::plan::{Kind, Room, Step};
 use crate::sys::{self, MountChange};
 
 /// Where the new root is put together. Any folder would do; what it holds is only covered.
@@ -37,12 +37,12 @@ pub(super) struct Sources {
 }
 
 /// Opens everything that the plan shows, as long as we are still who may see it.
-pub(super) fn open_sources(plan: &Plan, mut binds: HashMap<usize, OwnedFd>) -> Result<Sources, Failure> {
+pub(super) fn open_sources(steps: &[Step], mut binds: HashMap<usize, OwnedFd>) -> Result<Sources, Failure> {
     let copy = |path: &Path| {
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
         open_tree(CWD, path, flags).map_err(io::Error::from)
     };
-    for (number, step) in plan.steps.iter().enumerate() {
+    for (number, step) in steps.iter().enumerate() {
         if let Step::Bind { source, optional, .. } = step
             && !binds.contains_key(&number)
         {
@@ -61,9 +61,9 @@ pub(super) fn open_sources(plan: &Plan, mut binds: HashMap<usize, OwnedFd>) -> R
 }
 
 /// Builds the new root, moves there and leaves the old one.
-pub(super) fn build(plan: &Plan, mut sources: Sources) -> Result<(), Failure> {
+pub(super) fn build(steps: &[Step], mut sources: Sources) -> Result<(), Failure> {
     let failed = |what: String| move |error: io::Error| (what, error);
-    let Some(Step::Tmpfs { room, mode, .. }) = plan.steps.first() else {
+    let Some(Step::Tmpfs { room, mode, .. }) = steps.first() else {
         return Err(("beginning".into(), io::Error::other("the plan has no root")));
     };
     let root = memory(*room, *mode).and_then(|root| attach(&root, SITE.as_ref()).map(|()| root));
@@ -71,7 +71,7 @@ pub(super) fn build(plan: &Plan, mut sources: Sources) -> Result<(), Failure> {
     let made = memory(Room { bytes: 1 << 20, inodes: 256 }, 0o755).map_err(failed("making room for files".into()))?;
     let site = open_folder(SITE.as_ref()).map_err(failed("opening the new root".into()))?;
     let site = Site { mount: root, root: site, made, files_made: Cell::new(0) };
-    for (number, step) in plan.steps.iter().enumerate().skip(1) {
+    for (number, step) in steps.iter().enumerate().skip(1) {
         site.take(step, number, &mut sources).map_err(failed(format!("the step `{step}`")))?;
     }
     rustix::process::fchdir(&site.root)

@@ -15,7 +15,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::process::Pid;
-use tree::{Controller, Group, GroupLimits, Hierarchy, Kind, Peak, Version, Whose};
+use tree::meter::Peak;
+use tree::{Controller, Group, GroupLimits, Hierarchy, Kind, Version, Whose};
 
 const MIB: u64 = 1 << 20;
 const NOBODY: u32 = 65534;

@@ -5,6 +5,7 @@
 
 mod cgroup;
 mod ending;
+mod escape;
 mod leaving_nothing;
 mod measuring;
 mod proxy;

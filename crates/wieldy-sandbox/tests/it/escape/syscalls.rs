@@ -77,7 +77,7 @@ fn attempt(name: &'static str, errno: i32, number: c_long, arguments: &[u64]) ->
 
 /// Calls that are refused whatever their arguments are.
 fn whole() -> Vec<Attempt> {
-    let mut calls: Vec<(&str, c_long, Vec<u64>)> = vec![
+    let calls: Vec<(&'static str, c_long, Vec<u64>)> = vec![
         ("io_uring_setup", libc::SYS_io_uring_setup, vec![1, NOWHERE]),
         ("io_uring_enter", libc::SYS_io_uring_enter, vec![NONE]),
         ("io_uring_register", libc::SYS_io_uring_register, vec![NONE]),
@@ -138,73 +138,72 @@ fn whole() -> Vec<Attempt> {
         ("setdomainname", libc::SYS_setdomainname, vec![NOWHERE, 1]),
         ("syslog", libc::SYS_syslog, vec![10]),
         ("nfsservctl", libc::SYS_nfsservctl, vec![NONE]),
-    ];
-    #[cfg(target_arch = "x86_64")]
-    calls.extend([
+        #[cfg(target_arch = "x86_64")]
         ("iopl", libc::SYS_iopl, vec![0]),
+        #[cfg(target_arch = "x86_64")]
         ("ioperm", libc::SYS_ioperm, vec![NONE]),
+        #[cfg(target_arch = "x86_64")]
         ("modify_ldt", libc::SYS_modify_ldt, vec![0, NOWHERE, 1]),
-    ]);
+    ];
     calls.iter().map(|(name, number, arguments)| attempt(name, EPERM, *number, arguments)).collect()
 }
 
 /// Calls that are refused for these arguments, and numbers that stand for nothing.
 fn in_part() -> Vec<Attempt> {
     let namespaces = [
-        ("user", libc::CLONE_NEWUSER, "clone user", "unshare user", "unshare user, upper half set"),
-        ("mount", libc::CLONE_NEWNS, "clone mount", "unshare mount", "unshare mount, upper half set"),
-        ("network", libc::CLONE_NEWNET, "clone network", "unshare network", "unshare network, upper half set"),
-        ("pid", libc::CLONE_NEWPID, "clone pid", "unshare pid", "unshare pid, upper half set"),
-        ("ipc", libc::CLONE_NEWIPC, "clone ipc", "unshare ipc", "unshare ipc, upper half set"),
-        ("uts", libc::CLONE_NEWUTS, "clone uts", "unshare uts", "unshare uts, upper half set"),
-        ("cgroup", libc::CLONE_NEWCGROUP, "clone cgroup", "unshare cgroup", "unshare cgroup, upper half set"),
+        (libc::CLONE_NEWUSER, "clone user", "unshare user", "unshare user, upper half set"),
+        (libc::CLONE_NEWNS, "clone mount", "unshare mount", "unshare mount, upper half set"),
+        (libc::CLONE_NEWNET, "clone network", "unshare network", "unshare network, upper half set"),
+        (libc::CLONE_NEWPID, "clone pid", "unshare pid", "unshare pid, upper half set"),
+        (libc::CLONE_NEWIPC, "clone ipc", "unshare ipc", "unshare ipc, upper half set"),
+        (libc::CLONE_NEWUTS, "clone uts", "unshare uts", "unshare uts, upper half set"),
+        (libc::CLONE_NEWCGROUP, "clone cgroup", "unshare cgroup", "unshare cgroup, upper half set"),
     ];
     let mut attempts = Vec::new();
-    for (_, flag, clone, unshare, upper) in namespaces {
+    for (flag, clone, unshare, upper) in namespaces {
         let flag = u64::from(flag as u32);
         attempts.push(attempt(clone, EPERM, libc::SYS_clone, &[flag | SIGCHLD]));
         attempts.push(attempt(unshare, EPERM, libc::SYS_unshare, &[flag]));
         attempts.push(attempt(upper, EPERM, libc::SYS_unshare, &[flag | UPPER]));
     }
-    let other = |name, errno, number, arguments: &[u64]| attempt(name, errno, number, arguments);
     attempts.extend([
-        other("unshare time", EPERM, libc::SYS_unshare, &[0x80]),
-        other("clone3", libc::ENOSYS, libc::SYS_clone3, &[NOWHERE, 64]),
-        other("ioctl TIOCSTI", EPERM, libc::SYS_ioctl, &[NONE, libc::TIOCSTI]),
-        other("ioctl TIOCSTI, upper half set", EPERM, libc::SYS_ioctl, &[NONE, libc::TIOCSTI | UPPER]),
-        other("ioctl TIOCLINUX", EPERM, libc::SYS_ioctl, &[NONE, libc::TIOCLINUX]),
-        other("ioctl TIOCSETD", EPERM, libc::SYS_ioctl, &[NONE, libc::TIOCSETD]),
-        other("ioctl TIOCCONS", EPERM, libc::SYS_ioctl, &[NONE, libc::TIOCCONS]),
-        other("socket vsock", EPERM, libc::SYS_socket, &[libc::AF_VSOCK as u64, 1, 0]),
-        other("socket vsock, upper half set", EPERM, libc::SYS_socket, &[libc::AF_VSOCK as u64 | UPPER, 1, 0]),
-        other("socket packet", EPERM, libc::SYS_socket, &[libc::AF_PACKET as u64, 3, 0]),
-        other("socket alg", EPERM, libc::SYS_socket, &[libc::AF_ALG as u64, 5, 0]),
-        other("socket bluetooth", EPERM, libc::SYS_socket, &[libc::AF_BLUETOOTH as u64, 3, 0]),
-        other("socket xdp", EPERM, libc::SYS_socket, &[libc::AF_XDP as u64, 3, 0]),
-        other("socket key", EPERM, libc::SYS_socket, &[libc::AF_KEY as u64, 3, 2]),
-        other("socket netlink netfilter", EPERM, libc::SYS_socket, &[libc::AF_NETLINK as u64, 3, 12]),
-        other("socket netlink audit", EPERM, libc::SYS_socket, &[libc::AF_NETLINK as u64, 3, 9]),
-        other("socket raw", EPERM, libc::SYS_socket, &[libc::AF_INET as u64, libc::SOCK_RAW as u64, 1]),
-        other(
+        attempt("unshare time", EPERM, libc::SYS_unshare, &[0x80]),
+        attempt("clone3", libc::ENOSYS, libc::SYS_clone3, &[NOWHERE, 64]),
+        attempt("ioctl TIOCSTI", EPERM, libc::SYS_ioctl, &[NONE, libc::TIOCSTI]),
+        attempt("ioctl TIOCSTI, upper half set", EPERM, libc::SYS_ioctl, &[NONE, libc::TIOCSTI | UPPER]),
+        attempt("ioctl TIOCLINUX", EPERM, libc::SYS_ioctl, &[NONE, libc::TIOCLINUX]),
+        attempt("ioctl TIOCSETD", EPERM, libc::SYS_ioctl, &[NONE, libc::TIOCSETD]),
+        attempt("ioctl TIOCCONS", EPERM, libc::SYS_ioctl, &[NONE, libc::TIOCCONS]),
+        attempt("socket vsock", EPERM, libc::SYS_socket, &[libc::AF_VSOCK as u64, 1, 0]),
+        attempt("socket vsock, upper half set", EPERM, libc::SYS_socket, &[libc::AF_VSOCK as u64 | UPPER, 1, 0]),
+        attempt("socket packet", EPERM, libc::SYS_socket, &[libc::AF_PACKET as u64, 3, 0]),
+        attempt("socket alg", EPERM, libc::SYS_socket, &[libc::AF_ALG as u64, 5, 0]),
+        attempt("socket bluetooth", EPERM, libc::SYS_socket, &[libc::AF_BLUETOOTH as u64, 3, 0]),
+        attempt("socket xdp", EPERM, libc::SYS_socket, &[libc::AF_XDP as u64, 3, 0]),
+        attempt("socket key", EPERM, libc::SYS_socket, &[libc::AF_KEY as u64, 3, 2]),
+        attempt("socket netlink netfilter", EPERM, libc::SYS_socket, &[libc::AF_NETLINK as u64, 3, 12]),
+        attempt("socket netlink audit", EPERM, libc::SYS_socket, &[libc::AF_NETLINK as u64, 3, 9]),
+        attempt("socket raw", EPERM, libc::SYS_socket, &[libc::AF_INET as u64, libc::SOCK_RAW as u64, 1]),
+        attempt(
             "socket raw, flags set",
             EPERM,
             libc::SYS_socket,
             &[libc::AF_INET6 as u64, (libc::SOCK_RAW | libc::SOCK_CLOEXEC) as u64, 58],
         ),
-        other("socket sctp", EPERM, libc::SYS_socket, &[libc::AF_INET as u64, 1, 132]),
-        other("socketpair tipc", EPERM, libc::SYS_socketpair, &[libc::AF_TIPC as u64, 1, 0, NOWHERE]),
-        other("personality, all executable", EPERM, libc::SYS_personality, &[0x40_0000]),
-        other("mknodat character device", EPERM, libc::SYS_mknodat, &[NONE, NOWHERE, 0o20_666, 0x103]),
-        other("mknodat block device", EPERM, libc::SYS_mknodat, &[NONE, NOWHERE, 0o60_666, 0x800]),
-        other("a number not given yet", libc::ENOSYS, 1000, &[]),
-        other("a negative number", libc::ENOSYS, -5, &[]),
+        attempt("socket sctp", EPERM, libc::SYS_socket, &[libc::AF_INET as u64, 1, 132]),
+        attempt("socketpair tipc", EPERM, libc::SYS_socketpair, &[libc::AF_TIPC as u64, 1, 0, NOWHERE]),
+        attempt("personality, all executable", EPERM, libc::SYS_personality, &[0x40_0000]),
+        attempt("mknodat character device", EPERM, libc::SYS_mknodat, &[NONE, NOWHERE, 0o20_666, 0x103]),
+        attempt("mknodat block device", EPERM, libc::SYS_mknodat, &[NONE, NOWHERE, 0o60_666, 0x800]),
+        attempt("a number not given yet", libc::ENOSYS, 1000, &[]),
+        attempt("a negative number", libc::ENOSYS, -5, &[]),
     ]);
     #[cfg(target_arch = "x86_64")]
     attempts.extend([
-        other("mknod character device", EPERM, libc::SYS_mknod, &[NOWHERE, 0o20_666, 0x103]),
-        other("x32: getpid", libc::ENOSYS, 0x4000_0000 + libc::SYS_getpid, &[]),
-        other("x32: ptrace", libc::ENOSYS, 0x4000_0000 + 521, &[]),
-        other("uselib", libc::ENOSYS, libc::SYS_uselib, &[NOWHERE]),
+        attempt("mknod character device", EPERM, libc::SYS_mknod, &[NOWHERE, 0o20_666, 0x103]),
+        attempt("x32: getpid", libc::ENOSYS, 0x4000_0000 + libc::SYS_getpid, &[]),
+        attempt("x32: ptrace", libc::ENOSYS, 0x4000_0000 + 521, &[]),
+        attempt("uselib", libc::ENOSYS, libc::SYS_uselib, &[NOWHERE]),
     ]);
     attempts
 }
@@ -212,7 +211,6 @@ fn in_part() -> Vec<Attempt> {
 /// What must work, close to what must not.
 fn twins() -> Vec<Attempt> {
     let works = |name, number, arguments: &[u64]| attempt(name, 0, number, arguments);
-    let fails = |name, errno, number, arguments: &[u64]| attempt(name, errno, number, arguments);
     let flags = (libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) as u64;
     vec![
         works("twin: getpid", libc::SYS_getpid, &[]),
@@ -228,12 +226,12 @@ fn twins() -> Vec<Attempt> {
         works("twin: prctl", libc::SYS_prctl, &[libc::PR_GET_DUMPABLE as u64]),
         works("twin: memfd_create", libc::SYS_memfd_create, &[c"twin".as_ptr().addr() as u64, 0]),
         // What these give is the kernel's own answer to nonsense, so the filter has let them through.
-        fails("twin: socketpair unix", libc::EFAULT, libc::SYS_socketpair, &[libc::AF_UNIX as u64, 1, 0, NOWHERE]),
-        fails("twin: ioctl of no file", libc::EBADF, libc::SYS_ioctl, &[NONE, libc::TIOCGWINSZ]),
-        fails("twin: ioctl TIOCSCTTY of no file", libc::EBADF, libc::SYS_ioctl, &[NONE, libc::TIOCSCTTY]),
-        fails("twin: mknodat pipe", libc::EFAULT, libc::SYS_mknodat, &[NONE, NOWHERE, 0o10_666]),
-        fails("twin: name_to_handle_at", libc::EFAULT, libc::SYS_name_to_handle_at, &[NONE, NOWHERE, NOWHERE]),
-        fails("twin: landlock_create_ruleset", libc::EINVAL, libc::SYS_landlock_create_ruleset, &[0, 0, 1 << 20]),
-        fails("twin: openat2", libc::EINVAL, libc::SYS_openat2, &[NONE, NOWHERE, NOWHERE, 1]),
+        attempt("twin: socketpair unix", libc::EFAULT, libc::SYS_socketpair, &[libc::AF_UNIX as u64, 1, 0, NOWHERE]),
+        attempt("twin: ioctl of no file", libc::EBADF, libc::SYS_ioctl, &[NONE, libc::TIOCGWINSZ]),
+        attempt("twin: ioctl TIOCSCTTY of no file", libc::EBADF, libc::SYS_ioctl, &[NONE, libc::TIOCSCTTY]),
+        attempt("twin: mknodat pipe", libc::EFAULT, libc::SYS_mknodat, &[NONE, NOWHERE, 0o10_666]),
+        attempt("twin: name_to_handle_at", libc::EFAULT, libc::SYS_name_to_handle_at, &[NONE, NOWHERE, NOWHERE]),
+        attempt("twin: landlock_create_ruleset", libc::EINVAL, libc::SYS_landlock_create_ruleset, &[0, 0, 1 << 20]),
+        attempt("twin: openat2", libc::EINVAL, libc::SYS_openat2, &[NONE, NOWHERE, NOWHERE, 1]),
     ]
 }

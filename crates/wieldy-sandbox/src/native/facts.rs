@@ -1,0 +1,98 @@
+//! Looks at this machine's files for the planner.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+
+use super::plan::{Entry, Look, without_dots};
+
+/// The files of this machine, as they are now.
+pub(crate) struct Disk;
+
+/// Nobody keeps more in one folder by hand; what was put there to keep us busy does.
+const NAMES_MAX: usize = 100_000;
+
+impl Look for Disk {
+    fn entry(&self, path: &Path) -> Option<Entry> {
+        let kind = fs::symlink_metadata(path).ok()?.file_type();
+        if kind.is_dir() {
+            return Some(Entry::Folder);
+        }
+        if !kind.is_symlink() {
+            return Some(Entry::File);
+        }
+        let target = fs::read_link(path).ok()?;
+        let resolved = fs::canonicalize(path).unwrap_or_else(|_| {
+            let folder = path.parent().unwrap_or(Path::new("/"));
+            without_dots(&fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned()).join(&target))
+        });
+        Some(Entry::Link { target, resolved })
+    }
+
+    fn names(&self, folder: &Path) -> Vec<OsString> {
+        let entries = fs::read_dir(folder).into_iter().flatten();
+        entries.take(NAMES_MAX).filter_map(|entry| Some(entry.ok()?.file_name())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use wieldy_core::Network;
+
+    use super::*;
+    use crate::native::alone::say;
+    use crate::native::plan::{HostFacts, Room, Step};
+    use crate::native::planner::{Request, plan};
+    use wieldy_core::FileRules;
+
+    #[test]
+    fn files_folders_and_links_are_told_apart() {
+        let world = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(world.path()).unwrap();
+        fs::create_dir(root.join("folder")).unwrap();
+        fs::write(root.join("folder/file"), "").unwrap();
+        symlink("folder/../folder/file", root.join("link")).unwrap();
+        symlink("link", root.join("chain")).unwrap();
+        symlink("circle", root.join("circle")).unwrap();
+        symlink("../nowhere/./x", root.join("folder/dangling")).unwrap();
+        let link = |target: &str, resolved: &str| Entry::Link { target: target.into(), resolved: root.join(resolved) };
+        let found = ["folder", "folder/file", "link", "chain", "folder/dangling", "circle", "missing"]
+            .map(|name| Disk.entry(&root.join(name)));
+        let wanted = [
+            Some(Entry::Folder),
+            Some(Entry::File),
+            Some(link("folder/../folder/file", "folder/file")),
+            Some(link("link", "folder/file")),
+            Some(link("../nowhere/./x", "nowhere/x")),
+            Some(link("circle", "circle")),
+            None,
+        ];
+        assert_eq!(found, wanted);
+        let mut names = Disk.names(&root);
+        names.sort();
+        assert_eq!(names, ["chain", "circle", "folder", "link"]);
+        assert_eq!(Disk.names(&root.join("missing")), Vec::<OsString>::new());
+    }
+
+    #[test]
+    fn this_very_machine_has_a_plan_whose_mounts_exist() {
+        let world = tempfile::tempdir().unwrap();
+        let workspace = fs::canonicalize(world.path()).unwrap();
+        fs::create_dir(workspace.join(".git")).unwrap();
+        let facts = HostFacts { look: &Disk, home: Some("/root".into()), state: None, user: 1000, group: 1000 };
+        let room = Room { bytes: 1 << 20, inodes: 100 };
+        let request = Request { workspace: &workspace, rules: &FileRules::default(), network: &Network::None, room };
+        let started = std::time::Instant::now();
+        let plan = plan(&request, &facts).unwrap();
+        let took = started.elapsed();
+        for step in &plan.steps {
+            if let Step::Bind { source, .. } = step {
+                assert!(source.exists(), "{source:?}");
+            }
+        }
+        assert!(plan.steps.iter().any(|step| step.path() == Path::new("/usr")));
+        say(&format!("planned in {took:?}"));
+    }
+}
