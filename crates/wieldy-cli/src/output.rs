@@ -131,7 +131,7 @@ pub(crate) fn hint_for(error: &CallError, tool: &str) -> Option<String> {
     let own = || error.suggestion.clone();
     match error.code {
         Code::SandboxCreationFailed if error.details.contains_key("level") => {
-            Some("`--isolation none` runs the program without any isolation".into())
+            Some("`wieldy doctor` tells which levels work here, and why the others do not".into())
         }
         Code::ConfirmationRequired => Some("`--yes` agrees to it".into()),
         Code::ToolNotFound if error.details.get("near").is_some_and(|near| near == &serde_json::json!([])) => {

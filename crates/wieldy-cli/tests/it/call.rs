@@ -30,7 +30,7 @@ fn the_whole_result_is_one_line_of_json() {
     insta::assert_snapshot!(world.run(&arguments), @r#"
     exit: 0
     ----- stdout -----
-    {"execution_id":"[id]","call_id":null,"tool":"Bash","provider":"builtin","status":"success","content":[{"type":"text","text":"hi"}],"structured":{"exit_code":0},"error":null,"attempts":1,"cached":false,"partial":false,"artifact":null,"timing":{"queued_ms":[number],"duration_ms":[number],"started_at":"[time]","completed_at":"[time]"},"usage":{"cpu_ms":[number],"memory_peak_bytes":[number],"read_bytes":[number],"written_bytes":[number]},"sandbox":{"id":"[sandbox]","level":"none"},"labels":["x"]}
+    {"execution_id":"[id]","call_id":null,"tool":"Bash","provider":"builtin","status":"success","content":[{"type":"text","text":"hi"}],"structured":{"exit_code":0},"error":null,"attempts":1,"cached":false,"partial":false,"artifact":null,"timing":{"queued_ms":[number],"duration_ms":[number],"started_at":"[time]","completed_at":"[time]"},"usage":{"cpu_ms":[number],"memory_peak_bytes":[number],"read_bytes":[number],"written_bytes":[number],"processes_peak":[number],"wall_ms":[number]},"sandbox":{"id":"[sandbox]","level":"none"},"labels":["x"]}
 
     ----- stderr -----
     warning: isolation `none` isolates nothing: programs run with your own rights
@@ -137,15 +137,22 @@ hint: without `--async` the command waits for the result
 }
 
 #[test]
-fn nothing_isolates_unless_it_is_said_that_it_does_not() {
+fn programs_are_isolated_unless_it_is_said_that_they_are_not() {
     let world = World::new();
     insta::assert_snapshot!(world.run(&["call", "Bash", "command=echo hi"]), @"
+    exit: 0
+    ----- stdout -----
+    hi
+
+    ----- stderr -----
+    ");
+    insta::assert_snapshot!(world.run(&["call", "Bash", "command=echo hi", "--isolation", "firecracker"]), @"
     exit: 7
     ----- stdout -----
 
     ----- stderr -----
-    error[E3101]: the isolation level `native` is not available here
-    hint: `--isolation none` runs the program without any isolation
+    error[E3101]: the isolation level `firecracker` is not available here
+    hint: `wieldy doctor` tells which levels work here, and why the others do not
     ");
     insta::assert_snapshot!(world.run(&["call", "Bash", "command=echo hi", "--isolation", "none"]), @"
     exit: 0

@@ -47,8 +47,8 @@ fn every_value_is_shown_with_its_origin() {
     plans = {}  # default
     rates = []  # default
     resources.cpu-millicores = 500  # default
-    resources.disk-mb = 1024  # default
     resources.disk-files = 250000  # default
+    resources.disk-mb = 1024  # default
     resources.memory-mb = 1024  # default
     resources.open-files = 1024  # default
     resources.output-mb = 64  # default

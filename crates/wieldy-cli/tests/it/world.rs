@@ -98,7 +98,7 @@ impl World {
             (r"artifact:[0-9a-f]{32}", "artifact:[id]"),
             (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", "[time]"),
             (r#""(queued_ms|duration_ms|cpu_ms)":[0-9.]+"#, "\"$1\":[number]"),
-            (r#""(memory_peak_bytes|read_bytes|written_bytes)":[0-9]+"#, "\"$1\":[number]"),
+            (r#""(memory_peak_bytes|read_bytes|written_bytes|processes_peak|wall_ms)":[0-9.]+"#, "\"$1\":[number]"),
             (r"(calls?) in [0-9.]+ s", "$1 in [number] s"),
             (r"after [0-9.]+ s\b", "after [number] s"),
             (r#""id":"bare-[0-9-]+""#, r#""id":"[sandbox]""#),

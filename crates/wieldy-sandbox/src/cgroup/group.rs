@@ -100,6 +100,7 @@ impl Group {
     }
 
     /// The processes in this group and below it, without zombies.
+    #[cfg(test)]
     pub(crate) fn processes(&self) -> Vec<Pid> {
         self.node.folders.first().map_or_else(Vec::new, |folder| folder::processes(folder))
     }
@@ -126,13 +127,8 @@ impl Group {
         &self.node.folders
     }
 
-    /// The folder of this group in the v2 tree, if there is one: a process can be started right there.
-    pub(crate) fn unified(&self) -> Option<&Path> {
-        let index = self.node.layout.versions.iter().position(|version| *version == Version::V2)?;
-        self.node.folders.get(index).map(PathBuf::as_path)
-    }
-
     /// Removes the group; fails if something still runs in it or it has children, and drops it all the same.
+    #[cfg(test)]
     pub(crate) fn remove(self) -> io::Result<()> {
         let Some(mut node) = Arc::into_inner(self.node) else {
             return Err(io::Error::new(io::ErrorKind::ResourceBusy, "the control group still has children"));

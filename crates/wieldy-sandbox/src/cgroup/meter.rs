@@ -60,6 +60,7 @@ pub(crate) struct Peak {
 
 impl Peak {
     /// The peak, if it is known to the last byte.
+    #[cfg(test)]
     pub(crate) fn exact(self) -> Option<u64> {
         (self.most == Some(self.least)).then_some(self.least)
     }

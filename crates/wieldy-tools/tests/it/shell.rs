@@ -27,7 +27,7 @@ impl World {
         builder.workspace = workspace.path().to_owned();
         builder.isolation = Level::None;
         builder.grace = Duration::from_millis(200);
-        let mut builder = builder.sandbox(Bare).tool(Bash::new(environment()));
+        let mut builder = builder.sandbox(Bare::default()).tool(Bash::new(environment()));
         for tool in Manifest::from_toml(manifest).unwrap().tools {
             builder = builder.tool(CommandTool::new(tool.spec, tool.command.unwrap(), environment()).unwrap());
         }

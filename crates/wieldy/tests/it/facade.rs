@@ -13,17 +13,24 @@ async fn the_built_in_tools_work_on_the_workspace() {
 }
 
 #[tokio::test]
-async fn programs_do_not_run_without_isolation_unless_that_is_asked_for() {
+async fn programs_are_isolated_unless_something_else_is_asked_for() {
     let workspace = tempfile::tempdir().unwrap();
     let executor = wieldy::builder(workspace.path()).unwrap().build().unwrap();
-    let refused = executor.call(Call::new("Bash", json!({"command": "echo hi"}))).await;
+    let folder = workspace.path().canonicalize().unwrap();
+    let result = executor.call(Call::new("Bash", json!({"command": "echo hi; pwd"}))).await;
+    assert_eq!(result.text(), format!("hi\n{}\n", folder.display()));
+    assert_eq!(result.sandbox.map(|sandbox| sandbox.level), Some(Level::Native));
+    // A level that is not there is never replaced by another.
+    let mut call = Call::new("Bash", json!({"command": "echo hi"}));
+    call.options.isolation = Some(Level::Firecracker);
+    let refused = executor.call(call).await;
     assert_eq!(refused.error.map(|error| error.code), Some(Code::SandboxCreationFailed));
 
     let mut builder = wieldy::builder(workspace.path()).unwrap();
     builder.isolation = Level::None;
     let result = builder.build().unwrap().call(Call::new("Bash", json!({"command": "echo hi; pwd"}))).await;
-    let folder = workspace.path().canonicalize().unwrap();
     assert_eq!(result.text(), format!("hi\n{}\n", folder.display()));
+    assert_eq!(result.sandbox.map(|sandbox| sandbox.level), Some(Level::None));
 }
 
 #[test]
