@@ -16,6 +16,8 @@ mod memory;
 #[cfg(feature = "bench")]
 mod ours;
 #[cfg(feature = "bench")]
+mod sandbox;
+#[cfg(feature = "bench")]
 mod table;
 
 use std::path::Path;
@@ -44,6 +46,8 @@ pub(crate) struct Arguments {
 enum Subject {
     /// One call through the whole pipeline, batches, observers, many tools, memory
     Engine,
+    /// From the start to the end of a program, in a sandbox and without one, and in other people's
+    Sandbox,
 }
 
 #[derive(clap::Args)]
@@ -99,10 +103,17 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
         return Ok(());
     }
     if let Some(seconds) = inner.spin {
-        return engine::spin(std::time::Duration::from_secs(seconds), inner.batches);
+        let duration = std::time::Duration::from_secs(seconds);
+        return match inner.arguments.subject {
+            Subject::Engine => engine::spin(duration, inner.batches),
+            Subject::Sandbox => sandbox::spin(duration),
+        };
     }
-    let Arguments { subject: Subject::Engine, quick, json } = inner.arguments;
-    let rows = engine::measure(quick)?;
+    let Arguments { subject, quick, json } = inner.arguments;
+    let rows = match subject {
+        Subject::Engine => engine::measure(quick)?,
+        Subject::Sandbox => sandbox::measure(quick)?,
+    };
     if json { table::print_json(&rows) } else { table::print(&rows) }
 }
 

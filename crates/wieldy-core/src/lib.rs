@@ -83,6 +83,7 @@ mod redact;
 pub mod artifact;
 mod confinement;
 mod sandbox;
+mod sandboxes;
 
 mod error;
 mod present;

@@ -240,7 +240,7 @@ impl Run {
 }
 
 /// Where a caller's processes run: in its own sandbox if it has one, else in that of its session, else each in a new one.
-fn place(caller: &Caller) -> Place {
+pub(crate) fn place(caller: &Caller) -> Place {
     match (&caller.parent_sandbox, &caller.session) {
         (Some(id), _) => Place::Sandbox(id.clone()),
         (None, Some(session)) => Place::Session(SessionKey {
@@ -253,7 +253,7 @@ fn place(caller: &Caller) -> Place {
 }
 
 /// A weaker level is never used instead: whoever wants one must ask for it.
-fn unavailable(level: Level) -> CallError {
+pub(crate) fn unavailable(level: Level) -> CallError {
     CallError::new(Code::SandboxCreationFailed, format!("the isolation level `{level}` is not available here"))
         .suggest("ask for a level that is available; `none` runs the program without any isolation")
         .detail("level", level.as_str())

@@ -40,6 +40,11 @@ impl Link {
         }
     }
 
+    /// Whether the other end, which says nothing unasked, is still there.
+    pub(crate) fn is_alive(&self) -> bool {
+        is_silent(self.socket.get_ref())
+    }
+
     /// Sends a message if there is room for it.
     pub(crate) fn try_send<T: Serialize>(&self, message: &T) -> io::Result<()> {
         wire::send(self.socket.get_ref(), message, &[])
@@ -55,6 +60,14 @@ impl Link {
             }
         }
     }
+}
+
+/// Whether nothing came through a socket that says nothing unasked, not even its end.
+fn is_silent(socket: &OwnedFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec};
+    let mut polled = [PollFd::new(socket, PollFlags::IN)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(rustix::event::poll(&mut polled, Some(&at_once)), Ok(0))
 }
 
 /// The executor's hold on its warden. Letting go of it ends everything that the warden has made.
@@ -92,10 +105,7 @@ impl Warden {
     }
 
     fn is_alive(&self) -> bool {
-        use rustix::event::{PollFd, PollFlags, Timespec};
-        let mut polled = [PollFd::new(&self.socket, PollFlags::IN)];
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        matches!(rustix::event::poll(&mut polled, Some(&at_once)), Ok(0))
+        is_silent(&self.socket)
     }
 
     /// Gives an order; whoever is made by it answers through the socket beside it.

@@ -34,6 +34,7 @@ pub(crate) fn live() -> ! {
 
 struct Warden {
     executor: OwnedFd,
+    parent: Option<Pid>,
     tree: Tree,
     owners: Owners,
     /// Those that we made, and what must not outlive them.
@@ -58,15 +59,30 @@ impl Warden {
         // What a killed berth leaves behind comes to us.
         process::set_child_subreaper(Some(process::getpid()))?;
         let tree = Tree::new(sys::child_signals()?)?;
-        Ok(Self { executor, tree, owners: Owners::default(), children: HashMap::new(), settling: Vec::new() })
+        Ok(Self {
+            executor,
+            parent: process::getppid(),
+            tree,
+            owners: Owners::default(),
+            children: HashMap::new(),
+            settling: Vec::new(),
+        })
     }
 
     fn serve(&mut self) -> io::Result<()> {
         let served = self.take_orders();
         // Killed are those that we made; of a sandbox's init that is enough. The rest follows, as it becomes ours.
         self.tree.kill();
-        for (_, belongings) in std::mem::take(&mut self.children) {
+        let children = std::mem::take(&mut self.children);
+        // The executor's own group holds those of its sandboxes; if it was killed, nobody else takes it away.
+        let was_killed = process::getppid() != self.parent;
+        for (_, belongings) in children {
+            let above: Vec<PathBuf> =
+                belongings.groups.iter().filter_map(|group| Some(group.parent()?.to_owned())).collect();
             belongings.remove();
+            for group in above.iter().filter(|_| was_killed) {
+                let _ = fs::remove_dir(group);
+            }
         }
         served
     }
@@ -210,26 +226,24 @@ impl Belongings {
             remove_group(group);
         }
         // Children before their parents. What is no longer as it was made has become somebody's.
-        for HeldPlace { path, content } in self.placeholders.iter().rev() {
-            if in_use(path) {
-                continue;
-            }
-            match content {
-                None => drop(fs::remove_dir(path)),
-                Some(content) if fs::read_to_string(path).is_ok_and(|found| found == *content) => {
-                    drop(fs::remove_file(path));
-                }
-                Some(_) => {}
-            }
+        for place in self.placeholders.iter().rev() {
+            remove_placeholder(place);
         }
     }
 }
 
-/// Whether another sandbox needs the placeholder: each keeps a lock on what it protects.
-fn in_use(path: &Path) -> bool {
+/// Removes a placeholder that is as it was made and that no sandbox needs: each keeps a lock on what it protects.
+fn remove_placeholder(HeldPlace { path, content }: &HeldPlace) {
     use rustix::fs::{FlockOperation, flock};
-    let Ok(file) = fs::File::open(path) else { return true };
-    flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
+    let Ok(file) = fs::File::open(path) else { return };
+    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return;
+    }
+    match content {
+        None => drop(fs::remove_dir(path)),
+        Some(content) if fs::read_to_string(path).is_ok_and(|found| found == *content) => drop(fs::remove_file(path)),
+        Some(_) => {}
+    }
 }
 
 /// Removes a cgroup and those in it; nobody is in them any more.

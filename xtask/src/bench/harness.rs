@@ -33,6 +33,14 @@ impl Effort {
     }
 }
 
+impl Effort {
+    /// For things that take milliseconds: one at a time, and many rounds.
+    pub(super) fn processes(quick: bool) -> Self {
+        let ms = Duration::from_millis;
+        Self { warm_up: ms(100), batch: ms(4), rounds: if quick { 60 } else { 400 } }
+    }
+}
+
 /// What was measured: nanoseconds for doing the thing once, a sample per round.
 pub(super) struct Measured {
     samples: Vec<(&'static str, Vec<f64>)>,

@@ -41,6 +41,7 @@ struct Ready {
     tree: Tree,
     landlock: Option<OwnedFd>,
     private: Vec<CString>,
+    _locks: Vec<OwnedFd>,
 }
 
 impl Init {
@@ -73,7 +74,7 @@ impl Init {
         self.identity.assume().map_err(doing("becoming the sandbox's user"))?;
         // Only now, since a change of user would undo it.
         warden::parted().map_err(doing("tying the sandbox to its warden"))?;
-        walls::build(&self.order.steps, sources)?;
+        let locks = walls::build(&self.order.steps, sources)?;
         let (grants, private) = (plan::grants(&self.order.steps), plan::private(&self.order.steps));
         let _ = rustix::system::sethostname(b"sandbox");
         let mut listener = None;
@@ -95,7 +96,7 @@ impl Init {
         let beside: Vec<BorrowedFd<'_>> = listener.iter().map(AsFd::as_fd).collect();
         let report = InitReport::Ready { landlock_abi: landlock::abi(), proxy_port };
         wire::send(&self.socket, &report, &beside).map_err(doing("reporting"))?;
-        Ok(Ready { tree, landlock: Some(ruleset), private })
+        Ok(Ready { tree, landlock: Some(ruleset), private, _locks: locks })
     }
 }
 

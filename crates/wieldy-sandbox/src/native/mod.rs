@@ -104,6 +104,11 @@ impl Native {
         };
         Self { shared: Arc::new(shared) }
     }
+
+    /// How many sandboxes are built ahead at this moment.
+    pub fn spares(&self) -> usize {
+        lock(&self.shared.spares).values().map(Vec::len).sum()
+    }
 }
 
 impl Sandbox for Native {
@@ -148,7 +153,9 @@ impl Sandbox for Native {
 
     fn destroy<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, bool> {
         Box::pin(async move {
-            let Some(standing) = self.shared.forget(|standing| standing.made().id == *id).pop() else { return false };
+            let Some(standing) = self.shared.forget(|_, standing| standing.made().id == *id).pop() else {
+                return false;
+            };
             self.shared.end(standing).await;
             true
         })
@@ -179,7 +186,7 @@ impl Shared {
         let exit = standing.run(command, confinement, output, stop).await;
         if exit.as_ref().is_err_and(SandboxError::is_crash) {
             // Whatever has happened to it, the next call gets a new one.
-            for lost in self.forget(|other| other.made() == standing.made()) {
+            for lost in self.forget(|_, other| other.made() == standing.made()) {
                 self.end(lost).await;
             }
         }
@@ -227,9 +234,9 @@ impl Shared {
 
     /// The sandbox of a session or of an id; made if there is none and it may be.
     async fn kept(self: &Arc<Self>, confinement: &Confinement, create: bool) -> Result<Arc<Standing>, SandboxError> {
-        let (id, may_make) = match &confinement.place {
-            Place::Sandbox(id) => (id.clone(), create),
-            Place::Own | Place::Session(_) => (next_id(), true),
+        let id = match &confinement.place {
+            Place::Sandbox(id) => id.clone(),
+            Place::Own | Place::Session(_) => next_id(),
         };
         if let (Place::Sandbox(id), false) = (&confinement.place, create) {
             let known =
@@ -238,8 +245,13 @@ impl Shared {
                 reason: format!("there is no sandbox `{}`; it was destroyed, or never made", id.0),
             });
         }
-        debug_assert!(may_make);
         let key = Key { place: confinement.place.clone(), shape: Shape::of(confinement) };
+        // Only this one is looked at: a look costs a system call.
+        let known = lock(&self.kept).get(&key).and_then(|cell| cell.get().cloned());
+        if let Some(dead) = known.filter(|standing| !standing.is_alive()) {
+            self.forget(|_, other| other.made() == dead.made());
+            self.end(dead).await;
+        }
         let cell = Arc::clone(lock(&self.kept).entry(key.clone()).or_default());
         let made = cell
             .get_or_try_init(|| async {
@@ -268,10 +280,10 @@ impl Shared {
     }
 
     /// Takes sandboxes out of the books.
-    fn forget(&self, which: impl Fn(&Standing) -> bool) -> Vec<Arc<Standing>> {
+    fn forget(&self, which: impl Fn(&Key, &Standing) -> bool) -> Vec<Arc<Standing>> {
         let mut forgotten = Vec::new();
-        lock(&self.kept).retain(|_, cell| match cell.get() {
-            Some(standing) if which(standing) => {
+        lock(&self.kept).retain(|key, cell| match cell.get() {
+            Some(standing) if which(key, standing) => {
                 forgotten.push(Arc::clone(standing));
                 false
             }
@@ -304,7 +316,7 @@ impl Shared {
                 tokio::time::sleep(every).await;
                 let Some(shared) = Weak::upgrade(&shared) else { return };
                 let is_stale = |one: &Standing| one.idle_since().is_some_and(|since| since + idle_max < Instant::now());
-                let mut stale = shared.forget(is_stale);
+                let mut stale = shared.forget(|_, one| is_stale(one));
                 for spares in lock(&shared.spares).values_mut() {
                     let (old, fresh) = std::mem::take(spares).into_iter().partition(|spare| is_stale(spare));
                     *spares = fresh;

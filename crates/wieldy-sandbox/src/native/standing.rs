@@ -77,7 +77,7 @@ impl Standing {
         group.set(&group_limits(&limits)).map_err(|error| failed("limiting a cgroup", error))?;
         let (init, socket) = Link::pair().map_err(|error| failed("making a socket", error))?;
         let warden = Warden::of_this_process().map_err(|error| failed("starting the warden", error))?;
-        let Planned { steps, environment, placeholders } = planned;
+        let Planned { steps, environment, placeholders, locks } = planned;
         let order = SandboxOrder {
             steps,
             open_network: confinement.network == Network::Open,
@@ -90,6 +90,7 @@ impl Standing {
             .map_err(|error| failed("asking the warden", error))?;
         drop(socket);
         let (init_pid, proxy_port, listener) = ready(&init).await?;
+        drop(locks);
         let breaches = Arc::default();
         let proxy = match (allowed, listener) {
             (Some(allowed), Some(listener)) => {
@@ -130,6 +131,11 @@ impl Standing {
 
     pub(super) fn made(&self) -> &SandboxRef {
         &self.made
+    }
+
+    /// Whether it still stands; somebody may have killed it.
+    pub(super) fn is_alive(&self) -> bool {
+        self.init.is_alive()
     }
 
     /// How long nothing has run in it; nothing while something does.

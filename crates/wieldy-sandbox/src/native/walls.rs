@@ -1,10 +1,10 @@
 //! Building what the processes of a sandbox see: a new root of mounts, and nothing else of the machine.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -15,6 +15,7 @@ use rustix::mount::{
 };
 
 use super::plan::{Kind, Room, Step};
+use super::planned::lock;
 use crate::sys::{self, MountChange};
 
 /// Where the new root is put together. Any folder would do; what it holds is only covered.
@@ -60,8 +61,9 @@ pub(super) fn open_sources(steps: &[Step], mut binds: HashMap<usize, OwnedFd>) -
     Ok(Sources { binds, devices: DEVICES.into_iter().map(device).collect::<Result<_, _>>()? })
 }
 
-/// Builds the new root, moves there and leaves the old one.
-pub(super) fn build(steps: &[Step], mut sources: Sources) -> Result<(), Failure> {
+/// Builds the new root, moves there and leaves the old one. Returns locks on what is protected, to be kept: they tell others that
+/// it is still needed.
+pub(super) fn build(steps: &[Step], mut sources: Sources) -> Result<Vec<OwnedFd>, Failure> {
     let failed = |what: String| move |error: io::Error| (what, error);
     let Some(Step::Tmpfs { room, mode, .. }) = steps.first() else {
         return Err(("beginning".into(), io::Error::other("the plan has no root")));
@@ -70,7 +72,7 @@ pub(super) fn build(steps: &[Step], mut sources: Sources) -> Result<(), Failure>
     let root = root.map_err(failed("making a new root".into()))?;
     let made = memory(Room { bytes: 1 << 20, inodes: 256 }, 0o755).map_err(failed("making room for files".into()))?;
     let site = open_folder(SITE.as_ref()).map_err(failed("opening the new root".into()))?;
-    let site = Site { mount: root, root: site, made, files_made: Cell::new(0) };
+    let site = Site { mount: root, root: site, made, files_made: Cell::new(0), locks: RefCell::default() };
     for (number, step) in steps.iter().enumerate().skip(1) {
         site.take(step, number, &mut sources).map_err(failed(format!("the step `{step}`")))?;
     }
@@ -78,7 +80,8 @@ pub(super) fn build(steps: &[Step], mut sources: Sources) -> Result<(), Failure>
         .and_then(|()| rustix::process::pivot_root(".", "."))
         .and_then(|()| unmount(".", UnmountFlags::DETACH))
         .and_then(|()| rustix::process::chdir("/"))
-        .map_err(|error| ("moving to the new root".into(), error.into()))
+        .map_err(|error| ("moving to the new root".into(), error.into()))?;
+    Ok(site.locks.into_inner())
 }
 
 /// The new root while it is being built.
@@ -88,6 +91,7 @@ struct Site {
     /// Holds the files that we make, to be shown elsewhere.
     made: OwnedFd,
     files_made: Cell<u32>,
+    locks: RefCell<Vec<OwnedFd>>,
 }
 
 const READ_ONLY: MountChange<'static> = MountChange { read_only: true, owners: None };
@@ -114,7 +118,8 @@ impl Site {
             }
             Step::Proc => {
                 self.make_folder(Path::new("/proc"), 0o555)?;
-                let mount = file_system("proc", &[], MountAttrFlags::MOUNT_ATTR_RDONLY)?;
+                let attributes = MountAttrFlags::MOUNT_ATTR_RDONLY | MountAttrFlags::MOUNT_ATTR_NODEV;
+                let mount = file_system("proc", &[], attributes | MountAttrFlags::MOUNT_ATTR_NOEXEC)?;
                 self.attach(&mount, Path::new("/proc"))
             }
             Step::Dev => self.devices(&sources.devices),
@@ -217,6 +222,8 @@ impl Site {
             Err(error) if is_gone(&error) => return Ok(()),
             place => place?,
         };
+        let path_of_place = format!("/proc/self/fd/{}", place.as_raw_fd());
+        self.locks.borrow_mut().extend(lock(Path::new(&path_of_place)));
         let copy = copy_of(&place)?;
         sys::change_mount(copy.as_fd(), true, READ_ONLY)?;
         self.attach(&copy, path)
@@ -259,7 +266,7 @@ fn attach(mount: &OwnedFd, path: &Path) -> io::Result<()> {
 fn memory(room: Room, mode: u32) -> io::Result<OwnedFd> {
     let (bytes, inodes, mode) = (room.bytes.to_string(), room.inodes.to_string(), format!("{mode:o}"));
     let options = [("size", bytes.as_str()), ("nr_inodes", &inodes), ("mode", &mode)];
-    file_system("tmpfs", &options, MountAttrFlags::empty())
+    file_system("tmpfs", &options, MountAttrFlags::MOUNT_ATTR_NODEV)
 }
 
 /// A new file system that is not yet anywhere.
@@ -273,6 +280,6 @@ fn file_system(name: &str, options: &[(&str, &str)], attributes: MountAttrFlags)
         }
     }
     fsconfig_create(&made)?;
-    let attributes = attributes | MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    let attributes = attributes | MountAttrFlags::MOUNT_ATTR_NOSUID;
     Ok(fsmount(&made, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }

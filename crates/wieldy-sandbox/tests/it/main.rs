@@ -9,5 +9,6 @@ mod escape;
 mod leaving_nothing;
 mod measuring;
 mod proxy;
+mod sessions;
 mod starting;
 mod world;

@@ -1,0 +1,180 @@
+//! Sandboxes that stay: what calls of a session share and others do not see, how sandboxes are made, listed, lost and destroyed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use wieldy_core::{
+    Ended, Feed, Level, Place, Sandbox, SandboxChange, SandboxError, SandboxId, SessionKey, Stdin, Terminal,
+};
+use wieldy_sandbox::{Native, NativeOptions};
+
+use crate::world::{World, eventually};
+
+fn session(name: &str) -> Place {
+    Place::Session(SessionKey { tenant: None, agent: "tester".into(), session: name.into() })
+}
+
+/// A script that runs natively in a place, in the same workspace as `like`.
+fn script(native: &Native, place: Place, text: &str) -> World {
+    let mut world = World::bash(text);
+    world.sandbox = Arc::new(native.clone());
+    world.confinement.place = place;
+    world.confinement.network = wieldy_core::Network::None;
+    world
+}
+
+fn native() -> Native {
+    Native::new(NativeOptions { spares: 0, ..NativeOptions::default() })
+}
+
+/// Runs a script in the workspace of another.
+async fn said(native: &Native, place: Place, like: &World, text: &str) -> String {
+    let mut world = script(native, place, text);
+    world.confinement.workspace = like.confinement.workspace.clone();
+    world.output().await
+}
+
+#[tokio::test]
+async fn calls_of_a_session_share_their_private_folders_and_nobody_else_sees_them() {
+    let (native, home) = (native(), World::bash(":"));
+    said(&native, session("a"), &home, "echo kept > /tmp/note; echo home > ~/note").await;
+    assert_eq!(said(&native, session("a"), &home, "cat /tmp/note ~/note").await, "kept\nhome\n");
+    for other in [session("b"), Place::Own] {
+        assert_eq!(said(&native, other, &home, "cat /tmp/note ~/note 2>/dev/null || echo nothing").await, "nothing\n");
+    }
+    assert_eq!(native.list().len(), 2);
+}
+
+#[tokio::test]
+async fn a_sandbox_is_made_used_listed_and_destroyed() {
+    let (native, world) = (native(), World::bash(":"));
+    let changes = Arc::new(std::sync::Mutex::new(Vec::new()));
+    native.listen({
+        let changes = Arc::clone(&changes);
+        Arc::new(move |change| changes.lock().unwrap().push(change))
+    });
+    let made = native.create(&world.confinement).await.unwrap();
+    assert_eq!((made.sandbox.level, made.running, made.executed, &made.session), (Level::Native, 0, 0, &None));
+    let id = made.sandbox.id.clone();
+    assert_eq!(said(&native, Place::Sandbox(id.clone()), &world, "echo here").await, "here\n");
+    let listed = native.list();
+    assert_eq!(listed.iter().map(|one| (&one.sandbox, one.executed)).collect::<Vec<_>>(), [(&made.sandbox, 1)]);
+    assert!(native.destroy(&id).await);
+    assert!(!native.destroy(&id).await);
+    assert!(native.list().is_empty());
+    let refused = script(&native, Place::Sandbox(id.clone()), "echo here").run().await.unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        format!("cannot make a sandbox: there is no sandbox `{}`; it was destroyed, or never made", id.0)
+    );
+    let expected = [SandboxChange::Created(made.sandbox.clone()), SandboxChange::Destroyed(made.sandbox)];
+    assert_eq!(*changes.lock().unwrap(), expected);
+}
+
+#[tokio::test]
+async fn what_runs_in_a_sandbox_ends_with_it() {
+    let native = native();
+    let (world, running) = script(&native, session("a"), "echo ready; sleep 1000").start();
+    world.printed.contains("ready").await;
+    let id = native.list()[0].sandbox.id.clone();
+    assert_eq!(native.list()[0].running, 1);
+    assert!(native.destroy(&id).await);
+    assert!(world.alive().is_empty(), "{:?}", world.alive());
+    assert!(matches!(running.await.unwrap(), Err(SandboxError::Crashed { .. })));
+}
+
+#[tokio::test]
+async fn an_idle_sandbox_goes_by_itself_and_the_next_call_gets_a_new_one() {
+    let options = NativeOptions { spares: 0, idle_max: Duration::from_millis(200), ..NativeOptions::default() };
+    let (native, home) = (Native::new(options), World::bash(":"));
+    said(&native, session("a"), &home, "touch /tmp/note").await;
+    let first = native.list()[0].sandbox.id.clone();
+    eventually(Duration::from_secs(10), "the sandbox is gone", || native.list().is_empty()).await;
+    assert_eq!(said(&native, session("a"), &home, "ls /tmp | wc -l").await, "0\n");
+    assert_ne!(native.list()[0].sandbox.id, first);
+}
+
+#[tokio::test]
+async fn a_sandbox_that_somebody_killed_is_replaced() {
+    let (native, home) = (native(), World::bash(":"));
+    // The first process of the sandbox is the parent of the berth, which is the parent of the command.
+    let (world, running) = script(&native, session("a"), "echo ready; sleep 1000").start();
+    world.printed.contains("ready").await;
+    eventually(Duration::from_secs(10), "the command is there", || !world.alive().is_empty()).await;
+    let command: i32 = world.alive()[0].split([':', '/']).find_map(|part| part.parse().ok()).unwrap();
+    let parent = |pid: i32| -> i32 {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim().parse().unwrap()
+    };
+    let mut init = command;
+    while std::fs::read_to_string(format!("/proc/{init}/comm")).unwrap().trim() != "wieldy-init" {
+        init = parent(init);
+    }
+    rustix::process::kill_process(rustix::process::Pid::from_raw(init).unwrap(), rustix::process::Signal::KILL)
+        .unwrap();
+    assert!(matches!(running.await.unwrap(), Err(SandboxError::Crashed { .. })));
+    assert_eq!(said(&native, session("a"), &home, "echo again").await, "again\n");
+}
+
+#[tokio::test]
+async fn calls_of_a_session_run_at_the_same_time() {
+    let (native, home) = (native(), World::bash(":"));
+    let meet = "mkfifo /tmp/meet 2>/dev/null; echo hello";
+    said(&native, session("a"), &home, meet).await;
+    let (reads, writes) = tokio::join!(
+        said(&native, session("a"), &home, "cat /tmp/meet"),
+        said(&native, session("a"), &home, "echo through > /tmp/meet; echo written"),
+    );
+    assert_eq!((reads.as_str(), writes.as_str()), ("through\n", "written\n"));
+}
+
+#[tokio::test]
+async fn sandboxes_are_built_ahead_and_used_once() {
+    let native = Native::new(NativeOptions { spares: 2, ..NativeOptions::default() });
+    let home = World::bash(":");
+    let mut used = std::collections::BTreeSet::new();
+    for _ in 0..4 {
+        let mut world = script(&native, Place::Own, "test ! -e /tmp/note && touch /tmp/note");
+        world.confinement.workspace = home.confinement.workspace.clone();
+        let exit = world.run().await.unwrap();
+        assert_eq!(exit.ended, Ended::Code(0), "a sandbox was used twice");
+        assert!(used.insert(exit.sandbox.id));
+        eventually(Duration::from_secs(10), "a sandbox is built ahead", || native.spares() > 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_command_gets_a_terminal_of_the_size_that_is_asked_for() {
+    let native = native();
+    let mut world = script(&native, Place::Own, "tty; stty size; test -t 0 && test -t 2 && echo terminal");
+    world.command.terminal = Some(Terminal { rows: 30, columns: 100 });
+    assert_eq!(world.output().await, "/dev/pts/0\r\n30 100\r\nterminal\r\n");
+}
+
+#[tokio::test]
+async fn a_command_reads_what_is_written_to_it_while_it_runs() {
+    let native = native();
+    let (feeder, feed) = Feed::new();
+    let mut world = script(&native, Place::Own, "while read line; do echo \"got $line\"; done; echo end");
+    world.command.stdin = Stdin::Live(feed);
+    let (world, running) = world.start();
+    feeder.send(b"one\n".to_vec()).await.unwrap();
+    world.printed.contains("got one\n").await;
+    feeder.send(b"two\n".to_vec()).await.unwrap();
+    world.printed.contains("got two\n").await;
+    drop(feeder);
+    assert_eq!(running.await.unwrap().unwrap().ended, Ended::Code(0));
+    assert_eq!(world.printed.stdout(), "got one\ngot two\nend\n");
+}
+
+#[tokio::test]
+async fn a_workspace_that_is_the_system_is_refused_with_a_reason() {
+    let native = native();
+    let mut world = script(&native, Place::Own, "true");
+    world.confinement.workspace = "/etc".into();
+    let told = world.run().await.unwrap_err().to_string();
+    let expected = "`/etc` belongs to the system and cannot be a workspace; choose a folder of the project's own";
+    assert_eq!(told, format!("cannot make a sandbox: {expected}"));
+    let unknown = SandboxId("native-0-0".into());
+    assert!(!native.destroy(&unknown).await);
+}

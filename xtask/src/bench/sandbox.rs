@@ -1,0 +1,319 @@
+//! The sandbox: from the start to the end of `/bin/true`, through the whole engine, with output captured and use metered; against
+//! a plain fork and exec of the same program, and against other sandboxes that are installed.
+
+use std::process::{Command as Process, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+use tokio::runtime::Runtime;
+use wieldy_core::{
+    Call, Caller, Command, Executor, Outcome, ResourceLimits, Run, RunError, Sandbox, Stdin, ToolSpec, tool,
+};
+use wieldy_sandbox::{Native, NativeOptions};
+
+use super::harness::{Contestant, Effort, compete};
+use super::table::{Figure, Goal, Row};
+
+const FORK: &str = "fork + exec";
+const BARE: &str = "a call without isolation";
+const WARM: &str = "a call in a session's sandbox";
+const POOLED: &str = "a call in a sandbox built ahead";
+const COLD: &str = "a call in a new sandbox";
+const BUBBLEWRAP: &str = "bubblewrap";
+const FORK_TWO: &str = "fork + exec, two threads";
+const WARM_TWO: &str = "calls in two sessions at once";
+
+const PROGRAM: &str = "/bin/true";
+
+/// Measures everything and says how it compares with the goals.
+pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
+    let bubblewrap = bubblewrap();
+    if bubblewrap.is_none() {
+        eprintln!("bubblewrap does not work here, so it is left out: `apt-get install bubblewrap`");
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let subject = Subject::new(&runtime)?;
+    let one = vec![
+        Contestant::new(FORK, |times| timed(times, || by_hand(PROGRAM, &[]))),
+        Contestant::new(BARE, |times| subject.repeat(times, &subject.bare, None)),
+        Contestant::new(WARM, |times| subject.repeat(times, &subject.native, Some("bench"))),
+        Contestant::new(POOLED, |times| subject.repeat_pooled(times)),
+        Contestant::new(COLD, |times| subject.repeat(times, &subject.cold, None)),
+    ];
+    let peer = bubblewrap
+        .map(|arguments| Contestant::new(BUBBLEWRAP, move |times| timed(times, || by_hand("bwrap", &arguments))));
+    let effort = Effort::processes(quick);
+    let has_peer = peer.is_some();
+    let measured = compete(effort, one.into_iter().chain(peer).collect());
+    let two = compete(
+        effort,
+        vec![
+            Contestant::new(FORK_TWO, |times| both(times, |times| drop(timed(times, || by_hand(PROGRAM, &[]))))),
+            Contestant::new(WARM_TWO, |times| subject.repeat_in_two(times)),
+        ],
+    );
+    let mut rows = vec![
+        Row::timed(&measured, WARM, FORK, Some(1.5)),
+        Row::timed(&measured, POOLED, FORK, Some(1.8)),
+        Row::timed(&measured, COLD, FORK, Some(3.5)),
+        Row::timed(&measured, BARE, FORK, None),
+    ];
+    if has_peer {
+        rows.push(Row::timed(&measured, BUBBLEWRAP, FORK, None));
+        rows.push(Row {
+            name: "bubblewrap, in calls in a session's sandbox".into(),
+            ours: Figure::Time(measured.spread(WARM)),
+            floor: Some((BUBBLEWRAP, Figure::Time(measured.spread(BUBBLEWRAP)))),
+            ratio: Some(measured.ratio(WARM, BUBBLEWRAP)),
+            goal: Some(Goal::RatioAtMost(0.25)),
+        });
+    }
+    let per_second = |nanoseconds: f64| Figure::PerSecond(1e9 / nanoseconds);
+    rows.push(Row {
+        name: "calls per second, one worker".into(),
+        ours: per_second(measured.spread(WARM).p50),
+        floor: Some((FORK, per_second(measured.spread(FORK).p50))),
+        ratio: None,
+        goal: None,
+    });
+    rows.push(Row {
+        name: "calls per second, two workers".into(),
+        ours: per_second(two.spread(WARM_TWO).p50),
+        floor: Some((FORK_TWO, per_second(two.spread(FORK_TWO).p50))),
+        ratio: Some(two.ratio(WARM_TWO, FORK_TWO)),
+        // As long as 1/0.9 of it: at least nine tenths of its rate.
+        goal: Some(Goal::RatioAtMost(1.11)),
+    });
+    rows.push(runtime.block_on(idle_memory())?);
+    if !quick {
+        rows.push(subject.flood(&runtime)?);
+    }
+    Ok(rows)
+}
+
+/// Calls for ever so long, for a profiler to look at.
+pub(super) fn spin(duration: Duration) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let subject = Subject::new(&runtime)?;
+    let (began, mut calls) = (Instant::now(), 0_u64);
+    while began.elapsed() < duration {
+        subject.repeat(100, &subject.native, Some("bench"));
+        calls += 100;
+    }
+    println!("{:.1} µs per call", began.elapsed().as_secs_f64() * 1e6 / calls as f64);
+    Ok(())
+}
+
+struct Subject<'a> {
+    runtime: &'a Runtime,
+    native: Executor,
+    bare: Executor,
+    cold: Executor,
+    pooled: Executor,
+    pool: Native,
+    _workspace: tempfile::TempDir,
+}
+
+impl<'a> Subject<'a> {
+    fn new(runtime: &'a Runtime) -> Result<Self> {
+        let workspace = tempfile::tempdir()?;
+        let options = |spares| NativeOptions { spares, ..NativeOptions::default() };
+        let pool = Native::new(options(2));
+        Ok(Self {
+            runtime,
+            native: executor(workspace.path(), Native::new(options(0)))?,
+            bare: executor(workspace.path(), wieldy_sandbox::Bare::default())?,
+            cold: executor(workspace.path(), Native::new(options(0)))?,
+            pooled: executor(workspace.path(), pool.clone())?,
+            pool,
+            _workspace: workspace,
+        })
+    }
+
+    fn repeat(&self, times: u64, executor: &Executor, session: Option<&str>) -> Duration {
+        let (executor, call) = (executor.clone(), call("True", session));
+        self.runtime.block_on(async move { tokio::spawn(repeat(times, executor, call)).await.expect("no call panics") })
+    }
+
+    /// Waits before each call, off the clock, until there is a sandbox for it.
+    fn repeat_pooled(&self, times: u64) -> Duration {
+        let (executor, pool, call) = (self.pooled.clone(), self.pool.clone(), call("True", None));
+        let calls = async move {
+            let mut total = Duration::ZERO;
+            for _ in 0..times {
+                while pool.spares() < 2 {
+                    // The first call of all finds nothing built ahead, and sets it off.
+                    if pool.spares() == 0 && total.is_zero() {
+                        repeat(1, executor.clone(), call.clone()).await;
+                    }
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                total += repeat(1, executor.clone(), call.clone()).await;
+            }
+            total
+        };
+        self.runtime.block_on(async move { tokio::spawn(calls).await.expect("no call panics") })
+    }
+
+    fn repeat_in_two(&self, times: u64) -> Duration {
+        let began = Instant::now();
+        self.runtime.block_on(async {
+            let each =
+                |session| tokio::spawn(repeat(times.div_ceil(2), self.native.clone(), call("True", Some(session))));
+            let (one, two) = (each("one"), each("two"));
+            one.await.expect("no call panics");
+            two.await.expect("no call panics");
+        });
+        began.elapsed()
+    }
+
+    /// How much more memory this process has while a program prints 10 GB.
+    fn flood(&self, runtime: &Runtime) -> Result<Row> {
+        let before = status_bytes("self", "VmHWM:")?;
+        let call = call("Flood", Some("flood"));
+        let result = runtime.block_on(self.native.call(call));
+        if !result.is_success() {
+            bail!("the flood ended with {:?}", result.error);
+        }
+        Ok(Row {
+            name: "10 GB of output: more memory than before".into(),
+            ours: Figure::Bytes(status_bytes("self", "VmHWM:")?.saturating_sub(before) as f64),
+            floor: None,
+            ratio: None,
+            goal: Some(Goal::BytesAtMost(32.0 * 1024.0 * 1024.0)),
+        })
+    }
+}
+
+fn executor(workspace: &std::path::Path, sandbox: impl Sandbox) -> Result<Executor> {
+    let isolation = sandbox.level();
+    let mut builder = Executor::builder().sandbox(sandbox);
+    builder.isolation = isolation;
+    builder.workspace = workspace.canonicalize()?;
+    // Half a processor, the default, would be measured instead of us.
+    builder.resource_limits = ResourceLimits { cpu_millicores: Some(2000), ..ResourceLimits::DEFAULT };
+    builder.timeout = Duration::from_secs(300);
+    let spec = |name| ToolSpec::new(name, "A program.").timeout(Duration::from_secs(300));
+    let run_true =
+        tool(
+            spec("True"),
+            |_: serde_json::Map<String, Value>, run: Run| async move { execute(&run, PROGRAM, &[]).await },
+        );
+    let flood = tool(spec("Flood"), |_: serde_json::Map<String, Value>, run: Run| async move {
+        execute(&run, "head", &["-c", "10000000000", "/dev/zero"]).await
+    });
+    builder.tool(run_true).tool(flood).build().context("the executor cannot be built")
+}
+
+async fn execute(run: &Run, program: &str, arguments: &[&str]) -> Result<Outcome, RunError> {
+    let command = Command {
+        program: program.into(),
+        arguments: arguments.iter().map(|&word| word.into()).collect(),
+        environment: [("PATH".into(), "/usr/bin:/bin".into())].into(),
+        folder: Default::default(),
+        stdin: Stdin::Nothing,
+        terminal: None,
+    };
+    let exit = run.execute(&command).await?;
+    let mut outcome = run.captured();
+    outcome.usage = Some(exit.usage);
+    outcome.sandbox = Some(exit.sandbox);
+    Ok(outcome)
+}
+
+fn call(tool: &str, session: Option<&str>) -> Call {
+    let caller = Caller { session: session.map(Into::into), ..Caller::local() };
+    Call::new(tool, json!({})).by(caller)
+}
+
+async fn repeat(times: u64, executor: Executor, call: Call) -> Duration {
+    let began = Instant::now();
+    for _ in 0..times {
+        let result = executor.call(call.clone()).await;
+        assert!(result.is_success(), "{:?}", result.error);
+    }
+    began.elapsed()
+}
+
+fn timed(times: u64, once: impl Fn()) -> Duration {
+    let began = Instant::now();
+    (0..times).for_each(|_| once());
+    began.elapsed()
+}
+
+fn both(times: u64, work: impl Fn(u64) + Sync) -> Duration {
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| work(times.div_ceil(2)));
+        }
+    });
+    began.elapsed()
+}
+
+fn by_hand(program: &str, arguments: &[String]) {
+    let status = command(program, arguments).status().expect("the program can be started");
+    assert!(status.success(), "{program}: {status}");
+}
+
+fn command(program: &str, arguments: &[String]) -> Process {
+    let mut command = Process::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+/// How bubblewrap is told to do about the same, if it works here.
+fn bubblewrap() -> Option<Vec<String>> {
+    let words = "--unshare-all --die-with-parent --new-session --ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib \
+                 --symlink usr/lib64 /lib64 --ro-bind /etc /etc --proc /proc --dev /dev --tmpfs /tmp /bin/true";
+    let arguments: Vec<String> = words.split_whitespace().map(Into::into).collect();
+    command("bwrap", &arguments).status().is_ok_and(|status| status.success()).then_some(arguments)
+}
+
+/// What an idle sandbox takes: the memory that its own processes share with nobody, and what we keep for it.
+async fn idle_memory() -> Result<Row> {
+    const COUNT: u64 = 50;
+    let workspace = tempfile::tempdir()?;
+    let native = Native::new(NativeOptions { spares: 0, ..NativeOptions::default() });
+    let executor = executor(workspace.path(), native)?;
+    repeat(1, executor.clone(), call("True", Some("first"))).await;
+    let (own_before, theirs_before) = (status_bytes("self", "VmRSS:")?, private_bytes()?);
+    for number in 0..COUNT {
+        repeat(1, executor.clone(), call("True", Some(&format!("idle-{number}")))).await;
+    }
+    let own = status_bytes("self", "VmRSS:")?.saturating_sub(own_before);
+    let theirs = private_bytes()?.saturating_sub(theirs_before);
+    drop(executor);
+    Ok(Row {
+        name: "memory of an idle sandbox, its init, berth and our books".into(),
+        ours: Figure::Bytes((own + theirs) as f64 / COUNT as f64),
+        floor: None,
+        ratio: None,
+        goal: Some(Goal::BytesAtMost(512.0 * 1024.0)),
+    })
+}
+
+/// What the processes of all our sandboxes have for themselves.
+fn private_bytes() -> Result<u64> {
+    let mut total = 0;
+    for process in std::fs::read_dir("/proc")?.flatten() {
+        let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+        if matches!(name.trim(), "wieldy-init" | "wieldy-berth") {
+            let rollup = std::fs::read_to_string(process.path().join("smaps_rollup")).unwrap_or_default();
+            let private = rollup.lines().filter(|line| line.starts_with("Private_"));
+            total += private.filter_map(kibibytes).sum::<u64>() * 1024;
+        }
+    }
+    Ok(total)
+}
+
+fn status_bytes(process: &str, field: &str) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find(|line| line.starts_with(field)).context("the field is always there")?;
+    Ok(kibibytes(line).context("a number of kibibytes")? * 1024)
+}
+
+fn kibibytes(line: &str) -> Option<u64> {
+    line.split_whitespace().nth(1)?.parse().ok()
+}
