@@ -18,7 +18,9 @@ pub(super) fn no_machine_path(tree: &Tree) -> Vec<Problem> {
                 // After a name it is the middle of another path.
                 let before = file.text[..at].chars().next_back();
                 // Ada lives in our examples.
-                let is_example = file.text[at + folder.len()..].starts_with("ada");
+                let user = &file.text[at + folder.len()..];
+                // A person of the examples, and the user of a sandbox.
+                let is_example = user.starts_with("ada") || user.starts_with("agent");
                 if !is_example && !before.is_some_and(|c| c.is_alphanumeric() || "_-./~*}])".contains(c)) {
                     let message = format!("`{folder}…` is a path of somebody's machine");
                     problems.push(Problem::new(&file.path, line_of(&file.text, at), message));
