@@ -71,8 +71,12 @@ fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder
     builder.retry = config.retry;
     builder.isolation = config.isolation;
     let builder_state = (!config.state.as_os_str().is_empty()).then(|| config.state.clone());
-    builder =
-        builder.sandbox(Native::new(NativeOptions { state: builder_state, spares: 0, ..NativeOptions::default() }));
+    builder = builder.sandbox(Native::new(NativeOptions {
+        state: builder_state,
+        spares: 0,
+        blanks: 0,
+        ..NativeOptions::default()
+    }));
     builder.resource_limits = config.resources;
     builder.output_bytes_max = config.output_bytes_max;
     Ok(builder)

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 
-use crate::wire::{self, Received, WardenOrder};
+use crate::wire::{self, Received, WardenOrder, WardenReport};
 use crate::{sys, warden};
 
 /// A socket that messages come and go through without anybody being kept waiting.
@@ -112,6 +112,25 @@ impl Warden {
     pub(crate) fn order(&self, order: &WardenOrder, socket: &OwnedFd) -> io::Result<()> {
         wire::send(&self.socket, order, &[socket.as_fd()])
             .map_err(|error| io::Error::new(error.kind(), format!("the warden does not listen: {error}")))
+    }
+}
+
+impl Warden {
+    /// Tells it something that nobody answers.
+    pub(crate) fn tell(&self, order: &WardenOrder) -> io::Result<()> {
+        wire::send(&self.socket, order, &[])
+    }
+
+    /// A user namespace in which the files of this owner are those of the sandboxes' account.
+    pub(crate) async fn owner(&self, uid: u32, gid: u32) -> io::Result<OwnedFd> {
+        let (link, socket) = Link::pair()?;
+        self.order(&WardenOrder::Owner { uid, gid }, &socket)?;
+        drop(socket);
+        let Some(received) = link.receive::<WardenReport>().await? else {
+            return Err(io::Error::other("the warden is gone"));
+        };
+        let error = received.message.error.unwrap_or_else(|| "nothing came".into());
+        received.descriptors.into_iter().next().ok_or_else(|| io::Error::other(error))
     }
 }
 

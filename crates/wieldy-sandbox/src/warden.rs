@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags};
@@ -17,10 +17,10 @@ use rustix::thread;
 
 use crate::berth::Berth;
 use crate::native::init::Init;
-use crate::native::owners::{Identity, Owners};
+use crate::native::owners::{self, Identity};
 use crate::sys;
 use crate::tree::Tree;
-use crate::wire::{self, HeldPlace, InitReport, SandboxOrder, WardenOrder};
+use crate::wire::{self, HeldPlace, InitReport, WardenOrder, WardenReport};
 
 /// The name that a program is started by to become a warden.
 pub(crate) const NAME: &CStr = c"wieldy-sandbox-warden";
@@ -36,7 +36,6 @@ struct Warden {
     executor: OwnedFd,
     parent: Option<Pid>,
     tree: Tree,
-    owners: Owners,
     /// Those that we made, and what must not outlive them.
     children: HashMap<Pid, Belongings>,
     /// Who waits for which child's end.
@@ -59,14 +58,7 @@ impl Warden {
         // What a killed berth leaves behind comes to us.
         process::set_child_subreaper(Some(process::getpid()))?;
         let tree = Tree::new(sys::child_signals()?)?;
-        Ok(Self {
-            executor,
-            parent: process::getppid(),
-            tree,
-            owners: Owners::default(),
-            children: HashMap::new(),
-            settling: Vec::new(),
-        })
+        Ok(Self { executor, parent: process::getppid(), tree, children: HashMap::new(), settling: Vec::new() })
     }
 
     fn serve(&mut self) -> io::Result<()> {
@@ -104,13 +96,31 @@ impl Warden {
             }
             if ordered {
                 let Some(received) = wire::receive(&self.executor)? else { return Ok(()) };
-                let Some(socket) = received.descriptors.into_iter().next() else { continue };
-                match received.message {
-                    WardenOrder::Sandbox(order) => self.make_sandbox(*order, socket),
-                    WardenOrder::Berth => self.make_berth(socket),
-                    WardenOrder::Settle { child } => self.settle(child, socket),
+                self.obey(received.message, received.descriptors.into_iter().next());
+            }
+        }
+    }
+
+    fn obey(&mut self, order: WardenOrder, socket: Option<OwnedFd>) {
+        match (order, socket) {
+            (WardenOrder::Blank { open_network }, Some(socket)) => self.make_blank(open_network, &socket),
+            (WardenOrder::Berth, Some(socket)) => self.make_berth(socket),
+            (WardenOrder::Owner { uid, gid }, Some(socket)) => {
+                // Whoever waits at the socket's other end sees it end, should nothing come.
+                let _ = match owners::namespace(uid, gid) {
+                    Ok(made) => wire::send(&socket, &WardenReport { error: None }, &[made.as_fd()]),
+                    Err(error) => wire::send(&socket, &WardenReport { error: Some(error.to_string()) }, &[]),
+                };
+            }
+            (WardenOrder::Keep { child, placeholders, groups }, _) => {
+                let child = Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid));
+                match child {
+                    Some(belongings) => *belongings = Belongings { placeholders, groups },
+                    None => Belongings { placeholders, groups }.remove(),
                 }
             }
+            (WardenOrder::Settle { child }, Some(socket)) => self.settle(child, socket),
+            (_, None) => {}
         }
     }
 
@@ -148,31 +158,18 @@ impl Warden {
         }
     }
 
-    fn make_sandbox(&mut self, mut order: SandboxOrder, socket: OwnedFd) {
-        let belongings = Belongings {
-            placeholders: std::mem::take(&mut order.placeholders),
-            groups: std::mem::take(&mut order.groups),
-        };
-        match self.try_make_sandbox(order, &socket) {
-            Ok(pid) => {
-                self.children.insert(pid, belongings);
-            }
+    fn make_blank(&mut self, open_network: bool, socket: &OwnedFd) {
+        match self.try_make_blank(open_network, socket) {
+            Ok(pid) => drop(self.children.insert(pid, Belongings::default())),
             Err((doing, error)) => {
-                belongings.remove();
                 let report = InitReport::Failed { doing: doing.into(), error: error.to_string() };
-                let _ = wire::send(&socket, &report, &[]);
+                let _ = wire::send(socket, &report, &[]);
             }
         }
     }
 
-    fn try_make_sandbox(&mut self, order: SandboxOrder, socket: &OwnedFd) -> Result<Pid, (&'static str, io::Error)> {
+    fn try_make_blank(&self, open_network: bool, socket: &OwnedFd) -> Result<Pid, (&'static str, io::Error)> {
         let identity = Identity::of_this_process();
-        let sources = match identity {
-            Identity::Root => {
-                self.owners.map_sources(&order.steps).map_err(|error| ("mapping the owners of files", error))?
-            }
-            Identity::User { .. } => HashMap::new(),
-        };
         let (go_ours, go) = io::pipe().map_err(|error| ("making a pipe", error))?;
         let mut flags = libc::CLONE_NEWUSER
             | libc::CLONE_NEWNS
@@ -180,20 +177,18 @@ impl Warden {
             | libc::CLONE_NEWIPC
             | libc::CLONE_NEWUTS
             | libc::CLONE_NEWCGROUP;
-        if !order.open_network {
+        if !open_network {
             flags |= libc::CLONE_NEWNET;
         }
         match sys::fork(flags).map_err(|error| ("making namespaces", error))? {
             None => {
                 let Ok(socket) = socket.try_clone() else { sys::exit_now(1) };
-                let mut kept = vec![0, 1, 2, socket.as_raw_fd(), go_ours.as_raw_fd()];
-                kept.extend(sources.values().map(AsRawFd::as_raw_fd));
-                // What was closed there must not be closed again.
+                // What is closed here must not be closed again.
                 std::mem::forget(go);
-                if sys::close_all_but(&mut kept).is_err() {
+                if sys::close_all_but(&mut [0, 1, 2, socket.as_raw_fd(), go_ours.as_raw_fd()]).is_err() {
                     sys::exit_now(1);
                 }
-                Init { socket, order, identity, sources }.live(go_ours.into())
+                Init { socket, identity, open_network }.live(go_ours.into())
             }
             Some(pid) => {
                 if let Err(error) = identity.map(pid) {

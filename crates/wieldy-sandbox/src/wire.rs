@@ -20,27 +20,36 @@ use crate::native::plan;
 /// What the executor tells its warden.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum WardenOrder {
-    /// Make a sandbox; beside it comes the socket that its init should listen to.
-    Sandbox(Box<SandboxOrder>),
+    /// Make the first process of a sandbox, in namespaces of its own; it waits for orders at the socket beside this.
+    Blank { open_network: bool },
     /// Make a berth without walls; beside it comes its socket.
     Berth,
+    /// Hand over a user namespace in which the files of this owner are those of the sandboxes' account, through the socket beside it.
+    Owner { uid: u32, gid: u32 },
+    /// Remove these when this child is gone: placeholders that are still as they were made, and cgroups.
+    Keep { child: i32, placeholders: Vec<HeldPlace>, groups: Vec<PathBuf> },
     /// Kill this child, and close the socket beside it when it is gone, and with it everything that it left behind.
     Settle { child: i32 },
 }
 
-/// A sandbox to be made.
+/// What the executor tells a sandbox's first process.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct SandboxOrder {
+pub(crate) enum InitOrder {
+    /// Build the sandbox; beside it come a socket for the first berth, and mounts for some of the steps.
+    Build(Box<BuildOrder>),
+    /// Make another berth; beside it comes its socket.
+    Berth,
+}
+
+/// A sandbox to be built.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct BuildOrder {
     /// How what processes see is built.
     pub(crate) steps: Vec<plan::Step>,
-    /// Whether they share the machine's network.
-    pub(crate) open_network: bool,
+    /// The steps that the mounts beside this are for, by their number.
+    pub(crate) sources: Vec<usize>,
     /// Whether somebody on the outside will listen inside the sandbox's own network.
     pub(crate) proxied: bool,
-    /// What must not outlive the sandbox and is removed where it is still as it was made, the last one first.
-    pub(crate) placeholders: Vec<HeldPlace>,
-    /// The folders of its cgroup.
-    pub(crate) groups: Vec<PathBuf>,
 }
 
 /// A file with this content, or an empty folder, that was put somewhere on the machine for a sandbox's sake.
@@ -50,13 +59,11 @@ pub(crate) struct HeldPlace {
     pub(crate) content: Option<String>,
 }
 
-/// What the executor tells a sandbox's init: to make a berth; beside it comes its socket.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct BerthOrder;
-
 /// What an init tells the executor.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum InitReport {
+    /// The process is there and waits; the message's credentials say which it is.
+    Blank,
     /// The sandbox is ready; beside it comes the socket to listen on, if there should be one.
     Ready { landlock_abi: u32, proxy_port: Option<u16> },
     /// It could not be made.
@@ -95,6 +102,12 @@ pub(crate) struct RunLimits {
     pub(crate) memory_bytes: Option<u64>,
     /// Only where nobody else does.
     pub(crate) processes: Option<u64>,
+}
+
+/// What the warden tells the executor; beside it comes what was asked for.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct WardenReport {
+    pub(crate) error: Option<String>,
 }
 
 /// What a berth tells the executor.
@@ -167,7 +180,7 @@ impl std::fmt::Display for Step {
 }
 
 /// The most descriptors beside one message.
-const DESCRIPTORS_MAX: usize = 4;
+const DESCRIPTORS_MAX: usize = 64;
 /// Longer messages go into a file in memory, and only its descriptor through the socket.
 const INLINE_BYTES_MAX: usize = 32 * 1024;
 /// Begins a message whose text is in the first descriptor beside it.

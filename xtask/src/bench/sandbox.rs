@@ -38,8 +38,8 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
         Contestant::new(FORK, |times| timed(times, || by_hand(PROGRAM, &[]))),
         Contestant::new(BARE, |times| subject.repeat(times, &subject.bare, None)),
         Contestant::new(WARM, |times| subject.repeat(times, &subject.native, Some("bench"))),
-        Contestant::new(POOLED, |times| subject.repeat_pooled(times)),
-        Contestant::new(COLD, |times| subject.repeat(times, &subject.cold, None)),
+        Contestant::new(POOLED, |times| subject.repeat_ready(times, &subject.pooled, || subject.pool.spares())),
+        Contestant::new(COLD, |times| subject.repeat_ready(times, &subject.cold, || subject.blanks.blanks())),
     ];
     let peer = bubblewrap
         .map(|arguments| Contestant::new(BUBBLEWRAP, move |times| timed(times, || by_hand("bwrap", &arguments))));
@@ -112,19 +112,21 @@ struct Subject<'a> {
     cold: Executor,
     pooled: Executor,
     pool: Native,
+    blanks: Native,
     _workspace: tempfile::TempDir,
 }
 
 impl<'a> Subject<'a> {
     fn new(runtime: &'a Runtime) -> Result<Self> {
         let workspace = tempfile::tempdir()?;
-        let options = |spares| NativeOptions { spares, ..NativeOptions::default() };
-        let pool = Native::new(options(2));
+        let options = |spares, blanks| NativeOptions { spares, blanks, ..NativeOptions::default() };
+        let (pool, blanks) = (Native::new(options(2, 2)), Native::new(options(0, 2)));
         Ok(Self {
             runtime,
-            native: executor(workspace.path(), Native::new(options(0)))?,
+            native: executor(workspace.path(), Native::new(options(0, 1)))?,
             bare: executor(workspace.path(), wieldy_sandbox::Bare::default())?,
-            cold: executor(workspace.path(), Native::new(options(0)))?,
+            cold: executor(workspace.path(), blanks.clone())?,
+            blanks,
             pooled: executor(workspace.path(), pool.clone())?,
             pool,
             _workspace: workspace,
@@ -136,24 +138,22 @@ impl<'a> Subject<'a> {
         self.runtime.block_on(async move { tokio::spawn(repeat(times, executor, call)).await.expect("no call panics") })
     }
 
-    /// Waits before each call, off the clock, until there is a sandbox for it.
-    fn repeat_pooled(&self, times: u64) -> Duration {
-        let (executor, pool, call) = (self.pooled.clone(), self.pool.clone(), call("True", None));
-        let calls = async move {
-            let mut total = Duration::ZERO;
-            for _ in 0..times {
-                while pool.spares() < 2 {
-                    // The first call of all finds nothing built ahead, and sets it off.
-                    if pool.spares() == 0 && total.is_zero() {
-                        repeat(1, executor.clone(), call.clone()).await;
-                    }
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
-                total += repeat(1, executor.clone(), call.clone()).await;
+    /// Waits before each call, off the clock, until what should be there ahead is there.
+    fn repeat_ready(&self, times: u64, executor: &Executor, ready: impl Fn() -> usize) -> Duration {
+        let mut total = Duration::ZERO;
+        for _ in 0..times {
+            // The first call of all finds nothing, and sets it off.
+            if ready() == 0 {
+                self.repeat(1, executor, None);
             }
-            total
-        };
-        self.runtime.block_on(async move { tokio::spawn(calls).await.expect("no call panics") })
+            while ready() == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // Whatever is cleared away after the call before should not be measured with this one.
+            std::thread::sleep(Duration::from_millis(15));
+            total += self.repeat(1, executor, None);
+        }
+        total
     }
 
     fn repeat_in_two(&self, times: u64) -> Duration {

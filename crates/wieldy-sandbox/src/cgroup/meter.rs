@@ -40,6 +40,16 @@ pub(crate) struct Used {
     pub(crate) process_refusals_by: Option<Whose>,
 }
 
+impl Used {
+    /// Leaves out processes that are in the group but are not what is measured.
+    pub(crate) fn leave_out(&mut self, residents: u64) {
+        if let Some(peak) = &mut self.processes_peak {
+            peak.least = peak.least.saturating_sub(residents);
+            peak.most = peak.most.map(|most| most.saturating_sub(residents));
+        }
+    }
+}
+
 /// Whose limit it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Whose {

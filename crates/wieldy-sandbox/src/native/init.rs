@@ -22,15 +22,13 @@ use crate::berth::Berth;
 use crate::sys;
 use crate::tree::Tree;
 use crate::warden;
-use crate::wire::{self, BerthOrder, InitReport, SandboxOrder};
+use crate::wire::{self, BuildOrder, InitOrder, InitReport};
 
 /// All that a new sandbox begins with.
 pub(crate) struct Init {
     pub(crate) socket: OwnedFd,
-    pub(crate) order: SandboxOrder,
     pub(crate) identity: Identity,
-    /// Mounts that the warden has made for steps of the plan.
-    pub(crate) sources: HashMap<usize, OwnedFd>,
+    pub(crate) open_network: bool,
 }
 
 /// What was being done when it failed, and how.
@@ -39,13 +37,14 @@ type Failure = (String, io::Error);
 /// What is kept for later.
 struct Ready {
     tree: Tree,
-    landlock: Option<OwnedFd>,
+    landlock: OwnedFd,
     private: Vec<CString>,
+    berths: HashMap<Pid, ()>,
     _locks: Vec<OwnedFd>,
 }
 
 impl Init {
-    /// Waits to be let go, builds the sandbox, serves.
+    /// Waits to be let go, builds the sandbox when it is told how, serves.
     pub(crate) fn live(self, go: OwnedFd) -> ! {
         let _ = rustix::io::read(&go, &mut [0_u8; 1]);
         drop(go);
@@ -55,37 +54,48 @@ impl Init {
     }
 
     fn build_and_serve(self) -> io::Result<()> {
-        let socket = self.socket.try_clone()?;
-        match self.build() {
-            Ok(mut ready) => ready.serve(&socket),
-            Err((doing, error)) => wire::send(&socket, &InitReport::Failed { doing, error: error.to_string() }, &[]),
+        let _ = thread::set_name(c"wieldy-init");
+        process::setsid()?;
+        warden::parted()?;
+        wire::send(&self.socket, &InitReport::Blank, &[])?;
+        let Some(received) = wire::receive::<InitOrder>(&self.socket)? else { return Ok(()) };
+        let InitOrder::Build(order) = received.message else { return Err(io::ErrorKind::InvalidData.into()) };
+        let mut beside = received.descriptors.into_iter();
+        let first_berth = beside.next().ok_or(io::ErrorKind::InvalidData)?;
+        let sources = order.sources.iter().copied().zip(beside).collect();
+        match self.build(&order, sources) {
+            Ok(mut ready) => {
+                ready.make_berth(first_berth)?;
+                ready.serve(&self.socket)
+            }
+            Err((doing, error)) => {
+                wire::send(&self.socket, &InitReport::Failed { doing, error: error.to_string() }, &[])
+            }
         }
     }
 
-    fn build(self) -> Result<Ready, Failure> {
+    fn build(&self, order: &BuildOrder, sources: HashMap<usize, OwnedFd>) -> Result<Ready, Failure> {
         let doing = |what: &str| {
             let what = what.to_owned();
             move |error: io::Error| (what, error)
         };
-        let _ = thread::set_name(c"wieldy-init");
-        process::setsid().map_err(|error| ("opening a session".into(), error.into()))?;
         walls::detach().map_err(doing("parting with the machine's mounts"))?;
-        let sources = walls::open_sources(&self.order.steps, self.sources)?;
+        let sources = walls::open_sources(&order.steps, sources)?;
         self.identity.assume().map_err(doing("becoming the sandbox's user"))?;
-        // Only now, since a change of user would undo it.
+        // Once more, since a change of user undoes it.
         warden::parted().map_err(doing("tying the sandbox to its warden"))?;
-        let locks = walls::build(&self.order.steps, sources)?;
-        let (grants, private) = (plan::grants(&self.order.steps), plan::private(&self.order.steps));
+        let locks = walls::build(&order.steps, sources)?;
+        let (grants, private) = (plan::grants(&order.steps), plan::private(&order.steps));
         let _ = rustix::system::sethostname(b"sandbox");
         let mut listener = None;
-        if !self.order.open_network {
+        if !self.open_network {
             sys::raise_loopback().map_err(doing("raising the loopback interface"))?;
-            if self.order.proxied {
+            if order.proxied {
                 let made = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(doing("listening for the proxy"))?;
                 listener = Some(made);
             }
         }
-        let ruleset = landlock::ruleset(grants, Reach::OwnCall)
+        let landlock = landlock::ruleset(grants, Reach::OwnCall)
             .map_err(|error| ("making Landlock rules".into(), io::Error::other(error)))?
             .map_err(|absent| ("Landlock".into(), io::Error::other(absent)))?;
         let tree = Tree::new(sys::child_signals().map_err(doing("hearing of children"))?)
@@ -96,7 +106,7 @@ impl Init {
         let beside: Vec<BorrowedFd<'_>> = listener.iter().map(AsFd::as_fd).collect();
         let report = InitReport::Ready { landlock_abi: landlock::abi(), proxy_port };
         wire::send(&self.socket, &report, &beside).map_err(doing("reporting"))?;
-        Ok(Ready { tree, landlock: Some(ruleset), private, _locks: locks })
+        Ok(Ready { tree, landlock, private, berths: HashMap::new(), _locks: locks })
     }
 }
 
@@ -118,7 +128,6 @@ fn give_up_rights() -> io::Result<()> {
 impl Ready {
     /// Makes berths as they are ordered, and buries the dead, until the executor is gone.
     fn serve(&mut self, socket: &OwnedFd) -> io::Result<()> {
-        let mut berths: HashMap<Pid, ()> = HashMap::new();
         loop {
             let mut polled =
                 [PollFd::new(socket, PollFlags::IN), PollFd::from_borrowed_fd(self.tree.signals(), PollFlags::IN)];
@@ -128,32 +137,31 @@ impl Ready {
             }
             let (ordered, ended) = (!polled[0].revents().is_empty(), !polled[1].revents().is_empty());
             if ended {
-                for pid in self.tree.reap_strangers(&berths) {
-                    berths.remove(&pid);
+                for pid in self.tree.reap_strangers(&self.berths) {
+                    self.berths.remove(&pid);
                 }
             }
             if ordered {
-                let Some(received) = wire::receive::<BerthOrder>(socket)? else { return Ok(()) };
-                if let Some(socket) = received.descriptors.into_iter().next()
-                    && let Some(pid) = self.make_berth(socket)?
-                {
-                    berths.insert(pid, ());
+                let Some(received) = wire::receive::<InitOrder>(socket)? else { return Ok(()) };
+                if let (InitOrder::Berth, Some(socket)) = (received.message, received.descriptors.into_iter().next()) {
+                    self.make_berth(socket)?;
                 }
             }
         }
     }
 
-    fn make_berth(&self, socket: OwnedFd) -> io::Result<Option<Pid>> {
-        let forked = sys::fork(0)?;
-        if forked.is_none() {
-            let landlock = self.landlock.as_ref().map(AsFd::as_fd).map(|fd| fd.try_clone_to_owned()).transpose()?;
-            let mut kept = vec![0, 1, 2, socket.as_raw_fd()];
-            kept.extend(landlock.as_ref().map(AsRawFd::as_raw_fd));
-            if sys::close_all_but(&mut kept).is_err() || warden::parted().is_err() {
-                sys::exit_now(1);
+    fn make_berth(&mut self, socket: OwnedFd) -> io::Result<()> {
+        match sys::fork(0)? {
+            Some(pid) => drop(self.berths.insert(pid, ())),
+            None => {
+                let landlock = self.landlock.try_clone()?;
+                let mut kept = [0, 1, 2, socket.as_raw_fd(), landlock.as_raw_fd()];
+                if sys::close_all_but(&mut kept).is_err() || warden::parted().is_err() {
+                    sys::exit_now(1);
+                }
+                Berth { socket, landlock: Some(landlock), private: self.private.clone() }.live()
             }
-            Berth { socket, landlock, private: self.private.clone() }.live()
         }
-        Ok(forked)
+        Ok(())
     }
 }

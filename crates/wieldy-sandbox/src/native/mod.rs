@@ -35,8 +35,9 @@ use wieldy_core::{
     SandboxId, SandboxRef, SandboxStatus,
 };
 
+use self::owners::Owners;
 use self::planned::Planned;
-use self::standing::Standing;
+use self::standing::{Blank, Standing};
 use crate::cgroup::Hierarchy;
 
 /// How the native level is set up.
@@ -48,13 +49,15 @@ pub struct NativeOptions {
     pub home: Option<PathBuf>,
     /// How many sandboxes are built ahead for calls without a session.
     pub spares: usize,
+    /// How many processes wait ahead to become the first one of a sandbox, whatever it will show.
+    pub blanks: usize,
     /// How long a session's sandbox may be idle before it is taken away.
     pub idle_max: Duration,
 }
 
 impl Default for NativeOptions {
     fn default() -> Self {
-        Self { state: None, home: std::env::home_dir(), spares: 1, idle_max: Duration::from_secs(10 * 60) }
+        Self { state: None, home: std::env::home_dir(), spares: 1, blanks: 1, idle_max: Duration::from_secs(10 * 60) }
     }
 }
 
@@ -69,6 +72,8 @@ struct Shared {
     hierarchy: OnceLock<Hierarchy>,
     kept: Mutex<HashMap<Key, Arc<OnceCell<Arc<Standing>>>>>,
     spares: Mutex<HashMap<Shape, Vec<Arc<Standing>>>>,
+    blanks: Mutex<Vec<Blank>>,
+    owners: Owners,
     listener: OnceLock<Arc<dyn Fn(SandboxChange) + Send + Sync>>,
     has_janitor: OnceLock<()>,
 }
@@ -99,10 +104,17 @@ impl Native {
             hierarchy: OnceLock::new(),
             kept: Mutex::default(),
             spares: Mutex::default(),
+            blanks: Mutex::default(),
+            owners: Owners::default(),
             listener: OnceLock::new(),
             has_janitor: OnceLock::new(),
         };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// How many processes wait ahead at this moment.
+    pub fn blanks(&self) -> usize {
+        lock(&self.shared.blanks).len()
     }
 
     /// How many sandboxes are built ahead at this moment.
@@ -180,6 +192,7 @@ impl Shared {
             let shared = Arc::clone(self);
             // No process is left; the rest of it need not be waited for.
             tokio::spawn(async move { shared.end(standing).await });
+            self.refill(Shape::of(confinement), confinement);
             return exit;
         }
         let standing = self.kept(confinement, false).await?;
@@ -199,10 +212,9 @@ impl Shared {
         let spare = lock(&self.spares).get_mut(&shape).and_then(Vec::pop);
         let standing = match spare {
             Some(spare) => spare,
-            None => self.build(confinement, next_id()).await?,
+            None => self.build(confinement).await?,
         };
         self.tell(SandboxChange::Created(standing.made().clone()));
-        self.refill(shape, confinement);
         Ok(standing)
     }
 
@@ -214,7 +226,7 @@ impl Shared {
         self.employ_janitor();
         let (shared, confinement) = (Arc::clone(self), confinement.clone());
         tokio::spawn(async move {
-            let Ok(standing) = shared.build(&confinement, next_id()).await else { return };
+            let Ok(standing) = shared.build(&confinement).await else { return };
             let surplus = {
                 let mut spares = lock(&shared.spares);
                 let has_room = spares.len() < SHAPES_MAX || spares.contains_key(&shape);
@@ -234,10 +246,6 @@ impl Shared {
 
     /// The sandbox of a session or of an id; made if there is none and it may be.
     async fn kept(self: &Arc<Self>, confinement: &Confinement, create: bool) -> Result<Arc<Standing>, SandboxError> {
-        let id = match &confinement.place {
-            Place::Sandbox(id) => id.clone(),
-            Place::Own | Place::Session(_) => next_id(),
-        };
         if let (Place::Sandbox(id), false) = (&confinement.place, create) {
             let known =
                 lock(&self.kept).values().filter_map(|cell| cell.get()).find(|one| one.made().id == *id).cloned();
@@ -255,7 +263,7 @@ impl Shared {
         let cell = Arc::clone(lock(&self.kept).entry(key.clone()).or_default());
         let made = cell
             .get_or_try_init(|| async {
-                let standing = self.build(confinement, id).await?;
+                let standing = self.build(confinement).await?;
                 self.tell(SandboxChange::Created(standing.made().clone()));
                 Ok(standing)
             })
@@ -268,15 +276,55 @@ impl Shared {
         made
     }
 
-    async fn build(&self, confinement: &Confinement, id: SandboxId) -> Result<Arc<Standing>, SandboxError> {
+    async fn build(self: &Arc<Self>, confinement: &Confinement) -> Result<Arc<Standing>, SandboxError> {
         let planned = Planned::new(confinement, &self.options)?;
-        let hierarchy = self.hierarchy.get_or_init(|| {
+        let id = match &confinement.place {
+            Place::Sandbox(id) => Some(id.clone()),
+            Place::Own | Place::Session(_) => None,
+        };
+        let blank = self.blank(id, confinement.network == Network::Open).await?;
+        Standing::build(blank, confinement, planned, &self.owners, self.hierarchy()).await
+    }
+
+    /// The first process of a new sandbox: one that waits already, or a new one.
+    async fn blank(self: &Arc<Self>, id: Option<SandboxId>, open_network: bool) -> Result<Blank, SandboxError> {
+        if id.is_some() || open_network {
+            return self.make_blank(id.unwrap_or_else(next_id), open_network).await;
+        }
+        let waiting = loop {
+            match lock(&self.blanks).pop() {
+                Some(blank) if !blank.is_alive() => {}
+                waiting => break waiting,
+            }
+        };
+        let blank = match waiting {
+            Some(blank) => Ok(blank),
+            None => self.make_blank(next_id(), false).await,
+        };
+        if self.options.blanks > 0 {
+            let shared = Arc::clone(self);
+            tokio::spawn(async move {
+                if lock(&shared.blanks).len() < shared.options.blanks
+                    && let Ok(blank) = shared.make_blank(next_id(), false).await
+                {
+                    lock(&shared.blanks).push(blank);
+                }
+            });
+        }
+        blank
+    }
+
+    async fn make_blank(&self, id: SandboxId, open_network: bool) -> Result<Blank, SandboxError> {
+        Blank::make(SandboxRef { id, level: Level::Native }, open_network, self.hierarchy()).await
+    }
+
+    fn hierarchy(&self) -> &Hierarchy {
+        self.hierarchy.get_or_init(|| {
             let hierarchy = Hierarchy::find();
             let of_the_dead = hierarchy.clone();
             let _ = std::thread::Builder::new().name("wieldy-sweep".into()).spawn(move || of_the_dead.sweep());
             hierarchy
-        });
-        Standing::build(SandboxRef { id, level: Level::Native }, confinement, planned, hierarchy).await
+        })
     }
 
     /// Takes sandboxes out of the books.

@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::CWD;
 use rustix::mount::{OpenTreeFlags, open_tree};
@@ -17,6 +18,7 @@ use rustix::process::{self, Pid, Signal};
 use rustix::thread;
 
 use super::plan::Step;
+use crate::link::Warden;
 use crate::sys::{self, MountChange};
 
 /// The account outside where the executor is root: so high that no system hands it out.
@@ -77,36 +79,38 @@ fn write_maps(pid: Pid, uid: (u32, u32), gid: (u32, u32)) -> io::Result<()> {
     fs::write(format!("{process}/gid_map"), format!("{} {} 1", gid.0, gid.1))
 }
 
-/// Makes mounts that show their owner's files as those of the account outside.
+/// Makes mounts that show their owner's files as those of the account outside, where the executor is root.
 #[derive(Default)]
-pub(crate) struct Owners {
-    namespaces: HashMap<(u32, u32), OwnedFd>,
+pub(super) struct Owners {
+    namespaces: Mutex<HashMap<(u32, u32), OwnedFd>>,
 }
 
 impl Owners {
-    /// A mount for each place of the plan that was granted, by its number in the plan.
-    pub(crate) fn map_sources(&mut self, steps: &[Step]) -> io::Result<HashMap<usize, OwnedFd>> {
-        let granted = steps.iter().enumerate().filter_map(|(number, step)| match step {
-            Step::Bind { source, .. } if step.is_granted() => Some((number, source)),
-            _ => None,
-        });
-        granted.map(|(number, source)| Ok((number, self.map_source(source)?))).collect()
+    /// A mount for each step that shows something granted, with the step's number; none where the executor is an ordinary user.
+    pub(super) async fn sources(&self, steps: &[Step], warden: &Warden) -> io::Result<(Vec<usize>, Vec<OwnedFd>)> {
+        let (mut numbers, mut mounts) = (Vec::new(), Vec::new());
+        if Identity::of_this_process() == Identity::Root {
+            for (number, step) in steps.iter().enumerate().filter(|(_, step)| step.is_granted()) {
+                let Step::Bind { source, .. } = step else { continue };
+                numbers.push(number);
+                mounts.push(self.source(source, warden).await?);
+            }
+        }
+        Ok((numbers, mounts))
     }
 
-    fn map_source(&mut self, source: &Path) -> io::Result<OwnedFd> {
+    async fn source(&self, source: &Path, warden: &Warden) -> io::Result<OwnedFd> {
         let told = |error: io::Error| io::Error::new(error.kind(), format!("`{}`: {error}", source.display()));
+        let owner = fs::metadata(source).map_err(told)?;
+        let namespace = self.namespace(owner.uid(), owner.gid(), warden).await?;
+        let change = MountChange { owners: Some(namespace.as_fd()), ..MountChange::default() };
         let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
         let whole = open_tree(CWD, source, flags | OpenTreeFlags::AT_RECURSIVE).map_err(|error| told(error.into()))?;
-        let owner = fs::metadata(source).map_err(told)?;
-        let namespace = self.namespace(owner.uid(), owner.gid())?;
-        let change = MountChange { owners: Some(namespace.as_fd()), ..MountChange::default() };
         if sys::change_mount(whole.as_fd(), true, change).is_ok() {
             return Ok(whole);
         }
         // Something is mounted below it that cannot be shown so; without that, then.
         let single = open_tree(CWD, source, flags).map_err(|error| told(error.into()))?;
-        let namespace = self.namespace(owner.uid(), owner.gid())?;
-        let change = MountChange { owners: Some(namespace.as_fd()), ..MountChange::default() };
         sys::change_mount(single.as_fd(), false, change).map_err(|error| {
             let hint = "its file system cannot show files under another owner; run wieldy as an ordinary user instead";
             io::Error::new(error.kind(), format!("`{}`: {error} ({hint})", source.display()))
@@ -114,23 +118,28 @@ impl Owners {
         Ok(single)
     }
 
-    /// A user namespace in which the owner of files is the account outside.
-    fn namespace(&mut self, uid: u32, gid: u32) -> io::Result<OwnedFd> {
-        if let Some(namespace) = self.namespaces.get(&(uid, gid)) {
+    async fn namespace(&self, uid: u32, gid: u32, warden: &Warden) -> io::Result<OwnedFd> {
+        let known = || self.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(namespace) = known().get(&(uid, gid)) {
             return namespace.try_clone();
         }
-        let Some(pid) = sys::fork(libc::CLONE_NEWUSER)? else {
-            loop {
-                // Only there to be looked at, until it is killed.
-                std::thread::park();
-            }
-        };
-        let made = write_maps(pid, (uid, NOBODY_OUTSIDE), (gid, NOBODY_OUTSIDE))
-            .and_then(|()| fs::File::open(format!("/proc/{}/ns/user", pid.as_raw_pid())));
-        let _ = process::kill_process(pid, Signal::KILL);
-        let _ = process::waitpid(Some(pid), process::WaitOptions::empty());
-        let namespace = OwnedFd::from(made?);
-        self.namespaces.insert((uid, gid), namespace.try_clone()?);
+        let namespace = warden.owner(uid, gid).await?;
+        known().insert((uid, gid), namespace.try_clone()?);
         Ok(namespace)
     }
+}
+
+/// A user namespace in which the owner of files is the account outside. For the warden: it takes a process to make one.
+pub(crate) fn namespace(uid: u32, gid: u32) -> io::Result<OwnedFd> {
+    let Some(pid) = sys::fork(libc::CLONE_NEWUSER)? else {
+        loop {
+            // Only there to be looked at, until it is killed.
+            std::thread::park();
+        }
+    };
+    let made = write_maps(pid, (uid, NOBODY_OUTSIDE), (gid, NOBODY_OUTSIDE))
+        .and_then(|()| fs::File::open(format!("/proc/{}/ns/user", pid.as_raw_pid())));
+    let _ = process::kill_process(pid, Signal::KILL);
+    let _ = process::waitpid(Some(pid), process::WaitOptions::empty());
+    made.map(OwnedFd::from)
 }

@@ -1,7 +1,7 @@
 //! The executor's side of one sandbox: its init, its berths, its part of the cgroup tree, its proxy.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -14,6 +14,7 @@ use wieldy_core::{
     ResourceLimits, SandboxError, SandboxRef, SandboxStatus, SessionKey, Usage,
 };
 
+use super::owners::Owners;
 use super::planned::Planned;
 use crate::bare;
 use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy, Used, Whose};
@@ -21,7 +22,7 @@ use crate::custody::{Berth, Went};
 use crate::link::{Link, Warden, settle};
 use crate::prepare::prepare;
 use crate::proxy::{self, Allowed, Proxy, Refusal};
-use crate::wire::{BerthOrder, InitReport, Limit, SandboxOrder, WardenOrder};
+use crate::wire::{BuildOrder, InitOrder, InitReport, Limit, Received, WardenOrder};
 
 /// How many refusals by the proxy are remembered until somebody asks.
 const BREACHES_MAX: usize = 64;
@@ -55,53 +56,96 @@ pub(super) struct Standing {
 struct Mooring {
     berth: Berth,
     group: Group,
+    /// How many processes are in the group besides those of a command.
+    residents: u64,
+}
+
+/// The first process of a sandbox to come: in namespaces and in a cgroup, which takes longest to get, and waiting to be told the rest.
+pub(super) struct Blank {
+    made: SandboxRef,
+    warden: Arc<Warden>,
+    init: Link,
+    init_pid: Pid,
+    group: Group,
+    /// Where the init itself is, and what it makes.
+    first: Group,
+}
+
+impl Blank {
+    pub(super) async fn make(
+        made: SandboxRef,
+        open_network: bool,
+        hierarchy: &Hierarchy,
+    ) -> Result<Self, SandboxError> {
+        let warden = Warden::of_this_process().map_err(|error| failed("starting the warden", &error))?;
+        let (init, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
+        let ordered = warden.order(&WardenOrder::Blank { open_network }, &socket);
+        ordered.map_err(|error| failed("asking the warden", &error))?;
+        drop(socket);
+        let group = hierarchy.group(&made.id.0).map_err(|error| failed("making a cgroup", &error))?;
+        let first = group.child("berth-0").map_err(|error| failed("making a cgroup", &error))?;
+        let received = report(&init).await?;
+        let init_pid = received.sender.ok_or_else(|| creation("its first process did not say who it is".into()))?;
+        let kept = WardenOrder::Keep {
+            child: init_pid.as_raw_pid(),
+            placeholders: Vec::new(),
+            groups: group.folders().to_vec(),
+        };
+        warden.tell(&kept).map_err(|error| failed("asking the warden", &error))?;
+        // Joining may have to wait for all processors to take note.
+        let joined = tokio::task::spawn_blocking(move || first.add(init_pid).map(|()| first)).await;
+        let first = joined.map_err(io::Error::other).flatten().map_err(|error| failed("joining a cgroup", &error))?;
+        Ok(Self { made, warden, init, init_pid, group, first })
+    }
+
+    pub(super) fn is_alive(&self) -> bool {
+        self.init.is_alive()
+    }
 }
 
 impl Standing {
     /// Builds a sandbox.
     pub(super) async fn build(
-        made: SandboxRef,
+        blank: Blank,
         confinement: &Confinement,
         planned: Planned,
+        owners: &Owners,
         hierarchy: &Hierarchy,
     ) -> Result<Arc<Self>, SandboxError> {
-        let failed = |doing: &str, error: io::Error| SandboxError::Creation { reason: format!("{doing}: {error}") };
+        let Blank { made, warden, init, init_pid, group, first } = blank;
+        let Planned { steps, mut environment, placeholders, locks } = planned;
         let allowed = match &confinement.network {
-            Network::Hosts(hosts) => {
-                Some(Allowed::new(hosts).map_err(|error| SandboxError::Creation { reason: error.to_string() })?)
-            }
+            Network::Hosts(hosts) => Some(Allowed::new(hosts).map_err(|error| creation(error.to_string()))?),
             Network::None | Network::Open => None,
         };
         let limits = confinement.place_limits;
-        let group = hierarchy.group(&made.id.0).map_err(|error| failed("making a cgroup", error))?;
-        group.set(&group_limits(&limits)).map_err(|error| failed("limiting a cgroup", error))?;
-        let (init, socket) = Link::pair().map_err(|error| failed("making a socket", error))?;
-        let warden = Warden::of_this_process().map_err(|error| failed("starting the warden", error))?;
-        let Planned { steps, environment, placeholders, locks } = planned;
-        let order = SandboxOrder {
-            steps,
-            open_network: confinement.network == Network::Open,
-            proxied: allowed.is_some(),
-            placeholders,
-            groups: group.folders().to_vec(),
-        };
-        warden
-            .order(&WardenOrder::Sandbox(Box::new(order)), &socket)
-            .map_err(|error| failed("asking the warden", error))?;
-        drop(socket);
-        let (init_pid, proxy_port, listener) = ready(&init).await?;
+        group.set(&group_limits(&limits, 0)).map_err(|error| failed("limiting a cgroup", &error))?;
+        let kept = WardenOrder::Keep { child: init_pid.as_raw_pid(), placeholders, groups: group.folders().to_vec() };
+        warden.tell(&kept).map_err(|error| failed("asking the warden", &error))?;
+        let sources = owners.sources(&steps, &warden).await;
+        let (sources, mounts) = sources.map_err(|error| failed("mapping the owners of files", &error))?;
+        let (berth, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
+        let beside: Vec<BorrowedFd<'_>> = [&socket].into_iter().chain(&mounts).map(AsFd::as_fd).collect();
+        let order = InitOrder::Build(Box::new(BuildOrder { steps, sources, proxied: allowed.is_some() }));
+        init.send(&order, &beside).await.map_err(|error| failed("giving the order", &error))?;
+        drop((socket, mounts));
+        let received = report(&init).await?;
         drop(locks);
+        let InitReport::Ready { proxy_port, .. } = received.message else {
+            return Err(creation("its first process is out of step".into()));
+        };
         let breaches = Arc::default();
-        let proxy = match (allowed, listener) {
+        let proxy = match (allowed, received.descriptors.into_iter().next()) {
             (Some(allowed), Some(listener)) => {
-                Some(serve(listener, allowed, &breaches).map_err(|error| failed("starting the proxy", error))?)
+                Some(serve(listener, allowed, &breaches).map_err(|error| failed("starting the proxy", &error))?)
             }
             _ => None,
         };
-        let enforcement = enforcement(hierarchy);
-        let mut environment: Vec<(String, String)> = environment;
         environment.extend(proxy_port.into_iter().flat_map(proxy::environment));
-        let standing = Arc::new(Self {
+        let berth = Berth::arrive(berth).await.map_err(|error| failed("making a berth", &error))?;
+        // Beside the berth, the init itself is in that group.
+        let first = Mooring { berth, group: first, residents: 2 };
+        Ok(Arc::new(Self {
             made,
             session: match &confinement.place {
                 Place::Session(key) => Some(key.clone()),
@@ -113,20 +157,17 @@ impl Standing {
             init,
             init_pid,
             group,
+            enforcement: enforcement(hierarchy),
             counts_processes: hierarchy.can(Controller::Pids),
-            enforcement,
             environment,
-            idle: Mutex::default(),
+            idle: Mutex::new(vec![first]),
             breaches,
             _proxy: proxy,
-            berths_made: AtomicU64::new(0),
+            berths_made: AtomicU64::new(1),
             executed: AtomicU64::new(0),
             running: AtomicUsize::new(0),
             used_at: Mutex::new(Instant::now()),
-        });
-        let first = standing.make_berth().await.map_err(|error| failed("making a berth", error))?;
-        standing.moor(first);
-        Ok(standing)
+        }))
     }
 
     pub(super) fn made(&self) -> &SandboxRef {
@@ -186,11 +227,12 @@ impl Standing {
         if !self.counts_processes {
             order.limits.processes = limits.processes;
         }
-        let set = mooring.group.set(&group_limits(limits));
+        let set = mooring.group.set(&group_limits(limits, mooring.residents));
         set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
         let meter = mooring.group.begin();
         let went = mooring.berth.run(command, order, output, stop).await;
-        let used = mooring.group.used(&meter);
+        let mut used = mooring.group.used(&meter);
+        used.leave_out(mooring.residents);
         match &went {
             Ok(Went { berth_lost: true, .. }) => self.bury(mooring).await,
             Err(error) if error.is_crash() => self.bury(mooring).await,
@@ -237,7 +279,7 @@ impl Standing {
 
     async fn make_berth(&self) -> io::Result<Mooring> {
         let (link, socket) = Link::pair()?;
-        self.init.send(&BerthOrder, &[socket.as_fd()]).await?;
+        self.init.send(&InitOrder::Berth, &[socket.as_fd()]).await?;
         drop(socket);
         let berth = Berth::arrive(link).await?;
         let number = self.berths_made.fetch_add(1, Ordering::Relaxed);
@@ -245,7 +287,7 @@ impl Standing {
         let pid = berth.pid();
         // Joining may have to wait for all processors to take note.
         let joined = tokio::task::spawn_blocking(move || group.add(pid).map(|()| group)).await;
-        Ok(Mooring { berth, group: joined.map_err(io::Error::other)?? })
+        Ok(Mooring { berth, group: joined.map_err(io::Error::other)??, residents: 1 })
     }
 
     /// Lets go of what a large command has left in the page cache, which would count for the next one; then moors.
@@ -263,7 +305,7 @@ impl Standing {
 
     /// Ends what a lost berth has left behind.
     async fn bury(&self, mooring: Mooring) {
-        let Mooring { berth, group } = mooring;
+        let Mooring { berth, group, .. } = mooring;
         drop(berth);
         let killed = tokio::task::spawn_blocking(move || group.kill()).await;
         if !matches!(killed, Ok(Ok(()))) {
@@ -278,18 +320,24 @@ impl Standing {
     }
 }
 
-/// Waits for the init to say that all is ready.
-async fn ready(init: &Link) -> Result<(Pid, Option<u16>, Option<OwnedFd>), SandboxError> {
-    let failed = |reason: String| SandboxError::Creation { reason };
-    let received = init.receive::<InitReport>().await.map_err(|error| failed(error.to_string()))?;
-    let Some(received) = received else { return Err(failed("its first process ended before it was ready".into())) };
-    match received.message {
-        InitReport::Ready { proxy_port, .. } => {
-            let pid = received.sender.ok_or_else(|| failed("its first process did not say who it is".into()))?;
-            Ok((pid, proxy_port, received.descriptors.into_iter().next()))
+/// What a sandbox's first process says next, unless it is that it failed.
+async fn report(init: &Link) -> Result<Received<InitReport>, SandboxError> {
+    let received = init.receive::<InitReport>().await.map_err(|error| creation(error.to_string()))?;
+    match received {
+        Some(Received { message: InitReport::Failed { doing, error }, .. }) => {
+            Err(creation(format!("{doing}: {error}")))
         }
-        InitReport::Failed { doing, error } => Err(failed(format!("{doing}: {error}"))),
+        Some(received) => Ok(received),
+        None => Err(creation("its first process ended before it was ready".into())),
     }
+}
+
+fn creation(reason: String) -> SandboxError {
+    SandboxError::Creation { reason }
+}
+
+fn failed(doing: &str, error: &io::Error) -> SandboxError {
+    creation(format!("{doing}: {error}"))
 }
 
 fn serve(listener: OwnedFd, allowed: Allowed, breaches: &Arc<Mutex<Vec<Breach>>>) -> io::Result<Proxy> {
@@ -344,10 +392,10 @@ pub(super) fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
     by.map(|(limit, by)| Enforcement { limit, by }).into()
 }
 
-fn group_limits(limits: &ResourceLimits) -> GroupLimits {
+/// What a group may use in which so many processes live that are not a command's.
+fn group_limits(limits: &ResourceLimits, residents: u64) -> GroupLimits {
     let ResourceLimits { cpu_millicores, memory_bytes, processes, .. } = *limits;
-    // The berth itself is in the group, too.
-    GroupLimits { cpu_millicores, memory_bytes, processes: processes.map(|processes| processes.saturating_add(1)) }
+    GroupLimits { cpu_millicores, memory_bytes, processes: processes.map(|count| count.saturating_add(residents)) }
 }
 
 /// What the berth saw of a run, and what the kernel counted of its group, which is more exact.
@@ -355,8 +403,7 @@ fn usage(seen: Usage, used: &Used) -> Usage {
     Usage {
         cpu_ms: used.cpu_us.map_or(seen.cpu_ms, |us| us as f64 / 1e3),
         memory_peak_bytes: used.memory_peak_bytes.map_or(seen.memory_peak_bytes, |peak| peak.least),
-        // The berth itself is in the group, too.
-        processes_peak: used.processes_peak.map_or(seen.processes_peak, |peak| peak.least.saturating_sub(1).max(1)),
+        processes_peak: used.processes_peak.map_or(seen.processes_peak, |peak| peak.least.max(1)),
         ..seen
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
@@ -70,12 +70,11 @@ pub(super) fn build(steps: &[Step], mut sources: Sources) -> Result<Vec<OwnedFd>
     };
     let root = memory(*room, *mode).and_then(|root| attach(&root, SITE.as_ref()).map(|()| root));
     let root = root.map_err(failed("making a new root".into()))?;
-    let made = memory(Room { bytes: 1 << 20, inodes: 256 }, 0o755).map_err(failed("making room for files".into()))?;
-    let site = open_folder(SITE.as_ref()).map_err(failed("opening the new root".into()))?;
-    let site = Site { mount: root, root: site, made, files_made: Cell::new(0), locks: RefCell::default() };
+    let site = Site::begin(root, steps).map_err(failed("beginning".into()))?;
     for (number, step) in steps.iter().enumerate().skip(1) {
         site.take(step, number, &mut sources).map_err(failed(format!("the step `{step}`")))?;
     }
+    site.finish().map_err(failed("finishing".into()))?;
     rustix::process::fchdir(&site.root)
         .and_then(|()| rustix::process::pivot_root(".", "."))
         .and_then(|()| unmount(".", UnmountFlags::DETACH))
@@ -88,15 +87,47 @@ pub(super) fn build(steps: &[Step], mut sources: Sources) -> Result<Vec<OwnedFd>
 struct Site {
     mount: OwnedFd,
     root: OwnedFd,
-    /// Holds the files that we make, to be shown elsewhere.
-    made: OwnedFd,
     files_made: Cell<u32>,
     locks: RefCell<Vec<OwnedFd>>,
 }
 
+/// Where the files that we make lie, to be shown elsewhere; and the folders that are the sandbox's own. Each is one file system, of which
+/// parts are shown in several places: making one takes much longer than showing a part of it.
+const MADE: &str = "/.made";
+const PRIVATE: &str = "/.private";
+/// What covers that which is hidden.
+const NO_FOLDER: &str = "/.made/no-folder";
+const NO_FILE: &str = "/.made/no-file";
+
 const READ_ONLY: MountChange<'static> = MountChange { read_only: true, owners: None };
 
 impl Site {
+    fn begin(mount: OwnedFd, steps: &[Step]) -> io::Result<Self> {
+        let root = open_folder(SITE.as_ref())?;
+        let site = Self { mount, root, files_made: Cell::new(0), locks: RefCell::default() };
+        let rooms = steps.iter().skip(1).filter_map(|step| match step {
+            Step::Tmpfs { room, .. } => Some(*room),
+            _ => None,
+        });
+        let private = rooms.max_by_key(|room| room.bytes).unwrap_or(Room { bytes: 1 << 20, inodes: 256 });
+        for (path, room) in [(MADE, Room { bytes: 1 << 20, inodes: 256 }), (PRIVATE, private)] {
+            site.make_folder(Path::new(path), 0o700)?;
+            site.attach(&memory(room, 0o755)?, Path::new(path))?;
+        }
+        site.make_folder(Path::new(NO_FOLDER), 0)?;
+        site.write_file(Path::new(NO_FILE), "", 0)?;
+        Ok(site)
+    }
+
+    /// Takes away what was only needed to build; what is shown elsewhere stays.
+    fn finish(&self) -> io::Result<()> {
+        for path in [MADE, PRIVATE] {
+            unmount(self.outside(Path::new(path)), UnmountFlags::DETACH)?;
+            fs::remove_dir(self.outside(Path::new(path)))?;
+        }
+        sys::change_mount(self.mount.as_fd(), false, READ_ONLY)
+    }
+
     fn take(&self, step: &Step, number: usize, sources: &mut Sources) -> io::Result<()> {
         match step {
             Step::Folder { path } => self.make_folder(path, 0o755),
@@ -105,9 +136,12 @@ impl Site {
                 symlink(target, self.outside(path))
             }
             Step::File { path, content } => self.cover_with_file(path, content, 0o444),
-            Step::Tmpfs { path, room, mode } => {
+            Step::Tmpfs { path, mode, .. } => {
+                let name = path.to_string_lossy().replace('/', "-");
+                let folder = Path::new(PRIVATE).join(name.trim_start_matches('-'));
+                self.make_folder(&folder, *mode)?;
                 self.make_folder(path, 0o755)?;
-                self.attach(&memory(*room, *mode)?, path)
+                self.attach(&copy_of(&self.open(&folder)?)?, path)
             }
             Step::Bind { target, writable, .. } => {
                 let Some(mount) = sources.binds.remove(&number) else { return Ok(()) };
@@ -123,14 +157,13 @@ impl Site {
                 self.attach(&mount, Path::new("/proc"))
             }
             Step::Dev => self.devices(&sources.devices),
-            Step::Hide { path, kind: Kind::Folder } => {
-                let cover = memory(Room { bytes: 4096, inodes: 2 }, 0)?;
-                sys::change_mount(cover.as_fd(), false, READ_ONLY)?;
-                unless_gone(self.attach(&cover, path))
+            Step::Hide { path, kind } => {
+                let nothing = if *kind == Kind::Folder { NO_FOLDER } else { NO_FILE };
+                unless_gone(self.show_read_only(Path::new(nothing), path))
             }
-            Step::Hide { path, kind: Kind::File } => unless_gone(self.cover_with_file(path, "", 0)),
             Step::Protect { path } => self.protect(path),
-            Step::Seal => sys::change_mount(self.mount.as_fd(), false, READ_ONLY),
+            // Done when everything else is.
+            Step::Seal => Ok(()),
         }
     }
 
@@ -166,7 +199,9 @@ impl Site {
         if let Some(parent) = path.parent() {
             self.make_folder(parent, 0o755)?;
         }
-        fs::DirBuilder::new().mode(mode).create(self.outside(path))
+        let place = self.outside(path);
+        fs::create_dir(&place)?;
+        fs::set_permissions(place, fs::Permissions::from_mode(mode))
     }
 
     fn make_mount_point(&self, path: &Path, is_folder: bool) -> io::Result<()> {
@@ -182,21 +217,29 @@ impl Site {
 
     /// Shows a file of our own making at a path.
     fn cover_with_file(&self, path: &Path, content: &str, mode: u32) -> io::Result<()> {
-        let name = self.files_made.replace(self.files_made.get() + 1).to_string();
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
-        let mut file = fs::File::from(rustix::fs::openat(&self.made, &name, flags, Mode::from_raw_mode(0o600))?);
-        file.write_all(content.as_bytes())?;
-        file.set_permissions(fs::Permissions::from_mode(mode))?;
-        let file = copy_of(&file.into())?;
-        sys::change_mount(file.as_fd(), false, READ_ONLY)?;
+        let number = self.files_made.replace(self.files_made.get() + 1);
+        let file = Path::new(MADE).join(number.to_string());
+        self.write_file(&file, content, mode)?;
         self.make_mount_point(path, false)?;
-        self.attach(&file, path)
+        self.show_read_only(&file, path)
+    }
+
+    fn write_file(&self, path: &Path, content: &str, mode: u32) -> io::Result<()> {
+        let mut file = fs::File::create_new(self.outside(path))?;
+        file.write_all(content.as_bytes())?;
+        file.set_permissions(fs::Permissions::from_mode(mode))
+    }
+
+    /// Shows what is at one path at another too.
+    fn show_read_only(&self, what: &Path, path: &Path) -> io::Result<()> {
+        let copy = copy_of(&self.open(what)?)?;
+        sys::change_mount(copy.as_fd(), false, READ_ONLY)?;
+        self.attach(&copy, path)
     }
 
     fn devices(&self, devices: &[(&'static str, OwnedFd)]) -> io::Result<()> {
         let dev = Path::new("/dev");
         self.make_folder(dev, 0o755)?;
-        self.attach(&memory(Room { bytes: 64 << 10, inodes: 64 }, 0o755)?, dev)?;
         for (name, mount) in devices {
             let path = dev.join(name);
             fs::write(self.outside(&path), "")?;
@@ -213,7 +256,7 @@ impl Site {
         let options = [("newinstance", ""), ("ptmxmode", "0666"), ("mode", "0620")];
         let terminals = file_system("devpts", &options, MountAttrFlags::MOUNT_ATTR_NOEXEC)?;
         self.attach(&terminals, &pts)?;
-        self.make_folder(&dev.join("shm"), 0o1777)
+        self.make_folder(&dev.join("shm"), 0o755)
     }
 
     /// Nothing may be written there, nor may it be put aside.

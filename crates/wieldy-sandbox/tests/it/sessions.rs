@@ -24,7 +24,7 @@ fn script(native: &Native, place: Place, text: &str) -> World {
 }
 
 fn native() -> Native {
-    Native::new(NativeOptions { spares: 0, ..NativeOptions::default() })
+    Native::new(NativeOptions { spares: 0, blanks: 0, ..NativeOptions::default() })
 }
 
 /// Runs a script in the workspace of another.

@@ -182,7 +182,7 @@ pub(crate) fn in_own_process(name: &str) -> bool {
 /// The backend that the tests are about.
 fn backend() -> Arc<dyn Sandbox> {
     match std::env::var("WIELDY_TEST_LEVEL").as_deref() {
-        Ok("native") => Arc::new(Native::new(NativeOptions { spares: 0, ..NativeOptions::default() })),
+        Ok("native") => Arc::new(Native::new(NativeOptions { spares: 0, blanks: 0, ..NativeOptions::default() })),
         _ => Arc::new(Bare::default()),
     }
 }
