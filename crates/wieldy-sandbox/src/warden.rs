@@ -14,10 +14,12 @@ use std::path::{Path, PathBuf};
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{self, Pid, Signal};
 use rustix::thread;
+use seccompiler::BpfProgram;
 
 use crate::berth::Berth;
 use crate::native::init::Init;
 use crate::native::owners::{self, Identity};
+use crate::native::seccomp;
 use crate::sys;
 use crate::tree::Tree;
 use crate::wire::{self, HeldPlace, InitReport, WardenOrder, WardenReport};
@@ -36,6 +38,8 @@ struct Warden {
     executor: OwnedFd,
     parent: Option<Pid>,
     tree: Tree,
+    /// The filter of system calls for all sandboxes, once the first is made.
+    filter: Option<BpfProgram>,
     /// Those that we made, and what must not outlive them.
     children: HashMap<Pid, Belongings>,
     /// Who waits for which child's end.
@@ -58,7 +62,14 @@ impl Warden {
         // What a killed berth leaves behind comes to us.
         process::set_child_subreaper(Some(process::getpid()))?;
         let tree = Tree::new(sys::child_signals()?)?;
-        Ok(Self { executor, parent: process::getppid(), tree, children: HashMap::new(), settling: Vec::new() })
+        Ok(Self {
+            executor,
+            parent: process::getppid(),
+            tree,
+            filter: None,
+            children: HashMap::new(),
+            settling: Vec::new(),
+        })
     }
 
     fn serve(&mut self) -> io::Result<()> {
@@ -168,8 +179,13 @@ impl Warden {
         }
     }
 
-    fn try_make_blank(&self, open_network: bool, socket: &OwnedFd) -> Result<Pid, (&'static str, io::Error)> {
+    fn try_make_blank(&mut self, open_network: bool, socket: &OwnedFd) -> Result<Pid, (&'static str, io::Error)> {
         let identity = Identity::of_this_process();
+        let filter = match self.filter.take() {
+            Some(filter) => filter,
+            None => seccomp::filter().map_err(|error| ("compiling the filter", io::Error::other(error)))?,
+        };
+        let filter = self.filter.insert(filter);
         let (go_ours, go) = io::pipe().map_err(|error| ("making a pipe", error))?;
         let mut flags = libc::CLONE_NEWUSER
             | libc::CLONE_NEWNS
@@ -188,7 +204,7 @@ impl Warden {
                 if sys::close_all_but(&mut [0, 1, 2, socket.as_raw_fd(), go_ours.as_raw_fd()]).is_err() {
                     sys::exit_now(1);
                 }
-                Init { socket, identity, open_network }.live(go_ours.into())
+                Init { socket, identity, open_network, filter: std::mem::take(filter) }.live(go_ours.into())
             }
             Some(pid) => {
                 if let Err(error) = identity.map(pid) {

@@ -35,6 +35,8 @@ pub(crate) enum WardenOrder {
 /// What the executor tells a sandbox's first process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum InitOrder {
+    /// Take these steps already, whatever will follow.
+    Prepare(Vec<plan::Step>),
     /// Build the sandbox; beside it come a socket for the first berth, and mounts for some of the steps.
     Build(Box<BuildOrder>),
     /// Make another berth; beside it comes its socket.
@@ -44,8 +46,11 @@ pub(crate) enum InitOrder {
 /// A sandbox to be built.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct BuildOrder {
-    /// How what processes see is built.
+    /// How what processes see is built, as far as that was not prepared.
     pub(crate) steps: Vec<plan::Step>,
+    /// What processes may read and write at all, and what is only theirs.
+    pub(crate) writable: Vec<PathBuf>,
+    pub(crate) private: Vec<PathBuf>,
     /// The steps that the mounts beside this are for, by their number.
     pub(crate) sources: Vec<usize>,
     /// Whether somebody on the outside will listen inside the sandbox's own network.
@@ -64,6 +69,8 @@ pub(crate) struct HeldPlace {
 pub(crate) enum InitReport {
     /// The process is there and waits; the message's credentials say which it is.
     Blank,
+    /// What should be prepared is.
+    Prepared,
     /// The sandbox is ready; beside it comes the socket to listen on, if there should be one.
     Ready { landlock_abi: u32, proxy_port: Option<u16> },
     /// It could not be made.

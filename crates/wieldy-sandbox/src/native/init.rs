@@ -9,15 +9,20 @@ use std::ffi::CString;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::panic::AssertUnwindSafe;
+use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{self, DumpableBehavior, Pid};
 use rustix::thread::{self, CapabilitySet, CapabilitySets};
+use seccompiler::BpfProgram;
 
-use super::landlock::Reach;
+use super::landlock::{Access, Reach};
 use super::owners::Identity;
-use super::{landlock, plan, seccomp, walls};
+use super::plan::Step;
+use super::walls::Site;
+use super::{landlock, seccomp, walls};
 use crate::berth::Berth;
 use crate::sys;
 use crate::tree::Tree;
@@ -29,6 +34,8 @@ pub(crate) struct Init {
     pub(crate) socket: OwnedFd,
     pub(crate) identity: Identity,
     pub(crate) open_network: bool,
+    /// What may be called.
+    pub(crate) filter: BpfProgram,
 }
 
 /// What was being done when it failed, and how.
@@ -58,34 +65,61 @@ impl Init {
         process::setsid()?;
         warden::parted()?;
         wire::send(&self.socket, &InitReport::Blank, &[])?;
-        let Some(received) = wire::receive::<InitOrder>(&self.socket)? else { return Ok(()) };
-        let InitOrder::Build(order) = received.message else { return Err(io::ErrorKind::InvalidData.into()) };
-        let mut beside = received.descriptors.into_iter();
-        let first_berth = beside.next().ok_or(io::ErrorKind::InvalidData)?;
-        let sources = order.sources.iter().copied().zip(beside).collect();
-        match self.build(&order, sources) {
-            Ok(mut ready) => {
-                ready.make_berth(first_berth)?;
-                ready.serve(&self.socket)
-            }
-            Err((doing, error)) => {
-                wire::send(&self.socket, &InitReport::Failed { doing, error: error.to_string() }, &[])
+        let mut site = None;
+        while let Some(received) = wire::receive::<InitOrder>(&self.socket)? {
+            let mut beside = received.descriptors.into_iter();
+            match received.message {
+                InitOrder::Prepare(steps) => match self.extend(&mut site, &steps, HashMap::new()) {
+                    Ok(()) => wire::send(&self.socket, &InitReport::Prepared, &[])?,
+                    Err(failure) => return self.give_up(failure),
+                },
+                InitOrder::Build(order) => {
+                    let first_berth = beside.next().ok_or(io::ErrorKind::InvalidData)?;
+                    let sources = order.sources.iter().copied().zip(beside).collect();
+                    let built = self.extend(&mut site, &order.steps, sources).and_then(|()| self.build(&order, site));
+                    let mut ready = match built {
+                        Ok(ready) => ready,
+                        Err(failure) => return self.give_up(failure),
+                    };
+                    ready.make_berth(first_berth)?;
+                    return ready.serve(&self.socket);
+                }
+                InitOrder::Berth => return Err(io::ErrorKind::InvalidData.into()),
             }
         }
+        Ok(())
     }
 
-    fn build(&self, order: &BuildOrder, sources: HashMap<usize, OwnedFd>) -> Result<Ready, Failure> {
+    fn give_up(&self, (doing, error): Failure) -> io::Result<()> {
+        wire::send(&self.socket, &InitReport::Failed { doing, error: error.to_string() }, &[])
+    }
+
+    /// Takes further steps towards the tree of what processes will see.
+    fn extend(&self, site: &mut Option<Site>, steps: &[Step], sources: HashMap<usize, OwnedFd>) -> Result<(), Failure> {
+        if site.is_none() {
+            walls::detach().map_err(|error| ("parting with the machine's mounts".into(), error))?;
+        }
+        let sources = walls::open_sources(steps, sources)?;
+        let site = match site {
+            Some(site) => site,
+            None => {
+                self.identity.assume().map_err(|error| ("becoming the sandbox's user".into(), error))?;
+                // Once more, since a change of user undoes it.
+                warden::parted().map_err(|error| ("tying the sandbox to its warden".into(), error))?;
+                site.insert(Site::begin(steps).map_err(|error| ("beginning".into(), error))?)
+            }
+        };
+        site.add(steps, sources)
+    }
+
+    fn build(&self, order: &BuildOrder, site: Option<Site>) -> Result<Ready, Failure> {
         let doing = |what: &str| {
             let what = what.to_owned();
             move |error: io::Error| (what, error)
         };
-        walls::detach().map_err(doing("parting with the machine's mounts"))?;
-        let sources = walls::open_sources(&order.steps, sources)?;
-        self.identity.assume().map_err(doing("becoming the sandbox's user"))?;
-        // Once more, since a change of user undoes it.
-        warden::parted().map_err(doing("tying the sandbox to its warden"))?;
-        let locks = walls::build(&order.steps, sources)?;
-        let (grants, private) = (plan::grants(&order.steps), plan::private(&order.steps));
+        let site = site.ok_or_else(|| ("building".into(), io::ErrorKind::InvalidData.into()))?;
+        let locks = site.finish().map_err(doing("moving to the new root"))?;
+        let private = order.private.iter().filter_map(|path| CString::new(path.as_os_str().as_bytes()).ok()).collect();
         let _ = rustix::system::sethostname(b"sandbox");
         let mut listener = None;
         if !self.open_network {
@@ -95,12 +129,13 @@ impl Init {
                 listener = Some(made);
             }
         }
-        let landlock = landlock::ruleset(grants, Reach::OwnCall)
+        let writable = order.writable.iter().map(|path| (path.as_path(), Access::ReadWrite));
+        let landlock = landlock::ruleset(writable.chain([(Path::new("/"), Access::Read)]), Reach::OwnCall)
             .map_err(|error| ("making Landlock rules".into(), io::Error::other(error)))?
             .map_err(|absent| ("Landlock".into(), io::Error::other(absent)))?;
         let tree = Tree::new(sys::child_signals().map_err(doing("hearing of children"))?)
             .map_err(doing("opening the list of children"))?;
-        give_up_rights().map_err(doing("giving up all rights"))?;
+        give_up_rights(&self.filter).map_err(doing("giving up all rights"))?;
 
         let proxy_port = listener.as_ref().and_then(|listener| Some(listener.local_addr().ok()?.port()));
         let beside: Vec<BorrowedFd<'_>> = listener.iter().map(AsFd::as_fd).collect();
@@ -111,7 +146,7 @@ impl Init {
 }
 
 /// Gives up every right that the namespaces gave us, for ever.
-fn give_up_rights() -> io::Result<()> {
+fn give_up_rights(filter: &BpfProgram) -> io::Result<()> {
     for capability in CapabilitySet::all().iter() {
         // Those that this kernel does not know cannot be had.
         let _ = thread::remove_capability_from_bounding_set(capability);
@@ -121,8 +156,7 @@ fn give_up_rights() -> io::Result<()> {
     thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
     thread::set_no_new_privs(true)?;
     process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    let filter = seccomp::filter().map_err(io::Error::other)?;
-    seccomp::install(&filter)
+    seccomp::install(filter)
 }
 
 impl Ready {

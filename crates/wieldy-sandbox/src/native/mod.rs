@@ -36,6 +36,7 @@ use wieldy_core::{
 };
 
 use self::owners::Owners;
+use self::plan::Step;
 use self::planned::Planned;
 use self::standing::{Blank, Standing};
 use crate::cgroup::Hierarchy;
@@ -73,6 +74,8 @@ struct Shared {
     kept: Mutex<HashMap<Key, Arc<OnceCell<Arc<Standing>>>>>,
     spares: Mutex<HashMap<Shape, Vec<Arc<Standing>>>>,
     blanks: Mutex<Vec<Blank>>,
+    /// The steps that the last sandbox began with, and the next one most likely will.
+    system: Mutex<Vec<Step>>,
     owners: Owners,
     listener: OnceLock<Arc<dyn Fn(SandboxChange) + Send + Sync>>,
     has_janitor: OnceLock<()>,
@@ -105,6 +108,7 @@ impl Native {
             kept: Mutex::default(),
             spares: Mutex::default(),
             blanks: Mutex::default(),
+            system: Mutex::default(),
             owners: Owners::default(),
             listener: OnceLock::new(),
             has_janitor: OnceLock::new(),
@@ -189,10 +193,8 @@ impl Shared {
         if confinement.place == Place::Own {
             let standing = self.own(confinement).await?;
             let exit = standing.run(command, confinement, output, stop).await;
-            let shared = Arc::clone(self);
-            // No process is left; the rest of it need not be waited for.
-            tokio::spawn(async move { shared.end(standing).await });
-            self.refill(Shape::of(confinement), confinement);
+            // No process is left; the rest need not be waited for.
+            self.clear_away(standing, confinement);
             return exit;
         }
         let standing = self.kept(confinement, false).await?;
@@ -218,30 +220,33 @@ impl Shared {
         Ok(standing)
     }
 
-    /// Builds what was taken from the store, in the background.
-    fn refill(self: &Arc<Self>, shape: Shape, confinement: &Confinement) {
-        if self.options.spares == 0 {
-            return;
-        }
-        self.employ_janitor();
+    /// Ends a sandbox that was used once, and builds ahead what was taken for it, in the background.
+    fn clear_away(self: &Arc<Self>, standing: Arc<Standing>, confinement: &Confinement) {
         let (shared, confinement) = (Arc::clone(self), confinement.clone());
         tokio::spawn(async move {
-            let Ok(standing) = shared.build(&confinement).await else { return };
-            let surplus = {
-                let mut spares = lock(&shared.spares);
-                let has_room = spares.len() < SHAPES_MAX || spares.contains_key(&shape);
-                let stored = spares.get(&shape).map_or(0, Vec::len);
-                if has_room && stored < shared.options.spares {
-                    spares.entry(shape).or_default().push(standing);
-                    None
-                } else {
-                    Some(standing)
-                }
-            };
-            if let Some(surplus) = surplus {
-                surplus.end().await;
-            }
+            shared.end(standing).await;
+            shared.refill_blanks().await;
+            shared.refill_spares(&confinement).await;
         });
+    }
+
+    async fn refill_spares(self: &Arc<Self>, confinement: &Confinement) {
+        let shape = Shape::of(confinement);
+        let has_room = || {
+            let spares = lock(&self.spares);
+            let stored = spares.get(&shape).map_or(0, Vec::len);
+            stored < self.options.spares && (spares.len() < SHAPES_MAX || spares.contains_key(&shape))
+        };
+        if has_room() {
+            self.employ_janitor();
+            let Ok(standing) = self.build(confinement).await else { return };
+            self.refill_blanks().await;
+            if has_room() {
+                lock(&self.spares).entry(shape).or_default().push(standing);
+            } else {
+                standing.end().await;
+            }
+        }
     }
 
     /// The sandbox of a session or of an id; made if there is none and it may be.
@@ -265,6 +270,8 @@ impl Shared {
             .get_or_try_init(|| async {
                 let standing = self.build(confinement).await?;
                 self.tell(SandboxChange::Created(standing.made().clone()));
+                let shared = Arc::clone(self);
+                tokio::spawn(async move { shared.refill_blanks().await });
                 Ok(standing)
             })
             .await
@@ -282,36 +289,43 @@ impl Shared {
             Place::Sandbox(id) => Some(id.clone()),
             Place::Own | Place::Session(_) => None,
         };
-        let blank = self.blank(id, confinement.network == Network::Open).await?;
+        let blank = self.blank(id, confinement.network == Network::Open, &planned.steps).await?;
         Standing::build(blank, confinement, planned, &self.owners, self.hierarchy()).await
     }
 
-    /// The first process of a new sandbox: one that waits already, or a new one.
-    async fn blank(self: &Arc<Self>, id: Option<SandboxId>, open_network: bool) -> Result<Blank, SandboxError> {
+    /// The first process of a new sandbox: one that waits already and suits, or a new one.
+    async fn blank(
+        self: &Arc<Self>,
+        id: Option<SandboxId>,
+        open_network: bool,
+        steps: &[Step],
+    ) -> Result<Blank, SandboxError> {
         if id.is_some() || open_network {
             return self.make_blank(id.unwrap_or_else(next_id), open_network).await;
         }
-        let waiting = loop {
-            match lock(&self.blanks).pop() {
-                Some(blank) if !blank.is_alive() => {}
-                waiting => break waiting,
-            }
-        };
+        let system = plan::of_the_system(steps);
+        let mut waiting = lock(&self.blanks).pop();
+        while waiting.as_ref().is_some_and(|blank| !blank.suits(&system)) {
+            waiting = lock(&self.blanks).pop();
+        }
         let blank = match waiting {
             Some(blank) => Ok(blank),
             None => self.make_blank(next_id(), false).await,
         };
-        if self.options.blanks > 0 {
-            let shared = Arc::clone(self);
-            tokio::spawn(async move {
-                if lock(&shared.blanks).len() < shared.options.blanks
-                    && let Ok(blank) = shared.make_blank(next_id(), false).await
-                {
-                    lock(&shared.blanks).push(blank);
-                }
-            });
-        }
+        *lock(&self.system) = system;
         blank
+    }
+
+    /// Makes what was taken, in the background.
+    async fn refill_blanks(&self) {
+        while lock(&self.blanks).len() < self.options.blanks {
+            let system = lock(&self.system).clone();
+            let Ok(mut blank) = self.make_blank(next_id(), false).await else { return };
+            if blank.prepare(system).await.is_err() {
+                return;
+            }
+            lock(&self.blanks).push(blank);
+        }
     }
 
     async fn make_blank(&self, id: SandboxId, open_network: bool) -> Result<Blank, SandboxError> {

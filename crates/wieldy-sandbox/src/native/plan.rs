@@ -3,14 +3,12 @@
 //!
 //! Parents come before children, and a later step covers an earlier one.
 
-use std::ffi::{CString, OsString};
+use std::ffi::OsString;
 use std::fmt;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::landlock::Access;
 use super::secrets::SYSTEM;
 
 /// How a sandbox's file tree is put together.
@@ -253,25 +251,34 @@ pub(crate) enum PlanError {
     NotInWorkspace(PathBuf),
 }
 
-/// What Landlock should grant inside of the finished tree. Read-only mounts need no word of their own: reading is granted
-/// for all that is in the tree, and the tree has nothing else.
-pub(crate) fn grants(steps: &[Step]) -> Vec<(&Path, Access)> {
-    let mut grants = vec![(Path::new("/"), Access::Read)];
-    grants.extend(steps.iter().filter_map(|step| match step {
-        Step::Tmpfs { path, .. } if path != Path::new("/") => Some((path.as_path(), Access::ReadWrite)),
-        Step::Bind { target, writable: true, .. } => Some((target.as_path(), Access::ReadWrite)),
+/// The paths that processes may write to. Reading needs no list: it is granted for all that is in the tree, and the tree has nothing else.
+pub(crate) fn writable(steps: &[Step]) -> Vec<PathBuf> {
+    let paths = steps.iter().filter_map(|step| match step {
+        Step::Tmpfs { path, .. } if path != Path::new("/") => Some(path),
+        Step::Bind { target, writable: true, .. } => Some(target),
         _ => None,
-    }));
-    grants
+    });
+    paths.cloned().collect()
+}
+
+/// The steps that have nothing to do with what was granted: every sandbox on this machine begins with them.
+pub(crate) fn of_the_system(steps: &[Step]) -> Vec<Step> {
+    let granted: Vec<&Path> = steps.iter().filter(|step| step.is_granted()).map(Step::path).collect();
+    let is_of_the_system = |step: &&Step| {
+        // A later step may cover no earlier one, so what lies where something was granted comes after that.
+        let is_apart = !granted.iter().any(|granted| step.path().starts_with(granted));
+        is_apart && !matches!(step, Step::Folder { .. } | Step::Protect { .. } | Step::Seal)
+    };
+    steps.iter().filter(is_of_the_system).cloned().collect()
 }
 
 /// The places that only the sandbox has and that can be filled.
-pub(crate) fn private(steps: &[Step]) -> Vec<CString> {
-    let private = steps.iter().filter_map(|step| match step {
-        Step::Tmpfs { path, .. } if path != Path::new("/") => CString::new(path.as_os_str().as_bytes()).ok(),
+pub(crate) fn private(steps: &[Step]) -> Vec<PathBuf> {
+    let paths = steps.iter().filter_map(|step| match step {
+        Step::Tmpfs { path, .. } if path != Path::new("/") => Some(path.clone()),
         _ => None,
     });
-    private.collect()
+    paths.collect()
 }
 
 impl Step {
@@ -279,6 +286,14 @@ impl Step {
     pub(crate) fn is_granted(&self) -> bool {
         let Self::Bind { source, writable, optional, .. } = self else { return false };
         *writable || (!optional && !SYSTEM.iter().any(|system| source.starts_with(system)))
+    }
+
+    /// How much it holds, if it is memory.
+    pub(crate) fn room(&self) -> Option<Room> {
+        match self {
+            Self::Tmpfs { room, .. } => Some(*room),
+            _ => None,
+        }
     }
 
     /// Where the step takes place.

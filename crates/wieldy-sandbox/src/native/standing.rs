@@ -15,6 +15,7 @@ use wieldy_core::{
 };
 
 use super::owners::Owners;
+use super::plan::{self, Step};
 use super::planned::Planned;
 use crate::bare;
 use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy, Used, Whose};
@@ -69,6 +70,8 @@ pub(super) struct Blank {
     group: Group,
     /// Where the init itself is, and what it makes.
     first: Group,
+    /// The steps that it has taken already.
+    prepared: Vec<Step>,
 }
 
 impl Blank {
@@ -95,11 +98,21 @@ impl Blank {
         // Joining may have to wait for all processors to take note.
         let joined = tokio::task::spawn_blocking(move || first.add(init_pid).map(|()| first)).await;
         let first = joined.map_err(io::Error::other).flatten().map_err(|error| failed("joining a cgroup", &error))?;
-        Ok(Self { made, warden, init, init_pid, group, first })
+        Ok(Self { made, warden, init, init_pid, group, first, prepared: Vec::new() })
     }
 
-    pub(super) fn is_alive(&self) -> bool {
-        self.init.is_alive()
+    /// Takes steps already that every sandbox begins with.
+    pub(super) async fn prepare(&mut self, steps: Vec<Step>) -> Result<(), SandboxError> {
+        let order = InitOrder::Prepare(steps.clone());
+        self.init.send(&order, &[]).await.map_err(|error| failed("giving an order", &error))?;
+        report(&self.init).await?;
+        self.prepared = steps;
+        Ok(())
+    }
+
+    /// Whether it can become a sandbox that begins with these steps.
+    pub(super) fn suits(&self, system: &[Step]) -> bool {
+        self.init.is_alive() && (self.prepared.is_empty() || self.prepared == system)
     }
 }
 
@@ -112,7 +125,7 @@ impl Standing {
         owners: &Owners,
         hierarchy: &Hierarchy,
     ) -> Result<Arc<Self>, SandboxError> {
-        let Blank { made, warden, init, init_pid, group, first } = blank;
+        let Blank { made, warden, init, init_pid, group, first, prepared } = blank;
         let Planned { steps, mut environment, placeholders, locks } = planned;
         let allowed = match &confinement.network {
             Network::Hosts(hosts) => Some(Allowed::new(hosts).map_err(|error| creation(error.to_string()))?),
@@ -122,11 +135,14 @@ impl Standing {
         group.set(&group_limits(&limits, 0)).map_err(|error| failed("limiting a cgroup", &error))?;
         let kept = WardenOrder::Keep { child: init_pid.as_raw_pid(), placeholders, groups: group.folders().to_vec() };
         warden.tell(&kept).map_err(|error| failed("asking the warden", &error))?;
+        let (writable, private) = (plan::writable(&steps), plan::private(&steps));
+        let steps: Vec<Step> = steps.into_iter().filter(|step| !prepared.contains(step)).collect();
         let sources = owners.sources(&steps, &warden).await;
         let (sources, mounts) = sources.map_err(|error| failed("mapping the owners of files", &error))?;
         let (berth, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
         let beside: Vec<BorrowedFd<'_>> = [&socket].into_iter().chain(&mounts).map(AsFd::as_fd).collect();
-        let order = InitOrder::Build(Box::new(BuildOrder { steps, sources, proxied: allowed.is_some() }));
+        let order =
+            InitOrder::Build(Box::new(BuildOrder { steps, writable, private, sources, proxied: allowed.is_some() }));
         init.send(&order, &beside).await.map_err(|error| failed("giving the order", &error))?;
         drop((socket, mounts));
         let received = report(&init).await?;

@@ -18,8 +18,16 @@ use super::plan::{Kind, Room, Step};
 use super::planned::lock;
 use crate::sys::{self, MountChange};
 
-/// Where the new root is put together. Any folder would do; what it holds is only covered.
-const SITE: &str = "/tmp";
+/// Where everything is put together: a file system with the files that we make, to be shown elsewhere, and two folders that others are
+/// mounted on. It goes with the old root. Any place would do; what is there is only covered.
+const WORKSHOP: &str = "/tmp";
+/// The new root.
+const SITE: &str = "/tmp/root";
+/// The folders that are the sandbox's own. They are parts of one file system, since making one takes much longer than showing a part of it.
+const PRIVATE: &str = "/tmp/private";
+/// What covers that which is hidden.
+const NO_FOLDER: &str = "/tmp/no-folder";
+const NO_FILE: &str = "/tmp/no-file";
 
 /// Device files that are shown as they are.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
@@ -58,74 +66,57 @@ pub(super) fn open_sources(steps: &[Step], mut binds: HashMap<usize, OwnedFd>) -
         let path = Path::new("/dev").join(name);
         copy(&path).map(|mount| (name, mount)).map_err(|error| (format!("opening `{}`", path.display()), error))
     };
-    Ok(Sources { binds, devices: DEVICES.into_iter().map(device).collect::<Result<_, _>>()? })
-}
-
-/// Builds the new root, moves there and leaves the old one. Returns locks on what is protected, to be kept: they tell others that
-/// it is still needed.
-pub(super) fn build(steps: &[Step], mut sources: Sources) -> Result<Vec<OwnedFd>, Failure> {
-    let failed = |what: String| move |error: io::Error| (what, error);
-    let Some(Step::Tmpfs { room, mode, .. }) = steps.first() else {
-        return Err(("beginning".into(), io::Error::other("the plan has no root")));
-    };
-    let root = memory(*room, *mode).and_then(|root| attach(&root, SITE.as_ref()).map(|()| root));
-    let root = root.map_err(failed("making a new root".into()))?;
-    let site = Site::begin(root, steps).map_err(failed("beginning".into()))?;
-    for (number, step) in steps.iter().enumerate().skip(1) {
-        site.take(step, number, &mut sources).map_err(failed(format!("the step `{step}`")))?;
-    }
-    site.finish().map_err(failed("finishing".into()))?;
-    rustix::process::fchdir(&site.root)
-        .and_then(|()| rustix::process::pivot_root(".", "."))
-        .and_then(|()| unmount(".", UnmountFlags::DETACH))
-        .and_then(|()| rustix::process::chdir("/"))
-        .map_err(|error| ("moving to the new root".into(), error.into()))?;
-    Ok(site.locks.into_inner())
+    let devices = if steps.contains(&Step::Dev) { &DEVICES[..] } else { &[] };
+    Ok(Sources { binds, devices: devices.iter().copied().map(device).collect::<Result<_, _>>()? })
 }
 
 /// The new root while it is being built.
-struct Site {
+pub(super) struct Site {
     mount: OwnedFd,
     root: OwnedFd,
     files_made: Cell<u32>,
     locks: RefCell<Vec<OwnedFd>>,
 }
 
-/// Where the files that we make lie, to be shown elsewhere; and the folders that are the sandbox's own. Each is one file system, of which
-/// parts are shown in several places: making one takes much longer than showing a part of it.
-const MADE: &str = "/.made";
-const PRIVATE: &str = "/.private";
-/// What covers that which is hidden.
-const NO_FOLDER: &str = "/.made/no-folder";
-const NO_FILE: &str = "/.made/no-file";
-
 const READ_ONLY: MountChange<'static> = MountChange { read_only: true, owners: None };
 
 impl Site {
-    fn begin(mount: OwnedFd, steps: &[Step]) -> io::Result<Self> {
-        let root = open_folder(SITE.as_ref())?;
-        let site = Self { mount, root, files_made: Cell::new(0), locks: RefCell::default() };
-        let rooms = steps.iter().skip(1).filter_map(|step| match step {
-            Step::Tmpfs { room, .. } => Some(*room),
-            _ => None,
-        });
-        let private = rooms.max_by_key(|room| room.bytes).unwrap_or(Room { bytes: 1 << 20, inodes: 256 });
-        for (path, room) in [(MADE, Room { bytes: 1 << 20, inodes: 256 }), (PRIVATE, private)] {
-            site.make_folder(Path::new(path), 0o700)?;
-            site.attach(&memory(room, 0o755)?, Path::new(path))?;
+    /// Begins with an empty root. Of the steps that will follow, only those that say how large something is are looked at.
+    pub(super) fn begin(steps: &[Step]) -> io::Result<Self> {
+        let rooms = || steps.iter().filter_map(Step::room);
+        let no_room = || io::Error::other("the plan has no root");
+        let (root_room, private_room) = (rooms().next(), rooms().skip(1).max_by_key(|room| room.bytes));
+        let (root_room, private_room) = (root_room.ok_or_else(no_room)?, private_room.ok_or_else(no_room)?);
+        attach(&memory(Room { bytes: 1 << 20, inodes: 256 }, 0o755)?, WORKSHOP)?;
+        for folder in [SITE, PRIVATE, NO_FOLDER] {
+            fs::create_dir(folder)?;
         }
-        site.make_folder(Path::new(NO_FOLDER), 0)?;
-        site.write_file(Path::new(NO_FILE), "", 0)?;
-        Ok(site)
+        fs::set_permissions(NO_FOLDER, fs::Permissions::from_mode(0))?;
+        write_file(Path::new(NO_FILE), "", 0)?;
+        attach(&memory(private_room, 0o755)?, PRIVATE)?;
+        let mount = memory(root_room, 0o755)?;
+        attach(&mount, SITE)?;
+        let root = open_folder(SITE)?;
+        Ok(Self { mount, root, files_made: Cell::new(0), locks: RefCell::default() })
     }
 
-    /// Takes away what was only needed to build; what is shown elsewhere stays.
-    fn finish(&self) -> io::Result<()> {
-        for path in [MADE, PRIVATE] {
-            unmount(self.outside(Path::new(path)), UnmountFlags::DETACH)?;
-            fs::remove_dir(self.outside(Path::new(path)))?;
+    /// Takes further steps.
+    pub(super) fn add(&self, steps: &[Step], mut sources: Sources) -> Result<(), Failure> {
+        for (number, step) in steps.iter().enumerate() {
+            self.take(step, number, &mut sources).map_err(|error| (format!("the step `{step}`"), error))?;
         }
-        sys::change_mount(self.mount.as_fd(), false, READ_ONLY)
+        Ok(())
+    }
+
+    /// Closes the new root, moves there and leaves the old one. Returns locks on what is protected, to be kept: they tell others
+    /// that it is still needed.
+    pub(super) fn finish(self) -> io::Result<Vec<OwnedFd>> {
+        sys::change_mount(self.mount.as_fd(), false, READ_ONLY)?;
+        rustix::process::fchdir(&self.root)?;
+        rustix::process::pivot_root(".", ".")?;
+        unmount(".", UnmountFlags::DETACH)?;
+        rustix::process::chdir("/")?;
+        Ok(self.locks.into_inner())
     }
 
     fn take(&self, step: &Step, number: usize, sources: &mut Sources) -> io::Result<()> {
@@ -136,12 +127,15 @@ impl Site {
                 symlink(target, self.outside(path))
             }
             Step::File { path, content } => self.cover_with_file(path, content, 0o444),
+            // It is there from the beginning.
+            Step::Tmpfs { path, .. } if path == Path::new("/") => Ok(()),
             Step::Tmpfs { path, mode, .. } => {
                 let name = path.to_string_lossy().replace('/', "-");
                 let folder = Path::new(PRIVATE).join(name.trim_start_matches('-'));
-                self.make_folder(&folder, *mode)?;
+                fs::create_dir(&folder)?;
+                fs::set_permissions(&folder, fs::Permissions::from_mode(*mode))?;
                 self.make_folder(path, 0o755)?;
-                self.attach(&copy_of(&self.open(&folder)?)?, path)
+                self.attach(&copy_of(&open_folder(&folder)?)?, path)
             }
             Step::Bind { target, writable, .. } => {
                 let Some(mount) = sources.binds.remove(&number) else { return Ok(()) };
@@ -159,7 +153,7 @@ impl Site {
             Step::Dev => self.devices(&sources.devices),
             Step::Hide { path, kind } => {
                 let nothing = if *kind == Kind::Folder { NO_FOLDER } else { NO_FILE };
-                unless_gone(self.show_read_only(Path::new(nothing), path))
+                unless_gone(self.show_read_only(nothing, path))
             }
             Step::Protect { path } => self.protect(path),
             // Done when everything else is.
@@ -218,21 +212,16 @@ impl Site {
     /// Shows a file of our own making at a path.
     fn cover_with_file(&self, path: &Path, content: &str, mode: u32) -> io::Result<()> {
         let number = self.files_made.replace(self.files_made.get() + 1);
-        let file = Path::new(MADE).join(number.to_string());
-        self.write_file(&file, content, mode)?;
+        let file = Path::new(WORKSHOP).join(number.to_string());
+        write_file(&file, content, mode)?;
         self.make_mount_point(path, false)?;
         self.show_read_only(&file, path)
     }
 
-    fn write_file(&self, path: &Path, content: &str, mode: u32) -> io::Result<()> {
-        let mut file = fs::File::create_new(self.outside(path))?;
-        file.write_all(content.as_bytes())?;
-        file.set_permissions(fs::Permissions::from_mode(mode))
-    }
-
-    /// Shows what is at one path at another too.
-    fn show_read_only(&self, what: &Path, path: &Path) -> io::Result<()> {
-        let copy = copy_of(&self.open(what)?)?;
+    /// Shows what lies in the workshop at a path of the new root.
+    fn show_read_only(&self, what: impl AsRef<Path>, path: &Path) -> io::Result<()> {
+        let what = rustix::fs::open(what.as_ref(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let copy = copy_of(&what)?;
         sys::change_mount(copy.as_fd(), false, READ_ONLY)?;
         self.attach(&copy, path)
     }
@@ -285,6 +274,12 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ELOOP | libc::ENOTDIR))
 }
 
+fn write_file(path: &Path, content: &str, mode: u32) -> io::Result<()> {
+    let mut file = fs::File::create_new(path)?;
+    file.write_all(content.as_bytes())?;
+    file.set_permissions(fs::Permissions::from_mode(mode))
+}
+
 fn is_folder(mode: u32) -> bool {
     mode & libc::S_IFMT == libc::S_IFDIR
 }
@@ -298,11 +293,11 @@ fn copy_of(place: &OwnedFd) -> io::Result<OwnedFd> {
     Ok(open_tree(place, "", flags)?)
 }
 
-fn open_folder(path: &Path) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
+fn open_folder(path: impl AsRef<Path>) -> io::Result<OwnedFd> {
+    Ok(rustix::fs::open(path.as_ref(), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-fn attach(mount: &OwnedFd, path: &Path) -> io::Result<()> {
+fn attach(mount: &OwnedFd, path: &str) -> io::Result<()> {
     Ok(move_mount(mount, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
 }
 
