@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 use wieldy::{
     CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FolderArtifacts, Manifest, ManifestError,
-    ManifestTool, Native, NativeOptions, Problem, SharedTool, Unbound,
+    ManifestTool, Native, NativeOptions, ProbeOptions, Problem, SharedTool, Unbound,
 };
 
 use crate::config::{Config, Environment, Origin};
@@ -70,12 +70,27 @@ fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder
     builder.dynamic_timeout = config.dynamic_timeouts.then(DynamicTimeout::default);
     builder.retry = config.retry;
     builder.isolation = config.isolation;
-    let builder_state = (!config.state.as_os_str().is_empty()).then(|| config.state.clone());
-    builder =
-        builder.sandbox(Native::new(NativeOptions { state: builder_state, spares: 0, ..NativeOptions::default() }));
+    builder = builder.sandbox(Native::new(native(config)));
     builder.resource_limits = config.resources;
     builder.output_bytes_max = config.output_bytes_max;
     Ok(builder)
+}
+
+/// How the native level is set up.
+fn native(config: &Config) -> NativeOptions {
+    let state = (!config.state.as_os_str().is_empty()).then(|| config.state.clone());
+    NativeOptions { state, spares: 0, ..NativeOptions::default() }
+}
+
+/// What is tried to find out what works here: what programs of the configuration's executor would get.
+pub(crate) fn probe_options(config: &Config, environment: &Environment) -> ProbeOptions {
+    let mut options = ProbeOptions::new(&config.workspace);
+    options.confinement.limits = config.resources;
+    options.native = native(config);
+    if let Some(path) = environment.0.get("PATH") {
+        options.path.clone_from(path);
+    }
+    options
 }
 
 /// What programs get of this process's environment: the names that are allowed; one that ends in `*` allows a family.

@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 pub use artifacts::{FolderArtifacts, FolderError};
 pub use wieldy_core::*;
-pub use wieldy_sandbox::{Bare, Native, NativeOptions};
+pub use wieldy_sandbox::{Bare, Native, NativeOptions, ProbeOptions, ProbeState, Probed, RefusedCall, Report, probe};
 pub use wieldy_tools::shell::{Bash, CommandTool};
 pub use wieldy_tools::{Workspace, WorkspaceError, file_tools};
 

@@ -15,7 +15,6 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::process::{self, DumpableBehavior, Pid};
 use rustix::thread::{self, CapabilitySet, CapabilitySets};
 
-use super::landlock::Reach;
 use super::owners::Identity;
 use super::{landlock, plan, seccomp, walls};
 use crate::berth::Berth;
@@ -84,7 +83,7 @@ impl Init {
                 listener = Some(made);
             }
         }
-        let ruleset = landlock::ruleset(grants, Reach::OwnCall)
+        let ruleset = landlock::ruleset(grants)
             .map_err(|error| ("making Landlock rules".into(), io::Error::other(error)))?
             .map_err(|absent| ("Landlock".into(), io::Error::other(absent)))?;
         let tree = Tree::new(sys::child_signals().map_err(doing("hearing of children"))?)

@@ -12,7 +12,7 @@ mod planned;
 pub(crate) mod planner;
 pub(crate) mod seccomp;
 pub(crate) mod secrets;
-mod standing;
+pub(crate) mod standing;
 #[expect(unsafe_code, reason = "two system calls that no library offers; each block says why it is sound")]
 pub(crate) mod sys_landlock;
 pub(crate) mod syscalls;
@@ -35,6 +35,7 @@ use wieldy_core::{
     SandboxId, SandboxRef, SandboxStatus,
 };
 
+use self::plan::Plan;
 use self::planned::Planned;
 use self::standing::Standing;
 use crate::cgroup::Hierarchy;
@@ -103,6 +104,16 @@ impl Native {
             has_janitor: OnceLock::new(),
         };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// The control groups that its sandboxes use.
+    pub(crate) fn hierarchy(&self) -> &Hierarchy {
+        self.shared.hierarchy()
+    }
+
+    /// What programs see under a confinement, with nothing done yet.
+    pub(crate) fn draw(&self, confinement: &Confinement) -> Result<Plan, SandboxError> {
+        planned::draw(confinement, &self.shared.options)
     }
 }
 
@@ -258,13 +269,17 @@ impl Shared {
 
     async fn build(&self, confinement: &Confinement, id: SandboxId) -> Result<Arc<Standing>, SandboxError> {
         let planned = Planned::new(confinement, &self.options)?;
-        let hierarchy = self.hierarchy.get_or_init(|| {
+        let made = SandboxRef { id, level: Level::Native };
+        Standing::build(made, confinement, planned, self.hierarchy()).await
+    }
+
+    fn hierarchy(&self) -> &Hierarchy {
+        self.hierarchy.get_or_init(|| {
             let hierarchy = Hierarchy::find();
             let of_the_dead = hierarchy.clone();
             let _ = std::thread::Builder::new().name("wieldy-sweep".into()).spawn(move || of_the_dead.sweep());
             hierarchy
-        });
-        Standing::build(SandboxRef { id, level: Level::Native }, confinement, planned, hierarchy).await
+        })
     }
 
     /// Takes sandboxes out of the books.

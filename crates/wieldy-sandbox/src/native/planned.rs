@@ -28,7 +28,9 @@ pub(super) struct Planned {
 impl Planned {
     pub(super) fn new(confinement: &Confinement, options: &NativeOptions) -> Result<Self, SandboxError> {
         let Plan { steps, placeholders, environment } = draw(confinement, options)?;
-        let placeholders = place(placeholders, &confinement.workspace)
+        // A plan names it by the path that links lead to.
+        let workspace = confinement.workspace.canonicalize().unwrap_or_else(|_| confinement.workspace.clone());
+        let placeholders = place(placeholders, &workspace)
             .map_err(|(path, error)| creation(format!("holding `{}` for protection: {error}", path.display())))?;
         let environment = environment.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         Ok(Self { steps, environment, placeholders })
