@@ -27,7 +27,7 @@ pub(crate) async fn run(
     }
     let arguments = arguments(args.args.as_deref(), &args.pairs)?;
     let confirmer = confirm::confirmer(args.run.yes, printer, &ProgressBar::hidden());
-    let executor = assemble::executor(config, environment, confirmer)?;
+    let executor = assemble::executor(config, environment, confirmer, assemble::Work::OneCall)?;
     request::warn_of_no_isolation(config, printer);
 
     let mut options = request::options(&args.run);
