@@ -273,6 +273,8 @@ fn file_system(name: &str, options: &[(&str, &str)], attributes: MountAttrFlags)
         }
     }
     fsconfig_create(&made)?;
-    let attributes = attributes | MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    // Terminals are devices, and nobody can make others there.
+    let devices = if name == "devpts" { MountAttrFlags::empty() } else { MountAttrFlags::MOUNT_ATTR_NODEV };
+    let attributes = attributes | MountAttrFlags::MOUNT_ATTR_NOSUID | devices;
     Ok(fsmount(&made, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
