@@ -73,6 +73,8 @@ pub(crate) enum Command {
     Batch(Box<BatchArgs>),
     /// List the tools there are, or look at one
     Tools(ToolsArgs),
+    /// Find out which isolation levels and limits work here, and why others do not
+    Doctor(DoctorArgs),
     /// Write a commented wieldy.toml into the current folder
     Init(InitArgs),
     /// Look at the configuration
@@ -140,7 +142,7 @@ pub(crate) struct RunArgs {
     /// How often a failed run is tried again
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=100))]
     pub(crate) retries: Option<u32>,
-    /// How strongly programs are kept apart; this version has only none, which isolates nothing
+    /// How strongly programs are kept apart: none, native, …; `wieldy doctor` tells which work here
     #[arg(long, value_name = "LEVEL")]
     pub(crate) isolation: Option<Level>,
     /// How much of a processor programs may use, in thousandths of a core (not enforced at level none)
@@ -215,6 +217,19 @@ pub(crate) enum ToolsCommand {
         /// The manifest, in TOML or JSON
         file: PathBuf,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Also show what programs see of the file system
+    #[arg(long)]
+    pub(crate) plan: bool,
+    /// The level that must work for this to be a success [default: the configured one]
+    #[arg(long, value_name = "LEVEL")]
+    pub(crate) isolation: Option<Level>,
+    /// The folder that tools work in
+    #[arg(long, value_name = "DIR")]
+    pub(crate) workspace: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

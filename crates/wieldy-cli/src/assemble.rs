@@ -7,19 +7,29 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 use wieldy::{
     CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FolderArtifacts, Manifest, ManifestError,
-    ManifestTool, Native, NativeOptions, Problem, SharedTool, Unbound,
+    ManifestTool, Native, NativeOptions, ProbeOptions, Problem, SharedTool, Unbound,
 };
 
 use crate::config::{Config, Environment, Origin};
 use crate::exit::Failure;
+
+/// What an executor is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// One call, after which nothing is needed any more.
+    OneCall,
+    ManyCalls,
+}
 
 /// The executor that the configuration describes, with all tools.
 pub(crate) fn executor(
     config: &Config,
     environment: &Environment,
     confirmer: Option<Arc<dyn Confirmer>>,
+    work: Work,
 ) -> Result<Executor, Failure> {
-    let mut builder = builder(config, environment)?.tools(manifest_tools(config, environment)?);
+    let builder = builder(config, environment)?.tools(manifest_tools(config, environment)?);
+    let mut builder = builder.sandbox(Native::new(native(config, environment, work)));
     builder.confirmer = confirmer;
     if let Some(artifacts) = artifacts(config)? {
         builder.artifacts = Arc::new(artifacts);
@@ -70,16 +80,40 @@ fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder
     builder.dynamic_timeout = config.dynamic_timeouts.then(DynamicTimeout::default);
     builder.retry = config.retry;
     builder.isolation = config.isolation;
-    let builder_state = (!config.state.as_os_str().is_empty()).then(|| config.state.clone());
-    builder = builder.sandbox(Native::new(NativeOptions {
-        state: builder_state,
-        spares: 0,
-        blanks: 0,
-        ..NativeOptions::default()
-    }));
+    builder.files = config.sandbox.files.clone();
+    builder.network = config.sandbox.network.clone();
+    builder.sandbox_limits = config.sandbox.limits;
     builder.resource_limits = config.resources;
     builder.output_bytes_max = config.output_bytes_max;
     Ok(builder)
+}
+
+/// How the native level is set up.
+fn native(config: &Config, environment: &Environment, work: Work) -> NativeOptions {
+    let is_unsaid = config.origin("sandbox.spares") == Some(&Origin::Default);
+    // Nobody would ever use a sandbox that is built ahead for the call after the last one.
+    let spares = if is_unsaid && work == Work::OneCall { 0 } else { config.sandbox.spares };
+    NativeOptions {
+        state: (!config.state.as_os_str().is_empty()).then(|| config.state.clone()),
+        home: environment.home().map(Path::to_owned),
+        spares,
+        blanks: spares,
+        idle_max: config.sandbox.idle,
+    }
+}
+
+/// What is tried to find out what works here: what programs of the configuration's executor would get.
+pub(crate) fn probe_options(config: &Config, environment: &Environment) -> ProbeOptions {
+    let mut options = ProbeOptions::new(&config.workspace);
+    options.confinement.limits = config.resources;
+    options.confinement.place_limits = config.sandbox.limits;
+    options.confinement.network = config.sandbox.network.clone();
+    options.confinement.files = Arc::new(config.sandbox.files.clone());
+    options.native = native(config, environment, Work::OneCall);
+    if let Some(path) = environment.0.get("PATH") {
+        options.path.clone_from(path);
+    }
+    options
 }
 
 /// What programs get of this process's environment: the names that are allowed; one that ends in `*` allows a family.

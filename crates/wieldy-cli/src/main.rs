@@ -64,6 +64,11 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
                 Some(ToolsCommand::Check { file }) => commands::tools::check(file, &config, &environment, printer),
             }
         }
+        Command::Doctor(doctor) => {
+            let (workspace, isolation) = (doctor.workspace.as_deref(), doctor.isolation);
+            let config = load(Overrides { workspace, isolation, ..Overrides::of(&global) })?;
+            in_runtime(commands::doctor::run(&doctor, &config, &environment, printer))
+        }
         Command::Init(init) => commands::init::run(&init, printer),
         Command::Config(config) => match config.command {
             ConfigCommand::Show => commands::config::show(&load(Overrides::of(&global))?, printer),

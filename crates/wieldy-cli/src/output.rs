@@ -15,6 +15,7 @@ use crate::exit::{Failure, Why};
 pub(crate) struct Printer {
     pub(crate) json: bool,
     stdout_is_terminal: bool,
+    stdout_has_colours: bool,
     stderr_has_colours: bool,
 }
 
@@ -25,8 +26,13 @@ impl Printer {
         Self {
             json,
             stdout_is_terminal: io::stdout().is_terminal(),
+            stdout_has_colours: colours_wanted && io::stdout().is_terminal(),
             stderr_has_colours: colours_wanted && io::stderr().is_terminal(),
         }
+    }
+
+    pub(crate) fn stdout_has_colours(&self) -> bool {
+        self.stdout_has_colours
     }
 
     pub(crate) fn stderr_has_colours(&self) -> bool {

@@ -13,7 +13,7 @@ use uuid::{ContextV7, Uuid};
 
 use crate::artifact::ArtifactId;
 use crate::attempt::RetryIf;
-use crate::confinement::{Network, ResourceLimits};
+use crate::confinement::{Network, ResourceLimits, SessionKey};
 use crate::confirm::Confirmer;
 use crate::error::CallError;
 use crate::sandbox::{Level, SandboxId, Usage};
@@ -106,6 +106,12 @@ impl Caller {
             plan: None,
             parent_sandbox: None,
         }
+    }
+
+    /// Whose session this is, told apart from those of others; nothing where there is none.
+    pub fn session_key(&self) -> Option<SessionKey> {
+        let session = self.session.clone()?;
+        Some(SessionKey { tenant: self.tenant.clone(), agent: self.agent.clone(), session })
     }
 }
 

@@ -125,7 +125,7 @@ pub use present::{Budget, Presentation, present};
 pub use rate::{Per, Rate, RateKind};
 pub use redact::{REDACTED, Redacted};
 pub use registry::{NotFound, RegisterError, Registered, Registration, Registry, ToolFilter};
-pub use run::Run;
+pub use run::{Background, Run};
 pub use sandbox::{
     Breach, Ended, Enforcement, Enforcer, Exit, Level, OutputSink, Overrun, Sandbox, SandboxChange, SandboxError,
     SandboxId, SandboxStatus, Stream, Usage,

@@ -187,8 +187,7 @@ impl Run {
         let Some(sandbox) = &self.shared.sandbox else {
             return Err(RunError::from(unavailable(self.shared.level)).before_effect());
         };
-        let confinement = Confinement { place: place(self.caller()), ..Confinement::clone(&self.shared.confinement) };
-        let exit = sandbox.execute(command, &confinement, output, self.stop().clone()).await.map_err(|error| {
+        let exit = sandbox.execute(command, &self.placed(), output, self.stop().clone()).await.map_err(|error| {
             let unstarted = matches!(error, SandboxError::Creation { .. } | SandboxError::Start { .. });
             let error = RunError::from(CallError::from(error));
             if unstarted { error.before_effect() } else { error }
@@ -198,6 +197,25 @@ impl Run {
             self.shared.flight.record(Body::SandboxViolation { sandbox, message });
         }
         Ok(exit)
+    }
+
+    /// What it takes to run a program that goes on when this run is over, in the sandbox of the caller's session.
+    pub fn background(&self) -> Result<Background, RunError> {
+        let Some(session) = self.caller().session_key() else {
+            let told = "what runs in the background belongs to a session, and this call is part of none";
+            return Err(
+                RunError::invalid_input(told).suggest("make the call in a session, or wait for the command's end")
+            );
+        };
+        let Some(sandbox) = self.shared.sandbox.clone() else {
+            return Err(RunError::from(unavailable(self.shared.level)).before_effect());
+        };
+        Ok(Background { session, sandbox, confinement: self.placed() })
+    }
+
+    /// The confinement with the sandbox that the caller's processes run in.
+    fn placed(&self) -> Confinement {
+        Confinement { place: place(self.caller()), ..Confinement::clone(&self.shared.confinement) }
     }
 
     /// Says that a file changed since the session last read it.
@@ -239,16 +257,36 @@ impl Run {
     }
 }
 
+/// Runs programs beyond the end of the run that it came from, for as long as its holder wants. Nobody records what they do.
+#[derive(Clone)]
+pub struct Background {
+    session: SessionKey,
+    sandbox: Arc<dyn Sandbox>,
+    confinement: Confinement,
+}
+
+impl Background {
+    /// Whose programs these are.
+    pub fn session(&self) -> &SessionKey {
+        &self.session
+    }
+
+    /// Runs a program to its end, or until it is stopped.
+    pub async fn execute(
+        &self,
+        command: &Command,
+        output: Arc<dyn OutputSink>,
+        stop: CancellationToken,
+    ) -> Result<Exit, SandboxError> {
+        self.sandbox.execute(command, &self.confinement, output, stop).await
+    }
+}
+
 /// Where a caller's processes run: in its own sandbox if it has one, else in that of its session, else each in a new one.
 pub(crate) fn place(caller: &Caller) -> Place {
-    match (&caller.parent_sandbox, &caller.session) {
-        (Some(id), _) => Place::Sandbox(id.clone()),
-        (None, Some(session)) => Place::Session(SessionKey {
-            tenant: caller.tenant.clone(),
-            agent: caller.agent.clone(),
-            session: session.clone(),
-        }),
-        (None, None) => Place::Own,
+    match &caller.parent_sandbox {
+        Some(id) => Place::Sandbox(id.clone()),
+        None => caller.session_key().map_or(Place::Own, Place::Session),
     }
 }
 

@@ -9,12 +9,14 @@
 
 mod bare;
 mod native;
+mod probe;
 
 mod custody;
 mod link;
 mod prepare;
 mod wire;
 
+#[cfg_attr(test, allow(dead_code, reason = "`tests/it/cgroup.rs` has it as a module of its own, and uses more of it"))]
 mod cgroup;
 pub mod proxy;
 
@@ -27,3 +29,4 @@ mod watch;
 
 pub use bare::Bare;
 pub use native::{Native, NativeOptions};
+pub use probe::{ProbeOptions, ProbeState, Probed, RefusedCall, Report, probe};

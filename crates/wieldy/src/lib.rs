@@ -30,8 +30,8 @@ use std::sync::Arc;
 
 pub use artifacts::{FolderArtifacts, FolderError};
 pub use wieldy_core::*;
-pub use wieldy_sandbox::{Bare, Native, NativeOptions};
-pub use wieldy_tools::shell::{Bash, CommandTool};
+pub use wieldy_sandbox::{Bare, Native, NativeOptions, ProbeOptions, ProbeState, Probed, RefusedCall, Report, probe};
+pub use wieldy_tools::shell::{Bash, CommandTool, shell_tools};
 pub use wieldy_tools::{Workspace, WorkspaceError, file_tools};
 
 /// Begins to build an executor with the built-in tools on `workspace`.
@@ -62,7 +62,7 @@ pub fn builtin_tools(
     environment: BTreeMap<String, String>,
 ) -> Result<Vec<SharedTool>, WorkspaceError> {
     let mut tools = file_tools(Arc::new(Workspace::open(workspace)?));
-    tools.push(Arc::new(Bash::new(environment)));
+    tools.extend(shell_tools(environment));
     Ok(tools)
 }
 

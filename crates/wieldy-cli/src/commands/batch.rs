@@ -43,7 +43,7 @@ pub(crate) async fn run(
     let entries = read(&args.file)?;
     let progress = progress_bar(entries.len());
     let confirmer = confirm::confirmer(args.run.yes, printer, &progress);
-    let executor = assemble::executor(config, environment, confirmer)?;
+    let executor = assemble::executor(config, environment, confirmer, assemble::Work::ManyCalls)?;
     request::warn_of_no_isolation(config, printer);
 
     let options = request::options(&args.run);

@@ -27,7 +27,7 @@ pub(crate) async fn run(
     }
     let arguments = arguments(args.args.as_deref(), &args.pairs)?;
     let confirmer = confirm::confirmer(args.run.yes, printer, &ProgressBar::hidden());
-    let executor = assemble::executor(config, environment, confirmer)?;
+    let executor = assemble::executor(config, environment, confirmer, assemble::Work::OneCall)?;
     request::warn_of_no_isolation(config, printer);
 
     let mut options = request::options(&args.run);
@@ -44,7 +44,17 @@ pub(crate) async fn run(
     };
     let result = log::with_events(&executor, work).await.expect("a call that was just begun is known");
     print(&result, printer)?;
+    warn_of_background(&result, printer);
     Ok(result.error.as_ref().map_or(Exit::Success, Exit::of))
+}
+
+/// Says so where something was left running that ends with this command.
+fn warn_of_background(result: &ToolResult, printer: &Printer) {
+    let is = |key: &str, value: &str| result.structured.as_ref().is_some_and(|structured| structured[key] == value);
+    if &*result.tool == "Bash" && is("state", "running") {
+        printer
+            .tell("warning: what runs in the background ends with this command, as nobody is there to look after it");
+    }
 }
 
 /// Prints the tool's text, of a failed run too, or with `--json` the whole result.

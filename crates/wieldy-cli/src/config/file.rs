@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use wieldy::{Backoff, BreakerPolicy, ExecutorBuilder, Level, Limits, Per, RateKind, ResourceLimits, RetryPolicy};
+use wieldy::{
+    Backoff, BreakerPolicy, ExecutorBuilder, Level, Limits, NativeOptions, Per, RateKind, ResourceLimits, RetryPolicy,
+};
 
-use super::value::{Bytes, BytesOrNone, Count, CountOrNone, Megabytes, Time, Whole};
+use super::sandbox::{FileMount, FileNetwork};
+use super::value::{Bytes, BytesOrNone, Count, CountOrNone, Megabytes, MegabytesOrNone, Time, Whole};
 
 const MEGABYTE: u64 = 1024 * 1024;
 
@@ -35,6 +38,7 @@ section! {
         breaker: FileBreaker,
         cache: FileCache,
         resources: FileResources,
+        sandbox: FileSandbox,
         output: FileOutput,
         confirm: FileConfirm,
         shell: FileShell,
@@ -79,6 +83,26 @@ section! {
         disk_mb: Megabytes,
         disk_files: Count,
         output_mb: Megabytes,
+    }
+    /// What programs see and reach, and how their sandboxes are kept.
+    FileSandbox {
+        mounts: Vec<FileMount>,
+        hidden: Vec<PathBuf>,
+        shown: Vec<PathBuf>,
+        protected: Vec<PathBuf>,
+        network: FileNetwork,
+        idle: Time,
+        spares: CountOrNone,
+        floor: Level,
+        limits: FileSandboxLimits,
+    }
+    /// What all programs of one session may use together; 0 means no limit.
+    FileSandboxLimits {
+        cpu_millicores: CountOrNone,
+        memory_mb: MegabytesOrNone,
+        processes: CountOrNone,
+        disk_mb: MegabytesOrNone,
+        disk_files: CountOrNone,
     }
     /// How much text comes back in a result.
     FileOutput {
@@ -146,6 +170,7 @@ impl FileConfig {
     pub(crate) fn defaults(state: PathBuf) -> Self {
         let (limits, retry, breaker) = (Limits::default(), RetryPolicy::default(), BreakerPolicy::default());
         let (executor, resources) = (ExecutorBuilder::default(), ResourceLimits::DEFAULT);
+        let native = NativeOptions::default();
         let megabytes = |bytes: Option<u64>| bytes.map(|bytes| Whole(bytes / MEGABYTE));
         let environment = ["PATH", "HOME", "USER", "LANG", "LC_*", "TERM", "TZ", "TMPDIR"];
         Self {
@@ -188,6 +213,23 @@ impl FileConfig {
                 disk_files: resources.disk_files.map(Whole),
                 output_mb: megabytes(resources.output_bytes),
             }),
+            sandbox: Some(FileSandbox {
+                mounts: Some(Vec::new()),
+                hidden: Some(Vec::new()),
+                shown: Some(Vec::new()),
+                protected: Some(Vec::new()),
+                network: Some(FileNetwork(executor.network)),
+                idle: Some(Time(native.idle_max)),
+                spares: Some(Whole(native.spares as u64)),
+                floor: Some(Level::None),
+                limits: Some(FileSandboxLimits {
+                    cpu_millicores: Some(Whole(0)),
+                    memory_mb: Some(Whole(0)),
+                    processes: Some(Whole(0)),
+                    disk_mb: Some(Whole(0)),
+                    disk_files: Some(Whole(0)),
+                }),
+            }),
             output: Some(FileOutput { bytes_max: Some(Whole(executor.output_bytes_max)) }),
             confirm: Some(FileConfirm { timeout: Some(Time(executor.confirmation_timeout)) }),
             shell: Some(FileShell { environment: Some(environment.map(str::to_owned).to_vec()) }),
@@ -196,13 +238,18 @@ impl FileConfig {
         }
     }
 
-    /// Paths in a file mean the same wherever the command is started: they begin at the file's folder.
+    /// Paths in a file mean the same wherever the command is started: they begin at the file's folder. What a sandbox hides, shows and
+    /// protects begins at the workspace.
     pub(crate) fn begin_paths_at(&mut self, folder: &std::path::Path) {
         let manifests = self.tools.iter_mut().flat_map(|tools| &mut tools.manifests).flatten();
         for path in self.workspace.iter_mut().chain(&mut self.state).chain(manifests) {
             if path.is_relative() && !folder.as_os_str().is_empty() {
                 *path = folder.join(&*path);
             }
+        }
+        let mounts = self.sandbox.iter_mut().flat_map(|sandbox| &mut sandbox.mounts).flatten();
+        if !folder.as_os_str().is_empty() {
+            mounts.for_each(|mount| mount.begin_at(folder));
         }
     }
 }

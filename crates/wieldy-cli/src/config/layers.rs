@@ -7,14 +7,18 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use toml::de::{DeTable, DeValue};
 use toml::{Table, Value};
+use wieldy::Level;
 use wieldy::name::{did_you_mean, hint_for_unknown_key, near_misses};
 
-use super::file::FileConfig;
+use super::file::{FileConfig, FileSandbox};
 
 /// What the names of all variables begin with.
 const VARIABLE_PREFIX: &str = "WIELDY_";
 /// The variable that names the file, and is no key of it.
 pub(crate) const CONFIG_VARIABLE: &str = "WIELDY_CONFIG";
+
+/// The key whose strictest value counts, whatever layer it is in.
+const FLOOR: [&str; 2] = ["sandbox", "floor"];
 
 /// Where a value comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,6 +75,10 @@ impl Layers {
             if value.as_table().is_some_and(Table::is_empty) && is_known(&key) {
                 continue;
             }
+            // Whoever comes later may ask for more isolation and never allow less.
+            if key == FLOOR && self.values.get(&key).is_some_and(|(held, _)| is_stricter(held, &value)) {
+                continue;
+            }
             // A table that had nothing in it now has.
             self.values.retain(|other, _| !(key.len() > other.len() && key.starts_with(other)));
             self.values.insert(key, (value, origin.clone()));
@@ -82,6 +90,15 @@ impl Layers {
         let mut config: FileConfig = toml::from_str(text).map_err(|error| mistake_in_file(path, text, &error))?;
         config.begin_paths_at(path.parent().unwrap_or(Path::new("")));
         self.put(&config, &Origin::File(path.to_owned()));
+        Ok(())
+    }
+
+    /// Puts of a file's text only the floor on top: it holds even where another file counts.
+    pub(crate) fn put_floor_of_file(&mut self, path: &Path, text: &str) -> Result<(), ConfigError> {
+        let config: FileConfig = toml::from_str(text).map_err(|error| mistake_in_file(path, text, &error))?;
+        let floor = config.sandbox.and_then(|sandbox| sandbox.floor);
+        let sandbox = Some(FileSandbox { floor, ..FileSandbox::default() });
+        self.put(&FileConfig { sandbox, ..FileConfig::default() }, &Origin::File(path.to_owned()));
         Ok(())
     }
 
@@ -181,6 +198,12 @@ impl Layers {
         }
         FileConfig::deserialize(whole).expect("each layer was read as a configuration before")
     }
+}
+
+/// Whether a floor that holds is stricter than another one.
+fn is_stricter(held: &Value, other: &Value) -> bool {
+    let level = |value: &Value| value.as_str().and_then(|text| text.parse::<Level>().ok()).unwrap_or(Level::None);
+    !level(other).is_at_least(level(held))
 }
 
 /// `limits.queue-timeout` is `WIELDY_LIMITS_QUEUE_TIMEOUT`.

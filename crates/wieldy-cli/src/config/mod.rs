@@ -1,10 +1,12 @@
 //! The configuration: layers of what people wrote become [`Config`], what the program uses.
 //!
 //! Weakest first: defaults, one file, environment, flags. The file is the first of `--config FILE`, `$WIELDY_CONFIG`,
-//! `./wieldy.toml` and `~/.config/wieldy/wieldy.toml`; only the last two may be missing.
+//! `./wieldy.toml` and `~/.config/wieldy/wieldy.toml`; only the last two may be missing. One key is special: of
+//! `sandbox.floor` the strictest value of all layers counts, and that of `~/.config/wieldy/wieldy.toml` in any case.
 
 mod file;
 mod layers;
+mod sandbox;
 mod value;
 
 use std::collections::{BTreeMap, HashMap};
@@ -18,8 +20,9 @@ use tracing::level_filters::LevelFilter;
 use wieldy::{Backoff, BreakerPolicy, Level, Limits, Plan, Rate, ResourceLimits, RetryPolicy};
 
 use crate::exit::Failure;
-use file::{FileBackoff, FileConfig, FilePlan, FileRate, LogLevel};
+use file::{FileBackoff, FileConfig, FilePlan, FileRate, FileSandbox, LogLevel};
 use layers::{CONFIG_VARIABLE, ConfigError, Layers};
+use sandbox::SandboxConfig;
 use value::{Time, Whole};
 
 pub(crate) use layers::Origin;
@@ -49,6 +52,7 @@ pub(crate) struct Config {
     pub(crate) cache_bytes_max: u64,
     pub(crate) rates: Vec<Rate>,
     pub(crate) resources: ResourceLimits,
+    pub(crate) sandbox: SandboxConfig,
     pub(crate) output_bytes_max: u64,
     pub(crate) confirmation_timeout: Duration,
     pub(crate) plans: BTreeMap<String, Plan>,
@@ -103,9 +107,19 @@ impl Environment {
         Some(folder.join("wieldy"))
     }
 
+    /// The home folder.
+    pub(crate) fn home(&self) -> Option<&Path> {
+        self.get("HOME").map(Path::new).filter(|home| home.is_absolute())
+    }
+
     /// The folder of this user's configuration.
     pub(crate) fn config_folder(&self) -> Option<PathBuf> {
         self.folder("XDG_CONFIG_HOME", ".config")
+    }
+
+    /// The file of this user's configuration.
+    fn config_file(&self) -> Option<PathBuf> {
+        self.config_folder().map(|folder| folder.join(FILE_NAME))
     }
 
     /// The folder of what this program keeps; empty where there is none.
@@ -120,6 +134,9 @@ impl Config {
         let mut layers = Layers::new(&FileConfig::defaults(environment.state_folder()));
         if let Some((path, text)) = find_file(environment, overrides.file)? {
             layers.put_file(&path, &text)?;
+        }
+        if let Some((path, text)) = usual_file(environment.config_file())? {
+            layers.put_floor_of_file(&path, &text)?;
         }
         let warnings = layers.put_environment(&environment.0)?;
         for setting in overrides.set {
@@ -137,7 +154,7 @@ impl Config {
                 layers.put_flag(flag, key, &text)?;
             }
         }
-        Ok(Self { warnings, ..Self::resolve(&layers)? })
+        Ok(Self { warnings, ..Self::resolve(&layers, environment.home())? })
     }
 
     /// Where the value of a key comes from.
@@ -145,26 +162,24 @@ impl Config {
         self.values.iter().find(|shown| shown.key == key).map(|shown| &shown.origin)
     }
 
-    fn resolve(layers: &Layers) -> Result<Self, ConfigError> {
+    fn resolve(layers: &Layers, home: Option<&Path>) -> Result<Self, ConfigError> {
         const SET: &str = "the defaults have every key";
         let file = layers.merged();
         let (limits, timeouts, retry) = (file.limits.expect(SET), file.timeouts.expect(SET), file.retry.expect(SET));
         let (breaker, resources) = (file.breaker.expect(SET), file.resources.expect(SET));
         let (base, cap) = (time(retry.base), time(retry.cap));
         if cap < base {
-            let of_one = |key: &str| layers.values().find(|(other, ..)| other == key).expect(SET).2;
-            let set = ["retry.base", "retry.cap"].map(of_one).into_iter().find(|origin| **origin != Origin::Default);
-            return Err(ConfigError {
-                place: set.expect("the defaults fit each other").to_string(),
-                message: format!("`retry.cap` is {}, less than `retry.base`, which is {}", Time(cap), Time(base)),
-                hint: None,
-            });
+            let message = format!("`retry.cap` is {}, less than `retry.base`, which is {}", Time(cap), Time(base));
+            return Err(conflict(layers, ["retry.base", "retry.cap"], message, None));
         }
+        let isolation = file.isolation.expect(SET);
+        let sandbox = sandbox(layers, file.sandbox.expect(SET), home, isolation)?;
         Ok(Self {
             workspace: file.workspace.expect(SET),
             state: file.state.expect(SET),
             log: level_filter(file.log.expect(SET)),
-            isolation: file.isolation.expect(SET),
+            isolation,
+            sandbox,
             limits: Limits {
                 calls_running_max: small(limits.calls_running_max),
                 calls_running_per_agent_max: small(limits.calls_running_per_agent_max),
@@ -205,6 +220,35 @@ impl Config {
             warnings: Vec::new(),
         })
     }
+}
+
+/// The section `sandbox`, which must allow the isolation level.
+fn sandbox(
+    layers: &Layers,
+    file: FileSandbox,
+    home: Option<&Path>,
+    isolation: Level,
+) -> Result<SandboxConfig, ConfigError> {
+    let wrong = |message| ConfigError { place: "the section `sandbox`".into(), message, hint: None };
+    let sandbox = SandboxConfig::resolve(file, home).map_err(wrong)?;
+    if !isolation.is_at_least(sandbox.floor) {
+        let (floor, by) = (sandbox.floor, origin_of(layers, "sandbox.floor"));
+        let message = format!("the isolation level `{isolation}` is below `sandbox.floor`, which is `{floor}` ({by})");
+        let hint = "choose a level that is as strong; a floor can be raised by every layer, and lowered by none";
+        return Err(conflict(layers, ["isolation", "sandbox.floor"], message, Some(hint)));
+    }
+    Ok(sandbox)
+}
+
+/// Two values that do not go together, told at the first of them that somebody set.
+fn conflict(layers: &Layers, keys: [&str; 2], message: String, hint: Option<&str>) -> ConfigError {
+    let set = keys.into_iter().map(|key| origin_of(layers, key)).find(|origin| **origin != Origin::Default);
+    let place = set.expect("the defaults fit each other").to_string();
+    ConfigError { place, message, hint: hint.map(str::to_owned) }
+}
+
+fn origin_of<'a>(layers: &'a Layers, key: &str) -> &'a Origin {
+    layers.values().find(|(other, ..)| other == key).expect("the defaults have every key").2
 }
 
 fn time(time: Option<Time>) -> Duration {
@@ -262,17 +306,29 @@ fn level_filter(level: LogLevel) -> LevelFilter {
 
 /// The file that counts, with its text. One that was asked for must be there.
 fn find_file(environment: &Environment, asked: Option<&Path>) -> Result<Option<(PathBuf, String)>, Failure> {
-    let read = |path: PathBuf| -> Result<(PathBuf, String), Failure> {
-        let doing = || format!("cannot read the configuration `{}`", path.display());
-        let text = read_bounded(&path).with_context(doing).map_err(Failure::usage)?;
-        Ok((path, text))
-    };
     if let Some(path) = asked.map(Path::to_owned).or_else(|| environment.get(CONFIG_VARIABLE).map(PathBuf::from)) {
-        return read(path).map(Some);
+        return read_file(path).map(Some);
     }
-    let of_user = environment.config_folder().map(|folder| folder.join(FILE_NAME));
-    let usual = [Some(PathBuf::from(FILE_NAME)), of_user].into_iter().flatten();
-    usual.into_iter().find(|path| path.exists()).map(read).transpose()
+    match usual_file(Some(PathBuf::from(FILE_NAME)))? {
+        Some(found) => Ok(Some(found)),
+        None => usual_file(environment.config_file()),
+    }
+}
+
+/// A file that may be missing.
+fn usual_file(path: Option<PathBuf>) -> Result<Option<(PathBuf, String)>, Failure> {
+    path.filter(|path| path.exists() && !is_placeholder(path)).map(read_file).transpose()
+}
+
+/// Whether it is an empty folder, which a sandbox keeps there as long as it runs so that no program makes the file.
+fn is_placeholder(path: &Path) -> bool {
+    path.read_dir().is_ok_and(|mut entries| entries.next().is_none())
+}
+
+fn read_file(path: PathBuf) -> Result<(PathBuf, String), Failure> {
+    let doing = || format!("cannot read the configuration `{}`", path.display());
+    let text = read_bounded(&path).with_context(doing).map_err(Failure::usage)?;
+    Ok((path, text))
 }
 
 fn read_bounded(path: &Path) -> anyhow::Result<String> {

@@ -1,5 +1,7 @@
 //! Tests of the configuration: layers, mistakes and the template.
 
+use wieldy::{FileRules, Mount, Network};
+
 use super::*;
 
 fn environment(variables: &[(&str, &str)]) -> Environment {
@@ -13,7 +15,7 @@ fn layers() -> Layers {
 /// What is told about the text of a file, or the values that are not defaults.
 fn file(text: &str) -> String {
     let mut layers = layers();
-    match layers.put_file(Path::new("wieldy.toml"), text).and_then(|()| Config::resolve(&layers)) {
+    match layers.put_file(Path::new("wieldy.toml"), text).and_then(|()| Config::resolve(&layers, None)) {
         Ok(config) => changed(&config),
         Err(error) => told(&error),
     }
@@ -30,7 +32,7 @@ fn changed(config: &Config) -> String {
 
 #[test]
 fn without_anything_the_executors_own_defaults_hold() {
-    let config = Config::resolve(&layers()).unwrap();
+    let config = Config::resolve(&layers(), None).unwrap();
     let executor = wieldy::ExecutorBuilder::default();
     assert_eq!(
         (config.limits, config.retry, config.breaker, config.resources),
@@ -126,6 +128,12 @@ fn mistakes_are_told_with_their_key_and_line() {
         "[[rates]]\nper = \"agent\"\ncalls = 1",
         "a = = b",
         "workspace = \"a\"\nworkspace = \"b\"",
+        "[sandbox]\nmounts = [\"/a:b\"]",
+        "[sandbox]\nnetwork = []",
+        "[sandbox]\nnetwork = 5",
+        "[sandbox]\nhidden = [\"~/x\"]",
+        "isolation = \"none\"\n[sandbox]\nfloor = \"native\"",
+        "[sandbox.limits]\nopen-files = 3",
     ];
     let told: Vec<String> = mistakes.iter().map(|text| file(text)).collect();
     insta::assert_snapshot!(told.join("\n"), @"
@@ -152,6 +160,12 @@ fn mistakes_are_told_with_their_key_and_line() {
     wieldy.toml:1: `rates`: missing field `window`
     wieldy.toml:1: extra `=`, expected nothing
     wieldy.toml:2: duplicate key
+    wieldy.toml:2: `sandbox.mounts`: `/a:b` is not SOURCE, SOURCE:TARGET or SOURCE:TARGET:rw; TARGET begins with `/` or `~`
+    wieldy.toml:2: `sandbox.network`: a list of hosts has at least one; `none` lets programs reach nothing
+    wieldy.toml:2: `sandbox.network`: invalid type: integer `5`, expected `none`, `open` or a list of hosts
+    the section `sandbox`: `~/x`: there is no home folder, as HOME is not set
+    file wieldy.toml: the isolation level `none` is below `sandbox.floor`, which is `native` (file wieldy.toml) (choose a level that is as strong; a floor can be raised by every layer, and lowered by none)
+    wieldy.toml:2: there is no key `sandbox.limits.open-files`
     ");
 }
 
@@ -171,7 +185,7 @@ fn environment_beats_file_and_flags_beat_environment() {
     assert_eq!(layers.put_environment(&variables.0), Ok(Vec::new()));
     layers.put_flag("--log", "log", "trace").unwrap();
     layers.put_setting("limits.calls-running-max=9").unwrap();
-    insta::assert_snapshot!(changed(&Config::resolve(&layers).unwrap()), @r#"
+    insta::assert_snapshot!(changed(&Config::resolve(&layers, None).unwrap()), @r#"
     limits.calls-running-max = 9 [flag --set]
     log = "trace" [flag --log]
     retry.base = "2s" [file wieldy.toml]
@@ -206,6 +220,66 @@ fn mistakes_in_environment_and_settings_name_them() {
 }
 
 #[test]
+fn the_section_sandbox_says_what_programs_see_reach_and_use() {
+    let mut layers = layers();
+    let text = r#"
+        [sandbox]
+        mounts = ["data:/data:rw", "/usr/share"]
+        hidden = ["~/notes", "private"]
+        protected = ["Makefile"]
+        network = ["a.example", "b.example"]
+        idle = "1m"
+        [sandbox.limits]
+        memory-mb = 10
+    "#;
+    layers.put_file(Path::new("/project/wieldy.toml"), text).unwrap();
+    let home = Path::new("/home/ada");
+    let mount = |source: &str, target: &str, writable| Mount { source: source.into(), target: target.into(), writable };
+    let wanted = SandboxConfig {
+        files: FileRules {
+            mounts: vec![mount("/project/data", "/data", true), mount("/usr/share", "/usr/share", false)],
+            hidden: vec!["/home/ada/notes".into(), "private".into()],
+            shown: Vec::new(),
+            protected: vec!["Makefile".into()],
+        },
+        network: Network::Hosts(vec!["a.example".into(), "b.example".into()]),
+        idle: Duration::from_secs(60),
+        spares: 1,
+        limits: ResourceLimits { memory_bytes: Some(10 << 20), ..ResourceLimits::default() },
+        floor: Level::None,
+    };
+    assert_eq!(Config::resolve(&layers, Some(home)).unwrap().sandbox, wanted);
+    let variables = environment(&[
+        ("WIELDY_SANDBOX_MOUNTS", "/a:/b,/usr/share:/c:rw"),
+        ("WIELDY_SANDBOX_NETWORK", "c.example,d.example"),
+        ("WIELDY_SANDBOX_LIMITS_PROCESSES", "7"),
+    ]);
+    layers.put_environment(&variables.0).unwrap();
+    layers.put_setting("sandbox.network=open").unwrap();
+    layers.put_setting("sandbox.spares=0").unwrap();
+    let sandbox = Config::resolve(&layers, Some(home)).unwrap().sandbox;
+    assert_eq!(sandbox.files.mounts, [mount("/a", "/b", false), mount("/usr/share", "/c", true)]);
+    assert_eq!((sandbox.network, sandbox.spares, sandbox.limits.processes), (Network::Open, 0, Some(7)));
+}
+
+#[test]
+fn the_strictest_floor_of_all_layers_counts() {
+    let floor = |layers: &Layers| {
+        let (_, value, origin) = layers.values().find(|(key, ..)| key == "sandbox.floor").unwrap();
+        format!("{value} by {origin}")
+    };
+    let mut layers = layers();
+    layers.put_file(Path::new("wieldy.toml"), "sandbox.floor = \"none\"").unwrap();
+    layers.put_floor_of_file(Path::new("user.toml"), "log = \"off\"\nsandbox.floor = \"native\"").unwrap();
+    assert_eq!(floor(&layers), "\"native\" by file user.toml");
+    layers.put_setting("sandbox.floor=none").unwrap();
+    assert_eq!(floor(&layers), "\"native\" by file user.toml");
+    layers.put_environment(&environment(&[("WIELDY_SANDBOX_FLOOR", "gvisor")]).0).unwrap();
+    assert_eq!(floor(&layers), "\"gvisor\" by environment WIELDY_SANDBOX_FLOOR");
+    assert_eq!(layers.values().find(|(key, ..)| key == "log").unwrap().2, &Origin::Default);
+}
+
+#[test]
 fn folders_follow_the_platforms_variables() {
     let home = [("HOME", "/home/ada")];
     assert_eq!(environment(&home).state_folder(), Path::new("/home/ada/.local/state/wieldy"));
@@ -227,10 +301,10 @@ proptest::proptest! {
 
     #[test]
     fn no_value_of_a_key_makes_reading_it_panic(
-        key in "(limits|retry|timeouts|plans|rates|tools|shell|x)(\\.(retries|base|cap|tools|default|environment|a b))?",
+        key in "(limits|retry|timeouts|plans|rates|tools|shell|sandbox|x)(\\.(retries|base|cap|tools|default|environment|mounts|network|floor|a b))?",
         value in "([0-9-]{1,25}|[0-9]{1,3}(ms|s|h|d)|nan|inf|true|\"[a-z0-9]{0,9}\"|\\[[a-z0-9,\"{}=]{0,9}\\]|\\{[a-z=0-9.\"]{0,12}\\})",
     ) {
         file(&format!("{key} = {value}"));
-        let _ = layers().put_setting(&format!("{key}={value}")).and_then(|()| Config::resolve(&layers()));
+        let _ = layers().put_setting(&format!("{key}={value}")).and_then(|()| Config::resolve(&layers(), None));
     }
 }

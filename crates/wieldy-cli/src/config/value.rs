@@ -21,6 +21,8 @@ pub(crate) type Bytes = Whole<1, { 1 << 40 }>;
 pub(crate) type BytesOrNone = Whole<0, { 1 << 40 }>;
 /// A number of megabytes up to sixteen terabytes.
 pub(crate) type Megabytes = Whole<1, { 1 << 24 }>;
+/// A number of megabytes up to sixteen terabytes, or 0 for "no limit".
+pub(crate) type MegabytesOrNone = Whole<0, { 1 << 24 }>;
 
 impl<const MIN: u64, const MAX: u64> Serialize for Whole<MIN, MAX> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -300,3 +300,26 @@ fn an_idempotency_key_and_priority_are_taken() {
     let arguments = ["call", "Read", "path=a.txt", "--idempotency-key", "k", "--priority", "-3", "--deadline", "5s"];
     assert_eq!(world.code(&arguments), Some(0));
 }
+
+#[test]
+fn what_runs_in_the_background_is_told_to_end_with_the_command() {
+    let world = World::new();
+    let told = world.run(&["call", "Bash", "command=sleep 1000", "background:=true", "--session", "s"]);
+    insta::assert_snapshot!(told, @"
+    exit: 0
+    ----- stdout -----
+    [p1 runs]
+
+    ----- stderr -----
+    warning: what runs in the background ends with this command, as nobody is there to look after it
+    ");
+    let told = world.run(&["call", "Bash", "command=sleep 1000", "background:=true"]);
+    insta::assert_snapshot!(told, @"
+    exit: 1
+    ----- stdout -----
+
+    ----- stderr -----
+    error[E3303]: what runs in the background belongs to a session, and this call is part of none
+    hint: make the call in a session, or wait for the command's end
+    ");
+}

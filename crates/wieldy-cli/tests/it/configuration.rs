@@ -57,6 +57,19 @@ fn every_value_is_shown_with_its_origin() {
     retry.base = "1s"  # default
     retry.cap = "30s"  # default
     retry.retries = 5  # file wieldy.toml
+    sandbox.floor = "none"  # default
+    sandbox.hidden = []  # default
+    sandbox.idle = "10m"  # default
+    sandbox.limits.cpu-millicores = 0  # default
+    sandbox.limits.disk-files = 0  # default
+    sandbox.limits.disk-mb = 0  # default
+    sandbox.limits.memory-mb = 0  # default
+    sandbox.limits.processes = 0  # default
+    sandbox.mounts = []  # default
+    sandbox.network = "none"  # default
+    sandbox.protected = []  # default
+    sandbox.shown = []  # default
+    sandbox.spares = 1  # default
     shell.environment = ["PATH", "HOME", "USER", "LANG", "LC_*", "TERM", "TZ", "TMPDIR"]  # default
     state = "[root]/home/.local/state/wieldy"  # default
     timeouts.default = "30s"  # default
@@ -156,6 +169,69 @@ fn the_configuration_takes_effect() {
         .file("inner/a.txt", "");
     assert!(world.run(&["call", "Bash", "command=ls"]).contains("a.txt"));
     assert_eq!(world.code(&["call", "Bash", "command=sleep 10"]), Some(5));
+}
+
+#[test]
+fn programs_see_what_the_configuration_mounts_and_not_what_it_hides() {
+    let world = World::new()
+        .file("../data/a.txt", "from outside\n")
+        .file("../home/notes.txt", "at home\n")
+        .file("private/secret.txt", "hidden\n")
+        .file("Makefile", "all:\n")
+        .file(
+            "wieldy.toml",
+            r#"
+            [sandbox]
+            mounts = ["../data:/data:rw", "~/notes.txt:/notes"]
+            hidden = ["private"]
+            protected = ["Makefile"]
+            "#,
+        );
+    let script = "cat /data/a.txt /notes; ls private; echo x > /data/b.txt && echo written; \
+        echo x > /notes || echo kept; echo x > Makefile || echo kept";
+    let output = world.command(&["call", "Bash", &format!("command=({script}) 2>/dev/null")]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "from outside\nat home\nwritten\nkept\nkept\n");
+    assert_eq!(std::fs::read_to_string(world.path("../data/b.txt")).unwrap(), "x\n");
+    let told = world.run(&["doctor", "--plan"]);
+    assert!(told.contains("/data") && told.contains("hide     [root]/work/private"), "{told}");
+}
+
+#[test]
+fn a_project_cannot_allow_less_isolation_than_its_user() {
+    let world = World::new()
+        .file("../home/.config/wieldy/wieldy.toml", "sandbox.floor = \"native\"\nretry.retries = 7\n")
+        .file("wieldy.toml", "isolation = \"none\"\nsandbox.floor = \"none\"\n");
+    insta::assert_snapshot!(world.run(&["call", "Bash", "command=true"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: file wieldy.toml: the isolation level `none` is below `sandbox.floor`, which is `native` (file [root]/home/.config/wieldy/wieldy.toml)
+    hint: choose a level that is as strong; a floor can be raised by every layer, and lowered by none
+    ");
+    std::fs::write(world.path("wieldy.toml"), "").unwrap();
+    insta::assert_snapshot!(world.run(&["call", "Bash", "command=true", "--isolation", "none"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: flag --isolation: the isolation level `none` is below `sandbox.floor`, which is `native` (file [root]/home/.config/wieldy/wieldy.toml)
+    hint: choose a level that is as strong; a floor can be raised by every layer, and lowered by none
+    ");
+    assert_eq!(world.code(&["call", "Bash", "command=true"]), Some(0));
+    let shown = world.run(&["config", "show", "--set", "sandbox.floor=none"]);
+    assert!(shown.contains("sandbox.floor = \"native\"  # file [root]/home/.config/wieldy/wieldy.toml\n"), "{shown}");
+    assert!(shown.contains("retry.retries = 2  # default\n"), "nothing else comes from that file: {shown}");
+}
+
+#[test]
+fn an_empty_folder_in_place_of_the_file_counts_as_none() {
+    let world = World::new().file("../home/.config/wieldy/wieldy.toml", "retry.retries = 7\n");
+    std::fs::create_dir(world.path("wieldy.toml")).unwrap();
+    let shown = world.run(&["config", "show"]);
+    assert!(shown.contains("retry.retries = 7 "), "{shown}");
+    std::fs::write(world.path("wieldy.toml/file"), "").unwrap();
+    assert_eq!(world.code(&["config", "show"]), Some(2), "a folder with something in it is a mistake");
 }
 
 #[test]

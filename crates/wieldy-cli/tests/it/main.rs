@@ -5,6 +5,7 @@ mod bad_input;
 mod batch;
 mod call;
 mod configuration;
+mod doctor;
 mod exit_codes;
 mod interrupt;
 mod terminal;

@@ -71,7 +71,8 @@ impl Hierarchy {
         self.inner.findings.iter().any(|finding| finding.controller == controller && finding.usable.is_ok())
     }
 
-    /// The executor's own group, for limits on everything that it runs.
+    /// The executor's own group.
+    #[cfg(test)]
     pub(crate) fn own(&self) -> &Group {
         &self.inner.own
     }

@@ -18,7 +18,7 @@ use rustix::process::{self, DumpableBehavior, Pid};
 use rustix::thread::{self, CapabilitySet, CapabilitySets};
 use seccompiler::BpfProgram;
 
-use super::landlock::{Access, Reach};
+use super::landlock::Access;
 use super::owners::Identity;
 use super::plan::Step;
 use super::walls::Site;
@@ -130,7 +130,7 @@ impl Init {
             }
         }
         let writable = order.writable.iter().map(|path| (path.as_path(), Access::ReadWrite));
-        let landlock = landlock::ruleset(writable.chain([(Path::new("/"), Access::Read)]), Reach::OwnCall)
+        let landlock = landlock::ruleset(writable.chain([(Path::new("/"), Access::Read)]))
             .map_err(|error| ("making Landlock rules".into(), io::Error::other(error)))?
             .map_err(|absent| ("Landlock".into(), io::Error::other(absent)))?;
         let tree = Tree::new(sys::child_signals().map_err(doing("hearing of children"))?)

@@ -25,16 +25,6 @@ pub(crate) enum Access {
     ReadWrite,
 }
 
-/// How far a process under the ruleset reaches other processes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reach {
-    /// Wherever the namespaces let it.
-    Namespaces,
-    /// Only processes that put themselves under the ruleset with it, that is, its own call: no signal goes further, nor a
-    /// connection to an abstract socket. Needs version 6.
-    OwnCall,
-}
-
 /// A ruleset, or why there can be none.
 pub(crate) type Obtained = Result<OwnedFd, Absent>;
 
@@ -81,10 +71,10 @@ pub(crate) fn absent() -> Option<Absent> {
 
 /// Makes the ruleset that grants these paths, and nothing else that has a path. Of those in [`DEVICES`], the ones that are
 /// there are granted too. Paths are looked up now, in the root of this process.
-pub(crate) fn ruleset<'a>(
-    paths: impl IntoIterator<Item = (&'a Path, Access)>,
-    reach: Reach,
-) -> Result<Obtained, LandlockError> {
+///
+/// Whoever is under it reaches only processes that put themselves under it with them, that is, those of the same call: no
+/// signal goes further, nor a connection to an abstract socket. That needs version 6.
+pub(crate) fn ruleset<'a>(paths: impl IntoIterator<Item = (&'a Path, Access)>) -> Result<Obtained, LandlockError> {
     if let Some(absent) = absent() {
         return Ok(Err(absent));
     }
@@ -92,7 +82,7 @@ pub(crate) fn ruleset<'a>(
     // What was worked out for this kernel's version must be taken whole: a rule that is dropped on the quiet would be a hole.
     let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
     let mut ruleset = ruleset.handle_access(AccessFs::from_all(abi))?;
-    if reach == Reach::OwnCall && abi >= ABI::V6 {
+    if abi >= ABI::V6 {
         ruleset = ruleset.scope(Scope::from_all(abi))?;
     }
     let mut ruleset = ruleset.create()?;
@@ -150,8 +140,8 @@ mod tests {
     use crate::native::sys_landlock::restrict;
 
     /// Puts this process under a ruleset of these paths.
-    fn lock(paths: &[(&Path, Access)], reach: Reach) {
-        let ruleset = ruleset(paths.iter().copied(), reach).unwrap().unwrap();
+    fn lock(paths: &[(&Path, Access)]) {
+        let ruleset = ruleset(paths.iter().copied()).unwrap().unwrap();
         rustix::thread::set_no_new_privs(true).unwrap();
         restrict(ruleset.as_raw_fd()).unwrap();
     }
@@ -201,7 +191,7 @@ mod tests {
         let mut paths: Vec<_> =
             system.into_iter().filter(|path| path.exists()).map(|path| (path, Access::Read)).collect();
         paths.extend([(read.as_path(), Access::Read), (&write, Access::ReadWrite), (&single, Access::ReadWrite)]);
-        lock(&paths, Reach::OwnCall);
+        lock(&paths);
 
         assert_eq!(fs::read_to_string(read.join("file")).unwrap(), "read");
         assert_eq!(fs::read_dir(&read).unwrap().count(), 1);
@@ -242,28 +232,11 @@ mod tests {
         let sleeper = Sleeper::new();
         let pid = rustix::process::Pid::from_child(&sleeper.0);
         std::thread::spawn(move || {
-            lock(&[(Path::new("/"), Access::ReadWrite)], Reach::OwnCall);
+            lock(&[(Path::new("/"), Access::ReadWrite)]);
             assert_eq!(kind(UnixStream::connect_addr(&name)), PermissionDenied);
             assert_eq!(rustix::process::test_kill_process(pid), Err(rustix::io::Errno::PERM));
             let own = Sleeper::new();
             rustix::process::test_kill_process(rustix::process::Pid::from_child(&own.0)).unwrap();
-        })
-        .join()
-        .unwrap();
-    }
-
-    #[test]
-    fn without_scopes_signals_and_sockets_are_left_to_the_namespaces() {
-        if lacks(1)
-            || !in_own_process("native::landlock::tests::without_scopes_signals_and_sockets_are_left_to_the_namespaces")
-        {
-            return;
-        }
-        let sleeper = Sleeper::new();
-        let pid = rustix::process::Pid::from_child(&sleeper.0);
-        std::thread::spawn(move || {
-            lock(&[(Path::new("/usr"), Access::Read)], Reach::Namespaces);
-            rustix::process::test_kill_process(pid).unwrap();
         })
         .join()
         .unwrap();
@@ -275,7 +248,7 @@ mod tests {
             return;
         }
         let missing = Path::new("/no/such/path");
-        let error = ruleset([(missing, Access::Read)], Reach::Namespaces).unwrap_err();
+        let error = ruleset([(missing, Access::Read)]).unwrap_err();
         assert_eq!(error.to_string(), "could not open `/no/such/path` for a Landlock rule");
     }
 
@@ -287,7 +260,7 @@ mod tests {
         let paths = ["/usr", "/etc", "/opt", "/tmp", "/run", "/dev", "/proc", "/var/tmp"].map(Path::new);
         rustix::thread::set_no_new_privs(true).unwrap();
         let started = std::time::Instant::now();
-        let ruleset = ruleset(paths.map(|path| (path, Access::Read)), Reach::OwnCall).unwrap().unwrap();
+        let ruleset = ruleset(paths.map(|path| (path, Access::Read))).unwrap().unwrap();
         let made = started.elapsed();
         let started = std::time::Instant::now();
         restrict(ruleset.as_raw_fd()).unwrap();

@@ -12,7 +12,7 @@ mod planned;
 pub(crate) mod planner;
 pub(crate) mod seccomp;
 pub(crate) mod secrets;
-mod standing;
+pub(crate) mod standing;
 #[expect(unsafe_code, reason = "two system calls that no library offers; each block says why it is sound")]
 pub(crate) mod sys_landlock;
 pub(crate) mod syscalls;
@@ -36,7 +36,7 @@ use wieldy_core::{
 };
 
 use self::owners::Owners;
-use self::plan::Step;
+use self::plan::{Plan, Step};
 use self::planned::Planned;
 use self::standing::{Blank, Standing};
 use crate::cgroup::Hierarchy;
@@ -124,6 +124,16 @@ impl Native {
     /// How many sandboxes are built ahead at this moment.
     pub fn spares(&self) -> usize {
         lock(&self.shared.spares).values().map(Vec::len).sum()
+    }
+
+    /// The control groups that its sandboxes use.
+    pub(crate) fn hierarchy(&self) -> &Hierarchy {
+        self.shared.hierarchy()
+    }
+
+    /// What programs see under a confinement, with nothing done yet.
+    pub(crate) fn draw(&self, confinement: &Confinement) -> Result<Plan, SandboxError> {
+        planned::draw(confinement, &self.shared.options, &Default::default())
     }
 }
 

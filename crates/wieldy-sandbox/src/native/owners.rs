@@ -100,22 +100,8 @@ impl Owners {
     }
 
     async fn source(&self, source: &Path, warden: &Warden) -> io::Result<OwnedFd> {
-        let told = |error: io::Error| io::Error::new(error.kind(), format!("`{}`: {error}", source.display()));
-        let owner = fs::metadata(source).map_err(told)?;
-        let namespace = self.namespace(owner.uid(), owner.gid(), warden).await?;
-        let change = MountChange { owners: Some(namespace.as_fd()), ..MountChange::default() };
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-        let whole = open_tree(CWD, source, flags | OpenTreeFlags::AT_RECURSIVE).map_err(|error| told(error.into()))?;
-        if sys::change_mount(whole.as_fd(), true, change).is_ok() {
-            return Ok(whole);
-        }
-        // Something is mounted below it that cannot be shown so; without that, then.
-        let single = open_tree(CWD, source, flags).map_err(|error| told(error.into()))?;
-        sys::change_mount(single.as_fd(), false, change).map_err(|error| {
-            let hint = "its file system cannot show files under another owner; run wieldy as an ordinary user instead";
-            io::Error::new(error.kind(), format!("`{}`: {error} ({hint})", source.display()))
-        })?;
-        Ok(single)
+        let owner = fs::metadata(source).map_err(|error| told(source, &error))?;
+        mapped(source, &self.namespace(owner.uid(), owner.gid(), warden).await?)
     }
 
     async fn namespace(&self, uid: u32, gid: u32, warden: &Warden) -> io::Result<OwnedFd> {
@@ -127,6 +113,34 @@ impl Owners {
         known().insert((uid, gid), namespace.try_clone()?);
         Ok(namespace)
     }
+}
+
+/// A copy of a mount, whose owners are shown as the namespace maps them.
+fn mapped(source: &Path, namespace: &OwnedFd) -> io::Result<OwnedFd> {
+    let change = MountChange { owners: Some(namespace.as_fd()), ..MountChange::default() };
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let copy = |flags| open_tree(CWD, source, flags).map_err(|error| told(source, &error.into()));
+    let whole = copy(flags | OpenTreeFlags::AT_RECURSIVE)?;
+    if sys::change_mount(whole.as_fd(), true, change).is_ok() {
+        return Ok(whole);
+    }
+    // Something is mounted below it that cannot be shown so; without that, then.
+    let single = copy(flags)?;
+    sys::change_mount(single.as_fd(), false, change).map_err(|error| {
+        let hint = "its file system cannot show files under another owner; run wieldy as an ordinary user instead";
+        io::Error::new(error.kind(), format!("`{}`: {error} ({hint})", source.display()))
+    })?;
+    Ok(single)
+}
+
+fn told(path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("`{}`: {error}", path.display()))
+}
+
+/// Whether a folder can be shown as the sandboxes' own.
+pub(crate) fn try_mapping(folder: &Path) -> io::Result<()> {
+    let owner = fs::metadata(folder)?;
+    mapped(folder, &namespace(owner.uid(), owner.gid())?).map(drop)
 }
 
 /// A user namespace in which the owner of files is the account outside. For the warden: it takes a process to make one.

@@ -14,6 +14,7 @@ use seccompiler::{
 };
 
 use super::syscalls::{ALLOWED, REFUSED};
+use crate::probe::RefusedCall;
 
 /// Makes the filter for this machine's architecture.
 pub(crate) fn filter() -> Result<BpfProgram, String> {
@@ -47,21 +48,12 @@ pub(crate) fn install(filter: &BpfProgram) -> io::Result<()> {
     })
 }
 
-/// A system call that fails in the sandbox, and why.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Refused {
-    /// The call, and where it is refused for some arguments only, for which.
-    pub(crate) name: &'static str,
-    /// What it could do.
-    pub(crate) reason: &'static str,
-}
-
 /// Every system call that is refused with a reason, for people to read.
-pub(crate) fn refused() -> impl Iterator<Item = Refused> {
+pub(crate) fn refused() -> impl Iterator<Item = RefusedCall> {
     let whole = REFUSED.iter().flat_map(|(reason, calls)| {
-        calls.iter().map(|(name, _)| Refused { name: name.strip_prefix("SYS_").unwrap_or(name), reason })
+        calls.iter().map(|(name, _)| RefusedCall { name: name.strip_prefix("SYS_").unwrap_or(name), reason })
     });
-    whole.chain(REFUSED_IN_PART.iter().map(|&(name, reason)| Refused { name, reason }))
+    whole.chain(REFUSED_IN_PART.iter().map(|&(name, reason)| RefusedCall { name, reason }))
 }
 
 const REFUSED_IN_PART: &[(&str, &str)] = &[

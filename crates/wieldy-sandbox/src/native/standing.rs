@@ -393,7 +393,7 @@ impl Drop for Busy<'_> {
 }
 
 /// What sees to each limit here.
-pub(super) fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
+pub(crate) fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
     let kernel_or = |controller, otherwise| if hierarchy.can(controller) { Enforcer::Kernel } else { otherwise };
     let by = [
         ("cpu_millicores", kernel_or(Controller::Cpu, Enforcer::Nobody)),

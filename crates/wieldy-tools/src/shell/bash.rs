@@ -1,23 +1,30 @@
 //! `Bash`: any command line, in the workspace.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use wieldy_core::{Command, Outcome, Provider, Run, RunError, Stdin, Tool, ToolSpec};
+use wieldy_core::{Command, Outcome, Provider, Run, RunError, Stdin, Terminal, Tool, ToolSpec};
 
-use super::process::{run_command, start_folder};
+use super::Processes;
+use super::process::{check_words, run_command, start_folder};
+use super::process_tools::answer;
+use super::processes::{END_OF_TRANSMISSION, State};
 
 /// Becomes the same shell again, with complaints and output in one stream: read from two pipes, nobody could tell which of
 /// them came first. `--` ends the shell's own options, as a command line that begins with `-` is not one of them.
 const ONE_STREAM: &str = r#"exec "$0" -c -- "$1" 2>&1"#;
 
+/// How long a process in the background is watched before the call returns, so that one that fails at once is told.
+const WATCHED: Duration = Duration::from_millis(100);
+
 /// Runs a command line with `bash`, or with `sh` where there is no `bash`.
 pub struct Bash {
-    environment: BTreeMap<String, String>,
-    shell: &'static str,
+    shell: Shell,
+    processes: Arc<Processes>,
 }
 
 /// What to run.
@@ -31,14 +38,87 @@ pub struct BashArgs {
     description: Option<String>,
     /// What the command reads from its standard input; without it, the end of file at once.
     stdin: Option<String>,
+    /// Whether the command goes on in the background, for `ProcessRead`, `ProcessWrite` and `ProcessStop` of the same session.
+    #[serde(default)]
+    background: bool,
+    /// Whether the command gets a terminal, of 24 rows and 80 columns or of the given size.
+    terminal: Option<TerminalArg>,
+}
+
+/// A terminal as one asks for it.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum TerminalArg {
+    /// The usual one, or none.
+    Wanted(bool),
+    /// One of this size.
+    Size {
+        #[schemars(range(min = 1, max = 1000))]
+        rows: u16,
+        #[schemars(range(min = 1, max = 1000))]
+        columns: u16,
+    },
+}
+
+impl TerminalArg {
+    fn terminal(self) -> Option<Terminal> {
+        match self {
+            Self::Wanted(false) => None,
+            Self::Wanted(true) => Some(Terminal { rows: 24, columns: 80 }),
+            Self::Size { rows, columns } => Some(Terminal { rows, columns }),
+        }
+    }
+}
+
+/// A shell with the environment of its commands.
+pub(super) struct Shell {
+    environment: BTreeMap<String, String>,
+    program: &'static str,
+}
+
+impl Shell {
+    pub(super) fn new(environment: BTreeMap<String, String>) -> Self {
+        let path = environment.get("PATH").map_or("/usr/local/bin:/usr/bin:/bin", String::as_str);
+        let has_bash = path.split(':').any(|place| place.starts_with('/') && Path::new(place).join("bash").is_file());
+        Self { environment, program: if has_bash { "bash" } else { "sh" } }
+    }
+
+    /// The command that runs a command line, without input.
+    pub(super) fn command(&self, line: &str, folder: PathBuf) -> Command {
+        Command {
+            program: self.program.into(),
+            arguments: vec!["-c".into(), ONE_STREAM.into(), self.program.into(), line.into()],
+            environment: self.environment.clone(),
+            folder,
+            stdin: Stdin::Nothing,
+            terminal: None,
+        }
+    }
 }
 
 impl Bash {
     /// The tool, whose commands get just this environment; [`allowed`](super::allowed) makes one.
     pub fn new(environment: BTreeMap<String, String>) -> Self {
-        let path = environment.get("PATH").map_or("/usr/local/bin:/usr/bin:/bin", String::as_str);
-        let has_bash = path.split(':').any(|place| place.starts_with('/') && Path::new(place).join("bash").is_file());
-        Self { environment, shell: if has_bash { "bash" } else { "sh" } }
+        Self::with(environment, Arc::default())
+    }
+
+    /// The same, where other tools look after what it starts in the background.
+    pub fn with(environment: BTreeMap<String, String>, processes: Arc<Processes>) -> Self {
+        Self { shell: Shell::new(environment), processes }
+    }
+
+    /// Starts a command that goes on when the call is over.
+    async fn start(&self, command: Command, line: String, run: &Run) -> Result<Outcome, RunError> {
+        check_words(&command)?;
+        let process = self.processes.start(run.background()?, command, line)?;
+        tokio::select! {
+            () = process.ended() => {}
+            () = tokio::time::sleep(WATCHED) => {}
+        }
+        match process.state() {
+            State::Lost(error) => Err(RunError::from(*error)),
+            State::Running | State::Ended(_) => Ok(answer(&process, run)),
+        }
     }
 }
 
@@ -49,7 +129,8 @@ impl Tool for Bash {
         let mut spec = ToolSpec::new(
             "Bash",
             "Runs a command line in the workspace and returns what it prints. Each call starts afresh: folder and \
-             variables are not kept. Everything the command started is ended with it, so nothing runs on in the background.",
+             variables are not kept. Everything the command started is ended with it, unless it was started with \
+             `background`: then it goes on, and the answer names it for `ProcessRead`, `ProcessWrite` and `ProcessStop`.",
         )
         .category("shell")
         .provider(Provider::Builtin)
@@ -63,14 +144,30 @@ impl Tool for Bash {
         if let Some(description) = args.description {
             run.progress(None, description);
         }
-        let command = Command {
-            program: self.shell.into(),
-            arguments: vec!["-c".into(), ONE_STREAM.into(), self.shell.into(), args.command],
-            environment: self.environment.clone(),
-            folder,
-            stdin: args.stdin.map_or(Stdin::Nothing, |text| Stdin::Bytes(text.into_bytes())),
-            terminal: None,
-        };
-        run_command(&command, run).await
+        if let Some(session) = run.caller().session_key() {
+            self.processes.touch(&session);
+        }
+        let mut command = self.shell.command(&args.command, folder);
+        command.terminal = args.terminal.and_then(TerminalArg::terminal);
+        if command.terminal.is_some() {
+            command.environment.entry("TERM".into()).or_insert_with(|| "xterm".into());
+        }
+        command.stdin = stdin(args.stdin, args.background, command.terminal.is_some());
+        if args.background { self.start(command, args.command, run).await } else { run_command(&command, run).await }
+    }
+}
+
+/// What the command reads. At a terminal somebody must say where it ends, unless more may come.
+fn stdin(text: Option<String>, background: bool, terminal: bool) -> Stdin {
+    match (text, background, terminal) {
+        (None, true, _) | (None, _, false) => Stdin::Nothing,
+        (Some(text), true, _) | (Some(text), _, false) => Stdin::Bytes(text.into_bytes()),
+        (text, false, true) => {
+            let mut bytes = text.unwrap_or_default().into_bytes();
+            // In the middle of a line the first one only hands over what was typed.
+            let ends = if bytes.last().is_none_or(|byte| *byte == b'\n') { 1 } else { 2 };
+            bytes.extend(END_OF_TRANSMISSION.repeat(ends));
+            Stdin::Bytes(bytes)
+        }
     }
 }

@@ -73,7 +73,7 @@ fn failure(program: &str, ended: Ended) -> Option<CallError> {
 }
 
 /// Refuses what no program can be given, before it is tried.
-fn check_words(command: &Command) -> Result<(), RunError> {
+pub(super) fn check_words(command: &Command) -> Result<(), RunError> {
     let words = command.arguments.iter().map(String::as_str);
     for word in words.chain(command.environment.values().map(String::as_str)) {
         if word.contains('\0') {

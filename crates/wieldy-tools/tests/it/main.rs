@@ -1,6 +1,7 @@
 //! The built-in tools, called through a real executor.
 
 mod artifact;
+mod background;
 mod confinement;
 mod delete;
 mod edit;

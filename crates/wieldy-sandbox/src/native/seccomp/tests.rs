@@ -8,6 +8,7 @@ use crate::native::alone::{in_own_process, say};
 
 #[expect(unsafe_code, reason = "an attack makes system calls that no library offers")]
 #[path = "../../../tests/it/escape/syscalls.rs"]
+#[allow(dead_code, reason = "the tests of whole sandboxes use more of it")]
 mod attacks;
 
 #[test]

@@ -1,0 +1,239 @@
+//! `wieldy doctor`: which isolation levels and limits work here, and where not, why and what to do.
+
+use std::fmt::Write;
+
+use anyhow::anyhow;
+use serde::Serialize;
+use wieldy::{Enforcement, Enforcer, Level, ProbeState, Probed, Report};
+
+use crate::args::DoctorArgs;
+use crate::assemble;
+use crate::config::{Config, Environment};
+use crate::exit::{Exit, Failure};
+use crate::output::{Printer, shown_in_line};
+
+pub(crate) async fn run(
+    args: &DoctorArgs,
+    config: &Config,
+    environment: &Environment,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    let report = wieldy::probe(&assemble::probe_options(config, environment)).await;
+    let isolation = config.isolation;
+    let is_ok = report.works(isolation);
+    if printer.json {
+        let plan = args.plan.then(|| report.plan.as_ref().map_or(&[][..], Vec::as_slice));
+        printer.json(&Told { ok: is_ok, isolation, report: &report, plan })?;
+    } else {
+        printer.data(text(&report, isolation, printer.stdout_has_colours()).as_bytes())?;
+        if args.plan {
+            printer.data(plan_text(&report).as_bytes())?;
+        }
+    }
+    if is_ok {
+        return Ok(Exit::Success);
+    }
+    let told = anyhow!("the isolation level `{isolation}` does not work here");
+    Err(Failure::broken(told).hint("do what is advised for it above, or choose a level that works by `isolation`"))
+}
+
+/// The JSON; its form is documented and stable.
+#[derive(Serialize)]
+struct Told<'a> {
+    ok: bool,
+    isolation: Level,
+    #[serde(flatten)]
+    report: &'a Report,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plan: Option<&'a [String]>,
+}
+
+/// Everything for people: a paragraph for each kind of thing, a line for each thing, advice below it.
+fn text(report: &Report, isolation: Level, colours: bool) -> String {
+    let limits: Vec<Probed> = report.limits.iter().map(limit).collect();
+    let user = if report.user == 0 { "root".to_owned() } else { format!("user {}", report.user) };
+    let paragraphs = [
+        (format!("isolation levels (configured: {isolation})"), &report.levels),
+        (format!("kernel {} on {}, as {user}", report.kernel, report.architecture), &report.features),
+        (format!("control groups: {}", report.cgroups), &report.controllers),
+        ("limits at level native, and who sees to them".to_owned(), &limits),
+    ];
+    let lines = paragraphs.iter().flat_map(|(_, lines)| lines.iter());
+    let width = lines.map(|probed| probed.name.chars().count()).max().unwrap_or_default();
+    let paragraphs = paragraphs.iter().map(|(title, lines)| {
+        let lines: String = lines.iter().map(|probed| line(probed, width, colours)).collect();
+        format!("{}\n{lines}", shown_in_line(title))
+    });
+    paragraphs.collect::<Vec<_>>().join("\n")
+}
+
+fn line(probed: &Probed, width: usize, colours: bool) -> String {
+    let (sign, colour) = match probed.state {
+        ProbeState::Works => ("✓", "32"),
+        ProbeState::Found => ("?", "33"),
+        ProbeState::Fails => ("✗", "31"),
+    };
+    let sign = if colours { format!("\x1b[{colour}m{sign}\x1b[0m") } else { sign.to_owned() };
+    let mut text = format!("  {sign} {:width$}  {}\n", probed.name, shown_in_line(&probed.told));
+    if let Some(hint) = &probed.hint {
+        let _ = writeln!(text, "    {:width$}  → {}", "", shown_in_line(hint));
+    }
+    text
+}
+
+fn limit(enforcement: &Enforcement) -> Probed {
+    let (state, told, hint) = match enforcement.by {
+        Enforcer::Kernel => (ProbeState::Works, "the kernel, for all processes of a call together", None),
+        Enforcer::KernelPerProcess => (ProbeState::Works, "the kernel, for each process by itself", None),
+        Enforcer::Watcher => (ProbeState::Works, "a watcher, which ends what has gone too far", None),
+        Enforcer::Executor => (ProbeState::Works, "wieldy itself, which keeps no more", None),
+        Enforcer::Nobody => {
+            (ProbeState::Fails, "nobody", Some("a control group sees to it; do what is advised for it above"))
+        }
+    };
+    Probed { name: enforcement.limit.to_owned(), state, told: told.into(), hint: hint.map(str::to_owned) }
+}
+
+fn plan_text(report: &Report) -> String {
+    match &report.plan {
+        Ok(lines) => {
+            let lines: String = lines.iter().map(|line| format!("  {}\n", shown_in_line(line))).collect();
+            format!("\nwhat programs see\n{lines}")
+        }
+        Err(reason) => format!("\nwhat programs see\n  nothing: {}\n", shown_in_line(reason)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn probed(name: &str, state: ProbeState, hint: Option<&str>) -> Probed {
+        Probed { name: name.into(), state, told: "told\u{1b}".into(), hint: hint.map(str::to_owned) }
+    }
+
+    fn report() -> Report {
+        Report {
+            kernel: "6.1.0".into(),
+            architecture: "x86_64".into(),
+            user: 1000,
+            levels: vec![
+                probed("none", ProbeState::Works, None),
+                probed("native", ProbeState::Fails, Some("do this")),
+                probed("runc", ProbeState::Found, None),
+            ],
+            features: vec![probed("Landlock", ProbeState::Works, None)],
+            cgroups: "v2",
+            controllers: vec![probed("cpu", ProbeState::Fails, Some("delegate"))],
+            limits: vec![
+                Enforcement { limit: "cpu_millicores", by: Enforcer::Nobody },
+                Enforcement { limit: "memory_bytes", by: Enforcer::Watcher },
+            ],
+            refused: Vec::new(),
+            plan: Ok(vec!["bind /usr read".into()]),
+        }
+    }
+
+    #[test]
+    fn everything_lines_up_and_advice_stands_below() {
+        insta::assert_snapshot!(text(&report(), Level::Native, false), @r#"
+        isolation levels (configured: native)
+          ✓ none            told\u{1b}
+          ✗ native          told\u{1b}
+                            → do this
+          ? runc            told\u{1b}
+
+        kernel 6.1.0 on x86_64, as user 1000
+          ✓ Landlock        told\u{1b}
+
+        control groups: v2
+          ✗ cpu             told\u{1b}
+                            → delegate
+
+        limits at level native, and who sees to them
+          ✗ cpu_millicores  nobody
+                            → a control group sees to it; do what is advised for it above
+          ✓ memory_bytes    a watcher, which ends what has gone too far
+        "#);
+    }
+
+    #[test]
+    fn colours_are_only_where_they_are_wanted() {
+        let coloured = line(&probed("x", ProbeState::Fails, None), 1, true);
+        assert_eq!(coloured, "  \x1b[31m✗\x1b[0m x  told\\u{1b}\n");
+    }
+
+    #[test]
+    fn a_plan_is_shown_or_why_there_is_none() {
+        assert_eq!(plan_text(&report()), "\nwhat programs see\n  bind /usr read\n");
+        let none = Report { plan: Err("no workspace".into()), ..report() };
+        assert_eq!(plan_text(&none), "\nwhat programs see\n  nothing: no workspace\n");
+    }
+
+    #[test]
+    fn the_json_has_the_documented_form() {
+        let report = report();
+        let plan = report.plan.clone().unwrap();
+        let told = Told { ok: false, isolation: Level::Native, report: &report, plan: Some(&plan) };
+        insta::assert_snapshot!(serde_json::to_string_pretty(&told).unwrap(), @r#"
+        {
+          "ok": false,
+          "isolation": "native",
+          "kernel": "6.1.0",
+          "architecture": "x86_64",
+          "user": 1000,
+          "levels": [
+            {
+              "name": "none",
+              "state": "works",
+              "told": "told\u001b",
+              "hint": null
+            },
+            {
+              "name": "native",
+              "state": "fails",
+              "told": "told\u001b",
+              "hint": "do this"
+            },
+            {
+              "name": "runc",
+              "state": "found",
+              "told": "told\u001b",
+              "hint": null
+            }
+          ],
+          "features": [
+            {
+              "name": "Landlock",
+              "state": "works",
+              "told": "told\u001b",
+              "hint": null
+            }
+          ],
+          "cgroups": "v2",
+          "controllers": [
+            {
+              "name": "cpu",
+              "state": "fails",
+              "told": "told\u001b",
+              "hint": "delegate"
+            }
+          ],
+          "limits": [
+            {
+              "limit": "cpu_millicores",
+              "by": "nobody"
+            },
+            {
+              "limit": "memory_bytes",
+              "by": "watcher"
+            }
+          ],
+          "refused": [],
+          "plan": [
+            "bind /usr read"
+          ]
+        }
+        "#);
+    }
+}

@@ -1,0 +1,233 @@
+//! The section `sandbox`: what programs see and reach, how long their sandboxes stay, and how weak isolation may be.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::de::{Error, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use wieldy::{FileRules, Level, Mount, Network, ResourceLimits};
+
+use super::file::{FileSandbox, FileSandboxLimits};
+use super::value::Whole;
+
+/// The section, resolved.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct SandboxConfig {
+    pub(crate) files: FileRules,
+    pub(crate) network: Network,
+    pub(crate) idle: Duration,
+    pub(crate) spares: usize,
+    /// What all programs of one session may use together.
+    pub(crate) limits: ResourceLimits,
+    pub(crate) floor: Level,
+}
+
+impl SandboxConfig {
+    /// The section as it is used; `home` is what `~` means. The error says which path cannot be understood.
+    pub(super) fn resolve(file: FileSandbox, home: Option<&Path>) -> Result<Self, String> {
+        const SET: &str = "the defaults have every key";
+        let paths = |paths: Option<Vec<PathBuf>>| {
+            paths.expect(SET).iter().map(|path| at_home(path, home)).collect::<Result<Vec<_>, _>>()
+        };
+        let mounts = file.mounts.expect(SET).into_iter().map(|mount| mount.resolve(home));
+        Ok(Self {
+            files: FileRules {
+                mounts: mounts.collect::<Result<_, _>>()?,
+                hidden: paths(file.hidden)?,
+                shown: paths(file.shown)?,
+                protected: paths(file.protected)?,
+            },
+            network: file.network.expect(SET).0,
+            idle: file.idle.expect(SET).0,
+            spares: file.spares.expect(SET).0 as usize,
+            limits: limits(&file.limits.expect(SET)),
+            floor: file.floor.expect(SET),
+        })
+    }
+}
+
+/// 0 means no limit beyond those of the single calls.
+fn limits(file: &FileSandboxLimits) -> ResourceLimits {
+    fn some<const MAX: u64>(number: Option<Whole<0, MAX>>) -> Option<u64> {
+        number.map(|number| number.0).filter(|number| *number > 0)
+    }
+    let megabytes = |count: Option<u64>| count.map(|count| count * 1024 * 1024);
+    ResourceLimits {
+        cpu_millicores: some(file.cpu_millicores),
+        memory_bytes: megabytes(some(file.memory_mb)),
+        processes: some(file.processes),
+        disk_bytes: megabytes(some(file.disk_mb)),
+        disk_files: some(file.disk_files),
+        ..ResourceLimits::default()
+    }
+}
+
+/// The path with the home folder in place of a `~` at its beginning.
+fn at_home(path: &Path, home: Option<&Path>) -> Result<PathBuf, String> {
+    match (path.strip_prefix("~"), home) {
+        (Err(_), _) => Ok(path.to_owned()),
+        (Ok(rest), Some(home)) if rest.as_os_str().is_empty() => Ok(home.to_owned()),
+        (Ok(rest), Some(home)) => Ok(home.join(rest)),
+        (Ok(_), None) => Err(format!("`{}`: there is no home folder, as HOME is not set", path.display())),
+    }
+}
+
+/// A mount as people write it: `SOURCE`, `SOURCE:TARGET` or `SOURCE:TARGET:rw`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FileMount {
+    source: PathBuf,
+    target: Option<PathBuf>,
+    writable: bool,
+}
+
+impl FileMount {
+    /// Lets a relative source begin at this folder.
+    pub(super) fn begin_at(&mut self, folder: &Path) {
+        if !self.source.starts_with("~") {
+            self.source = folder.join(&self.source);
+        }
+    }
+
+    /// Links are followed here, as a sandbox takes paths only as they are.
+    fn resolve(self, home: Option<&Path>) -> Result<Mount, String> {
+        let source = at_home(&self.source, home)?;
+        let source = source.canonicalize().or_else(|_| std::path::absolute(&source)).unwrap_or(source);
+        let target = match self.target {
+            Some(target) => at_home(&target, home)?,
+            None => source.clone(),
+        };
+        Ok(Mount { source, target, writable: self.writable })
+    }
+}
+
+impl FromStr for FileMount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let form = || format!("`{text}` is not SOURCE, SOURCE:TARGET or SOURCE:TARGET:rw");
+        let mut parts = text.split(':');
+        let source = parts.next().filter(|source| !source.is_empty()).map(PathBuf::from).ok_or_else(form)?;
+        let target = parts.next().map(PathBuf::from);
+        let writable = match parts.next() {
+            None | Some("ro") => false,
+            Some("rw") => true,
+            Some(_) => return Err(form()),
+        };
+        if parts.next().is_some() {
+            return Err(form());
+        }
+        if target.as_ref().is_some_and(|target| !target.is_absolute() && !target.starts_with("~")) {
+            return Err(format!("{}; TARGET begins with `/` or `~`", form()));
+        }
+        Ok(Self { source, target, writable })
+    }
+}
+
+impl fmt::Display for FileMount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.source.display())?;
+        if let Some(target) = &self.target {
+            write!(f, ":{}{}", target.display(), if self.writable { ":rw" } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+impl Serialize for FileMount {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for FileMount {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+/// What programs may reach, as people write it: `none`, `open`, or a list of hosts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FileNetwork(pub(crate) Network);
+
+impl Serialize for FileNetwork {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.0 {
+            Network::None => serializer.serialize_str("none"),
+            Network::Open => serializer.serialize_str("open"),
+            Network::Hosts(hosts) => serializer.collect_seq(hosts),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for FileNetwork {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NetworkVisitor;
+
+        impl<'de> Visitor<'de> for NetworkVisitor {
+            type Value = FileNetwork;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("`none`, `open` or a list of hosts")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<FileNetwork, E> {
+                text.parse().map(FileNetwork).map_err(E::custom)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<FileNetwork, A::Error> {
+                let mut hosts: Vec<String> = Vec::new();
+                while let Some(host) = list.next_element()? {
+                    hosts.push(host);
+                }
+                if hosts.is_empty() || hosts.iter().any(String::is_empty) {
+                    return Err(A::Error::custom(
+                        "a list of hosts has at least one; `none` lets programs reach nothing",
+                    ));
+                }
+                Ok(FileNetwork(Network::Hosts(hosts)))
+            }
+        }
+
+        deserializer.deserialize_any(NetworkVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_is_written_as_it_can_be_read() {
+        for text in ["/a", "a/b", "~/a", "/a:/b", "/a:/b:rw", "~:~/x"] {
+            assert_eq!(text.parse::<FileMount>().unwrap().to_string(), text);
+        }
+        assert_eq!("/a:/b:ro".parse::<FileMount>().unwrap().to_string(), "/a:/b");
+        let refused =
+            ["", ":/a", "/a:b", "/a:rw", "/a:/b:rx", "/a:/b:rw:x"].map(|text| text.parse::<FileMount>().is_err());
+        assert_eq!(refused, [true; 6]);
+    }
+
+    #[test]
+    fn mounts_begin_at_home_or_at_the_file_and_links_are_followed() {
+        let world = tempfile::tempdir().unwrap();
+        let root = world.path().canonicalize().unwrap();
+        std::fs::create_dir(root.join("real")).unwrap();
+        std::os::unix::fs::symlink("real", root.join("link")).unwrap();
+        let resolve = |text: &str, home: Option<&Path>| {
+            let mut mount: FileMount = text.parse().unwrap();
+            mount.begin_at(&root);
+            mount.resolve(home)
+        };
+        let mount = |source: &str, target: &Path, writable| {
+            Ok(Mount { source: root.join(source), target: target.to_owned(), writable })
+        };
+        assert_eq!(resolve("link", None), mount("real", &root.join("real"), false));
+        assert_eq!(resolve("~/link:/data:rw", Some(&root)), mount("real", Path::new("/data"), true));
+        assert_eq!(resolve("missing:/data", None), mount("missing", Path::new("/data"), false));
+        assert_eq!(resolve("~/x", None), Err("`~/x`: there is no home folder, as HOME is not set".into()));
+        assert_eq!(at_home(Path::new("~"), Some(&root)), Ok(root.clone()));
+        assert_eq!(at_home(Path::new("~x"), Some(&root)), Ok("~x".into()));
+    }
+}

@@ -1,0 +1,118 @@
+//! `wieldy doctor`: what works on this very machine, as root and as an ordinary user.
+
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+
+use serde_json::{Value, json};
+
+use crate::world::World;
+
+const NOBODY: u32 = 65534;
+
+fn named<'a>(list: &'a Value, name: &str) -> &'a Value {
+    list.as_array().unwrap().iter().find(|one| one["name"] == name).unwrap_or_else(|| panic!("{name} is not in {list}"))
+}
+
+#[test]
+fn every_level_is_told_and_the_native_one_works() {
+    let world = World::new();
+    let told = world.json(&["doctor", "--json"]);
+    let names: Vec<&str> = told["levels"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["none", "native", "runc", "crun", "youki", "gvisor", "firecracker"]);
+    assert_eq!((&told["ok"], &told["isolation"]), (&json!(true), &json!("native")));
+    assert_eq!(
+        named(&told["levels"], "native"),
+        &json!({"name": "native", "state": "works", "told": "programs run in namespaces, under Landlock and seccomp", "hint": null})
+    );
+    let keys: Vec<&String> = told.as_object().unwrap().keys().collect();
+    assert_eq!(
+        keys,
+        [
+            "ok",
+            "isolation",
+            "kernel",
+            "architecture",
+            "user",
+            "levels",
+            "features",
+            "cgroups",
+            "controllers",
+            "limits",
+            "refused"
+        ]
+    );
+    let limits: Vec<&Value> = told["limits"].as_array().unwrap().iter().map(|it| &it["limit"]).collect();
+    assert_eq!(
+        limits,
+        ["cpu_millicores", "memory_bytes", "processes", "open_files", "disk_bytes", "disk_files", "output_bytes"]
+    );
+    assert!(told["refused"].as_array().unwrap().iter().any(|it| it["name"] == "bpf"), "{told}");
+}
+
+#[test]
+fn a_level_that_does_not_work_is_exit_7_with_the_reason() {
+    let world = World::new().variable("PATH", "/nowhere");
+    let told = world.run(&["doctor", "--isolation", "youki"]);
+    assert!(told.starts_with("exit: 7\n"), "{told}");
+    assert!(told.contains("  ✗ youki                 no program `youki` is on the PATH\n"), "{told}");
+    let (_, talk) = told.split_once("----- stderr -----\n").unwrap();
+    insta::assert_snapshot!(talk, @"
+    error: the isolation level `youki` does not work here
+    hint: do what is advised for it above, or choose a level that works by `isolation`
+    ");
+    assert_eq!(world.code(&["doctor", "--isolation", "none"]), Some(0));
+}
+
+#[test]
+fn a_workspace_that_is_not_there_is_told_as_the_reason() {
+    let world = World::new();
+    let told = world.json(&["doctor", "--json", "--workspace", "missing"]);
+    let native = named(&told["levels"], "native");
+    assert_eq!(native["state"], "fails");
+    assert!(native["told"].as_str().unwrap().contains("the workspace `missing`: No such file"), "{native}");
+}
+
+#[test]
+fn the_plan_is_shown_when_asked_for() {
+    let world = World::new();
+    let told = world.run(&["doctor", "--plan"]);
+    let (_, plan) = told.split_once("what programs see\n").unwrap();
+    assert!(plan.contains("  mount    /usr "), "{plan}");
+    assert!(plan.contains("[root]/work"), "{plan}");
+    let told = world.json(&["doctor", "--plan", "--json"]);
+    assert!(told["plan"].as_array().unwrap().len() > 10, "{told}");
+}
+
+#[test]
+fn it_works_for_an_ordinary_user_and_leaves_nothing_in_the_workspace() {
+    let world = World::new();
+    if !rustix::process::geteuid().is_root() {
+        assert_eq!(world.code(&["doctor"]), Some(0));
+        return;
+    }
+    // The program itself may lie where nobody may look.
+    let program = world.path("../wieldy");
+    std::fs::copy(env!("CARGO_BIN_EXE_wieldy"), &program).unwrap();
+    std::fs::set_permissions(world.path(".."), std::fs::Permissions::from_mode(0o755)).unwrap();
+    for folder in ["", "../home"] {
+        chown(world.path(folder), Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    let mut command = std::process::Command::new(&program);
+    let output = command
+        .args(["doctor", "--json"])
+        .current_dir(world.path(""))
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .env("HOME", world.path("../home"))
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", world.told(&output));
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&told["user"], &told["ok"]), (&json!(NOBODY), &json!(true)));
+    assert_eq!(named(&told["features"], "user namespaces")["state"], "works");
+    assert!(told["features"].as_array().unwrap().iter().all(|it| it["name"] != "id-mapped mounts"), "{told}");
+    let left: Vec<_> = std::fs::read_dir(world.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, Vec::<std::ffi::OsString>::new());
+}

@@ -1,0 +1,167 @@
+//! The parts of the kernel that the native level is made of, each tried by itself.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use libc::c_int;
+use rustix::process::{WaitOptions, waitpid};
+
+use super::Probed;
+use crate::native::owners::{self, Identity};
+use crate::native::{landlock, seccomp};
+use crate::sys;
+
+/// The namespaces of a sandbox besides that of users, in which all of them are made.
+const NAMESPACES: [(&str, c_int); 6] = [
+    ("mount namespaces", libc::CLONE_NEWNS),
+    ("process namespaces", libc::CLONE_NEWPID),
+    ("network namespaces", libc::CLONE_NEWNET),
+    ("ipc namespaces", libc::CLONE_NEWIPC),
+    ("host name namespaces", libc::CLONE_NEWUTS),
+    ("cgroup namespaces", libc::CLONE_NEWCGROUP),
+];
+
+/// Every part, in the order in which they are needed.
+pub(super) fn features(workspace: &Path) -> Vec<Probed> {
+    let mut checks = vec![user_namespaces(try_namespaces(0), &read)];
+    checks.extend(NAMESPACES.map(|(name, flag)| namespace(name, try_namespaces(flag), &read)));
+    if Identity::of_this_process() == Identity::Root {
+        checks.push(owners(workspace));
+    }
+    checks.push(landlock());
+    checks.push(seccomp());
+    checks
+}
+
+/// Makes a process in a user namespace of its own and in these others, which ends at once.
+fn try_namespaces(flags: c_int) -> io::Result<()> {
+    // This process may have several threads, so the copy does nothing but end.
+    let Some(pid) = sys::fork(libc::CLONE_NEWUSER | flags)? else { sys::exit_now(0) };
+    rustix::io::retry_on_intr(|| waitpid(Some(pid), WaitOptions::empty()))?;
+    Ok(())
+}
+
+/// What a setting of the kernel says.
+fn read(setting: &str) -> Option<String> {
+    let path = format!("/proc/sys/{}", setting.replace('.', "/"));
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+/// What can be set such that nobody but root, or nobody at all, may make user namespaces: the value that forbids it, and
+/// what to set instead.
+const FORBIDDING: [(&str, &str, &str); 3] = [
+    ("kernel.unprivileged_userns_clone", "0", "1"),
+    ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
+    ("user.max_user_namespaces", "0", "65536"),
+];
+
+/// The setting that forbids, if one does.
+fn forbidden_by(read: &dyn Fn(&str) -> Option<String>) -> Option<(String, String)> {
+    let (setting, value, instead) =
+        FORBIDDING.into_iter().find(|(setting, value, _)| read(setting).is_some_and(|found| found == *value))?;
+    Some((format!("`{setting}` is {value}"), format!("as root: `sysctl -w {setting}={instead}`")))
+}
+
+fn user_namespaces(tried: io::Result<()>, read: &dyn Fn(&str) -> Option<String>) -> Probed {
+    namespace("user namespaces", tried, read)
+}
+
+fn namespace(name: &str, tried: io::Result<()>, read: &dyn Fn(&str) -> Option<String>) -> Probed {
+    let Err(error) = tried else { return Probed::works(name, "can be made") };
+    if let Some((told, hint)) = forbidden_by(read) {
+        return Probed::fails(name, format!("cannot be made, as {told}: {error}"), hint);
+    }
+    let hint = match error.raw_os_error() {
+        Some(libc::EINVAL) => "use a kernel that was built with them",
+        Some(libc::ENOSPC | libc::EUSERS) => "raise the limits `user.max_*_namespaces`, or end what uses them",
+        // Containers forbid it by a filter of their own.
+        _ => "outside of a container, or in one that may make namespaces (such as `--security-opt seccomp=unconfined`)",
+    };
+    Probed::fails(name, format!("cannot be made: {error}"), hint)
+}
+
+/// Whether the workspace can be mounted such that its files belong to the sandbox's user.
+fn owners(workspace: &Path) -> Probed {
+    let name = "id-mapped mounts";
+    match owners::try_mapping(workspace) {
+        Ok(_) => Probed::works(name, format!("of the workspace `{}`", workspace.display())),
+        Err(error) => Probed::fails(
+            name,
+            format!("the workspace `{}` cannot be mounted so: {error}", workspace.display()),
+            "use a workspace on another file system (ext4, xfs, btrfs, tmpfs), or run as an ordinary user",
+        ),
+    }
+}
+
+fn landlock() -> Probed {
+    match landlock::absent() {
+        None => Probed::works("Landlock", format!("version {}", landlock::abi())),
+        Some(absent) => {
+            let text = absent.to_string();
+            let (problem, hint) = text.split_once("; ").unwrap_or((&text, "use a newer kernel"));
+            Probed::fails("Landlock", problem, hint)
+        }
+    }
+}
+
+fn seccomp() -> Probed {
+    let filter = match seccomp::filter() {
+        Ok(filter) => filter,
+        Err(error) => return Probed::fails("seccomp", error, "use x86-64 or ARM64"),
+    };
+    let actions = read("kernel.seccomp.actions_avail").unwrap_or_default();
+    if actions.split_whitespace().any(|action| action == "errno") {
+        let (calls, steps) = (seccomp::refused().count(), filter.len());
+        return Probed::works("seccomp", format!("{calls} kinds of system calls refused, by {steps} instructions"));
+    }
+    Probed::fails("seccomp", "this kernel has no filters", "use a kernel that was built with CONFIG_SECCOMP_FILTER")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn failing(errno: c_int) -> io::Result<()> {
+        Err(io::Error::from_raw_os_error(errno))
+    }
+
+    #[test]
+    fn the_setting_that_forbids_namespaces_is_named_with_the_way_out() {
+        let read = |name: &str| (name == "kernel.unprivileged_userns_clone").then(|| "0".to_owned());
+        assert_eq!(
+            user_namespaces(failing(libc::EPERM), &read),
+            Probed::fails(
+                "user namespaces",
+                "cannot be made, as `kernel.unprivileged_userns_clone` is 0: Operation not permitted (os error 1)",
+                "as root: `sysctl -w kernel.unprivileged_userns_clone=1`"
+            )
+        );
+        let read = |name: &str| (name == "user.max_user_namespaces").then(|| "0".to_owned());
+        let check = user_namespaces(failing(libc::ENOSPC), &read);
+        assert_eq!(check.hint.as_deref(), Some("as root: `sysctl -w user.max_user_namespaces=65536`"));
+        let read = |name: &str| (name == "kernel.apparmor_restrict_unprivileged_userns").then(|| "1".to_owned());
+        let check = namespace("mount namespaces", failing(libc::EPERM), &read);
+        assert!(check.told.contains("`kernel.apparmor_restrict_unprivileged_userns` is 1"), "{check:?}");
+    }
+
+    #[test]
+    fn what_no_setting_forbids_is_told_by_its_error() {
+        let read = |_: &str| Some("1000".to_owned());
+        let hint = |errno| namespace("x", failing(errno), &read).hint.unwrap();
+        assert_eq!(hint(libc::EINVAL), "use a kernel that was built with them");
+        assert_eq!(hint(libc::ENOSPC), "raise the limits `user.max_*_namespaces`, or end what uses them");
+        assert!(hint(libc::EPERM).starts_with("outside of a container"));
+        assert_eq!(namespace("x", Ok(()), &read), Probed::works("x", "can be made"));
+    }
+
+    #[test]
+    fn a_workspace_that_is_not_there_cannot_be_mounted() {
+        if Identity::of_this_process() != Identity::Root {
+            return;
+        }
+        let check = owners(Path::new("/no/such/workspace"));
+        assert!(check.told.contains("No such file or directory"), "{check:?}");
+        assert_eq!(owners(&std::env::temp_dir()).hint, None);
+    }
+}

@@ -1,0 +1,236 @@
+//! The isolation levels, each tried by running a program at it, as far as there is a backend for it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Place, Sandbox, SandboxError, Stdin, Stream};
+
+use super::{ProbeOptions, ProbeState, Probed};
+use crate::{Bare, Native};
+
+/// How long a program that does nothing may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How much of what a program says of itself is looked at.
+const SAID_BYTES_MAX: usize = 4096;
+
+/// Every level, weakest first.
+pub(super) async fn levels(options: &ProbeOptions, native: &Native, features: &[Probed]) -> Vec<Probed> {
+    let mut checks = Vec::new();
+    for level in Level::ALL {
+        checks.push(match level {
+            Level::None => none(options).await,
+            Level::Native => by_native(options, native, features).await,
+            Level::Runc => installed(options, level, "runc").await,
+            Level::Crun => installed(options, level, "crun").await,
+            Level::Youki => installed(options, level, "youki").await,
+            Level::Gvisor => installed(options, level, "runsc").await,
+            Level::Firecracker => firecracker(options).await,
+        });
+    }
+    checks
+}
+
+async fn none(options: &ProbeOptions) -> Probed {
+    let name = Level::None.as_str();
+    match try_level(&Bare::default(), &options.confinement, options).await {
+        Ok(()) => Probed::works(name, "programs run with your own rights, and are cleaned up after"),
+        Err(told) => Probed::fails(name, told, "see that /proc is mounted and that this program may be executed"),
+    }
+}
+
+async fn by_native(options: &ProbeOptions, native: &Native, features: &[Probed]) -> Probed {
+    let name = Level::Native.as_str();
+    match try_native(native, options).await {
+        Ok(()) => Probed::works(name, "programs run in namespaces, under Landlock and seccomp"),
+        Err(told) => {
+            // The first part that does not work is the likeliest reason.
+            let broken = features.iter().find(|check| check.state == ProbeState::Fails);
+            let hint = broken.map(|check| match &check.hint {
+                Some(hint) => format!("{} do not work here: {hint}", check.name),
+                None => format!("{} do not work here", check.name),
+            });
+            Probed::fails(name, told, hint.unwrap_or_else(|| "every part of it works by itself; see the reason".into()))
+        }
+    }
+}
+
+/// Whether a program that does nothing can be run by this backend.
+async fn try_level(sandbox: &dyn Sandbox, confinement: &Confinement, options: &ProbeOptions) -> Result<(), String> {
+    match run(sandbox, "true", &[], confinement, options, Arc::new(Said::default())).await {
+        Ok(Exit { ended: Ended::Code(0), .. }) => Ok(()),
+        Ok(exit) => Err(format!("`true` ended with {:?}", exit.ended)),
+        Err(error @ SandboxError::Start { .. }) => Err(wieldy_core::CallError::from(error).message),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// The same in a sandbox of its own, which is gone when this returns.
+async fn try_native(native: &Native, options: &ProbeOptions) -> Result<(), String> {
+    let confinement = Confinement { place: Place::Own, ..options.confinement.clone() };
+    let made = native.create(&confinement).await.map_err(|error| error.to_string())?;
+    let id = made.sandbox.id;
+    let confinement = Confinement { place: Place::Sandbox(id.clone()), ..confinement };
+    let tried = try_level(native, &confinement, options).await;
+    native.destroy(&id).await;
+    tried
+}
+
+async fn run(
+    sandbox: &dyn Sandbox,
+    program: &str,
+    arguments: &[&str],
+    confinement: &Confinement,
+    options: &ProbeOptions,
+    said: Arc<Said>,
+) -> Result<Exit, SandboxError> {
+    let command = Command {
+        program: program.into(),
+        arguments: arguments.iter().map(|&word| word.into()).collect(),
+        environment: BTreeMap::from([("PATH".to_owned(), format!("{}:/usr/bin:/bin", options.path))]),
+        folder: PathBuf::new(),
+        stdin: Stdin::Nothing,
+        terminal: None,
+    };
+    let stop = CancellationToken::new();
+    let clock = {
+        let stop = stop.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(PATIENCE).await;
+            stop.cancel();
+        })
+    };
+    let exit = sandbox.execute(&command, confinement, said, stop).await;
+    clock.abort();
+    exit
+}
+
+/// Whether the program of a level is there, and which version it says it is. That it works is not promised by this.
+async fn installed(options: &ProbeOptions, level: Level, program: &str) -> Probed {
+    let Some(path) = find(program, &options.path) else {
+        let hint = format!("install `{program}`, or use `native`, which is as strong as the OCI runtimes");
+        return Probed::fails(level.as_str(), format!("no program `{program}` is on the PATH"), hint);
+    };
+    let told = format!("found, not yet probed: {}", path.display());
+    match version(options, &path).await {
+        Some(version) => Probed::found(level.as_str(), format!("{told}, {version}")),
+        None => Probed::found(level.as_str(), told),
+    }
+}
+
+async fn firecracker(options: &ProbeOptions) -> Probed {
+    let check = installed(options, Level::Firecracker, "firecracker").await;
+    if check.state == ProbeState::Fails {
+        let hint = "install `firecracker` from its releases; it also needs /dev/kvm";
+        return Probed { hint: Some(hint.into()), ..check };
+    }
+    match std::fs::File::options().read(true).write(true).open("/dev/kvm") {
+        Ok(_) => check,
+        Err(error) => {
+            let hint = "use a machine with virtualization switched on, and let this user open /dev/kvm (group `kvm`)";
+            Probed::fails(Level::Firecracker.as_str(), format!("{}; /dev/kvm: {error}", check.told), hint)
+        }
+    }
+}
+
+/// The first file of this name on the path that somebody may execute.
+fn find(program: &str, path: &str) -> Option<PathBuf> {
+    use std::os::unix::fs::PermissionsExt;
+    let may_run = |file: &Path| file.metadata().is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0);
+    path.split(':')
+        .filter(|folder| folder.starts_with('/'))
+        .map(|folder| Path::new(folder).join(program))
+        .find(|file| may_run(file))
+}
+
+/// What a program says to `--version`, on one line.
+async fn version(options: &ProbeOptions, program: &Path) -> Option<String> {
+    let said = Arc::new(Said::default());
+    let exit =
+        run(&Bare::default(), program.to_str()?, &["--version"], &options.confinement, options, Arc::clone(&said))
+            .await
+            .ok()?;
+    let text = said.text();
+    let line = text.lines().find(|line| !line.trim().is_empty())?.trim();
+    (exit.ended == Ended::Code(0)).then(|| line.chars().filter(|c| !c.is_control()).take(80).collect())
+}
+
+/// The beginning of what a program printed.
+#[derive(Default)]
+struct Said(Mutex<Vec<u8>>);
+
+impl Said {
+    fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+    }
+}
+
+impl OutputSink for Said {
+    fn write(&self, stream: Stream, bytes: &[u8]) {
+        if stream == Stream::Stdout {
+            let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let room = SAID_BYTES_MAX.saturating_sub(said.len());
+            said.extend_from_slice(bytes.get(..room).unwrap_or(bytes));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn program(folder: &Path, name: &str, script: &str) {
+        let path = folder.join(name);
+        fs::write(&path, script).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_runtime_is_found_with_its_version_and_not_promised_to_work() {
+        let world = tempfile::tempdir().unwrap();
+        fs::write(world.path().join("crun"), "not to be executed").unwrap();
+        program(world.path(), "runc", "#!/bin/sh\necho\necho 'runc version 1.2'\necho more\n");
+        program(world.path(), "runsc", "#!/bin/sh\nexit 1\n");
+        let mut options = ProbeOptions::new(world.path());
+        options.path = format!("{}:/usr/bin:/bin", world.path().display());
+        let at = |name: &str| world.path().join(name).display().to_string();
+        assert_eq!(
+            installed(&options, Level::Runc, "runc").await,
+            Probed::found("runc", format!("found, not yet probed: {}, runc version 1.2", at("runc")))
+        );
+        assert_eq!(
+            installed(&options, Level::Gvisor, "runsc").await,
+            Probed::found("gvisor", format!("found, not yet probed: {}", at("runsc")))
+        );
+        options.path = world.path().display().to_string();
+        assert_eq!(
+            installed(&options, Level::Crun, "crun").await,
+            Probed::fails(
+                "crun",
+                "no program `crun` is on the PATH",
+                "install `crun`, or use `native`, which is as strong as the OCI runtimes"
+            )
+        );
+    }
+
+    #[tokio::test]
+    async fn a_level_that_fails_is_told_with_the_first_part_that_does() {
+        let mut options = ProbeOptions::new(Path::new("/no/such/workspace"));
+        options.native.home = None;
+        let native = Native::new(options.native.clone());
+        let features = [Probed::works("a", "x"), Probed::fails("user namespaces", "no", "do this")];
+        assert_eq!(
+            by_native(&options, &native, &features).await,
+            Probed::fails(
+                "native",
+                "cannot make a sandbox: the workspace `/no/such/workspace`: No such file or directory (os error 2)",
+                "user namespaces do not work here: do this"
+            )
+        );
+    }
+}

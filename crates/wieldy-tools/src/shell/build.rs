@@ -1,0 +1,151 @@
+//! `Build`: builds, tests, checks or cleans a project by the program that its files call for.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::json;
+use wieldy_core::{Outcome, Provider, Run, RunError, Tool, ToolSpec};
+
+use super::Processes;
+use super::bash::Shell;
+use super::process::{run_command, start_folder};
+
+/// Builds a project.
+pub struct Build {
+    shell: Shell,
+    processes: Arc<Processes>,
+}
+
+/// What to build.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub struct BuildArgs {
+    /// What to do.
+    #[serde(default)]
+    target: Target,
+    /// The command line to use instead of the one that the project's files call for.
+    command: Option<String>,
+    /// The project's folder, relative to the workspace.
+    folder: Option<String>,
+}
+
+/// What to do with a project.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum Target {
+    #[default]
+    Build,
+    Test,
+    Check,
+    Clean,
+}
+
+/// A kind of project: the file that tells it, and its command lines to build, test, check and clean.
+struct Kind {
+    file: &'static str,
+    lines: [Option<&'static str>; 4],
+}
+
+/// The kinds, the most telling file first: many projects have a Makefile beside.
+const KINDS: [Kind; 5] = [
+    Kind {
+        file: "Cargo.toml",
+        lines: [Some("cargo build"), Some("cargo test"), Some("cargo check --all-targets"), Some("cargo clean")],
+    },
+    Kind {
+        file: "package.json",
+        lines: [Some("npm run build"), Some("npm test"), Some("npm run check"), Some("npm run clean")],
+    },
+    Kind {
+        file: "go.mod",
+        lines: [Some("go build ./..."), Some("go test ./..."), Some("go vet ./..."), Some("go clean ./...")],
+    },
+    Kind {
+        file: "pyproject.toml",
+        lines: [Some("python3 -m build"), Some("python3 -m pytest"), Some("python3 -m compileall -q ."), None],
+    },
+    Kind { file: "Makefile", lines: [Some("make"), Some("make test"), Some("make check"), Some("make clean")] },
+];
+
+impl Build {
+    /// The tool, whose commands get just this environment.
+    pub fn new(environment: BTreeMap<String, String>, processes: Arc<Processes>) -> Self {
+        Self { shell: Shell::new(environment), processes }
+    }
+}
+
+impl Tool for Build {
+    type Args = BuildArgs;
+
+    fn spec(&self) -> ToolSpec {
+        let mut spec = ToolSpec::new(
+            "Build",
+            "Builds, tests, checks or cleans the project in the workspace by the program that its files call for (Cargo.toml, \
+             package.json, go.mod, pyproject.toml, Makefile), or by the given command, and returns what it prints.",
+        )
+        .category("shell")
+        .provider(Provider::Builtin)
+        .timeout(Duration::from_secs(10 * 60));
+        spec.constraints.timeout_max = Some(Duration::from_secs(2 * 60 * 60));
+        spec
+    }
+
+    async fn run(&self, args: BuildArgs, run: &Run) -> Result<Outcome, RunError> {
+        let folder = start_folder(&run.confinement().workspace, args.folder.as_deref())?;
+        if let Some(session) = run.caller().session_key() {
+            self.processes.touch(&session);
+        }
+        let line = match args.command {
+            Some(line) => line,
+            None => command_line(&folder, args.target)?.to_owned(),
+        };
+        run.progress(None, line.as_str());
+        let mut outcome = run_command(&self.shell.command(&line, folder), run).await?;
+        if let Some(structured) = &mut outcome.structured {
+            structured["command"] = json!(line);
+        }
+        Ok(outcome)
+    }
+}
+
+/// The command line that the files in a folder call for.
+fn command_line(folder: &Path, target: Target) -> Result<&'static str, RunError> {
+    let Some(kind) = KINDS.iter().find(|kind| folder.join(kind.file).is_file()) else {
+        let files: Vec<&str> = KINDS.iter().map(|kind| kind.file).collect();
+        let told = format!("it cannot be told how to build this: there is none of {}", files.join(", "));
+        return Err(RunError::invalid_input(told).suggest("name the project's `folder`, or give the `command`"));
+    };
+    kind.lines[target as usize].ok_or_else(|| {
+        let told = format!("a project with a {} has no usual way for this target", kind.file);
+        RunError::invalid_input(told).suggest("give the `command`")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_telling_file_decides() {
+        let folder = tempfile::tempdir().unwrap();
+        let line = |target| command_line(folder.path(), target).map_err(|error| error.error.message.clone());
+        let none = "it cannot be told how to build this: there is none of Cargo.toml, package.json, go.mod, \
+                    pyproject.toml, Makefile";
+        assert_eq!(line(Target::Build), Err(none.into()));
+        for (file, test) in [
+            ("Makefile", "make test"),
+            ("pyproject.toml", "python3 -m pytest"),
+            ("go.mod", "go test ./..."),
+            ("package.json", "npm test"),
+            ("Cargo.toml", "cargo test"),
+        ] {
+            std::fs::write(folder.path().join(file), "").unwrap();
+            assert_eq!(line(Target::Test), Ok(test));
+        }
+        assert_eq!(line(Target::Clean), Ok("cargo clean"));
+        assert_eq!((line(Target::Build), line(Target::Check)), (Ok("cargo build"), Ok("cargo check --all-targets")));
+    }
+}

@@ -1,0 +1,254 @@
+//! `ProcessRead`, `ProcessWrite`, `ProcessStop`, `ProcessList`: what a session does with its processes in the background.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use wieldy_core::{Content, Ended, Outcome, Provider, Run, RunError, SessionKey, Stream, Tool, ToolSpec};
+
+use super::processes::{Process, Processes, State, Unread};
+
+/// How long a read waits at most for something to read.
+const WAIT_SECONDS_MAX: u64 = 600;
+
+/// Reads what a process in the background has printed.
+pub struct ProcessRead(Arc<Processes>);
+
+/// Writes to the input of a process in the background.
+pub struct ProcessWrite(Arc<Processes>);
+
+/// Stops a process in the background.
+pub struct ProcessStop(Arc<Processes>);
+
+/// Lists the processes in the background.
+pub struct ProcessList(Arc<Processes>);
+
+/// What to read.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub struct ProcessReadArgs {
+    /// The process, as `Bash` or `ProcessList` named it.
+    process: String,
+    /// How many seconds to wait for new output where there is none yet.
+    #[serde(default)]
+    #[schemars(range(max = WAIT_SECONDS_MAX))]
+    wait: u64,
+}
+
+/// What to write.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub struct ProcessWriteArgs {
+    /// The process, as `Bash` or `ProcessList` named it.
+    process: String,
+    /// What to write, as it is; most programs want a line end after each line.
+    #[serde(default)]
+    text: String,
+    /// Whether this is the end of the input.
+    #[serde(default)]
+    end: bool,
+}
+
+/// What to stop.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub struct ProcessStopArgs {
+    /// The process, as `Bash` or `ProcessList` named it.
+    process: String,
+}
+
+/// Takes nothing.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub struct ProcessListArgs {}
+
+fn spec(name: &str, description: &str) -> ToolSpec {
+    ToolSpec::new(name, description).category("shell").provider(Provider::Builtin)
+}
+
+fn session_of(run: &Run) -> Result<SessionKey, RunError> {
+    run.caller().session_key().ok_or_else(|| {
+        let told = "processes in the background belong to a session, and this call is part of none";
+        RunError::invalid_input(told).suggest("make the call in the session that started them")
+    })
+}
+
+/// What a process has printed since the last time, and how it stands.
+pub(super) fn answer(process: &Process, run: &Run) -> Outcome {
+    // Before the output is taken: what is printed at the very end must not be missed.
+    let state = process.state();
+    let Unread { bytes, lost } = process.take_unread();
+    if lost > 0 {
+        run.output(Stream::Stdout, format!("[{lost} bytes before this are lost: nobody read them]\n").as_bytes());
+    }
+    if !bytes.is_empty() {
+        run.output(Stream::Stdout, &Vec::from(bytes));
+    }
+    let mut outcome = run.captured();
+    let (told, mut structured) = stands(process, &state);
+    structured["lost_bytes"] = lost.into();
+    outcome.content.push(Content::text(format!("[{told}]\n")));
+    if let State::Ended(exit) = &state {
+        outcome.usage = Some(exit.usage);
+        outcome.sandbox = Some(exit.sandbox.clone());
+    }
+    outcome.structured(structured)
+}
+
+/// How a process stands, in words and as data.
+fn stands(process: &Process, state: &State) -> (String, Value) {
+    let id = &process.id;
+    match state {
+        State::Running => (format!("{id} runs"), json!({ "process": id, "state": "running" })),
+        State::Lost(error) => {
+            (format!("{id} was lost: {}", error.message), json!({ "process": id, "state": "lost", "error": error }))
+        }
+        State::Ended(exit) => {
+            let (mut told, mut structured) = match exit.ended {
+                Ended::Code(code) => (
+                    format!("{id} ended with exit code {code}"),
+                    json!({ "process": id, "state": "ended", "exit_code": code }),
+                ),
+                Ended::Signal(signal) => (
+                    format!("{id} was ended by signal {signal}"),
+                    json!({ "process": id, "state": "ended", "exit_code": null, "signal": signal }),
+                ),
+            };
+            if let Some(overrun) = &exit.overrun {
+                let error = overrun.error();
+                told = format!("{told}: {}", error.message);
+                structured["error"] = json!(error);
+            }
+            if !exit.breaches.is_empty() {
+                structured["refused"] = exit.breaches.iter().map(ToString::to_string).collect();
+            }
+            (told, structured)
+        }
+    }
+}
+
+impl ProcessRead {
+    /// The tool for these processes.
+    pub fn new(processes: Arc<Processes>) -> Self {
+        Self(processes)
+    }
+}
+
+impl Tool for ProcessRead {
+    type Args = ProcessReadArgs;
+
+    fn spec(&self) -> ToolSpec {
+        let description = "Reads what a process in the background has printed since it was last read, and tells whether it \
+                           runs or how it ended. Waits for new output if asked to.";
+        let mut spec = spec("ProcessRead", description).timeout(Duration::from_secs(WAIT_SECONDS_MAX + 30));
+        // It changes nothing but what the next read gives, so it must not be repeated.
+        spec.annotations.destructive = false;
+        spec.annotations.open_world = false;
+        spec
+    }
+
+    async fn run(&self, args: ProcessReadArgs, run: &Run) -> Result<Outcome, RunError> {
+        let process = self.0.find(&session_of(run)?, &args.process)?;
+        let wait = Duration::from_secs(args.wait.min(WAIT_SECONDS_MAX));
+        tokio::select! {
+            () = process.news() => {}
+            () = tokio::time::sleep(wait) => {}
+            () = run.stop().cancelled() => {}
+        }
+        Ok(answer(&process, run))
+    }
+}
+
+impl ProcessWrite {
+    /// The tool for these processes.
+    pub fn new(processes: Arc<Processes>) -> Self {
+        Self(processes)
+    }
+}
+
+impl Tool for ProcessWrite {
+    type Args = ProcessWriteArgs;
+
+    fn spec(&self) -> ToolSpec {
+        spec("ProcessWrite", "Writes text to the input of a process in the background, and ends the input if asked to.")
+    }
+
+    async fn run(&self, args: ProcessWriteArgs, run: &Run) -> Result<Outcome, RunError> {
+        let process = self.0.find(&session_of(run)?, &args.process)?;
+        let bytes = args.text.len();
+        let write = async {
+            if !args.text.is_empty() {
+                process.write(args.text.into_bytes()).await?;
+            }
+            if args.end {
+                process.end_input().await;
+            }
+            Ok::<_, RunError>(())
+        };
+        tokio::select! {
+            written = write => written?,
+            () = run.stop().cancelled() => {
+                let told = format!("`{}` did not read what was written to it", process.id);
+                return Err(RunError::invalid_input(told));
+            }
+        }
+        let told = format!("wrote {bytes} bytes to {}{}", process.id, if args.end { ", and the end" } else { "" });
+        Ok(Outcome::text(told).structured(json!({ "process": process.id, "bytes": bytes, "end": args.end })))
+    }
+}
+
+impl ProcessStop {
+    /// The tool for these processes.
+    pub fn new(processes: Arc<Processes>) -> Self {
+        Self(processes)
+    }
+}
+
+impl Tool for ProcessStop {
+    type Args = ProcessStopArgs;
+
+    fn spec(&self) -> ToolSpec {
+        let description = "Stops a process in the background with everything that it started, and returns what it had \
+                           printed since it was last read. One that has ended already stays as it is.";
+        spec("ProcessStop", description).idempotent()
+    }
+
+    async fn run(&self, args: ProcessStopArgs, run: &Run) -> Result<Outcome, RunError> {
+        let process = self.0.find(&session_of(run)?, &args.process)?;
+        process.stop();
+        tokio::select! {
+            () = process.ended() => {}
+            () = run.stop().cancelled() => {}
+        }
+        Ok(answer(&process, run))
+    }
+}
+
+impl ProcessList {
+    /// The tool for these processes.
+    pub fn new(processes: Arc<Processes>) -> Self {
+        Self(processes)
+    }
+}
+
+impl Tool for ProcessList {
+    type Args = ProcessListArgs;
+
+    fn spec(&self) -> ToolSpec {
+        let description = "Lists the processes in the background of this session, and how each of them stands.";
+        spec("ProcessList", description).read_only()
+    }
+
+    async fn run(&self, _: ProcessListArgs, run: &Run) -> Result<Outcome, RunError> {
+        let processes = self.0.list(&session_of(run)?);
+        let (mut lines, mut list) = (Vec::new(), Vec::new());
+        for process in &processes {
+            let (told, mut structured) = stands(process, &process.state());
+            let unread = process.unread_bytes();
+            lines.push(format!("{told}, {unread} bytes to read: {}\n", process.command));
+            structured["command"] = process.command.as_str().into();
+            structured["unread_bytes"] = unread.into();
+            list.push(structured);
+        }
+        let text = if lines.is_empty() { "nothing runs in the background\n".to_owned() } else { lines.concat() };
+        Ok(Outcome::text(text).structured(json!({ "processes": list })))
+    }
+}

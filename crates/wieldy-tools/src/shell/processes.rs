@@ -1,0 +1,314 @@
+//! Processes in the background: started by one call of a session, read, written to and stopped by later ones.
+//!
+//! [`Processes`] keeps them, each under the session that started it, so that nobody else sees them. They end when they are
+//! stopped, with the session's sandbox, when the session has left them alone for long, and with the executor.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use wieldy_core::{Background, CallError, Code, Command, Exit, Feed, OutputSink, RunError, SessionKey, Stdin, Stream};
+
+/// How many processes of one session run at once.
+pub const PROCESSES_MAX: usize = 16;
+/// How many processes of all sessions are kept, those that have ended and that nobody has read to the end included.
+const KEPT_MAX: usize = 256;
+/// How much output is kept for the next read.
+pub const UNREAD_BYTES_MAX: usize = 1024 * 1024;
+/// How long a process goes on that the session has left alone.
+const ALONE_MAX: Duration = Duration::from_secs(60 * 60);
+
+/// The processes in the background of all sessions. When it goes, they are ended.
+pub struct Processes {
+    sessions: Mutex<HashMap<SessionKey, Session>>,
+    stop: CancellationToken,
+    _ends_all: DropGuard,
+}
+
+/// What one session has started, by number.
+#[derive(Default)]
+struct Session {
+    started: u64,
+    processes: BTreeMap<u64, Arc<Process>>,
+}
+
+/// A process in the background.
+pub(super) struct Process {
+    pub(super) id: String,
+    /// What runs, for people.
+    pub(super) command: String,
+    pub(super) has_terminal: bool,
+    unread: Mutex<Unread>,
+    /// Also told anew when there is something to read.
+    state: watch::Sender<State>,
+    stdin: Mutex<Option<mpsc::Sender<Vec<u8>>>>,
+    stop: CancellationToken,
+    touched: Mutex<Instant>,
+}
+
+/// How a process stands.
+#[derive(Debug, Clone)]
+pub(super) enum State {
+    Running,
+    Ended(Box<Exit>),
+    /// It was not started, or lost with its sandbox.
+    Lost(Box<CallError>),
+}
+
+/// Output that nobody has read: the newest of it, and how many bytes before that are lost.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Unread {
+    pub(super) bytes: VecDeque<u8>,
+    pub(super) lost: u64,
+}
+
+impl Default for Processes {
+    fn default() -> Self {
+        let stop = CancellationToken::new();
+        Self { sessions: Mutex::default(), _ends_all: stop.clone().drop_guard(), stop }
+    }
+}
+
+impl Processes {
+    /// Starts a process for a session. `command` is what is run, and `shown` what people see of it.
+    pub(super) fn start(
+        &self,
+        background: Background,
+        mut command: Command,
+        shown: String,
+    ) -> Result<Arc<Process>, RunError> {
+        let (sender, feed) = Feed::new();
+        if let Stdin::Bytes(bytes) = std::mem::replace(&mut command.stdin, Stdin::Live(feed)) {
+            let _ = sender.try_send(bytes); // nothing was sent before it, so there is room
+        }
+        let process = {
+            let mut sessions = lock(&self.sessions);
+            make_room(&mut sessions, background.session())?;
+            let session = sessions.entry(background.session().clone()).or_default();
+            session.started += 1;
+            let process = Arc::new(Process {
+                id: format!("p{}", session.started),
+                command: shown,
+                has_terminal: command.terminal.is_some(),
+                unread: Mutex::default(),
+                state: watch::Sender::new(State::Running),
+                stdin: Mutex::new(Some(sender)),
+                stop: self.stop.child_token(),
+                touched: Mutex::new(Instant::now()),
+            });
+            session.processes.insert(session.started, Arc::clone(&process));
+            process
+        };
+        tokio::spawn(Arc::clone(&process).run(background, command));
+        Ok(process)
+    }
+
+    /// The session's processes, the oldest first.
+    pub(super) fn list(&self, session: &SessionKey) -> Vec<Arc<Process>> {
+        let sessions = lock(&self.sessions);
+        sessions.get(session).map(|session| session.processes.values().cloned().collect()).unwrap_or_default()
+    }
+
+    /// The session's process of this id.
+    pub(super) fn find(&self, session: &SessionKey, id: &str) -> Result<Arc<Process>, RunError> {
+        self.touch(session);
+        let processes = self.list(session);
+        let known: Vec<&str> = processes.iter().map(|process| process.id.as_str()).collect();
+        let found = processes.iter().find(|process| process.id == id).cloned();
+        found.ok_or_else(|| {
+            let told = format!("this session has no process `{id}` in the background");
+            let error = CallError::new(Code::InvalidInput, told);
+            RunError::from(error.suggest(match known.as_slice() {
+                [] => "start one by `Bash` with `background`".to_owned(),
+                known => format!("there is {}", known.join(", ")),
+            }))
+        })
+    }
+
+    /// Notes that the session is still there.
+    pub(super) fn touch(&self, session: &SessionKey) {
+        for process in self.list(session) {
+            *lock(&process.touched) = Instant::now();
+        }
+    }
+}
+
+/// Forgets processes that have ended where one more would be too many, the oldest first; those that run are kept.
+fn make_room(sessions: &mut HashMap<SessionKey, Session>, session: &SessionKey) -> Result<(), RunError> {
+    for session in sessions.values_mut() {
+        session.processes.retain(|_, process| process.is_running() || process.alone_since() < ALONE_MAX);
+    }
+    // The numbers of a session begin anew only when nothing of it is left.
+    sessions.retain(|_, session| !session.processes.is_empty());
+    if let Some(own) = sessions.get_mut(session)
+        && own.processes.len() >= PROCESSES_MAX
+    {
+        let ended = own.processes.iter().find(|(_, process)| !process.is_running()).map(|(number, _)| *number);
+        let Some(ended) = ended else {
+            let told = format!("this session has {PROCESSES_MAX} processes in the background, and may not have more");
+            return Err(RunError::from(CallError::new(Code::ResourceLimitExceeded, told))
+                .suggest("stop one of them by `ProcessStop`; `ProcessList` shows them")
+                .before_effect());
+        };
+        own.processes.remove(&ended);
+    }
+    let kept: usize = sessions.values().map(|session| session.processes.len()).sum();
+    if kept >= KEPT_MAX {
+        let told = format!("all sessions together have {KEPT_MAX} processes in the background, and may not have more");
+        return Err(RunError::from(CallError::new(Code::ResourceLimitExceeded, told)).before_effect());
+    }
+    Ok(())
+}
+
+impl Process {
+    async fn run(self: Arc<Self>, background: Background, command: Command) {
+        let output: Arc<dyn OutputSink> = Arc::clone(&self) as _;
+        let executing = background.execute(&command, output, self.stop.clone());
+        tokio::pin!(executing);
+        let ended = loop {
+            tokio::select! {
+                ended = &mut executing => break ended,
+                () = self.left_alone(), if !self.stop.is_cancelled() => self.stop.cancel(),
+            }
+        };
+        lock(&self.stdin).take();
+        self.state.send_replace(match ended {
+            Ok(exit) => State::Ended(Box::new(exit)),
+            Err(error) => State::Lost(Box::new(error.into())),
+        });
+    }
+
+    async fn left_alone(&self) {
+        while let Some(left) = ALONE_MAX.checked_sub(self.alone_since()) {
+            tokio::time::sleep(left.max(Duration::from_millis(1))).await;
+        }
+    }
+
+    fn alone_since(&self) -> Duration {
+        lock(&self.touched).elapsed()
+    }
+
+    pub(super) fn state(&self) -> State {
+        self.state.borrow().clone()
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        matches!(*self.state.borrow(), State::Running)
+    }
+
+    /// Tells the process to end; it may take its grace time.
+    pub(super) fn stop(&self) {
+        self.stop.cancel();
+    }
+
+    /// Waits until the process has ended.
+    pub(super) async fn ended(&self) {
+        let mut state = self.state.subscribe();
+        let _ = state.wait_for(|state| !matches!(state, State::Running)).await;
+    }
+
+    /// Waits until there is something to read, or the process has ended.
+    pub(super) async fn news(&self) {
+        let mut state = self.state.subscribe();
+        let _ = state.wait_for(|state| !matches!(state, State::Running) || self.unread_bytes() > 0).await;
+    }
+
+    pub(super) fn unread_bytes(&self) -> usize {
+        lock(&self.unread).bytes.len()
+    }
+
+    /// Takes what nobody has read. Half a character at the end waits for its other half.
+    pub(super) fn take_unread(&self) -> Unread {
+        let is_running = self.is_running();
+        let mut unread = lock(&self.unread);
+        let mut taken = std::mem::take(&mut *unread);
+        if is_running {
+            let rest = taken.bytes.len() - begun_character(taken.bytes.make_contiguous());
+            unread.bytes = taken.bytes.split_off(rest);
+        }
+        taken
+    }
+
+    /// Writes to the process's input, which may have to wait for it to read.
+    pub(super) async fn write(&self, bytes: Vec<u8>) -> Result<(), RunError> {
+        let sender = lock(&self.stdin).clone();
+        let gone = || {
+            let told = format!("`{}` reads nothing more: it has ended, or its input was ended", self.id);
+            RunError::invalid_input(told)
+        };
+        sender.ok_or_else(gone)?.send(bytes).await.map_err(|_| gone())
+    }
+
+    /// Ends the process's input.
+    pub(super) async fn end_input(&self) {
+        if self.has_terminal {
+            // The terminal stays, and its user says that this was all.
+            let _ = self.write(END_OF_TRANSMISSION.to_vec()).await;
+        } else {
+            lock(&self.stdin).take();
+        }
+    }
+}
+
+/// What a terminal takes for the end of input.
+pub(super) const END_OF_TRANSMISSION: &[u8] = b"\x04";
+
+impl OutputSink for Process {
+    fn write(&self, _: Stream, bytes: &[u8]) {
+        lock(&self.unread).add(bytes);
+        self.state.send_modify(|_| ());
+    }
+}
+
+impl Unread {
+    fn add(&mut self, bytes: &[u8]) {
+        let kept = bytes.get(bytes.len().saturating_sub(UNREAD_BYTES_MAX)..).unwrap_or_default();
+        let surplus = (self.bytes.len() + kept.len()).saturating_sub(UNREAD_BYTES_MAX);
+        self.bytes.drain(..surplus);
+        self.bytes.extend(kept);
+        self.lost += (surplus + bytes.len() - kept.len()) as u64;
+    }
+}
+
+/// How many bytes at the end are the beginning of a character.
+fn begun_character(bytes: &[u8]) -> usize {
+    let last = bytes.get(bytes.len().saturating_sub(3)..).unwrap_or_default();
+    (1..=last.len())
+        .find(|count| {
+            let end = &last[last.len() - count..];
+            std::str::from_utf8(end).is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
+        })
+        .unwrap_or(0)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_output_is_kept_and_the_rest_is_counted() {
+        let mut unread = Unread::default();
+        unread.add(&vec![b'a'; UNREAD_BYTES_MAX - 2]);
+        unread.add(b"bcde");
+        assert_eq!((unread.bytes.len(), unread.lost), (UNREAD_BYTES_MAX, 2));
+        assert!(unread.bytes.iter().rev().take(4).eq(b"edcb"));
+        unread.add(&vec![b'x'; UNREAD_BYTES_MAX + 3]);
+        assert_eq!((unread.bytes.len(), unread.lost), (UNREAD_BYTES_MAX, 2 + UNREAD_BYTES_MAX as u64 + 3));
+        assert!(unread.bytes.iter().all(|byte| *byte == b'x'));
+    }
+
+    #[test]
+    fn half_a_character_is_told_from_a_whole_one() {
+        let whole = "é€😀".as_bytes();
+        let begun: Vec<usize> = (0..=whole.len()).map(|count| begun_character(&whole[..count])).collect();
+        assert_eq!(begun, [0, 1, 0, 1, 2, 0, 1, 2, 3, 0]);
+        assert_eq!(begun_character(b"\xff\xfe"), 0, "what is no text at all is not waited for");
+    }
+}
