@@ -16,11 +16,12 @@ use rustix::process::{self, Pid, Signal};
 use rustix::thread;
 
 use crate::berth::Berth;
+use crate::native::held::Held;
 use crate::native::init::Init;
 use crate::native::owners::{Identity, Owners};
 use crate::sys;
 use crate::tree::Tree;
-use crate::wire::{self, HeldPlace, InitReport, SandboxOrder, WardenOrder};
+use crate::wire::{self, InitReport, SandboxOrder, WardenOrder};
 
 /// The name that a program is started by to become a warden.
 pub(crate) const NAME: &CStr = c"wieldy-sandbox-warden";
@@ -38,6 +39,7 @@ struct Warden {
     owners: Owners,
     /// Those that we made, and what must not outlive them.
     children: HashMap<Pid, Belongings>,
+    held: Held,
     /// Who waits for which child's end.
     settling: Vec<(Pid, OwnedFd)>,
 }
@@ -58,7 +60,7 @@ impl Warden {
         // What a killed berth leaves behind comes to us.
         process::set_child_subreaper(Some(process::getpid()))?;
         let tree = Tree::new(sys::child_signals()?)?;
-        Ok(Self { executor, tree, owners: Owners::default(), children: HashMap::new(), settling: Vec::new() })
+        Ok(Self { executor, tree, owners: Owners::default(), children: HashMap::new(), held: Held::default(), settling: Vec::new() })
     }
 
     fn serve(&mut self) -> io::Result<()> {
@@ -66,7 +68,7 @@ impl Warden {
         // Killed are those that we made; of a sandbox's init that is enough. The rest follows, as it becomes ours.
         self.tree.kill();
         for (_, belongings) in std::mem::take(&mut self.children) {
-            belongings.remove();
+            belongings.remove(&mut self.held);
         }
         served
     }
@@ -102,7 +104,7 @@ impl Warden {
     fn bury(&mut self) {
         for pid in self.tree.reap_strangers(&self.children) {
             if let Some(belongings) = self.children.remove(&pid) {
-                belongings.remove();
+                belongings.remove(&mut self.held);
             }
         }
     }
@@ -133,16 +135,14 @@ impl Warden {
     }
 
     fn make_sandbox(&mut self, mut order: SandboxOrder, socket: OwnedFd) {
-        let belongings = Belongings {
-            placeholders: std::mem::take(&mut order.placeholders),
-            groups: std::mem::take(&mut order.groups),
-        };
-        match self.try_make_sandbox(order, &socket) {
+        let mut belongings = Belongings { groups: std::mem::take(&mut order.groups), held: Vec::new() };
+        let made = self.held.hold(&order, &mut belongings.held);
+        match made.and_then(|()| self.try_make_sandbox(order, &socket)) {
             Ok(pid) => {
                 self.children.insert(pid, belongings);
             }
             Err((doing, error)) => {
-                belongings.remove();
+                belongings.remove(&mut self.held);
                 let report = InitReport::Failed { doing: doing.into(), error: error.to_string() };
                 let _ = wire::send(&socket, &report, &[]);
             }
@@ -200,36 +200,20 @@ pub(crate) fn parted() -> io::Result<()> {
 /// What must not outlive a sandbox.
 #[derive(Default)]
 struct Belongings {
-    placeholders: Vec<HeldPlace>,
     groups: Vec<PathBuf>,
+    held: Vec<PathBuf>,
 }
 
 impl Belongings {
-    fn remove(self) {
+    fn remove(self, held: &mut Held) {
         for group in &self.groups {
             remove_group(group);
         }
-        // Children before their parents. What is no longer as it was made has become somebody's.
-        for HeldPlace { path, content } in self.placeholders.iter().rev() {
-            if in_use(path) {
-                continue;
-            }
-            match content {
-                None => drop(fs::remove_dir(path)),
-                Some(content) if fs::read_to_string(path).is_ok_and(|found| found == *content) => {
-                    drop(fs::remove_file(path));
-                }
-                Some(_) => {}
-            }
+        // Children before their parents.
+        for path in self.held.iter().rev() {
+            held.let_go(path);
         }
     }
-}
-
-/// Whether another sandbox needs the placeholder: each keeps a lock on what it protects.
-fn in_use(path: &Path) -> bool {
-    use rustix::fs::{FlockOperation, flock};
-    let Ok(file) = fs::File::open(path) else { return true };
-    flock(&file, FlockOperation::NonBlockingLockExclusive).is_err()
 }
 
 /// Removes a cgroup and those in it; nobody is in them any more.

@@ -8,15 +8,16 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use rustix::fs::CWD;
+use rustix::fs::OFlags;
 use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::process::{self, Pid, Signal};
 use rustix::thread;
 
+use super::held::open_plain;
 use super::plan::Step;
+use super::walls;
 use crate::sys::{self, MountChange};
 
 /// The account outside where the executor is root: so high that no system hands it out.
@@ -95,17 +96,19 @@ impl Owners {
 
     fn map_source(&mut self, source: &Path) -> io::Result<OwnedFd> {
         let told = |error: io::Error| io::Error::new(error.kind(), format!("`{}`: {error}", source.display()));
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-        let whole = open_tree(CWD, source, flags | OpenTreeFlags::AT_RECURSIVE).map_err(|error| told(error.into()))?;
-        let owner = fs::metadata(source).map_err(told)?;
-        let namespace = self.namespace(owner.uid(), owner.gid())?;
+        // What was looked at when the plan was made may have become a link since, by somebody who works in the same folder.
+        let place = open_plain(source, OFlags::PATH).map_err(told)?;
+        let owner = rustix::fs::fstat(&place).map_err(|error| told(error.into()))?;
+        let whole = walls::copy_of(&place).map_err(told)?;
+        let namespace = self.namespace(owner.st_uid, owner.st_gid)?;
         let change = MountChange { owners: Some(namespace.as_fd()), ..MountChange::default() };
         if sys::change_mount(whole.as_fd(), true, change).is_ok() {
             return Ok(whole);
         }
         // Something is mounted below it that cannot be shown so; without that, then.
-        let single = open_tree(CWD, source, flags).map_err(|error| told(error.into()))?;
-        let namespace = self.namespace(owner.uid(), owner.gid())?;
+        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+        let single = open_tree(&place, "", flags).map_err(|error| told(error.into()))?;
+        let namespace = self.namespace(owner.st_uid, owner.st_gid)?;
         let change = MountChange { owners: Some(namespace.as_fd()), ..MountChange::default() };
         sys::change_mount(single.as_fd(), false, change).map_err(|error| {
             let hint = "its file system cannot show files under another owner; run wieldy as an ordinary user instead";

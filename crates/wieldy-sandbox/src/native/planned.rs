@@ -1,24 +1,24 @@
-//! From a confinement to a plan for this machine, with what the plan needs on it made.
+//! From a confinement to a plan for this machine.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use wieldy_core::{Confinement, SandboxError};
 
 use super::NativeOptions;
 use super::facts::Disk;
 use super::owners::Identity;
-use super::plan::{Held, HostFacts, Placeholder, Plan, Room, Step};
+use super::plan::{Entry, Held, HostFacts, Look, Placeholder, Plan, Room, Step};
 use super::planner::{Request, plan};
 use crate::wire::HeldPlace;
 
 /// How much private folders hold where nobody says.
 const ROOM: Room = Room { bytes: 1 << 30, inodes: 250_000 };
 
-/// A plan whose placeholders are there.
+/// A plan, and what the warden must make for it.
 pub(super) struct Planned {
     pub(super) steps: Vec<Step>,
     pub(super) environment: Vec<(String, String)>,
@@ -28,8 +28,8 @@ pub(super) struct Planned {
 impl Planned {
     pub(super) fn new(confinement: &Confinement, options: &NativeOptions) -> Result<Self, SandboxError> {
         let Plan { steps, placeholders, environment } = draw(confinement, options)?;
-        let placeholders = place(placeholders, &confinement.workspace)
-            .map_err(|(path, error)| creation(format!("holding `{}` for protection: {error}", path.display())))?;
+        let placeholders: Vec<HeldPlace> = placeholders.into_iter().map(held_place).collect();
+        ours().extend(placeholders.iter().cloned());
         let environment = environment.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         Ok(Self { steps, environment, placeholders })
     }
@@ -49,7 +49,7 @@ pub(super) fn draw(confinement: &Confinement, options: &NativeOptions) -> Result
         network: &confinement.network,
         room: Room { bytes: limits.disk_bytes.unwrap_or(ROOM.bytes), inodes: limits.disk_files.unwrap_or(ROOM.inodes) },
     };
-    let facts = HostFacts { look: &Disk, home, state, user, group };
+    let facts = HostFacts { look: &WithoutOurs, home, state, user, group };
     plan(&request, &facts).map_err(|error| creation(error.to_string()))
 }
 
@@ -57,25 +57,49 @@ fn creation(reason: String) -> SandboxError {
     SandboxError::Creation { reason }
 }
 
-/// Makes the placeholders that are not there. Those of other sandboxes of ours are shared: the last one takes them away.
-fn place(missing: Vec<Placeholder>, workspace: &Path) -> Result<Vec<HeldPlace>, (PathBuf, io::Error)> {
-    static OURS: Mutex<BTreeSet<HeldPlace>> = Mutex::new(BTreeSet::new());
-    let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
-    for Placeholder { path, held } in missing {
-        let (made, content) = match held {
-            Held::Folder => (fs::create_dir(&path), None),
-            Held::File(content) => (write_new(&path, content), Some(content.to_owned())),
-        };
-        match made {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err((path, error)),
-            _ => drop(ours.insert(HeldPlace { path, content })),
-        }
-    }
-    // In the order of paths, so that parents come first.
-    ours.retain(|held| held.path.exists());
-    Ok(ours.iter().filter(|held| held.path.starts_with(workspace)).cloned().collect())
+fn held_place(Placeholder { path, held }: Placeholder) -> HeldPlace {
+    let content = match held {
+        Held::Folder => None,
+        Held::File(content) => Some(content.to_owned()),
+    };
+    HeldPlace { path, content }
 }
 
-fn write_new(path: &Path, content: &str) -> io::Result<()> {
-    fs::File::create_new(path)?.write_all(content.as_bytes())
+/// Every place that a warden of this process was asked to hold. Not all of them need be there now.
+fn ours() -> MutexGuard<'static, BTreeSet<HeldPlace>> {
+    /// More than anybody has workspaces in use.
+    const OURS_MAX: usize = 20_000;
+    static OURS: Mutex<BTreeSet<HeldPlace>> = Mutex::new(BTreeSet::new());
+    let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
+    if ours.len() > OURS_MAX {
+        ours.retain(|held| held.path.symlink_metadata().is_ok());
+    }
+    ours
+}
+
+/// The files of this machine without those that are there only for the sake of other sandboxes of ours, which may go at any time:
+/// a new sandbox needs them itself.
+struct WithoutOurs;
+
+impl Look for WithoutOurs {
+    fn entry(&self, path: &Path) -> Option<Entry> {
+        let entry = Disk.entry(path)?;
+        let is_only_held = !matches!(entry, Entry::Link { .. }) && is_as_made(path, &ours());
+        (!is_only_held).then_some(entry)
+    }
+
+    fn names(&self, folder: &Path) -> Vec<OsString> {
+        Disk.names(folder)
+    }
+}
+
+/// Whether something is a place that we hold and nobody has put anything into it.
+fn is_as_made(path: &Path, ours: &BTreeSet<HeldPlace>) -> bool {
+    let first = HeldPlace { path: path.to_owned(), content: None };
+    let Some(held) = ours.range(first..).next().filter(|held| held.path == path) else { return false };
+    match &held.content {
+        Some(content) => fs::read(path).is_ok_and(|found| found == content.as_bytes()),
+        None => fs::read_dir(path)
+            .is_ok_and(|mut entries| entries.all(|entry| entry.is_ok_and(|entry| is_as_made(&entry.path(), ours)))),
+    }
 }

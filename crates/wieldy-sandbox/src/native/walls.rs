@@ -14,6 +14,7 @@ use rustix::mount::{
     fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount_change, move_mount, open_tree, unmount,
 };
 
+use super::held::open_plain;
 use super::plan::{Kind, Room, Step};
 use crate::sys::{self, MountChange};
 
@@ -38,10 +39,8 @@ pub(super) struct Sources {
 
 /// Opens everything that the plan shows, as long as we are still who may see it.
 pub(super) fn open_sources(steps: &[Step], mut binds: HashMap<usize, OwnedFd>) -> Result<Sources, Failure> {
-    let copy = |path: &Path| {
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
-        open_tree(CWD, path, flags).map_err(io::Error::from)
-    };
+    // Nothing that a plan shows is reached through a link, unless somebody has put one there since.
+    let copy = |path: &Path| copy_of(&open_plain(path, OFlags::PATH)?);
     for (number, step) in steps.iter().enumerate() {
         if let Step::Bind { source, optional, .. } = step
             && !binds.contains_key(&number)
@@ -213,11 +212,8 @@ impl Site {
 
     /// Nothing may be written there, nor may it be put aside.
     fn protect(&self, path: &Path) -> io::Result<()> {
-        let place = match self.open(path) {
-            Err(error) if is_gone(&error) => return Ok(()),
-            place => place?,
-        };
-        let copy = copy_of(&place)?;
+        // It was there a moment ago. Should it be gone, somebody plays with us, and could make it again.
+        let copy = copy_of(&self.open(path)?)?;
         sys::change_mount(copy.as_fd(), true, READ_ONLY)?;
         self.attach(&copy, path)
     }
@@ -239,7 +235,7 @@ fn is_folder(mode: u32) -> bool {
     mode & libc::S_IFMT == libc::S_IFDIR
 }
 
-fn copy_of(place: &OwnedFd) -> io::Result<OwnedFd> {
+pub(super) fn copy_of(place: &OwnedFd) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_RECURSIVE

@@ -429,6 +429,7 @@ fn the_home_folder_as_workspace() {
     folder  /home
     folder  /home/ada
     mount  /home/ada  read and write
+    mount  /home/ada/.config  read and write
     hide  /home/ada/.config/gh  folder
     protect  /home/ada/.git
     hide  /home/ada/.netrc  file
@@ -533,6 +534,10 @@ fn secrets_behind_links_are_hidden_where_they_are() {
     let host = host.file("/w/.git/modules/sub/HEAD").link("/w/.ssh", "/srv/keys", "/srv/keys").folder("/srv/keys");
     let plan = planned(&host, "/root", "/w", &FileRules::default()).unwrap();
     assert_snapshot!(about(&plan, &["/w/dots", "/w/.config", "/w/m", "/w/.ssh", "/srv"]), @r#"
+    protect  /w/.config
+    protect  /w/.ssh
+    mount  /w/dots  read and write
+    mount  /w/dots/config  read and write
     hide  /w/dots/config/gh  folder
     mount  /w/m  read and write
     mount  /w/m/sub  read and write

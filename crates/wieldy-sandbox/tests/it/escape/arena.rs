@@ -73,7 +73,7 @@ impl Arena {
             workspace: workspace.clone(),
             files: Arc::new(FileRules::default()),
             network: Network::None,
-            limits: ResourceLimits::DEFAULT,
+            limits: ResourceLimits { cpu_millicores: Some(2000), ..ResourceLimits::DEFAULT },
             place: Place::Own,
             place_limits: ResourceLimits::default(),
             grace: Duration::from_millis(300),

@@ -2,10 +2,17 @@
 
 pub(crate) mod arena;
 mod calls;
+mod ending;
+mod leaving;
+mod limits;
+mod neighbours;
+mod network;
 mod privileges;
 mod processes;
 mod protected;
+mod proxied;
 mod reading;
+mod refusing;
 mod writing;
 
 #[expect(unsafe_code, reason = "an attack makes system calls that no library offers")]

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{FileRules, Place, Sandbox};
 
 use super::arena::{Arena, is_root, say};
-use crate::world::{Printed, eventually};
+use crate::world::Printed;
 
 /// What is tried on each protected path.
 const FUNCTIONS: &str = r#"
@@ -20,12 +20,12 @@ const FUNCTIONS: &str = r#"
             attack bash -c "echo evil >> $path"
             attack bash -c "echo evil > $path/evil"
             attack mkdir -p $path/evil
-            attack rm -rf $path
+            attack rm -r $path
             attack rmdir $path
             attack mv $path moved
             attack mv -T /tmp/evil $path
             attack cp --remove-destination /tmp/evil $path
-            attack ln -sfn /tmp $path
+            attack ln -sfT /tmp $path
             attack ln $path hard
             attack install -m 755 /tmp/evil $path/evil
             attack python3 -c "import os; os.rename('/tmp/evil', '$path')"
@@ -53,14 +53,13 @@ async fn what_does_not_exist_yet_cannot_be_made() {
          attack mv .git moved
          attack rm -rf .git
          attack rmdir .git
-         attack ln -sfn /tmp .git
+         attack ln -sfT /tmp .git
          attack bash -c 'cd .git && mv hooks ../moved'
          attack bash -c 'cd /proc/self/cwd/.git/hooks && touch evil'
-         twin bash -c 'echo good > AGENTS.md; mkdir -p src/.claude .github; rm -r AGENTS.md src .github'
-         twin bash -c 'GIT_DIR= ; true'"
+         rm -rf moved
+         twin bash -c 'echo good > AGENTS.md; mkdir -p src/.claude .github; rm -r AGENTS.md src .github'"
     );
     arena.attack(&script).await;
-    drop(arena.native.clone());
     let workspace = arena.workspace.clone();
     let kept = arena.native.list().into_iter().map(|status| status.sandbox.id);
     for id in kept {
@@ -68,10 +67,14 @@ async fn what_does_not_exist_yet_cannot_be_made() {
         assert!(arena.native.destroy(&id).await);
     }
     // What was there only to be protected is gone again.
-    eventually(std::time::Duration::from_secs(5), "only the command's own file is left", || {
-        fs::read_dir(&workspace).unwrap().flatten().map(|entry| entry.file_name()).collect::<Vec<_>>() == ["own"]
-    })
-    .await;
+    let names = || fs::read_dir(&workspace).unwrap().flatten().map(|entry| entry.file_name()).collect::<Vec<_>>();
+    for _ in 0..500 {
+        if names() == ["own"] {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    panic!("{:?}", names());
 }
 
 #[tokio::test]
@@ -96,20 +99,24 @@ async fn a_repository_that_is_there_is_used_but_its_settings_and_hooks_stay() {
     let arena = Arena::new();
     git(&arena.workspace, &["init", "-q"]);
     fs::write(arena.workspace.join(".git/hooks/pre-commit"), "#!/bin/sh\n").unwrap();
-    fs::create_dir_all(arena.workspace.join(".git/modules/inner/hooks")).unwrap();
-    fs::write(arena.workspace.join(".git/modules/inner/HEAD"), "ref: refs/heads/main\n").unwrap();
+    for module in ["inner", "deep/er"] {
+        let module = arena.workspace.join(".git/modules").join(module);
+        fs::create_dir_all(module.join("hooks")).unwrap();
+        fs::write(module.join("HEAD"), "ref: refs/heads/main\n").unwrap();
+        fs::write(module.join("config"), "[core]\n").unwrap();
+    }
     let config = fs::read_to_string(arena.workspace.join(".git/config")).unwrap();
     let script = format!(
         "{FUNCTIONS} tamper .git/hooks .git/hooks/pre-commit .git/hooks/post-checkout .git/config .git/config.worktree \
-            .git/commondir .git/modules/inner/hooks .git/modules/inner/config
+            .git/commondir .git/modules/inner/hooks .git/modules/inner/config .git/modules/deep/er/hooks .git/modules/deep/er/config
          attack git config core.hooksPath /tmp
+         attack git config include.path /tmp/evil
          attack git config --worktree core.fsmonitor /tmp/evil
          attack git config --file .git/config core.pager /tmp/evil
          attack mv .git moved
-         attack rm -rf .git
+         attack rmdir .git
          attack mv .git/modules moved
          attack mv .git/modules/inner moved
-         attack bash -c 'rm -rf .git/modules/inner'
          twin git -c core.hooksPath=/dev/null status
          twin env GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=core.hooksPath GIT_CONFIG_VALUE_0=/dev/null git status
          twin bash -c 'date +%N > file; git add file; git -c user.name=a -c user.email=a@b commit -qnm message'
@@ -133,9 +140,9 @@ async fn links_on_the_way_to_what_is_protected_stay_too() {
     arena.confinement.files = Arc::new(FileRules { protected: vec!["deep/folder/rule".into()], ..FileRules::default() });
     let script = format!(
         "{FUNCTIONS} tamper .vscode settings real/hooks real/config .git/hooks .git/config deep/folder/rule
-         attack ln -sfn /tmp .git
+         attack ln -sfT /tmp .git
          attack mv real moved
-         attack rm -rf real
+         attack rmdir real
          attack mv deep moved
          attack mv deep/folder deep/moved
          twin touch deep/folder/other deep/other

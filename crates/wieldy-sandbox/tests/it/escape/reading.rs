@@ -19,6 +19,7 @@ async fn secrets_of_the_machine_and_of_others_cannot_be_read() {
     fs::write(arena.workspace.join("own"), "mine").unwrap();
     let script = format!(
         r#"
+        attack grep -rsq '{canary}' {root} /tmp /home /root /run /var /dev/shm /mnt /opt /etc
         for path in {root}/home/.ssh/id_ed25519 {root}/state/journal.db {root}/other/workspace/plans.txt {root}/workspace-2/file \
             {root}/beside ../beside ./../home/.ssh/id_ed25519 key all/beside up/workspace/plans.txt magic \
             /etc/shadow /etc/gshadow /etc/sudoers /etc/ssh/ssh_host_ed25519_key /root/.bashrc /root /var/log /var/lib /sys /boot; do
@@ -29,7 +30,6 @@ async fn secrets_of_the_machine_and_of_others_cannot_be_read() {
                 attack ls $door$path/
             done
         done
-        attack grep -rs '{canary}' / --include=* --exclude-dir=proc --exclude-dir=usr --exclude-dir=nix
         attack dd if=/dev/vda of=/dev/null count=1
         attack dd if=/dev/mem of=/dev/null count=1
         attack dd if=/proc/kcore of=/dev/null count=1
@@ -69,6 +69,7 @@ async fn secrets_in_the_workspace_and_in_what_is_mounted_are_hidden() {
                 attack rm -f $folder/$file
             done
             attack mv $folder/.ssh $folder/moved
+            attack mv $folder/.config $folder/moved
             attack rm -rf $folder/.ssh
             attack chmod 777 $folder/.ssh
             twin grep -q example $folder/.env.example
