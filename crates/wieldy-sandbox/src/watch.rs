@@ -80,6 +80,9 @@ impl<'a> Watch<'a> {
         if libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGXFSZ {
             return Some((Limit::DiskBytes, self.limits.disk_bytes.unwrap_or(written)));
         }
+        if self.limits.disk_bytes.is_some_and(|limit| written >= limit) {
+            return Some((Limit::DiskBytes, written));
+        }
         self.private.iter().find_map(|place| {
             let state = rustix::fs::statvfs(place.as_c_str()).ok()?;
             match (state.f_bavail, state.f_ffree) {

@@ -191,7 +191,17 @@ impl Standing {
             _ if used.memory_peak_bytes.is_some_and(|peak| peak.least > SETTLE_BYTES_MIN) => self.settle(mooring),
             _ => self.moor(mooring),
         }
-        let Went { ended, report, .. } = went?;
+        let Went { ended, report, .. } = match went {
+            // What a command leaves in private folders is memory, too: its berth may have found none left for itself.
+            Err(error) if error.is_crash() => match self.overrun_of_group(&used, limits) {
+                Some(overrun) if overrun.limit == "memory_bytes" => {
+                    let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used));
+                    return Ok(Exit { ended, usage, sandbox: self.made.clone(), overrun: Some(overrun), breaches: vec![] });
+                }
+                _ => return Err(error),
+            },
+            went => went?,
+        };
         let overrun = match report.overrun {
             Some((limit, used)) => Some(overrun(limit, used, limits)),
             None if ended == Ended::Code(0) || stop.is_cancelled() => None,
