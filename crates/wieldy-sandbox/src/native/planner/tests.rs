@@ -508,6 +508,7 @@ fn links_are_protected_themselves_and_with_what_they_lead_to() {
     assert_snapshot!(lines, @r#"
     folder  /w
     mount  /w  read and write
+    protect  /w/.env
     protect  /w/.git
     protect  /w/chain
     mount  /w/end  read and write
@@ -558,6 +559,7 @@ fn a_workspace_made_to_confuse_gives_a_plan_or_a_reason() {
     let host = host.link("/w/other", ".git", "/w/.git").link("/w/.vscode", ".vscode", "/w/.vscode");
     let plan = planned(&host, "/root", "/w", &FileRules::default()).unwrap();
     assert_snapshot!(about(&plan, &["/w/.git", "/w/.config"]), @r#"
+    protect  /w/.config
     protect  /w/.git
     "#);
     let many = (0..101).fold(Host::debian().folder("/w"), |host, number| host.file(&format!("/w/.env.{number}")));

@@ -36,7 +36,7 @@ async fn listed_hosts_are_reached_and_no_others() {
         proxy=${{http_proxy#http://}}; host=${{proxy%:*}}; port=${{proxy#*:}}
         ask() {{ exec 7<>/dev/tcp/$host/$port; printf "$1" >&7; timeout 5 head -c 400 <&7; exec 7<&-; }}
         through() {{ ask "GET http://$1/ HTTP/1.1\r\nHost: $1\r\nConnection: close\r\n\r\n" | grep -q hello; }}
-        tunnel() {{ ask "CONNECT $1 HTTP/1.1\r\nHost: $1\r\n\r\n" | head -1 | grep -q ' 200 '; }}
+        tunnel() {{ exec 7<>/dev/tcp/$host/$port; printf "CONNECT $1 HTTP/1.1\r\nHost: $1\r\n\r\n" >&7; IFS= read -t 5 -r line <&7; exec 7<&-; [[ $line == *' 200 '* ]]; }}
         fetch() {{ timeout 8 python3 -c "import urllib.request as u; u.getproxies = lambda: {{'http': '$http_proxy'}}; u.proxy_bypass = lambda h: False
 print(u.build_opener(u.ProxyHandler({{'http': '$http_proxy'}})).open('$1').read())"; }}
         twin through 127.0.0.1:{allowed}

@@ -29,7 +29,7 @@ fn without_user_namespaces_nothing_runs() {
         "echo 0 > /proc/sys/user/max_user_namespaces && exec {} --exact {NAME} --nocapture",
         std::env::current_exe().unwrap().display()
     );
-    let ran = Command::new("unshare").args(["-Ur", "bash", "-c", &inner]).env(VARIABLE, "1").output().unwrap();
+    let ran = Command::new("unshare").args(["--user", "--map-user=1000", "--map-group=1000", "--keep-caps", "bash", "-c", &inner]).env(VARIABLE, "1").output().unwrap();
     let said = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
     assert!(ran.status.success() && said.contains("1 passed"), "{said}");
 }
