@@ -7,7 +7,7 @@ use wieldy_core::{Place, Sandbox};
 
 use super::arena::Arena;
 use super::ending::groups;
-use crate::world::in_own_process;
+use crate::world::{PATIENCE, eventually, in_own_process};
 
 /// What could pile up.
 #[derive(Debug, PartialEq, Eq, Clone)]
@@ -70,12 +70,13 @@ fn three_hundred_calls_of_each_kind_leave_nothing() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let arena = Arena::with(0);
-        let nothing = count(&arena);
         let script = "(setsid sleep 1000 &) ; echo x > /tmp/x; echo hi";
         // Whoever stays, stays from the first call on: the warden, and the session's sandbox with its berth.
         assert_eq!(arena.run(Place::Own, script).await, "hi\n");
+        let is_over = || all_below("self").is_empty();
+        eventually(PATIENCE, "the first sandbox is gone, and its warden", is_over).await;
+        let nothing = count(&arena);
         assert_eq!(arena.run(Arena::session("one"), script).await, "hi\n");
-        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
         let before = count(&arena);
         assert_eq!((before.zombies, before.processes), (0, 3), "warden, init, berth: {before:?}");
         for _ in 0..300 {
@@ -90,8 +91,6 @@ fn three_hundred_calls_of_each_kind_leave_nothing() {
         assert_eq!((status.len(), status[0].executed, status[0].running), (1, 301, 0));
         assert!(arena.native.destroy(&status[0].sandbox.id).await);
         // Without a sandbox there is no warden, and nothing is in the workspace.
-        // What is kept is where the control groups are, and their locks.
-        let nothing = Counted { descriptors: nothing.descriptors + GROUPS_KEPT, ..nothing };
         settled(&arena, &nothing).await;
     });
 }
