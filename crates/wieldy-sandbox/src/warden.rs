@@ -60,7 +60,14 @@ impl Warden {
         // What a killed berth leaves behind comes to us.
         process::set_child_subreaper(Some(process::getpid()))?;
         let tree = Tree::new(sys::child_signals()?)?;
-        Ok(Self { executor, tree, owners: Owners::default(), children: HashMap::new(), held: Held::default(), settling: Vec::new() })
+        Ok(Self {
+            executor,
+            tree,
+            owners: Owners::default(),
+            children: HashMap::new(),
+            held: Held::default(),
+            settling: Vec::new(),
+        })
     }
 
     fn serve(&mut self) -> io::Result<()> {

@@ -85,8 +85,14 @@ const REFUSED_IN_PART: &[(&str, &str)] = &[
         "chmod, open, mknod and their like with a set-user-id or set-group-id bit",
         "outside of the sandbox such a program has the rights of the workspace's owner",
     ),
-    ("openat2", "the mode of a new file cannot be seen by a filter; it does not exist (ENOSYS), and programs use openat"),
-    ("prlimit64 of another process", "it takes from other processes, the sandbox's own among them, what they need to work"),
+    (
+        "openat2",
+        "the mode of a new file cannot be seen by a filter; it does not exist (ENOSYS), and programs use openat",
+    ),
+    (
+        "prlimit64 of another process",
+        "it takes from other processes, the sandbox's own among them, what they need to work",
+    ),
 ];
 
 const ALLOW: SeccompAction = SeccompAction::Allow;
@@ -113,9 +119,8 @@ fn checked() -> Vec<(i64, Ways)> {
     let unmasked = |mask: i32| vec![(vec![(0, MaskedEq(u64::from(mask as u32)), 0)], ALLOW), (vec![], REFUSE)];
     let node_kinds = [0, libc::S_IFREG, libc::S_IFIFO, libc::S_IFSOCK].map(u64::from);
     let node_kind = |_| MaskedEq(u64::from(libc::S_IFMT | CHANGES_USER));
-    let mode = |argument| -> Ways {
-        vec![(vec![(argument, MaskedEq(u64::from(CHANGES_USER)), 0)], ALLOW), (vec![], REFUSE)]
-    };
+    let mode =
+        |argument| -> Ways { vec![(vec![(argument, MaskedEq(u64::from(CHANGES_USER)), 0)], ALLOW), (vec![], REFUSE)] };
     let opening = |flags: u8| -> Ways {
         // What makes no file takes no mode: what stands in its place means nothing.
         let makes = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u64;

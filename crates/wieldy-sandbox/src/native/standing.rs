@@ -196,7 +196,13 @@ impl Standing {
             Err(error) if error.is_crash() => match self.overrun_of_group(&used, limits) {
                 Some(overrun) if overrun.limit == "memory_bytes" => {
                     let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used));
-                    return Ok(Exit { ended, usage, sandbox: self.made.clone(), overrun: Some(overrun), breaches: vec![] });
+                    return Ok(Exit {
+                        ended,
+                        usage,
+                        sandbox: self.made.clone(),
+                        overrun: Some(overrun),
+                        breaches: vec![],
+                    });
                 }
                 _ => return Err(error),
             },

@@ -55,7 +55,9 @@ impl Arena {
         let temporary = tempfile::tempdir().unwrap();
         let root = temporary.path().canonicalize().unwrap();
         let canary = format!("canary of {mark}");
-        for secret in ["home/.ssh/id_ed25519", "state/journal.db", "other/workspace/plans.txt", "workspace-2/file", "beside"] {
+        for secret in
+            ["home/.ssh/id_ed25519", "state/journal.db", "other/workspace/plans.txt", "workspace-2/file", "beside"]
+        {
             let file = root.join(secret);
             fs::create_dir_all(file.parent().unwrap()).unwrap();
             fs::write(file, &canary).unwrap();

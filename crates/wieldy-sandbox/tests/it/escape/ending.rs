@@ -17,7 +17,11 @@ const STUBBORN: &str = "trap '' TERM HUP INT; (setsid setsid bash -c 'trap \"\" 
                         (sleep 1000 &); echo ready; while :; do sleep 0.1; done";
 
 /// Runs scripts in the background and waits until each is ready.
-async fn started(arena: &Arc<Arena>, place: Place, script: &'static str) -> (CancellationToken, tokio::task::JoinHandle<Result<super::arena::Ran, wieldy_core::SandboxError>>) {
+async fn started(
+    arena: &Arc<Arena>,
+    place: Place,
+    script: &'static str,
+) -> (CancellationToken, tokio::task::JoinHandle<Result<super::arena::Ran, wieldy_core::SandboxError>>) {
     let (printed, stop) = (Arc::<Printed>::default(), CancellationToken::new());
     let running = tokio::spawn({
         let (arena, printed, stop) = (arena.clone(), printed.clone(), stop.clone());
@@ -127,7 +131,9 @@ fn when_the_executor_is_killed_nothing_of_twenty_sandboxes_is_left() {
         eventually(Duration::from_secs(40), "all are running", || alive(&mark).len() >= 60).await;
         assert!(workspace.join(".claude").exists(), "the test does not see what is held");
         let helpers = below(id);
-        assert!(helpers.len() > 40 && (!is_root() || groups().iter().any(|group| group.to_string_lossy().contains(&named))));
+        assert!(
+            helpers.len() > 40 && (!is_root() || groups().iter().any(|group| group.to_string_lossy().contains(&named)))
+        );
         executor.kill().unwrap();
         executor.wait().unwrap();
         eventually(Duration::from_secs(5), "all are gone", || alive(&mark).is_empty()).await;

@@ -43,8 +43,14 @@ fn count(arena: &Arena) -> Counted {
         mounts: fs::read_to_string("/proc/self/mountinfo").unwrap().lines().count(),
         descriptors: fs::read_dir("/proc/self/fd").unwrap().count(),
         wardens_descriptors: fs::read_dir(format!("/proc/{warden}/fd")).map_or(0, Iterator::count),
-        groups: groups().iter().filter(|path| path.to_string_lossy().contains(&format!("native-{}-", std::process::id()))).count(),
-        temporary: fs::read_dir(&arena.workspace).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect(),
+        groups: groups()
+            .iter()
+            .filter(|path| path.to_string_lossy().contains(&format!("native-{}-", std::process::id())))
+            .count(),
+        temporary: fs::read_dir(&arena.workspace)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect(),
         network_namespaces: namespaces.collect::<BTreeSet<_>>().len(),
     }
 }

@@ -55,7 +55,9 @@ async fn bombed(script: &str) -> Vec<Ran> {
 /// The overruns of a bomb must name one of these limits, with its allowance and a use that fits.
 async fn overruns(script: &str, allowed: &[(&'static str, u64)]) {
     for ran in bombed(script).await {
-        let Some(Overrun { limit, allowed: allowance, used }) = ran.exit.overrun.clone() else { panic!("{script}: {ran:?}") };
+        let Some(Overrun { limit, allowed: allowance, used }) = ran.exit.overrun.clone() else {
+            panic!("{script}: {ran:?}")
+        };
         assert!(allowed.contains(&(limit, allowance)), "{script}: {ran:?}");
         assert!(used >= allowance / 2 && used < allowance * 20, "{script}: {ran:?}");
     }
@@ -115,7 +117,11 @@ async fn a_memory_bomb_on_the_heap_is_ended() {
 #[tokio::test]
 async fn a_memory_bomb_of_many_processes_is_ended() {
     if !is_by_kernel("memory_bytes").await {
-        return overruns("for i in {1..8}; do head -c 40M /dev/zero | tail -c 40M | (sleep 3; cat >/dev/null) & done; wait; exit 1", &[MEMORY]).await;
+        return overruns(
+            "for i in {1..8}; do head -c 40M /dev/zero | tail -c 40M | (sleep 3; cat >/dev/null) & done; wait; exit 1",
+            &[MEMORY],
+        )
+        .await;
     }
     let script = "for i in {1..8}; do python3 -c 'x = bytearray(30 << 20); import time; time.sleep(3)' & done; \
                   for job in $(jobs -p); do wait $job || failed=1; done; exit $failed";
@@ -124,7 +130,8 @@ async fn a_memory_bomb_of_many_processes_is_ended() {
 
 #[tokio::test]
 async fn a_memory_bomb_in_private_folders_is_ended() {
-    let script = "set -e; for i in {1..40}; do head -c 4M /dev/zero > /dev/shm/$i; head -c 4M /dev/zero > /tmp/$i; done";
+    let script =
+        "set -e; for i in {1..40}; do head -c 4M /dev/zero > /dev/shm/$i; head -c 4M /dev/zero > /tmp/$i; done";
     overruns(script, &[MEMORY, DISK]).await;
 }
 
@@ -194,7 +201,8 @@ async fn a_session_has_limits_of_its_own_for_all_of_its_calls() {
     arena.confinement.limits = ResourceLimits { memory_bytes: Some(100 * MIB), ..limits() };
     arena.confinement.place_limits = ResourceLimits { memory_bytes: Some(120 * MIB), ..ResourceLimits::default() };
     let confinement = arena.confinement(Arena::session("small"));
-    let hold = |mib: u32| format!("python3 -c 'x = bytearray({mib} << 20); import time; time.sleep(2); print(\"fine\")'");
+    let hold =
+        |mib: u32| format!("python3 -c 'x = bytearray({mib} << 20); import time; time.sleep(2); print(\"fine\")'");
     // Each for itself is fine.
     for _ in 0..2 {
         let ran = arena.run_in(&confinement, &hold(70)).await.unwrap();
@@ -202,8 +210,11 @@ async fn a_session_has_limits_of_its_own_for_all_of_its_calls() {
     }
     let script = hold(80);
     let (one, two) = tokio::join!(arena.run_in(&confinement, &script), arena.run_in(&confinement, &script));
-    let overruns: Vec<_> =
-        [one.unwrap(), two.unwrap()].into_iter().filter_map(|ran| ran.exit.overrun).map(|o| (o.limit, o.allowed)).collect();
+    let overruns: Vec<_> = [one.unwrap(), two.unwrap()]
+        .into_iter()
+        .filter_map(|ran| ran.exit.overrun)
+        .map(|o| (o.limit, o.allowed))
+        .collect();
     assert!(!overruns.is_empty() && overruns.iter().all(|o| *o == ("memory_bytes", 120 * MIB)), "{overruns:?}");
 }
 

@@ -20,7 +20,8 @@ impl Listeners {
     fn new(arena: &Arena) -> Self {
         let abstract_name = SocketAddr::from_abstract_name(&arena.mark).unwrap();
         // A machine may have no IPv6.
-        let tcp: Vec<_> = ["127.0.0.1:0", "0.0.0.0:0", "[::1]:0"].into_iter().filter_map(|a| TcpListener::bind(a).ok()).collect();
+        let tcp: Vec<_> =
+            ["127.0.0.1:0", "0.0.0.0:0", "[::1]:0"].into_iter().filter_map(|a| TcpListener::bind(a).ok()).collect();
         let udp = UdpSocket::bind("0.0.0.0:0").unwrap();
         let unix = vec![
             UnixListener::bind_addr(&abstract_name).unwrap(),

@@ -11,7 +11,10 @@ async fn a_command_has_no_rights_and_gains_none() {
     let arena = Arena::new();
     for place in [Place::Own, Arena::session("one")] {
         let said = arena
-            .run(place, "grep -hE '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status | tr -d '\\t'; ls /proc/self/fd | wc -l")
+            .run(
+                place,
+                "grep -hE '^(Cap|NoNewPrivs|Seccomp:)' /proc/self/status | tr -d '\\t'; ls /proc/self/fd | wc -l",
+            )
             .await;
         let none = "0000000000000000";
         let wanted = format!(

@@ -69,7 +69,8 @@ async fn processes_of_the_machine_are_neither_seen_nor_signalled_nor_read() {
     arena.attack(&script.replace("attack kill -9 -1\n", "")).await;
     assert!(victim.0.try_wait().unwrap().is_none(), "the victim was killed");
     // To signal everybody reaches nobody but the caller's own call.
-    let ran = arena.run_in(&arena.confinement(Arena::session("one")), "sleep 1000 & kill -TERM -1; sleep 0.1; echo on").await;
+    let ran =
+        arena.run_in(&arena.confinement(Arena::session("one")), "sleep 1000 & kill -TERM -1; sleep 0.1; echo on").await;
     drop(ran);
     arena.attack("twin true").await;
     assert!(victim.0.try_wait().unwrap().is_none(), "the victim was killed");

@@ -37,7 +37,8 @@ const FUNCTIONS: &str = r#"
     echo evil > /tmp/evil; echo own > own
 "#;
 
-const ALWAYS: &str = ".claude .codex .cursor .gemini .idea .mcp.json .opencode .vscode .wieldy .zed opencode.json wieldy.toml";
+const ALWAYS: &str =
+    ".claude .codex .cursor .gemini .idea .mcp.json .opencode .vscode .wieldy .zed opencode.json wieldy.toml";
 
 fn git(folder: &Path, words: &[&str]) {
     let mut git = Command::new("git");
@@ -63,7 +64,6 @@ async fn what_does_not_exist_yet_cannot_be_made() {
     let workspace = arena.workspace.clone();
     let kept = arena.native.list().into_iter().map(|status| status.sandbox.id);
     for id in kept {
-
         assert!(arena.native.destroy(&id).await);
     }
     // What was there only to be protected is gone again.
@@ -137,7 +137,8 @@ async fn links_on_the_way_to_what_is_protected_stay_too() {
     fs::create_dir(arena.workspace.join("settings")).unwrap();
     symlink("settings", arena.workspace.join(".vscode")).unwrap();
     fs::create_dir_all(arena.workspace.join("deep/folder")).unwrap();
-    arena.confinement.files = Arc::new(FileRules { protected: vec!["deep/folder/rule".into()], ..FileRules::default() });
+    arena.confinement.files =
+        Arc::new(FileRules { protected: vec!["deep/folder/rule".into()], ..FileRules::default() });
     let script = format!(
         "{FUNCTIONS} tamper .vscode settings real/hooks real/config .git/hooks .git/config deep/folder/rule
          attack ln -sfT /tmp .git
@@ -181,7 +182,10 @@ async fn protection_holds_when_another_executor_ends() {
         .unwrap();
     assert!(second.status.success(), "{}", String::from_utf8_lossy(&second.stdout));
     own("attack touch .claude/evil; attack touch .git/hooks/evil; attack touch wieldy.toml/evil").await;
-    assert_eq!(own("attack touch .claude/evil; attack mkdir .claude; attack touch .git/hooks/evil; echo done").await, "done\n");
+    assert_eq!(
+        own("attack touch .claude/evil; attack mkdir .claude; attack touch .git/hooks/evil; echo done").await,
+        "done\n"
+    );
 }
 
 #[tokio::test]

@@ -29,7 +29,11 @@ fn without_user_namespaces_nothing_runs() {
         "echo 0 > /proc/sys/user/max_user_namespaces && exec {} --exact {NAME} --nocapture",
         std::env::current_exe().unwrap().display()
     );
-    let ran = Command::new("unshare").args(["--user", "--map-user=1000", "--map-group=1000", "--keep-caps", "bash", "-c", &inner]).env(VARIABLE, "1").output().unwrap();
+    let ran = Command::new("unshare")
+        .args(["--user", "--map-user=1000", "--map-group=1000", "--keep-caps", "bash", "-c", &inner])
+        .env(VARIABLE, "1")
+        .output()
+        .unwrap();
     let said = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
     assert!(ran.status.success() && said.contains("1 passed"), "{said}");
 }
@@ -39,12 +43,24 @@ async fn what_cannot_be_a_workspace_is_refused_with_the_reason() {
     let mut arena = Arena::new();
     let state = arena.root.join("state");
     for (workspace, wanted) in [
-        ("/".into(), "`/` belongs to the system and cannot be a workspace; choose a folder of the project's own".to_owned()),
-        ("/etc".into(), "`/etc` belongs to the system and cannot be a workspace; choose a folder of the project's own".into()),
-        ("/tmp".into(), "`/tmp` belongs to the system and cannot be a workspace; choose a folder of the project's own".into()),
+        (
+            "/".into(),
+            "`/` belongs to the system and cannot be a workspace; choose a folder of the project's own".to_owned(),
+        ),
+        (
+            "/etc".into(),
+            "`/etc` belongs to the system and cannot be a workspace; choose a folder of the project's own".into(),
+        ),
+        (
+            "/tmp".into(),
+            "`/tmp` belongs to the system and cannot be a workspace; choose a folder of the project's own".into(),
+        ),
         (
             state.clone(),
-            format!("`{}` belongs to the system and cannot be a workspace; choose a folder of the project's own", state.display()),
+            format!(
+                "`{}` belongs to the system and cannot be a workspace; choose a folder of the project's own",
+                state.display()
+            ),
         ),
         ("/no/such".into(), "the workspace `/no/such`: No such file or directory (os error 2)".into()),
     ] {

@@ -44,7 +44,9 @@ async fn nothing_outside_of_the_workspace_changes() {
         true
         "#,
     );
-    let quiet = format!("exec 9>&1; {{ {script} }} 2>/dev/null\ntwin bash -c 'echo good > own; mv own kept; rm kept'\ntwin touch /tmp/x /var/tmp/x $HOME/x /dev/shm/x");
+    let quiet = format!(
+        "exec 9>&1; {{ {script} }} 2>/dev/null\ntwin bash -c 'echo good > own; mv own kept; rm kept'\ntwin touch /tmp/x /var/tmp/x $HOME/x /dev/shm/x"
+    );
     arena.attack(&quiet).await;
     assert_eq!(arena.outside(), before);
     for folder in ["/etc", "/usr", "/", "/usr/bin", "/var/tmp", "/root", "/tmp"] {
