@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, ResolveFlags};
 
@@ -51,23 +52,15 @@ impl Held {
     }
 
     fn hold_one(&mut self, path: &Path, missing: Option<&HeldPlace>) -> io::Result<()> {
-        // Another executor may take away what we have just found.
-        for _ in 0..ATTEMPTS_MAX {
-            let made_now = match missing {
-                Some(missing) => make(missing)?,
-                None => false,
-            };
-            let lock = open(path).ok().filter(|file| flock(file, FlockOperation::NonBlockingLockShared));
-            if missing.is_some() && open(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
-                continue;
-            }
-            let place = self.places.entry(path.to_owned()).or_insert(Place { sandboxes: 0, lock: None, made: None });
-            place.sandboxes += 1;
-            place.lock = lock.or(place.lock.take());
-            place.made = missing.filter(|_| made_now).cloned().or(place.made.take());
-            return Ok(());
-        }
-        Err(io::Error::other("somebody takes it away again and again"))
+        let lock = match self.places.get_mut(path) {
+            Some(Place { lock, .. }) if lock.as_ref().is_some_and(|lock| is_at(lock, path)) => lock.take(),
+            _ => lock(path, missing)?,
+        };
+        let place = self.places.entry(path.to_owned()).or_insert(Place { sandboxes: 0, lock: None, made: None });
+        place.sandboxes += 1;
+        place.lock = lock;
+        place.made = missing.cloned().or(place.made.take());
+        Ok(())
     }
 
     /// Lets go of a place for one sandbox. What nobody needs is taken away if it is still as it was made.
@@ -85,10 +78,35 @@ impl Held {
     }
 }
 
-const ATTEMPTS_MAX: u32 = 10;
+/// Makes a place where it is missing, and takes a lock on it. What cannot be read has no lock: nobody but its owner removes it.
+fn lock(path: &Path, missing: Option<&HeldPlace>) -> io::Result<Option<File>> {
+    const ATTEMPTS_MAX: u32 = 200;
+    for _ in 0..ATTEMPTS_MAX {
+        if let Some(missing) = missing {
+            make(missing)?;
+        }
+        match open(path) {
+            Ok(file) if flock(&file, FlockOperation::NonBlockingLockShared) && is_at(&file, path) => {
+                return Ok(Some(file));
+            }
+            // Another executor is about to take it away.
+            Ok(_) => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) if missing.is_some() && error.kind() == io::ErrorKind::NotFound => {}
+            Err(_) => return Ok(None),
+        }
+    }
+    Err(io::Error::other("somebody else keeps a lock on it; end whoever has it open"))
+}
 
-/// Makes a place, for the owner of the folder that it is in; false if something is there already.
-fn make(place: &HeldPlace) -> io::Result<bool> {
+/// Whether a path still leads to an open file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let same =
+        |one: &rustix::fs::Stat, other: &rustix::fs::Stat| (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino);
+    matches!((rustix::fs::fstat(file), rustix::fs::lstat(path)), (Ok(one), Ok(other)) if same(&one, &other))
+}
+
+/// Makes a place, for the owner of the folder that it is in, unless something is there already.
+fn make(place: &HeldPlace) -> io::Result<()> {
     let (folder, name) = parent(&place.path)?;
     let made = match &place.content {
         None => rustix::fs::mkdirat(&folder, name, Mode::from_raw_mode(0o755)),
@@ -105,7 +123,7 @@ fn make(place: &HeldPlace) -> io::Result<bool> {
     };
     match made {
         Ok(()) => {}
-        Err(rustix::io::Errno::EXIST) => return Ok(false),
+        Err(rustix::io::Errno::EXIST) => return Ok(()),
         Err(error) => return Err(error.into()),
     }
     if rustix::process::geteuid().is_root() {
@@ -113,7 +131,7 @@ fn make(place: &HeldPlace) -> io::Result<bool> {
         let (user, group) = (rustix::fs::Uid::from_raw(owner.st_uid), rustix::fs::Gid::from_raw(owner.st_gid));
         rustix::fs::chownat(&folder, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
     }
-    Ok(true)
+    Ok(())
 }
 
 fn remove(place: &HeldPlace) -> io::Result<()> {

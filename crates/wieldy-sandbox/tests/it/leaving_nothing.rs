@@ -96,9 +96,12 @@ fn when_the_embedding_process_is_killed_nothing_of_its_commands_is_left() {
         return embed(&mark);
     }
     let mark = format!("embedded-{}", std::process::id());
+    // Who is killed removes no folders.
+    let folder = tempfile::tempdir().unwrap();
     let embedder = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", &own_name(), "--nocapture"])
         .env(VARIABLE, &mark)
+        .env("TMPDIR", folder.path())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn();

@@ -120,6 +120,7 @@ fn when_the_executor_is_killed_nothing_of_twenty_sandboxes_is_left() {
     let mut executor = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", NAME, "--nocapture"])
         .env(VARIABLE, format!("{mark} {}", workspace.display()))
+        .env("TMPDIR", temporary.path())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
