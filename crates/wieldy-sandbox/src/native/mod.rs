@@ -190,7 +190,8 @@ impl Shared {
     /// A sandbox for one call: one that was built ahead, or a new one.
     async fn own(self: &Arc<Self>, confinement: &Confinement) -> Result<Arc<Standing>, SandboxError> {
         let shape = Shape::of(confinement);
-        let spare = lock(&self.spares).get_mut(&shape).and_then(Vec::pop);
+        let pop = || lock(&self.spares).get_mut(&shape).and_then(Vec::pop);
+        let spare = std::iter::from_fn(pop).find(|spare| spare.is_intact());
         let standing = match spare {
             Some(spare) => spare,
             None => self.build(confinement, next_id()).await?,
@@ -235,12 +236,19 @@ impl Shared {
         if let (Place::Sandbox(id), false) = (&confinement.place, create) {
             let known =
                 lock(&self.kept).values().filter_map(|cell| cell.get()).find(|one| one.made().id == *id).cloned();
-            return known.ok_or_else(|| SandboxError::Creation {
+            let known = known.ok_or_else(|| SandboxError::Creation {
                 reason: format!("there is no sandbox `{}`; it was destroyed, or never made", id.0),
-            });
+            })?;
+            return if known.is_intact() { Ok(known) } else { Err(no_longer_intact(id)) };
         }
         debug_assert!(may_make);
         let key = Key { place: confinement.place.clone(), shape: Shape::of(confinement) };
+        let known = lock(&self.kept).get(&key).and_then(|cell| cell.get().cloned());
+        if let Some(lost) = known.filter(|standing| !standing.is_intact()) {
+            // What still runs in it goes on; it ends with the last of them.
+            self.forget(|other| other.made() == lost.made());
+            self.tell(SandboxChange::Destroyed(lost.made().clone()));
+        }
         let cell = Arc::clone(lock(&self.kept).entry(key.clone()).or_default());
         let made = cell
             .get_or_try_init(|| async {
@@ -325,6 +333,14 @@ impl Shape {
         let Confinement { workspace, network, files, .. } = confinement;
         Self { workspace: workspace.clone(), network: network.clone(), files: Arc::clone(files) }
     }
+}
+
+fn no_longer_intact(id: &SandboxId) -> SandboxError {
+    let reason = format!(
+        "what the sandbox `{}` hides or protects was replaced on the machine; destroy it and make a new one",
+        id.0
+    );
+    SandboxError::Creation { reason }
 }
 
 /// A name of its own for each sandbox, also among several executors on one machine.

@@ -265,6 +265,19 @@ pub(crate) fn grants(steps: &[Step]) -> Vec<(&Path, Access)> {
     grants
 }
 
+/// What is hidden or protected, as paths of the host: a mount covers it, and goes when it is replaced there by another.
+pub(crate) fn covered(steps: &[Step]) -> Vec<PathBuf> {
+    let host = |path: &Path| {
+        let shown = steps.iter().rev().find_map(|step| match step {
+            Step::Bind { source, target, .. } => Some((source, path.strip_prefix(target).ok()?)),
+            _ => None,
+        });
+        shown.map(|(source, rest)| if rest.as_os_str().is_empty() { source.clone() } else { source.join(rest) })
+    };
+    let covers = steps.iter().filter(|step| matches!(step, Step::Hide { .. } | Step::Protect { .. }));
+    covers.filter_map(|step| host(step.path())).collect()
+}
+
 /// The places that only the sandbox has and that can be filled.
 pub(crate) fn private(steps: &[Step]) -> Vec<CString> {
     let private = steps.iter().filter_map(|step| match step {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -14,6 +15,7 @@ use wieldy_core::{
     ResourceLimits, SandboxError, SandboxRef, SandboxStatus, SessionKey, Usage,
 };
 
+use super::plan;
 use super::planned::Planned;
 use crate::bare;
 use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy, Used, Whose};
@@ -42,6 +44,8 @@ pub(super) struct Standing {
     enforcement: Vec<Enforcement>,
     counts_processes: bool,
     environment: Vec<(String, String)>,
+    /// What is hidden or protected in it, and which file each was.
+    covered: Vec<(PathBuf, Option<FileId>)>,
     idle: Mutex<Vec<Mooring>>,
     breaches: Arc<Mutex<Vec<Breach>>>,
     _proxy: Option<Proxy>,
@@ -78,6 +82,7 @@ impl Standing {
         let (init, socket) = Link::pair().map_err(|error| failed("making a socket", error))?;
         let warden = Warden::of_this_process().map_err(|error| failed("starting the warden", error))?;
         let Planned { steps, environment, placeholders } = planned;
+        let mut covered: Vec<_> = plan::covered(&steps).into_iter().map(|path| (file_id(&path), path)).collect();
         let order = SandboxOrder {
             steps,
             open_network: confinement.network == Network::Open,
@@ -90,6 +95,8 @@ impl Standing {
             .map_err(|error| failed("asking the warden", error))?;
         drop(socket);
         let (init_pid, proxy_port, listener) = ready(&init).await?;
+        // What was missing before is held now.
+        covered.iter_mut().for_each(|(id, path)| *id = id.or_else(|| file_id(path)));
         let breaches = Arc::default();
         let proxy = match (allowed, listener) {
             (Some(allowed), Some(listener)) => {
@@ -115,6 +122,7 @@ impl Standing {
             counts_processes: hierarchy.can(Controller::Pids),
             enforcement,
             environment,
+            covered: covered.into_iter().map(|(id, path)| (path, id)).collect(),
             idle: Mutex::default(),
             breaches,
             _proxy: proxy,
@@ -130,6 +138,12 @@ impl Standing {
 
     pub(super) fn made(&self) -> &SandboxRef {
         &self.made
+    }
+
+    /// Whether everything that it hides or protects is still the same on the machine. Where somebody has replaced a file by another,
+    /// as editors do, what covered the old one is gone, and the new one lies open.
+    pub(super) fn is_intact(&self) -> bool {
+        self.covered.iter().all(|(path, id)| file_id(path) == *id)
     }
 
     /// How long nothing has run in it; nothing while something does.
@@ -286,6 +300,13 @@ impl Standing {
     pub(super) async fn end(self: Arc<Self>) {
         let _ = settle(&self.warden, self.init_pid).await;
     }
+}
+
+type FileId = (u64, u64);
+
+fn file_id(path: &Path) -> Option<FileId> {
+    let found = rustix::fs::lstat(path).ok()?;
+    Some((found.st_dev, found.st_ino))
 }
 
 /// Waits for the init to say that all is ready.

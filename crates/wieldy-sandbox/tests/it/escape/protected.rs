@@ -54,6 +54,9 @@ async fn what_does_not_exist_yet_cannot_be_made() {
          attack mv .git moved
          attack rm -rf .git
          attack rmdir .git
+         attack bash -c 'mkdir .GIT/hooks && test -e .git/hooks/../HEAD'
+         attack bash -c 'mkdir .Claude && touch .Claude/evil && test -e .claude/evil'
+         rm -rf .GIT .Claude
          attack ln -sfT /tmp .git
          attack bash -c 'cd .git && mv hooks ../moved'
          attack bash -c 'cd /proc/self/cwd/.git/hooks && touch evil'
@@ -186,6 +189,31 @@ async fn protection_holds_when_another_executor_ends() {
         own("attack touch .claude/evil; attack mkdir .claude; attack touch .git/hooks/evil; echo done").await,
         "done\n"
     );
+}
+
+/// A person works in the same folder: programs replace files by new ones of the same name, and a mount goes with the old one.
+#[tokio::test]
+async fn protection_holds_when_a_person_replaces_what_is_protected() {
+    let arena = Arena::with(1);
+    git(&arena.workspace, &["init", "-q"]);
+    fs::create_dir(arena.workspace.join(".vscode")).unwrap();
+    fs::write(arena.workspace.join(".env"), "canary").unwrap();
+    let session = Arena::session("long");
+    for place in [session.clone(), Place::Own, Place::Own] {
+        arena.run(place, "sleep 0.2").await;
+    }
+    for round in ["first", "second"] {
+        git(&arena.workspace, &["config", "user.name", round]);
+        fs::remove_dir(arena.workspace.join(".vscode")).unwrap();
+        fs::create_dir(arena.workspace.join(".vscode")).unwrap();
+        fs::write(arena.workspace.join("new"), "canary").unwrap();
+        fs::rename(arena.workspace.join("new"), arena.workspace.join(".env")).unwrap();
+        for place in [session.clone(), Place::Own] {
+            let script = "attack git config core.hooksPath /tmp; attack bash -c 'echo evil >> .git/config'; \
+                          attack touch .vscode/evil; attack grep canary .env; twin git status; git config user.name";
+            assert_eq!(arena.run(place, script).await, format!("{round}\n"));
+        }
+    }
 }
 
 #[tokio::test]
