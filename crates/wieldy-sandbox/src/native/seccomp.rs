@@ -98,6 +98,7 @@ const REFUSED_IN_PART: &[(&str, &str)] = &[
 const ALLOW: SeccompAction = SeccompAction::Allow;
 const REFUSE: SeccompAction = SeccompAction::Errno(libc::EPERM as u32);
 const UNKNOWN: SeccompAction = SeccompAction::Errno(libc::ENOSYS as u32);
+const UNSUPPORTED: SeccompAction = SeccompAction::Errno(libc::EOPNOTSUPP as u32);
 
 /// What is asked about arguments, in this order, and the answer where the conditions hold: all of one line. The
 /// last line has no condition.
@@ -144,6 +145,7 @@ fn checked() -> Vec<(i64, Ways)> {
         (libc::SYS_fchmodat2, mode(2)),
         (libc::SYS_openat, opening(2)),
         (libc::SYS_openat2, vec![(vec![], UNKNOWN)]),
+        (libc::SYS_fallocate, only(1, &GIVING_BACK, equal, UNSUPPORTED)),
         #[cfg(target_arch = "x86_64")]
         (libc::SYS_mknod, only(1, &node_kinds, node_kind, REFUSE)),
         #[cfg(target_arch = "x86_64")]
@@ -187,6 +189,10 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
 /// The bits of a file's mode that give whoever runs it the rights of its owner or group. In a sandbox they do nothing; but outside,
 /// files that a sandbox made belong to the owner of the workspace.
 const CHANGES_USER: u32 = libc::S_ISUID | libc::S_ISGID;
+
+/// The ways of `fallocate` that give room back: holes, and parts taken out.
+const GIVING_BACK: [u64; 2] =
+    [(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u64, libc::FALLOC_FL_COLLAPSE_RANGE as u64];
 
 /// Linux, 32-bit Linux as `uname` shows it, an old version number as `uname` shows it, fixed addresses as debuggers
 /// want them, and the question what it is.

@@ -23,7 +23,7 @@ pub(crate) const ALLOWED: &[&[Call]] = &[
         SYS_read SYS_write SYS_close SYS_fstat SYS_newfstatat SYS_statx SYS_lseek SYS_pread64 SYS_pwrite64
         SYS_readv SYS_writev SYS_preadv SYS_pwritev SYS_preadv2 SYS_pwritev2 SYS_faccessat SYS_faccessat2
         SYS_close_range SYS_dup SYS_dup3 SYS_fcntl SYS_flock SYS_fsync SYS_fdatasync
-        SYS_sync SYS_syncfs SYS_truncate SYS_ftruncate SYS_fallocate SYS_fadvise64 SYS_readahead
+        SYS_sync SYS_syncfs SYS_truncate SYS_ftruncate SYS_fadvise64 SYS_readahead
         SYS_getdents64 SYS_getcwd SYS_chdir SYS_fchdir SYS_renameat2 SYS_mkdirat SYS_linkat SYS_unlinkat
         SYS_symlinkat SYS_readlinkat SYS_fchown SYS_fchownat SYS_umask
         SYS_utimensat SYS_statfs SYS_fstatfs SYS_sendfile SYS_splice SYS_tee SYS_vmsplice SYS_copy_file_range

@@ -179,6 +179,26 @@ async fn a_sparse_file_takes_no_room_beyond_its_size() {
 }
 
 #[tokio::test]
+async fn room_cannot_be_taken_without_writing() {
+    let mut arena = Arena::new();
+    arena.confinement.limits = limits();
+    let script = "for i in {1..10}; do attack fallocate -l 60M file-$i; attack fallocate -n -l 1G file-$i; done; \
+                  attack fallocate -z -l 60M file; \
+                  twin bash -c 'head -c 1M /dev/zero > file; fallocate -p -o 0 -l 512K file'; \
+                  twin python3 -c 'import os; os.posix_fallocate(os.open(\"grown\", os.O_CREAT | os.O_RDWR), 0, 1 << 20)'; du -m . | tail -1";
+    for place in [Place::Own, Arena::session("one")] {
+        assert_eq!(arena.run(place, script).await, "2\t.\n");
+    }
+}
+
+#[tokio::test]
+#[ignore = "the watcher misses what short-lived children write whose parent ignores their end: nobody adds it up"]
+async fn much_written_by_children_that_nobody_waits_for_is_stopped() {
+    let script = r#"exec perl -e '$SIG{CHLD} = "IGNORE"; for my $i (1..100) { if (!fork) { open(F, ">part-$i"); print F "x" x (9 << 20); close F; exit } select(undef, undef, undef, 0.03); } exit 1'"#;
+    overruns(script, &[DISK]).await;
+}
+
+#[tokio::test]
 async fn many_small_files_are_stopped() {
     for folder in [".", "/tmp"] {
         let script = format!(

@@ -205,6 +205,9 @@ fn in_part() -> Vec<Attempt> {
         attempt("openat of a new set-user-id file", EPERM, libc::SYS_openat, &[NONE, NOWHERE, CREATE, 0o4755]),
         attempt("openat of a nameless set-group-id file", EPERM, libc::SYS_openat, &[NONE, NOWHERE, NAMELESS, 0o2644]),
         attempt("openat2", libc::ENOSYS, libc::SYS_openat2, &[NONE, NOWHERE, NOWHERE, 1]),
+        attempt("fallocate", libc::EOPNOTSUPP, libc::SYS_fallocate, &[NONE, 0, 0, 1]),
+        attempt("fallocate beyond the end", libc::EOPNOTSUPP, libc::SYS_fallocate, &[NONE, 1, 0, 1]),
+        attempt("fallocate of zeroes", libc::EOPNOTSUPP, libc::SYS_fallocate, &[NONE, 0x10, 0, 1]),
         attempt("prlimit64 of the first process", EPERM, libc::SYS_prlimit64, &[1, 7, 0, 0]),
         attempt("a number not given yet", libc::ENOSYS, 1000, &[]),
         attempt("a negative number", libc::ENOSYS, -5, &[]),
@@ -248,6 +251,7 @@ fn twins() -> Vec<Attempt> {
         attempt("twin: landlock_create_ruleset", libc::EINVAL, libc::SYS_landlock_create_ruleset, &[0, 0, 1 << 20]),
         attempt("twin: openat, any mode", libc::EFAULT, libc::SYS_openat, &[NONE, NOWHERE, 0, 0o7777]),
         attempt("twin: openat of a new file", libc::EFAULT, libc::SYS_openat, &[NONE, NOWHERE, CREATE, 0o1777]),
+        attempt("twin: fallocate of a hole", libc::EBADF, libc::SYS_fallocate, &[NONE, 3, 0, 1]),
         attempt("twin: fchmod", libc::EBADF, libc::SYS_fchmod, &[NONE, 0o1777]),
         works("twin: prlimit64", libc::SYS_prlimit64, &[0, 7, 0, 0]),
     ]
