@@ -116,21 +116,22 @@ impl Warden {
 }
 
 impl Warden {
-    /// Tells it something that nobody answers.
-    pub(crate) fn tell(&self, order: &WardenOrder) -> io::Result<()> {
-        wire::send(&self.socket, order, &[])
+    /// Gives an order and waits for the answer.
+    pub(crate) async fn ask(&self, order: &WardenOrder) -> io::Result<Vec<OwnedFd>> {
+        let (link, socket) = Link::pair()?;
+        self.order(order, &socket)?;
+        drop(socket);
+        match link.receive::<WardenReport>().await? {
+            None => Err(io::Error::other("the warden is gone")),
+            Some(Received { message: WardenReport { error: Some(error) }, .. }) => Err(io::Error::other(error)),
+            Some(received) => Ok(received.descriptors),
+        }
     }
 
     /// A user namespace in which the files of this owner are those of the sandboxes' account.
     pub(crate) async fn owner(&self, uid: u32, gid: u32) -> io::Result<OwnedFd> {
-        let (link, socket) = Link::pair()?;
-        self.order(&WardenOrder::Owner { uid, gid }, &socket)?;
-        drop(socket);
-        let Some(received) = link.receive::<WardenReport>().await? else {
-            return Err(io::Error::other("the warden is gone"));
-        };
-        let error = received.message.error.unwrap_or_else(|| "nothing came".into());
-        received.descriptors.into_iter().next().ok_or_else(|| io::Error::other(error))
+        let namespace = self.ask(&WardenOrder::Owner { uid, gid }).await?.into_iter().next();
+        namespace.ok_or_else(|| io::Error::other("the warden sent nothing"))
     }
 }
 

@@ -17,12 +17,13 @@ use rustix::thread;
 use seccompiler::BpfProgram;
 
 use crate::berth::Berth;
+use crate::native::held::Held;
 use crate::native::init::Init;
 use crate::native::owners::{self, Identity};
 use crate::native::seccomp;
 use crate::sys;
 use crate::tree::Tree;
-use crate::wire::{self, HeldPlace, InitReport, WardenOrder, WardenReport};
+use crate::wire::{self, InitReport, WardenOrder, WardenReport};
 
 /// The name that a program is started by to become a warden.
 pub(crate) const NAME: &CStr = c"wieldy-sandbox-warden";
@@ -38,6 +39,7 @@ struct Warden {
     executor: OwnedFd,
     parent: Option<Pid>,
     tree: Tree,
+    held: Held,
     /// The filter of system calls for all sandboxes, once the first is made.
     filter: Option<BpfProgram>,
     /// Those that we made, and what must not outlive them.
@@ -66,6 +68,7 @@ impl Warden {
             executor,
             parent: process::getppid(),
             tree,
+            held: Held::default(),
             filter: None,
             children: HashMap::new(),
             settling: Vec::new(),
@@ -82,7 +85,7 @@ impl Warden {
         for (_, belongings) in children {
             let above: Vec<PathBuf> =
                 belongings.groups.iter().filter_map(|group| Some(group.parent()?.to_owned())).collect();
-            belongings.remove();
+            belongings.remove(&mut self.held);
             for group in above.iter().filter(|_| was_killed) {
                 let _ = fs::remove_dir(group);
             }
@@ -123,12 +126,15 @@ impl Warden {
                     Err(error) => wire::send(&socket, &WardenReport { error: Some(error.to_string()) }, &[]),
                 };
             }
-            (WardenOrder::Keep { child, placeholders, groups }, _) => {
-                let child = Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid));
-                match child {
-                    Some(belongings) => *belongings = Belongings { placeholders, groups },
-                    None => Belongings { placeholders, groups }.remove(),
+            (WardenOrder::Keep { child, protected, placeholders, groups }, Some(socket)) => {
+                let mut belongings = Belongings { groups, held: Vec::new() };
+                let held = self.held.hold(&protected, &placeholders, &mut belongings.held);
+                match Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid)) {
+                    Some(known) => *known = belongings,
+                    None => belongings.remove(&mut self.held),
                 }
+                let report = WardenReport { error: held.err().map(|error| error.to_string()) };
+                let _ = wire::send(&socket, &report, &[]);
             }
             (WardenOrder::Settle { child }, Some(socket)) => self.settle(child, socket),
             (_, None) => {}
@@ -139,7 +145,7 @@ impl Warden {
     fn bury(&mut self) {
         for pid in self.tree.reap_strangers(&self.children) {
             if let Some(belongings) = self.children.remove(&pid) {
-                belongings.remove();
+                belongings.remove(&mut self.held);
             }
         }
     }
@@ -227,33 +233,20 @@ pub(crate) fn parted() -> io::Result<()> {
 /// What must not outlive a sandbox.
 #[derive(Default)]
 struct Belongings {
-    placeholders: Vec<HeldPlace>,
     groups: Vec<PathBuf>,
+    /// The places that are held for it, parents first.
+    held: Vec<PathBuf>,
 }
 
 impl Belongings {
-    fn remove(self) {
+    fn remove(self, held: &mut Held) {
         for group in &self.groups {
             remove_group(group);
         }
-        // Children before their parents. What is no longer as it was made has become somebody's.
-        for place in self.placeholders.iter().rev() {
-            remove_placeholder(place);
+        // Children before their parents.
+        for path in self.held.iter().rev() {
+            held.let_go(path);
         }
-    }
-}
-
-/// Removes a placeholder that is as it was made and that no sandbox needs: each keeps a lock on what it protects.
-fn remove_placeholder(HeldPlace { path, content }: &HeldPlace) {
-    use rustix::fs::{FlockOperation, flock};
-    let Ok(file) = fs::File::open(path) else { return };
-    if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-        return;
-    }
-    match content {
-        None => drop(fs::remove_dir(path)),
-        Some(content) if fs::read_to_string(path).is_ok_and(|found| found == *content) => drop(fs::remove_file(path)),
-        Some(_) => {}
     }
 }
 

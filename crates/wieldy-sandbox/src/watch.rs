@@ -80,6 +80,18 @@ impl<'a> Watch<'a> {
         if libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGXFSZ {
             return Some((Limit::DiskBytes, self.limits.disk_bytes.unwrap_or(written)));
         }
+        if self.limits.disk_bytes.is_some_and(|limit| written >= limit) {
+            return Some((Limit::DiskBytes, written));
+        }
+        // A process that is refused more by the kernel is close to its limit, and never above.
+        let close = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used >= limit - limit / 10);
+        let memory = tree.used().memory_peak_kib * 1024;
+        if close(self.limits.memory_bytes, memory) {
+            return Some((Limit::Memory, memory));
+        }
+        if close(self.limits.processes, self.processes_peak) {
+            return Some((Limit::Processes, self.processes_peak));
+        }
         self.private.iter().find_map(|place| {
             let state = rustix::fs::statvfs(place.as_c_str()).ok()?;
             match (state.f_bavail, state.f_ffree) {

@@ -26,8 +26,9 @@ pub(crate) enum WardenOrder {
     Berth,
     /// Hand over a user namespace in which the files of this owner are those of the sandboxes' account, through the socket beside it.
     Owner { uid: u32, gid: u32 },
-    /// Remove these when this child is gone: placeholders that are still as they were made, and cgroups.
-    Keep { child: i32, placeholders: Vec<HeldPlace>, groups: Vec<PathBuf> },
+    /// Hold these places for this child, the missing ones by placeholders, and say so through the socket beside it. When the child is
+    /// gone, let go of them, and remove its cgroups.
+    Keep { child: i32, protected: Vec<PathBuf>, placeholders: Vec<HeldPlace>, groups: Vec<PathBuf> },
     /// Kill this child, and close the socket beside it when it is gone, and with it everything that it left behind.
     Settle { child: i32 },
 }

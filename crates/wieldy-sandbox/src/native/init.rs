@@ -47,7 +47,6 @@ struct Ready {
     landlock: OwnedFd,
     private: Vec<CString>,
     berths: HashMap<Pid, ()>,
-    _locks: Vec<OwnedFd>,
 }
 
 impl Init {
@@ -118,7 +117,7 @@ impl Init {
             move |error: io::Error| (what, error)
         };
         let site = site.ok_or_else(|| ("building".into(), io::ErrorKind::InvalidData.into()))?;
-        let locks = site.finish().map_err(doing("moving to the new root"))?;
+        site.finish().map_err(doing("moving to the new root"))?;
         let private = order.private.iter().filter_map(|path| CString::new(path.as_os_str().as_bytes()).ok()).collect();
         let _ = rustix::system::sethostname(b"sandbox");
         let mut listener = None;
@@ -141,7 +140,7 @@ impl Init {
         let beside: Vec<BorrowedFd<'_>> = listener.iter().map(AsFd::as_fd).collect();
         let report = InitReport::Ready { landlock_abi: landlock::abi(), proxy_port };
         wire::send(&self.socket, &report, &beside).map_err(doing("reporting"))?;
-        Ok(Ready { tree, landlock, private, berths: HashMap::new(), _locks: locks })
+        Ok(Ready { tree, landlock, private, berths: HashMap::new() })
     }
 }
 

@@ -4,6 +4,7 @@
 //! calls without a session one each, of which a few are built ahead.
 
 pub(crate) mod facts;
+pub(crate) mod held;
 pub(crate) mod init;
 pub(crate) mod landlock;
 pub(crate) mod owners;
@@ -133,7 +134,7 @@ impl Native {
 
     /// What programs see under a confinement, with nothing done yet.
     pub(crate) fn draw(&self, confinement: &Confinement) -> Result<Plan, SandboxError> {
-        planned::draw(confinement, &self.shared.options, &Default::default())
+        planned::draw(confinement, &self.shared.options)
     }
 }
 
@@ -221,7 +222,8 @@ impl Shared {
     /// A sandbox for one call: one that was built ahead, or a new one.
     async fn own(self: &Arc<Self>, confinement: &Confinement) -> Result<Arc<Standing>, SandboxError> {
         let shape = Shape::of(confinement);
-        let spare = lock(&self.spares).get_mut(&shape).and_then(Vec::pop);
+        let pop = || lock(&self.spares).get_mut(&shape).and_then(Vec::pop);
+        let spare = std::iter::from_fn(pop).find(|spare| spare.is_alive() && spare.is_intact());
         let standing = match spare {
             Some(spare) => spare,
             None => self.build(confinement).await?,
@@ -264,16 +266,22 @@ impl Shared {
         if let (Place::Sandbox(id), false) = (&confinement.place, create) {
             let known =
                 lock(&self.kept).values().filter_map(|cell| cell.get()).find(|one| one.made().id == *id).cloned();
-            return known.ok_or_else(|| SandboxError::Creation {
+            let known = known.ok_or_else(|| SandboxError::Creation {
                 reason: format!("there is no sandbox `{}`; it was destroyed, or never made", id.0),
-            });
+            })?;
+            return if known.is_intact() { Ok(known) } else { Err(no_longer_intact(id)) };
         }
         let key = Key { place: confinement.place.clone(), shape: Shape::of(confinement) };
         // Only this one is looked at: a look costs a system call.
         let known = lock(&self.kept).get(&key).and_then(|cell| cell.get().cloned());
-        if let Some(dead) = known.filter(|standing| !standing.is_alive()) {
-            self.forget(|_, other| other.made() == dead.made());
-            self.end(dead).await;
+        if let Some(lost) = known.filter(|standing| !standing.is_alive() || !standing.is_intact()) {
+            self.forget(|_, other| other.made() == lost.made());
+            if lost.is_alive() {
+                // What still runs in it goes on; it ends with the last of them.
+                self.tell(SandboxChange::Destroyed(lost.made().clone()));
+            } else {
+                self.end(lost).await;
+            }
         }
         let cell = Arc::clone(lock(&self.kept).entry(key.clone()).or_default());
         let made = cell
@@ -408,6 +416,14 @@ impl Shape {
         let Confinement { workspace, network, files, .. } = confinement;
         Self { workspace: workspace.clone(), network: network.clone(), files: Arc::clone(files) }
     }
+}
+
+fn no_longer_intact(id: &SandboxId) -> SandboxError {
+    let reason = format!(
+        "what the sandbox `{}` hides or protects was replaced on the machine; destroy it and make a new one",
+        id.0
+    );
+    SandboxError::Creation { reason }
 }
 
 /// A name of its own for each sandbox, also among several executors on one machine.

@@ -8,16 +8,17 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use rustix::fs::CWD;
+use rustix::fs::OFlags;
 use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::process::{self, Pid, Signal};
 use rustix::thread;
 
+use super::held::open_plain;
 use super::plan::Step;
+use super::walls;
 use crate::link::Warden;
 use crate::sys::{self, MountChange};
 
@@ -100,8 +101,10 @@ impl Owners {
     }
 
     async fn source(&self, source: &Path, warden: &Warden) -> io::Result<OwnedFd> {
-        let owner = fs::metadata(source).map_err(|error| told(source, &error))?;
-        mapped(source, &self.namespace(owner.uid(), owner.gid(), warden).await?)
+        // What was looked at when the plan was made may have become a link since, by somebody who works in the same folder.
+        let place = open_plain(source, OFlags::PATH).map_err(|error| told(source, &error))?;
+        let owner = rustix::fs::fstat(&place).map_err(|error| told(source, &error.into()))?;
+        mapped(source, &place, &self.namespace(owner.st_uid, owner.st_gid, warden).await?)
     }
 
     async fn namespace(&self, uid: u32, gid: u32, warden: &Warden) -> io::Result<OwnedFd> {
@@ -116,16 +119,15 @@ impl Owners {
 }
 
 /// A copy of a mount, whose owners are shown as the namespace maps them.
-fn mapped(source: &Path, namespace: &OwnedFd) -> io::Result<OwnedFd> {
+fn mapped(source: &Path, place: &OwnedFd, namespace: &OwnedFd) -> io::Result<OwnedFd> {
     let change = MountChange { owners: Some(namespace.as_fd()), ..MountChange::default() };
-    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
-    let copy = |flags| open_tree(CWD, source, flags).map_err(|error| told(source, &error.into()));
-    let whole = copy(flags | OpenTreeFlags::AT_RECURSIVE)?;
+    let whole = walls::copy_of(place).map_err(|error| told(source, &error))?;
     if sys::change_mount(whole.as_fd(), true, change).is_ok() {
         return Ok(whole);
     }
     // Something is mounted below it that cannot be shown so; without that, then.
-    let single = copy(flags)?;
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let single = open_tree(place, "", flags).map_err(|error| told(source, &error.into()))?;
     sys::change_mount(single.as_fd(), false, change).map_err(|error| {
         let hint = "its file system cannot show files under another owner; run wieldy as an ordinary user instead";
         io::Error::new(error.kind(), format!("`{}`: {error} ({hint})", source.display()))
@@ -139,8 +141,9 @@ fn told(path: &Path, error: &io::Error) -> io::Error {
 
 /// Whether a folder can be shown as the sandboxes' own.
 pub(crate) fn try_mapping(folder: &Path) -> io::Result<()> {
-    let owner = fs::metadata(folder)?;
-    mapped(folder, &namespace(owner.uid(), owner.gid())?).map(drop)
+    let place = open_plain(&folder.canonicalize()?, OFlags::PATH)?;
+    let owner = rustix::fs::fstat(&place)?;
+    mapped(folder, &place, &namespace(owner.st_uid, owner.st_gid)?).map(drop)
 }
 
 /// A user namespace in which the owner of files is the account outside. For the warden: it takes a process to make one.

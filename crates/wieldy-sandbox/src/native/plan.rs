@@ -261,6 +261,15 @@ pub(crate) fn writable(steps: &[Step]) -> Vec<PathBuf> {
     paths.cloned().collect()
 }
 
+/// The paths that are protected.
+pub(crate) fn protected(steps: &[Step]) -> Vec<PathBuf> {
+    let paths = steps.iter().filter_map(|step| match step {
+        Step::Protect { path } => Some(path.clone()),
+        _ => None,
+    });
+    paths.collect()
+}
+
 /// The steps that have nothing to do with what was granted: every sandbox on this machine begins with them.
 pub(crate) fn of_the_system(steps: &[Step]) -> Vec<Step> {
     let granted: Vec<&Path> = steps.iter().filter(|step| step.is_granted()).map(Step::path).collect();
@@ -270,6 +279,19 @@ pub(crate) fn of_the_system(steps: &[Step]) -> Vec<Step> {
         is_apart && !matches!(step, Step::Folder { .. } | Step::Protect { .. } | Step::Seal)
     };
     steps.iter().filter(is_of_the_system).cloned().collect()
+}
+
+/// What is hidden or protected, as paths of the host: a mount covers it, and goes when it is replaced there by another.
+pub(crate) fn covered(steps: &[Step]) -> Vec<PathBuf> {
+    let host = |path: &Path| {
+        let shown = steps.iter().rev().find_map(|step| match step {
+            Step::Bind { source, target, .. } => Some((source, path.strip_prefix(target).ok()?)),
+            _ => None,
+        });
+        shown.map(|(source, rest)| if rest.as_os_str().is_empty() { source.clone() } else { source.join(rest) })
+    };
+    let covers = steps.iter().filter(|step| matches!(step, Step::Hide { .. } | Step::Protect { .. }));
+    covers.filter_map(|step| host(step.path())).collect()
 }
 
 /// The places that only the sandbox has and that can be filled.

@@ -1,20 +1,11 @@
-//! From a confinement to a plan for this machine, with what the plan needs on it made.
-//!
-//! What must not be written but does not exist yet is held by a placeholder: an empty folder, or a small file. All sandboxes on a workspace
-//! share them. Each keeps a lock on those it needs, from before it is planned until it ends, and the warden removes only what
-//! nobody has locked.
+//! From a confinement to a plan for this machine.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Write};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 use wieldy_core::{Confinement, SandboxError};
 
 use super::NativeOptions;
@@ -27,43 +18,25 @@ use crate::wire::HeldPlace;
 /// How much private folders hold where nobody says.
 const ROOM: Room = Room { bytes: 1 << 30, inodes: 250_000 };
 
-/// The placeholders that this process has made and that are still there, in the order of their paths: parents come first.
-static OURS: Mutex<BTreeSet<HeldPlace>> = Mutex::new(BTreeSet::new());
-
-/// A plan whose placeholders are there.
+/// A plan, and what the warden must make for it.
 pub(super) struct Planned {
     pub(super) steps: Vec<Step>,
     pub(super) environment: Vec<(String, String)>,
     pub(super) placeholders: Vec<HeldPlace>,
-    /// To be kept until the sandbox has its own.
-    pub(super) locks: Vec<OwnedFd>,
 }
 
 impl Planned {
     pub(super) fn new(confinement: &Confinement, options: &NativeOptions) -> Result<Self, SandboxError> {
-        let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
-        ours.retain(|held| held.path.symlink_metadata().is_ok());
-        let Plan { steps, placeholders, environment } = draw(confinement, options, &ours)?;
-        let mut held = Vec::new();
-        let mut locks = Vec::new();
-        for placeholder in placeholders {
-            let place = HeldPlace::from(placeholder);
-            let told = |error| creation(format!("holding `{}` for protection: {error}", place.path.display()));
-            locks.push(hold(&place).map_err(told)?);
-            ours.insert(place.clone());
-            held.push(place);
-        }
+        let Plan { steps, placeholders, environment } = draw(confinement, options)?;
+        let placeholders: Vec<HeldPlace> = placeholders.into_iter().map(held_place).collect();
+        ours().extend(placeholders.iter().cloned());
         let environment = environment.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        Ok(Self { steps, environment, placeholders: held, locks })
+        Ok(Self { steps, environment, placeholders })
     }
 }
 
 /// The plan, with nothing done yet.
-pub(super) fn draw(
-    confinement: &Confinement,
-    options: &NativeOptions,
-    ours: &BTreeSet<HeldPlace>,
-) -> Result<Plan, SandboxError> {
+pub(super) fn draw(confinement: &Confinement, options: &NativeOptions) -> Result<Plan, SandboxError> {
     let workspace = confinement.workspace.canonicalize();
     let workspace =
         workspace.map_err(|error| creation(format!("the workspace `{}`: {error}", confinement.workspace.display())))?;
@@ -76,7 +49,7 @@ pub(super) fn draw(
         network: &confinement.network,
         room: Room { bytes: limits.disk_bytes.unwrap_or(ROOM.bytes), inodes: limits.disk_files.unwrap_or(ROOM.inodes) },
     };
-    let facts = HostFacts { look: &WithoutOurs(ours), home, state, user, group };
+    let facts = HostFacts { look: &WithoutOurs, home, state, user, group };
     plan(&request, &facts).map_err(|error| creation(error.to_string()))
 }
 
@@ -84,72 +57,49 @@ fn creation(reason: String) -> SandboxError {
     SandboxError::Creation { reason }
 }
 
-/// The files of this machine without our placeholders, as long as these are as they were made: whatever sandboxes there
-/// are, the next one is planned alike.
-struct WithoutOurs<'a>(&'a BTreeSet<HeldPlace>);
-
-impl WithoutOurs<'_> {
-    fn is_ours(&self, path: &Path) -> bool {
-        let Some(held) = self.0.iter().find(|held| held.path == path) else { return false };
-        match &held.content {
-            Some(content) => fs::read_to_string(path).is_ok_and(|found| found == *content),
-            None => Disk.names(path).iter().all(|name| self.is_ours(&path.join(name))),
-        }
-    }
+fn held_place(Placeholder { path, held }: Placeholder) -> HeldPlace {
+    let content = match held {
+        Held::Folder => None,
+        Held::File(content) => Some(content.to_owned()),
+    };
+    HeldPlace { path, content }
 }
 
-impl Look for WithoutOurs<'_> {
+/// Every place that a warden of this process was asked to hold. Not all of them need be there now.
+fn ours() -> MutexGuard<'static, BTreeSet<HeldPlace>> {
+    /// More than anybody has workspaces in use.
+    const OURS_MAX: usize = 20_000;
+    static OURS: Mutex<BTreeSet<HeldPlace>> = Mutex::new(BTreeSet::new());
+    let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
+    if ours.len() > OURS_MAX {
+        ours.retain(|held| held.path.symlink_metadata().is_ok());
+    }
+    ours
+}
+
+/// The files of this machine without those that are there only for the sake of other sandboxes of ours, which may go at any time:
+/// a new sandbox needs them itself.
+struct WithoutOurs;
+
+impl Look for WithoutOurs {
     fn entry(&self, path: &Path) -> Option<Entry> {
-        if self.is_ours(path) { None } else { Disk.entry(path) }
+        let entry = Disk.entry(path)?;
+        let is_only_held = !matches!(entry, Entry::Link { .. }) && is_as_made(path, &ours());
+        (!is_only_held).then_some(entry)
     }
 
     fn names(&self, folder: &Path) -> Vec<OsString> {
-        Disk.names(folder).into_iter().filter(|name| !self.is_ours(&folder.join(name))).collect()
+        Disk.names(folder)
     }
 }
 
-impl From<Placeholder> for HeldPlace {
-    fn from(placeholder: Placeholder) -> Self {
-        let content = match placeholder.held {
-            Held::Folder => None,
-            Held::File(content) => Some(content.to_owned()),
-        };
-        Self { path: placeholder.path, content }
+/// Whether something is a place that we hold and nobody has put anything into it.
+fn is_as_made(path: &Path, ours: &BTreeSet<HeldPlace>) -> bool {
+    let first = HeldPlace { path: path.to_owned(), content: None };
+    let Some(held) = ours.range(first..).next().filter(|held| held.path == path) else { return false };
+    match &held.content {
+        Some(content) => fs::read(path).is_ok_and(|found| found == content.as_bytes()),
+        None => fs::read_dir(path)
+            .is_ok_and(|mut entries| entries.all(|entry| entry.is_ok_and(|entry| is_as_made(&entry.path(), ours)))),
     }
-}
-
-/// Makes a placeholder, unless it is there, and locks it against removal.
-fn hold(place: &HeldPlace) -> io::Result<OwnedFd> {
-    const TRIES: usize = 200;
-    for _ in 0..TRIES {
-        match make(place) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
-        // Somebody may be about to remove it: then it is locked against us, or gone when we have opened it, or another.
-        match lock(&place.path) {
-            Some(lock) if is_at(&lock, &place.path) => return Ok(lock),
-            _ => std::thread::sleep(Duration::from_millis(1)),
-        }
-    }
-    Err(io::Error::new(io::ErrorKind::TimedOut, "somebody keeps removing it"))
-}
-
-fn make(place: &HeldPlace) -> io::Result<()> {
-    match &place.content {
-        None => fs::create_dir(&place.path),
-        Some(content) => fs::File::create_new(&place.path)?.write_all(content.as_bytes()),
-    }
-}
-
-/// A lock on a file or folder that any number of sandboxes may have; nothing for what cannot be opened or is being removed.
-pub(super) fn lock(path: &Path) -> Option<OwnedFd> {
-    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()).ok()?;
-    flock(&file, FlockOperation::NonBlockingLockShared).ok()?;
-    Some(file)
-}
-
-fn is_at(file: &OwnedFd, path: &PathBuf) -> bool {
-    let (Ok(opened), Ok(found)) = (rustix::fs::fstat(file), fs::symlink_metadata(path)) else { return false };
-    (opened.st_dev, opened.st_ino) == (found.dev(), found.ino())
 }

@@ -89,7 +89,8 @@ fn check_mounts(request: &Request<'_>, facts: &HostFacts<'_>) -> Result<(), Plan
         if target == Path::new("/") || is_kernel || in_state(target) {
             return Err(PlanError::ForbiddenTarget(target.to_owned()));
         }
-        if matches!(facts.look.entry(source), None | Some(Entry::Link { .. })) {
+        let is_missing = |path| matches!(facts.look.entry(path), None | Some(Entry::Link { .. }));
+        if source.ancestors().any(is_missing) {
             return Err(PlanError::NoSource(source.to_owned()));
         }
     }
@@ -331,8 +332,8 @@ impl Planner<'_> {
 
     /// Covers a path of the host wherever it can be seen, unless it was mounted by itself.
     fn hide_one(&mut self, host: &Path, by_rule: bool) -> Result<(), PlanError> {
-        // What a link leads to is what is secret.
-        let host = self.real(host);
+        // What a link leads to is what is secret. Without the link nobody would know, so it stays.
+        let host = self.protect_links(host);
         let kind = match self.entry(&host) {
             Some(Entry::Folder) => Kind::Folder,
             Some(Entry::File) => Kind::File,
@@ -340,7 +341,10 @@ impl Planner<'_> {
         };
         for path in self.views(&host) {
             match self.tree.get(&path) {
-                None => self.add(Step::Hide { path, kind }),
+                None => {
+                    self.hold_parents(&path);
+                    self.add(Step::Hide { path, kind });
+                }
                 Some(Step::Bind { .. }) if by_rule => return Err(PlanError::MountedAndHidden(host)),
                 Some(_) => {}
             }

@@ -73,11 +73,24 @@ const REFUSED_IN_PART: &[(&str, &str)] = &[
     ("socketpair but unix", "it reaches rarely used kernel code"),
     ("personality but harmless ones", "it can make all memory executable"),
     ("mknod, mknodat of a device", "a device is a way to the hardware"),
+    (
+        "chmod, open, mknod and their like with a set-user-id or set-group-id bit",
+        "outside of the sandbox such a program has the rights of the workspace's owner",
+    ),
+    (
+        "openat2",
+        "the mode of a new file cannot be seen by a filter; it does not exist (ENOSYS), and programs use openat",
+    ),
+    (
+        "prlimit64 of another process",
+        "it takes from other processes, the sandbox's own among them, what they need to work",
+    ),
 ];
 
 const ALLOW: SeccompAction = SeccompAction::Allow;
 const REFUSE: SeccompAction = SeccompAction::Errno(libc::EPERM as u32);
 const UNKNOWN: SeccompAction = SeccompAction::Errno(libc::ENOSYS as u32);
+const UNSUPPORTED: SeccompAction = SeccompAction::Errno(libc::EOPNOTSUPP as u32);
 
 /// What is asked about arguments, in this order, and the answer where the conditions hold: all of one line. The
 /// last line has no condition.
@@ -98,7 +111,14 @@ fn checked() -> Vec<(i64, Ways)> {
     let equal = |_| Eq;
     let unmasked = |mask: i32| vec![(vec![(0, MaskedEq(u64::from(mask as u32)), 0)], ALLOW), (vec![], REFUSE)];
     let node_kinds = [0, libc::S_IFREG, libc::S_IFIFO, libc::S_IFSOCK].map(u64::from);
-    let node_kind = |_| MaskedEq(u64::from(libc::S_IFMT));
+    let node_kind = |_| MaskedEq(u64::from(libc::S_IFMT | CHANGES_USER));
+    let mode =
+        |argument| -> Ways { vec![(vec![(argument, MaskedEq(u64::from(CHANGES_USER)), 0)], ALLOW), (vec![], REFUSE)] };
+    let opening = |flags: u8| -> Ways {
+        // What makes no file takes no mode: what stands in its place means nothing.
+        let makes = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u64;
+        [vec![(vec![(flags, MaskedEq(makes), 0)], ALLOW)], mode(flags + 1)].concat()
+    };
     let terminal = [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD, libc::TIOCCONS];
     let mut ioctl: Ways = terminal.iter().map(|request| (vec![(1, Eq, *request)], REFUSE)).collect();
     ioctl.push((vec![], ALLOW));
@@ -111,8 +131,21 @@ fn checked() -> Vec<(i64, Ways)> {
         (libc::SYS_socketpair, only(0, &[libc::AF_UNIX as u64], equal, REFUSE)),
         (libc::SYS_personality, only(0, &PERSONALITIES, equal, REFUSE)),
         (libc::SYS_mknodat, only(2, &node_kinds, node_kind, REFUSE)),
+        (libc::SYS_prlimit64, only(0, &[0], equal, REFUSE)),
+        (libc::SYS_fchmod, mode(1)),
+        (libc::SYS_fchmodat, mode(2)),
+        (libc::SYS_fchmodat2, mode(2)),
+        (libc::SYS_openat, opening(2)),
+        (libc::SYS_openat2, vec![(vec![], UNKNOWN)]),
+        (libc::SYS_fallocate, only(1, &GIVING_BACK, equal, UNSUPPORTED)),
         #[cfg(target_arch = "x86_64")]
         (libc::SYS_mknod, only(1, &node_kinds, node_kind, REFUSE)),
+        #[cfg(target_arch = "x86_64")]
+        (libc::SYS_chmod, mode(1)),
+        #[cfg(target_arch = "x86_64")]
+        (libc::SYS_creat, mode(1)),
+        #[cfg(target_arch = "x86_64")]
+        (libc::SYS_open, opening(1)),
     ]
 }
 
@@ -144,6 +177,14 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWUSER
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET;
+
+/// The bits of a file's mode that give whoever runs it the rights of its owner or group. In a sandbox they do nothing; but outside,
+/// files that a sandbox made belong to the owner of the workspace.
+const CHANGES_USER: u32 = libc::S_ISUID | libc::S_ISGID;
+
+/// The ways of `fallocate` that give room back: holes, and parts taken out.
+const GIVING_BACK: [u64; 2] =
+    [(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u64, libc::FALLOC_FL_COLLAPSE_RANGE as u64];
 
 /// Linux, 32-bit Linux as `uname` shows it, an old version number as `uname` shows it, fixed addresses as debuggers
 /// want them, and the question what it is.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -43,6 +44,8 @@ pub(super) struct Standing {
     group: Group,
     enforcement: Vec<Enforcement>,
     counts_processes: bool,
+    /// What is hidden or protected in it, and which file each was.
+    covered: Vec<(PathBuf, Option<FileId>)>,
     environment: Vec<(String, String)>,
     idle: Mutex<Vec<Mooring>>,
     breaches: Arc<Mutex<Vec<Breach>>>,
@@ -91,10 +94,11 @@ impl Blank {
         let init_pid = received.sender.ok_or_else(|| creation("its first process did not say who it is".into()))?;
         let kept = WardenOrder::Keep {
             child: init_pid.as_raw_pid(),
+            protected: Vec::new(),
             placeholders: Vec::new(),
             groups: group.folders().to_vec(),
         };
-        warden.tell(&kept).map_err(|error| failed("asking the warden", &error))?;
+        warden.ask(&kept).await.map_err(|error| failed("asking the warden", &error))?;
         // Joining may have to wait for all processors to take note.
         let joined = tokio::task::spawn_blocking(move || first.add(init_pid).map(|()| first)).await;
         let first = joined.map_err(io::Error::other).flatten().map_err(|error| failed("joining a cgroup", &error))?;
@@ -126,15 +130,23 @@ impl Standing {
         hierarchy: &Hierarchy,
     ) -> Result<Arc<Self>, SandboxError> {
         let Blank { made, warden, init, init_pid, group, first, prepared } = blank;
-        let Planned { steps, mut environment, placeholders, locks } = planned;
+        let Planned { steps, mut environment, placeholders } = planned;
         let allowed = match &confinement.network {
             Network::Hosts(hosts) => Some(Allowed::new(hosts).map_err(|error| creation(error.to_string()))?),
             Network::None | Network::Open => None,
         };
         let limits = confinement.place_limits;
         group.set(&group_limits(&limits, 0)).map_err(|error| failed("limiting a cgroup", &error))?;
-        let kept = WardenOrder::Keep { child: init_pid.as_raw_pid(), placeholders, groups: group.folders().to_vec() };
-        warden.tell(&kept).map_err(|error| failed("asking the warden", &error))?;
+        let mut covered: Vec<_> = plan::covered(&steps).into_iter().map(|path| (file_id(&path), path)).collect();
+        let kept = WardenOrder::Keep {
+            child: init_pid.as_raw_pid(),
+            protected: plan::protected(&steps),
+            placeholders,
+            groups: group.folders().to_vec(),
+        };
+        warden.ask(&kept).await.map_err(|error| failed("holding places for protection", &error))?;
+        // What was missing before is held now.
+        covered.iter_mut().for_each(|(id, path)| *id = id.or_else(|| file_id(path)));
         let (writable, private) = (plan::writable(&steps), plan::private(&steps));
         let steps: Vec<Step> = steps.into_iter().filter(|step| !prepared.contains(step)).collect();
         let sources = owners.sources(&steps, &warden).await;
@@ -146,7 +158,6 @@ impl Standing {
         init.send(&order, &beside).await.map_err(|error| failed("giving the order", &error))?;
         drop((socket, mounts));
         let received = report(&init).await?;
-        drop(locks);
         let InitReport::Ready { proxy_port, .. } = received.message else {
             return Err(creation("its first process is out of step".into()));
         };
@@ -175,6 +186,7 @@ impl Standing {
             group,
             enforcement: enforcement(hierarchy),
             counts_processes: hierarchy.can(Controller::Pids),
+            covered: covered.into_iter().map(|(id, path)| (path, id)).collect(),
             environment,
             idle: Mutex::new(vec![first]),
             breaches,
@@ -193,6 +205,12 @@ impl Standing {
     /// Whether it still stands; somebody may have killed it.
     pub(super) fn is_alive(&self) -> bool {
         self.init.is_alive()
+    }
+
+    /// Whether everything that it hides or protects is still the same on the machine. Where somebody has replaced a file by another,
+    /// as editors do, what covered the old one is gone, and the new one lies open.
+    pub(super) fn is_intact(&self) -> bool {
+        self.covered.iter().all(|(path, id)| file_id(path) == *id)
     }
 
     /// How long nothing has run in it; nothing while something does.
@@ -255,7 +273,18 @@ impl Standing {
             _ if used.memory_peak_bytes.is_some_and(|peak| peak.least > SETTLE_BYTES_MIN) => self.settle(mooring),
             _ => self.moor(mooring),
         }
-        let Went { ended, report, .. } = went?;
+        let Went { ended, report, .. } = match went {
+            // What a command leaves in private folders is memory, too: its berth may have found none left for itself.
+            Err(error) if error.is_crash() => match self.overrun_of_group(&used, limits) {
+                Some(overrun) if overrun.limit == "memory_bytes" => {
+                    let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used));
+                    let sandbox = self.made.clone();
+                    return Ok(Exit { ended, usage, sandbox, overrun: Some(overrun), breaches: Vec::new() });
+                }
+                _ => return Err(error),
+            },
+            went => went?,
+        };
         let overrun = match report.overrun {
             Some((limit, used)) => Some(overrun(limit, used, limits)),
             None if ended == Ended::Code(0) || stop.is_cancelled() => None,
@@ -372,6 +401,14 @@ fn serve(listener: OwnedFd, allowed: Allowed, breaches: &Arc<Mutex<Vec<Breach>>>
     };
     let listener = tokio::net::TcpListener::from_std(listener)?;
     Ok(Proxy::serve(listener, allowed, Arc::new(proxy::SystemResolver), Arc::new(refused)))
+}
+
+/// Which file something is.
+type FileId = (u64, u64);
+
+fn file_id(path: &Path) -> Option<FileId> {
+    let found = rustix::fs::lstat(path).ok()?;
+    Some((found.st_dev, found.st_ino))
 }
 
 /// Counts a run as long as it lasts.

@@ -22,10 +22,10 @@ pub(crate) const ALLOWED: &[&[Call]] = &[
     calls![
         SYS_read SYS_write SYS_close SYS_fstat SYS_newfstatat SYS_statx SYS_lseek SYS_pread64 SYS_pwrite64
         SYS_readv SYS_writev SYS_preadv SYS_pwritev SYS_preadv2 SYS_pwritev2 SYS_faccessat SYS_faccessat2
-        SYS_openat SYS_openat2 SYS_close_range SYS_dup SYS_dup3 SYS_fcntl SYS_flock SYS_fsync SYS_fdatasync
-        SYS_sync SYS_syncfs SYS_truncate SYS_ftruncate SYS_fallocate SYS_fadvise64 SYS_readahead
+        SYS_close_range SYS_dup SYS_dup3 SYS_fcntl SYS_flock SYS_fsync SYS_fdatasync
+        SYS_sync SYS_syncfs SYS_truncate SYS_ftruncate SYS_fadvise64 SYS_readahead
         SYS_getdents64 SYS_getcwd SYS_chdir SYS_fchdir SYS_renameat2 SYS_mkdirat SYS_linkat SYS_unlinkat
-        SYS_symlinkat SYS_readlinkat SYS_fchmod SYS_fchmodat SYS_fchmodat2 SYS_fchown SYS_fchownat SYS_umask
+        SYS_symlinkat SYS_readlinkat SYS_fchown SYS_fchownat SYS_umask
         SYS_utimensat SYS_statfs SYS_fstatfs SYS_sendfile SYS_splice SYS_tee SYS_vmsplice SYS_copy_file_range
         SYS_name_to_handle_at SYS_cachestat SYS_setxattr SYS_lsetxattr SYS_fsetxattr SYS_getxattr
         SYS_lgetxattr SYS_fgetxattr SYS_listxattr SYS_llistxattr SYS_flistxattr SYS_removexattr
@@ -48,7 +48,7 @@ pub(crate) const ALLOWED: &[&[Call]] = &[
         SYS_setgroups SYS_setfsuid SYS_setfsgid SYS_capget SYS_capset SYS_prctl SYS_seccomp
         SYS_landlock_create_ruleset SYS_landlock_add_rule SYS_landlock_restrict_self SYS_set_tid_address
         SYS_set_robust_list SYS_get_robust_list SYS_rseq SYS_futex SYS_futex_waitv SYS_futex_wake
-        SYS_futex_wait SYS_futex_requeue SYS_prlimit64 SYS_getrusage SYS_times SYS_getpriority SYS_setpriority
+        SYS_futex_wait SYS_futex_requeue SYS_getrusage SYS_times SYS_getpriority SYS_setpriority
         SYS_ioprio_get SYS_ioprio_set SYS_sched_yield SYS_sched_getparam SYS_sched_setparam
         SYS_sched_getscheduler SYS_sched_setscheduler SYS_sched_getattr SYS_sched_setattr
         SYS_sched_getaffinity SYS_sched_setaffinity SYS_sched_get_priority_max SYS_sched_get_priority_min
@@ -82,8 +82,8 @@ pub(crate) const ALLOWED: &[&[Call]] = &[
 #[cfg(target_arch = "x86_64")]
 #[rustfmt::skip]
 const OLDER: &[Call] = calls![
-    SYS_open SYS_stat SYS_lstat SYS_access SYS_creat SYS_dup2 SYS_sync_file_range SYS_getdents SYS_rename
-    SYS_renameat SYS_mkdir SYS_rmdir SYS_link SYS_unlink SYS_symlink SYS_readlink SYS_chmod SYS_chown SYS_lchown
+    SYS_stat SYS_lstat SYS_access SYS_dup2 SYS_sync_file_range SYS_getdents SYS_rename
+    SYS_renameat SYS_mkdir SYS_rmdir SYS_link SYS_unlink SYS_symlink SYS_readlink SYS_chown SYS_lchown
     SYS_utime SYS_utimes SYS_futimesat SYS_inotify_init SYS_fork SYS_vfork SYS_getpgrp SYS_arch_prctl
     SYS_getrlimit SYS_setrlimit SYS_uretprobe SYS_uprobe SYS_pause SYS_signalfd SYS_eventfd SYS_alarm SYS_time
     SYS_poll SYS_select SYS_epoll_create SYS_epoll_wait SYS_pipe

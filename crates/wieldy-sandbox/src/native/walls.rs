@@ -1,10 +1,10 @@
 //! Building what the processes of a sandbox see: a new root of mounts, and nothing else of the machine.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
@@ -14,8 +14,8 @@ use rustix::mount::{
     fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount_change, move_mount, open_tree, unmount,
 };
 
+use super::held::open_plain;
 use super::plan::{Kind, Room, Step};
-use super::planned::lock;
 use crate::sys::{self, MountChange};
 
 /// Where everything is put together: a file system with the files that we make, to be shown elsewhere, and two folders that others are
@@ -47,10 +47,8 @@ pub(super) struct Sources {
 
 /// Opens everything that the plan shows, as long as we are still who may see it.
 pub(super) fn open_sources(steps: &[Step], mut binds: HashMap<usize, OwnedFd>) -> Result<Sources, Failure> {
-    let copy = |path: &Path| {
-        let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
-        open_tree(CWD, path, flags).map_err(io::Error::from)
-    };
+    // Nothing that a plan shows is reached through a link, unless somebody has put one there since.
+    let copy = |path: &Path| copy_of(&open_plain(path, OFlags::PATH)?);
     for (number, step) in steps.iter().enumerate() {
         if let Step::Bind { source, optional, .. } = step
             && !binds.contains_key(&number)
@@ -75,7 +73,6 @@ pub(super) struct Site {
     mount: OwnedFd,
     root: OwnedFd,
     files_made: Cell<u32>,
-    locks: RefCell<Vec<OwnedFd>>,
 }
 
 const READ_ONLY: MountChange<'static> = MountChange { read_only: true, owners: None };
@@ -97,7 +94,7 @@ impl Site {
         let mount = memory(root_room, 0o755)?;
         attach(&mount, SITE)?;
         let root = open_folder(SITE)?;
-        Ok(Self { mount, root, files_made: Cell::new(0), locks: RefCell::default() })
+        Ok(Self { mount, root, files_made: Cell::new(0) })
     }
 
     /// Takes further steps.
@@ -108,15 +105,13 @@ impl Site {
         Ok(())
     }
 
-    /// Closes the new root, moves there and leaves the old one. Returns locks on what is protected, to be kept: they tell others
-    /// that it is still needed.
-    pub(super) fn finish(self) -> io::Result<Vec<OwnedFd>> {
+    /// Closes the new root, moves there and leaves the old one.
+    pub(super) fn finish(self) -> io::Result<()> {
         sys::change_mount(self.mount.as_fd(), false, READ_ONLY)?;
         rustix::process::fchdir(&self.root)?;
         rustix::process::pivot_root(".", ".")?;
         unmount(".", UnmountFlags::DETACH)?;
-        rustix::process::chdir("/")?;
-        Ok(self.locks.into_inner())
+        Ok(rustix::process::chdir("/")?)
     }
 
     fn take(&self, step: &Step, number: usize, sources: &mut Sources) -> io::Result<()> {
@@ -250,13 +245,8 @@ impl Site {
 
     /// Nothing may be written there, nor may it be put aside.
     fn protect(&self, path: &Path) -> io::Result<()> {
-        let place = match self.open(path) {
-            Err(error) if is_gone(&error) => return Ok(()),
-            place => place?,
-        };
-        let path_of_place = format!("/proc/self/fd/{}", place.as_raw_fd());
-        self.locks.borrow_mut().extend(lock(Path::new(&path_of_place)));
-        let copy = copy_of(&place)?;
+        // It was there a moment ago. Should it be gone, somebody plays with us, and could make it again.
+        let copy = copy_of(&self.open(path)?)?;
         sys::change_mount(copy.as_fd(), true, READ_ONLY)?;
         self.attach(&copy, path)
     }
@@ -284,7 +274,7 @@ fn is_folder(mode: u32) -> bool {
     mode & libc::S_IFMT == libc::S_IFDIR
 }
 
-fn copy_of(place: &OwnedFd) -> io::Result<OwnedFd> {
+pub(super) fn copy_of(place: &OwnedFd) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_RECURSIVE

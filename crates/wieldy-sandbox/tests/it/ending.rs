@@ -4,7 +4,28 @@ use std::time::{Duration, Instant};
 
 use wieldy_core::Ended;
 
-use crate::world::{PATIENCE, World, eventually};
+use crate::world::{PATIENCE, World, conformance, eventually};
+
+conformance! {
+    together: [
+        a_polite_command_ends_when_it_is_told_and_may_clean_up
+        a_command_that_ignores_being_told_is_killed_after_its_grace_time
+        a_command_that_stopped_itself_is_ended
+        processes_that_forked_twice_and_opened_sessions_are_ended_with_the_command
+        everybody_has_the_grace_time_and_not_just_the_first_process
+        what_a_command_leaves_behind_when_it_ends_by_itself_is_killed
+        a_background_process_that_keeps_the_pipe_open_does_not_hold_up_the_end
+        everything_printed_before_the_end_arrives
+        fifty_children_are_ended
+        processes_that_keep_forking_away_are_caught
+        orphans_do_not_pile_up_as_zombies_while_the_command_runs
+        dropping_the_future_ends_the_whole_tree
+        a_supervisor_that_was_stopped_still_does_its_work
+        a_stopped_supervisor_that_is_left_behind_still_does_its_work
+    ];
+    alone: [
+    ];
+}
 
 /// Starts the script, waits for its `ready`, stops it, and says how the first process ended and how long that took.
 /// That no process is left is checked by `World::run`.
@@ -18,7 +39,6 @@ async fn stopped(world: World) -> (Ended, Duration) {
     (exit.ended, told.elapsed())
 }
 
-#[tokio::test]
 async fn a_polite_command_ends_when_it_is_told_and_may_clean_up() {
     let world =
         World::bash("trap 'echo cleaned; exit 7' TERM; echo ready; while :; do sleep 0.01; done").grace(PATIENCE);
@@ -27,7 +47,6 @@ async fn a_polite_command_ends_when_it_is_told_and_may_clean_up() {
     assert_eq!((ended, printed.stdout().as_str()), (Ended::Code(7), "ready\ncleaned\n"));
 }
 
-#[tokio::test]
 async fn a_command_that_ignores_being_told_is_killed_after_its_grace_time() {
     let grace = Duration::from_millis(200);
     let world = World::bash("trap '' TERM HUP INT; echo ready; while :; do sleep 0.05; done").grace(grace);
@@ -36,7 +55,6 @@ async fn a_command_that_ignores_being_told_is_killed_after_its_grace_time() {
     assert!(took >= grace && took < grace + Duration::from_secs(2), "{took:?}");
 }
 
-#[tokio::test]
 async fn a_command_that_stopped_itself_is_ended() {
     let (ended, _) = stopped(World::bash("echo ready; kill -STOP $$; sleep 1000")).await;
     assert_eq!(ended, Ended::Signal(15));
@@ -44,14 +62,12 @@ async fn a_command_that_stopped_itself_is_ended() {
     assert_eq!(ended, Ended::Signal(9));
 }
 
-#[tokio::test]
 async fn processes_that_forked_twice_and_opened_sessions_are_ended_with_the_command() {
     let script = "(trap '' TERM; setsid setsid bash -c 'trap \"\" TERM; (sleep 1000 <&- >&- 2>&- &); exec sleep 1000' &); \
                   sleep 0.1; echo ready; sleep 1000";
     stopped(World::bash(script)).await;
 }
 
-#[tokio::test]
 async fn everybody_has_the_grace_time_and_not_just_the_first_process() {
     let script = "(trap 'sleep 0.1; echo saved; exit' TERM; echo ready; while :; do sleep 0.01; done) & wait";
     let world = World::bash(script).grace(PATIENCE);
@@ -60,7 +76,6 @@ async fn everybody_has_the_grace_time_and_not_just_the_first_process() {
     assert_eq!(printed.stdout(), "ready\nsaved\n");
 }
 
-#[tokio::test]
 async fn what_a_command_leaves_behind_when_it_ends_by_itself_is_killed() {
     let world = World::bash("setsid sleep 1000 & (trap '' TERM; sleep 1000) & (sleep 1000 &) ; echo bye");
     let begun = Instant::now();
@@ -68,14 +83,12 @@ async fn what_a_command_leaves_behind_when_it_ends_by_itself_is_killed() {
     assert!(begun.elapsed() < Duration::from_secs(5));
 }
 
-#[tokio::test]
 async fn a_background_process_that_keeps_the_pipe_open_does_not_hold_up_the_end() {
     let world = World::bash("(while :; do sleep 0.01; done) & head -c 50000 /dev/zero | tr '\\0' x; exit 4");
     let exit = world.run().await.unwrap();
     assert_eq!((exit.ended, world.printed.stdout().len()), (Ended::Code(4), 50_000));
 }
 
-#[tokio::test]
 async fn everything_printed_before_the_end_arrives() {
     for _ in 0..50 {
         let world = World::bash("printf %60000s x; echo end >&2");
@@ -84,13 +97,11 @@ async fn everything_printed_before_the_end_arrives() {
     }
 }
 
-#[tokio::test]
 async fn fifty_children_are_ended() {
     stopped(World::bash("for i in {1..50}; do sleep 1000 & done; echo ready; wait")).await;
     stopped(World::bash("for i in {1..50}; do (trap '' TERM; sleep 1000) & done; sleep 0.2; echo ready; wait")).await;
 }
 
-#[tokio::test]
 async fn processes_that_keep_forking_away_are_caught() {
     let rabbit = "#!/bin/bash\ntrap '' TERM\nsetsid ./rabbit &\n";
     let world = World::bash("echo ready; ./rabbit; sleep 1000");
@@ -100,7 +111,6 @@ async fn processes_that_keep_forking_away_are_caught() {
     stopped(world).await;
 }
 
-#[tokio::test]
 async fn orphans_do_not_pile_up_as_zombies_while_the_command_runs() {
     let script = "for i in {1..40}; do (true &); done; sleep 0.2; grep -h State /proc/[0-9]*/status 2>/dev/null >/dev/null; \
                   cat /proc/$PPID/task/$PPID/children; echo; echo ready; sleep 1000";
@@ -111,7 +121,6 @@ async fn orphans_do_not_pile_up_as_zombies_while_the_command_runs() {
     assert_eq!(text.lines().next().unwrap().split_whitespace().count(), 1, "children of the supervisor: {text}");
 }
 
-#[tokio::test]
 async fn dropping_the_future_ends_the_whole_tree() {
     let world =
         World::bash("trap '' TERM; setsid sleep 1000 & (sleep 1000 &); echo ready; while :; do sleep 0.01; done");
@@ -123,13 +132,11 @@ async fn dropping_the_future_ends_the_whole_tree() {
     eventually(Duration::from_secs(5), "the tree is gone", || world.alive().is_empty()).await;
 }
 
-#[tokio::test]
 async fn a_supervisor_that_was_stopped_still_does_its_work() {
     stopped(World::bash("kill -STOP $PPID; echo ready; sleep 1000")).await;
     stopped(World::bash("trap '' TERM; echo ready; while :; do kill -STOP $PPID; done")).await;
 }
 
-#[tokio::test]
 async fn a_stopped_supervisor_that_is_left_behind_still_does_its_work() {
     let world = World::bash("trap '' TERM; echo ready; while :; do kill -STOP $PPID; done");
     let running = world.sandbox.execute(&world.command, &world.confinement, world.printed.clone(), world.stop.clone());

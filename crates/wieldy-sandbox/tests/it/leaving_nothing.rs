@@ -6,7 +6,17 @@ use std::time::Duration;
 
 use wieldy_core::SandboxError;
 
-use crate::world::{World, alive, eventually, in_own_process};
+use crate::world::{World, alive, conformance, eventually, own_name};
+
+conformance! {
+    together: [
+    ];
+    alone: [
+        a_hundred_runs_leave_no_process_no_zombie_and_no_descriptor
+        without_descriptors_a_command_is_refused_and_with_them_it_runs_again
+        when_the_embedding_process_is_killed_nothing_of_its_commands_is_left
+    ];
+}
 
 /// How many descriptors and child processes, zombies included, this process has.
 fn belongings() -> (usize, usize) {
@@ -17,11 +27,7 @@ fn belongings() -> (usize, usize) {
     (fs::read_dir("/proc/self/fd").unwrap().count(), children)
 }
 
-#[test]
 fn a_hundred_runs_leave_no_process_no_zombie_and_no_descriptor() {
-    if !in_own_process("leaving_nothing::a_hundred_runs_leave_no_process_no_zombie_and_no_descriptor") {
-        return;
-    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         let before = belongings();
@@ -53,11 +59,7 @@ fn a_hundred_runs_leave_no_process_no_zombie_and_no_descriptor() {
     });
 }
 
-#[test]
 fn without_descriptors_a_command_is_refused_and_with_them_it_runs_again() {
-    if !in_own_process("leaving_nothing::without_descriptors_a_command_is_refused_and_with_them_it_runs_again") {
-        return;
-    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let world = World::new("true", &[]);
@@ -88,17 +90,18 @@ fn without_descriptors_a_command_is_refused_and_with_them_it_runs_again() {
     });
 }
 
-#[test]
 fn when_the_embedding_process_is_killed_nothing_of_its_commands_is_left() {
-    const NAME: &str = "leaving_nothing::when_the_embedding_process_is_killed_nothing_of_its_commands_is_left";
     const VARIABLE: &str = "WIELDY_TEST_EMBEDDER";
     if let Ok(mark) = std::env::var(VARIABLE) {
         return embed(&mark);
     }
     let mark = format!("embedded-{}", std::process::id());
+    // Who is killed removes no folders.
+    let folder = tempfile::tempdir().unwrap();
     let embedder = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", NAME, "--nocapture"])
+        .args(["--exact", &own_name(), "--nocapture"])
         .env(VARIABLE, &mark)
+        .env("TMPDIR", folder.path())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn();

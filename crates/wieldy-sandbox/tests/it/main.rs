@@ -1,8 +1,9 @@
-//! The promises of `Bare`, each tried with real processes that misbehave.
-//! And those of the proxy, tried with real sockets.
+//! The promises of every backend, each tried with real processes that misbehave; attacks on the native one; the proxy, tried with
+//! real sockets; and all of it once more as an ordinary user.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod as_user;
 mod cgroup;
 mod ending;
 mod escape;

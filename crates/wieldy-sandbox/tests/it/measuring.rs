@@ -4,7 +4,20 @@ use std::time::Instant;
 
 use wieldy_core::{Ended, OutputSink, Stream, Usage};
 
-use crate::world::{World, in_own_process};
+use crate::world::{World, conformance};
+
+conformance! {
+    together: [
+        processor_time_of_the_whole_tree_is_measured
+        the_peak_of_memory_is_that_of_the_largest_process
+        bytes_written_to_a_disk_are_measured_where_the_kernel_counts_them
+        a_flood_that_never_ends_can_be_stopped
+    ];
+    alone: [
+        the_peak_of_memory_does_not_count_the_embedding_process
+        a_flood_of_output_passes_through_without_piling_up
+    ];
+}
 
 const MIB: u64 = 1024 * 1024;
 
@@ -12,7 +25,6 @@ async fn used(world: World) -> Usage {
     world.run().await.unwrap().usage
 }
 
-#[tokio::test]
 async fn processor_time_of_the_whole_tree_is_measured() {
     let burn = "for ((i = 0; i < 200000; i++)); do :; done";
     let own = used(World::bash(burn)).await.cpu_ms;
@@ -26,17 +38,12 @@ async fn processor_time_of_the_whole_tree_is_measured() {
     assert!(used(World::new("sleep", &["0.3"])).await.cpu_ms < 100.0);
 }
 
-#[tokio::test]
 async fn the_peak_of_memory_is_that_of_the_largest_process() {
     let peak = used(World::bash("x=$(head -c 60000000 /dev/zero | tr '\\0' x); true")).await.memory_peak_bytes;
     assert!(peak > 60 * MIB && peak < 600 * MIB, "{peak}");
 }
 
-#[test]
 fn the_peak_of_memory_does_not_count_the_embedding_process() {
-    if !in_own_process("measuring::the_peak_of_memory_does_not_count_the_embedding_process") {
-        return;
-    }
     // Both on the heap proper and in a mapping of its own.
     let large = vec![1_u8; 300 * MIB as usize];
     let small: Vec<Vec<u8>> = (0..50_000).map(|_| vec![1; 1024]).collect();
@@ -53,7 +60,6 @@ fn the_peak_of_memory_does_not_count_the_embedding_process() {
     assert_eq!((large[large.len() - 1], small[49_999][1023]), (1, 1), "our own memory is untouched");
 }
 
-#[tokio::test]
 async fn bytes_written_to_a_disk_are_measured_where_the_kernel_counts_them() {
     let world = World::bash("head -c 4000000 /dev/zero > file; sync file");
     let usage = world.run().await.unwrap().usage;
@@ -61,11 +67,7 @@ async fn bytes_written_to_a_disk_are_measured_where_the_kernel_counts_them() {
     assert!(usage.written_bytes == 0 || usage.written_bytes >= 4_000_000, "{usage:?}");
 }
 
-#[test]
 fn a_flood_of_output_passes_through_without_piling_up() {
-    if !in_own_process("measuring::a_flood_of_output_passes_through_without_piling_up") {
-        return;
-    }
     #[derive(Default)]
     struct Counter([std::sync::atomic::AtomicU64; 2]);
     impl OutputSink for Counter {
@@ -85,7 +87,6 @@ fn a_flood_of_output_passes_through_without_piling_up() {
     assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
 }
 
-#[tokio::test]
 async fn a_flood_that_never_ends_can_be_stopped() {
     let (world, running) =
         World::bash("trap '' TERM; echo ready; cat /dev/zero >/dev/null & exec cat /dev/urandom").start();

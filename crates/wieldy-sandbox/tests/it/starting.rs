@@ -4,58 +4,76 @@ use std::error::Error;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 
-use wieldy_core::{Ended, Level, Sandbox, SandboxError};
-use wieldy_sandbox::Bare;
+use wieldy_core::{Ended, Level, SandboxError};
 
-use crate::world::World;
+use crate::world::{World, conformance};
 
-#[tokio::test]
+conformance! {
+    together: [
+        a_command_gets_its_arguments_and_says_what_it_says
+        the_environment_is_exactly_what_the_command_says
+        stdout_and_stderr_are_told_apart
+        a_command_without_input_reads_the_end_of_file_at_once
+        a_command_reads_the_bytes_it_is_given_and_then_the_end_of_file
+        input_that_nobody_reads_is_no_error
+        a_command_starts_in_its_folder
+        a_command_has_no_terminal_no_foreign_files_and_no_way_to_privileges
+        exit_codes_and_signals_are_reported
+        a_program_that_is_not_there_is_not_found
+        a_file_that_is_no_program_is_refused
+        a_program_in_the_workspace_is_not_found_by_its_bare_name
+        a_folder_that_is_not_there_is_named
+        zero_bytes_and_impossible_variables_are_refused
+        a_command_that_was_stopped_before_it_began_never_runs
+    ];
+    alone: [
+    ];
+}
+
 async fn a_command_gets_its_arguments_and_says_what_it_says() {
     let world = World::new("printf", &["%s|", "two words", "", "$HOME", "*", "ä"]);
     let exit = world.run().await.unwrap();
     assert_eq!((exit.ended, world.printed.stdout().as_str()), (Ended::Code(0), "two words||$HOME|*|ä|"));
-    assert_eq!((exit.sandbox.level, Bare::default().level()), (Level::None, Level::None));
+    assert_eq!(exit.sandbox.level, world.sandbox.level());
     let other = World::new("true", &[]).run().await.unwrap();
     assert_ne!(exit.sandbox.id, other.sandbox.id);
 }
 
-#[tokio::test]
 async fn the_environment_is_exactly_what_the_command_says() {
     let mut world = World::new("env", &[]);
     world.command.environment.insert("GREETING".into(), "good day\nto you".into());
     let mark = world.command.environment["MARK"].clone();
+    let added = match world.sandbox.level() {
+        Level::None => "",
+        _ => "HOME=/home/agent\nUSER=agent\nLOGNAME=agent\nGIT_TEMPLATE_DIR=/run/git-templates\n",
+    };
     assert_eq!(
         world.output().await,
-        format!("GREETING=good day\nto you\nMARK={mark}\nPATH=/usr/local/bin:/usr/bin:/bin\n")
+        format!("GREETING=good day\nto you\nMARK={mark}\nPATH=/usr/local/bin:/usr/bin:/bin\n{added}")
     );
 }
 
-#[tokio::test]
 async fn stdout_and_stderr_are_told_apart() {
     let world = World::bash("echo out; echo err >&2");
     world.run().await.unwrap();
     assert_eq!((world.printed.stdout().as_str(), world.printed.stderr().as_str()), ("out\n", "err\n"));
 }
 
-#[tokio::test]
 async fn a_command_without_input_reads_the_end_of_file_at_once() {
     assert_eq!(World::bash("cat; echo done").output().await, "done\n");
 }
 
-#[tokio::test]
 async fn a_command_reads_the_bytes_it_is_given_and_then_the_end_of_file() {
     assert_eq!(World::new("cat", &[]).stdin("abc").output().await, "abc");
     assert_eq!(World::new("wc", &["-c"]).stdin(vec![7; 3_000_000]).output().await, "3000000\n");
     assert_eq!(World::new("wc", &["-c"]).stdin("").output().await, "0\n");
 }
 
-#[tokio::test]
 async fn input_that_nobody_reads_is_no_error() {
     let world = World::bash("exec <&-; echo no thanks").stdin(vec![7; 3_000_000]);
     assert_eq!(world.output().await, "no thanks\n");
 }
 
-#[tokio::test]
 async fn a_command_starts_in_its_folder() {
     let mut world = World::new("pwd", &["-P"]);
     let folder = world.workspace.path().canonicalize().unwrap().join("inner");
@@ -64,7 +82,6 @@ async fn a_command_starts_in_its_folder() {
     assert_eq!(world.output().await, format!("{}\n", folder.display()));
 }
 
-#[tokio::test]
 async fn a_command_has_no_terminal_no_foreign_files_and_no_way_to_privileges() {
     let world = World::bash(
         "ls /proc/self/fd | tr '\\n' ' '; grep -E 'NoNewPrivs|SigBlk|SigIgn' /proc/self/status | tr -d '\\t'; \
@@ -77,7 +94,6 @@ async fn a_command_has_no_terminal_no_foreign_files_and_no_way_to_privileges() {
     );
 }
 
-#[tokio::test]
 async fn exit_codes_and_signals_are_reported() {
     assert_eq!(World::bash("exit 3").run().await.unwrap().ended, Ended::Code(3));
     assert_eq!(World::bash("kill -9 $$").run().await.unwrap().ended, Ended::Signal(9));
@@ -95,7 +111,6 @@ async fn refusal(world: World) -> (io::ErrorKind, String) {
     }
 }
 
-#[tokio::test]
 async fn a_program_that_is_not_there_is_not_found() {
     let mut world = World::new("no-such-program", &[]);
     world.command.environment.insert("PATH".into(), "/usr/bin:/bin".into());
@@ -107,7 +122,6 @@ async fn a_program_that_is_not_there_is_not_found() {
     assert_eq!(kind, io::ErrorKind::NotFound);
 }
 
-#[tokio::test]
 async fn a_file_that_is_no_program_is_refused() {
     let world = World::new("./data", &[]);
     let file = world.workspace.path().join("data");
@@ -123,9 +137,8 @@ async fn a_file_that_is_no_program_is_refused() {
     assert_eq!(text, "Exec format error (os error 8)");
 }
 
-#[tokio::test]
 async fn a_program_in_the_workspace_is_not_found_by_its_bare_name() {
-    let mut world = World::new("ls", &[]);
+    let mut world = World::new("ls", &["-d", "ls"]);
     let file = world.workspace.path().join("ls");
     std::fs::write(&file, "#!/bin/sh\necho mine").unwrap();
     std::fs::set_permissions(&file, PermissionsExt::from_mode(0o755)).unwrap();
@@ -135,7 +148,6 @@ async fn a_program_in_the_workspace_is_not_found_by_its_bare_name() {
     assert!(world.output().await.ends_with("mine\n"));
 }
 
-#[tokio::test]
 async fn a_folder_that_is_not_there_is_named() {
     let mut world = World::new("true", &[]);
     world.command.folder = "/no/such/folder".into();
@@ -143,7 +155,6 @@ async fn a_folder_that_is_not_there_is_named() {
     assert_eq!(refusal(world).await, (io::ErrorKind::NotFound, text.into()));
 }
 
-#[tokio::test]
 async fn zero_bytes_and_impossible_variables_are_refused() {
     let (kind, text) = refusal(World::new("echo", &["a\0b"])).await;
     assert_eq!((kind, text.as_str()), (io::ErrorKind::InvalidInput, "an argument contains a zero byte"));
@@ -154,7 +165,6 @@ async fn zero_bytes_and_impossible_variables_are_refused() {
     assert_eq!(text, "`A=B` cannot be the name of an environment variable");
 }
 
-#[tokio::test]
 async fn a_command_that_was_stopped_before_it_began_never_runs() {
     let world = World::bash("touch ran");
     world.stop.cancel();

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Command, Confinement, Exit, FileRules, Network, OutputSink, Place, ResourceLimits, Sandbox, SandboxError, Stdin,
-    Stream,
+    Command, Confinement, Exit, FileRules, Level, Network, OutputSink, Place, ResourceLimits, Sandbox, SandboxError,
+    Stdin, Stream,
 };
 use wieldy_sandbox::{Bare, Native, NativeOptions};
 
@@ -163,26 +163,81 @@ pub(crate) async fn eventually(patience: Duration, what: &str, condition: impl F
     }
 }
 
+/// Makes a test of each case for every backend: one suite, which they all have to pass. A case is a plain function; those that are about
+/// the process they are in run `alone`, in one of their own.
+macro_rules! conformance {
+    (together: [$($case:ident)*]; alone: [$($alone:ident)*];) => {
+        mod bare {
+            $crate::world::conformance!(@ wieldy_core::Level::None; $($case)*; $($alone)*);
+        }
+        mod native {
+            $crate::world::conformance!(@ wieldy_core::Level::Native; $($case)*; $($alone)*);
+        }
+    };
+    (@ $level:expr; $($case:ident)*; $($alone:ident)*) => {
+        $(
+            #[tokio::test]
+            async fn $case() {
+                $crate::world::at($level, super::$case()).await;
+            }
+        )*
+        $(
+            #[test]
+            fn $alone() {
+                let name = concat!(module_path!(), "::", stringify!($alone)).trim_start_matches("it::");
+                if $crate::world::in_own_process_at($level, name) {
+                    super::$alone();
+                }
+            }
+        )*
+    };
+}
+pub(crate) use conformance;
+
+tokio::task_local! {
+    static LEVEL: Level;
+}
+
+/// Runs a case with worlds of this level.
+pub(crate) async fn at(level: Level, case: impl Future<Output = ()>) {
+    LEVEL.scope(level, case).await;
+}
+
+const OWN_NAME: &str = "WIELDY_TEST_ALONE";
+const OWN_LEVEL: &str = "WIELDY_TEST_LEVEL";
+
+/// The name of the test that this process runs alone.
+pub(crate) fn own_name() -> String {
+    std::env::var(OWN_NAME).unwrap()
+}
+
 /// Runs the test `name` again in a process of its own; true in that process, where the test should go on.
 pub(crate) fn in_own_process(name: &str) -> bool {
-    const VARIABLE: &str = "WIELDY_TEST_ALONE";
-    if std::env::var(VARIABLE).as_deref() == Ok(name) {
+    in_own_process_at(Level::None, name)
+}
+
+/// The same, with worlds of this level.
+pub(crate) fn in_own_process_at(level: Level, name: &str) -> bool {
+    if std::env::var(OWN_NAME).as_deref() == Ok(name) {
         return true;
     }
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
-        .env(VARIABLE, name)
+        .env(OWN_NAME, name)
+        .env(OWN_LEVEL, level.as_str())
         .output()
         .unwrap();
-    let text = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&text));
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success() && text.contains("1 passed"), "{text}");
     false
 }
 
 /// The backend that the tests are about.
 fn backend() -> Arc<dyn Sandbox> {
-    match std::env::var("WIELDY_TEST_LEVEL").as_deref() {
-        Ok("native") => Arc::new(Native::new(NativeOptions { spares: 0, blanks: 0, ..NativeOptions::default() })),
-        _ => Arc::new(Bare::default()),
+    let of_process = || std::env::var(OWN_LEVEL).map_or(Level::None, |level| level.parse().unwrap());
+    match LEVEL.try_with(|level| *level).unwrap_or_else(|_| of_process()) {
+        Level::Native => Arc::new(Native::new(NativeOptions { spares: 0, blanks: 0, ..NativeOptions::default() })),
+        Level::None => Arc::new(Bare::default()),
+        level => panic!("there are no tests of `{level}` yet"),
     }
 }

@@ -13,6 +13,9 @@ const GIT_TEMPLATES: &str = "/run/git-templates";
 /// with one of another content, git outside of the sandbox would take both from wherever it says.
 const SAME_FOLDER: Held = Held::File(".\n");
 
+/// How deep the folders of modules are looked into.
+const MODULES_DEPTH_MAX: usize = 4;
+
 impl Planner<'_> {
     pub(super) fn protect(&mut self) -> Result<(), PlanError> {
         let workspace = self.request.workspace;
@@ -53,17 +56,29 @@ impl Planner<'_> {
         self.protect_one(&folder.join("config"), Held::File(""))?;
         self.protect_one(&folder.join("config.worktree"), Held::File(""))?;
         self.protect_one(&folder.join("commondir"), SAME_FOLDER)?;
-        for module in self.names(&folder.join("modules"), |_| true)? {
-            let module = self.real(&module);
-            if module.starts_with(self.request.workspace) && self.entry(&module.join("HEAD")).is_some() {
-                self.protect_git(&module)?;
-            }
-        }
+        self.protect_modules(&folder.join("modules"), MODULES_DEPTH_MAX)?;
         for tree in self.names(&folder.join("worktrees"), |_| true)? {
             let tree = self.real(&tree);
             if tree.starts_with(self.request.workspace) && self.entry(&tree.join("commondir")).is_some() {
                 self.protect_one(&tree.join("commondir"), SAME_FOLDER)?;
                 self.protect_one(&tree.join("config.worktree"), Held::File(""))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A module is called as its path in the work tree, so it may be some folders deeper. It is known by what cannot be taken from it: a
+    /// command could remove its `HEAD`, and put it back once nobody looks.
+    fn protect_modules(&mut self, folder: &Path, depth: usize) -> Result<(), PlanError> {
+        for inner in self.names(folder, |_| true)? {
+            let inner = self.real(&inner);
+            let is_inside = inner.starts_with(self.request.workspace) && self.entry(&inner) == Some(Entry::Folder);
+            match is_inside {
+                true if ["HEAD", "config", "hooks"].iter().any(|name| self.entry(&inner.join(name)).is_some()) => {
+                    self.protect_git(&inner)?;
+                }
+                true if depth > 0 => self.protect_modules(&inner, depth - 1)?,
+                _ => {}
             }
         }
         Ok(())
@@ -96,7 +111,7 @@ impl Planner<'_> {
     }
 
     /// Protects every link on the way to where a path leads, which is returned.
-    fn protect_links(&mut self, path: &Path) -> PathBuf {
+    pub(super) fn protect_links(&mut self, path: &Path) -> PathBuf {
         let mut path = path.to_owned();
         for _ in 0..LINKS_MAX {
             let Some((link, next)) = self.next_link(&path) else { break };
@@ -110,15 +125,20 @@ impl Planner<'_> {
         let views = self.all_views(host);
         for path in views {
             let Behind::Host { writable: true, .. } = self.behind(&path) else { continue };
-            // Whoever could move a folder around it would have a path free for another: what is mounted on stays.
-            let parents = path.ancestors().skip(1).take_while(|parent| !self.tree.contains_key(*parent));
-            for parent in parents.map(Path::to_owned).collect::<Vec<_>>() {
-                if let Behind::Host { path: source, writable } = self.behind(&parent) {
-                    self.add(Step::Bind { source, target: parent, writable, optional: false });
-                }
-            }
+            self.hold_parents(&path);
             if path != self.request.workspace && !matches!(self.tree.get(&path), Some(Step::Hide { .. })) {
                 self.add(Step::Protect { path });
+            }
+        }
+    }
+
+    /// Whoever could move a folder around a path would have the path free for another, and what was there elsewhere: what is mounted
+    /// on stays.
+    pub(super) fn hold_parents(&mut self, path: &Path) {
+        let parents = path.ancestors().skip(1).take_while(|parent| !self.tree.contains_key(*parent));
+        for parent in parents.map(Path::to_owned).collect::<Vec<_>>() {
+            if let Behind::Host { path: source, writable: true } = self.behind(&parent) {
+                self.add(Step::Bind { source, target: parent, writable: true, optional: false });
             }
         }
     }

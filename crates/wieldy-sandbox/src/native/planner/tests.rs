@@ -425,6 +425,7 @@ fn the_home_folder_as_workspace() {
     folder  /home
     folder  /home/ada
     mount  /home/ada  read and write
+    mount  /home/ada/.config  read and write
     hide  /home/ada/.config/gh  folder
     protect  /home/ada/.git
     hide  /home/ada/.netrc  file
@@ -503,6 +504,7 @@ fn links_are_protected_themselves_and_with_what_they_lead_to() {
     assert_snapshot!(lines, @r#"
     folder  /w
     mount  /w  read and write
+    protect  /w/.env
     protect  /w/.git
     protect  /w/chain
     mount  /w/end  read and write
@@ -529,6 +531,10 @@ fn secrets_behind_links_are_hidden_where_they_are() {
     let host = host.file("/w/.git/modules/sub/HEAD").link("/w/.ssh", "/srv/keys", "/srv/keys").folder("/srv/keys");
     let plan = planned(&host, "/root", "/w", &FileRules::default()).unwrap();
     assert_snapshot!(about(&plan, &["/w/dots", "/w/.config", "/w/m", "/w/.ssh", "/srv"]), @r#"
+    protect  /w/.config
+    protect  /w/.ssh
+    mount  /w/dots  read and write
+    mount  /w/dots/config  read and write
     hide  /w/dots/config/gh  folder
     mount  /w/m  read and write
     mount  /w/m/sub  read and write
@@ -549,6 +555,7 @@ fn a_workspace_made_to_confuse_gives_a_plan_or_a_reason() {
     let host = host.link("/w/other", ".git", "/w/.git").link("/w/.vscode", ".vscode", "/w/.vscode");
     let plan = planned(&host, "/root", "/w", &FileRules::default()).unwrap();
     assert_snapshot!(about(&plan, &["/w/.git", "/w/.config"]), @r#"
+    protect  /w/.config
     protect  /w/.git
     "#);
     let many = (0..101).fold(Host::debian().folder("/w"), |host, number| host.file(&format!("/w/.env.{number}")));

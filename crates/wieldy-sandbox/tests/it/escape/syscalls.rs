@@ -58,6 +58,8 @@ const NOWHERE: u64 = 8;
 const NONE: u64 = u64::MAX;
 const UPPER: u64 = 1 << 40;
 
+const CREATE: u64 = libc::O_CREAT as u64;
+const NAMELESS: u64 = libc::O_TMPFILE as u64;
 const SIGCHLD: u64 = libc::SIGCHLD as u64;
 
 fn attempts() -> Vec<Attempt> {
@@ -195,11 +197,26 @@ fn in_part() -> Vec<Attempt> {
         attempt("personality, all executable", EPERM, libc::SYS_personality, &[0x40_0000]),
         attempt("mknodat character device", EPERM, libc::SYS_mknodat, &[NONE, NOWHERE, 0o20_666, 0x103]),
         attempt("mknodat block device", EPERM, libc::SYS_mknodat, &[NONE, NOWHERE, 0o60_666, 0x800]),
+        attempt("mknodat set-user-id file", EPERM, libc::SYS_mknodat, &[NONE, NOWHERE, 0o104_755, 0]),
+        attempt("fchmod set-user-id", EPERM, libc::SYS_fchmod, &[NONE, 0o4755]),
+        attempt("fchmod set-group-id, upper half set", EPERM, libc::SYS_fchmod, &[NONE, 0o2755 | UPPER]),
+        attempt("fchmodat set-user-id", EPERM, libc::SYS_fchmodat, &[NONE, NOWHERE, 0o4755]),
+        attempt("fchmodat2 set-group-id", EPERM, libc::SYS_fchmodat2, &[NONE, NOWHERE, 0o2755, 0]),
+        attempt("openat of a new set-user-id file", EPERM, libc::SYS_openat, &[NONE, NOWHERE, CREATE, 0o4755]),
+        attempt("openat of a nameless set-group-id file", EPERM, libc::SYS_openat, &[NONE, NOWHERE, NAMELESS, 0o2644]),
+        attempt("openat2", libc::ENOSYS, libc::SYS_openat2, &[NONE, NOWHERE, NOWHERE, 1]),
+        attempt("fallocate", libc::EOPNOTSUPP, libc::SYS_fallocate, &[NONE, 0, 0, 1]),
+        attempt("fallocate beyond the end", libc::EOPNOTSUPP, libc::SYS_fallocate, &[NONE, 1, 0, 1]),
+        attempt("fallocate of zeroes", libc::EOPNOTSUPP, libc::SYS_fallocate, &[NONE, 0x10, 0, 1]),
+        attempt("prlimit64 of the first process", EPERM, libc::SYS_prlimit64, &[1, 7, 0, 0]),
         attempt("a number not given yet", libc::ENOSYS, 1000, &[]),
         attempt("a negative number", libc::ENOSYS, -5, &[]),
     ]);
     #[cfg(target_arch = "x86_64")]
     attempts.extend([
+        attempt("chmod set-user-id", EPERM, libc::SYS_chmod, &[NOWHERE, 0o4755]),
+        attempt("creat set-user-id", EPERM, libc::SYS_creat, &[NOWHERE, 0o4755]),
+        attempt("open of a new set-user-id file", EPERM, libc::SYS_open, &[NOWHERE, CREATE, 0o4755]),
         attempt("mknod character device", EPERM, libc::SYS_mknod, &[NOWHERE, 0o20_666, 0x103]),
         attempt("x32: getpid", libc::ENOSYS, 0x4000_0000 + libc::SYS_getpid, &[]),
         attempt("x32: ptrace", libc::ENOSYS, 0x4000_0000 + 521, &[]),
@@ -232,6 +249,10 @@ fn twins() -> Vec<Attempt> {
         attempt("twin: mknodat pipe", libc::EFAULT, libc::SYS_mknodat, &[NONE, NOWHERE, 0o10_666]),
         attempt("twin: name_to_handle_at", libc::EFAULT, libc::SYS_name_to_handle_at, &[NONE, NOWHERE, NOWHERE]),
         attempt("twin: landlock_create_ruleset", libc::EINVAL, libc::SYS_landlock_create_ruleset, &[0, 0, 1 << 20]),
-        attempt("twin: openat2", libc::EINVAL, libc::SYS_openat2, &[NONE, NOWHERE, NOWHERE, 1]),
+        attempt("twin: openat, any mode", libc::EFAULT, libc::SYS_openat, &[NONE, NOWHERE, 0, 0o7777]),
+        attempt("twin: openat of a new file", libc::EFAULT, libc::SYS_openat, &[NONE, NOWHERE, CREATE, 0o1777]),
+        attempt("twin: fallocate of a hole", libc::EBADF, libc::SYS_fallocate, &[NONE, 3, 0, 1]),
+        attempt("twin: fchmod", libc::EBADF, libc::SYS_fchmod, &[NONE, 0o1777]),
+        works("twin: prlimit64", libc::SYS_prlimit64, &[0, 7, 0, 0]),
     ]
 }

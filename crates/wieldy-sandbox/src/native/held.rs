@@ -1,0 +1,168 @@
+//! The places on the machine that sandboxes hold so that nobody makes something there which programs outside would execute.
+//!
+//! A place that is missing is made, to be mounted on, and taken away after the last sandbox that needs it. A mount goes when
+//! what it covers is removed, in every sandbox: so whoever needs a place keeps a lock on it, for other executors to see.
+//! Workspaces are full of what commands have made: no link in one is ever followed here.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, ResolveFlags};
+
+use crate::wire::HeldPlace;
+
+/// The places that are held now.
+#[derive(Default)]
+pub(crate) struct Held {
+    places: HashMap<PathBuf, Place>,
+}
+
+struct Place {
+    sandboxes: usize,
+    lock: Option<File>,
+    /// What we have put there, if it was us.
+    made: Option<HeldPlace>,
+}
+
+impl Held {
+    /// Holds everything that a sandbox needs, adding the paths to `paths`, parents first.
+    pub(crate) fn hold(
+        &mut self,
+        protected: &[PathBuf],
+        placeholders: &[HeldPlace],
+        paths: &mut Vec<PathBuf>,
+    ) -> io::Result<()> {
+        let protected = protected.iter().map(|path| (path.as_path(), None));
+        let missing = placeholders.iter().map(|held| (held.path.as_path(), Some(held)));
+        let places: BTreeMap<_, _> = protected.chain(missing).collect();
+        for (path, missing) in places {
+            let told = |error: io::Error| io::Error::new(error.kind(), format!("`{}`: {error}", path.display()));
+            self.hold_one(path, missing).map_err(told)?;
+            paths.push(path.to_owned());
+        }
+        Ok(())
+    }
+
+    fn hold_one(&mut self, path: &Path, missing: Option<&HeldPlace>) -> io::Result<()> {
+        let lock = match self.places.get_mut(path) {
+            Some(Place { lock, .. }) if lock.as_ref().is_some_and(|lock| is_at(lock, path)) => lock.take(),
+            _ => lock(path, missing)?,
+        };
+        let place = self.places.entry(path.to_owned()).or_insert(Place { sandboxes: 0, lock: None, made: None });
+        place.sandboxes += 1;
+        place.lock = lock;
+        place.made = missing.cloned().or(place.made.take());
+        Ok(())
+    }
+
+    /// Lets go of a place for one sandbox. What nobody needs is taken away if it is still as it was made.
+    pub(crate) fn let_go(&mut self, path: &Path) {
+        let Some(place) = self.places.get_mut(path) else { return };
+        place.sandboxes = place.sandboxes.saturating_sub(1);
+        if place.sandboxes > 0 {
+            return;
+        }
+        if let Some(Place { lock: Some(lock), made: Some(made), .. }) = self.places.remove(path)
+            && flock(&lock, FlockOperation::NonBlockingLockExclusive)
+        {
+            let _ = remove(&made);
+        }
+    }
+}
+
+/// Makes a place where it is missing, and takes a lock on it. What cannot be read has no lock: nobody but its owner removes it.
+fn lock(path: &Path, missing: Option<&HeldPlace>) -> io::Result<Option<File>> {
+    const ATTEMPTS_MAX: u32 = 200;
+    for _ in 0..ATTEMPTS_MAX {
+        if let Some(missing) = missing {
+            make(missing)?;
+        }
+        match open(path) {
+            Ok(file) if flock(&file, FlockOperation::NonBlockingLockShared) && is_at(&file, path) => {
+                return Ok(Some(file));
+            }
+            // Another executor is about to take it away.
+            Ok(_) => std::thread::sleep(Duration::from_millis(1)),
+            Err(error) if missing.is_some() && error.kind() == io::ErrorKind::NotFound => {}
+            Err(_) => return Ok(None),
+        }
+    }
+    Err(io::Error::other("somebody else keeps a lock on it; end whoever has it open"))
+}
+
+/// Whether a path still leads to an open file.
+fn is_at(file: &File, path: &Path) -> bool {
+    let same =
+        |one: &rustix::fs::Stat, other: &rustix::fs::Stat| (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino);
+    matches!((rustix::fs::fstat(file), rustix::fs::lstat(path)), (Ok(one), Ok(other)) if same(&one, &other))
+}
+
+/// Makes a place, for the owner of the folder that it is in, unless something is there already.
+fn make(place: &HeldPlace) -> io::Result<()> {
+    let (folder, name) = parent(&place.path)?;
+    let made = match &place.content {
+        None => rustix::fs::mkdirat(&folder, name, Mode::from_raw_mode(0o755)),
+        Some(content) => {
+            let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
+            match rustix::fs::openat(&folder, name, flags, Mode::from_raw_mode(0o644)) {
+                Ok(file) => {
+                    File::from(file).write_all(content.as_bytes())?;
+                    Ok(())
+                }
+                Err(error) => Err(error),
+            }
+        }
+    };
+    match made {
+        Ok(()) => {}
+        Err(rustix::io::Errno::EXIST) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    }
+    if rustix::process::geteuid().is_root() {
+        let owner = rustix::fs::fstat(&folder)?;
+        let (user, group) = (rustix::fs::Uid::from_raw(owner.st_uid), rustix::fs::Gid::from_raw(owner.st_gid));
+        rustix::fs::chownat(&folder, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
+    }
+    Ok(())
+}
+
+fn remove(place: &HeldPlace) -> io::Result<()> {
+    let (folder, name) = parent(&place.path)?;
+    let Some(content) = &place.content else {
+        return Ok(rustix::fs::unlinkat(&folder, name, AtFlags::REMOVEDIR)?);
+    };
+    let mut found = Vec::new();
+    open(&place.path)?.take(content.len() as u64 + 1).read_to_end(&mut found)?;
+    if found == content.as_bytes() {
+        rustix::fs::unlinkat(&folder, name, AtFlags::empty())?;
+    }
+    Ok(())
+}
+
+/// The folder that a path is in, and its name there.
+fn parent(path: &Path) -> io::Result<(OwnedFd, &OsStr)> {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    Ok((open_plain(folder, OFlags::PATH | OFlags::DIRECTORY)?, name))
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    // A pipe that somebody has put there must not keep us waiting.
+    Ok(open_plain(path, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?.into())
+}
+
+/// Opens a path that leads nowhere else: not one part of it may be a link.
+pub(crate) fn open_plain(path: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+    Ok(rustix::fs::openat2(CWD, path, flags | OFlags::CLOEXEC, Mode::empty(), resolve)?)
+}
+
+fn flock(file: &File, operation: FlockOperation) -> bool {
+    rustix::fs::flock(file, operation).is_ok()
+}

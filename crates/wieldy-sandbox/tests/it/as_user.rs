@@ -1,0 +1,124 @@
+//! The native level as an ordinary user: its tests once more, by somebody who owns nothing and may do nothing on this machine.
+//!
+//! There control groups cannot be written, so limits are seen to by the kernel for each process and by a watcher; the tests of limits
+//! know. Those that need root say so.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Who owns nothing.
+const NOBODY: u32 = 65534;
+
+/// A copy of this test binary that everybody can run, and folders of the user's own.
+struct Stage {
+    folder: tempfile::TempDir,
+    program: PathBuf,
+}
+
+impl Stage {
+    fn new() -> Self {
+        // Not where `TMPDIR` says: everybody must be able to go there.
+        let folder = tempfile::Builder::new().prefix("wieldy-as-user-").tempdir_in("/tmp").unwrap();
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let program = folder.path().join("it");
+        fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        for name in ["home", "tmp"] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+            chown(folder.path().join(name), Some(NOBODY), Some(NOBODY)).unwrap();
+        }
+        Self { folder, program }
+    }
+
+    fn command(&self) -> Command {
+        let path = |name: &str| self.folder.path().join(name);
+        let mut command = Command::new(&self.program);
+        command.env_clear().env("PATH", "/usr/local/bin:/usr/bin:/bin");
+        command.env("HOME", path("home")).env("TMPDIR", path("tmp")).current_dir(path("tmp"));
+        // The groups go with the user, since root starts it.
+        command.uid(NOBODY).gid(NOBODY);
+        command
+    }
+
+    /// The names of the tests that contain one of these.
+    fn tests(&self, filters: &[&str]) -> Vec<String> {
+        let listed = self.command().arg("--list").output().unwrap();
+        let text = String::from_utf8(listed.stdout).unwrap();
+        let names = text.lines().filter_map(|line| line.strip_suffix(": test"));
+        names.filter(|name| filters.iter().any(|filter| name.contains(filter))).map(str::to_owned).collect()
+    }
+}
+
+/// Runs the tests that contain one of these, each in a process of its own, as that user; there are at least so many.
+fn passes(filters: &[&str], at_least: usize) {
+    if !rustix::process::geteuid().is_root() {
+        return crate::escape::arena::say(
+            "as another user: needs root; the tests themselves are run by whoever runs this",
+        );
+    }
+    let stage = Stage::new();
+    let names = stage.tests(filters);
+    assert!(names.len() >= at_least, "{names:?}");
+    let mut failed = Vec::new();
+    for name in &names {
+        let ran = stage.command().args(["--exact", name, "--nocapture"]).output().unwrap();
+        let said = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
+        if !ran.status.success() || !said.contains("1 passed") {
+            failed.push(format!("{name}\n{said}"));
+        }
+        for line in said.lines().filter(|line| line.starts_with("NOT TRIED")) {
+            use std::io::Write;
+            writeln!(std::io::stderr(), "as an ordinary user, {name}: {line}").unwrap();
+        }
+    }
+    assert!(
+        failed.is_empty(),
+        "{} of {} failed as an ordinary user\n{}",
+        failed.len(),
+        names.len(),
+        failed.join("\n\n")
+    );
+    assert_eq!(left_in(&stage.folder.path().join("tmp")), Vec::<PathBuf>::new(), "temporary files are left");
+}
+
+fn left_in(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+#[test]
+fn every_promise_of_starting_and_measuring_holds() {
+    passes(&["starting::native::", "measuring::native::", "leaving_nothing::native::"], 20);
+}
+
+#[test]
+fn every_promise_of_ending_holds() {
+    passes(&["::ending::", "ending::native::", "escape::leaving"], 15);
+}
+
+#[test]
+fn attacks_on_files_fail() {
+    passes(&["escape::reading", "escape::writing", "escape::protected"], 12);
+}
+
+#[test]
+fn attacks_on_the_machine_fail() {
+    passes(
+        &[
+            "escape::calls",
+            "escape::neighbours",
+            "escape::network",
+            "escape::privileges",
+            "escape::processes",
+            "escape::proxied",
+            "escape::refusing",
+        ],
+        15,
+    );
+}
+
+#[test]
+fn bombs_are_contained() {
+    passes(&["escape::limits"], 10);
+}

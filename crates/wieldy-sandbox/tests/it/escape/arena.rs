@@ -1,0 +1,190 @@
+//! Where attacks take place: a workspace on a machine with things to steal and to break, and sandboxes around it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{
+    Command, Confinement, Ended, Exit, FileRules, Mount, Network, Place, ResourceLimits, Sandbox, SandboxError,
+    SessionKey, Stdin,
+};
+use wieldy_sandbox::{Native, NativeOptions};
+
+use crate::world::{PATIENCE, Printed, alive};
+
+/// A machine's folder with a workspace and, beside it, what the sandbox must not touch.
+pub(crate) struct Arena {
+    _root: tempfile::TempDir,
+    pub(crate) root: PathBuf,
+    pub(crate) workspace: PathBuf,
+    /// A text that is in every secret, and nowhere else.
+    pub(crate) canary: String,
+    pub(crate) native: Arc<Native>,
+    pub(crate) confinement: Confinement,
+    pub(crate) environment: BTreeMap<String, String>,
+    pub(crate) mark: String,
+}
+
+/// How a command went.
+#[derive(Debug)]
+pub(crate) struct Ran {
+    pub(crate) exit: Exit,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// `attack` says so if what it is given works, `twin` if what it is given does not.
+const PREAMBLE: &str = r#"
+attack() { if "$@" >/tmp/.said 2>&1 </dev/null; then echo "GOT THROUGH: $*"; cat /tmp/.said; fi; }
+twin() { if ! "$@" >/tmp/.said 2>&1 </dev/null; then echo "TWIN FAILED: $*"; cat /tmp/.said; fi; }
+"#;
+
+impl Arena {
+    pub(crate) fn new() -> Self {
+        Self::with(0)
+    }
+
+    /// With sandboxes built ahead.
+    pub(crate) fn with(spares: usize) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let mark = format!("arena-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let temporary = tempfile::tempdir().unwrap();
+        let root = temporary.path().canonicalize().unwrap();
+        let canary = format!("canary of {mark}");
+        for secret in
+            ["home/.ssh/id_ed25519", "state/journal.db", "other/workspace/plans.txt", "workspace-2/file", "beside"]
+        {
+            let file = root.join(secret);
+            fs::create_dir_all(file.parent().unwrap()).unwrap();
+            fs::write(file, &canary).unwrap();
+        }
+        let workspace = root.join("workspace");
+        fs::create_dir(&workspace).unwrap();
+        let options = NativeOptions {
+            state: Some(root.join("state")),
+            home: Some(root.join("home")),
+            spares,
+            blanks: spares,
+            idle_max: Duration::from_secs(600),
+        };
+        let environment = [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("MARK", &mark)];
+        let confinement = Confinement {
+            workspace: workspace.clone(),
+            files: Arc::new(FileRules::default()),
+            network: Network::None,
+            limits: ResourceLimits { cpu_millicores: Some(2000), ..ResourceLimits::DEFAULT },
+            place: Place::Own,
+            place_limits: ResourceLimits::default(),
+            grace: Duration::from_millis(300),
+        };
+        Self {
+            _root: temporary,
+            root,
+            workspace,
+            canary,
+            native: Arc::new(Native::new(options)),
+            confinement,
+            environment: environment.map(|(name, value)| (name.into(), value.into())).into(),
+            mark,
+        }
+    }
+
+    /// The attack program, this very test binary, is there as `/attack`.
+    pub(crate) fn with_program(mut self) -> Self {
+        let source = std::env::current_exe().unwrap().canonicalize().unwrap();
+        let mount = Mount { source, target: "/attack".into(), writable: false };
+        self.confinement.files = Arc::new(FileRules { mounts: vec![mount], ..FileRules::default() });
+        self
+    }
+
+    pub(crate) fn session(name: &str) -> Place {
+        Place::Session(SessionKey { tenant: None, agent: "attacker".into(), session: name.into() })
+    }
+
+    pub(crate) fn confinement(&self, place: Place) -> Confinement {
+        Confinement { place, ..self.confinement.clone() }
+    }
+
+    fn command(&self, script: &str) -> Command {
+        Command {
+            program: "bash".into(),
+            arguments: vec!["-c".into(), format!("{PREAMBLE}{script}")],
+            environment: self.environment.clone(),
+            folder: PathBuf::new(),
+            stdin: Stdin::Nothing,
+            terminal: None,
+        }
+    }
+
+    /// Runs a script to its end, after which none of its processes may be left.
+    pub(crate) async fn run_in(&self, confinement: &Confinement, script: &str) -> Result<Ran, SandboxError> {
+        self.run_stoppable(confinement, script, &Arc::default(), CancellationToken::new()).await
+    }
+
+    pub(crate) async fn run_stoppable(
+        &self,
+        confinement: &Confinement,
+        script: &str,
+        printed: &Arc<Printed>,
+        stop: CancellationToken,
+    ) -> Result<Ran, SandboxError> {
+        let command = self.command(script);
+        let running = self.native.execute(&command, confinement, printed.clone(), stop);
+        let exit = tokio::time::timeout(PATIENCE * 2, running).await.expect("the command hangs")?;
+        Ok(Ran { exit, stdout: printed.stdout(), stderr: printed.stderr() })
+    }
+
+    /// Runs a script in a place, where it must end well.
+    pub(crate) async fn run(&self, place: Place, script: &str) -> String {
+        let ran = self.run_in(&self.confinement(place), script).await.unwrap();
+        assert_eq!((ran.exit.ended, ran.stderr.as_str()), (Ended::Code(0), ""), "{}", ran.stdout);
+        ran.stdout
+    }
+
+    /// Runs a script of attacks and twins in a sandbox of its own and in a session's, twice there; each must say just `done`, and
+    /// nothing secret.
+    pub(crate) async fn attack(&self, script: &str) {
+        let script = format!("{script}\necho done");
+        for place in [Place::Own, Self::session("one"), Self::session("one")] {
+            let ran = self.run_in(&self.confinement(place.clone()), &script).await.unwrap();
+            assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("done\n", ""), "{place:?}");
+            assert!(!ran.stdout.contains(&self.canary) && !ran.stderr.contains(&self.canary), "{ran:?}");
+        }
+        assert_eq!(alive(&self.mark), Vec::<String>::new(), "processes are left");
+    }
+
+    /// Everything below the arena's root but the workspace, as text: what must not change.
+    pub(crate) fn outside(&self) -> String {
+        let mut found = Vec::new();
+        collect(&self.root, &self.workspace, &mut found);
+        found.sort();
+        found.join("\n")
+    }
+}
+
+fn collect(folder: &Path, but: &Path, found: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        let path = entry.path();
+        let about = fs::symlink_metadata(&path).unwrap();
+        if about.is_dir() && path != but {
+            collect(&path, but, found);
+        }
+        let content = if about.is_file() { fs::read_to_string(&path).unwrap() } else { String::new() };
+        found.push(format!("{} {:?} {content}", path.display(), about.permissions()));
+    }
+}
+
+/// Whether the tests run as root.
+pub(crate) fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// Tells whoever runs the tests what was not tried.
+pub(crate) fn say(line: &str) {
+    use std::io::Write;
+    writeln!(std::io::stderr(), "NOT TRIED: {line}").unwrap();
+}

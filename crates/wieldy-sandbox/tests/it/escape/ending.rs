@@ -1,0 +1,191 @@
+//! Promise 9: when a call is over, when a sandbox is destroyed, when the executor or any of its helpers is killed: nothing is left.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{Ended, Place, Sandbox};
+
+use super::arena::{Arena, is_root};
+use crate::world::{Printed, alive, eventually};
+
+const STUBBORN: &str = "trap '' TERM HUP INT; (setsid setsid bash -c 'trap \"\" TERM; exec sleep 1000' <&- >&- 2>&- &); \
+                        (sleep 1000 &); echo ready; while :; do sleep 0.1; done";
+
+/// Runs scripts in the background and waits until each is ready.
+async fn started(
+    arena: &Arc<Arena>,
+    place: Place,
+    script: &'static str,
+) -> (CancellationToken, tokio::task::JoinHandle<Result<super::arena::Ran, wieldy_core::SandboxError>>) {
+    let (printed, stop) = (Arc::<Printed>::default(), CancellationToken::new());
+    let running = tokio::spawn({
+        let (arena, printed, stop) = (arena.clone(), printed.clone(), stop.clone());
+        async move { arena.run_stoppable(&arena.confinement(place), script, &printed, stop).await }
+    });
+    printed.contains("ready").await;
+    (stop, running)
+}
+
+#[tokio::test]
+async fn however_a_command_resists_it_is_gone_when_its_call_is_over() {
+    let arena = Arc::new(Arena::new());
+    let scripts = [
+        STUBBORN,
+        "echo ready; kill -STOP $$; sleep 1000",
+        "trap '' TERM; echo ready; kill -STOP $PPID; while :; do kill -STOP $$; done",
+        "trap '' TERM; echo ready; prlimit --pid $PPID --cpu=0:0; kill -9 $PPID 1; while :; do :; done",
+        "trap '' TERM; python3 -c 'import ctypes; ctypes.CDLL(None).prctl(36, 1)' ; echo ready; (while :; do (sleep 1000 &) ; sleep 0.05; done) & sleep 1000",
+    ];
+    for place in [Place::Own, Arena::session("one")] {
+        for script in scripts {
+            let (stop, running) = started(&arena, place.clone(), script).await;
+            assert_ne!(alive(&arena.mark), Vec::<String>::new(), "the test cannot see the processes it is about");
+            stop.cancel();
+            running.await.unwrap().unwrap();
+            assert_eq!(alive(&arena.mark), Vec::<String>::new(), "{script}");
+        }
+        // Those that end by themselves and leave somebody behind.
+        let left = "(setsid sleep 1000 <&- >&- 2>&- &); (trap '' TERM; sleep 1000) & sleep 1000 & echo bye; exit 3";
+        let ran = arena.run_in(&arena.confinement(place.clone()), left).await.unwrap();
+        assert_eq!((ran.exit.ended, ran.stdout.as_str()), (Ended::Code(3), "bye\n"));
+        assert_eq!(alive(&arena.mark), Vec::<String>::new());
+        // Nobody waits for input that never comes.
+        assert_eq!(arena.run(place, "cat; read line || echo end").await, "end\n");
+    }
+}
+
+#[tokio::test]
+async fn a_destroyed_sandbox_takes_its_running_commands_with_it() {
+    let arena = Arc::new(Arena::new());
+    let (_stop, running) = started(&arena, Arena::session("one"), STUBBORN).await;
+    let id = arena.native.list()[0].sandbox.id.clone();
+    assert!(arena.native.destroy(&id).await);
+    assert_eq!(alive(&arena.mark), Vec::<String>::new());
+    assert!(running.await.unwrap().unwrap_err().is_crash());
+    assert!(!arena.native.destroy(&id).await);
+}
+
+/// Processes of this name below this process.
+fn helpers(name: &str) -> Vec<i32> {
+    let comm = |id: &i32| fs::read_to_string(format!("/proc/{id}/comm")).is_ok_and(|comm| comm.trim() == name);
+    below(std::process::id() as i32).into_iter().filter(comm).collect()
+}
+
+fn below(id: i32) -> Vec<i32> {
+    let tasks = fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten();
+    let children = tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default());
+    let children: Vec<i32> =
+        children.flat_map(|text| text.split_whitespace().map(|id| id.parse().unwrap()).collect::<Vec<_>>()).collect();
+    children.into_iter().flat_map(|id| std::iter::once(id).chain(below(id))).collect()
+}
+
+fn kill(id: i32) {
+    kill_process(Pid::from_raw(id).unwrap(), Signal::KILL).unwrap();
+}
+
+#[tokio::test]
+async fn when_a_helper_is_killed_everything_in_its_care_goes_and_the_next_call_works() {
+    for name in ["wieldy-berth", "wieldy-init", "wieldy-warden"] {
+        for place in [Place::Own, Arena::session("one")] {
+            let arena = Arc::new(Arena::new());
+            let (_stop, running) = started(&arena, place.clone(), STUBBORN).await;
+            let helpers = helpers(name);
+            assert_eq!(helpers.len(), 1, "{name}");
+            kill(helpers[0]);
+            let lost = running.await.unwrap();
+            assert!(lost.as_ref().is_err_and(|error| error.is_crash()), "{name}: {lost:?}");
+            eventually(Duration::from_secs(5), "all are gone", || alive(&arena.mark).is_empty()).await;
+            assert_eq!(arena.run(place, "echo on").await, "on\n", "{name}");
+        }
+    }
+}
+
+#[test]
+fn when_the_executor_is_killed_nothing_of_twenty_sandboxes_is_left() {
+    const NAME: &str = "escape::ending::when_the_executor_is_killed_nothing_of_twenty_sandboxes_is_left";
+    const VARIABLE: &str = "WIELDY_TEST_EXECUTOR";
+    if let Ok(words) = std::env::var(VARIABLE) {
+        let (mark, workspace) = words.split_once(' ').unwrap();
+        return execute(mark, Path::new(workspace));
+    }
+    let mark = format!("executor-{}", std::process::id());
+    let temporary = tempfile::tempdir().unwrap();
+    let workspace = temporary.path().canonicalize().unwrap().join("workspace");
+    fs::create_dir(&workspace).unwrap();
+    let mut executor = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", NAME, "--nocapture"])
+        .env(VARIABLE, format!("{mark} {}", workspace.display()))
+        .env("TMPDIR", temporary.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let id = executor.id() as i32;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let named = format!("wieldy-{id}-");
+    runtime.block_on(async {
+        eventually(Duration::from_secs(40), "all are running", || alive(&mark).len() >= 60).await;
+        assert!(workspace.join(".claude").exists(), "the test does not see what is held");
+        let helpers = below(id);
+        assert!(
+            helpers.len() > 40 && (!is_root() || groups().iter().any(|group| group.to_string_lossy().contains(&named)))
+        );
+        executor.kill().unwrap();
+        executor.wait().unwrap();
+        eventually(Duration::from_secs(5), "all are gone", || alive(&mark).is_empty()).await;
+        let gone = || helpers.iter().all(|id| !Path::new(&format!("/proc/{id}")).exists());
+        eventually(Duration::from_secs(5), "the helpers are gone", gone).await;
+        let empty = || fs::read_dir(&workspace).unwrap().next().is_none();
+        eventually(Duration::from_secs(5), "nothing is held", empty).await;
+        // What a killed executor cannot remove itself, its own group, is swept by the next one.
+        let arena = Arena::new();
+        arena.run(Place::Own, "true").await;
+        drop(arena);
+        let none = || !groups().iter().any(|group| group.to_string_lossy().contains(&named));
+        eventually(Duration::from_secs(10), "no groups are left", none).await;
+    });
+}
+
+fn execute(mark: &str, workspace: &Path) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut arena = Arena::new();
+        arena.environment.insert("MARK".into(), mark.to_owned());
+        arena.confinement.workspace = workspace.to_owned();
+        let arena = Arc::new(arena);
+        let runs = (0..20).map(|number| {
+            let arena = arena.clone();
+            let place = if number % 2 == 0 { Place::Own } else { Arena::session(&number.to_string()) };
+            tokio::spawn(async move {
+                let confinement = arena.confinement(place);
+                let printed = Arc::<Printed>::default();
+                let _ = arena.run_stoppable(&confinement, STUBBORN, &printed, CancellationToken::new()).await;
+            })
+        });
+        futures_util::future::join_all(runs.collect::<Vec<_>>()).await;
+    });
+}
+
+/// The control groups of executors.
+pub(super) fn groups() -> std::collections::BTreeSet<PathBuf> {
+    fn find(folder: &Path, depth: usize, found: &mut std::collections::BTreeSet<PathBuf>) {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                if ["native-", "wieldy-"].iter().any(|name| entry.file_name().to_string_lossy().starts_with(name)) {
+                    found.insert(entry.path());
+                }
+                if depth > 0 {
+                    find(&entry.path(), depth - 1, found);
+                }
+            }
+        }
+    }
+    let mut found = Default::default();
+    find(Path::new("/sys/fs/cgroup"), 8, &mut found);
+    found
+}

@@ -1,0 +1,283 @@
+//! Promise 3: what programs outside of the sandbox would execute stays as it is, also where it does not exist yet.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{FileRules, Place, Sandbox};
+
+use super::arena::{Arena, is_root, say};
+use crate::world::Printed;
+
+/// What is tried on each protected path.
+const FUNCTIONS: &str = r#"
+    tamper() {
+        for path in "$@"; do
+            attack bash -c "echo evil > $path"
+            attack bash -c "echo evil >> $path"
+            attack bash -c "echo evil > $path/evil"
+            attack mkdir -p $path/evil
+            attack rm -r $path
+            attack rmdir $path
+            attack mv $path moved
+            attack mv -T /tmp/evil $path
+            attack cp --remove-destination /tmp/evil $path
+            attack ln -sfT /tmp $path
+            attack ln $path hard
+            attack install -m 755 /tmp/evil $path/evil
+            attack python3 -c "import os; os.rename('/tmp/evil', '$path')"
+            attack python3 -c "import ctypes; exit(ctypes.CDLL(None, use_errno=True).renameat2(-100, b'own', -100, b'$path', 2) & 1)"
+            attack touch $path
+            attack chmod 777 $path
+        done
+    }
+    echo evil > /tmp/evil; echo own > own
+"#;
+
+const ALWAYS: &str =
+    ".claude .codex .cursor .gemini .idea .mcp.json .opencode .vscode .wieldy .zed opencode.json wieldy.toml";
+
+fn git(folder: &Path, words: &[&str]) {
+    let mut git = Command::new("git");
+    let done = git.args(["-c", "user.name=a", "-c", "user.email=a@b", "-C"]).arg(folder).args(words).output().unwrap();
+    assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+#[tokio::test]
+async fn what_does_not_exist_yet_cannot_be_made() {
+    let arena = Arena::new();
+    let script = format!(
+        "{FUNCTIONS} tamper {ALWAYS} .git/hooks .git/commondir
+         attack mv .git moved
+         attack rm -rf .git
+         attack rmdir .git
+         attack bash -c 'mkdir .GIT/hooks && test -e .git/hooks/../HEAD'
+         attack bash -c 'mkdir .Claude && touch .Claude/evil && test -e .claude/evil'
+         rm -rf .GIT .Claude
+         attack ln -sfT /tmp .git
+         attack bash -c 'cd .git && mv hooks ../moved'
+         attack bash -c 'cd /proc/self/cwd/.git/hooks && touch evil'
+         rm -rf moved
+         twin bash -c 'echo good > AGENTS.md; mkdir -p src/.claude .github; rm -r AGENTS.md src .github'"
+    );
+    arena.attack(&script).await;
+    let workspace = arena.workspace.clone();
+    let kept = arena.native.list().into_iter().map(|status| status.sandbox.id);
+    for id in kept {
+        assert!(arena.native.destroy(&id).await);
+    }
+    // What was there only to be protected is gone again.
+    let names = || fs::read_dir(&workspace).unwrap().flatten().map(|entry| entry.file_name()).collect::<Vec<_>>();
+    for _ in 0..500 {
+        if names() == ["own"] {
+            return;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    panic!("{:?}", names());
+}
+
+#[tokio::test]
+async fn a_repository_can_be_made_but_not_its_hooks() {
+    let arena = Arena::with(1);
+    let script = "
+        twin git init -q
+        twin bash -c 'echo text > file; git add file; git -c user.name=a -c user.email=a@b commit -qm message'
+        attack bash -c 'echo evil > .git/hooks/pre-commit'
+        attack bash -c 'echo /tmp > .git/commondir'
+        attack mv .git elsewhere
+        attack rm -rf .git/hooks
+        echo done";
+    // Not the first call, since then others have held the places before.
+    assert_eq!(arena.run(Place::Own, "echo done").await, "done\n");
+    assert_eq!(arena.run(Place::Own, "sleep 0.3; echo done").await, "done\n");
+    assert_eq!(arena.run(Place::Own, script).await, "done\n");
+}
+
+#[tokio::test]
+async fn a_repository_that_is_there_is_used_but_its_settings_and_hooks_stay() {
+    let arena = Arena::new();
+    git(&arena.workspace, &["init", "-q"]);
+    fs::write(arena.workspace.join(".git/hooks/pre-commit"), "#!/bin/sh\n").unwrap();
+    for module in ["inner", "deep/er"] {
+        let module = arena.workspace.join(".git/modules").join(module);
+        fs::create_dir_all(module.join("hooks")).unwrap();
+        fs::write(module.join("HEAD"), "ref: refs/heads/main\n").unwrap();
+        fs::write(module.join("config"), "[core]\n").unwrap();
+    }
+    let config = fs::read_to_string(arena.workspace.join(".git/config")).unwrap();
+    let script = format!(
+        "{FUNCTIONS} tamper .git/hooks .git/hooks/pre-commit .git/hooks/post-checkout .git/config .git/config.worktree \
+            .git/commondir .git/modules/inner/hooks .git/modules/inner/config .git/modules/deep/er/hooks .git/modules/deep/er/config
+         attack git config core.hooksPath /tmp
+         attack git config include.path /tmp/evil
+         attack git config --worktree core.fsmonitor /tmp/evil
+         attack git config --file .git/config core.pager /tmp/evil
+         attack mv .git moved
+         attack rmdir .git
+         attack mv .git/modules moved
+         attack mv .git/modules/inner moved
+         twin git -c core.hooksPath=/dev/null status
+         twin env GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=core.hooksPath GIT_CONFIG_VALUE_0=/dev/null git status
+         twin bash -c 'date +%N > file; git add file; git -c user.name=a -c user.email=a@b commit -qnm message'
+         twin git checkout -q -B branch"
+    );
+    arena.attack(&script).await;
+    assert_eq!(fs::read_to_string(arena.workspace.join(".git/config")).unwrap(), config);
+    assert_eq!(fs::read_to_string(arena.workspace.join(".git/hooks/pre-commit")).unwrap(), "#!/bin/sh\n");
+    git(&arena.workspace, &["config", "--get", "core.bare"]);
+}
+
+#[tokio::test]
+async fn links_on_the_way_to_what_is_protected_stay_too() {
+    let mut arena = Arena::new();
+    git(&arena.workspace, &["init", "-q", "--separate-git-dir", "real"]);
+    fs::remove_file(arena.workspace.join(".git")).unwrap();
+    symlink("real", arena.workspace.join(".git")).unwrap();
+    fs::create_dir(arena.workspace.join("settings")).unwrap();
+    symlink("settings", arena.workspace.join(".vscode")).unwrap();
+    fs::create_dir_all(arena.workspace.join("deep/folder")).unwrap();
+    arena.confinement.files =
+        Arc::new(FileRules { protected: vec!["deep/folder/rule".into()], ..FileRules::default() });
+    let script = format!(
+        "{FUNCTIONS} tamper .vscode settings real/hooks real/config .git/hooks .git/config deep/folder/rule
+         attack ln -sfT /tmp .git
+         attack mv real moved
+         attack rmdir real
+         attack mv deep moved
+         attack mv deep/folder deep/moved
+         twin touch deep/folder/other deep/other
+         twin git status"
+    );
+    arena.attack(&script).await;
+}
+
+/// Sandboxes come and go; what one has put there for protection must hold for all others.
+#[tokio::test]
+async fn protection_holds_when_another_sandbox_of_the_same_workspace_ends() {
+    let arena = Arena::new();
+    arena.run(Place::Own, "true").await;
+    let session = Arena::session("long");
+    arena.run(session.clone(), "true").await;
+    for _ in 0..3 {
+        arena.run(Place::Own, "true").await;
+    }
+
+    let other = arena.native.create(&arena.confinement(Arena::session("other"))).await.unwrap();
+    assert!(arena.native.destroy(&other.sandbox.id).await);
+    let script = format!("{FUNCTIONS} tamper {ALWAYS} .git/hooks .git/commondir; attack mv .git moved; echo done");
+    assert_eq!(arena.run(session, &script).await, "done\n");
+}
+
+/// The same, by another executor.
+#[tokio::test]
+async fn protection_holds_when_another_executor_ends() {
+    let arena = Arena::new();
+    let own = |script: &'static str| arena.run(Arena::session("first"), script);
+    own("true").await;
+    let second = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "escape::protected::another_executor", "--nocapture"])
+        .env("WIELDY_TEST_SECOND", &arena.workspace)
+        .output()
+        .unwrap();
+    assert!(second.status.success(), "{}", String::from_utf8_lossy(&second.stdout));
+    own("attack touch .claude/evil; attack touch .git/hooks/evil; attack touch wieldy.toml/evil").await;
+    assert_eq!(
+        own("attack touch .claude/evil; attack mkdir .claude; attack touch .git/hooks/evil; echo done").await,
+        "done\n"
+    );
+}
+
+/// A person works in the same folder: programs replace files by new ones of the same name, and a mount goes with the old one.
+#[tokio::test]
+async fn protection_holds_when_a_person_replaces_what_is_protected() {
+    let arena = Arena::with(1);
+    git(&arena.workspace, &["init", "-q"]);
+    fs::create_dir(arena.workspace.join(".vscode")).unwrap();
+    fs::write(arena.workspace.join(".env"), "canary").unwrap();
+    let session = Arena::session("long");
+    for place in [session.clone(), Place::Own, Place::Own] {
+        arena.run(place, "sleep 0.2").await;
+    }
+    for round in ["first", "second"] {
+        git(&arena.workspace, &["config", "user.name", round]);
+        fs::remove_dir(arena.workspace.join(".vscode")).unwrap();
+        fs::create_dir(arena.workspace.join(".vscode")).unwrap();
+        fs::write(arena.workspace.join("new"), "canary").unwrap();
+        fs::rename(arena.workspace.join("new"), arena.workspace.join(".env")).unwrap();
+        for place in [session.clone(), Place::Own] {
+            let script = "attack git config core.hooksPath /tmp; attack bash -c 'echo evil >> .git/config'; \
+                          attack touch .vscode/evil; attack grep canary .env; twin git status; git config user.name";
+            assert_eq!(arena.run(place, script).await, format!("{round}\n"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn another_executor() {
+    let Some(workspace) = std::env::var_os("WIELDY_TEST_SECOND") else { return };
+    let mut arena = Arena::new();
+    arena.confinement.workspace = workspace.into();
+    assert_eq!(arena.run(Place::Own, "attack touch .claude/evil; echo done").await, "done\n");
+}
+
+/// A command exchanges a folder for a link, again and again, while other sandboxes are made around it.
+#[tokio::test]
+async fn a_link_that_comes_and_goes_never_moves_a_mount() {
+    let arena = Arc::new(Arena::new());
+    git(&arena.workspace, &["init", "-q"]);
+    let target = arena.root.join("other");
+    let before = arena.outside();
+    let (printed, stop) = (Arc::<Printed>::default(), CancellationToken::new());
+    let script = format!(
+        r#"mkdir -p .git/modules/real; echo ref > .git/modules/real/HEAD; mkdir .git/modules/real/objects
+        ln -s {} .git/modules/link; echo ready
+        exec python3 -c '
+import ctypes
+swap = ctypes.CDLL(None).renameat2
+while True:
+    swap(-100, b".git/modules/real", -100, b".git/modules/link", 2)'"#,
+        target.display()
+    );
+    let swapper = tokio::spawn({
+        let (arena, printed, stop) = (arena.clone(), printed.clone(), stop.clone());
+        async move { arena.run_stoppable(&arena.confinement(Arena::session("swapper")), &script, &printed, stop).await }
+    });
+    printed.contains("ready").await;
+    let (mut built, mut refused) = (0, 0);
+    for _ in 0..60 {
+        let looked = "for name in real link; do attack ls .git/modules/$name/workspace; attack cat .git/modules/$name/workspace/plans.txt; \
+                      attack touch .git/modules/$name/workspace/evil; done; echo done";
+        match arena.run_in(&arena.confinement(Place::Own), looked).await {
+            Ok(ran) => {
+                assert_eq!(ran.stdout, "done\n");
+                built += 1;
+            }
+            Err(_) => refused += 1,
+        }
+        assert_eq!(arena.outside(), before);
+    }
+    stop.cancel();
+    swapper.await.unwrap().unwrap();
+    say(&format!("(for information) with a swapper at work, {built} sandboxes were built and {refused} refused"));
+}
+
+#[tokio::test]
+async fn places_held_for_protection_belong_to_the_owner_of_the_workspace() {
+    if !is_root() {
+        return say("workspaces of other owners: needs root");
+    }
+    let arena = Arena::new();
+    for path in [&arena.root, &arena.workspace] {
+        std::os::unix::fs::chown(path, Some(4321), Some(4321)).unwrap();
+    }
+    let script = "twin git init -q; twin bash -c 'echo text > file; git add file'; echo done";
+    assert_eq!(arena.run(Arena::session("one"), script).await, "done\n");
+    for path in [".git", ".git/hooks", ".claude", ".git/HEAD"] {
+        let about = fs::metadata(arena.workspace.join(path)).unwrap();
+        assert_eq!((about.uid(), about.gid()), (4321, 4321), "{path}");
+    }
+}

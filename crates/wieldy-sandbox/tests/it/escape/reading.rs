@@ -1,0 +1,80 @@
+//! Promise 1: a command reads what was granted, and nothing else of the machine.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::sync::Arc;
+
+use wieldy_core::{FileRules, Mount};
+
+use super::arena::Arena;
+
+#[tokio::test]
+async fn secrets_of_the_machine_and_of_others_cannot_be_read() {
+    let arena = Arena::new();
+    let root = arena.root.display();
+    for (link, target) in [("key", "home/.ssh/id_ed25519"), ("all", ""), ("up", "other")] {
+        symlink(arena.root.join(target), arena.workspace.join(link)).unwrap();
+    }
+    symlink("/proc/1/root/etc/shadow", arena.workspace.join("magic")).unwrap();
+    fs::write(arena.workspace.join("own"), "mine").unwrap();
+    let script = format!(
+        r#"
+        attack grep -rsq '{canary}' {root} /tmp /home /root /run /var /dev/shm /mnt /opt /etc
+        for path in {root}/home/.ssh/id_ed25519 {root}/state/journal.db {root}/other/workspace/plans.txt {root}/workspace-2/file \
+            {root}/beside ../beside ./../home/.ssh/id_ed25519 key all/beside up/workspace/plans.txt magic \
+            /etc/shadow /etc/gshadow /etc/sudoers /etc/ssh/ssh_host_ed25519_key /root/.bashrc /root /var/log /var/lib /sys /boot; do
+            attack cat $path
+            attack ls $path/
+            # Whatever leads somewhere else, all in one go: nothing of it may be found.
+            attack ls -d /proc/1/root$path /proc/1/cwd$path /proc/$PPID/root$path /proc/$PPID/cwd$path
+            attack cat /proc/self/root$path
+            attack cat /proc/self/cwd/../../..$path
+        done
+        attack dd if=/dev/vda of=/dev/null count=1
+        attack dd if=/dev/mem of=/dev/null count=1
+        attack dd if=/proc/kcore of=/dev/null count=1
+        attack dd if=/dev/kmsg of=/dev/null count=1
+        twin grep -q mine own
+        twin grep -q mine $PWD/own
+        twin cat /etc/passwd
+        twin ls /usr/bin
+        twin head -c 8 /dev/urandom
+        "#,
+        canary = arena.canary.replace(' ', "."),
+    );
+    // The canary's text itself must not be in the script, or grep finds it in its own command line.
+    arena.attack(&script).await;
+}
+
+#[tokio::test]
+async fn secrets_in_the_workspace_and_in_what_is_mounted_are_hidden() {
+    let mut arena = Arena::new();
+    let mounted = arena.root.join("mounted");
+    for folder in [&arena.workspace, &mounted] {
+        fs::create_dir_all(folder.join(".ssh")).unwrap();
+        fs::create_dir_all(folder.join(".config/gh")).unwrap();
+        for file in [".env", ".env.local", ".netrc", ".ssh/id", ".config/gh/hosts.yml"] {
+            fs::write(folder.join(file), &arena.canary).unwrap();
+        }
+        fs::write(folder.join(".env.example"), "example").unwrap();
+    }
+    let mount = Mount { source: mounted, target: "/mnt/data".into(), writable: true };
+    arena.confinement.files = Arc::new(FileRules { mounts: vec![mount], ..FileRules::default() });
+    let script = r#"
+        for folder in . /mnt/data; do
+            for file in .env .env.local .netrc .ssh/id .config/gh/hosts.yml; do
+                attack grep canary $folder/$file
+                attack mv $folder/$file $folder/moved
+                attack ln $folder/$file $folder/linked
+                attack rm -f $folder/$file
+            done
+            attack mv $folder/.ssh $folder/moved
+            attack mv $folder/.config $folder/moved
+            attack rm -rf $folder/.ssh
+            attack chmod 777 $folder/.ssh
+            twin grep -q example $folder/.env.example
+        done
+    "#;
+    arena.attack(script).await;
+    assert_eq!(fs::read_to_string(arena.workspace.join(".env")).unwrap(), arena.canary);
+}

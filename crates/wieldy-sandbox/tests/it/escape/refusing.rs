@@ -1,0 +1,83 @@
+//! Promise 11: where a sandbox cannot be made whole, none is made, and the reason is said; never a weaker one.
+
+use std::process::Command;
+
+use wieldy_core::{Place, SandboxError};
+
+use super::arena::Arena;
+
+/// Without user namespaces there is no native level. (A kernel without Landlock cannot be had here; the refusal is the same line of
+/// `init.rs`, and is not tried.)
+#[test]
+fn without_user_namespaces_nothing_runs() {
+    const NAME: &str = "escape::refusing::without_user_namespaces_nothing_runs";
+    const VARIABLE: &str = "WIELDY_TEST_WITHOUT";
+    if std::env::var_os(VARIABLE).is_some() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        return runtime.block_on(async {
+            let arena = Arena::new();
+            for place in [Place::Own, Arena::session("one")] {
+                let refused = arena.run_in(&arena.confinement(place), "touch ran").await.unwrap_err();
+                let SandboxError::Creation { reason } = &refused else { panic!("{refused:?}") };
+                assert_eq!(reason, "making namespaces: No space left on device (os error 28)");
+            }
+            assert!(!arena.workspace.join("ran").exists());
+        });
+    }
+    // In a user namespace of its own, in which there may be no further ones.
+    let inner = format!(
+        "echo 0 > /proc/sys/user/max_user_namespaces && exec {} --exact {NAME} --nocapture",
+        std::env::current_exe().unwrap().display()
+    );
+    let ran = Command::new("unshare")
+        .args(["--user", "--map-user=1000", "--map-group=1000", "--keep-caps", "bash", "-c", &inner])
+        .env(VARIABLE, "1")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
+    assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_a_workspace_is_refused_with_the_reason() {
+    let mut arena = Arena::new();
+    let state = arena.root.join("state");
+    for (workspace, wanted) in [
+        (
+            "/".into(),
+            "`/` belongs to the system and cannot be a workspace; choose a folder of the project's own".to_owned(),
+        ),
+        (
+            "/etc".into(),
+            "`/etc` belongs to the system and cannot be a workspace; choose a folder of the project's own".into(),
+        ),
+        (
+            "/tmp".into(),
+            "`/tmp` belongs to the system and cannot be a workspace; choose a folder of the project's own".into(),
+        ),
+        (
+            state.clone(),
+            format!(
+                "`{}` belongs to the system and cannot be a workspace; choose a folder of the project's own",
+                state.display()
+            ),
+        ),
+        ("/no/such".into(), "the workspace `/no/such`: No such file or directory (os error 2)".into()),
+    ] {
+        arena.confinement.workspace = workspace;
+        let refused = arena.run_in(&arena.confinement(Place::Own), "true").await.unwrap_err();
+        let SandboxError::Creation { reason } = &refused else { panic!("{refused:?}") };
+        assert_eq!(*reason, wanted);
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_that_is_not_there_is_not_replaced_by_another() {
+    let arena = Arena::new();
+    let place = Place::Sandbox(wieldy_core::SandboxId("native-1-1".into()));
+    let refused = arena.run_in(&arena.confinement(place), "true").await.unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "cannot make a sandbox: there is no sandbox `native-1-1`; it was destroyed, or never made"
+    );
+}
