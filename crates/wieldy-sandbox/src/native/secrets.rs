@@ -85,7 +85,7 @@ pub(crate) fn is_environment(name: &str) -> bool {
 ///
 /// What is missing is held by an empty folder, also where a file would be: version control does not see an empty
 /// folder, and a folder that somebody put something into is never removed by mistake.
-pub(crate) const PROTECTED: [&str; 11] = [
+pub(crate) const PROTECTED: [&str; 12] = [
     ".claude",
     ".codex",
     ".cursor",
@@ -96,5 +96,6 @@ pub(crate) const PROTECTED: [&str; 11] = [
     ".vscode",
     ".wieldy",
     ".zed",
+    "opencode.json",
     "wieldy.toml",
 ];

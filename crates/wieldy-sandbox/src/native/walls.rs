@@ -19,15 +19,15 @@ use super::plan::{Kind, Room, Step};
 use crate::sys::{self, MountChange};
 
 /// Where everything is put together: a file system with the files that we make, to be shown elsewhere, and two folders that others are
-/// mounted on. It goes with the old root. Any place would do; what is there is only covered.
-const WORKSHOP: &str = "/tmp";
+/// mounted on. It goes with the old root. What is there is only covered, and nobody needs that: nothing of it may ever be shown.
+const WORKSHOP: &str = "/proc";
 /// The new root.
-const SITE: &str = "/tmp/root";
+const SITE: &str = "/proc/root";
 /// The folders that are the sandbox's own. They are parts of one file system, since making one takes much longer than showing a part of it.
-const PRIVATE: &str = "/tmp/private";
+const PRIVATE: &str = "/proc/private";
 /// What covers that which is hidden.
-const NO_FOLDER: &str = "/tmp/no-folder";
-const NO_FILE: &str = "/tmp/no-file";
+const NO_FOLDER: &str = "/proc/no-folder";
+const NO_FILE: &str = "/proc/no-file";
 
 /// Device files that are shown as they are.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];

@@ -139,6 +139,7 @@ fn a_host_like_debian_and_an_ordinary_user() {
     protect  /home/ada/project/.vscode
     protect  /home/ada/project/.wieldy
     protect  /home/ada/project/.zed
+    protect  /home/ada/project/opencode.json
     protect  /home/ada/project/wieldy.toml
     folder   /home/agent
     memory   /home/agent                            256 MiB, 65536 files, mode 700
@@ -175,6 +176,7 @@ fn a_host_like_debian_and_an_ordinary_user() {
     hold     /home/ada/project/.vscode              empty folder on the host
     hold     /home/ada/project/.wieldy              empty folder on the host
     hold     /home/ada/project/.zed                 empty folder on the host
+    hold     /home/ada/project/opencode.json        empty folder on the host
     hold     /home/ada/project/wieldy.toml          empty folder on the host
     set      HOME                                   /home/agent
     set      USER                                   agent
@@ -225,6 +227,7 @@ fn a_host_with_folders_of_their_own_and_root() {
     protect  /root/adas/.vscode
     protect  /root/adas/.wieldy
     protect  /root/adas/.zed
+    protect  /root/adas/opencode.json
     protect  /root/adas/wieldy.toml
     folder   /run
     memory   /run                      16 MiB, 4096 files, mode 755
@@ -253,6 +256,7 @@ fn a_host_with_folders_of_their_own_and_root() {
     hold     /root/adas/.vscode        empty folder on the host
     hold     /root/adas/.wieldy        empty folder on the host
     hold     /root/adas/.zed           empty folder on the host
+    hold     /root/adas/opencode.json  empty folder on the host
     hold     /root/adas/wieldy.toml    empty folder on the host
     set      HOME                      /home/agent
     set      USER                      agent
