@@ -74,7 +74,7 @@ impl Sandbox for Bare {
                     let Moored { berth, warden } = moored;
                     let child = berth.pid();
                     drop(berth);
-                    let _ = settle(&warden, child).await;
+                    let _ = settle(&warden, child, false).await;
                 } else {
                     keep(&idle, moored);
                 }

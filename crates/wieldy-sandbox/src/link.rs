@@ -136,9 +136,9 @@ impl Warden {
 }
 
 /// Waits until a child of the warden is gone, and with it everything that it left behind.
-pub(crate) async fn settle(warden: &Warden, child: Pid) -> io::Result<()> {
+pub(crate) async fn settle(warden: &Warden, child: Pid, linger: bool) -> io::Result<()> {
     let (link, socket) = Link::pair()?;
-    warden.order(&WardenOrder::Settle { child: child.as_raw_pid() }, &socket)?;
+    warden.order(&WardenOrder::Settle { child: child.as_raw_pid(), linger }, &socket)?;
     drop(socket);
     link.receive::<()>().await.map(drop)
 }

@@ -4,14 +4,15 @@
 //! any memory, so a copy of it is made quickly and may do whatever it likes. It goes when the executor does, in whatever way that
 //! goes, and takes everything with it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{self, Pid, Signal};
 use rustix::thread;
 use seccompiler::BpfProgram;
@@ -28,6 +29,9 @@ use crate::wire::{self, InitReport, WardenOrder, WardenReport};
 /// The name that a program is started by to become a warden.
 pub(crate) const NAME: &CStr = c"wieldy-sandbox-warden";
 
+/// How long places are held that nobody needs any more.
+const LINGER: Duration = Duration::from_secs(2);
+
 /// Becomes the warden of the process that started this one, and ends with it.
 pub(crate) fn live() -> ! {
     // A panic would otherwise unwind into the C library's start-up code.
@@ -40,6 +44,8 @@ struct Warden {
     parent: Option<Pid>,
     tree: Tree,
     held: Held,
+    /// Places that nobody needs any more, and until when they are held, the next one first.
+    lingering: VecDeque<(Instant, PathBuf)>,
     /// The filter of system calls for all sandboxes, once the first is made.
     filter: Option<BpfProgram>,
     /// Those that we made, and what must not outlive them.
@@ -69,6 +75,7 @@ impl Warden {
             parent: process::getppid(),
             tree,
             held: Held::default(),
+            lingering: VecDeque::new(),
             filter: None,
             children: HashMap::new(),
             settling: Vec::new(),
@@ -79,6 +86,9 @@ impl Warden {
         let served = self.take_orders();
         // Killed are those that we made; of a sandbox's init that is enough. The rest follows, as it becomes ours.
         self.tree.kill();
+        for (_, path) in std::mem::take(&mut self.lingering) {
+            self.held.let_go(&path);
+        }
         let children = std::mem::take(&mut self.children);
         // The executor's own group holds those of its sandboxes; if it was killed, nobody else takes it away.
         let was_killed = process::getppid() != self.parent;
@@ -96,11 +106,17 @@ impl Warden {
     fn take_orders(&mut self) -> io::Result<()> {
         loop {
             self.settling.retain(|(child, _)| self.children.contains_key(child));
+            while let Some((_, path)) = self.lingering.pop_front_if(|(until, _)| *until <= Instant::now()) {
+                self.held.let_go(&path);
+            }
+            let lingering = self.lingering.front().map(|(until, _)| *until);
             let mut polled = [
                 PollFd::new(&self.executor, PollFlags::IN),
                 PollFd::from_borrowed_fd(self.tree.signals(), PollFlags::IN),
             ];
-            match rustix::event::poll(&mut polled, None) {
+            let patience = lingering.map(|until| until.saturating_duration_since(Instant::now()));
+            let patience = patience.and_then(|patience| Timespec::try_from(patience).ok());
+            match rustix::event::poll(&mut polled, patience.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -136,7 +152,7 @@ impl Warden {
                 let report = WardenReport { error: held.err().map(|error| error.to_string()) };
                 let _ = wire::send(&socket, &report, &[]);
             }
-            (WardenOrder::Settle { child }, Some(socket)) => self.settle(child, socket),
+            (WardenOrder::Settle { child, linger }, Some(socket)) => self.settle(child, linger, socket),
             (_, None) => {}
         }
     }
@@ -150,9 +166,15 @@ impl Warden {
         }
     }
 
-    fn settle(&mut self, child: i32, socket: OwnedFd) {
+    fn settle(&mut self, child: i32, linger: bool, socket: OwnedFd) {
         // Only a child that was not waited for: its number is its own.
-        if let Some(pid) = Pid::from_raw(child).filter(|pid| self.children.contains_key(pid)) {
+        if let Some(pid) = Pid::from_raw(child)
+            && let Some(belongings) = self.children.get_mut(&pid)
+        {
+            if linger {
+                let until = Instant::now() + LINGER;
+                self.lingering.extend(belongings.held.drain(..).rev().map(|path| (until, path)));
+            }
             let _ = process::kill_process(pid, Signal::KILL);
             self.settling.push((pid, socket));
         }

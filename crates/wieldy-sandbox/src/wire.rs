@@ -29,8 +29,9 @@ pub(crate) enum WardenOrder {
     /// Hold these places for this child, the missing ones by placeholders, and say so through the socket beside it. When the child is
     /// gone, let go of them, and remove its cgroups.
     Keep { child: i32, protected: Vec<PathBuf>, placeholders: Vec<HeldPlace>, groups: Vec<PathBuf> },
-    /// Kill this child, and close the socket beside it when it is gone, and with it everything that it left behind.
-    Settle { child: i32 },
+    /// Kill this child, and close the socket beside it when it is gone, and with it everything that it left behind; but if `linger`, the
+    /// places that were held for it only a little later, since the next one will most likely need them, too.
+    Settle { child: i32, linger: bool },
 }
 
 /// What the executor tells a sandbox's first process.

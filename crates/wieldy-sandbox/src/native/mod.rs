@@ -236,7 +236,8 @@ impl Shared {
     fn clear_away(self: &Arc<Self>, standing: Arc<Standing>, confinement: &Confinement) {
         let (shared, confinement) = (Arc::clone(self), confinement.clone());
         tokio::spawn(async move {
-            shared.end(standing).await;
+            // Whoever builds ahead expects more calls like this one.
+            shared.end_with(standing, shared.options.blanks > 0).await;
             shared.refill_blanks().await;
             shared.refill_spares(&confinement).await;
         });
@@ -256,7 +257,7 @@ impl Shared {
             if has_room() {
                 lock(&self.spares).entry(shape).or_default().push(standing);
             } else {
-                standing.end().await;
+                standing.end(false).await;
             }
         }
     }
@@ -373,8 +374,12 @@ impl Shared {
     }
 
     async fn end(&self, standing: Arc<Standing>) {
+        self.end_with(standing, false).await;
+    }
+
+    async fn end_with(&self, standing: Arc<Standing>, linger: bool) {
         let made = standing.made().clone();
-        standing.end().await;
+        standing.end(linger).await;
         self.tell(SandboxChange::Destroyed(made));
     }
 

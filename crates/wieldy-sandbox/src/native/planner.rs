@@ -323,7 +323,10 @@ impl Planner<'_> {
     fn usually_hidden(&self) -> Result<Vec<PathBuf>, PlanError> {
         let mut paths: Vec<_> = HIDDEN_IN_SYSTEM.map(PathBuf::from).into();
         let mounts = self.request.rules.mounts.iter().map(|mount| mount.source.as_path());
-        for root in mounts.chain([self.request.workspace]).chain(self.facts.home.as_deref()) {
+        // What is at home can only be seen through something larger that was mounted.
+        let is_seen = |home: &&Path| mounts.clone().chain([self.request.workspace]).any(|root| home.starts_with(root));
+        let home = self.facts.home.as_deref().filter(is_seen);
+        for root in mounts.clone().chain([self.request.workspace]).chain(home) {
             paths.extend(HIDDEN.iter().map(|name| root.join(name)));
             paths.extend(self.names(root, is_environment)?);
         }

@@ -355,13 +355,13 @@ impl Standing {
         let killed = tokio::task::spawn_blocking(move || group.kill()).await;
         if !matches!(killed, Ok(Ok(()))) {
             // Nobody can tell what is left, so nothing may be.
-            let _ = settle(&self.warden, self.init_pid).await;
+            let _ = settle(&self.warden, self.init_pid, false).await;
         }
     }
 
-    /// Ends everything in it and waits until it is gone.
-    pub(super) async fn end(self: Arc<Self>) {
-        let _ = settle(&self.warden, self.init_pid).await;
+    /// Ends everything in it and waits until it is gone; what was held for it may `linger`.
+    pub(super) async fn end(self: Arc<Self>, linger: bool) {
+        let _ = settle(&self.warden, self.init_pid, linger).await;
     }
 }
 
