@@ -166,6 +166,10 @@ impl Making<'_> {
             Step::Seal => Ok(()),
             Step::Tmpfs { path, room, mode } => {
                 self.place(path, Kind::Folder)?;
+                if self.outside(path).is_dir() {
+                    // runc gives the memory the mode of what it covers.
+                    fs::set_permissions(self.outside(path), fs::Permissions::from_mode(*mode))?;
+                }
                 let source = source_of_memory(path);
                 self.mount(path, "tmpfs", Path::new(&source), &self.memory(*room, *mode))
             }

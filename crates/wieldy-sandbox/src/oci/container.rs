@@ -292,9 +292,12 @@ impl Container {
         }
     }
 
-    /// Whether it ended without being told to.
+    /// Whether it has ended, even if nobody was told yet.
     pub(super) fn is_gone(&self) -> bool {
-        self.gone.is_cancelled()
+        let first = || fs::read_to_string(self.file("pid")).unwrap_or_default();
+        let status = |pid: &str| fs::read_to_string(Path::new("/proc").join(pid).join("status")).unwrap_or_default();
+        let lives = |pid: &str| !pid.is_empty() && status(pid).lines().any(|line| is_state_of_living(line));
+        self.gone.is_cancelled() || !lives(first().trim())
     }
 
     /// Ends everything in it and takes it away.
@@ -333,6 +336,11 @@ impl Container {
     pub(super) fn failed(&self, error: &io::Error) -> SandboxError {
         SandboxError::Creation { reason: format!("{}: {error}", self.made.level) }
     }
+}
+
+/// Whether a line of a process's status says that it lives.
+fn is_state_of_living(line: &str) -> bool {
+    line.strip_prefix("State:").is_some_and(|state| !state.trim_start().starts_with(['Z', 'X']))
 }
 
 /// What nobody hears.

@@ -8,6 +8,7 @@ mod ending;
 mod escape;
 mod leaving_nothing;
 mod measuring;
+mod oci;
 mod proxy;
 mod starting;
 mod world;
