@@ -135,9 +135,9 @@ pub(super) fn process(doing: &Doing<'_>) -> Result<Process, OciSpecError> {
         .build()
 }
 
-/// What a private folder is called, by which gVisor knows it again in another container.
+/// What a private folder is called, by which gVisor knows it again in another container; absolute, or it would belong to the bundle.
 pub(super) fn source_of_memory(path: &Path) -> String {
-    format!("tmpfs{}", path.to_string_lossy().replace('/', "-"))
+    format!("/tmpfs{}", path.to_string_lossy().replace('/', "-"))
 }
 
 struct Making<'a> {

@@ -137,26 +137,8 @@ impl Container {
             Ok(_lane) => {
                 let words = self.exec_words(call, &[]).map_err(|error| self.failed(&error))?;
                 let hand = Hand::new().await.map_err(|error| self.failed(&error))?;
-                let grace = call.confinement.grace;
-                let done = CancellationToken::new();
-                let running = async {
-                    let went = hand.run(&self.runtime, words, call.command, grace, call.output, call.stop).await;
-                    done.cancel();
-                    went
-                };
-                // The runtime tells only the first process.
-                let telling = async {
-                    tokio::select! {
-                        () = call.stop.cancelled() => {
-                            let at = Instant::now();
-                            self.signal_agent("TERM").await;
-                            Some(at)
-                        }
-                        () = done.cancelled() => None,
-                    }
-                };
-                let (went, stopped_at) = tokio::join!(running, telling);
-                self.clear_lane(stopped_at.map(|at| at + grace)).await;
+                let (went, deadline) = self.run_by_hand(hand, words, call, self.signal_agent("TERM")).await;
+                self.clear_lane(deadline).await;
                 went
             }
             Err(_) => self.run_beside(call).await?,
@@ -177,9 +159,39 @@ impl Container {
         self.join(&hand).await?;
         let bundle = text(&site.folder());
         let words = self.runtime.words(&call.log, &self.network, &["run", "--bundle", &bundle, &id]);
-        let went = hand.run(&self.runtime, words, call.command, call.confinement.grace, call.output, call.stop).await;
+        let telling = async { drop(self.ask(&["kill", "--all", &id, "TERM"]).await) };
+        let (went, _) = self.run_by_hand(hand, words, call, telling).await;
         let _ = self.ask(&["delete", "--force", &id]).await;
         Ok(went)
+    }
+
+    /// Runs a runtime that does not pass signals on: who stops the command tells it by `telling`, and the runtime is killed after the grace
+    /// time. Says until when others may go on, if the command was stopped.
+    async fn run_by_hand(
+        &self,
+        hand: Hand,
+        words: Vec<String>,
+        call: &Call<'_>,
+        telling: impl Future<Output = ()>,
+    ) -> (Result<Went, SandboxError>, Option<Instant>) {
+        let (done, kill) = (CancellationToken::new(), CancellationToken::new());
+        let running = async {
+            let went = hand.run(&self.runtime, words, call.command, Duration::ZERO, call.output, &kill).await;
+            done.cancel();
+            went
+        };
+        let stopping = async {
+            tokio::select! {
+                () = call.stop.cancelled() => {}
+                () = done.cancelled() => return None,
+            }
+            let deadline = Instant::now() + call.confinement.grace;
+            telling.await;
+            let _ = tokio::time::timeout_at(deadline.into(), done.cancelled()).await;
+            kill.cancel();
+            Some(deadline)
+        };
+        tokio::join!(running, stopping)
     }
 
     fn exec_words(&self, call: &Call<'_>, more: &[&str]) -> io::Result<Vec<String>> {
@@ -194,7 +206,7 @@ impl Container {
 
     /// Signals every process of the agent in the container itself.
     async fn signal_agent(&self, signal: &str) {
-        let (user, kill) = (format!("{AGENT}:{AGENT}"), format!("kill -{signal} -1"));
+        let (user, kill) = (format!("{AGENT}:{AGENT}"), format!("kill -s {signal} -- -1"));
         let _ = self.ask(&["exec", "--user", &user, &self.made.id.0, "sh", "-c", &kill]).await;
     }
 
@@ -202,7 +214,7 @@ impl Container {
     async fn clear_lane(&self, deadline: Option<Instant>) {
         let mut kills = 0;
         while kills < KILLS_MAX && !self.gone.is_cancelled() {
-            let left = match self.ask(&["ps", "--format=json", &self.made.id.0]).await {
+            let left = match self.ask(&["ps", &self.made.id.0]).await {
                 Ok(listed) => of_agent(&listed),
                 Err(_) => break,
             };
@@ -331,12 +343,12 @@ fn is_below_runtime(pid: Pid) -> bool {
     }
 }
 
-/// The processes of the agent's account in what `runsc ps` lists.
-fn of_agent(listed: &[u8]) -> Vec<i64> {
-    let listed: Vec<serde_json::Value> = serde_json::from_slice(listed).unwrap_or_default();
-    let agents =
-        listed.iter().filter(|one| one.get("uid").and_then(serde_json::Value::as_u64) == Some(u64::from(AGENT)));
-    agents.filter_map(|one| one.get("pid")?.as_i64()).collect()
+/// The processes of the agent's account in what `runsc ps` lists: in each line the account comes first, and then the number.
+fn of_agent(listed: &[u8]) -> Vec<String> {
+    let listed = String::from_utf8_lossy(listed);
+    let lines = listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let agent = AGENT.to_string();
+    lines.filter_map(|line| Some((*line.first()? == agent).then(|| line.get(1))??.to_string())).collect()
 }
 
 /// Counts a run as long as it lasts.

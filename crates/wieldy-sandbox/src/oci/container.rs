@@ -294,10 +294,12 @@ impl Container {
 
     /// Whether it has ended, even if nobody was told yet.
     pub(super) fn is_gone(&self) -> bool {
-        let first = || fs::read_to_string(self.file("pid")).unwrap_or_default();
-        let status = |pid: &str| fs::read_to_string(Path::new("/proc").join(pid).join("status")).unwrap_or_default();
-        let lives = |pid: &str| !pid.is_empty() && status(pid).lines().any(|line| is_state_of_living(line));
-        self.gone.is_cancelled() || !lives(first().trim())
+        if self.gone.is_cancelled() || self.stop.is_cancelled() {
+            return true;
+        }
+        let pid = fs::read_to_string(self.file("pid")).unwrap_or_default();
+        let stat = fs::read_to_string(Path::new("/proc").join(pid.trim()).join("stat")).unwrap_or_default();
+        pid.is_empty() || !is_of_living(&stat)
     }
 
     /// Ends everything in it and takes it away.
@@ -338,9 +340,16 @@ impl Container {
     }
 }
 
-/// Whether a line of a process's status says that it lives.
-fn is_state_of_living(line: &str) -> bool {
-    line.strip_prefix("State:").is_some_and(|state| !state.trim_start().starts_with(['Z', 'X']))
+/// Whether what `/proc` says of a process says that it lives. One that ends as the first of its namespace is there until all others are
+/// gone, and looks alive but for a flag.
+fn is_of_living(stat: &str) -> bool {
+    const ENDING: u64 = 0x4;
+    // The name comes before, in parentheses, and may contain anything.
+    let Some((_, after_name)) = stat.rsplit_once(')') else { return false };
+    let mut fields = after_name.split_whitespace();
+    let is_zombie = fields.next().is_none_or(|state| matches!(state, "Z" | "X"));
+    let flags = fields.nth(5).and_then(|flags| flags.parse::<u64>().ok());
+    !is_zombie && flags.is_some_and(|flags| flags & ENDING == 0)
 }
 
 /// What nobody hears.

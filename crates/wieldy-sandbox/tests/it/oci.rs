@@ -400,7 +400,8 @@ async fn a_driver_tells_of_its_sandboxes_and_destroys_them(level: Level) {
     let listed = driver.oci.list();
     assert_eq!((listed.len(), listed[0].running, listed[0].executed), (1, 1, 1));
     assert!(driver.oci.destroy(&status.sandbox.id).await);
-    assert!(matches!(running.await.unwrap(), Err(SandboxError::Crashed { .. })));
+    let ended = running.await.unwrap();
+    assert!(matches!(ended, Err(SandboxError::Crashed { .. })), "{ended:?}");
     assert!(!driver.oci.destroy(&status.sandbox.id).await && driver.oci.list().is_empty());
     let state = driver.state.path().to_str().unwrap();
     assert_eq!(processes_of(state), Vec::<String>::new());
@@ -594,11 +595,13 @@ async fn programs_can_come_from_a_folder_or_an_image(level: Level) {
     let layout = layout_of(system.path());
     fs::remove_file(system.path().join("var/lib/gone")).unwrap();
     for rootfs in [Rootfs::Folder(system.path().to_owned()), Rootfs::Layout(layout.path().to_owned())] {
+        eprintln!("{rootfs:?}");
         let Some(driver) = Driver::with(level, |options| OciOptions { rootfs, ..options }) else { return };
         let script =
             "cd /usr/bin; echo *; cat /var/lib/*; echo x >/tmp/x; echo x >~/x; cat /tmp/x ~/x; echo hi >$OLDPWD/out";
         let world = driver.world("sh", &["-c", script]);
-        assert_eq!(world.output().await, "busybox cat kill ls sh sleep true\nfrom the image\nx\nx\n");
+        let wanted = ("busybox cat kill ls sh sleep true\nfrom the image\nx\nx\n".to_owned(), String::new());
+        assert_eq!((world.output().await, world.printed.stderr()), wanted);
         assert_eq!(fs::read_to_string(world.workspace.path().join("out")).unwrap(), "hi\n");
         drop(world);
         driver.close().await;
