@@ -157,6 +157,8 @@ impl Making<'_> {
     fn take(&mut self, number: usize, step: &Step) -> io::Result<()> {
         match step {
             Step::Folder { path } => self.place(path, Kind::Folder),
+            // What has it already, or not, is mounted there.
+            Step::Link { path, .. } if self.is_in_mount(path) => Ok(()),
             Step::Link { path, target } => {
                 self.place(path.parent().unwrap_or(path), Kind::Folder)?;
                 symlink(target, self.outside(path))
@@ -203,16 +205,19 @@ impl Making<'_> {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
+    /// Whether a place belongs to something that is mounted above it.
+    fn is_in_mount(&self, path: &Path) -> bool {
+        let is_above = |mount: &Path| mount != Path::new("/") && path != mount && path.starts_with(mount);
+        self.steps.iter().any(|step| match step {
+            Step::Tmpfs { path, .. } | Step::Bind { target: path, .. } => is_above(path),
+            Step::Dev => is_above(Path::new("/dev")),
+            _ => false,
+        })
+    }
+
     /// Makes a place in our root to mount on; what lies in another mount is that mount's.
     fn place(&self, path: &Path, kind: Kind) -> io::Result<()> {
-        let is_in_mount = |step: &Step| match step {
-            Step::Tmpfs { path: mount, .. } | Step::Bind { target: mount, .. } => {
-                mount != Path::new("/") && path != mount && path.starts_with(mount)
-            }
-            Step::Dev => path.starts_with("/dev") && path != Path::new("/dev"),
-            _ => false,
-        };
-        if self.steps.iter().any(is_in_mount) {
+        if self.is_in_mount(path) {
             return Ok(());
         }
         let outside = self.outside(path);
@@ -280,7 +285,7 @@ impl Making<'_> {
             } else {
                 fs::write(&path, "")?
             };
-            fs::set_permissions(&path, fs::Permissions::from_mode(0))?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o000))?;
         }
         Ok(path)
     }

@@ -14,6 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use rustix::fs::{FlockOperation, flock};
 
 use super::owners::give_back;
+use super::site::let_go;
 
 /// A driver's own folder; what is in it goes with it.
 pub(super) struct Home {
@@ -89,6 +90,7 @@ fn sweep_one(folder: &Path, program: &Path) -> bool {
     let runtime = folder.join("runtime");
     let containers = fs::read_dir(folder.join("containers")).into_iter().flatten().flatten();
     for id in containers.map(|entry| entry.file_name()) {
+        let_go(&folder.join("containers").join(&id));
         let groups = groups_of(&runtime.join(&id));
         let mut delete = Command::new(program);
         delete.arg("--root").arg(&runtime).args(["delete", "--force"]).arg(&id);

@@ -21,7 +21,9 @@ pub(super) fn transplant(steps: Vec<Step>, image: &Path) -> io::Result<Vec<Step>
         }
         _ => true,
     });
-    let wanted: BTreeSet<PathBuf> = kept.iter().map(|step| step.path().to_owned()).collect();
+    // A folder is wanted only for what is in it.
+    let wanted = kept.iter().filter(|step| !matches!(step, Step::Folder { .. }));
+    let wanted: BTreeSet<PathBuf> = wanted.map(|step| step.path().to_owned()).collect();
     let mut shown = Vec::new();
     show(image, Path::new("/"), &wanted, &mut shown)?;
     // What the image shows lies below everything else, as folders of the root.

@@ -15,9 +15,13 @@ use super::owners::AGENT;
 use crate::native::facts::Disk;
 use crate::native::plan::{Held, HostFacts, Placeholder, Room, Step};
 use crate::native::planner::{Request, plan};
+use crate::wire::HeldPlace;
 
 /// How much private folders hold where nobody says.
 const ROOM: Room = Room { bytes: 1 << 30, inodes: 250_000 };
+
+/// The file in a container's folder that says what is held for it.
+const NOTE: &str = "held.json";
 
 /// What containers of a driver have in common.
 pub(super) struct Ground {
@@ -38,7 +42,8 @@ pub(super) struct Site {
     pub(super) tree: Tree,
     pub(super) steps: Vec<Step>,
     pub(super) environment: Vec<(&'static str, String)>,
-    _held: Vec<Holding>,
+    /// The last to be made comes first.
+    held: Vec<Holding>,
 }
 
 impl Site {
@@ -67,7 +72,22 @@ impl Site {
             let _ = fs::remove_dir_all(ground.home.container(id));
             creation(error.to_string())
         })?;
-        Ok(Self { ground, id: id.to_owned(), tree, steps, environment: planned.environment, _held: held })
+        let site = Self { ground, id: id.to_owned(), tree, steps, environment: planned.environment, held: held };
+        site.noteheld().map_err(|error| creation(format!("noting what is held: {error}")))?;
+        Ok(site)
+    }
+
+    /// Writes down what is to be taken away should nobody be left to do it.
+    fn noteheld(&self) -> io::Result<()> {
+        let all = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        let note = self.held.iter().filter_map(|holding| {
+            let content = match all.get(&holding.path)?.0 {
+                Held::Folder => None,
+                Held::File(content) => Some(content.to_owned()),
+            };
+            Some(HeldPlace { path: holding.path.clone(), content })
+        });
+        fs::write(self.folder().join(NOTE), serde_json::to_vec(&note.collect::<Vec<_>>())?)
     }
 
     /// The container's own folder.
@@ -124,18 +144,28 @@ impl Drop for Holding {
         let Some((held, holders)) = all.get_mut(&self.path) else { return };
         *holders = holders.saturating_sub(1);
         if *holders == 0 {
-            remove_unchanged(&self.path, *held);
+            let content = match held {
+                Held::Folder => None,
+                Held::File(content) => Some(*content),
+            };
+            remove_unchanged(&self.path, content);
             all.remove(&self.path);
         }
     }
 }
 
-fn remove_unchanged(path: &Path, held: Held) {
-    match held {
-        Held::Folder => drop(fs::remove_dir(path)),
-        Held::File(content) if fs::read(path).is_ok_and(|found| found == content.as_bytes()) => {
-            drop(fs::remove_file(path))
-        }
-        Held::File(_) => {}
+/// Takes away what a dead executor held for the container in this folder.
+pub(super) fn let_go(container: &Path) {
+    let note = fs::read(container.join(NOTE)).unwrap_or_default();
+    let held: Vec<HeldPlace> = serde_json::from_slice(&note).unwrap_or_default();
+    held.iter().for_each(|HeldPlace { path, content }| remove_unchanged(path, content.as_deref()));
+}
+
+/// Removes an empty folder, or a file with just this content.
+fn remove_unchanged(path: &Path, content: Option<&str>) {
+    match content {
+        None => drop(fs::remove_dir(path)),
+        Some(content) if fs::read(path).is_ok_and(|found| found == content.as_bytes()) => drop(fs::remove_file(path)),
+        Some(_) => {}
     }
 }

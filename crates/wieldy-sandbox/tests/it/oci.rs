@@ -484,7 +484,7 @@ async fn what_a_killed_executor_left_is_swept(level: Level) {
         world.confinement.place = session("s");
         let (world, _running) = world.start();
         world.printed.contains("ready").await;
-        println!("ready {}", world.command.environment["MARK"]);
+        println!("ready {} {}", world.command.environment["MARK"], world.workspace.path().display());
         std::future::pending::<()>().await;
     }
     let Some(driver) = Driver::new(level) else { return };
@@ -498,18 +498,22 @@ async fn what_a_killed_executor_left_is_swept(level: Level) {
         .spawn()
         .unwrap();
     let said = std::io::BufRead::lines(std::io::BufReader::new(victim.stdout.take().unwrap()));
-    let mark = said.map_while(Result::ok).find_map(|line| Some(line.split_once("ready ")?.1.to_owned())).unwrap();
+    let said = said.map_while(Result::ok).find_map(|line| Some(line.split_once("ready ")?.1.to_owned())).unwrap();
+    let (mark, workspace) = said.split_once(' ').unwrap();
     victim.kill().unwrap();
     victim.wait().unwrap();
     eventually(PATIENCE, "all processes are gone", || {
-        crate::world::alive(&mark).is_empty() && processes_of(&state).is_empty()
+        crate::world::alive(mark).is_empty() && processes_of(&state).is_empty()
     })
     .await;
     assert_ne!(fs::read_dir(&state).unwrap().count(), 0, "there is something to sweep");
+    assert_ne!(fs::read_dir(workspace).unwrap().count(), 0, "also in the workspace");
     driver.bash("true").run().await.unwrap();
     let homes = || fs::read_dir(&state).unwrap().count();
     eventually(PATIENCE, "only our own home is there", || homes() == 1).await;
     eventually(PATIENCE, "no cgroup is left", || cgroups_of(victim.id()).is_empty()).await;
+    // Empty, or it could not be removed.
+    fs::remove_dir(workspace).unwrap();
     driver.close().await;
 }
 
@@ -595,7 +599,6 @@ async fn programs_can_come_from_a_folder_or_an_image(level: Level) {
     let layout = layout_of(system.path());
     fs::remove_file(system.path().join("var/lib/gone")).unwrap();
     for rootfs in [Rootfs::Folder(system.path().to_owned()), Rootfs::Layout(layout.path().to_owned())] {
-        eprintln!("{rootfs:?}");
         let Some(driver) = Driver::with(level, |options| OciOptions { rootfs, ..options }) else { return };
         let script =
             "cd /usr/bin; echo *; cat /var/lib/*; echo x >/tmp/x; echo x >~/x; cat /tmp/x ~/x; echo hi >$OLDPWD/out";
