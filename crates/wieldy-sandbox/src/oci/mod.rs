@@ -256,7 +256,9 @@ impl Shared {
             let container = self.build(confinement, next_id(self.options.level)).await?;
             self.tell(SandboxChange::Created(container.made().clone()));
             let exit = container.run(command, confinement, output, stop).await;
-            self.end(container).await;
+            let shared = Arc::clone(self);
+            // No process of the command is left; the rest need not be waited for.
+            tokio::spawn(async move { shared.end(container).await });
             return exit;
         }
         let container = self.kept(confinement, false).await?;
