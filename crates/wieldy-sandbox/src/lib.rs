@@ -8,6 +8,8 @@
 #![deny(unsafe_code)]
 
 mod bare;
+#[cfg(feature = "firecracker")]
+mod firecracker;
 mod native;
 mod oci;
 
@@ -27,5 +29,7 @@ mod warden;
 mod watch;
 
 pub use bare::Bare;
+#[cfg(feature = "firecracker")]
+pub use firecracker::{Firecracker, FirecrackerOptions, FirecrackerProblem};
 pub use native::{Native, NativeOptions};
 pub use oci::{Oci, OciOptions, OciProblem, OciVersion, Rootfs};

@@ -70,6 +70,7 @@ pub(super) struct Container {
 
 impl Drop for Container {
     fn drop(&mut self) {
+        // Only where nobody has waited for its end; this takes some tens of milliseconds.
         self.stop.cancel();
         self.raze();
     }

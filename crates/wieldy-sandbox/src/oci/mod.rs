@@ -261,7 +261,14 @@ impl Shared {
             tokio::spawn(async move { shared.end(container).await });
             return exit;
         }
-        let container = self.kept(confinement, false).await?;
+        let mut container = self.kept(confinement, false).await?;
+        if container.is_gone() {
+            // It was lost while nobody used it.
+            for lost in self.forget(|other| other.made() == container.made()) {
+                self.end(lost).await;
+            }
+            container = self.kept(confinement, false).await?;
+        }
         let exit = container.run(command, confinement, output, stop).await;
         if container.is_gone() {
             // Whatever has happened to it, the next call gets a new one.

@@ -72,7 +72,7 @@ impl Site {
             let _ = fs::remove_dir_all(ground.home.container(id));
             creation(error.to_string())
         })?;
-        let site = Self { ground, id: id.to_owned(), tree, steps, environment: planned.environment, held: held };
+        let site = Self { ground, id: id.to_owned(), tree, steps, environment: planned.environment, held };
         site.noteheld().map_err(|error| creation(format!("noting what is held: {error}")))?;
         Ok(site)
     }
