@@ -299,20 +299,32 @@ async fn follow(pid_file: PathBuf, group: Arc<Group>, stop: CancellationToken, g
         () = stop.cancelled() => Some(Instant::now()),
     };
     if let Some(at) = stopped_at {
-        tell_orphans(&group);
-        first.await;
-        while at.elapsed() < grace && !processes(&group).is_empty() {
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
+        let mut told = Vec::new();
+        let has_ended = CancellationToken::new();
+        let waiting = async {
+            first.await;
+            has_ended.cancel();
+        };
+        let telling = async {
+            loop {
+                tell_orphans(&group, &mut told);
+                if has_ended.is_cancelled() && (at.elapsed() >= grace || processes(&group).is_empty()) {
+                    return;
+                }
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        };
+        tokio::join!(waiting, telling);
     }
     let _ = blocking(move || group.kill()).await;
 }
 
-/// Tells those processes to end that the berth does not see, since their parent is gone.
-fn tell_orphans(group: &Group) {
+/// Tells those processes to end, each once, that the berth does not see, since their parent is gone.
+fn tell_orphans(group: &Group, told: &mut Vec<Pid>) {
     for pid in processes(group) {
-        if !is_below_runtime(pid) {
+        if !told.contains(&pid) && !is_below_runtime(pid) {
             let _ = kill_process(pid, Signal::TERM);
+            told.push(pid);
         }
     }
 }

@@ -159,7 +159,8 @@ impl Container {
             environment: vec![PATH.into()],
             folder: Path::new("/"),
             user: SLEEPER,
-            open_files: None,
+            // In gVisor, whatever comes in later has what the first process has.
+            open_files: self.limits.open_files.filter(|_| self.made.level == Level::Gvisor),
             has_terminal: false,
         };
         let groups = (self.made.level != Level::Gvisor).then(|| groups_path(&self.group, hierarchy)).flatten();

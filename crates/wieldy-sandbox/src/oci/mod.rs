@@ -5,6 +5,13 @@
 //!
 //! It needs root: the runtimes make cgroups and devices, and the workspace is mounted under another owner.
 //!
+//! What it does not: `Network::Hosts` is refused, as the proxy has no way in. What goes to the workspace is not counted (`disk_bytes`,
+//! `disk_files`); private folders have these as their size. A code above 128 is taken for a signal, which is how runtimes say it. The
+//! runtime's own words are the reason why a program does not start, and runc has none for a file that is no program: it ends with code 1.
+//! runc also passes on to a command the signal for a closed pipe if that closes its input without reading it. In gVisor the limits are
+//! those of all commands in a sandbox together and of gVisor's kernel, and so are the figures; processes are neither limited nor counted;
+//! what others print after the first process's end is lost.
+//!
 //! In reading order: the container (`container.rs`) and the commands in it (`calls.rs`); the runtime's program (`runtime.rs`); what is
 //! prepared for a container (`site.rs`, `bundle.rs`, `seccomp.rs`, `image.rs`), for whom (`owners.rs`) and where (`home.rs`).
 

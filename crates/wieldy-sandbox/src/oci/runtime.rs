@@ -122,6 +122,8 @@ pub(super) fn complaint(log: &Path) -> Option<String> {
 pub(super) fn not_started(level: Level, program: &str, told: &str) -> SandboxError {
     let kinds = [
         ("executable file not found", io::ErrorKind::NotFound),
+        // In a folder of the `PATH` that is not absolute.
+        ("found relative to current directory", io::ErrorKind::NotFound),
         ("no such file or directory", io::ErrorKind::NotFound),
         ("is a directory", io::ErrorKind::PermissionDenied),
         ("permission denied", io::ErrorKind::PermissionDenied),
