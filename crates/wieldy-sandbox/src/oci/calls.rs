@@ -176,8 +176,12 @@ impl Container {
     ) -> (Result<Went, SandboxError>, Option<Instant>) {
         let (done, kill) = (CancellationToken::new(), CancellationToken::new());
         let running = async {
-            let went = hand.run(&self.runtime, words, call.command, Duration::ZERO, call.output, &kill).await;
+            let mut went = hand.run(&self.runtime, words, call.command, Duration::ZERO, call.output, &kill).await;
             done.cancel();
+            if let (Ok(went), true) = (&mut went, kill.is_cancelled()) {
+                // Whatever ended the runtime, its command is killed.
+                went.ended = Ended::Signal(libc::SIGKILL);
+            }
             went
         };
         let stopping = async {
@@ -187,8 +191,9 @@ impl Container {
             }
             let deadline = Instant::now() + call.confinement.grace;
             telling.await;
-            let _ = tokio::time::timeout_at(deadline.into(), done.cancelled()).await;
-            kill.cancel();
+            if tokio::time::timeout_at(deadline.into(), done.cancelled()).await.is_err() {
+                kill.cancel();
+            }
             Some(deadline)
         };
         tokio::join!(running, stopping)
