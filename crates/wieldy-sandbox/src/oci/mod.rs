@@ -282,6 +282,10 @@ impl Shared {
             for lost in self.forget(|other| other.made() == container.made()) {
                 self.end(lost).await;
             }
+            return exit.map_err(|error| match error {
+                SandboxError::Creation { reason } => SandboxError::Crashed { reason },
+                error => error,
+            });
         }
         exit
     }

@@ -460,6 +460,8 @@ async fn a_lost_sandbox_is_replaced(level: Level) {
     let container = driver.oci.list()[0].sandbox.id.0.clone();
     let pid = fs::read_to_string(find(driver.state.path(), &container).join("pid")).unwrap();
     assert!(std::process::Command::new("kill").args(["-9", pid.trim()]).status().unwrap().success());
+    let process = Path::new("/proc").join(pid.trim());
+    eventually(PATIENCE, "it is gone", || !process.exists()).await;
     let third = driver.bash_beside(&world, "echo newer");
     assert_eq!(third.output().await, "newer\n");
     drop(third);
