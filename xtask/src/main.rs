@@ -1,6 +1,7 @@
 //! Repository chores: `cargo xtask test`, `cargo xtask tidy`, `cargo xtask bench`, `cargo xtask vm`.
 
 mod bench;
+mod runtimes;
 mod stages;
 mod tidy;
 mod vm;

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{tidy, vm};
+use crate::{runtimes, tidy, vm};
 
 /// Runs every stage, and says at the end how each went.
 pub(crate) fn run_all(root: &Path) -> Result<()> {
     let started = Instant::now();
     require_component("fmt", "rustfmt")?;
     require_component("clippy", "clippy")?;
+    runtimes::install();
     let stages = stages(nextest_is_there(), std::env::var("CI").is_ok_and(|value| value == "true"));
     let mut done: Vec<(&str, Duration)> = Vec::new();
     for (index, stage) in stages.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Custody of the processes that wieldy starts.
 //!
-//! In reading order: the backends ([`Bare`], [`Native`]); the executor's side of a command; the way out to listed hosts
+//! In reading order: the backends ([`Bare`], [`Native`], [`Oci`]); the executor's side of a command; the way out to listed hosts
 //! ([`proxy`]) and the tree of limits; what is said between processes; and then those processes themselves, which are this
 //! program once more: the *warden* that makes sandboxes, the *init* of each, the *berths* in which commands run.
 //!
@@ -8,7 +8,10 @@
 #![deny(unsafe_code)]
 
 mod bare;
+#[cfg(feature = "firecracker")]
+mod firecracker;
 mod native;
+mod oci;
 mod probe;
 
 mod custody;
@@ -28,5 +31,8 @@ mod warden;
 mod watch;
 
 pub use bare::Bare;
+#[cfg(feature = "firecracker")]
+pub use firecracker::{Firecracker, FirecrackerOptions, FirecrackerProblem};
 pub use native::{Native, NativeOptions};
+pub use oci::{Oci, OciOptions, OciProblem, OciVersion, Rootfs};
 pub use probe::{ProbeOptions, ProbeState, Probed, RefusedCall, Report, probe};

@@ -9,6 +9,7 @@ mod ending;
 mod escape;
 mod leaving_nothing;
 mod measuring;
+mod oci;
 mod proxy;
 mod sessions;
 mod starting;

@@ -1,0 +1,437 @@
+//! One container that stands: its sleeper, its cgroup, and the commands that run in it.
+//!
+//! The first process of a container is a shell that does nothing but reap orphans; each command comes in by the runtime's `exec`.
+//! How nothing is left of a command differs:
+//!
+//! - runc, crun, youki: each command has a cgroup of its own below the container's, and whatever is in it is killed.
+//! - runsc: the machine's kernel does not see gVisor's processes. A container runs one command at a time, after which all processes of
+//!   the agent's account in it are killed; commands that come meanwhile get containers of their own inside the same sandbox, which share
+//!   its private folders. Should something not go away, the whole sandbox does.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{
+    Command, Confinement, Enforcement, Enforcer, Level, Network, OutputSink, Place, ResourceLimits, SandboxError,
+    SandboxRef, SandboxStatus, SessionKey, Stdin, Stream,
+};
+
+use super::bundle::{Doing, Frame};
+use super::owners::SLEEPER;
+use super::runtime::{Hand, Runtime, complaint};
+use super::site::{Ground, Site};
+use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy, Kind};
+use crate::native::plan::Step;
+
+/// How long a container may take to stand.
+const START_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How often we look whether something has come about that nobody tells us.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// Where programs are looked for that nobody gave a `PATH`.
+const PATH: &str = "PATH=/usr/local/bin:/usr/bin:/bin";
+
+/// The sleeper: it waits for children that are not its own, since it is the one to whom orphans come.
+const SLEEP: [&str; 3] = ["sh", "-c", "while :; do sleep 2147483 & wait; done"];
+
+/// A container that stands.
+pub(super) struct Container {
+    pub(super) made: SandboxRef,
+    session: Option<SessionKey>,
+    created_at: Timestamp,
+    pub(super) limits: ResourceLimits,
+    pub(super) network: Network,
+    pub(super) runtime: Runtime,
+    pub(super) site: Site,
+    /// All of the container's.
+    pub(super) group: Group,
+    enforcement: Vec<Enforcement>,
+    keeper: Mutex<Option<JoinHandle<()>>>,
+    /// Told to end the container; also cancelled when it has ended.
+    pub(super) stop: CancellationToken,
+    pub(super) gone: CancellationToken,
+    /// Held by the one command that runs in a gVisor container itself.
+    pub(super) lane: tokio::sync::Mutex<()>,
+    pub(super) calls: AtomicU64,
+    pub(super) executed: AtomicU64,
+    pub(super) running: AtomicUsize,
+    pub(super) used_at: Mutex<Instant>,
+    is_razed: AtomicBool,
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        // Only where nobody has waited for its end; this takes some tens of milliseconds.
+        self.stop.cancel();
+        self.raze();
+    }
+}
+
+impl Container {
+    /// Makes a container in which commands can run.
+    pub(super) async fn start(
+        made: SandboxRef,
+        confinement: &Confinement,
+        runtime: Runtime,
+        ground: Arc<Ground>,
+        hierarchy: &Hierarchy,
+    ) -> Result<Arc<Self>, SandboxError> {
+        if let Network::Hosts(_) = confinement.network {
+            let reason = format!(
+                "the level `{}` has no way out to listed hosts only; use the level `native`, or the network `none` or `open`",
+                made.level
+            );
+            return Err(SandboxError::Creation { reason });
+        }
+        let failed = |doing: &str, error: io::Error| SandboxError::Creation { reason: format!("{doing}: {error}") };
+        let limits = match (made.level, &confinement.place) {
+            // Nobody outside can tell one command in a gVisor sandbox from another, so they share what the first one may use.
+            (Level::Gvisor, _) | (_, Place::Own) => confinement.place_limits.within(confinement.limits),
+            _ => confinement.place_limits,
+        };
+        let group = hierarchy.group(&made.id.0).map_err(|error| failed("making a cgroup", error))?;
+        group.set(&group_limits(made.level, &limits)).map_err(|error| failed("limiting a cgroup", error))?;
+        let site = {
+            let (id, confinement) = (made.id.0.clone(), confinement.clone());
+            make_site(ground, id, confinement).await?
+        };
+        let container = Self {
+            session: match &confinement.place {
+                Place::Session(key) => Some(key.clone()),
+                Place::Own | Place::Sandbox(_) => None,
+            },
+            created_at: Timestamp::now(),
+            limits,
+            network: confinement.network.clone(),
+            enforcement: enforcement(made.level, hierarchy),
+            made,
+            runtime,
+            site,
+            group,
+            keeper: Mutex::default(),
+            stop: CancellationToken::new(),
+            gone: CancellationToken::new(),
+            lane: tokio::sync::Mutex::default(),
+            calls: AtomicU64::new(0),
+            executed: AtomicU64::new(0),
+            running: AtomicUsize::new(0),
+            used_at: Mutex::new(Instant::now()),
+            is_razed: AtomicBool::new(false),
+        };
+        match container.rise(hierarchy).await {
+            Ok(container) => Ok(Arc::new(container)),
+            Err((container, error)) => {
+                Arc::new(container).end().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn rise(mut self, hierarchy: &Hierarchy) -> Result<Self, (Self, SandboxError)> {
+        let risen = async {
+            self.write_config(hierarchy)?;
+            self.employ_keeper().await?;
+            self.stand().await?;
+            self.settle_groups(hierarchy)
+        };
+        match risen.await {
+            Ok(()) => {
+                // The container has them now.
+                self.site.tree.lent.clear();
+                Ok(self)
+            }
+            Err(error) => Err((self, error)),
+        }
+    }
+
+    fn write_config(&self, hierarchy: &Hierarchy) -> Result<(), SandboxError> {
+        let doing = Doing {
+            words: SLEEP.map(String::from).into(),
+            environment: vec![PATH.into()],
+            folder: Path::new("/"),
+            user: SLEEPER,
+            // In gVisor, whatever comes in later has what the first process has.
+            open_files: self.limits.open_files.filter(|_| self.made.level == Level::Gvisor),
+            has_terminal: false,
+        };
+        let groups = (self.made.level != Level::Gvisor).then(|| groups_path(&self.group, hierarchy)).flatten();
+        let annotations = self.annotations("sandbox");
+        let frame = Frame { level: self.made.level, network: &self.network, groups, annotations };
+        let config = self.site.tree.config(&doing, &frame).map_err(io::Error::other);
+        config.and_then(|config| write_json(&self.file("config.json"), &config)).map_err(|error| self.failed(&error))
+    }
+
+    /// What tells gVisor that containers belong together and which of their private folders are the same.
+    pub(super) fn annotations(&self, kind: &str) -> Vec<(String, String)> {
+        if self.made.level != Level::Gvisor {
+            return Vec::new();
+        }
+        let mut told = vec![
+            ("io.kubernetes.cri.container-type".to_owned(), kind.to_owned()),
+            ("io.kubernetes.cri.sandbox-id".to_owned(), self.made.id.0.clone()),
+        ];
+        let private = self.site.steps.iter().filter_map(|step| match step {
+            Step::Tmpfs { path, .. } if path != Path::new("/") => Some(path),
+            _ => None,
+        });
+        for (number, path) in private.enumerate() {
+            let hint = |key: &str, value: &str| (format!("dev.gvisor.spec.mount.m{number}.{key}"), value.to_owned());
+            told.extend([hint("share", "pod"), hint("type", "tmpfs"), hint("options", "rw")]);
+            told.push(hint("source", &super::bundle::source_of_memory(path)));
+        }
+        told
+    }
+
+    /// Lets the runtime run the sleeper, for as long as the container should stand.
+    async fn employ_keeper(&self) -> Result<(), SandboxError> {
+        let hand = Hand::new().await.map_err(|error| self.failed(&error))?;
+        if self.made.level == Level::Gvisor {
+            self.join(&hand).await?;
+        }
+        let (bundle, pid_file) = (text(&self.site.folder()), text(&self.file("pid")));
+        let words = ["run", "--bundle", &bundle, "--pid-file", &pid_file, &self.made.id.0];
+        let words = self.runtime.words(&self.file("log"), &self.network, &words);
+        let (runtime, stop, gone) = (self.runtime.clone(), self.stop.clone(), self.gone.clone());
+        let keeper = tokio::spawn(async move {
+            let _ = hand.run(&runtime, words, &idle_command(), Duration::ZERO, &Nowhere, &stop).await;
+            gone.cancel();
+        });
+        *self.keeper.lock().unwrap_or_else(PoisonError::into_inner) = Some(keeper);
+        Ok(())
+    }
+
+    /// Moves a berth to the container's cgroup, so that what it starts is there.
+    pub(super) async fn join(&self, hand: &Hand) -> Result<(), SandboxError> {
+        let (folders, pid) = (self.group.folders().to_vec(), hand.pid());
+        let join = move || {
+            let number = pid.as_raw_pid().to_string();
+            folders.iter().try_for_each(|folder| fs::write(folder.join("cgroup.procs"), &number))
+        };
+        blocking(join).await.map_err(|error| self.failed(&error))
+    }
+
+    /// Waits until commands can run in it.
+    async fn stand(&self) -> Result<(), SandboxError> {
+        let standing = async {
+            while !self.gone.is_cancelled() {
+                if self.file("pid").exists() && self.stands().await {
+                    return Ok(());
+                }
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+            Err(complaint(&self.file("log")).unwrap_or_else(|| "its first process ended at once".into()))
+        };
+        let stood = tokio::time::timeout(START_PATIENCE, standing).await;
+        let stood = stood.unwrap_or_else(|_| Err(format!("it did not stand within {} s", START_PATIENCE.as_secs())));
+        stood.map_err(|reason| SandboxError::Creation { reason: format!("{}: {reason}", self.made.level) })
+    }
+
+    /// runc writes the file when the sleeper runs, runsc before it does.
+    async fn stands(&self) -> bool {
+        if self.made.level != Level::Gvisor {
+            return true;
+        }
+        let state = self.ask(&["state", &self.made.id.0]).await.unwrap_or_default();
+        let state: serde_json::Value = serde_json::from_slice(&state).unwrap_or_default();
+        state.get("status").and_then(|status| status.as_str()) == Some("running")
+    }
+
+    /// Sees to it that commands can have cgroups below the container's.
+    fn settle_groups(&self, hierarchy: &Hierarchy) -> Result<(), SandboxError> {
+        if self.made.level == Level::Gvisor {
+            return Ok(());
+        }
+        self.site.ground.home.note_groups(&self.made.id.0, self.group.folders());
+        let pid = fs::read_to_string(self.file("pid")).map_err(|error| self.failed(&error))?;
+        let is_there = |folder: &PathBuf| {
+            let there = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+            there.lines().any(|line| line == pid.trim())
+        };
+        if self.group.folders().is_empty() || !self.group.folders().iter().all(is_there) {
+            let reason = "the runtime did not put the container where we can limit and end it; \
+                          let wieldy make control groups, see `wieldy doctor`";
+            return Err(SandboxError::Creation { reason: format!("{}: {reason}", self.made.level) });
+        }
+        if hierarchy.kind() == Kind::V2 {
+            // There, only groups without processes may have limited children.
+            for folder in self.group.folders() {
+                let inner = folder.join("sleeper");
+                let moved = fs::create_dir(&inner).and_then(|()| fs::write(inner.join("cgroup.procs"), pid.trim()));
+                moved.map_err(|error| self.failed(&error))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn made(&self) -> &SandboxRef {
+        &self.made
+    }
+
+    /// How long nothing has run in it; nothing while something does.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        let is_idle = self.running.load(Ordering::Acquire) == 0;
+        is_idle.then(|| *self.used_at.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn status(&self) -> SandboxStatus {
+        SandboxStatus {
+            sandbox: self.made.clone(),
+            session: self.session.clone(),
+            created_at: self.created_at,
+            running: self.running.load(Ordering::Acquire),
+            executed: self.executed.load(Ordering::Relaxed),
+            limits: self.limits,
+            enforcement: self.enforcement.clone(),
+        }
+    }
+
+    /// Whether it has ended, even if nobody was told yet.
+    pub(super) fn is_gone(&self) -> bool {
+        if self.gone.is_cancelled() || self.stop.is_cancelled() {
+            return true;
+        }
+        let pid = fs::read_to_string(self.file("pid")).unwrap_or_default();
+        let stat = fs::read_to_string(Path::new("/proc").join(pid.trim()).join("stat")).unwrap_or_default();
+        pid.is_empty() || !is_of_living(&stat)
+    }
+
+    /// Ends everything in it and takes it away.
+    pub(super) async fn end(self: Arc<Self>) {
+        self.stop.cancel();
+        let keeper = self.keeper.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(keeper) = keeper {
+            let _ = keeper.await;
+        }
+        let _ = tokio::task::spawn_blocking(move || self.raze()).await;
+    }
+
+    /// Kills what is left, and lets the runtime forget the container. Blocks.
+    fn raze(&self) {
+        if self.is_razed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let _ = self.group.kill();
+        let _ = self.runtime.ask(&self.file("asked.log"), &self.network, &["delete", "--force", &self.made.id.0]);
+    }
+
+    pub(super) async fn ask(&self, words: &[&str]) -> io::Result<Vec<u8>> {
+        let (runtime, network, log) = (self.runtime.clone(), self.network.clone(), self.file("asked.log"));
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        blocking(move || {
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            runtime.ask(&log, &network, &words)
+        })
+        .await
+    }
+
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.site.folder().join(name)
+    }
+
+    pub(super) fn failed(&self, error: &io::Error) -> SandboxError {
+        SandboxError::Creation { reason: format!("{}: {error}", self.made.level) }
+    }
+}
+
+/// Whether what `/proc` says of a process says that it lives. One that ends as the first of its namespace is there until all others are
+/// gone, and looks alive but for a flag.
+fn is_of_living(stat: &str) -> bool {
+    const ENDING: u64 = 0x4;
+    // The name comes before, in parentheses, and may contain anything.
+    let Some((_, after_name)) = stat.rsplit_once(')') else { return false };
+    let mut fields = after_name.split_whitespace();
+    let is_zombie = fields.next().is_none_or(|state| matches!(state, "Z" | "X"));
+    let flags = fields.nth(5).and_then(|flags| flags.parse::<u64>().ok());
+    !is_zombie && flags.is_some_and(|flags| flags & ENDING == 0)
+}
+
+/// What nobody hears.
+pub(super) struct Nowhere;
+
+impl OutputSink for Nowhere {
+    fn write(&self, _stream: Stream, _bytes: &[u8]) {}
+}
+
+/// Input and output of a runtime that needs none.
+fn idle_command() -> Command {
+    let (program, arguments, environment) = ("sleeper".into(), Vec::new(), Default::default());
+    Command { program, arguments, environment, folder: PathBuf::new(), stdin: Stdin::Nothing, terminal: None }
+}
+
+/// What gVisor itself needs of the memory that its processes may use.
+const SENTRY_BYTES: u64 = 64 << 20;
+
+pub(super) fn group_limits(level: Level, limits: &ResourceLimits) -> GroupLimits {
+    let ResourceLimits { cpu_millicores, memory_bytes, processes, .. } = *limits;
+    if level == Level::Gvisor {
+        // Its processes are none of the machine's, but the threads of its kernel are.
+        let memory_bytes = memory_bytes.map(|bytes| bytes.saturating_add(SENTRY_BYTES));
+        return GroupLimits { cpu_millicores, memory_bytes, processes: None };
+    }
+    GroupLimits { cpu_millicores, memory_bytes, processes }
+}
+
+/// What sees to each limit here.
+fn enforcement(level: Level, hierarchy: &Hierarchy) -> Vec<Enforcement> {
+    let kernel = |controller| if hierarchy.can(controller) { Enforcer::Kernel } else { Enforcer::Nobody };
+    let processes = if level == Level::Gvisor { Enforcer::Nobody } else { kernel(Controller::Pids) };
+    let by = [
+        ("cpu_millicores", kernel(Controller::Cpu)),
+        ("memory_bytes", kernel(Controller::Memory)),
+        ("processes", processes),
+        ("open_files", Enforcer::KernelPerProcess),
+        // Private folders hold no more than this, but nobody counts what goes to the workspace.
+        ("disk_bytes", Enforcer::Nobody),
+        ("disk_files", Enforcer::Nobody),
+        ("output_bytes", Enforcer::Executor),
+    ];
+    by.map(|(limit, by)| Enforcement { limit, by }).into()
+}
+
+/// The path by which a runtime finds the group: where all controllers are together, from their mount; and where each may have the
+/// executor at another place, from there.
+fn groups_path(group: &Group, hierarchy: &Hierarchy) -> Option<PathBuf> {
+    let folder = group.folders().first()?;
+    if hierarchy.kind() == Kind::V2 {
+        let mount = mount_point(folder);
+        return Some(Path::new("/").join(folder.strip_prefix(mount).ok()?));
+    }
+    let (own, executor) = (folder.file_name()?, folder.parent()?.file_name()?);
+    Some(Path::new(executor).join(own))
+}
+
+/// Where the file system of a folder is mounted.
+fn mount_point(folder: &Path) -> &Path {
+    let device = |path: &Path| fs::metadata(path).map(|found| found.dev()).ok();
+    folder.ancestors().take_while(|above| device(above) == device(folder)).last().unwrap_or(folder)
+}
+
+/// Does something that waits for others, where nobody else has to wait for it.
+pub(super) async fn blocking<T: Send + 'static, E: From<io::Error> + Send + 'static>(
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, E> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(E::from(io::Error::other(error))))
+}
+
+pub(super) fn write_json(path: &Path, value: &impl serde::Serialize) -> io::Result<()> {
+    fs::write(path, serde_json::to_vec(value)?)
+}
+
+pub(super) fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+/// Makes a site where nobody else has to wait for it.
+pub(super) async fn make_site(ground: Arc<Ground>, id: String, confinement: Confinement) -> Result<Site, SandboxError> {
+    let made = tokio::task::spawn_blocking(move || Site::make(ground, &id, &confinement)).await;
+    made.unwrap_or_else(|error| Err(SandboxError::Creation { reason: error.to_string() }))
+}

@@ -1,0 +1,160 @@
+//! The folder in which a driver keeps its containers' files, and the removal of what dead executors left in theirs.
+//!
+//! A home is locked as long as its driver lives, and the kernel unlocks it however the driver dies. Whoever comes next and can lock it
+//! knows that nobody lives there any more.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::owners::give_back;
+use super::site::let_go;
+
+/// A driver's own folder; what is in it goes with it.
+pub(super) struct Home {
+    folder: PathBuf,
+    /// Folders of control groups that only the runtime has made, above those of its containers.
+    foreign_groups: Mutex<BTreeSet<PathBuf>>,
+    _lock: File,
+}
+
+impl Home {
+    /// Makes a home below `state` for containers of the runtime `level`.
+    pub(super) fn make(state: &Path, level: &str) -> io::Result<Self> {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(state)?;
+        const TRIES_MAX: usize = 1000;
+        for number in 0..TRIES_MAX {
+            let folder = state.join(format!("{level}-{}-{number}", std::process::id()));
+            match fs::DirBuilder::new().mode(0o700).create(&folder) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                Err(error) => return Err(error),
+            }
+            // Between the two calls somebody could take us for dead and remove the folder.
+            if let Ok(lock) = locked(&folder) {
+                for inner in ["containers", "lent", "runtime"] {
+                    fs::DirBuilder::new().mode(0o711).create(folder.join(inner))?;
+                }
+                return Ok(Self { folder, foreign_groups: Mutex::default(), _lock: lock });
+            }
+        }
+        Err(io::Error::other(format!("all names in `{}` are taken", state.display())))
+    }
+
+    /// Where the runtime keeps what it knows of its containers.
+    pub(super) fn runtime(&self) -> PathBuf {
+        self.folder.join("runtime")
+    }
+
+    /// The files of one container.
+    pub(super) fn container(&self, id: &str) -> PathBuf {
+        self.folder.join("containers").join(id)
+    }
+
+    /// Where something that is lent to a container can be mounted. Apart from all other files, so that no removal ever walks into it.
+    pub(super) fn lent(&self, id: &str, number: usize) -> PathBuf {
+        self.folder.join("lent").join(format!("{id}-{number}"))
+    }
+
+    /// Notes which control groups a container has that are not in `ours`, to remove what is above them in the end.
+    pub(super) fn note_groups(&self, id: &str, ours: &[PathBuf]) {
+        let foreign = groups_of(&self.runtime().join(id)).into_iter().filter(|group| !ours.contains(group));
+        let above = foreign.filter_map(|group| Some(group.parent()?.to_owned()));
+        self.foreign_groups.lock().unwrap_or_else(PoisonError::into_inner).extend(above);
+    }
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        let foreign = self.foreign_groups.lock().unwrap_or_else(PoisonError::into_inner);
+        foreign.iter().for_each(|folder| drop(fs::remove_dir(folder)));
+        clear(&self.folder);
+    }
+}
+
+/// Removes what dead executors left below `state` of containers of the runtime `level`; says of how many executors.
+pub(super) fn sweep(state: &Path, level: &str, program: &Path) -> usize {
+    let homes = fs::read_dir(state).into_iter().flatten().flatten();
+    let homes = homes.filter(|entry| entry.file_name().to_str().is_some_and(|name| is_home(name, level)));
+    homes.filter(|entry| sweep_one(&entry.path(), program)).count()
+}
+
+fn sweep_one(folder: &Path, program: &Path) -> bool {
+    let Ok(_lock) = locked(folder) else { return false };
+    let runtime = folder.join("runtime");
+    let containers = fs::read_dir(folder.join("containers")).into_iter().flatten().flatten();
+    for id in containers.map(|entry| entry.file_name()) {
+        let_go(&folder.join("containers").join(&id));
+        let groups = groups_of(&runtime.join(&id));
+        let mut delete = Command::new(program);
+        delete.arg("--root").arg(&runtime).args(["delete", "--force"]).arg(&id);
+        let _ = delete.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        // Only those that are empty go, so none that somebody uses.
+        groups.iter().filter_map(|group| group.parent()).for_each(|above| drop(fs::remove_dir(above)));
+    }
+    clear(folder);
+    !folder.exists()
+}
+
+fn clear(folder: &Path) {
+    let lent = folder.join("lent");
+    fs::read_dir(&lent).into_iter().flatten().flatten().for_each(|entry| give_back(&entry.path()));
+    // Where something is still lent, its place stays, and the home with it.
+    if fs::remove_dir(&lent).is_ok() || !lent.exists() {
+        let _ = fs::remove_dir_all(folder);
+    }
+}
+
+fn is_home(name: &str, level: &str) -> bool {
+    let parts = name.strip_prefix(level).and_then(|rest| rest.strip_prefix('-')).and_then(|rest| rest.split_once('-'));
+    parts.is_some_and(|(process, number)| process.parse::<u32>().is_ok() && number.parse::<usize>().is_ok())
+}
+
+/// Locks a folder that is still where it was.
+fn locked(folder: &Path) -> io::Result<File> {
+    let file = File::open(folder)?;
+    flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+    let (held, named) = (file.metadata()?, fs::metadata(folder)?);
+    if (held.dev(), held.ino()) == (named.dev(), named.ino()) {
+        return Ok(file);
+    }
+    Err(io::Error::other("the folder was replaced"))
+}
+
+/// The control groups of a container, as runc notes them; other runtimes keep no such note.
+pub(super) fn groups_of(container: &Path) -> Vec<PathBuf> {
+    groups_by_controller(container).into_iter().map(|(_, path)| path).collect()
+}
+
+/// The same, each with its controller.
+pub(super) fn groups_by_controller(container: &Path) -> Vec<(String, PathBuf)> {
+    let note = fs::read(container.join("state.json")).unwrap_or_default();
+    let note: serde_json::Value = serde_json::from_slice(&note).unwrap_or_default();
+    let paths = note.get("cgroup_paths").and_then(|paths| paths.as_object());
+    let paths = paths.into_iter().flatten();
+    paths.filter_map(|(name, path)| Some((name.clone(), PathBuf::from(path.as_str()?)))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_home_whose_driver_lives_is_left_alone_and_one_whose_driver_is_gone_is_removed() {
+        let state = tempfile::tempdir().unwrap();
+        let home = Home::make(state.path(), "runc").unwrap();
+        let dead = state.path().join("runc-4000000000-0");
+        fs::create_dir_all(dead.join("containers")).unwrap();
+        fs::create_dir(state.path().join("runc-of-somebody")).unwrap();
+        assert_eq!(sweep(state.path(), "runc", Path::new("/bin/true")), 1);
+        assert!(home.runtime().exists() && !dead.exists() && state.path().join("runc-of-somebody").exists());
+        drop(home);
+        assert_eq!(fs::read_dir(state.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,446 @@
+//! The isolation levels `runc`, `crun`, `youki` and `gvisor`: containers by an OCI runtime, all by one driver.
+//!
+//! [`Oci`] keeps the containers: one for each session, made when it is first needed and gone when it has been idle for long, and one for
+//! each call without a session. What a container sees is what the native level plans, with the machine's own system or that of an image.
+//!
+//! It needs root: the runtimes make cgroups and devices, and the workspace is mounted under another owner.
+//!
+//! What it does not: `Network::Hosts` is refused, as the proxy has no way in. What goes to the workspace is not counted (`disk_bytes`,
+//! `disk_files`); private folders have these as their size. A code above 128 is taken for a signal, which is how runtimes say it. The
+//! runtime's own words are the reason why a program does not start, and runc has none for a file that is no program: it ends with code 1.
+//! runc also passes on to a command the signal for a closed pipe if that closes its input without reading it. In gVisor the limits are
+//! those of all commands in a sandbox together and of gVisor's kernel, and so are the figures; processes are neither limited nor counted;
+//! what others print after the first process's end is lost.
+//!
+//! In reading order: the container (`container.rs`) and the commands in it (`calls.rs`); the runtime's program (`runtime.rs`); what is
+//! prepared for a container (`site.rs`, `bundle.rs`, `seccomp.rs`, `image.rs`), for whom (`owners.rs`) and where (`home.rs`).
+
+mod bundle;
+mod calls;
+mod container;
+mod home;
+mod image;
+mod owners;
+mod runtime;
+mod seccomp;
+mod site;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use futures_util::future::BoxFuture;
+use tokio::sync::OnceCell;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{
+    Command, Confinement, Ended, Exit, FileRules, Level, Network, OutputSink, Place, ResourceLimits, Sandbox,
+    SandboxChange, SandboxError, SandboxId, SandboxRef, SandboxStatus, Stdin,
+};
+
+use self::container::{Container, Nowhere};
+use self::home::Home;
+use self::runtime::Runtime;
+use self::site::Ground;
+use crate::cgroup::Hierarchy;
+
+/// Where runtimes are looked for.
+const FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+
+/// How a level with an OCI runtime is set up.
+#[derive(Debug, Clone)]
+pub struct OciOptions {
+    /// Which runtime: [`Level::Runc`], [`Level::Crun`], [`Level::Youki`] or [`Level::Gvisor`].
+    pub level: Level,
+    /// The runtime's program, if it is not to be looked for.
+    pub program: Option<PathBuf>,
+    /// The system that programs come from.
+    pub rootfs: Rootfs,
+    /// Where containers' files are kept; no container ever sees it.
+    pub state: PathBuf,
+    /// The home folder of whoever runs the executor; what is secret in it is hidden wherever it is mounted.
+    pub home: Option<PathBuf>,
+    /// How long a session's container may be idle before it is taken away.
+    pub idle_max: Duration,
+}
+
+impl OciOptions {
+    /// The machine's own system, in containers of this level that are kept for ten minutes.
+    pub fn new(level: Level, state: PathBuf) -> Self {
+        let (program, rootfs, home) = (None, Rootfs::Host, std::env::home_dir());
+        Self { level, program, rootfs, state, home, idle_max: Duration::from_secs(10 * 60) }
+    }
+}
+
+/// The system that a container's programs come from. It is never written to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Rootfs {
+    /// The machine's own system folders, as the native level shows them.
+    Host,
+    /// A folder with a system in it.
+    Folder(PathBuf),
+    /// An OCI image layout on disk, unpacked when it is first needed.
+    Layout(PathBuf),
+}
+
+/// A runtime that works, as it tells its version.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OciVersion(pub String);
+
+/// Why a runtime does not work, and what can be done about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OciProblem {
+    /// What is wrong, in the runtime's own words where it has any.
+    pub problem: String,
+    /// What helps.
+    pub hint: String,
+}
+
+impl fmt::Display for OciProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.problem, self.hint)
+    }
+}
+
+/// Runs commands in containers of an OCI runtime. Needs a Tokio runtime with I/O and time.
+#[derive(Clone)]
+pub struct Oci {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    options: OciOptions,
+    kept: Mutex<HashMap<Key, Arc<OnceCell<Arc<Container>>>>>,
+    // After the containers, which are in it.
+    base: OnceCell<Base>,
+    listener: OnceLock<Arc<dyn Fn(SandboxChange) + Send + Sync>>,
+    has_janitor: OnceLock<()>,
+}
+
+/// What is made when it is first needed.
+struct Base {
+    runtime: Runtime,
+    ground: Arc<Ground>,
+    hierarchy: Hierarchy,
+}
+
+/// Which container is meant: a session has one for each way in which its calls want it made.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Key {
+    place: Place,
+    workspace: PathBuf,
+    network: Network,
+    files: Arc<FileRules>,
+}
+
+impl Oci {
+    /// The level, set up as the options say. Nothing is made before it is needed.
+    pub fn new(options: OciOptions) -> Self {
+        let shared = Shared {
+            options,
+            kept: Mutex::default(),
+            base: OnceCell::new(),
+            listener: OnceLock::new(),
+            has_janitor: OnceLock::new(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Asks the runtime for its version and lets it run a container once.
+    pub async fn probe(&self) -> Result<OciVersion, OciProblem> {
+        let program = self.shared.program()?;
+        let asked = std::process::Command::new(&program).arg("--version").stdin(std::process::Stdio::null()).output();
+        let hint = || format!("see that `{} --version` works", program.display());
+        let output =
+            asked.map_err(|error| OciProblem { problem: format!("`{}`: {error}", program.display()), hint: hint() })?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let version = said.lines().next().filter(|_| output.status.success());
+        let Some(version) = version else {
+            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(OciProblem { problem: format!("`{}`: {said}", program.display()), hint: hint() });
+        };
+        self.try_once().await.map_err(|error| {
+            let problem = match error {
+                SandboxError::Creation { reason } => reason,
+                error => error.to_string(),
+            };
+            let hint = self.shared.hint(&problem);
+            OciProblem { problem, hint }
+        })?;
+        Ok(OciVersion(version.to_owned()))
+    }
+
+    /// Runs `true` in a container.
+    async fn try_once(&self) -> Result<(), SandboxError> {
+        let failed = |error: std::io::Error| SandboxError::Creation { reason: error.to_string() };
+        let workspace = std::env::temp_dir().join(format!("wieldy-probe-{}", next_id(self.shared.options.level).0));
+        std::fs::create_dir(&workspace).map_err(failed)?;
+        let environment = [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into();
+        let (program, arguments, folder) = ("true".into(), Vec::new(), PathBuf::new());
+        let command = Command { program, arguments, environment, folder, stdin: Stdin::Nothing, terminal: None };
+        let confinement = Confinement {
+            workspace: workspace.clone(),
+            files: Arc::default(),
+            network: Network::None,
+            limits: ResourceLimits::default(),
+            place: Place::Own,
+            place_limits: ResourceLimits::default(),
+            grace: Duration::ZERO,
+        };
+        let ran = self.execute(&command, &confinement, Arc::new(Nowhere), CancellationToken::new()).await;
+        let _ = std::fs::remove_dir(&workspace);
+        match ran?.ended {
+            Ended::Code(0) => Ok(()),
+            ended => Err(SandboxError::Creation { reason: format!("`true` ended with {ended:?} in a container") }),
+        }
+    }
+}
+
+impl Sandbox for Oci {
+    fn level(&self) -> Level {
+        self.shared.options.level
+    }
+
+    fn execute<'a>(
+        &'a self,
+        command: &'a Command,
+        confinement: &'a Confinement,
+        output: Arc<dyn OutputSink>,
+        stop: CancellationToken,
+    ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
+        Box::pin(async move {
+            if stop.is_cancelled() {
+                return Err(SandboxError::Creation { reason: "the run was stopped before it began".into() });
+            }
+            let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
+            let stop = stop.child_token();
+            let _ended_with_us = stop.clone().drop_guard();
+            // A task of its own: the command must be seen to its end even if nobody waits for it any more.
+            let run = tokio::spawn(async move { shared.execute(&command, &confinement, &*output, &stop).await });
+            run.await.map_err(|error| SandboxError::Crashed { reason: error.to_string() })?
+        })
+    }
+
+    fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
+        Box::pin(async move {
+            let mut confinement = confinement.clone();
+            if confinement.place == Place::Own {
+                confinement.place = Place::Sandbox(next_id(self.level()));
+            }
+            Ok(self.shared.kept(&confinement, true).await?.status())
+        })
+    }
+
+    fn list(&self) -> Vec<SandboxStatus> {
+        let kept = lock(&self.shared.kept);
+        kept.values().filter_map(|cell| cell.get()).map(|container| container.status()).collect()
+    }
+
+    fn destroy<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, bool> {
+        Box::pin(async move {
+            let Some(container) = self.shared.forget(|one| one.made().id == *id).pop() else { return false };
+            self.shared.end(container).await;
+            true
+        })
+    }
+
+    fn listen(&self, listener: Arc<dyn Fn(SandboxChange) + Send + Sync>) {
+        let _ = self.shared.listener.set(listener);
+    }
+}
+
+impl Shared {
+    async fn execute(
+        self: &Arc<Self>,
+        command: &Command,
+        confinement: &Confinement,
+        output: &dyn OutputSink,
+        stop: &CancellationToken,
+    ) -> Result<Exit, SandboxError> {
+        if confinement.place == Place::Own {
+            let container = self.build(confinement, next_id(self.options.level)).await?;
+            self.tell(SandboxChange::Created(container.made().clone()));
+            let exit = container.run(command, confinement, output, stop).await;
+            let shared = Arc::clone(self);
+            // No process of the command is left; the rest need not be waited for.
+            tokio::spawn(async move { shared.end(container).await });
+            return exit;
+        }
+        let mut container = self.kept(confinement, false).await?;
+        if container.is_gone() {
+            // It was lost while nobody used it.
+            for lost in self.forget(|other| other.made() == container.made()) {
+                self.end(lost).await;
+            }
+            container = self.kept(confinement, false).await?;
+        }
+        let exit = container.run(command, confinement, output, stop).await;
+        if container.is_gone() {
+            // Whatever has happened to it, the next call gets a new one.
+            for lost in self.forget(|other| other.made() == container.made()) {
+                self.end(lost).await;
+            }
+            return exit.map_err(|error| match error {
+                SandboxError::Creation { reason } => SandboxError::Crashed { reason },
+                error => error,
+            });
+        }
+        exit
+    }
+
+    /// The container of a session or of an id; made if there is none and it may be.
+    async fn kept(self: &Arc<Self>, confinement: &Confinement, create: bool) -> Result<Arc<Container>, SandboxError> {
+        let id = match &confinement.place {
+            Place::Sandbox(id) if !create => {
+                let kept = lock(&self.kept);
+                let known = kept.values().filter_map(|cell| cell.get()).find(|one| one.made().id == *id).cloned();
+                return known.ok_or_else(|| SandboxError::Creation {
+                    reason: format!("there is no sandbox `{}`; it was destroyed, or never made", id.0),
+                });
+            }
+            Place::Sandbox(id) => id.clone(),
+            Place::Own | Place::Session(_) => next_id(self.options.level),
+        };
+        let Confinement { place, workspace, network, files, .. } = confinement.clone();
+        let key = Key { place, workspace, network, files };
+        let cell = Arc::clone(lock(&self.kept).entry(key.clone()).or_default());
+        let build = async || {
+            let container = self.build(confinement, id).await?;
+            self.tell(SandboxChange::Created(container.made().clone()));
+            Ok(container)
+        };
+        let made = cell.get_or_try_init(build).await.cloned();
+        match &made {
+            Ok(_) => self.employ_janitor(),
+            Err(_) => drop(lock(&self.kept).remove(&key)),
+        }
+        made
+    }
+
+    async fn build(&self, confinement: &Confinement, id: SandboxId) -> Result<Arc<Container>, SandboxError> {
+        let base = self.base.get_or_try_init(|| self.lay_base()).await?;
+        let made = SandboxRef { id, level: self.options.level };
+        let (runtime, ground) = (base.runtime.clone(), Arc::clone(&base.ground));
+        Container::start(made, confinement, runtime, ground, &base.hierarchy).await
+    }
+
+    /// Makes what all containers need, and removes what dead executors left of theirs.
+    async fn lay_base(&self) -> Result<Base, SandboxError> {
+        let creation = |reason: String| SandboxError::Creation { reason };
+        let program = self.program().map_err(|problem| creation(problem.to_string()))?;
+        let options = self.options.clone();
+        let work = move || -> std::io::Result<Base> {
+            let OciOptions { level, rootfs, state, home: user_home, .. } = options;
+            std::fs::create_dir_all(&state)?;
+            let state = state.canonicalize()?;
+            home::sweep(&state, level.as_str(), &program);
+            let hierarchy = Hierarchy::find();
+            hierarchy.sweep();
+            let image = match rootfs {
+                Rootfs::Host => None,
+                Rootfs::Folder(folder) => Some(folder.canonicalize()?),
+                Rootfs::Layout(layout) => Some(image::unpack(&layout, &state)?),
+            };
+            let home = Home::make(&state, level.as_str())?;
+            let runtime = Runtime { level, program, root: home.runtime() };
+            Ok(Base { runtime, ground: Arc::new(Ground { level, home, image, state, user_home }), hierarchy })
+        };
+        let laid = tokio::task::spawn_blocking(work).await.map_err(|error| creation(error.to_string()))?;
+        laid.map_err(|error| creation(format!("{}: {error}", self.options.level)))
+    }
+
+    /// The runtime's program, if it can be used at all.
+    fn program(&self) -> Result<PathBuf, OciProblem> {
+        let level = self.options.level;
+        let (name, package) = match level {
+            Level::Runc => ("runc", "apt-get install runc"),
+            Level::Crun => ("crun", "apt-get install crun"),
+            Level::Youki => ("youki", "see its releases at github.com/youki-dev/youki"),
+            Level::Gvisor => ("runsc", "apt-get install runsc"),
+            Level::None | Level::Native | Level::Firecracker => {
+                let problem = format!("the level `{level}` has no OCI runtime");
+                return Err(OciProblem { problem, hint: "choose `runc`, `crun`, `youki` or `gvisor`".into() });
+            }
+        };
+        if !rustix::process::geteuid().is_root() {
+            let problem = format!("the level `{level}` needs root");
+            return Err(OciProblem { problem, hint: "run wieldy as root, or use the level `native`".into() });
+        }
+        let candidates = match &self.options.program {
+            Some(program) => vec![program.clone()],
+            None => FOLDERS.map(|folder| Path::new(folder).join(name)).into(),
+        };
+        let found = candidates.iter().find(|path| path.is_file());
+        found.cloned().ok_or_else(|| {
+            let looked: Vec<_> = candidates.iter().map(|path| path.display().to_string()).collect();
+            let problem = format!("there is no runtime `{name}`: none of {} is a program", looked.join(", "));
+            OciProblem { problem, hint: format!("install it ({package}), or say where it is") }
+        })
+    }
+
+    fn hint(&self, problem: &str) -> String {
+        if problem.contains("hybrid") {
+            return "boot with `systemd.unified_cgroup_hierarchy=1` to have cgroup v2 alone, or use the level `runc`"
+                .into();
+        }
+        format!("see that the runtime runs containers by itself, or use another level than `{}`", self.options.level)
+    }
+
+    /// Takes containers out of the books.
+    fn forget(&self, which: impl Fn(&Container) -> bool) -> Vec<Arc<Container>> {
+        let mut forgotten = Vec::new();
+        lock(&self.kept).retain(|_, cell| match cell.get() {
+            Some(container) if which(container) => {
+                forgotten.push(Arc::clone(container));
+                false
+            }
+            _ => true,
+        });
+        forgotten
+    }
+
+    async fn end(&self, container: Arc<Container>) {
+        let made = container.made().clone();
+        container.end().await;
+        self.tell(SandboxChange::Destroyed(made));
+    }
+
+    fn tell(&self, change: SandboxChange) {
+        if let Some(listener) = self.listener.get() {
+            listener(change);
+        }
+    }
+
+    /// Lets somebody look from time to time for containers that nobody uses.
+    fn employ_janitor(self: &Arc<Self>) {
+        if self.has_janitor.set(()).is_err() {
+            return;
+        }
+        let (shared, idle_max) = (Arc::downgrade(self), self.options.idle_max);
+        let every = (idle_max / 4).clamp(Duration::from_millis(50), Duration::from_secs(30));
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(every).await;
+                let Some(shared) = Weak::upgrade(&shared) else { return };
+                let is_stale =
+                    |one: &Container| one.idle_since().is_some_and(|since| since + idle_max < Instant::now());
+                for container in shared.forget(|one| is_stale(one) || one.is_gone()) {
+                    shared.end(container).await;
+                }
+            }
+        });
+    }
+}
+
+/// A name of its own for each container, also among several executors on one machine.
+fn next_id(level: Level) -> SandboxId {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    SandboxId(format!("{level}-{}-{number}", std::process::id()))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

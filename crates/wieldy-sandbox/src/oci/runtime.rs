@@ -1,0 +1,163 @@
+//! The runtime's program: how it is called, in whose custody, and what its complaints mean.
+//!
+//! Whatever of it lives longer than a moment runs in a berth of the warden, as the level `none` runs commands: so it dies, and with it
+//! its container, when the executor does.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{Ended, Level, Network, OutputSink, SandboxError};
+
+use crate::custody::{Berth, Went};
+use crate::link::{Link, Warden, settle};
+use crate::wire::{RunLimits, RunOrder, WardenOrder};
+
+/// All the environment that a runtime gets.
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A runtime's program.
+#[derive(Debug, Clone)]
+pub(super) struct Runtime {
+    pub(super) level: Level,
+    pub(super) program: PathBuf,
+    /// Where it keeps what it knows of its containers.
+    pub(super) root: PathBuf,
+}
+
+impl Runtime {
+    /// The words of a call, without the program itself.
+    pub(super) fn words(&self, log: &Path, network: &Network, words: &[&str]) -> Vec<String> {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let mut whole = vec!["--root".into(), text(&self.root), "--log".into(), text(log)];
+        whole.extend(["--log-format".into(), "json".into()]);
+        if self.level == Level::Gvisor {
+            let network = if *network == Network::Open { "host" } else { "none" };
+            // Its cgroup is that of the berth it runs in. Nothing is laid over the workspace: what is written, is written.
+            whole.extend([format!("--network={network}"), "--ignore-cgroups".into(), "--overlay2=none".into()]);
+        }
+        whole.extend(words.iter().map(|word| (*word).to_owned()));
+        whole
+    }
+
+    /// Calls it for something short, and gives back what it printed; the error is what it complained. Blocks.
+    pub(super) fn ask(&self, log: &Path, network: &Network, words: &[&str]) -> io::Result<Vec<u8>> {
+        let mut command = Command::new(&self.program);
+        command.args(self.words(log, network, words)).env_clear().env("PATH", PATH).current_dir("/");
+        let output = command.stdin(Stdio::null()).output()?;
+        if output.status.success() {
+            return Ok(output.stdout);
+        }
+        let told = complaint(log).unwrap_or_else(|| String::from_utf8_lossy(&output.stderr).trim().to_owned());
+        Err(io::Error::other(told))
+    }
+}
+
+/// A berth in which a runtime can run.
+pub(super) struct Hand {
+    berth: Berth,
+    warden: Arc<Warden>,
+}
+
+impl Hand {
+    pub(super) async fn new() -> io::Result<Self> {
+        let warden = Warden::of_this_process()?;
+        let (link, socket) = Link::pair()?;
+        warden.order(&WardenOrder::Berth, &socket)?;
+        drop(socket);
+        Ok(Self { berth: Berth::arrive(link).await?, warden })
+    }
+
+    pub(super) fn pid(&self) -> rustix::process::Pid {
+        self.berth.pid()
+    }
+
+    /// Runs the runtime to its end, with the input and the terminal of `command`; whatever it started ends with it.
+    pub(super) async fn run(
+        mut self,
+        runtime: &Runtime,
+        words: Vec<String>,
+        command: &wieldy_core::Command,
+        grace: Duration,
+        output: &dyn OutputSink,
+        stop: &CancellationToken,
+    ) -> Result<Went, SandboxError> {
+        let order = RunOrder {
+            program: runtime.program.to_string_lossy().into_owned(),
+            arguments: words,
+            environment: vec![("PATH".into(), PATH.into())],
+            folder: "/".into(),
+            grace_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
+            terminal: command.terminal.map(|terminal| (terminal.rows, terminal.columns)),
+            limits: RunLimits::default(),
+        };
+        let went = self.berth.run(command, order, output, stop).await;
+        if went.as_ref().map_or_else(SandboxError::is_crash, |went| went.berth_lost) {
+            let Self { berth, warden } = self;
+            let child = berth.pid();
+            drop(berth);
+            let _ = settle(&warden, child, false).await;
+        }
+        went
+    }
+}
+
+/// The last error that a runtime has logged.
+pub(super) fn complaint(log: &Path) -> Option<String> {
+    let text = fs::read(log).ok()?;
+    // One object after the other; not every runtime puts them on lines of their own.
+    let entries = serde_json::Deserializer::from_slice(&text).into_iter::<serde_json::Value>();
+    let errors = entries.map_while(Result::ok).filter(|entry| {
+        let level = entry.get("level").and_then(|level| level.as_str()).unwrap_or_default();
+        matches!(level, "error" | "fatal" | "ERROR")
+    });
+    errors.filter_map(|entry| Some(entry.get("msg")?.as_str()?.trim().to_owned())).last()
+}
+
+/// Why a command could not be started, from what the runtime complained.
+pub(super) fn not_started(level: Level, program: &str, told: &str) -> SandboxError {
+    let kinds = [
+        ("executable file not found", io::ErrorKind::NotFound),
+        // In a folder of the `PATH` that is not absolute.
+        ("found relative to current directory", io::ErrorKind::NotFound),
+        ("no such file or directory", io::ErrorKind::NotFound),
+        ("is a directory", io::ErrorKind::PermissionDenied),
+        ("permission denied", io::ErrorKind::PermissionDenied),
+        ("exec format error", io::ErrorKind::Unsupported),
+        ("not a directory", io::ErrorKind::NotADirectory),
+    ];
+    match kinds.iter().find(|(text, _)| told.contains(text)) {
+        Some((_, kind)) => {
+            SandboxError::Start { program: program.into(), source: io::Error::new(*kind, told.to_owned()) }
+        }
+        None => SandboxError::Creation { reason: format!("{level}: {told}") },
+    }
+}
+
+/// How a command ended, from how the runtime did. Runtimes say a signal as shells do, as 128 and its number, so that a command which ends
+/// with such a code by itself cannot be told from one that was killed.
+pub(super) fn ended(runtime: Ended) -> Ended {
+    match runtime {
+        Ended::Code(code @ 129..=192) => Ended::Signal(code - 128),
+        ended => ended,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_found_among_objects_that_stand_on_one_line() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        fs::write(log.path(), r#"{"level":"warning","msg":"a"}{"level":"error","msg":"b "}{"level":"info","msg":"c"}"#)
+            .unwrap();
+        assert_eq!(complaint(log.path()), Some("b".into()));
+        fs::write(log.path(), "{\"level\":\"warning\",\"msg\":\"a\"}\nnonsense").unwrap();
+        assert_eq!(complaint(log.path()), None);
+    }
+}

@@ -1,0 +1,91 @@
+//! The native level's lists of system calls, said in the words of the OCI runtime specification.
+//!
+//! What the lists allow and refuse is the same. Of the calls whose arguments decide, the coarser half is kept: no new namespaces, only
+//! common families of sockets, no device files. Which `ioctl` a program makes is not looked at.
+
+use oci_spec::OciSpecError;
+use oci_spec::runtime::{
+    LinuxSeccomp, LinuxSeccompAction, LinuxSeccompArg, LinuxSeccompArgBuilder, LinuxSeccompBuilder,
+    LinuxSeccompOperator, LinuxSyscall, LinuxSyscallBuilder,
+};
+
+use crate::native::syscalls::{ALLOWED, Call, REFUSED};
+
+/// All that makes a namespace.
+const NAMESPACES: i32 = libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET;
+
+/// The profile.
+pub(super) fn profile() -> Result<LinuxSeccomp, OciSpecError> {
+    let mut calls = vec![
+        rule(&names(ALLOWED.iter().copied().flatten()), LinuxSeccompAction::ScmpActAllow, None)?,
+        rule(&names(REFUSED.iter().flat_map(|(_, calls)| calls.iter())), refuse(), None)?,
+        rule(&["ioctl"], LinuxSeccompAction::ScmpActAllow, None)?,
+        allow_if("clone", masked(0, NAMESPACES as u32 as u64, 0)?)?,
+        allow_if("unshare", masked(0, (NAMESPACES | libc::CLONE_NEWTIME) as u32 as u64, 0)?)?,
+        allow_if("socketpair", equal(0, libc::AF_UNIX as u64)?)?,
+    ];
+    for family in [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6] {
+        calls.push(allow_if("socket", equal(0, family as u64)?)?);
+    }
+    let route = vec![equal(0, libc::AF_NETLINK as u64)?, equal(2, libc::NETLINK_ROUTE as u64)?];
+    calls.push(rule(&["socket"], LinuxSeccompAction::ScmpActAllow, Some(route))?);
+    // Usual, Linux 2.6, and to ask which it is.
+    for personality in [0, 0x0002_0000, 0xffff_ffff] {
+        calls.push(allow_if("personality", equal(0, personality)?)?);
+    }
+    for kind in [libc::S_IFREG, libc::S_IFIFO, libc::S_IFSOCK] {
+        let kind = u64::from(kind);
+        calls.push(allow_if("mknodat", masked(2, u64::from(libc::S_IFMT), kind)?)?);
+        #[cfg(target_arch = "x86_64")]
+        calls.push(allow_if("mknod", masked(1, u64::from(libc::S_IFMT), kind)?)?);
+    }
+    LinuxSeccompBuilder::default()
+        .default_action(LinuxSeccompAction::ScmpActErrno)
+        // What is in no list does not exist.
+        .default_errno_ret(libc::ENOSYS as u32)
+        .syscalls(calls)
+        .build()
+}
+
+fn refuse() -> LinuxSeccompAction {
+    LinuxSeccompAction::ScmpActErrno
+}
+
+fn names<'a>(calls: impl Iterator<Item = &'a Call>) -> Vec<&'static str> {
+    calls.map(|(name, _)| name.strip_prefix("SYS_").unwrap_or(name)).collect()
+}
+
+fn rule(
+    names: &[&str],
+    action: LinuxSeccompAction,
+    arguments: Option<Vec<LinuxSeccompArg>>,
+) -> Result<LinuxSyscall, OciSpecError> {
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let mut rule = LinuxSyscallBuilder::default().names(names).action(action);
+    if action == refuse() {
+        rule = rule.errno_ret(libc::EPERM as u32);
+    }
+    if let Some(arguments) = arguments {
+        rule = rule.args(arguments);
+    }
+    rule.build()
+}
+
+fn allow_if(name: &str, argument: LinuxSeccompArg) -> Result<LinuxSyscall, OciSpecError> {
+    rule(&[name], LinuxSeccompAction::ScmpActAllow, Some(vec![argument]))
+}
+
+fn equal(index: usize, value: u64) -> Result<LinuxSeccompArg, OciSpecError> {
+    LinuxSeccompArgBuilder::default().index(index).value(value).op(LinuxSeccompOperator::ScmpCmpEq).build()
+}
+
+fn masked(index: usize, mask: u64, value: u64) -> Result<LinuxSeccompArg, OciSpecError> {
+    let masked = LinuxSeccompArgBuilder::default().index(index).value(mask).value_two(value);
+    masked.op(LinuxSeccompOperator::ScmpCmpMaskedEq).build()
+}

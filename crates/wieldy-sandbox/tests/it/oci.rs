@@ -1,0 +1,639 @@
+//! The promises of the levels with an OCI runtime, tried with runc and runsc themselves. Where one is missing, its tests say so and pass.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use wieldy_core::{
+    Ended, Enforcement, Enforcer, Level, Network, Overrun, Place, ResourceLimits, Sandbox, SandboxError, SessionKey,
+    Stdin, Terminal,
+};
+use wieldy_sandbox::{Oci, OciOptions, OciProblem, Rootfs};
+
+use crate::world::{PATIENCE, World, eventually};
+
+/// A driver with a state folder of its own, which must be as empty at the end as it was at the beginning.
+struct Driver {
+    oci: Arc<Oci>,
+    state: tempfile::TempDir,
+}
+
+impl Driver {
+    fn new(level: Level) -> Option<Self> {
+        Self::with(level, |options| options)
+    }
+
+    fn with(level: Level, change: impl FnOnce(OciOptions) -> OciOptions) -> Option<Self> {
+        let program = if level == Level::Gvisor { "runsc" } else { level.as_str() };
+        if !["/usr/sbin", "/usr/bin"].iter().any(|folder| Path::new(folder).join(program).exists()) {
+            say(&format!("SKIPPED: there is no `{program}` on this machine"));
+            return None;
+        }
+        let state = tempfile::tempdir().unwrap();
+        let oci = Oci::new(change(OciOptions::new(level, state.path().to_owned())));
+        Some(Self { oci: Arc::new(oci), state })
+    }
+
+    fn world(&self, program: &str, arguments: &[&str]) -> World {
+        let mut world = World::new(program, arguments);
+        world.sandbox = self.oci.clone();
+        world.confinement.network = Network::None;
+        world
+    }
+
+    fn bash(&self, script: &str) -> World {
+        self.world("bash", &["-c", script])
+    }
+
+    /// A command in a session, in the workspace of another one.
+    fn bash_beside(&self, first: &World, script: &str) -> World {
+        let mut world = self.bash(script);
+        world.confinement = first.confinement.clone();
+        world
+    }
+
+    /// Drops the driver, after which there must be nothing left of it.
+    async fn close(self) {
+        let Self { oci, state } = self;
+        drop(oci);
+        let path = state.path().to_str().unwrap().to_owned();
+        let started = std::time::Instant::now();
+        while started.elapsed() < PATIENCE && !traces(&path).is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(traces(&path), Vec::<String>::new(), "traces are left");
+    }
+}
+
+/// Whatever there is on the machine of a driver with this state folder: processes, mounts, files, cgroups.
+fn traces(state: &str) -> Vec<String> {
+    let mut found = cgroups_of(std::process::id());
+    found.extend(processes_of(state));
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    found.extend(mounts.lines().filter(|line| line.contains(state)).map(str::to_owned));
+    let files = fs::read_dir(state).into_iter().flatten().flatten().map(|entry| entry.path().display().to_string());
+    found.extend(files.filter(|path| !path.ends_with("/images")));
+    found
+}
+
+fn processes_of(state: &str) -> Vec<String> {
+    let processes = fs::read_dir("/proc").unwrap().flatten().filter(|entry| entry.file_name() != "self");
+    let lines = processes.filter_map(|entry| fs::read(entry.path().join("cmdline")).ok());
+    let lines = lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " "));
+    lines.filter(|line| line.contains(state)).collect()
+}
+
+fn cgroups_of(process: u32) -> Vec<String> {
+    fn search(folder: &Path, name: &str, found: &mut Vec<String>) {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            if entry.file_name().to_string_lossy().starts_with(name) {
+                found.push(entry.path().display().to_string());
+            }
+            search(&entry.path(), name, found);
+        }
+    }
+    let mut found = Vec::new();
+    search(Path::new("/sys/fs/cgroup"), &format!("wieldy-{process}-"), &mut found);
+    found
+}
+
+/// Says something to whoever runs the tests.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
+fn session(name: &str) -> Place {
+    Place::Session(SessionKey { tenant: None, agent: "agent".into(), session: name.into() })
+}
+
+/// Each of these tests with each of the runtimes.
+macro_rules! with_each_runtime {
+    ($($name:ident)*) => {
+        mod runc {
+            $(#[tokio::test] async fn $name() { super::$name(super::Level::Runc).await })*
+        }
+        mod gvisor {
+            $(#[tokio::test] async fn $name() { super::$name(super::Level::Gvisor).await })*
+        }
+    };
+}
+
+with_each_runtime! {
+    a_command_gets_arguments_environment_folder_and_input
+    codes_and_signals_are_reported
+    what_cannot_be_started_is_refused_with_the_reason
+    a_command_that_is_stopped_is_ended_with_its_whole_tree
+    a_polite_command_may_clean_up_and_one_that_is_not_is_killed
+    what_a_command_leaves_behind_is_killed
+    a_session_keeps_its_private_files_and_a_call_of_its_own_does_not
+    commands_in_one_session_can_run_at_once
+    the_agent_is_nobody_and_its_files_are_the_owners
+    the_machine_is_hidden_and_cannot_be_changed
+    there_is_no_network
+    too_much_memory_is_an_overrun
+    a_driver_tells_of_its_sandboxes_and_destroys_them
+    an_idle_sandbox_goes_away
+    a_lost_sandbox_is_replaced
+    a_command_can_have_a_terminal
+    dropping_the_future_ends_the_command
+    what_a_killed_executor_left_is_swept
+    a_runtime_that_works_says_its_version
+    programs_can_come_from_a_folder_or_an_image
+}
+
+async fn a_command_gets_arguments_environment_folder_and_input(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    let mut world = driver.bash("printf '%s|' \"$@\"; echo; pwd -P; cat; echo err >&2; unset HOME; env | sort");
+    world.command.arguments.extend(["x", "two words", "", "$HOME", "ä"].map(String::from));
+    world.command.folder = "inner".into();
+    world.command.stdin = Stdin::Bytes(b"input\n".to_vec());
+    let folder = world.workspace.path().canonicalize().unwrap().join("inner");
+    fs::create_dir(&folder).unwrap();
+    let exit = world.run().await.unwrap();
+    let mark = &world.command.environment["MARK"];
+    let mut wanted = format!("two words||$HOME|ä|\n{}\ninput\n", folder.display());
+    wanted += &format!(
+        "GIT_TEMPLATE_DIR=/run/git-templates\nLOGNAME=agent\nMARK={mark}\nPATH=/usr/local/bin:/usr/bin:/bin\n"
+    );
+    wanted += &format!("PWD={}\nSHLVL=1\nUSER=agent\n_=/usr/bin/env\n", folder.display());
+    assert_eq!(
+        (exit.ended, world.printed.stdout(), world.printed.stderr().as_str()),
+        (Ended::Code(0), wanted, "err\n")
+    );
+    assert_eq!((exit.sandbox.level, exit.overrun, exit.breaches), (level, None, vec![]));
+    assert!(exit.usage.cpu_ms > 0.0 && exit.usage.memory_peak_bytes > 0, "{:?}", exit.usage);
+    let mut unread = driver.bash("exec <&-; ulimit -n; ulimit -c; echo no thanks");
+    if level == Level::Gvisor {
+        // runc passes on to the command the signal that it gets itself for writing to a closed pipe.
+        unread.command.stdin = Stdin::Bytes(vec![7; 3_000_000]);
+    }
+    let exit = unread.run().await.unwrap();
+    let said = (unread.printed.stdout(), unread.printed.stderr());
+    assert_eq!((exit.ended, said), (Ended::Code(0), ("1024\n0\nno thanks\n".into(), String::new())));
+    let mut large = driver.world("wc", &["-c"]);
+    large.command.stdin = Stdin::Bytes(vec![7; 3_000_000]);
+    assert_eq!(large.output().await, "3000000\n");
+    drop((world, unread, large));
+    driver.close().await;
+}
+
+async fn codes_and_signals_are_reported(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    for (script, ended) in
+        [("exit 3", Ended::Code(3)), ("kill -9 $$", Ended::Signal(9)), ("kill -TERM $$", Ended::Signal(15))]
+    {
+        let mut world = driver.bash(script);
+        world.confinement.place = session("s");
+        assert_eq!(world.run().await.unwrap().ended, ended, "{script}");
+    }
+    driver.close().await;
+}
+
+async fn what_cannot_be_started_is_refused_with_the_reason(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    let kind = async |world: World| match world.run().await {
+        Err(SandboxError::Start { source, .. }) => source.kind(),
+        other => panic!("{other:?}"),
+    };
+    use std::io::ErrorKind::{InvalidInput, NotFound, PermissionDenied};
+    assert_eq!(kind(driver.world("no-such-program", &[])).await, NotFound);
+    assert_eq!(kind(driver.world("", &[])).await, NotFound);
+    assert_eq!(kind(driver.world("/etc/passwd", &[])).await, PermissionDenied);
+    assert_eq!(kind(driver.world("echo", &["a\0b"])).await, InvalidInput);
+    let mut elsewhere = driver.world("true", &[]);
+    elsewhere.command.folder = "no/such/folder".into();
+    assert_eq!(kind(elsewhere).await, NotFound);
+    let stopped = driver.bash("touch ran");
+    stopped.stop.cancel();
+    assert!(matches!(stopped.run().await, Err(SandboxError::Creation { .. })));
+    assert!(!stopped.workspace.path().join("ran").exists());
+    drop(stopped);
+    driver.close().await;
+}
+
+/// The names of all processes of the agent that are there in a session, but for the one that looks.
+const OTHERS: &str = "for p in /proc/[0-9]*; do [ ${p#/proc/} = $$ ] || [ ! -O $p ] || echo $(<$p/comm); done";
+
+async fn a_command_that_is_stopped_is_ended_with_its_whole_tree(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    let script = "(trap '' TERM; setsid setsid bash -c 'trap \"\" TERM; (sleep 1000 <&- >&- 2>&- &); exec sleep 1000' &); \
+                  sleep 0.3; echo ready; sleep 1000";
+    let mut world = driver.bash(script);
+    world.confinement.place = session("s");
+    let (world, running) = world.start();
+    world.printed.contains("ready").await;
+    world.stop.cancel();
+    let ended = running.await.unwrap().unwrap().ended;
+    assert!(matches!(ended, Ended::Signal(9 | 15)), "{ended:?}");
+    assert_eq!(driver.bash_beside(&world, OTHERS).output().await, "");
+    assert_eq!(driver.oci.list().len(), 1, "the sandbox itself is still there");
+    drop(world);
+    driver.close().await;
+}
+
+async fn a_polite_command_may_clean_up_and_one_that_is_not_is_killed(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    let polite = "trap 'echo cleaned; exit 7' TERM; echo ready; while :; do sleep 0.01; done";
+    let rude = "trap '' TERM HUP INT; echo ready; while :; do sleep 0.05; done";
+    let late = "(trap 'sleep 0.1; echo saved; exit' TERM; echo ready; while :; do sleep 0.01; done) & wait";
+    let grace = Duration::from_millis(200);
+    for (script, grace, ended, printed) in [
+        (polite, PATIENCE, Ended::Code(7), "ready\ncleaned\n"),
+        (rude, grace, Ended::Signal(9), "ready\n"),
+        // What is printed after the first process's end, gVisor's runtime does not hear any more.
+        (late, PATIENCE, Ended::Signal(15), if level == Level::Gvisor { "ready\n" } else { "ready\nsaved\n" }),
+    ] {
+        let (world, running) = driver.bash(script).grace(grace).start();
+        world.printed.contains("ready").await;
+        world.stop.cancel();
+        let exit = running.await.unwrap().unwrap();
+        assert_eq!((exit.ended, world.printed.stdout().as_str()), (ended, printed));
+    }
+    driver.close().await;
+}
+
+async fn what_a_command_leaves_behind_is_killed(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    let mut world = driver.bash("setsid sleep 1000 & (trap '' TERM; sleep 1000) & (sleep 1000 &); echo bye; exit 4");
+    world.confinement.place = session("s");
+    let exit = world.run().await.unwrap();
+    assert_eq!((exit.ended, world.printed.stdout().as_str()), (Ended::Code(4), "bye\n"));
+    assert_eq!(driver.bash_beside(&world, OTHERS).output().await, "");
+    drop(world);
+    driver.close().await;
+}
+
+async fn a_session_keeps_its_private_files_and_a_call_of_its_own_does_not(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    let mut first = driver.bash("echo kept >/tmp/note; echo kept >~/note; echo kept >note");
+    first.confinement.place = session("s");
+    let made = first.run().await.unwrap().sandbox;
+    let again = driver.bash_beside(&first, "cat /tmp/note ~/note note");
+    assert_eq!(again.run().await.unwrap().sandbox, made);
+    assert_eq!(again.printed.stdout(), "kept\nkept\nkept\n");
+    let mut own = driver.bash_beside(&first, "cat /tmp/note ~/note 2>/dev/null; cat note");
+    own.confinement.place = Place::Own;
+    assert_eq!(own.output().await, "kept\n");
+    let mut other = driver.bash_beside(&first, "cat /tmp/note ~/note 2>/dev/null; cat note");
+    other.confinement.place = session("t");
+    assert_eq!(other.output().await, "kept\n");
+    drop((first, again, own, other));
+    driver.close().await;
+}
+
+async fn commands_in_one_session_can_run_at_once(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    let mut waiting = driver.bash("echo ready; until [ -e /tmp/go ]; do sleep 0.02; done; echo gone");
+    waiting.confinement.place = session("s");
+    let (waiting, running) = waiting.start();
+    waiting.printed.contains("ready").await;
+    let meanwhile = driver.bash_beside(&waiting, "(sleep 1000 &); kill -9 $$");
+    assert_eq!(meanwhile.run().await.unwrap().ended, Ended::Signal(9));
+    assert_eq!(driver.oci.list()[0].running, 1, "the first one goes on");
+    drop(meanwhile);
+    driver.bash_beside(&waiting, "touch /tmp/go").output().await;
+    assert_eq!(running.await.unwrap().unwrap().ended, Ended::Code(0));
+    assert_eq!(waiting.printed.stdout(), "ready\ngone\n");
+    drop(waiting);
+    driver.close().await;
+}
+
+async fn the_agent_is_nobody_and_its_files_are_the_owners(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    for owner in [0, 4321] {
+        let world = driver.bash(
+            "id -u; echo $(<theirs); echo new >new; mkdir folder; rm theirs; \
+             grep -E '^(CapEff|CapBnd|NoNewPrivs)' /proc/self/status | tr -d '\\t'",
+        );
+        let path = world.workspace.path().to_owned();
+        fs::write(path.join("theirs"), "old").unwrap();
+        for path in [&path, &path.join("theirs")] {
+            std::os::unix::fs::chown(path, Some(owner), Some(owner)).unwrap();
+        }
+        let none = "0000000000000000";
+        let wanted = format!("2000000000\nold\nCapBnd:{none}\nCapEff:{none}\nNoNewPrivs:1\n");
+        let mut printed: Vec<_> = world.output().await.lines().map(str::to_owned).collect();
+        // gVisor has another order, and does not tell of the last.
+        printed[2..].sort();
+        let told =
+            if level == Level::Gvisor { wanted.lines().take(4).collect() } else { wanted.lines().collect::<Vec<_>>() };
+        assert_eq!(printed, told);
+        let owners =
+            ["new", "folder"].map(|name| fs::metadata(path.join(name)).unwrap()).map(|it| (it.uid(), it.gid()));
+        assert_eq!((owners, path.join("theirs").exists()), ([(owner, owner); 2], false));
+    }
+    driver.close().await;
+}
+
+async fn the_machine_is_hidden_and_cannot_be_changed(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    let state = driver.state.path().display().to_string();
+    let script = format!(
+        "for path in /root {state} /var/lib /sys/kernel /etc/shadow .env; do cat $path/* $path 2>/dev/null; done; \
+         for path in /usr/x /etc/x /x /proc/sys/kernel/hostname .git/hooks/x .git/config; do \
+         (echo x >$path) 2>/dev/null && echo $path; done; mv .git .moved 2>/dev/null && echo moved; \
+         mount -t tmpfs x /mnt 2>/dev/null && echo mounted; unshare -U true 2>/dev/null && echo unshared; echo done"
+    );
+    let world = driver.bash(&script);
+    let path = world.workspace.path().to_owned();
+    fs::write(path.join(".env"), "SECRET=1").unwrap();
+    fs::create_dir_all(path.join(".git/objects")).unwrap();
+    fs::write(path.join(".git/config"), "[core]").unwrap();
+    let said = world.output().await;
+    // In a kernel of its own a program may have namespaces of its own.
+    let wanted = if level == Level::Gvisor { said.replace("unshared\n", "") } else { said };
+    assert_eq!(wanted, "done\n");
+    assert_eq!(fs::read_to_string(path.join(".git/config")).unwrap(), "[core]");
+    assert!(!path.join(".git/hooks/x").exists());
+    eventually(PATIENCE, "what was made to be mounted on is gone", || !path.join(".git/hooks").exists()).await;
+    drop(world);
+    driver.close().await;
+}
+
+async fn there_is_no_network(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let script = format!("(: </dev/tcp/127.0.0.1/{port}) 2>/dev/null && echo reached; echo done");
+    assert_eq!(driver.bash(&script).output().await, "done\n");
+    let mut open = driver.bash(&script);
+    open.confinement.network = Network::Open;
+    assert_eq!(open.output().await, "reached\ndone\n");
+    let mut listed = driver.bash("true");
+    listed.confinement.network = Network::Hosts(vec!["example.com".into()]);
+    let error = listed.run().await.unwrap_err().to_string();
+    let wanted = format!(
+        "cannot make a sandbox: the level `{level}` has no way out to listed hosts only; use the level `native`, or the \
+         network `none` or `open`"
+    );
+    assert_eq!(error, wanted);
+    drop((open, listed));
+    driver.close().await;
+}
+
+async fn too_much_memory_is_an_overrun(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    let mut world = driver.world("perl", &["-e", "my $x = 'x' x 400_000_000; print length $x"]);
+    let limits = ResourceLimits { memory_bytes: Some(100 << 20), ..ResourceLimits::DEFAULT };
+    world.confinement.limits = limits;
+    let exit = world.run().await.unwrap();
+    let overrun = exit.overrun.unwrap();
+    assert_eq!((exit.ended, overrun.limit, overrun.allowed), (Ended::Signal(9), "memory_bytes", 100 << 20));
+    assert!(overrun.used > 90 << 20, "{overrun:?}");
+    let mut enough = driver.world("perl", &["-e", "my $x = 'x' x 10_000_000; print length $x"]);
+    enough.confinement.limits = limits;
+    assert_eq!(enough.output().await, "10000000");
+    drop((world, enough));
+    driver.close().await;
+}
+
+#[tokio::test]
+async fn too_many_processes_are_an_overrun() {
+    let Some(driver) = Driver::new(Level::Runc) else { return };
+    let mut world = driver.world("sh", &["-c", "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 & done; wait"]);
+    world.confinement.place = session("s");
+    world.confinement.limits.processes = Some(10);
+    let exit = world.run().await.unwrap();
+    assert_eq!(exit.overrun, Some(Overrun { limit: "processes", allowed: 10, used: 10 }));
+    drop(world);
+    driver.close().await;
+}
+
+async fn a_driver_tells_of_its_sandboxes_and_destroys_them(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    let world = driver.bash("echo ready; sleep 1000");
+    let status = driver.oci.create(&world.confinement).await.unwrap();
+    assert_eq!((status.sandbox.level, status.running, status.executed), (level, 0, 0));
+    assert!(status.enforcement.contains(&Enforcement { limit: "disk_bytes", by: Enforcer::Nobody }));
+    let mut world = world;
+    world.confinement.place = Place::Sandbox(status.sandbox.id.clone());
+    let (world, running) = world.start();
+    world.printed.contains("ready").await;
+    let listed = driver.oci.list();
+    assert_eq!((listed.len(), listed[0].running, listed[0].executed), (1, 1, 1));
+    assert!(driver.oci.destroy(&status.sandbox.id).await);
+    let ended = running.await.unwrap();
+    assert!(matches!(ended, Err(SandboxError::Crashed { .. })), "{ended:?}");
+    assert!(!driver.oci.destroy(&status.sandbox.id).await && driver.oci.list().is_empty());
+    let state = driver.state.path().to_str().unwrap();
+    assert_eq!(processes_of(state), Vec::<String>::new());
+    let error = world.run().await.unwrap_err().to_string();
+    assert!(error.contains("there is no sandbox `"), "{error}");
+    drop(world);
+    driver.close().await;
+}
+
+async fn an_idle_sandbox_goes_away(level: Level) {
+    let change = |options| OciOptions { idle_max: Duration::from_millis(100), ..options };
+    let Some(driver) = Driver::with(level, change) else { return };
+    let mut world = driver.bash("true");
+    world.confinement.place = session("s");
+    world.run().await.unwrap();
+    eventually(PATIENCE, "the sandbox is gone", || driver.oci.list().is_empty()).await;
+    let state = driver.state.path().to_str().unwrap();
+    eventually(PATIENCE, "its processes are gone", || processes_of(state).is_empty()).await;
+    drop(world);
+    driver.close().await;
+}
+
+async fn a_lost_sandbox_is_replaced(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    let mut world = driver.bash("echo ready; sleep 1000");
+    world.confinement.place = session("s");
+    let (world, running) = world.start();
+    world.printed.contains("ready").await;
+    let container = driver.oci.list()[0].sandbox.id.0.clone();
+    let file = find(driver.state.path(), &container).join("pid");
+    let pid = fs::read_to_string(file).unwrap();
+    assert!(std::process::Command::new("kill").args(["-9", pid.trim()]).status().unwrap().success());
+    let lost = running.await.unwrap();
+    assert!(matches!(lost, Err(SandboxError::Crashed { .. })), "{lost:?}");
+    let again = driver.bash_beside(&world, "echo new");
+    assert_eq!(again.output().await, "new\n");
+    // The same while nothing runs in it, which nobody has to notice.
+    let container = driver.oci.list()[0].sandbox.id.0.clone();
+    let pid = fs::read_to_string(find(driver.state.path(), &container).join("pid")).unwrap();
+    assert!(std::process::Command::new("kill").args(["-9", pid.trim()]).status().unwrap().success());
+    let process = Path::new("/proc").join(pid.trim());
+    eventually(PATIENCE, "it is gone", || !process.exists()).await;
+    let third = driver.bash_beside(&world, "echo newer");
+    assert_eq!(third.output().await, "newer\n");
+    drop(third);
+    drop((world, again));
+    driver.close().await;
+}
+
+/// The folder of a container.
+fn find(state: &Path, id: &str) -> PathBuf {
+    let homes = fs::read_dir(state).unwrap().flatten().map(|home| home.path().join("containers").join(id));
+    homes.into_iter().find(|path| path.exists()).unwrap()
+}
+
+async fn a_command_can_have_a_terminal(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    let mut world = driver.bash("[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && echo terminal");
+    world.command.terminal = Some(Terminal { rows: 25, columns: 100 });
+    assert_eq!(world.output().await, "terminal\r\n");
+    drop(world);
+    driver.close().await;
+}
+
+async fn dropping_the_future_ends_the_command(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    let world =
+        driver.bash("trap '' TERM; setsid sleep 1000 & (sleep 1000 &); echo ready; while :; do sleep 0.01; done");
+    let running = world.sandbox.execute(&world.command, &world.confinement, world.printed.clone(), world.stop.clone());
+    tokio::select! {
+        ended = running => panic!("{ended:?}"),
+        () = world.printed.contains("ready") => {}
+    }
+    let state = driver.state.path().to_str().unwrap();
+    eventually(PATIENCE, "all is gone", || world.alive().is_empty() && processes_of(state).is_empty()).await;
+    drop(world);
+    driver.close().await;
+}
+
+/// Where a test is told to be the executor that is killed, in a process of its own.
+const VICTIM: &str = "WIELDY_TEST_OCI_VICTIM";
+
+async fn what_a_killed_executor_left_is_swept(level: Level) {
+    if let Ok(state) = std::env::var(VICTIM) {
+        let oci = Arc::new(Oci::new(OciOptions::new(level, state.into())));
+        let mut world = World::bash("(setsid sleep 1000 &); echo ready; sleep 1000");
+        world.sandbox = oci;
+        world.confinement.network = Network::None;
+        world.confinement.place = session("s");
+        let (world, _running) = world.start();
+        world.printed.contains("ready").await;
+        say(&format!("ready {} {}", world.command.environment["MARK"], world.workspace.path().display()));
+        std::future::pending::<()>().await;
+    }
+    let Some(driver) = Driver::new(level) else { return };
+    let state = driver.state.path().to_str().unwrap().to_owned();
+    let name =
+        format!("oci::{}::what_a_killed_executor_left_is_swept", if level == Level::Runc { "runc" } else { "gvisor" });
+    let mut victim = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", &name, "--nocapture"])
+        .env(VICTIM, &state)
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let said = std::io::BufRead::lines(std::io::BufReader::new(victim.stderr.take().unwrap()));
+    let said = said.map_while(Result::ok).find_map(|line| Some(line.split_once("ready ")?.1.to_owned())).unwrap();
+    let (mark, workspace) = said.split_once(' ').unwrap();
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    eventually(PATIENCE, "all processes are gone", || {
+        crate::world::alive(mark).is_empty() && processes_of(&state).is_empty()
+    })
+    .await;
+    assert_ne!(fs::read_dir(&state).unwrap().count(), 0, "there is something to sweep");
+    assert_ne!(fs::read_dir(workspace).unwrap().count(), 0, "also in the workspace");
+    driver.bash("true").run().await.unwrap();
+    let homes = || fs::read_dir(&state).unwrap().count();
+    eventually(PATIENCE, "only our own home is there", || homes() == 1).await;
+    eventually(PATIENCE, "no cgroup is left", || cgroups_of(victim.id()).is_empty()).await;
+    // Empty, or it could not be removed.
+    fs::remove_dir(workspace).unwrap();
+    driver.close().await;
+}
+
+async fn a_runtime_that_works_says_its_version(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    let version = driver.oci.probe().await.unwrap().0;
+    assert!(version.contains(if level == Level::Gvisor { "runsc" } else { "runc" }), "{version}");
+    driver.close().await;
+}
+
+#[tokio::test]
+async fn a_runtime_that_does_not_work_says_why_and_nothing_else_runs_instead() {
+    let Some(driver) = Driver::with(Level::Runc, |options| OciOptions { program: Some("/no/runc".into()), ..options })
+    else {
+        return;
+    };
+    let problem = "there is no runtime `runc`: none of /no/runc is a program".to_owned();
+    let hint = "install it (apt-get install runc), or say where it is".to_owned();
+    let wanted = format!("cannot make a sandbox: {problem}; {hint}");
+    assert_eq!(driver.oci.probe().await, Err(OciProblem { problem, hint }));
+    let world = driver.bash("touch ran");
+    assert_eq!(world.run().await.unwrap_err().to_string(), wanted);
+    assert!(!world.workspace.path().join("ran").exists());
+    drop(world);
+    driver.close().await;
+}
+
+#[tokio::test]
+async fn crun_works_or_says_in_its_own_words_why_not() {
+    let Some(driver) = Driver::new(Level::Crun) else { return };
+    match driver.oci.probe().await {
+        Ok(version) => assert!(version.0.contains("crun"), "{version:?}"),
+        Err(OciProblem { problem, hint }) => {
+            assert!(problem.contains("cgroups in hybrid mode not supported"), "{problem}");
+            assert!(hint.contains("cgroup v2 alone"), "{hint}");
+        }
+    }
+    driver.close().await;
+}
+
+/// A folder with a system of one program.
+fn small_system() -> Option<tempfile::TempDir> {
+    let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists());
+    let Some(busybox) = busybox else {
+        say("SKIPPED: there is no `busybox` on this machine to make an image of");
+        return None;
+    };
+    let system = tempfile::tempdir().unwrap();
+    fs::create_dir_all(system.path().join("usr/bin")).unwrap();
+    fs::create_dir_all(system.path().join("var/lib")).unwrap();
+    fs::copy(busybox, system.path().join("usr/bin/busybox")).unwrap();
+    for name in ["sh", "sleep", "cat", "ls", "true", "kill"] {
+        std::os::unix::fs::symlink("busybox", system.path().join("usr/bin").join(name)).unwrap();
+    }
+    std::os::unix::fs::symlink("usr/bin", system.path().join("bin")).unwrap();
+    fs::write(system.path().join("var/lib/note"), "from the image\n").unwrap();
+    std::process::Command::new("chmod").args(["-R", "go+rX"]).arg(system.path()).status().unwrap();
+    Some(system)
+}
+
+/// The system as an image layout of two layers, the second of which takes a file away.
+fn layout_of(system: &Path) -> tempfile::TempDir {
+    let layout = tempfile::tempdir().unwrap();
+    let blobs = layout.path().join("blobs/sha256");
+    fs::create_dir_all(&blobs).unwrap();
+    let upper = tempfile::tempdir().unwrap();
+    fs::create_dir_all(upper.path().join("var/lib")).unwrap();
+    fs::write(upper.path().join("var/lib/.wh.gone"), "").unwrap();
+    fs::write(system.join("var/lib/gone"), "").unwrap();
+    for (name, folder) in [("aa", system), ("bb", upper.path())] {
+        let mut tar = std::process::Command::new("tar");
+        let status = tar.arg("-czf").arg(blobs.join(name)).arg("-C").arg(folder).arg(".").status();
+        assert!(status.unwrap().success());
+    }
+    let manifest = r#"{"schemaVersion":2,"layers":[{"digest":"sha256:aa"},{"digest":"sha256:bb"}]}"#;
+    fs::write(blobs.join("cc"), manifest).unwrap();
+    fs::write(layout.path().join("index.json"), r#"{"manifests":[{"digest":"sha256:cc"}]}"#).unwrap();
+    layout
+}
+
+async fn programs_can_come_from_a_folder_or_an_image(level: Level) {
+    let Some(system) = small_system() else { return };
+    let layout = layout_of(system.path());
+    fs::remove_file(system.path().join("var/lib/gone")).unwrap();
+    for rootfs in [Rootfs::Folder(system.path().to_owned()), Rootfs::Layout(layout.path().to_owned())] {
+        let Some(driver) = Driver::with(level, |options| OciOptions { rootfs, ..options }) else { return };
+        let script =
+            "cd /usr/bin; echo *; cat /var/lib/*; echo x >/tmp/x; echo x >~/x; cat /tmp/x ~/x; echo hi >$OLDPWD/out";
+        let world = driver.world("sh", &["-c", script]);
+        let wanted = ("busybox cat kill ls sh sleep true\nfrom the image\nx\nx\n".to_owned(), String::new());
+        assert_eq!((world.output().await, world.printed.stderr()), wanted);
+        assert_eq!(fs::read_to_string(world.workspace.path().join("out")).unwrap(), "hi\n");
+        drop(world);
+        driver.close().await;
+    }
+}
