@@ -81,7 +81,7 @@ impl Standing {
         group.set(&group_limits(&limits)).map_err(|error| failed("limiting a cgroup", error))?;
         let (init, socket) = Link::pair().map_err(|error| failed("making a socket", error))?;
         let warden = Warden::of_this_process().map_err(|error| failed("starting the warden", error))?;
-        let Planned { steps, environment, placeholders } = planned;
+        let Planned { steps, mut environment, placeholders } = planned;
         let mut covered: Vec<_> = plan::covered(&steps).into_iter().map(|path| (file_id(&path), path)).collect();
         let order = SandboxOrder {
             steps,
@@ -95,8 +95,7 @@ impl Standing {
             .map_err(|error| failed("asking the warden", error))?;
         drop(socket);
         let (init_pid, proxy_port, listener) = ready(&init).await?;
-        // What was missing before is held now.
-        covered.iter_mut().for_each(|(id, path)| *id = id.or_else(|| file_id(path)));
+        covered.iter_mut().for_each(|(id, path)| *id = id.or_else(|| file_id(path))); // held by now
         let breaches = Arc::default();
         let proxy = match (allowed, listener) {
             (Some(allowed), Some(listener)) => {
@@ -105,7 +104,6 @@ impl Standing {
             _ => None,
         };
         let enforcement = enforcement(hierarchy);
-        let mut environment: Vec<(String, String)> = environment;
         environment.extend(proxy_port.into_iter().flat_map(proxy::environment));
         let standing = Arc::new(Self {
             made,
