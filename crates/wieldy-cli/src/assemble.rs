@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use wieldy::{
-    CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FolderArtifacts, Manifest, ManifestError,
-    ManifestTool, Native, NativeOptions, ProbeOptions, Problem, SharedTool, Unbound,
+    CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FolderArtifacts, Level, Manifest, ManifestError,
+    ManifestTool, Native, NativeOptions, Oci, OciOptions, ProbeOptions, Problem, SharedTool, Unbound,
 };
 
 use crate::config::{Config, Environment, Origin};
@@ -30,6 +30,13 @@ pub(crate) fn executor(
 ) -> Result<Executor, Failure> {
     let builder = builder(config, environment)?.tools(manifest_tools(config, environment)?);
     let mut builder = builder.sandbox(Native::new(native(config, environment, work)));
+    if !config.state.as_os_str().is_empty() {
+        for level in [Level::Runc, Level::Crun, Level::Youki, Level::Gvisor] {
+            let state = config.state.join("oci");
+            let (home, idle_max) = (environment.home().map(Path::to_owned), config.sandbox.idle);
+            builder = builder.sandbox(Oci::new(OciOptions { home, idle_max, ..OciOptions::new(level, state) }));
+        }
+    }
     builder.confirmer = confirmer;
     if let Some(artifacts) = artifacts(config)? {
         builder.artifacts = Arc::new(artifacts);

@@ -90,7 +90,7 @@ impl Berth {
             limits: rlimits(order),
             failure: None,
         };
-        let mut watch = Watch::new(&order.limits, &order.folder, &self.private);
+        let mut watch = Watch::new(&order.limits, &order.workspace, &self.private);
         let main = sys::vfork(stack, &mut start, become_command).map_err(|error| (Step::Fork, errno_of(&error)))?;
         // Only the command's tree may keep its pipes open.
         drop(standard);

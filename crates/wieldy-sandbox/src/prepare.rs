@@ -24,6 +24,7 @@ pub(crate) fn prepare(command: &Command, confinement: &Confinement) -> io::Resul
         program: command.program.clone(),
         arguments: command.arguments.clone(),
         environment: command.environment.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
+        workspace: confinement.workspace.clone(),
         folder: confinement.workspace.join(&command.folder),
         grace_ms: u64::try_from(confinement.grace.as_millis()).unwrap_or(u64::MAX),
         terminal: command.terminal.map(|terminal| (terminal.rows, terminal.columns)),

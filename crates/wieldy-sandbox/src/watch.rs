@@ -3,7 +3,9 @@
 
 use std::ffi::CString;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::process::Pid;
 
@@ -16,8 +18,11 @@ pub(crate) const BLOCK_BYTES: u64 = 512;
 /// The limits of one run and where it stood at its beginning.
 pub(crate) struct Watch<'a> {
     limits: RunLimits,
-    folder: PathBuf,
-    files_before: Option<u64>,
+    workspace: PathBuf,
+    since: SystemTime,
+    /// What the whole file system of the workspace held, and from how much more on it is worth while to look at the workspace itself.
+    before: Option<Taken>,
+    look_from: Taken,
     /// File systems that are only the sandbox's own.
     private: &'a [CString],
     processes_peak: u64,
@@ -32,9 +37,13 @@ struct Living {
 }
 
 impl<'a> Watch<'a> {
-    pub(crate) fn new(limits: &RunLimits, folder: &Path, private: &'a [CString]) -> Self {
-        let files_before = limits.disk_files.and_then(|_| files_in_use(folder));
-        Self { limits: *limits, folder: folder.to_owned(), files_before, private, processes_peak: 0 }
+    pub(crate) fn new(limits: &RunLimits, workspace: &Path, private: &'a [CString]) -> Self {
+        // Files have the time of the last tick.
+        let since = SystemTime::now() - Duration::from_millis(20);
+        let before = limits.disk_files.or(limits.disk_bytes).and_then(|_| Taken::of_file_system(workspace));
+        let look_from =
+            Taken { files: limits.disk_files.unwrap_or(u64::MAX), bytes: limits.disk_bytes.unwrap_or(u64::MAX) };
+        Self { limits: *limits, workspace: workspace.to_owned(), since, before, look_from, private, processes_peak: 0 }
     }
 
     /// Whether there is anything to look at.
@@ -58,15 +67,38 @@ impl<'a> Watch<'a> {
         }
         self.processes_peak = self.processes_peak.max(living.processes);
         let written = living.written_bytes + tree.used().blocks_written * BLOCK_BYTES;
-        let files = self.files_before.and_then(|before| Some(files_in_use(&self.folder)?.saturating_sub(before)));
         let passed = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
         if passed(self.limits.disk_bytes, written) {
             return Some((Limit::DiskBytes, written));
         }
-        if let Some(files) = files.filter(|files| passed(self.limits.disk_files, *files)) {
-            return Some((Limit::DiskFiles, files));
+        if let Some(taken) = self.taken() {
+            if passed(self.limits.disk_files, taken.files) {
+                return Some((Limit::DiskFiles, taken.files));
+            }
+            if passed(self.limits.disk_bytes, taken.bytes) {
+                return Some((Limit::DiskBytes, taken.bytes));
+            }
         }
         passed(self.limits.memory_bytes, living.memory_bytes).then_some((Limit::Memory, living.memory_bytes))
+    }
+
+    /// What is new in the workspace, if so much is new on its whole file system that it could be too much. That alone says nothing: others
+    /// write there, too. And what processes say that they have written says too little where nobody waits for them.
+    fn taken(&mut self) -> Option<Taken> {
+        let (before, now) = (self.before?, Taken::of_file_system(&self.workspace)?);
+        let more =
+            Taken { files: now.files.saturating_sub(before.files), bytes: now.bytes.saturating_sub(before.bytes) };
+        if more.files <= self.look_from.files && more.bytes <= self.look_from.bytes {
+            return None;
+        }
+        let further = |limit: Option<u64>, more: u64| limit.map_or(u64::MAX, |limit| more.max(limit) + limit / 4);
+        self.look_from = Taken {
+            files: further(self.limits.disk_files, more.files),
+            bytes: further(self.limits.disk_bytes, more.bytes),
+        };
+        let mut taken = Taken::default();
+        taken.add_new(&self.workspace, self.since, DEPTH_MAX);
+        Some(taken)
     }
 
     /// The limit that a command has run into which did not end well and left a private file system full, or wrote a file
@@ -137,8 +169,37 @@ fn written_bytes(process: &Path) -> u64 {
     field("write_bytes:").saturating_sub(field("cancelled_write_bytes:"))
 }
 
-fn files_in_use(folder: &Path) -> Option<u64> {
-    let state = rustix::fs::statvfs(folder).ok()?;
-    // Some file systems do not count.
-    (state.f_files > 0).then(|| state.f_files - state.f_ffree)
+/// What is on a disk.
+#[derive(Debug, Clone, Copy, Default)]
+struct Taken {
+    files: u64,
+    bytes: u64,
+}
+
+/// Deeper folders are looked into no more: whoever makes them wants us to be busy.
+const DEPTH_MAX: usize = 64;
+
+impl Taken {
+    fn of_file_system(folder: &Path) -> Option<Self> {
+        let state = rustix::fs::statvfs(folder).ok()?;
+        // Some file systems do not count files: there it is none before and after.
+        let files = state.f_files.saturating_sub(state.f_ffree);
+        Some(Self { files, bytes: state.f_blocks.saturating_sub(state.f_bfree) * state.f_frsize })
+    }
+
+    /// Adds what was made or changed since then.
+    fn add_new(&mut self, folder: &Path, since: SystemTime, depth: usize) {
+        let since_seconds = since.duration_since(UNIX_EPOCH).unwrap_or_default();
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let Ok(found) = entry.metadata() else { continue };
+            let changed = Duration::new(found.ctime().unsigned_abs(), found.ctime_nsec() as u32);
+            if changed >= since_seconds {
+                self.files += 1;
+                self.bytes += found.blocks() * BLOCK_BYTES;
+            }
+            if found.is_dir() && depth > 0 {
+                self.add_new(&entry.path(), since, depth - 1);
+            }
+        }
+    }
 }

@@ -94,6 +94,8 @@ pub(crate) struct RunOrder {
     pub(crate) program: String,
     pub(crate) arguments: Vec<String>,
     pub(crate) environment: Vec<(String, String)>,
+    /// Where what it writes is counted.
+    pub(crate) workspace: PathBuf,
     pub(crate) folder: PathBuf,
     pub(crate) grace_ms: u64,
     /// Rows and columns of the terminal to make.

@@ -30,7 +30,10 @@ use std::sync::Arc;
 
 pub use artifacts::{FolderArtifacts, FolderError};
 pub use wieldy_core::*;
-pub use wieldy_sandbox::{Bare, Native, NativeOptions, ProbeOptions, ProbeState, Probed, RefusedCall, Report, probe};
+pub use wieldy_sandbox::{
+    Bare, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions, ProbeState, Probed,
+    RefusedCall, Report, Rootfs, probe,
+};
 pub use wieldy_tools::shell::{Bash, CommandTool, shell_tools};
 pub use wieldy_tools::{Workspace, WorkspaceError, file_tools};
 

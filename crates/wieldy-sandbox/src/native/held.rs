@@ -77,8 +77,9 @@ impl Held {
 
 /// Makes a place where it is missing, and takes a lock on it. What cannot be read has no lock: nobody but its owner removes it.
 fn lock(path: &Path, missing: Option<&HeldPlace>) -> io::Result<Option<File>> {
-    const ATTEMPTS_MAX: u32 = 200;
-    for _ in 0..ATTEMPTS_MAX {
+    // What was there before may be locked by a command, for as long as it likes. Nobody but its owner removes that.
+    let attempts_max = if missing.is_some() { 100 } else { 3 };
+    for _ in 0..attempts_max {
         if let Some(missing) = missing {
             make(missing)?;
         }
@@ -92,7 +93,10 @@ fn lock(path: &Path, missing: Option<&HeldPlace>) -> io::Result<Option<File>> {
             Err(_) => return Ok(None),
         }
     }
-    Err(io::Error::other("somebody else keeps a lock on it; end whoever has it open"))
+    match missing {
+        Some(_) => Err(io::Error::other("somebody else keeps a lock on it; end whoever has it open")),
+        None => Ok(None),
+    }
 }
 
 /// Whether a path still leads to an open file.

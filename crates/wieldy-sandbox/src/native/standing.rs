@@ -24,7 +24,7 @@ use crate::custody::{Berth, Went};
 use crate::link::{Link, Warden, settle};
 use crate::prepare::prepare;
 use crate::proxy::{self, Allowed, Proxy, Refusal};
-use crate::wire::{BuildOrder, InitOrder, InitReport, Limit, Received, WardenOrder};
+use crate::wire::{BuildOrder, HeldPlace, InitOrder, InitReport, Limit, Received, WardenOrder};
 
 /// How many refusals by the proxy are remembered until somebody asks.
 const BREACHES_MAX: usize = 64;
@@ -137,16 +137,7 @@ impl Standing {
         };
         let limits = confinement.place_limits;
         group.set(&group_limits(&limits, 0)).map_err(|error| failed("limiting a cgroup", &error))?;
-        let mut covered: Vec<_> = plan::covered(&steps).into_iter().map(|path| (file_id(&path), path)).collect();
-        let kept = WardenOrder::Keep {
-            child: init_pid.as_raw_pid(),
-            protected: plan::protected(&steps),
-            placeholders,
-            groups: group.folders().to_vec(),
-        };
-        warden.ask(&kept).await.map_err(|error| failed("holding places for protection", &error))?;
-        // What was missing before is held now.
-        covered.iter_mut().for_each(|(id, path)| *id = id.or_else(|| file_id(path)));
+        let covered = hold(&warden, init_pid, &group, &steps, placeholders).await?;
         let (writable, private) = (plan::writable(&steps), plan::private(&steps));
         let steps: Vec<Step> = steps.into_iter().filter(|step| !prepared.contains(step)).collect();
         let sources = owners.sources(&steps, &warden).await;
@@ -174,10 +165,7 @@ impl Standing {
         let first = Mooring { berth, group: first, residents: 2 };
         Ok(Arc::new(Self {
             made,
-            session: match &confinement.place {
-                Place::Session(key) => Some(key.clone()),
-                Place::Own | Place::Sandbox(_) => None,
-            },
+            session: session_of(&confinement.place),
             created_at: Timestamp::now(),
             limits,
             warden,
@@ -186,7 +174,7 @@ impl Standing {
             group,
             enforcement: enforcement(hierarchy),
             counts_processes: hierarchy.can(Controller::Pids),
-            covered: covered.into_iter().map(|(id, path)| (path, id)).collect(),
+            covered,
             environment,
             idle: Mutex::new(vec![first]),
             breaches,
@@ -362,6 +350,37 @@ impl Standing {
     /// Ends everything in it and waits until it is gone; what was held for it may `linger`.
     pub(super) async fn end(self: Arc<Self>, linger: bool) {
         let _ = settle(&self.warden, self.init_pid, linger).await;
+    }
+}
+
+/// Has the warden hold what a sandbox protects, and says which file each thing is that is hidden or protected in it.
+async fn hold(
+    warden: &Warden,
+    init_pid: Pid,
+    group: &Group,
+    steps: &[Step],
+    placeholders: Vec<HeldPlace>,
+) -> Result<Vec<(PathBuf, Option<FileId>)>, SandboxError> {
+    let before: Vec<_> = plan::covered(steps).into_iter().map(|path| (file_id(&path), path)).collect();
+    let kept = WardenOrder::Keep {
+        child: init_pid.as_raw_pid(),
+        protected: plan::protected(steps),
+        placeholders,
+        groups: group.folders().to_vec(),
+    };
+    warden.ask(&kept).await.map_err(|error| failed("holding places for protection", &error))?;
+    // What was missing before is held now.
+    Ok(before
+        .into_iter()
+        .map(|(id, path)| (id.or_else(|| file_id(&path)), path))
+        .map(|(id, path)| (path, id))
+        .collect())
+}
+
+fn session_of(place: &Place) -> Option<SessionKey> {
+    match place {
+        Place::Session(key) => Some(key.clone()),
+        Place::Own | Place::Sandbox(_) => None,
     }
 }
 

@@ -132,7 +132,6 @@ pub(crate) const REFUSED: &[(&str, &[Call])] = &[
 
 /// Numbers that the C library's crate does not know everywhere yet; from 424 on, they are the same on all architectures.
 const SYS_cachestat: i64 = 451;
-const SYS_fchmodat2: i64 = 452;
 const SYS_map_shadow_stack: i64 = 453;
 const SYS_futex_wake: i64 = 454;
 const SYS_futex_wait: i64 = 455;

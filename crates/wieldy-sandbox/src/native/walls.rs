@@ -88,7 +88,7 @@ impl Site {
         for folder in [SITE, PRIVATE, NO_FOLDER] {
             fs::create_dir(folder)?;
         }
-        fs::set_permissions(NO_FOLDER, fs::Permissions::from_mode(0))?;
+        fs::set_permissions(NO_FOLDER, fs::Permissions::from_mode(0o000))?;
         write_file(Path::new(NO_FILE), "", 0)?;
         attach(&memory(private_room, 0o755)?, PRIVATE)?;
         let mount = memory(root_room, 0o755)?;

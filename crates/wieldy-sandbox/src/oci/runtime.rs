@@ -91,6 +91,7 @@ impl Hand {
             arguments: words,
             environment: vec![("PATH".into(), PATH.into())],
             folder: "/".into(),
+            workspace: "/".into(),
             grace_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
             terminal: command.terminal.map(|terminal| (terminal.rows, terminal.columns)),
             limits: RunLimits::default(),

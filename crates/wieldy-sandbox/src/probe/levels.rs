@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Place, Sandbox, SandboxError, Stdin, Stream};
 
 use super::{ProbeOptions, ProbeState, Probed};
+use crate::oci::{Oci, OciOptions, OciProblem};
 use crate::{Bare, Native};
 
 /// How long a program that does nothing may take.
@@ -23,10 +24,10 @@ pub(super) async fn levels(options: &ProbeOptions, native: &Native, features: &[
         checks.push(match level {
             Level::None => none(options).await,
             Level::Native => by_native(options, native, features).await,
-            Level::Runc => installed(options, level, "runc").await,
-            Level::Crun => installed(options, level, "crun").await,
-            Level::Youki => installed(options, level, "youki").await,
-            Level::Gvisor => installed(options, level, "runsc").await,
+            Level::Runc => by_oci(options, level, "runc").await,
+            Level::Crun => by_oci(options, level, "crun").await,
+            Level::Youki => by_oci(options, level, "youki").await,
+            Level::Gvisor => by_oci(options, level, "runsc").await,
             Level::Firecracker => firecracker(options).await,
         });
     }
@@ -54,6 +55,19 @@ async fn by_native(options: &ProbeOptions, native: &Native, features: &[Probed])
             });
             Probed::fails(name, told, hint.unwrap_or_else(|| "every part of it works by itself; see the reason".into()))
         }
+    }
+}
+
+/// Whether a runtime is there and runs a container.
+async fn by_oci(options: &ProbeOptions, level: Level, program: &str) -> Probed {
+    let found = installed(options, level, program).await;
+    if found.state == ProbeState::Fails {
+        return found;
+    }
+    let state = options.native.state.clone().unwrap_or_else(std::env::temp_dir);
+    match Oci::new(OciOptions::new(level, state.join("oci"))).probe().await {
+        Ok(version) => Probed::works(level.as_str(), version.0),
+        Err(OciProblem { problem, hint }) => Probed::fails(level.as_str(), problem, hint),
     }
 }
 

@@ -9,6 +9,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::escape::arena::say;
+
 /// Who owns nothing.
 const NOBODY: u32 = 65534;
 
@@ -54,9 +56,7 @@ impl Stage {
 /// Runs the tests that contain one of these, each in a process of its own, as that user; there are at least so many.
 fn passes(filters: &[&str], at_least: usize) {
     if !rustix::process::geteuid().is_root() {
-        return crate::escape::arena::say(
-            "as another user: needs root; the tests themselves are run by whoever runs this",
-        );
+        return say("as another user: needs root; the tests themselves are run by whoever runs this");
     }
     let stage = Stage::new();
     let names = stage.tests(filters);
@@ -68,10 +68,8 @@ fn passes(filters: &[&str], at_least: usize) {
         if !ran.status.success() || !said.contains("1 passed") {
             failed.push(format!("{name}\n{said}"));
         }
-        for line in said.lines().filter(|line| line.starts_with("NOT TRIED")) {
-            use std::io::Write;
-            writeln!(std::io::stderr(), "as an ordinary user, {name}: {line}").unwrap();
-        }
+        let not_tried = said.lines().filter_map(|line| line.strip_prefix("NOT TRIED: "));
+        not_tried.for_each(|line| say(&format!("as an ordinary user, {name}: {line}")));
     }
     assert!(
         failed.is_empty(),

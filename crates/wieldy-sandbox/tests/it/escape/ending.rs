@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{Ended, Place, Sandbox};
 
 use super::arena::{Arena, is_root};
-use crate::world::{Printed, alive, eventually};
+use crate::world::{PATIENCE, Printed, alive, eventually};
 
 const STUBBORN: &str = "trap '' TERM HUP INT; (setsid setsid bash -c 'trap \"\" TERM; exec sleep 1000' <&- >&- 2>&- &); \
                         (sleep 1000 &); echo ready; while :; do sleep 0.1; done";
@@ -44,7 +44,7 @@ async fn however_a_command_resists_it_is_gone_when_its_call_is_over() {
     for place in [Place::Own, Arena::session("one")] {
         for script in scripts {
             let (stop, running) = started(&arena, place.clone(), script).await;
-            assert_ne!(alive(&arena.mark), Vec::<String>::new(), "the test cannot see the processes it is about");
+            eventually(PATIENCE, "the test sees the processes it is about", || !alive(&arena.mark).is_empty()).await;
             stop.cancel();
             running.await.unwrap().unwrap();
             assert_eq!(alive(&arena.mark), Vec::<String>::new(), "{script}");

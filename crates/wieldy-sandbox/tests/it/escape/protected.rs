@@ -191,6 +191,33 @@ async fn protection_holds_when_another_executor_ends() {
     );
 }
 
+/// A lock that a command takes on what is protected keeps nobody else from the workspace.
+#[tokio::test]
+async fn locks_of_commands_keep_no_sandbox_from_being_made() {
+    let arena = Arc::new(Arena::new());
+    git(&arena.workspace, &["init", "-q"]);
+    let (printed, stop) = (Arc::<Printed>::default(), CancellationToken::new());
+    let script = "mkdir -p .git/modules/own; touch .git/modules/own/config; exec python3 -uc '
+import fcntl, os, time
+kept = []
+for name in [\".git/modules/own/config\", \".git/config\", \".claude\", \".git/hooks\", \".\"]:
+    kept.append(os.open(name, os.O_RDONLY))
+    try: fcntl.flock(kept[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError: fcntl.flock(kept[-1], fcntl.LOCK_SH | fcntl.LOCK_NB)
+print(\"ready\"); time.sleep(1000)'";
+    let locker = tokio::spawn({
+        let (arena, printed, stop) = (arena.clone(), printed.clone(), stop.clone());
+        async move { arena.run_stoppable(&arena.confinement(Arena::session("locker")), script, &printed, stop).await }
+    });
+    printed.contains("ready").await;
+    let look = "attack touch .claude/evil; attack bash -c 'echo evil > .git/modules/own/config'; attack git config a.b c; echo done";
+    for place in [Place::Own, Arena::session("other")] {
+        assert_eq!(arena.run(place, look).await, "done\n");
+    }
+    stop.cancel();
+    locker.await.unwrap().unwrap();
+}
+
 /// A person works in the same folder: programs replace files by new ones of the same name, and a mount goes with the old one.
 #[tokio::test]
 async fn protection_holds_when_a_person_replaces_what_is_protected() {

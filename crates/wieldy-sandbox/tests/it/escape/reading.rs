@@ -22,7 +22,7 @@ async fn secrets_of_the_machine_and_of_others_cannot_be_read() {
         attack grep -rsq '{canary}' {root} /tmp /home /root /run /var /dev/shm /mnt /opt /etc
         for path in {root}/home/.ssh/id_ed25519 {root}/state/journal.db {root}/other/workspace/plans.txt {root}/workspace-2/file \
             {root}/beside ../beside ./../home/.ssh/id_ed25519 key all/beside up/workspace/plans.txt magic \
-            /etc/shadow /etc/gshadow /etc/sudoers /etc/ssh/ssh_host_ed25519_key /root/.bashrc /root /var/log /var/lib /sys /boot; do
+            /etc/shadow /etc/gshadow /etc/sudoers /etc/ssh/ssh_host_ed25519_key ~root/.bashrc /root /var/log /var/lib /sys /boot; do
             attack cat $path
             attack ls $path/
             # Whatever leads somewhere else, all in one go: nothing of it may be found.

@@ -39,7 +39,7 @@ async fn nothing_outside_of_the_workspace_changes() {
         done
         # These may seem to work, in memory of the sandbox's own; the machine must not notice.
         echo x > {root}/beside; echo x > to-other/workspace/plans.txt; echo x > to-key; echo x > ../beside; rm -rf {root}/other {root}/home
-        mkdir -p {root}/home/.ssh; echo x > {root}/home/.ssh/authorized_keys; touch ../../{mark} /root/{mark} /var/tmp/{mark}
+        mkdir -p {root}/home/.ssh; echo x > {root}/home/.ssh/authorized_keys; touch ../../{mark} ~root/{mark} /var/tmp/{mark}
         echo x > to-root/home/{mark}; rm -rf ../workspace-2 ../state
         true
         "#,
