@@ -180,10 +180,10 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
 
 /// The bits of a file's mode that give whoever runs it the rights of its owner or group. In a sandbox they do nothing; but outside,
 /// files that a sandbox made belong to the owner of the workspace.
-const CHANGES_USER: u32 = libc::S_ISUID | libc::S_ISGID;
+pub(crate) const CHANGES_USER: u32 = libc::S_ISUID | libc::S_ISGID;
 
 /// The ways of `fallocate` that give room back: holes, and parts taken out.
-const GIVING_BACK: [u64; 2] =
+pub(crate) const GIVING_BACK: [u64; 2] =
     [(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u64, libc::FALLOC_FL_COLLAPSE_RANGE as u64];
 
 /// Linux, 32-bit Linux as `uname` shows it, an old version number as `uname` shows it, fixed addresses as debuggers

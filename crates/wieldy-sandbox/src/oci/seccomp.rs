@@ -9,6 +9,7 @@ use oci_spec::runtime::{
     LinuxSeccompOperator, LinuxSyscall, LinuxSyscallBuilder,
 };
 
+use crate::native::seccomp::{CHANGES_USER, GIVING_BACK};
 use crate::native::syscalls::{ALLOWED, Call, REFUSED};
 
 /// All that makes a namespace.
@@ -44,6 +45,23 @@ pub(super) fn profile() -> Result<LinuxSeccomp, OciSpecError> {
         calls.push(allow_if("mknodat", masked(2, u64::from(libc::S_IFMT), kind)?)?);
         #[cfg(target_arch = "x86_64")]
         calls.push(allow_if("mknod", masked(1, u64::from(libc::S_IFMT), kind)?)?);
+    }
+    calls.push(allow_if("prlimit64", equal(0, 0)?)?);
+    for kept in GIVING_BACK {
+        calls.push(allow_if("fallocate", equal(1, kept)?)?);
+    }
+    // Modes that would let others take on the owner's identity are refused, also where a file is made.
+    let modes: &[(&str, usize)] = &[("fchmod", 1), ("fchmodat", 2), ("fchmodat2", 2), ("openat", 3)];
+    let old_modes: &[(&str, usize)] = &[("chmod", 1), ("creat", 1), ("open", 2)];
+    let has_old = cfg!(target_arch = "x86_64");
+    for (name, argument) in modes.iter().chain(old_modes.iter().filter(|_| has_old)) {
+        calls.push(allow_if(name, masked(*argument, u64::from(CHANGES_USER), 0)?)?);
+    }
+    // What makes no file takes no mode: what stands in its place means nothing.
+    let makes = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u64;
+    calls.push(allow_if("openat", masked(2, makes, 0)?)?);
+    if has_old {
+        calls.push(allow_if("open", masked(1, makes, 0)?)?);
     }
     LinuxSeccompBuilder::default()
         .default_action(LinuxSeccompAction::ScmpActErrno)
