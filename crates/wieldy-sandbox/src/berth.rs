@@ -61,6 +61,7 @@ impl Berth {
         let mut tree = Tree::new(signals)?;
         let mut stack = Stack::new();
         wire::send(&self.socket, &BerthReport::Here, &[])?;
+        self.rehearse(&mut tree, &mut stack);
         while let Some(received) = wire::receive::<BerthOrderTo>(&self.socket)? {
             let BerthOrderTo::Run(order) = received.message else { continue };
             let report = match self.run(&order, received.descriptors, &mut tree, &mut stack) {
@@ -70,6 +71,24 @@ impl Berth {
             wire::send(&self.socket, &report, &[])?;
         }
         Ok(())
+    }
+
+    /// Starts something that comes to nothing, so that the first command finds our memory laid out as later ones do.
+    fn rehearse(&self, tree: &mut Tree, stack: &mut Stack) {
+        let nowhere = [0, 1, 2];
+        let mut start = Start {
+            program: Program::new(Vec::new(), Vec::new(), Vec::new()),
+            folder: c"/".into(),
+            standard: nowhere,
+            has_terminal: false,
+            landlock: self.landlock.as_ref().map(AsRawFd::as_raw_fd),
+            limits: [(Resource::Core, Some(0)); 5],
+            failure: None,
+        };
+        if let Ok(child) = sys::vfork(stack, &mut start, become_command) {
+            tree.begin(child);
+            tree.kill();
+        }
     }
 
     fn run(

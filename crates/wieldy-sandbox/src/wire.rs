@@ -193,7 +193,7 @@ impl std::fmt::Display for Step {
 /// The most descriptors beside one message.
 const DESCRIPTORS_MAX: usize = 64;
 /// Longer messages go into a file in memory, and only its descriptor through the socket.
-const INLINE_BYTES_MAX: usize = 32 * 1024;
+const INLINE_BYTES_MAX: usize = 8 * 1024;
 /// Begins a message whose text is in the first descriptor beside it.
 const IN_FILE: &[u8] = b"@";
 

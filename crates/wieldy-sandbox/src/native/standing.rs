@@ -161,7 +161,8 @@ impl Standing {
         };
         environment.extend(proxy_port.into_iter().flat_map(proxy::environment));
         let berth = Berth::arrive(berth).await.map_err(|error| failed("making a berth", &error))?;
-        // Beside the berth, the init itself is in that group.
+        // Beside the berth, the init itself is in that group. What the first command may use is most likely this.
+        first.set(&group_limits(&confinement.limits, 2)).map_err(|error| failed("limiting a cgroup", &error))?;
         let first = Mooring { berth, group: first, residents: 2 };
         Ok(Arc::new(Self {
             made,
