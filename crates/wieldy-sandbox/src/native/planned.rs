@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs;
+use std::io;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -93,13 +94,20 @@ impl Look for WithoutOurs {
     }
 }
 
-/// Whether something is a place that we hold and nobody has put anything into it.
+/// Whether something is a place that we hold and nobody has put anything into it. One that has gone meanwhile is, too: its last sandbox
+/// has just ended.
 fn is_as_made(path: &Path, ours: &BTreeSet<HeldPlace>) -> bool {
     let first = HeldPlace { path: path.to_owned(), content: None };
     let Some(held) = ours.range(first..).next().filter(|held| held.path == path) else { return false };
+    let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
     match &held.content {
-        Some(content) => fs::read(path).is_ok_and(|found| found == content.as_bytes()),
-        None => fs::read_dir(path)
-            .is_ok_and(|mut entries| entries.all(|entry| entry.is_ok_and(|entry| is_as_made(&entry.path(), ours)))),
+        Some(content) => match fs::read(path) {
+            Ok(found) => found == content.as_bytes(),
+            Err(error) => is_gone(&error),
+        },
+        None => match fs::read_dir(path) {
+            Ok(mut entries) => entries.all(|entry| entry.is_ok_and(|entry| is_as_made(&entry.path(), ours))),
+            Err(error) => is_gone(&error),
+        },
     }
 }
