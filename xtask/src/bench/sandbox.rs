@@ -2,6 +2,7 @@
 //! a plain fork and exec of the same program, and against other sandboxes that are installed.
 
 use std::process::{Command as Process, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -198,6 +199,8 @@ fn executor(workspace: &std::path::Path, sandbox: impl Sandbox) -> Result<Execut
     // Half a processor, the default, would be measured instead of us.
     builder.resource_limits = ResourceLimits { cpu_millicores: Some(2000), ..ResourceLimits::DEFAULT };
     builder.timeout = Duration::from_secs(300);
+    // As the command line does: what is too large for a result goes to disk.
+    builder.artifacts = Arc::new(wieldy::FolderArtifacts::open(&workspace.join("artifacts"))?);
     let spec = |name| ToolSpec::new(name, "A program.").timeout(Duration::from_secs(300));
     let run_true =
         tool(

@@ -253,6 +253,7 @@ impl Shared {
         if has_room() {
             self.employ_janitor();
             let Ok(standing) = self.build(confinement).await else { return };
+            standing.warm_up(confinement).await;
             self.refill_blanks().await;
             if has_room() {
                 lock(&self.spares).entry(shape).or_default().push(standing);

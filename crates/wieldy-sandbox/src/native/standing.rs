@@ -1,5 +1,6 @@
 //! The executor's side of one sandbox: its init, its berths, its part of the cgroup tree, its proxy.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use rustix::process::Pid;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
     Breach, Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, Overrun, Place,
-    ResourceLimits, SandboxError, SandboxRef, SandboxStatus, SessionKey, Usage,
+    ResourceLimits, SandboxError, SandboxRef, SandboxStatus, SessionKey, Stdin, Stream, Usage,
 };
 
 use super::owners::Owners;
@@ -284,6 +285,21 @@ impl Standing {
         Ok(Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches })
     }
 
+    /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.
+    pub(super) async fn warm_up(self: &Arc<Self>, confinement: &Confinement) {
+        let command = Command {
+            program: "true".into(),
+            arguments: Vec::new(),
+            environment: BTreeMap::new(),
+            folder: PathBuf::new(),
+            stdin: Stdin::Nothing,
+            terminal: None,
+        };
+        // Whatever comes of it, the command that follows will tell.
+        let _ = self.run(&command, confinement, &Nowhere, &CancellationToken::new()).await;
+        self.executed.store(0, Ordering::Relaxed);
+    }
+
     /// The limit that the kernel has seen to, if it had to.
     fn overrun_of_group(&self, used: &Used, limits: &ResourceLimits) -> Option<Overrun> {
         let allowed = |whose: Option<Whose>, own: Option<u64>, parent: Option<u64>| match whose {
@@ -421,6 +437,13 @@ fn serve(listener: OwnedFd, allowed: Allowed, breaches: &Arc<Mutex<Vec<Breach>>>
     };
     let listener = tokio::net::TcpListener::from_std(listener)?;
     Ok(Proxy::serve(listener, allowed, Arc::new(proxy::SystemResolver), Arc::new(refused)))
+}
+
+/// Takes output that nobody wants.
+struct Nowhere;
+
+impl OutputSink for Nowhere {
+    fn write(&self, _: Stream, _: &[u8]) {}
 }
 
 /// Which file something is.
