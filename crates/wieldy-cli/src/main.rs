@@ -86,6 +86,7 @@ fn in_runtime(command: impl Future<Output = Result<Exit, Failure>>) -> Result<Ex
     let ended = runtime.block_on(command);
     // A thread that still waits for somebody to type an answer must not keep us.
     runtime.shutdown_timeout(Duration::from_millis(100));
+    wieldy::finish();
     ended
 }
 

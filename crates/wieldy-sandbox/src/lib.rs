@@ -33,6 +33,7 @@ mod watch;
 pub use bare::Bare;
 #[cfg(feature = "firecracker")]
 pub use firecracker::{Firecracker, FirecrackerOptions, FirecrackerProblem};
+pub use link::finish;
 pub use native::{Native, NativeOptions};
 pub use oci::{Oci, OciOptions, OciProblem, OciVersion, Rootfs};
 pub use probe::{ProbeOptions, ProbeState, Probed, RefusedCall, Report, probe};

@@ -5,6 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 use serde::Serialize;
@@ -147,7 +149,24 @@ impl Drop for Warden {
     fn drop(&mut self) {
         let Some(mut process) = self.process.take() else { return };
         // It ends when it sees the end of the socket, which is closed right after this. Somebody must take note of its end, and
-        // nobody should wait for it.
-        let _ = std::thread::Builder::new().name("wieldy-reaper".into()).spawn(move || process.wait());
+        // nobody should wait for it here.
+        let reaper = std::thread::Builder::new().name("wieldy-reaper".into()).spawn(move || drop(process.wait()));
+        let mut leaving = LEAVING.lock().unwrap_or_else(PoisonError::into_inner);
+        leaving.retain(|reaper| !reaper.is_finished());
+        leaving.extend(reaper);
+    }
+}
+
+/// Those who wait for wardens that are about to end.
+static LEAVING: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
+
+/// Waits until everything that sandboxes leave behind is cleared away, at most for a few seconds. For programs that are about to end: whoever is
+/// started next in the same workspace should find it as it was. Every executor must have been dropped.
+pub fn finish() {
+    const PATIENCE: Duration = Duration::from_secs(3);
+    let until = Instant::now() + PATIENCE;
+    let leaving = std::mem::take(&mut *LEAVING.lock().unwrap_or_else(PoisonError::into_inner));
+    while leaving.iter().any(|reaper| !reaper.is_finished()) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }

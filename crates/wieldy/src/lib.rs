@@ -32,7 +32,7 @@ pub use artifacts::{FolderArtifacts, FolderError};
 pub use wieldy_core::*;
 pub use wieldy_sandbox::{
     Bare, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions, ProbeState, Probed,
-    RefusedCall, Report, Rootfs, probe,
+    RefusedCall, Report, Rootfs, finish, probe,
 };
 pub use wieldy_tools::shell::{Bash, CommandTool, shell_tools};
 pub use wieldy_tools::{Workspace, WorkspaceError, file_tools};

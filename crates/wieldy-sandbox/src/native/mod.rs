@@ -39,7 +39,7 @@ use wieldy_core::{
 use self::owners::Owners;
 use self::plan::{Plan, Step};
 use self::planned::Planned;
-use self::standing::{Blank, Standing};
+use self::standing::{Blank, HOLDING, Standing};
 use crate::cgroup::Hierarchy;
 
 /// How the native level is set up.
@@ -304,6 +304,20 @@ impl Shared {
     }
 
     async fn build(self: &Arc<Self>, confinement: &Confinement) -> Result<Arc<Standing>, SandboxError> {
+        const ATTEMPTS_MAX: u32 = 5;
+        let changed =
+            |error: &SandboxError| matches!(error, SandboxError::Creation { reason } if reason.starts_with(HOLDING));
+        for _ in 1..ATTEMPTS_MAX {
+            match self.try_to_build(confinement).await {
+                // What was planned for is gone; look again.
+                Err(error) if changed(&error) => tokio::time::sleep(Duration::from_millis(5)).await,
+                built => return built,
+            }
+        }
+        self.try_to_build(confinement).await
+    }
+
+    async fn try_to_build(self: &Arc<Self>, confinement: &Confinement) -> Result<Arc<Standing>, SandboxError> {
         let planned = Planned::new(confinement, &self.options)?;
         let id = match &confinement.place {
             Place::Sandbox(id) => Some(id.clone()),

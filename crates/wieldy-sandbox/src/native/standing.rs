@@ -30,6 +30,9 @@ use crate::wire::{BuildOrder, HeldPlace, InitOrder, InitReport, Limit, Received,
 /// How many refusals by the proxy are remembered until somebody asks.
 const BREACHES_MAX: usize = 64;
 
+/// What is being done when a place could not be held: another executor may just have taken its own away.
+pub(super) const HOLDING: &str = "holding places for protection";
+
 /// What a command must have had at least for it to be worth while to look what is left.
 const SETTLE_BYTES_MIN: u64 = 16 << 20;
 
@@ -385,7 +388,7 @@ async fn hold(
         placeholders,
         groups: group.folders().to_vec(),
     };
-    warden.ask(&kept).await.map_err(|error| failed("holding places for protection", &error))?;
+    warden.ask(&kept).await.map_err(|error| failed(HOLDING, &error))?;
     // What was missing before is held now.
     Ok(before
         .into_iter()
