@@ -175,7 +175,10 @@ impl Oci {
     /// Runs `true` in a container.
     async fn try_once(&self) -> Result<(), SandboxError> {
         let failed = |error: std::io::Error| SandboxError::Creation { reason: error.to_string() };
-        let workspace = std::env::temp_dir().join(format!("wieldy-probe-{}", next_id(self.shared.options.level).0));
+        // A process of the same number may have left one behind.
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let name = format!("wieldy-probe-{}-{now}", next_id(self.shared.options.level).0);
+        let workspace = std::env::temp_dir().join(name);
         std::fs::create_dir(&workspace).map_err(failed)?;
         let environment = [("PATH".to_owned(), "/usr/bin:/bin".to_owned())].into();
         let (program, arguments, folder) = ("true".into(), Vec::new(), PathBuf::new());
@@ -190,7 +193,16 @@ impl Oci {
             grace: Duration::ZERO,
         };
         let ran = self.execute(&command, &confinement, Arc::new(Nowhere), CancellationToken::new()).await;
-        let _ = std::fs::remove_dir(&workspace);
+        // What is held in it goes with the container, which is removed in the background.
+        const TRIES: usize = 500;
+        for _ in 0..TRIES {
+            match std::fs::remove_dir(&workspace) {
+                Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                _ => break,
+            }
+        }
         match ran?.ended {
             Ended::Code(0) => Ok(()),
             ended => Err(SandboxError::Creation { reason: format!("`true` ended with {ended:?} in a container") }),
