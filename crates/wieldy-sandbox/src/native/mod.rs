@@ -266,12 +266,14 @@ impl Shared {
     /// The sandbox of a session or of an id; made if there is none and it may be.
     async fn kept(self: &Arc<Self>, confinement: &Confinement, create: bool) -> Result<Arc<Standing>, SandboxError> {
         if let (Place::Sandbox(id), false) = (&confinement.place, create) {
-            let known =
-                lock(&self.kept).values().filter_map(|cell| cell.get()).find(|one| one.made().id == *id).cloned();
-            let known = known.ok_or_else(|| SandboxError::Creation {
-                reason: format!("there is no sandbox `{}`; it was destroyed, or never made", id.0),
-            })?;
-            return if known.is_intact() { Ok(known) } else { Err(no_longer_intact(id)) };
+            let kept = lock(&self.kept);
+            let mut all = kept.iter().filter_map(|(key, cell)| Some((&key.shape, cell.get()?)));
+            let (shape, known) = all.find(|(_, one)| one.made().id == *id).ok_or_else(|| not_there(id))?;
+            // What a call asks for is never less than what it gets.
+            if *shape != Shape::of(confinement) {
+                return Err(of_another_shape(id));
+            }
+            return if known.is_intact() { Ok(Arc::clone(known)) } else { Err(no_longer_intact(id)) };
         }
         let key = Key { place: confinement.place.clone(), shape: Shape::of(confinement) };
         // Only this one is looked at: a look costs a system call.
@@ -436,6 +438,19 @@ impl Shape {
         let Confinement { workspace, network, files, .. } = confinement;
         Self { workspace: workspace.clone(), network: network.clone(), files: Arc::clone(files) }
     }
+}
+
+pub(crate) fn not_there(id: &SandboxId) -> SandboxError {
+    let reason = format!("there is no sandbox `{}`; it was destroyed, or never made", id.0);
+    SandboxError::Creation { reason }
+}
+
+pub(crate) fn of_another_shape(id: &SandboxId) -> SandboxError {
+    let reason = format!(
+        "the sandbox `{}` was made for another workspace, other files or another network than this call asks for",
+        id.0
+    );
+    SandboxError::Creation { reason }
 }
 
 fn no_longer_intact(id: &SandboxId) -> SandboxError {

@@ -45,6 +45,7 @@ use self::home::Home;
 use self::runtime::Runtime;
 use self::site::Ground;
 use crate::cgroup::Hierarchy;
+use crate::native::{not_there, of_another_shape};
 
 /// Where runtimes are looked for.
 const FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
@@ -304,19 +305,20 @@ impl Shared {
 
     /// The container of a session or of an id; made if there is none and it may be.
     async fn kept(self: &Arc<Self>, confinement: &Confinement, create: bool) -> Result<Arc<Container>, SandboxError> {
+        let Confinement { place, workspace, network, files, .. } = confinement.clone();
+        let key = Key { place, workspace, network, files };
         let id = match &confinement.place {
             Place::Sandbox(id) if !create => {
                 let kept = lock(&self.kept);
-                let known = kept.values().filter_map(|cell| cell.get()).find(|one| one.made().id == *id).cloned();
-                return known.ok_or_else(|| SandboxError::Creation {
-                    reason: format!("there is no sandbox `{}`; it was destroyed, or never made", id.0),
-                });
+                let mut all = kept.iter().filter_map(|(key, cell)| Some((key, cell.get()?)));
+                let (made_for, known) = all.find(|(_, one)| one.made().id == *id).ok_or_else(|| not_there(id))?;
+                // What a call asks for is never less than what it gets.
+                let asked = Key { place: made_for.place.clone(), ..key };
+                return if *made_for == asked { Ok(Arc::clone(known)) } else { Err(of_another_shape(id)) };
             }
             Place::Sandbox(id) => id.clone(),
             Place::Own | Place::Session(_) => next_id(self.options.level),
         };
-        let Confinement { place, workspace, network, files, .. } = confinement.clone();
-        let key = Key { place, workspace, network, files };
         let cell = Arc::clone(lock(&self.kept).entry(key.clone()).or_default());
         let build = async || {
             let container = self.build(confinement, id).await?;

@@ -47,7 +47,8 @@ async fn calls_of_a_session_share_their_private_folders_and_nobody_else_sees_the
 
 #[tokio::test]
 async fn a_sandbox_is_made_used_listed_and_destroyed() {
-    let (native, world) = (native(), World::bash(":"));
+    let (native, mut world) = (native(), World::bash(":"));
+    world.confinement.network = wieldy_core::Network::None;
     let changes = Arc::new(std::sync::Mutex::new(Vec::new()));
     native.listen({
         let changes = Arc::clone(&changes);
@@ -59,6 +60,13 @@ async fn a_sandbox_is_made_used_listed_and_destroyed() {
     assert_eq!(said(&native, Place::Sandbox(id.clone()), &world, "echo here").await, "here\n");
     let listed = native.list();
     assert_eq!(listed.iter().map(|one| (&one.sandbox, one.executed)).collect::<Vec<_>>(), [(&made.sandbox, 1)]);
+    // It was made without a network, and nobody gets another one than was asked for.
+    let mut other = script(&native, Place::Sandbox(id.clone()), "echo here");
+    other.confinement.workspace = world.confinement.workspace.clone();
+    other.confinement.network = wieldy_core::Network::Open;
+    let told = other.run().await.unwrap_err().to_string();
+    let expected = "was made for another workspace, other files or another network than this call asks for";
+    assert_eq!(told, format!("cannot make a sandbox: the sandbox `{}` {expected}", id.0));
     assert!(native.destroy(&id).await);
     assert!(!native.destroy(&id).await);
     assert!(native.list().is_empty());
