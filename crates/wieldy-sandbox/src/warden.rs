@@ -187,6 +187,7 @@ impl Warden {
                 if kept.is_err() || parted().is_err() {
                     sys::exit_now(1);
                 }
+                volunteer();
                 Berth { socket, landlock: None, private: Vec::new() }.live()
             }
             Ok(Some(pid)) => {
@@ -244,6 +245,11 @@ impl Warden {
             }
         }
     }
+}
+
+/// If the machine runs out of memory, it should be a command that goes and not the executor. What comes of this process inherits it.
+pub(crate) fn volunteer() {
+    let _ = fs::write("/proc/self/oom_score_adj", "500");
 }
 
 /// Makes sure that this process ends with the one that made it.

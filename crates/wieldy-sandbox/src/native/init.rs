@@ -63,6 +63,7 @@ impl Init {
         let _ = thread::set_name(c"wieldy-init");
         process::setsid()?;
         warden::parted()?;
+        warden::volunteer();
         wire::send(&self.socket, &InitReport::Blank, &[])?;
         let mut site = None;
         while let Some(received) = wire::receive::<InitOrder>(&self.socket)? {

@@ -536,7 +536,7 @@ fn a_group_goes_when_it_and_its_children_are_dropped_and_not_before() {
 
     let busy = hierarchy.group(&name).unwrap();
     let load = Load::start_in(&busy);
-    assert!(busy.remove().is_err());
+    assert_eq!(busy.remove().unwrap_err().kind(), std::io::ErrorKind::ResourceBusy);
     assert_eq!(folders(&name).len(), alone);
     drop(load);
     // What was left behind goes with the executor's own group.

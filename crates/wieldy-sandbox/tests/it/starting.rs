@@ -22,7 +22,8 @@ conformance! {
         a_program_that_is_not_there_is_not_found
         a_file_that_is_no_program_is_refused
         a_program_in_the_workspace_is_not_found_by_its_bare_name
-        a_folder_that_is_not_there_is_named
+        a_command_goes_before_the_executor_when_memory_runs_out
+    a_folder_that_is_not_there_is_named
         zero_bytes_and_impossible_variables_are_refused
         a_command_that_was_stopped_before_it_began_never_runs
     ];
@@ -170,4 +171,8 @@ async fn a_command_that_was_stopped_before_it_began_never_runs() {
     world.stop.cancel();
     assert!(matches!(world.run().await, Err(SandboxError::Creation { .. })));
     assert!(!world.workspace.path().join("ran").exists());
+}
+
+async fn a_command_goes_before_the_executor_when_memory_runs_out() {
+    assert_eq!(World::new("cat", &["/proc/self/oom_score_adj"]).output().await, "500\n");
 }
