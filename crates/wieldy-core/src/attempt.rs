@@ -345,8 +345,13 @@ impl Default for DynamicTimeout {
 impl Timings {
     const RUNS_KEPT: usize = 128;
 
-    pub(crate) fn new(policy: DynamicTimeout) -> Self {
-        Self { policy, runs: Mutex::default() }
+    pub(crate) fn new(policy: DynamicTimeout, known: &HashMap<String, Vec<Duration>>) -> Self {
+        let timings = Self { policy, runs: Mutex::default() };
+        for (tool, durations) in known {
+            let Ok(tool) = ToolName::new(tool) else { continue };
+            durations.iter().for_each(|took| timings.learn(&tool, *took));
+        }
+        timings
     }
 
     pub(crate) fn learn(&self, tool: &ToolName, took: Duration) {
@@ -408,7 +413,10 @@ mod tests {
 
     #[test]
     fn a_dynamic_timeout_needs_history_and_has_bounds() {
-        let timings = Timings::new(DynamicTimeout { runs_min: 3, factor: 2.0, at_least: SECOND, at_most: 10 * SECOND });
+        let timings = Timings::new(
+            DynamicTimeout { runs_min: 3, factor: 2.0, at_least: SECOND, at_most: 10 * SECOND },
+            &HashMap::new(),
+        );
         let tool = ToolName::new("t").expect("a name");
         timings.learn(&tool, 2 * SECOND);
         timings.learn(&tool, 3 * SECOND);

@@ -365,7 +365,7 @@ impl Executor {
                 let stopped_by = failed.filter(|_| batch.stop_on_error);
                 match bind(&mut call, &plan.needs[place], &ids, &results, stopped_by, flight) {
                     Ok(()) => {
-                        let entry = self.open(call, Some(flight));
+                        let entry = self.open(call, Some(flight), false);
                         let mut run = Box::pin(async move { (place, self.walk(entry).await) });
                         // What is done at once need not be kept with those that take a while.
                         match futures_util::poll!(&mut run) {

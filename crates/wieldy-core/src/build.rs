@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -20,7 +20,7 @@ use crate::confirm::Confirmer;
 use crate::event::{Body, Subject};
 use crate::executor::Executor;
 use crate::flight::Flights;
-use crate::journal::{Journal, MemoryJournal, Recorder};
+use crate::journal::{Durability, Interrupted, Journal, MemoryJournal, Recorder};
 use crate::policy::Policy;
 use crate::rate::{Rate, Rates};
 use crate::registry::{RegisterError, Registration, Registry};
@@ -41,6 +41,9 @@ pub(crate) struct Inner {
     pub(crate) confirmer: Option<Arc<dyn Confirmer>>,
     pub(crate) confirmation_timeout: Duration,
     pub(crate) recorder: Arc<Recorder>,
+    pub(crate) durability: Durability,
+    /// What earlier executors left open, until somebody resumes it.
+    pub(crate) interrupted: Mutex<Vec<Interrupted>>,
     pub(crate) flights: Flights,
     pub(crate) tasks: Tasks,
     pub(crate) admission: Admission,
@@ -73,6 +76,8 @@ pub struct ExecutorBuilder {
     pub confirmation_timeout: Duration,
     /// Where the history is kept; in memory by default.
     pub journal: Arc<dyn Journal>,
+    /// Which calls wait for their records to be safe.
+    pub durability: Durability,
     /// Where large outputs are kept; in memory by default.
     pub artifacts: Arc<dyn Artifacts>,
     /// How many calls may run and wait.
@@ -91,6 +96,8 @@ pub struct ExecutorBuilder {
     pub timeouts: HashMap<String, Duration>,
     /// Whether the attempt clock follows a tool's own history; off by default.
     pub dynamic_timeout: Option<DynamicTimeout>,
+    /// How long runs took before, by tool, for the clock that follows them.
+    pub known_durations: HashMap<String, Vec<Duration>>,
     /// How failed runs are repeated where neither call nor tool says.
     pub retry: RetryPolicy,
     /// How strongly processes are kept apart; a call may ask for more, never for less.
@@ -126,6 +133,7 @@ impl Default for ExecutorBuilder {
             confirmer: None,
             confirmation_timeout: Duration::from_secs(300),
             journal: Arc::new(MemoryJournal::default()),
+            durability: Durability::default(),
             artifacts: Arc::new(MemoryArtifacts::default()),
             limits: Limits::default(),
             rates: Vec::new(),
@@ -135,6 +143,7 @@ impl Default for ExecutorBuilder {
             timeout: TIMEOUT_DEFAULT,
             timeouts: HashMap::new(),
             dynamic_timeout: None,
+            known_durations: HashMap::new(),
             retry: RetryPolicy::default(),
             isolation: Level::Native,
             workspace: PathBuf::from("."),
@@ -183,6 +192,7 @@ impl ExecutorBuilder {
     /// Puts the executor together.
     pub fn build(self) -> Result<Executor, RegisterError> {
         let clocks = ClockDefaults { timeout: self.timeout, queue: self.limits.queue_timeout, timeouts: self.timeouts };
+        let remembered = self.journal.remembered();
         let answers_max = NonZeroUsize::new(10_000).expect("not zero");
         let inner = Inner {
             registry: Registry::default(),
@@ -190,6 +200,8 @@ impl ExecutorBuilder {
             confirmer: self.confirmer,
             confirmation_timeout: self.confirmation_timeout.min(FOR_EVER),
             recorder: Arc::new(Recorder::new(self.journal)),
+            durability: self.durability,
+            interrupted: Mutex::new(remembered.interrupted),
             flights: Flights::new(self.observable_max),
             tasks: Tasks::new(self.task_ttl),
             admission: Admission::new(self.limits),
@@ -202,7 +214,7 @@ impl ExecutorBuilder {
             keys: Recall::new(answers_max, self.cache_bytes_max.max(KEYS_BYTES_MAX)),
             idempotency_ttl: self.idempotency_ttl.min(FOR_EVER),
             clocks,
-            timings: self.dynamic_timeout.map(Timings::new),
+            timings: self.dynamic_timeout.map(|policy| Timings::new(policy, &self.known_durations)),
             retry: self.retry,
             sandboxes: self.sandboxes,
             isolation: self.isolation,
@@ -224,6 +236,7 @@ impl ExecutorBuilder {
             sandbox.listen(tell(Arc::clone(&inner.recorder)));
         }
         let executor = Executor { inner: Arc::new(inner) };
+        executor.restore(remembered.answers);
         for tool in self.tools {
             executor.register(tool)?;
         }

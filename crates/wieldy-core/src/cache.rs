@@ -4,9 +4,10 @@
 
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use lru::LruCache;
 use serde_json::json;
 use tokio::sync::watch;
@@ -14,8 +15,8 @@ use tokio::time::Instant;
 
 use crate::build::FOR_EVER;
 use crate::call::{Caller, Content};
-use crate::error::{CallError, Code};
-use crate::event::CallState;
+use crate::error::CallError;
+use crate::event::{CallState, Keyed};
 use crate::flight::Flight;
 use crate::footprint::Touches;
 use crate::input::{Input, canonical};
@@ -128,6 +129,22 @@ impl Recall {
         Lead { recall: self, key, fingerprint, run, _over: over_sender }
     }
 
+    /// Takes in an answer that an earlier executor gave.
+    pub(crate) fn restore(&self, keyed: &Keyed, outcome: &Outcome) {
+        let remaining =
+            Timestamp::now().until(keyed.expires_at).ok().and_then(|span| span.total(jiff::Unit::Second).ok());
+        let ttl = Duration::try_from_secs_f64(remaining.unwrap_or_default()).unwrap_or_default();
+        let (Ok(key), Ok(fingerprint)) =
+            (blake3::Hash::from_hex(&keyed.key), blake3::Hash::from_hex(&keyed.fingerprint))
+        else {
+            return;
+        };
+        let mut shelf = self.lock();
+        let lead = self.lead(&mut shelf, CacheKey(key), CacheKey(fingerprint), &Touches::nothing());
+        drop(shelf);
+        lead.keep(outcome, ttl);
+    }
+
     /// Forgets every answer that what is written may have changed, those too that are just being made.
     pub(crate) fn spoil(&self, written: &Touches) {
         let mut shelf = self.lock();
@@ -208,16 +225,23 @@ pub(crate) struct Promise<'a> {
     pub(crate) ttl: Duration,
 }
 
+impl Promise<'_> {
+    /// Notes on the flight which key it runs under, so that the history knows it too.
+    pub(crate) fn note(&self) {
+        if let Some(lead) = &self.lead {
+            let expires_at = Timestamp::now().checked_add(self.ttl).unwrap_or(Timestamp::MAX);
+            let (key, fingerprint) = (lead.key.0.to_hex().to_string(), lead.fingerprint.0.to_hex().to_string());
+            let _ = self.flight.keyed.set(Arc::new(Keyed { key, fingerprint, expires_at }));
+        }
+    }
+}
+
 impl Drop for Promise<'_> {
     fn drop(&mut self) {
         let Some(lead) = self.lead.take() else { return };
         let runs = matches!(self.flight.state(), CallState::Running { .. });
         if runs && !self.tool.spec.annotations.repeatable() {
-            let told =
-                "the call with this idempotency key was left alone while it ran, so what came of it is not known";
-            let unknown = CallError::new(Code::OutcomeUnknown, told)
-                .suggest("find out whether it had its effect; to run it again, use another key");
-            lead.keep(&Outcome::default().failed(unknown), self.ttl);
+            lead.keep(&Outcome::default().failed(CallError::left_alone()), self.ttl);
         }
     }
 }

@@ -176,6 +176,9 @@ pub struct Options {
     pub isolation: Option<Level>,
     /// What the tool's process may reach.
     pub network: Option<Network>,
+    /// Should the executor stop while the call is open, the next one on the same history runs it again, if its tool may
+    /// be run twice and nothing of its arguments had to be hidden.
+    pub rerun: bool,
     /// Free words that come back in the result.
     pub labels: Vec<String>,
 }
@@ -308,6 +311,31 @@ pub struct ToolResult {
 }
 
 impl ToolResult {
+    /// The result of a call that failed and gave nothing.
+    pub fn failed(execution_id: ExecutionId, tool: Arc<str>, started_at: Timestamp, error: CallError) -> Self {
+        let completed_at = Timestamp::now();
+        let took = completed_at.duration_since(started_at).as_secs_f64() * 1000.0;
+        Self {
+            execution_id,
+            call_id: None,
+            tool,
+            provider: Arc::default(),
+            status: error.status(),
+            content: Vec::new(),
+            structured: None,
+            error: Some(error),
+            attempts: 0,
+            cached: false,
+            partial: false,
+            artifact: None,
+            timing: Timing { queued_ms: 0.0, duration_ms: took.max(0.0), started_at, completed_at },
+            usage: None,
+            sandbox: None,
+            labels: Vec::new(),
+            arguments: Arc::default(),
+        }
+    }
+
     /// Whether the tool ran and did what it was asked.
     pub fn is_success(&self) -> bool {
         self.status == Status::Success

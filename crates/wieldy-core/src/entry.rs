@@ -35,8 +35,27 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
+    /// The entry of a call that an earlier executor left open.
+    pub(crate) fn reopened(
+        executor: &Executor,
+        call: Call,
+        flight: Arc<Flight>,
+        tool: Result<Arc<Registered>, NotFound>,
+        refused: Option<Box<CallError>>,
+    ) -> Box<Self> {
+        let (size, too_large) = match check_size(&call.arguments) {
+            Ok(size) => (size, None),
+            Err(too_large) => (Measured::default(), Some(Box::new(too_large.into()))),
+        };
+        let refused = refused.or(too_large);
+        Box::new(Self { executor: executor.clone(), call, flight, tool, size, refused, closed: false })
+    }
+
     /// Writes the closing event and makes the result. What happened is told even if it cannot be written.
     pub(crate) fn close(mut self: Box<Self>, ended: Result<Outcome, CallError>, tally: Tally) -> (ToolResult, Receipt) {
+        // A call that never ran leaves nothing to its key, and neither does one that may simply be run again.
+        let is_kept =
+            self.flight.keyed.get().is_some() && ended.as_ref().is_ok_and(|outcome| !outcome.is_worth_another_run());
         let outcome = ended.unwrap_or_else(|error| Outcome::default().failed(error));
         let error = outcome.failure.map(|error| *error);
         let result = ToolResult {
@@ -72,11 +91,27 @@ impl Entry {
             output_bytes: result.content.iter().map(Content::bytes).sum(),
             artifact: result.artifact,
             usage: result.usage,
+            sandbox: result.sandbox.clone(),
             error: result.error.clone().map(Box::new),
+            answer: (self.flight.task || is_kept).then(|| Arc::new(result.clone())),
         });
         let closed = self.flight.record_at(closing, result.timing.completed_at);
         self.over();
         (result, closed)
+    }
+
+    /// What whoever comes back with the idempotency key gets after the call was left alone while it ran.
+    fn left_alone(&self) -> Option<ToolResult> {
+        let runs = matches!(self.flight.state(), CallState::Running { .. });
+        let tool = self.tool.as_ref().ok().filter(|tool| runs && !tool.spec.annotations.repeatable())?;
+        self.flight.keyed.get()?;
+        let error = CallError::left_alone();
+        Some(ToolResult::failed(self.flight.id, tool.name.shared(), self.flight.opened_at, error))
+    }
+
+    /// Whether the call can change nothing: its tool says so, or there is none.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.tool.as_ref().map_or(true, |tool| tool.spec.annotations.read_only)
     }
 
     fn over(&mut self) {
@@ -92,6 +127,7 @@ impl Drop for Entry {
         }
         let error = CancelCause::CallerGone.error();
         self.flight.cancel(CancelCause::CallerGone);
+        let answer = self.left_alone().map(Arc::new);
         let attempts = match self.flight.state() {
             CallState::Running { attempt } => attempt,
             CallState::Waiting { next_attempt } => next_attempt - 1,
@@ -106,7 +142,9 @@ impl Drop for Entry {
             output_bytes: 0,
             artifact: None,
             usage: None,
+            sandbox: None,
             error: Some(Box::new(error)),
+            answer,
         }));
         self.over();
     }
@@ -130,9 +168,9 @@ impl Tally {
 
 impl Executor {
     /// Opens the call's entry. From here on it is in flight, can be observed and cancelled, and will be closed.
-    pub(crate) fn open(&self, call: Call, batch: Option<&Arc<BatchFlight>>) -> Box<Entry> {
+    pub(crate) fn open(&self, call: Call, batch: Option<&Arc<BatchFlight>>, task: bool) -> Box<Entry> {
         let engine = &*self.inner;
-        let flight = Arc::new(Flight::new(&call, &engine.recorder, batch));
+        let flight = Arc::new(Flight::new(&call, &engine.recorder, batch, task));
         engine.flights.add(Arc::clone(&flight));
         // The tool is looked up before anything is written down: it says which arguments must not be.
         let tool = engine.registry.find(&call.tool, &call.caller);
@@ -149,7 +187,8 @@ impl Executor {
             None => Redacted::new(Arc::clone(&call.arguments), marked),
             Some(_) => Value::Null.into(),
         };
-        let opened = flight.record_at(Body::CallPending { arguments }, flight.opened_at);
+        let rerun = call.options.rerun.then(|| Arc::clone(&call.caller));
+        let opened = flight.record_at(Body::CallPending { arguments, task, rerun }, flight.opened_at);
         let refused = match (opened, too_large) {
             (Receipt::Refused(error), _) => Some(error.into()),
             (_, Some(too_large)) => Some(too_large.into()),

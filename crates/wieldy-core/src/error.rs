@@ -35,6 +35,27 @@ pub struct CallError {
 }
 
 impl CallError {
+    /// Of a call that was open when its executor stopped.
+    pub fn interrupted(repeatable: bool) -> Self {
+        let mut error = Self::new(
+            Code::OutcomeUnknown,
+            "the executor stopped while the call was open, so what came of it is not known",
+        );
+        error.retryable = repeatable;
+        error.suggest(if repeatable {
+            "it may be called again: that does no harm"
+        } else {
+            "find out whether it had its effect before calling it again"
+        })
+    }
+
+    /// Of a call with an idempotency key that was left alone while it ran.
+    pub(crate) fn left_alone() -> Self {
+        let told = "the call with this idempotency key was left alone while it ran, so what came of it is not known";
+        Self::new(Code::OutcomeUnknown, told)
+            .suggest("find out whether it had its effect; to run it again, use another key")
+    }
+
     /// An error with the code's own name, category and default for `retryable`.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self {

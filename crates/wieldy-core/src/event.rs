@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::artifact::ArtifactId;
 use crate::batch::{BatchMode, BatchSummary};
-use crate::call::{BatchId, Caller, ConfirmationId, ExecutionId, Status};
+use crate::call::{BatchId, Caller, ConfirmationId, ExecutionId, SandboxRef, Status, ToolResult};
 use crate::error::CallError;
 use crate::redact::Redacted;
 use crate::sandbox::{Stream, Usage};
@@ -50,6 +50,12 @@ pub enum Body {
     CallPending {
         /// What it was called with; secrets are taken out.
         arguments: Redacted,
+        /// Whether it is polled instead of waited for.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        task: bool,
+        /// Whoever called, with everything that is held, where the call is to be run again should the executor stop.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        rerun: Option<Arc<Caller>>,
     },
     /// An attempt starts.
     CallStarted {
@@ -61,6 +67,9 @@ pub enum Body {
         timeout_ms: u64,
         /// Whether it can change nothing.
         read_only: bool,
+        /// The idempotency key that it runs under.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        keyed: Option<Arc<Keyed>>,
     },
     /// A run shows how far it is, or what it printed.
     CallProgress {
@@ -190,6 +199,17 @@ pub enum Body {
     SelfRemind(Note),
 }
 
+/// The idempotency key of a call, in a form that gives nothing away.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Keyed {
+    /// Which key, by whom, for which tool: a hash.
+    pub key: String,
+    /// What exactly was called: a hash.
+    pub fingerprint: String,
+    /// Until when the key is remembered.
+    pub expires_at: Timestamp,
+}
+
 /// How a call ended.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Closing {
@@ -211,9 +231,16 @@ pub struct Closing {
     /// What it used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
+    /// The custody it ran in, if a process was started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sandbox: Option<SandboxRef>,
     /// Why it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<Box<CallError>>,
+    /// The whole result, where somebody may ask for it later: that of a task, or of a call with an idempotency key. No
+    /// part of the event as others see it.
+    #[serde(skip)]
+    pub answer: Option<Arc<ToolResult>>,
 }
 
 /// What an agent tells itself.

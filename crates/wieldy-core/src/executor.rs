@@ -40,13 +40,13 @@ pub struct Executor {
 impl Executor {
     /// Runs one call. Whatever its fate, the caller gets a result and the journal an opening and a closing event.
     pub async fn call(&self, call: Call) -> ToolResult {
-        let entry = self.open(call, None);
+        let entry = self.open(call, None, false);
         self.walk(entry).await
     }
 
     /// Records a call that is not even begun.
     pub(crate) async fn refuse(&self, call: Call, why: CallError, batch: Option<&Arc<BatchFlight>>) -> ToolResult {
-        let mut entry = self.open(call, batch);
+        let mut entry = self.open(call, batch, false);
         entry.refused = Some(Box::new(why));
         self.walk(entry).await
     }
@@ -58,10 +58,12 @@ impl Executor {
             None => self.steps(&entry, &mut tally).await,
             Some(refused) => Err(*refused),
         };
+        let read_only = entry.is_read_only();
         let (result, closing) = entry.close(ended, tally);
+        let engine = &*self.inner;
         // The answer is true even where its record cannot be kept; recovery closes the entry later.
-        if matches!(closing, Receipt::Pending(_)) {
-            let _ = Box::pin(tokio::time::timeout(CLOSING_PATIENCE, closing.kept())).await;
+        if matches!(closing, Receipt::Pending(_)) && engine.durability.waits_to_answer(read_only) {
+            let _ = Box::pin(tokio::time::timeout(CLOSING_PATIENCE, engine.recorder.kept(closing))).await;
         }
         result
     }
@@ -79,6 +81,7 @@ impl Executor {
             Known::Already(outcome) => return tally.recalled(*outcome),
             Known::NotYet(lead) => Promise { lead, flight, tool, ttl: engine.idempotency_ttl },
         };
+        repeated.note();
         let consent = self.consent(call, flight, tool, &grant, &input, &terms).await?; // 4. confirm
         let cached = match self.cached(call, flight, tool, &input, &terms).await? {
             Known::Already(outcome) => return tally.recalled(*outcome), // 5. recall
@@ -106,7 +109,7 @@ impl Executor {
         let (engine, spec, clocks) = (&*self.inner, &tool.spec, &terms.clocks);
         let touches = if spec.annotations.read_only { Touches::nothing() } else { Touches::by(tool, input.value()) };
         engine.rates.count(&call.caller, &tool.name)?;
-        for attempt in 1.. {
+        for attempt in flight.next_attempt().. {
             let passage = engine.breakers.enter(&tool.name)?;
             let slots = spec.constraints.concurrency_max;
             let slot =
@@ -222,6 +225,10 @@ impl Executor {
         if let Some(consent) = Consent::not_needed(grant, &tool.spec, options) {
             return Ok(consent);
         }
+        // A consent that was given to an earlier executor is no consent to run it once more.
+        if flight.next_attempt() > 1 {
+            return Err(CallError::interrupted(false));
+        }
         let confirmer = options.confirmer.as_ref().or(engine.confirmer.as_ref());
         // Few calls are asked about: their future need not be part of everybody's.
         let expires_in = engine.confirmation_timeout;
@@ -231,6 +238,7 @@ impl Executor {
 
     /// Records that an attempt starts. What may change something is safe in the history before it runs.
     async fn start(&self, flight: &Flight, attempt: u32, terms: &Terms, read_only: bool) -> Result<(), CallError> {
+        let engine = &*self.inner;
         // Somebody may have cancelled while the call was handed its slot.
         if let Some(cause) = flight.cancelled() {
             return Err(cause.error());
@@ -240,12 +248,14 @@ impl Executor {
             attempts_max: terms.retry.retries.saturating_add(1),
             timeout_ms: u64::try_from(terms.clocks.attempt.as_millis()).unwrap_or(u64::MAX),
             read_only,
+            keyed: flight.keyed.get().cloned(),
         });
         match started {
             Receipt::Refused(error) => Err(error.into()),
-            _ if read_only => Ok(()),
-            Receipt::Kept => Ok(()),
-            receipt => Ok(unless_stopped(flight, &terms.clocks, Box::pin(receipt.kept())).await??),
+            Receipt::Pending(_) if engine.durability.waits_to_run(read_only) => {
+                Ok(unless_stopped(flight, &terms.clocks, Box::pin(engine.recorder.kept(started))).await??)
+            }
+            Receipt::Kept | Receipt::Pending(_) => Ok(()),
         }
     }
 
@@ -366,7 +376,7 @@ fn remember(
         lead.keep(outcome, policy.ttl);
     }
     // A failure that is safe to repeat is not worth keeping: the next call with the key may do better.
-    if let Some(lead) = lead.filter(|_| outcome.failure.as_ref().is_none_or(|error| !error.retryable)) {
+    if let Some(lead) = lead.filter(|_| !outcome.is_worth_another_run()) {
         lead.keep(outcome, repeated.ttl);
     }
 }

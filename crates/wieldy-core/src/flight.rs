@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 use crate::call::{BatchId, Call, ExecutionId};
 use crate::capture::{Capture, Captured};
 use crate::error::{CallError, Code, duration_ms};
-use crate::event::{Body, CallState, Subject};
-use crate::journal::{Receipt, Recorder};
+use crate::event::{Body, CallState, Keyed, Subject};
+use crate::journal::{Interrupted, Receipt, Recorder};
 use crate::observe::Log;
 
 /// Why a call was cancelled; each is told apart in the result.
@@ -67,6 +67,10 @@ pub(crate) struct Flight {
     pub(crate) subject: Arc<Subject>,
     pub(crate) opened: Instant,
     pub(crate) opened_at: Timestamp,
+    /// Whether it is polled instead of waited for.
+    pub(crate) task: bool,
+    /// The idempotency key that it runs under.
+    pub(crate) keyed: OnceLock<Arc<Keyed>>,
     recorder: Arc<Recorder>,
     batch: Option<Arc<BatchFlight>>,
     log: Log,
@@ -86,9 +90,26 @@ impl AsRef<Log> for Flight {
 }
 
 impl Flight {
-    pub(crate) fn new(call: &Call, recorder: &Arc<Recorder>, batch: Option<&Arc<BatchFlight>>) -> Self {
+    pub(crate) fn new(call: &Call, recorder: &Arc<Recorder>, batch: Option<&Arc<BatchFlight>>, task: bool) -> Self {
         let opened_at = Timestamp::now();
-        let id = ExecutionId::next_at(opened_at);
+        Self::of(ExecutionId::next_at(opened_at), opened_at, call, recorder, batch, task)
+    }
+
+    /// A call that was open when an earlier executor stopped, as it stood then.
+    pub(crate) fn resumed(was: &Interrupted, call: &Call, recorder: &Arc<Recorder>) -> Self {
+        let flight = Self::of(was.execution, was.opened_at, call, recorder, None, was.task);
+        flight.log.pen().set_state(was.state);
+        flight
+    }
+
+    fn of(
+        id: ExecutionId,
+        opened_at: Timestamp,
+        call: &Call,
+        recorder: &Arc<Recorder>,
+        batch: Option<&Arc<BatchFlight>>,
+        task: bool,
+    ) -> Self {
         let subject = Subject {
             execution: Some(id),
             batch: batch.map(|batch| batch.id),
@@ -101,6 +122,8 @@ impl Flight {
             subject: Arc::new(subject),
             opened: Instant::now(),
             opened_at,
+            task,
+            keyed: OnceLock::new(),
             recorder: Arc::clone(recorder),
             batch: batch.cloned(),
             log: Log::default(),
@@ -149,6 +172,14 @@ impl Flight {
 
     pub(crate) fn state(&self) -> CallState {
         self.log.state()
+    }
+
+    /// The number of the run that would be next: more than 1 only for a call that an earlier executor left behind.
+    pub(crate) fn next_attempt(&self) -> u32 {
+        match self.state() {
+            CallState::Waiting { next_attempt } => next_attempt,
+            _ => 1,
+        }
     }
 
     pub(crate) fn is_over(&self) -> bool {

@@ -9,52 +9,127 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 
 use jiff::Timestamp;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::sync::{Semaphore, mpsc};
 
-use crate::call::ExecutionId;
+use crate::BoxFuture;
+use crate::call::{Caller, ExecutionId, ToolResult};
 use crate::error::{CallError, Code};
-use crate::event::{Body, Event, Subject};
+use crate::event::{Body, CallState, Event, Keyed, Subject};
 use crate::observe::Log;
 
 /// Keeps the history.
 pub trait Journal: Send + Sync + 'static {
-    /// Takes the event into the history, after all events before it. Returns at once; the receipt tells when
-    /// the event would survive a crash. An event that is refused at once never happened.
+    /// Takes the event into the history, after all events before it. Returns at once. An event that is refused
+    /// never happened.
     fn append(&self, event: &Arc<Event>) -> Receipt;
 
-    /// The number that the next event gets: one more than the last one kept.
+    /// Waits until the event of this number, and every one before it, would survive a crash. An error says that it
+    /// cannot be made safe for now; it was taken, and is written as soon as that is possible again.
+    fn kept(&self, seq: u64) -> BoxFuture<'_, Result<(), JournalError>> {
+        let _ = seq;
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// The number that the next event gets: one more than the last one taken.
     fn next_seq(&self) -> u64;
+
+    /// What earlier executors left for this one; asked once, when the executor is built.
+    fn remembered(&self) -> Remembered {
+        Remembered::default()
+    }
 }
 
-/// Tells when an event is safe.
-#[derive(Debug)]
+/// Tells how safe an event is.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Receipt {
-    /// It is.
+    /// It would survive a crash.
     Kept,
-    /// It will be, or not; the writer says.
-    Pending(oneshot::Receiver<Result<(), JournalError>>),
-    /// It never will be.
+    /// It was taken; [`Journal::kept`] tells when the event of this number is safe.
+    Pending(u64),
+    /// It never will be: it did not happen.
     Refused(JournalError),
 }
 
+/// When a call waits for its records to be safe. What may change something is always safe in the history before it runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Durability {
+    /// Every call runs after its opening is safe, and is answered after its closing is.
+    Strict,
+    /// The same for calls that may change something; a read-only call waits for nothing.
+    #[default]
+    Effects,
+    /// No answer waits for its closing.
+    Relaxed,
+}
+
+impl Durability {
+    pub(crate) fn waits_to_run(self, read_only: bool) -> bool {
+        self == Self::Strict || !read_only
+    }
+
+    pub(crate) fn waits_to_answer(self, read_only: bool) -> bool {
+        match self {
+            Self::Strict => true,
+            Self::Effects => !read_only,
+            Self::Relaxed => false,
+        }
+    }
+}
+
+/// What earlier executors left in the history for the one that is being built.
+#[derive(Debug, Default)]
+pub struct Remembered {
+    /// Results that somebody may still ask for: of tasks, and of calls with idempotency keys.
+    pub answers: Vec<RememberedAnswer>,
+    /// Calls that were open when their executor stopped, and whose caller wanted them to be run again.
+    pub interrupted: Vec<Interrupted>,
+}
+
+/// A result that somebody may still ask for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RememberedAnswer {
+    /// The result, as far as it may be written down.
+    pub result: ToolResult,
+    /// Whose it is.
+    pub tenant: Option<String>,
+    /// Whether it is asked for as a task.
+    pub task: bool,
+    /// The idempotency key that it is asked for by.
+    pub keyed: Option<Keyed>,
+    /// When the call ended.
+    pub ended_at: Timestamp,
+}
+
+/// A call whose executor stopped while it was open.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Interrupted {
+    /// Its id, which it keeps.
+    pub execution: ExecutionId,
+    /// The call.
+    pub tool: String,
+    /// What it was called with.
+    pub arguments: Value,
+    /// The caller's own id.
+    pub call_id: Option<String>,
+    /// On whose behalf, with everything that was held.
+    pub caller: Caller,
+    /// When it was accepted.
+    pub opened_at: Timestamp,
+    /// Where it stood.
+    pub state: CallState,
+    /// Whether it is a task.
+    pub task: bool,
+}
+
 impl Receipt {
-    /// Fails where the event was refused at once, and so never happened.
+    /// Fails where the event was refused, and so never happened.
     pub(crate) fn taken(self) -> Result<(), JournalError> {
         match self {
             Self::Refused(error) => Err(error),
             Self::Kept | Self::Pending(_) => Ok(()),
-        }
-    }
-
-    /// Waits until the event is safe.
-    pub async fn kept(self) -> Result<(), JournalError> {
-        match self {
-            Self::Kept => Ok(()),
-            Self::Refused(error) => Err(error),
-            Self::Pending(answer) => match answer.await {
-                Ok(result) => result,
-                Err(_) => Err(JournalError("the journal's writer is gone".into())),
-            },
         }
     }
 }
@@ -147,6 +222,15 @@ impl Recorder {
         }
         self.bus.publish(&event);
         Ok((event, receipt))
+    }
+
+    /// Waits until what the receipt stands for is safe.
+    pub(crate) async fn kept(&self, receipt: Receipt) -> Result<(), JournalError> {
+        match receipt {
+            Receipt::Kept => Ok(()),
+            Receipt::Refused(error) => Err(error),
+            Receipt::Pending(seq) => self.journal.kept(seq).await,
+        }
     }
 
     pub(crate) fn bus(&self) -> &Bus {

@@ -75,6 +75,8 @@ mod run;
 mod batch;
 mod task;
 
+mod resume;
+
 mod event;
 mod journal;
 mod observe;
@@ -112,11 +114,14 @@ pub use confinement::{
 pub use confirm::{Answer, Confirmation, Confirmer, Consent, Digest, NoConsent};
 pub use duration::parse_duration;
 pub use error::{CallError, Category, Code};
-pub use event::{Body, CallState, Closing, Event, Note, OutOfOrder, Subject};
+pub use event::{Body, CallState, Closing, Event, Keyed, Note, OutOfOrder, Subject};
 pub use executor::Executor;
 pub use flight::CancelCause;
 pub use input::{ARGUMENTS_BYTES_MAX, ARGUMENTS_DEPTH_MAX, Input, Violation, Violations, parse_arguments};
-pub use journal::{Filter, Journal, JournalError, MemoryJournal, Receipt, Seen, Subscription};
+pub use journal::{
+    Durability, Filter, Interrupted, Journal, JournalError, MemoryJournal, Receipt, Remembered, RememberedAnswer, Seen,
+    Subscription,
+};
 pub use manifest::{CommandSpec, Manifest, ManifestError, ManifestTool, OutputForm, Problem, Unbound};
 pub use name::{NameError, ToolName};
 pub use observe::Observer;

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
@@ -12,6 +13,7 @@ use tokio_util::task::TaskTracker;
 use crate::batch::{Batch, BatchResult};
 use crate::breaker::BreakerState;
 use crate::call::{BatchId, Call, Caller, ExecutionId, Status, ToolResult};
+use crate::entry::Entry;
 use crate::error::CallError;
 use crate::executor::Executor;
 use crate::flight::{BatchFlight, CancelCause, Flight, Flights};
@@ -132,13 +134,27 @@ impl Tasks {
         }
         shelf.known.insert(id, task);
     }
+
+    /// Takes in the result of a task that an earlier executor ended.
+    pub(crate) fn restore(&self, result: ToolResult, tenant: Option<String>, ended_at: Timestamp) {
+        let ago = Duration::try_from(Timestamp::now().duration_since(ended_at)).unwrap_or_default();
+        let Some(ended) = Instant::now().checked_sub(ago).filter(|_| ago < self.ttl) else { return };
+        let (id, tool) = (result.execution_id, Arc::clone(&result.tool));
+        let (_, result) = watch::channel(Some(Arc::new(result)));
+        self.add(id, Known { tool, tenant, result, ended: Arc::new(OnceLock::from(ended)) });
+    }
 }
 
 impl Executor {
     /// Begins a call in the background and returns its id at once. Must be called within a tokio runtime.
     pub fn spawn(&self, call: Call) -> ExecutionId {
-        let (tool, tenant) = (Arc::clone(&call.tool), call.caller.tenant.clone());
-        let entry = self.open(call, None);
+        let entry = self.open(call, None, true);
+        self.go_on(entry)
+    }
+
+    /// Carries a call on in the background.
+    pub(crate) fn go_on(&self, entry: Box<Entry>) -> ExecutionId {
+        let (tool, tenant) = (Arc::clone(&entry.call.tool), entry.call.caller.tenant.clone());
         let id = entry.flight.id;
         let (tell, result) = watch::channel(None);
         let ended = Arc::new(OnceLock::new());

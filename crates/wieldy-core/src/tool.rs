@@ -449,6 +449,11 @@ impl Outcome {
         self
     }
 
+    /// Whether it failed in a way that is safe to repeat.
+    pub(crate) fn is_worth_another_run(&self) -> bool {
+        self.failure.as_ref().is_some_and(|error| error.retryable)
+    }
+
     /// The same answer, as a failure that the tool reports.
     #[must_use]
     pub fn failed(mut self, error: CallError) -> Self {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use wieldy_core::{
-    Answer, Batch, Call, Caller, Check, Code, Confirmation, Confirmer, Decision, Event, Executor, Held, Journal,
-    JournalError, MemoryJournal, Options, Plan, Policy, Provider, Question, Receipt, RegisterError, Registration,
-    Status, ToolFilter, ToolSpec, Unbound,
+    Answer, Batch, Call, Caller, Check, Code, Confirmation, Confirmer, Decision, Durability, Event, Executor, Held,
+    Journal, JournalError, MemoryJournal, Options, Plan, Policy, Provider, Question, Receipt, RegisterError,
+    Registration, Status, ToolFilter, ToolSpec, Unbound,
 };
 use wieldy_testkit::{Act, FailingJournal, Puppet, World};
 
@@ -140,28 +140,45 @@ async fn a_check_that_never_answers_denies() {
 
 #[tokio::test(start_paused = true)]
 async fn a_journal_that_never_answers_holds_up_no_caller_for_ever() {
-    struct Hanging(std::sync::Mutex<Vec<tokio::sync::oneshot::Sender<Result<(), wieldy_core::JournalError>>>>);
-    impl wieldy_core::Journal for Hanging {
-        fn append(&self, _: &Arc<wieldy_core::Event>) -> wieldy_core::Receipt {
-            let (later, receipt) = tokio::sync::oneshot::channel();
-            self.0.lock().unwrap().push(later);
-            wieldy_core::Receipt::Pending(receipt)
+    struct Hanging;
+    impl Journal for Hanging {
+        fn append(&self, event: &Arc<Event>) -> Receipt {
+            Receipt::Pending(event.seq)
+        }
+        fn kept(&self, _: u64) -> wieldy_core::BoxFuture<'_, Result<(), JournalError>> {
+            Box::pin(std::future::pending())
         }
         fn next_seq(&self) -> u64 {
             1
         }
     }
-    let (tool, strings) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);
-    let mut builder = Executor::builder().tools([tool, Puppet::reading("read", Act::Echo)]);
-    builder.journal = Arc::new(Hanging(Default::default()));
-    let executor = builder.build().unwrap();
+    let executor = |durability| {
+        let (tool, strings) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);
+        let mut builder = Executor::builder().tools([tool, Puppet::reading("read", Act::Echo)]);
+        builder.journal = Arc::new(Hanging);
+        builder.durability = durability;
+        (builder.build().unwrap(), strings)
+    };
+    let (executor_, strings) = executor(Durability::Effects);
     let second = std::time::Duration::from_secs(1);
     let hurried = Call::new("write", json!({})).with(Options { deadline: Some(second), ..Options::default() });
-    let result = executor.call(hurried).await;
+    let result = executor_.call(hurried.clone()).await;
     assert_eq!((result.status, strings.runs()), (Status::Timeout, 0), "what may change something waits for its record");
     let began = tokio::time::Instant::now();
-    assert!(executor.call(Call::new("read", json!({}))).await.is_success());
-    assert_eq!(began.elapsed(), 5 * second, "an answer is given even if its record is never safe");
+    assert!(executor_.call(Call::new("read", json!({}))).await.is_success());
+    assert_eq!(began.elapsed(), 0 * second, "what can change nothing waits for nothing");
+    let missing = executor_.call(Call::new("none", json!({}))).await;
+    assert_eq!((missing.status, began.elapsed()), (Status::ValidationError, 0 * second));
+
+    let (executor_, strings) = executor(Durability::Relaxed);
+    assert_eq!(executor_.call(hurried).await.status, Status::Timeout, "in no mode is this different");
+    assert_eq!((strings.runs(), began.elapsed()), (0, second), "only its answer does not wait");
+
+    let (executor_, _) = executor(Durability::Strict);
+    let began = tokio::time::Instant::now();
+    let patient = Call::new("read", json!({})).with(Options { deadline: Some(2 * second), ..Options::default() });
+    assert_eq!(executor_.call(patient).await.status, Status::Timeout, "nothing runs before its record is safe");
+    assert_eq!(began.elapsed(), 7 * second, "an answer is given even if its record is never safe");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,74 @@
+//! What outlives an executor: results that are still asked for, and calls that are run again.
+
+use std::sync::Arc;
+
+use crate::call::{Call, ExecutionId, Options, ToolResult};
+use crate::entry::Entry;
+use crate::error::CallError;
+use crate::event::{Body, CallState};
+use crate::executor::Executor;
+use crate::flight::Flight;
+use crate::journal::{Interrupted, RememberedAnswer};
+use crate::tool::Outcome;
+
+impl Executor {
+    /// Runs again, as tasks, what earlier executors left open and whose callers wanted that. Those whose tools must not
+    /// be run twice end as *outcome unknown*. Must be called within a tokio runtime; the second time there is nothing to do.
+    pub fn resume(&self) -> Vec<ExecutionId> {
+        let interrupted =
+            std::mem::take(&mut *self.inner.interrupted.lock().expect("no code panics while it holds them"));
+        interrupted.into_iter().map(|was| self.go_on(self.reopen(was))).collect()
+    }
+
+    /// The entry of a call that an earlier executor left open, to be carried on.
+    fn reopen(&self, was: Interrupted) -> Box<Entry> {
+        let engine = &*self.inner;
+        let call = Call {
+            tool: was.tool.as_str().into(),
+            arguments: Arc::new(was.arguments.clone()),
+            call_id: was.call_id.clone(),
+            caller: Arc::new(was.caller.clone()),
+            options: Options { rerun: true, ..Options::default() },
+        };
+        let flight = Arc::new(Flight::resumed(&was, &call, &engine.recorder));
+        engine.flights.add(Arc::clone(&flight));
+        let tool = engine.registry.find(&call.tool, &call.caller);
+        let repeatable = tool.as_ref().is_ok_and(|tool| tool.spec.annotations.repeatable());
+        let may_go_on = match was.state {
+            CallState::Running { attempt } if repeatable => {
+                let error = Box::new(CallError::interrupted(true));
+                let next = Body::RetryAttempt { attempt: attempt + 1, attempts_max: attempt + 1, delay_ms: 0, error };
+                flight.record(next).taken().is_ok()
+            }
+            CallState::Open => true,
+            CallState::Waiting { .. } => repeatable,
+            _ => false,
+        };
+        let refused = (!may_go_on).then(|| Box::new(CallError::interrupted(repeatable)));
+        Entry::reopened(self, call, flight, tool, refused)
+    }
+
+    /// Takes in what earlier executors answered.
+    pub(crate) fn restore(&self, answers: Vec<RememberedAnswer>) {
+        for RememberedAnswer { result, tenant, task, keyed, ended_at } in answers {
+            if let Some(keyed) = &keyed {
+                self.inner.keys.restore(keyed, &outcome_of(&result));
+            }
+            if task {
+                self.inner.tasks.restore(result, tenant, ended_at);
+            }
+        }
+    }
+}
+
+fn outcome_of(result: &ToolResult) -> Outcome {
+    Outcome {
+        content: result.content.clone(),
+        structured: result.structured.clone(),
+        failure: result.error.clone().map(Box::new),
+        artifact: result.artifact,
+        partial: result.partial,
+        usage: result.usage,
+        sandbox: result.sandbox.clone(),
+    }
+}
