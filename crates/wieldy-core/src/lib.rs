@@ -78,7 +78,7 @@ mod task;
 mod event;
 mod journal;
 mod observe;
-mod redact;
+pub mod redact;
 
 pub mod artifact;
 mod confinement;
