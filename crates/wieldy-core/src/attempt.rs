@@ -185,7 +185,10 @@ pub(crate) async fn attempt(
     let (answer, cut_short) = tokio::select! {
         biased;
         done = &mut work => match flight.cancelled() {
-            None => return answered(done),
+            None => {
+                run.show_rest();
+                return answered(done);
+            }
             // The tool heard of the stop when we did: what it answers then is what it had so far.
             Some(cause) => (Some(done), cause.error()),
         },
@@ -199,6 +202,7 @@ pub(crate) async fn attempt(
         Some(done) => Some(done),
         None => tokio::time::timeout(patience, &mut work).await.ok(),
     };
+    run.show_rest();
     let so_far = match late {
         Some(Ok(Ok(outcome))) if !outcome.content.is_empty() || outcome.usage.is_some() => outcome,
         // An artifact store is foreign code; what it panics over is lost, the call is not.

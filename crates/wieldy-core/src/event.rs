@@ -1,5 +1,6 @@
 //! Events: what happened to a call, batch, sandbox, source or agent; and [`CallState`], where a call stands after them.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -10,7 +11,7 @@ use crate::artifact::ArtifactId;
 use crate::batch::{BatchMode, BatchSummary};
 use crate::call::{BatchId, Caller, ConfirmationId, ExecutionId, SandboxRef, Status, ToolResult};
 use crate::error::CallError;
-use crate::redact::Redacted;
+use crate::redact::{self, Redacted};
 use crate::sandbox::{Stream, Usage};
 
 /// Something that happened. Made only by the recorder, in the order of `seq`.
@@ -339,12 +340,21 @@ impl Body {
 }
 
 impl Event {
-    /// The event in a CloudEvents 1.0 envelope, as every wire carries it.
+    /// What happened, without secrets: for whatever is written down or shown. The body itself holds texts as they came.
+    pub fn data(&self) -> Value {
+        let data = serde_json::to_value(&self.body).expect("events are plain data");
+        match redact::value(&data) {
+            Cow::Owned(clean) => clean,
+            Cow::Borrowed(_) => data,
+        }
+    }
+
+    /// The event in a CloudEvents 1.0 envelope, as every wire carries it. Secrets are taken out.
     pub fn cloud_event(&self) -> Value {
         let subject = &self.subject;
-        let mut data = serde_json::to_value(&self.body).expect("events are plain data");
+        let mut data = self.data();
         if let (Value::Object(data), Some(tool)) = (&mut data, &subject.tool) {
-            data.insert("tool".into(), json!(tool));
+            data.insert("tool".into(), json!(redact::text(tool)));
         }
         let mut envelope = json!({
             "specversion": "1.0",
@@ -353,7 +363,7 @@ impl Event {
             "type": self.body.name(),
             "time": self.at.to_string(),
             "datacontenttype": "application/json",
-            "agent": subject.caller.agent,
+            "agent": redact::text(&subject.caller.agent),
             "data": data,
         });
         let optional = [
@@ -365,7 +375,7 @@ impl Event {
         ];
         for (key, value) in optional {
             if let Some(value) = value {
-                envelope[key] = json!(value);
+                envelope[key] = json!(redact::text(&value));
             }
         }
         envelope

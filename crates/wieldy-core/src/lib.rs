@@ -80,7 +80,7 @@ mod resume;
 mod event;
 mod journal;
 mod observe;
-mod redact;
+pub mod redact;
 
 pub mod artifact;
 mod confinement;

@@ -13,11 +13,14 @@ use crate::confinement::{Command, Confinement, Place, SessionKey};
 use crate::error::{CallError, Code};
 use crate::event::{Body, CallState, Note};
 use crate::flight::Flight;
+use crate::redact::StreamRedactor;
 use crate::sandbox::{Exit, Level, OutputSink, Sandbox, SandboxError, Stream};
 use crate::tool::{Outcome, RunError};
 
 /// Output is shown as progress at most this often, and then together.
 const OUTPUT_EVERY: Duration = Duration::from_millis(100);
+/// How much of it is shown at once.
+const UNSHOWN_MAX: usize = 8 * 1024;
 
 /// One attempt at running a tool, seen from the tool. Cheap to clone.
 #[derive(Clone)]
@@ -40,9 +43,42 @@ struct Shared {
 
 /// Output that was captured and not yet shown as progress.
 struct Unshown {
-    text: String,
+    /// As it came.
+    bytes: Vec<u8>,
     stream: Stream,
+    /// The same without secrets, as far as it can be shown.
+    text: String,
+    stdout: StreamRedactor,
+    stderr: StreamRedactor,
     shown: Instant,
+}
+
+impl Unshown {
+    fn new(shown: Instant) -> Self {
+        let (stdout, stderr) = Default::default();
+        Self { bytes: Vec::new(), stream: Stream::Stdout, text: String::new(), stdout, stderr, shown }
+    }
+
+    /// Takes the secrets out of what came; of a stream that ends, out of all that is left.
+    fn redact(&mut self, ends: bool) {
+        let stream = match self.stream {
+            Stream::Stdout => &mut self.stdout,
+            Stream::Stderr => &mut self.stderr,
+        };
+        // Most runs print nothing.
+        if self.bytes.is_empty() && !(ends && stream.is_holding()) {
+            return;
+        }
+        // Everything is looked at, or else a secret that begins in what nobody reads would not be known by its end.
+        let mut text = stream.push(&self.bytes);
+        if ends {
+            text.push_str(&stream.finish());
+        }
+        self.bytes.clear();
+        // What an observer could not read anyway need not be carried to it.
+        let room = UNSHOWN_MAX.saturating_sub(self.text.len());
+        self.text.push_str(&text[..text.floor_char_boundary(room)]);
+    }
 }
 
 impl Run {
@@ -58,7 +94,7 @@ impl Run {
         if attempt > 1 {
             flight.forget_capture();
         }
-        let unshown = Mutex::new(Unshown { text: String::new(), stream: Stream::Stdout, shown: flight.opened });
+        let unshown = Mutex::new(Unshown::new(flight.opened));
         let stop = OnceLock::new();
         Self {
             shared: Arc::new(Shared {
@@ -132,10 +168,10 @@ impl Run {
             self.flush(&mut unshown);
             unshown.stream = stream;
         }
-        // What an observer could not read anyway need not be carried to it.
-        const UNSHOWN_MAX: usize = 8 * 1024;
-        let room = UNSHOWN_MAX.saturating_sub(unshown.text.len());
-        unshown.text.push_str(&String::from_utf8_lossy(&bytes[..bytes.len().min(room)]));
+        unshown.bytes.extend_from_slice(bytes);
+        if unshown.bytes.len() >= UNSHOWN_MAX {
+            unshown.redact(false);
+        }
         if unshown.shown.elapsed() >= OUTPUT_EVERY {
             self.flush(&mut unshown);
         }
@@ -143,7 +179,7 @@ impl Run {
 
     /// Everything printed so far as the answer: head and tail within the limit, the whole in an artifact.
     pub fn captured(&self) -> Outcome {
-        self.flush(&mut self.shared.unshown.lock().expect("no code panics while it holds the text"));
+        self.show_rest();
         let Some(captured) = self.shared.flight.captured() else { return Outcome::default() };
         Outcome {
             content: vec![Content::text(captured.text)],
@@ -240,7 +276,19 @@ impl Run {
         self.shared.flight.state() == CallState::Running { attempt: self.shared.attempt }
     }
 
+    /// Shows what is left of the output, at the end of the run.
+    pub(crate) fn show_rest(&self) {
+        let mut unshown = self.shared.unshown.lock().expect("no code panics while it holds the text");
+        let other = if unshown.stream == Stream::Stdout { Stream::Stderr } else { Stream::Stdout };
+        for stream in [unshown.stream, other] {
+            unshown.stream = stream;
+            unshown.redact(true);
+            self.flush(&mut unshown);
+        }
+    }
+
     fn flush(&self, unshown: &mut Unshown) {
+        unshown.redact(false);
         if !unshown.text.is_empty() {
             self.show(None, std::mem::take(&mut unshown.text), Some(unshown.stream));
             unshown.shown = Instant::now();

@@ -10,6 +10,7 @@ mod events;
 mod manifests;
 mod properties;
 mod recall;
+mod redaction;
 mod refusals;
 mod simulation;
 mod traps;

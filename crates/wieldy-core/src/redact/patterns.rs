@@ -1,0 +1,460 @@
+//! What looks like a secret: tokens by their shape, and values by the name that stands before them.
+
+use std::ops::Range;
+use std::sync::LazyLock;
+
+use regex::{Match, Regex};
+
+use super::REDACTED;
+
+/// Names that stand for a secret wherever they stand.
+macro_rules! strong {
+    () => {
+        "passw(?:or)?d|passphrase|secret|(?:api|access|account|private)[-_]?key|(?:access|auth|refresh|id|session|api)[-_]?token"
+    };
+}
+/// Names that are also words of ordinary texts.
+macro_rules! weak {
+    () => {
+        "credential|authorization|cookie|bearer"
+    };
+}
+
+/// Names of arguments and keys whose values are secret.
+pub(super) static SECRET_NAME: LazyLock<Regex> =
+    LazyLock::new(|| pattern(concat!("(?i-u)", strong!(), "|", weak!(), "|(?:^|[-_])(?:auth|pwd|pin|token)$")));
+
+/// Tokens of well-known shapes. None of them contains white space, but that after `Bearer`.
+static SHAPE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"(?i-u:\b(?:bearer|basic)[ \t]{1,8}[A-Z0-9+/_.~=-]{16,})",
+        r"|(?-u:\b)(?:",
+        r"(?:sk|rk|pk)[-_][A-Za-z0-9_-]{16,}|(?:gsk|hf|r8|whsec|npm|glsa|dckr_pat|lin_api|do[opr]_v1|shp(?:at|ca|pa|ss))_[A-Za-z0-9_]{20,}",
+        r"|(?:pypi|xai|pplx|xapp)-[A-Za-z0-9_-]{32,}",
+        r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}",
+        r"|gl(?:pat|dt|ft|rt|soat|cbt|ptt|imt|agent|oas)-[A-Za-z0-9_-]{16,}",
+        r"|(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}(?-u:\b)",
+        r"|AIza[A-Za-z0-9_-]{30,}|ya29\.[A-Za-z0-9_-]{16,}|GOCSPX-[A-Za-z0-9_-]{20,}",
+        r"|xox[abeoprs]-[A-Za-z0-9-]{10,}|hooks\.slack\.com/services/[A-Za-z0-9/]{16,}",
+        r"|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}|hvs\.[A-Za-z0-9_-]{20,}|ATATT[A-Za-z0-9_=-]{20,}",
+        r"|SK[0-9a-f]{32}(?-u:\b)|AGE-SECRET-KEY-1[A-Z0-9]{20,}|[0-9]{8,10}:AA[A-Za-z0-9_-]{33,}",
+        r"|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*){0,3}",
+        r")",
+        r"|://(?:[^\s/@:?#]*:[^\s/@]+|[^\s/@:?#]{16,})@",
+    ))
+});
+
+/// What says that a secret follows.
+static OPENER: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        "(?i-u)(?:(?:",
+        strong!(),
+        "|",
+        weak!(),
+        r#")[A-Z0-9_-]{0,64}|(?:\b|_)(?:auth|pwd|pin|token))(?:\\{0,8}["'])?[ \t]{0,8}[:=]"#,
+        r"|--[A-Z0-9-]{0,40}?(?:",
+        strong!(),
+        r"|token|credentials?)[ \t]{1,8}",
+        r"|[?&](?:[A-Z-]{0,40}sig(?:nature)?|key)=",
+        r"|-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----",
+    ))
+});
+
+/// What may become an opener or a token when more text comes, although it does not end within a word.
+static BEGUN: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        "(?i-u)(?:(?:",
+        strong!(),
+        "|",
+        weak!(),
+        r#")[A-Z0-9_-]{0,64}|(?:\b|_)(?:auth|pwd|pin|token))(?:\\{0,8}["'])?[ \t]{0,8}$"#,
+        r"|\b(?:bearer|basic)[ \t]{1,8}$",
+        r"|-----BEGIN[A-Z0-9 ]{0,60}-{0,5}$",
+    ))
+});
+
+static PEM_END: LazyLock<Regex> = LazyLock::new(|| pattern(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"));
+
+/// Values that are no secrets: types and constants of programs, what refers to a value, what is hidden already.
+static BENIGN: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(concat!(
+        r"^(?:(?i-u:&?str|string|bool|boolean|int|integer|number|any|none|null|nil|true|false|undefined|optional|required|yes|no)",
+        r"|(?:Option|Optional|Vec|List)[<\[].*|\$\{?[A-Z_][A-Z0-9_]*\}?|\$\{.*|\$\(.*|%[sdv]|\{[a-z_0-9]*\}|<[A-Za-z_ -]+>|[*.]+",
+        r"|(?:self|this|args|config|env|os|process|std)(?:\.|::)[A-Za-z_].*",
+        r"|[A-Za-z_][A-Za-z0-9_.:]*\((?:[A-Za-z_&]?[A-Za-z0-9_.:]*\))?",
+        r"|\[redacted\].*)[,;)\]}?]*$",
+    ))
+});
+
+fn pattern(text: &str) -> Regex {
+    Regex::new(text).expect("the pattern is a constant")
+}
+
+/// What of a text looks like secrets.
+#[derive(Default)]
+pub(super) struct Found {
+    pub(super) places: Vec<Range<usize>>,
+    /// The last one, if its end was not seen: its place goes to the end of the text.
+    pub(super) unfinished: Option<Unfinished>,
+}
+
+/// A secret that may go on after the text.
+pub(super) struct Unfinished {
+    pub(super) start: usize,
+    pub(super) kind: Kind,
+}
+
+/// What a value after an opener is, and so where it ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// After so many backslashes and a quote, until the same comes again.
+    Quoted { backslashes: usize, quote: u8 },
+    /// An object or a list.
+    Brackets,
+    /// Until white space or a quote.
+    Word,
+    /// Until the next parameter of an address.
+    Parameter,
+    /// Until the line ends, or the quote that the line is in.
+    Line { quote: Option<u8> },
+    /// Until the line that ends a key.
+    Pem,
+}
+
+/// Finds what looks like a secret. Places may overlap.
+pub(super) fn find(text: &str) -> Found {
+    let mut found = Found::default();
+    for shape in SHAPE.find_iter(text).filter(is_token) {
+        // The word before a token stays, and so does the rest of an address.
+        let token = shape.as_str().rfind([' ', '\t']).map_or(shape.start(), |space| shape.start() + space + 1);
+        found.places.push(match shape.as_str().starts_with("://") {
+            true => shape.start() + 3..shape.end() - 1,
+            false => token..shape.end(),
+        });
+    }
+    let mut covered = 0;
+    for opener in OPENER.find_iter(text) {
+        if opener.start() < covered {
+            continue;
+        }
+        let Some((start, kind)) = value_after(text, &opener) else { continue };
+        let end = end_of(text, start, kind);
+        let place = start..end.unwrap_or(text.len());
+        covered = place.end;
+        if end.is_none() {
+            found.unfinished = Some(Unfinished { start, kind });
+        }
+        let is_benign = matches!(kind, Kind::Word | Kind::Line { .. }) && BENIGN.is_match(&text[place.clone()]);
+        let inner = inside(text, place, kind);
+        if !is_benign && !inner.is_empty() && &text[inner.clone()] != REDACTED {
+            found.places.push(inner);
+        }
+    }
+    found
+}
+
+/// Where the text may end with the beginning of something that looks like a secret.
+pub(super) fn begun(text: &str) -> Option<usize> {
+    let from = text.floor_char_boundary(text.len().saturating_sub(256));
+    let opener = BEGUN.find(&text[from..]).map(|begun| from + begun.start());
+    // No token contains white space, and each has a letter or digit; keys begin with dashes.
+    let word = text.rfind(char::is_whitespace).map_or(0, |at| at + text[at..].chars().next().map_or(0, char::len_utf8));
+    let may_be_token = text[word..].contains(|character: char| character.is_alphanumeric() || character == '-');
+    match (opener, may_be_token.then_some(word)) {
+        (Some(opener), Some(word)) => Some(opener.min(word)),
+        (opener, word) => opener.or(word),
+    }
+}
+
+/// Tells tokens from words that happen to look like them, such as `basic internationalization`.
+fn is_token(shape: &Match<'_>) -> bool {
+    let text = shape.as_str();
+    let is_wordy = matches!(text.as_bytes(), [b'b' | b'B', ..] | [b's' | b'r' | b'p', b'k', b'-' | b'_', ..]);
+    let uppercase = || text.bytes().skip(1).filter(u8::is_ascii_uppercase).count() > 2;
+    !is_wordy || text.contains(|c: char| c.is_ascii_digit() || matches!(c, '=' | '+')) || uppercase()
+}
+
+/// Where the value after an opener begins, and what it is; nothing where no secret follows.
+fn value_after(text: &str, opener: &Match<'_>) -> Option<(usize, Kind)> {
+    let said = opener.as_str();
+    let bytes = text.as_bytes();
+    if said.starts_with("-----") {
+        return Some((opener.start(), Kind::Pem));
+    }
+    if said.starts_with(['?', '&']) {
+        return Some((opener.end(), Kind::Parameter));
+    }
+    let name_start = opener.start() - count_back(&bytes[..opener.start()], is_name);
+    let before = name_start.checked_sub(1).map(|at| bytes[at]);
+    let name = said.trim_end_matches([':', '=']).trim_end();
+    let quoted_name = name.ends_with(['"', '\'']);
+    let mut at = opener.end();
+    if !said.starts_with("--") {
+        let next = bytes.get(at).copied();
+        match (said.ends_with('='), next) {
+            // A comparison, a path or an arrow.
+            (true, Some(b'=' | b'>' | b'~')) | (false, Some(b':')) => return None,
+            (false, Some(b'=')) => at += 1,
+            _ => {}
+        }
+        let is_line = is_line_start(text, name_start);
+        if said.ends_with(':') && !quoted_name {
+            let header = is_header(name, &text[name_start..opener.start()]);
+            if header && (is_line || said.starts_with(|first: char| first.is_ascii_uppercase()) || is_quote(before)) {
+                at += count(&bytes[at..], |byte| matches!(byte, b' ' | b'\t'));
+                return Some((at, Kind::Line { quote: before.filter(|byte| is_quote(Some(*byte))) }));
+            }
+            let is_listed = matches!(before, Some(b'{' | b'(' | b',' | b';' | b'"' | b'\''));
+            if is_weak(name) && !is_line && !is_listed {
+                return None;
+            }
+        }
+        if !quoted_name && is_about(name) {
+            return None;
+        }
+    }
+    let is_space = |byte: u8| matches!(byte, b' ' | b'\t') || quoted_name && matches!(byte, b'\n' | b'\r');
+    at += count(&bytes[at..], is_space);
+    let backslashes = count(&bytes[at..], |byte| byte == b'\\').min(64);
+    match bytes.get(at + backslashes).copied() {
+        Some(quote @ (b'"' | b'\'')) => Some((at, Kind::Quoted { backslashes, quote })),
+        // All that is here yet is what comes before a quote.
+        None if backslashes > 0 => Some((at, Kind::Quoted { backslashes, quote: b'"' })),
+        Some(b'{' | b'[') if quoted_name => Some((at, Kind::Brackets)),
+        Some(b'-') if said.starts_with("--") => None,
+        _ if matches!(before, Some(b'?' | b'&')) => Some((at, Kind::Parameter)),
+        _ => Some((at, Kind::Word)),
+    }
+}
+
+/// Where a value ends; nothing if the text ends first.
+fn end_of(text: &str, start: usize, kind: Kind) -> Option<usize> {
+    let bytes = text.as_bytes();
+    let until = |is_end: &dyn Fn(u8) -> bool| bytes[start..].iter().position(|byte| is_end(*byte)).map(|at| start + at);
+    match kind {
+        Kind::Quoted { backslashes, quote } => {
+            let mut run = 0;
+            let opened = start + backslashes + 1;
+            for (at, byte) in bytes.iter().enumerate().skip(opened) {
+                // A quote inside the value has more backslashes than the one that began it; with fewer, what the value is in ends.
+                if *byte == quote && (run < backslashes || run % (2 * (backslashes + 1)) == backslashes) {
+                    return Some(at + 1);
+                }
+                run = if *byte == b'\\' { run + 1 } else { 0 };
+            }
+            None
+        }
+        Kind::Brackets => brackets(&text[start..]).ok().map(|length| start + length),
+        Kind::Word => until(&|byte| byte.is_ascii_whitespace() || matches!(byte, b'"' | b'\'' | b'`')),
+        Kind::Parameter => {
+            until(&|byte| byte.is_ascii_whitespace() || matches!(byte, b'"' | b'\'' | b'`' | b'&' | b'#' | b'<' | b'>'))
+        }
+        Kind::Line { quote } => until(&|byte| matches!(byte, b'\n' | b'\r') || Some(byte) == quote),
+        Kind::Pem => PEM_END.find_at(text, start).map(|end| end.end()),
+    }
+}
+
+/// What of a value is hidden: not its quotes, and not what ends a sentence or a list.
+fn inside(text: &str, place: Range<usize>, kind: Kind) -> Range<usize> {
+    let value = &text[place.clone()];
+    match kind {
+        Kind::Quoted { backslashes, quote } => {
+            let start = (place.start + backslashes + 1).min(place.end);
+            let closed = value.len() > backslashes + 1 && value.ends_with(char::from(quote));
+            let end = if closed { place.end - 1 } else { place.end };
+            let written = count_back(&text.as_bytes()[start..end], |byte| byte == b'\\').min(backslashes);
+            start..if closed { end - written } else { end }
+        }
+        Kind::Word => place.start..place.start + value.trim_end_matches([',', ';', ')', ']', '}']).len(),
+        Kind::Line { .. } => place.start..place.start + value.trim_end().len(),
+        Kind::Brackets | Kind::Parameter | Kind::Pem => place,
+    }
+}
+
+/// The length of the object or list that the text begins with; if it does not end, what is open: brackets and a quote.
+pub(super) fn brackets(text: &str) -> Result<usize, String> {
+    let (mut open, mut in_text, mut escaped) = (String::new(), false, false);
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_text => escaped = true,
+            b'"' => in_text = !in_text,
+            _ if in_text => {}
+            b'{' | b'[' => open.push(char::from(byte)),
+            b'}' | b']' => {
+                open.pop();
+                if open.is_empty() {
+                    return Ok(at + 1);
+                }
+            }
+            _ => {}
+        }
+    }
+    open.extend(in_text.then_some('"'));
+    open.extend(escaped.then_some('\\'));
+    Err(open)
+}
+
+/// Whether a name is a header's, which is followed by a secret until the line ends.
+fn is_header(name: &str, before: &str) -> bool {
+    let name = format!("{before}{name}").to_ascii_lowercase();
+    let names = ["authorization", "proxy-authorization", "cookie", "set-cookie"];
+    names.contains(&name.as_str()) || name.starts_with("x-") && (name.ends_with("-key") || name.ends_with("-token"))
+}
+
+fn is_weak(name: &str) -> bool {
+    let name = name.trim_start_matches('_').to_ascii_lowercase();
+    let words = ["credential", "authorization", "cookie", "bearer"];
+    matches!(name.as_str(), "auth" | "pwd" | "pin" | "token") || words.iter().any(|word| name.starts_with(word))
+}
+
+/// Whether a name tells of something about a secret, and not the secret itself.
+fn is_about(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    let words = [
+        "file", "path", "prompt", "length", "len", "policy", "stdin", "url", "uri", "name", "type", "count", "field",
+        "hint", "manager", "store", "less", "ary", "ttl", "expiry", "required", "enabled", "dir",
+    ];
+    words.iter().any(|word| name.ends_with(word))
+}
+
+/// Whether only what begins a line stands before: indentation, a list's dash, a quoted line's mark.
+fn is_line_start(text: &str, at: usize) -> bool {
+    // Whoever wants more indentation than that is not at the beginning of a line for us.
+    let from = text.floor_char_boundary(at.saturating_sub(64));
+    let line = text[from..at].rfind(['\n', '\r']).map_or(from, |end| from + end + 1);
+    let before = text[line..at].trim_start_matches([' ', '\t', '-', '>', '<', '*', '+', '|', '#']);
+    before.is_empty() || before == "export "
+}
+
+fn is_quote(byte: Option<u8>) -> bool {
+    matches!(byte, Some(b'"' | b'\''))
+}
+
+fn is_name(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.')
+}
+
+fn count(bytes: &[u8], is_part: impl Fn(u8) -> bool) -> usize {
+    bytes.iter().take_while(|byte| is_part(**byte)).count()
+}
+
+fn count_back(bytes: &[u8], is_part: impl Fn(u8) -> bool) -> usize {
+    bytes.iter().rev().take_while(|byte| is_part(**byte)).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::redact::text;
+
+    #[test]
+    fn tokens_are_known_by_their_shape() {
+        let letters = "Ab1Cd2Ef3Gh4Ij5Kl6Mn7Op8Qr9St0Uv1Wx2Yz3";
+        for begin in [
+            "ghp_",
+            "gho_",
+            "github_pat_",
+            "glpat-",
+            "sk-",
+            "sk-ant-api03-",
+            "sk_live_",
+            "rk_test_",
+            "hf_",
+            "npm_",
+            "AIza",
+            "ya29.",
+            "GOCSPX-",
+            "xoxb-",
+            "pypi-",
+            "whsec_",
+            "dop_v1_",
+            "gsk_",
+            "hvs.",
+            "ATATT",
+            "12345678:AA",
+            "eyJhbGciOiJI.",
+        ] {
+            assert_eq!(text(&format!("got {begin}{letters}, so")), "got [redacted], so", "{begin}");
+        }
+        assert_eq!(
+            text("id AKIAIOSFODNN7EXAMPLE, not AKIAIOSFODNN7EXAMPLEX"),
+            "id [redacted], not AKIAIOSFODNN7EXAMPLEX"
+        );
+        assert_eq!(text("Basic dXNlcjpodW50ZXIyMg== it"), "Basic [redacted] it");
+    }
+
+    #[test]
+    fn secrets_are_known_by_the_name_before_them() {
+        for (given, shown) in [
+            ("password=hunter2", "password=[redacted]"),
+            ("DB_PASSWORD_PROD=hunter2 make", "DB_PASSWORD_PROD=[redacted] make"),
+            ("export TOKEN='two words'; ls", "export TOKEN='[redacted]'; ls"),
+            ("GITHUB_TOKEN=\"a\\\"b\" x", "GITHUB_TOKEN=\"[redacted]\" x"),
+            ("mysql --password hunter2 -u ada", "mysql --password [redacted] -u ada"),
+            ("tool --api-key=hunter2 --x", "tool --api-key=[redacted] --x"),
+            ("login failed for ada, password: hunter2", "login failed for ada, password: [redacted]"),
+            ("user: ada\n  token: hunter2\n", "user: ada\n  token: [redacted]\n"),
+            (
+                "https://h/?page=1&access_token=ab,c&sig=d%2F#top",
+                "https://h/?page=1&access_token=[redacted]&sig=[redacted]#top",
+            ),
+            ("https://ada:hunter2@h/x", "https://[redacted]@h/x"),
+            ("https://0123456789abcdef@h/x", "https://[redacted]@h/x"),
+            ("GET /\nAuthorization: Digest a=\"b\", c\nHost: h", "GET /\nAuthorization: [redacted]\nHost: h"),
+            ("> x-api-key: a b c\r\n>", "> x-api-key: [redacted]\r\n>"),
+            ("curl -H 'Cookie: a=b; c=d' https://h", "curl -H 'Cookie: [redacted]' https://h"),
+            ("curl -H \"X-Vault-Token: s.abc\" h", "curl -H \"X-Vault-Token: [redacted]\" h"),
+            ("{'api_key': 'a', 'b': 1}", "{'api_key': '[redacted]', 'b': 1}"),
+            (
+                "log {\"credentials\": {\"a\": [\"}\"]}, \"b\": 1} end",
+                "log {\"credentials\": [redacted], \"b\": 1} end",
+            ),
+            (
+                "say \"{\\\"pin\\\": \\\"12\\\\\\\"34\\\", \\\"b\\\": 1}\"",
+                "say \"{\\\"pin\\\": \\\"[redacted]\\\", \\\"b\\\": 1}\"",
+            ),
+            ("password := \"x\"", "password := \"[redacted]\""),
+            ("a\n-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY-----\nb", "a\n[redacted]\nb"),
+            ("-----BEGIN OPENSSH PRIVATE KEY-----\nb3Bl", "[redacted]"),
+        ] {
+            assert_eq!(text(given), shown);
+            assert_eq!(text(shown), shown, "what is clean stays so");
+        }
+    }
+
+    #[test]
+    fn ordinary_texts_stay() {
+        for given in [
+            "max_tokens=5",
+            "\"max_tokens\": 5",
+            "src/tokenizer.rs:12:5: unexpected token: `}`",
+            "the token is a word: token",
+            "git commit -m \"fix password prompt\"",
+            "src/secret.rs:12:5: error",
+            "error: invalid token: expected `;`",
+            "let password: String = Password::new();",
+            "fn login(password: &str, token: Option<String>)",
+            "if password == other { }",
+            "secret => 1",
+            "Enter password: \nWelcome",
+            "password=$DB_PASSWORD",
+            "token = get_token()",
+            "docker login --password-stdin registry",
+            "password_file=/run/x",
+            "https://example.org:8080/a@b",
+            "ssh://git@host/x",
+            "git@github.com:a/b.git",
+            "basic internationalization of everything",
+            "sk-estimator-checks-for-all",
+            "password: None,",
+            "-----BEGIN CERTIFICATE-----\nMII\n-----END CERTIFICATE-----",
+            "tokens: 12, pinned: 3",
+            "authorize the author: ada",
+            "https://example.org/?page=2&sort=key",
+            "npm-run-all-versions-of-2024",
+            "missing cookie: log in first",
+        ] {
+            assert_eq!(text(given), given);
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Known secrets: values that the program has named, found in texts whatever way they are written.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, RwLock};
+
+use aho_corasick::AhoCorasick;
+
+/// Shorter values would eat ordinary text.
+const CHARACTERS_MIN: usize = 6;
+/// Longer values are looked for in pieces of about this size, so that a stream never has to hold back more.
+const PIECE_BYTES_MAX: usize = 512;
+
+/// Whether any secret is known: most programs name none, and then nobody takes the lock.
+static ANY: AtomicBool = AtomicBool::new(false);
+static KNOWN: RwLock<Option<Arc<Known>>> = RwLock::new(None);
+
+/// Makes a value a secret of this process: from now on it is taken out of everything that is written down or shown.
+///
+/// That holds for all executors of the process, and deliberately so: what is secret for one is secret in the journal,
+/// log and stream of the other. The value is trimmed. One of less than six characters is refused (`false`), because
+/// hiding it would eat ordinary text.
+///
+/// It is found as it is and as base64 (of itself or as a part of more), hexadecimal, percent-encoded, JSON-escaped and
+/// reversed.
+///
+/// ```
+/// use wieldy_core::redact;
+///
+/// assert!(redact::hide("correct-horse-battery"));
+/// assert_eq!(redact::text("it is correct-horse-battery"), "it is [redacted]");
+/// assert_eq!(redact::text("it is Y29ycmVjdC1ob3JzZS1iYXR0ZXJ5"), "it is [redacted]");
+/// assert!(!redact::hide("horse"));
+/// ```
+pub fn hide(secret: &str) -> bool {
+    let secret = secret.trim();
+    if secret.chars().count() < CHARACTERS_MIN {
+        return false;
+    }
+    let mut known = KNOWN.write().expect("no code panics while it holds the secrets");
+    let mut forms: BTreeSet<Form> = known.iter().flat_map(|known| known.forms.iter().cloned()).collect();
+    let before = forms.len();
+    pieces(secret).for_each(|piece| add_forms(piece, &mut forms));
+    if forms.len() > before {
+        *known = Some(Arc::new(Known::new(forms)));
+        ANY.store(true, Ordering::Release);
+    }
+    true
+}
+
+/// The secrets that are known, if there are any.
+pub(super) fn known() -> Option<Arc<Known>> {
+    if !ANY.load(Ordering::Acquire) {
+        return None;
+    }
+    KNOWN.read().expect("no code panics while it holds the secrets").clone()
+}
+
+/// All known secrets in all their forms.
+pub(super) struct Known {
+    /// In order.
+    forms: Vec<Form>,
+    longest: usize,
+    /// Finds the forms, by their numbers.
+    finder: AhoCorasick,
+}
+
+/// One way to write a secret.
+type Form = (String, Edges);
+
+/// Whether the characters next to a form tell something of the secret too, as in base64 with something before or after.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+struct Edges {
+    before: bool,
+    after: bool,
+}
+
+impl Known {
+    fn new(forms: BTreeSet<Form>) -> Self {
+        let finder = AhoCorasick::new(forms.iter().map(|(text, _)| text)).expect("a few secrets fit into an automaton");
+        let longest = forms.iter().map(|(text, _)| text.len()).max().unwrap_or_default();
+        Self { forms: forms.into_iter().collect(), longest, finder }
+    }
+
+    pub(super) fn is_in(&self, text: &str) -> bool {
+        self.finder.is_match(text)
+    }
+
+    /// Adds the places of all secrets. Those may overlap.
+    pub(super) fn find(&self, text: &str, places: &mut Vec<Range<usize>>) {
+        for found in self.finder.find_overlapping_iter(text) {
+            let (mut start, mut end) = (found.start(), found.end());
+            let (_, edges) = self.forms[found.pattern().as_usize()];
+            let bytes = text.as_bytes();
+            if edges.before && start > 0 && is_base64(bytes[start - 1]) {
+                start -= 1;
+            }
+            if edges.after && bytes.get(end).is_some_and(|byte| is_base64(*byte)) {
+                end += 1;
+            }
+            if edges != Edges::default() {
+                end += bytes[end..].iter().take(2).take_while(|byte| **byte == b'=').count();
+            }
+            places.push(start..end);
+        }
+    }
+
+    /// Where the text may end with the beginning of a secret, or with one to which the next character may belong.
+    pub(super) fn begun(&self, text: &str) -> Option<usize> {
+        let start = self.starts(text).find(|at| self.form_like(&text[*at..]).is_some())?;
+        // What stands before base64 may tell something of it.
+        Some(text.floor_char_boundary(start.saturating_sub(1)))
+    }
+
+    /// Where the text ends with so much of a secret that the rest hardly matters.
+    pub(super) fn mostly_begun(&self, text: &str) -> Option<usize> {
+        self.starts(text).find(|at| {
+            let end = &text[*at..];
+            end.len() >= CHARACTERS_MIN && self.form_like(end).is_some_and(|form| end.len() * 2 >= form.len())
+        })
+    }
+
+    /// Where a form could begin that the text ends with.
+    fn starts(&self, text: &str) -> impl Iterator<Item = usize> {
+        let from = text.floor_char_boundary(text.len().saturating_sub(self.longest));
+        text[from..].char_indices().map(move |(at, _)| from + at)
+    }
+
+    /// A form that begins like this.
+    fn form_like(&self, begin: &str) -> Option<&str> {
+        let next = self.forms.partition_point(|(form, _)| form.as_str() < begin);
+        self.forms.get(next).map(|(form, _)| form.as_str()).filter(|form| form.starts_with(begin))
+    }
+}
+
+fn is_base64(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'-' | b'_')
+}
+
+/// The secret in pieces that are neither too long nor too short.
+fn pieces(secret: &str) -> impl Iterator<Item = &str> {
+    let count = secret.len().div_ceil(PIECE_BYTES_MAX).max(1);
+    let cut = move |number: usize| secret.floor_char_boundary(secret.len() * number / count);
+    (0..count).map(move |number| &secret[cut(number)..cut(number + 1)])
+}
+
+/// Adds every way to write a secret that we look for.
+fn add_forms(secret: &str, forms: &mut BTreeSet<Form>) {
+    let bytes = secret.as_bytes();
+    let json = escaped(secret);
+    let ascii: String = json.chars().map(in_ascii).collect();
+    let mut plain = vec![
+        secret.to_owned(),
+        secret.chars().rev().collect(),
+        secret.replace('\n', "\r\n"),
+        json.replace('/', "\\/"),
+        escaped(&json),
+        json,
+        ascii,
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
+        bytes.iter().map(|byte| format!("{byte:02X}")).collect(),
+    ];
+    // What is left as it is differs from one program to the next; so does the spelling of the rest.
+    for kept in ["-_.~", "-_.!~*'()", "-_.*", "-_.!~*'();,/?:@&=+$#", "-_.~/", ""] {
+        for upper in [false, true] {
+            plain.push(percent(bytes, kept, upper));
+            plain.push(percent(bytes, kept, upper).replace("%20", "+"));
+        }
+    }
+    plain.retain(|form| form.len() >= CHARACTERS_MIN);
+    forms.extend(plain.into_iter().map(|form| (form, Edges::default())));
+    for alphabet in [b"+/", b"-_"] {
+        forms.extend((0..3).map(|offset| base64(bytes, offset, *alphabet)));
+    }
+}
+
+/// A text as it stands between quotes in JSON.
+fn escaped(text: &str) -> String {
+    let quoted = serde_json::to_string(text).expect("a text is plain data");
+    quoted[1..quoted.len() - 1].to_owned()
+}
+
+fn in_ascii(character: char) -> String {
+    if character.is_ascii() {
+        return character.into();
+    }
+    character.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect()
+}
+
+fn percent(bytes: &[u8], kept: &str, upper: bool) -> String {
+    let is_kept = |byte: u8| !kept.is_empty() && byte.is_ascii_alphanumeric() || kept.as_bytes().contains(&byte);
+    let written = |byte: &u8| match (is_kept(*byte), upper) {
+        (true, _) => char::from(*byte).into(),
+        (false, true) => format!("%{byte:02X}"),
+        (false, false) => format!("%{byte:02x}"),
+    };
+    bytes.iter().map(written).collect()
+}
+
+/// What of base64 is the same whatever stands before (`offset` bytes, modulo 3) and after the secret.
+fn base64(bytes: &[u8], offset: usize, last_two: [u8; 2]) -> Form {
+    const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+    let bit = |at: usize| match at.checked_sub(offset * 8) {
+        Some(at) => bytes.get(at / 8).is_some_and(|byte| byte >> (7 - at % 8) & 1 == 1),
+        None => false,
+    };
+    let digit = |at: usize| {
+        let value = (0..6).fold(0, |value, next| value << 1 | usize::from(bit(at * 6 + next)));
+        char::from(DIGITS.get(value).copied().unwrap_or_else(|| last_two[value & 1]))
+    };
+    let (first, bits) = ((offset * 8).div_ceil(6), (offset + bytes.len()) * 8);
+    ((first..bits / 6).map(digit).collect(), Edges { before: offset > 0, after: bits % 6 > 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_what_others_write() {
+        let form = |text: &str, offset| base64(text.as_bytes(), offset, *b"+/");
+        assert_eq!(form("foobar", 0), ("Zm9vYmFy".into(), Edges { before: false, after: false }));
+        // `xfoobar` is `eGZvb2Jhcg==`, `xxfoobar` is `eHhmb29iYXI=`.
+        assert_eq!(form("foobar", 1), ("Zvb2Jhc".into(), Edges { before: true, after: true }));
+        assert_eq!(form("foobar", 2), ("mb29iYX".into(), Edges { before: true, after: true }));
+        assert_eq!(base64(&[0xfb, 0xff], 0, *b"-_").0, "-_");
+    }
+
+    #[test]
+    fn a_long_secret_is_cut_into_pieces_that_are_all_of_it() {
+        for length in [6, 511, 512, 513, 1025, 5000] {
+            let secret = "é".repeat(length / 2);
+            let pieces: Vec<_> = pieces(&secret).collect();
+            assert_eq!(pieces.concat(), secret);
+            assert!(pieces.iter().all(|piece| piece.len() <= PIECE_BYTES_MAX + 4), "{length}");
+            assert!(pieces.len() == 1 || pieces.iter().all(|piece| piece.len() >= PIECE_BYTES_MAX / 2 - 4));
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Redaction of text that comes in pieces: no secret comes out because it was cut in two.
+
+use super::patterns::{self, Kind, Unfinished};
+use super::{hidden_between, merged, places, secrets};
+
+/// How much text is held back at most, give or take a known secret.
+const HELD_BYTES_MAX: usize = 4 * 1024;
+/// How much of a word without end is held back.
+const WORD_BYTES_MAX: usize = 1024;
+/// How much of what was shown is remembered, because it tells what the next text is.
+const CONTEXT_BYTES: usize = 256;
+
+/// Takes secrets out of one stream of text, such as what a program prints.
+///
+/// What may be the beginning of a secret is held back until it is known: at most a few KiB. Of a longer secret, what
+/// comes is dropped until it ends.
+///
+/// ```
+/// use wieldy_core::redact::StreamRedactor;
+///
+/// let mut stream = StreamRedactor::default();
+/// assert_eq!(stream.push(b"login with --pass"), "login with ");
+/// assert_eq!(stream.push(b"word hunt"), "--password ");
+/// assert_eq!(stream.push(b"er2 done\n"), "[redacted] done\n");
+/// assert_eq!(stream.finish(), "");
+/// ```
+#[derive(Default)]
+pub struct StreamRedactor {
+    /// The beginning of a character.
+    bytes: Vec<u8>,
+    /// What was shown last, and what is held back.
+    text: String,
+    /// Up to where the text was shown.
+    shown: usize,
+}
+
+impl StreamRedactor {
+    /// Takes what comes next, and gives what can be shown. Bytes that are no text become the replacement character.
+    pub fn push(&mut self, bytes: &[u8]) -> String {
+        self.take(bytes);
+        let (places, unfinished) = places(&self.text);
+        let known_begun = secrets::known().and_then(|known| known.begun(&self.text));
+        let holds = [unfinished.as_ref().map(|value| value.start), patterns::begun(&self.text), known_begun];
+        let end = self.text.len();
+        let apart = |cut: usize| places.iter().find(|place| place.start < cut && cut < place.end);
+        let mut cut = holds.into_iter().flatten().min().unwrap_or(end);
+        cut = apart(cut).map_or(cut, |place| place.start);
+        let mut kept = None;
+        if end - cut > HELD_BYTES_MAX {
+            match unfinished {
+                Some(Unfinished { start, kind }) => {
+                    cut = start;
+                    if end - start > HELD_BYTES_MAX / 2 {
+                        kept = Some((start, shortened(&self.text[start..], kind)));
+                    }
+                }
+                // A word that is too long to be one.
+                None => {
+                    let late = self.text.floor_char_boundary(end - WORD_BYTES_MAX);
+                    cut = known_begun.map_or(late, |begun| begun.min(late));
+                    if let Some(place) = apart(cut) {
+                        cut = if place.end < end { place.end } else { place.start };
+                        let much = self.text.floor_char_boundary(place.start + 3 * WORD_BYTES_MAX);
+                        kept = (place.end == end && much < end).then(|| (much, String::new()));
+                    }
+                }
+            }
+        }
+        let cut = cut.max(self.shown);
+        let shown = hidden_between(&self.text, &places, self.shown..cut);
+        if let Some((at, kept)) = kept {
+            self.text.truncate(at);
+            self.text.push_str(&kept);
+        }
+        self.shown = cut.min(self.text.len());
+        self.forget(self.shown);
+        shown
+    }
+
+    /// Gives what is held back. More text can come afterwards.
+    pub fn finish(&mut self) -> String {
+        if !std::mem::take(&mut self.bytes).is_empty() {
+            self.text.push(char::REPLACEMENT_CHARACTER);
+        }
+        let (mut found, _) = places(&self.text);
+        let end = self.text.len();
+        // What was cut off within a secret is most of a secret.
+        if let Some(start) = secrets::known().and_then(|known| known.mostly_begun(&self.text)) {
+            found.push(start..end);
+            found = merged(found);
+        }
+        let shown = hidden_between(&self.text, &found, self.shown..end);
+        let held = std::mem::replace(&mut self.shown, end);
+        self.forget(held);
+        shown
+    }
+
+    /// Whether something is held back.
+    pub(crate) fn is_holding(&self) -> bool {
+        self.shown < self.text.len() || !self.bytes.is_empty()
+    }
+
+    /// Adds bytes to the text, but for a character that is begun at their end.
+    fn take(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        let bytes = std::mem::take(&mut self.bytes);
+        let mut rest = bytes.as_slice();
+        while let Err(error) = std::str::from_utf8(rest) {
+            let (valid, after) = rest.split_at(error.valid_up_to());
+            self.text.push_str(&String::from_utf8_lossy(valid));
+            let Some(length) = error.error_len() else {
+                self.bytes = after.to_vec();
+                return;
+            };
+            self.text.push(char::REPLACEMENT_CHARACTER);
+            rest = &after[length..];
+        }
+        self.text.push_str(&String::from_utf8_lossy(rest));
+    }
+
+    /// Forgets what stands well before a place.
+    fn forget(&mut self, before: usize) {
+        let start = self.text.floor_char_boundary(before.saturating_sub(CONTEXT_BYTES));
+        self.text.drain(..start);
+        self.shown -= start;
+    }
+}
+
+/// A value that does not end, cut down to what tells where it will.
+fn shortened(value: &str, kind: Kind) -> String {
+    match kind {
+        Kind::Quoted { backslashes, quote } => {
+            let period = 2 * (backslashes + 1);
+            let run = value.bytes().rev().take_while(|byte| *byte == b'\\').count();
+            let run = if run > 2 * period { run % period + period } else { run };
+            format!("{}{}{}", "\\".repeat(backslashes), char::from(quote), "\\".repeat(run))
+        }
+        Kind::Brackets => {
+            let open = patterns::brackets(value).err().unwrap_or_default();
+            open[open.len().saturating_sub(WORD_BYTES_MAX)..].to_owned()
+        }
+        Kind::Word | Kind::Parameter | Kind::Line { .. } => "x".into(),
+        Kind::Pem => {
+            let head = value.floor_char_boundary(96);
+            let tail = value.floor_char_boundary(value.len().saturating_sub(96)).max(head);
+            [&value[..head], &value[tail..]].concat()
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Redaction: no secret comes out, however it is written and wherever it stands, and nothing else is lost.
+//!
+//! A longer run takes `PROPTEST_CASES=50000`.
+
+use std::sync::{Arc, LazyLock};
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use wieldy_core::redact::{self, StreamRedactor};
+use wieldy_core::{
+    Body, CallError, Caller, Code, ConfirmationId, Content, Event, Note, Outcome, Redacted, Stream, Subject, ToolSpec,
+    tool,
+};
+use wieldy_testkit::World;
+
+/// Secrets of all sorts that the process knows of.
+static CANARIES: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let mut random = fastrand::Rng::with_seed(7);
+    let signs: Vec<char> = r#"abcXYZ019 !"#$%&'()*+,-./:;<=>?@[\]^_`{|}~éß漢🔑"#.chars().collect();
+    let mut canaries = Vec::new();
+    for length in [6, 7, 8, 9, 12, 20, 33, 40, 64, 100, 700, 1500] {
+        canaries.push((0..length).map(|_| random.alphanumeric()).collect());
+        canaries.push((0..length).map(|_| signs[random.usize(..signs.len())]).collect());
+        let lines = (0..length).map(|at| if at % 24 == 23 { '\n' } else { random.alphanumeric() });
+        canaries.push(lines.collect::<String>());
+    }
+    let canaries: Vec<String> = canaries.iter().map(|canary| format!("q{}z", canary.trim())).collect();
+    assert!(canaries.iter().all(|canary| redact::hide(canary)));
+    canaries
+});
+
+/// Base64 of more than the canary, and what of it is the canary alone.
+fn base64(before: &[u8], canary: &[u8], after: &[u8], url: bool, padded: bool) -> (String, String) {
+    let digits: Vec<char> = ('A'..='Z').chain('a'..='z').chain('0'..='9').collect();
+    let digits = [digits, if url { vec!['-', '_'] } else { vec!['+', '/'] }].concat();
+    let bytes = [before, canary, after].concat();
+    let mut text = String::new();
+    for three in bytes.chunks(3) {
+        let number = (0..3).fold(0, |number, at| number << 8 | usize::from(*three.get(at).unwrap_or(&0)));
+        let count = three.len() + 1;
+        text.extend((0..count).map(|at| digits[number >> (18 - 6 * at) & 63]));
+        text.extend((count..4).filter(|_| padded).map(|_| '='));
+    }
+    let (first, last) = ((before.len() * 8).div_ceil(6), (before.len() + canary.len()) * 8 / 6);
+    let alone = text[first..last].to_owned();
+    (text, alone)
+}
+
+fn percent(text: &str, kept: &str) -> String {
+    let is_kept = |byte: u8| byte.is_ascii_alphanumeric() && !kept.is_empty() || kept.as_bytes().contains(&byte);
+    text.bytes().map(|byte| if is_kept(byte) { char::from(byte).into() } else { format!("%{byte:02X}") }).collect()
+}
+
+fn escaped(text: &str) -> String {
+    let quoted = json!(text).to_string();
+    quoted[1..quoted.len() - 1].to_owned()
+}
+
+/// The canary as somebody may write it, and what of that must not be seen.
+fn written(canary: &str, encoding: usize, edge: &[u8]) -> (String, String) {
+    let both = |text: String| (text.clone(), text);
+    let (before, after) = edge.split_at(edge.len() / 2);
+    match encoding {
+        0 => both(canary.to_owned()),
+        1..=4 => base64(before, canary.as_bytes(), after, encoding & 1 == 1, encoding > 2),
+        5 => both(canary.bytes().map(|byte| format!("{byte:02x}")).collect()),
+        6 => both(canary.bytes().map(|byte| format!("{byte:02X}")).collect()),
+        7 => both(percent(canary, "-_.~")),
+        8 => both(percent(canary, "-_.!~*'()")),
+        9 => both(percent(canary, "").to_lowercase()),
+        10 => both(percent(canary, "-_.*").replace("%20", "+")),
+        11 => both(escaped(canary)),
+        _ => both(canary.chars().rev().collect()),
+    }
+}
+
+/// Whether anything of the secret that is long enough to tell is in the text, as it is or once or twice escaped.
+fn is_seen(secret: &str, text: &str) -> bool {
+    let seen = |secret: &str| {
+        let characters: Vec<char> = secret.chars().collect();
+        characters.windows(characters.len().min(8)).any(|part| {
+            part.iter().filter(|character| character.is_alphanumeric()).count() > 3
+                && text.contains(&part.iter().collect::<String>())
+        })
+    };
+    seen(secret) || seen(&escaped(secret)) || seen(&escaped(&escaped(secret)))
+}
+
+fn event(body: Body, call_id: &str) -> Event {
+    let (caller, call_id) = (Arc::new(Caller::local()), Some(call_id.to_owned()));
+    let subject = Subject { execution: None, batch: None, call_id, tool: Some("t".into()), caller };
+    Event { seq: 1, at: jiff::Timestamp::UNIX_EPOCH, subject: Arc::new(subject), body }
+}
+
+/// Everything that an observer, a log or a journal would get of a secret in this place.
+fn shown(place: usize, secret: &str, around: &str, cuts: &[prop::sample::Index]) -> String {
+    let text = format!("{around} {secret} {around}");
+    let error = || Box::new(CallError::new(Code::ExecutionError, &text).suggest(&text).detail("why", text.as_str()));
+    let note = Note { message: text.clone(), priority: "low".into(), category: "note".into(), deliver_at: None };
+    let body = match place {
+        0 => return redact::text(&text).into_owned(),
+        1 => return Redacted::from(json!({"note": [text]})).value().to_string(),
+        2 => return redact::text(&json!({"a": json!({"b": [text]}).to_string()}).to_string()).into_owned(),
+        3 => return redact::text(&format!("GET https://host/{secret}?q={secret}#{around}")).into_owned(),
+        4 => return redact::value(&json!({ text: 1, "b": 2 })).to_string(),
+        5 => return streamed(text.as_bytes(), cuts),
+        6 => Body::CallWarning { message: text },
+        7 => Body::RetryExhausted { attempts: 2, error: error() },
+        8 => Body::SandboxViolation { sandbox: "s".into(), message: text },
+        9 => Body::SelfNotify(note),
+        10 => Body::SourceStale { path: text.clone(), previous_hash: "".into(), current_hash: None, message: text },
+        11 => {
+            let (confirmation, digest) = (ConfirmationId::new(), "d".into());
+            Body::ConfirmationRequested { confirmation, digest, reason: text, expires_in_ms: 1 }
+        }
+        12 => Body::CallPending { arguments: json!({"deep": {"text": json!({"c": text}).to_string()}}).into() },
+        _ => Body::CallProgress { percent: None, message: Some(text), stream: None, elapsed_ms: 0.0 },
+    };
+    let event = event(body, secret);
+    format!("{} {}", event.data(), event.cloud_event())
+}
+
+/// What comes out of a stream that is cut in these places.
+fn streamed(bytes: &[u8], cuts: &[prop::sample::Index]) -> String {
+    let mut ends: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).collect();
+    ends.push(bytes.len());
+    ends.sort_unstable();
+    let (mut stream, mut shown, mut start) = (StreamRedactor::default(), String::new(), 0);
+    for end in ends {
+        shown += &stream.push(&bytes[start..end]);
+        start = end;
+    }
+    shown + &stream.finish()
+}
+
+/// Texts without secrets, many of which look like the beginning of one.
+fn benign() -> impl Strategy<Value = String> {
+    let words = prop::sample::select(vec![
+        "token", "password", "Authorization", "the", "max_tokens=5", "src/tokenizer.rs:12", "bearer", "Basic", "--verbose",
+        "-----BEGIN", "-----BEGIN CERTIFICATE-----", "https://example.org:80/a?b=c", "ssh://git@host", "{\"a\": [1, \"b\"]}",
+        "ghp_", "sk-", "eyJ", "\"quoted\"", "don't", "é漢🔑", "...", "-", "---", "\\", "\"", "{", "}", "100%", "AKIA", "cookie",
+        "api_key", "secret", "q", "1 + 1", "$HOME", "x=y", "a:b", "\u{1b}[31m", "",
+    ]);
+    let word = prop_oneof![20 => words.prop_map(str::to_owned), 4 => "[a-z]{1,12}", 1 => "[a-z]{3000,6000}"];
+    let space = prop::sample::select(vec![" ", "\n", "\r\n", "\t", "  ", " \n\n"]);
+    prop::collection::vec((word, space), 0..40).prop_map(|parts| parts.iter().map(|(a, b)| format!("{a}{b}")).collect())
+}
+
+fn cuts() -> impl Strategy<Value = Vec<prop::sample::Index>> {
+    prop::collection::vec(any::<prop::sample::Index>(), 0..30)
+}
+
+/// Texts with one secret `§` in them, known by its shape or by what stands before it.
+const KEPT_BY: [&str; 22] = [
+    "use §", "password=§", "PGPASSWORD='§' psql", "--token §", "Authorization: Bearer §\n", "curl -H \"X-Api-Key: §\"",
+    "https://ada:§@host/", "https://host/?a=b&access_token=§&c=d", "{\"api_key\": \"§\", \"b\": 1}", "{'secret': '§'}",
+    "{\\\"password\\\": \\\"§\\\"}", "\"credentials\": {\"user\": [\"§\"]}", "password: §", "client_secret = \"§\"", "bearer   §",
+    "Cookie: a=§; b=c\n", "-----BEGIN PRIVATE KEY-----\n§\n§\n-----END PRIVATE KEY-----\n",
+    "-----BEGIN RSA PRIVATE KEY-----\\n§\\n-----END RSA PRIVATE KEY-----", "TOKEN=§", "refresh-token:\t§", "(password=§)", "\"pin\":\"§\"",
+];
+
+proptest! {
+    #[test]
+    fn a_known_secret_never_comes_out(
+        canary in any::<prop::sample::Index>(), encoding in 0..13_usize, edge in prop::collection::vec(any::<u8>(), 0..9),
+        place in 0..14_usize, around in benign(), cuts in cuts(),
+    ) {
+        let canary = &CANARIES[canary.index(CANARIES.len())];
+        let (written, secret) = written(canary, encoding, &edge);
+        let shown = shown(place, &written, &around, &cuts);
+        prop_assert!(!is_seen(&secret, &shown), "{secret} of {canary:?} is in {shown}");
+    }
+
+    #[test]
+    fn a_token_never_comes_out_of_a_stream_in_pieces(
+        kept_by in 0..KEPT_BY.len(), begin in prop::sample::select(vec!["ghp_", "glpat-", "sk-", "xoxb-", "AIza", "hf_"]),
+        secret in "[a-z]{3}[0-9]{3}[A-Za-z0-9]{30,60}", long in prop::option::weighted(0.1, 100..400_usize),
+        before in benign(), after in benign(), cuts in cuts(),
+    ) {
+        let secret = format!("{begin}{}", secret.repeat(long.unwrap_or(1)));
+        let text = format!("{before} {} {after}", KEPT_BY[kept_by].replace('§', &secret));
+        let shown = streamed(text.as_bytes(), &cuts);
+        prop_assert!(!is_seen(&secret, &shown), "{secret} is in {shown}");
+        prop_assert!(shown.starts_with(&before), "{before:?} is not in {shown:?}");
+        let shown = redact::text(&text);
+        prop_assert!(!is_seen(&secret, &shown), "{secret} is in {shown}");
+    }
+
+    #[test]
+    fn what_is_no_secret_comes_out_whole(text in benign(), cuts in cuts()) {
+        prop_assert_eq!(&streamed(text.as_bytes(), &cuts), &text);
+        prop_assert_eq!(&redact::text(&text), &text);
+        let value = json!({"text": text, "texts": [text]});
+        prop_assert_eq!(&*redact::value(&value), &value);
+    }
+
+    #[test]
+    fn a_stream_holds_back_a_few_kib_at_most(
+        parts in prop::collection::vec("(password=\"|\"secret\": [{\\[]|-----BEGIN PRIVATE KEY-----|Cookie: )?[a-z\\\\{]{0,3000}", 1..20)
+    ) {
+        let (mut stream, mut least) = (StreamRedactor::default(), 0);
+        for part in &parts {
+            stream.push(part.as_bytes());
+            least = stream.finish().len();
+            prop_assert!(least <= 8 * 1024);
+        }
+        prop_assert!(least <= 8 * 1024);
+    }
+}
