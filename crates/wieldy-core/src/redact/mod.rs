@@ -41,6 +41,11 @@ impl Redacted {
         Self { raw, marked }
     }
 
+    /// Whether nothing had to be taken out.
+    pub fn is_whole(&self) -> bool {
+        matches!(self.value(), Cow::Borrowed(_))
+    }
+
     /// The arguments without their secrets.
     pub fn value(&self) -> Cow<'_, Value> {
         cleaned(&self.raw, self.marked.as_deref().unwrap_or_default())

@@ -16,7 +16,7 @@ use wieldy_testkit::World;
 /// Secrets of all sorts that the process knows of.
 static CANARIES: LazyLock<Vec<String>> = LazyLock::new(|| {
     let mut random = fastrand::Rng::with_seed(7);
-    let signs: Vec<char> = r#"abcXYZ019 !"#$%&'()*+,-./:;<=>?@[\]^_`{|}~éß漢🔑"#.chars().collect();
+    let signs: Vec<char> = r##"abcXYZ019 !"#$%&'()*+,-./:;<=>?@[\]^_`{|}~éß漢🔑"##.chars().collect();
     let mut canaries = Vec::new();
     for length in [6, 7, 8, 9, 12, 20, 33, 40, 64, 100, 700, 1500] {
         canaries.push((0..length).map(|_| random.alphanumeric()).collect());
@@ -136,10 +136,45 @@ fn streamed(bytes: &[u8], cuts: &[prop::sample::Index]) -> String {
 /// Texts without secrets, many of which look like the beginning of one.
 fn benign() -> impl Strategy<Value = String> {
     let words = prop::sample::select(vec![
-        "token", "password", "Authorization", "the", "max_tokens=5", "src/tokenizer.rs:12", "bearer", "Basic", "--verbose",
-        "-----BEGIN", "-----BEGIN CERTIFICATE-----", "https://example.org:80/a?b=c", "ssh://git@host", "{\"a\": [1, \"b\"]}",
-        "ghp_", "sk-", "eyJ", "\"quoted\"", "don't", "é漢🔑", "...", "-", "---", "\\", "\"", "{", "}", "100%", "AKIA", "cookie",
-        "api_key", "secret", "q", "1 + 1", "$HOME", "x=y", "a:b", "\u{1b}[31m", "",
+        "token",
+        "password",
+        "Authorization",
+        "the",
+        "max_tokens=5",
+        "src/tokenizer.rs:12",
+        "bearer",
+        "Basic",
+        "--verbose",
+        "-----BEGIN",
+        "-----BEGIN CERTIFICATE-----",
+        "https://example.org:80/a?b=c",
+        "ssh://git@host",
+        "{\"a\": [1, \"b\"]}",
+        "ghp_",
+        "sk-",
+        "eyJ",
+        "\"quoted\"",
+        "don't",
+        "é漢🔑",
+        "...",
+        "-",
+        "---",
+        "\\",
+        "\"",
+        "{",
+        "}",
+        "100%",
+        "AKIA",
+        "cookie",
+        "api_key",
+        "secret",
+        "q",
+        "1 + 1",
+        "$HOME",
+        "x=y",
+        "a:b",
+        "\u{1b}[31m",
+        "",
     ]);
     let word = prop_oneof![20 => words.prop_map(str::to_owned), 4 => "[a-z]{1,12}", 1 => "[a-z]{3000,6000}"];
     let space = prop::sample::select(vec![" ", "\n", "\r\n", "\t", "  ", " \n\n"]);
@@ -152,11 +187,28 @@ fn cuts() -> impl Strategy<Value = Vec<prop::sample::Index>> {
 
 /// Texts with one secret `§` in them, known by its shape or by what stands before it.
 const KEPT_BY: [&str; 22] = [
-    "use §", "password=§", "PGPASSWORD='§' psql", "--token §", "Authorization: Bearer §\n", "curl -H \"X-Api-Key: §\"",
-    "https://ada:§@host/", "https://host/?a=b&access_token=§&c=d", "{\"api_key\": \"§\", \"b\": 1}", "{'secret': '§'}",
-    "{\\\"password\\\": \\\"§\\\"}", "\"credentials\": {\"user\": [\"§\"]}", "password: §", "client_secret = \"§\"", "bearer   §",
-    "Cookie: a=§; b=c\n", "-----BEGIN PRIVATE KEY-----\n§\n§\n-----END PRIVATE KEY-----\n",
-    "-----BEGIN RSA PRIVATE KEY-----\\n§\\n-----END RSA PRIVATE KEY-----", "TOKEN=§", "refresh-token:\t§", "(password=§)", "\"pin\":\"§\"",
+    "use §",
+    "password=§",
+    "PGPASSWORD='§' psql",
+    "--token §",
+    "Authorization: Bearer §\n",
+    "curl -H \"X-Api-Key: §\"",
+    "https://ada:§@host/",
+    "https://host/?a=b&access_token=§&c=d",
+    "{\"api_key\": \"§\", \"b\": 1}",
+    "{'secret': '§'}",
+    "{\\\"password\\\": \\\"§\\\"}",
+    "\"credentials\": {\"user\": [\"§\"]}",
+    "password: §",
+    "client_secret = \"§\"",
+    "bearer   §",
+    "Cookie: a=§; b=c\n",
+    "-----BEGIN PRIVATE KEY-----\n§\n§\n-----END PRIVATE KEY-----\n",
+    "-----BEGIN RSA PRIVATE KEY-----\\n§\\n-----END RSA PRIVATE KEY-----",
+    "TOKEN=§",
+    "refresh-token:\t§",
+    "(password=§)",
+    "\"pin\":\"§\"",
 ];
 
 proptest! {

@@ -1,0 +1,123 @@
+//! What a database must be able to do to hold the history. The SQL that both speak is written once, with `?1`, `?2`, … for
+//! values; where they differ, [`Dialect`] says how.
+
+use crate::error::StoreError;
+use crate::ledger::Draft;
+use crate::trail::Head;
+
+/// A value in a statement.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Value {
+    Null,
+    Int(i64),
+    Real(f64),
+    Text(String),
+    /// A point in time, in microseconds.
+    Time(i64),
+    Bytes(Vec<u8>),
+}
+
+impl From<i64> for Value {
+    fn from(value: i64) -> Self {
+        Self::Int(value)
+    }
+}
+
+impl From<&str> for Value {
+    fn from(value: &str) -> Self {
+        Self::Text(value.to_owned())
+    }
+}
+
+impl<T: Into<Value>> From<Option<T>> for Value {
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Self::Null, Into::into)
+    }
+}
+
+/// A row of an answer.
+pub(crate) trait Row {
+    fn int(&self, column: usize) -> Result<i64, StoreError>;
+    fn int_or_none(&self, column: usize) -> Result<Option<i64>, StoreError>;
+    fn real_or_none(&self, column: usize) -> Result<Option<f64>, StoreError>;
+    fn text(&self, column: usize) -> Result<&str, StoreError>;
+    fn text_or_none(&self, column: usize) -> Result<Option<&str>, StoreError>;
+    fn bytes(&self, column: usize) -> Result<&[u8], StoreError>;
+}
+
+/// Where the databases differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dialect {
+    Sqlite,
+    #[cfg(feature = "postgres")]
+    Postgres,
+}
+
+impl Dialect {
+    /// A column with a point in time, read as microseconds.
+    pub(crate) fn time(self, column: &str) -> String {
+        match self {
+            Self::Sqlite => column.to_owned(),
+            #[cfg(feature = "postgres")]
+            Self::Postgres => format!("(extract(epoch FROM {column}) * 1000000)::bigint"),
+        }
+    }
+}
+
+/// What reads the rows of an answer, one by one.
+pub(crate) type EachRow<'a> = &'a mut dyn FnMut(&dyn Row) -> Result<(), StoreError>;
+
+/// A connection to a database that holds a history of this program's form.
+pub(crate) trait Database: Send {
+    fn dialect(&self) -> Dialect;
+
+    /// Runs a query and hands out its rows, one by one.
+    fn query(&mut self, sql: &str, values: &[Value], each: EachRow<'_>) -> Result<(), StoreError>;
+
+    /// Runs a statement; how many rows it changed.
+    fn execute(&mut self, sql: &str, values: &[Value]) -> Result<u64, StoreError>;
+
+    /// Runs `work` as a whole or not at all.
+    fn atomically(
+        &mut self,
+        work: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError>;
+
+    /// Adds to the trail, as a whole or not at all. `draft` is told where the trail ends and says what to write; it is
+    /// asked again if somebody else was quicker. Fails with [`StoreError::TakenForDead`] where the instance has ended.
+    fn write(&mut self, instance: i64, draft: &mut dyn FnMut(&Head) -> Draft) -> Result<Draft, StoreError>;
+
+    /// Holds the sign of life of an instance for as long as this connection is there.
+    fn show_life(&mut self, instance: &str) -> Result<(), StoreError>;
+
+    /// Whether the process of an instance that has not ended is there.
+    fn lives(&mut self, instance: &str) -> Result<bool, StoreError>;
+
+    /// Says that the instance lives where nobody could see it otherwise.
+    fn stay_alive(&mut self, instance: i64) -> Result<(), StoreError>;
+
+    /// Connects again after something went wrong.
+    fn reconnect(&mut self) -> Result<(), StoreError>;
+
+    /// Finds the rows of `tool_executions` whose words are all in the text: a condition and its value.
+    fn words(&self, text: &str, place: usize) -> (String, Value);
+
+    /// Forgets the words of the calls up to `id` that are gone from `tool_executions`.
+    fn forget_words(&mut self, up_to: i64) -> Result<(), StoreError>;
+
+    /// How many bytes the history takes.
+    fn size(&mut self) -> Result<u64, StoreError>;
+
+    /// Gives room that is no longer needed back to the system.
+    fn shrink(&mut self) -> Result<(), StoreError>;
+}
+
+/// The one value of the one row, or nothing.
+pub(crate) fn one_int(database: &mut dyn Database, sql: &str, values: &[Value]) -> Result<Option<i64>, StoreError> {
+    let mut found = None;
+    database.query(sql, values, &mut |row| {
+        found = row.int_or_none(0)?;
+        Ok(())
+    })?;
+    Ok(found)
+}

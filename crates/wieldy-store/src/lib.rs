@@ -1,0 +1,31 @@
+//! The history of wieldy's calls: durable, searchable, tamper-evident, in SQLite or PostgreSQL.
+//!
+//! [`Store`] is a history at some address; [`Store::journal`] makes the [`Journal`](wieldy_core::Journal) that an executor
+//! writes it with. In reading order: `trail` says what a record is and how records are chained, `ledger` what they mean for
+//! the tables, `writer` how they get there, `recovery` what happens to what was left open, `query` how to ask.
+
+mod trail;
+
+mod ledger;
+mod tally;
+
+mod failpoint;
+mod writer;
+
+mod recovery;
+
+mod query;
+
+mod audit;
+
+mod database;
+mod error;
+mod migrations;
+mod sqlite;
+mod store;
+
+pub use audit::{SignedHead, Signer};
+pub use error::StoreError;
+pub use query::{Cursor, Execution, GroupBy, Moment, Page, Query, Stat};
+pub use store::{Address, JournalOptions, Store};
+pub use writer::StoreJournal;

@@ -1,0 +1,25 @@
+//! The forms that the tables had and have, and the ways between them.
+
+use crate::error::StoreError;
+
+/// One step of the tables' form.
+pub(crate) struct Migration {
+    pub(crate) up: &'static str,
+    pub(crate) down: &'static str,
+}
+
+/// Refuses a form that a newer program made.
+pub(crate) fn check(found: u32, known: &[Migration]) -> Result<(), StoreError> {
+    let known = known.len() as u32;
+    if found > known { Err(StoreError::Newer { found, known }) } else { Ok(()) }
+}
+
+/// The statements that lead from one form to another, up or down.
+pub(crate) fn path(from: u32, to: u32, known: &[Migration]) -> Vec<&str> {
+    let (from, to) = (from as usize, (to as usize).min(known.len()));
+    if from <= to {
+        known[from..to].iter().map(|step| step.up).collect()
+    } else {
+        known[to..from].iter().rev().map(|step| step.down).collect()
+    }
+}

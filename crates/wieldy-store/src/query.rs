@@ -1,0 +1,411 @@
+//! Asking the history: which calls there were, what happened in one of them, and how they went on the whole.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::Value as Json;
+use wieldy_core::{ExecutionId, Status};
+
+use crate::database::{Database, Dialect, Row, Value};
+use crate::error::StoreError;
+use crate::ledger::CallRow;
+use crate::tally;
+
+/// Which calls are wanted; what is not set does not matter.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Query {
+    /// The tool's name.
+    pub tool: Option<String>,
+    /// How they stand or ended.
+    pub status: Option<Status>,
+    /// The caller's session.
+    pub session: Option<String>,
+    /// The agent.
+    pub agent: Option<String>,
+    /// The tenant; `Some("")` means calls without one.
+    pub tenant: Option<String>,
+    /// The batch.
+    pub batch: Option<String>,
+    /// Accepted then or later.
+    pub since: Option<Timestamp>,
+    /// Accepted before then.
+    pub until: Option<Timestamp>,
+    /// Words that all occur in the tool's name, the arguments or the error, or begin a word there.
+    pub text: Option<String>,
+    /// Where the last page ended.
+    pub cursor: Option<Cursor>,
+}
+
+/// Where a page ended: the next one begins there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(transparent)]
+pub struct Cursor(pub(crate) i64);
+
+impl std::fmt::Display for Cursor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::str::FromStr for Cursor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|_| format!("`{text}` is no cursor: take the one that the last page ended with"))
+    }
+}
+
+/// Calls, the latest first.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Page {
+    /// The calls.
+    pub executions: Vec<Execution>,
+    /// Where the next page begins, if there is one.
+    pub next: Option<Cursor>,
+}
+
+/// A call in the history.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Execution {
+    /// The engine's id.
+    pub execution_id: String,
+    /// The tool that was asked for.
+    pub tool: String,
+    /// How it stands or ended.
+    pub status: String,
+    /// What it was called with, without secrets.
+    pub parameters: Option<Json>,
+    /// The code of its error.
+    pub error_code: Option<String>,
+    /// What went wrong.
+    pub error_message: Option<String>,
+    /// When it was accepted.
+    pub started_at: Timestamp,
+    /// When it ended.
+    pub completed_at: Option<Timestamp>,
+    /// How long it took, all waits included.
+    pub duration_ms: Option<f64>,
+    /// How many bytes of content were returned.
+    pub output_bytes: Option<i64>,
+    /// How many runs it took.
+    pub attempts: i64,
+    /// The agent.
+    pub agent: String,
+    /// The tenant.
+    pub tenant: Option<String>,
+    /// The session.
+    pub session: Option<String>,
+    /// The person behind the agent.
+    pub user: Option<String>,
+    /// The batch that it was part of.
+    pub batch: Option<String>,
+    /// The sandbox that it ran in.
+    pub sandbox: Option<String>,
+    /// What it used, where that was measured.
+    pub usage: Option<Json>,
+    /// What else is known: the caller's own id, time in queues, the artifact, the isolation level.
+    pub metadata: Option<Json>,
+}
+
+/// What happened to a call.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Moment {
+    /// The record's number in the trail.
+    pub seq: i64,
+    /// When.
+    pub at: Timestamp,
+    /// The event's name.
+    pub name: String,
+    /// The facts.
+    pub data: Json,
+}
+
+/// What statistics are made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum GroupBy {
+    /// Each tool.
+    #[default]
+    Tool,
+    /// Each day, in UTC.
+    Day,
+    /// Each tool on each day.
+    ToolAndDay,
+}
+
+/// How the calls of one tool or day went.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Stat {
+    /// The day, in UTC, where days are told apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub day: Option<String>,
+    /// The tool, where tools are told apart.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool: Option<String>,
+    /// How many calls ended.
+    pub count: i64,
+    /// How many of them not with success.
+    pub errors: i64,
+    /// The share of these, from 0 to 1.
+    pub error_rate: f64,
+    /// Half of the calls took no longer.
+    pub p50_ms: f64,
+    /// 95 of 100 calls took no longer.
+    pub p95_ms: f64,
+    /// 99 of 100 calls took no longer.
+    pub p99_ms: f64,
+    /// How many bytes of content were returned.
+    pub output_bytes: i64,
+    /// How they ended.
+    pub statuses: BTreeMap<String, i64>,
+}
+
+/// The columns of a call, in the order in which [`row_of`] reads them.
+pub(crate) fn columns(dialect: Dialect) -> String {
+    format!(
+        "id, execution_id, tool_name, parameters_json, status, error_message, error_code, {}, {}, duration_ms,
+         output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id, tenant_id, attempts, usage_json, metadata_json",
+        dialect.time("started_at"),
+        dialect.time("completed_at"),
+    )
+}
+
+pub(crate) fn row_of(row: &dyn Row) -> Result<CallRow, StoreError> {
+    let text = |column| row.text(column).map(str::to_owned);
+    let optional = |column| row.text_or_none(column).map(|text| text.map(str::to_owned));
+    Ok(CallRow {
+        id: row.int(0)?,
+        execution_id: text(1)?,
+        tool: text(2)?,
+        parameters: optional(3)?,
+        status: text(4)?,
+        error_message: optional(5)?,
+        error_code: optional(6)?,
+        started_at: row.int(7)?,
+        completed_at: row.int_or_none(8)?,
+        duration_ms: row.real_or_none(9)?,
+        output_bytes: row.int_or_none(10)?,
+        sandbox: optional(11)?,
+        agent: text(12)?,
+        user: optional(13)?,
+        batch: optional(14)?,
+        session: optional(15)?,
+        tenant: optional(16)?,
+        attempts: row.int(17)?,
+        usage: optional(18)?,
+        metadata: optional(19)?,
+    })
+}
+
+impl From<CallRow> for Execution {
+    fn from(row: CallRow) -> Self {
+        let time = |micros: i64| Timestamp::from_microsecond(micros).unwrap_or_default();
+        let json = |text: Option<String>| text.and_then(|text| serde_json::from_str(&text).ok());
+        Self {
+            execution_id: row.execution_id,
+            tool: row.tool,
+            status: row.status,
+            parameters: json(row.parameters),
+            error_code: row.error_code,
+            error_message: row.error_message,
+            started_at: time(row.started_at),
+            completed_at: row.completed_at.map(time),
+            duration_ms: row.duration_ms,
+            output_bytes: row.output_bytes,
+            attempts: row.attempts,
+            agent: row.agent,
+            tenant: row.tenant,
+            session: row.session,
+            user: row.user,
+            batch: row.batch,
+            sandbox: row.sandbox,
+            usage: json(row.usage),
+            metadata: json(row.metadata),
+        }
+    }
+}
+
+/// Conditions and their values, as they are put together.
+#[derive(Default)]
+struct Conditions {
+    sql: Vec<String>,
+    values: Vec<Value>,
+}
+
+impl Conditions {
+    fn add(&mut self, sql: &str, value: impl Into<Value>) {
+        self.values.push(value.into());
+        self.sql.push(sql.replace('?', &format!("?{}", self.values.len())));
+    }
+
+    fn text(&self) -> String {
+        if self.sql.is_empty() { String::new() } else { format!("WHERE {}", self.sql.join(" AND ")) }
+    }
+}
+
+/// Up to `limit` calls, the latest first.
+pub(crate) fn search(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Page, StoreError> {
+    let mut wanted = Conditions::default();
+    let equal = [
+        ("tool_name = ?", query.tool.as_deref()),
+        ("status = ?", query.status.map(Status::as_str)),
+        ("session_id = ?", query.session.as_deref()),
+        ("agent_id = ?", query.agent.as_deref()),
+        ("batch_id = ?", query.batch.as_deref()),
+    ];
+    for (sql, value) in equal {
+        if let Some(value) = value {
+            wanted.add(sql, value);
+        }
+    }
+    match query.tenant.as_deref() {
+        Some("") => wanted.sql.push("tenant_id IS NULL".into()),
+        Some(tenant) => wanted.add("tenant_id = ?", tenant),
+        None => {}
+    }
+    if let Some(since) = query.since {
+        wanted.add("started_at >= ?", Value::Time(since.as_microsecond()));
+    }
+    if let Some(until) = query.until {
+        wanted.add("started_at < ?", Value::Time(until.as_microsecond()));
+    }
+    if let Some(Cursor(id)) = query.cursor {
+        wanted.add("id < ?", id);
+    }
+    if let Some(text) = query.text.as_deref().filter(|text| !text.trim().is_empty()) {
+        let (sql, value) = database.words(text, wanted.values.len() + 1);
+        wanted.sql.push(sql);
+        wanted.values.push(value);
+    }
+    let sql = format!(
+        "SELECT {} FROM tool_executions {} ORDER BY id DESC LIMIT {}",
+        columns(database.dialect()),
+        wanted.text(),
+        limit + 1
+    );
+    let mut rows = Vec::new();
+    database.query(&sql, &wanted.values, &mut |row| {
+        rows.push(row_of(row)?);
+        Ok(())
+    })?;
+    let more = rows.len() > limit;
+    rows.truncate(limit);
+    let next = rows.last().filter(|_| more).map(|row| Cursor(row.id));
+    Ok(Page { executions: rows.into_iter().map(Execution::from).collect(), next })
+}
+
+/// One call with everything that happened to it.
+pub(crate) fn show(
+    database: &mut dyn Database,
+    id: ExecutionId,
+) -> Result<Option<(Execution, Vec<Moment>)>, StoreError> {
+    let sql = format!("SELECT {} FROM tool_executions WHERE execution_id = ?1", columns(database.dialect()));
+    let mut found = None;
+    database.query(&sql, &[id.to_string().as_str().into()], &mut |row| {
+        found = Some(row_of(row)?);
+        Ok(())
+    })?;
+    let Some(row) = found else { return Ok(None) };
+    let sql = format!(
+        "SELECT seq, {}, name, data FROM events WHERE execution = ?1 ORDER BY seq",
+        database.dialect().time("at")
+    );
+    let mut moments = Vec::new();
+    database.query(&sql, &[row.id.into()], &mut |row| {
+        moments.push(Moment {
+            seq: row.int(0)?,
+            at: Timestamp::from_microsecond(row.int(1)?).unwrap_or_default(),
+            name: row.text(2)?.to_owned(),
+            data: serde_json::from_str(row.text(3)?).unwrap_or_default(),
+        });
+        Ok(())
+    })?;
+    Ok(Some((row.into(), moments)))
+}
+
+/// What is counted of one group, before it is put into words.
+#[derive(Default)]
+struct Counted {
+    buckets: BTreeMap<i64, i64>,
+    statuses: BTreeMap<String, i64>,
+    output_bytes: i64,
+}
+
+/// How calls went, by tool or day. Of a query's conditions those on tool, status, agent, tenant and time count, the latter
+/// by whole days; with a session, batch or text the calls themselves are counted.
+pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> Result<Vec<Stat>, StoreError> {
+    let mut counted: BTreeMap<(Option<i64>, Option<String>), Counted> = BTreeMap::new();
+    let key = |day: i64, tool: &str| match by {
+        GroupBy::Tool => (None, Some(tool.to_owned())),
+        GroupBy::Day => (Some(day), None),
+        GroupBy::ToolAndDay => (Some(day), Some(tool.to_owned())),
+    };
+    let mut count = |day, tool: &str, status: &str, bucket, calls, bytes| {
+        let group = counted.entry(key(day, tool)).or_default();
+        *group.buckets.entry(bucket).or_default() += calls;
+        *group.statuses.entry(status.to_owned()).or_default() += calls;
+        group.output_bytes += bytes;
+    };
+    if query.session.is_some() || query.batch.is_some() || query.text.is_some() {
+        let page = search(database, query, STATS_CALLS_MAX)?;
+        for call in page.executions.iter().filter(|call| call.completed_at.is_some()) {
+            let day = call.started_at.as_microsecond().div_euclid(tally::DAY);
+            let bucket = tally::bucket(call.duration_ms.unwrap_or_default());
+            count(day, &call.tool, &call.status, bucket, 1, call.output_bytes.unwrap_or_default());
+        }
+    } else {
+        let mut wanted = Conditions::default();
+        let day = |time: Timestamp| time.as_microsecond().div_euclid(tally::DAY);
+        let equal = [
+            ("tool_name = ?", query.tool.as_deref()),
+            ("status = ?", query.status.map(Status::as_str)),
+            ("agent_id = ?", query.agent.as_deref()),
+            ("tenant_id = ?", query.tenant.as_deref()),
+        ];
+        for (sql, value) in equal {
+            if let Some(value) = value {
+                wanted.add(sql, value);
+            }
+        }
+        if let Some(since) = query.since {
+            wanted.add("day >= ?", day(since));
+        }
+        if let Some(until) = query.until {
+            wanted.add("day <= ?", day(until));
+        }
+        let day = if by == GroupBy::Tool { "0" } else { "day" };
+        let tool = if by == GroupBy::Day { "''" } else { "tool_name" };
+        let sql = format!(
+            "SELECT {day}, {tool}, status, bucket, CAST(sum(calls) AS bigint), CAST(sum(output_bytes) AS bigint)
+             FROM tallies {} GROUP BY 1, 2, 3, 4",
+            wanted.text()
+        );
+        database.query(&sql, &wanted.values, &mut |row| {
+            count(row.int(0)?, row.text(1)?, row.text(2)?, row.int(3)?, row.int(4)?, row.int(5)?);
+            Ok(())
+        })?;
+    }
+    Ok(counted.into_iter().map(|((day, tool), group)| stat(day, tool, group)).collect())
+}
+
+/// How many calls are counted one by one at most.
+const STATS_CALLS_MAX: usize = 100_000;
+
+fn stat(day: Option<i64>, tool: Option<String>, group: Counted) -> Stat {
+    let buckets: Vec<(i64, i64)> = group.buckets.into_iter().collect();
+    let count: i64 = group.statuses.values().sum();
+    let errors = count - group.statuses.get("success").copied().unwrap_or_default();
+    let date = |day: i64| Timestamp::from_microsecond(day * tally::DAY).map(|at| at.strftime("%Y-%m-%d").to_string());
+    Stat {
+        day: day.and_then(|day| date(day).ok()),
+        tool,
+        count,
+        errors,
+        error_rate: if count == 0 { 0.0 } else { errors as f64 / count as f64 },
+        p50_ms: tally::quantile(&buckets, 0.50),
+        p95_ms: tally::quantile(&buckets, 0.95),
+        p99_ms: tally::quantile(&buckets, 0.99),
+        output_bytes: group.output_bytes,
+        statuses: group.statuses,
+    }
+}

@@ -1,0 +1,202 @@
+//! What executors leave behind that stopped without saying so: their open calls are closed as *outcome unknown*, or handed
+//! to the next executor where their callers wanted that.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use serde_json::{Value as Json, json};
+use wieldy_core::{
+    CallError, CallState, Caller, ExecutionId, Interrupted, Keyed, Remembered, RememberedAnswer, ToolResult,
+};
+
+use crate::database::{Database, Row, Value, one_int};
+use crate::error::StoreError;
+use crate::ledger::{CallRow, OpenCall};
+use crate::query::{columns, row_of};
+use crate::trail::Record;
+use crate::writer::Writer;
+
+/// How many answers are handed to an executor at most.
+const ANSWERS_MAX: i64 = 10_000;
+
+/// Takes over what others left open. Returns the calls to be run again, if `rerun` says that somebody will.
+pub(crate) fn recover(writer: &mut Writer, rerun: bool) -> Result<Vec<Interrupted>, StoreError> {
+    let mut interrupted = Vec::new();
+    let mut records = Vec::new();
+    for row in claim(&mut *writer.database, writer.number)? {
+        let found = Found::look(&mut *writer.database, &row)?;
+        let call = OpenCall::found(row.clone(), found.has_answer, found.is_task);
+        match found.again.clone().filter(|_| rerun) {
+            Some(again) => {
+                writer.ledger.carry_on(again.execution, call);
+                interrupted.push(again);
+            }
+            None => {
+                writer.ledger.close_for(call);
+                records.push(Arc::new(found.closing(&row)));
+            }
+        }
+    }
+    if !records.is_empty() {
+        tracing::warn!(calls = records.len(), "calls of executors that stopped are closed as outcome unknown");
+    }
+    for group in records.chunks(256) {
+        writer.write(group, false)?;
+    }
+    Ok(interrupted)
+}
+
+/// Makes the open calls of executors that are gone this one's own: whoever does so closes them, and nobody else.
+fn claim(database: &mut dyn Database, own: i64) -> Result<Vec<CallRow>, StoreError> {
+    let mut instances = Vec::new();
+    let unended = "SELECT number, id FROM instances WHERE ended_at IS NULL AND number <> ?1";
+    database.query(unended, &[own.into()], &mut |row| {
+        instances.push((row.int(0)?, row.text(1)?.to_owned()));
+        Ok(())
+    })?;
+    for (number, id) in instances {
+        if !database.lives(&id)? {
+            let sql = "UPDATE instances SET ended_at = seen_at WHERE number = ?1 AND ended_at IS NULL";
+            database.execute(sql, &[number.into()])?;
+        }
+    }
+    let open = "SELECT count(*) FROM tool_executions WHERE completed_at IS NULL AND instance <> ?1
+                  AND instance IN (SELECT number FROM instances WHERE ended_at IS NOT NULL)";
+    if one_int(database, open, &[own.into()])? == Some(0) {
+        return Ok(Vec::new());
+    }
+    let sql = format!(
+        "UPDATE tool_executions SET instance = ?1 WHERE completed_at IS NULL AND instance <> ?1
+           AND instance IN (SELECT number FROM instances WHERE ended_at IS NOT NULL) RETURNING {}",
+        columns(database.dialect())
+    );
+    let mut rows = Vec::new();
+    database.query(&sql, &[own.into()], &mut |row| {
+        rows.push(row_of(row)?);
+        Ok(())
+    })?;
+    rows.sort_unstable_by_key(|row| row.id);
+    Ok(rows)
+}
+
+/// What is known of a call that was left open.
+struct Found {
+    has_answer: bool,
+    is_task: bool,
+    /// Whether it may be run again without harm: it never ran, or only reads.
+    repeatable: bool,
+    /// Whether whoever comes back with its idempotency key must be told.
+    keyed: bool,
+    /// What to run again, where its caller wanted that and nothing of it was hidden.
+    again: Option<Interrupted>,
+}
+
+impl Found {
+    fn look(database: &mut dyn Database, row: &CallRow) -> Result<Self, StoreError> {
+        let (mut has_answer, mut is_task, mut keyed) = (false, false, false);
+        database.query("SELECT task, key FROM answers WHERE id = ?1", &[row.id.into()], &mut |answer| {
+            (has_answer, is_task, keyed) = (true, answer.int(0)? != 0, answer.text_or_none(1)?.is_some());
+            Ok(())
+        })?;
+        let (mut state, mut read_only, mut opening) = (CallState::Open, true, None);
+        let sql =
+            "SELECT name, subject, data FROM events WHERE execution = ?1 AND name <> 'tool.call.progress' ORDER BY seq";
+        database.query(sql, &[row.id.into()], &mut |event| {
+            let data: Json = serde_json::from_str(event.text(2)?).unwrap_or_default();
+            let attempt = data["attempt"].as_u64().unwrap_or(1) as u32;
+            match event.text(0)? {
+                "tool.call.pending" => {
+                    let subject = event.text_or_none(1)?.and_then(|text| serde_json::from_str::<Json>(text).ok());
+                    opening = Some((subject.unwrap_or_default(), data));
+                }
+                "tool.call.started" => {
+                    read_only = data["read_only"] == json!(true);
+                    state = CallState::Running { attempt };
+                }
+                "tool.retry.attempt" => state = CallState::Waiting { next_attempt: attempt },
+                "tool.call.confirmation.requested" => state = CallState::Asking,
+                "tool.call.confirmation.received" => state = CallState::Open,
+                _ => {}
+            }
+            Ok(())
+        })?;
+        let again = opening.and_then(|(subject, mut data)| {
+            let caller: Caller = serde_json::from_value(data["rerun"].take()).ok()?;
+            // A question to a person dies with whoever asked it.
+            (state != CallState::Asking && data["hidden"] != json!(true)).then_some(())?;
+            Some(Interrupted {
+                execution: row.execution_id.parse().ok()?,
+                tool: row.tool.clone(),
+                arguments: data["arguments"].take(),
+                call_id: subject["call_id"].as_str().map(str::to_owned),
+                caller,
+                opened_at: Timestamp::from_microsecond(row.started_at).ok()?,
+                state,
+                task: is_task,
+            })
+        });
+        let never_ran = matches!(state, CallState::Open | CallState::Asking);
+        Ok(Self { has_answer, is_task, repeatable: read_only || never_ran, keyed, again })
+    }
+
+    /// The record that closes the call.
+    fn closing(&self, row: &CallRow) -> Record {
+        let now = Timestamp::now();
+        let error = CallError::interrupted(self.repeatable);
+        let opened_at = Timestamp::from_microsecond(row.started_at).unwrap_or(now);
+        let duration_ms = ((now.as_microsecond() - row.started_at) as f64 / 1000.0).max(0.0);
+        let data = json!({
+            "status": error.status(), "duration_ms": duration_ms, "queued_ms": 0.0, "attempts": row.attempts,
+            "cached": false, "output_bytes": 0, "error": error,
+        });
+        let mut record = Record::own("tool.call.failure", now.as_microsecond(), Some(row.id), data);
+        let asked_for = self.is_task || self.keyed && !self.repeatable;
+        if let (true, Ok(id)) = (asked_for, row.execution_id.parse::<ExecutionId>()) {
+            let mut result = ToolResult::failed(id, row.tool.as_str().into(), opened_at, error);
+            result.attempts = u32::try_from(row.attempts).unwrap_or_default();
+            record.answer = Some(json!(result).to_string());
+        }
+        record
+    }
+}
+
+/// The answers that somebody may still ask for. Those whose time is over are forgotten.
+pub(crate) fn remembered(database: &mut dyn Database, interrupted: Vec<Interrupted>) -> Result<Remembered, StoreError> {
+    let now = Timestamp::now().as_microsecond();
+    database.execute("DELETE FROM answers WHERE expires_at <= ?1", &[Value::Time(now)])?;
+    let dialect = database.dialect();
+    let sql = format!(
+        "SELECT a.result_json, e.tenant_id, a.task, a.key, a.fingerprint, {}, {}
+         FROM answers a JOIN tool_executions e ON e.id = a.id WHERE a.result_json IS NOT NULL
+         ORDER BY a.id DESC LIMIT ?1",
+        dialect.time("a.expires_at"),
+        dialect.time("e.completed_at"),
+    );
+    let mut answers = Vec::new();
+    database.query(&sql, &[ANSWERS_MAX.into()], &mut |row| {
+        // One that a later program wrote differently is not worth failing for.
+        if let Ok(result) = serde_json::from_str(row.text(0)?) {
+            answers.push(answer(row, result)?);
+        }
+        Ok(())
+    })?;
+    answers.reverse();
+    Ok(Remembered { answers, interrupted })
+}
+
+fn answer(row: &dyn Row, result: ToolResult) -> Result<RememberedAnswer, StoreError> {
+    let time = |micros: i64| Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
+    let keyed = match (row.text_or_none(3)?, row.text_or_none(4)?) {
+        (Some(key), Some(fingerprint)) => {
+            Some(Keyed { key: key.to_owned(), fingerprint: fingerprint.to_owned(), expires_at: time(row.int(5)?) })
+        }
+        _ => None,
+    };
+    Ok(RememberedAnswer {
+        tenant: row.text_or_none(1)?.map(str::to_owned),
+        task: row.int(2)? != 0,
+        keyed,
+        ended_at: time(row.int_or_none(6)?.unwrap_or_default()),
+        result,
+    })
+}

@@ -1,0 +1,288 @@
+//! The history in a SQLite file: no server, one writer at a time, any number of readers.
+
+mod write;
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::types::{ToSqlOutput, ValueRef};
+use rusqlite::{Connection, OpenFlags, ToSql, TransactionBehavior};
+
+use crate::database::{Database, Dialect, EachRow, Row, Value};
+use crate::error::StoreError;
+use crate::ledger::Draft;
+use crate::migrations::{self, Migration};
+use crate::trail::Head;
+
+/// How long to wait for another process that writes.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Says in the file itself whose it is: "wldy".
+const APPLICATION: i32 = 0x776c_6479;
+
+pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
+    up: include_str!("../../migrations/sqlite/0001_history.up.sql"),
+    down: include_str!("../../migrations/sqlite/0001_history.down.sql"),
+}];
+
+/// A connection to a SQLite file.
+pub(crate) struct Sqlite {
+    path: PathBuf,
+    connection: Connection,
+    /// Held for as long as an executor lives.
+    life: Option<File>,
+}
+
+impl Sqlite {
+    /// Opens the file; makes it, and brings it into this program's form, where that is wanted.
+    pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder).map_err(|error| unusable(path, &error))?;
+        }
+        let mut connection = connect(path)?;
+        let version = version(&connection).map_err(|error| opened(path, &error))?;
+        migrations::check(version, MIGRATIONS)?;
+        if version < MIGRATIONS.len() as u32 {
+            migrate(&mut connection, MIGRATIONS.len() as u32).map_err(|error| opened(path, &error))?;
+        }
+        Ok(Self { path: path.to_owned(), connection, life: None })
+    }
+
+    /// Where the signs of life of the executors are that write here.
+    fn signs_of_life(&self) -> PathBuf {
+        let mut name = self.path.file_name().unwrap_or_default().to_owned();
+        name.push(".instances");
+        self.path.with_file_name(name)
+    }
+
+    /// Copies the whole history into a new file while others go on writing.
+    pub(crate) fn backup(&self, target: &Path) -> Result<(), StoreError> {
+        let failed =
+            |error: rusqlite::Error| StoreError::Unavailable(format!("cannot write `{}`: {error}", target.display()));
+        if target.exists() {
+            return Err(StoreError::Query(format!("`{}` is there already", target.display())));
+        }
+        let mut copy = Connection::open(target).map_err(failed)?;
+        let backup = rusqlite::backup::Backup::new(&self.connection, &mut copy).map_err(failed)?;
+        backup.run_to_completion(4096, Duration::ZERO, None).map_err(failed)
+    }
+
+    /// Goes to an older form of the tables, or to this program's.
+    pub(crate) fn migrate(&mut self, target: u32) -> Result<(), StoreError> {
+        migrate(&mut self.connection, target).map_err(|error| opened(&self.path, &error))
+    }
+}
+
+fn connect(path: &Path) -> Result<Connection, StoreError> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(|error| opened(path, &error))?;
+    let set = || -> rusqlite::Result<()> {
+        connection.busy_timeout(PATIENCE)?;
+        connection.set_prepared_statement_cache_capacity(64);
+        // Only a new file takes this: room that retention frees can be given back.
+        connection.pragma_update(None, "auto_vacuum", "incremental")?;
+        connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
+        // What was committed is on the disk, also when the machine stops.
+        connection.pragma_update(None, "synchronous", "full")?;
+        connection.pragma_update(None, "cache_size", -16_384)?;
+        connection.pragma_update(None, "wal_autocheckpoint", 4_000)?;
+        connection.pragma_update(None, "journal_size_limit", 64 * 1024 * 1024)?;
+        connection.pragma_update(None, "temp_store", "memory")
+    };
+    set().map_err(|error| opened(path, &error))?;
+    Ok(connection)
+}
+
+fn version(connection: &Connection) -> rusqlite::Result<u32> {
+    connection.query_row("PRAGMA user_version", [], |row| row.get(0))
+}
+
+fn migrate(connection: &mut Connection, target: u32) -> rusqlite::Result<()> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    // Somebody else may have done it while we waited.
+    let found = version(&transaction)?;
+    for sql in migrations::path(found, target, MIGRATIONS) {
+        transaction.execute_batch(sql)?;
+    }
+    transaction.pragma_update(None, "application_id", APPLICATION)?;
+    transaction.pragma_update(None, "user_version", target)?;
+    transaction.commit()
+}
+
+fn unusable(path: &Path, error: &std::io::Error) -> StoreError {
+    StoreError::Unavailable(format!("cannot use the history `{}`: {error}", path.display()))
+}
+
+fn opened(path: &Path, error: &rusqlite::Error) -> StoreError {
+    told(&format!("cannot use the history `{}`", path.display()), error)
+}
+
+fn told(what: &str, error: &rusqlite::Error) -> StoreError {
+    use rusqlite::ErrorCode;
+    let message = format!("{what}: {error}");
+    match error.sqlite_error_code() {
+        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => StoreError::Damaged(message),
+        _ => StoreError::Unavailable(message),
+    }
+}
+
+impl Database for Sqlite {
+    fn dialect(&self) -> Dialect {
+        Dialect::Sqlite
+    }
+
+    fn query(&mut self, sql: &str, values: &[Value], each: EachRow<'_>) -> Result<(), StoreError> {
+        let failed = |error: &rusqlite::Error| told("cannot read the history", error);
+        let mut statement = self.connection.prepare_cached(sql).map_err(|error| failed(&error))?;
+        let mut rows = statement.query(rusqlite::params_from_iter(values)).map_err(|error| failed(&error))?;
+        while let Some(row) = rows.next().map_err(|error| failed(&error))? {
+            each(row)?;
+        }
+        Ok(())
+    }
+
+    fn execute(&mut self, sql: &str, values: &[Value]) -> Result<u64, StoreError> {
+        let run = || self.connection.prepare_cached(sql)?.execute(rusqlite::params_from_iter(values));
+        run().map(|changed| changed as u64).map_err(|error| told("cannot write the history", &error))
+    }
+
+    fn atomically(
+        &mut self,
+        work: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.execute("BEGIN IMMEDIATE", &[])?;
+        let done = work(self).and_then(|()| self.execute("COMMIT", &[]).map(drop));
+        if done.is_err() {
+            let _ = self.execute("ROLLBACK", &[]);
+        }
+        done
+    }
+
+    fn write(&mut self, instance: i64, draft: &mut dyn FnMut(&Head) -> Draft) -> Result<Draft, StoreError> {
+        write::write(&mut self.connection, instance, draft)
+    }
+
+    fn show_life(&mut self, instance: &str) -> Result<(), StoreError> {
+        let folder = self.signs_of_life();
+        let hold = || -> std::io::Result<File> {
+            fs::create_dir_all(&folder)?;
+            let file = OpenOptions::new().create(true).truncate(false).write(true).open(folder.join(instance))?;
+            file.lock()?;
+            Ok(file)
+        };
+        self.life = Some(hold().map_err(|error| unusable(&self.path, &error))?);
+        Ok(())
+    }
+
+    fn lives(&mut self, instance: &str) -> Result<bool, StoreError> {
+        let path = self.signs_of_life().join(instance);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(unusable(&path, &error)),
+        };
+        match file.try_lock() {
+            Ok(()) => {
+                let _ = fs::remove_file(&path);
+                Ok(false)
+            }
+            Err(TryLockError::WouldBlock) => Ok(true),
+            Err(TryLockError::Error(error)) => Err(unusable(&path, &error)),
+        }
+    }
+
+    fn stay_alive(&mut self, _: i64) -> Result<(), StoreError> {
+        Ok(()) // the lock says so
+    }
+
+    fn reconnect(&mut self) -> Result<(), StoreError> {
+        // A file that was put in the place of ours would not continue our trail.
+        if !self.path.exists() {
+            return Err(StoreError::Unavailable(format!("the history `{}` is gone", self.path.display())));
+        }
+        self.connection = connect(&self.path)?;
+        Ok(())
+    }
+
+    fn words(&self, text: &str, place: usize) -> (String, Value) {
+        // Every word in quotes: nothing in it is an operator. Each may be the beginning of one.
+        let words = text.split(|sign: char| !sign.is_alphanumeric()).filter(|word| !word.is_empty());
+        let wanted = words.map(|word| format!("\"{word}\"*")).collect::<Vec<_>>().join(" ");
+        (format!("id IN (SELECT rowid FROM words WHERE words MATCH ?{place})"), Value::Text(wanted))
+    }
+
+    fn forget_words(&mut self, up_to: i64) -> Result<(), StoreError> {
+        let sql =
+            "DELETE FROM words WHERE rowid <= ?1 AND rowid NOT IN (SELECT id FROM tool_executions WHERE id <= ?1)";
+        self.execute(sql, &[up_to.into()]).map(drop)
+    }
+
+    fn size(&mut self) -> Result<u64, StoreError> {
+        let length = |path: PathBuf| fs::metadata(path).map_or(0, |file| file.len());
+        let mut wal = self.path.clone().into_os_string();
+        wal.push("-wal");
+        Ok(length(self.path.clone()) + length(wal.into()))
+    }
+
+    fn shrink(&mut self) -> Result<(), StoreError> {
+        let shrink = || {
+            self.connection.execute_batch("PRAGMA incremental_vacuum; PRAGMA optimize;")?;
+            self.connection.pragma_query(None, "wal_checkpoint", |_| Ok(()))
+        };
+        shrink().map_err(|error| told("cannot shrink the history", &error))
+    }
+}
+
+impl Drop for Sqlite {
+    fn drop(&mut self) {
+        // The sign of life of an executor that ended is nobody's business any more; the file goes with it.
+        self.life = None;
+    }
+}
+
+impl ToSql for Value {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(ToSqlOutput::Borrowed(match self {
+            Self::Null => ValueRef::Null,
+            Self::Int(value) | Self::Time(value) => ValueRef::Integer(*value),
+            Self::Real(value) => ValueRef::Real(*value),
+            Self::Text(value) => ValueRef::Text(value.as_bytes()),
+            Self::Bytes(value) => ValueRef::Blob(value),
+        }))
+    }
+}
+
+impl Row for rusqlite::Row<'_> {
+    fn int(&self, column: usize) -> Result<i64, StoreError> {
+        self.get(column).map_err(|error| unreadable(&error))
+    }
+
+    fn int_or_none(&self, column: usize) -> Result<Option<i64>, StoreError> {
+        self.get(column).map_err(|error| unreadable(&error))
+    }
+
+    fn real_or_none(&self, column: usize) -> Result<Option<f64>, StoreError> {
+        self.get(column).map_err(|error| unreadable(&error))
+    }
+
+    fn text(&self, column: usize) -> Result<&str, StoreError> {
+        let value = self.get_ref(column).map_err(|error| unreadable(&error))?;
+        value.as_str().map_err(|error| StoreError::Damaged(format!("a row of the history is not readable: {error}")))
+    }
+
+    fn text_or_none(&self, column: usize) -> Result<Option<&str>, StoreError> {
+        let value = self.get_ref(column).map_err(|error| unreadable(&error))?;
+        value
+            .as_str_or_null()
+            .map_err(|error| StoreError::Damaged(format!("a row of the history is not readable: {error}")))
+    }
+
+    fn bytes(&self, column: usize) -> Result<&[u8], StoreError> {
+        let value = self.get_ref(column).map_err(|error| unreadable(&error))?;
+        value.as_blob().map_err(|error| StoreError::Damaged(format!("a row of the history is not readable: {error}")))
+    }
+}
+
+fn unreadable(error: &rusqlite::Error) -> StoreError {
+    told("a row of the history is not readable", error)
+}

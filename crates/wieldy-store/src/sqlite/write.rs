@@ -1,0 +1,186 @@
+//! Writing a group of records: one transaction, one sync of the disk, however many calls it is for.
+
+use jiff::Timestamp;
+use rusqlite::{Connection, Transaction, TransactionBehavior, params};
+
+use super::told;
+use crate::audit::from_hex;
+use crate::error::StoreError;
+use crate::ledger::{AnswerChange, CallRow, Draft};
+use crate::trail::Head;
+
+pub(super) fn write(
+    connection: &mut Connection,
+    instance: i64,
+    draft: &mut dyn FnMut(&Head) -> Draft,
+) -> Result<Draft, StoreError> {
+    let failed = |error: rusqlite::Error| told("cannot write the history", &error);
+    // Nobody else can add to the trail from here on.
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+    let ended: bool = {
+        let mut statement = transaction
+            .prepare_cached("SELECT ended_at IS NOT NULL FROM instances WHERE number = ?1")
+            .map_err(failed)?;
+        statement.query_row([instance], |row| row.get(0)).map_err(failed)?
+    };
+    if ended {
+        return Err(StoreError::TakenForDead);
+    }
+    let head = {
+        let mut statement = transaction.prepare_cached("SELECT seq, hash FROM trail").map_err(failed)?;
+        statement.query_row([], |row| Ok(Head { seq: row.get(0)?, hash: row.get(1)? })).map_err(failed)?
+    };
+    let draft = draft(&head);
+    put(&transaction, instance, &draft).map_err(failed)?;
+    transaction.commit().map_err(failed)?;
+    Ok(draft)
+}
+
+fn put(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rusqlite::Result<()> {
+    let mut event = transaction.prepare_cached(
+        "INSERT INTO events (seq, instance, instance_seq, at, name, execution, subject, data, hash)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+    )?;
+    for row in &draft.events {
+        let record = &row.record;
+        event.execute(params![
+            row.seq,
+            instance,
+            record.instance_seq as i64,
+            record.at,
+            record.name,
+            row.execution,
+            record.subject.as_ref().map(|subject| &subject.text),
+            record.data.text,
+            row.hash,
+        ])?;
+    }
+    let mut opened = transaction.prepare_cached(
+        "INSERT INTO tool_executions (id, execution_id, tool_name, parameters_json, status, error_message, error_code,
+           started_at, completed_at, duration_ms, output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id,
+           tenant_id, attempts, usage_json, metadata_json, instance)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)",
+    )?;
+    for row in &draft.opened {
+        let CallRow { id, execution_id, tool, parameters, status, error_message, error_code, .. } = row;
+        let CallRow { started_at, completed_at, duration_ms, output_bytes, sandbox, agent, user, batch, .. } = row;
+        let CallRow { session, tenant, attempts, usage, metadata, .. } = row;
+        opened.execute(params![
+            id,
+            execution_id,
+            tool,
+            parameters,
+            status,
+            error_message,
+            error_code,
+            started_at,
+            completed_at,
+            duration_ms,
+            output_bytes,
+            sandbox,
+            agent,
+            user,
+            batch,
+            session,
+            tenant,
+            attempts,
+            usage,
+            metadata,
+            instance,
+        ])?;
+    }
+    let mut changed = transaction.prepare_cached(
+        "UPDATE tool_executions SET status = ?2, error_message = ?3, error_code = ?4, completed_at = ?5, duration_ms = ?6,
+           output_size_bytes = ?7, sandbox_id = ?8, attempts = ?9, usage_json = ?10, metadata_json = ?11, instance = ?12
+         WHERE id = ?1",
+    )?;
+    for row in &draft.changed {
+        let CallRow { id, status, error_message, error_code, completed_at, duration_ms, output_bytes, .. } = row;
+        let CallRow { sandbox, attempts, usage, metadata, .. } = row;
+        changed.execute(params![
+            id,
+            status,
+            error_message,
+            error_code,
+            completed_at,
+            duration_ms,
+            output_bytes,
+            sandbox,
+            attempts,
+            usage,
+            metadata,
+            instance,
+        ])?;
+    }
+    let mut words = transaction.prepare_cached("INSERT INTO words (rowid, text) VALUES (?1, ?2)")?;
+    for (id, text) in &draft.words {
+        words.execute(params![id, text])?;
+    }
+    draft.answers.iter().try_for_each(|change| put_answer(transaction, change))?;
+    let mut tally = transaction.prepare_cached(
+        "INSERT INTO tallies (day, tenant_id, agent_id, tool_name, status, bucket, calls, output_bytes)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+         ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, output_bytes = output_bytes + excluded.output_bytes",
+    )?;
+    for (key, counted) in &draft.tallies {
+        let (tenant, agent, tool) = (&key.tenant, &key.agent, &key.tool);
+        tally.execute(params![
+            key.day,
+            tenant,
+            agent,
+            tool,
+            key.status,
+            key.bucket,
+            counted.calls,
+            counted.output_bytes
+        ])?;
+    }
+    transaction
+        .prepare_cached("UPDATE trail SET seq = ?1, hash = ?2")?
+        .execute(params![draft.head.seq, draft.head.hash])?;
+    transaction
+        .prepare_cached(
+            "UPDATE instances SET seen_at = ?2, last_seq = coalesce(?3, last_seq), ended_at = iif(?4, ?2, NULL)
+             WHERE number = ?1",
+        )?
+        .execute(params![
+            instance,
+            Timestamp::now().as_microsecond(),
+            draft.last_seq.map(|seq| seq as i64),
+            draft.ends
+        ])?;
+    if let Some(head) = &draft.signed {
+        transaction
+            .prepare_cached("INSERT INTO heads (seq, hash, at, key, signature) VALUES (?1, ?2, ?3, ?4, ?5)")?
+            .execute(params![
+                head.seq,
+                draft.head.hash,
+                head.at.as_microsecond(),
+                head.key,
+                from_hex(&head.signature)
+            ])?;
+    }
+    Ok(())
+}
+
+fn put_answer(transaction: &Transaction<'_>, change: &AnswerChange) -> rusqlite::Result<()> {
+    match change {
+        AnswerChange::Expect { id, task, key, fingerprint, expires_at } => transaction
+            .prepare_cached(
+                "INSERT INTO answers (id, task, key, fingerprint, expires_at) VALUES (?1, ?2, ?3, ?4, ?5)
+                 ON CONFLICT DO UPDATE SET key = ?3, fingerprint = ?4",
+            )?
+            .execute(params![id, task, key, fingerprint, expires_at])?,
+        AnswerChange::Give { id, result, expires_at } => transaction
+            .prepare_cached(
+                "UPDATE answers SET result_json = ?2, expires_at =
+                   CASE WHEN ?3 IS NULL THEN expires_at WHEN key IS NULL THEN ?3 ELSE max(expires_at, ?3) END
+                 WHERE id = ?1",
+            )?
+            .execute(params![id, result, expires_at])?,
+        AnswerChange::Forget { id } => {
+            transaction.prepare_cached("DELETE FROM answers WHERE id = ?1")?.execute([id])?
+        }
+    };
+    Ok(())
+}

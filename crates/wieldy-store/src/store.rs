@@ -1,0 +1,221 @@
+//! A history at some address.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::json;
+use uuid::Uuid;
+use wieldy_core::ExecutionId;
+
+use crate::audit::{SignedHead, Signer};
+use crate::database::{Database, Value, one_int};
+use crate::error::StoreError;
+use crate::ledger::Ledger;
+use crate::query::{self, Execution, GroupBy, Moment, Page, Query, Stat};
+use crate::recovery;
+use crate::sqlite::Sqlite;
+use crate::trail::{Head, Record};
+use crate::writer::{StoreJournal, Unsigned, Writer};
+
+/// Where a history is.
+#[derive(Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Address {
+    /// In this file.
+    Sqlite(PathBuf),
+}
+
+impl FromStr for Address {
+    type Err = StoreError;
+
+    fn from_str(text: &str) -> Result<Self, StoreError> {
+        if let Some(path) = text.strip_prefix("sqlite:") {
+            return Ok(Self::Sqlite(path.trim_start_matches("//").into()));
+        }
+        match text.split_once("://") {
+            Some((scheme, _)) => Err(StoreError::Address(format!("there are no histories at `{scheme}://`"))),
+            None if text.is_empty() => Err(StoreError::Address("the address of the history is empty".into())),
+            None => Ok(Self::Sqlite(text.into())),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Sqlite(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Addresses may hold passwords, which are not shown.
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Address({self})")
+    }
+}
+
+/// How an executor keeps its journal.
+#[derive(Debug, Clone)]
+pub struct JournalOptions {
+    /// Where the key is that ends of the trail are signed with; without one nothing is signed.
+    pub key: Option<PathBuf>,
+    /// How long results of tasks are kept.
+    pub task_ttl: Duration,
+    /// Whether the executor will run again what others left open, by `Executor::resume`.
+    pub resumes: bool,
+}
+
+impl Default for JournalOptions {
+    fn default() -> Self {
+        Self { key: None, task_ttl: Duration::from_secs(60 * 60), resumes: false }
+    }
+}
+
+/// A history. Cheap to clone; the connections are shared.
+#[derive(Clone)]
+pub struct Store {
+    address: Address,
+    /// Connections that nobody uses just now.
+    idle: Arc<Mutex<Vec<Box<dyn Database>>>>,
+}
+
+impl Store {
+    /// Opens the history, and brings its tables into this program's form.
+    pub fn open(address: &Address) -> Result<Self, StoreError> {
+        let first = connect(address)?;
+        Ok(Self { address: address.clone(), idle: Arc::new(Mutex::new(vec![first])) })
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Begins to write: from now on an executor lives here. What executors left open that are gone is closed.
+    pub fn journal(&self, options: &JournalOptions) -> Result<StoreJournal, StoreError> {
+        let mut database = connect(&self.address)?;
+        let id = Uuid::now_v7();
+        let signer = options.key.as_deref().map(Signer::open).transpose()?;
+        let number = register(&mut *database, id)?;
+        let opened_at = one_int(&mut *database, "SELECT seq FROM trail", &[])?.unwrap_or_default();
+        let task_ttl = i64::try_from(options.task_ttl.as_micros()).unwrap_or(i64::MAX);
+        let mut writer = Writer {
+            database,
+            ledger: Ledger::new(id, task_ttl),
+            number,
+            id: id.to_string(),
+            signer,
+            printed: HashMap::new(),
+            unsigned: Unsigned::since(opened_at),
+        };
+        let about = json!({"instance": id, "version": env!("CARGO_PKG_VERSION"), "host": host(), "process": std::process::id()});
+        let opened = Record::own("journal.opened", Timestamp::now().as_microsecond(), None, about);
+        writer.write(&[Arc::new(opened)], false)?;
+        let interrupted = recovery::recover(&mut writer, options.resumes)?;
+        let remembered = recovery::remembered(&mut *writer.database, interrupted)?;
+        StoreJournal::start(writer, remembered)
+    }
+
+    /// Up to `limit` calls, the latest first.
+    pub fn search(&self, query: &Query, limit: usize) -> Result<Page, StoreError> {
+        self.with(|database| query::search(database, query, limit))
+    }
+
+    /// One call with everything that happened to it.
+    pub fn show(&self, id: ExecutionId) -> Result<Option<(Execution, Vec<Moment>)>, StoreError> {
+        self.with(|database| query::show(database, id))
+    }
+
+    /// How calls went, by tool or day.
+    pub fn stats(&self, query: &Query, by: GroupBy) -> Result<Vec<Stat>, StoreError> {
+        self.with(|database| query::stats(database, query, by))
+    }
+
+    /// How long the last runs of each tool took that went well, for clocks that follow them.
+    pub fn durations(&self, tools: &[String], runs_max: usize) -> Result<HashMap<String, Vec<Duration>>, StoreError> {
+        self.with(|database| {
+            let sql = "SELECT duration_ms FROM tool_executions WHERE tool_name = ?1 AND status = 'success'
+                       ORDER BY id DESC LIMIT ?2";
+            let mut durations = HashMap::new();
+            for tool in tools {
+                let mut took = Vec::new();
+                let values = [tool.as_str().into(), Value::Int(i64::try_from(runs_max).unwrap_or(i64::MAX))];
+                database.query(sql, &values, &mut |row| {
+                    let seconds = row.real_or_none(0)?.unwrap_or_default() / 1000.0;
+                    took.extend(Duration::try_from_secs_f64(seconds));
+                    Ok(())
+                })?;
+                took.reverse();
+                durations.insert(tool.clone(), took);
+            }
+            Ok(durations)
+        })
+    }
+
+    /// The end of the trail, signed now.
+    pub fn sign_head(&self, signer: &Signer) -> Result<SignedHead, StoreError> {
+        self.with(|database| {
+            let mut head = Head { seq: 0, hash: [0; 32] };
+            database.query("SELECT seq, hash FROM trail", &[], &mut |row| {
+                let hash = row.bytes(1)?.try_into();
+                let hash = hash.map_err(|_| StoreError::Damaged("the end of the trail has no hash".into()))?;
+                head = Head { seq: row.int(0)?, hash };
+                Ok(())
+            })?;
+            Ok(signer.sign(&head, Timestamp::now()))
+        })
+    }
+
+    /// Runs `work` on a connection of its own.
+    pub(crate) fn with<T>(
+        &self,
+        work: impl FnOnce(&mut dyn Database) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let idle = || self.idle.lock().expect("no code panics while it holds the connections");
+        let taken = idle().pop();
+        let mut database = match taken {
+            Some(database) => database,
+            None => connect(&self.address)?,
+        };
+        let done = work(&mut *database);
+        // A connection that failed may be broken; the next one is new.
+        if done.is_ok() {
+            idle().push(database);
+        }
+        done
+    }
+}
+
+fn connect(address: &Address) -> Result<Box<dyn Database>, StoreError> {
+    match address {
+        Address::Sqlite(path) => Ok(Box::new(Sqlite::open(path)?)),
+    }
+}
+
+fn register(database: &mut dyn Database, id: Uuid) -> Result<i64, StoreError> {
+    // First the sign of life: who sees the row sees a living process.
+    database.show_life(&id.to_string())?;
+    let now = Timestamp::now().as_microsecond();
+    let sql = "INSERT INTO instances (id, version, host, process, started_at, seen_at) VALUES (?1, ?2, ?3, ?4, ?5, ?5)
+               RETURNING number";
+    let values = [
+        id.to_string().as_str().into(),
+        env!("CARGO_PKG_VERSION").into(),
+        host().as_str().into(),
+        i64::from(std::process::id()).into(),
+        Value::Time(now),
+    ];
+    let number = one_int(database, sql, &values)?;
+    number.ok_or_else(|| StoreError::Damaged("the history gives no number to this executor".into()))
+}
+
+fn host() -> String {
+    std::fs::read_to_string(Path::new("/proc/sys/kernel/hostname"))
+        .map_or_else(|_| String::new(), |name| name.trim().into())
+}

@@ -1,0 +1,148 @@
+//! The trail: records in order, each chained to the one before, so that none can be changed, left out or put elsewhere
+//! without every later one giving it away.
+
+use serde_json::{Value, json};
+use uuid::Uuid;
+use wieldy_core::{Body, Event, ExecutionId, redact};
+
+/// The hash of a record and of everything before it.
+pub(crate) type Hash = [u8; 32];
+
+/// Where the trail ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) seq: i64,
+    pub(crate) hash: Hash,
+}
+
+/// One thing that happened, as it is written down: without secrets, and not yet in its place.
+#[derive(Debug, Clone)]
+pub(crate) struct Record {
+    /// The number that the executor gave it; 0 for what the history says of itself.
+    pub(crate) instance_seq: u64,
+    /// In microseconds.
+    pub(crate) at: i64,
+    pub(crate) name: &'static str,
+    /// The call that it happened to.
+    pub(crate) call: Option<CallRef>,
+    /// What it is about, where no earlier record of the same call says so.
+    pub(crate) subject: Option<Text>,
+    pub(crate) data: Text,
+    /// The whole result, where somebody may ask for it later.
+    pub(crate) answer: Option<String>,
+}
+
+/// Which call something happened to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CallRef {
+    /// One of this executor.
+    Own(ExecutionId),
+    /// One that another executor left open: the seq of its opening.
+    Left(i64),
+}
+
+/// Facts, and how they are written.
+#[derive(Debug, Clone)]
+pub(crate) struct Text {
+    pub(crate) value: Value,
+    pub(crate) text: String,
+}
+
+impl From<Value> for Text {
+    fn from(value: Value) -> Self {
+        let text = value.to_string();
+        Self { value, text }
+    }
+}
+
+/// Arguments beyond this many bytes are not written down, only how many there were and their hash.
+const ARGUMENTS_BYTES_MAX: usize = 1024 * 1024;
+
+impl Record {
+    /// The record of an event.
+    pub(crate) fn of(event: &Event) -> Self {
+        let subject = &event.subject;
+        // What happens to a call later is known by the call's number.
+        let is_told = subject.execution.is_some() && !matches!(event.body, Body::CallPending { .. });
+        let mut data = Text::from(event.data());
+        if let Body::CallPending { arguments, rerun: Some(_), .. } = &event.body
+            && !arguments.is_whole()
+        {
+            data.value["hidden"] = json!(true);
+            data = Text::from(data.value);
+        }
+        if matches!(event.body, Body::CallPending { .. }) && data.text.len() > ARGUMENTS_BYTES_MAX {
+            let arguments = data.value["arguments"].to_string();
+            let hash = blake3::hash(arguments.as_bytes()).to_hex();
+            data.value["arguments"] = json!({"omitted_bytes": arguments.len(), "blake3": hash.as_str()});
+            data.value["hidden"] = json!(true);
+            data = Text::from(data.value);
+        }
+        let answer = event.body.closing().and_then(|closing| closing.answer.as_ref());
+        Self {
+            instance_seq: event.seq,
+            at: event.at.as_microsecond(),
+            name: event.body.name(),
+            call: subject.execution.map(CallRef::Own),
+            subject: (!is_told).then(|| subject_of(event)),
+            data,
+            answer: answer.map(|result| redact::value(&json!(result)).to_string()),
+        }
+    }
+
+    /// What the history says of itself, or of a call that another executor left open.
+    pub(crate) fn own(name: &'static str, at: i64, call: Option<i64>, data: Value) -> Self {
+        let call = call.map(CallRef::Left);
+        Self { instance_seq: 0, at, name, call, subject: None, data: data.into(), answer: None }
+    }
+}
+
+fn subject_of(event: &Event) -> Text {
+    let subject = &event.subject;
+    let caller = &subject.caller;
+    let facts = [
+        ("execution_id", subject.execution.map(|id| id.to_string())),
+        ("batch_id", subject.batch.map(|id| id.to_string())),
+        ("call_id", subject.call_id.clone()),
+        ("tool", subject.tool.as_ref().map(|tool| tool.to_string())),
+        ("agent", Some(caller.agent.clone())),
+        ("tenant", caller.tenant.clone()),
+        ("session", caller.session.clone()),
+        ("user", caller.user.clone()),
+    ];
+    let told = facts.into_iter().filter_map(|(name, fact)| Some((name.to_owned(), Value::String(fact?)))).collect();
+    redact::value(&Value::Object(told)).into_owned().into()
+}
+
+/// What a record in its place consists of; everything but the hash is hashed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Placed<'a> {
+    pub(crate) seq: i64,
+    pub(crate) instance: Uuid,
+    pub(crate) instance_seq: i64,
+    pub(crate) at: i64,
+    pub(crate) name: &'a str,
+    pub(crate) execution: Option<i64>,
+    pub(crate) subject: Option<&'a str>,
+    pub(crate) data: &'a str,
+}
+
+impl Placed<'_> {
+    /// The hash of the record after `previous`. `scratch` is where its bytes are put together.
+    pub(crate) fn hash(&self, previous: &Hash, scratch: &mut Vec<u8>) -> Hash {
+        scratch.clear();
+        scratch.extend_from_slice(b"wieldy.trail.1\0");
+        scratch.extend_from_slice(previous);
+        scratch.extend_from_slice(&self.seq.to_le_bytes());
+        scratch.extend_from_slice(self.instance.as_bytes());
+        scratch.extend_from_slice(&self.instance_seq.to_le_bytes());
+        scratch.extend_from_slice(&self.at.to_le_bytes());
+        scratch.extend_from_slice(&self.execution.unwrap_or(0).to_le_bytes());
+        // Each text after its length, so that no two records have the same bytes.
+        for text in [self.name, self.subject.unwrap_or_default(), self.data] {
+            scratch.extend_from_slice(&(text.len() as u64).to_le_bytes());
+            scratch.extend_from_slice(text.as_bytes());
+        }
+        *blake3::hash(scratch).as_bytes()
+    }
+}

@@ -1,0 +1,370 @@
+//! The writer: one thread that takes events in the order in which they come and writes them in groups. Whoever waits for
+//! an event waits for one sync of the disk, however many others wait for the same one.
+//!
+//! What cannot be written is held, in order, and tried again until it can be. Meanwhile those who wait are told, no call
+//! is opened, and calls that run go on: their records are held too.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use tokio::sync::oneshot;
+use wieldy_core::{Body, BoxFuture, Event, ExecutionId, Journal, JournalError, Receipt, Remembered};
+
+use crate::audit::Signer;
+use crate::database::{Database, one_int};
+use crate::error::StoreError;
+use crate::failpoint;
+use crate::ledger::Ledger;
+use crate::trail::{Head, Record};
+
+/// How many records are written together at most.
+const GROUP_MAX: usize = 1024;
+/// How long what nobody waits for may wait for others to be written with.
+const LINGER: Duration = Duration::from_millis(5);
+/// How many bytes of records are held while they cannot be written; what comes then is refused.
+const HELD_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// How often to look after the history when nothing happens.
+const IDLE: Duration = Duration::from_secs(5);
+/// How much printed text of one call is written down; what comes after it is only counted.
+const PRINTED_BYTES_MAX: usize = 64 * 1024;
+/// How many records there may be after the last one whose hash was signed, and how long.
+const SIGN_EVERY: i64 = 10_000;
+const SIGN_AFTER: Duration = Duration::from_secs(60);
+
+/// The journal of an executor, kept in a database. Dropping it writes what is left and ends the instance.
+pub struct StoreJournal {
+    shared: Arc<Shared>,
+    remembered: Mutex<Remembered>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    wake: Condvar,
+}
+
+/// What waits to be written.
+struct Queue {
+    events: VecDeque<Arc<Event>>,
+    /// About how many bytes the events hold that are not safe yet.
+    bytes: usize,
+    /// The number of the last event that was taken.
+    taken: u64,
+    /// The number of the last event that is safe.
+    kept: u64,
+    /// Who waits for which event.
+    waiting: Vec<(u64, oneshot::Sender<Result<(), JournalError>>)>,
+    /// Why nothing can be written just now.
+    trouble: Option<JournalError>,
+    closing: bool,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().expect("no code panics while it holds the queue")
+    }
+}
+
+impl StoreJournal {
+    pub(crate) fn start(writer: Writer, remembered: Remembered) -> Result<Self, StoreError> {
+        let queue = Queue {
+            events: VecDeque::new(),
+            bytes: 0,
+            taken: 0,
+            kept: 0,
+            waiting: Vec::new(),
+            trouble: None,
+            closing: false,
+        };
+        let shared = Arc::new(Shared { queue: Mutex::new(queue), wake: Condvar::new() });
+        let theirs = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("wieldy-journal".into())
+            .spawn(move || writer.run(&theirs))
+            .map_err(|error| StoreError::Unavailable(format!("cannot start the journal's thread: {error}")))?;
+        Ok(Self { shared, remembered: Mutex::new(remembered), thread: Some(thread) })
+    }
+
+    /// Waits until everything that was taken is safe.
+    pub async fn flush(&self) -> Result<(), JournalError> {
+        let taken = self.shared.lock().taken;
+        self.kept(taken).await
+    }
+
+    /// Why nothing can be written just now, if something is wrong.
+    pub fn trouble(&self) -> Option<JournalError> {
+        self.shared.lock().trouble.clone()
+    }
+}
+
+impl Journal for StoreJournal {
+    fn append(&self, event: &Arc<Event>) -> Receipt {
+        let mut queue = self.shared.lock();
+        // What is under way goes on as long as there is room for it; nothing new begins that could not be recorded.
+        if let Some(trouble) = &queue.trouble
+            && (matches!(event.body, Body::CallPending { .. }) || queue.bytes > HELD_BYTES_MAX)
+        {
+            return Receipt::Refused(trouble.clone());
+        }
+        let was_empty = queue.events.is_empty();
+        queue.bytes += bytes_of(event);
+        queue.taken = event.seq;
+        queue.events.push_back(Arc::clone(event));
+        if was_empty || queue.events.len() == GROUP_MAX {
+            self.shared.wake.notify_one();
+        }
+        Receipt::Pending(event.seq)
+    }
+
+    fn kept(&self, seq: u64) -> BoxFuture<'_, Result<(), JournalError>> {
+        let mut queue = self.shared.lock();
+        if queue.kept >= seq {
+            return Box::pin(std::future::ready(Ok(())));
+        }
+        if let Some(trouble) = &queue.trouble {
+            return Box::pin(std::future::ready(Err(trouble.clone())));
+        }
+        let (tell, told) = oneshot::channel();
+        queue.waiting.push((seq, tell));
+        self.shared.wake.notify_one();
+        Box::pin(async move { told.await.unwrap_or_else(|_| Err(JournalError("the journal's writer is gone".into()))) })
+    }
+
+    fn next_seq(&self) -> u64 {
+        self.shared.lock().taken + 1
+    }
+
+    fn remembered(&self) -> Remembered {
+        std::mem::take(&mut *self.remembered.lock().expect("no code panics while it holds them"))
+    }
+}
+
+impl Drop for StoreJournal {
+    fn drop(&mut self) {
+        self.shared.lock().closing = true;
+        self.shared.wake.notify_one();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// About how many bytes an event holds.
+fn bytes_of(event: &Event) -> usize {
+    let printed = match &event.body {
+        Body::CallProgress { message: Some(message), .. } => message.len(),
+        _ => 0,
+    };
+    printed + 512
+}
+
+/// What the thread works with.
+pub(crate) struct Writer {
+    pub(crate) database: Box<dyn Database>,
+    pub(crate) ledger: Ledger,
+    pub(crate) number: i64,
+    pub(crate) id: String,
+    pub(crate) signer: Option<Signer>,
+    /// How much text the calls that run have printed into the trail.
+    pub(crate) printed: HashMap<ExecutionId, usize>,
+    pub(crate) unsigned: Unsigned,
+}
+
+/// What came after the last signature.
+#[derive(Debug)]
+pub(crate) struct Unsigned {
+    /// Where the trail ended when this executor last wrote, unless that is signed.
+    head: Option<Head>,
+    /// How far it was then, for those that come often.
+    signed_seq: i64,
+    signed: Instant,
+}
+
+impl Unsigned {
+    pub(crate) fn since(seq: i64) -> Self {
+        Self { head: None, signed_seq: seq, signed: Instant::now() }
+    }
+
+    fn is_due(&self, seq: i64) -> bool {
+        seq - self.signed_seq >= SIGN_EVERY || self.signed.elapsed() >= SIGN_AFTER
+    }
+
+    fn note(&mut self, head: Head, signed: bool) {
+        if signed {
+            *self = Self::since(head.seq);
+        } else {
+            self.head = Some(head);
+        }
+    }
+}
+
+impl Writer {
+    fn run(mut self, shared: &Shared) {
+        loop {
+            let (events, closing) = wait_for_work(shared);
+            if !events.is_empty() {
+                failpoint::reach("writer.taken");
+                self.put(shared, &events, closing);
+            }
+            if closing && shared.lock().events.is_empty() {
+                break;
+            }
+            if events.is_empty() {
+                self.look_after();
+            }
+        }
+        self.end();
+    }
+
+    /// Writes a group, however long that takes. Gives up only where there is no hope, or nobody is left to wait.
+    fn put(&mut self, shared: &Shared, events: &[Arc<Event>], closing: bool) {
+        let bytes = events.iter().map(|event| bytes_of(event)).sum::<usize>();
+        let mut records: Vec<Arc<Record>> = events.iter().map(|event| Arc::new(self.record(event))).collect();
+        let mut pause = Duration::from_millis(50);
+        let began = Instant::now();
+        loop {
+            match self.write(&records, false) {
+                Ok(()) => break,
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "the history cannot be written");
+                    tell_trouble(shared, &error);
+                    let hopeless = !error.is_passing() || shared.lock().closing && began.elapsed() > IDLE;
+                    if hopeless || closing && began.elapsed() > IDLE {
+                        self.give_up(shared, &error);
+                        return;
+                    }
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(Duration::from_secs(1));
+                }
+            }
+            // What is not known to have failed may have been written: ask before writing it once more.
+            if let Ok(kept) = self.reconnect() {
+                records.retain(|record| record.instance_seq == 0 || record.instance_seq > kept);
+            }
+        }
+        failpoint::reach("writer.committed");
+        let mut queue = shared.lock();
+        queue.trouble = None;
+        queue.bytes = queue.bytes.saturating_sub(bytes);
+        queue.kept = events.last().map_or(queue.kept, |event| event.seq);
+        let kept = queue.kept;
+        for (_, tell) in queue.waiting.extract_if(.., |(seq, _)| *seq <= kept) {
+            let _ = tell.send(Ok(()));
+        }
+    }
+
+    /// Writes a group of records; the last one of all if the executor `ends`.
+    pub(crate) fn write(&mut self, records: &[Arc<Record>], ends: bool) -> Result<(), StoreError> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        let (ledger, signer, unsigned) = (&self.ledger, &self.signer, &self.unsigned);
+        let draft = self.database.write(self.number, &mut |head| {
+            let mut draft = ledger.draft(records, head);
+            draft.ends = ends;
+            if ends || unsigned.is_due(draft.head.seq) {
+                draft.signed = signer.as_ref().map(|signer| signer.sign(&draft.head, Timestamp::now()));
+            }
+            draft
+        })?;
+        self.unsigned.note(draft.head, draft.signed.is_some());
+        self.ledger.accept(draft);
+        Ok(())
+    }
+
+    /// Connects again; the number of the last event that was written after all.
+    fn reconnect(&mut self) -> Result<u64, StoreError> {
+        self.database.reconnect()?;
+        self.database.show_life(&self.id)?;
+        let sql = "SELECT last_seq FROM instances WHERE number = ?1";
+        let kept = one_int(&mut *self.database, sql, &[self.number.into()])?;
+        Ok(kept.unwrap_or_default() as u64)
+    }
+
+    fn record(&mut self, event: &Event) -> Record {
+        let Some(id) = event.subject.execution else { return Record::of(event) };
+        if event.body.closing().is_some() {
+            self.printed.remove(&id);
+        }
+        let mut record = Record::of(event);
+        if let Body::CallProgress { message: Some(message), .. } = &event.body {
+            let printed = self.printed.entry(id).or_default();
+            *printed += message.len();
+            if *printed > PRINTED_BYTES_MAX {
+                record.data.value["message"] = serde_json::json!(format!("[{} bytes not kept]", message.len()));
+                record.data = record.data.value.into();
+            }
+        }
+        record
+    }
+
+    /// Says that the instance lives, and closes what others left open that do not.
+    fn look_after(&mut self) {
+        let looked = self.database.stay_alive(self.number).and_then(|()| crate::recovery::recover(self, false));
+        let looked = looked.and_then(|_| self.sign());
+        if let Err(error) = looked {
+            tracing::warn!(error = &error as &dyn std::error::Error, "the history cannot be looked after");
+            let _ = self.reconnect();
+        }
+    }
+
+    /// Signs what was written a while ago, should nothing have come since.
+    fn sign(&mut self) -> Result<(), StoreError> {
+        if let (Some(signer), Some(head)) = (&self.signer, self.unsigned.head)
+            && self.unsigned.is_due(head.seq)
+        {
+            crate::audit::keep(&mut *self.database, &signer.sign(&head, Timestamp::now()))?;
+            self.unsigned.note(head, true);
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) {
+        let now = Timestamp::now().as_microsecond();
+        let closed = Arc::new(Record::own("journal.closed", now, None, serde_json::json!({})));
+        if let Err(error) = self.write(&[closed], true) {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "the history does not know that this executor ended"
+            );
+        }
+    }
+
+    /// There is no hope: whoever waits is told, and nothing is taken any more.
+    fn give_up(&self, shared: &Shared, error: &StoreError) {
+        tell_trouble(shared, error);
+        let mut queue = shared.lock();
+        queue.events.clear();
+        queue.bytes = usize::MAX;
+    }
+}
+
+/// Waits until there is something to write that is worth a sync of the disk: somebody waits for it, or there is much of
+/// it, or it has waited long enough. Nothing for a while means: look after the history.
+fn wait_for_work(shared: &Shared) -> (Vec<Arc<Event>>, bool) {
+    let mut queue = shared.lock();
+    if queue.events.is_empty() && !queue.closing {
+        queue = shared.wake.wait_timeout(queue, IDLE).expect("no code panics while it holds the queue").0;
+    }
+    let deadline = Instant::now() + LINGER;
+    while !queue.events.is_empty() && queue.events.len() < GROUP_MAX && queue.waiting.is_empty() && !queue.closing {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        queue = shared.wake.wait_timeout(queue, left).expect("no code panics while it holds the queue").0;
+    }
+    let count = queue.events.len().min(GROUP_MAX);
+    (queue.events.drain(..count).collect(), queue.closing)
+}
+
+fn tell_trouble(shared: &Shared, error: &StoreError) {
+    let trouble = JournalError(error.to_string());
+    let mut queue = shared.lock();
+    for (_, tell) in std::mem::take(&mut queue.waiting) {
+        let _ = tell.send(Err(trouble.clone()));
+    }
+    queue.trouble = Some(trouble);
+}

@@ -1,0 +1,3 @@
+//! What the history promises, on every database it can be kept in.
+
+mod first;
