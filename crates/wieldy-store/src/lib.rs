@@ -17,6 +17,9 @@ mod recovery;
 mod query;
 
 mod audit;
+mod verify;
+
+mod upkeep;
 
 mod database;
 mod error;
@@ -28,4 +31,6 @@ pub use audit::{SignedHead, Signer};
 pub use error::StoreError;
 pub use query::{Cursor, Execution, GroupBy, Moment, Page, Query, Stat};
 pub use store::{Address, JournalOptions, Store};
+pub use upkeep::{Copied, Pruned, Retention};
+pub use verify::{Problem, Verdict};
 pub use writer::StoreJournal;
