@@ -43,7 +43,7 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
     let environment = Environment::of_this_process();
     let load = |overrides: Overrides<'_>| {
         let config = Config::load(&environment, &overrides)?;
-        log::start(config.log, printer);
+        log::start(&config.log, printer)?;
         config.warnings.iter().for_each(|warning| printer.tell(&format!("warning: {}", output::shown(warning))));
         Ok::<_, Failure>(config)
     };
