@@ -23,12 +23,14 @@
 //! The `examples` folder shows a tool of your own, batches, observation, confirmation and cancellation.
 
 mod artifacts;
+mod log;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use artifacts::{FolderArtifacts, FolderError};
+pub use log::{EventLog, LOG_TARGETS, log_events};
 pub use wieldy_core::*;
 pub use wieldy_sandbox::{
     Bare, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions, ProbeState, Probed,

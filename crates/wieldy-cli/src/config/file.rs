@@ -8,6 +8,7 @@ use wieldy::{
     Backoff, BreakerPolicy, ExecutorBuilder, Level, Limits, NativeOptions, Per, RateKind, ResourceLimits, RetryPolicy,
 };
 
+use super::log::{FileLogOrLevel, Levels, LogFormat, Rotate};
 use super::sandbox::{FileMount, FileNetwork};
 use super::value::{Bytes, BytesOrNone, Count, CountOrNone, Megabytes, MegabytesOrNone, Time, Whole};
 
@@ -29,7 +30,7 @@ section! {
     FileConfig {
         workspace: PathBuf,
         state: PathBuf,
-        log: LogLevel,
+        log: FileLogOrLevel,
         isolation: Level,
         rates: Vec<FileRate>,
         limits: FileLimits,
@@ -44,6 +45,14 @@ section! {
         shell: FileShell,
         tools: FileTools,
         plans: BTreeMap<String, FilePlan>,
+    }
+    /// How much is said, in which form and where.
+    FileLog {
+        level: Levels,
+        format: LogFormat,
+        file: PathBuf,
+        rotate: Rotate,
+        keep: CountOrNone,
     }
     /// How many calls may run and wait.
     FileLimits {
@@ -153,18 +162,6 @@ pub(crate) enum FileBackoff {
     Linear,
 }
 
-/// How much is said on standard error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum LogLevel {
-    Off,
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
-}
-
 impl FileConfig {
     /// What holds where nobody says anything: the executor's own defaults, and those of the command line.
     pub(crate) fn defaults(state: PathBuf) -> Self {
@@ -176,7 +173,7 @@ impl FileConfig {
         Self {
             workspace: Some(".".into()),
             state: Some(state),
-            log: Some(LogLevel::Warn),
+            log: Some(FileLogOrLevel(FileLog::defaults())),
             isolation: Some(executor.isolation),
             rates: Some(Vec::new()),
             limits: Some(FileLimits {
@@ -247,9 +244,27 @@ impl FileConfig {
                 *path = folder.join(&*path);
             }
         }
+        if let Some(path) = self.log.as_mut().and_then(|log| log.0.file.as_mut())
+            && !path.as_os_str().is_empty()
+            && !path.starts_with("~")
+        {
+            *path = folder.join(&*path);
+        }
         let mounts = self.sandbox.iter_mut().flat_map(|sandbox| &mut sandbox.mounts).flatten();
         if !folder.as_os_str().is_empty() {
             mounts.for_each(|mount| mount.begin_at(folder));
+        }
+    }
+}
+
+impl FileLog {
+    fn defaults() -> Self {
+        Self {
+            level: Some(Levels { all: Some(Levels::DEFAULT), targets: Vec::new() }),
+            format: Some(LogFormat::Text),
+            file: Some(PathBuf::new()),
+            rotate: Some(Rotate::Never),
+            keep: Some(Whole(7)),
         }
     }
 }
