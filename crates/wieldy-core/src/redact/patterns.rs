@@ -60,19 +60,6 @@ static OPENER: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// What may become an opener or a token when more text comes, although it does not end within a word.
-static BEGUN: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(concat!(
-        "(?i-u)(?:(?:",
-        strong!(),
-        "|",
-        weak!(),
-        r#")[A-Z0-9_-]{0,64}|(?:\b|_|\\[nrt])(?:auth|pwd|pin|token))(?:\\{0,8}["'])?[ \t]{0,8}$"#,
-        r"|\b(?:bearer|basic)[ \t]{1,8}$",
-        r"|-----BEGIN[A-Z0-9 ]{0,60}-{0,5}$",
-    ))
-});
-
 static PEM_END: LazyLock<Regex> = LazyLock::new(|| pattern(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"));
 
 /// Values that are no secrets: types and constants of programs, what refers to a value, what is hidden already.
@@ -154,17 +141,10 @@ pub(super) fn find(text: &str) -> Found {
     found
 }
 
-/// Where the text may end with the beginning of something that looks like a secret.
+/// Where the text may end with the beginning of a token: none contains white space, and each has a letter or digit.
 pub(super) fn begun(text: &str) -> Option<usize> {
-    let from = text.floor_char_boundary(text.len().saturating_sub(256));
-    let opener = BEGUN.find(&text[from..]).map(|begun| from + begun.start());
-    // No token contains white space, and each has a letter or digit; keys begin with dashes.
-    let word = text.rfind(char::is_whitespace).map_or(0, |at| at + text[at..].chars().next().map_or(0, char::len_utf8));
-    let may_be_token = text[word..].contains(|character: char| character.is_alphanumeric() || character == '-');
-    match (opener, may_be_token.then_some(word)) {
-        (Some(opener), Some(word)) => Some(opener.min(word)),
-        (opener, word) => opener.or(word),
-    }
+    let word = text.trim_end_matches(|character: char| !character.is_whitespace()).len();
+    text[word..].contains(char::is_alphanumeric).then_some(word)
 }
 
 /// Tells tokens from words that happen to look like them, such as `basic internationalization`.

@@ -7,7 +7,7 @@ use super::{hidden_between, merged, places, secrets};
 const HELD_BYTES_MAX: usize = 4 * 1024;
 /// How much of a word without end is held back.
 const WORD_BYTES_MAX: usize = 1024;
-/// How much of what was shown is remembered, because it tells what the next text is.
+/// How much of what was shown is remembered, because it tells what the next text is: the value of a secret or not.
 const CONTEXT_BYTES: usize = 256;
 
 /// Takes secrets out of one stream of text, such as what a program prints.
@@ -187,6 +187,17 @@ mod tests {
         assert_eq!(stream.push(b"def"), "");
         assert_eq!(stream.push(b"' ghi "), "[redacted]' ghi ");
         assert_eq!(stream.finish(), "");
+    }
+
+    #[test]
+    fn a_known_secret_of_several_words_is_held_back() {
+        assert!(secrets::hide("correct horse\nbattery staple"));
+        let text = "it is: correct horse or correct horse\nbattery staple, and correct horse\nbattery";
+        for size in 1..40 {
+            let mut stream = StreamRedactor::default();
+            let shown: String = text.as_bytes().chunks(size).map(|bytes| stream.push(bytes)).collect();
+            assert_eq!(shown + &stream.finish(), "it is: correct horse or [redacted], and [redacted]", "by {size}");
+        }
     }
 
     #[test]
