@@ -60,6 +60,9 @@ static OPENER: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
+/// Both in one pass, because most texts have neither.
+static SUSPECT: LazyLock<Regex> = LazyLock::new(|| pattern(&format!("(?:{})|(?:{})", SHAPE.as_str(), OPENER.as_str())));
+
 static PEM_END: LazyLock<Regex> = LazyLock::new(|| pattern(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"));
 
 /// Values that are no secrets: types and constants of programs, what refers to a value, what is hidden already.
@@ -111,6 +114,9 @@ pub(super) enum Kind {
 /// Finds what looks like a secret. Places may overlap.
 pub(super) fn find(text: &str) -> Found {
     let mut found = Found::default();
+    if !SUSPECT.is_match(text) {
+        return found;
+    }
     for shape in SHAPE.find_iter(text).filter(is_token) {
         // The word before a token stays, and so does the rest of an address.
         let escape = if shape.as_str().starts_with('\\') { 2 } else { 0 };
