@@ -15,6 +15,7 @@ use wieldy_core::ExecutionId;
 use crate::audit::{SignedHead, Signer};
 use crate::database::{Database, Value, one_int};
 use crate::error::StoreError;
+use crate::failpoint;
 use crate::ledger::Ledger;
 use crate::query::{self, Execution, GroupBy, Moment, Page, Query, Stat};
 use crate::recovery;
@@ -112,6 +113,7 @@ impl Store {
         let id = Uuid::now_v7();
         let signer = options.key.as_deref().map(Signer::open).transpose()?;
         let number = register(&mut *database, id)?;
+        failpoint::reach("journal.registered");
         let opened_at = one_int(&mut *database, "SELECT seq FROM trail", &[])?.unwrap_or_default();
         let task_ttl = i64::try_from(options.task_ttl.as_micros()).unwrap_or(i64::MAX);
         let mut writer = Writer {
@@ -126,6 +128,7 @@ impl Store {
         let about = json!({"instance": id, "version": env!("CARGO_PKG_VERSION"), "host": host(), "process": std::process::id()});
         let opened = Record::own("journal.opened", Timestamp::now().as_microsecond(), None, about);
         writer.write(&[Arc::new(opened)], false)?;
+        failpoint::reach("journal.opened");
         Ok(writer)
     }
 

@@ -37,7 +37,7 @@ const SIGN_AFTER: Duration = Duration::from_secs(60);
 pub struct StoreJournal {
     shared: Arc<Shared>,
     remembered: Mutex<Remembered>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
 struct Shared {
@@ -59,6 +59,7 @@ struct Queue {
     /// Why nothing can be written just now.
     trouble: Option<JournalError>,
     closing: bool,
+    forsaken: bool,
 }
 
 impl Shared {
@@ -77,6 +78,7 @@ impl StoreJournal {
             waiting: Vec::new(),
             trouble: None,
             closing: false,
+            forsaken: false,
         };
         let shared = Arc::new(Shared { queue: Mutex::new(queue), wake: Condvar::new() });
         let theirs = Arc::clone(&shared);
@@ -84,13 +86,23 @@ impl StoreJournal {
             .name("wieldy-journal".into())
             .spawn(move || writer.run(&theirs))
             .map_err(|error| StoreError::Unavailable(format!("cannot start the journal's thread: {error}")))?;
-        Ok(Self { shared, remembered: Mutex::new(remembered), thread: Some(thread) })
+        Ok(Self { shared, remembered: Mutex::new(remembered), thread: Mutex::new(Some(thread)) })
     }
 
     /// Waits until everything that was taken is safe.
     pub async fn flush(&self) -> Result<(), JournalError> {
         let taken = self.shared.lock().taken;
         self.kept(taken).await
+    }
+
+    /// Stops writing as if the process had been killed, for tests of what comes after that.
+    #[doc(hidden)]
+    pub fn forsake(&self) {
+        self.shared.lock().forsaken = true;
+        self.shared.wake.notify_one();
+        if let Some(thread) = self.thread.lock().expect("no code panics while it holds the thread").take() {
+            let _ = thread.join();
+        }
     }
 
     /// Why nothing can be written just now, if something is wrong.
@@ -145,7 +157,7 @@ impl Drop for StoreJournal {
     fn drop(&mut self) {
         self.shared.lock().closing = true;
         self.shared.wake.notify_one();
-        if let Some(thread) = self.thread.take() {
+        if let Some(thread) = self.thread.lock().expect("no code panics while it holds the thread").take() {
             let _ = thread.join();
         }
     }
@@ -204,6 +216,9 @@ impl Writer {
     fn run(mut self, shared: &Shared) {
         loop {
             let (events, closing) = wait_for_work(shared);
+            if shared.lock().forsaken {
+                return;
+            }
             if !events.is_empty() {
                 failpoint::reach("writer.taken");
                 self.put(shared, &events, closing);
@@ -323,6 +338,7 @@ impl Writer {
 
     /// The executor's last word.
     pub(crate) fn end(&mut self) {
+        failpoint::reach("writer.ending");
         let now = Timestamp::now().as_microsecond();
         let closed = Arc::new(Record::own("journal.closed", now, None, serde_json::json!({})));
         if let Err(error) = self.write(&[closed], true) {

@@ -243,8 +243,10 @@ impl Database for Sqlite {
 
     fn shrink(&mut self) -> Result<(), StoreError> {
         let shrink = || {
-            self.connection.execute_batch("PRAGMA incremental_vacuum; PRAGMA optimize;")?;
-            self.connection.pragma_query(None, "wal_checkpoint", |_| Ok(()))
+            // Each row that it gives is a page that it freed.
+            self.connection.pragma_query(None, "incremental_vacuum", |_| Ok(()))?;
+            self.connection.execute_batch("PRAGMA optimize")?;
+            self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
         };
         shrink().map_err(|error| told("cannot shrink the history", &error))
     }

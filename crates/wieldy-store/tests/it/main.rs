@@ -1,3 +1,8 @@
 //! What the history promises, on every database it can be kept in.
 
 mod first;
+mod kill;
+mod recovery;
+mod trail;
+mod upkeep;
+mod world;
