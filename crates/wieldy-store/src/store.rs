@@ -94,6 +94,11 @@ impl Store {
         Ok(Self { address: address.clone(), idle: Arc::new(Mutex::new(vec![first])) })
     }
 
+    /// Goes to an older form of the tables (0: to none at all), as a program of that time needs it; what it cannot hold is lost.
+    pub fn migrate(&self, form: u32) -> Result<(), StoreError> {
+        self.with(|database| database.migrate(form))
+    }
+
     /// Where it is.
     pub fn address(&self) -> &Address {
         &self.address

@@ -3,6 +3,7 @@
 mod write;
 
 use std::fs::{self, File, OpenOptions, TryLockError};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
 /// A connection to a SQLite file.
 pub(crate) struct Sqlite {
     path: PathBuf,
+    /// Which file that is.
+    file: u64,
     connection: Connection,
     /// Held for as long as an executor lives.
     life: Option<File>,
@@ -45,7 +48,16 @@ impl Sqlite {
         if version < MIGRATIONS.len() as u32 {
             migrate(&mut connection, MIGRATIONS.len() as u32).map_err(|error| opened(path, &error))?;
         }
-        Ok(Self { path: path.to_owned(), connection, life: None })
+        let file = fs::metadata(path).map_err(|error| unusable(path, &error))?.ino();
+        Ok(Self { path: path.to_owned(), file, connection, life: None })
+    }
+
+    /// Fails where the file was taken away or another one put in its place: what is written then, nobody would find.
+    fn is_there(&self) -> Result<(), StoreError> {
+        match fs::metadata(&self.path) {
+            Ok(file) if file.ino() == self.file => Ok(()),
+            _ => Err(StoreError::Unavailable(format!("the history `{}` is gone from its place", self.path.display()))),
+        }
     }
 
     /// Where the signs of life of the executors are that write here.
@@ -53,11 +65,6 @@ impl Sqlite {
         let mut name = self.path.file_name().unwrap_or_default().to_owned();
         name.push(".instances");
         self.path.with_file_name(name)
-    }
-
-    /// Goes to an older form of the tables, or to this program's.
-    pub(crate) fn migrate(&mut self, target: u32) -> Result<(), StoreError> {
-        migrate(&mut self.connection, target).map_err(|error| opened(&self.path, &error))
     }
 }
 
@@ -157,10 +164,14 @@ impl Database for Sqlite {
     }
 
     fn write(&mut self, instance: i64, draft: &mut dyn FnMut(&Head) -> Draft) -> Result<Draft, StoreError> {
+        self.is_there()?;
         write::write(&mut self.connection, instance, draft)
     }
 
     fn show_life(&mut self, instance: &str) -> Result<(), StoreError> {
+        if self.life.is_some() {
+            return Ok(());
+        }
         let folder = self.signs_of_life();
         let hold = || -> std::io::Result<File> {
             fs::create_dir_all(&folder)?;
@@ -194,10 +205,7 @@ impl Database for Sqlite {
     }
 
     fn reconnect(&mut self) -> Result<(), StoreError> {
-        // A file that was put in the place of ours would not continue our trail.
-        if !self.path.exists() {
-            return Err(StoreError::Unavailable(format!("the history `{}` is gone", self.path.display())));
-        }
+        self.is_there()?;
         self.connection = connect(&self.path)?;
         Ok(())
     }
@@ -227,6 +235,10 @@ impl Database for Sqlite {
         let mut wal = self.path.clone().into_os_string();
         wal.push("-wal");
         Ok(length(self.path.clone()) + length(wal.into()))
+    }
+
+    fn migrate(&mut self, form: u32) -> Result<(), StoreError> {
+        migrate(&mut self.connection, form).map_err(|error| opened(&self.path, &error))
     }
 
     fn backup(&mut self, target: &Path) -> Result<(), StoreError> {

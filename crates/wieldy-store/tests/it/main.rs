@@ -4,5 +4,6 @@ mod first;
 mod kill;
 mod recovery;
 mod trail;
+mod trouble;
 mod upkeep;
 mod world;

@@ -28,6 +28,10 @@ impl Place {
         Store::open(&self.address).unwrap()
     }
 
+    pub(crate) fn store_again(&self) -> Result<Store, wieldy_store::StoreError> {
+        Store::open(&self.address)
+    }
+
     pub(crate) fn options(&self) -> JournalOptions {
         JournalOptions { key: Some(self.folder.path().join("audit.key")), ..JournalOptions::default() }
     }
