@@ -362,7 +362,7 @@ impl Writer {
 /// it, or it has waited long enough. Nothing for a while means: look after the history.
 fn wait_for_work(shared: &Shared) -> (Vec<Arc<Event>>, bool) {
     let mut queue = shared.lock();
-    if queue.events.is_empty() && !queue.closing {
+    if queue.events.is_empty() && !queue.closing && !queue.forsaken {
         queue = shared.wake.wait_timeout(queue, IDLE).expect("no code panics while it holds the queue").0;
     }
     let deadline = Instant::now() + LINGER;
