@@ -63,7 +63,7 @@ impl Dialect {
         match self {
             Self::Sqlite => column.to_owned(),
             #[cfg(feature = "postgres")]
-            Self::Postgres => format!("(extract(epoch FROM {column}) * 1000000)::bigint"),
+            Self::Postgres => column.to_owned(), // a row reads it so
         }
     }
 
@@ -73,7 +73,16 @@ impl Dialect {
         match self {
             Self::Sqlite => format!("?{number}"),
             #[cfg(feature = "postgres")]
-            Self::Postgres => format!("?{number}"),
+            Self::Postgres => {
+                let name = match kind {
+                    'i' => "bigint",
+                    '@' => "timestamptz",
+                    'r' => "double precision",
+                    'b' => "bytea",
+                    _ => "text",
+                };
+                format!("?{number}::{name}")
+            }
         }
     }
 }
@@ -139,6 +148,9 @@ pub(crate) trait Database: Send {
 
     /// Gives room that is no longer needed back to the system.
     fn shrink(&mut self) -> Result<(), StoreError>;
+
+    /// Goes to an older form of the tables, or to this program's.
+    fn migrate(&mut self, target: u32) -> Result<(), StoreError>;
 }
 
 /// The one value of the one row, or nothing.

@@ -17,6 +17,8 @@ use crate::database::{Database, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::ledger::Ledger;
+#[cfg(feature = "postgres")]
+use crate::postgres;
 use crate::query::{self, Execution, GroupBy, Moment, Page, Query, Stat};
 use crate::recovery;
 use crate::sqlite::Sqlite;
@@ -30,6 +32,9 @@ use crate::writer::{StoreJournal, Unsigned, Writer};
 pub enum Address {
     /// In this file.
     Sqlite(PathBuf),
+    /// On the server that this URL names, in the schema `agent_tools`. Its password is not shown.
+    #[cfg(feature = "postgres")]
+    Postgres(String),
 }
 
 impl FromStr for Address {
@@ -38,6 +43,10 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self, StoreError> {
         if let Some(path) = text.strip_prefix("sqlite:") {
             return Ok(Self::Sqlite(path.trim_start_matches("//").into()));
+        }
+        #[cfg(feature = "postgres")]
+        if text.starts_with("postgres://") || text.starts_with("postgresql://") {
+            return postgres::shown(text).map(|_| Self::Postgres(text.to_owned()));
         }
         match text.split_once("://") {
             Some((scheme, _)) => Err(StoreError::Address(format!("there are no histories at `{scheme}://`"))),
@@ -51,6 +60,8 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Sqlite(path) => path.display().fmt(f),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(url) => f.write_str(&postgres::shown(url).unwrap_or_else(|_| "postgres://***".into())),
         }
     }
 }
@@ -102,6 +113,12 @@ impl Store {
     /// Where it is.
     pub fn address(&self) -> &Address {
         &self.address
+    }
+
+    /// Brings the tables into an older form, for an older program, or back into this program's. An older form holds what it
+    /// can: before the first one there is nothing.
+    pub fn migrate(&self, form: u32) -> Result<(), StoreError> {
+        self.with(|database| database.migrate(form))
     }
 
     /// Begins to write: from now on an executor lives here. What executors left open that are gone is closed.
@@ -221,6 +238,8 @@ impl Store {
 fn connect(address: &Address) -> Result<Box<dyn Database>, StoreError> {
     match address {
         Address::Sqlite(path) => Ok(Box::new(Sqlite::open(path)?)),
+        #[cfg(feature = "postgres")]
+        Address::Postgres(url) => Ok(Box::new(postgres::Postgres::open(url)?)),
     }
 }
 
@@ -241,7 +260,13 @@ fn register(database: &mut dyn Database, id: Uuid) -> Result<i64, StoreError> {
     number.ok_or_else(|| StoreError::Damaged("the history gives no number to this executor".into()))
 }
 
-fn host() -> String {
-    std::fs::read_to_string(Path::new("/proc/sys/kernel/hostname"))
-        .map_or_else(|_| String::new(), |name| name.trim().into())
+/// This machine, or this container of it: where a process is known by its number.
+pub(crate) fn host() -> String {
+    let name = std::fs::read_to_string(Path::new("/proc/sys/kernel/hostname")).unwrap_or_default();
+    let processes = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    match processes.to_str().and_then(|text| text.strip_prefix("pid:[")?.strip_suffix(']')) {
+        // The kernel gives this number to the first one.
+        None | Some("4026531836") => name.trim().into(),
+        Some(other) => format!("{}#{other}", name.trim()),
+    }
 }

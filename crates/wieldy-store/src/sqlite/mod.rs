@@ -262,6 +262,10 @@ impl Database for Sqlite {
         };
         shrink().map_err(|error| told("cannot shrink the history", &error))
     }
+
+    fn migrate(&mut self, target: u32) -> Result<(), StoreError> {
+        migrate(&mut self.connection, target).map_err(|error| opened(&self.path, &error))
+    }
 }
 
 impl Drop for Sqlite {
