@@ -122,6 +122,9 @@ pub(crate) trait Database: Send {
     /// Says that the instance lives where nobody could see it otherwise.
     fn stay_alive(&mut self, instance: i64) -> Result<(), StoreError>;
 
+    /// Whether a connection that was not used for a while can be.
+    fn is_usable(&mut self) -> bool;
+
     /// Connects again after something went wrong.
     fn reconnect(&mut self) -> Result<(), StoreError>;
 
@@ -148,9 +151,6 @@ pub(crate) trait Database: Send {
 
     /// Gives room that is no longer needed back to the system.
     fn shrink(&mut self) -> Result<(), StoreError>;
-
-    /// Goes to an older form of the tables, or to this program's.
-    fn migrate(&mut self, target: u32) -> Result<(), StoreError>;
 }
 
 /// The one value of the one row, or nothing.

@@ -254,6 +254,19 @@ impl Ledger {
         self.open.insert(Handle::Left(call.row.id), call);
     }
 
+    /// The calls of others that were to be closed and, as far as is known here, are not.
+    pub(crate) fn left(&self) -> Vec<i64> {
+        let left = self.open.keys().filter_map(|call| match call {
+            Handle::Left(id) => Some(*id),
+            Handle::Own(_) => None,
+        });
+        left.collect()
+    }
+
+    pub(crate) fn forget_left(&mut self) {
+        self.open.retain(|call, _| matches!(call, Handle::Own(_)));
+    }
+
     /// Takes over a call that another executor left open, to carry it on.
     pub(crate) fn carry_on(&mut self, id: ExecutionId, call: OpenCall) {
         self.open.insert(Handle::Own(id), call);

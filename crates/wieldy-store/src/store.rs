@@ -115,12 +115,6 @@ impl Store {
         &self.address
     }
 
-    /// Brings the tables into an older form, for an older program, or back into this program's. An older form holds what it
-    /// can: before the first one there is nothing.
-    pub fn migrate(&self, form: u32) -> Result<(), StoreError> {
-        self.with(|database| database.migrate(form))
-    }
-
     /// Begins to write: from now on an executor lives here. What executors left open that are gone is closed.
     pub fn journal(&self, options: &JournalOptions) -> Result<StoreJournal, StoreError> {
         let mut writer = self.writer(options)?;
@@ -221,7 +215,7 @@ impl Store {
         work: impl FnOnce(&mut dyn Database) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let idle = || self.idle.lock().expect("no code panics while it holds the connections");
-        let taken = idle().pop();
+        let taken = idle().pop().and_then(|mut database| database.is_usable().then_some(database));
         let mut database = match taken {
             Some(database) => database,
             None => connect(&self.address)?,

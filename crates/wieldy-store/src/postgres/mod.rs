@@ -215,8 +215,9 @@ impl Session {
         match block_on(runtime, async { tokio::time::timeout(patience, work).await }) {
             Ok(Ok(answer)) => Ok(answer),
             // What the server said at the end of a connection explains why it is closed.
-            Ok(Err(error)) if error.is_closed() || error.as_db_error().is_none() => {
-                Err(self.last_words.get().map_or(Failed::Answer(error), |why| Failed::Gone(why.clone())))
+            Ok(Err(error)) if error.is_closed() => {
+                let why = self.last_words.get().map_or("the server closed the connection", String::as_str);
+                Err(Failed::Gone(why.to_owned()))
             }
             Ok(Err(error)) => Err(Failed::Answer(error)),
             Err(_) => Err(Failed::Silence(patience)),
@@ -361,6 +362,10 @@ impl Database for Postgres {
             0 => Err(StoreError::TakenForDead),
             _ => Ok(()),
         }
+    }
+
+    fn is_usable(&mut self) -> bool {
+        self.session.wait(CONNECT, self.session.client.simple_query("")).is_ok()
     }
 
     fn reconnect(&mut self) -> Result<(), StoreError> {

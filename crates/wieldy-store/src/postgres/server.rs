@@ -191,9 +191,15 @@ mod tests {
             shown("postgres://ann:hunter2@db.example:5433/work?sslmode=verify-full"),
             of("postgres://ann@db.example:5433/work")
         );
-        assert_eq!(shown("postgresql://db/work?password=hunter2&user=ann"), of("postgres://ann@db/work"));
-        assert_eq!(shown("postgres://ann:hunter2@%2Frun%2Fpostgresql/work"), of("postgres://ann@/run/postgresql/work"));
-        assert_eq!(shown("postgres://a,b/work?sslrootcert=%2Fetc%2Fca.pem&sslmode=require"), of("postgres://a,b/work"));
+        assert_eq!(shown("postgresql://db/work?password=hunter2&user=ann"), of("postgres://ann@db:5432/work"));
+        assert_eq!(
+            shown("postgres://ann:hunter2@%2Frun%2Fpostgresql/work"),
+            of("postgres://ann@/run/postgresql:5432/work")
+        );
+        assert_eq!(
+            shown("postgres://a,b/work?sslrootcert=%2Fetc%2Fca.pem&sslmode=require"),
+            of("postgres://a:5432,b:5432/work")
+        );
     }
 
     #[test]

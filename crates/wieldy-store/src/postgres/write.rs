@@ -12,6 +12,7 @@ use super::{Failed, Postgres, WRITING};
 use crate::audit::from_hex;
 use crate::database::{Database, Value};
 use crate::error::StoreError;
+use crate::failpoint;
 use crate::ledger::{AnswerChange, CallRow, Draft};
 use crate::trail::Head;
 
@@ -78,7 +79,9 @@ pub(super) fn write(
             None => look(database, instance, "")?.head,
         };
         let wanted = draft(&head);
+        failpoint::reach("write.begun");
         if put(database, instance, &wanted)? {
+            failpoint::reach("write.put");
             database.head = Some(wanted.head);
             return Ok(wanted);
         }
