@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// Where the tests are told of the server: the address of a superuser, and the folder with its data.
+/// Where the tests are told of the server: by the address of a superuser.
 pub(crate) const ADDRESS: &str = "WIELDY_TEST_POSTGRES";
 
 /// A server that runs until it is dropped.
@@ -116,11 +116,13 @@ fn is_root() -> bool {
 }
 
 fn run_as(user: Option<&str>, program: &Path) -> Command {
-    let Some(user) = user else { return Command::new(program) };
-    // It becomes the program, so that the id of the process is the server's.
+    // It becomes the program, so that the id of the process is the server's, and ends when we do, whatever becomes of us.
     let mut command = Command::new("setpriv");
-    command.args(["--reuid", user, "--regid", user, "--clear-groups", "--"]).arg(program);
-    command.current_dir("/");
+    command.args(["--pdeathsig", "KILL"]);
+    if let Some(user) = user {
+        command.args(["--reuid", user, "--regid", user, "--clear-groups"]);
+    }
+    command.arg("--").arg(program).current_dir("/");
     command
 }
 

@@ -86,12 +86,12 @@ impl Server {
         }
         let secured = match self.tls() {
             Ok(tls) => self.config.connect(tls).await.map_err(told),
-            Err(error) => Err(error),
+            Err(error) => Err(format!("no TLS: {error}")),
         };
         match secured {
             Ok((client, io)) => Ok(drive(client, io, end)),
             // Whoever prefers TLS takes what there is, as everywhere in PostgreSQL; who needs it says `require`.
-            Err(why) if self.config.get_ssl_mode() == SslMode::Prefer => {
+            Err(why) if self.config.get_ssl_mode() == SslMode::Prefer && why.contains("TLS") => {
                 let mut plain = self.config.clone();
                 plain.ssl_mode(SslMode::Disable);
                 let (client, io) = plain.connect(NoTls).await.map_err(told)?;

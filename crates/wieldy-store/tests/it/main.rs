@@ -13,6 +13,7 @@ mod lost;
 mod outage;
 mod recovery;
 mod same;
+mod secure;
 mod together;
 mod trail;
 mod trouble;

@@ -98,6 +98,12 @@ async fn a_copy_on_another_database_gives_the_same_answers() {
     let copied = file.store().copy_to(&server.store()).unwrap();
     assert_eq!(server.store().copy_to(&back.store()).unwrap(), copied);
     let expected = everything(&file.store());
+    let count = |text: &str| {
+        let query = Query { text: Some(text.into()), ..Query::default() };
+        file.store().search(&query, 100).unwrap().executions.len()
+    };
+    let counts = ["file", "FILE.txt", "some other", "Straße", "strasse", "café", "cafe", "日本", "42", "!"].map(count);
+    assert_eq!(counts, [8, 4, 4, 4, 0, 4, 0, 4, 4, 0]);
     assert_eq!(expected["verdict"]["problem"], Value::Null);
     assert_eq!(expected["verdict"]["executions"], 16);
     for (place, name) in [(&server, "PostgreSQL"), (&back, "SQLite again")] {

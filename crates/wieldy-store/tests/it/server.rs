@@ -36,6 +36,20 @@ impl Server {
         Some(server)
     }
 
+    /// A file among its data, which only its user may read.
+    pub(crate) fn add(&self, name: &str, content: &str) {
+        let path = self.data().join(name);
+        std::fs::write(&path, content).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        if is_root() {
+            assert!(Command::new("chown").arg("postgres").arg(&path).status().unwrap().success());
+        }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
     pub(crate) fn address(&self) -> Address {
         format!("postgres://wieldy@127.0.0.1:{}/postgres", self.port).parse().unwrap()
     }
