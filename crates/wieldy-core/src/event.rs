@@ -333,6 +333,16 @@ impl Body {
         }
     }
 
+    /// Whether it holds no text that could hold a secret: none at all, or one that looks after itself.
+    fn is_clean(&self) -> bool {
+        match self {
+            Self::CallPending { rerun, .. } => rerun.is_none(),
+            Self::CallStarted { .. } | Self::RetrySuccess { .. } | Self::BatchStarted { .. } => true,
+            Self::CallSuccess(closing) => closing.error.is_none(),
+            _ => false,
+        }
+    }
+
     /// Whether observers on a plan with basic events get it too.
     pub(crate) fn is_basic(&self) -> bool {
         !matches!(self, Self::CallProgress { .. } | Self::CallWarning { .. } | Self::RetryAttempt { .. })
@@ -343,6 +353,9 @@ impl Event {
     /// What happened, without secrets: for whatever is written down or shown. The body itself holds texts as they came.
     pub fn data(&self) -> Value {
         let data = serde_json::to_value(&self.body).expect("events are plain data");
+        if self.body.is_clean() {
+            return data;
+        }
         match redact::value(&data) {
             Cow::Owned(clean) => clean,
             Cow::Borrowed(_) => data,

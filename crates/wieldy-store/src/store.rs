@@ -140,6 +140,7 @@ impl Store {
             signer,
             printed: HashMap::new(),
             unsigned: Unsigned::since(opened_at),
+            wordless: 0,
         };
         let about = json!({"instance": id, "version": env!("CARGO_PKG_VERSION"), "host": host(), "process": std::process::id()});
         let opened = Record::own("journal.opened", Timestamp::now().as_microsecond(), None, about);

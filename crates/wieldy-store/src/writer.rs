@@ -27,6 +27,9 @@ const LINGER: Duration = Duration::from_millis(5);
 const HELD_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// How often to look after the history when nothing happens.
 const IDLE: Duration = Duration::from_secs(5);
+/// How long nothing must happen before the words of calls are taken, and how many records may wait for that.
+const QUIET: Duration = Duration::from_millis(200);
+const WORDLESS_MAX: u64 = 15_000;
 /// How much printed text of one call is written down; what comes after it is only counted.
 const PRINTED_BYTES_MAX: usize = 64 * 1024;
 /// How many records there may be after the last one whose hash was signed, and how long.
@@ -182,6 +185,8 @@ pub(crate) struct Writer {
     /// How much text the calls that run have printed into the trail.
     pub(crate) printed: HashMap<ExecutionId, usize>,
     pub(crate) unsigned: Unsigned,
+    /// How many records there are whose words were not taken.
+    pub(crate) wordless: u64,
 }
 
 /// What came after the last signature.
@@ -220,7 +225,7 @@ impl Unsigned {
 impl Writer {
     fn run(mut self, shared: &Shared) {
         loop {
-            let (events, closing) = wait_for_work(shared);
+            let (events, closing) = wait_for_work(shared, if self.wordless > 0 { QUIET } else { IDLE });
             if shared.lock().forsaken {
                 return;
             }
@@ -231,8 +236,11 @@ impl Writer {
             if closing && shared.lock().events.is_empty() {
                 break;
             }
-            if events.is_empty() {
+            let is_quiet = events.is_empty();
+            if is_quiet && self.wordless == 0 {
                 self.look_after();
+            } else if is_quiet || self.wordless >= WORDLESS_MAX {
+                self.take_words(1);
             }
         }
         self.end();
@@ -288,6 +296,7 @@ impl Writer {
         })?;
         self.unsigned.note(draft.head, draft.signed.is_some());
         self.ledger.accept(draft);
+        self.wordless += records.len() as u64;
         Ok(())
     }
 
@@ -349,6 +358,15 @@ impl Writer {
         }
     }
 
+    /// Takes the words of calls, if so many records wait for that.
+    fn take_words(&mut self, at_least: u64) {
+        let taken = self.database.take_words(at_least);
+        self.wordless = taken.unwrap_or_else(|error| {
+            tracing::debug!(error = &error as &dyn std::error::Error, "the words of calls are not taken");
+            0 // those who come next try again
+        });
+    }
+
     /// Signs what was written a while ago, should nothing have come since.
     fn sign(&mut self) -> Result<(), StoreError> {
         if let (Some(signer), Some(head)) = (&self.signer, self.unsigned.head)
@@ -363,6 +381,8 @@ impl Writer {
     /// The executor's last word.
     pub(crate) fn end(&mut self) {
         failpoint::reach("writer.ending");
+        // Who comes often and stays short leaves more and more of them behind.
+        self.take_words(WORDLESS_MAX);
         let now = Timestamp::now().as_microsecond();
         let closed = Arc::new(Record::own("journal.closed", now, None, serde_json::json!({})));
         if let Err(error) = self.write(&[closed], true) {
@@ -384,10 +404,10 @@ impl Writer {
 
 /// Waits until there is something to write that is worth a sync of the disk: somebody waits for it, or there is much of
 /// it, or it has waited long enough. Nothing for a while means: look after the history.
-fn wait_for_work(shared: &Shared) -> (Vec<Arc<Event>>, bool) {
+fn wait_for_work(shared: &Shared, patience: Duration) -> (Vec<Arc<Event>>, bool) {
     let mut queue = shared.lock();
     if queue.events.is_empty() && !queue.closing && !queue.forsaken {
-        queue = shared.wake.wait_timeout(queue, IDLE).expect("no code panics while it holds the queue").0;
+        queue = shared.wake.wait_timeout(queue, patience).expect("no code panics while it holds the queue").0;
     }
     let deadline = Instant::now() + LINGER;
     while !queue.events.is_empty() && queue.events.len() < GROUP_MAX && queue.waiting.is_empty() && !queue.closing {

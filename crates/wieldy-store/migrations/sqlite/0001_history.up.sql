@@ -34,7 +34,9 @@ CREATE INDEX events_execution ON events (execution) WHERE execution IS NOT NULL;
 CREATE TABLE trail (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     seq INTEGER NOT NULL,
-    hash BLOB NOT NULL
+    hash BLOB NOT NULL,
+    -- how far along it the words of calls were taken
+    words_seq INTEGER NOT NULL DEFAULT 0
 );
 INSERT INTO trail (one, seq, hash) VALUES (1, 0, zeroblob(32));
 
@@ -81,7 +83,8 @@ CREATE INDEX ix_tool_executions_session_id ON tool_executions (session_id) WHERE
 CREATE INDEX ix_tool_executions_agent_id ON tool_executions (tenant_id, agent_id);
 CREATE INDEX ix_tool_executions_open ON tool_executions (instance) WHERE completed_at IS NULL;
 
--- The words of calls that are over; a row has the id of its call.
+-- The words of calls that are over; a row has the id of its call. Many are taken together, a little later: one by one they
+-- would cost more than all the rest.
 CREATE VIRTUAL TABLE words USING fts5 (
     text, content = '', contentless_delete = 1, detail = none, tokenize = 'unicode61 remove_diacritics 0'
 );

@@ -7,10 +7,11 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rusqlite::functions::FunctionFlags;
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, OpenFlags, ToSql, TransactionBehavior};
 
-use crate::database::{Database, Dialect, EachRow, Row, Value};
+use crate::database::{Database, Dialect, EachRow, Row, Value, one_int};
 use crate::error::StoreError;
 use crate::ledger::Draft;
 use crate::migrations::{self, Migration};
@@ -25,6 +26,15 @@ pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
     up: include_str!("../../migrations/sqlite/0001_history.up.sql"),
     down: include_str!("../../migrations/sqlite/0001_history.down.sql"),
 }];
+
+/// The calls that ended somewhere along the trail; where, is for whoever asks to say.
+const UNTAKEN: &str = "SELECT execution FROM events WHERE name IN
+    ('tool.call.success', 'tool.call.failure', 'tool.call.timeout', 'tool.call.cancelled')";
+/// What a call can be found by.
+const WORDS: &str =
+    "tool_name || ' ' || substr(coalesce(parameters_json, ''), 1, 16384) || ' ' || coalesce(error_message, '')";
+/// How many records are looked through together for words.
+const TAKEN_TOGETHER: i64 = 10_000;
 
 /// A connection to a SQLite file.
 pub(crate) struct Sqlite {
@@ -84,8 +94,24 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
         connection.pragma_update(None, "journal_size_limit", 64 * 1024 * 1024)?;
         connection.pragma_update(None, "temp_store", "memory")
     };
-    set().map_err(|error| opened(path, &error))?;
+    set().and_then(|()| has_words(&connection)).map_err(|error| opened(path, &error))?;
     Ok(connection)
+}
+
+/// Finds words as the table of words does, in texts that are not there yet.
+fn has_words(connection: &Connection) -> rusqlite::Result<()> {
+    let flags = FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DETERMINISTIC;
+    connection.create_scalar_function("has_words", 2, flags, |values| {
+        let words = |column| Ok::<_, rusqlite::Error>(words_of(values.get_raw(column).as_str().unwrap_or_default()));
+        let (wanted, there) = (words(0)?, words(1)?);
+        Ok(wanted.iter().all(|wanted| there.iter().any(|word| word.starts_with(wanted.as_str()))))
+    })
+}
+
+/// The words of a text: runs of letters and digits, however they are written.
+fn words_of(text: &str) -> Vec<String> {
+    let words = text.split(|sign: char| !sign.is_alphanumeric()).filter(|word| !word.is_empty());
+    words.map(str::to_lowercase).collect()
 }
 
 fn version(connection: &Connection) -> rusqlite::Result<u32> {
@@ -221,7 +247,34 @@ impl Database for Sqlite {
         if wanted.is_empty() {
             wanted.push_str("\"\""); // signs alone are in no word
         }
-        (format!("id IN (SELECT rowid FROM words WHERE words MATCH ?{place})"), Value::Text(wanted))
+        let sql = format!(
+            "(id IN (SELECT rowid FROM words WHERE words MATCH ?{place})
+              OR id IN ({UNTAKEN} AND seq > (SELECT words_seq FROM trail)) AND has_words(?{place}, {WORDS}))"
+        );
+        (sql, Value::Text(wanted))
+    }
+
+    fn take_words(&mut self, at_least: u64) -> Result<u64, StoreError> {
+        let mut left = 0;
+        let waiting = one_int(self, "SELECT seq - words_seq FROM trail", &[])?.unwrap_or_default();
+        if waiting < i64::try_from(at_least).unwrap_or(i64::MAX) {
+            return Ok(left);
+        }
+        self.atomically(&mut |database| {
+            let words_seq = one_int(database, "SELECT words_seq FROM trail", &[])?.unwrap_or_default();
+            let seq = one_int(database, "SELECT seq FROM trail", &[])?.unwrap_or_default();
+            let upto = seq.min(words_seq + TAKEN_TOGETHER);
+            let span = [Value::Int(words_seq), Value::Int(upto)];
+            let sql = format!(
+                "INSERT INTO words (rowid, text) SELECT id, {WORDS} FROM tool_executions
+                 WHERE id IN ({UNTAKEN} AND seq > ?1 AND seq <= ?2)"
+            );
+            database.execute(&sql, &span)?;
+            database.execute("UPDATE trail SET words_seq = ?1", &span[1..])?;
+            left = (seq - upto) as u64;
+            Ok(())
+        })?;
+        Ok(left)
     }
 
     fn add_words(&mut self, words: &[(i64, String)]) -> Result<(), StoreError> {

@@ -115,10 +115,6 @@ fn put(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rusqlite:
             instance,
         ])?;
     }
-    let mut words = transaction.prepare_cached("INSERT INTO words (rowid, text) VALUES (?1, ?2)")?;
-    for (id, text) in &draft.words {
-        words.execute(params![id, text])?;
-    }
     draft.answers.iter().try_for_each(|change| put_answer(transaction, change))?;
     let mut tally = transaction.prepare_cached(
         "INSERT INTO tallies (day, tenant_id, agent_id, tool_name, status, bucket, calls, output_bytes)
