@@ -90,6 +90,9 @@ impl Default for JournalOptions {
     }
 }
 
+/// How many connections are kept for those who will ask.
+const IDLE_MAX: usize = 4;
+
 /// A history. Cheap to clone; the connections are shared.
 #[derive(Clone)]
 pub struct Store {
@@ -216,15 +219,16 @@ impl Store {
         work: impl FnOnce(&mut dyn Database) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let idle = || self.idle.lock().expect("no code panics while it holds the connections");
-        let taken = idle().pop().and_then(|mut database| database.is_usable().then_some(database));
-        let mut database = match taken {
+        let taken = idle().pop();
+        let mut database = match taken.and_then(|mut database| database.is_usable().then_some(database)) {
             Some(database) => database,
             None => connect(&self.address)?,
         };
         let done = work(&mut *database);
         // A connection that failed may be broken; the next one is new.
-        if done.is_ok() {
-            idle().push(database);
+        let mut idle = idle();
+        if done.is_ok() && idle.len() < IDLE_MAX {
+            idle.push(database);
         }
         done
     }

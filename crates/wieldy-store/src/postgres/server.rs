@@ -51,7 +51,9 @@ impl Server {
             return Err(StoreError::Address("the address of the history names no server".into()));
         }
         config.connect_timeout(*config.get_connect_timeout().unwrap_or(&CONNECT));
-        config.tcp_user_timeout(Duration::from_secs(5)).keepalives_idle(Duration::from_secs(5));
+        // A machine that is gone says nothing: after ten seconds that counts as an answer.
+        config.tcp_user_timeout(Duration::from_secs(5)).keepalives_idle(Duration::from_secs(4));
+        config.keepalives_interval(Duration::from_secs(2)).keepalives_retries(3);
         if config.get_application_name().is_none() {
             config.application_name("wieldy");
         }

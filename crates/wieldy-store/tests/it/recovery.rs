@@ -9,9 +9,10 @@ use wieldy_core::{Call, Caller, Code, Options, Status, ToolSpec};
 use wieldy_store::{JournalOptions, Query};
 use wieldy_testkit::{Act, Puppet};
 
-use crate::world::Place;
+use crate::world::{Place, until};
 
 on_each_database!(
+    what_could_not_be_closed_at_once_is_closed_later,
     a_call_that_was_open_ends_as_unknown_and_a_task_says_so,
     the_result_of_a_task_and_of_a_key_is_given_by_the_next_executor,
     a_key_whose_call_was_interrupted_never_runs_again_unless_that_does_no_harm,
@@ -187,4 +188,37 @@ async fn the_calls_of_an_executor_that_lives_are_left_alone(place: Place) {
     let row = place.store().show(task).unwrap().unwrap().0;
     assert_eq!(row.status, "cancelled");
     place.check();
+}
+
+async fn what_could_not_be_closed_at_once_is_closed_later(place: Place) {
+    let second = place.executor([]);
+    let (hanging, strings) = Puppet::new(ToolSpec::new("hang", ""), [Act::Hang]);
+    let first = place.executor([hanging]);
+    first.executor.spawn(Call::new("hang", json!({})));
+    running(&strings).await;
+    let (refuse, refuse_no_more) = match place.is_postgres() {
+        true => (
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not now'; END $$;
+             CREATE TRIGGER refuse BEFORE INSERT ON events FOR EACH ROW WHEN (new.name = 'tool.call.failure')
+             EXECUTE FUNCTION refuse()",
+            "DROP TRIGGER refuse ON events",
+        ),
+        false => (
+            "CREATE TRIGGER refuse BEFORE INSERT ON events WHEN new.name = 'tool.call.failure'
+             BEGIN SELECT raise(abort, 'not now'); END",
+            "DROP TRIGGER refuse",
+        ),
+    };
+    place.sql(refuse);
+    leave(&place, first).await;
+    let owner = || place.sql("SELECT instance FROM tool_executions").remove(0);
+    let before = owner();
+    until("somebody takes it over", || async { owner() != before }).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(place.check().open, 1);
+    place.sql(refuse_no_more);
+    until("it is closed", || async { place.check().open == 0 }).await;
+    second.journal.flush().await.unwrap();
+    let row = place.store().search(&Query::default(), 9).unwrap().executions.remove(0);
+    assert_eq!((row.status.as_str(), row.error_code.as_deref()), ("failed", Some("E3110")));
 }

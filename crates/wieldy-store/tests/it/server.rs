@@ -78,6 +78,8 @@ impl Server {
         let mut server = self.command("postgres");
         server.arg("-D").arg(self.data()).arg("-k").arg(self.folder.path());
         server.args(["-h", "127.0.0.1", "-p", &self.port.to_string()]);
+        // After a crash it syncs a thousand files, one by one unless told otherwise.
+        server.args(["-c", "recovery_init_sync_method=syncfs"]);
         self.process = Some(server.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
         let began = Instant::now();
         let answers = || {

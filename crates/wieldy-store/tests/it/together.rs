@@ -56,10 +56,8 @@ async fn who_lives_is_not_taken_for_dead(place: Place) {
     let store = place.store();
     let (executor, journal) = executor(&store, [Puppet::writing("write", Act::Echo)]);
     // Whatever its row says: its lock is held.
-    place.sql(match place.is_postgres() {
-        true => "UPDATE instances SET seen_at = now() - interval '1 hour'",
-        false => "UPDATE instances SET seen_at = 1",
-    });
+    let long_ago = if place.is_postgres() { "now() - interval '1 hour'" } else { "1" };
+    place.sql(&format!("UPDATE instances SET seen_at = {long_ago}, process = 2147483647"));
     store.journal(&JournalOptions::default()).unwrap();
     assert!(executor.call(Call::new("write", json!({}))).await.is_success());
     journal.flush().await.unwrap();
