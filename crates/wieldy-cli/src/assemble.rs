@@ -7,11 +7,12 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 use wieldy::{
     CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FolderArtifacts, Level, Manifest, ManifestError,
-    ManifestTool, Native, NativeOptions, Oci, OciOptions, ProbeOptions, Problem, SharedTool, Unbound,
+    ManifestTool, Native, NativeOptions, Oci, OciOptions, ProbeOptions, Problem, SharedTool, Store, Unbound, history_tools,
 };
 
 use crate::config::{Config, Environment, Origin};
 use crate::exit::Failure;
+use crate::history::History;
 
 /// What an executor is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +27,7 @@ pub(crate) fn executor(
     config: &Config,
     environment: &Environment,
     confirmer: Option<Arc<dyn Confirmer>>,
+    history: Option<&History>,
     work: Work,
 ) -> Result<Executor, Failure> {
     let builder = builder(config, environment)?.tools(manifest_tools(config, environment)?);
@@ -38,6 +40,14 @@ pub(crate) fn executor(
         }
     }
     builder.confirmer = confirmer;
+    if let Some(history) = history {
+        builder = builder.tools(history_tools(history.store.clone()));
+        builder.journal = Arc::clone(&history.journal) as _;
+        builder.durability = config.history.durability;
+        if config.dynamic_timeouts {
+            builder.known_durations = history.durations(config, environment)?;
+        }
+    }
     if let Some(artifacts) = artifacts(config)? {
         builder.artifacts = Arc::new(artifacts);
     }
@@ -46,7 +56,9 @@ pub(crate) fn executor(
 
 /// The same to look at and not to run: nothing is written anywhere.
 pub(crate) fn catalogue(config: &Config, environment: &Environment) -> Result<Executor, Failure> {
-    builder(config, environment)?.tools(manifest_tools(config, environment)?).build().map_err(Failure::usage)
+    let memory = config.history.address.iter().flat_map(|address| history_tools(Store::at(address)));
+    let builder = builder(config, environment)?.tools(manifest_tools(config, environment)?).tools(memory);
+    builder.build().map_err(Failure::usage)
 }
 
 /// Where large outputs are kept on disk, if anywhere. A folder that somebody named must be usable; without the usual

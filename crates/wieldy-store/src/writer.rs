@@ -37,7 +37,7 @@ const SIGN_AFTER: Duration = Duration::from_secs(60);
 pub struct StoreJournal {
     shared: Arc<Shared>,
     remembered: Mutex<Remembered>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
 struct Shared {
@@ -84,13 +84,24 @@ impl StoreJournal {
             .name("wieldy-journal".into())
             .spawn(move || writer.run(&theirs))
             .map_err(|error| StoreError::Unavailable(format!("cannot start the journal's thread: {error}")))?;
-        Ok(Self { shared, remembered: Mutex::new(remembered), thread: Some(thread) })
+        Ok(Self { shared, remembered: Mutex::new(remembered), thread: Mutex::new(Some(thread)) })
     }
 
     /// Waits until everything that was taken is safe.
     pub async fn flush(&self) -> Result<(), JournalError> {
         let taken = self.shared.lock().taken;
         self.kept(taken).await
+    }
+
+    /// Writes what is left and ends the instance, whoever still holds the journal; it takes nothing more then. Blocks.
+    pub fn close(&self) {
+        self.shared.lock().closing = true;
+        self.shared.wake.notify_one();
+        let thread = self.thread.lock().expect("no code panics while it holds the thread").take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+        self.shared.lock().trouble.get_or_insert_with(|| JournalError("the journal is closed".into()));
     }
 
     /// Why nothing can be written just now, if something is wrong.
@@ -143,11 +154,7 @@ impl Journal for StoreJournal {
 
 impl Drop for StoreJournal {
     fn drop(&mut self) {
-        self.shared.lock().closing = true;
-        self.shared.wake.notify_one();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.close();
     }
 }
 

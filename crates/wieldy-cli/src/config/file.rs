@@ -8,6 +8,7 @@ use wieldy::{
     Backoff, BreakerPolicy, ExecutorBuilder, Level, Limits, NativeOptions, Per, RateKind, ResourceLimits, RetryPolicy,
 };
 
+use super::history::FileDurability;
 use super::sandbox::{FileMount, FileNetwork};
 use super::value::{Bytes, BytesOrNone, Count, CountOrNone, Megabytes, MegabytesOrNone, Time, Whole};
 
@@ -41,6 +42,7 @@ section! {
         sandbox: FileSandbox,
         output: FileOutput,
         confirm: FileConfirm,
+        history: FileHistory,
         shell: FileShell,
         tools: FileTools,
         plans: BTreeMap<String, FilePlan>,
@@ -111,6 +113,13 @@ section! {
     /// How long a question to a person stands.
     FileConfirm {
         timeout: Time,
+    }
+    /// Where calls are recorded, and how long.
+    FileHistory {
+        url: String,
+        durability: FileDurability,
+        keep_days: Whole<0, 36_500>,
+        keep_bytes: BytesOrNone,
     }
     /// What programs are told of this process's environment.
     FileShell {
@@ -232,6 +241,12 @@ impl FileConfig {
             }),
             output: Some(FileOutput { bytes_max: Some(Whole(executor.output_bytes_max)) }),
             confirm: Some(FileConfirm { timeout: Some(Time(executor.confirmation_timeout)) }),
+            history: Some(FileHistory {
+                url: Some(String::new()),
+                durability: Some(FileDurability::Effects),
+                keep_days: Some(Whole(0)),
+                keep_bytes: Some(Whole(0)),
+            }),
             shell: Some(FileShell { environment: Some(environment.map(str::to_owned).to_vec()) }),
             tools: Some(FileTools { manifests: Some(Vec::new()) }),
             plans: Some(BTreeMap::new()),
@@ -246,6 +261,9 @@ impl FileConfig {
             if path.is_relative() && !folder.as_os_str().is_empty() {
                 *path = folder.join(&*path);
             }
+        }
+        if let Some(url) = self.history.as_mut().and_then(|history| history.url.as_mut()) {
+            super::history::begin_at(url, folder);
         }
         let mounts = self.sandbox.iter_mut().flat_map(|sandbox| &mut sandbox.mounts).flatten();
         if !folder.as_os_str().is_empty() {

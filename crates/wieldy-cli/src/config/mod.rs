@@ -5,6 +5,7 @@
 //! `sandbox.floor` the strictest value of all layers counts, and that of `~/.config/wieldy/wieldy.toml` in any case.
 
 mod file;
+mod history;
 mod layers;
 mod sandbox;
 mod value;
@@ -25,6 +26,7 @@ use layers::{CONFIG_VARIABLE, ConfigError, Layers};
 use sandbox::SandboxConfig;
 use value::{Time, Whole};
 
+pub(crate) use history::{HistoryConfig, address};
 pub(crate) use layers::Origin;
 
 /// What `wieldy init` writes: every key with its default, as a comment.
@@ -39,7 +41,7 @@ const FILE_BYTES_MAX: u64 = 1024 * 1024;
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) workspace: PathBuf,
-    /// Where large outputs are kept; empty means in memory.
+    /// Where large outputs and the history are kept; empty means in memory.
     pub(crate) state: PathBuf,
     pub(crate) log: LevelFilter,
     pub(crate) isolation: Level,
@@ -55,6 +57,7 @@ pub(crate) struct Config {
     pub(crate) sandbox: SandboxConfig,
     pub(crate) output_bytes_max: u64,
     pub(crate) confirmation_timeout: Duration,
+    pub(crate) history: HistoryConfig,
     pub(crate) plans: BTreeMap<String, Plan>,
     /// The names of the variables that programs get.
     pub(crate) shell_environment: Vec<String>,
@@ -174,9 +177,16 @@ impl Config {
         }
         let isolation = file.isolation.expect(SET);
         let sandbox = sandbox(layers, file.sandbox.expect(SET), home, isolation)?;
+        let state = file.state.expect(SET);
+        let history = HistoryConfig::resolve(file.history.expect(SET), &state).map_err(|message| ConfigError {
+            place: origin_of(layers, "history.url").to_string(),
+            message: format!("`history.url`: {message}"),
+            hint: Some("name a file, or a server as `postgres://user@host/database`".into()),
+        })?;
         Ok(Self {
             workspace: file.workspace.expect(SET),
-            state: file.state.expect(SET),
+            state,
+            history,
             log: level_filter(file.log.expect(SET)),
             isolation,
             sandbox,
@@ -215,7 +225,13 @@ impl Config {
             manifests: file.tools.and_then(|tools| tools.manifests).expect(SET),
             values: layers
                 .values()
-                .map(|(key, value, origin)| Shown { key, value: value.clone(), origin: origin.clone() })
+                .map(|(key, value, origin)| {
+                    let value = match value {
+                        toml::Value::String(url) if key == "history.url" => history::shown(url).into(),
+                        value => value.clone(),
+                    };
+                    Shown { key, value, origin: origin.clone() }
+                })
                 .collect(),
             warnings: Vec::new(),
         })

@@ -30,7 +30,7 @@ pub(crate) struct Sqlite {
     path: PathBuf,
     connection: Connection,
     /// Held for as long as an executor lives.
-    life: Option<File>,
+    life: Option<(PathBuf, File)>,
 }
 
 impl Sqlite {
@@ -164,11 +164,16 @@ impl Database for Sqlite {
 
     fn show_life(&mut self, instance: &str) -> Result<(), StoreError> {
         let folder = self.signs_of_life();
-        let hold = || -> std::io::Result<File> {
+        let path = folder.join(instance);
+        // Who holds it already would wait for itself.
+        if self.life.as_ref().is_some_and(|(held, _)| *held == path) {
+            return Ok(());
+        }
+        let hold = || -> std::io::Result<(PathBuf, File)> {
             fs::create_dir_all(&folder)?;
-            let file = OpenOptions::new().create(true).truncate(false).write(true).open(folder.join(instance))?;
+            let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
             file.lock()?;
-            Ok(file)
+            Ok((path, file))
         };
         self.life = Some(hold().map_err(|error| unusable(&self.path, &error))?);
         Ok(())
@@ -235,8 +240,10 @@ impl Database for Sqlite {
 
 impl Drop for Sqlite {
     fn drop(&mut self) {
-        // The sign of life of an executor that ended is nobody's business any more; the file goes with it.
-        self.life = None;
+        // The sign of life of an executor that ended is nobody's business any more.
+        if let Some((path, _)) = &self.life {
+            let _ = fs::remove_file(path);
+        }
     }
 }
 
