@@ -66,6 +66,8 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
                 Some(ToolsCommand::Check { file }) => commands::tools::check(file, &config, &environment, printer),
             }
         }
+        Command::History(history) => commands::history::run(&history, &load(Overrides::of(&global))?, printer),
+        Command::Audit(audit) => commands::audit::run(&audit.command, &load(Overrides::of(&global))?, printer),
         Command::Doctor(doctor) => {
             let (workspace, isolation) = (doctor.workspace.as_deref(), doctor.isolation);
             let config = load(Overrides { workspace, isolation, ..Overrides::of(&global) })?;
