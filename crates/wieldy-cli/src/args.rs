@@ -66,7 +66,7 @@ pub(crate) struct GlobalArgs {
     /// Keep large outputs and the history in this folder [default: the platform's state folder]
     #[arg(long, global = true, value_name = "DIR")]
     pub(crate) state: Option<PathBuf>,
-    /// Say more or less on standard error: off, error, warn, info, debug, trace
+    /// Log more or less: off, error, warn, info, debug, trace, or TARGET=LEVEL,…
     #[arg(long, global = true, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
     /// Set a key of the configuration; may be repeated

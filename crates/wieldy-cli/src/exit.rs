@@ -69,6 +69,21 @@ impl Failure {
         Self { exit: Exit::Broken, why: Why::Own(error.into()), hint: None }
     }
 
+    /// The failure in the form of a call's error, for programs.
+    pub(crate) fn error(&self) -> CallError {
+        let own = match &self.why {
+            Why::Call(error) => return CallError::clone(error),
+            Why::Own(own) => own,
+        };
+        let code = if self.exit == Exit::WrongUsage { Code::Configuration } else { Code::ExecutionError };
+        let causes: Vec<String> = own.chain().map(ToString::to_string).collect();
+        let error = CallError::new(code, causes.join(": "));
+        match &self.hint {
+            Some(hint) => error.suggest(hint.as_str()),
+            None => error,
+        }
+    }
+
     /// The same failure with what can be done about it.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());

@@ -27,7 +27,7 @@ impl History {
         let Some(address) = &config.history.address else { return Ok(None) };
         let open = || {
             let store = Store::open(address)?;
-            let journal = Arc::new(store.journal(&JournalOptions { key: key(config), ..JournalOptions::default() })?);
+            let journal = Arc::new(store.journal(&journal_options(config))?);
             Ok(Self { store, journal })
         };
         open().map(Some).map_err(|error| {
@@ -60,6 +60,11 @@ impl Drop for History {
         // Whoever else still holds it, such as a sandbox that is being taken away, must not keep the last records.
         self.journal.close();
     }
+}
+
+/// How the journal is kept.
+pub(crate) fn journal_options(config: &Config) -> JournalOptions {
+    JournalOptions { key: key(config), ..JournalOptions::default() }
 }
 
 /// Where the key is that the trail is signed with; none where nothing is kept on disk.

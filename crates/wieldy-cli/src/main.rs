@@ -45,7 +45,7 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
     let load = |overrides: Overrides<'_>| {
         let config = Config::load(&environment, &overrides)?;
         history::hide_secrets(&config, &environment);
-        log::start(config.log, printer);
+        log::start(&config.log, printer)?;
         config.warnings.iter().for_each(|warning| printer.tell(&format!("warning: {}", output::shown(warning))));
         Ok::<_, Failure>(config)
     };
@@ -103,7 +103,15 @@ fn refused(refusal: &clap::Error) -> ExitCode {
     // What was typed comes back in the message, so it is escaped like everything that others wrote.
     let text = refusal.render().to_string();
     let lines: Vec<String> = text.trim_end().split('\n').map(output::shown_in_line).collect();
-    Printer::new(false).tell(&lines.join("\n"));
+    // Nobody has read the arguments to their end, so they are looked through for this one.
+    let is_json = std::env::args_os().take_while(|argument| argument != "--").any(|argument| argument == "--json");
+    let printer = Printer::new(is_json);
+    printer.tell(&lines.join("\n"));
+    if is_json {
+        let told = lines[0].strip_prefix("error: ").unwrap_or("no command is given");
+        let failure = Failure::usage(anyhow::anyhow!("{told}")).hint("`wieldy help` tells what can be typed");
+        let _ = printer.json(&serde_json::json!({ "error": failure.error() }));
+    }
     Exit::WrongUsage.into()
 }
 

@@ -87,8 +87,16 @@ impl Printer {
         let _ = writeln!(io::stderr(), "{text}");
     }
 
-    /// Tells why a command could not go on.
+    /// Tells why a command could not go on; with `--json` a program that reads standard output learns it too.
     pub(crate) fn failure(&self, failure: &Failure) {
+        self.tell_failure(failure);
+        if self.json {
+            let _ = self.json(&serde_json::json!({ "error": failure.error() }));
+        }
+    }
+
+    /// The same for people only: standard output has an answer already.
+    pub(crate) fn tell_failure(&self, failure: &Failure) {
         match &failure.why {
             Why::Own(error) => {
                 self.error(None, &error.to_string());
@@ -96,13 +104,7 @@ impl Printer {
                     self.tell(&format!("  caused by: {}", shown(&cause.to_string())));
                 }
             }
-            Why::Call(error) => {
-                self.error(Some(error.code), &error.message);
-                if self.json {
-                    // A program that reads standard output learns why there is no result.
-                    let _ = self.json(&serde_json::json!({ "error": error }));
-                }
-            }
+            Why::Call(error) => self.error(Some(error.code), &error.message),
         }
         self.hint(failure.hint.as_deref());
     }

@@ -93,17 +93,22 @@ impl Capture {
         let tail = [front, back].concat();
         let tail = whole_characters_after(&tail);
         let left_out = self.total_bytes - (head.len() + tail.len()) as u64;
-        let (artifact, kept) = match &self.spilled {
-            Spilled::Into(writer) => (Some(writer.id()), format!("the whole is {}", writer.id())),
-            Spilled::Failed(reason) => (None, format!("the whole could not be kept: {reason}")),
-            Spilled::NotYet => (None, "the whole is not kept".into()),
-        };
+        let (artifact, kept) = self.kept();
         let text = format!(
             "{}\n… {left_out} bytes left out; {kept} …\n{}",
             String::from_utf8_lossy(head),
             String::from_utf8_lossy(tail)
         );
         Captured { text, artifact, cut: true }
+    }
+
+    /// Where the whole is, and the same in words.
+    pub(crate) fn kept(&self) -> (Option<ArtifactId>, String) {
+        match &self.spilled {
+            Spilled::Into(writer) => (Some(writer.id()), format!("the whole is {}", writer.id())),
+            Spilled::Failed(reason) => (None, format!("the whole could not be kept: {reason}")),
+            Spilled::NotYet => (None, "the whole is not kept".into()),
+        }
     }
 }
 

@@ -393,3 +393,51 @@ impl Flights {
         self.table.lock().expect("no code panics while it holds the table")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::Caller;
+    use crate::journal::MemoryJournal;
+
+    /// A batch that is over, with so many events.
+    fn ended(flights: &Flights, events: usize) -> BatchId {
+        let batch = Arc::new(BatchFlight::new(Arc::new(Caller::local())));
+        let recorder = Recorder::new(Arc::new(MemoryJournal::default()));
+        for _ in 0..events {
+            let body = Body::CallWarning { message: String::new() };
+            recorder.append(&batch.subject, body, Timestamp::now(), Some(&batch.log)).expect("memory takes everything");
+        }
+        flights.add_batch(Arc::clone(&batch));
+        flights.batch_over(batch.id);
+        batch.id
+    }
+
+    fn known(flights: &Flights, batches: &[BatchId]) -> Vec<bool> {
+        batches.iter().map(|id| flights.batch(*id).is_some()).collect()
+    }
+
+    #[test]
+    fn batches_that_are_over_are_remembered_by_the_number_of_their_events() {
+        // Two calls, so eight events.
+        let flights = Flights::new(2);
+        let batches = [ended(&flights, 3), ended(&flights, 5)];
+        assert_eq!(known(&flights, &batches), [true, true], "just as many as may be");
+        let batches = [batches[0], batches[1], ended(&flights, 1)];
+        assert_eq!(known(&flights, &batches), [false, true, true], "the oldest goes");
+        let batches = [batches[1], batches[2], ended(&flights, 7), ended(&flights, 1)];
+        assert_eq!(known(&flights, &batches), [false, false, true, true], "as many go as must");
+    }
+
+    #[test]
+    fn the_last_batch_is_remembered_however_large_it_is() {
+        let flights = Flights::new(2);
+        let large = ended(&flights, 100);
+        assert_eq!(known(&flights, &[large]), [true]);
+        let small = ended(&flights, 0);
+        assert_eq!(known(&flights, &[large, small]), [false, true]);
+        let others: Vec<BatchId> = (0..8).map(|_| ended(&flights, 1)).collect();
+        assert_eq!(known(&flights, &[small]), [true], "what went is not counted any more");
+        assert_eq!(known(&flights, &others), [true; 8]);
+    }
+}

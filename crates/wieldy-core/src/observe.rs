@@ -168,3 +168,60 @@ impl Observer {
         futures_util::stream::unfold(self, async |mut observer| observer.next().await.map(|seen| (seen, observer)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::call::Caller;
+    use crate::event::Subject;
+
+    struct Owner(Log);
+
+    impl AsRef<Log> for Owner {
+        fn as_ref(&self) -> &Log {
+            &self.0
+        }
+    }
+
+    fn event(seq: u64) -> Arc<Event> {
+        let caller = Arc::new(Caller::local());
+        let subject = Arc::new(Subject { execution: None, batch: None, call_id: None, tool: None, caller });
+        let body = Body::CallWarning { message: String::new() };
+        Arc::new(Event { seq, at: jiff::Timestamp::UNIX_EPOCH, subject, body })
+    }
+
+    /// What an observer gets that waits already when `change` comes, and the observer.
+    async fn woken_by(mut observer: Observer, change: impl FnOnce()) -> (Option<Seen>, Observer) {
+        let waiting = tokio::spawn(async move { (observer.next().await, observer) });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        change();
+        let woken = tokio::time::timeout(Duration::from_secs(1), waiting).await;
+        woken.expect("it must be told").expect("it must not panic")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_observer_that_waits_is_woken_by_what_comes_later() {
+        let owner = Arc::new(Owner(Log::default()));
+        let observer = Observer::new(Arc::clone(&owner) as Source, false);
+        let (seen, observer) = woken_by(observer, || owner.0.push(event(1))).await;
+        assert_eq!(seen, Some(Seen::Event(event(1))));
+        let (seen, _) = woken_by(observer, || owner.0.close()).await;
+        assert_eq!(seen, None);
+    }
+
+    #[test]
+    fn a_log_is_watched_from_the_first_wait_on() {
+        let owner = Arc::new(Owner(Log::default()));
+        owner.0.push(event(1));
+        let mut observer = Observer::new(Arc::clone(&owner) as Source, false);
+        assert_eq!(observer.next().now_or_never(), Some(Some(Seen::Event(event(1)))));
+        assert!(!owner.0.lock().watched, "whoever finds an event need not be told of it");
+        assert_eq!(observer.next().now_or_never(), None);
+        assert!(owner.0.lock().watched);
+    }
+}

@@ -1,15 +1,13 @@
 //! Rate limits and quotas: how many calls an agent, a tenant or a tool may have in some time.
+//!
+//! A call is counted by all limits that hold for it or, where one of them refuses it, by none. So all of them are looked
+//! at before the first one counts, and nobody else counts in between.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use governor::clock::Clock;
-use governor::middleware::NoOpMiddleware;
-use governor::nanos::Nanos;
-use governor::state::keyed::DashMapStateStore;
-use governor::{Quota as Pace, RateLimiter};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -55,80 +53,104 @@ pub enum RateKind {
 }
 
 /// All rate limits and quotas of an executor.
-pub(crate) struct Rates(Vec<Limiter>);
-
-struct Limiter {
-    rate: Rate,
-    counter: Counter,
+pub(crate) struct Rates {
+    rates: Vec<Rate>,
+    /// What each of them has counted.
+    counts: Mutex<Vec<Counts>>,
 }
 
-enum Counter {
-    Flow(Box<RateLimiter<String, DashMapStateStore<String>, PausableClock, NoOpMiddleware<Nanos>>>),
-    Allowance(Mutex<HashMap<String, (Instant, u32)>>),
+/// What one limit has counted, apart for each key; a key that is absent has used nothing.
+#[derive(Default)]
+struct Counts {
+    used: HashMap<String, Used>,
+    /// How many keys there may be before those that are as good as new are forgotten.
+    sweep_at: usize,
+}
+
+/// What one key has used.
+#[derive(Clone, Copy)]
+struct Used {
+    /// A flow: when everything has come back. An allowance: when its window ends.
+    until: Instant,
+    /// An allowance: how many calls there were in the window.
+    calls: u32,
 }
 
 impl Rates {
     pub(crate) fn new(rates: Vec<Rate>) -> Self {
-        let limiter = |rate: Rate| {
-            let counter = match rate.kind {
-                RateKind::Quota => Counter::Allowance(Mutex::default()),
-                RateKind::Rate => {
-                    // A window too short to divide means a rate nobody can reach.
-                    let every = (rate.window / rate.calls.get()).max(Duration::from_nanos(1));
-                    let pace = Pace::with_period(every).expect("it is not zero").allow_burst(rate.calls);
-                    Counter::Flow(Box::new(RateLimiter::new(pace, DashMapStateStore::default(), PausableClock::new())))
-                }
-            };
-            Limiter { rate, counter }
-        };
-        Self(rates.into_iter().map(limiter).collect())
+        let counts = rates.iter().map(|_| Counts::default()).collect();
+        Self { rates, counts: Mutex::new(counts) }
     }
 
-    /// Counts one call, or says how long to wait.
+    /// Counts one call, or says how long to wait; a call that is refused counts nowhere.
     pub(crate) fn count(&self, caller: &Caller, tool: &ToolName) -> Result<(), CallError> {
-        for Limiter { rate, counter } in &self.0 {
-            if rate.tool.as_ref().is_some_and(|only| only != tool.as_str()) {
-                continue;
+        if self.rates.is_empty() {
+            return Ok(());
+        }
+        let now = Instant::now();
+        let mut counts = self.counts.lock().expect("no code panics while it holds the counts");
+        let mut counted = Vec::with_capacity(self.rates.len());
+        let mut refused: Option<(&Rate, Duration)> = None;
+        for (place, rate) in self.rates.iter().enumerate().filter(|(_, rate)| rate.holds_for(tool)) {
+            let key = rate.key(caller, tool);
+            match rate.after_one_more(counts[place].used.get(&key).copied(), now) {
+                Ok(used) => counted.push((place, key, used)),
+                // Whoever waits for the longest has waited for all.
+                Err(wait) if refused.is_none_or(|(_, longest)| wait > longest) => refused = Some((rate, wait)),
+                Err(_) => {}
             }
-            let tenant = caller.tenant.as_deref().unwrap_or_default();
-            let key = match rate.per {
-                Per::Agent => format!("{tenant}\0{}", caller.agent),
-                Per::Tenant => tenant.to_owned(),
-                Per::Tool => tool.to_string(),
-            };
-            counter.count(key, rate).map_err(|wait| over(rate, wait))?;
+        }
+        if let Some((rate, wait)) = refused {
+            return Err(over(rate, wait));
+        }
+        for (place, key, used) in counted {
+            counts[place].set(key, used, now);
         }
         Ok(())
     }
 }
 
-impl Counter {
-    fn count(&self, key: String, rate: &Rate) -> Result<(), Duration> {
-        match self {
-            Self::Flow(limiter) => {
-                let checked = limiter.check_key(&key);
-                // Keys that are as good as new need not be remembered.
-                if limiter.len() > 10_000 {
-                    limiter.retain_recent();
-                }
-                checked.map_err(|not_until| not_until.wait_time_from(limiter.clock().now()))
+impl Counts {
+    fn set(&mut self, key: String, used: Used, now: Instant) {
+        const KEYS_MIN: usize = 10_000;
+        self.used.insert(key, used);
+        // Keys that are as good as new need not be remembered.
+        if self.used.len() > self.sweep_at.max(KEYS_MIN) {
+            self.used.retain(|_, used| used.until > now);
+            self.sweep_at = self.used.len() * 2;
+        }
+    }
+}
+
+impl Rate {
+    fn holds_for(&self, tool: &ToolName) -> bool {
+        self.tool.as_ref().is_none_or(|only| only == tool.as_str())
+    }
+
+    fn key(&self, caller: &Caller, tool: &ToolName) -> String {
+        let tenant = caller.tenant.as_deref().unwrap_or_default();
+        match self.per {
+            Per::Agent => format!("{tenant}\0{}", caller.agent),
+            Per::Tenant => tenant.to_owned(),
+            Per::Tool => tool.to_string(),
+        }
+    }
+
+    /// What a key has used after one more call now, or how long that call has to wait.
+    fn after_one_more(&self, used: Option<Used>, now: Instant) -> Result<Used, Duration> {
+        let used = used.filter(|used| used.until > now).unwrap_or(Used { until: now, calls: 0 });
+        match self.kind {
+            RateKind::Rate => {
+                // Each call takes its share of the window, and what is taken may not reach beyond the window's end. This is
+                // the generic cell rate algorithm. A window too short to divide means a rate nobody can reach.
+                let share = (self.window / self.calls.get()).max(Duration::from_nanos(1));
+                let until = used.until + share;
+                let wait = until.duration_since(now).saturating_sub(share * self.calls.get());
+                if wait.is_zero() { Ok(Used { until, ..used }) } else { Err(wait) }
             }
-            Self::Allowance(used) => {
-                let mut used = used.lock().expect("no code panics while it holds the counts");
-                let now = Instant::now();
-                if used.len() > 10_000 {
-                    used.retain(|_, (began, _)| now.duration_since(*began) < rate.window);
-                }
-                let (began, count) = used.entry(key).or_insert((now, 0));
-                if now.duration_since(*began) >= rate.window {
-                    (*began, *count) = (now, 0);
-                }
-                if *count >= rate.calls.get() {
-                    return Err(rate.window - now.duration_since(*began));
-                }
-                *count += 1;
-                Ok(())
-            }
+            RateKind::Quota if used.calls == 0 => Ok(Used { until: now + self.window, calls: 1 }),
+            RateKind::Quota if used.calls < self.calls.get() => Ok(Used { calls: used.calls + 1, ..used }),
+            RateKind::Quota => Err(used.until.duration_since(now)),
         }
     }
 }
@@ -150,26 +172,6 @@ fn over(rate: &Rate, wait: Duration) -> CallError {
         .detail("kind", kind)
         .detail("per", per)
         .after(wait)
-}
-
-/// Tokio's clock, which tests can stop.
-#[derive(Debug, Clone)]
-struct PausableClock {
-    start: Instant,
-}
-
-impl PausableClock {
-    fn new() -> Self {
-        Self { start: Instant::now() }
-    }
-}
-
-impl Clock for PausableClock {
-    type Instant = Nanos;
-
-    fn now(&self) -> Nanos {
-        self.start.elapsed().into()
-    }
 }
 
 #[cfg(test)]
@@ -217,5 +219,53 @@ mod tests {
             (error.code, error.message.as_str(), error.retryable),
             (Code::RateLimited, "the quota of 1 calls in 10s per agent is used up", true)
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_that_one_limit_refuses_is_counted_by_none() {
+        for kind in [RateKind::Rate, RateKind::Quota] {
+            let rate = |tool: Option<&str>, calls, kind| Rate {
+                per: Per::Agent,
+                tool: tool.map(str::to_owned),
+                calls: NonZeroU32::new(calls).expect("not zero"),
+                window: Duration::from_secs(10),
+                kind,
+            };
+            // The wide ones stand before and after the narrow one that refuses.
+            let rates = Rates::new(vec![rate(None, 3, kind), rate(Some("t"), 1, RateKind::Quota), rate(None, 3, kind)]);
+            let count = |tool: &str| {
+                let error = rates.count(&Caller::agent("a"), &ToolName::new(tool).expect("a name")).err()?;
+                Some(error.message)
+            };
+            assert_eq!(count("t"), None);
+            for _ in 0..5 {
+                assert_eq!(count("t").as_deref(), Some("the quota of 1 calls of `t` in 10s per agent is used up"));
+            }
+            assert_eq!([count("other"), count("other")], [None, None], "two of three are left, with {kind:?}");
+            assert!(count("other").is_some());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_several_limits_that_refuse_the_longest_wait_is_told() {
+        let rate = |window| Rate {
+            per: Per::Agent,
+            tool: None,
+            calls: NonZeroU32::MIN,
+            window: Duration::from_secs(window),
+            kind: RateKind::Quota,
+        };
+        let rates = Rates::new(vec![rate(5), rate(60), rate(20)]);
+        assert_eq!([counted(&rates, "a"), counted(&rates, "a")], [Ok(()), Err(Duration::from_secs(60))]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn keys_that_are_as_good_as_new_are_forgotten() {
+        let rates = rates(RateKind::Rate, 2);
+        let count = |range: std::ops::Range<u32>| range.map(|n| counted(&rates, &n.to_string())).all(|c| c.is_ok());
+        assert!(count(0..10_000));
+        tokio::time::advance(Duration::from_secs(6)).await;
+        assert!(count(10_000..10_001));
+        assert_eq!(rates.counts.lock().expect("whole")[0].used.len(), 1);
     }
 }

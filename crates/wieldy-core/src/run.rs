@@ -1,5 +1,6 @@
 //! What a running tool has in its hands: [`Run`].
 
+use std::io;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -189,21 +190,33 @@ impl Run {
         }
     }
 
-    /// Makes an outcome fit into a result: text beyond the limit goes to an artifact, head and tail stay.
+    /// Makes an outcome fit into a result: text beyond the limit goes to an artifact, head and tail stay. Structured
+    /// content cannot be cut, so it goes as a whole.
     pub(crate) fn fit(&self, outcome: &mut Outcome) {
         let is_text = |block: &Content| matches!(block, Content::Text { .. });
         let text_bytes: u64 = outcome.content.iter().filter(|block| is_text(block)).map(Content::bytes).sum();
         // What a tool captured is already cut, with a line that says so.
-        if text_bytes <= self.shared.inline_max || outcome.artifact.is_some() {
-            return;
+        if text_bytes > self.shared.inline_max && outcome.artifact.is_none() {
+            let mut capture = self.new_capture();
+            capture.write(Content::text_of(&outcome.content).as_bytes());
+            let captured = capture.so_far();
+            outcome.content.retain(|block| !is_text(block));
+            outcome.content.insert(0, Content::text(captured.text));
+            outcome.artifact = captured.artifact;
+            outcome.partial = true;
         }
-        let mut capture = self.new_capture();
-        capture.write(Content::text_of(&outcome.content).as_bytes());
-        let captured = capture.so_far();
-        outcome.content.retain(|block| !is_text(block));
-        outcome.content.insert(0, Content::text(captured.text));
-        outcome.artifact = captured.artifact;
-        outcome.partial = true;
+        if let Some(structured) = outcome.structured.take_if(|value| json_exceeds(value, self.shared.inline_max.max(2)))
+        {
+            let json = structured.to_string();
+            let mut capture = self.new_capture();
+            capture.write(json.as_bytes());
+            let (artifact, kept) = capture.kept();
+            let told = format!("… {} bytes of structured content left out; {kept} …", json.len());
+            outcome.content.push(Content::text(told));
+            // The whole text, if it has an artifact, is what the result names; the line above names this one.
+            outcome.artifact = outcome.artifact.or(artifact);
+            outcome.partial = true;
+        }
     }
 
     fn new_capture(&self) -> Capture {
@@ -343,6 +356,24 @@ pub(crate) fn unavailable(level: Level) -> CallError {
     CallError::new(Code::SandboxCreationFailed, format!("the isolation level `{level}` is not available here"))
         .suggest("ask for a level that is available; `none` runs the program without any isolation")
         .detail("level", level.as_str())
+}
+
+/// Whether a value takes more bytes than this when it is written as JSON.
+fn json_exceeds(value: &serde_json::Value, bytes_max: u64) -> bool {
+    struct Room(u64);
+
+    impl io::Write for Room {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 = self.0.checked_sub(bytes.len() as u64).ok_or(io::ErrorKind::StorageFull)?;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    serde_json::to_writer(Room(bytes_max), value).is_err()
 }
 
 impl OutputSink for Run {

@@ -1,6 +1,8 @@
 //! What a database must be able to do to hold the history. The SQL that both speak is written once, with `?1`, `?2`, … for
 //! values; where they differ, [`Dialect`] says how.
 
+use std::path::Path;
+
 use crate::error::StoreError;
 use crate::ledger::Draft;
 use crate::trail::Head;
@@ -43,6 +45,8 @@ pub(crate) trait Row {
     fn text(&self, column: usize) -> Result<&str, StoreError>;
     fn text_or_none(&self, column: usize) -> Result<Option<&str>, StoreError>;
     fn bytes(&self, column: usize) -> Result<&[u8], StoreError>;
+    /// A condition.
+    fn flag(&self, column: usize) -> Result<bool, StoreError>;
 }
 
 /// Where the databases differ.
@@ -62,6 +66,16 @@ impl Dialect {
             Self::Postgres => format!("(extract(epoch FROM {column}) * 1000000)::bigint"),
         }
     }
+
+    /// The place of the value `number` in a list of values, of the kind that `upkeep` names.
+    pub(crate) fn place(self, number: usize, kind: char) -> String {
+        let _ = kind;
+        match self {
+            Self::Sqlite => format!("?{number}"),
+            #[cfg(feature = "postgres")]
+            Self::Postgres => format!("?{number}"),
+        }
+    }
 }
 
 /// What reads the rows of an answer, one by one.
@@ -73,6 +87,9 @@ pub(crate) trait Database: Send {
 
     /// Runs a query and hands out its rows, one by one.
     fn query(&mut self, sql: &str, values: &[Value], each: EachRow<'_>) -> Result<(), StoreError>;
+
+    /// The same for a statement that will not come again.
+    fn query_once(&mut self, sql: &str, each: EachRow<'_>) -> Result<(), StoreError>;
 
     /// Runs a statement; how many rows it changed.
     fn execute(&mut self, sql: &str, values: &[Value]) -> Result<u64, StoreError>;
@@ -102,11 +119,20 @@ pub(crate) trait Database: Send {
     /// Finds the rows of `tool_executions` whose words are all in the text: a condition and its value.
     fn words(&self, text: &str, place: usize) -> (String, Value);
 
+    /// Adds the words of calls.
+    fn add_words(&mut self, words: &[(i64, String)]) -> Result<(), StoreError>;
+
     /// Forgets the words of the calls up to `id` that are gone from `tool_executions`.
     fn forget_words(&mut self, up_to: i64) -> Result<(), StoreError>;
 
     /// How many bytes the history takes.
     fn size(&mut self) -> Result<u64, StoreError>;
+
+    /// Copies everything into a new file, where the history is one itself.
+    fn backup(&mut self, target: &Path) -> Result<(), StoreError>;
+
+    /// Goes on counting after the numbers of rows that were copied.
+    fn settle_numbers(&mut self) -> Result<(), StoreError>;
 
     /// Gives room that is no longer needed back to the system.
     fn shrink(&mut self) -> Result<(), StoreError>;

@@ -68,8 +68,22 @@ impl CallRow {
         }
     }
 
-    /// What a later record means for the row; whether it means anything.
-    pub(crate) fn apply(&mut self, name: &str, at: i64, data: &Value) -> bool {
+    /// Whether a later record of this name means anything for the row.
+    pub(crate) fn is_changed_by(name: &str) -> bool {
+        matches!(
+            name,
+            "tool.call.started"
+                | "tool.call.confirmation.requested"
+                | "tool.call.confirmation.received"
+                | "tool.call.success"
+                | "tool.call.failure"
+                | "tool.call.timeout"
+                | "tool.call.cancelled"
+        )
+    }
+
+    /// What a later record means for the row.
+    pub(crate) fn apply(&mut self, name: &str, at: i64, data: &Value) {
         match name {
             "tool.call.started" => {
                 self.status = "running".to_owned();
@@ -80,9 +94,8 @@ impl CallRow {
             "tool.call.success" | "tool.call.failure" | "tool.call.timeout" | "tool.call.cancelled" => {
                 self.close(at, data);
             }
-            _ => return false,
+            _ => {}
         }
-        true
     }
 
     fn close(&mut self, at: i64, data: &Value) {
@@ -130,7 +143,7 @@ fn text_of(metadata: Map<String, Value>) -> Option<String> {
 }
 
 /// What of a call's words can be searched for.
-const WORDS_BYTES_MAX: usize = 16 * 1024;
+pub(crate) const WORDS_BYTES_MAX: usize = 16 * 1024;
 
 /// A call that is not over.
 #[derive(Debug, Clone)]
@@ -150,7 +163,7 @@ impl OpenCall {
     }
 }
 
-fn words(row: &CallRow) -> String {
+pub(crate) fn words(row: &CallRow) -> String {
     let parameters = row.parameters.as_deref().unwrap_or_default();
     let mut text = format!("{} {parameters}", row.tool);
     text.truncate(text.floor_char_boundary(WORDS_BYTES_MAX));
@@ -316,9 +329,8 @@ impl Ledger {
             std::collections::hash_map::Entry::Vacant(vacant) => {
                 let known = self.open.get(&call)?;
                 // Most records of a running call change nothing of its row.
-                let mut row = known.row.clone();
-                if !row.apply(record.name, record.at, &record.data.value) {
-                    return Some(row.id);
+                if !CallRow::is_changed_by(record.name) {
+                    return Some(known.row.id);
                 }
                 vacant.insert(known.clone())
             }

@@ -18,6 +18,9 @@ mod memory;
 mod query;
 
 mod audit;
+mod verify;
+
+mod upkeep;
 
 mod database;
 mod error;
@@ -30,4 +33,6 @@ pub use error::StoreError;
 pub use memory::history_tools;
 pub use query::{Cursor, Execution, GroupBy, Moment, Page, Query, Stat};
 pub use store::{Address, JournalOptions, Store};
+pub use upkeep::{Copied, Pruned, Retention};
+pub use verify::{Problem, Verdict};
 pub use writer::StoreJournal;

@@ -20,6 +20,7 @@ use crate::query::{self, Execution, GroupBy, Moment, Page, Query, Stat};
 use crate::recovery;
 use crate::sqlite::Sqlite;
 use crate::trail::{Head, Record};
+use crate::verify::{self, Verdict};
 use crate::writer::{StoreJournal, Unsigned, Writer};
 
 /// Where a history is.
@@ -104,6 +105,14 @@ impl Store {
 
     /// Begins to write: from now on an executor lives here. What executors left open that are gone is closed.
     pub fn journal(&self, options: &JournalOptions) -> Result<StoreJournal, StoreError> {
+        let mut writer = self.writer(options)?;
+        let interrupted = recovery::recover(&mut writer, options.resumes)?;
+        let remembered = recovery::remembered(&mut *writer.database, interrupted)?;
+        StoreJournal::start(writer, remembered)
+    }
+
+    /// What writes, with an instance of its own.
+    pub(crate) fn writer(&self, options: &JournalOptions) -> Result<Writer, StoreError> {
         let mut database = connect(&self.address)?;
         let id = Uuid::now_v7();
         let signer = options.key.as_deref().map(Signer::open).transpose()?;
@@ -122,9 +131,7 @@ impl Store {
         let about = json!({"instance": id, "version": env!("CARGO_PKG_VERSION"), "host": host(), "process": std::process::id()});
         let opened = Record::own("journal.opened", Timestamp::now().as_microsecond(), None, about);
         writer.write(&[Arc::new(opened)], false)?;
-        let interrupted = recovery::recover(&mut writer, options.resumes)?;
-        let remembered = recovery::remembered(&mut *writer.database, interrupted)?;
-        StoreJournal::start(writer, remembered)
+        Ok(writer)
     }
 
     /// Up to `limit` calls, the latest first.
@@ -175,6 +182,17 @@ impl Store {
             }
             Ok(durations)
         })
+    }
+
+    /// Looks whether the history is whole. `anchors` are ends of the trail that were kept elsewhere; with a `key` everything
+    /// signed must be signed by it. `progress` is told now and then how many records were looked at.
+    pub fn verify(
+        &self,
+        anchors: &[SignedHead],
+        key: Option<&str>,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Verdict, StoreError> {
+        self.with(|database| verify::verify(database, anchors, key, progress))
     }
 
     /// The end of the trail, signed now.

@@ -328,7 +328,8 @@ impl Writer {
         Ok(())
     }
 
-    fn end(&mut self) {
+    /// The executor's last word.
+    pub(crate) fn end(&mut self) {
         let now = Timestamp::now().as_microsecond();
         let closed = Arc::new(Record::own("journal.closed", now, None, serde_json::json!({})));
         if let Err(error) = self.write(&[closed], true) {

@@ -23,20 +23,22 @@
 //! The `examples` folder shows a tool of your own, batches, observation, confirmation, cancellation and a history.
 
 mod artifacts;
+mod log;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 pub use artifacts::{FolderArtifacts, FolderError};
+pub use log::{EventLog, LOG_TARGETS, log_events};
 pub use wieldy_core::*;
 pub use wieldy_sandbox::{
     Bare, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions, ProbeState, Probed,
     RefusedCall, Report, Rootfs, finish, probe,
 };
 pub use wieldy_store::{
-    Address, Cursor, Execution, GroupBy, JournalOptions, Moment, Page, Query, SignedHead, Signer, Stat, Store, StoreError,
-    StoreJournal, history_tools,
+    Address, Copied, Cursor, Execution, GroupBy, JournalOptions, Moment, Page, Problem as TrailProblem, Pruned, Query,
+    Retention, SignedHead, Signer, Stat, Store, StoreError, StoreJournal, Verdict, history_tools,
 };
 pub use wieldy_tools::shell::{Bash, CommandTool, shell_tools};
 pub use wieldy_tools::{Workspace, WorkspaceError, file_tools};

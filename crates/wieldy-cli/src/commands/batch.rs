@@ -88,7 +88,7 @@ async fn batch(
         };
         interrupts.watch(result, cancel, printer).await
     };
-    let result = log::with_events(executor, work).await;
+    let result = log::with_events(&config.log, executor, work).await;
     progress.finish_and_clear();
     let result = result?;
     print(&result, printer)?;

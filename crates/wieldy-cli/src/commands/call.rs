@@ -60,7 +60,7 @@ async fn call(
         let cancel = || _ = executor.cancel(id);
         interrupts.watch(executor.wait(id, &caller), cancel, printer).await
     };
-    let result = log::with_events(executor, work).await.expect("a call that was just begun is known");
+    let result = log::with_events(&config.log, executor, work).await.expect("a call that was just begun is known");
     print(&result, printer)?;
     warn_of_background(&result, printer);
     Ok(result.error.as_ref().map_or(Exit::Success, Exit::of))

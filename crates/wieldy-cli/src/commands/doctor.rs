@@ -34,7 +34,9 @@ pub(crate) async fn run(
         return Ok(Exit::Success);
     }
     let told = anyhow!("the isolation level `{isolation}` does not work here");
-    Err(Failure::broken(told).hint("do what is advised for it above, or choose a level that works by `isolation`"))
+    let hint = "do what is advised for it above, or choose a level that works by `isolation`";
+    printer.tell_failure(&Failure::broken(told).hint(hint));
+    Ok(Exit::Broken)
 }
 
 /// The JSON; its form is documented and stable.

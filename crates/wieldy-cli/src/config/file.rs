@@ -9,6 +9,7 @@ use wieldy::{
 };
 
 use super::history::FileDurability;
+use super::log::{FileLogOrLevel, Levels, LogFormat, Rotate};
 use super::sandbox::{FileMount, FileNetwork};
 use super::value::{Bytes, BytesOrNone, Count, CountOrNone, Megabytes, MegabytesOrNone, Time, Whole};
 
@@ -30,7 +31,7 @@ section! {
     FileConfig {
         workspace: PathBuf,
         state: PathBuf,
-        log: LogLevel,
+        log: FileLogOrLevel,
         isolation: Level,
         rates: Vec<FileRate>,
         limits: FileLimits,
@@ -46,6 +47,14 @@ section! {
         shell: FileShell,
         tools: FileTools,
         plans: BTreeMap<String, FilePlan>,
+    }
+    /// How much is said, in which form and where.
+    FileLog {
+        level: Levels,
+        format: LogFormat,
+        file: PathBuf,
+        rotate: Rotate,
+        keep: CountOrNone,
     }
     /// How many calls may run and wait.
     FileLimits {
@@ -162,18 +171,6 @@ pub(crate) enum FileBackoff {
     Linear,
 }
 
-/// How much is said on standard error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum LogLevel {
-    Off,
-    Error,
-    Warn,
-    Info,
-    Debug,
-    Trace,
-}
-
 impl FileConfig {
     /// What holds where nobody says anything: the executor's own defaults, and those of the command line.
     pub(crate) fn defaults(state: PathBuf) -> Self {
@@ -185,7 +182,7 @@ impl FileConfig {
         Self {
             workspace: Some(".".into()),
             state: Some(state),
-            log: Some(LogLevel::Warn),
+            log: Some(FileLogOrLevel(FileLog::defaults())),
             isolation: Some(executor.isolation),
             rates: Some(Vec::new()),
             limits: Some(FileLimits {
@@ -265,9 +262,27 @@ impl FileConfig {
         if let Some(url) = self.history.as_mut().and_then(|history| history.url.as_mut()) {
             super::history::begin_at(url, folder);
         }
+        if let Some(path) = self.log.as_mut().and_then(|log| log.0.file.as_mut())
+            && !path.as_os_str().is_empty()
+            && !path.starts_with("~")
+        {
+            *path = folder.join(&*path);
+        }
         let mounts = self.sandbox.iter_mut().flat_map(|sandbox| &mut sandbox.mounts).flatten();
         if !folder.as_os_str().is_empty() {
             mounts.for_each(|mount| mount.begin_at(folder));
+        }
+    }
+}
+
+impl FileLog {
+    fn defaults() -> Self {
+        Self {
+            level: Some(Levels { all: Some(Levels::DEFAULT), targets: Vec::new() }),
+            format: Some(LogFormat::Text),
+            file: Some(PathBuf::new()),
+            rotate: Some(Rotate::Never),
+            keep: Some(Whole(7)),
         }
     }
 }

@@ -64,7 +64,9 @@ impl Layers {
     pub(crate) fn new(defaults: &FileConfig) -> Self {
         let defaults = leaves(&table_of(defaults));
         let values = defaults.iter().map(|(key, value)| (key.clone(), (value.clone(), Origin::Default))).collect();
-        Self { values, defaults }
+        // `log` alone is a short way to write `log.level`.
+        let short = (vec!["log".to_owned()], Value::String(String::new()));
+        Self { values, defaults: [defaults, vec![short]].concat() }
     }
 
     /// Puts a layer on top of the others.

@@ -7,6 +7,7 @@
 mod file;
 mod history;
 mod layers;
+mod log;
 mod sandbox;
 mod value;
 
@@ -17,17 +18,17 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use tracing::level_filters::LevelFilter;
 use wieldy::{Backoff, BreakerPolicy, Level, Limits, Plan, Rate, ResourceLimits, RetryPolicy};
 
 use crate::exit::Failure;
-use file::{FileBackoff, FileConfig, FilePlan, FileRate, FileSandbox, LogLevel};
+use file::{FileBackoff, FileConfig, FileLog, FilePlan, FileRate, FileSandbox};
 use layers::{CONFIG_VARIABLE, ConfigError, Layers};
 use sandbox::SandboxConfig;
 use value::{Time, Whole};
 
 pub(crate) use history::{HistoryConfig, address};
 pub(crate) use layers::Origin;
+pub(crate) use log::{Levels, LogConfig, LogFileConfig, LogFormat, Rotate};
 
 /// What `wieldy init` writes: every key with its default, as a comment.
 pub(crate) const TEMPLATE: &str = include_str!("template.toml");
@@ -43,7 +44,7 @@ pub(crate) struct Config {
     pub(crate) workspace: PathBuf,
     /// Where large outputs and the history are kept; empty means in memory.
     pub(crate) state: PathBuf,
-    pub(crate) log: LevelFilter,
+    pub(crate) log: LogConfig,
     pub(crate) isolation: Level,
     pub(crate) limits: Limits,
     pub(crate) timeout: Duration,
@@ -187,7 +188,7 @@ impl Config {
             workspace: file.workspace.expect(SET),
             state,
             history,
-            log: level_filter(file.log.expect(SET)),
+            log: log(layers, file.log.expect(SET).0, home)?,
             isolation,
             sandbox,
             limits: Limits {
@@ -236,6 +237,18 @@ impl Config {
             warnings: Vec::new(),
         })
     }
+}
+
+/// The section `log`; only a file can be rotated.
+fn log(layers: &Layers, file: FileLog, home: Option<&Path>) -> Result<LogConfig, ConfigError> {
+    let is_rotated = file.rotate != Some(Rotate::Never);
+    let wrong = |message| ConfigError { place: "the section `log`".into(), message, hint: None };
+    let log = LogConfig::resolve(file, home).map_err(wrong)?;
+    if is_rotated && log.file.is_none() {
+        let message = "`log.rotate` needs a file to rotate, and `log.file` names none".to_owned();
+        return Err(conflict(layers, ["log.rotate", "log.file"], message, None));
+    }
+    Ok(log)
 }
 
 /// The section `sandbox`, which must allow the isolation level.
@@ -306,17 +319,6 @@ fn plan(plan: &FilePlan) -> Plan {
         batch_max: number(plan.batch_max).map(|count| count as usize),
         parallel_max: number(plan.parallel_max).map(|count| count as usize),
         full_events: plan.full_events.unwrap_or(true),
-    }
-}
-
-fn level_filter(level: LogLevel) -> LevelFilter {
-    match level {
-        LogLevel::Off => LevelFilter::OFF,
-        LogLevel::Error => LevelFilter::ERROR,
-        LogLevel::Warn => LevelFilter::WARN,
-        LogLevel::Info => LevelFilter::INFO,
-        LogLevel::Debug => LevelFilter::DEBUG,
-        LogLevel::Trace => LevelFilter::TRACE,
     }
 }
 

@@ -65,7 +65,7 @@ fn limits(file: &FileSandboxLimits) -> ResourceLimits {
 }
 
 /// The path with the home folder in place of a `~` at its beginning.
-fn at_home(path: &Path, home: Option<&Path>) -> Result<PathBuf, String> {
+pub(super) fn at_home(path: &Path, home: Option<&Path>) -> Result<PathBuf, String> {
     match (path.strip_prefix("~"), home) {
         (Err(_), _) => Ok(path.to_owned()),
         (Ok(rest), Some(home)) if rest.as_os_str().is_empty() => Ok(home.to_owned()),

@@ -187,7 +187,7 @@ fn environment_beats_file_and_flags_beat_environment() {
     layers.put_setting("limits.calls-running-max=9").unwrap();
     insta::assert_snapshot!(changed(&Config::resolve(&layers, None).unwrap()), @r#"
     limits.calls-running-max = 9 [flag --set]
-    log = "trace" [flag --log]
+    log.level = "trace" [flag --log]
     retry.base = "2s" [file wieldy.toml]
     retry.retries = 3 [environment WIELDY_RETRY_RETRIES]
     shell.environment = ["PATH", "HOME"] [environment WIELDY_SHELL_ENVIRONMENT]
@@ -276,7 +276,7 @@ fn the_strictest_floor_of_all_layers_counts() {
     assert_eq!(floor(&layers), "\"native\" by file user.toml");
     layers.put_environment(&environment(&[("WIELDY_SANDBOX_FLOOR", "gvisor")]).0).unwrap();
     assert_eq!(floor(&layers), "\"gvisor\" by environment WIELDY_SANDBOX_FLOOR");
-    assert_eq!(layers.values().find(|(key, ..)| key == "log").unwrap().2, &Origin::Default);
+    assert_eq!(layers.values().find(|(key, ..)| key == "log.level").unwrap().2, &Origin::Default);
 }
 
 #[test]
@@ -301,7 +301,7 @@ proptest::proptest! {
 
     #[test]
     fn no_value_of_a_key_makes_reading_it_panic(
-        key in "(limits|retry|timeouts|plans|rates|tools|shell|sandbox|x)(\\.(retries|base|cap|tools|default|environment|mounts|network|floor|a b))?",
+        key in "(limits|retry|timeouts|plans|rates|tools|shell|sandbox|log|x)(\\.(level|keep|retries|base|cap|tools|default|environment|mounts|network|floor|a b))?",
         value in "([0-9-]{1,25}|[0-9]{1,3}(ms|s|h|d)|nan|inf|true|\"[a-z0-9]{0,9}\"|\\[[a-z0-9,\"{}=]{0,9}\\]|\\{[a-z=0-9.\"]{0,12}\\})",
     ) {
         file(&format!("{key} = {value}"));

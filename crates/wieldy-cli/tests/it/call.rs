@@ -260,17 +260,6 @@ fn looking_at_tools_writes_nothing() {
 }
 
 #[test]
-fn the_log_has_a_line_per_event_and_no_arguments() {
-    let world = World::new().file("a.txt", "one\n");
-    let output = world.command(&["call", "Read", "path=a.txt", "--log", "debug"]).output().unwrap();
-    let log = String::from_utf8(output.stderr).unwrap();
-    for event in ["tool.call.pending", "tool.call.started", "tool.call.success"] {
-        assert_eq!(log.matches(event).count(), 1, "{log}");
-    }
-    assert!(!log.contains("a.txt") && !log.contains('\x1b'), "{log}");
-}
-
-#[test]
 fn an_early_reader_who_leaves_is_no_failure() {
     let world = World::new();
     let mut child =

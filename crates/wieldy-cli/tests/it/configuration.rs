@@ -42,7 +42,11 @@ fn every_value_is_shown_with_its_origin() {
     limits.calls-running-per-agent-max = 4  # default
     limits.calls-waiting-max = 1024  # default
     limits.queue-timeout = "5s"  # environment WIELDY_LIMITS_QUEUE_TIMEOUT
-    log = "error"  # flag --log
+    log.file = ""  # default
+    log.format = "text"  # default
+    log.keep = 7  # default
+    log.level = "error"  # flag --log
+    log.rotate = "never"  # default
     output.bytes-max = 65536  # default
     plans = {}  # default
     rates = []  # default

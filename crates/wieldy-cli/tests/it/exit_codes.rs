@@ -81,7 +81,7 @@ fn help_names_the_commands_the_search_order_and_the_exit_codes() {
           --json             Print JSON for programs instead of text for people
           --config <FILE>    Read the configuration from this file
           --state <DIR>      Keep large outputs in this folder [default: the platform's state folder]
-          --log <LEVEL>      Say more or less on standard error: off, error, warn, info, debug, trace
+          --log <LEVEL>      Log more or less: off, error, warn, info, debug, trace, or TARGET=LEVEL,…
           --set <KEY=VALUE>  Set a key of the configuration; may be repeated
 
     Configuration:
@@ -103,4 +103,42 @@ fn help_names_the_commands_the_search_order_and_the_exit_codes() {
     ----- stderr -----
     ");
     assert_eq!(world.code(&["--version"]), Some(0));
+}
+
+#[test]
+fn with_json_every_failure_is_one_object_on_standard_output() {
+    let world = World::new().file("wrong.toml", "[limits]\n\ncalls-runing-max = 3\n").file("a", "");
+    let object = |arguments: &[&str]| {
+        let arguments = [arguments, &["--json"]].concat();
+        format!("{:?} {}\n", world.code(&arguments), world.json(&arguments))
+    };
+    let failures = [
+        &["tools", "--config", "wrong.toml"][..],
+        &["tools", "--config", "missing.toml"],
+        &["call", "Read", "path"],
+        &["call", "Read", "--set", "limits.nope=1"],
+        &["batch", "missing.json"],
+        &["call", "Read", "--no-such-flag"],
+        &["call", "Read", "--timeout", "soon"],
+        &["no-such-command"],
+        &[],
+        &["call", "Read", "path=a", "--state", "a"],
+        &["call", "Read", "--args", "{"],
+    ];
+    insta::assert_snapshot!(failures.map(object).concat(), @r#"
+    Some(2) {"error":{"code":"E3301","name":"CONFIGURATION","category":"configuration_error","message":"wrong.toml:3: there is no key `limits.calls-runing-max`","retryable":false,"suggestion":"did you mean `calls-running-max`, `calls-running-per-agent-max` or `calls-waiting-max`?","details":{}}}
+    Some(2) {"error":{"code":"E3301","name":"CONFIGURATION","category":"configuration_error","message":"cannot read the configuration `missing.toml`: No such file or directory (os error 2)","retryable":false,"suggestion":null,"details":{}}}
+    Some(2) {"error":{"code":"E3301","name":"CONFIGURATION","category":"configuration_error","message":"`path` is not an argument","retryable":false,"suggestion":"arguments are written key=value, or key:=json for numbers, lists and objects","details":{}}}
+    Some(2) {"error":{"code":"E3301","name":"CONFIGURATION","category":"configuration_error","message":"--set: there is no key `limits.nope`","retryable":false,"suggestion":"did you mean `limits.calls-running-per-agent-max`?","details":{}}}
+    Some(2) {"error":{"code":"E3301","name":"CONFIGURATION","category":"configuration_error","message":"cannot read the batch from `missing.json`: No such file or directory (os error 2)","retryable":false,"suggestion":null,"details":{}}}
+    Some(2) {"error":{"code":"E3301","name":"CONFIGURATION","category":"configuration_error","message":"unexpected argument '--no-such-flag' found","retryable":false,"suggestion":"`wieldy help` tells what can be typed","details":{}}}
+    Some(2) {"error":{"code":"E3301","name":"CONFIGURATION","category":"configuration_error","message":"invalid value 'soon' for '--timeout <TIME>': `soon` is not a duration such as `500ms`, `30s`, `5m` or `1h`","retryable":false,"suggestion":"`wieldy help` tells what can be typed","details":{}}}
+    Some(2) {"error":{"code":"E3301","name":"CONFIGURATION","category":"configuration_error","message":"unrecognized subcommand 'no-such-command'","retryable":false,"suggestion":"`wieldy help` tells what can be typed","details":{}}}
+    Some(2) {"error":{"code":"E3301","name":"CONFIGURATION","category":"configuration_error","message":"'wieldy' requires a subcommand but one was not provided","retryable":false,"suggestion":"`wieldy help` tells what can be typed","details":{}}}
+    Some(7) {"error":{"code":"E3900","name":"EXECUTION_ERROR","category":"runtime_error","message":"cannot keep artifacts in `a/artifacts`: Not a directory (os error 20)","retryable":false,"suggestion":"`--state DIR` or the key `state` names another folder","details":{}}}
+    Some(3) {"error":{"code":"E3002","name":"VALIDATION_FAILED","category":"validation_error","message":"the arguments are not JSON: EOF while parsing an object at line 1 column 1","retryable":false,"suggestion":"correct the arguments to fit the tool's input schema and call again","details":{"violations":[{"pointer":"","message":"the arguments are not JSON: EOF while parsing an object at line 1 column 1"}]}}}
+    "#);
+    assert_eq!(world.json(&["doctor", "--isolation", "firecracker", "--json"])["ok"], false);
+    let after_dashes = world.command(&["call", "--no-such-flag", "--", "--json"]).output().unwrap();
+    assert_eq!(after_dashes.stdout, b"", "what is meant for the tool is no flag of ours");
 }

@@ -8,6 +8,7 @@ mod configuration;
 mod doctor;
 mod exit_codes;
 mod interrupt;
+mod logging;
 mod terminal;
 mod tools;
 mod world;

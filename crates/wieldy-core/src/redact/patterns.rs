@@ -28,7 +28,7 @@ pub(super) static SECRET_NAME: LazyLock<Regex> =
 static SHAPE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i-u:\b(?:bearer|basic)[ \t]{1,8}[A-Z0-9+/_.~=-]{16,})",
-        r"|(?-u:\b)(?:",
+        r"|(?:(?-u:\b)|\\[nrt])(?:",
         r"(?:sk|rk|pk)[-_][A-Za-z0-9_-]{16,}|(?:gsk|hf|r8|whsec|npm|glsa|dckr_pat|lin_api|do[opr]_v1|shp(?:at|ca|pa|ss))_[A-Za-z0-9_]{20,}",
         r"|(?:pypi|xai|pplx|xapp)-[A-Za-z0-9_-]{32,}",
         r"|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}",
@@ -51,7 +51,7 @@ static OPENER: LazyLock<Regex> = LazyLock::new(|| {
         strong!(),
         "|",
         weak!(),
-        r#")[A-Z0-9_-]{0,64}|(?:\b|_)(?:auth|pwd|pin|token))(?:\\{0,8}["'])?[ \t]{0,8}[:=]"#,
+        r#")[A-Z0-9_-]{0,64}|(?:\b|_|\\[nrt])(?:auth|pwd|pin|token))(?:\\{0,8}["'])?[ \t]{0,8}[:=]"#,
         r"|--[A-Z0-9-]{0,40}?(?:",
         strong!(),
         r"|token|credentials?)[ \t]{1,8}",
@@ -60,18 +60,8 @@ static OPENER: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// What may become an opener or a token when more text comes, although it does not end within a word.
-static BEGUN: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(concat!(
-        "(?i-u)(?:(?:",
-        strong!(),
-        "|",
-        weak!(),
-        r#")[A-Z0-9_-]{0,64}|(?:\b|_)(?:auth|pwd|pin|token))(?:\\{0,8}["'])?[ \t]{0,8}$"#,
-        r"|\b(?:bearer|basic)[ \t]{1,8}$",
-        r"|-----BEGIN[A-Z0-9 ]{0,60}-{0,5}$",
-    ))
-});
+/// Both in one pass, because most texts have neither.
+static SUSPECT: LazyLock<Regex> = LazyLock::new(|| pattern(&format!("(?:{})|(?:{})", SHAPE.as_str(), OPENER.as_str())));
 
 static PEM_END: LazyLock<Regex> = LazyLock::new(|| pattern(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"));
 
@@ -111,7 +101,7 @@ pub(super) enum Kind {
     Quoted { backslashes: usize, quote: u8 },
     /// An object or a list.
     Brackets,
-    /// Until white space or a quote.
+    /// Until white space or a quote after the word.
     Word,
     /// Until the next parameter of an address.
     Parameter,
@@ -124,9 +114,13 @@ pub(super) enum Kind {
 /// Finds what looks like a secret. Places may overlap.
 pub(super) fn find(text: &str) -> Found {
     let mut found = Found::default();
+    if !SUSPECT.is_match(text) {
+        return found;
+    }
     for shape in SHAPE.find_iter(text).filter(is_token) {
         // The word before a token stays, and so does the rest of an address.
-        let token = shape.as_str().rfind([' ', '\t']).map_or(shape.start(), |space| shape.start() + space + 1);
+        let escape = if shape.as_str().starts_with('\\') { 2 } else { 0 };
+        let token = shape.start() + shape.as_str().rfind([' ', '\t']).map_or(escape, |space| space + 1);
         found.places.push(match shape.as_str().starts_with("://") {
             true => shape.start() + 3..shape.end() - 1,
             false => token..shape.end(),
@@ -153,22 +147,16 @@ pub(super) fn find(text: &str) -> Found {
     found
 }
 
-/// Where the text may end with the beginning of something that looks like a secret.
+/// Where the text may end with the beginning of a token: none contains white space, and each has a letter or digit.
 pub(super) fn begun(text: &str) -> Option<usize> {
-    let from = text.floor_char_boundary(text.len().saturating_sub(256));
-    let opener = BEGUN.find(&text[from..]).map(|begun| from + begun.start());
-    // No token contains white space, and each has a letter or digit; keys begin with dashes.
-    let word = text.rfind(char::is_whitespace).map_or(0, |at| at + text[at..].chars().next().map_or(0, char::len_utf8));
-    let may_be_token = text[word..].contains(|character: char| character.is_alphanumeric() || character == '-');
-    match (opener, may_be_token.then_some(word)) {
-        (Some(opener), Some(word)) => Some(opener.min(word)),
-        (opener, word) => opener.or(word),
-    }
+    let word = text.trim_end_matches(|character: char| !character.is_whitespace()).len();
+    text[word..].contains(char::is_alphanumeric).then_some(word)
 }
 
 /// Tells tokens from words that happen to look like them, such as `basic internationalization`.
 fn is_token(shape: &Match<'_>) -> bool {
     let text = shape.as_str();
+    let text = text.strip_prefix(['\\']).map_or(text, |escaped| &escaped[1..]);
     let is_wordy = matches!(text.as_bytes(), [b'b' | b'B', ..] | [b's' | b'r' | b'p', b'k', b'-' | b'_', ..]);
     let uppercase = || text.bytes().skip(1).filter(u8::is_ascii_uppercase).count() > 2;
     !is_wordy || text.contains(|c: char| c.is_ascii_digit() || matches!(c, '=' | '+')) || uppercase()
@@ -197,7 +185,7 @@ fn value_after(text: &str, opener: &Match<'_>) -> Option<(usize, Kind)> {
             (false, Some(b'=')) => at += 1,
             _ => {}
         }
-        let is_line = is_line_start(text, name_start);
+        let is_line = said.starts_with('\\') || is_line_start(text, name_start);
         if said.ends_with(':') && !quoted_name {
             let header = is_header(name, &text[name_start..opener.start()]);
             if header && (is_line || said.starts_with(|first: char| first.is_ascii_uppercase()) || is_quote(before)) {
@@ -245,7 +233,14 @@ fn end_of(text: &str, start: usize, kind: Kind) -> Option<usize> {
             None
         }
         Kind::Brackets => brackets(&text[start..]).ok().map(|length| start + length),
-        Kind::Word => until(&|byte| byte.is_ascii_whitespace() || matches!(byte, b'"' | b'\'' | b'`')),
+        Kind::Word => {
+            // A quote within a word is a part of it; one after which something else begins is not.
+            let ends = |at: usize| match bytes[at] {
+                b'"' | b'\'' | b'`' => bytes.get(at + 1).is_none_or(|next| !is_name(*next) && *next != b'%'),
+                byte => byte.is_ascii_whitespace(),
+            };
+            (start..bytes.len()).find(|at| ends(*at)).filter(|at| at + 1 < bytes.len() || !is_quote(Some(bytes[*at])))
+        }
         Kind::Parameter => {
             until(&|byte| byte.is_ascii_whitespace() || matches!(byte, b'"' | b'\'' | b'`' | b'&' | b'#' | b'<' | b'>'))
         }
@@ -265,7 +260,9 @@ fn inside(text: &str, place: Range<usize>, kind: Kind) -> Range<usize> {
             let written = count_back(&text.as_bytes()[start..end], |byte| byte == b'\\').min(backslashes);
             start..if closed { end - written } else { end }
         }
-        Kind::Word => place.start..place.start + value.trim_end_matches([',', ';', ')', ']', '}']).len(),
+        Kind::Word => {
+            place.start..place.start + value.trim_end_matches([',', ';', ')', ']', '}', '"', '\'', '`']).len()
+        }
         Kind::Line { .. } => place.start..place.start + value.trim_end().len(),
         Kind::Brackets | Kind::Parameter | Kind::Pem => place,
     }
@@ -328,7 +325,7 @@ fn is_line_start(text: &str, at: usize) -> bool {
 }
 
 fn is_quote(byte: Option<u8>) -> bool {
-    matches!(byte, Some(b'"' | b'\''))
+    matches!(byte, Some(b'"' | b'\'' | b'`'))
 }
 
 fn is_name(byte: u8) -> bool {
@@ -413,6 +410,9 @@ mod tests {
                 "say \"{\\\"pin\\\": \\\"12\\\\\\\"34\\\", \\\"b\\\": 1}\"",
                 "say \"{\\\"pin\\\": \\\"[redacted]\\\", \\\"b\\\": 1}\"",
             ),
+            ("password=ab'cd\"ef gh", "password=[redacted] gh"),
+            ("{\"log\": \"a\\ntoken=bc\", \"b\": 1} x", "{\"log\": \"a\\ntoken=[redacted]\", \"b\": 1} x"),
+            ("log \"a\\nghp_0123456789abcdefghijkl\\n\"", "log \"a\\n[redacted]\\n\""),
             ("password := \"x\"", "password := \"[redacted]\""),
             ("a\n-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY-----\nb", "a\n[redacted]\nb"),
             ("-----BEGIN OPENSSH PRIVATE KEY-----\nb3Bl", "[redacted]"),

@@ -62,6 +62,8 @@ pub(super) struct Known {
     /// In order.
     forms: Vec<Form>,
     longest: usize,
+    /// The bytes that forms begin with.
+    begins: [bool; 256],
     /// Finds the forms, by their numbers.
     finder: AhoCorasick,
 }
@@ -80,7 +82,9 @@ impl Known {
     fn new(forms: BTreeSet<Form>) -> Self {
         let finder = AhoCorasick::new(forms.iter().map(|(text, _)| text)).expect("a few secrets fit into an automaton");
         let longest = forms.iter().map(|(text, _)| text.len()).max().unwrap_or_default();
-        Self { forms: forms.into_iter().collect(), longest, finder }
+        let mut begins = [false; 256];
+        forms.iter().filter_map(|(text, _)| text.bytes().next()).for_each(|byte| begins[usize::from(byte)] = true);
+        Self { forms: forms.into_iter().collect(), longest, begins, finder }
     }
 
     pub(super) fn is_in(&self, text: &str) -> bool {
@@ -110,7 +114,8 @@ impl Known {
     pub(super) fn begun(&self, text: &str) -> Option<usize> {
         let start = self.starts(text).find(|at| self.form_like(&text[*at..]).is_some())?;
         // What stands before base64 may tell something of it.
-        Some(text.floor_char_boundary(start.saturating_sub(1)))
+        let before = start.checked_sub(1).filter(|at| is_base64(text.as_bytes()[*at]));
+        Some(before.unwrap_or(start))
     }
 
     /// Where the text ends with so much of a secret that the rest hardly matters.
@@ -122,9 +127,10 @@ impl Known {
     }
 
     /// Where a form could begin that the text ends with.
-    fn starts(&self, text: &str) -> impl Iterator<Item = usize> {
+    fn starts<'a>(&'a self, text: &'a str) -> impl Iterator<Item = usize> + 'a {
         let from = text.floor_char_boundary(text.len().saturating_sub(self.longest));
-        text[from..].char_indices().map(move |(at, _)| from + at)
+        let may_begin = move |at: &usize| self.begins[usize::from(text.as_bytes()[*at])] && text.is_char_boundary(*at);
+        (from..text.len()).filter(may_begin)
     }
 
     /// A form that begins like this.

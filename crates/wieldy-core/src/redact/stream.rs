@@ -7,7 +7,7 @@ use super::{hidden_between, merged, places, secrets};
 const HELD_BYTES_MAX: usize = 4 * 1024;
 /// How much of a word without end is held back.
 const WORD_BYTES_MAX: usize = 1024;
-/// How much of what was shown is remembered, because it tells what the next text is.
+/// How much of what was shown is remembered, because it tells what the next text is: the value of a secret or not.
 const CONTEXT_BYTES: usize = 256;
 
 /// Takes secrets out of one stream of text, such as what a program prints.
@@ -145,5 +145,65 @@ fn shortened(value: &str, kind: Kind) -> String {
             let tail = value.floor_char_boundary(value.len().saturating_sub(96)).max(head);
             [&value[..head], &value[tail..]].concat()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Pushes a text by pieces of some bytes.
+    fn pushed(stream: &mut StreamRedactor, text: &str) -> String {
+        text.as_bytes().chunks(777).map(|bytes| stream.push(bytes)).collect()
+    }
+
+    #[test]
+    fn a_secret_without_end_is_dropped_until_it_ends() {
+        let long = "canary{[\\\\".repeat(20_000);
+        let blanks = "canary \n".repeat(20_000);
+        for (begin, secret, end, shown) in [
+            ("password=", &long, " b", "password=[redacted] b"),
+            ("password=\"", &blanks, "\" b", "password=\"[redacted]\" b"),
+            ("?token=", &long, "&b", "?token=[redacted]&b"),
+            ("Cookie: ", &long, "\nb", "Cookie: [redacted]\nb"),
+            ("\"secret\": {\"a\": [\"", &blanks, "}\"]} b", "\"secret\": [redacted] b"),
+            ("-----BEGIN PRIVATE KEY-----\n", &blanks, "-----END PRIVATE KEY----- b", "[redacted] b"),
+            ("sk-1", &"canary".repeat(20_000), " b", "[redacted] b"),
+        ] {
+            let mut stream = StreamRedactor::default();
+            let mut seen = pushed(&mut stream, &format!("a {begin}{secret}"));
+            assert!(stream.text.len() < 6 * 1024, "{} bytes are held back after {begin}", stream.text.len());
+            seen += &pushed(&mut stream, end);
+            seen += &stream.finish();
+            assert_eq!(seen, format!("a {shown}"));
+        }
+    }
+
+    #[test]
+    fn what_comes_after_the_rest_still_belongs_to_the_secret() {
+        let mut stream = StreamRedactor::default();
+        assert_eq!(stream.push(b"password='abc "), "password=");
+        assert_eq!(stream.finish(), "'[redacted]");
+        assert_eq!(stream.push(b"def"), "");
+        assert_eq!(stream.push(b"' ghi "), "[redacted]' ghi ");
+        assert_eq!(stream.finish(), "");
+    }
+
+    #[test]
+    fn a_known_secret_of_several_words_is_held_back() {
+        assert!(secrets::hide("correct horse\nbattery staple"));
+        let text = "it is: correct horse or correct horse\nbattery staple, and correct horse\nbattery";
+        for size in 1..40 {
+            let mut stream = StreamRedactor::default();
+            let shown: String = text.as_bytes().chunks(size).map(|bytes| stream.push(bytes)).collect();
+            assert_eq!(shown + &stream.finish(), "it is: correct horse or [redacted], and [redacted]", "by {size}");
+        }
+    }
+
+    #[test]
+    fn characters_may_be_cut_and_need_not_be_any() {
+        let mut stream = StreamRedactor::default();
+        let shown: String = "é 漢\n".bytes().chain([0xff, b' ', 0xe6]).map(|byte| stream.push(&[byte])).collect();
+        assert_eq!(shown + &stream.finish(), "é 漢\n\u{fffd} \u{fffd}");
     }
 }

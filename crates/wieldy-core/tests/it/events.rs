@@ -206,6 +206,45 @@ async fn large_answers_go_to_an_artifact_and_their_head_and_tail_come_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn structured_content_that_is_too_large_goes_to_an_artifact_as_a_whole() {
+    let answer = |bytes: usize| json!({ "text": "a".repeat(bytes - r#"{"text":""}"#.len()) });
+    let schema = json!({"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]});
+    let spec = ToolSpec { output_schema: Some(schema), ..ToolSpec::new("t", "").read_only() };
+    let (tool, _) = Puppet::new(spec, [Act::Give(answer(100)), Act::Give(answer(101))]);
+    let world = World::with([tool], |builder| builder.output_bytes_max = 100);
+    let fits = world.call("t", json!({})).await;
+    assert_eq!((&fits.structured, fits.text().as_str(), fits.partial), (&Some(answer(100)), "", false));
+
+    let result = world.call("t", json!({})).await;
+    let id = result.artifact.unwrap();
+    assert_eq!(
+        (&result.structured, result.text(), result.partial, result.status),
+        (&None, format!("… 101 bytes of structured content left out; the whole is {id} …"), true, Status::Success)
+    );
+    let kept = world.executor.artifacts().read(id, &Caller::local(), 0, u64::MAX).unwrap();
+    assert_eq!(kept, answer(101).to_string().as_bytes());
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn text_and_structured_content_that_are_too_large_get_an_artifact_each() {
+    let tool = wieldy_core::tool(ToolSpec::new("t", "").read_only(), |_: serde_json::Value, _| async {
+        Ok(Outcome::text("0123456789".repeat(3)).structured(json!("0123456789")))
+    });
+    let world = World::with([std::sync::Arc::new(tool) as _], |builder| builder.output_bytes_max = 10);
+    let result = world.call("t", json!({})).await;
+    let ids: Vec<wieldy_core::ArtifactId> = regex::Regex::new("artifact:[0-9a-f]{32}")
+        .unwrap()
+        .find_iter(&result.text())
+        .map(|found| found.as_str().parse().unwrap())
+        .collect();
+    let read = |id| world.executor.artifacts().read(id, &Caller::local(), 0, u64::MAX).unwrap();
+    let whole: Vec<String> = ids.iter().map(|id| String::from_utf8(read(*id)).unwrap()).collect();
+    assert_eq!(whole, ["0123456789".repeat(3), r#""0123456789""#.to_owned()]);
+    assert_eq!((result.artifact, result.structured), (Some(ids[0]), None), "the result names that of the text");
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_artifact_store_that_panics_fails_the_call_and_nobody_else() {
     struct Panicking;
     impl wieldy_core::Artifacts for Panicking {

@@ -55,18 +55,6 @@ impl Sqlite {
         self.path.with_file_name(name)
     }
 
-    /// Copies the whole history into a new file while others go on writing.
-    pub(crate) fn backup(&self, target: &Path) -> Result<(), StoreError> {
-        let failed =
-            |error: rusqlite::Error| StoreError::Unavailable(format!("cannot write `{}`: {error}", target.display()));
-        if target.exists() {
-            return Err(StoreError::Query(format!("`{}` is there already", target.display())));
-        }
-        let mut copy = Connection::open(target).map_err(failed)?;
-        let backup = rusqlite::backup::Backup::new(&self.connection, &mut copy).map_err(failed)?;
-        backup.run_to_completion(4096, Duration::ZERO, None).map_err(failed)
-    }
-
     /// Goes to an older form of the tables, or to this program's.
     pub(crate) fn migrate(&mut self, target: u32) -> Result<(), StoreError> {
         migrate(&mut self.connection, target).map_err(|error| opened(&self.path, &error))
@@ -135,6 +123,16 @@ impl Database for Sqlite {
         let failed = |error: &rusqlite::Error| told("cannot read the history", error);
         let mut statement = self.connection.prepare_cached(sql).map_err(|error| failed(&error))?;
         let mut rows = statement.query(rusqlite::params_from_iter(values)).map_err(|error| failed(&error))?;
+        while let Some(row) = rows.next().map_err(|error| failed(&error))? {
+            each(row)?;
+        }
+        Ok(())
+    }
+
+    fn query_once(&mut self, sql: &str, each: EachRow<'_>) -> Result<(), StoreError> {
+        let failed = |error: &rusqlite::Error| told("cannot read the history", error);
+        let mut statement = self.connection.prepare(sql).map_err(|error| failed(&error))?;
+        let mut rows = statement.query([]).map_err(|error| failed(&error))?;
         while let Some(row) = rows.next().map_err(|error| failed(&error))? {
             each(row)?;
         }
@@ -216,6 +214,13 @@ impl Database for Sqlite {
         (format!("id IN (SELECT rowid FROM words WHERE words MATCH ?{place})"), Value::Text(wanted))
     }
 
+    fn add_words(&mut self, words: &[(i64, String)]) -> Result<(), StoreError> {
+        for (id, text) in words {
+            self.execute("INSERT INTO words (rowid, text) VALUES (?1, ?2)", &[(*id).into(), text.as_str().into()])?;
+        }
+        Ok(())
+    }
+
     fn forget_words(&mut self, up_to: i64) -> Result<(), StoreError> {
         let sql =
             "DELETE FROM words WHERE rowid <= ?1 AND rowid NOT IN (SELECT id FROM tool_executions WHERE id <= ?1)";
@@ -227,6 +232,18 @@ impl Database for Sqlite {
         let mut wal = self.path.clone().into_os_string();
         wal.push("-wal");
         Ok(length(self.path.clone()) + length(wal.into()))
+    }
+
+    fn backup(&mut self, target: &Path) -> Result<(), StoreError> {
+        let failed =
+            |error: rusqlite::Error| StoreError::Unavailable(format!("cannot write `{}`: {error}", target.display()));
+        let mut copy = Connection::open(target).map_err(failed)?;
+        let backup = rusqlite::backup::Backup::new(&self.connection, &mut copy).map_err(failed)?;
+        backup.run_to_completion(4096, Duration::ZERO, None).map_err(failed)
+    }
+
+    fn settle_numbers(&mut self) -> Result<(), StoreError> {
+        Ok(()) // the next number is one more than the largest
     }
 
     fn shrink(&mut self) -> Result<(), StoreError> {
@@ -282,6 +299,10 @@ impl Row for rusqlite::Row<'_> {
         value
             .as_str_or_null()
             .map_err(|error| StoreError::Damaged(format!("a row of the history is not readable: {error}")))
+    }
+
+    fn flag(&self, column: usize) -> Result<bool, StoreError> {
+        self.get(column).map_err(|error| unreadable(&error))
     }
 
     fn bytes(&self, column: usize) -> Result<&[u8], StoreError> {

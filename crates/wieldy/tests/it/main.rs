@@ -4,3 +4,4 @@
 mod artifacts;
 mod examples;
 mod facade;
+mod log;

@@ -9,7 +9,7 @@ use wieldy::{Retention, Store};
 use super::filter;
 use crate::config::{self, Config};
 use crate::exit::{Exit, Failure};
-use crate::history::{existing, failed};
+use crate::history::{existing, failed, journal_options};
 use crate::output::Printer;
 
 /// A size for people.
@@ -74,13 +74,14 @@ pub(super) fn prune(how: &How<'_>, config: &Config, printer: &Printer) -> Result
         let told = anyhow!("everything is kept: neither a flag nor the configuration says what to drop");
         return Err(Failure::usage(told).hint("`--older-than 90d` or `--larger-than 1GB`; see `history.keep-days` too"));
     }
-    let pruned = if how.dry { there(config)?.would_prune(&retention) } else { there(config)?.prune(&retention) };
+    let store = there(config)?;
+    let pruned = if how.dry { store.prunable(&retention) } else { store.prune(&retention, &journal_options(config)) };
     let pruned = pruned.map_err(|error| failed(error, config))?;
     if printer.json {
         printer.json(&pruned)?;
         return Ok(Exit::Success);
     }
     let (would, size) = (if how.dry { "would drop" } else { "dropped" }, human_size(pruned.bytes));
-    printer.tell(&format!("{would} {} records of {} calls; {size} freed", pruned.records, pruned.executions));
+    printer.tell(&format!("{would} {} records of {} calls; the history takes {size}", pruned.records, pruned.executions));
     Ok(Exit::Success)
 }

@@ -1,0 +1,328 @@
+//! Keeping the history in bounds, and copies of it.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::json;
+
+use crate::audit::to_hex;
+use crate::database::{Database, Value, one_int};
+use crate::error::StoreError;
+use crate::ledger::{WORDS_BYTES_MAX, words};
+use crate::query::{columns, row_of};
+use crate::store::{JournalOptions, Store};
+use crate::trail::Record;
+
+/// How much of the history is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Retention {
+    /// What is older is dropped.
+    pub age_max: Option<Duration>,
+    /// Where it takes more room, the oldest is dropped.
+    pub bytes_max: Option<u64>,
+}
+
+/// What was dropped, or would be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Pruned {
+    /// How many records.
+    pub records: u64,
+    /// How many calls.
+    pub executions: u64,
+    /// The last record that was dropped; 0 where none was.
+    pub up_to_seq: i64,
+    /// How many bytes the history takes now.
+    pub bytes: u64,
+}
+
+/// What was copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Copied {
+    /// How many records.
+    pub records: u64,
+    /// How many calls.
+    pub executions: u64,
+}
+
+impl Store {
+    /// What [`Store::prune`] would drop.
+    pub fn prunable(&self, retention: &Retention) -> Result<Pruned, StoreError> {
+        self.with(|database| {
+            let cut = cut(database, retention)?;
+            count(database, cut)
+        })
+    }
+
+    /// Drops the oldest records, as the retention says. The trail says itself what was dropped, and stays provable. A call
+    /// that is open keeps everything since it was opened.
+    pub fn prune(&self, retention: &Retention, options: &JournalOptions) -> Result<Pruned, StoreError> {
+        let mut pruned = self.prunable(retention)?;
+        if pruned.records == 0 {
+            return Ok(pruned);
+        }
+        let cut = pruned.up_to_seq;
+        let mut writer = self.writer(options)?;
+        let mut hash = String::new();
+        writer.database.query("SELECT hash FROM events WHERE seq = ?1", &[cut.into()], &mut |row| {
+            hash = to_hex(row.bytes(0)?);
+            Ok(())
+        })?;
+        let data = json!({"up_to": cut, "hash": hash, "records": pruned.records, "executions": pruned.executions});
+        let dropped = Record::own("journal.dropped", Timestamp::now().as_microsecond(), None, data);
+        // First the record, then the deed: should we be stopped in between, nothing is gone that no record speaks of.
+        writer.write(&[Arc::new(dropped)], false)?;
+        writer.database.atomically(&mut |database| drop_up_to(database, cut))?;
+        writer.database.forget_words(cut)?;
+        writer.database.shrink()?;
+        pruned.bytes = writer.database.size()?;
+        writer.end();
+        Ok(pruned)
+    }
+
+    /// Copies the whole history into a new file while others go on writing; only where it is a file itself.
+    pub fn backup(&self, target: &Path) -> Result<(), StoreError> {
+        if target.exists() {
+            return Err(StoreError::Query(format!("`{}` is there already", target.display())));
+        }
+        self.with(|database| database.backup(target))
+    }
+
+    /// Copies everything into another history, which must be new. Nobody may write here meanwhile.
+    pub fn copy_to(&self, target: &Store) -> Result<Copied, StoreError> {
+        self.with(|from| {
+            target.with(|to| {
+                if one_int(to, "SELECT seq FROM trail", &[])? != Some(0) {
+                    return Err(StoreError::Query(format!("the history `{}` is not empty", target.address())));
+                }
+                let mut copied = Copied::default();
+                to.atomically(&mut |to| {
+                    for table in TABLES {
+                        let rows = copy_table(from, to, table)?;
+                        match table.name {
+                            "events" => copied.records = rows,
+                            "tool_executions" => copied.executions = rows,
+                            _ => {}
+                        }
+                    }
+                    copy_words(from, to)?;
+                    to.execute("UPDATE instances SET ended_at = seen_at WHERE ended_at IS NULL", &[])?;
+                    to.settle_numbers()
+                })?;
+                Ok(copied)
+            })
+        })
+    }
+}
+
+/// The last record that may go.
+fn cut(database: &mut dyn Database, retention: &Retention) -> Result<i64, StoreError> {
+    let first = one_int(database, "SELECT min(seq) FROM events", &[])?.unwrap_or(1);
+    let last = one_int(database, "SELECT seq FROM trail", &[])?.unwrap_or(0);
+    let mut cut = first - 1;
+    if let Some(age) = retention.age_max {
+        let now = Timestamp::now().as_microsecond();
+        let oldest = now.saturating_sub(i64::try_from(age.as_micros()).unwrap_or(i64::MAX));
+        cut = cut.max(last_before(database, first, last, oldest)?);
+    }
+    if let Some(bytes_max) = retention.bytes_max {
+        let bytes = database.size()?;
+        if bytes > bytes_max {
+            // About as much of the records as of the bytes, and a little more, so that not every call makes room.
+            let share = 1.0 - (bytes_max as f64 * 0.9) / bytes as f64;
+            cut = cut.max(first - 1 + ((last - first + 1) as f64 * share).ceil() as i64);
+        }
+    }
+    let open = one_int(database, "SELECT min(id) FROM tool_executions WHERE completed_at IS NULL", &[])?;
+    Ok(cut.min(last - 1).min(open.map_or(i64::MAX, |open| open - 1)).max(first - 1))
+}
+
+/// The last record that is older than a time. Time only goes forward along the trail, as good as always.
+fn last_before(database: &mut dyn Database, first: i64, last: i64, time: i64) -> Result<i64, StoreError> {
+    let sql = format!("SELECT {} FROM events WHERE seq = ?1", database.dialect().time("at"));
+    let (mut older, mut newer) = (first - 1, last + 1);
+    while newer - older > 1 {
+        let middle = older + (newer - older) / 2;
+        match one_int(database, &sql, &[middle.into()])? {
+            Some(at) if at < time => older = middle,
+            _ => newer = middle,
+        }
+    }
+    Ok(older)
+}
+
+/// Calls that began and ended within what is dropped.
+const WITHIN: &str = "id <= ?1 AND completed_at IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM events e WHERE e.execution = tool_executions.id AND e.seq > ?1)";
+
+fn count(database: &mut dyn Database, cut: i64) -> Result<Pruned, StoreError> {
+    let records = one_int(database, "SELECT count(*) FROM events WHERE seq <= ?1", &[cut.into()])?.unwrap_or(0) as u64;
+    let up_to_seq = if records == 0 { 0 } else { cut };
+    let executions = match records {
+        0 => 0,
+        _ => one_int(database, &format!("SELECT count(*) FROM tool_executions WHERE {WITHIN}"), &[cut.into()])?
+            .unwrap_or(0) as u64,
+    };
+    Ok(Pruned { records, executions, up_to_seq, bytes: database.size()? })
+}
+
+fn drop_up_to(database: &mut dyn Database, cut: i64) -> Result<(), StoreError> {
+    let cut = [Value::Int(cut)];
+    database.execute(&format!("DELETE FROM tool_executions WHERE {WITHIN}"), &cut)?;
+    database.execute("DELETE FROM events WHERE seq <= ?1", &cut)?;
+    database.execute("DELETE FROM heads WHERE seq <= ?1", &cut)?;
+    let answers = "DELETE FROM answers WHERE id <= ?1 AND id NOT IN (SELECT id FROM tool_executions WHERE id <= ?1)";
+    database.execute(answers, &cut).map(drop)
+}
+
+/// A table and its columns, each with the letter of its kind: `i`nteger, `r`eal, `t`ext, point in time (`@`), `b`ytes.
+struct Table {
+    name: &'static str,
+    columns: &'static [(&'static str, char)],
+}
+
+const TABLES: &[Table] = &[
+    Table {
+        name: "instances",
+        columns: &[
+            ("number", 'i'),
+            ("id", 't'),
+            ("version", 't'),
+            ("host", 't'),
+            ("process", 'i'),
+            ("started_at", '@'),
+            ("seen_at", '@'),
+            ("ended_at", '@'),
+            ("last_seq", 'i'),
+        ],
+    },
+    Table {
+        name: "events",
+        columns: &[
+            ("seq", 'i'),
+            ("instance", 'i'),
+            ("instance_seq", 'i'),
+            ("at", '@'),
+            ("name", 't'),
+            ("execution", 'i'),
+            ("subject", 't'),
+            ("data", 't'),
+            ("hash", 'b'),
+        ],
+    },
+    Table {
+        name: "tool_executions",
+        columns: &[
+            ("id", 'i'),
+            ("execution_id", 't'),
+            ("tool_name", 't'),
+            ("parameters_json", 't'),
+            ("status", 't'),
+            ("error_message", 't'),
+            ("error_code", 't'),
+            ("started_at", '@'),
+            ("completed_at", '@'),
+            ("duration_ms", 'r'),
+            ("output_size_bytes", 'i'),
+            ("sandbox_id", 't'),
+            ("agent_id", 't'),
+            ("user_id", 't'),
+            ("batch_id", 't'),
+            ("session_id", 't'),
+            ("tenant_id", 't'),
+            ("attempts", 'i'),
+            ("usage_json", 't'),
+            ("metadata_json", 't'),
+            ("instance", 'i'),
+        ],
+    },
+    Table {
+        name: "answers",
+        columns: &[
+            ("id", 'i'),
+            ("task", 'i'),
+            ("key", 't'),
+            ("fingerprint", 't'),
+            ("result_json", 't'),
+            ("expires_at", '@'),
+        ],
+    },
+    Table { name: "heads", columns: &[("seq", 'i'), ("hash", 'b'), ("at", '@'), ("key", 't'), ("signature", 'b')] },
+    Table {
+        name: "tallies",
+        columns: &[
+            ("day", 'i'),
+            ("tenant_id", 't'),
+            ("agent_id", 't'),
+            ("tool_name", 't'),
+            ("status", 't'),
+            ("bucket", 'i'),
+            ("calls", 'i'),
+            ("output_bytes", 'i'),
+        ],
+    },
+    Table { name: "trail", columns: &[("one", 'i'), ("seq", 'i'), ("hash", 'b')] },
+];
+
+/// How many values one statement takes at most.
+const VALUES_MAX: usize = 8_000;
+
+fn copy_table(from: &mut dyn Database, to: &mut dyn Database, table: &Table) -> Result<u64, StoreError> {
+    if table.name == "trail" {
+        to.execute("DELETE FROM trail", &[])?;
+    }
+    let dialect = from.dialect();
+    let names = table.columns.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    let read =
+        table.columns.iter().map(|(name, kind)| if *kind == '@' { dialect.time(name) } else { (*name).to_owned() });
+    let sql = format!("SELECT {} FROM {}", read.collect::<Vec<_>>().join(", "), table.name);
+    let width = table.columns.len();
+    let (mut values, mut copied) = (Vec::new(), 0);
+    let mut put = |values: &mut Vec<Value>| {
+        let places = (0..values.len()).map(|at| {
+            let kind = table.columns[at % width].1;
+            to.dialect().place(at + 1, kind)
+        });
+        let rows = places.collect::<Vec<_>>();
+        let rows = rows.chunks(width).map(|row| format!("({})", row.join(", "))).collect::<Vec<_>>().join(", ");
+        copied += to.execute(&format!("INSERT INTO {} ({names}) VALUES {rows}", table.name), values)?;
+        values.clear();
+        Ok::<(), StoreError>(())
+    };
+    from.query(&sql, &[], &mut |row| {
+        for (at, (_, kind)) in table.columns.iter().enumerate() {
+            values.push(match kind {
+                'i' => row.int_or_none(at)?.into(),
+                '@' => row.int_or_none(at)?.map_or(Value::Null, Value::Time),
+                'r' => row.real_or_none(at)?.map_or(Value::Null, Value::Real),
+                'b' => Value::Bytes(row.bytes(at)?.to_vec()),
+                _ => row.text_or_none(at)?.into(),
+            });
+        }
+        if values.len() + width > VALUES_MAX { put(&mut values) } else { Ok(()) }
+    })?;
+    if !values.is_empty() {
+        put(&mut values)?;
+    }
+    Ok(copied)
+}
+
+/// Words are made again from what they were made of.
+fn copy_words(from: &mut dyn Database, to: &mut dyn Database) -> Result<(), StoreError> {
+    let sql = format!("SELECT {} FROM tool_executions WHERE completed_at IS NOT NULL", columns(from.dialect()));
+    let mut found = Vec::new();
+    from.query(&sql, &[], &mut |row| {
+        let row = row_of(row)?;
+        let mut text = words(&row);
+        if let Some(error) = &row.error_message {
+            text.truncate(text.floor_char_boundary(WORDS_BYTES_MAX));
+            text.push(' ');
+            text.push_str(error);
+        }
+        found.push((row.id, text));
+        if found.len() >= 1_000 { to.add_words(&std::mem::take(&mut found)) } else { Ok(()) }
+    })?;
+    to.add_words(&found)
+}

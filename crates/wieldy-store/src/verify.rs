@@ -1,0 +1,346 @@
+//! The proof that the history is whole: every record in its place and unchanged, every call closed, every row of the tables
+//! as the trail says, and every signed end of the trail on it.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::Serialize;
+use serde_json::Value as Json;
+use uuid::Uuid;
+
+use crate::audit::{SignedHead, from_hex, to_hex};
+use crate::database::{Database, Row, Value, one_int};
+use crate::error::StoreError;
+use crate::ledger::CallRow;
+use crate::query::{columns, row_of};
+use crate::trail::{Hash, Placed};
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Verdict {
+    /// How many records were looked at.
+    pub records: u64,
+    /// How many calls they open.
+    pub executions: u64,
+    /// How many of these are still open.
+    pub open: u64,
+    /// How many signed ends of the trail lie on it.
+    pub heads: u64,
+    /// How many of the anchors lie on it.
+    pub anchors: u64,
+    /// How many records were dropped before, as the trail itself says.
+    pub dropped: u64,
+    /// The first record that is there.
+    pub first_seq: i64,
+    /// The last one.
+    pub last_seq: i64,
+    /// The first thing that is wrong, if something is.
+    pub problem: Option<Problem>,
+}
+
+/// What is wrong, and where.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Problem {
+    /// The record.
+    pub seq: i64,
+    /// What is wrong with it.
+    pub what: String,
+}
+
+/// How many records are read together, and how many calls are compared with their rows.
+const RECORDS: i64 = 20_000;
+const CALLS: usize = 500;
+
+pub(crate) fn verify(
+    database: &mut dyn Database,
+    anchors: &[SignedHead],
+    key: Option<&str>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Verdict, StoreError> {
+    let mut walk = Walk::begin(database, anchors, key)?;
+    let sql = format!(
+        "SELECT seq, instance, instance_seq, {}, name, execution, subject, data, hash FROM events
+         WHERE seq > ?1 AND seq <= ?2 ORDER BY seq",
+        database.dialect().time("at")
+    );
+    let last_seq = walk.end.seq;
+    let mut from = walk.verdict.first_seq - 1;
+    while from < last_seq && walk.verdict.problem.is_none() {
+        let to = (from + RECORDS).min(last_seq);
+        database.query(&sql, &[from.into(), to.into()], &mut |row| walk.step(row))?;
+        walk.compare(database)?;
+        progress(walk.verdict.records);
+        from = to;
+    }
+    walk.finish(database)?;
+    Ok(walk.verdict)
+}
+
+/// What is known on the way along the trail.
+struct Walk {
+    verdict: Verdict,
+    /// Where the trail says that it ends.
+    end: End,
+    seq: i64,
+    hash: Hash,
+    instances: HashMap<i64, Instance>,
+    open: HashMap<i64, CallRow>,
+    /// Calls that are over and wait to be compared with their rows.
+    closed: Vec<CallRow>,
+    /// Hashes that somebody signed, by record, and whether they come from an anchor.
+    signed: BTreeMap<i64, Vec<(Hash, bool)>>,
+    /// What the trail says was dropped.
+    dropped_seq: i64,
+    scratch: Vec<u8>,
+}
+
+struct End {
+    seq: i64,
+    hash: Hash,
+}
+
+struct Instance {
+    id: Uuid,
+    has_ended: bool,
+    /// The number of its last event, once one was seen.
+    seq: Option<i64>,
+}
+
+fn hash_of(row: &dyn Row, column: usize) -> Result<Hash, StoreError> {
+    Ok(row.bytes(column)?.try_into().unwrap_or_default())
+}
+
+impl Walk {
+    fn begin(database: &mut dyn Database, anchors: &[SignedHead], key: Option<&str>) -> Result<Self, StoreError> {
+        let mut end = End { seq: 0, hash: [0; 32] };
+        database.query("SELECT seq, hash FROM trail", &[], &mut |row| {
+            end = End { seq: row.int(0)?, hash: hash_of(row, 1)? };
+            Ok(())
+        })?;
+        let mut instances = HashMap::new();
+        database.query("SELECT number, id, ended_at IS NOT NULL FROM instances", &[], &mut |row| {
+            let id = row.text(1)?.parse().unwrap_or_default();
+            instances.insert(row.int(0)?, Instance { id, has_ended: row.flag(2)?, seq: None });
+            Ok(())
+        })?;
+        let first_seq = one_int(database, "SELECT min(seq) FROM events", &[])?.unwrap_or(1);
+        let verdict = Verdict {
+            records: 0,
+            executions: 0,
+            open: 0,
+            heads: 0,
+            anchors: 0,
+            dropped: 0,
+            first_seq,
+            last_seq: end.seq,
+            problem: None,
+        };
+        let mut walk = Self {
+            verdict,
+            end,
+            seq: first_seq - 1,
+            hash: [0; 32],
+            instances,
+            open: HashMap::new(),
+            closed: Vec::new(),
+            signed: BTreeMap::new(),
+            dropped_seq: 0,
+            scratch: Vec::new(),
+        };
+        walk.look_for_dropped(database)?;
+        walk.look_for_signed(database, anchors, key)?;
+        Ok(walk)
+    }
+
+    /// A trail that does not begin with its first record must say itself why, and what came before.
+    fn look_for_dropped(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
+        if self.verdict.first_seq <= 1 {
+            return Ok(());
+        }
+        let mut before = None;
+        let sql = "SELECT data FROM events WHERE name = 'journal.dropped' ORDER BY seq";
+        database.query(sql, &[], &mut |row| {
+            let data: Json = serde_json::from_str(row.text(0)?).unwrap_or_default();
+            if data["up_to"].as_i64() == Some(self.verdict.first_seq - 1) {
+                before = data["hash"].as_str().and_then(from_hex).and_then(|hash| Hash::try_from(hash).ok());
+            }
+            Ok(())
+        })?;
+        match before {
+            Some(hash) => {
+                self.hash = hash;
+                self.dropped_seq = self.verdict.first_seq - 1;
+                self.verdict.dropped = self.dropped_seq as u64;
+            }
+            None => self.problem(1, "it is missing, with all up to the first one there is, and no record says why"),
+        }
+        Ok(())
+    }
+
+    /// The hashes that the trail must lead through.
+    fn look_for_signed(
+        &mut self,
+        database: &mut dyn Database,
+        anchors: &[SignedHead],
+        key: Option<&str>,
+    ) -> Result<(), StoreError> {
+        let mut heads = Vec::new();
+        let sql =
+            format!("SELECT seq, hash, {}, key, signature FROM heads ORDER BY seq", database.dialect().time("at"));
+        database.query(&sql, &[], &mut |row| {
+            let at = jiff::Timestamp::from_microsecond(row.int(2)?).unwrap_or_default();
+            let (hash, signature) = (to_hex(row.bytes(1)?), to_hex(row.bytes(4)?));
+            heads.push(SignedHead { seq: row.int(0)?, hash, at, key: row.text(3)?.to_owned(), signature });
+            Ok(())
+        })?;
+        let heads = heads.iter().map(|head| (head, false)).chain(anchors.iter().map(|anchor| (anchor, true)));
+        for (head, is_anchor) in heads {
+            if !head.is_signed_by(key.unwrap_or(&head.key)) {
+                self.problem(head.seq, "the signature of the trail's end there is not good, or by another key");
+                continue;
+            }
+            if is_anchor && head.seq > self.end.seq {
+                self.problem(self.end.seq + 1, "it is missing: an anchor was made when the trail was longer");
+                continue;
+            }
+            let hash = from_hex(&head.hash).and_then(|hash| Hash::try_from(hash).ok()).unwrap_or_default();
+            if head.seq > self.dropped_seq {
+                self.signed.entry(head.seq).or_default().push((hash, is_anchor));
+            } else if head.seq == self.dropped_seq && hash != self.hash {
+                self.problem(head.seq, "what was dropped is not what was signed");
+            }
+        }
+        Ok(())
+    }
+
+    /// Only the first problem counts: what comes after it may follow from it.
+    fn problem(&mut self, seq: i64, what: &str) {
+        if self.verdict.problem.as_ref().is_none_or(|found| found.seq > seq) {
+            self.verdict.problem = Some(Problem { seq, what: what.to_owned() });
+        }
+    }
+
+    fn step(&mut self, row: &dyn Row) -> Result<(), StoreError> {
+        if self.verdict.problem.is_some() {
+            return Ok(());
+        }
+        let (seq, instance, instance_seq, at) = (row.int(0)?, row.int(1)?, row.int(2)?, row.int(3)?);
+        let (name, execution, subject, data) = (row.text(4)?, row.int_or_none(5)?, row.text_or_none(6)?, row.text(7)?);
+        let expected = self.seq + 1;
+        if seq != expected {
+            self.problem(expected, "it is missing");
+            return Ok(());
+        }
+        let Some(writer) = self.instances.get_mut(&instance) else {
+            self.problem(seq, "nothing is known of the executor that wrote it");
+            return Ok(());
+        };
+        let placed = Placed { seq, instance: writer.id, instance_seq, at, name, execution, subject, data };
+        let hash = placed.hash(&self.hash, &mut self.scratch);
+        if hash != *row.bytes(8)? {
+            self.problem(seq, "it was changed, or is not in its place");
+            return Ok(());
+        }
+        if instance_seq > 0 {
+            let before = writer.seq.replace(instance_seq);
+            let follows = before.map_or(instance_seq == 1 || self.dropped_seq > 0, |before| instance_seq == before + 1);
+            if !follows {
+                self.problem(seq, "its executor said something before it that is not there");
+                return Ok(());
+            }
+        }
+        (self.seq, self.hash) = (seq, hash);
+        self.verdict.records += 1;
+        for (signed, is_anchor) in self.signed.remove(&seq).unwrap_or_default() {
+            if signed != hash {
+                self.problem(seq, "the trail up to it is not the one that was signed");
+                return Ok(());
+            }
+            *if is_anchor { &mut self.verdict.anchors } else { &mut self.verdict.heads } += 1;
+        }
+        if let Some(execution) = execution {
+            self.fold(seq, execution, at, name, subject, data);
+        }
+        Ok(())
+    }
+
+    /// Makes the call's row again from its records.
+    fn fold(&mut self, seq: i64, execution: i64, at: i64, name: &str, subject: Option<&str>, data: &str) {
+        let json = |text: &str| serde_json::from_str::<Json>(text).unwrap_or_default();
+        if execution == seq {
+            let subject = subject.map(json).unwrap_or_default();
+            self.verdict.executions += 1;
+            self.open.insert(execution, CallRow::open(seq, at, &subject, &json(data)));
+            return;
+        }
+        let Some(row) = self.open.get_mut(&execution) else {
+            if execution > self.dropped_seq {
+                self.problem(seq, "it is about a call that is not open");
+            }
+            return;
+        };
+        if CallRow::is_changed_by(name) {
+            row.apply(name, at, &json(data));
+        }
+        if row.is_over() {
+            self.closed.extend(self.open.remove(&execution));
+        }
+    }
+
+    /// Compares calls that are over with their rows.
+    fn compare(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
+        for calls in std::mem::take(&mut self.closed).chunks(CALLS) {
+            let ids = calls.iter().map(|call| call.id.to_string()).collect::<Vec<_>>().join(",");
+            let sql = format!("SELECT {} FROM tool_executions WHERE id IN ({ids})", columns(database.dialect()));
+            let mut rows = HashMap::with_capacity(calls.len());
+            database.query_once(&sql, &mut |row| {
+                let row = row_of(row)?;
+                rows.insert(row.id, row);
+                Ok(())
+            })?;
+            for call in calls {
+                match rows.get(&call.id) {
+                    Some(row) if row == call => {}
+                    Some(_) => self.problem(call.id, "the row of its call in `tool_executions` says something else"),
+                    None => self.problem(call.id, "its call has no row in `tool_executions`"),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
+        self.verdict.open = self.open.len() as u64;
+        if self.verdict.problem.is_some() {
+            return Ok(());
+        }
+        if self.seq != self.end.seq {
+            self.problem(self.seq + 1, "it is missing at the end of the trail");
+            return Ok(());
+        }
+        if self.hash != self.end.hash && self.seq > 0 {
+            self.problem(self.seq, "it is not the one that the trail ended with");
+        }
+        let range = [Value::Int(self.dropped_seq), Value::Int(self.end.seq)];
+        let rows = one_int(database, "SELECT count(*) FROM tool_executions WHERE id > ?1 AND id <= ?2", &range)?;
+        if rows != Some(self.verdict.executions as i64) {
+            self.problem(self.end.seq, "there are rows in `tool_executions` that no record speaks of");
+        }
+        let mut unclosed = Vec::new();
+        database.query(
+            "SELECT id, instance, metadata_json FROM tool_executions WHERE completed_at IS NULL",
+            &[],
+            &mut |row| {
+                let waits = row.text_or_none(2)?.is_some_and(|metadata| metadata.contains("\"rerun\":true"));
+                let lost = self.instances.get(&row.int(1)?).is_none_or(|instance| instance.has_ended);
+                if lost && !waits {
+                    unclosed.push(row.int(0)?);
+                }
+                Ok(())
+            },
+        )?;
+        for id in unclosed {
+            self.problem(id, "its call was never closed, though its executor has ended");
+        }
+        Ok(())
+    }
+}
