@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use wieldy::{
-    CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FolderArtifacts, Level, Manifest, ManifestError,
-    ManifestTool, Native, NativeOptions, Oci, OciOptions, ProbeOptions, Problem, SharedTool, Store, Unbound, history_tools,
+    CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FileRules, FolderArtifacts, Level, Manifest,
+    ManifestError, ManifestTool, Native, NativeOptions, Oci, OciOptions, ProbeOptions, Problem, SharedTool, Store,
+    Unbound, history_tools,
 };
 
 use crate::config::{Config, Environment, Origin};
 use crate::exit::Failure;
-use crate::history::History;
+use crate::history::{self, History};
 
 /// What an executor is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,12 +100,24 @@ fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder
     builder.dynamic_timeout = config.dynamic_timeouts.then(DynamicTimeout::default);
     builder.retry = config.retry;
     builder.isolation = config.isolation;
-    builder.files = config.sandbox.files.clone();
+    builder.files = files(config);
     builder.network = config.sandbox.network.clone();
     builder.sandbox_limits = config.sandbox.limits;
     builder.resource_limits = config.resources;
     builder.output_bytes_max = config.output_bytes_max;
     Ok(builder)
+}
+
+/// What programs see and do not see: what the configuration says, and never the history and its key.
+fn files(config: &Config) -> FileRules {
+    let mut files = config.sandbox.files.clone();
+    files.hidden.extend(history::files(config).iter().map(|path| whole(path)));
+    files
+}
+
+/// The path that means the same wherever a sandbox starts.
+fn whole(path: &Path) -> PathBuf {
+    path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned())
 }
 
 /// How the native level is set up.
@@ -113,7 +126,7 @@ fn native(config: &Config, environment: &Environment, work: Work) -> NativeOptio
     // Nobody would ever use a sandbox that is built ahead for the call after the last one.
     let spares = if is_unsaid && work == Work::OneCall { 0 } else { config.sandbox.spares };
     NativeOptions {
-        state: (!config.state.as_os_str().is_empty()).then(|| config.state.clone()),
+        state: (!config.state.as_os_str().is_empty()).then(|| whole(&config.state)),
         home: environment.home().map(Path::to_owned),
         spares,
         blanks: spares,
@@ -127,7 +140,7 @@ pub(crate) fn probe_options(config: &Config, environment: &Environment) -> Probe
     options.confinement.limits = config.resources;
     options.confinement.place_limits = config.sandbox.limits;
     options.confinement.network = config.sandbox.network.clone();
-    options.confinement.files = Arc::new(config.sandbox.files.clone());
+    options.confinement.files = Arc::new(files(config));
     options.native = native(config, environment, Work::OneCall);
     if let Some(path) = environment.0.get("PATH") {
         options.path.clone_from(path);

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::anyhow;
-use wieldy::{Address, Caller, JournalOptions, Store, StoreError, StoreJournal, ToolFilter};
+use wieldy::{Address, CallError, Caller, Code, JournalOptions, Store, StoreError, StoreJournal, ToolFilter};
 
 use crate::assemble;
-use crate::config::{Config, Environment};
+use crate::config::{Config, Environment, Origin};
 use crate::exit::Failure;
 
 /// How many runs of a tool the clock that follows them looks at.
@@ -30,15 +30,10 @@ impl History {
             let journal = Arc::new(store.journal(&journal_options(config))?);
             Ok(Self { store, journal })
         };
-        open().map(Some).map_err(|error| {
-            let failure = failed(error, config);
-            let why = "nothing is run, because it could not be recorded";
-            match failure.why {
-                crate::exit::Why::Own(error) => {
-                    Failure { why: crate::exit::Why::Own(error.context(why)), ..failure }
-                }
-                _ => failure,
-            }
+        open().map(Some).map_err(|error: StoreError| {
+            let told =
+                CallError::new(Code::JournalFailed, format!("nothing was run, as it could not be recorded: {error}"));
+            told.suggest(advice(&error, config)).into()
         })
     }
 
@@ -72,6 +67,20 @@ pub(crate) fn key(config: &Config) -> Option<PathBuf> {
     (!config.state.as_os_str().is_empty()).then(|| config.state.join("audit.key"))
 }
 
+/// The files that the history is made of, and its key.
+pub(crate) fn files(config: &Config) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = key(config).into_iter().collect();
+    if let Some(Address::Sqlite(path)) = &config.history.address {
+        let beside = |ending: &str| {
+            let mut name = path.clone().into_os_string();
+            name.push(ending);
+            PathBuf::from(name)
+        };
+        files.extend(["", "-wal", "-shm", ".instances"].map(beside));
+    }
+    files
+}
+
 /// The history, to look at: it must be configured and, if it is a file, be there.
 pub(crate) fn existing(config: &Config) -> Result<Option<Store>, Failure> {
     let Some(address) = &config.history.address else {
@@ -88,14 +97,20 @@ pub(crate) fn existing(config: &Config) -> Result<Option<Store>, Failure> {
 
 /// What the history did not let us do.
 pub(crate) fn failed(error: StoreError, config: &Config) -> Failure {
-    let advice = error.suggestion();
-    let by_state = config.origin("history.url").is_some_and(|origin| *origin == crate::config::Origin::Default);
-    let hint = match &error {
-        StoreError::Query(_) => advice.to_owned(),
-        _ if by_state => format!("{advice}; `--state DIR` names another folder"),
-        _ => format!("{advice}; the key `history.url` names another place"),
-    };
-    Failure::broken(error).hint(hint)
+    match error {
+        StoreError::Query(_) => Failure::usage(error),
+        error => {
+            let hint = advice(&error, config);
+            Failure::broken(error).hint(hint)
+        }
+    }
+}
+
+/// What can be done about it.
+fn advice(error: &StoreError, config: &Config) -> String {
+    let is_in_state = config.origin("history.url") == Some(&Origin::Default);
+    let another = if is_in_state { "`--state DIR` names another folder" } else { "`history.url` names another place" };
+    format!("{}; {another}", error.suggestion())
 }
 
 /// Takes what is known to be secret out of everything that is written down or shown from now on.
@@ -118,7 +133,9 @@ fn is_secret(name: &str, value: &str) -> bool {
     let looks_secret = ends.iter().any(|end| name.ends_with(end))
         || ["PASSWORD_", "PASSWD_", "SECRET_", "TOKEN_"].iter().any(|part| name.contains(part));
     let value = value.trim();
-    looks_secret && value.chars().count() >= 8 && !value.split(':').any(|part| std::path::Path::new(part).is_absolute() && std::path::Path::new(part).exists())
+    looks_secret
+        && value.chars().count() >= 8
+        && !value.split(':').any(|part| std::path::Path::new(part).is_absolute() && std::path::Path::new(part).exists())
 }
 
 /// A text with `%40` and its like read as the characters they stand for.

@@ -143,7 +143,8 @@ fn since(text: Option<&str>) -> Result<Option<Timestamp>, RunError> {
         return Ok(Some(time));
     }
     let back = parse_duration(text).ok().and_then(|back| Timestamp::now().checked_sub(back).ok());
-    let wrong = || format!("`{text}` is neither a time such as `2026-11-16T08:00:00Z` nor one back from now such as `2h`");
+    let wrong =
+        || format!("`{text}` is neither a time such as `2026-11-16T08:00:00Z` nor one back from now such as `2h`");
     back.map(Some).ok_or_else(|| RunError::invalid_input(wrong()))
 }
 

@@ -68,7 +68,8 @@ fn verify(anchors: &[PathBuf], key: Option<&str>, config: &Config, printer: &Pri
         Some(problem) => {
             let told = anyhow!("the trail is broken at record {}: {}", problem.seq, shown(&problem.what));
             let hint = "what stands before that record is as it was written; compare with a backup";
-            return Err(Failure { exit: Exit::ToolFailed, ..Failure::usage(told).hint(hint) });
+            printer.tell_failure(&Failure::broken(told).hint(hint));
+            return Ok(Exit::ToolFailed);
         }
     }
     Ok(Exit::Success)
@@ -115,10 +116,15 @@ fn head(output: Option<&Path>, config: &Config, printer: &Printer) -> Result<Exi
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             Err(Failure::usage(anyhow!("`{}` is there already", path.display())))
         }
-        Err(error) => Err(Failure::broken(anyhow::Error::new(error).context(format!("cannot write `{}`", path.display())))),
+        Err(error) => {
+            Err(Failure::broken(anyhow::Error::new(error).context(format!("cannot write `{}`", path.display()))))
+        }
         Ok(()) if printer.json => printer.json(&json!({ "written": path })).map(|()| Exit::Success),
         Ok(()) => {
-            printer.tell(&format!("wrote `{}`; keep it where nobody who writes the history can change it", path.display()));
+            printer.tell(&format!(
+                "wrote `{}`; keep it where nobody who writes the history can change it",
+                path.display()
+            ));
             Ok(Exit::Success)
         }
     }

@@ -118,7 +118,11 @@ fn shown(place: usize, secret: &str, around: &str, cuts: &[prop::sample::Index])
             let (confirmation, digest) = ("01890000-0000-7000-8000-000000000000".parse().unwrap(), "d".into());
             Body::ConfirmationRequested { confirmation, digest, reason: text, expires_in_ms: 1 }
         }
-        12 => Body::CallPending { arguments: json!({"deep": {"text": json!({"c": text}).to_string()}}).into(), task: false, rerun: None },
+        12 => Body::CallPending {
+            arguments: json!({"deep": {"text": json!({"c": text}).to_string()}}).into(),
+            task: false,
+            rerun: None,
+        },
         _ => Body::CallProgress { percent: None, message: Some(text), stream: None, elapsed_ms: 0.0 },
     };
     let event = event(body, secret);

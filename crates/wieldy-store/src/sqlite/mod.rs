@@ -3,6 +3,7 @@
 mod write;
 
 use std::fs::{self, File, OpenOptions, TryLockError};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -37,7 +38,8 @@ impl Sqlite {
     /// Opens the file; makes it, and brings it into this program's form, where that is wanted.
     pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
         if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).map_err(|error| unusable(path, &error))?;
+            let mut maker = fs::DirBuilder::new();
+            maker.recursive(true).mode(0o700).create(folder).map_err(|error| unusable(path, &error))?;
         }
         let mut connection = connect(path)?;
         let version = version(&connection).map_err(|error| opened(path, &error))?;
@@ -63,6 +65,9 @@ impl Sqlite {
 
 fn connect(path: &Path) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    // What calls were made with is their owner's business; what SQLite puts beside the file gets the file's mode.
+    let made = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path);
+    made.map_err(|error| unusable(path, &error))?;
     let connection = Connection::open_with_flags(path, flags).map_err(|error| opened(path, &error))?;
     let set = || -> rusqlite::Result<()> {
         connection.busy_timeout(PATIENCE)?;

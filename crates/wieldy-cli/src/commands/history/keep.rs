@@ -82,6 +82,7 @@ pub(super) fn prune(how: &How<'_>, config: &Config, printer: &Printer) -> Result
         return Ok(Exit::Success);
     }
     let (would, size) = (if how.dry { "would drop" } else { "dropped" }, human_size(pruned.bytes));
-    printer.tell(&format!("{would} {} records of {} calls; the history takes {size}", pruned.records, pruned.executions));
+    printer
+        .tell(&format!("{would} {} records of {} calls; the history takes {size}", pruned.records, pruned.executions));
     Ok(Exit::Success)
 }

@@ -5,8 +5,8 @@ mod keep;
 mod table;
 
 use anyhow::anyhow;
-use jiff::tz::TimeZone;
 use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use serde_json::json;
 use wieldy::{Execution, Moment, Page, Query, Store};
 
@@ -31,7 +31,8 @@ pub(crate) fn run(args: &HistoryArgs, config: &Config, printer: &Printer) -> Res
         Some(HistoryCommand::Backup { file }) => keep::backup(file, config, printer),
         Some(HistoryCommand::Copy { url }) => keep::copy(url, config, printer),
         Some(HistoryCommand::Prune { older_than, larger_than, dry_run }) => {
-            let how = keep::How { older_than: older_than.as_deref(), larger_than: larger_than.as_deref(), dry: *dry_run };
+            let how =
+                keep::How { older_than: older_than.as_deref(), larger_than: larger_than.as_deref(), dry: *dry_run };
             keep::prune(&how, config, printer)
         }
     }

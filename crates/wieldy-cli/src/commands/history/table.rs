@@ -161,7 +161,11 @@ pub(super) fn size(bytes: i64) -> String {
     let mut amount = bytes as f64;
     for unit in ["B", "KB", "MB", "GB"] {
         if amount < 1023.5 {
-            return if unit == "B" || amount >= 9.95 { format!("{amount:.0} {unit}") } else { format!("{amount:.1} {unit}") };
+            return if unit == "B" || amount >= 9.95 {
+                format!("{amount:.0} {unit}")
+            } else {
+                format!("{amount:.1} {unit}")
+            };
         }
         amount /= 1024.0;
     }
@@ -244,11 +248,12 @@ pub(super) fn call(call: &Execution, moments: &[Moment], zone: &TimeZone, colour
             let _ = writeln!(text, "{:11} {}", format!("{name}:"), shown_in_line(&fact));
         }
     }
-    for (title, values) in [("used", &call.usage), ("", &call.metadata)] {
-        for (name, value) in values.iter().filter_map(Value::as_object).flatten().filter(|(_, value)| !value.is_null()) {
-            let name = if title.is_empty() { name.clone() } else { format!("{title} {name}") };
-            let _ = writeln!(text, "{:11} {}", format!("{}:", shown_in_line(&name)), shown_in_line(&known(value)));
-        }
+    if let Some(usage) = call.usage.as_ref().and_then(Value::as_object) {
+        let _ =
+            writeln!(text, "{:11} {}", "used:", shown_in_line(&usage.iter().map(used).collect::<Vec<_>>().join(", ")));
+    }
+    for (name, value) in call.metadata.iter().filter_map(Value::as_object).flatten() {
+        let _ = writeln!(text, "{:11} {}", format!("{}:", shown_in_line(name)), shown_in_line(&known(value)));
     }
     if let Some(parameters) = &call.parameters {
         let pretty = serde_json::to_string_pretty(parameters).expect("arguments are plain data");
@@ -272,9 +277,19 @@ pub(super) fn call(call: &Execution, moments: &[Moment], zone: &TimeZone, colour
     lines.join("\n") + "\n"
 }
 
+/// A part of what was used: `memory_peak_bytes` is "memory peak 3.4 MB".
+fn used((name, value): (&String, &Value)) -> String {
+    let (name, amount) = match (name.strip_suffix("_ms"), name.strip_suffix("_bytes")) {
+        (Some(name), _) => (name, duration(value.as_f64().unwrap_or_default())),
+        (_, Some(name)) => (name, size(value.as_i64().unwrap_or_default())),
+        _ => (name.as_str(), value.to_string()),
+    };
+    format!("{} {amount}", name.replace('_', " "))
+}
+
 /// What is worth telling of a moment beyond its name.
 fn what(moment: &Moment) -> String {
-    let left_out = ["arguments", "error", "answer", "keyed", "rerun"];
+    let left_out = ["arguments", "error", "answer", "keyed", "rerun", "status", "usage", "sandbox"];
     let facts = moment.data.as_object().into_iter().flatten();
     let facts = facts.filter(|(name, value)| !value.is_null() && !left_out.contains(&name.as_str()));
     let facts = facts.map(|(name, value)| match value {
