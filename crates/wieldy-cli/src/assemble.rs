@@ -111,7 +111,8 @@ fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder
 /// What programs see and do not see: what the configuration says, and never the history and its key.
 fn files(config: &Config) -> FileRules {
     let mut files = config.sandbox.files.clone();
-    files.hidden.extend(history::files(config).iter().map(|path| whole(path)));
+    // What is not there yet is not seen either.
+    files.hidden.extend(history::files(config).iter().filter_map(|path| path.canonicalize().ok()));
     files
 }
 

@@ -110,7 +110,12 @@ pub(crate) fn failed(error: StoreError, config: &Config) -> Failure {
 fn advice(error: &StoreError, config: &Config) -> String {
     let is_in_state = config.origin("history.url") == Some(&Origin::Default);
     let another = if is_in_state { "`--state DIR` names another folder" } else { "`history.url` names another place" };
-    format!("{}; {another}", error.suggestion())
+    // A command tries once.
+    let advice = match error {
+        StoreError::Unavailable(_) => "see that it can be reached and written to, and that the disk has room",
+        error => error.suggestion(),
+    };
+    format!("{advice}; {another}")
 }
 
 /// Takes what is known to be secret out of everything that is written down or shown from now on.

@@ -21,9 +21,12 @@ fn world() -> World {
 fn told(world: &World, arguments: &[&str]) -> String {
     let text = world.run(&[arguments, &["--state", "../state"]].concat());
     let filters = [
-        (r"\d\d-\d\d \d\d:\d\d:\d\d", "[  day and time ]"),
         (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} \+00:00", "[time]"),
-        (r" +\d+(\.\d)? (ms|s)\b", " [took]"),
+        (r"\d\d-\d\d \d\d:\d\d:\d\d", "[day and time]"),
+        (r"\+?\d+(\.\d)? (ms|s)\b", "[took]"),
+        (r"(duration|queued)_ms=[0-9.]+", "${1}_ms=[took]"),
+        (r"(\S)  +", "$1  "),
+        (r"\n {5,}\[took\]", "\n    [took]"),
         (r"\b[0-9a-f]{8}-[0-9a-f]{4}(-[0-9a-f]{0,4}){0,2}(-[0-9a-f]{0,11})?", "[id]"),
         (r"\d{4}-\d\d-\d\d", "[day]"),
     ];
@@ -41,7 +44,9 @@ fn without_chance(mut value: Value) -> Value {
             Value::Object(fields) => fields.iter_mut().for_each(|(name, value)| match name.as_str() {
                 "execution_id" | "batch" if !value.is_null() => *value = json!("[id]"),
                 "started_at" | "completed_at" | "at" if !value.is_null() => *value = json!("[time]"),
-                "duration_ms" | "queued_ms" | "p50_ms" | "p95_ms" | "p99_ms" if value.is_f64() => *value = json!("[ms]"),
+                "duration_ms" | "queued_ms" | "p50_ms" | "p95_ms" | "p99_ms" if value.is_f64() => {
+                    *value = json!("[ms]");
+                }
                 "day" => *value = json!("[day]"),
                 _ => walk(value),
             }),
@@ -69,8 +74,26 @@ fn some_calls(world: &World) {
 fn calls_are_listed_with_the_latest_first() {
     let world = world();
     some_calls(&world);
-    insta::assert_snapshot!(told(&world, &["history"]), @"");
-    insta::assert_snapshot!(told(&world, &["history", "--limit", "1"]), @"");
+    insta::assert_snapshot!(told(&world, &["history"]), @r#"
+    exit: 0
+    ----- stdout -----
+    TIME  TOOL  STATUS  TOOK  SIZE  ID  ARGUMENTS
+    [day and time]  NoSuchTool  validation_error E3001  [took]  0 B  [id]
+    [day and time]  Write  success  [took]  28 B  [id]  path=b.txt content="two words"
+    [day and time]  Read  failed E3302  [took]  0 B  [id]  path=missing.txt
+    [day and time]  Read  success  [took]  4 B  [id]  path=a.txt
+
+    ----- stderr -----
+    "#);
+    insta::assert_snapshot!(told(&world, &["history", "--limit", "1"]), @"
+    exit: 0
+    ----- stdout -----
+    TIME  TOOL  STATUS  TOOK  SIZE  ID  ARGUMENTS
+    [day and time]  NoSuchTool  validation_error E3001  [took]  0 B  [id]
+
+    ----- stderr -----
+    more: --cursor 17
+    ");
 }
 
 #[test]
@@ -107,7 +130,9 @@ fn found(world: &World, filters: &[&str]) -> Vec<String> {
     let page = json_of(world, &[&["history"], filters].concat());
     let calls = page["executions"].as_array().unwrap().iter();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    calls.map(|call| format!("{} {}", text(&call["tool"]), text(&call["parameters"]["path"])).trim().to_owned()).collect()
+    calls
+        .map(|call| format!("{} {}", text(&call["tool"]), text(&call["parameters"]["path"])).trim().to_owned())
+        .collect()
 }
 
 #[test]
@@ -149,7 +174,9 @@ fn pages_follow_each_other_without_gaps() {
         let at: Vec<String> = cursor.iter().flat_map(|cursor| ["--cursor".to_owned(), cursor.clone()]).collect();
         let at: Vec<&str> = at.iter().map(String::as_str).collect();
         let page = json_of(&world, &[&["history", "--limit", "3"][..], &at].concat());
-        seen.extend(page["executions"].as_array().unwrap().iter().map(|call| call["tool"].as_str().unwrap().to_owned()));
+        seen.extend(
+            page["executions"].as_array().unwrap().iter().map(|call| call["tool"].as_str().unwrap().to_owned()),
+        );
         match page["next"].as_i64() {
             Some(next) => cursor = Some(next.to_string()),
             None => break,
@@ -182,7 +209,35 @@ fn one_call_is_shown_by_its_id_or_the_beginning_of_it() {
     let id = page["executions"][0]["execution_id"].as_str().unwrap();
     let whole = told(&world, &["history", "show", id]);
     assert_eq!(told(&world, &["history", "show", &id[..20]]), whole);
-    insta::assert_snapshot!(whole, @"");
+    insta::assert_snapshot!(whole, @r#"
+    exit: 0
+    ----- stdout -----
+    call:  [id]
+    status:  failed
+    tool:  Read
+    started:  [time]
+    ended:  [time]
+    took:  [took]
+    returned:  0 B
+    attempts:  1
+    agent:  ada
+    task:  true
+
+    arguments
+      {
+        "path": "missing.txt"
+      }
+
+    error[E3302]: there is no `missing.txt`
+    hint: look for it with `Glob`, such as `**/name*`, or with `List`
+
+    what happened
+        [took]  tool.call.pending task=true
+        [took]  tool.call.started attempt=1 attempts_max=3 timeout_ms=10000 read_only=true
+        [took]  tool.call.failure duration_ms=[took] queued_ms=[took] attempts=1 cached=false output_bytes=0
+
+    ----- stderr -----
+    "#);
     let shown = json_of(&world, &["history", "show", id]);
     assert_eq!(shown["execution"], page["executions"][0]);
     let mut events = without_chance(shown["events"].clone());
@@ -200,7 +255,14 @@ fn one_call_is_shown_by_its_id_or_the_beginning_of_it() {
 #[test]
 fn an_id_that_is_unknown_short_or_ambiguous_is_exit_3() {
     let world = world();
-    insta::assert_snapshot!(told(&world, &["history", "show", "01a1e382-0bee"]), @"");
+    insta::assert_snapshot!(told(&world, &["history", "show", "01a1e382-0bee"]), @"
+    exit: 3
+    ----- stdout -----
+
+    ----- stderr -----
+    error: no call has the id `[id]`
+    hint: `wieldy history` lists the latest calls with their ids
+    ");
     some_calls(&world);
     let id = json_of(&world, &["history"])["executions"][0]["execution_id"].as_str().unwrap().to_owned();
     for (id, message) in [
@@ -227,8 +289,24 @@ fn an_id_that_is_unknown_short_or_ambiguous_is_exit_3() {
 fn statistics_count_by_tool_and_day() {
     let world = world();
     some_calls(&world);
-    insta::assert_snapshot!(told(&world, &["history", "stats"]), @"");
-    insta::assert_snapshot!(told(&world, &["history", "stats", "--by", "tool,day", "--tool", "Write"]), @"");
+    insta::assert_snapshot!(told(&world, &["history", "stats"]), @"
+    exit: 0
+    ----- stdout -----
+    TOOL  CALLS  ERRORS  P50  P95  P99  SIZE
+    NoSuchTool  1  100 %  [took]  [took]  [took]  0 B  ████████
+    Read  2  50 %  [took]  [took]  [took]  4 B  ████████████████
+    Write  1  0 %  [took]  [took]  [took]  28 B  ████████
+
+    ----- stderr -----
+    ");
+    insta::assert_snapshot!(told(&world, &["history", "stats", "--by", "tool,day", "--tool", "Write"]), @"
+    exit: 0
+    ----- stdout -----
+    DAY  TOOL  CALLS  ERRORS  P50  P95  P99  SIZE
+    [day]  Write  1  0 %  [took]  [took]  [took]  28 B  ████████████████
+
+    ----- stderr -----
+    ");
     let expected = json!({"stats": [{
         "tool": "Read", "count": 2, "errors": 1, "error_rate": 0.5, "p50_ms": "[ms]", "p95_ms": "[ms]", "p99_ms": "[ms]",
         "output_bytes": 4, "statuses": {"failed": 1, "success": 1},
@@ -241,7 +319,13 @@ fn statistics_count_by_tool_and_day() {
 #[test]
 fn without_a_history_there_is_nothing_to_see_and_none_is_made() {
     let world = world();
-    insta::assert_snapshot!(told(&world, &["history"]), @"");
+    insta::assert_snapshot!(told(&world, &["history"]), @"
+    exit: 0
+    ----- stdout -----
+
+    ----- stderr -----
+    nothing has been recorded yet
+    ");
     assert_eq!(json_of(&world, &["history"]), json!({"executions": [], "next": null}));
     assert_eq!(json_of(&world, &["history", "stats"]), json!({"stats": []}));
     let text = told(&world, &["history", "backup", "b.db"]);
@@ -249,7 +333,14 @@ fn without_a_history_there_is_nothing_to_see_and_none_is_made() {
     assert!(!world.path("../state").exists());
     let homeless = World::new();
     let output = homeless.command(&["history"]).env_remove("HOME").output().unwrap();
-    insta::assert_snapshot!(homeless.told(&output), @"");
+    insta::assert_snapshot!(homeless.told(&output), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: there is no history: neither a state folder nor `history.url` is known
+    hint: `--state DIR` names a folder
+    ");
 }
 
 #[test]
@@ -299,7 +390,8 @@ fn no_secret_is_in_the_state_folder_in_any_spelling() {
     world.code(&["call", "Nope", &password, "--state", "../state"]);
     let echo = format!("command=echo {OF_ENVIRONMENT} >&2; cat c.txt; exit 3");
     assert_eq!(world.code(&["call", "Bash", &echo, "--state", "../state"]), Some(1));
-    let printed = world.json(&["call", "Read", "path=c.txt", "--idempotency-key", "k", "--json", "--state", "../state"]);
+    let printed =
+        world.json(&["call", "Read", "path=c.txt", "--idempotency-key", "k", "--json", "--state", "../state"]);
     assert!(printed["content"][0]["text"].as_str().unwrap().contains(OF_ENVIRONMENT), "{printed}");
     let mut bytes = Vec::new();
     bytes_below(&world.path("../state"), &mut bytes);
@@ -313,15 +405,23 @@ fn no_secret_is_in_the_state_folder_in_any_spelling() {
 #[test]
 fn the_files_are_their_owners_and_no_program_sees_them() {
     let world = world();
-    let command = "command=cat state/audit.key state/history.db; ls state; cat kept.db; echo x >> kept.db";
-    for state in [&["--state", "state"][..], &["--state", "../other", "--set", "history.url=kept.db"]] {
+    let in_state = "command=cat state/audit.key state/history.db; ls state; echo x >> state/history.db";
+    let beside = "command=cat kept.db; echo x >> kept.db; echo x >> kept.db-wal; rm -f kept.db";
+    for (command, state) in
+        [(in_state, &["--state", "state"][..]), (beside, &["--state", "../other", "--set", "history.url=kept.db"])]
+    {
         let result = world.json(&[&["call", "Bash", command, "--json"], state].concat());
-        let text = result["content"][0]["text"].as_str().unwrap();
+        let text = result["content"][0]["text"].as_str().unwrap_or_else(|| panic!("{result}"));
         assert!(!text.contains("SQLite format") && !text.contains("audit.key\n"), "{text}");
+        let refused = Regex::new("Permission denied|resource busy").unwrap();
+        assert_eq!(refused.find_iter(text).count(), 4, "{text}");
+        assert_eq!(world.code(&[&["audit", "verify"], state].concat()), Some(0));
     }
-    assert_eq!(world.code(&["audit", "verify", "--state", "../other", "--set", "history.url=kept.db"]), Some(0));
     let mode = |path: &str| fs::metadata(world.path(path)).unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode("state"), mode("state/history.db"), mode("state/audit.key"), mode("kept.db")), (0o700, 0o600, 0o600, 0o600));
+    assert_eq!(
+        (mode("state"), mode("state/history.db"), mode("state/audit.key"), mode("kept.db")),
+        (0o700, 0o600, 0o600, 0o600)
+    );
 }
 
 #[test]
@@ -336,9 +436,9 @@ fn nothing_runs_where_the_history_cannot_be_used() {
         let folder = format!("../{state}");
         let made = format!("path={state}.txt");
         let refused = world.run(&["call", "Write", &made, "content=x", "--yes", "--state", &folder]);
-        insta::assert_snapshot!(format!("call {state}"), refused);
+        insta::assert_snapshot!(format!("call_{state}"), refused);
         assert!(!world.path(&format!("{state}.txt")).exists());
-        insta::assert_snapshot!(format!("history {state}"), world.run(&["history", "--state", &folder]));
+        insta::assert_snapshot!(format!("history_{state}"), world.run(&["history", "--state", &folder]));
     }
 }
 
@@ -377,9 +477,27 @@ fn a_copy_a_backup_and_the_configured_place_hold_the_same_calls() {
     let world = world();
     some_calls(&world);
     let calls = json_of(&world, &["history"]);
-    insta::assert_snapshot!(told(&world, &["history", "backup", "b.db"]), @"");
-    insta::assert_snapshot!(told(&world, &["history", "backup", "b.db"]), @"");
-    insta::assert_snapshot!(told(&world, &["history", "copy", "sqlite:c.db"]), @"");
+    insta::assert_snapshot!(told(&world, &["history", "backup", "b.db"]), @"
+    exit: 0
+    ----- stdout -----
+
+    ----- stderr -----
+    wrote `b.db`
+    ");
+    insta::assert_snapshot!(told(&world, &["history", "backup", "b.db"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: `b.db` is there already
+    ");
+    insta::assert_snapshot!(told(&world, &["history", "copy", "sqlite:c.db"]), @"
+    exit: 0
+    ----- stdout -----
+
+    ----- stderr -----
+    copied 19 records of 4 calls to c.db
+    ");
     for (place, variable) in [("b.db", false), ("c.db", false), ("sqlite:b.db", true)] {
         let set = format!("history.url={place}");
         let mut command = if variable {
@@ -398,7 +516,14 @@ fn a_copy_a_backup_and_the_configured_place_hold_the_same_calls() {
 fn what_is_old_is_dropped_and_the_rest_stays_provable() {
     let world = world();
     some_calls(&world);
-    insta::assert_snapshot!(told(&world, &["history", "prune"]), @"");
+    insta::assert_snapshot!(told(&world, &["history", "prune"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: everything is kept: neither a flag nor the configuration says what to drop
+    hint: `--older-than 90d` or `--larger-than 1GB`; see `history.keep-days` too
+    ");
     std::thread::sleep(std::time::Duration::from_millis(5));
     let dry = json_of(&world, &["history", "prune", "--older-than", "1ms", "--dry-run"]);
     assert_eq!((&dry["executions"], found(&world, &[]).len()), (&json!(4), 4));

@@ -300,3 +300,140 @@ fn what(moment: &Moment) -> String {
     });
     facts.collect::<Vec<_>>().join(" ")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+
+    fn execution(id: &str, status: &str, parameters: Value) -> Execution {
+        Execution {
+            execution_id: id.into(),
+            tool: "Read\u{1b}".into(),
+            status: status.into(),
+            parameters: Some(parameters),
+            error_code: (status == "failed").then(|| "E3302".into()),
+            error_message: (status == "failed").then(|| "not\nthere".into()),
+            started_at: "2026-11-16T08:30:00Z".parse().unwrap(),
+            completed_at: (status != "running").then(|| "2026-11-16T08:30:01.5Z".parse().unwrap()),
+            duration_ms: (status != "running").then_some(1500.0),
+            output_bytes: (status != "running").then_some(2048),
+            attempts: 1,
+            agent: "local".into(),
+            tenant: None,
+            session: None,
+            user: None,
+            batch: None,
+            sandbox: None,
+            usage: Some(json!({"cpu_ms": 9.675, "memory_peak_bytes": 3_567_616, "processes_peak": 2})),
+            metadata: Some(json!({"call_id": "c1"})),
+        }
+    }
+
+    fn now() -> Zoned {
+        "2026-11-16T12:00:00+02:00[+02:00]".parse().unwrap()
+    }
+
+    #[test]
+    fn calls_line_up_and_fit() {
+        let list = [
+            execution("01a1e382-0bee-7218-9993-179054068b52", "success", json!({"path": "a b", "limit": 3})),
+            execution("01a1e382-0bee-7219-9993-179054068b52", "failed", json!({"path": "x\n"})),
+            execution("01a1e382-0a56-704e-a273-57197dbf5680", "running", json!({"path": "y"})),
+        ];
+        insta::assert_snapshot!(calls(&list, &now(), usize::MAX, false), @r#"
+        TIME            TOOL        STATUS         TOOK    SIZE  ID                  ARGUMENTS
+        11-16 10:30:00  Read\u{1b}  success       1.5 s  2.0 KB  01a1e382-0bee-7218  path="a b" limit:=3
+        11-16 10:30:00  Read\u{1b}  failed E3302  1.5 s  2.0 KB  01a1e382-0bee-7219  path="x\n"
+        11-16 10:30:00  Read\u{1b}  running                      01a1e382-0a56-704e  path=y
+        "#);
+        insta::assert_snapshot!(calls(&list, &now(), 30, false), @r#"
+        TIME            TOOL        S…
+        11-16 10:30:00  Read\u{1b}  s…
+        11-16 10:30:00  Read\u{1b}  f…
+        11-16 10:30:00  Read\u{1b}  r…
+        "#);
+        assert!(calls(&list, &now(), 70, true).contains("\x1b[31mfailed E3302\x1b[0m  "));
+        let older: Zoned = "2027-11-16T12:00:00+02:00[+02:00]".parse().unwrap();
+        assert!(calls(&list, &older, 70, false).contains("2026-11-16 10:30  Read"));
+    }
+
+    #[test]
+    fn one_call_is_told_whole() {
+        let call_row = execution("01a1e382-0bee-7219-9993-179054068b52", "failed", json!({"path": "x"}));
+        let moment =
+            |at: &str, name: &str, data: Value| Moment { seq: 1, at: at.parse().unwrap(), name: name.into(), data };
+        let moments = [
+            moment("2026-11-16T08:30:00Z", "tool.call.pending", json!({"arguments": {"path": "x"}})),
+            moment(
+                "2026-11-16T08:30:00.0123Z",
+                "tool.call.progress",
+                json!({"message": "one\ntwo\n", "percent": 50.0}),
+            ),
+            moment(
+                "2026-11-16T08:30:01.5Z",
+                "tool.call.failure",
+                json!({"attempts": 1, "error": {"suggestion": "look"}}),
+            ),
+        ];
+        insta::assert_snapshot!(call(&call_row, &moments, now().time_zone(), false), @r#"
+        call:       01a1e382-0bee-7219-9993-179054068b52
+        status:     failed
+        tool:       Read\u{1b}
+        started:    2026-11-16 10:30:00.000 +02:00
+        ended:      2026-11-16 10:30:01.500 +02:00
+        took:       1.5 s
+        returned:   2.0 KB
+        attempts:   1
+        agent:      local
+        used:       cpu 9.7 ms, memory peak 3.4 MB, processes peak 2
+        call_id:    c1
+
+        arguments
+          {
+            "path": "x"
+          }
+
+        error[E3302]: not\nthere
+        hint: look
+
+        what happened
+             +0.0 ms  tool.call.pending
+            +12.3 ms  tool.call.progress message=(8 bytes) percent=50.0
+          +1500.0 ms  tool.call.failure attempts=1
+        "#);
+    }
+
+    #[test]
+    fn statistics_have_bars() {
+        let stat = |tool: &str, count: i64, errors: i64| Stat {
+            day: None,
+            tool: Some(tool.into()),
+            count,
+            errors,
+            error_rate: errors as f64 / count as f64,
+            p50_ms: 1.0,
+            p95_ms: 950.0,
+            p99_ms: 125_000.0,
+            output_bytes: 5 << 20,
+            statuses: BTreeMap::new(),
+        };
+        insta::assert_snapshot!(stats(&[stat("Bash", 1000, 5), stat("Read", 330, 330), stat("Write", 1, 0)], usize::MAX, false), @"
+        TOOL   CALLS  ERRORS     P50     P95      P99    SIZE
+        Bash    1000   0.5 %  1.0 ms  950 ms  2 m 5 s  5.0 MB  ████████████████
+        Read     330   100 %  1.0 ms  950 ms  2 m 5 s  5.0 MB  █████▎
+        Write      1     0 %  1.0 ms  950 ms  2 m 5 s  5.0 MB  ▏
+        ");
+    }
+
+    #[test]
+    fn durations_and_sizes_are_short() {
+        let durations = [0.04, 9.94, 9.96, 999.4, 999.6, 59_900.0, 59_960.0, 3_599_600.0, 90_000_000.0].map(duration);
+        assert_eq!(durations.join(", "), "0.0 ms, 9.9 ms, 10 ms, 999 ms, 1.0 s, 59.9 s, 1 m 0 s, 1 h 0 m, 25 h 0 m");
+        let sizes = [0, 1023, 1024, 10_188, 10_240, 1 << 20, (1 << 30) - 1, i64::MAX].map(size);
+        assert_eq!(sizes.join(", "), "0 B, 1023 B, 1.0 KB, 9.9 KB, 10 KB, 1.0 MB, 1.0 GB, 8388608.0 TB");
+    }
+}
