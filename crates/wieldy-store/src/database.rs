@@ -128,6 +128,9 @@ pub(crate) trait Database: Send {
     /// How many bytes the history takes.
     fn size(&mut self) -> Result<u64, StoreError>;
 
+    /// Goes to another form of the tables.
+    fn migrate(&mut self, form: u32) -> Result<(), StoreError>;
+
     /// Copies everything into a new file, where the history is one itself.
     fn backup(&mut self, target: &Path) -> Result<(), StoreError>;
 

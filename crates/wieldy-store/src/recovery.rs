@@ -11,6 +11,7 @@ use wieldy_core::{
 
 use crate::database::{Database, Row, Value, one_int};
 use crate::error::StoreError;
+use crate::failpoint;
 use crate::ledger::{CallRow, OpenCall};
 use crate::query::{columns, row_of};
 use crate::trail::Record;
@@ -40,8 +41,10 @@ pub(crate) fn recover(writer: &mut Writer, rerun: bool) -> Result<Vec<Interrupte
     if !records.is_empty() {
         tracing::warn!(calls = records.len(), "calls of executors that stopped are closed as outcome unknown");
     }
+    failpoint::reach("recovery.claimed");
     for group in records.chunks(256) {
         writer.write(group, false)?;
+        failpoint::reach("recovery.closed");
     }
     Ok(interrupted)
 }
@@ -186,8 +189,10 @@ pub(crate) fn remembered(database: &mut dyn Database, interrupted: Vec<Interrupt
 
 fn answer(row: &dyn Row, result: ToolResult) -> Result<RememberedAnswer, StoreError> {
     let time = |micros: i64| Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
+    // What may simply be run again is not held against its key.
+    let is_final = result.error.as_ref().is_none_or(|error| !error.retryable);
     let keyed = match (row.text_or_none(3)?, row.text_or_none(4)?) {
-        (Some(key), Some(fingerprint)) => {
+        (Some(key), Some(fingerprint)) if is_final => {
             Some(Keyed { key: key.to_owned(), fingerprint: fingerprint.to_owned(), expires_at: time(row.int(5)?) })
         }
         _ => None,

@@ -15,6 +15,7 @@ use wieldy_core::ExecutionId;
 use crate::audit::{SignedHead, Signer};
 use crate::database::{Database, Value, one_int};
 use crate::error::StoreError;
+use crate::failpoint;
 use crate::ledger::Ledger;
 use crate::query::{self, Execution, GroupBy, Moment, Page, Query, Stat};
 use crate::recovery;
@@ -98,6 +99,11 @@ impl Store {
         Self { address: address.clone(), idle: Arc::default() }
     }
 
+    /// Goes to an older form of the tables (0: to none at all), as a program of that time needs it; what it cannot hold is lost.
+    pub fn migrate(&self, form: u32) -> Result<(), StoreError> {
+        self.with(|database| database.migrate(form))
+    }
+
     /// Where it is.
     pub fn address(&self) -> &Address {
         &self.address
@@ -117,6 +123,7 @@ impl Store {
         let id = Uuid::now_v7();
         let signer = options.key.as_deref().map(Signer::open).transpose()?;
         let number = register(&mut *database, id)?;
+        failpoint::reach("journal.registered");
         let opened_at = one_int(&mut *database, "SELECT seq FROM trail", &[])?.unwrap_or_default();
         let task_ttl = i64::try_from(options.task_ttl.as_micros()).unwrap_or(i64::MAX);
         let mut writer = Writer {
@@ -131,6 +138,7 @@ impl Store {
         let about = json!({"instance": id, "version": env!("CARGO_PKG_VERSION"), "host": host(), "process": std::process::id()});
         let opened = Record::own("journal.opened", Timestamp::now().as_microsecond(), None, about);
         writer.write(&[Arc::new(opened)], false)?;
+        failpoint::reach("journal.opened");
         Ok(writer)
     }
 

@@ -59,6 +59,7 @@ struct Queue {
     /// Why nothing can be written just now.
     trouble: Option<JournalError>,
     closing: bool,
+    forsaken: bool,
 }
 
 impl Shared {
@@ -77,6 +78,7 @@ impl StoreJournal {
             waiting: Vec::new(),
             trouble: None,
             closing: false,
+            forsaken: false,
         };
         let shared = Arc::new(Shared { queue: Mutex::new(queue), wake: Condvar::new() });
         let theirs = Arc::clone(&shared);
@@ -102,6 +104,16 @@ impl StoreJournal {
             let _ = thread.join();
         }
         self.shared.lock().trouble.get_or_insert_with(|| JournalError("the journal is closed".into()));
+    }
+
+    /// Stops writing as if the process had been killed, for tests of what comes after that.
+    #[doc(hidden)]
+    pub fn forsake(&self) {
+        self.shared.lock().forsaken = true;
+        self.shared.wake.notify_one();
+        if let Some(thread) = self.thread.lock().expect("no code panics while it holds the thread").take() {
+            let _ = thread.join();
+        }
     }
 
     /// Why nothing can be written just now, if something is wrong.
@@ -211,6 +223,9 @@ impl Writer {
     fn run(mut self, shared: &Shared) {
         loop {
             let (events, closing) = wait_for_work(shared);
+            if shared.lock().forsaken {
+                return;
+            }
             if !events.is_empty() {
                 failpoint::reach("writer.taken");
                 self.put(shared, &events, closing);
@@ -330,6 +345,7 @@ impl Writer {
 
     /// The executor's last word.
     pub(crate) fn end(&mut self) {
+        failpoint::reach("writer.ending");
         let now = Timestamp::now().as_microsecond();
         let closed = Arc::new(Record::own("journal.closed", now, None, serde_json::json!({})));
         if let Err(error) = self.write(&[closed], true) {
@@ -353,7 +369,7 @@ impl Writer {
 /// it, or it has waited long enough. Nothing for a while means: look after the history.
 fn wait_for_work(shared: &Shared) -> (Vec<Arc<Event>>, bool) {
     let mut queue = shared.lock();
-    if queue.events.is_empty() && !queue.closing {
+    if queue.events.is_empty() && !queue.closing && !queue.forsaken {
         queue = shared.wake.wait_timeout(queue, IDLE).expect("no code panics while it holds the queue").0;
     }
     let deadline = Instant::now() + LINGER;

@@ -84,7 +84,7 @@ fn pattern(text: &str) -> Regex {
 #[derive(Default)]
 pub(super) struct Found {
     pub(super) places: Vec<Range<usize>>,
-    /// The last one, if its end was not seen: its place goes to the end of the text.
+    /// The first whose end was not seen: it may go on after the text.
     pub(super) unfinished: Option<Unfinished>,
 }
 
@@ -134,13 +134,15 @@ pub(super) fn find(text: &str) -> Found {
         let Some((start, kind)) = value_after(text, &opener) else { continue };
         let end = end_of(text, start, kind);
         let place = start..end.unwrap_or(text.len());
-        covered = place.end;
-        if end.is_none() {
+        if end.is_none() && found.unfinished.is_none() {
             found.unfinished = Some(Unfinished { start, kind });
         }
-        let is_benign = matches!(kind, Kind::Word | Kind::Line { .. }) && BENIGN.is_match(&text[place.clone()]);
+        if matches!(kind, Kind::Word | Kind::Line { .. }) && BENIGN.is_match(&text[place.clone()]) {
+            continue;
+        }
+        covered = place.end;
         let inner = inside(text, place, kind);
-        if !is_benign && !inner.is_empty() && &text[inner.clone()] != REDACTED {
+        if !inner.is_empty() && &text[inner.clone()] != REDACTED {
             found.places.push(inner);
         }
     }
@@ -172,7 +174,10 @@ fn value_after(text: &str, opener: &Match<'_>) -> Option<(usize, Kind)> {
     if said.starts_with(['?', '&']) {
         return Some((opener.end(), Kind::Parameter));
     }
-    let name_start = opener.start() - count_back(&bytes[..opener.start()], is_name);
+    let mut name_start = opener.start() - count_back(&bytes[..opener.start()], is_name);
+    // The letter of an escaped line end is not a part of the name.
+    let is_escaped = said.starts_with('\\') || bytes[..name_start].ends_with(b"\\") && name_start < opener.start();
+    name_start += usize::from(is_escaped && !said.starts_with('\\'));
     let before = name_start.checked_sub(1).map(|at| bytes[at]);
     let name = said.trim_end_matches([':', '=']).trim_end();
     let quoted_name = name.ends_with(['"', '\'']);
@@ -185,7 +190,7 @@ fn value_after(text: &str, opener: &Match<'_>) -> Option<(usize, Kind)> {
             (false, Some(b'=')) => at += 1,
             _ => {}
         }
-        let is_line = said.starts_with('\\') || is_line_start(text, name_start);
+        let is_line = is_escaped || is_line_start(text, name_start);
         if said.ends_with(':') && !quoted_name {
             let header = is_header(name, &text[name_start..opener.start()]);
             if header && (is_line || said.starts_with(|first: char| first.is_ascii_uppercase()) || is_quote(before)) {
@@ -413,6 +418,8 @@ mod tests {
             ("password=ab'cd\"ef gh", "password=[redacted] gh"),
             ("{\"log\": \"a\\ntoken=bc\", \"b\": 1} x", "{\"log\": \"a\\ntoken=[redacted]\", \"b\": 1} x"),
             ("log \"a\\nghp_0123456789abcdefghijkl\\n\"", "log \"a\\n[redacted]\\n\""),
+            ("log \"GET /\\r\\nX-Vault-Token: bc de\\r\\n\"", "log \"GET /\\r\\nX-Vault-Token: [redacted]"),
+            ("token=${A:-password=bc}", "token=${A:-password=[redacted]}"),
             ("password := \"x\"", "password := \"[redacted]\""),
             ("a\n-----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY-----\nb", "a\n[redacted]\nb"),
             ("-----BEGIN OPENSSH PRIVATE KEY-----\nb3Bl", "[redacted]"),

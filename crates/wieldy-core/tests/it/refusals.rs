@@ -166,9 +166,9 @@ async fn a_journal_that_never_answers_holds_up_no_caller_for_ever() {
     assert_eq!((result.status, strings.runs()), (Status::Timeout, 0), "what may change something waits for its record");
     let began = tokio::time::Instant::now();
     assert!(executor_.call(Call::new("read", json!({}))).await.is_success());
-    assert_eq!(began.elapsed(), 0 * second, "what can change nothing waits for nothing");
+    assert_eq!(began.elapsed(), std::time::Duration::ZERO, "what can change nothing waits for nothing");
     let missing = executor_.call(Call::new("none", json!({}))).await;
-    assert_eq!((missing.status, began.elapsed()), (Status::ValidationError, 0 * second));
+    assert_eq!((missing.status, began.elapsed()), (Status::ValidationError, std::time::Duration::ZERO));
 
     let (executor_, strings) = executor(Durability::Relaxed);
     assert_eq!(executor_.call(hurried).await.status, Status::Timeout, "in no mode is this different");

@@ -3,7 +3,7 @@
 mod write;
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -29,6 +29,8 @@ pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
 /// A connection to a SQLite file.
 pub(crate) struct Sqlite {
     path: PathBuf,
+    /// Which file that is.
+    file: u64,
     connection: Connection,
     /// Held for as long as an executor lives.
     life: Option<(PathBuf, File)>,
@@ -47,7 +49,16 @@ impl Sqlite {
         if version < MIGRATIONS.len() as u32 {
             migrate(&mut connection, MIGRATIONS.len() as u32).map_err(|error| opened(path, &error))?;
         }
-        Ok(Self { path: path.to_owned(), connection, life: None })
+        let file = fs::metadata(path).map_err(|error| unusable(path, &error))?.ino();
+        Ok(Self { path: path.to_owned(), file, connection, life: None })
+    }
+
+    /// Fails where the file was taken away or another one put in its place: what is written then, nobody would find.
+    fn is_there(&self) -> Result<(), StoreError> {
+        match fs::metadata(&self.path) {
+            Ok(file) if file.ino() == self.file => Ok(()),
+            _ => Err(StoreError::Unavailable(format!("the history `{}` is gone from its place", self.path.display()))),
+        }
     }
 
     /// Where the signs of life of the executors are that write here.
@@ -55,11 +66,6 @@ impl Sqlite {
         let mut name = self.path.file_name().unwrap_or_default().to_owned();
         name.push(".instances");
         self.path.with_file_name(name)
-    }
-
-    /// Goes to an older form of the tables, or to this program's.
-    pub(crate) fn migrate(&mut self, target: u32) -> Result<(), StoreError> {
-        migrate(&mut self.connection, target).map_err(|error| opened(&self.path, &error))
     }
 }
 
@@ -162,16 +168,17 @@ impl Database for Sqlite {
     }
 
     fn write(&mut self, instance: i64, draft: &mut dyn FnMut(&Head) -> Draft) -> Result<Draft, StoreError> {
+        self.is_there()?;
         write::write(&mut self.connection, instance, draft)
     }
 
     fn show_life(&mut self, instance: &str) -> Result<(), StoreError> {
-        let folder = self.signs_of_life();
-        let path = folder.join(instance);
         // Who holds it already would wait for itself.
-        if self.life.as_ref().is_some_and(|(held, _)| *held == path) {
+        if self.life.is_some() {
             return Ok(());
         }
+        let folder = self.signs_of_life();
+        let path = folder.join(instance);
         let hold = || -> std::io::Result<(PathBuf, File)> {
             fs::create_dir_all(&folder)?;
             let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
@@ -204,10 +211,7 @@ impl Database for Sqlite {
     }
 
     fn reconnect(&mut self) -> Result<(), StoreError> {
-        // A file that was put in the place of ours would not continue our trail.
-        if !self.path.exists() {
-            return Err(StoreError::Unavailable(format!("the history `{}` is gone", self.path.display())));
-        }
+        self.is_there()?;
         self.connection = connect(&self.path)?;
         Ok(())
     }
@@ -239,6 +243,10 @@ impl Database for Sqlite {
         Ok(length(self.path.clone()) + length(wal.into()))
     }
 
+    fn migrate(&mut self, form: u32) -> Result<(), StoreError> {
+        migrate(&mut self.connection, form).map_err(|error| opened(&self.path, &error))
+    }
+
     fn backup(&mut self, target: &Path) -> Result<(), StoreError> {
         let failed =
             |error: rusqlite::Error| StoreError::Unavailable(format!("cannot write `{}`: {error}", target.display()));
@@ -253,8 +261,10 @@ impl Database for Sqlite {
 
     fn shrink(&mut self) -> Result<(), StoreError> {
         let shrink = || {
-            self.connection.execute_batch("PRAGMA incremental_vacuum; PRAGMA optimize;")?;
-            self.connection.pragma_query(None, "wal_checkpoint", |_| Ok(()))
+            // Each row that it gives is a page that it freed.
+            self.connection.pragma_query(None, "incremental_vacuum", |_| Ok(()))?;
+            self.connection.execute_batch("PRAGMA optimize")?;
+            self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
         };
         shrink().map_err(|error| told("cannot shrink the history", &error))
     }

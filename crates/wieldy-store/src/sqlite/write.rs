@@ -6,6 +6,7 @@ use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 use super::told;
 use crate::audit::from_hex;
 use crate::error::StoreError;
+use crate::failpoint;
 use crate::ledger::{AnswerChange, CallRow, Draft};
 use crate::trail::Head;
 
@@ -30,8 +31,10 @@ pub(super) fn write(
         let mut statement = transaction.prepare_cached("SELECT seq, hash FROM trail").map_err(failed)?;
         statement.query_row([], |row| Ok(Head { seq: row.get(0)?, hash: row.get(1)? })).map_err(failed)?
     };
+    failpoint::reach("write.begun");
     let draft = draft(&head);
     put(&transaction, instance, &draft).map_err(failed)?;
+    failpoint::reach("write.put");
     transaction.commit().map_err(failed)?;
     Ok(draft)
 }

@@ -1,0 +1,190 @@
+//! What becomes of calls, tasks and keys when an executor stops without a word.
+//!
+//! Executors are stopped by leaving them behind with their calls open: their journals end, and the next one finds the calls.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use wieldy_core::{Call, Caller, Code, Options, Status, ToolSpec};
+use wieldy_store::{JournalOptions, Query};
+use wieldy_testkit::{Act, Puppet};
+
+use crate::world::Place;
+
+fn with_key(key: &str) -> Options {
+    Options { idempotency_key: Some(key.into()), ..Options::default() }
+}
+
+/// Waits until a call runs.
+async fn running(strings: &wieldy_testkit::Strings) {
+    while strings.now() == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_was_open_ends_as_unknown_and_a_task_says_so() {
+    let place = Place::sqlite();
+    let (hanging, strings) = Puppet::new(ToolSpec::new("hang", ""), [Act::Hang]);
+    let first = place.executor([hanging]);
+    let task = first.executor.spawn(Call::new("hang", json!({"n": 1})));
+    running(&strings).await;
+    first.journal.flush().await.unwrap();
+    let row = || place.store().search(&Query::default(), 9).unwrap().executions.remove(0);
+    assert_eq!((row().status.as_str(), row().completed_at, row().attempts), ("running", None, 1));
+    // The process is killed: the calls are never closed. Its journal's end is not told either.
+    leave(first).await;
+
+    let second = place.executor([Puppet::writing("hang", Act::Echo)]);
+    let closed = row();
+    assert_eq!((closed.status.as_str(), closed.error_code.as_deref()), ("failed", Some("E3110")));
+    assert_eq!(closed.execution_id, task.to_string());
+    let told = second.executor.task(task, &Caller::local()).expect("tasks survive");
+    let error = told.result.unwrap().error.clone().unwrap();
+    assert_eq!((told.status, error.code, error.retryable), (Status::Failed, Code::OutcomeUnknown, false));
+    drop(second);
+    let verdict = place.check();
+    assert_eq!((verdict.executions, verdict.open), (1, 0));
+}
+
+/// Leaves an executor behind as a killed process does: its calls stay open, its instance is not alive.
+async fn leave(living: crate::world::Living) {
+    living.journal.flush().await.unwrap();
+    living.journal.forsake();
+    // What still runs there belongs to a process that is gone.
+    std::mem::forget(living.executor);
+}
+
+#[tokio::test]
+async fn the_result_of_a_task_and_of_a_key_is_given_by_the_next_executor() {
+    let place = Place::sqlite();
+    let (tool, strings) =
+        Puppet::new(ToolSpec::new("pay", ""), [Act::Give(json!({"receipt": 7, "password": "hunter2"}))]);
+    let first = place.executor([tool]);
+    let caller = Caller { tenant: Some("t1".into()), ..Caller::local() };
+    let call = || Call::new("pay", json!({"to": "ada"})).by(caller.clone());
+    let task = first.executor.spawn(call());
+    let as_task = first.executor.wait(task, &caller).await.unwrap();
+    let keyed = first.executor.call(call().with(with_key("k1"))).await;
+    assert!(as_task.is_success() && keyed.is_success() && strings.runs() == 2);
+    first.journal.flush().await.unwrap();
+    drop(first);
+
+    let (tool, strings) = Puppet::new(ToolSpec::new("pay", ""), [Act::Echo]);
+    let second = place.executor([tool]);
+    let told = second.executor.task(task, &caller).expect("tasks survive").result.unwrap();
+    assert_eq!(told.structured, Some(json!({"receipt": 7, "password": "[redacted]"})), "without secrets");
+    assert_eq!(second.executor.task(task, &Caller::local()), None, "others do not see it");
+    let again = second.executor.call(call().with(with_key("k1"))).await;
+    assert_eq!((again.cached, strings.runs()), (true, 0), "it did not run again");
+    assert_eq!(again.structured, told.structured);
+    let other =
+        second.executor.call(Call::new("pay", json!({"to": "eve"})).by(caller.clone()).with(with_key("k1"))).await;
+    assert_eq!(other.status, Status::ValidationError, "the key is taken");
+    second.journal.flush().await.unwrap();
+    drop(second);
+    place.check();
+}
+
+#[tokio::test]
+async fn a_key_whose_call_was_interrupted_never_runs_again_unless_that_does_no_harm() {
+    let place = Place::sqlite();
+    let (paying, paid) = Puppet::new(ToolSpec::new("pay", ""), [Act::Hang]);
+    let look = || ToolSpec::new("look", "").read_only();
+    let (looking, looked) = Puppet::new(look(), [Act::Hang]);
+    let first = place.executor([paying, looking]);
+    for tool in ["pay", "look"] {
+        first.executor.spawn(Call::new(tool, json!({})).with(with_key("k1")));
+    }
+    running(&paid).await;
+    running(&looked).await;
+    leave(first).await;
+
+    let (paying, paid) = Puppet::new(ToolSpec::new("pay", ""), [Act::Echo]);
+    let second = place.executor([paying, Puppet::new(look(), [Act::Echo]).0]);
+    let result = second.executor.call(Call::new("pay", json!({})).with(with_key("k1"))).await;
+    assert_eq!(result.error.map(|error| error.code), Some(Code::OutcomeUnknown));
+    assert_eq!(paid.runs(), 0);
+    let result = second.executor.call(Call::new("look", json!({})).with(with_key("k1"))).await;
+    assert!(result.is_success(), "what only reads may simply be read again: {:?}", result.error);
+    second.journal.flush().await.unwrap();
+    drop(second);
+    place.check();
+}
+
+#[tokio::test]
+async fn an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_tool_may_be() {
+    let place = Place::sqlite();
+    let tools = |act: fn() -> Act| {
+        let (idempotent, ran) = Puppet::new(ToolSpec::new("put", "").idempotent(), [act()]);
+        let (other, _) = Puppet::new(ToolSpec::new("pay", ""), [act()]);
+        ([idempotent, other], ran)
+    };
+    let (set, ran) = tools(|| Act::Hang);
+    let first = place.executor(set);
+    let rerun = || Options { rerun: true, ..Options::default() };
+    let start = |tool: &str, arguments: Value| first.executor.spawn(Call::new(tool, arguments).with(rerun()));
+    let put = start("put", json!({"n": 1}));
+    let pay = start("pay", json!({"n": 2}));
+    let hidden = start("put", json!({"password": "hunter2"}));
+    let unwanted = first.executor.spawn(Call::new("put", json!({"n": 3})));
+    while ran.now() < 3 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    leave(first).await;
+
+    let (set, ran) = tools(|| Act::Echo);
+    let options = JournalOptions { resumes: true, ..place.options() };
+    let second = place.executor_with(set, &options, |_| {});
+    let mut resumed = second.executor.resume();
+    resumed.sort_unstable();
+    assert_eq!((resumed, second.executor.resume()), (vec![put, pay], vec![]));
+    let local = Caller::local();
+    let told = second.executor.wait(put, &local).await.unwrap();
+    assert_eq!((told.status, told.attempts, told.text()), (Status::Success, 2, json!({"n": 1}).to_string()));
+    for id in [pay, hidden, unwanted] {
+        let told = second.executor.wait(id, &local).await.unwrap();
+        assert_eq!(told.error.as_ref().map(|error| error.code), Some(Code::OutcomeUnknown), "{told:?}");
+    }
+    assert_eq!(ran.runs(), 1);
+    second.journal.flush().await.unwrap();
+    let (_, moments) = place.store().show(put).unwrap().unwrap();
+    let names: Vec<&str> = moments.iter().map(|moment| moment.name.as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "tool.call.pending",
+            "tool.call.started",
+            "tool.retry.attempt",
+            "tool.call.started",
+            "tool.retry.success",
+            "tool.call.success"
+        ]
+    );
+    drop(second);
+    place.check();
+}
+
+#[tokio::test]
+async fn the_calls_of_an_executor_that_lives_are_left_alone() {
+    let place = Place::sqlite();
+    let (hanging, strings) = Puppet::new(ToolSpec::new("hang", ""), [Act::PrintAndWait("x")]);
+    let first = place.executor([hanging]);
+    let task = first.executor.spawn(Call::new("hang", json!({})));
+    running(&strings).await;
+    first.journal.flush().await.unwrap();
+    let second = place.executor([Puppet::reading("read", Act::Echo)]);
+    assert!(second.executor.call(Call::new("read", json!({}))).await.is_success());
+    second.journal.flush().await.unwrap();
+    drop(second);
+    let row = place.store().show(task).unwrap().unwrap().0;
+    assert_eq!((row.status.as_str(), row.completed_at), ("running", None));
+    first.executor.cancel(task);
+    first.executor.wait(task, &Caller::local()).await.unwrap();
+    first.journal.flush().await.unwrap();
+    drop(first);
+    let row = place.store().show(task).unwrap().unwrap().0;
+    assert_eq!(row.status, "cancelled");
+    place.check();
+}

@@ -1,0 +1,155 @@
+//! Whoever changes the history behind the program's back is found out.
+
+use serde_json::json;
+use wieldy_core::{Call, ToolSpec};
+use wieldy_store::{Problem, SignedHead, Signer, Verdict};
+use wieldy_testkit::{Act, Puppet};
+
+use crate::world::Place;
+
+/// A history of four calls, one of which failed and one of which there was no tool for: 12 records and two of the executor.
+async fn told() -> Place {
+    let place = Place::sqlite();
+    let (tool, _) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);
+    let living = place.executor([tool, Puppet::reading("read", Act::Say("hi"))]);
+    for (tool, path) in [("write", "a"), ("read", "b"), ("missing", "c"), ("write", "d")] {
+        living.executor.call(Call::new(tool, json!({"path": path}))).await;
+    }
+    living.journal.flush().await.unwrap();
+    drop(living);
+    place
+}
+
+fn verify(place: &Place) -> Verdict {
+    place.store().verify(&[], None, &mut |_| {}).unwrap()
+}
+
+/// Changes the history by hand; what is found then.
+async fn after(sql: &str) -> Option<(i64, String)> {
+    let place = told().await;
+    change(&place, sql);
+    verify(&place).problem.map(|Problem { seq, what }| (seq, what))
+}
+
+fn change(place: &Place, sql: &str) {
+    let connection = rusqlite::Connection::open(place.folder.path().join("history.db")).unwrap();
+    connection.execute_batch(sql).unwrap();
+}
+
+#[tokio::test]
+async fn a_history_that_nobody_touched_is_whole() {
+    let place = told().await;
+    let verdict = Verdict {
+        records: 13,
+        executions: 4,
+        open: 0,
+        heads: 1,
+        anchors: 0,
+        dropped: 0,
+        first_seq: 1,
+        last_seq: 13,
+        problem: None,
+    };
+    assert_eq!(verify(&place), verdict);
+}
+
+#[tokio::test]
+async fn every_change_of_a_record_is_found_where_it_was_made() {
+    let changed = "it was changed, or is not in its place";
+    for (column, value) in [
+        ("data", "'{}'"),
+        ("data", "replace(data, 'a', 'b')"),
+        ("at", "at + 1"),
+        ("name", "'tool.call.success'"),
+        ("execution", "NULL"),
+        ("subject", "replace(subject, 'local', 'other')"),
+        ("hash", "zeroblob(32)"),
+        ("instance_seq", "instance_seq + 1"),
+    ] {
+        let found = after(&format!("UPDATE events SET {column} = {value} WHERE seq = 2")).await;
+        assert_eq!(found, Some((2, changed.into())), "{column} = {value}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_taken_out_put_in_or_moved_is_found() {
+    let missing = |seq| Some((seq, "it is missing".to_owned()));
+    assert_eq!(after("DELETE FROM events WHERE seq = 5").await, missing(5));
+    assert_eq!(after("DELETE FROM events WHERE seq BETWEEN 5 AND 7").await, missing(5));
+    assert_eq!(
+        after("DELETE FROM events WHERE seq = 13").await,
+        Some((13, "it is missing at the end of the trail".into()))
+    );
+    assert_eq!(
+        after("DELETE FROM events WHERE seq = 1").await,
+        Some((1, "it is missing, with all up to the first one there is, and no record says why".into()))
+    );
+    let swapped = "UPDATE events SET seq = -1 WHERE seq = 4; UPDATE events SET seq = 4 WHERE seq = 5;
+                   UPDATE events SET seq = 5 WHERE seq = -1;";
+    assert_eq!(after(swapped).await, Some((4, "it was changed, or is not in its place".into())));
+    let added = "INSERT INTO events SELECT 14, instance, 13, at, name, execution, subject, data, hash FROM events WHERE seq = 13;";
+    assert_eq!(after(added).await, None, "what stands behind the end was never part of the trail");
+    let added = format!("{added} UPDATE trail SET seq = 14");
+    assert_eq!(after(&added).await, Some((14, "it was changed, or is not in its place".into())));
+}
+
+#[tokio::test]
+async fn the_tables_made_from_the_trail_are_compared_with_it() {
+    let other = |seq| Some((seq, "the row of its call in `tool_executions` says something else".to_owned()));
+    for (column, value) in [
+        ("status", "'success'"),
+        ("error_code", "NULL"),
+        ("error_message", "'fine'"),
+        ("tool_name", "'read'"),
+        ("parameters_json", "'{}'"),
+        ("agent_id", "'somebody else'"),
+        ("started_at", "1"),
+        ("duration_ms", "1"),
+        ("session_id", "'s'"),
+    ] {
+        let found =
+            after(&format!("UPDATE tool_executions SET {column} = {value} WHERE status = 'validation_error'")).await;
+        assert_eq!(found, other(8), "{column} = {value}");
+    }
+    assert_eq!(
+        after("DELETE FROM tool_executions WHERE id = 8").await,
+        Some((8, "its call has no row in `tool_executions`".into()))
+    );
+    let forged = "INSERT INTO tool_executions (id, execution_id, tool_name, status, started_at, completed_at, agent_id, instance)
+                  VALUES (3, 'x', 'write', 'success', 1, 2, 'a', 1)";
+    assert_eq!(after(forged).await, Some((13, "there are rows in `tool_executions` that no record speaks of".into())));
+}
+
+#[tokio::test]
+async fn a_trail_that_was_made_anew_does_not_lead_through_what_was_signed() {
+    // The attacker owns the database, but not the key: all hashes are right again.
+    let place = told().await;
+    let signer = Signer::open(&place.folder.path().join("audit.key")).unwrap();
+    let anchor = place.store().sign_head(&signer).unwrap();
+    assert!(anchor.is_signed_by(signer.key()));
+    let check = |place: &Place, anchors: &[SignedHead], key: Option<&str>| {
+        place.store().verify(anchors, key, &mut |_| {}).unwrap()
+    };
+    let good = check(&place, std::slice::from_ref(&anchor), Some(signer.key()));
+    assert_eq!((good.anchors, good.heads, good.problem), (1, 1, None));
+
+    let other = told().await;
+    let found = check(&other, std::slice::from_ref(&anchor), None);
+    assert_eq!(
+        found.problem,
+        Some(Problem { seq: 13, what: "the trail up to it is not the one that was signed".into() })
+    );
+    change(
+        &place,
+        "DELETE FROM heads; DELETE FROM events WHERE seq > 8; DELETE FROM tool_executions WHERE id > 5;
+                    UPDATE trail SET seq = 8, hash = (SELECT hash FROM events WHERE seq = 8)",
+    );
+    let found = check(&place, std::slice::from_ref(&anchor), None).problem.unwrap();
+    assert_eq!(found, Problem { seq: 9, what: "it is missing: an anchor was made when the trail was longer".into() });
+    let forged = SignedHead { seq: 8, ..anchor.clone() };
+    assert!(!forged.is_signed_by(signer.key()));
+    assert!(!anchor.is_signed_by(&"00".repeat(32)), "another key");
+    let found = check(&other, &[], Some(signer.key())).problem.unwrap();
+    let what = "the signature of the trail's end there is not good, or by another key";
+    assert_eq!(found, Problem { seq: 13, what: what.into() }, "its own heads are signed by another key");
+}

@@ -1,0 +1,117 @@
+//! The history in bounds, and copies of it.
+
+use std::time::Duration;
+
+use serde_json::json;
+use wieldy_core::{Call, Caller, ToolSpec};
+use wieldy_store::{Copied, GroupBy, Pruned, Query, Retention, Store};
+use wieldy_testkit::{Act, Puppet};
+
+use crate::world::{Living, Place};
+
+fn living(place: &Place) -> Living {
+    let (tool, _) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);
+    let (waiting, _) = Puppet::new(ToolSpec::new("wait", ""), [Act::PrintAndWait("x")]);
+    place.executor([tool, waiting])
+}
+
+async fn write(living: &Living, count: usize) {
+    for n in 0..count {
+        living.executor.call(Call::new("write", json!({ "n": n }))).await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_dropped_is_recorded_and_the_rest_is_still_provable() {
+    let place = Place::sqlite();
+    let first = living(&place);
+    write(&first, 20).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    write(&first, 10).await;
+    // A call that is open keeps what happened since.
+    let open = first.executor.spawn(Call::new("wait", json!({})));
+    write(&first, 5).await;
+    first.journal.flush().await.unwrap();
+    let store = place.store();
+    let everything = Retention { age_max: Some(Duration::ZERO), bytes_max: None };
+    let would = store.prunable(&everything).unwrap();
+    assert_eq!((would.records, would.executions, would.up_to_seq), (91, 30, 91), "one of opening, 30 calls of three");
+    let pruned = store.prune(&everything, &place.options()).unwrap();
+    assert_eq!(Pruned { bytes: 0, ..pruned }, Pruned { bytes: 0, ..would });
+    let page = store.search(&Query::default(), 100).unwrap();
+    assert_eq!(page.executions.len(), 6);
+    let verdict = place.check();
+    assert_eq!((verdict.dropped, verdict.first_seq, verdict.executions, verdict.open), (91, 92, 6, 1));
+    let text = Query { text: Some("write".into()), ..Query::default() };
+    assert_eq!(store.search(&text, 100).unwrap().executions.len(), 5, "their words are gone too");
+
+    first.executor.cancel(open);
+    first.executor.wait(open, &Caller::local()).await.unwrap();
+    first.journal.flush().await.unwrap();
+    drop(first);
+    let nothing =
+        store.prune(&Retention { age_max: Some(Duration::from_secs(3600)), bytes_max: None }, &place.options());
+    assert_eq!(nothing.unwrap().records, 0);
+    // Once more, and what is left speaks only of itself.
+    store.prune(&everything, &place.options()).unwrap();
+    let verdict = place.check();
+    assert_eq!((verdict.executions, verdict.open), (0, 0));
+    assert!(verdict.dropped > 91, "{verdict:?}");
+    assert_eq!(store.stats(&Query::default(), GroupBy::Tool).unwrap().len(), 2, "statistics are kept");
+}
+
+#[tokio::test]
+async fn a_history_that_is_too_large_loses_its_oldest() {
+    let place = Place::sqlite();
+    let first = living(&place);
+    for n in 0..200 {
+        first.executor.call(Call::new("write", json!({ "n": n, "text": "x".repeat(4000) }))).await;
+    }
+    first.journal.flush().await.unwrap();
+    drop(first);
+    let store = place.store();
+    let bytes_max = Some(store.prunable(&Retention::default()).unwrap().bytes / 2);
+    let pruned = store.prune(&Retention { age_max: None, bytes_max }, &place.options()).unwrap();
+    assert!(pruned.executions > 90 && pruned.executions < 150, "{pruned:?}");
+    assert!(pruned.bytes <= bytes_max.unwrap() * 12 / 10, "{pruned:?} {bytes_max:?}");
+    place.check();
+}
+
+#[tokio::test]
+async fn a_copy_or_backup_is_the_same_history() {
+    let place = Place::sqlite();
+    let first = living(&place);
+    write(&first, 30).await;
+    first.executor.call(Call::new("missing", json!({"path": "x"}))).await;
+    first.journal.flush().await.unwrap();
+    let store = place.store();
+    let backup = place.folder.path().join("backup.db");
+    store.backup(&backup).unwrap();
+    write(&first, 1).await;
+    first.journal.flush().await.unwrap();
+    drop(first);
+    let backed_up = Store::open(&wieldy_store::Address::Sqlite(backup.clone())).unwrap();
+    let all = Query::default();
+    assert_eq!(backed_up.search(&all, 100).unwrap().executions, store.search(&all, 100).unwrap().executions[1..]);
+    assert_eq!(backed_up.verify(&[], None, &mut |_| {}).unwrap().problem, None);
+    assert!(store.backup(&backup).unwrap_err().to_string().ends_with("is there already"));
+
+    let target = Place::sqlite();
+    let copied = store.copy_to(&target.store()).unwrap();
+    let verdict = place.check();
+    assert_eq!(copied, Copied { records: verdict.records, executions: 32 });
+    assert_eq!(target.check(), verdict);
+    let text = Query { text: Some("missing".into()), ..Query::default() };
+    for query in [&all, &text] {
+        assert_eq!(target.store().search(query, 100).unwrap(), store.search(query, 100).unwrap());
+    }
+    assert_eq!(target.store().stats(&all, GroupBy::Day).unwrap(), store.stats(&all, GroupBy::Day).unwrap());
+    // It goes on where it was.
+    let next = living(&target);
+    write(&next, 1).await;
+    next.journal.flush().await.unwrap();
+    drop(next);
+    assert_eq!(target.check().executions, 33);
+    let refused = store.copy_to(&target.store()).unwrap_err();
+    assert!(refused.to_string().ends_with("is not empty"), "{refused}");
+}
