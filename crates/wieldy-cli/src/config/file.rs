@@ -238,12 +238,7 @@ impl FileConfig {
             }),
             output: Some(FileOutput { bytes_max: Some(Whole(executor.output_bytes_max)) }),
             confirm: Some(FileConfirm { timeout: Some(Time(executor.confirmation_timeout)) }),
-            history: Some(FileHistory {
-                url: Some(String::new()),
-                durability: Some(FileDurability::Effects),
-                keep_days: Some(Whole(0)),
-                keep_bytes: Some(Whole(0)),
-            }),
+            history: Some(FileHistory::defaults()),
             shell: Some(FileShell { environment: Some(environment.map(str::to_owned).to_vec()) }),
             tools: Some(FileTools { manifests: Some(Vec::new()) }),
             plans: Some(BTreeMap::new()),

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use wieldy::{Address, Durability};
 
 use super::file::FileHistory;
+use super::value::Whole;
 
 /// The section, resolved.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,6 +30,18 @@ pub(crate) enum FileDurability {
     Strict,
     Effects,
     Relaxed,
+}
+
+impl FileHistory {
+    /// In the state folder, for ever.
+    pub(super) fn defaults() -> Self {
+        Self {
+            url: Some(String::new()),
+            durability: Some(FileDurability::Effects),
+            keep_days: Some(Whole(0)),
+            keep_bytes: Some(Whole(0)),
+        }
+    }
 }
 
 impl HistoryConfig {

@@ -21,11 +21,12 @@ use anyhow::Context;
 use wieldy::{Backoff, BreakerPolicy, Level, Limits, Plan, Rate, ResourceLimits, RetryPolicy};
 
 use crate::exit::Failure;
-use file::{FileBackoff, FileConfig, FileLog, FilePlan, FileRate, FileSandbox};
+use file::{FileBackoff, FileConfig, FileHistory, FileLog, FilePlan, FileRate, FileSandbox};
 use layers::{CONFIG_VARIABLE, ConfigError, Layers};
 use sandbox::SandboxConfig;
 use value::{Time, Whole};
 
+use history::shown as shown_url;
 pub(crate) use history::{HistoryConfig, address};
 pub(crate) use layers::Origin;
 pub(crate) use log::{Levels, LogConfig, LogFileConfig, LogFormat, Rotate};
@@ -179,11 +180,7 @@ impl Config {
         let isolation = file.isolation.expect(SET);
         let sandbox = sandbox(layers, file.sandbox.expect(SET), home, isolation)?;
         let state = file.state.expect(SET);
-        let history = HistoryConfig::resolve(file.history.expect(SET), &state).map_err(|message| ConfigError {
-            place: origin_of(layers, "history.url").to_string(),
-            message: format!("`history.url`: {message}"),
-            hint: Some("name a file, or a server as `postgres://user@host/database`".into()),
-        })?;
+        let history = history(layers, file.history.expect(SET), &state)?;
         Ok(Self {
             workspace: file.workspace.expect(SET),
             state,
@@ -228,7 +225,7 @@ impl Config {
                 .values()
                 .map(|(key, value, origin)| {
                     let value = match value {
-                        toml::Value::String(url) if key == "history.url" => history::shown(url).into(),
+                        toml::Value::String(url) if key == "history.url" => shown_url(url).into(),
                         value => value.clone(),
                     };
                     Shown { key, value, origin: origin.clone() }
@@ -267,6 +264,15 @@ fn sandbox(
         return Err(conflict(layers, ["isolation", "sandbox.floor"], message, Some(hint)));
     }
     Ok(sandbox)
+}
+
+/// The section `history`.
+fn history(layers: &Layers, file: FileHistory, state: &Path) -> Result<HistoryConfig, ConfigError> {
+    HistoryConfig::resolve(file, state).map_err(|message| ConfigError {
+        place: origin_of(layers, "history.url").to_string(),
+        message: format!("`history.url`: {message}"),
+        hint: Some("name a file, or a server as `postgres://user@host/database`".into()),
+    })
 }
 
 /// Two values that do not go together, told at the first of them that somebody set.

@@ -71,15 +71,21 @@ impl Sqlite {
 
 fn connect(path: &Path) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    // What calls were made with is their owner's business; what SQLite puts beside the file gets the file's mode.
-    let made = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path);
-    made.map_err(|error| unusable(path, &error))?;
+    // What calls were made with is their owner's business; what SQLite puts beside the file gets the file's mode. A file that
+    // is there must not be opened here: closing it again would end SQLite's own locks on it.
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(unusable(path, &error)),
+        _ => {}
+    }
+    let is_new = fs::metadata(path).is_ok_and(|file| file.len() == 0);
     let connection = Connection::open_with_flags(path, flags).map_err(|error| opened(path, &error))?;
     let set = || -> rusqlite::Result<()> {
         connection.busy_timeout(PATIENCE)?;
         connection.set_prepared_statement_cache_capacity(64);
-        // Only a new file takes this: room that retention frees can be given back.
-        connection.pragma_update(None, "auto_vacuum", "incremental")?;
+        // Only a new file takes this: room that retention frees can be given back. On any other it would be a write.
+        if is_new {
+            connection.pragma_update(None, "auto_vacuum", "incremental")?;
+        }
         connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
         // What was committed is on the disk, also when the machine stops.
         connection.pragma_update(None, "synchronous", "full")?;
