@@ -59,7 +59,8 @@ impl Drop for History {
 
 /// How the journal is kept.
 pub(crate) fn journal_options(config: &Config) -> JournalOptions {
-    JournalOptions { key: key(config), ..JournalOptions::default() }
+    // Nobody can ask for a command's task once the command is over.
+    JournalOptions { key: key(config), task_ttl: Duration::ZERO, ..JournalOptions::default() }
 }
 
 /// Where the key is that the trail is signed with; none where nothing is kept on disk.

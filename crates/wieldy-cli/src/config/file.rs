@@ -175,8 +175,8 @@ impl FileConfig {
     /// What holds where nobody says anything: the executor's own defaults, and those of the command line.
     pub(crate) fn defaults(state: PathBuf) -> Self {
         let (limits, retry, breaker) = (Limits::default(), RetryPolicy::default(), BreakerPolicy::default());
-        let (executor, resources) = (ExecutorBuilder::default(), ResourceLimits::DEFAULT);
-        let native = NativeOptions::default();
+        let (executor, native, resources) =
+            (ExecutorBuilder::default(), NativeOptions::default(), ResourceLimits::DEFAULT);
         let megabytes = |bytes: Option<u64>| bytes.map(|bytes| Whole(bytes / MEGABYTE));
         let environment = ["PATH", "HOME", "USER", "LANG", "LC_*", "TERM", "TZ", "TMPDIR"];
         Self {
