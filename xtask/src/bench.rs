@@ -12,6 +12,8 @@ mod floor;
 #[cfg(feature = "bench")]
 mod harness;
 #[cfg(feature = "bench")]
+mod journal;
+#[cfg(feature = "bench")]
 mod memory;
 #[cfg(feature = "bench")]
 mod ours;
@@ -48,6 +50,8 @@ enum Subject {
     Engine,
     /// From the start to the end of a program, in a sandbox and without one, and in other people's
     Sandbox,
+    /// Calls that are recorded on the disk, questions to a large history, the proof that it is whole
+    Journal,
 }
 
 #[derive(clap::Args)]
@@ -63,6 +67,9 @@ pub(crate) struct InnerArguments {
     /// Spin with batches instead of single calls
     #[arg(long, requires = "spin")]
     batches: bool,
+    /// Spin with calls that wait for the disk
+    #[arg(long, requires = "spin")]
+    strict: bool,
 }
 
 /// What memory is measured of.
@@ -107,12 +114,15 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
         return match inner.arguments.subject {
             Subject::Engine => engine::spin(duration, inner.batches),
             Subject::Sandbox => sandbox::spin(duration),
+            Subject::Journal if inner.strict => journal::spin(duration, wieldy_core::Durability::Strict),
+            Subject::Journal => journal::spin(duration, wieldy_core::Durability::Relaxed),
         };
     }
     let Arguments { subject, quick, json } = inner.arguments;
     let rows = match subject {
         Subject::Engine => engine::measure(quick)?,
         Subject::Sandbox => sandbox::measure(quick)?,
+        Subject::Journal => journal::measure(quick)?,
     };
     if json { table::print_json(&rows) } else { table::print(&rows) }
 }
@@ -120,6 +130,6 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
 #[cfg(not(feature = "bench"))]
 pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
     // The arguments are read only where the benchmarks are built in.
-    let InnerArguments { arguments: _, memory: _, spin: _, batches: _ } = inner;
+    let InnerArguments { arguments: _, memory: _, spin: _, batches: _, strict: _ } = inner;
     bail!("this build has no benchmarks in it; use `cargo xtask bench`")
 }

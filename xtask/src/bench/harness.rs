@@ -85,8 +85,7 @@ fn batch_size(effort: Effort, contestant: &mut Contestant<'_>) -> u64 {
 
 impl Measured {
     pub(super) fn spread(&self, name: &str) -> Spread {
-        let sorted = sorted(self.of(name).to_vec());
-        Spread { min: sorted[0], p50: quantile(&sorted, 0.5), p95: quantile(&sorted, 0.95) }
+        spread_of(self.of(name).to_vec())
     }
 
     /// How many times as long as `floor`: the median over the rounds, each compared with itself.
@@ -99,6 +98,11 @@ impl Measured {
         let found = self.samples.iter().find(|(known, _)| *known == name);
         &found.unwrap_or_else(|| panic!("`{name}` did not take part")).1
     }
+}
+
+pub(super) fn spread_of(samples: Vec<f64>) -> Spread {
+    let sorted = sorted(samples);
+    Spread { min: sorted[0], p50: quantile(&sorted, 0.5), p95: quantile(&sorted, 0.95) }
 }
 
 fn sorted(mut samples: Vec<f64>) -> Vec<f64> {

@@ -167,3 +167,8 @@ mod tests {
         assert!(ours.call_for_result().await.contains("\"status\":\"success\""));
     }
 }
+
+/// A tool that does nothing.
+pub(super) fn no_op() -> impl AnyTool {
+    NoOp { name: tool_name(0), waits: false }
+}

@@ -30,6 +30,9 @@ pub(super) enum Goal {
     RatioAtMost(f64),
     PerSecondAtLeast(f64),
     BytesAtMost(f64),
+    RatioAtLeast(f64),
+    /// Nanoseconds, of the 95th percentile.
+    TimeAtMost(f64),
 }
 
 impl Row {
@@ -48,6 +51,8 @@ impl Row {
     pub(super) fn met(&self) -> Option<bool> {
         self.goal.map(|goal| match (goal, self.ours) {
             (Goal::RatioAtMost(max), _) => self.ratio.is_some_and(|ratio| ratio <= max),
+            (Goal::RatioAtLeast(min), _) => self.ratio.is_some_and(|ratio| ratio >= min),
+            (Goal::TimeAtMost(max), Figure::Time(spread)) => spread.p95 <= max,
             (Goal::PerSecondAtLeast(min), Figure::PerSecond(rate)) => rate >= min,
             (Goal::BytesAtMost(max), Figure::Bytes(bytes)) => bytes <= max,
             _ => false,
@@ -107,6 +112,8 @@ impl std::fmt::Display for Goal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::RatioAtMost(max) => write!(f, "≤ {max}×"),
+            Self::RatioAtLeast(min) => write!(f, "≥ {min:.2}×"),
+            Self::TimeAtMost(max) => write!(f, "p95 ≤ {:.0} ms", max / 1e6),
             Self::PerSecondAtLeast(min) => write!(f, "≥ {min:.0} /s"),
             Self::BytesAtMost(max) => write!(f, "≤ {:.0} KiB", max / 1024.0),
         }
