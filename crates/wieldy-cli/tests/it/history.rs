@@ -462,14 +462,33 @@ fn nothing_runs_where_the_history_cannot_be_used() {
     let newer = rusqlite::Connection::open(world.path("../newer/history.db")).unwrap();
     newer.pragma_update(None, "user_version", 99).unwrap();
     drop(newer);
+    let mut all = String::new();
     for state in ["text", "folder", "newer"] {
         let folder = format!("../{state}");
         let made = format!("path={state}.txt");
         let refused = world.run(&["call", "Write", &made, "content=x", "--yes", "--state", &folder]);
-        insta::assert_snapshot!(format!("call_{state}"), refused);
+        let unseen = world.run(&["history", "--state", &folder]);
         assert!(!world.path(&format!("{state}.txt")).exists());
-        insta::assert_snapshot!(format!("history_{state}"), world.run(&["history", "--state", &folder]));
+        for told in [refused, unseen] {
+            assert!(told.starts_with("exit: 7\n----- stdout -----\n\n----- stderr -----\n"), "{told}");
+            all.push_str(told.lines().skip(4).collect::<Vec<_>>().join("\n").as_str());
+            all.push('\n');
+        }
     }
+    insta::assert_snapshot!(all, @"
+    error[E3111]: nothing was run, as it could not be recorded: cannot use the history `../text/history.db`: file is not a database
+    hint: put it aside and start a new one, or bring back a backup (`wieldy history backup` makes one); `--state DIR` names another folder
+    error: cannot use the history `../text/history.db`: file is not a database
+    hint: put it aside and start a new one, or bring back a backup (`wieldy history backup` makes one); `--state DIR` names another folder
+    error[E3111]: nothing was run, as it could not be recorded: cannot use the history `../folder/history.db`: unable to open database file: ../folder/history.db
+    hint: see that it can be reached and written to, and that the disk has room; `--state DIR` names another folder
+    error: cannot use the history `../folder/history.db`: unable to open database file: ../folder/history.db
+    hint: see that it can be reached and written to, and that the disk has room; `--state DIR` names another folder
+    error[E3111]: nothing was run, as it could not be recorded: the history has the form 99, and this program knows those up to 1
+    hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
+    error: the history has the form 99, and this program knows those up to 1
+    hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
+    ");
 }
 
 #[test]
