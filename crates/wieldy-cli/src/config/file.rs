@@ -14,6 +14,8 @@ use super::sandbox::{FileMount, FileNetwork};
 use super::value::{Bytes, BytesOrNone, Count, CountOrNone, Megabytes, MegabytesOrNone, Time, Whole};
 
 const MEGABYTE: u64 = 1024 * 1024;
+/// The variables that programs get by default.
+const ENVIRONMENT: [&str; 8] = ["PATH", "HOME", "USER", "LANG", "LC_*", "TERM", "TZ", "TMPDIR"];
 
 macro_rules! section {
     ($(#[doc = $doc:literal] $name:ident { $($key:ident: $type:ty,)+ })+) => {$(
@@ -178,7 +180,6 @@ impl FileConfig {
         let (executor, native, resources) =
             (ExecutorBuilder::default(), NativeOptions::default(), ResourceLimits::DEFAULT);
         let megabytes = |bytes: Option<u64>| bytes.map(|bytes| Whole(bytes / MEGABYTE));
-        let environment = ["PATH", "HOME", "USER", "LANG", "LC_*", "TERM", "TZ", "TMPDIR"];
         Self {
             workspace: Some(".".into()),
             state: Some(state),
@@ -239,7 +240,7 @@ impl FileConfig {
             output: Some(FileOutput { bytes_max: Some(Whole(executor.output_bytes_max)) }),
             confirm: Some(FileConfirm { timeout: Some(Time(executor.confirmation_timeout)) }),
             history: Some(FileHistory::defaults()),
-            shell: Some(FileShell { environment: Some(environment.map(str::to_owned).to_vec()) }),
+            shell: Some(FileShell { environment: Some(ENVIRONMENT.map(str::to_owned).to_vec()) }),
             tools: Some(FileTools { manifests: Some(Vec::new()) }),
             plans: Some(BTreeMap::new()),
         }
