@@ -11,12 +11,14 @@ use wieldy_core::{
 };
 
 use crate::error::StoreError;
-use crate::query::{GroupBy, Query};
+use crate::query::{Execution, GroupBy, Query, Stat};
 use crate::store::Store;
 
 /// How many calls one answer has, where the caller does not say, and at most.
 const LIMIT_DEFAULT: usize = 10;
 const LIMIT_MAX: usize = 50;
+/// How much of a call is told in its line; programs get all of it.
+const LINE_BYTES_MAX: usize = 500;
 
 /// `history_search` and `history_stats`: read-only tools that answer about the caller's own calls, those of the same agent
 /// and tenant. The store need not be open yet: see [`Store::at`].
@@ -94,7 +96,13 @@ impl Tool for HistorySearch {
         };
         let limit = args.limit.unwrap_or(LIMIT_DEFAULT).clamp(1, LIMIT_MAX);
         let page = ask(&self.0, move |store| store.search(&query, limit)).await?;
-        Ok(Outcome::json(json!(page)))
+        let mut lines: Vec<String> = page.executions.iter().map(line).collect();
+        match &page.next {
+            Some(next) => lines.push(format!("[more: read on with `cursor` {next}]")),
+            None if lines.is_empty() => lines.push("[no call fits]".into()),
+            None => {}
+        }
+        Ok(Outcome::text(lines.join("\n")).structured(json!(page)))
     }
 }
 
@@ -117,8 +125,34 @@ impl Tool for HistoryStats {
             Some(By::ToolAndDay) => GroupBy::ToolAndDay,
         };
         let stats = ask(&self.0, move |store| store.stats(&query, by)).await?;
-        Ok(Outcome::json(json!({ "stats": stats })))
+        let lines: Vec<String> = stats.iter().map(summary).collect();
+        let text = if lines.is_empty() { "[no call fits]".to_owned() } else { lines.join("\n") };
+        Ok(Outcome::text(text).structured(json!({ "stats": stats })))
     }
+}
+
+/// A call in one line, for a model.
+fn line(call: &Execution) -> String {
+    let took = call.duration_ms.map(|took| format!(" {took:.1} ms")).unwrap_or_default();
+    let arguments = call.parameters.as_ref().map(|arguments| format!(" {arguments}")).unwrap_or_default();
+    let error = match (&call.error_code, &call.error_message) {
+        (Some(code), Some(message)) => format!(" {code}: {}", message.replace('\n', " ")),
+        _ => String::new(),
+    };
+    let mut line = format!("{} {} {}{took}{arguments}{error}", call.started_at, call.tool, call.status);
+    if line.len() > LINE_BYTES_MAX {
+        line.truncate(line.floor_char_boundary(LINE_BYTES_MAX));
+        line.push('…');
+    }
+    line
+}
+
+/// Statistics in one line, for a model.
+fn summary(stat: &Stat) -> String {
+    let names = [stat.day.as_deref(), stat.tool.as_deref()];
+    let name = names.into_iter().flatten().collect::<Vec<_>>().join(" ");
+    let Stat { count, errors, p50_ms, p95_ms, p99_ms, .. } = stat;
+    format!("{name}: {count} calls, {errors} failed; p50 {p50_ms:.1} ms, p95 {p95_ms:.1} ms, p99 {p99_ms:.1} ms")
 }
 
 fn spec(name: &str, description: &str) -> ToolSpec {

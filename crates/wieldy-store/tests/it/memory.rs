@@ -72,6 +72,19 @@ async fn a_search_is_read_in_pages_and_refuses_what_makes_no_sense() {
     let rest = json!({"tool": "look", "limit": 2, "cursor": first["next"], "since": "1h"});
     let rest = asked(&executor, "history_search", rest, &by).await;
     assert_eq!((things(&rest), &rest["next"]), (vec![&json!(1)], &json!(null)));
+    let told =
+        executor.call(Call::new("history_search", json!({"tool": "look", "limit": 1})).by(Arc::clone(&by))).await;
+    let text = told.text();
+    assert!(text.contains(" look success ") && text.contains(r#" {"thing":3}"#), "{text}");
+    assert!(text.ends_with(&format!("[more: read on with `cursor` {}]", told.structured.unwrap()["next"])), "{text}");
+    let counted =
+        executor.call(Call::new("history_stats", json!({"tool": "look", "by": "tool"})).by(Arc::clone(&by))).await;
+    assert!(counted.text().starts_with("look: 3 calls, 0 failed; p50 "), "{}", counted.text());
+    let long = json!({ "thing": "é".repeat(1000) });
+    asked(&executor, "look", long, &by).await;
+    journal.flush().await.unwrap();
+    let cut = executor.call(Call::new("history_search", json!({"tool": "look", "limit": 1})).by(Arc::clone(&by))).await;
+    assert!(cut.text().lines().next().unwrap().ends_with("é…"), "{}", cut.text());
     let none = json!({"tool": "look", "since": "2999-01-01T00:00:00Z"});
     assert_eq!(asked(&executor, "history_search", none, &by).await, json!({"executions": [], "next": null}));
     for (arguments, code) in [
