@@ -1,6 +1,7 @@
-//! Repository chores: `cargo xtask test`, `cargo xtask tidy`, `cargo xtask bench`, `cargo xtask vm`.
+//! Repository chores: `cargo xtask test`, `cargo xtask tidy`, `cargo xtask bench`, `cargo xtask vm`, `cargo xtask postgres`.
 
 mod bench;
+mod postgres;
 mod runtimes;
 mod stages;
 mod tidy;
@@ -28,6 +29,12 @@ enum Chore {
     Tidy,
     /// Tests of the sandbox in virtual machines with only cgroup v2, or only v1
     Vm,
+    /// A command with a PostgreSQL server beside it, for the tests of the history
+    Postgres {
+        /// The command, and what it is given
+        #[arg(required = true, last = true)]
+        command: Vec<String>,
+    },
     /// Measure, and print a table of ratios to the floor of the same run
     Bench(bench::Arguments),
     /// A benchmark itself, in a release build; `bench` starts it
@@ -40,6 +47,7 @@ fn main() -> ExitCode {
         Chore::Test => stages::run_all(&repository()),
         Chore::Tidy => tidy::run(&repository()),
         Chore::Vm => vm::run(&repository()),
+        Chore::Postgres { command } => postgres::run(&command),
         Chore::Bench(arguments) => bench::start(&arguments, &repository()),
         Chore::BenchInner(arguments) => bench::run_inner(&arguments),
     };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{runtimes, tidy, vm};
+use crate::{postgres, runtimes, tidy, vm};
 
 /// Runs every stage, and says at the end how each went.
 pub(crate) fn run_all(root: &Path) -> Result<()> {
@@ -39,7 +39,14 @@ struct Stage {
 }
 
 enum Work {
-    Cargo { arguments: Vec<&'static str>, environment: Option<(&'static str, &'static str)> },
+    Cargo {
+        arguments: Vec<&'static str>,
+        environment: Option<(&'static str, &'static str)>,
+    },
+    /// The same, with a PostgreSQL server beside it.
+    CargoWithServer {
+        arguments: Vec<&'static str>,
+    },
     Tidy,
     Vm,
 }
@@ -49,10 +56,18 @@ impl Work {
         let (arguments, environment) = match self {
             Self::Tidy => return tidy::run(root),
             Self::Vm => return vm::run_as_stage(root),
-            Self::Cargo { arguments, environment } => (arguments, environment),
+            Self::Cargo { arguments, environment } => (arguments, *environment),
+            Self::CargoWithServer { arguments } => (arguments, None),
         };
         let mut command = cargo();
-        command.current_dir(root).args(arguments).envs(*environment);
+        command.current_dir(root).args(arguments).envs(environment);
+        let server = matches!(self, Self::CargoWithServer { .. }).then(postgres::Server::start);
+        match &server {
+            Some(Ok(server)) => drop(command.env(postgres::ADDRESS, server.address())),
+            // Without one the tests skip themselves, or fail where CI is meant to have one.
+            Some(Err(error)) => eprintln!("WARNING: there is no PostgreSQL server to test with: {error:#}"),
+            None => {}
+        }
         let status = command.status().with_context(|| format!("cannot start `{self}`"))?;
         if !status.success() {
             bail!("`{self}` ended with {status}");
@@ -72,6 +87,7 @@ impl std::fmt::Display for Work {
                 }
                 write!(f, "cargo {}", arguments.join(" "))
             }
+            Self::CargoWithServer { arguments } => write!(f, "cargo {}", arguments.join(" ")),
         }
     }
 }
@@ -100,7 +116,7 @@ fn stages(nextest: bool, ci: bool) -> Vec<Stage> {
         cargo("format", &["fmt", "--all", "--check"], &[], None),
         cargo("clippy", &clippy, &["--", "-D", "warnings"], None),
         Stage { name: "tidy", work: Work::Tidy },
-        cargo("tests", &tests, &[], None),
+        Stage { name: "tests", work: Work::CargoWithServer { arguments: tests } },
         Stage { name: "machines", work: Work::Vm },
         cargo("doc tests", &["test", "--doc", "--workspace", "--locked"], &[], None),
         // Libraries only: the binary `wieldy` would write over the pages of the library of the same name.

@@ -63,7 +63,7 @@ impl Dialect {
         match self {
             Self::Sqlite => column.to_owned(),
             #[cfg(feature = "postgres")]
-            Self::Postgres => format!("(extract(epoch FROM {column}) * 1000000)::bigint"),
+            Self::Postgres => column.to_owned(), // a row reads it so
         }
     }
 
@@ -73,7 +73,16 @@ impl Dialect {
         match self {
             Self::Sqlite => format!("?{number}"),
             #[cfg(feature = "postgres")]
-            Self::Postgres => format!("?{number}"),
+            Self::Postgres => {
+                let name = match kind {
+                    'i' => "bigint",
+                    '@' => "timestamptz",
+                    'r' => "double precision",
+                    'b' => "bytea",
+                    _ => "text",
+                };
+                format!("?{number}::{name}")
+            }
         }
     }
 }
@@ -112,6 +121,9 @@ pub(crate) trait Database: Send {
 
     /// Says that the instance lives where nobody could see it otherwise.
     fn stay_alive(&mut self, instance: i64) -> Result<(), StoreError>;
+
+    /// Whether a connection that was not used for a while can be.
+    fn is_usable(&mut self) -> bool;
 
     /// Connects again after something went wrong.
     fn reconnect(&mut self) -> Result<(), StoreError>;

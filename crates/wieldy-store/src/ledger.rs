@@ -41,7 +41,7 @@ pub(crate) struct CallRow {
 impl CallRow {
     /// The row of a call that was just accepted.
     pub(crate) fn open(id: i64, at: i64, subject: &Value, data: &Value) -> Self {
-        let fact = |name: &str| subject[name].as_str().map(str::to_owned);
+        let fact = |name: &str| text_in(&subject[name]);
         let mut metadata = Map::new();
         if let Some(call_id) = subject.get("call_id") {
             metadata.insert("call_id".into(), call_id.clone());
@@ -99,15 +99,14 @@ impl CallRow {
     }
 
     fn close(&mut self, at: i64, data: &Value) {
-        let text = |value: &Value| value.as_str().map(str::to_owned);
-        self.status = text(&data["status"]).unwrap_or_default();
-        self.error_code = text(&data["error"]["code"]);
-        self.error_message = text(&data["error"]["message"]);
+        self.status = text_in(&data["status"]).unwrap_or_default();
+        self.error_code = text_in(&data["error"]["code"]);
+        self.error_message = text_in(&data["error"]["message"]);
         self.completed_at = Some(at);
         self.duration_ms = data["duration_ms"].as_f64();
         self.output_bytes = data["output_bytes"].as_i64();
         self.attempts = data["attempts"].as_i64().unwrap_or(self.attempts);
-        self.sandbox = text(&data["sandbox"]["id"]);
+        self.sandbox = text_in(&data["sandbox"]["id"]);
         self.usage = data.get("usage").map(Value::to_string);
         let mut metadata: Map<String, Value> =
             self.metadata.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
@@ -136,6 +135,11 @@ impl CallRow {
         };
         (key, Tally { calls: 1, output_bytes: self.output_bytes.unwrap_or_default() })
     }
+}
+
+/// A text as a column of it can be. PostgreSQL's cannot hold the sign with the number zero.
+fn text_in(value: &Value) -> Option<String> {
+    value.as_str().map(|text| text.replace('\0', "\u{fffd}"))
 }
 
 fn text_of(metadata: Map<String, Value>) -> Option<String> {
@@ -194,6 +198,7 @@ pub(crate) struct EventRow {
 #[derive(Debug)]
 pub(crate) struct Draft {
     /// Where the trail ended before.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "a file that is locked ends where it was read to"))]
     pub(crate) after: Head,
     /// Where it ends then.
     pub(crate) head: Head,
@@ -248,6 +253,19 @@ impl Ledger {
     /// Takes over a call that another executor left open, to close it.
     pub(crate) fn close_for(&mut self, call: OpenCall) {
         self.open.insert(Handle::Left(call.row.id), call);
+    }
+
+    /// The calls of others that were to be closed and, as far as is known here, are not.
+    pub(crate) fn left(&self) -> Vec<i64> {
+        let left = self.open.keys().filter_map(|call| match call {
+            Handle::Left(id) => Some(*id),
+            Handle::Own(_) => None,
+        });
+        left.collect()
+    }
+
+    pub(crate) fn forget_left(&mut self) {
+        self.open.retain(|call, _| matches!(call, Handle::Own(_)));
     }
 
     /// Takes over a call that another executor left open, to carry it on.
@@ -338,7 +356,7 @@ impl Ledger {
         let id = open.row.id;
         open.row.apply(record.name, record.at, &record.data.value);
         if let Some(keyed) = record.data.value.get("keyed") {
-            let text = |name: &str| keyed[name].as_str().map(str::to_owned);
+            let text = |name: &str| text_in(&keyed[name]);
             let expires_at = text("expires_at").and_then(|at| at.parse::<jiff::Timestamp>().ok());
             let expires_at = expires_at.map_or(i64::MAX, |at| at.as_microsecond());
             let (key, fingerprint, task) = (text("key"), text("fingerprint"), open.is_task);

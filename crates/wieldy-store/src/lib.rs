@@ -25,6 +25,8 @@ mod upkeep;
 mod database;
 mod error;
 mod migrations;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod sqlite;
 mod store;
 

@@ -24,7 +24,9 @@ const ANSWERS_MAX: i64 = 10_000;
 pub(crate) fn recover(writer: &mut Writer, rerun: bool) -> Result<Vec<Interrupted>, StoreError> {
     let mut interrupted = Vec::new();
     let mut records = Vec::new();
-    for row in claim(&mut *writer.database, writer.number)? {
+    let mut rows = unclosed(writer)?;
+    rows.extend(claim(&mut *writer.database, writer.number)?);
+    for row in rows {
         let found = Found::look(&mut *writer.database, &row)?;
         let call = OpenCall::found(row.clone(), found.has_answer, found.is_task);
         match found.again.clone().filter(|_| rerun) {
@@ -47,6 +49,23 @@ pub(crate) fn recover(writer: &mut Writer, rerun: bool) -> Result<Vec<Interrupte
         failpoint::reach("recovery.closed");
     }
     Ok(interrupted)
+}
+
+/// The calls that were taken over to be closed, and are still open because that could not be written.
+fn unclosed(writer: &mut Writer) -> Result<Vec<CallRow>, StoreError> {
+    let mut rows = Vec::new();
+    let sql = format!(
+        "SELECT {} FROM tool_executions WHERE id = ?1 AND completed_at IS NULL",
+        columns(writer.database.dialect())
+    );
+    for id in writer.ledger.left() {
+        writer.database.query(&sql, &[id.into()], &mut |row| {
+            rows.push(row_of(row)?);
+            Ok(())
+        })?;
+    }
+    writer.ledger.forget_left();
+    Ok(rows)
 }
 
 /// Makes the open calls of executors that are gone this one's own: whoever does so closes them, and nobody else.

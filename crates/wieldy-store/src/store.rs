@@ -17,6 +17,8 @@ use crate::database::{Database, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::ledger::Ledger;
+#[cfg(feature = "postgres")]
+use crate::postgres;
 use crate::query::{self, Execution, GroupBy, Moment, Page, Query, Stat};
 use crate::recovery;
 use crate::sqlite::Sqlite;
@@ -30,6 +32,9 @@ use crate::writer::{StoreJournal, Unsigned, Writer};
 pub enum Address {
     /// In this file.
     Sqlite(PathBuf),
+    /// On the server that this URL names, in the schema `agent_tools`. Its password is not shown.
+    #[cfg(feature = "postgres")]
+    Postgres(String),
 }
 
 impl FromStr for Address {
@@ -38,6 +43,10 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self, StoreError> {
         if let Some(path) = text.strip_prefix("sqlite:") {
             return Ok(Self::Sqlite(path.trim_start_matches("//").into()));
+        }
+        #[cfg(feature = "postgres")]
+        if text.starts_with("postgres://") || text.starts_with("postgresql://") {
+            return postgres::shown(text).map(|_| Self::Postgres(text.to_owned()));
         }
         match text.split_once("://") {
             Some((scheme, _)) => Err(StoreError::Address(format!("there are no histories at `{scheme}://`"))),
@@ -51,6 +60,8 @@ impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Sqlite(path) => path.display().fmt(f),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(url) => f.write_str(&postgres::shown(url).unwrap_or_else(|_| "postgres://***".into())),
         }
     }
 }
@@ -223,7 +234,7 @@ impl Store {
         work: impl FnOnce(&mut dyn Database) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let idle = || self.idle.lock().expect("no code panics while it holds the connections");
-        let taken = idle().pop();
+        let taken = idle().pop().and_then(|mut database| database.is_usable().then_some(database));
         let mut database = match taken {
             Some(database) => database,
             None => connect(&self.address)?,
@@ -240,6 +251,8 @@ impl Store {
 fn connect(address: &Address) -> Result<Box<dyn Database>, StoreError> {
     match address {
         Address::Sqlite(path) => Ok(Box::new(Sqlite::open(path)?)),
+        #[cfg(feature = "postgres")]
+        Address::Postgres(url) => Ok(Box::new(postgres::Postgres::open(url)?)),
     }
 }
 
@@ -260,7 +273,13 @@ fn register(database: &mut dyn Database, id: Uuid) -> Result<i64, StoreError> {
     number.ok_or_else(|| StoreError::Damaged("the history gives no number to this executor".into()))
 }
 
-fn host() -> String {
-    std::fs::read_to_string(Path::new("/proc/sys/kernel/hostname"))
-        .map_or_else(|_| String::new(), |name| name.trim().into())
+/// This machine, or this container of it: where a process is known by its number.
+pub(crate) fn host() -> String {
+    let name = std::fs::read_to_string(Path::new("/proc/sys/kernel/hostname")).unwrap_or_default();
+    let processes = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
+    match processes.to_str().and_then(|text| text.strip_prefix("pid:[")?.strip_suffix(']')) {
+        // The kernel gives this number to the first one.
+        None | Some("4026531836") => name.trim().into(),
+        Some(other) => format!("{}#{other}", name.trim()),
+    }
 }

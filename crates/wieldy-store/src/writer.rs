@@ -210,6 +210,11 @@ impl Unsigned {
         seq - self.signed_seq >= SIGN_EVERY || self.signed.elapsed() >= SIGN_AFTER
     }
 
+    /// A record after which everything comes that this executor has not heard of.
+    fn after(&self) -> i64 {
+        self.head.map_or(self.signed_seq, |head| head.seq)
+    }
+
     fn note(&mut self, head: Head, signed: bool) {
         if signed {
             *self = Self::since(head.seq);
@@ -243,28 +248,25 @@ impl Writer {
     /// Writes a group, however long that takes. Gives up only where there is no hope, or nobody is left to wait.
     fn put(&mut self, shared: &Shared, events: &[Arc<Event>], closing: bool) {
         let bytes = events.iter().map(|event| bytes_of(event)).sum::<usize>();
-        let mut records: Vec<Arc<Record>> = events.iter().map(|event| Arc::new(self.record(event))).collect();
+        let records: Vec<Arc<Record>> = events.iter().map(|event| Arc::new(self.record(event))).collect();
         let mut pause = Duration::from_millis(50);
         let began = Instant::now();
-        loop {
-            match self.write(&records, false) {
-                Ok(()) => break,
-                Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "the history cannot be written");
-                    tell_trouble(shared, &error);
-                    let hopeless = !error.is_passing() || shared.lock().closing && began.elapsed() > IDLE;
-                    if hopeless || closing && began.elapsed() > IDLE {
-                        self.give_up(shared, &error);
-                        return;
-                    }
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(Duration::from_secs(1));
-                }
+        let mut written = self.write(&records, false);
+        while let Err(error) = written {
+            tracing::warn!(error = &error as &dyn std::error::Error, "the history cannot be written");
+            tell_trouble(shared, &error);
+            let hopeless = !error.is_passing() || shared.lock().closing && began.elapsed() > IDLE;
+            if hopeless || closing && began.elapsed() > IDLE {
+                self.give_up(shared, &error);
+                return;
             }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_secs(1));
             // What is not known to have failed may have been written: ask before writing it once more.
-            if let Ok(kept) = self.reconnect() {
-                records.retain(|record| record.instance_seq == 0 || record.instance_seq > kept);
-            }
+            written = self.reconnect().and_then(|kept| match records.last() {
+                Some(last) if last.instance_seq <= kept => self.find_again(&records),
+                _ => self.write(&records, false),
+            });
         }
         failpoint::reach("writer.committed");
         let mut queue = shared.lock();
@@ -303,6 +305,28 @@ impl Writer {
         let sql = "SELECT last_seq FROM instances WHERE number = ?1";
         let kept = one_int(&mut *self.database, sql, &[self.number.into()])?;
         Ok(kept.unwrap_or_default() as u64)
+    }
+
+    /// Takes note of a group that was written, though nobody could say so.
+    fn find_again(&mut self, records: &[Arc<Record>]) -> Result<(), StoreError> {
+        let number_of = |record: Option<&Arc<Record>>| record.map_or(0, |record| record.instance_seq as i64);
+        let sql =
+            "SELECT seq, hash FROM events WHERE seq > ?1 AND instance = ?2 AND instance_seq IN (?3, ?4) ORDER BY seq";
+        let (first, last) = (number_of(records.first()), number_of(records.last()));
+        let values = [self.unsigned.after().into(), self.number.into(), first.into(), last.into()];
+        let mut found = Vec::new();
+        self.database.query(sql, &values, &mut |row| {
+            found.push(Head { seq: row.int(0)?, hash: row.bytes(1)?.try_into().unwrap_or_default() });
+            Ok(())
+        })?;
+        let (Some(first), Some(last)) = (found.first(), found.last()) else {
+            return Err(StoreError::Damaged("records are gone that were written".into()));
+        };
+        // Where its records are says all that the ledger needs to know.
+        let draft = self.ledger.draft(records, &Head { seq: first.seq - 1, hash: [0; 32] });
+        self.unsigned.note(*last, false);
+        self.ledger.accept(draft);
+        Ok(())
     }
 
     fn record(&mut self, event: &Event) -> Record {

@@ -216,6 +216,10 @@ impl Database for Sqlite {
         Ok(()) // the lock says so
     }
 
+    fn is_usable(&mut self) -> bool {
+        self.is_there().is_ok()
+    }
+
     fn reconnect(&mut self) -> Result<(), StoreError> {
         self.is_there()?;
         self.connection = connect(&self.path)?;
@@ -225,7 +229,10 @@ impl Database for Sqlite {
     fn words(&self, text: &str, place: usize) -> (String, Value) {
         // Every word in quotes: nothing in it is an operator. Each may be the beginning of one.
         let words = text.split(|sign: char| !sign.is_alphanumeric()).filter(|word| !word.is_empty());
-        let wanted = words.map(|word| format!("\"{word}\"*")).collect::<Vec<_>>().join(" ");
+        let mut wanted = words.map(|word| format!("\"{word}\"*")).collect::<Vec<_>>().join(" ");
+        if wanted.is_empty() {
+            wanted.push_str("\"\""); // signs alone are in no word
+        }
         (format!("id IN (SELECT rowid FROM words WHERE words MATCH ?{place})"), Value::Text(wanted))
     }
 

@@ -1,21 +1,18 @@
-use std::sync::Arc;
+//! The first thing anybody wants: what was called is found again.
 
 use serde_json::json;
-use wieldy_core::{Call, Executor, ToolSpec};
-use wieldy_store::{Address, GroupBy, JournalOptions, Query, Store};
+use wieldy_core::{Call, ToolSpec};
+use wieldy_store::{GroupBy, Query};
 use wieldy_testkit::{Act, Puppet};
 
-#[tokio::test]
-async fn what_was_called_is_found_again() {
-    let folder = tempfile::tempdir().unwrap();
-    let address = Address::Sqlite(folder.path().join("history.db"));
-    let store = Store::open(&address).unwrap();
-    let options = JournalOptions { key: Some(folder.path().join("audit.key")), ..JournalOptions::default() };
-    let journal = Arc::new(store.journal(&options).unwrap());
+use crate::world::{Place, executor};
+
+on_each_database!(what_was_called_is_found_again);
+
+async fn what_was_called_is_found_again(place: Place) {
+    let store = place.store();
     let (tool, _) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);
-    let mut builder = Executor::builder().tools([tool, Puppet::reading("read", Act::Echo)]);
-    builder.journal = Arc::clone(&journal) as _;
-    let executor = builder.build().unwrap();
+    let (executor, journal) = executor(&store, [tool, Puppet::reading("read", Act::Echo)]);
     let result = executor.call(Call::new("write", json!({"path": "some/file.txt", "password": "hunter2"}))).await;
     assert!(result.is_success());
     executor.call(Call::new("read", json!({"path": "other"}))).await;
@@ -27,4 +24,5 @@ async fn what_was_called_is_found_again() {
     assert_eq!(store.search(&text, 10).unwrap().executions.len(), 1);
     assert_eq!(store.show(result.execution_id).unwrap().unwrap().1.len(), 3);
     assert_eq!(store.stats(&Query::default(), GroupBy::Tool).unwrap().len(), 3);
+    assert_eq!(store.verify(&[], None, &mut |_| ()).unwrap().problem, None);
 }

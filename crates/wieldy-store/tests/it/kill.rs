@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use wieldy_core::{AnyTool, Call, Durability, Options, Outcome, Run, ToolSpec, tool};
 use wieldy_store::{Address, Execution, JournalOptions, Query, Store};
 
-use crate::world::Place;
+use crate::world::{Place, shared_server};
 
 /// How many calls the victim makes at once.
 const CALLERS: usize = 16;
@@ -171,7 +171,6 @@ fn kill_at_random(place: impl Fn() -> Place, rounds: u64) {
         }
         calls += check(&place);
     }
-    eprintln!("{calls} calls in {rounds} lives");
     assert!(calls > rounds as usize, "the victims did something: {calls}");
 }
 
@@ -192,8 +191,22 @@ fn killed_at_random_moments_nothing_is_lost_doubled_or_guessed() {
 }
 
 #[test]
+fn killed_at_random_moments_on_postgres_nothing_is_lost_doubled_or_guessed() {
+    if shared_server().is_some() {
+        kill_at_random(|| Place::postgres().unwrap(), 50);
+    }
+}
+
+#[test]
 fn killed_at_every_named_place_nothing_is_lost_doubled_or_guessed() {
     killed_at_every_named_place(&Place::sqlite);
+}
+
+#[test]
+fn killed_at_every_named_place_on_postgres_nothing_is_lost_doubled_or_guessed() {
+    if shared_server().is_some() {
+        killed_at_every_named_place(&|| Place::postgres().unwrap());
+    }
 }
 
 fn killed_at_every_named_place(place: &dyn Fn() -> Place) {

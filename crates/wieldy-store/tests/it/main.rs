@@ -1,11 +1,22 @@
 //! What the history promises, on every database it can be kept in.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[macro_use]
+mod world;
+mod server;
+
 mod close;
 mod first;
+mod forms;
 mod kill;
+mod lost;
 mod memory;
+mod outage;
 mod recovery;
+mod same;
+mod secure;
+mod together;
 mod trail;
 mod trouble;
 mod upkeep;
-mod world;

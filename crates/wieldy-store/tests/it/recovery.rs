@@ -11,6 +11,14 @@ use wieldy_testkit::{Act, Puppet};
 
 use crate::world::Place;
 
+on_each_database!(
+    a_call_that_was_open_ends_as_unknown_and_a_task_says_so,
+    the_result_of_a_task_and_of_a_key_is_given_by_the_next_executor,
+    a_key_whose_call_was_interrupted_never_runs_again_unless_that_does_no_harm,
+    an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_tool_may_be,
+    the_calls_of_an_executor_that_lives_are_left_alone,
+);
+
 fn with_key(key: &str) -> Options {
     Options { idempotency_key: Some(key.into()), ..Options::default() }
 }
@@ -22,9 +30,7 @@ async fn running(strings: &wieldy_testkit::Strings) {
     }
 }
 
-#[tokio::test]
-async fn a_call_that_was_open_ends_as_unknown_and_a_task_says_so() {
-    let place = Place::sqlite();
+async fn a_call_that_was_open_ends_as_unknown_and_a_task_says_so(place: Place) {
     let (hanging, strings) = Puppet::new(ToolSpec::new("hang", ""), [Act::Hang]);
     let first = place.executor([hanging]);
     let task = first.executor.spawn(Call::new("hang", json!({"n": 1})));
@@ -33,7 +39,7 @@ async fn a_call_that_was_open_ends_as_unknown_and_a_task_says_so() {
     let row = || place.store().search(&Query::default(), 9).unwrap().executions.remove(0);
     assert_eq!((row().status.as_str(), row().completed_at, row().attempts), ("running", None, 1));
     // The process is killed: the calls are never closed. Its journal's end is not told either.
-    leave(first).await;
+    leave(&place, first).await;
 
     let second = place.executor([Puppet::writing("hang", Act::Echo)]);
     let closed = row();
@@ -48,16 +54,16 @@ async fn a_call_that_was_open_ends_as_unknown_and_a_task_says_so() {
 }
 
 /// Leaves an executor behind as a killed process does: its calls stay open, its instance is not alive.
-async fn leave(living: crate::world::Living) {
+async fn leave(place: &Place, living: crate::world::Living) {
     living.journal.flush().await.unwrap();
     living.journal.forsake();
+    // No process has such a number.
+    place.sql("UPDATE instances SET process = 2147483647 WHERE ended_at IS NULL");
     // What still runs there belongs to a process that is gone.
     std::mem::forget(living.executor);
 }
 
-#[tokio::test]
-async fn the_result_of_a_task_and_of_a_key_is_given_by_the_next_executor() {
-    let place = Place::sqlite();
+async fn the_result_of_a_task_and_of_a_key_is_given_by_the_next_executor(place: Place) {
     let (tool, strings) =
         Puppet::new(ToolSpec::new("pay", ""), [Act::Give(json!({"receipt": 7, "password": "hunter2"}))]);
     let first = place.executor([tool]);
@@ -86,9 +92,7 @@ async fn the_result_of_a_task_and_of_a_key_is_given_by_the_next_executor() {
     place.check();
 }
 
-#[tokio::test]
-async fn a_key_whose_call_was_interrupted_never_runs_again_unless_that_does_no_harm() {
-    let place = Place::sqlite();
+async fn a_key_whose_call_was_interrupted_never_runs_again_unless_that_does_no_harm(place: Place) {
     let (paying, paid) = Puppet::new(ToolSpec::new("pay", ""), [Act::Hang]);
     let look = || ToolSpec::new("look", "").read_only();
     let (looking, looked) = Puppet::new(look(), [Act::Hang]);
@@ -98,7 +102,7 @@ async fn a_key_whose_call_was_interrupted_never_runs_again_unless_that_does_no_h
     }
     running(&paid).await;
     running(&looked).await;
-    leave(first).await;
+    leave(&place, first).await;
 
     let (paying, paid) = Puppet::new(ToolSpec::new("pay", ""), [Act::Echo]);
     let second = place.executor([paying, Puppet::new(look(), [Act::Echo]).0]);
@@ -112,9 +116,7 @@ async fn a_key_whose_call_was_interrupted_never_runs_again_unless_that_does_no_h
     place.check();
 }
 
-#[tokio::test]
-async fn an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_tool_may_be() {
-    let place = Place::sqlite();
+async fn an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_tool_may_be(place: Place) {
     let tools = |act: fn() -> Act| {
         let (idempotent, ran) = Puppet::new(ToolSpec::new("put", "").idempotent(), [act()]);
         let (other, _) = Puppet::new(ToolSpec::new("pay", ""), [act()]);
@@ -132,7 +134,7 @@ async fn an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_t
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     tokio::time::sleep(Duration::from_millis(20)).await;
-    leave(first).await;
+    leave(&place, first).await;
 
     let (set, ran) = tools(|| Act::Echo);
     let options = JournalOptions { resumes: true, ..place.options() };
@@ -166,9 +168,7 @@ async fn an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_t
     place.check();
 }
 
-#[tokio::test]
-async fn the_calls_of_an_executor_that_lives_are_left_alone() {
-    let place = Place::sqlite();
+async fn the_calls_of_an_executor_that_lives_are_left_alone(place: Place) {
     let (hanging, strings) = Puppet::new(ToolSpec::new("hang", ""), [Act::PrintAndWait("x")]);
     let first = place.executor([hanging]);
     let task = first.executor.spawn(Call::new("hang", json!({})));

@@ -7,9 +7,16 @@ use wieldy_testkit::{Act, Puppet};
 
 use crate::world::Place;
 
+on_each_database!(
+    a_history_that_nobody_touched_is_whole,
+    every_change_of_a_record_is_found_where_it_was_made,
+    what_is_taken_out_put_in_or_moved_is_found,
+    the_tables_made_from_the_trail_are_compared_with_it,
+    a_trail_that_was_made_anew_does_not_lead_through_what_was_signed,
+);
+
 /// A history of four calls, one of which failed and one of which there was no tool for: 12 records and two of the executor.
-async fn told() -> Place {
-    let place = Place::sqlite();
+async fn told(place: Place) -> Place {
     let (tool, _) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);
     let living = place.executor([tool, Puppet::reading("read", Act::Say("hi"))]);
     for (tool, path) in [("write", "a"), ("read", "b"), ("missing", "c"), ("write", "d")] {
@@ -25,20 +32,29 @@ fn verify(place: &Place) -> Verdict {
 }
 
 /// Changes the history by hand; what is found then.
-async fn after(sql: &str) -> Option<(i64, String)> {
-    let place = told().await;
+async fn after(place: Place, sql: &str) -> Option<(i64, String)> {
+    let place = told(place).await;
     change(&place, sql);
     verify(&place).problem.map(|Problem { seq, what }| (seq, what))
 }
 
 fn change(place: &Place, sql: &str) {
-    let connection = rusqlite::Connection::open(place.folder.path().join("history.db")).unwrap();
-    connection.execute_batch(sql).unwrap();
+    let mut sql = sql.to_owned();
+    if place.is_postgres() {
+        for (ours, theirs) in [
+            ("zeroblob(32)", "decode(repeat('00', 32), 'hex')"),
+            (" at = at + 1", " at = at + interval '1 microsecond'"),
+            ("started_at = 1", "started_at = to_timestamp(1)"),
+            ("'success', 1, 2,", "'success', to_timestamp(1), to_timestamp(2),"),
+        ] {
+            sql = sql.replace(ours, theirs);
+        }
+    }
+    sql.split(';').filter(|sql| !sql.trim().is_empty()).for_each(|sql| drop(place.sql(sql)));
 }
 
-#[tokio::test]
-async fn a_history_that_nobody_touched_is_whole() {
-    let place = told().await;
+async fn a_history_that_nobody_touched_is_whole(place: Place) {
+    let place = told(place).await;
     let verdict = Verdict {
         records: 13,
         executions: 4,
@@ -53,8 +69,7 @@ async fn a_history_that_nobody_touched_is_whole() {
     assert_eq!(verify(&place), verdict);
 }
 
-#[tokio::test]
-async fn every_change_of_a_record_is_found_where_it_was_made() {
+async fn every_change_of_a_record_is_found_where_it_was_made(place: Place) {
     let changed = "it was changed, or is not in its place";
     for (column, value) in [
         ("data", "'{}'"),
@@ -66,35 +81,33 @@ async fn every_change_of_a_record_is_found_where_it_was_made() {
         ("hash", "zeroblob(32)"),
         ("instance_seq", "instance_seq + 1"),
     ] {
-        let found = after(&format!("UPDATE events SET {column} = {value} WHERE seq = 2")).await;
+        let found = after(place.another(), &format!("UPDATE events SET {column} = {value} WHERE seq = 2")).await;
         assert_eq!(found, Some((2, changed.into())), "{column} = {value}");
     }
 }
 
-#[tokio::test]
-async fn what_is_taken_out_put_in_or_moved_is_found() {
+async fn what_is_taken_out_put_in_or_moved_is_found(place: Place) {
     let missing = |seq| Some((seq, "it is missing".to_owned()));
-    assert_eq!(after("DELETE FROM events WHERE seq = 5").await, missing(5));
-    assert_eq!(after("DELETE FROM events WHERE seq BETWEEN 5 AND 7").await, missing(5));
+    assert_eq!(after(place.another(), "DELETE FROM events WHERE seq = 5").await, missing(5));
+    assert_eq!(after(place.another(), "DELETE FROM events WHERE seq BETWEEN 5 AND 7").await, missing(5));
     assert_eq!(
-        after("DELETE FROM events WHERE seq = 13").await,
+        after(place.another(), "DELETE FROM events WHERE seq = 13").await,
         Some((13, "it is missing at the end of the trail".into()))
     );
     assert_eq!(
-        after("DELETE FROM events WHERE seq = 1").await,
+        after(place.another(), "DELETE FROM events WHERE seq = 1").await,
         Some((1, "it is missing, with all up to the first one there is, and no record says why".into()))
     );
     let swapped = "UPDATE events SET seq = -1 WHERE seq = 4; UPDATE events SET seq = 4 WHERE seq = 5;
                    UPDATE events SET seq = 5 WHERE seq = -1;";
-    assert_eq!(after(swapped).await, Some((4, "it was changed, or is not in its place".into())));
+    assert_eq!(after(place.another(), swapped).await, Some((4, "it was changed, or is not in its place".into())));
     let added = "INSERT INTO events SELECT 14, instance, 13, at, name, execution, subject, data, hash FROM events WHERE seq = 13;";
-    assert_eq!(after(added).await, None, "what stands behind the end was never part of the trail");
+    assert_eq!(after(place.another(), added).await, None, "what stands behind the end was never part of the trail");
     let added = format!("{added} UPDATE trail SET seq = 14");
-    assert_eq!(after(&added).await, Some((14, "it was changed, or is not in its place".into())));
+    assert_eq!(after(place.another(), &added).await, Some((14, "it was changed, or is not in its place".into())));
 }
 
-#[tokio::test]
-async fn the_tables_made_from_the_trail_are_compared_with_it() {
+async fn the_tables_made_from_the_trail_are_compared_with_it(place: Place) {
     let other = |seq| Some((seq, "the row of its call in `tool_executions` says something else".to_owned()));
     for (column, value) in [
         ("status", "'success'"),
@@ -107,23 +120,28 @@ async fn the_tables_made_from_the_trail_are_compared_with_it() {
         ("duration_ms", "1"),
         ("session_id", "'s'"),
     ] {
-        let found =
-            after(&format!("UPDATE tool_executions SET {column} = {value} WHERE status = 'validation_error'")).await;
+        let found = after(
+            place.another(),
+            &format!("UPDATE tool_executions SET {column} = {value} WHERE status = 'validation_error'"),
+        )
+        .await;
         assert_eq!(found, other(8), "{column} = {value}");
     }
     assert_eq!(
-        after("DELETE FROM tool_executions WHERE id = 8").await,
+        after(place.another(), "DELETE FROM tool_executions WHERE id = 8").await,
         Some((8, "its call has no row in `tool_executions`".into()))
     );
     let forged = "INSERT INTO tool_executions (id, execution_id, tool_name, status, started_at, completed_at, agent_id, instance)
                   VALUES (3, 'x', 'write', 'success', 1, 2, 'a', 1)";
-    assert_eq!(after(forged).await, Some((13, "there are rows in `tool_executions` that no record speaks of".into())));
+    assert_eq!(
+        after(place.another(), forged).await,
+        Some((13, "there are rows in `tool_executions` that no record speaks of".into()))
+    );
 }
 
-#[tokio::test]
-async fn a_trail_that_was_made_anew_does_not_lead_through_what_was_signed() {
+async fn a_trail_that_was_made_anew_does_not_lead_through_what_was_signed(place: Place) {
     // The attacker owns the database, but not the key: all hashes are right again.
-    let place = told().await;
+    let place = told(place).await;
     let signer = Signer::open(&place.folder.path().join("audit.key")).unwrap();
     let anchor = place.store().sign_head(&signer).unwrap();
     assert!(anchor.is_signed_by(signer.key()));
@@ -133,7 +151,7 @@ async fn a_trail_that_was_made_anew_does_not_lead_through_what_was_signed() {
     let good = check(&place, std::slice::from_ref(&anchor), Some(signer.key()));
     assert_eq!((good.anchors, good.heads, good.problem), (1, 1, None));
 
-    let other = told().await;
+    let other = told(place.another()).await;
     let found = check(&other, std::slice::from_ref(&anchor), None);
     assert_eq!(
         found.problem,

@@ -9,6 +9,11 @@ use wieldy_testkit::{Act, Puppet};
 
 use crate::world::{Living, Place};
 
+on_each_database!(
+    what_is_dropped_is_recorded_and_the_rest_is_still_provable,
+    a_history_that_is_too_large_loses_its_oldest,
+);
+
 fn living(place: &Place) -> Living {
     let (tool, _) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);
     let (waiting, _) = Puppet::new(ToolSpec::new("wait", ""), [Act::PrintAndWait("x")]);
@@ -21,9 +26,7 @@ async fn write(living: &Living, count: usize) {
     }
 }
 
-#[tokio::test]
-async fn what_is_dropped_is_recorded_and_the_rest_is_still_provable() {
-    let place = Place::sqlite();
+async fn what_is_dropped_is_recorded_and_the_rest_is_still_provable(place: Place) {
     let first = living(&place);
     write(&first, 20).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -60,9 +63,7 @@ async fn what_is_dropped_is_recorded_and_the_rest_is_still_provable() {
     assert_eq!(store.stats(&Query::default(), GroupBy::Tool).unwrap().len(), 2, "statistics are kept");
 }
 
-#[tokio::test]
-async fn a_history_that_is_too_large_loses_its_oldest() {
-    let place = Place::sqlite();
+async fn a_history_that_is_too_large_loses_its_oldest(place: Place) {
     let first = living(&place);
     for n in 0..200 {
         first.executor.call(Call::new("write", json!({ "n": n, "text": "x".repeat(4000) }))).await;
@@ -70,10 +71,10 @@ async fn a_history_that_is_too_large_loses_its_oldest() {
     first.journal.flush().await.unwrap();
     drop(first);
     let store = place.store();
-    let bytes_max = Some(store.prunable(&Retention::default()).unwrap().bytes / 2);
-    let pruned = store.prune(&Retention { age_max: None, bytes_max }, &place.options()).unwrap();
+    let bytes_max = store.prunable(&Retention::default()).unwrap().bytes / 2;
+    let pruned = store.prune(&Retention { age_max: None, bytes_max: Some(bytes_max) }, &place.options()).unwrap();
     assert!(pruned.executions > 90 && pruned.executions < 150, "{pruned:?}");
-    assert!(pruned.bytes <= bytes_max.unwrap() * 12 / 10, "{pruned:?} {bytes_max:?}");
+    assert!(pruned.bytes <= bytes_max * 12 / 10, "{pruned:?} {bytes_max}");
     place.check();
 }
 

@@ -1,22 +1,75 @@
-//! A history to test with, and an executor that writes it.
+//! A history to test with, in a file or on the server that `cargo xtask test` starts, and an executor that writes it.
 
+use std::future::Future;
+use std::io::Write;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use wieldy_core::{Executor, ExecutorBuilder, SharedTool};
 use wieldy_store::{Address, JournalOptions, Store, StoreJournal};
 
-/// A place for a history of its own.
+/// Makes two tests of each function: one in SQLite, one on PostgreSQL.
+macro_rules! on_each_database {
+    ($($test:ident),* $(,)?) => {
+        mod sqlite {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $test() {
+                super::$test(crate::world::Place::sqlite()).await;
+            })*
+        }
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $test() {
+                if let Some(place) = crate::world::Place::postgres() {
+                    super::$test(place).await;
+                }
+            })*
+        }
+    };
+}
+
+/// Where a history can be that no other test uses.
 pub(crate) struct Place {
-    pub(crate) folder: TempDir,
     pub(crate) address: Address,
+    /// For whatever else the test has.
+    pub(crate) folder: TempDir,
+    /// The server's own address and the database on it, to be dropped.
+    database: Option<(String, String)>,
 }
 
 impl Place {
     pub(crate) fn sqlite() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let address = Address::Sqlite(folder.path().join("history.db"));
-        Self { folder, address }
+        Self { address, folder, database: None }
+    }
+
+    /// A new database on the shared server, or nothing where there is none; said aloud.
+    pub(crate) fn postgres() -> Option<Self> {
+        let server = shared_server()?;
+        let name = format!("test_{}", uuid::Uuid::now_v7().simple());
+        sql(&server, &format!("CREATE DATABASE {name}"));
+        let (base, _) = server.rsplit_once('/').unwrap();
+        let address = format!("{base}/{name}").parse().unwrap();
+        Some(Self { address, folder: tempfile::tempdir().unwrap(), database: Some((server, name)) })
+    }
+
+    pub(crate) fn store(&self) -> Store {
+        Store::open(&self.address).unwrap()
+    }
+
+    /// A new place of the same kind.
+    pub(crate) fn another(&self) -> Self {
+        if self.is_postgres() { Self::postgres().unwrap() } else { Self::sqlite() }
+    }
+
+    /// The same place on a server, reached by another port of this machine.
+    pub(crate) fn through(&self, port: u16) -> Address {
+        let url = self.url();
+        let (head, rest) = url.split_once("@127.0.0.1:").unwrap();
+        let (_, name) = rest.split_once('/').unwrap();
+        format!("{head}@127.0.0.1:{port}/{name}").parse().unwrap()
     }
 
     /// The address as text, for another process.
@@ -24,8 +77,8 @@ impl Place {
         self.address.to_string()
     }
 
-    pub(crate) fn store(&self) -> Store {
-        Store::open(&self.address).unwrap()
+    pub(crate) fn is_postgres(&self) -> bool {
+        matches!(self.address, Address::Postgres(_))
     }
 
     pub(crate) fn store_again(&self) -> Result<Store, wieldy_store::StoreError> {
@@ -60,6 +113,72 @@ impl Place {
         assert_eq!(verdict.problem, None, "{verdict:?}");
         verdict
     }
+
+    /// Runs statements behind the program's back; the values of the rows, as text.
+    pub(crate) fn sql(&self, text: &str) -> Vec<Vec<String>> {
+        match &self.address {
+            Address::Sqlite(path) => {
+                let connection = rusqlite::Connection::open(path).unwrap();
+                let mut statement = connection.prepare(text).unwrap();
+                let width = statement.column_count();
+                let mut rows = statement.query([]).unwrap();
+                let mut found = Vec::new();
+                while let Some(row) = rows.next().unwrap() {
+                    let value = |at| format!("{:?}", row.get::<_, rusqlite::types::Value>(at).unwrap());
+                    found.push((0..width).map(value).collect());
+                }
+                found
+            }
+            Address::Postgres(url) => sql(url, &format!("SET search_path = agent_tools; {text}")),
+            _ => unreachable!("there are no others"),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some((server, name)) = &self.database {
+            sql(server, &format!("DROP DATABASE {name} WITH (FORCE)"));
+        }
+    }
+}
+
+/// The address of the shared server.
+pub(crate) fn shared_server() -> Option<String> {
+    let server = std::env::var("WIELDY_TEST_POSTGRES").ok();
+    if server.is_none() {
+        assert!(std::env::var("CI").is_err(), "CI must have a PostgreSQL server to test with");
+        let why = "SKIPPED: there is no PostgreSQL server; `cargo xtask postgres -- cargo nextest run` starts one";
+        let _ = writeln!(std::io::stderr(), "{why}");
+    }
+    server
+}
+
+/// Runs statements on a server; the values of the rows, as text.
+pub(crate) fn sql(url: &str, text: &str) -> Vec<Vec<String>> {
+    let (url, text) = (url.to_owned(), text.to_owned());
+    let run = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let (client, connection) = tokio_postgres::connect(&url, tokio_postgres::NoTls).await.unwrap();
+            tokio::spawn(connection);
+            let rows = client.simple_query(&text).await.unwrap();
+            let rows = rows.into_iter().filter_map(|message| match message {
+                tokio_postgres::SimpleQueryMessage::Row(row) => Some(row),
+                _ => None,
+            });
+            rows.map(|row| (0..row.len()).map(|at| row.get(at).unwrap_or("NULL").to_owned()).collect()).collect()
+        })
+    };
+    std::thread::spawn(run).join().unwrap()
+}
+
+/// An executor that keeps its journal there.
+pub(crate) fn executor(store: &Store, tools: impl IntoIterator<Item = SharedTool>) -> (Executor, Arc<StoreJournal>) {
+    let journal = Arc::new(store.journal(&JournalOptions::default()).unwrap());
+    let mut builder = Executor::builder().tools(tools);
+    builder.journal = Arc::clone(&journal) as _;
+    (builder.build().unwrap(), journal)
 }
 
 /// An executor and its journal.
@@ -68,9 +187,12 @@ pub(crate) struct Living {
     pub(crate) journal: Arc<StoreJournal>,
 }
 
-impl Living {
-    /// Stops as if the process were killed: nothing more is written, and its sign of life is gone.
-    pub(crate) async fn end(self) {
-        self.journal.flush().await.unwrap();
+/// Waits until something is so, and for how long that took.
+pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) -> Duration {
+    let began = Instant::now();
+    while !is_so().await {
+        assert!(began.elapsed() < Duration::from_secs(60), "waited for long: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    began.elapsed()
 }

@@ -1,0 +1,476 @@
+//! The history on a PostgreSQL server: many machines write one trail.
+//!
+//! The driver speaks asynchronously and we do not. Each connection has a small runtime of its own that runs while we wait for
+//! an answer, and no longer than patience lasts: a server that hangs looks like one that is gone. Whoever calls from
+//! within another runtime is served by a thread of ours meanwhile, because no runtime can wait for another.
+
+mod server;
+mod values;
+mod write;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Statement};
+
+use self::server::{CONNECT, Server, told};
+use crate::database::{Database, Dialect, EachRow, Value, one_int};
+use crate::error::StoreError;
+use crate::ledger::Draft;
+use crate::migrations::{self, Migration};
+use crate::trail::Head;
+
+/// How long to wait for an answer while an executor waits for us.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// How long to wait where somebody asked for much.
+const LONG_PATIENCE: Duration = Duration::from_secs(10 * 60);
+/// How long an executor counts as alive that shows no other sign.
+const LIFE: Duration = Duration::from_secs(15);
+/// How many rows are taken from the wire before they are looked at.
+const ROWS: usize = 512;
+/// How many statements are kept prepared.
+const STATEMENTS_MAX: usize = 64;
+/// What is locked while the tables change their form: "wieldy" in ASCII.
+const FORM_LOCK: i64 = 0x7769_656c_6479;
+
+pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
+    up: include_str!("../../migrations/postgres/0001_history.up.sql"),
+    down: include_str!("../../migrations/postgres/0001_history.down.sql"),
+}];
+
+/// What every session begins with. A server that would lose what it committed is told not to; the rest keeps one that is
+/// stuck from holding up the others.
+const BEGIN: &str = "
+    SET search_path = agent_tools;
+    SET client_min_messages = warning;
+    SET default_transaction_isolation = 'read committed';
+    SET lock_timeout = '3s';
+    SET idle_in_transaction_session_timeout = '60s';
+    SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3;
+    SET jit = off;
+    SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off';";
+
+/// A connection to a PostgreSQL server.
+pub(crate) struct Postgres {
+    server: Server,
+    session: Session,
+    /// Where the trail ended when this connection last looked.
+    head: Option<Head>,
+    /// Since when this is not the first connection any more.
+    reconnected: Option<Instant>,
+    /// Whether an executor waits for this connection.
+    is_alive: bool,
+    patience: Duration,
+}
+
+/// The address of a server, without its password.
+pub(crate) fn shown(url: &str) -> Result<String, StoreError> {
+    Server::parse(url).map(|server| server.shown())
+}
+
+impl Postgres {
+    /// Connects, and brings the tables into this program's form.
+    pub(crate) fn open(url: &str) -> Result<Self, StoreError> {
+        let server = Server::parse(url)?;
+        let session = Session::open(&server)?;
+        let mut opened =
+            Self { server, session, head: None, reconnected: None, is_alive: false, patience: LONG_PATIENCE };
+        let version = opened.version()?;
+        migrations::check(version, MIGRATIONS)?;
+        if version < MIGRATIONS.len() as u32 {
+            opened.migrate(MIGRATIONS.len() as u32)?;
+        }
+        Ok(opened)
+    }
+
+    /// The form of the tables that are there; 0 where there are none.
+    fn version(&mut self) -> Result<u32, StoreError> {
+        let there =
+            "SELECT count(*) FROM pg_catalog.pg_tables WHERE schemaname = 'agent_tools' AND tablename = 'version'";
+        if one_int(self, there, &[])? != Some(1) {
+            return Ok(0);
+        }
+        let version = one_int(self, "SELECT version FROM version", &[])?;
+        Ok(u32::try_from(version.unwrap_or_default()).unwrap_or(u32::MAX))
+    }
+
+    fn batch(&mut self, sql: &str) -> Result<(), StoreError> {
+        let client = &self.session.client;
+        self.session.wait(self.patience, client.batch_execute(sql)).map_err(|failed| failed.into_error(WRITING))
+    }
+
+    /// Runs `work` without a limit on how long a statement may take.
+    fn at_length<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, StoreError>) -> Result<T, StoreError> {
+        if !self.is_alive {
+            return work(self);
+        }
+        self.batch("SET statement_timeout = 0; SET lock_timeout = '60s'")?;
+        self.patience = LONG_PATIENCE;
+        let done = work(self);
+        self.patience = PATIENCE;
+        let settled = self.batch(LIMITS);
+        done.and_then(|done| settled.map(|()| done))
+    }
+}
+
+/// What holds for statements that an executor waits for: the server gives up before we do, and says so.
+const LIMITS: &str =
+    "SET statement_timeout = '3500ms'; SET lock_timeout = '3s'; SET plan_cache_mode = force_generic_plan";
+
+const READING: &str = "cannot read the history";
+const WRITING: &str = "cannot write the history";
+
+/// A connection and what drives it.
+struct Session {
+    runtime: Option<Runtime>,
+    client: Client,
+    /// What the server said when it ended the connection.
+    last_words: Arc<OnceLock<String>>,
+    statements: HashMap<String, Statement>,
+}
+
+/// Why there is no answer.
+enum Failed {
+    Answer(tokio_postgres::Error),
+    Silence(Duration),
+    Gone(String),
+}
+
+impl Failed {
+    fn into_error(self, what: &str) -> StoreError {
+        let error = match self {
+            Self::Answer(error) => error,
+            Self::Silence(patience) => {
+                let seconds = patience.as_secs();
+                return StoreError::Unavailable(format!("{what}: the server did not answer within {seconds} s"));
+            }
+            Self::Gone(why) => return StoreError::Unavailable(format!("{what}: {why}")),
+        };
+        let code = error.code().cloned();
+        let message = format!("{what}: {}", told(error));
+        let hopeless = [
+            SqlState::UNDEFINED_TABLE,
+            SqlState::UNDEFINED_COLUMN,
+            SqlState::UNIQUE_VIOLATION,
+            SqlState::DATA_CORRUPTED,
+            SqlState::INDEX_CORRUPTED,
+        ];
+        match code {
+            Some(code) if hopeless.contains(&code) => StoreError::Damaged(message),
+            _ => StoreError::Unavailable(message),
+        }
+    }
+}
+
+impl Session {
+    fn open(server: &Server) -> Result<Self, StoreError> {
+        let failed =
+            |why: String| StoreError::Unavailable(format!("cannot use the history `{}`: {why}", server.shown()));
+        let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| failed(error.to_string()))?;
+        let last_words = Arc::new(OnceLock::new());
+        let heard = Arc::clone(&last_words);
+        let connected = async {
+            let connect = server.connect(move |why| drop(heard.set(why)));
+            let client = tokio::time::timeout(CONNECT, connect)
+                .await
+                .unwrap_or_else(|_| Err(format!("the server did not answer within {} s", CONNECT.as_secs())))?;
+            let encoding = tokio::time::timeout(CONNECT, async {
+                client.batch_execute(BEGIN).await?;
+                let row = client.query_one("SELECT current_setting('server_encoding')", &[]).await?;
+                row.try_get::<_, String>(0)
+            });
+            let encoding = encoding.await.map_err(|_| "the server did not answer in time".to_owned())?;
+            Ok((client, encoding.map_err(told)?))
+        };
+        let connected: Result<(Client, String), String> = block_on(&runtime, connected);
+        match connected {
+            Ok((client, encoding)) if encoding == "UTF8" => {
+                Ok(Self { runtime: Some(runtime), client, last_words, statements: HashMap::new() })
+            }
+            Ok((_, encoding)) => {
+                runtime.shutdown_background();
+                Err(failed(format!("the database has the encoding {encoding}, and a history needs UTF8")))
+            }
+            Err(why) => {
+                runtime.shutdown_background();
+                Err(failed(why))
+            }
+        }
+    }
+
+    /// Waits for an answer.
+    fn wait<T: Send>(
+        &self,
+        patience: Duration,
+        work: impl Future<Output = Result<T, tokio_postgres::Error>> + Send,
+    ) -> Result<T, Failed> {
+        let Some(runtime) = &self.runtime else { return Err(Failed::Gone("the connection is closed".into())) };
+        match block_on(runtime, async { tokio::time::timeout(patience, work).await }) {
+            Ok(Ok(answer)) => Ok(answer),
+            // What the server said at the end of a connection explains why it is closed.
+            Ok(Err(error)) if error.is_closed() => {
+                let why = self.last_words.get().map_or("the server closed the connection", String::as_str);
+                Err(Failed::Gone(why.to_owned()))
+            }
+            Ok(Err(error)) => Err(Failed::Answer(error)),
+            Err(_) => Err(Failed::Silence(patience)),
+        }
+    }
+
+    /// The statement, prepared.
+    fn statement(&mut self, sql: &str) -> Result<Statement, Failed> {
+        if let Some(statement) = self.statements.get(sql) {
+            return Ok(statement.clone());
+        }
+        if self.statements.len() >= STATEMENTS_MAX {
+            self.statements.clear();
+        }
+        let statement = self.wait(PATIENCE, self.client.prepare(&sql.replace('?', "$")))?;
+        self.statements.insert(sql.to_owned(), statement.clone());
+        Ok(statement)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.statements.clear();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background(); // which may happen within another runtime
+        }
+    }
+}
+
+/// Waits for `work`, wherever we are.
+fn block_on<T: Send>(runtime: &Runtime, work: impl Future<Output = T> + Send) -> T {
+    if Handle::try_current().is_err() {
+        return runtime.block_on(work);
+    }
+    let waited = std::thread::scope(|scope| scope.spawn(|| runtime.block_on(work)).join());
+    waited.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn borrowed(values: &[Value]) -> Vec<&(dyn ToSql + Sync)> {
+    values.iter().map(|value| value as &(dyn ToSql + Sync)).collect()
+}
+
+impl Database for Postgres {
+    fn dialect(&self) -> Dialect {
+        Dialect::Postgres
+    }
+
+    fn query(&mut self, sql: &str, values: &[Value], each: EachRow<'_>) -> Result<(), StoreError> {
+        let failed = |failed: Failed| failed.into_error(READING);
+        let statement = self.session.statement(sql).map_err(failed)?;
+        let session = &self.session;
+        let rows = session.client.query_raw(&statement, borrowed(values));
+        let mut rows = pin!(session.wait(self.patience, rows).map_err(failed)?);
+        loop {
+            // Rows are looked at outside of the runtime: who looks may ask another database.
+            let taken = async {
+                let mut taken = Vec::new();
+                while taken.len() < ROWS {
+                    match rows.next().await {
+                        Some(row) => taken.push(row?),
+                        None => return Ok((taken, true)),
+                    }
+                }
+                Ok((taken, false))
+            };
+            let (taken, is_last) = session.wait(self.patience, taken).map_err(failed)?;
+            taken.iter().try_for_each(|row| each(row))?;
+            if is_last {
+                return Ok(());
+            }
+        }
+    }
+
+    fn query_once(&mut self, sql: &str, each: EachRow<'_>) -> Result<(), StoreError> {
+        let session = &self.session;
+        let rows = session.wait(self.patience, session.client.query(sql, &[]));
+        rows.map_err(|failed| failed.into_error(READING))?.iter().try_for_each(|row| each(row))
+    }
+
+    fn execute(&mut self, sql: &str, values: &[Value]) -> Result<u64, StoreError> {
+        let failed = |failed: Failed| failed.into_error(WRITING);
+        let statement = self.session.statement(sql).map_err(failed)?;
+        let session = &self.session;
+        session.wait(self.patience, session.client.execute_raw(&statement, borrowed(values))).map_err(failed)
+    }
+
+    fn atomically(
+        &mut self,
+        work: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.at_length(|this| {
+            this.batch("BEGIN")?;
+            let done = work(this).and_then(|()| this.batch("COMMIT"));
+            if done.is_err() {
+                let _ = this.batch("ROLLBACK");
+            }
+            done
+        })
+    }
+
+    fn write(&mut self, instance: i64, draft: &mut dyn FnMut(&Head) -> Draft) -> Result<Draft, StoreError> {
+        write::write(self, instance, draft)
+    }
+
+    fn show_life(&mut self, instance: &str) -> Result<(), StoreError> {
+        // Shared, because a session that this executor lost may hold it for a while.
+        self.execute("SELECT pg_advisory_lock_shared(?1)", &[life(instance).into()])?;
+        self.is_alive = true;
+        self.patience = PATIENCE;
+        self.batch(LIMITS)
+    }
+
+    /// Whoever holds the lock lives. When a server starts again all locks are gone for a moment, and when a network comes
+    /// back those of others: so the executor counts as alive for a while after it, the server or we were last seen to come
+    /// back. A process of this machine that is gone is gone at once.
+    fn lives(&mut self, instance: &str) -> Result<bool, StoreError> {
+        let sql = "SELECT host, process, NOT pg_try_advisory_xact_lock(?2),
+                     greatest(seen_at, pg_postmaster_start_time()) > clock_timestamp() - make_interval(secs => ?3)
+                   FROM instances WHERE id = ?1";
+        let values = [instance.into(), life(instance).into(), Value::Real(LIFE.as_secs_f64())];
+        let asked = Instant::now();
+        loop {
+            let (mut is_gone, mut is_held, mut is_recent) = (false, false, false);
+            self.query(sql, &values, &mut |row| {
+                is_gone = row.text(0)? == crate::store::host() && is_gone_here(row.int(1)?);
+                (is_held, is_recent) = (row.flag(2)?, row.flag(3)?);
+                Ok(())
+            })?;
+            if is_held && is_gone && asked.elapsed() < Duration::from_secs(1) {
+                // The server has yet to notice.
+                std::thread::sleep(Duration::from_millis(20));
+                continue;
+            }
+            let may_return = is_recent || self.reconnected.is_some_and(|since| since.elapsed() < LIFE);
+            return Ok(is_held || may_return && !is_gone);
+        }
+    }
+
+    fn stay_alive(&mut self, instance: i64) -> Result<(), StoreError> {
+        let sql = "UPDATE instances SET seen_at = clock_timestamp() WHERE number = ?1 AND ended_at IS NULL";
+        match self.execute(sql, &[instance.into()])? {
+            0 => Err(StoreError::TakenForDead),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_usable(&mut self) -> bool {
+        self.session.wait(CONNECT, self.session.client.simple_query("")).is_ok()
+    }
+
+    fn reconnect(&mut self) -> Result<(), StoreError> {
+        self.session = Session::open(&self.server)?;
+        self.head = None;
+        self.reconnected = Some(Instant::now());
+        let version = self.version()?;
+        migrations::check(version, MIGRATIONS)
+    }
+
+    fn words(&self, text: &str, place: usize) -> (String, Value) {
+        // Letters and digits only: nothing in it is an operator. Each may be the beginning of a word.
+        let wanted = values::words(text).map(|word| format!("{word}:*")).collect::<Vec<_>>().join(" & ");
+        (format!("id IN (SELECT id FROM words WHERE words @@ ?{place}::text::tsquery)"), Value::Text(wanted))
+    }
+
+    fn add_words(&mut self, words: &[(i64, String)]) -> Result<(), StoreError> {
+        let sql = "INSERT INTO words (id, words) VALUES (?1, ?2::text::tsvector)";
+        words.iter().try_for_each(|(id, text)| {
+            let text = Value::Text(values::words(text).collect::<Vec<_>>().join(" "));
+            self.execute(sql, &[(*id).into(), text]).map(drop)
+        })
+    }
+
+    fn forget_words(&mut self, up_to: i64) -> Result<(), StoreError> {
+        let sql = "DELETE FROM words w WHERE id <= ?1 AND NOT EXISTS (SELECT FROM tool_executions e WHERE e.id = w.id)";
+        self.at_length(|this| this.execute(sql, &[up_to.into()]).map(drop))
+    }
+
+    /// About how many bytes the rows take that are there. Room that is free within the server's files does not count: it is
+    /// used again, and retention would drop ever more to get rid of it.
+    fn size(&mut self) -> Result<u64, StoreError> {
+        let files = "SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c
+                     WHERE c.relnamespace = 'agent_tools'::regnamespace AND c.relkind = 'r'";
+        let files = one_int(self, files, &[])?.unwrap_or_default();
+        // A row, its indexes and its words take about twice what its columns do.
+        let rows = "SELECT (2 * (
+              (SELECT count(*) FROM events) * (SELECT coalesce(avg(pg_column_size(e.*)), 0) FROM
+                (SELECT * FROM events ORDER BY seq DESC LIMIT 1000) e)
+            + (SELECT count(*) FROM tool_executions) * (SELECT coalesce(avg(pg_column_size(t.*)), 0) FROM
+                (SELECT * FROM tool_executions ORDER BY id DESC LIMIT 1000) t)))::bigint";
+        let rows = one_int(self, rows, &[])?.unwrap_or_default();
+        Ok(files.min(rows) as u64)
+    }
+
+    fn backup(&mut self, _: &Path) -> Result<(), StoreError> {
+        let why = "a history on a server is backed up by the server's own means: `pg_dump --schema=agent_tools`";
+        Err(StoreError::Query(why.into()))
+    }
+
+    fn settle_numbers(&mut self) -> Result<(), StoreError> {
+        let sql = "SELECT setval(pg_get_serial_sequence('instances', 'number'), max(number)) FROM instances";
+        self.execute(sql, &[]).map(drop)
+    }
+
+    fn shrink(&mut self) -> Result<(), StoreError> {
+        let tables = ["events", "tool_executions", "words", "answers", "heads", "tallies"];
+        self.at_length(|this| tables.iter().try_for_each(|table| this.batch(&format!("VACUUM (ANALYZE) {table}"))))
+    }
+
+    fn migrate(&mut self, target: u32) -> Result<(), StoreError> {
+        self.at_length(|this| {
+            this.batch("BEGIN; SET LOCAL lock_timeout = '60s'")?;
+            let mut change = || {
+                // Two programs that start at once take turns.
+                this.batch(&format!("SELECT pg_advisory_xact_lock({FORM_LOCK})"))?;
+                let found = this.version()?;
+                migrations::check(found, MIGRATIONS)?;
+                if found == 0 {
+                    this.batch(
+                        "CREATE SCHEMA IF NOT EXISTS agent_tools;
+                         CREATE TABLE IF NOT EXISTS version (one bigint PRIMARY KEY CHECK (one = 1), version bigint NOT NULL);
+                         INSERT INTO version VALUES (1, 0) ON CONFLICT DO NOTHING",
+                    )?;
+                }
+                for sql in migrations::path(found, target, MIGRATIONS) {
+                    this.batch(sql)?;
+                }
+                this.batch(&format!("UPDATE version SET version = {target}; COMMIT"))
+            };
+            let done = change();
+            if done.is_err() {
+                let _ = this.batch("ROLLBACK");
+            }
+            // What was prepared for the old form is of no use.
+            this.session.statements.clear();
+            done
+        })
+    }
+}
+
+/// What an executor's sign of life is known by.
+fn life(instance: &str) -> i64 {
+    let hash = blake3::hash(format!("wieldy.instance.{instance}").as_bytes());
+    let bytes = hash.as_bytes().first_chunk::<8>().copied().unwrap_or_default();
+    i64::from_le_bytes(bytes)
+}
+
+/// Whether a process of this machine has ended.
+fn is_gone_here(process: i64) -> bool {
+    let Some(pid) = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw) else { return false };
+    if rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH) {
+        return true;
+    }
+    // One that ended and that nobody has asked after.
+    let state = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    state.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']))
+}

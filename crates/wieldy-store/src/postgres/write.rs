@@ -1,0 +1,308 @@
+//! Writing a group of records: one statement, one round trip, one sync of the server's disk, however many calls it is for.
+//!
+//! The statement moves the end of the trail from where this connection believes it to be, and does the rest only if it was
+//! there. So writers on many machines put their groups into one order, and a group that is sent twice, because its fate was
+//! unknown, is written once: its executor's numbers are looked at too.
+
+use futures_util::future::join_all;
+use tokio_postgres::types::ToSql;
+
+use super::values::{Time, words};
+use super::{Failed, Postgres, WRITING};
+use crate::audit::from_hex;
+use crate::database::{Database, Value};
+use crate::error::StoreError;
+use crate::failpoint;
+use crate::ledger::{AnswerChange, CallRow, Draft};
+use crate::trail::Head;
+
+/// How often others may be quicker before we make them wait.
+const QUICKER_MAX: usize = 2;
+
+/// Tells whether the end of the trail was where it was believed to be.
+const WRITE: &str = "
+WITH own AS (
+  SELECT FROM instances WHERE number = $1 AND ended_at IS NULL AND last_seq < $2 FOR UPDATE
+), moved AS (
+  UPDATE trail SET seq = $7, hash = $8 WHERE seq = $5 AND hash = $6 AND EXISTS (SELECT FROM own) RETURNING seq
+), seen AS (
+  UPDATE instances SET seen_at = clock_timestamp(), last_seq = coalesce($3, last_seq),
+    ended_at = CASE WHEN $4 THEN clock_timestamp() END
+  WHERE number = $1 AND EXISTS (SELECT FROM moved)
+), added AS (
+  INSERT INTO events (seq, instance, instance_seq, at, name, execution, subject, data, hash)
+  SELECT r.seq, $1, r.instance_seq, r.at, r.name, r.execution, r.subject, r.data, r.hash
+  FROM unnest($9::bigint[], $10::bigint[], $11::timestamptz[], $12::text[], $13::bigint[], $14::text[], $15::text[],
+    $16::bytea[]) AS r (seq, instance_seq, at, name, execution, subject, data, hash)
+  WHERE EXISTS (SELECT FROM moved)
+), opened AS (
+  INSERT INTO tool_executions (id, execution_id, tool_name, parameters_json, status, error_message, error_code,
+    started_at, completed_at, duration_ms, output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id,
+    tenant_id, attempts, usage_json, metadata_json, instance)
+  SELECT r.*, $1
+  FROM unnest($17::bigint[], $18::text[], $19::text[], $20::text[], $21::text[], $22::text[], $23::text[],
+    $24::timestamptz[], $25::timestamptz[], $26::double precision[], $27::bigint[], $28::text[], $29::text[], $30::text[],
+    $31::text[], $32::text[], $33::text[], $34::bigint[], $35::text[], $36::text[]) AS r
+  WHERE EXISTS (SELECT FROM moved)
+), changed AS (
+  UPDATE tool_executions e SET status = r.status, error_message = r.error_message, error_code = r.error_code,
+    completed_at = r.completed_at, duration_ms = r.duration_ms, output_size_bytes = r.output_bytes,
+    sandbox_id = r.sandbox, attempts = r.attempts, usage_json = r.usage, metadata_json = r.metadata, instance = $1
+  FROM unnest($37::bigint[], $38::text[], $39::text[], $40::text[], $41::timestamptz[], $42::double precision[],
+    $43::bigint[], $44::text[], $45::bigint[], $46::text[], $47::text[]) AS r (id, status, error_message, error_code,
+    completed_at, duration_ms, output_bytes, sandbox, attempts, usage, metadata)
+  WHERE e.id = r.id AND EXISTS (SELECT FROM moved)
+), worded AS (
+  INSERT INTO words (id, words)
+  SELECT r.id, r.words::tsvector FROM unnest($48::bigint[], $49::text[]) AS r (id, words)
+  WHERE EXISTS (SELECT FROM moved)
+), tallied AS (
+  INSERT INTO tallies AS t (day, tenant_id, agent_id, tool_name, status, bucket, calls, output_bytes)
+  SELECT r.* FROM unnest($50::bigint[], $51::text[], $52::text[], $53::text[], $54::text[], $55::bigint[],
+    $56::bigint[], $57::bigint[]) AS r
+  WHERE EXISTS (SELECT FROM moved)
+  ON CONFLICT (day, tenant_id, agent_id, tool_name, status, bucket)
+  DO UPDATE SET calls = t.calls + excluded.calls, output_bytes = t.output_bytes + excluded.output_bytes
+)
+SELECT count(*) FROM moved";
+
+pub(super) fn write(
+    database: &mut Postgres,
+    instance: i64,
+    draft: &mut dyn FnMut(&Head) -> Draft,
+) -> Result<Draft, StoreError> {
+    let mut quicker = 0;
+    loop {
+        // Should this fail, what we believe of the trail is worth nothing.
+        let head = match database.head.take() {
+            Some(head) => head,
+            None => look(database, instance, "")?.head,
+        };
+        let wanted = draft(&head);
+        failpoint::reach("write.begun");
+        if put(database, instance, &wanted)? {
+            failpoint::reach("write.put");
+            database.head = Some(wanted.head);
+            return Ok(wanted);
+        }
+        quicker += 1;
+        let end = look(database, instance, "")?;
+        check(&end, &wanted)?;
+        if quicker >= QUICKER_MAX {
+            return write_alone(database, instance, draft);
+        }
+        database.head = Some(end.head);
+    }
+}
+
+/// Writes while nobody else can.
+fn write_alone(
+    database: &mut Postgres,
+    instance: i64,
+    draft: &mut dyn FnMut(&Head) -> Draft,
+) -> Result<Draft, StoreError> {
+    // Who stops in the middle must not stop the others for long.
+    database.batch("BEGIN; SET LOCAL idle_in_transaction_session_timeout = '3s'")?;
+    let mut write = || {
+        let end = look(database, instance, "FOR UPDATE OF t")?;
+        let wanted = draft(&end.head);
+        check(&end, &wanted)?;
+        if !send(database, instance, &wanted)? {
+            return Err(StoreError::Unavailable(format!("{WRITING}: the end of the trail moved, though it is ours")));
+        }
+        database.batch("COMMIT")?;
+        database.head = Some(wanted.head);
+        Ok(wanted)
+    };
+    let written = write();
+    if written.is_err() {
+        let _ = database.batch("ROLLBACK");
+    }
+    written
+}
+
+/// What is known of the trail and of who writes.
+struct End {
+    head: Head,
+    has_ended: bool,
+    last_seq: i64,
+}
+
+fn look(database: &mut Postgres, instance: i64, lock: &str) -> Result<End, StoreError> {
+    let sql = format!(
+        "SELECT t.seq, t.hash, i.ended_at IS NOT NULL, i.last_seq FROM trail t, instances i WHERE i.number = ?1 {lock}"
+    );
+    let mut found = None;
+    database.query(&sql, &[instance.into()], &mut |row| {
+        let hash = row.bytes(1)?.try_into();
+        let hash = hash.map_err(|_| StoreError::Damaged("the end of the trail has no hash".into()))?;
+        let head = Head { seq: row.int(0)?, hash };
+        found = Some(End { head, has_ended: row.flag(2)?, last_seq: row.int(3)? });
+        Ok(())
+    })?;
+    found.ok_or_else(|| StoreError::Damaged("the history knows nothing of this executor any more".into()))
+}
+
+/// Whether writing makes sense, though the end of the trail is elsewhere.
+fn check(end: &End, wanted: &Draft) -> Result<(), StoreError> {
+    if end.has_ended {
+        return Err(StoreError::TakenForDead);
+    }
+    if end.last_seq >= first_seq(wanted) {
+        // By a session that we gave up: whoever asks again is told.
+        return Err(StoreError::Unavailable(format!("{WRITING}: some of it is there already")));
+    }
+    Ok(())
+}
+
+/// The number of the executor's first event in the group.
+fn first_seq(draft: &Draft) -> i64 {
+    let numbers = draft.events.iter().map(|event| event.record.instance_seq as i64);
+    numbers.filter(|seq| *seq > 0).min().unwrap_or(i64::MAX)
+}
+
+/// Writes the group if the trail ends where the draft says; whether it did.
+fn put(database: &mut Postgres, instance: i64, draft: &Draft) -> Result<bool, StoreError> {
+    if draft.answers.is_empty() && draft.signed.is_none() {
+        return send(database, instance, draft);
+    }
+    database.batch("BEGIN; SET LOCAL idle_in_transaction_session_timeout = '3s'")?;
+    let sent = send(database, instance, draft);
+    let ended = match sent {
+        Ok(true) => database.batch("COMMIT"),
+        _ => database.batch("ROLLBACK"),
+    };
+    sent.and_then(|moved| ended.map(|()| moved))
+}
+
+/// Sends all that the group consists of, and waits once.
+fn send(database: &mut Postgres, instance: i64, draft: &Draft) -> Result<bool, StoreError> {
+    let failed = |failed: Failed| failed.into_error(WRITING);
+    let statement = database.session.statement(WRITE).map_err(failed)?;
+    let mut rest = Vec::new();
+    for (sql, values) in draft.answers.iter().map(answer).chain(draft.signed.iter().map(|head| signed(head, draft))) {
+        rest.push((database.session.statement(sql).map_err(failed)?, values));
+    }
+    let columns = Columns::of(draft);
+    let first_seq = first_seq(draft);
+    let last_seq = draft.last_seq.map(|seq| seq as i64);
+    let (old, new): (&[u8], &[u8]) = (&draft.after.hash, &draft.head.hash);
+    let mut values: Vec<&(dyn ToSql + Sync)> = vec![&instance, &first_seq, &last_seq, &draft.ends];
+    values.extend([&draft.after.seq as &(dyn ToSql + Sync), &old, &draft.head.seq, &new]);
+    values.extend(columns.values());
+    let session = &database.session;
+    let work = async {
+        // They are sent in the order in which they are first asked for an answer.
+        let rest =
+            rest.iter().map(|(statement, values)| session.client.execute_raw(statement, super::borrowed(values)));
+        let (moved, rest) = tokio::join!(biased; session.client.query_one(&statement, &values), join_all(rest));
+        rest.into_iter().collect::<Result<Vec<_>, _>>()?;
+        moved?.try_get::<_, i64>(0)
+    };
+    session.wait(database.patience, work).map(|moved| moved == 1).map_err(failed)
+}
+
+fn answer(change: &AnswerChange) -> (&'static str, Vec<Value>) {
+    match change {
+        AnswerChange::Expect { id, task, key, fingerprint, expires_at } => (
+            "INSERT INTO answers (id, task, key, fingerprint, expires_at) VALUES (?1, ?2, ?3, ?4, ?5)
+             ON CONFLICT (id) DO UPDATE SET key = excluded.key, fingerprint = excluded.fingerprint",
+            vec![
+                (*id).into(),
+                i64::from(*task).into(),
+                key.as_deref().into(),
+                fingerprint.as_deref().into(),
+                Value::Time(*expires_at),
+            ],
+        ),
+        AnswerChange::Give { id, result, expires_at } => (
+            "UPDATE answers SET result_json = ?2, expires_at = CASE WHEN ?3::timestamptz IS NULL THEN expires_at
+               WHEN key IS NULL THEN ?3::timestamptz ELSE greatest(expires_at, ?3::timestamptz) END
+             WHERE id = ?1",
+            vec![(*id).into(), result.as_str().into(), expires_at.map_or(Value::Null, Value::Time)],
+        ),
+        AnswerChange::Forget { id } => ("DELETE FROM answers WHERE id = ?1", vec![(*id).into()]),
+    }
+}
+
+fn signed(head: &crate::audit::SignedHead, draft: &Draft) -> (&'static str, Vec<Value>) {
+    let values = vec![
+        head.seq.into(),
+        Value::Bytes(draft.head.hash.to_vec()),
+        Value::Time(head.at.as_microsecond()),
+        head.key.as_str().into(),
+        Value::Bytes(from_hex(&head.signature).unwrap_or_default()),
+    ];
+    ("INSERT INTO heads (seq, hash, at, key, signature) VALUES (?1, ?2, ?3, ?4, ?5)", values)
+}
+
+/// The rows of a group, column by column, in the order in which [`WRITE`] takes them from `$9` on.
+struct Columns<'a>(Vec<Box<dyn ToSql + Sync + Send + 'a>>);
+
+impl<'a> Columns<'a> {
+    fn of(draft: &'a Draft) -> Self {
+        let mut columns = Self(Vec::with_capacity(49));
+        let events = &draft.events;
+        columns.add(events, |row| row.seq);
+        columns.add(events, |row| row.record.instance_seq as i64);
+        columns.add(events, |row| Time(row.record.at));
+        columns.add(events, |row| row.record.name);
+        columns.add(events, |row| row.execution);
+        columns.add(events, |row| row.record.subject.as_ref().map(|subject| subject.text.as_str()));
+        columns.add(events, |row| row.record.data.text.as_str());
+        columns.add(events, |row| &row.hash[..]);
+        let opened = &draft.opened;
+        columns.add(opened, |row| row.id);
+        columns.add(opened, |row| row.execution_id.as_str());
+        columns.add(opened, |row| row.tool.as_str());
+        columns.add(opened, |row| row.parameters.as_deref());
+        columns.add(opened, |row| row.status.as_str());
+        columns.add(opened, |row| row.error_message.as_deref());
+        columns.add(opened, |row| row.error_code.as_deref());
+        columns.add(opened, |row| Time(row.started_at));
+        columns.add(opened, |row| row.completed_at.map(Time));
+        columns.add(opened, |row| row.duration_ms);
+        columns.add(opened, |row| row.output_bytes);
+        columns.add(opened, |row| row.sandbox.as_deref());
+        columns.add(opened, |row| row.agent.as_str());
+        columns.add(opened, |row| row.user.as_deref());
+        columns.add(opened, |row| row.batch.as_deref());
+        columns.add(opened, |row| row.session.as_deref());
+        columns.add(opened, |row| row.tenant.as_deref());
+        columns.add(opened, |row| row.attempts);
+        columns.add(opened, |row| row.usage.as_deref());
+        columns.add(opened, |row| row.metadata.as_deref());
+        let changed: &'a [CallRow] = &draft.changed;
+        columns.add(changed, |row| row.id);
+        columns.add(changed, |row| row.status.as_str());
+        columns.add(changed, |row| row.error_message.as_deref());
+        columns.add(changed, |row| row.error_code.as_deref());
+        columns.add(changed, |row| row.completed_at.map(Time));
+        columns.add(changed, |row| row.duration_ms);
+        columns.add(changed, |row| row.output_bytes);
+        columns.add(changed, |row| row.sandbox.as_deref());
+        columns.add(changed, |row| row.attempts);
+        columns.add(changed, |row| row.usage.as_deref());
+        columns.add(changed, |row| row.metadata.as_deref());
+        columns.add(&draft.words, |(id, _)| *id);
+        columns.add(&draft.words, |(_, text)| words(text).collect::<Vec<_>>().join(" "));
+        let tallies: Vec<_> = draft.tallies.iter().collect();
+        columns.add(&tallies, |(key, _)| key.day);
+        columns.add(&tallies, |(key, _)| key.tenant.as_str());
+        columns.add(&tallies, |(key, _)| key.agent.as_str());
+        columns.add(&tallies, |(key, _)| key.tool.as_str());
+        columns.add(&tallies, |(key, _)| key.status.as_str());
+        columns.add(&tallies, |(key, _)| key.bucket);
+        columns.add(&tallies, |(_, counted)| counted.calls);
+        columns.add(&tallies, |(_, counted)| counted.output_bytes);
+        columns
+    }
+
+    fn add<'r, R, T: ToSql + Sync + Send + 'a>(&mut self, rows: &'r [R], value: impl Fn(&'r R) -> T) {
+        self.0.push(Box::new(rows.iter().map(value).collect::<Vec<T>>()));
+    }
+
+    fn values(&self) -> impl Iterator<Item = &(dyn ToSql + Sync)> {
+        self.0.iter().map(|column| &**column as &(dyn ToSql + Sync))
+    }
+}
