@@ -198,7 +198,10 @@ pub(crate) struct EventRow {
 #[derive(Debug)]
 pub(crate) struct Draft {
     /// Where the trail ended before.
-    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "a file that is locked ends where it was read to"))]
+    #[cfg_attr(
+        not(feature = "postgres"),
+        expect(dead_code, reason = "a file that is locked ends where it was read to")
+    )]
     pub(crate) after: Head,
     /// Where it ends then.
     pub(crate) head: Head,

@@ -93,12 +93,13 @@ fn whole(verdict: &Verdict) -> String {
         count(verdict.executions, "call"),
         count(verdict.heads, "signature")
     );
-    for (number, what) in
-        [(verdict.anchors, "anchor"), (verdict.open, "open call"), (verdict.dropped, "record dropped by retention")]
-    {
+    for (number, what) in [(verdict.anchors, "anchor"), (verdict.open, "open call")] {
         if number > 0 {
             text.push_str(&format!(", {}", count(number, what)));
         }
+    }
+    if verdict.dropped > 0 {
+        text.push_str(&format!("; {} before them dropped by retention", count(verdict.dropped, "record")));
     }
     text
 }

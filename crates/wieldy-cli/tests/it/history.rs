@@ -581,6 +581,9 @@ fn what_is_old_is_dropped_and_the_rest_stays_provable() {
     assert_eq!(found(&world, &[]), Vec::<String>::new());
     let verdict = json_of(&world, &["audit", "verify"]);
     assert_eq!((&verdict["dropped"], &verdict["problem"]), (&pruned["records"], &json!(null)));
+    let text = told(&world, &["audit", "verify"]);
+    let dropped = format!("; {} records before them dropped by retention\n", pruned["records"]);
+    assert!(text.starts_with("exit: 0\n") && text.contains(&dropped), "{text}");
 }
 
 #[test]
