@@ -23,6 +23,16 @@ Exit codes:
   2 wrong usage or configuration            6 cancelled
   3 unknown tool or invalid arguments       7 sandbox, store or transport failed";
 
+const HISTORY_HELP: &str = "\
+Times:
+  2026-11-16             the beginning of that day, here
+  2026-11-16T08:30:00Z   that moment
+  30m, 2h, 7d, 4w        so long ago
+
+Statuses:
+  success, failed, timeout, cancelled, permission_denied, validation_error, requires_confirmation;
+  of calls that are not over: pending, running, input_required";
+
 const ON_BEHALF: &str = "On whose behalf";
 
 const ARGUMENTS_HELP: &str = "\
@@ -53,7 +63,7 @@ pub(crate) struct GlobalArgs {
     /// Read the configuration from this file
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Keep large outputs in this folder [default: the platform's state folder]
+    /// Keep large outputs and the history in this folder [default: the platform's state folder]
     #[arg(long, global = true, value_name = "DIR")]
     pub(crate) state: Option<PathBuf>,
     /// Log more or less: off, error, warn, info, debug, trace, or TARGET=LEVEL,…
@@ -73,6 +83,11 @@ pub(crate) enum Command {
     Batch(Box<BatchArgs>),
     /// List the tools there are, or look at one
     Tools(ToolsArgs),
+    /// Look up the calls that were made, and what happened in each
+    #[command(after_help = HISTORY_HELP)]
+    History(Box<HistoryArgs>),
+    /// Prove that nobody changed what was recorded
+    Audit(AuditArgs),
     /// Find out which isolation levels and limits work here, and why others do not
     Doctor(DoctorArgs),
     /// Write a commented wieldy.toml into the current folder
@@ -217,6 +232,120 @@ pub(crate) enum ToolsCommand {
         /// The manifest, in TOML or JSON
         file: PathBuf,
     },
+}
+
+/// Which calls are wanted.
+#[derive(Debug, Args)]
+pub(crate) struct FilterArgs {
+    /// Only calls of this tool
+    #[arg(long)]
+    pub(crate) tool: Option<String>,
+    /// Only calls that stand or ended like this
+    #[arg(long)]
+    pub(crate) status: Option<String>,
+    /// Only calls of this session
+    #[arg(long, value_name = "ID")]
+    pub(crate) session: Option<String>,
+    /// Only calls on behalf of this agent
+    #[arg(long, value_name = "DID")]
+    pub(crate) agent: Option<String>,
+    /// Only calls of this tenant
+    #[arg(long)]
+    pub(crate) tenant: Option<String>,
+    /// Only calls of this batch
+    #[arg(long, value_name = "ID")]
+    pub(crate) batch: Option<String>,
+    /// Only calls accepted then or later
+    #[arg(long, value_name = "TIME")]
+    pub(crate) since: Option<String>,
+    /// Only calls accepted before then
+    #[arg(long, value_name = "TIME")]
+    pub(crate) until: Option<String>,
+    /// Only calls with these words, or beginnings of words, in the tool's name, the arguments or the error
+    #[arg(long, value_name = "WORDS")]
+    pub(crate) text: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct HistoryArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<HistoryCommand>,
+    #[command(flatten)]
+    pub(crate) filter: FilterArgs,
+    /// How many calls, the latest first
+    #[arg(long, value_name = "COUNT", default_value = "20", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) limit: u32,
+    /// Where the last page ended
+    #[arg(long, value_name = "N")]
+    pub(crate) cursor: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum HistoryCommand {
+    /// Print everything that is known of one call
+    Show {
+        /// The call's id, or its first characters: at least eight, and as many as no other call's id has
+        id: String,
+    },
+    /// Count calls, by tool or day
+    #[command(after_help = HISTORY_HELP)]
+    Stats {
+        #[command(flatten)]
+        filter: FilterArgs,
+        /// What is told apart: tool, day (in UTC), or tool,day
+        #[arg(long, value_name = "WHAT", default_value = "tool")]
+        by: String,
+    },
+    /// Copy the history into a new file while others go on writing
+    Backup {
+        /// The new file
+        file: PathBuf,
+    },
+    /// Copy the history to another address: a file, or postgres://user@host/database
+    Copy {
+        /// The address
+        url: String,
+    },
+    /// Drop old records; what is kept can still be proved [default: as the configuration says]
+    Prune {
+        /// Drop records that are older than this, such as 90d
+        #[arg(long, value_name = "TIME")]
+        older_than: Option<String>,
+        /// Drop the oldest records until the history is no larger than this, such as 500MB or 1GB
+        #[arg(long, value_name = "SIZE")]
+        larger_than: Option<String>,
+        /// Only tell what would be dropped
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AuditArgs {
+    #[command(subcommand)]
+    pub(crate) command: AuditCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum AuditCommand {
+    /// Check that every record follows from the one before, and all signatures
+    Verify {
+        /// A signed end of the trail that was kept elsewhere, which the trail must lead through; may be repeated
+        #[arg(long, value_name = "FILE")]
+        anchor: Vec<PathBuf>,
+        /// The public key that must have signed [default: any one]
+        #[arg(long, value_name = "HEX")]
+        key: Option<String>,
+    },
+    /// Print the end of the trail, signed: kept elsewhere, it is an anchor
+    Head {
+        /// Write it into this new file instead
+        #[arg(long, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+    /// Print the public key that the trail is signed with
+    Key,
 }
 
 #[derive(Debug, Args)]

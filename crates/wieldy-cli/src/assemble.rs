@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use wieldy::{
-    CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FolderArtifacts, Level, Manifest, ManifestError,
-    ManifestTool, Native, NativeOptions, Oci, OciOptions, ProbeOptions, Problem, SharedTool, Unbound,
+    CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FileRules, FolderArtifacts, Level, Manifest,
+    ManifestError, ManifestTool, Native, NativeOptions, Oci, OciOptions, ProbeOptions, Problem, SharedTool, Store,
+    Unbound, history_tools,
 };
 
 use crate::config::{Config, Environment, Origin};
 use crate::exit::Failure;
+use crate::history::{self, History};
 
 /// What an executor is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +28,7 @@ pub(crate) fn executor(
     config: &Config,
     environment: &Environment,
     confirmer: Option<Arc<dyn Confirmer>>,
+    history: Option<&History>,
     work: Work,
 ) -> Result<Executor, Failure> {
     let builder = builder(config, environment)?.tools(manifest_tools(config, environment)?);
@@ -38,6 +41,14 @@ pub(crate) fn executor(
         }
     }
     builder.confirmer = confirmer;
+    if let Some(history) = history {
+        builder = builder.tools(history_tools(history.store.clone()));
+        builder.journal = Arc::clone(&history.journal) as _;
+        builder.durability = config.history.durability;
+        if config.dynamic_timeouts {
+            builder.known_durations = history.durations(config, environment)?;
+        }
+    }
     if let Some(artifacts) = artifacts(config)? {
         builder.artifacts = Arc::new(artifacts);
     }
@@ -46,7 +57,9 @@ pub(crate) fn executor(
 
 /// The same to look at and not to run: nothing is written anywhere.
 pub(crate) fn catalogue(config: &Config, environment: &Environment) -> Result<Executor, Failure> {
-    builder(config, environment)?.tools(manifest_tools(config, environment)?).build().map_err(Failure::usage)
+    let memory = config.history.address.iter().flat_map(|address| history_tools(Store::at(address)));
+    let builder = builder(config, environment)?.tools(manifest_tools(config, environment)?).tools(memory);
+    builder.build().map_err(Failure::usage)
 }
 
 /// Where large outputs are kept on disk, if anywhere. A folder that somebody named must be usable; without the usual
@@ -87,12 +100,25 @@ fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder
     builder.dynamic_timeout = config.dynamic_timeouts.then(DynamicTimeout::default);
     builder.retry = config.retry;
     builder.isolation = config.isolation;
-    builder.files = config.sandbox.files.clone();
+    builder.files = files(config);
     builder.network = config.sandbox.network.clone();
     builder.sandbox_limits = config.sandbox.limits;
     builder.resource_limits = config.resources;
     builder.output_bytes_max = config.output_bytes_max;
     Ok(builder)
+}
+
+/// What programs see and do not see: what the configuration says, and never the history and its key.
+fn files(config: &Config) -> FileRules {
+    let mut files = config.sandbox.files.clone();
+    // What is not there yet is not seen either.
+    files.hidden.extend(history::files(config).iter().filter_map(|path| path.canonicalize().ok()));
+    files
+}
+
+/// The path that means the same wherever a sandbox starts.
+fn whole(path: &Path) -> PathBuf {
+    path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned())
 }
 
 /// How the native level is set up.
@@ -101,7 +127,7 @@ fn native(config: &Config, environment: &Environment, work: Work) -> NativeOptio
     // Nobody would ever use a sandbox that is built ahead for the call after the last one.
     let spares = if is_unsaid && work == Work::OneCall { 0 } else { config.sandbox.spares };
     NativeOptions {
-        state: (!config.state.as_os_str().is_empty()).then(|| config.state.clone()),
+        state: (!config.state.as_os_str().is_empty()).then(|| whole(&config.state)),
         home: environment.home().map(Path::to_owned),
         spares,
         blanks: spares,
@@ -115,7 +141,7 @@ pub(crate) fn probe_options(config: &Config, environment: &Environment) -> Probe
     options.confinement.limits = config.resources;
     options.confinement.place_limits = config.sandbox.limits;
     options.confinement.network = config.sandbox.network.clone();
-    options.confinement.files = Arc::new(config.sandbox.files.clone());
+    options.confinement.files = Arc::new(files(config));
     options.native = native(config, environment, Work::OneCall);
     if let Some(path) = environment.0.get("PATH") {
         options.path.clone_from(path);

@@ -6,6 +6,7 @@ mod commands;
 mod config;
 mod confirm;
 mod exit;
+mod history;
 mod interrupt;
 mod log;
 mod output;
@@ -43,6 +44,7 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
     let environment = Environment::of_this_process();
     let load = |overrides: Overrides<'_>| {
         let config = Config::load(&environment, &overrides)?;
+        history::hide_secrets(&config, &environment);
         log::start(&config.log, printer)?;
         config.warnings.iter().for_each(|warning| printer.tell(&format!("warning: {}", output::shown(warning))));
         Ok::<_, Failure>(config)
@@ -50,11 +52,11 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
     match command {
         Command::Call(call) => {
             let config = load(Overrides::of(&global).run(&call.run))?;
-            in_runtime(commands::call::run(&call, &config, &environment, printer))
+            commands::call::run(&call, &config, &environment, printer)
         }
         Command::Batch(batch) => {
             let config = load(Overrides::of(&global).run(&batch.run))?;
-            in_runtime(commands::batch::run(&batch, &config, &environment, printer))
+            commands::batch::run(&batch, &config, &environment, printer)
         }
         Command::Tools(tools) => {
             let config = load(Overrides::of(&global))?;
@@ -64,6 +66,8 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
                 Some(ToolsCommand::Check { file }) => commands::tools::check(file, &config, &environment, printer),
             }
         }
+        Command::History(history) => commands::history::run(&history, &load(Overrides::of(&global))?, printer),
+        Command::Audit(audit) => commands::audit::run(&audit.command, &load(Overrides::of(&global))?, printer),
         Command::Doctor(doctor) => {
             let (workspace, isolation) = (doctor.workspace.as_deref(), doctor.isolation);
             let config = load(Overrides { workspace, isolation, ..Overrides::of(&global) })?;
@@ -78,7 +82,7 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
 }
 
 /// Runs a command that has to wait for something.
-fn in_runtime(command: impl Future<Output = Result<Exit, Failure>>) -> Result<Exit, Failure> {
+pub(crate) fn in_runtime(command: impl Future<Output = Result<Exit, Failure>>) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

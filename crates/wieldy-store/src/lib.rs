@@ -14,6 +14,7 @@ mod writer;
 
 mod recovery;
 
+mod memory;
 mod query;
 
 mod audit;
@@ -31,6 +32,7 @@ mod store;
 
 pub use audit::{SignedHead, Signer};
 pub use error::StoreError;
+pub use memory::history_tools;
 pub use query::{Cursor, Execution, GroupBy, Moment, Page, Query, Stat};
 pub use store::{Address, JournalOptions, Store};
 pub use upkeep::{Copied, Pruned, Retention};

@@ -323,6 +323,27 @@ pub(crate) fn show(
     Ok(Some((row.into(), moments)))
 }
 
+/// The calls whose ids begin like this, the earliest first.
+pub(crate) fn find(database: &mut dyn Database, begin: &str, limit: usize) -> Result<Vec<ExecutionId>, StoreError> {
+    const FIRST: &str = "00000000-0000-0000-0000-000000000000";
+    let begin = begin.to_lowercase();
+    let fits = |(sign, place): (char, char)| if place == '-' { sign == '-' } else { sign.is_ascii_hexdigit() };
+    if begin.len() > FIRST.len() || !begin.chars().zip(FIRST.chars()).all(fits) {
+        return Ok(Vec::new());
+    }
+    // All ids have the same form, so this is their order in every database.
+    let first = format!("{begin}{}", &FIRST[begin.len()..]);
+    let last = format!("{begin}{}", FIRST[begin.len()..].replace('0', "f"));
+    let sql = "SELECT execution_id FROM tool_executions WHERE execution_id BETWEEN ?1 AND ?2 ORDER BY id LIMIT ?3";
+    let values = [first.as_str().into(), last.as_str().into(), Value::Int(i64::try_from(limit).unwrap_or(i64::MAX))];
+    let mut found = Vec::new();
+    database.query(sql, &values, &mut |row| {
+        found.extend(row.text(0)?.parse::<ExecutionId>().ok());
+        Ok(())
+    })?;
+    Ok(found)
+}
+
 /// What is counted of one group, before it is put into words.
 #[derive(Default)]
 struct Counted {
@@ -355,7 +376,7 @@ pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> 
         }
     } else {
         let mut wanted = Conditions::default();
-        let day = |time: Timestamp| time.as_microsecond().div_euclid(tally::DAY);
+        let day = |micros: i64| micros.div_euclid(tally::DAY);
         let equal = [
             ("tool_name = ?", query.tool.as_deref()),
             ("status = ?", query.status.map(Status::as_str)),
@@ -368,10 +389,10 @@ pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> 
             }
         }
         if let Some(since) = query.since {
-            wanted.add("day >= ?", day(since));
+            wanted.add("day >= ?", day(since.as_microsecond()));
         }
         if let Some(until) = query.until {
-            wanted.add("day <= ?", day(until));
+            wanted.add("day <= ?", day(until.as_microsecond() - 1));
         }
         let day = if by == GroupBy::Tool { "0" } else { "day" };
         let tool = if by == GroupBy::Day { "''" } else { "tool_name" };

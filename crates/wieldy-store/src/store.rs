@@ -108,6 +108,11 @@ impl Store {
         Ok(Self { address: address.clone(), idle: Arc::new(Mutex::new(vec![first])) })
     }
 
+    /// The history as it will be found when it is first asked: nothing is opened or made before.
+    pub fn at(address: &Address) -> Self {
+        Self { address: address.clone(), idle: Arc::default() }
+    }
+
     /// Goes to an older form of the tables (0: to none at all), as a program of that time needs it; what it cannot hold is lost.
     pub fn migrate(&self, form: u32) -> Result<(), StoreError> {
         self.with(|database| database.migrate(form))
@@ -160,6 +165,20 @@ impl Store {
     /// One call with everything that happened to it.
     pub fn show(&self, id: ExecutionId) -> Result<Option<(Execution, Vec<Moment>)>, StoreError> {
         self.with(|database| query::show(database, id))
+    }
+
+    /// The calls whose ids begin with `begin`, the earliest first; up to `limit`.
+    pub fn find(&self, begin: &str, limit: usize) -> Result<Vec<ExecutionId>, StoreError> {
+        self.with(|database| query::find(database, begin, limit))
+    }
+
+    /// How many records the trail has, and how many bytes the whole history takes.
+    pub fn extent(&self) -> Result<(u64, u64), StoreError> {
+        self.with(|database| {
+            let sql = "SELECT (SELECT seq FROM trail) - coalesce((SELECT min(seq) FROM events), 1) + 1";
+            let records = one_int(database, sql, &[])?.unwrap_or_default();
+            Ok((u64::try_from(records).unwrap_or_default(), database.size()?))
+        })
     }
 
     /// How calls went, by tool or day.

@@ -98,6 +98,17 @@ impl StoreJournal {
         self.kept(taken).await
     }
 
+    /// Writes what is left and ends the instance, whoever still holds the journal; it takes nothing more then. Blocks.
+    pub fn close(&self) {
+        self.shared.lock().closing = true;
+        self.shared.wake.notify_one();
+        let thread = self.thread.lock().expect("no code panics while it holds the thread").take();
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+        self.shared.lock().trouble.get_or_insert_with(|| JournalError("the journal is closed".into()));
+    }
+
     /// Stops writing as if the process had been killed, for tests of what comes after that.
     #[doc(hidden)]
     pub fn forsake(&self) {
@@ -158,11 +169,7 @@ impl Journal for StoreJournal {
 
 impl Drop for StoreJournal {
     fn drop(&mut self) {
-        self.shared.lock().closing = true;
-        self.shared.wake.notify_one();
-        if let Some(thread) = self.thread.lock().expect("no code panics while it holds the thread").take() {
-            let _ = thread.join();
-        }
+        self.close();
     }
 }
 

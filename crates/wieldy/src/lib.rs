@@ -20,7 +20,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The `examples` folder shows a tool of your own, batches, observation, confirmation and cancellation.
+//! The `examples` folder shows a tool of your own, batches, observation, confirmation, cancellation and a history.
 
 mod artifacts;
 mod log;
@@ -36,6 +36,10 @@ pub use wieldy_sandbox::{
     Bare, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions, ProbeState, Probed,
     RefusedCall, Report, Rootfs, finish, probe,
 };
+pub use wieldy_store::{
+    Address, Copied, Cursor, Execution, GroupBy, JournalOptions, Moment, Page, Problem as TrailProblem, Pruned, Query,
+    Retention, SignedHead, Signer, Stat, Store, StoreError, StoreJournal, Verdict, history_tools,
+};
 pub use wieldy_tools::shell::{Bash, CommandTool, shell_tools};
 pub use wieldy_tools::{Workspace, WorkspaceError, file_tools};
 
@@ -43,6 +47,8 @@ pub use wieldy_tools::{Workspace, WorkspaceError, file_tools};
 ///
 /// Programs are isolated natively unless `isolation` says otherwise. A machine or version without that level answers
 /// with `E3101`; whoever wants programs to run without any isolation sets it to [`Level::None`].
+///
+/// The journal is in memory. To keep a history, open a [`Store`] and set `journal` to what [`Store::journal`] makes.
 pub fn builder(workspace: &Path) -> Result<ExecutorBuilder, WorkspaceError> {
     // A library does not look at the environment; a program that wants more than the usual paths uses `builtin_tools`.
     let environment = BTreeMap::from([("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned())]);

@@ -15,9 +15,10 @@ use super::request;
 use crate::args::BatchArgs;
 use crate::config::{Config, Environment};
 use crate::exit::{Exit, Failure};
+use crate::history::History;
 use crate::interrupt::Interrupts;
 use crate::output::{Printer, counted, hint_for, shown, shown_in_line};
-use crate::{assemble, confirm, log};
+use crate::{assemble, confirm, in_runtime, log};
 
 /// How large a batch may be, written as JSON.
 const BATCH_BYTES_MAX: u64 = 64 * 1024 * 1024;
@@ -34,16 +35,33 @@ struct Entry {
     after: Vec<String>,
 }
 
-pub(crate) async fn run(
+pub(crate) fn run(
     args: &BatchArgs,
     config: &Config,
     environment: &Environment,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     let entries = read(&args.file)?;
-    let progress = progress_bar(entries.len());
-    let confirmer = confirm::confirmer(args.run.yes, printer, &progress);
-    let executor = assemble::executor(config, environment, confirmer, assemble::Work::ManyCalls)?;
+    // It outlives the runtime, so that the last records of what was running are in it.
+    let history = History::open(config)?;
+    let work = async {
+        let progress = progress_bar(entries.len(), "{bar:40} {pos}/{len} {wide_msg}");
+        let confirmer = confirm::confirmer(args.run.yes, printer, &progress);
+        let many = assemble::Work::ManyCalls;
+        let executor = assemble::executor(config, environment, confirmer, history.as_ref(), many)?;
+        batch(args, entries, config, &executor, &progress, printer).await
+    };
+    in_runtime(work)
+}
+
+async fn batch(
+    args: &BatchArgs,
+    entries: Vec<Entry>,
+    config: &Config,
+    executor: &Executor,
+    progress: &ProgressBar,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
     request::warn_of_no_isolation(config, printer);
 
     let options = request::options(&args.run);
@@ -63,14 +81,14 @@ pub(crate) async fn run(
     let work = async {
         let (id, result) = executor.spawn_batch(batch);
         let cancel = || _ = executor.cancel(id);
-        let shown = follow(&executor, id, &progress);
+        let shown = follow(executor, id, progress);
         // The bar goes with the batch: nobody waits for it.
         let result = async {
             tokio::select! { result = result => result, never = shown => match never {} }
         };
         interrupts.watch(result, cancel, printer).await
     };
-    let result = log::with_events(&config.log, &executor, work).await;
+    let result = log::with_events(&config.log, executor, work).await;
     progress.finish_and_clear();
     let result = result?;
     print(&result, printer)?;
@@ -82,12 +100,12 @@ pub(crate) async fn run(
 }
 
 /// A bar on standard error, where somebody sees it.
-fn progress_bar(calls: usize) -> ProgressBar {
+pub(crate) fn progress_bar(length: usize, template: &str) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{bar:40} {pos}/{len} {wide_msg}").expect("the template is a constant");
-    ProgressBar::with_draw_target(Some(calls as u64), ProgressDrawTarget::stderr()).with_style(style)
+    let style = ProgressStyle::with_template(template).expect("the template is a constant");
+    ProgressBar::with_draw_target(Some(length as u64), ProgressDrawTarget::stderr()).with_style(style)
 }
 
 /// Moves the bar with every call that ends, for as long as it is polled.

@@ -4,18 +4,20 @@ use std::sync::Arc;
 
 use anyhow::anyhow;
 use indicatif::ProgressBar;
-use wieldy::{Call, Content, ToolResult};
+use serde_json::Value;
+use wieldy::{Call, Content, Executor, ToolResult};
 
 use super::arguments::arguments;
 use super::request;
 use crate::args::CallArgs;
 use crate::config::{Config, Environment};
 use crate::exit::{Exit, Failure};
+use crate::history::History;
 use crate::interrupt::Interrupts;
 use crate::output::{Printer, counted};
-use crate::{assemble, confirm, log};
+use crate::{assemble, confirm, in_runtime, log};
 
-pub(crate) async fn run(
+pub(crate) fn run(
     args: &CallArgs,
     config: &Config,
     environment: &Environment,
@@ -26,8 +28,24 @@ pub(crate) async fn run(
         return Err(Failure::usage(told).hint("without `--async` the command waits for the result"));
     }
     let arguments = arguments(args.args.as_deref(), &args.pairs)?;
-    let confirmer = confirm::confirmer(args.run.yes, printer, &ProgressBar::hidden());
-    let executor = assemble::executor(config, environment, confirmer, assemble::Work::OneCall)?;
+    // It outlives the runtime, so that the last records of what was running are in it.
+    let history = History::open(config)?;
+    let work = async {
+        let confirmer = confirm::confirmer(args.run.yes, printer, &ProgressBar::hidden());
+        let one = assemble::Work::OneCall;
+        let executor = assemble::executor(config, environment, confirmer, history.as_ref(), one)?;
+        call(args, arguments, config, &executor, printer).await
+    };
+    in_runtime(work)
+}
+
+async fn call(
+    args: &CallArgs,
+    arguments: Value,
+    config: &Config,
+    executor: &Executor,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
     request::warn_of_no_isolation(config, printer);
 
     let mut options = request::options(&args.run);
@@ -42,7 +60,7 @@ pub(crate) async fn run(
         let cancel = || _ = executor.cancel(id);
         interrupts.watch(executor.wait(id, &caller), cancel, printer).await
     };
-    let result = log::with_events(&config.log, &executor, work).await.expect("a call that was just begun is known");
+    let result = log::with_events(&config.log, executor, work).await.expect("a call that was just begun is known");
     print(&result, printer)?;
     warn_of_background(&result, printer);
     Ok(result.error.as_ref().map_or(Exit::Success, Exit::of))

@@ -8,8 +8,10 @@ use wieldy::{Enforcement, Enforcer, Level, ProbeState, Probed, Report};
 
 use crate::args::DoctorArgs;
 use crate::assemble;
+use crate::commands::history::human_size;
 use crate::config::{Config, Environment};
 use crate::exit::{Exit, Failure};
+use crate::history::{existing, failed};
 use crate::output::{Printer, shown_in_line};
 
 pub(crate) async fn run(
@@ -20,12 +22,13 @@ pub(crate) async fn run(
 ) -> Result<Exit, Failure> {
     let report = wieldy::probe(&assemble::probe_options(config, environment)).await;
     let isolation = config.isolation;
-    let is_ok = report.works(isolation);
+    let history = history(config);
+    let is_ok = report.works(isolation) && history.probed.state != ProbeState::Fails;
     if printer.json {
         let plan = args.plan.then(|| report.plan.as_ref().map_or(&[][..], Vec::as_slice));
-        printer.json(&Told { ok: is_ok, isolation, report: &report, plan })?;
+        printer.json(&Told { ok: is_ok, isolation, report: &report, history: &history, plan })?;
     } else {
-        printer.data(text(&report, isolation, printer.stdout_has_colours()).as_bytes())?;
+        printer.data(text(&report, &history, isolation, printer.stdout_has_colours()).as_bytes())?;
         if args.plan {
             printer.data(plan_text(&report).as_bytes())?;
         }
@@ -33,9 +36,15 @@ pub(crate) async fn run(
     if is_ok {
         return Ok(Exit::Success);
     }
-    let told = anyhow!("the isolation level `{isolation}` does not work here");
-    let hint = "do what is advised for it above, or choose a level that works by `isolation`";
-    printer.tell_failure(&Failure::broken(told).hint(hint));
+    if !report.works(isolation) {
+        let told = anyhow!("the isolation level `{isolation}` does not work here");
+        let hint = "do what is advised for it above, or choose a level that works by `isolation`";
+        printer.tell_failure(&Failure::broken(told).hint(hint));
+    }
+    if history.probed.state == ProbeState::Fails {
+        let told = anyhow!("the history cannot be used, so no call runs");
+        printer.tell_failure(&Failure::broken(told).hint("do what is advised for it above"));
+    }
     Ok(Exit::Broken)
 }
 
@@ -46,19 +55,58 @@ struct Told<'a> {
     isolation: Level,
     #[serde(flatten)]
     report: &'a Report,
+    history: &'a ProbedHistory,
     #[serde(skip_serializing_if = "Option::is_none")]
     plan: Option<&'a [String]>,
 }
 
+/// Whether calls can be recorded.
+#[derive(Serialize)]
+struct ProbedHistory {
+    #[serde(flatten)]
+    probed: Probed,
+    /// Where the history is; null where calls are recorded in memory.
+    address: Option<String>,
+    /// How many records it has; null where it is not there yet or cannot be read.
+    records: Option<u64>,
+    bytes: Option<u64>,
+}
+
+/// Looks at the history without making one.
+fn history(config: &Config) -> ProbedHistory {
+    let address = config.history.address.as_ref().map(ToString::to_string);
+    let probed = |state, told: String, hint| Probed { name: "history".into(), state, told, hint };
+    let place = address.clone().unwrap_or_default();
+    let (mut records, mut bytes) = (None, None);
+    let probed = match existing(config).and_then(|store| match store {
+        Some(store) => store.extent().map(Some).map_err(|error| failed(error, config)),
+        None => Ok(None),
+    }) {
+        _ if address.is_none() => {
+            let told = "in memory, as there is no state folder: what was called is forgotten when the command ends";
+            probed(ProbeState::Found, told.into(), Some("`--state DIR` names a folder".into()))
+        }
+        Ok(Some((count, size))) => {
+            (records, bytes) = (Some(count), Some(size));
+            probed(ProbeState::Works, format!("{place}: {count} records in {}", human_size(size)), None)
+        }
+        Ok(None) => probed(ProbeState::Found, format!("{place}: the first call makes it"), None),
+        Err(failure) => probed(ProbeState::Fails, failure.error().message, failure.hint),
+    };
+    ProbedHistory { probed, address, records, bytes }
+}
+
 /// Everything for people: a paragraph for each kind of thing, a line for each thing, advice below it.
-fn text(report: &Report, isolation: Level, colours: bool) -> String {
+fn text(report: &Report, history: &ProbedHistory, isolation: Level, colours: bool) -> String {
     let limits: Vec<Probed> = report.limits.iter().map(limit).collect();
     let user = if report.user == 0 { "root".to_owned() } else { format!("user {}", report.user) };
+    let history = vec![history.probed.clone()];
     let paragraphs = [
         (format!("isolation levels (configured: {isolation})"), &report.levels),
         (format!("kernel {} on {}, as {user}", report.kernel, report.architecture), &report.features),
         (format!("control groups: {}", report.cgroups), &report.controllers),
         ("limits at level native, and who sees to them".to_owned(), &limits),
+        ("where calls are recorded".to_owned(), &history),
     ];
     let lines = paragraphs.iter().flat_map(|(_, lines)| lines.iter());
     let width = lines.map(|probed| probed.name.chars().count()).max().unwrap_or_default();
@@ -136,9 +184,14 @@ mod tests {
         }
     }
 
+    fn probed_history() -> ProbedHistory {
+        let probed = probed("history", ProbeState::Works, None);
+        ProbedHistory { probed, address: Some("/a.db".into()), records: Some(5), bytes: Some(4096) }
+    }
+
     #[test]
     fn everything_lines_up_and_advice_stands_below() {
-        insta::assert_snapshot!(text(&report(), Level::Native, false), @r#"
+        insta::assert_snapshot!(text(&report(), &probed_history(), Level::Native, false), @r#"
         isolation levels (configured: native)
           ✓ none            told\u{1b}
           ✗ native          told\u{1b}
@@ -156,6 +209,9 @@ mod tests {
           ✗ cpu_millicores  nobody
                             → a control group sees to it; do what is advised for it above
           ✓ memory_bytes    a watcher, which ends what has gone too far
+
+        where calls are recorded
+          ✓ history         told\u{1b}
         "#);
     }
 
@@ -176,7 +232,13 @@ mod tests {
     fn the_json_has_the_documented_form() {
         let report = report();
         let plan = report.plan.clone().unwrap();
-        let told = Told { ok: false, isolation: Level::Native, report: &report, plan: Some(&plan) };
+        let told = Told {
+            ok: false,
+            isolation: Level::Native,
+            report: &report,
+            history: &probed_history(),
+            plan: Some(&plan),
+        };
         insta::assert_snapshot!(serde_json::to_string_pretty(&told).unwrap(), @r#"
         {
           "ok": false,
@@ -232,6 +294,15 @@ mod tests {
             }
           ],
           "refused": [],
+          "history": {
+            "name": "history",
+            "state": "works",
+            "told": "told\u001b",
+            "hint": null,
+            "address": "/a.db",
+            "records": 5,
+            "bytes": 4096
+          },
           "plan": [
             "bind /usr read"
           ]

@@ -1,10 +1,12 @@
 //! One file per command.
 
+pub(crate) mod audit;
 pub(crate) mod batch;
 pub(crate) mod call;
 pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod doctor;
+pub(crate) mod history;
 pub(crate) mod init;
 pub(crate) mod tools;
 

@@ -8,11 +8,14 @@ use wieldy::{
     Backoff, BreakerPolicy, ExecutorBuilder, Level, Limits, NativeOptions, Per, RateKind, ResourceLimits, RetryPolicy,
 };
 
+use super::history::FileDurability;
 use super::log::{FileLogOrLevel, Levels, LogFormat, Rotate};
 use super::sandbox::{FileMount, FileNetwork};
 use super::value::{Bytes, BytesOrNone, Count, CountOrNone, Megabytes, MegabytesOrNone, Time, Whole};
 
 const MEGABYTE: u64 = 1024 * 1024;
+/// The variables that programs get by default.
+const ENVIRONMENT: [&str; 8] = ["PATH", "HOME", "USER", "LANG", "LC_*", "TERM", "TZ", "TMPDIR"];
 
 macro_rules! section {
     ($(#[doc = $doc:literal] $name:ident { $($key:ident: $type:ty,)+ })+) => {$(
@@ -42,6 +45,7 @@ section! {
         sandbox: FileSandbox,
         output: FileOutput,
         confirm: FileConfirm,
+        history: FileHistory,
         shell: FileShell,
         tools: FileTools,
         plans: BTreeMap<String, FilePlan>,
@@ -121,6 +125,13 @@ section! {
     FileConfirm {
         timeout: Time,
     }
+    /// Where calls are recorded, and how long.
+    FileHistory {
+        url: String,
+        durability: FileDurability,
+        keep_days: Whole<0, 36_500>,
+        keep_bytes: BytesOrNone,
+    }
     /// What programs are told of this process's environment.
     FileShell {
         environment: Vec<String>,
@@ -166,10 +177,9 @@ impl FileConfig {
     /// What holds where nobody says anything: the executor's own defaults, and those of the command line.
     pub(crate) fn defaults(state: PathBuf) -> Self {
         let (limits, retry, breaker) = (Limits::default(), RetryPolicy::default(), BreakerPolicy::default());
-        let (executor, resources) = (ExecutorBuilder::default(), ResourceLimits::DEFAULT);
-        let native = NativeOptions::default();
+        let (executor, native, resources) =
+            (ExecutorBuilder::default(), NativeOptions::default(), ResourceLimits::DEFAULT);
         let megabytes = |bytes: Option<u64>| bytes.map(|bytes| Whole(bytes / MEGABYTE));
-        let environment = ["PATH", "HOME", "USER", "LANG", "LC_*", "TERM", "TZ", "TMPDIR"];
         Self {
             workspace: Some(".".into()),
             state: Some(state),
@@ -229,7 +239,8 @@ impl FileConfig {
             }),
             output: Some(FileOutput { bytes_max: Some(Whole(executor.output_bytes_max)) }),
             confirm: Some(FileConfirm { timeout: Some(Time(executor.confirmation_timeout)) }),
-            shell: Some(FileShell { environment: Some(environment.map(str::to_owned).to_vec()) }),
+            history: Some(FileHistory::defaults()),
+            shell: Some(FileShell { environment: Some(ENVIRONMENT.map(str::to_owned).to_vec()) }),
             tools: Some(FileTools { manifests: Some(Vec::new()) }),
             plans: Some(BTreeMap::new()),
         }
@@ -243,6 +254,9 @@ impl FileConfig {
             if path.is_relative() && !folder.as_os_str().is_empty() {
                 *path = folder.join(&*path);
             }
+        }
+        if let Some(url) = self.history.as_mut().and_then(|history| history.url.as_mut()) {
+            super::history::begin_at(url, folder);
         }
         if let Some(path) = self.log.as_mut().and_then(|log| log.0.file.as_mut())
             && !path.as_os_str().is_empty()

@@ -5,6 +5,7 @@
 //! `sandbox.floor` the strictest value of all layers counts, and that of `~/.config/wieldy/wieldy.toml` in any case.
 
 mod file;
+mod history;
 mod layers;
 mod log;
 mod sandbox;
@@ -20,11 +21,13 @@ use anyhow::Context;
 use wieldy::{Backoff, BreakerPolicy, Level, Limits, Plan, Rate, ResourceLimits, RetryPolicy};
 
 use crate::exit::Failure;
-use file::{FileBackoff, FileConfig, FileLog, FilePlan, FileRate, FileSandbox};
+use file::{FileBackoff, FileConfig, FileHistory, FileLog, FilePlan, FileRate, FileSandbox};
 use layers::{CONFIG_VARIABLE, ConfigError, Layers};
 use sandbox::SandboxConfig;
 use value::{Time, Whole};
 
+use history::shown as shown_url;
+pub(crate) use history::{HistoryConfig, address};
 pub(crate) use layers::Origin;
 pub(crate) use log::{Levels, LogConfig, LogFileConfig, LogFormat, Rotate};
 
@@ -40,7 +43,7 @@ const FILE_BYTES_MAX: u64 = 1024 * 1024;
 #[derive(Debug)]
 pub(crate) struct Config {
     pub(crate) workspace: PathBuf,
-    /// Where large outputs are kept; empty means in memory.
+    /// Where large outputs and the history are kept; empty means in memory.
     pub(crate) state: PathBuf,
     pub(crate) log: LogConfig,
     pub(crate) isolation: Level,
@@ -56,6 +59,7 @@ pub(crate) struct Config {
     pub(crate) sandbox: SandboxConfig,
     pub(crate) output_bytes_max: u64,
     pub(crate) confirmation_timeout: Duration,
+    pub(crate) history: HistoryConfig,
     pub(crate) plans: BTreeMap<String, Plan>,
     /// The names of the variables that programs get.
     pub(crate) shell_environment: Vec<String>,
@@ -175,9 +179,12 @@ impl Config {
         }
         let isolation = file.isolation.expect(SET);
         let sandbox = sandbox(layers, file.sandbox.expect(SET), home, isolation)?;
+        let state = file.state.expect(SET);
+        let history = history(layers, file.history.expect(SET), &state)?;
         Ok(Self {
             workspace: file.workspace.expect(SET),
-            state: file.state.expect(SET),
+            state,
+            history,
             log: log(layers, file.log.expect(SET).0, home)?,
             isolation,
             sandbox,
@@ -216,7 +223,13 @@ impl Config {
             manifests: file.tools.and_then(|tools| tools.manifests).expect(SET),
             values: layers
                 .values()
-                .map(|(key, value, origin)| Shown { key, value: value.clone(), origin: origin.clone() })
+                .map(|(key, value, origin)| {
+                    let value = match value {
+                        toml::Value::String(url) if key == "history.url" => shown_url(url).into(),
+                        value => value.clone(),
+                    };
+                    Shown { key, value, origin: origin.clone() }
+                })
                 .collect(),
             warnings: Vec::new(),
         })
@@ -251,6 +264,15 @@ fn sandbox(
         return Err(conflict(layers, ["isolation", "sandbox.floor"], message, Some(hint)));
     }
     Ok(sandbox)
+}
+
+/// The section `history`.
+fn history(layers: &Layers, file: FileHistory, state: &Path) -> Result<HistoryConfig, ConfigError> {
+    HistoryConfig::resolve(file, state).map_err(|message| ConfigError {
+        place: origin_of(layers, "history.url").to_string(),
+        message: format!("`history.url`: {message}"),
+        hint: Some("name a file, or a server as `postgres://user@host/database`".into()),
+    })
 }
 
 /// Two values that do not go together, told at the first of them that somebody set.

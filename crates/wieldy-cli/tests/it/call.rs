@@ -239,17 +239,19 @@ fn a_state_folder_that_cannot_be_made_is_told() {
     ----- stdout -----
 
     ----- stderr -----
-    error: cannot keep artifacts in `file/below/artifacts`
-      caused by: Not a directory (os error 20)
-    hint: `--state DIR` or the key `state` names another folder
+    error[E3111]: nothing was run, as it could not be recorded: cannot use the history `file/below/history.db`: Not a directory (os error 20)
+    hint: see that it can be reached and written to, and that the disk has room; `--state DIR` names another folder
     ");
 }
 
 #[test]
-fn without_the_usual_state_folder_everything_else_works() {
+fn without_the_usual_state_folder_nothing_runs_unrecorded() {
     let world = World::new().file("../home/.local/state", "a file in the way").file("a.txt", "one\n");
     let told = world.run(&["call", "Read", "path=a.txt"]);
-    assert!(told.starts_with("exit: 0") && told.contains("large outputs are not kept"), "{told}");
+    assert!(told.starts_with("exit: 7") && told.contains("`--state DIR` names another folder"), "{told}");
+    // A history elsewhere has its key there, too.
+    let told = world.run(&["call", "Read", "path=a.txt", "--set", "history.url=h.db"]);
+    assert!(told.starts_with("exit: 7") && told.contains("cannot use the audit key"), "{told}");
 }
 
 #[test]

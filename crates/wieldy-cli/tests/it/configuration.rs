@@ -37,6 +37,10 @@ fn every_value_is_shown_with_its_origin() {
     breaker.open-for = "30s"  # default
     cache.bytes-max = 67108864  # default
     confirm.timeout = "5m"  # default
+    history.durability = "effects"  # default
+    history.keep-bytes = 0  # default
+    history.keep-days = 0  # default
+    history.url = ""  # default
     isolation = "none"  # flag --set
     limits.calls-running-max = 64  # default
     limits.calls-running-per-agent-max = 4  # default

@@ -38,7 +38,8 @@ fn every_level_is_told_and_the_native_one_works() {
             "cgroups",
             "controllers",
             "limits",
-            "refused"
+            "refused",
+            "history"
         ]
     );
     let limits: Vec<&Value> = told["limits"].as_array().unwrap().iter().map(|it| &it["limit"]).collect();
@@ -47,6 +48,39 @@ fn every_level_is_told_and_the_native_one_works() {
         ["cpu_millicores", "memory_bytes", "processes", "open_files", "disk_bytes", "disk_files", "output_bytes"]
     );
     assert!(told["refused"].as_array().unwrap().iter().any(|it| it["name"] == "bpf"), "{told}");
+}
+
+#[test]
+fn the_history_is_told_and_none_is_made() {
+    let world = World::new();
+    let place = world.path("../state/history.db");
+    let arguments = ["doctor", "--json", "--isolation", "none", "--state", place.parent().unwrap().to_str().unwrap()];
+    let mut told = world.json(&arguments)["history"].take();
+    assert_eq!(
+        told,
+        json!({"name": "history", "state": "found", "told": format!("{}: the first call makes it", place.display()),
+               "hint": null, "address": place, "records": null, "bytes": null})
+    );
+    assert!(!place.parent().unwrap().exists());
+    assert_eq!(world.code(&["call", "List", "--state", arguments[5]]), Some(0));
+    told = world.json(&arguments)["history"].take();
+    let bytes = told["bytes"].as_u64().unwrap();
+    let size = format!("{:.0} KB", bytes as f64 / 1024.0);
+    assert_eq!(
+        told,
+        json!({"name": "history", "state": "works", "told": format!("{}: 5 records in {size}", place.display()),
+               "hint": null, "address": place, "records": 5, "bytes": bytes})
+    );
+    std::fs::write(&place, "this is no database, however long one looks at it\n").unwrap();
+    let output = world.command(&arguments).output().unwrap();
+    let told: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (output.status.code(), &told["ok"], &told["history"]["state"]),
+        (Some(7), &json!(false), &json!("fails"))
+    );
+    assert!(String::from_utf8_lossy(&output.stderr).contains("the history cannot be used, so no call runs"));
+    let told = world.command(&["doctor", "--isolation", "none"]).env_remove("HOME").output().unwrap();
+    assert!(String::from_utf8_lossy(&told.stdout).contains("  ? history               in memory,"), "{told:?}");
 }
 
 #[test]

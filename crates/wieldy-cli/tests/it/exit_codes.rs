@@ -48,7 +48,7 @@ fn a_timeout_says_which_clock_and_keeps_what_was_printed() {
 #[test]
 fn commands_of_later_versions_are_not_there() {
     let world = World::new();
-    for command in ["serve", "mcp", "history", "audit", "worker", "task", "cancel", "observe"] {
+    for command in ["serve", "mcp", "worker", "task", "cancel", "observe"] {
         assert_eq!(world.code(&[command]), Some(2), "{command}");
     }
 }
@@ -67,6 +67,8 @@ fn help_names_the_commands_the_search_order_and_the_exit_codes() {
       call         Call a tool and print what it answers
       batch        Run several calls together
       tools        List the tools there are, or look at one
+      history      Look up the calls that were made, and what happened in each
+      audit        Prove that nobody changed what was recorded
       doctor       Find out which isolation levels and limits work here, and why others do not
       init         Write a commented wieldy.toml into the current folder
       config       Look at the configuration
@@ -80,7 +82,8 @@ fn help_names_the_commands_the_search_order_and_the_exit_codes() {
     Options of every command:
           --json             Print JSON for programs instead of text for people
           --config <FILE>    Read the configuration from this file
-          --state <DIR>      Keep large outputs in this folder [default: the platform's state folder]
+          --state <DIR>      Keep large outputs and the history in this folder [default: the platform's
+                             state folder]
           --log <LEVEL>      Log more or less: off, error, warn, info, debug, trace, or TARGET=LEVEL,…
           --set <KEY=VALUE>  Set a key of the configuration; may be repeated
 
@@ -135,7 +138,7 @@ fn with_json_every_failure_is_one_object_on_standard_output() {
     Some(2) {"error":{"code":"E3301","name":"CONFIGURATION","category":"configuration_error","message":"invalid value 'soon' for '--timeout <TIME>': `soon` is not a duration such as `500ms`, `30s`, `5m` or `1h`","retryable":false,"suggestion":"`wieldy help` tells what can be typed","details":{}}}
     Some(2) {"error":{"code":"E3301","name":"CONFIGURATION","category":"configuration_error","message":"unrecognized subcommand 'no-such-command'","retryable":false,"suggestion":"`wieldy help` tells what can be typed","details":{}}}
     Some(2) {"error":{"code":"E3301","name":"CONFIGURATION","category":"configuration_error","message":"'wieldy' requires a subcommand but one was not provided","retryable":false,"suggestion":"`wieldy help` tells what can be typed","details":{}}}
-    Some(7) {"error":{"code":"E3900","name":"EXECUTION_ERROR","category":"runtime_error","message":"cannot keep artifacts in `a/artifacts`: Not a directory (os error 20)","retryable":false,"suggestion":"`--state DIR` or the key `state` names another folder","details":{}}}
+    Some(7) {"error":{"code":"E3111","name":"JOURNAL_FAILED","category":"runtime_error","message":"nothing was run, as it could not be recorded: cannot use the history `a/history.db`: File exists (os error 17)","retryable":true,"suggestion":"see that it can be reached and written to, and that the disk has room; `--state DIR` names another folder","details":{}}}
     Some(3) {"error":{"code":"E3002","name":"VALIDATION_FAILED","category":"validation_error","message":"the arguments are not JSON: EOF while parsing an object at line 1 column 1","retryable":false,"suggestion":"correct the arguments to fit the tool's input schema and call again","details":{"violations":[{"pointer":"","message":"the arguments are not JSON: EOF while parsing an object at line 1 column 1"}]}}}
     "#);
     assert_eq!(world.json(&["doctor", "--isolation", "firecracker", "--json"])["ok"], false);

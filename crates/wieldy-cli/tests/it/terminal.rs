@@ -90,6 +90,21 @@ fn the_table_of_tools_fits_the_terminal() {
 }
 
 #[test]
+fn the_history_fits_the_terminal_and_is_coloured() {
+    let world = World::new().file("a.txt", "one\n").variable("TERM", "xterm").variable("TZ", "UTC");
+    let long = format!("path={}", "x".repeat(100));
+    assert_eq!(world.code(&["call", "Read", "path=a.txt"]), Some(0));
+    assert_eq!(world.code(&["call", "Read", &long]), Some(1));
+    let (code, told) = seen(&world, &["history"], "");
+    assert_eq!(code, Some(0));
+    assert!(told.contains("\x1b[32msuccess\x1b[0m") && told.contains("\x1b[31mfailed E3302\x1b[0m"), "{told:?}");
+    let plain = regex::Regex::new("\x1b\\[[0-9;]*m").unwrap().replace_all(&told, "").into_owned();
+    assert_eq!(plain.lines().map(|line| line.chars().count()).max(), Some(COLUMNS.into()), "{plain}");
+    let (code, told) = seen(&world, &["audit", "verify"], "");
+    assert!(code == Some(0) && told.contains("the trail is whole: 10 records"), "{told:?}");
+}
+
+#[test]
 fn a_batch_shows_how_far_it_is_and_cleans_up() {
     let call = "{\"tool\":\"Bash\",\"arguments\":{\"command\":\"sleep 0.3\"}}\n";
     let world = World::new().file("batch", &call.repeat(3)).variable("TERM", "xterm");

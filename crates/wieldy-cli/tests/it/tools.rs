@@ -18,20 +18,22 @@ fn the_list_has_a_line_per_tool() {
     insta::assert_snapshot!(World::new().run(&["tools"]), @"
     exit: 0
     ----- stdout -----
-    Bash          shell  writes  Runs a command line in the workspace and returns what it prints
-    Build         shell  writes  Builds, tests, checks or cleans the project in the workspace by the program that its files call for (Cargo.toml, package.json, go.mod, pyproject.toml, Makefile), or by the given command, and returns what it prints
-    Delete        files  writes  Deletes a file or an empty folder; with `recursive`, a folder and all that is in it
-    Edit          files  writes  Replaces exact text in a file
-    GetArtifact   files  reads   Reads an output that was too large for a result: a part of it by offset and length, or the lines that match a pattern
-    Glob          files  reads   Finds files by a pattern such as `src/**/*.rs` and gives their paths, sorted
-    List          files  reads   Lists what is in a folder, sorted, with sizes; folders end in `/`
-    ProcessList   shell  reads   Lists the processes in the background of this session, and how each of them stands
-    ProcessRead   shell  writes  Reads what a process in the background has printed since it was last read, and tells whether it runs or how it ended
-    ProcessStop   shell  writes  Stops a process in the background with everything that it started, and returns what it had printed since it was last read
-    ProcessWrite  shell  writes  Writes text to the input of a process in the background, and ends the input if asked to
-    Read          files  reads   Reads a text file, or some lines of it
-    Search        files  reads   Searches files for a regular expression and gives the matching lines as `path:line:text`, sorted by path
-    Write         files  writes  Writes a text file, new or in place of the old content, whole or not at all
+    Bash            shell    writes  Runs a command line in the workspace and returns what it prints
+    Build           shell    writes  Builds, tests, checks or cleans the project in the workspace by the program that its files call for (Cargo.toml, package.json, go.mod, pyproject.toml, Makefile), or by the given command, and returns what it prints
+    Delete          files    writes  Deletes a file or an empty folder; with `recursive`, a folder and all that is in it
+    Edit            files    writes  Replaces exact text in a file
+    GetArtifact     files    reads   Reads an output that was too large for a result: a part of it by offset and length, or the lines that match a pattern
+    Glob            files    reads   Finds files by a pattern such as `src/**/*.rs` and gives their paths, sorted
+    List            files    reads   Lists what is in a folder, sorted, with sizes; folders end in `/`
+    ProcessList     shell    reads   Lists the processes in the background of this session, and how each of them stands
+    ProcessRead     shell    writes  Reads what a process in the background has printed since it was last read, and tells whether it runs or how it ended
+    ProcessStop     shell    writes  Stops a process in the background with everything that it started, and returns what it had printed since it was last read
+    ProcessWrite    shell    writes  Writes text to the input of a process in the background, and ends the input if asked to
+    Read            files    reads   Reads a text file, or some lines of it
+    Search          files    reads   Searches files for a regular expression and gives the matching lines as `path:line:text`, sorted by path
+    Write           files    writes  Writes a text file, new or in place of the old content, whole or not at all
+    history_search  history  reads   Finds calls that you made before, by tool, words, session, status or time
+    history_stats   history  reads   Tells how the calls that you made before went: how many, how many failed, how long they took (half, 95 and 99 of 100 took no longer)
 
     ----- stderr -----
     ");

@@ -233,7 +233,11 @@ fn signed(head: &crate::audit::SignedHead, draft: &Draft) -> (&'static str, Vec<
         head.key.as_str().into(),
         Value::Bytes(from_hex(&head.signature).unwrap_or_default()),
     ];
-    ("INSERT INTO heads (seq, hash, at, key, signature) VALUES (?1, ?2, ?3, ?4, ?5)", values)
+    // Where somebody else was quicker, theirs is there already, and ours will be rolled back.
+    (
+        "INSERT INTO heads (seq, hash, at, key, signature) VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (seq) DO NOTHING",
+        values,
+    )
 }
 
 /// The rows of a group, column by column, in the order in which [`WRITE`] takes them from `$9` on.

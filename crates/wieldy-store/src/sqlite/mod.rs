@@ -3,7 +3,7 @@
 mod write;
 
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -43,14 +43,15 @@ pub(crate) struct Sqlite {
     file: u64,
     connection: Connection,
     /// Held for as long as an executor lives.
-    life: Option<File>,
+    life: Option<(PathBuf, File)>,
 }
 
 impl Sqlite {
     /// Opens the file; makes it, and brings it into this program's form, where that is wanted.
     pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
         if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).map_err(|error| unusable(path, &error))?;
+            let mut maker = fs::DirBuilder::new();
+            maker.recursive(true).mode(0o700).create(folder).map_err(|error| unusable(path, &error))?;
         }
         let mut connection = connect(path)?;
         let version = version(&connection).map_err(|error| opened(path, &error))?;
@@ -80,12 +81,21 @@ impl Sqlite {
 
 fn connect(path: &Path) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    // What calls were made with is their owner's business; what SQLite puts beside the file gets the file's mode. A file that
+    // is there must not be opened here: closing it again would end SQLite's own locks on it.
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(unusable(path, &error)),
+        _ => {}
+    }
+    let is_new = fs::metadata(path).is_ok_and(|file| file.len() == 0);
     let connection = Connection::open_with_flags(path, flags).map_err(|error| opened(path, &error))?;
     let set = || -> rusqlite::Result<()> {
         connection.busy_timeout(PATIENCE)?;
         connection.set_prepared_statement_cache_capacity(64);
-        // Only a new file takes this: room that retention frees can be given back.
-        connection.pragma_update(None, "auto_vacuum", "incremental")?;
+        // Only a new file takes this: room that retention frees can be given back. On any other it would be a write.
+        if is_new {
+            connection.pragma_update(None, "auto_vacuum", "incremental")?;
+        }
         connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
         // What was committed is on the disk, also when the machine stops.
         connection.pragma_update(None, "synchronous", "full")?;
@@ -195,15 +205,17 @@ impl Database for Sqlite {
     }
 
     fn show_life(&mut self, instance: &str) -> Result<(), StoreError> {
+        // Who holds it already would wait for itself.
         if self.life.is_some() {
             return Ok(());
         }
         let folder = self.signs_of_life();
-        let hold = || -> std::io::Result<File> {
+        let path = folder.join(instance);
+        let hold = || -> std::io::Result<(PathBuf, File)> {
             fs::create_dir_all(&folder)?;
-            let file = OpenOptions::new().create(true).truncate(false).write(true).open(folder.join(instance))?;
+            let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
             file.lock()?;
-            Ok(file)
+            Ok((path, file))
         };
         self.life = Some(hold().map_err(|error| unusable(&self.path, &error))?);
         Ok(())
@@ -326,8 +338,10 @@ impl Database for Sqlite {
 
 impl Drop for Sqlite {
     fn drop(&mut self) {
-        // The sign of life of an executor that ended is nobody's business any more; the file goes with it.
-        self.life = None;
+        // The sign of life of an executor that ended is nobody's business any more.
+        if let Some((path, _)) = &self.life {
+            let _ = fs::remove_file(path);
+        }
     }
 }
 

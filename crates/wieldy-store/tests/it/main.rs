@@ -6,10 +6,12 @@
 mod world;
 mod server;
 
+mod close;
 mod first;
 mod forms;
 mod kill;
 mod lost;
+mod memory;
 mod outage;
 mod recovery;
 mod same;

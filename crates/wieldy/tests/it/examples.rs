@@ -12,6 +12,9 @@ mod confirm;
 #[path = "../../examples/custom_tool.rs"]
 #[expect(dead_code, reason = "an example's `main` is not called here")]
 mod custom_tool;
+#[path = "../../examples/history.rs"]
+#[expect(dead_code, reason = "an example's `main` is not called here")]
+mod history;
 #[path = "../../examples/observe.rs"]
 #[expect(dead_code, reason = "an example's `main` is not called here")]
 mod observe;
@@ -42,6 +45,19 @@ async fn a_call_is_observed_from_its_first_event_on() {
     tool.call.progress
     tool.call.success
     ");
+}
+
+#[tokio::test]
+async fn calls_are_recorded_and_proved() {
+    insta::assert_snapshot!(history::run().await.unwrap(), @r#"
+    send: failed {"text":"lost"}
+    send: success {"to":"Ada","password":"[redacted]"}
+    tool.call.pending
+    tool.call.started
+    tool.call.success
+    2 calls, 1 of them failed
+    8 records, problem: None
+    "#);
 }
 
 #[tokio::test]

@@ -1,0 +1,132 @@
+//! `wieldy audit`: the proof that nobody changed what was recorded, and what is needed for it.
+
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow};
+use serde_json::json;
+use wieldy::{SignedHead, Signer, Store, Verdict};
+
+use super::batch::progress_bar;
+use crate::args::AuditCommand;
+use crate::config::Config;
+use crate::exit::{Exit, Failure};
+use crate::history::{existing, failed, key};
+use crate::output::{Printer, counted, shown};
+
+pub(crate) fn run(command: &AuditCommand, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
+    match command {
+        AuditCommand::Verify { anchor, key } => verify(anchor, key.as_deref(), config, printer),
+        AuditCommand::Head { output } => head(output.as_deref(), config, printer),
+        AuditCommand::Key => {
+            let signer = signer(config)?;
+            if printer.json {
+                printer.json(&json!({ "key": signer.key() }))?;
+            } else {
+                printer.line(signer.key())?;
+            }
+            Ok(Exit::Success)
+        }
+    }
+}
+
+/// The history, which must be there: what is gone cannot be proved.
+fn there(config: &Config) -> Result<Store, Failure> {
+    existing(config)?.ok_or_else(|| Failure::broken(anyhow!("there is no history, so nothing can be proved")))
+}
+
+fn signer(config: &Config) -> Result<Signer, Failure> {
+    let Some(path) = key(config) else {
+        return Err(Failure::usage(anyhow!("there is no state folder, so there is no key"))
+            .hint("`--state DIR` names a folder"));
+    };
+    Signer::open(&path).map_err(|error| failed(error, config))
+}
+
+fn verify(anchors: &[PathBuf], key: Option<&str>, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
+    let anchors = anchors.iter().map(|path| anchor(path)).collect::<Result<Vec<_>, _>>()?;
+    if let Some(key) = key
+        && (key.len() != 64 || !key.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    {
+        let told = anyhow!("`--key`: a public key has 64 hexadecimal digits");
+        return Err(Failure::usage(told).hint("`wieldy audit key` prints it"));
+    }
+    let key = key.map(str::to_ascii_lowercase);
+    let store = there(config)?;
+    let (records, _) = store.extent().map_err(|error| failed(error, config))?;
+    let bar = progress_bar(usize::try_from(records).unwrap_or(usize::MAX), "{bar:40} {pos}/{len} records");
+    let verdict = store.verify(&anchors, key.as_deref(), &mut |checked| bar.set_position(checked));
+    bar.finish_and_clear();
+    let verdict = verdict.map_err(|error| failed(error, config))?;
+    if printer.json {
+        printer.json(&verdict)?;
+    }
+    match &verdict.problem {
+        None if printer.json => {}
+        None => printer.line(&whole(&verdict))?,
+        Some(problem) => {
+            let told = anyhow!("the trail is broken at record {}: {}", problem.seq, shown(&problem.what));
+            let hint = "what stands before that record is as it was written; compare with a backup";
+            printer.tell_failure(&Failure::broken(told).hint(hint));
+            return Ok(Exit::ToolFailed);
+        }
+    }
+    Ok(Exit::Success)
+}
+
+/// A signed end of the trail in a file.
+fn anchor(path: &Path) -> Result<SignedHead, Failure> {
+    let read = || -> anyhow::Result<SignedHead> {
+        let text = std::fs::read_to_string(path)?;
+        serde_json::from_str(&text).context("it is not what `wieldy audit head` prints")
+    };
+    read().with_context(|| format!("cannot read the anchor `{}`", path.display())).map_err(Failure::usage)
+}
+
+/// What was proved.
+fn whole(verdict: &Verdict) -> String {
+    let count = |count: u64, thing: &str| counted(usize::try_from(count).unwrap_or(usize::MAX), thing);
+    let mut text = format!(
+        "the trail is whole: {}, {}, {}",
+        count(verdict.records, "record"),
+        count(verdict.executions, "call"),
+        count(verdict.heads, "signature")
+    );
+    for (number, what) in [(verdict.anchors, "anchor"), (verdict.open, "open call")] {
+        if number > 0 {
+            text.push_str(&format!(", {}", count(number, what)));
+        }
+    }
+    if verdict.dropped > 0 {
+        text.push_str(&format!("; {} before them dropped by retention", count(verdict.dropped, "record")));
+    }
+    text
+}
+
+fn head(output: Option<&Path>, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
+    let store = there(config)?;
+    let head = store.sign_head(&signer(config)?).map_err(|error| failed(error, config))?;
+    let Some(path) = output else {
+        printer.json(&head)?;
+        return Ok(Exit::Success);
+    };
+    let text = serde_json::to_string(&head).expect("a head is plain data") + "\n";
+    let written = OpenOptions::new().write(true).create_new(true).open(path);
+    match written.and_then(|mut file| file.write_all(text.as_bytes())) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            Err(Failure::usage(anyhow!("`{}` is there already", path.display())))
+        }
+        Err(error) => {
+            Err(Failure::broken(anyhow::Error::new(error).context(format!("cannot write `{}`", path.display()))))
+        }
+        Ok(()) if printer.json => printer.json(&json!({ "written": path })).map(|()| Exit::Success),
+        Ok(()) => {
+            printer.tell(&format!(
+                "wrote `{}`; keep it where nobody who writes the history can change it",
+                path.display()
+            ));
+            Ok(Exit::Success)
+        }
+    }
+}

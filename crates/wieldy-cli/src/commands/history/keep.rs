@@ -1,0 +1,88 @@
+//! Keeping the history: backups, copies to another place, and dropping what is old.
+
+use std::path::Path;
+
+use anyhow::anyhow;
+use serde_json::json;
+use wieldy::{Retention, Store};
+
+use super::filter;
+use crate::config::{self, Config};
+use crate::exit::{Exit, Failure};
+use crate::history::{existing, failed, journal_options};
+use crate::output::Printer;
+
+/// A size for people.
+pub(crate) fn human_size(bytes: u64) -> String {
+    super::table::size(i64::try_from(bytes).unwrap_or(i64::MAX))
+}
+
+/// The history, which must be there.
+fn there(config: &Config) -> Result<Store, Failure> {
+    let nothing = || Failure::broken(anyhow!("nothing has been recorded yet, so there is no history"));
+    existing(config)?.ok_or_else(nothing)
+}
+
+/// Copies the history into a new file.
+pub(super) fn backup(file: &Path, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
+    there(config)?.backup(file).map_err(|error| failed(error, config))?;
+    if printer.json {
+        printer.json(&json!({ "written": file }))?;
+    } else {
+        printer.tell(&format!("wrote `{}`", file.display()));
+    }
+    Ok(Exit::Success)
+}
+
+/// Copies the history to another address.
+pub(super) fn copy(url: &str, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
+    let address = config::address(url).map_err(|message| Failure::usage(anyhow!(message)))?;
+    if config.history.address.as_ref() == Some(&address) {
+        return Err(Failure::usage(anyhow!("the history is there already")));
+    }
+    let store = there(config)?;
+    let target = Store::open(&address).map_err(|error| {
+        let hint = error.suggestion();
+        Failure::broken(error).hint(hint)
+    })?;
+    let copied = store.copy_to(&target).map_err(|error| failed(error, config))?;
+    if printer.json {
+        printer.json(&copied)?;
+    } else {
+        printer.tell(&format!("copied {} records of {} calls to {address}", copied.records, copied.executions));
+    }
+    Ok(Exit::Success)
+}
+
+/// What is to be dropped, as it was typed.
+pub(super) struct How<'a> {
+    pub(super) older_than: Option<&'a str>,
+    pub(super) larger_than: Option<&'a str>,
+    pub(super) dry: bool,
+}
+
+/// Drops old records.
+pub(super) fn prune(how: &How<'_>, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
+    let age = how.older_than.map(filter::age).transpose().map_err(|message| filter::wrong("--older-than", &message))?;
+    let bytes =
+        how.larger_than.map(filter::bytes).transpose().map_err(|message| filter::wrong("--larger-than", &message))?;
+    let retention = match (age, bytes) {
+        (None, None) => Retention { age_max: config.history.age_max, bytes_max: config.history.bytes_max },
+        (age_max, bytes_max) => Retention { age_max, bytes_max },
+    };
+    if retention.age_max.is_none() && retention.bytes_max.is_none() {
+        let told = anyhow!("everything is kept: neither a flag nor the configuration says what to drop");
+        return Err(Failure::usage(told).hint("`--older-than 90d` or `--larger-than 1GB`; see `history.keep-days` too"));
+    }
+    let store = there(config)?;
+    let pruned = if how.dry { store.prunable(&retention) } else { store.prune(&retention, &journal_options(config)) };
+    let pruned = pruned.map_err(|error| failed(error, config))?;
+    if printer.json {
+        printer.json(&pruned)?;
+        return Ok(Exit::Success);
+    }
+    let (would, size) = (if how.dry { "would drop" } else { "dropped" }, human_size(pruned.bytes));
+    printer
+        .tell(&format!("{would} {} records of {} calls; the history takes {size}", pruned.records, pruned.executions));
+    Ok(Exit::Success)
+}

@@ -1,0 +1,148 @@
+//! `wieldy audit`: a whole trail is proved, a changed one is found out, whoever changed it.
+
+use std::fs;
+
+use rusqlite::Connection;
+use serde_json::{Value, json};
+
+use crate::world::World;
+
+const STATE: [&str; 2] = ["--state", "../state"];
+
+/// A world in which three calls were made.
+fn world() -> World {
+    let world = World::new().file("a.txt", "one\n");
+    for _ in 0..3 {
+        assert_eq!(world.code(&[&["call", "Read", "path=a.txt"], &STATE[..]].concat()), Some(0));
+    }
+    world
+}
+
+fn told(world: &World, arguments: &[&str]) -> String {
+    world.run(&[arguments, &STATE].concat())
+}
+
+fn verdict(world: &World, arguments: &[&str]) -> Value {
+    world.json(&[&["audit", "verify", "--json"], arguments, &STATE].concat())
+}
+
+/// Does something to the database that no program of ours does.
+fn tamper(world: &World, sql: &str) {
+    let database = Connection::open(world.path("../state/history.db")).unwrap();
+    assert!(database.execute(sql, []).unwrap() > 0, "{sql}");
+}
+
+#[test]
+fn a_whole_trail_is_proved() {
+    let world = world();
+    insta::assert_snapshot!(told(&world, &["audit", "verify"]), @"
+    exit: 0
+    ----- stdout -----
+    the trail is whole: 15 records, 3 calls, 3 signatures
+
+    ----- stderr -----
+    ");
+    assert_eq!(
+        verdict(&world, &[]),
+        json!({"records": 15, "executions": 3, "open": 0, "heads": 3, "anchors": 0, "dropped": 0, "first_seq": 1,
+               "last_seq": 15, "problem": null})
+    );
+}
+
+#[test]
+fn a_record_that_was_changed_is_named() {
+    let world = world();
+    tamper(
+        &world,
+        "UPDATE events SET data = replace(data, 'a.txt', 'b.txt') WHERE name = 'tool.call.pending' AND seq = 7",
+    );
+    insta::assert_snapshot!(told(&world, &["audit", "verify"]), @"
+    exit: 1
+    ----- stdout -----
+
+    ----- stderr -----
+    error: the trail is broken at record 7: it was changed, or is not in its place
+    hint: what stands before that record is as it was written; compare with a backup
+    ");
+    let verdict = verdict(&world, &[]);
+    assert_eq!(verdict["problem"]["seq"], 7);
+    let output = world.command(&[&["audit", "verify", "--json"], &STATE[..]].concat()).output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.iter().filter(|byte| **byte == b'\n').count()), (Some(1), 1));
+}
+
+#[test]
+fn a_record_or_a_call_that_is_gone_is_noticed() {
+    for sql in [
+        "DELETE FROM events WHERE seq = 8",
+        "DELETE FROM tool_executions WHERE id = 7",
+        "UPDATE tool_executions SET status = 'failed' WHERE id = 7",
+    ] {
+        let world = world();
+        tamper(&world, sql);
+        let told = told(&world, &["audit", "verify"]);
+        assert!(
+            told.starts_with("exit: 1\n") && told.contains("error: the trail is broken at record "),
+            "{sql}: {told}"
+        );
+    }
+}
+
+#[test]
+fn an_anchor_kept_elsewhere_finds_out_who_begins_anew() {
+    let world = world();
+    insta::assert_snapshot!(told(&world, &["audit", "head", "--output", "anchor.json"]), @"
+    exit: 0
+    ----- stdout -----
+
+    ----- stderr -----
+    wrote `anchor.json`; keep it where nobody who writes the history can change it
+    ");
+    insta::assert_snapshot!(told(&world, &["audit", "head", "--output", "anchor.json"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: `anchor.json` is there already
+    ");
+    let key = world.json(&["audit", "key", "--json", "--state", "../state"])["key"].as_str().unwrap().to_owned();
+    assert_eq!(told(&world, &["audit", "key"]), format!("exit: 0\n----- stdout -----\n{key}\n\n----- stderr -----\n"));
+    let with_key = ["--anchor", "anchor.json", "--key", &key];
+    let proved = verdict(&world, &with_key);
+    assert_eq!((&proved["anchors"], &proved["problem"]), (&json!(1), &json!(null)));
+    let head: Value = serde_json::from_slice(&fs::read(world.path("anchor.json")).unwrap()).unwrap();
+    let printed = world.json(&["audit", "head", "--state", "../state"]);
+    assert_eq!((&head["seq"], &head["hash"], &head["key"]), (&printed["seq"], &printed["hash"], &json!(key)));
+    // Whoever holds database and key writes another history, which is whole by itself.
+    fs::remove_file(world.path("../state/history.db")).unwrap();
+    for _ in 0..4 {
+        assert_eq!(world.code(&[&["call", "List"], &STATE[..]].concat()), Some(0));
+    }
+    assert_eq!(verdict(&world, &[])["problem"], json!(null));
+    let found_out = verdict(&world, &with_key);
+    assert_eq!(found_out["problem"]["seq"], head["seq"], "{found_out}");
+    assert_eq!(world.code(&[&["audit", "verify"], &with_key[..], &STATE].concat()), Some(1));
+}
+
+#[test]
+fn another_key_proves_nothing() {
+    let world = world();
+    fs::remove_file(world.path("../state/audit.key")).unwrap();
+    let new = world.json(&["audit", "key", "--json", "--state", "../state"])["key"].as_str().unwrap().to_owned();
+    assert_ne!(verdict(&world, &["--key", &new])["problem"], json!(null));
+}
+
+#[test]
+fn what_makes_no_sense_is_told() {
+    let world = World::new().file("no.json", "{}");
+    let gone = told(&world, &["audit", "verify"]);
+    assert!(gone.starts_with("exit: 7\n") && gone.contains("there is no history, so nothing can be proved"), "{gone}");
+    for (arguments, message) in [
+        (&["--anchor", "no.json"][..], "it is not what `wieldy audit head` prints"),
+        (&["--anchor", "missing.json"], "cannot read the anchor `missing.json`"),
+        (&["--key", "abc"], "a public key has 64 hexadecimal digits"),
+    ] {
+        let told = told(&world, &[&["audit", "verify"], arguments].concat());
+        assert!(told.starts_with("exit: 2\n") && told.contains(message), "{told}");
+    }
+    assert!(!world.path("../state").exists());
+}

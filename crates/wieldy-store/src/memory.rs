@@ -1,0 +1,196 @@
+//! Calls as memory: tools by which an agent looks at what it did before, and at nobody else's calls.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::json;
+use wieldy_core::{
+    CallError, Caller, Code, Outcome, Provider, Run, RunError, SharedTool, Status, Tool, ToolSpec, parse_duration,
+};
+
+use crate::error::StoreError;
+use crate::query::{Execution, GroupBy, Query, Stat};
+use crate::store::Store;
+
+/// How many calls one answer has, where the caller does not say, and at most.
+const LIMIT_DEFAULT: usize = 10;
+const LIMIT_MAX: usize = 50;
+/// How much of a call is told in its line; programs get all of it.
+const LINE_BYTES_MAX: usize = 500;
+
+/// `history_search` and `history_stats`: read-only tools that answer about the caller's own calls, those of the same agent
+/// and tenant. The store need not be open yet: see [`Store::at`].
+pub fn history_tools(store: Store) -> Vec<SharedTool> {
+    vec![Arc::new(HistorySearch(store.clone())), Arc::new(HistoryStats(store))]
+}
+
+/// Finds earlier calls.
+struct HistorySearch(Store);
+
+/// Counts earlier calls.
+struct HistoryStats(Store);
+
+/// Which calls to find; what is absent does not matter.
+#[derive(Debug, Deserialize, JsonSchema)]
+struct SearchArgs {
+    /// Only calls of this tool.
+    tool: Option<String>,
+    /// Only calls that ended like this, such as `success`, `failed` or `timeout`.
+    status: Option<Status>,
+    /// Only calls of this session.
+    session: Option<String>,
+    /// Words that all occur in the tool's name, the arguments or the error.
+    text: Option<String>,
+    /// Only calls since then: a time such as `2026-11-16T08:00:00Z`, or a time back from now such as `2h`.
+    since: Option<String>,
+    /// How many calls, the latest first: 10 by default, at most 50.
+    #[schemars(range(min = 1, max = 50))]
+    limit: Option<usize>,
+    /// Where the last answer ended, to read on.
+    cursor: Option<i64>,
+}
+
+/// Which calls to count; what is absent does not matter.
+#[derive(Debug, Deserialize, JsonSchema)]
+struct StatsArgs {
+    /// Only calls of this tool.
+    tool: Option<String>,
+    /// Only calls since the day of then: a time such as `2026-11-16T08:00:00Z`, or a time back from now such as `2h`.
+    since: Option<String>,
+    /// What is told apart: `tool` (by default), `day` or `tool,day`.
+    by: Option<By>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+enum By {
+    #[serde(rename = "tool")]
+    Tool,
+    #[serde(rename = "day")]
+    Day,
+    #[serde(rename = "tool,day")]
+    ToolAndDay,
+}
+
+impl Tool for HistorySearch {
+    type Args = SearchArgs;
+
+    fn spec(&self) -> ToolSpec {
+        spec(
+            "history_search",
+            "Finds calls that you made before, by tool, words, session, status or time. The latest come first, with their \
+             arguments, how they ended and how long they took; what they returned is not kept.",
+        )
+    }
+
+    async fn run(&self, args: SearchArgs, run: &Run) -> Result<Outcome, RunError> {
+        let query = Query {
+            tool: args.tool,
+            status: args.status,
+            session: args.session,
+            text: args.text,
+            since: since(args.since.as_deref())?,
+            cursor: args.cursor.map(crate::query::Cursor),
+            ..of(run.caller())?
+        };
+        let limit = args.limit.unwrap_or(LIMIT_DEFAULT).clamp(1, LIMIT_MAX);
+        let page = ask(&self.0, move |store| store.search(&query, limit)).await?;
+        let mut lines: Vec<String> = page.executions.iter().map(line).collect();
+        match &page.next {
+            Some(next) => lines.push(format!("[more: read on with `cursor` {next}]")),
+            None if lines.is_empty() => lines.push("[no call fits]".into()),
+            None => {}
+        }
+        Ok(Outcome::text(lines.join("\n")).structured(json!(page)))
+    }
+}
+
+impl Tool for HistoryStats {
+    type Args = StatsArgs;
+
+    fn spec(&self) -> ToolSpec {
+        spec(
+            "history_stats",
+            "Tells how the calls that you made before went: how many, how many failed, how long they took (half, 95 and 99 of \
+             100 took no longer). By tool or day, in UTC.",
+        )
+    }
+
+    async fn run(&self, args: StatsArgs, run: &Run) -> Result<Outcome, RunError> {
+        let query = Query { tool: args.tool, since: since(args.since.as_deref())?, ..of(run.caller())? };
+        let by = match args.by {
+            None | Some(By::Tool) => GroupBy::Tool,
+            Some(By::Day) => GroupBy::Day,
+            Some(By::ToolAndDay) => GroupBy::ToolAndDay,
+        };
+        let stats = ask(&self.0, move |store| store.stats(&query, by)).await?;
+        let lines: Vec<String> = stats.iter().map(summary).collect();
+        let text = if lines.is_empty() { "[no call fits]".to_owned() } else { lines.join("\n") };
+        Ok(Outcome::text(text).structured(json!({ "stats": stats })))
+    }
+}
+
+/// A call in one line, for a model.
+fn line(call: &Execution) -> String {
+    let took = call.duration_ms.map(|took| format!(" {took:.1} ms")).unwrap_or_default();
+    let arguments = call.parameters.as_ref().map(|arguments| format!(" {arguments}")).unwrap_or_default();
+    let error = match (&call.error_code, &call.error_message) {
+        (Some(code), Some(message)) => format!(" {code}: {}", message.replace('\n', " ")),
+        _ => String::new(),
+    };
+    let mut line = format!("{} {} {}{took}{arguments}{error}", call.started_at, call.tool, call.status);
+    if line.len() > LINE_BYTES_MAX {
+        line.truncate(line.floor_char_boundary(LINE_BYTES_MAX));
+        line.push('…');
+    }
+    line
+}
+
+/// Statistics in one line, for a model.
+fn summary(stat: &Stat) -> String {
+    let names = [stat.day.as_deref(), stat.tool.as_deref()];
+    let name = names.into_iter().flatten().collect::<Vec<_>>().join(" ");
+    let Stat { count, errors, p50_ms, p95_ms, p99_ms, .. } = stat;
+    format!("{name}: {count} calls, {errors} failed; p50 {p50_ms:.1} ms, p95 {p95_ms:.1} ms, p99 {p99_ms:.1} ms")
+}
+
+fn spec(name: &str, description: &str) -> ToolSpec {
+    let mut spec = ToolSpec::new(name, description).read_only().category("history").provider(Provider::Builtin);
+    spec.annotations.open_world = false;
+    spec
+}
+
+/// The calls of the same agent and tenant.
+fn of(caller: &Caller) -> Result<Query, RunError> {
+    let tenant = caller.tenant.clone().unwrap_or_default();
+    // No name means calls without a tenant, which are not those of a tenant with no name.
+    if caller.tenant.as_deref() == Some("") {
+        return Err(RunError::invalid_input("a tenant without a name has no history"));
+    }
+    Ok(Query { agent: Some(caller.agent.clone()), tenant: Some(tenant), ..Query::default() })
+}
+
+fn since(text: Option<&str>) -> Result<Option<Timestamp>, RunError> {
+    let Some(text) = text else { return Ok(None) };
+    if let Ok(time) = text.parse() {
+        return Ok(Some(time));
+    }
+    let back = parse_duration(text).ok().and_then(|back| Timestamp::now().checked_sub(back).ok());
+    let wrong =
+        || format!("`{text}` is neither a time such as `2026-11-16T08:00:00Z` nor one back from now such as `2h`");
+    back.map(Some).ok_or_else(|| RunError::invalid_input(wrong()))
+}
+
+/// Asks the history, which blocks, where that keeps nobody else.
+async fn ask<T: Send + 'static>(
+    store: &Store,
+    question: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, RunError> {
+    let store = store.clone();
+    let told = |error: StoreError| CallError::new(Code::ExecutionError, error.to_string()).suggest(error.suggestion());
+    match tokio::task::spawn_blocking(move || question(&store)).await {
+        Ok(answer) => answer.map_err(|error| RunError::from(told(error)).before_effect()),
+        Err(_) => Err("the history could not be asked".into()),
+    }
+}

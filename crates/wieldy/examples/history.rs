@@ -1,0 +1,47 @@
+//! A history: calls are recorded in a file, found again, looked at, and proved to be as they were written.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use wieldy::{Address, Call, Executor, GroupBy, JournalOptions, Outcome, Query, Store, ToolSpec, tool};
+
+pub(crate) async fn run() -> Result<String, Box<dyn std::error::Error>> {
+    let folder = tempfile::tempdir()?;
+    let store = Store::open(&Address::Sqlite(folder.path().join("history.db")))?;
+    let options = JournalOptions { key: Some(folder.path().join("audit.key")), ..JournalOptions::default() };
+    let journal = Arc::new(store.journal(&options)?);
+
+    let send = tool(ToolSpec::new("send", "Sends a letter"), async |letter: Value, _run| match letter["to"].as_str() {
+        Some(to) => Ok(Outcome::text(format!("sent to {to}"))),
+        None => Err("a letter needs an address".into()),
+    });
+    let mut builder = Executor::builder().tool(send);
+    builder.journal = Arc::clone(&journal) as _;
+    let executor = builder.build()?;
+    let sent = executor.call(Call::new("send", json!({"to": "Ada", "password": "hunter2"}))).await;
+    executor.call(Call::new("send", json!({"text": "lost"}))).await;
+    journal.flush().await?;
+
+    // Asking blocks; a server would do so by `spawn_blocking`.
+    let mut lines = Vec::new();
+    for call in store.search(&Query::default(), 10)?.executions {
+        lines.push(format!("{}: {} {}", call.tool, call.status, call.parameters.unwrap_or_default()));
+    }
+    let (_, moments) = store.show(sent.execution_id)?.ok_or("the call was recorded")?;
+    lines.extend(moments.into_iter().map(|moment| moment.name));
+    for stat in store.stats(&Query::default(), GroupBy::Tool)? {
+        lines.push(format!("{} calls, {} of them failed", stat.count, stat.errors));
+    }
+    drop(executor);
+    journal.close();
+    let verdict = store.verify(&[], None, &mut |_| {})?;
+    lines.push(format!("{} records, problem: {:?}", verdict.records, verdict.problem));
+    Ok(lines.join("\n"))
+}
+
+#[tokio::main]
+#[expect(clippy::print_stdout, reason = "an example shows what it did")]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    println!("{}", run().await?);
+    Ok(())
+}
