@@ -40,6 +40,14 @@ pub(super) fn write(
 }
 
 fn put(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rusqlite::Result<()> {
+    put_events(transaction, instance, draft)?;
+    put_calls(transaction, instance, draft)?;
+    draft.answers.iter().try_for_each(|change| put_answer(transaction, change))?;
+    put_tallies(transaction, draft)?;
+    put_ends(transaction, instance, draft)
+}
+
+fn put_events(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rusqlite::Result<()> {
     let mut event = transaction.prepare_cached(
         "INSERT INTO events (seq, instance, instance_seq, at, name, execution, subject, data, hash)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
@@ -58,6 +66,10 @@ fn put(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rusqlite:
             row.hash,
         ])?;
     }
+    Ok(())
+}
+
+fn put_calls(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rusqlite::Result<()> {
     let mut opened = transaction.prepare_cached(
         "INSERT INTO tool_executions (id, execution_id, tool_name, parameters_json, status, error_message, error_code,
            started_at, completed_at, duration_ms, output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id,
@@ -115,7 +127,10 @@ fn put(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rusqlite:
             instance,
         ])?;
     }
-    draft.answers.iter().try_for_each(|change| put_answer(transaction, change))?;
+    Ok(())
+}
+
+fn put_tallies(transaction: &Transaction<'_>, draft: &Draft) -> rusqlite::Result<()> {
     let mut tally = transaction.prepare_cached(
         "INSERT INTO tallies (day, tenant_id, agent_id, tool_name, status, bucket, calls, output_bytes)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
@@ -134,6 +149,11 @@ fn put(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rusqlite:
             counted.output_bytes
         ])?;
     }
+    Ok(())
+}
+
+/// Where the trail ends now, and how far its executor is.
+fn put_ends(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rusqlite::Result<()> {
     transaction
         .prepare_cached("UPDATE trail SET seq = ?1, hash = ?2")?
         .execute(params![draft.head.seq, draft.head.hash])?;
