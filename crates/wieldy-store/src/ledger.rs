@@ -1,14 +1,16 @@
 //! The ledger: which calls are open, and what a group of records means for the tables. A row of `tool_executions` is a fold
 //! over its call's records and nothing else, so that whoever has the trail can make it again.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use uuid::Uuid;
 use wieldy_core::ExecutionId;
 
 use crate::audit::SignedHead;
+use crate::meaning::{Closed, Meaning, Opened};
 use crate::tally::{self, Tally, TallyKey};
 use crate::trail::{CallRef, Hash, Head, Placed, Record};
 
@@ -20,7 +22,7 @@ pub(crate) struct CallRow {
     pub(crate) execution_id: String,
     pub(crate) tool: String,
     pub(crate) parameters: Option<String>,
-    pub(crate) status: String,
+    pub(crate) status: Cow<'static, str>,
     pub(crate) error_message: Option<String>,
     pub(crate) error_code: Option<String>,
     pub(crate) started_at: i64,
@@ -40,84 +42,65 @@ pub(crate) struct CallRow {
 
 impl CallRow {
     /// The row of a call that was just accepted.
-    pub(crate) fn open(id: i64, at: i64, subject: &Value, data: &Value) -> Self {
-        let fact = |name: &str| text_in(&subject[name]);
+    pub(crate) fn open(id: i64, at: i64, opened: &Opened) -> Self {
+        let Opened { subject, parameters, is_task, is_rerun } = opened;
         let mut metadata = Map::new();
-        if let Some(call_id) = subject.get("call_id") {
-            metadata.insert("call_id".into(), call_id.clone());
+        if let Some(call_id) = &subject.call_id {
+            metadata.insert("call_id".into(), Value::String(call_id.clone().into_owned()));
         }
-        for name in ["task", "rerun"] {
-            if data.get(name).is_some() {
+        for (name, told) in [("task", *is_task), ("rerun", *is_rerun)] {
+            if told {
                 metadata.insert(name.into(), Value::Bool(true));
             }
         }
+        let column = |text: &Option<Cow<'_, str>>| text.as_deref().map(column);
         Self {
             id,
-            execution_id: fact("execution_id").unwrap_or_default(),
-            tool: fact("tool").unwrap_or_default(),
-            parameters: data.get("arguments").map(Value::to_string),
-            status: "pending".to_owned(),
+            execution_id: column(&subject.execution_id).unwrap_or_default(),
+            tool: column(&subject.tool).unwrap_or_default(),
+            parameters: Some(parameters.clone()),
+            status: "pending".into(),
             started_at: at,
-            agent: fact("agent").unwrap_or_default(),
-            user: fact("user"),
-            batch: fact("batch_id"),
-            session: fact("session"),
-            tenant: fact("tenant"),
+            agent: self::column(&subject.agent),
+            user: column(&subject.user),
+            batch: column(&subject.batch_id),
+            session: column(&subject.session),
+            tenant: column(&subject.tenant),
             metadata: text_of(metadata),
             ..Self::default()
         }
     }
 
-    /// Whether a later record of this name means anything for the row.
-    pub(crate) fn is_changed_by(name: &str) -> bool {
-        matches!(
-            name,
-            "tool.call.started"
-                | "tool.call.confirmation.requested"
-                | "tool.call.confirmation.received"
-                | "tool.call.success"
-                | "tool.call.failure"
-                | "tool.call.timeout"
-                | "tool.call.cancelled"
-        )
-    }
-
     /// What a later record means for the row.
-    pub(crate) fn apply(&mut self, name: &str, at: i64, data: &Value) {
-        match name {
-            "tool.call.started" => {
-                self.status = "running".to_owned();
-                self.attempts = data["attempt"].as_i64().unwrap_or_default();
+    pub(crate) fn apply(&mut self, at: i64, meaning: &Meaning) {
+        match meaning {
+            Meaning::Started { attempt, .. } => {
+                self.status = "running".into();
+                self.attempts = *attempt;
             }
-            "tool.call.confirmation.requested" => self.status = "input_required".to_owned(),
-            "tool.call.confirmation.received" => self.status = "pending".to_owned(),
-            "tool.call.success" | "tool.call.failure" | "tool.call.timeout" | "tool.call.cancelled" => {
-                self.close(at, data);
-            }
-            _ => {}
+            Meaning::Asked => self.status = "input_required".into(),
+            Meaning::Answered => self.status = "pending".into(),
+            Meaning::Closed(closed) => self.close(at, closed),
+            Meaning::Nothing | Meaning::Opened(_) => {}
         }
     }
 
-    fn close(&mut self, at: i64, data: &Value) {
-        self.status = text_in(&data["status"]).unwrap_or_default();
-        self.error_code = text_in(&data["error"]["code"]);
-        self.error_message = text_in(&data["error"]["message"]);
+    fn close(&mut self, at: i64, closed: &Closed) {
+        self.status = closed.status.clone();
+        self.error_code = closed.error_code.as_deref().map(column);
+        self.error_message = closed.error_message.as_deref().map(column);
         self.completed_at = Some(at);
-        self.duration_ms = data["duration_ms"].as_f64();
-        self.output_bytes = data["output_bytes"].as_i64();
-        self.attempts = data["attempts"].as_i64().unwrap_or(self.attempts);
-        self.sandbox = text_in(&data["sandbox"]["id"]);
-        self.usage = data.get("usage").map(Value::to_string);
-        let mut metadata: Map<String, Value> =
-            self.metadata.as_deref().and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-        let told = [
-            ("queued_ms", data.get("queued_ms").filter(|ms| ms.as_f64() != Some(0.0))),
-            ("cached", data.get("cached").filter(|cached| **cached == json!(true))),
-            ("artifact", data.get("artifact")),
-            ("level", data["sandbox"].get("level")),
-        ];
-        metadata.extend(told.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.clone()))));
-        self.metadata = text_of(metadata);
+        self.duration_ms = Some(closed.duration_ms);
+        self.output_bytes = Some(closed.output_bytes);
+        self.attempts = closed.attempts;
+        self.sandbox = closed.sandbox.as_deref().map(column);
+        self.usage = closed.usage.clone();
+        if !closed.rest.is_empty() {
+            let known = self.metadata.as_deref().and_then(|text| serde_json::from_str(text).ok());
+            let mut metadata: Map<String, Value> = known.unwrap_or_default();
+            metadata.extend(closed.rest.clone());
+            self.metadata = text_of(metadata);
+        }
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -130,7 +113,7 @@ impl CallRow {
             tenant: self.tenant.clone().unwrap_or_default(),
             agent: self.agent.clone(),
             tool: self.tool.clone(),
-            status: self.status.clone(),
+            status: self.status.to_string(),
             bucket: tally::bucket(self.duration_ms.unwrap_or_default()),
         };
         (key, Tally { calls: 1, output_bytes: self.output_bytes.unwrap_or_default() })
@@ -138,8 +121,8 @@ impl CallRow {
 }
 
 /// A text as a column of it can be. PostgreSQL's cannot hold the sign with the number zero.
-fn text_in(value: &Value) -> Option<String> {
-    value.as_str().map(|text| text.replace('\0', "\u{fffd}"))
+fn column(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
 }
 
 fn text_of(metadata: Map<String, Value>) -> Option<String> {
@@ -157,21 +140,34 @@ pub(crate) struct OpenCall {
     /// Whether its result may be asked for later.
     has_answer: bool,
     is_task: bool,
+    /// Whether it is over with the draft that it is part of.
+    is_over: bool,
 }
 
 impl OpenCall {
     /// A call that was found open.
     pub(crate) fn found(row: CallRow, has_answer: bool, is_task: bool) -> Self {
-        let words = words(&row);
-        Self { row, words, has_answer, is_task }
+        let words = first_words(&row);
+        Self { row, words, has_answer, is_task, is_over: false }
     }
 }
 
-pub(crate) fn words(row: &CallRow) -> String {
+/// What a call can be found by from the beginning.
+pub(crate) fn first_words(row: &CallRow) -> String {
     let parameters = row.parameters.as_deref().unwrap_or_default();
     let mut text = format!("{} {parameters}", row.tool);
     text.truncate(text.floor_char_boundary(WORDS_BYTES_MAX));
     text
+}
+
+/// What a call that is over can be found by.
+fn words(call: &mut OpenCall) -> String {
+    let mut words = std::mem::take(&mut call.words);
+    if let Some(error) = &call.row.error_message {
+        words.push(' ');
+        words.push_str(error);
+    }
+    words
 }
 
 /// What changes in `answers`.
@@ -245,12 +241,14 @@ pub(crate) struct Ledger {
     instance: Uuid,
     /// How long the result of a task is kept, in microseconds.
     task_ttl: i64,
+    /// Whether the words of calls are written with them.
+    takes_words: bool,
     open: HashMap<Handle, OpenCall>,
 }
 
 impl Ledger {
-    pub(crate) fn new(instance: Uuid, task_ttl: i64) -> Self {
-        Self { instance, task_ttl, open: HashMap::new() }
+    pub(crate) fn new(instance: Uuid, task_ttl: i64, takes_words: bool) -> Self {
+        Self { instance, task_ttl, takes_words, open: HashMap::new() }
     }
 
     /// Takes over a call that another executor left open, to close it.
@@ -303,30 +301,29 @@ impl Ledger {
                 at: record.at,
                 name: record.name,
                 execution,
-                subject: record.subject.as_ref().map(|subject| subject.text.as_str()),
-                data: &record.data.text,
+                subject: record.subject.as_deref(),
+                data: &record.data,
             };
             let hash = placed.hash(&draft.head.hash, &mut scratch);
             draft.events.push(EventRow { seq, record: Arc::clone(record), execution, hash });
             draft.head = Head { seq, hash };
         }
         for call in draft.touched.values_mut() {
-            let row = &mut call.row;
-            if row.is_over() {
-                let (key, one) = row.tally();
+            call.is_over = call.row.is_over();
+            if call.is_over {
+                let (key, one) = call.row.tally();
                 let tally = draft.tallies.entry(key).or_default();
                 tally.calls += one.calls;
                 tally.output_bytes += one.output_bytes;
-                if let Some(error) = &row.error_message {
-                    call.words.push(' ');
-                    call.words.push_str(error);
+                if self.takes_words {
+                    draft.words.push((call.row.id, words(call)));
                 }
-                draft.words.push((row.id, std::mem::take(&mut call.words)));
             }
-            let is_new = row.id > after.seq;
-            let rows = if is_new { &mut draft.opened } else { &mut draft.changed };
-            rows.push(row.clone());
-            row.parameters = None; // needed once
+            let rows = if call.row.id > after.seq { &mut draft.opened } else { &mut draft.changed };
+            // Of a call that goes on all is needed later but what it was called with.
+            let later =
+                if call.is_over { CallRow::default() } else { CallRow { parameters: None, ..call.row.clone() } };
+            rows.push(std::mem::replace(&mut call.row, later));
         }
         draft.opened.sort_unstable_by_key(|row| row.id);
         draft.changed.sort_unstable_by_key(|row| row.id);
@@ -335,14 +332,15 @@ impl Ledger {
 
     /// Notes what happened to a call; the call's number. A record of a call that is not open is kept without one.
     fn enter(&self, draft: &mut Draft, seq: i64, call: Handle, record: &Record) -> Option<i64> {
-        if let (Some(subject), Handle::Own(_)) = (&record.subject, call) {
-            let row = CallRow::open(seq, record.at, &subject.value, &record.data.value);
-            let is_task = record.data.value.get("task").is_some();
+        if let Meaning::Opened(opened) = &record.meaning {
+            let row = CallRow::open(seq, record.at, opened);
+            let is_task = opened.is_task;
             if is_task {
                 let (key, fingerprint, expires_at) = (None, None, i64::MAX);
                 draft.answers.push(AnswerChange::Expect { id: seq, task: true, key, fingerprint, expires_at });
             }
-            draft.touched.insert(call, OpenCall { words: words(&row), row, has_answer: is_task, is_task });
+            let words = if self.takes_words { first_words(&row) } else { String::new() };
+            draft.touched.insert(call, OpenCall { words, row, has_answer: is_task, is_task, is_over: false });
             return Some(seq);
         }
         let open = match draft.touched.entry(call) {
@@ -350,19 +348,17 @@ impl Ledger {
             std::collections::hash_map::Entry::Vacant(vacant) => {
                 let known = self.open.get(&call)?;
                 // Most records of a running call change nothing of its row.
-                if !CallRow::is_changed_by(record.name) {
+                if matches!(record.meaning, Meaning::Nothing) {
                     return Some(known.row.id);
                 }
                 vacant.insert(known.clone())
             }
         };
         let id = open.row.id;
-        open.row.apply(record.name, record.at, &record.data.value);
-        if let Some(keyed) = record.data.value.get("keyed") {
-            let text = |name: &str| text_in(&keyed[name]);
-            let expires_at = text("expires_at").and_then(|at| at.parse::<jiff::Timestamp>().ok());
-            let expires_at = expires_at.map_or(i64::MAX, |at| at.as_microsecond());
-            let (key, fingerprint, task) = (text("key"), text("fingerprint"), open.is_task);
+        open.row.apply(record.at, &record.meaning);
+        if let Meaning::Started { keyed: Some(keyed), .. } = &record.meaning {
+            let (key, fingerprint) = (Some(keyed.key.clone()), Some(keyed.fingerprint.clone()));
+            let (task, expires_at) = (open.is_task, keyed.expires_at.as_microsecond());
             draft.answers.push(AnswerChange::Expect { id, task, key, fingerprint, expires_at });
             open.has_answer = true;
         }
@@ -381,7 +377,7 @@ impl Ledger {
     /// Takes note that the draft is in the tables.
     pub(crate) fn accept(&mut self, draft: Draft) {
         for (call, open) in draft.touched {
-            if open.row.is_over() {
+            if open.is_over {
                 self.open.remove(&call);
             } else {
                 self.open.insert(call, open);

@@ -7,6 +7,7 @@
 mod trail;
 
 mod ledger;
+mod meaning;
 mod tally;
 
 mod failpoint;

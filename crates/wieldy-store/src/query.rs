@@ -178,7 +178,7 @@ pub(crate) fn row_of(row: &dyn Row) -> Result<CallRow, StoreError> {
         execution_id: text(1)?,
         tool: text(2)?,
         parameters: optional(3)?,
-        status: text(4)?,
+        status: text(4)?.into(),
         error_message: optional(5)?,
         error_code: optional(6)?,
         started_at: row.int(7)?,
@@ -204,7 +204,7 @@ impl From<CallRow> for Execution {
         Self {
             execution_id: row.execution_id,
             tool: row.tool,
-            status: row.status,
+            status: row.status.into_owned(),
             parameters: json(row.parameters),
             error_code: row.error_code,
             error_message: row.error_message,

@@ -171,7 +171,7 @@ impl Found {
             "status": error.status(), "duration_ms": duration_ms, "queued_ms": 0.0, "attempts": row.attempts,
             "cached": false, "output_bytes": 0, "error": error,
         });
-        let mut record = Record::own("tool.call.failure", now.as_microsecond(), Some(row.id), data);
+        let mut record = Record::own("tool.call.failure", now.as_microsecond(), Some(row.id), &data);
         let asked_for = self.is_task || self.keyed && !self.repeatable;
         if let (true, Ok(id)) = (asked_for, row.execution_id.parse::<ExecutionId>()) {
             let mut result = ToolResult::failed(id, row.tool.as_str().into(), opened_at, error);

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use wieldy_core::ExecutionId;
 
 use crate::audit::{SignedHead, Signer};
-use crate::database::{Database, Value, one_int};
+use crate::database::{Database, Dialect, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::ledger::Ledger;
@@ -140,9 +140,10 @@ impl Store {
         failpoint::reach("journal.registered");
         let opened_at = one_int(&mut *database, "SELECT seq FROM trail", &[])?.unwrap_or_default();
         let task_ttl = i64::try_from(options.task_ttl.as_micros()).unwrap_or(i64::MAX);
+        let takes_words = database.dialect() != Dialect::Sqlite;
         let mut writer = Writer {
             database,
-            ledger: Ledger::new(id, task_ttl),
+            ledger: Ledger::new(id, task_ttl, takes_words),
             number,
             id: id.to_string(),
             signer,
@@ -151,7 +152,7 @@ impl Store {
             wordless: 0,
         };
         let about = json!({"instance": id, "version": env!("CARGO_PKG_VERSION"), "host": host(), "process": std::process::id()});
-        let opened = Record::own("journal.opened", Timestamp::now().as_microsecond(), None, about);
+        let opened = Record::own("journal.opened", Timestamp::now().as_microsecond(), None, &about);
         writer.write(&[Arc::new(opened)], false)?;
         failpoint::reach("journal.opened");
         Ok(writer)

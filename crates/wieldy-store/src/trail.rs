@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use wieldy_core::{Body, Event, ExecutionId, redact};
 
+use crate::meaning::{Meaning, Subject};
+
 /// The hash of a record and of everything before it.
 pub(crate) type Hash = [u8; 32];
 
@@ -26,8 +28,10 @@ pub(crate) struct Record {
     /// The call that it happened to.
     pub(crate) call: Option<CallRef>,
     /// What it is about, where no earlier record of the same call says so.
-    pub(crate) subject: Option<Text>,
-    pub(crate) data: Text,
+    pub(crate) subject: Option<String>,
+    pub(crate) data: String,
+    /// What it means for the row of its call.
+    pub(crate) meaning: Meaning,
     /// The whole result, where somebody may ask for it later.
     pub(crate) answer: Option<String>,
 }
@@ -41,77 +45,32 @@ pub(crate) enum CallRef {
     Left(i64),
 }
 
-/// Facts, and how they are written.
-#[derive(Debug, Clone)]
-pub(crate) struct Text {
-    pub(crate) value: Value,
-    pub(crate) text: String,
-}
-
-impl From<Value> for Text {
-    fn from(value: Value) -> Self {
-        let text = value.to_string();
-        Self { value, text }
-    }
-}
-
-/// Arguments beyond this many bytes are not written down, only how many there were and their hash.
-const ARGUMENTS_BYTES_MAX: usize = 1024 * 1024;
-
 impl Record {
     /// The record of an event.
     pub(crate) fn of(event: &Event) -> Self {
         let subject = &event.subject;
         // What happens to a call later is known by the call's number.
         let is_told = subject.execution.is_some() && !matches!(event.body, Body::CallPending { .. });
-        let mut data = Text::from(event.data());
-        if let Body::CallPending { arguments, rerun: Some(_), .. } = &event.body
-            && !arguments.is_whole()
-        {
-            data.value["hidden"] = json!(true);
-            data = Text::from(data.value);
-        }
-        if matches!(event.body, Body::CallPending { .. }) && data.text.len() > ARGUMENTS_BYTES_MAX {
-            let arguments = data.value["arguments"].to_string();
-            let hash = blake3::hash(arguments.as_bytes()).to_hex();
-            data.value["arguments"] = json!({"omitted_bytes": arguments.len(), "blake3": hash.as_str()});
-            data.value["hidden"] = json!(true);
-            data = Text::from(data.value);
-        }
+        let (meaning, data) = Meaning::of(event);
         let answer = event.body.closing().and_then(|closing| closing.answer.as_ref());
         Self {
             instance_seq: event.seq,
             at: event.at.as_microsecond(),
             name: event.body.name(),
             call: subject.execution.map(CallRef::Own),
-            subject: (!is_told).then(|| subject_of(event)),
+            subject: (!is_told).then(|| json!(Subject::of(event)).to_string()),
             data,
+            meaning,
             answer: answer.map(|result| redact::value(&json!(result)).to_string()),
         }
     }
 
     /// What the history says of itself, or of a call that another executor left open.
-    pub(crate) fn own(name: &'static str, at: i64, call: Option<i64>, data: Value) -> Self {
-        let call = call.map(CallRef::Left);
-        Self { instance_seq: 0, at, name, call, subject: None, data: data.into(), answer: None }
+    pub(crate) fn own(name: &'static str, at: i64, call: Option<i64>, data: &Value) -> Self {
+        let (call, data) = (call.map(CallRef::Left), data.to_string());
+        let meaning = Meaning::read(name, None, &data);
+        Self { instance_seq: 0, at, name, call, subject: None, data, meaning, answer: None }
     }
-}
-
-fn subject_of(event: &Event) -> Text {
-    let subject = &event.subject;
-    let caller = &subject.caller;
-    let facts = [
-        ("execution_id", subject.execution.map(|id| id.to_string())),
-        ("batch_id", subject.batch.map(|id| id.to_string())),
-        ("call_id", subject.call_id.clone()),
-        ("tool", subject.tool.as_ref().map(|tool| tool.to_string())),
-        ("agent", Some(caller.agent.clone())),
-        ("tenant", caller.tenant.clone()),
-        ("session", caller.session.clone()),
-        ("user", caller.user.clone()),
-    ];
-    let told = facts.into_iter().filter_map(|(name, fact)| Some((name.to_owned(), Value::String(fact?)))).collect();
-    redact::value(&Value::Object(told)).into_owned().into()
 }
 
 /// What a record in its place consists of; everything but the hash is hashed.

@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::audit::to_hex;
 use crate::database::{Database, Value, one_int};
 use crate::error::StoreError;
-use crate::ledger::{WORDS_BYTES_MAX, words};
+use crate::ledger::{WORDS_BYTES_MAX, first_words};
 use crate::query::{columns, row_of};
 use crate::store::{JournalOptions, Store};
 use crate::trail::Record;
@@ -71,7 +71,7 @@ impl Store {
             Ok(())
         })?;
         let data = json!({"up_to": cut, "hash": hash, "records": pruned.records, "executions": pruned.executions});
-        let dropped = Record::own("journal.dropped", Timestamp::now().as_microsecond(), None, data);
+        let dropped = Record::own("journal.dropped", Timestamp::now().as_microsecond(), None, &data);
         // First the record, then the deed: should we be stopped in between, nothing is gone that no record speaks of.
         writer.write(&[Arc::new(dropped)], false)?;
         writer.database.atomically(&mut |database| drop_up_to(database, cut))?;
@@ -315,7 +315,7 @@ fn copy_words(from: &mut dyn Database, to: &mut dyn Database) -> Result<(), Stor
     let mut found = Vec::new();
     from.query(&sql, &[], &mut |row| {
         let row = row_of(row)?;
-        let mut text = words(&row);
+        let mut text = first_words(&row);
         if let Some(error) = &row.error_message {
             text.truncate(text.floor_char_boundary(WORDS_BYTES_MAX));
             text.push(' ');

@@ -11,6 +11,7 @@ use crate::audit::{SignedHead, from_hex, to_hex};
 use crate::database::{Database, Row, Value, one_int};
 use crate::error::StoreError;
 use crate::ledger::CallRow;
+use crate::meaning::Meaning;
 use crate::query::{columns, row_of};
 use crate::trail::{Hash, Placed};
 
@@ -265,11 +266,13 @@ impl Walk {
 
     /// Makes the call's row again from its records.
     fn fold(&mut self, seq: i64, execution: i64, at: i64, name: &str, subject: Option<&str>, data: &str) {
-        let json = |text: &str| serde_json::from_str::<Json>(text).unwrap_or_default();
         if execution == seq {
-            let subject = subject.map(json).unwrap_or_default();
             self.verdict.executions += 1;
-            self.open.insert(execution, CallRow::open(seq, at, &subject, &json(data)));
+            let row = match Meaning::read(name, subject, data) {
+                Meaning::Opened(opened) => CallRow::open(seq, at, &opened),
+                _ => CallRow::default(),
+            };
+            self.open.insert(execution, row);
             return;
         }
         let Some(row) = self.open.get_mut(&execution) else {
@@ -278,9 +281,7 @@ impl Walk {
             }
             return;
         };
-        if CallRow::is_changed_by(name) {
-            row.apply(name, at, &json(data));
-        }
+        row.apply(at, &Meaning::read(name, None, data));
         if row.is_over() {
             self.closed.extend(self.open.remove(&execution));
         }

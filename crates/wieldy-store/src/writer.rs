@@ -348,8 +348,9 @@ impl Writer {
             let printed = self.printed.entry(id).or_default();
             *printed += message.len();
             if *printed > PRINTED_BYTES_MAX {
-                record.data.value["message"] = serde_json::json!(format!("[{} bytes not kept]", message.len()));
-                record.data = record.data.value.into();
+                let mut data = event.data();
+                data["message"] = serde_json::json!(format!("[{} bytes not kept]", message.len()));
+                record.data = data.to_string();
             }
         }
         record
@@ -391,7 +392,7 @@ impl Writer {
         // Who comes often and stays short leaves more and more of them behind.
         self.take_words(WORDLESS_MAX);
         let now = Timestamp::now().as_microsecond();
-        let closed = Arc::new(Record::own("journal.closed", now, None, serde_json::json!({})));
+        let closed = Arc::new(Record::own("journal.closed", now, None, &serde_json::json!({})));
         if let Err(error) = self.write(&[closed], true) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,

@@ -152,6 +152,11 @@ impl AnyTool for NoOp {
     }
 }
 
+/// A tool that does nothing.
+pub(super) fn no_op() -> impl AnyTool {
+    NoOp { name: tool_name(0), waits: false }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,9 +171,4 @@ mod tests {
         assert_eq!(ours.hundred_in_a_batch().await, 100 * expected.len());
         assert!(ours.call_for_result().await.contains("\"status\":\"success\""));
     }
-}
-
-/// A tool that does nothing.
-pub(super) fn no_op() -> impl AnyTool {
-    NoOp { name: tool_name(0), waits: false }
 }

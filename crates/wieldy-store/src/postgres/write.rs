@@ -252,15 +252,15 @@ impl<'a> Columns<'a> {
         columns.add(events, |row| Time(row.record.at));
         columns.add(events, |row| row.record.name);
         columns.add(events, |row| row.execution);
-        columns.add(events, |row| row.record.subject.as_ref().map(|subject| subject.text.as_str()));
-        columns.add(events, |row| row.record.data.text.as_str());
+        columns.add(events, |row| row.record.subject.as_deref());
+        columns.add(events, |row| row.record.data.as_str());
         columns.add(events, |row| &row.hash[..]);
         let opened = &draft.opened;
         columns.add(opened, |row| row.id);
         columns.add(opened, |row| row.execution_id.as_str());
         columns.add(opened, |row| row.tool.as_str());
         columns.add(opened, |row| row.parameters.as_deref());
-        columns.add(opened, |row| row.status.as_str());
+        columns.add(opened, |row| &*row.status);
         columns.add(opened, |row| row.error_message.as_deref());
         columns.add(opened, |row| row.error_code.as_deref());
         columns.add(opened, |row| Time(row.started_at));
@@ -278,7 +278,7 @@ impl<'a> Columns<'a> {
         columns.add(opened, |row| row.metadata.as_deref());
         let changed: &'a [CallRow] = &draft.changed;
         columns.add(changed, |row| row.id);
-        columns.add(changed, |row| row.status.as_str());
+        columns.add(changed, |row| &*row.status);
         columns.add(changed, |row| row.error_message.as_deref());
         columns.add(changed, |row| row.error_code.as_deref());
         columns.add(changed, |row| row.completed_at.map(Time));

@@ -114,7 +114,7 @@ fn has_words(connection: &Connection) -> rusqlite::Result<()> {
     connection.create_scalar_function("has_words", 2, flags, |values| {
         let words = |column| Ok::<_, rusqlite::Error>(words_of(values.get_raw(column).as_str().unwrap_or_default()));
         let (wanted, there) = (words(0)?, words(1)?);
-        Ok(wanted.iter().all(|wanted| there.iter().any(|word| word.starts_with(wanted.as_str()))))
+        Ok(!wanted.is_empty() && wanted.iter().all(|wanted| there.iter().any(|word| word.starts_with(wanted.as_str()))))
     })
 }
 
@@ -322,7 +322,8 @@ impl Database for Sqlite {
     }
 
     fn settle_numbers(&mut self) -> Result<(), StoreError> {
-        Ok(()) // the next number is one more than the largest
+        // The next number is one more than the largest; and the words came with the copy.
+        self.execute("UPDATE trail SET words_seq = seq", &[]).map(drop)
     }
 
     fn shrink(&mut self) -> Result<(), StoreError> {

@@ -61,8 +61,8 @@ fn put_events(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> ru
             record.at,
             record.name,
             row.execution,
-            record.subject.as_ref().map(|subject| &subject.text),
-            record.data.text,
+            record.subject,
+            record.data,
             row.hash,
         ])?;
     }

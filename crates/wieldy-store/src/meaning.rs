@@ -1,0 +1,277 @@
+//! What a record means for the row of its call. Made of the event where that is quick, and read back from the trail otherwise:
+//! both give the same, or the proof that the history is whole would fail.
+
+use std::borrow::Cow;
+
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use wieldy_core::{Body, Closing, Event, Keyed, redact};
+
+/// What a record means for the row of its call.
+#[derive(Debug, Clone)]
+pub(crate) enum Meaning {
+    Nothing,
+    Opened(Box<Opened>),
+    Started { attempt: i64, keyed: Option<Box<Keyed>> },
+    Asked,
+    Answered,
+    Closed(Box<Closed>),
+}
+
+/// A call was accepted.
+#[derive(Debug, Clone)]
+pub(crate) struct Opened {
+    pub(crate) subject: Subject<'static>,
+    pub(crate) parameters: String,
+    pub(crate) is_task: bool,
+    pub(crate) is_rerun: bool,
+}
+
+/// What a record is about.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub(crate) struct Subject<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) execution_id: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) batch_id: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) call_id: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tool: Option<Cow<'a, str>>,
+    pub(crate) agent: Cow<'a, str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tenant: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) session: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) user: Option<Cow<'a, str>>,
+}
+
+impl<'a> Subject<'a> {
+    /// What an event is about, without secrets.
+    pub(crate) fn of(event: &'a Event) -> Self {
+        let (subject, caller) = (&event.subject, &event.subject.caller);
+        let clean = |text: &'a Option<String>| text.as_deref().map(redact::text);
+        Self {
+            execution_id: subject.execution.map(|id| id.to_string().into()),
+            batch_id: subject.batch.map(|id| id.to_string().into()),
+            call_id: clean(&subject.call_id),
+            tool: subject.tool.as_deref().map(redact::text),
+            agent: redact::text(&caller.agent),
+            tenant: clean(&caller.tenant),
+            session: clean(&caller.session),
+            user: clean(&caller.user),
+        }
+    }
+
+    fn into_owned(self) -> Subject<'static> {
+        let own = |text: Option<Cow<'_, str>>| text.map(|text| Cow::Owned(text.into_owned()));
+        Subject {
+            execution_id: own(self.execution_id),
+            batch_id: own(self.batch_id),
+            call_id: own(self.call_id),
+            tool: own(self.tool),
+            agent: Cow::Owned(self.agent.into_owned()),
+            tenant: own(self.tenant),
+            session: own(self.session),
+            user: own(self.user),
+        }
+    }
+}
+
+/// A call is over.
+#[derive(Debug, Clone)]
+pub(crate) struct Closed {
+    pub(crate) status: Cow<'static, str>,
+    pub(crate) error_code: Option<String>,
+    pub(crate) error_message: Option<String>,
+    pub(crate) duration_ms: f64,
+    pub(crate) output_bytes: i64,
+    pub(crate) attempts: i64,
+    pub(crate) sandbox: Option<String>,
+    pub(crate) usage: Option<String>,
+    /// What goes to the rest that is known of the call.
+    pub(crate) rest: Map<String, Value>,
+}
+
+/// The facts of an opening that count, as they are read.
+#[derive(Deserialize)]
+struct OpeningRead {
+    #[serde(default)]
+    task: bool,
+    rerun: Option<IgnoredAny>,
+}
+
+/// With this the facts of an opening begin; then the arguments follow.
+const ARGUMENTS: &str = "{\"arguments\":";
+
+#[derive(Deserialize)]
+struct StartRead {
+    attempt: i64,
+    keyed: Option<Box<Keyed>>,
+}
+
+#[derive(Deserialize)]
+struct ClosingRead<'a> {
+    #[serde(borrow)]
+    status: Cow<'a, str>,
+    duration_ms: f64,
+    #[serde(default)]
+    queued_ms: f64,
+    attempts: i64,
+    #[serde(default)]
+    cached: bool,
+    #[serde(default)]
+    output_bytes: i64,
+    artifact: Option<Value>,
+    usage: Option<Value>,
+    sandbox: Option<SandboxRead>,
+    error: Option<ErrorRead>,
+}
+
+#[derive(Deserialize)]
+struct SandboxRead {
+    id: String,
+    level: Value,
+}
+
+#[derive(Deserialize)]
+struct ErrorRead {
+    code: String,
+    message: String,
+}
+
+/// Arguments beyond this many bytes are not written down, only how many there were and their hash.
+const ARGUMENTS_BYTES_MAX: usize = 1024 * 1024;
+
+impl Meaning {
+    /// What an event means, and its facts as they are written: without secrets.
+    pub(crate) fn of(event: &Event) -> (Self, String) {
+        match &event.body {
+            Body::CallPending { .. } => Self::of_opening(event),
+            Body::CallStarted { attempt, keyed, .. } => {
+                let keyed = keyed.as_ref().map(|keyed| Box::new(Keyed::clone(keyed)));
+                (Self::Started { attempt: i64::from(*attempt), keyed }, text(&event.body))
+            }
+            Body::CallSuccess(closing) if closing.error.is_none() => {
+                (Self::Closed(Box::new(Closed::of(closing))), text(&event.body))
+            }
+            _ => {
+                let data = event.data().to_string();
+                (Self::read(event.body.name(), None, &data), data)
+            }
+        }
+    }
+
+    fn of_opening(event: &Event) -> (Self, String) {
+        let Body::CallPending { arguments, task, rerun } = &event.body else {
+            unreachable!("an opening is asked for where there is one")
+        };
+        let mut parameters = text(&*arguments.value());
+        let is_cut = parameters.len() > ARGUMENTS_BYTES_MAX;
+        if is_cut {
+            let hash = blake3::hash(parameters.as_bytes()).to_hex();
+            parameters = json!({"omitted_bytes": parameters.len(), "blake3": hash.as_str()}).to_string();
+        }
+        // Put together by hand: arguments may be long, and are needed on their own too.
+        let mut data = format!("{ARGUMENTS}{parameters}");
+        if *task {
+            data.push_str(",\"task\":true");
+        }
+        if let Some(caller) = rerun {
+            data.push_str(&format!(",\"rerun\":{}", redact::value(&json!(caller))));
+        }
+        // Whether what is written is not all that was given.
+        if is_cut || rerun.is_some() && !arguments.is_whole() {
+            data.push_str(",\"hidden\":true");
+        }
+        data.push('}');
+        let subject = Subject::of(event).into_owned();
+        let opened = Opened { subject, parameters, is_task: *task, is_rerun: rerun.is_some() };
+        (Self::Opened(Box::new(opened)), data)
+    }
+
+    /// What a record in the trail means. One that cannot be read means nothing; that is not what its row says, then.
+    pub(crate) fn read(name: &str, subject: Option<&str>, data: &str) -> Self {
+        Self::read_or_none(name, subject, data).unwrap_or(Self::Nothing)
+    }
+
+    fn read_or_none(name: &str, subject: Option<&str>, data: &str) -> Option<Self> {
+        Some(match name {
+            "tool.call.pending" => {
+                let read: OpeningRead = serde_json::from_str(data).ok()?;
+                let subject: Subject<'_> = serde_json::from_str(subject?).ok()?;
+                let after = data.strip_prefix(ARGUMENTS)?;
+                let mut arguments = serde_json::Deserializer::from_str(after).into_iter::<IgnoredAny>();
+                arguments.next()?.ok()?;
+                Self::Opened(Box::new(Opened {
+                    subject: subject.into_owned(),
+                    parameters: after[..arguments.byte_offset()].to_owned(),
+                    is_task: read.task,
+                    is_rerun: read.rerun.is_some(),
+                }))
+            }
+            "tool.call.started" => {
+                let StartRead { attempt, keyed } = serde_json::from_str(data).ok()?;
+                Self::Started { attempt, keyed }
+            }
+            "tool.call.confirmation.requested" => Self::Asked,
+            "tool.call.confirmation.received" => Self::Answered,
+            "tool.call.success" | "tool.call.failure" | "tool.call.timeout" | "tool.call.cancelled" => {
+                Self::Closed(Box::new(Closed::read(serde_json::from_str(data).ok()?)))
+            }
+            _ => Self::Nothing,
+        })
+    }
+}
+
+fn text(facts: &impl Serialize) -> String {
+    serde_json::to_string(facts).expect("events are plain data")
+}
+
+impl Closed {
+    /// Of a call that ended well.
+    fn of(closing: &Closing) -> Self {
+        let sandbox = closing.sandbox.as_ref();
+        let level = sandbox.map(|sandbox| json!(sandbox.level));
+        let artifact = closing.artifact.as_ref().map(|artifact| json!(artifact));
+        Self {
+            status: Cow::Borrowed(closing.status.as_str()),
+            error_code: None,
+            error_message: None,
+            duration_ms: closing.duration_ms,
+            output_bytes: i64::try_from(closing.output_bytes).unwrap_or(i64::MAX),
+            attempts: i64::from(closing.attempts),
+            sandbox: sandbox.map(|sandbox| sandbox.id.0.clone()),
+            usage: closing.usage.as_ref().map(text),
+            rest: rest(closing.queued_ms, closing.cached, artifact, level),
+        }
+    }
+
+    fn read(read: ClosingRead<'_>) -> Self {
+        let (sandbox, level) = read.sandbox.map(|sandbox| (sandbox.id, sandbox.level)).unzip();
+        let (error_code, error_message) = read.error.map(|error| (error.code, error.message)).unzip();
+        Self {
+            status: Cow::Owned(read.status.into_owned()),
+            error_code,
+            error_message,
+            duration_ms: read.duration_ms,
+            output_bytes: read.output_bytes,
+            attempts: read.attempts,
+            sandbox,
+            usage: read.usage.map(|usage| usage.to_string()),
+            rest: rest(read.queued_ms, read.cached, read.artifact, level),
+        }
+    }
+}
+
+fn rest(queued_ms: f64, cached: bool, artifact: Option<Value>, level: Option<Value>) -> Map<String, Value> {
+    let told = [
+        ("queued_ms", (queued_ms != 0.0).then(|| json!(queued_ms))),
+        ("cached", cached.then_some(Value::Bool(true))),
+        ("artifact", artifact),
+        ("level", level),
+    ];
+    told.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+}
