@@ -24,7 +24,7 @@ use crate::recovery;
 use crate::sqlite::Sqlite;
 use crate::trail::{Head, Record};
 use crate::verify::{self, Verdict};
-use crate::writer::{StoreJournal, Unsigned, Writer};
+use crate::writer::{Pace, StoreJournal, Unsigned, Writer};
 
 /// Where a history is.
 #[derive(Clone, PartialEq, Eq)]
@@ -150,6 +150,7 @@ impl Store {
             printed: HashMap::new(),
             unsigned: Unsigned::since(opened_at),
             wordless: 0,
+            pace: Pace::default(),
         };
         let about = json!({"instance": id, "version": env!("CARGO_PKG_VERSION"), "host": host(), "process": std::process::id()});
         let opened = Record::own("journal.opened", Timestamp::now().as_microsecond(), None, &about);

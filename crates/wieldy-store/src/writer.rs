@@ -59,6 +59,8 @@ struct Queue {
     kept: u64,
     /// Who waits for which event.
     waiting: Vec<(u64, oneshot::Sender<Result<(), JournalError>>)>,
+    /// How many must wait before the writer is woken; it wakes by itself a little later.
+    worth_waking: usize,
     /// Why nothing can be written just now.
     trouble: Option<JournalError>,
     closing: bool,
@@ -79,6 +81,7 @@ impl StoreJournal {
             taken: 0,
             kept: 0,
             waiting: Vec::new(),
+            worth_waking: 1,
             trouble: None,
             closing: false,
             forsaken: false,
@@ -154,7 +157,9 @@ impl Journal for StoreJournal {
         }
         let (tell, told) = oneshot::channel();
         queue.waiting.push((seq, tell));
-        self.shared.wake.notify_one();
+        if queue.waiting.len() >= queue.worth_waking {
+            self.shared.wake.notify_one();
+        }
         Box::pin(async move { told.await.unwrap_or_else(|_| Err(JournalError("the journal's writer is gone".into()))) })
     }
 
@@ -194,6 +199,15 @@ pub(crate) struct Writer {
     pub(crate) unsigned: Unsigned,
     /// How many records there are whose words were not taken.
     pub(crate) wordless: u64,
+    pub(crate) pace: Pace,
+}
+
+/// How the last group went.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    /// How many were told that it is safe.
+    told: usize,
+    took: Duration,
 }
 
 /// What came after the last signature.
@@ -232,7 +246,7 @@ impl Unsigned {
 impl Writer {
     fn run(mut self, shared: &Shared) {
         loop {
-            let (events, closing) = wait_for_work(shared, if self.wordless > 0 { QUIET } else { IDLE });
+            let (events, closing) = self.wait_for_work(shared);
             if shared.lock().forsaken {
                 return;
             }
@@ -251,6 +265,36 @@ impl Writer {
             }
         }
         self.end();
+    }
+
+    /// Waits until there is something to write that is worth a sync of the disk: all those wait for it who waited together
+    /// before, or there is much of it, or it has waited long enough. Nothing for a while means: look after the history.
+    fn wait_for_work(&self, shared: &Shared) -> (Vec<Arc<Event>>, bool) {
+        let wait = |queue, patience| {
+            shared.wake.wait_timeout(queue, patience).expect("no code panics while it holds the queue").0
+        };
+        let mut queue = shared.lock();
+        if queue.events.is_empty() && !queue.closing && !queue.forsaken {
+            queue.worth_waking = 1;
+            queue = wait(queue, if self.wordless > 0 { QUIET } else { IDLE });
+        }
+        let began = Instant::now();
+        while !queue.events.is_empty() && queue.events.len() < GROUP_MAX && !queue.closing && !queue.forsaken {
+            // Those who were told just now come back at once, most of them: alone, the first would make the others wait.
+            let patience = match queue.waiting.len() {
+                0 => LINGER,
+                waiting if waiting < self.pace.told => self.pace.took.mul_f64(0.25).min(LINGER),
+                _ => break,
+            };
+            let left = patience.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                break;
+            }
+            queue.worth_waking = self.pace.told.max(1);
+            queue = wait(queue, left);
+        }
+        let count = queue.events.len().min(GROUP_MAX);
+        (queue.events.drain(..count).collect(), queue.closing)
     }
 
     /// Writes a group, however long that takes. Gives up only where there is no hope, or nobody is left to wait.
@@ -282,7 +326,10 @@ impl Writer {
         queue.bytes = queue.bytes.saturating_sub(bytes);
         queue.kept = events.last().map_or(queue.kept, |event| event.seq);
         let kept = queue.kept;
-        for (_, tell) in queue.waiting.extract_if(.., |(seq, _)| *seq <= kept) {
+        let safe: Vec<_> = queue.waiting.extract_if(.., |(seq, _)| *seq <= kept).collect();
+        drop(queue);
+        self.pace = Pace { told: safe.len(), took: began.elapsed() };
+        for (_, tell) in safe {
             let _ = tell.send(Ok(()));
         }
     }
@@ -408,25 +455,6 @@ impl Writer {
         queue.events.clear();
         queue.bytes = usize::MAX;
     }
-}
-
-/// Waits until there is something to write that is worth a sync of the disk: somebody waits for it, or there is much of
-/// it, or it has waited long enough. Nothing for a while means: look after the history.
-fn wait_for_work(shared: &Shared, patience: Duration) -> (Vec<Arc<Event>>, bool) {
-    let mut queue = shared.lock();
-    if queue.events.is_empty() && !queue.closing && !queue.forsaken {
-        queue = shared.wake.wait_timeout(queue, patience).expect("no code panics while it holds the queue").0;
-    }
-    let deadline = Instant::now() + LINGER;
-    while !queue.events.is_empty() && queue.events.len() < GROUP_MAX && queue.waiting.is_empty() && !queue.closing {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            break;
-        }
-        queue = shared.wake.wait_timeout(queue, left).expect("no code panics while it holds the queue").0;
-    }
-    let count = queue.events.len().min(GROUP_MAX);
-    (queue.events.drain(..count).collect(), queue.closing)
 }
 
 fn tell_trouble(shared: &Shared, error: &StoreError) {
