@@ -62,7 +62,7 @@ impl Executor {
         let (result, closing) = entry.close(ended, tally);
         let engine = &*self.inner;
         // The answer is true even where its record cannot be kept; recovery closes the entry later.
-        if matches!(closing, Receipt::Pending(_)) && engine.durability.waits_to_answer(read_only) {
+        if engine.durability.waits_to_answer(&closing, read_only) {
             let _ = Box::pin(tokio::time::timeout(CLOSING_PATIENCE, engine.recorder.kept(closing))).await;
         }
         result
@@ -252,10 +252,10 @@ impl Executor {
         });
         match started {
             Receipt::Refused(error) => Err(error.into()),
-            Receipt::Pending(_) if engine.durability.waits_to_run(read_only) => {
-                Ok(unless_stopped(flight, &terms.clocks, Box::pin(engine.recorder.kept(started))).await??)
+            taken if engine.durability.waits_to_run(&taken, read_only) => {
+                Ok(unless_stopped(flight, &terms.clocks, Box::pin(engine.recorder.kept(taken))).await??)
             }
-            Receipt::Kept | Receipt::Pending(_) => Ok(()),
+            _ => Ok(()),
         }
     }
 

@@ -48,6 +48,8 @@ pub enum Receipt {
     Kept,
     /// It was taken; [`Journal::kept`] tells when the event of this number is safe.
     Pending(u64),
+    /// The same, but so much waits to be written that everybody should wait for it: the history is behind.
+    Behind(u64),
     /// It never will be: it did not happen.
     Refused(JournalError),
 }
@@ -66,15 +68,21 @@ pub enum Durability {
 }
 
 impl Durability {
-    pub(crate) fn waits_to_run(self, read_only: bool) -> bool {
-        self == Self::Strict || !read_only
+    /// Whether a call waits for its opening before it runs.
+    pub(crate) fn waits_to_run(self, opening: &Receipt, read_only: bool) -> bool {
+        match opening {
+            Receipt::Kept | Receipt::Refused(_) => false,
+            Receipt::Behind(_) => true,
+            Receipt::Pending(_) => self == Self::Strict || !read_only,
+        }
     }
 
-    pub(crate) fn waits_to_answer(self, read_only: bool) -> bool {
-        match self {
-            Self::Strict => true,
-            Self::Effects => !read_only,
-            Self::Relaxed => false,
+    /// Whether a call waits for its closing before it is answered.
+    pub(crate) fn waits_to_answer(self, closing: &Receipt, read_only: bool) -> bool {
+        match closing {
+            Receipt::Kept | Receipt::Refused(_) => false,
+            Receipt::Behind(_) => true,
+            Receipt::Pending(_) => self == Self::Strict || self == Self::Effects && !read_only,
         }
     }
 }
@@ -129,7 +137,7 @@ impl Receipt {
     pub(crate) fn taken(self) -> Result<(), JournalError> {
         match self {
             Self::Refused(error) => Err(error),
-            Self::Kept | Self::Pending(_) => Ok(()),
+            Self::Kept | Self::Pending(_) | Self::Behind(_) => Ok(()),
         }
     }
 }
@@ -229,7 +237,7 @@ impl Recorder {
         match receipt {
             Receipt::Kept => Ok(()),
             Receipt::Refused(error) => Err(error),
-            Receipt::Pending(seq) => self.journal.kept(seq).await,
+            Receipt::Pending(seq) | Receipt::Behind(seq) => self.journal.kept(seq).await,
         }
     }
 

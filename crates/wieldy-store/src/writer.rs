@@ -21,6 +21,8 @@ use crate::trail::{Head, Record};
 
 /// How many records are written together at most.
 const GROUP_MAX: usize = 1024;
+/// How many events may wait to be written before those who cause them have to wait too.
+const BEHIND: usize = 16 * GROUP_MAX;
 /// How long what nobody waits for may wait for others to be written with.
 const LINGER: Duration = Duration::from_millis(5);
 /// How many bytes of records are held while they cannot be written; what comes then is refused.
@@ -144,7 +146,7 @@ impl Journal for StoreJournal {
         if was_empty || queue.events.len() == GROUP_MAX {
             self.shared.wake.notify_one();
         }
-        Receipt::Pending(event.seq)
+        if queue.events.len() > BEHIND { Receipt::Behind(event.seq) } else { Receipt::Pending(event.seq) }
     }
 
     fn kept(&self, seq: u64) -> BoxFuture<'_, Result<(), JournalError>> {

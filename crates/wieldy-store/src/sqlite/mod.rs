@@ -1,5 +1,6 @@
 //! The history in a SQLite file: no server, one writer at a time, any number of readers.
 
+mod checkpoint;
 mod write;
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -10,6 +11,8 @@ use std::time::Duration;
 use rusqlite::functions::FunctionFlags;
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, OpenFlags, ToSql, TransactionBehavior};
+
+use checkpoint::Checkpoint;
 
 use crate::database::{Database, Dialect, EachRow, Row, Value, one_int};
 use crate::error::StoreError;
@@ -44,6 +47,7 @@ pub(crate) struct Sqlite {
     connection: Connection,
     /// Held for as long as an executor lives.
     life: Option<(PathBuf, File)>,
+    checkpoint: Checkpoint,
 }
 
 impl Sqlite {
@@ -60,7 +64,7 @@ impl Sqlite {
             migrate(&mut connection, MIGRATIONS.len() as u32).map_err(|error| opened(path, &error))?;
         }
         let file = fs::metadata(path).map_err(|error| unusable(path, &error))?.ino();
-        Ok(Self { path: path.to_owned(), file, connection, life: None })
+        Ok(Self { path: path.to_owned(), file, connection, life: None, checkpoint: Checkpoint::default() })
     }
 
     /// Fails where the file was taken away or another one put in its place: what is written then, nobody would find.
@@ -100,7 +104,8 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
         // What was committed is on the disk, also when the machine stops.
         connection.pragma_update(None, "synchronous", "full")?;
         connection.pragma_update(None, "cache_size", -16_384)?;
-        connection.pragma_update(None, "wal_autocheckpoint", 4_000)?;
+        // Whoever commits does not wait for this; see `checkpoint`.
+        connection.pragma_update(None, "wal_autocheckpoint", 0)?;
         connection.pragma_update(None, "journal_size_limit", 64 * 1024 * 1024)?;
         connection.pragma_update(None, "temp_store", "memory")
     };
@@ -201,7 +206,9 @@ impl Database for Sqlite {
 
     fn write(&mut self, instance: i64, draft: &mut dyn FnMut(&Head) -> Draft) -> Result<Draft, StoreError> {
         self.is_there()?;
-        write::write(&mut self.connection, instance, draft)
+        let draft = write::write(&mut self.connection, instance, draft)?;
+        self.checkpoint.after_write(&self.path, &self.connection);
+        Ok(draft)
     }
 
     fn show_life(&mut self, instance: &str) -> Result<(), StoreError> {
@@ -304,9 +311,7 @@ impl Database for Sqlite {
 
     fn size(&mut self) -> Result<u64, StoreError> {
         let length = |path: PathBuf| fs::metadata(path).map_or(0, |file| file.len());
-        let mut wal = self.path.clone().into_os_string();
-        wal.push("-wal");
-        Ok(length(self.path.clone()) + length(wal.into()))
+        Ok(length(self.path.clone()) + length(checkpoint::log(&self.path)))
     }
 
     fn migrate(&mut self, form: u32) -> Result<(), StoreError> {

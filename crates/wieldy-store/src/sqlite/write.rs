@@ -18,19 +18,15 @@ pub(super) fn write(
     let failed = |error: rusqlite::Error| told("cannot write the history", &error);
     // Nobody else can add to the trail from here on.
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
-    let ended: bool = {
-        let mut statement = transaction
-            .prepare_cached("SELECT ended_at IS NOT NULL FROM instances WHERE number = ?1")
-            .map_err(failed)?;
-        statement.query_row([instance], |row| row.get(0)).map_err(failed)?
+    let (head, has_ended) = {
+        let sql = "SELECT seq, hash, ended_at IS NOT NULL FROM trail, instances WHERE number = ?1";
+        let mut statement = transaction.prepare_cached(sql).map_err(failed)?;
+        let read = |row: &rusqlite::Row<'_>| Ok((Head { seq: row.get(0)?, hash: row.get(1)? }, row.get(2)?));
+        statement.query_row([instance], read).map_err(failed)?
     };
-    if ended {
+    if has_ended {
         return Err(StoreError::TakenForDead);
     }
-    let head = {
-        let mut statement = transaction.prepare_cached("SELECT seq, hash FROM trail").map_err(failed)?;
-        statement.query_row([], |row| Ok(Head { seq: row.get(0)?, hash: row.get(1)? })).map_err(failed)?
-    };
     failpoint::reach("write.begun");
     let draft = draft(&head);
     put(&transaction, instance, &draft).map_err(failed)?;
