@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::anyhow;
-use wieldy::{Address, CallError, Caller, Code, JournalOptions, Store, StoreError, StoreJournal, ToolFilter};
+use wieldy::{
+    Address, CallError, Caller, Code, JournalOptions, Retention, Store, StoreError, StoreJournal, ToolFilter,
+};
 
 use crate::assemble;
 use crate::config::{Config, Environment, Origin};
@@ -60,7 +62,8 @@ impl Drop for History {
 /// How the journal is kept.
 pub(crate) fn journal_options(config: &Config) -> JournalOptions {
     // Nobody can ask for a command's task once the command is over.
-    JournalOptions { key: key(config), task_ttl: Duration::ZERO, ..JournalOptions::default() }
+    let retention = Retention { age_max: config.history.age_max, bytes_max: config.history.bytes_max };
+    JournalOptions { key: key(config), task_ttl: Duration::ZERO, retention, ..JournalOptions::default() }
 }
 
 /// Where the key is that the trail is signed with; none where nothing is kept on disk.

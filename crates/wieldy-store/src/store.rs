@@ -23,8 +23,9 @@ use crate::query::{self, Execution, GroupBy, Moment, Page, Query, Stat};
 use crate::recovery;
 use crate::sqlite::Sqlite;
 use crate::trail::{Head, Record};
+use crate::upkeep::Retention;
 use crate::verify::{self, Verdict};
-use crate::writer::{Pace, StoreJournal, Unsigned, Writer};
+use crate::writer::{Pace, Pruning, StoreJournal, Unsigned, Writer};
 
 /// Where a history is.
 #[derive(Clone, PartialEq, Eq)]
@@ -82,11 +83,13 @@ pub struct JournalOptions {
     pub task_ttl: Duration,
     /// Whether the executor will run again what others left open, by `Executor::resume`.
     pub resumes: bool,
+    /// How much is kept; the executor drops what is more by itself, now and then.
+    pub retention: Retention,
 }
 
 impl Default for JournalOptions {
     fn default() -> Self {
-        Self { key: None, task_ttl: Duration::from_secs(60 * 60), resumes: false }
+        Self { key: None, task_ttl: Duration::from_secs(60 * 60), resumes: false, retention: Retention::default() }
     }
 }
 
@@ -151,6 +154,7 @@ impl Store {
             unsigned: Unsigned::since(opened_at),
             wordless: 0,
             pace: Pace::default(),
+            pruning: Pruning::new(options.retention),
         };
         let about = json!({"instance": id, "version": env!("CARGO_PKG_VERSION"), "host": host(), "process": std::process::id()});
         let opened = Record::own("journal.opened", Timestamp::now().as_microsecond(), None, &about);

@@ -11,10 +11,12 @@ use serde_json::json;
 use crate::audit::to_hex;
 use crate::database::{Database, Value, one_int};
 use crate::error::StoreError;
+use crate::failpoint;
 use crate::ledger::{WORDS_BYTES_MAX, first_words};
 use crate::query::{columns, row_of};
 use crate::store::{JournalOptions, Store};
 use crate::trail::Record;
+use crate::writer::Writer;
 
 /// How much of the history is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -60,25 +62,13 @@ impl Store {
     /// that is open keeps everything since it was opened.
     pub fn prune(&self, retention: &Retention, options: &JournalOptions) -> Result<Pruned, StoreError> {
         let mut pruned = self.prunable(retention)?;
-        if pruned.records == 0 {
-            return Ok(pruned);
+        if pruned.records > 0 {
+            let mut writer = self.writer(options)?;
+            writer.drop_up_to(&pruned)?;
+            writer.database.shrink()?;
+            pruned.bytes = writer.database.size()?;
+            writer.end();
         }
-        let cut = pruned.up_to_seq;
-        let mut writer = self.writer(options)?;
-        let mut hash = String::new();
-        writer.database.query("SELECT hash FROM events WHERE seq = ?1", &[cut.into()], &mut |row| {
-            hash = to_hex(row.bytes(0)?);
-            Ok(())
-        })?;
-        let data = json!({"up_to": cut, "hash": hash, "records": pruned.records, "executions": pruned.executions});
-        let dropped = Record::own("journal.dropped", Timestamp::now().as_microsecond(), None, &data);
-        // First the record, then the deed: should we be stopped in between, nothing is gone that no record speaks of.
-        writer.write(&[Arc::new(dropped)], false)?;
-        writer.database.atomically(&mut |database| drop_up_to(database, cut))?;
-        writer.database.forget_words(cut)?;
-        writer.database.shrink()?;
-        pruned.bytes = writer.database.size()?;
-        writer.end();
         Ok(pruned)
     }
 
@@ -116,6 +106,41 @@ impl Store {
         })
     }
 }
+
+impl Writer {
+    /// Drops what is too old or too much, a little at a time, if that is worth it; whether there is more.
+    pub(crate) fn prune(&mut self, retention: &Retention) -> Result<bool, StoreError> {
+        let first = one_int(&mut *self.database, "SELECT min(seq) FROM events", &[])?.unwrap_or(1);
+        let last = cut(&mut *self.database, retention)?;
+        if last - first < WORTH_PRUNING {
+            return Ok(false);
+        }
+        let pruned = count(&mut *self.database, last.min(first + PRUNED_TOGETHER))?;
+        self.drop_up_to(&pruned)?;
+        self.database.shrink()?;
+        Ok(last > pruned.up_to_seq)
+    }
+
+    fn drop_up_to(&mut self, pruned: &Pruned) -> Result<(), StoreError> {
+        let cut = pruned.up_to_seq;
+        let mut hash = String::new();
+        self.database.query("SELECT hash FROM events WHERE seq = ?1", &[cut.into()], &mut |row| {
+            hash = to_hex(row.bytes(0)?);
+            Ok(())
+        })?;
+        let data = json!({"up_to": cut, "hash": hash, "records": pruned.records, "executions": pruned.executions});
+        let dropped = Record::own("journal.dropped", Timestamp::now().as_microsecond(), None, &data);
+        // First the record, then the deed: should we be stopped in between, nothing is gone that no record speaks of.
+        self.write(&[Arc::new(dropped)], false)?;
+        failpoint::reach("upkeep.recorded");
+        self.database.atomically(&mut |database| drop_up_to(database, cut))?;
+        self.database.forget_words(cut)
+    }
+}
+
+/// How many records must be too many before an executor drops them by itself, and how many it drops at a time.
+const WORTH_PRUNING: i64 = 1_000;
+const PRUNED_TOGETHER: i64 = 5_000;
 
 /// The last record that may go.
 fn cut(database: &mut dyn Database, retention: &Retention) -> Result<i64, StoreError> {

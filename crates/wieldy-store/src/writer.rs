@@ -18,6 +18,7 @@ use crate::error::StoreError;
 use crate::failpoint;
 use crate::ledger::Ledger;
 use crate::trail::{Head, Record};
+use crate::upkeep::Retention;
 
 /// How many records are written together at most.
 const GROUP_MAX: usize = 1024;
@@ -202,6 +203,24 @@ pub(crate) struct Writer {
     /// How many records there are whose words were not taken.
     pub(crate) wordless: u64,
     pub(crate) pace: Pace,
+    pub(crate) pruning: Pruning,
+}
+
+/// When to drop what is too old or too much.
+#[derive(Debug)]
+pub(crate) struct Pruning {
+    retention: Retention,
+    next: Instant,
+}
+
+impl Pruning {
+    /// How long to wait where nothing is left to do, and where something is.
+    const PAUSE: Duration = Duration::from_secs(600);
+    const BREATH: Duration = Duration::from_secs(2);
+
+    pub(crate) fn new(retention: Retention) -> Self {
+        Self { retention, next: Instant::now() + Self::PAUSE }
+    }
 }
 
 /// How the last group went.
@@ -264,6 +283,9 @@ impl Writer {
                 self.look_after();
             } else if is_quiet || self.wordless >= WORDLESS_MAX {
                 self.take_words(1);
+            }
+            if self.pruning.next <= Instant::now() {
+                self.prune_a_little();
             }
         }
         self.end();
@@ -415,6 +437,18 @@ impl Writer {
         }
     }
 
+    fn prune_a_little(&mut self) {
+        let retention = self.pruning.retention;
+        if retention == Retention::default() {
+            return;
+        }
+        let more = self.prune(&retention).unwrap_or_else(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, "what is too old in the history is not dropped");
+            false
+        });
+        self.pruning.next = Instant::now() + if more { Pruning::BREATH } else { Pruning::PAUSE };
+    }
+
     /// Takes the words of calls, if so many records wait for that.
     fn take_words(&mut self, at_least: u64) {
         let taken = self.database.take_words(at_least);
@@ -440,6 +474,7 @@ impl Writer {
         failpoint::reach("writer.ending");
         // Who comes often and stays short leaves more and more of them behind.
         self.take_words(WORDLESS_MAX);
+        self.prune_a_little();
         let now = Timestamp::now().as_microsecond();
         let closed = Arc::new(Record::own("journal.closed", now, None, &serde_json::json!({})));
         if let Err(error) = self.write(&[closed], true) {

@@ -10,6 +10,7 @@ mod close;
 mod first;
 mod forms;
 mod kill;
+mod large;
 mod lost;
 mod memory;
 mod outage;

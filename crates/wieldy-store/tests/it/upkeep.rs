@@ -12,6 +12,7 @@ use crate::world::{Living, Place};
 on_each_database!(
     what_is_dropped_is_recorded_and_the_rest_is_still_provable,
     a_history_that_is_too_large_loses_its_oldest,
+    an_executor_keeps_the_history_in_bounds_by_itself,
 );
 
 fn living(place: &Place) -> Living {
@@ -115,4 +116,24 @@ async fn a_copy_or_backup_is_the_same_history() {
     assert_eq!(target.check().executions, 33);
     let refused = store.copy_to(&target.store()).unwrap_err();
     assert!(refused.to_string().ends_with("is not empty"), "{refused}");
+}
+
+async fn an_executor_keeps_the_history_in_bounds_by_itself(place: Place) {
+    let first = living(&place);
+    let calls = (0..400).map(|n| first.executor.call(Call::new("write", json!({ "n": n }))));
+    futures_util::future::join_all(calls).await;
+    first.journal.flush().await.unwrap();
+    drop(first);
+    assert_eq!(place.check().records, 1202);
+    // One who lives shortly does it when it ends.
+    let retention = Retention { age_max: Some(Duration::ZERO), bytes_max: None };
+    let options = wieldy_store::JournalOptions { retention, ..place.options() };
+    let (tool, _) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);
+    let second = place.executor_with([tool], &options, |_| {});
+    write(&second, 1).await;
+    second.journal.flush().await.unwrap();
+    drop(second);
+    let verdict = place.check();
+    assert_eq!((verdict.dropped, verdict.executions), (1205, 0), "{verdict:?}");
+    assert_eq!(verdict.records, 3, "its last call's end, what was dropped, and its own end: {verdict:?}");
 }

@@ -1,0 +1,87 @@
+//! Questions to a history of a million calls: the answers are right, and none needs to look at all of them.
+
+use std::collections::HashSet;
+
+use wieldy_core::Status;
+use wieldy_store::{GroupBy, Query};
+
+use crate::world::Place;
+
+const CALLS: usize = 1_000_000;
+
+/// All that a query finds, page by page.
+fn all(place: &Place, query: Query) -> Vec<String> {
+    let (store, mut query, mut found) = (place.store(), query, Vec::new());
+    loop {
+        let page = store.search(&query, 1_000).unwrap();
+        found.extend(page.executions.into_iter().map(|call| call.execution_id));
+        query.cursor = page.next;
+        if query.cursor.is_none() {
+            return found;
+        }
+    }
+}
+
+#[test]
+fn a_million_calls_are_asked_about() {
+    let place = Place::sqlite();
+    let store = place.store();
+    let connection = rusqlite::Connection::open(place.folder.path().join("history.db")).unwrap();
+    connection.execute_batch("PRAGMA synchronous = off").unwrap();
+    let sql = include_str!("../data/many_calls.sql").replace("CALLS", &CALLS.to_string());
+    connection.execute_batch(&sql).unwrap();
+
+    let some = |text: &str| Some(text.to_owned());
+    let count = |query: Query| {
+        let found = all(&place, query);
+        let different: HashSet<&String> = found.iter().collect();
+        assert_eq!(different.len(), found.len(), "no page repeats another");
+        found.len()
+    };
+    let counted = |condition: &str| {
+        let sql = format!("SELECT count(*) FROM tool_executions WHERE {condition}");
+        connection.query_row(&sql, [], |row| row.get::<_, i64>(0)).unwrap() as usize
+    };
+    assert_eq!(count(Query { session: some("session_17"), ..Query::default() }), 500);
+    assert_eq!(count(Query { tool: some("tool_7"), ..Query::default() }), CALLS / 50);
+    let timeouts = Query { status: Some(Status::Timeout), ..Query::default() };
+    assert_eq!(count(timeouts), counted("status = 'timeout'"));
+    let both = Query { tool: some("tool_7"), status: Some(Status::Failed), ..Query::default() };
+    assert_eq!(count(both), counted("tool_name = 'tool_7' AND status = 'failed'"));
+    let theirs = Query { agent: some("agent_6"), tenant: some("tenant_6"), ..Query::default() };
+    assert_eq!(count(theirs), counted("agent_id = 'agent_6' AND tenant_id = 'tenant_6'"));
+    let nobodys = Query { agent: some("agent_6"), tenant: some(""), ..Query::default() };
+    assert_eq!(count(nobodys), counted("agent_id = 'agent_6' AND tenant_id IS NULL"));
+    let word = Query { text: some("word77"), ..Query::default() };
+    let begins = "parameters_json LIKE '%fn word77\"%' OR parameters_json LIKE '%fn word77_\"%'";
+    assert_eq!(count(word), counted(begins), "words that begin so, and no others");
+    assert_eq!(count(Query { text: some("nowhere"), ..Query::default() }), 0);
+
+    // The last page of everything ends with the first call.
+    let first = Query { cursor: Some("21".parse().unwrap()), ..Query::default() };
+    let page = store.search(&first, 20).unwrap();
+    assert_eq!((page.executions.len(), page.next), (20, None));
+    let since = page.executions[0].started_at;
+    let before = Query { until: Some(since), ..Query::default() };
+    assert_eq!(count(before), 19);
+
+    let stats = store.stats(&Query::default(), GroupBy::Tool).unwrap();
+    assert_eq!((stats.len(), stats.iter().map(|stat| stat.count).sum::<i64>()), (50, CALLS as i64));
+    let errors: i64 = stats.iter().map(|stat| stat.errors).sum();
+    assert_eq!(errors as usize, counted("status <> 'success'"));
+
+    // None of these is found by going through the whole table.
+    let questions = [
+        "session_id = 'x' ORDER BY id DESC",
+        "tool_name = 'x' ORDER BY id DESC",
+        "status = 'x' ORDER BY id DESC",
+        "tenant_id = 'x' AND agent_id = 'y' ORDER BY id DESC",
+        "batch_id = 'x' ORDER BY id DESC",
+        "execution_id = 'x'",
+    ];
+    for question in questions {
+        let sql = format!("EXPLAIN QUERY PLAN SELECT * FROM tool_executions WHERE {question} LIMIT 21");
+        let plan: String = connection.query_row(&sql, [], |row| row.get(3)).unwrap();
+        assert!(plan.starts_with("SEARCH tool_executions USING INDEX"), "{question}: {plan}");
+    }
+}
