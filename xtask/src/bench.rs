@@ -14,6 +14,8 @@ mod harness;
 #[cfg(feature = "bench")]
 mod journal;
 #[cfg(feature = "bench")]
+mod journal_floor;
+#[cfg(feature = "bench")]
 mod memory;
 #[cfg(feature = "bench")]
 mod ours;

@@ -10,14 +10,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rusqlite::{Connection, params};
+use rusqlite::Connection;
 use serde_json::Value;
+use tokio::runtime::Runtime;
 use wieldy_core::{Call, Caller, Durability, Executor, Limits, Status};
 use wieldy_store::{Address, GroupBy, JournalOptions, Query, Store};
 
 use super::floor::ARGUMENTS;
 use super::harness::{Spread, spread_of};
-use super::ours::no_op;
+use super::journal_floor::{by_hand, new_database, plain_postgres, plain_table};
+use super::ours::{no_op, waiting};
 use super::table::{Figure, Goal, Row};
 
 /// How many callers there are at once.
@@ -37,23 +39,43 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
         goal: None,
     }];
     for callers in CALLERS {
-        let [mut floors, mut plain, mut strict, mut relaxed] = [const { Vec::new() }; 4];
-        let mut waits = Vec::new();
-        for _ in 0..rounds {
-            let place = tempfile::tempdir_in(folder.path())?;
-            plain.push(plain_table(&place.path().join("plain.db"), callers, span)?);
-            let ours = |name: &str, durability| {
-                let address = Address::Sqlite(place.path().join(name));
-                runtime.block_on(calls(&address, callers, durability, span))
-            };
-            let told = ours("strict.db", Durability::Strict)?;
-            strict.push(told.per_second);
-            waits.extend(told.latencies);
-            relaxed.push(ours("relaxed.db", Durability::Relaxed)?.per_second);
-            floors.push(by_hand(&place.path().join("strict.db"), &place.path().join("floor.db"), callers)?);
-        }
-        let ratio = median(strict.iter().zip(&floors).map(|(ours, floor)| ours / floor).collect());
-        rows.push(Row {
+        rows.extend(on_sqlite(&runtime, folder.path(), sync, callers, rounds, span)?);
+    }
+    rows.extend(on_postgres(&runtime, rounds, span)?);
+    rows.push(verify(&runtime, folder.path(), if quick { 30_000 } else { 100_000 })?);
+    rows.push(recovery(&runtime, folder.path())?);
+    rows.extend(questions(folder.path(), if quick { 100_000 } else { 1_000_000 })?);
+    Ok(rows)
+}
+
+fn on_sqlite(
+    runtime: &Runtime,
+    folder: &Path,
+    sync: Spread,
+    callers: usize,
+    rounds: usize,
+    span: Duration,
+) -> Result<Vec<Row>> {
+    let [mut floors, mut plain, mut strict, mut relaxed] = [const { Vec::new() }; 4];
+    let mut waits = Vec::new();
+    for _ in 0..rounds {
+        let place = tempfile::tempdir_in(folder)?;
+        plain.push(plain_table(&place.path().join("plain.db"), callers, span)?);
+        let ours = |name: &str, durability| {
+            let address = Address::Sqlite(place.path().join(name));
+            runtime.block_on(calls(&address, callers, durability, span))
+        };
+        let told = ours("strict.db", Durability::Strict)?;
+        strict.push(told.per_second);
+        waits.extend(told.latencies.iter().map(|wait| wait.as_secs_f64() * 1e9));
+        relaxed.push(ours("relaxed.db", Durability::Relaxed)?.per_second);
+        floors.push(by_hand(&place.path().join("strict.db"), &place.path().join("floor.db"), callers)?);
+    }
+    let ratio = median(strict.iter().zip(&floors).map(|(ours, floor)| ours / floor).collect());
+    waits.sort_by(f64::total_cmp);
+    let p99 = waits[(waits.len() - 1) * 99 / 100];
+    Ok(vec![
+        Row {
             name: format!("SQLite, strict, {callers} callers"),
             ours: Figure::PerSecond(median(strict)),
             floor: Some(("the same rows by hand", Figure::PerSecond(median(floors)))),
@@ -63,35 +85,85 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
                 256 => Some(Goal::RatioAtLeast(0.6)),
                 _ => None,
             },
-        });
-        rows.push(Row {
-            name: format!("a plain table, {callers} callers: insert, sync, update, sync"),
-            ours: Figure::PerSecond(median(plain)),
-            floor: None,
-            ratio: None,
-            goal: None,
-        });
-        let mut waits: Vec<f64> = waits.iter().map(|wait| wait.as_secs_f64() * 1e9).collect();
-        waits.sort_by(f64::total_cmp);
-        let p99 = waits[(waits.len() - 1) * 99 / 100];
-        rows.push(Row {
+        },
+        Row {
             name: format!("SQLite, strict, {callers} callers: how long a call takes, 99th percentile"),
             ours: Figure::Time(Spread { p50: p99, ..spread_of(waits) }),
             floor: Some(("sync", Figure::Time(sync))),
             ratio: Some(p99 / sync.p50),
             goal: (callers == 16).then_some(Goal::RatioAtMost(4.0)),
-        });
-        rows.push(Row {
-            name: format!("SQLite, relaxed, {callers} callers"),
-            ours: Figure::PerSecond(median(relaxed)),
-            floor: None,
-            ratio: None,
+        },
+        Row {
             goal: (callers == 256).then_some(Goal::PerSecondAtLeast(20_000.0)),
+            ..rate(format!("SQLite, relaxed, {callers} callers"), relaxed)
+        },
+        rate(format!("SQLite, a plain table, {callers} callers: insert, sync, update, sync"), plain),
+    ])
+}
+
+fn rate(name: String, samples: Vec<f64>) -> Row {
+    Row { name, ours: Figure::PerSecond(median(samples)), floor: None, ratio: None, goal: None }
+}
+
+/// The same on a server that is made for it.
+fn on_postgres(runtime: &Runtime, rounds: usize, span: Duration) -> Result<Vec<Row>> {
+    let server = crate::postgres::Server::start().context("cannot start a PostgreSQL server")?;
+    let address = server.address();
+    let mut rows = Vec::new();
+    for callers in CALLERS {
+        let [mut plain, mut strict, mut relaxed] = [const { Vec::new() }; 3];
+        for _ in 0..rounds.min(5) {
+            plain.push(runtime.block_on(plain_postgres(&address, callers, span))?);
+            for (durability, samples) in [(Durability::Strict, &mut strict), (Durability::Relaxed, &mut relaxed)] {
+                let url = runtime.block_on(new_database(&address))?;
+                samples.push(runtime.block_on(calls(&url.parse()?, callers, durability, span))?.per_second);
+            }
+        }
+        let ratio = median(strict.iter().zip(&plain).map(|(ours, floor)| ours / floor).collect());
+        rows.push(Row {
+            floor: Some(("a plain table", Figure::PerSecond(median(plain)))),
+            ratio: Some(ratio),
+            ..rate(format!("PostgreSQL, strict, {callers} callers"), strict)
         });
+        rows.push(rate(format!("PostgreSQL, relaxed, {callers} callers"), relaxed));
     }
-    rows.push(verify(&runtime, folder.path(), if quick { 30_000 } else { 100_000 })?);
-    rows.extend(questions(folder.path(), if quick { 100_000 } else { 1_000_000 })?);
     Ok(rows)
+}
+
+/// How long it takes to close 500 calls that were left open.
+fn recovery(runtime: &Runtime, folder: &Path) -> Result<Row> {
+    let mut samples = Vec::new();
+    for round in 0..3 {
+        let address = Address::Sqlite(folder.join(format!("recovery-{round}.db")));
+        let store = Store::open(&address)?;
+        let journal = Arc::new(store.journal(&JournalOptions::default())?);
+        let mut builder = Executor::builder().tool(waiting());
+        builder.limits =
+            Limits { calls_running_max: u32::MAX, calls_running_per_agent_max: u32::MAX, ..Limits::default() };
+        builder.journal = Arc::clone(&journal) as _;
+        let executor = builder.build()?;
+        runtime.block_on(async {
+            for _ in 0..500 {
+                executor.spawn(Call::new(no_op_name(), serde_json::from_str::<Value>(ARGUMENTS)?));
+            }
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            journal.flush().await.map_err(anyhow::Error::from)
+        })?;
+        journal.forsake();
+        let began = Instant::now();
+        drop(store.journal(&JournalOptions::default())?);
+        samples.push(began.elapsed().as_secs_f64() * 1e9);
+        let open = store.search(&Query { status: Some(Status::Failed), ..Query::default() }, 1_000)?;
+        anyhow::ensure!(open.executions.len() == 500, "{} calls were closed", open.executions.len());
+        std::mem::forget(executor);
+    }
+    Ok(Row {
+        name: "recovery of 500 calls that were left open".into(),
+        ours: Figure::Time(spread_of(samples)),
+        floor: None,
+        ratio: None,
+        goal: Some(Goal::TimeAtMost(1e9)),
+    })
 }
 
 /// Only calls, for a profiler.
@@ -152,125 +224,6 @@ fn no_op_name() -> String {
     no_op().spec().name
 }
 
-/// Writes the rows of a history once more, as many calls together as there are callers: first what is known when they begin,
-/// then what is known when they end.
-fn by_hand(source: &Path, path: &Path, callers: usize) -> Result<f64> {
-    drop(Store::open(&Address::Sqlite(path.to_owned()))?);
-    let calls = read_calls(&Connection::open(source)?)?;
-    let mut connection = Connection::open(path)?;
-    connection.pragma_update(None, "synchronous", "full")?;
-    connection.pragma_update(None, "cache_size", -16_384)?;
-    connection.pragma_update(None, "wal_autocheckpoint", 4_000)?;
-    let began = Instant::now();
-    for group in calls.chunks(callers) {
-        let transaction = connection.transaction()?;
-        for call in group {
-            put(&transaction, EVENT, &call.events[0])?;
-            put(&transaction, EVENT, &call.events[1])?;
-            put(&transaction, OPENING, &call.opening)?;
-        }
-        transaction.commit()?;
-        let transaction = connection.transaction()?;
-        for call in group {
-            put(&transaction, EVENT, &call.events[2])?;
-            put(&transaction, ENDING, &call.ending)?;
-        }
-        transaction.commit()?;
-    }
-    Ok(calls.len() as f64 / began.elapsed().as_secs_f64())
-}
-
-type Values = Vec<rusqlite::types::Value>;
-
-/// What a call left in a history.
-struct Rows {
-    events: Vec<Values>,
-    opening: Values,
-    ending: Values,
-}
-
-const EVENT: &str = "INSERT INTO events (seq, instance, instance_seq, at, name, execution, subject, data, hash)
-    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
-const OPENING: &str =
-    "INSERT INTO tool_executions (id, execution_id, tool_name, parameters_json, status, started_at, agent_id,
-    attempts, instance) VALUES (?1, ?2, ?3, ?4, 'running', ?5, ?6, 1, ?7)";
-const ENDING: &str =
-    "UPDATE tool_executions SET status = ?2, completed_at = ?3, duration_ms = ?4, output_size_bytes = ?5 WHERE id = ?1";
-
-fn put(connection: &Connection, sql: &str, values: &Values) -> Result<()> {
-    connection.prepare_cached(sql)?.execute(rusqlite::params_from_iter(values))?;
-    Ok(())
-}
-
-/// The calls of a history that took three records, up to so many as do not take long.
-fn read_calls(connection: &Connection) -> Result<Vec<Rows>> {
-    let values = |row: &rusqlite::Row<'_>, from: usize, to: usize| (from..to).map(|column| row.get(column)).collect();
-    let mut calls = Vec::new();
-    let sql = "SELECT id, execution_id, tool_name, parameters_json, started_at, agent_id, instance,
-        id, status, completed_at, duration_ms, output_size_bytes FROM tool_executions ORDER BY id LIMIT 10000";
-    let mut statement = connection.prepare(sql)?;
-    let mut rows = statement.query([])?;
-    let mut events = connection.prepare(
-        "SELECT seq, instance, instance_seq, at, name, execution, subject, data, hash FROM events WHERE execution = ?1 ORDER BY seq",
-    )?;
-    while let Some(row) = rows.next()? {
-        let id: i64 = row.get(0)?;
-        let events = events.query_map([id], |row| values(row, 0, 9))?.collect::<rusqlite::Result<Vec<Values>>>()?;
-        if events.len() == 3 {
-            calls.push(Rows { events, opening: values(row, 0, 7)?, ending: values(row, 7, 12)? });
-        }
-    }
-    Ok(calls)
-}
-
-/// A table as others have it, without a trail.
-fn plain_table(path: &Path, callers: usize, span: Duration) -> Result<f64> {
-    let mut connection = Connection::open(path)?;
-    connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
-    connection.pragma_update(None, "synchronous", "full")?;
-    connection.pragma_update(None, "cache_size", -16_384)?;
-    connection.pragma_update(None, "wal_autocheckpoint", 4_000)?;
-    connection.execute_batch(
-        "CREATE TABLE tool_executions (id INTEGER PRIMARY KEY, execution_id TEXT NOT NULL, tool_name TEXT NOT NULL,
-           parameters_json TEXT, status TEXT NOT NULL, error_message TEXT, error_code TEXT, started_at INTEGER NOT NULL,
-           completed_at INTEGER, duration_ms REAL, output_size_bytes INTEGER, sandbox_id TEXT, agent_id TEXT, user_id TEXT,
-           batch_id TEXT, metadata_json TEXT);
-         CREATE UNIQUE INDEX e ON tool_executions (execution_id);
-         CREATE INDEX t ON tool_executions (tool_name);
-         CREATE INDEX s ON tool_executions (started_at DESC);
-         CREATE INDEX u ON tool_executions (status);
-         CREATE INDEX b ON tool_executions (batch_id);",
-    )?;
-    let (began, mut calls) = (Instant::now(), 0);
-    while began.elapsed() < span {
-        let group: Vec<i64> = (calls..calls + callers as i64).collect();
-        let transaction = connection.transaction()?;
-        {
-            let mut insert = transaction.prepare_cached(
-                "INSERT INTO tool_executions (id, execution_id, tool_name, parameters_json, status, started_at, agent_id)
-                 VALUES (?1, ?2, 'no_op', ?3, 'running', ?4, 'local')",
-            )?;
-            for id in &group {
-                insert.execute(params![id, format!("{id:032x}0000"), ARGUMENTS, 1_700_000_000_000_000 + id])?;
-            }
-        }
-        transaction.commit()?;
-        let transaction = connection.transaction()?;
-        {
-            let mut update = transaction.prepare_cached(
-                "UPDATE tool_executions SET status = 'success', completed_at = ?2, duration_ms = 0.1, output_size_bytes = 245
-                 WHERE id = ?1",
-            )?;
-            for id in &group {
-                update.execute(params![id, 1_700_000_000_000_100 + id])?;
-            }
-        }
-        transaction.commit()?;
-        calls += callers as i64;
-    }
-    Ok(calls as f64 / began.elapsed().as_secs_f64())
-}
-
 fn sync_time(folder: &Path) -> Result<Spread> {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::create(folder.join("sync"))?;
@@ -285,7 +238,7 @@ fn sync_time(folder: &Path) -> Result<Spread> {
 }
 
 /// How many records a second are proved.
-fn verify(runtime: &tokio::runtime::Runtime, folder: &Path, calls_wanted: usize) -> Result<Row> {
+fn verify(runtime: &Runtime, folder: &Path, calls_wanted: usize) -> Result<Row> {
     let address = Address::Sqlite(folder.join("verify.db"));
     let span = Duration::from_secs_f64(calls_wanted as f64 / 20_000.0);
     runtime.block_on(calls(&address, 256, Durability::Relaxed, span))?;

@@ -152,6 +152,11 @@ impl AnyTool for NoOp {
     }
 }
 
+/// A tool that runs until it is stopped.
+pub(super) fn waiting() -> impl AnyTool {
+    NoOp { name: tool_name(0), waits: true }
+}
+
 /// A tool that does nothing.
 pub(super) fn no_op() -> impl AnyTool {
     NoOp { name: tool_name(0), waits: false }
