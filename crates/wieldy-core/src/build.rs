@@ -155,7 +155,7 @@ impl Default for ExecutorBuilder {
             grace: Duration::from_secs(2),
             output_bytes_max: 64 * 1024,
             // Few enough to stay in the processor's caches: what is kept is touched again when it is forgotten.
-            observable_max: 64,
+            observable_max: 16,
             task_ttl: Duration::from_secs(60 * 60),
         }
     }

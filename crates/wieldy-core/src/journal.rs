@@ -176,7 +176,7 @@ impl MemoryJournal {
 
 impl Default for MemoryJournal {
     fn default() -> Self {
-        Self::new(256)
+        Self::new(64)
     }
 }
 
