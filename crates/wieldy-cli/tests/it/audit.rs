@@ -129,7 +129,14 @@ fn an_anchor_from_before_what_is_kept_is_warned_of() {
     assert_eq!(world.code(&[&["audit", "head", "--output", "anchor.json"], &STATE[..]].concat()), Some(0));
     assert_eq!(world.code(&[&["call", "List"], &STATE[..]].concat()), Some(0));
     assert_eq!(world.code(&[&["history", "prune", "--older-than", "1ms"], &STATE[..]].concat()), Some(0));
-    insta::assert_snapshot!(told(&world, &["audit", "verify", "--anchor", "anchor.json"]), @"");
+    insta::assert_snapshot!(told(&world, &["audit", "verify", "--anchor", "anchor.json"]), @"
+    exit: 0
+    ----- stdout -----
+    the trail is whole: 4 records, 0 calls, 2 signatures; 19 records before them dropped by retention
+
+    ----- stderr -----
+    warning: no proof by 1 anchor from before the oldest record that is kept; `wieldy audit head` makes a new one
+    ");
     assert_eq!(verdict(&world, &["--anchor", "anchor.json"])["anchors"], json!(0));
 }
 
