@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Place, Sandbox, SandboxError, Stdin, Stream};
 
 use super::{ProbeOptions, ProbeState, Probed};
-use crate::oci::{Oci, OciOptions, OciProblem};
+use crate::oci::{Oci, OciOptions, OciProblem, remove_emptied};
 use crate::{Bare, Native};
 
 /// How long a program that does nothing may take.
@@ -82,7 +82,7 @@ async fn by_oci(options: &ProbeOptions, level: Level, program: &str) -> Probed {
         Err(OciProblem { problem, hint }) => Probed::fails(level.as_str(), problem, hint),
     };
     if let Some(folder) = passing {
-        let _ = fs::remove_dir(folder);
+        remove_emptied(&folder).await;
     }
     probed
 }
