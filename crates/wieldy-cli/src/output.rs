@@ -145,7 +145,9 @@ pub(crate) fn hint_for(error: &CallError, tool: &str) -> Option<String> {
         Code::ToolNotFound if error.details.get("near").is_some_and(|near| near == &serde_json::json!([])) => {
             Some("`wieldy tools` lists the tools there are".into())
         }
-        Code::ValidationFailed => Some(format!("`wieldy tools show {tool}` prints what it takes")),
+        Code::ValidationFailed if error.details.contains_key("violations") => {
+            Some(format!("`wieldy tools show {tool}` prints what it takes"))
+        }
         Code::Timeout => own().map(|own| format!("{own}; see `--timeout`, `--deadline` and `--silence`")),
         _ => own(),
     }

@@ -23,7 +23,7 @@ use crate::error::{CallError, Code};
 use crate::event::Body;
 use crate::flight::{BatchFlight, Flight};
 use crate::footprint::Touches;
-use crate::input::{Input, Violations};
+use crate::input::Input;
 use crate::journal::Receipt;
 use crate::policy::{self, Grant};
 use crate::registry::{NotFound, Registered};
@@ -207,7 +207,8 @@ impl Executor {
             Recalled::Lead(lead) => Ok(Known::NotYet(Some(lead))),
             Recalled::OtherArguments => {
                 let told = "the idempotency key was used before for a call with other arguments";
-                Err(Violations::one("", told.into()).into())
+                let advice = "use another key, or call it exactly as before to get the first result";
+                Err(CallError::new(Code::ValidationFailed, told).suggest(advice))
             }
         }
     }

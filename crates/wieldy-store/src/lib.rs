@@ -2,7 +2,8 @@
 //!
 //! [`Store`] is a history at some address; [`Store::journal`] makes the [`Journal`](wieldy_core::Journal) that an executor
 //! writes it with. In reading order: `trail` says what a record is and how records are chained, `ledger` what they mean for
-//! the tables, `writer` how they get there, `recovery` what happens to what was left open, `query` how to ask.
+//! the tables, `writer` how they get there, `recovery` what happens to what was left open, `query` how to ask, `verify` how
+//! to prove it, `upkeep` how it stays in bounds; `database` is what `sqlite` and `postgres` have to be able to do.
 
 mod trail;
 

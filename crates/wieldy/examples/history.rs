@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use wieldy::{Address, Call, Executor, GroupBy, JournalOptions, Outcome, Query, Store, ToolSpec, tool};
 
 pub(crate) async fn run() -> Result<String, Box<dyn std::error::Error>> {
+    // A history is a file, or an address such as `postgres://user@host/database`. With a key, ends of it are signed.
     let folder = tempfile::tempdir()?;
     let store = Store::open(&Address::Sqlite(folder.path().join("history.db")))?;
     let options = JournalOptions { key: Some(folder.path().join("audit.key")), ..JournalOptions::default() };
@@ -15,12 +16,14 @@ pub(crate) async fn run() -> Result<String, Box<dyn std::error::Error>> {
         Some(to) => Ok(Outcome::text(format!("sent to {to}"))),
         None => Err("a letter needs an address".into()),
     });
+    // The journal is what the executor writes with; the store is what we ask.
     let mut builder = Executor::builder().tool(send);
     builder.journal = Arc::clone(&journal) as _;
     let executor = builder.build()?;
+    // It will be found without the password. The second one fails, and is found too.
     let sent = executor.call(Call::new("send", json!({"to": "Ada", "password": "hunter2"}))).await;
     executor.call(Call::new("send", json!({"text": "lost"}))).await;
-    journal.flush().await?;
+    journal.flush().await?; // everything until now is safe on the disk
 
     // Asking blocks; a server would do so by `spawn_blocking`.
     let mut lines = Vec::new();
@@ -32,6 +35,8 @@ pub(crate) async fn run() -> Result<String, Box<dyn std::error::Error>> {
     for stat in store.stats(&Query::default(), GroupBy::Tool)? {
         lines.push(format!("{} calls, {} of them failed", stat.count, stat.errors));
     }
+
+    // Closed, it has said its last word, signed; the proof works at any other time as well.
     drop(executor);
     journal.close();
     let verdict = store.verify(&[], None, &mut |_| {})?;

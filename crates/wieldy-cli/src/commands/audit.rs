@@ -62,6 +62,11 @@ fn verify(anchors: &[PathBuf], key: Option<&str>, config: &Config, printer: &Pri
     if printer.json {
         printer.json(&verdict)?;
     }
+    let early = anchors.len().saturating_sub(usize::try_from(verdict.anchors).unwrap_or(usize::MAX));
+    if verdict.problem.is_none() && early > 0 {
+        let told = format!("no proof by {} from before the oldest record that is kept", counted(early, "anchor"));
+        printer.tell(&format!("warning: {told}; `wieldy audit head` makes a new one"));
+    }
     match &verdict.problem {
         None if printer.json => {}
         None => printer.line(&whole(&verdict))?,

@@ -124,6 +124,23 @@ fn an_anchor_kept_elsewhere_finds_out_who_begins_anew() {
 }
 
 #[test]
+fn an_anchor_from_before_what_is_kept_is_warned_of() {
+    let world = world();
+    assert_eq!(world.code(&[&["audit", "head", "--output", "anchor.json"], &STATE[..]].concat()), Some(0));
+    assert_eq!(world.code(&[&["call", "List"], &STATE[..]].concat()), Some(0));
+    assert_eq!(world.code(&[&["history", "prune", "--older-than", "1ms"], &STATE[..]].concat()), Some(0));
+    insta::assert_snapshot!(told(&world, &["audit", "verify", "--anchor", "anchor.json"]), @"
+    exit: 0
+    ----- stdout -----
+    the trail is whole: 4 records, 0 calls, 2 signatures; 19 records before them dropped by retention
+
+    ----- stderr -----
+    warning: no proof by 1 anchor from before the oldest record that is kept; `wieldy audit head` makes a new one
+    ");
+    assert_eq!(verdict(&world, &["--anchor", "anchor.json"])["anchors"], json!(0));
+}
+
+#[test]
 fn another_key_proves_nothing() {
     let world = world();
     fs::remove_file(world.path("../state/audit.key")).unwrap();

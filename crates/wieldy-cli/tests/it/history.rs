@@ -328,6 +328,7 @@ fn without_a_history_there_is_nothing_to_see_and_none_is_made() {
     ");
     assert_eq!(json_of(&world, &["history"]), json!({"executions": [], "next": null}));
     assert_eq!(json_of(&world, &["history", "stats"]), json!({"stats": []}));
+    assert_eq!(told(&world, &["history", "stats"]), told(&world, &["history"]));
     let text = told(&world, &["history", "backup", "b.db"]);
     assert!(text.starts_with("exit: 7\n") && text.contains("nothing has been recorded yet"), "{text}");
     assert!(!world.path("../state").exists());

@@ -122,8 +122,12 @@ async fn a_repeated_idempotency_key_returns_the_first_result() {
     assert!(!pay(5, "k", "eve").await.cached, "a key belongs to who used it");
     let error = pay(6, "k", "ada").await.error.unwrap();
     assert_eq!(
-        (error.code, error.message.as_str()),
-        (Code::ValidationFailed, "the idempotency key was used before for a call with other arguments")
+        (error.code, error.message.as_str(), error.suggestion.as_deref()),
+        (
+            Code::ValidationFailed,
+            "the idempotency key was used before for a call with other arguments",
+            Some("use another key, or call it exactly as before to get the first result")
+        )
     );
     assert_eq!(strings.runs(), 3);
     world.check();

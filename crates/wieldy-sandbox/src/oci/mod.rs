@@ -194,16 +194,7 @@ impl Oci {
             grace: Duration::ZERO,
         };
         let ran = self.execute(&command, &confinement, Arc::new(Nowhere), CancellationToken::new()).await;
-        // What is held in it goes with the container, which is removed in the background.
-        const TRIES: usize = 500;
-        for _ in 0..TRIES {
-            match std::fs::remove_dir(&workspace) {
-                Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
-                    tokio::time::sleep(Duration::from_millis(10)).await;
-                }
-                _ => break,
-            }
-        }
+        remove_emptied(&workspace).await;
         match ran?.ended {
             Ended::Code(0) => Ok(()),
             ended => Err(SandboxError::Creation { reason: format!("`true` ended with {ended:?} in a container") }),
@@ -449,6 +440,19 @@ impl Shared {
 }
 
 /// A name of its own for each container, also among several executors on one machine.
+/// Removes a folder as soon as it is empty: what is held in it goes with the container, which is removed in the background.
+pub(crate) async fn remove_emptied(folder: &Path) {
+    const TRIES: usize = 500;
+    for _ in 0..TRIES {
+        match std::fs::remove_dir(folder) {
+            Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            _ => break,
+        }
+    }
+}
+
 fn next_id(level: Level) -> SandboxId {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);

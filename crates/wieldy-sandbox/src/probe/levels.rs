@@ -1,15 +1,17 @@
 //! The isolation levels, each tried by running a program at it, as far as there is a backend for it.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
+use std::{fs, io};
 
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Place, Sandbox, SandboxError, Stdin, Stream};
 
 use super::{ProbeOptions, ProbeState, Probed};
-use crate::oci::{Oci, OciOptions, OciProblem};
+use crate::oci::{Oci, OciOptions, OciProblem, remove_emptied};
 use crate::{Bare, Native};
 
 /// How long a program that does nothing may take.
@@ -64,11 +66,33 @@ async fn by_oci(options: &ProbeOptions, level: Level, program: &str) -> Probed {
     if found.state == ProbeState::Fails {
         return found;
     }
-    let state = options.native.state.clone().unwrap_or_else(std::env::temp_dir);
-    match Oci::new(OciOptions::new(level, state.join("oci"))).probe().await {
+    // A state folder that is not there yet is not for us to make.
+    let (state, passing) = match options.native.state.as_ref().filter(|state| state.exists()) {
+        Some(state) => (state.join("oci"), None),
+        None => match passing_folder(level) {
+            Ok(folder) => (folder.clone(), Some(folder)),
+            Err(error) => {
+                let told = format!("cannot make a folder in `{}`: {error}", std::env::temp_dir().display());
+                return Probed::fails(level.as_str(), told, "see that it can be written to, or make the state folder");
+            }
+        },
+    };
+    let probed = match Oci::new(OciOptions::new(level, state)).probe().await {
         Ok(version) => Probed::works(level.as_str(), version.0),
         Err(OciProblem { problem, hint }) => Probed::fails(level.as_str(), problem, hint),
+    };
+    if let Some(folder) = passing {
+        remove_emptied(&folder).await;
     }
+    probed
+}
+
+/// A new folder that only we can look into.
+fn passing_folder(level: Level) -> io::Result<PathBuf> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let folder = std::env::temp_dir().join(format!("wieldy-probe-{}-{}-{now}", level.as_str(), std::process::id()));
+    fs::DirBuilder::new().mode(0o700).create(&folder)?;
+    Ok(folder)
 }
 
 /// Whether a program that does nothing can be run by this backend.

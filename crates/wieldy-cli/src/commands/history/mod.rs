@@ -52,7 +52,7 @@ fn list(args: &HistoryArgs, config: &Config, printer: &Printer) -> Result<Exit, 
         return Ok(Exit::Success);
     }
     if page.executions.is_empty() {
-        printer.tell(if query == Query::default() { "nothing has been recorded yet" } else { "no call fits" });
+        printer.tell(told_of_none(&query));
         return Ok(Exit::Success);
     }
     let now = Timestamp::now().to_zoned(TimeZone::system());
@@ -62,6 +62,11 @@ fn list(args: &HistoryArgs, config: &Config, printer: &Printer) -> Result<Exit, 
         printer.tell(&format!("more: --cursor {next}"));
     }
     Ok(Exit::Success)
+}
+
+/// What is told where no call was found.
+fn told_of_none(query: &Query) -> &'static str {
+    if *query == Query::default() { "nothing has been recorded yet" } else { "no call fits" }
 }
 
 /// Prints everything that is known of one call.
@@ -114,7 +119,7 @@ fn stats(args: &FilterArgs, by: &str, config: &Config, printer: &Printer) -> Res
     if printer.json {
         printer.json(&json!({ "stats": stats }))?;
     } else if stats.is_empty() {
-        printer.tell("no call fits");
+        printer.tell(told_of_none(&query));
     } else {
         printer.data(table::stats(&stats, printer.width(), printer.stdout_has_colours()).as_bytes())?;
     }
