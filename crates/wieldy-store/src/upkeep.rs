@@ -74,9 +74,6 @@ impl Store {
 
     /// Copies the whole history into a new file while others go on writing; only where it is a file itself.
     pub fn backup(&self, target: &Path) -> Result<(), StoreError> {
-        if target.exists() {
-            return Err(StoreError::Query(format!("`{}` is there already", target.display())));
-        }
         self.with(|database| database.backup(target))
     }
 

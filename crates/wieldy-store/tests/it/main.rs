@@ -14,6 +14,7 @@ mod large;
 mod lost;
 mod memory;
 mod outage;
+mod places;
 mod recovery;
 mod same;
 mod secure;
