@@ -235,8 +235,8 @@ impl Database for Sqlite {
         let folder = self.signs_of_life();
         let path = folder.join(instance);
         let hold = || -> std::io::Result<(PathBuf, File)> {
-            fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
-            let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path)?;
+            fs::create_dir_all(&folder)?;
+            let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
             file.lock()?;
             Ok((path, file))
         };

@@ -17,6 +17,7 @@ mod outage;
 mod places;
 mod recovery;
 mod same;
+mod secrets;
 mod secure;
 mod together;
 mod trail;
