@@ -177,7 +177,8 @@ pub struct Options {
     /// What the tool's process may reach.
     pub network: Option<Network>,
     /// Should the executor stop while the call is open, the next one on the same history runs it again, if its tool may
-    /// be run twice and nothing of its arguments had to be hidden.
+    /// be run twice and nothing of its arguments had to be hidden. A call with an idempotency key is left to whoever comes
+    /// back with the key.
     pub rerun: bool,
     /// Free words that come back in the result.
     pub labels: Vec<String>,

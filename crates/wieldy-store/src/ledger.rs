@@ -107,7 +107,7 @@ impl CallRow {
         self.completed_at.is_some()
     }
 
-    fn tally(&self) -> (TallyKey, Tally) {
+    pub(crate) fn tally(&self) -> (TallyKey, Tally) {
         let key = TallyKey {
             day: self.started_at.div_euclid(tally::DAY),
             tenant: self.tenant.clone().unwrap_or_default(),

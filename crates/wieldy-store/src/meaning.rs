@@ -179,11 +179,15 @@ impl Meaning {
         if *task {
             data.push_str(",\"task\":true");
         }
+        // Whether what is written is not all that was given. Who cannot be named cannot be acted for either.
+        let mut is_hidden = is_cut || rerun.is_some() && !arguments.is_whole();
         if let Some(caller) = rerun {
-            data.push_str(&format!(",\"rerun\":{}", redact::value(&json!(caller))));
+            let caller = json!(caller);
+            let shown = redact::value(&caller);
+            is_hidden |= *shown != caller;
+            data.push_str(&format!(",\"rerun\":{shown}"));
         }
-        // Whether what is written is not all that was given.
-        if is_cut || rerun.is_some() && !arguments.is_whole() {
+        if is_hidden {
             data.push_str(",\"hidden\":true");
         }
         data.push('}');

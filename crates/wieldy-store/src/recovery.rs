@@ -182,14 +182,15 @@ impl Found {
     }
 }
 
-/// The answers that somebody may still ask for. Those whose time is over are forgotten.
+/// The answers that somebody may still ask for. Those whose time is over are forgotten. A key is known for its time, even
+/// where its call was dropped; but then nobody knows any more whose task it was.
 pub(crate) fn remembered(database: &mut dyn Database, interrupted: Vec<Interrupted>) -> Result<Remembered, StoreError> {
     let now = Timestamp::now().as_microsecond();
     database.execute("DELETE FROM answers WHERE expires_at <= ?1", &[Value::Time(now)])?;
     let dialect = database.dialect();
     let sql = format!(
-        "SELECT a.result_json, e.tenant_id, a.task, a.key, a.fingerprint, {}, {}
-         FROM answers a JOIN tool_executions e ON e.id = a.id WHERE a.result_json IS NOT NULL
+        "SELECT a.result_json, e.tenant_id, CASE WHEN e.id IS NULL THEN 0 ELSE a.task END, a.key, a.fingerprint, {}, {}
+         FROM answers a LEFT JOIN tool_executions e ON e.id = a.id WHERE a.result_json IS NOT NULL
          ORDER BY a.id DESC LIMIT ?1",
         dialect.time("a.expires_at"),
         dialect.time("e.completed_at"),

@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use serde_json::json;
@@ -43,7 +43,7 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Self, StoreError> {
         if let Some(path) = text.strip_prefix("sqlite:") {
-            return Ok(Self::Sqlite(path.trim_start_matches("//").into()));
+            return Self::file(path.strip_prefix("//").unwrap_or(path));
         }
         #[cfg(feature = "postgres")]
         if text.starts_with("postgres://") || text.starts_with("postgresql://") {
@@ -51,9 +51,17 @@ impl FromStr for Address {
         }
         match text.split_once("://") {
             Some((scheme, _)) => Err(StoreError::Address(format!("there are no histories at `{scheme}://`"))),
-            None if text.is_empty() => Err(StoreError::Address("the address of the history is empty".into())),
-            None => Ok(Self::Sqlite(text.into())),
+            None => Self::file(text),
         }
+    }
+}
+
+impl Address {
+    fn file(path: &str) -> Result<Self, StoreError> {
+        if path.is_empty() {
+            return Err(StoreError::Address("the address of the history is empty".into()));
+        }
+        Ok(Self::Sqlite(path.into()))
     }
 }
 
@@ -154,6 +162,7 @@ impl Store {
             unsigned: Unsigned::since(opened_at),
             wordless: 0,
             pace: Pace::default(),
+            looked: Instant::now(),
             pruning: Pruning::new(options.retention),
         };
         let about = json!({"instance": id, "version": env!("CARGO_PKG_VERSION"), "host": host(), "process": std::process::id()});

@@ -53,7 +53,7 @@ impl Store {
     /// What [`Store::prune`] would drop.
     pub fn prunable(&self, retention: &Retention) -> Result<Pruned, StoreError> {
         self.with(|database| {
-            let cut = cut(database, retention)?;
+            let cut = cut(database, retention, i64::MAX)?;
             count(database, cut)
         })
     }
@@ -74,9 +74,6 @@ impl Store {
 
     /// Copies the whole history into a new file while others go on writing; only where it is a file itself.
     pub fn backup(&self, target: &Path) -> Result<(), StoreError> {
-        if target.exists() {
-            return Err(StoreError::Query(format!("`{}` is there already", target.display())));
-        }
         self.with(|database| database.backup(target))
     }
 
@@ -111,14 +108,14 @@ impl Writer {
     /// Drops what is too old or too much, a little at a time, if that is worth it; whether there is more.
     pub(crate) fn prune(&mut self, retention: &Retention) -> Result<bool, StoreError> {
         let first = one_int(&mut *self.database, "SELECT min(seq) FROM events", &[])?.unwrap_or(1);
-        let last = cut(&mut *self.database, retention)?;
+        let last = cut(&mut *self.database, retention, first + PRUNED_TOGETHER)?;
         if last - first < WORTH_PRUNING {
             return Ok(false);
         }
-        let pruned = count(&mut *self.database, last.min(first + PRUNED_TOGETHER))?;
+        let pruned = count(&mut *self.database, last)?;
         self.drop_up_to(&pruned)?;
         self.database.shrink()?;
-        Ok(last > pruned.up_to_seq)
+        Ok(last == first + PRUNED_TOGETHER)
     }
 
     fn drop_up_to(&mut self, pruned: &Pruned) -> Result<(), StoreError> {
@@ -142,29 +139,34 @@ impl Writer {
 const WORTH_PRUNING: i64 = 1_000;
 const PRUNED_TOGETHER: i64 = 5_000;
 
-/// The last record that may go.
-fn cut(database: &mut dyn Database, retention: &Retention) -> Result<i64, StoreError> {
+/// The last record that may go, up to `most`.
+fn cut(database: &mut dyn Database, retention: &Retention, most: i64) -> Result<i64, StoreError> {
     let first = one_int(database, "SELECT min(seq) FROM events", &[])?.unwrap_or(1);
     let last = one_int(database, "SELECT seq FROM trail", &[])?.unwrap_or(0);
     let mut cut = first - 1;
     if let Some(age) = retention.age_max {
         let now = Timestamp::now().as_microsecond();
         let oldest = now.saturating_sub(i64::try_from(age.as_micros()).unwrap_or(i64::MAX));
-        cut = cut.max(last_before(database, first, last, oldest)?);
+        cut = last_before(database, first, last, oldest)?.min(most);
+        // Where the clock was wrong for a while, what is young may stand before what seems to be old.
+        let sql = "SELECT min(seq) FROM events WHERE seq <= ?1 AND at BETWEEN ?2 AND ?3";
+        if let Some(young) = one_int(database, sql, &[cut.into(), Value::Time(oldest), Value::Time(now)])? {
+            cut = young - 1;
+        }
     }
     if let Some(bytes_max) = retention.bytes_max {
         let bytes = database.size()?;
         if bytes > bytes_max {
             // About as much of the records as of the bytes, and a little more, so that not every call makes room.
             let share = 1.0 - (bytes_max as f64 * 0.9) / bytes as f64;
-            cut = cut.max(first - 1 + ((last - first + 1) as f64 * share).ceil() as i64);
+            cut = cut.max(first - 1 + ((last - first + 1) as f64 * share).ceil() as i64).min(most);
         }
     }
     let open = one_int(database, "SELECT min(id) FROM tool_executions WHERE completed_at IS NULL", &[])?;
     Ok(cut.min(last - 1).min(open.map_or(i64::MAX, |open| open - 1)).max(first - 1))
 }
 
-/// The last record that is older than a time. Time only goes forward along the trail, as good as always.
+/// The last record that is older than a time, if time only goes forward along the trail.
 fn last_before(database: &mut dyn Database, first: i64, last: i64, time: i64) -> Result<i64, StoreError> {
     let sql = format!("SELECT {} FROM events WHERE seq = ?1", database.dialect().time("at"));
     let (mut older, mut newer) = (first - 1, last + 1);
@@ -198,7 +200,9 @@ fn drop_up_to(database: &mut dyn Database, cut: i64) -> Result<(), StoreError> {
     database.execute(&format!("DELETE FROM tool_executions WHERE {WITHIN}"), &cut)?;
     database.execute("DELETE FROM events WHERE seq <= ?1", &cut)?;
     database.execute("DELETE FROM heads WHERE seq <= ?1", &cut)?;
-    let answers = "DELETE FROM answers WHERE id <= ?1 AND id NOT IN (SELECT id FROM tool_executions WHERE id <= ?1)";
+    // A key is known for its time: what it stands for must not be done twice.
+    let answers = "DELETE FROM answers WHERE id <= ?1 AND key IS NULL
+        AND id NOT IN (SELECT id FROM tool_executions WHERE id <= ?1)";
     database.execute(answers, &cut).map(drop)
 }
 

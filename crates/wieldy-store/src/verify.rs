@@ -13,6 +13,7 @@ use crate::error::StoreError;
 use crate::ledger::CallRow;
 use crate::meaning::Meaning;
 use crate::query::{columns, row_of};
+use crate::tally::{Tally, TallyKey};
 use crate::trail::{Hash, Placed};
 
 /// What was found.
@@ -57,6 +58,24 @@ pub(crate) fn verify(
     key: Option<&str>,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Verdict, StoreError> {
+    loop {
+        let verdict = verify_once(database, anchors, key, progress)?;
+        // What somebody dropped while we walked is not there, but not missing either.
+        let first_seq = one_int(database, FIRST, &[])?.unwrap_or(1);
+        if verdict.problem.is_none() || first_seq == verdict.first_seq {
+            return Ok(verdict);
+        }
+    }
+}
+
+const FIRST: &str = "SELECT min(seq) FROM events";
+
+fn verify_once(
+    database: &mut dyn Database,
+    anchors: &[SignedHead],
+    key: Option<&str>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Verdict, StoreError> {
     let mut walk = Walk::begin(database, anchors, key)?;
     let sql = format!(
         "SELECT seq, instance, instance_seq, {}, name, execution, subject, data, hash FROM events
@@ -87,6 +106,10 @@ struct Walk {
     open: HashMap<i64, CallRow>,
     /// Calls that are over and wait to be compared with their rows.
     closed: Vec<CallRow>,
+    /// Calls that are over, but whose opening was dropped: when they ended, and how.
+    late: Vec<(i64, i64, Meaning)>,
+    /// How many calls there were of each kind, as the trail says.
+    counted: BTreeMap<TallyKey, Tally>,
     /// Hashes that somebody signed, by record, and whether they come from an anchor.
     signed: BTreeMap<i64, Vec<(Hash, bool)>>,
     /// What the trail says was dropped.
@@ -97,6 +120,27 @@ struct Walk {
 struct End {
     seq: i64,
     hash: Hash,
+    /// What was counted up to there.
+    tallies: BTreeMap<TallyKey, Tally>,
+}
+
+impl End {
+    /// All in one statement, so that it fits together while others write.
+    fn read(database: &mut dyn Database) -> Result<Self, StoreError> {
+        let mut end = Self { seq: 0, hash: [0; 32], tallies: BTreeMap::new() };
+        let sql = "SELECT t.seq, t.hash, c.day, c.tenant_id, c.agent_id, c.tool_name, c.status, c.bucket, c.calls,
+                     c.output_bytes FROM trail t LEFT JOIN tallies c ON 1 = 1";
+        database.query(sql, &[], &mut |row| {
+            (end.seq, end.hash) = (row.int(0)?, hash_of(row, 1)?);
+            let Some(day) = row.int_or_none(2)? else { return Ok(()) };
+            let text = |column| row.text(column).map(str::to_owned);
+            let (tenant, agent, tool, status) = (text(3)?, text(4)?, text(5)?, text(6)?);
+            let key = TallyKey { day, tenant, agent, tool, status, bucket: row.int(7)? };
+            end.tallies.insert(key, Tally { calls: row.int(8)?, output_bytes: row.int(9)? });
+            Ok(())
+        })?;
+        Ok(end)
+    }
 }
 
 struct Instance {
@@ -110,20 +154,33 @@ fn hash_of(row: &dyn Row, column: usize) -> Result<Hash, StoreError> {
     Ok(row.bytes(column)?.try_into().unwrap_or_default())
 }
 
+/// The rows of calls, of those for which `more` is so.
+fn rows_of(
+    database: &mut dyn Database,
+    ids: impl Iterator<Item = i64>,
+    more: &str,
+) -> Result<HashMap<i64, CallRow>, StoreError> {
+    let ids = ids.map(|id| id.to_string()).collect::<Vec<_>>().join(",");
+    let sql = format!("SELECT {} FROM tool_executions t WHERE id IN ({ids}) {more}", columns(database.dialect()));
+    let mut rows = HashMap::new();
+    database.query_once(&sql, &mut |row| {
+        let row = row_of(row)?;
+        rows.insert(row.id, row);
+        Ok(())
+    })?;
+    Ok(rows)
+}
+
 impl Walk {
     fn begin(database: &mut dyn Database, anchors: &[SignedHead], key: Option<&str>) -> Result<Self, StoreError> {
-        let mut end = End { seq: 0, hash: [0; 32] };
-        database.query("SELECT seq, hash FROM trail", &[], &mut |row| {
-            end = End { seq: row.int(0)?, hash: hash_of(row, 1)? };
-            Ok(())
-        })?;
+        let end = End::read(database)?;
         let mut instances = HashMap::new();
         database.query("SELECT number, id, ended_at IS NOT NULL FROM instances", &[], &mut |row| {
             let id = row.text(1)?.parse().unwrap_or_default();
             instances.insert(row.int(0)?, Instance { id, has_ended: row.flag(2)?, seq: None });
             Ok(())
         })?;
-        let first_seq = one_int(database, "SELECT min(seq) FROM events", &[])?.unwrap_or(1);
+        let first_seq = one_int(database, FIRST, &[])?.unwrap_or(1);
         let verdict = Verdict {
             records: 0,
             executions: 0,
@@ -143,6 +200,8 @@ impl Walk {
             instances,
             open: HashMap::new(),
             closed: Vec::new(),
+            late: Vec::new(),
+            counted: BTreeMap::new(),
             signed: BTreeMap::new(),
             dropped_seq: 0,
             scratch: Vec::new(),
@@ -278,11 +337,17 @@ impl Walk {
         let Some(row) = self.open.get_mut(&execution) else {
             if execution > self.dropped_seq {
                 self.problem(seq, "it is about a call that is not open");
+            } else if let meaning @ Meaning::Closed(_) = Meaning::read(name, None, data) {
+                self.late.push((execution, at, meaning));
             }
             return;
         };
         row.apply(at, &Meaning::read(name, None, data));
         if row.is_over() {
+            let (key, one) = row.tally();
+            let counted = self.counted.entry(key).or_default();
+            counted.calls += one.calls;
+            counted.output_bytes += one.output_bytes;
             self.closed.extend(self.open.remove(&execution));
         }
     }
@@ -290,23 +355,96 @@ impl Walk {
     /// Compares calls that are over with their rows.
     fn compare(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
         for calls in std::mem::take(&mut self.closed).chunks(CALLS) {
-            let ids = calls.iter().map(|call| call.id.to_string()).collect::<Vec<_>>().join(",");
-            let sql = format!("SELECT {} FROM tool_executions WHERE id IN ({ids})", columns(database.dialect()));
-            let mut rows = HashMap::with_capacity(calls.len());
-            database.query_once(&sql, &mut |row| {
-                let row = row_of(row)?;
-                rows.insert(row.id, row);
-                Ok(())
-            })?;
+            let rows = rows_of(database, calls.iter().map(|call| call.id), "")?;
             for call in calls {
-                match rows.get(&call.id) {
-                    Some(row) if row == call => {}
-                    Some(_) => self.problem(call.id, "the row of its call in `tool_executions` says something else"),
-                    None => self.problem(call.id, "its call has no row in `tool_executions`"),
-                }
+                self.compare_one(call.id, rows.get(&call.id).map(|row| row == call));
+            }
+        }
+        for calls in std::mem::take(&mut self.late).chunks(CALLS) {
+            let rows = rows_of(database, calls.iter().map(|(id, ..)| *id), "")?;
+            for (id, at, ended) in calls {
+                // How it began only its row says; how it ended, the trail does too.
+                let fits = rows.get(id).map(|row| {
+                    let mut again = row.clone();
+                    again.apply(*at, ended);
+                    again == *row
+                });
+                self.compare_one(*id, fits);
             }
         }
         Ok(())
+    }
+
+    /// Compares calls that are open with their rows, but for those to which something happened after we began.
+    fn compare_open(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
+        let calls: Vec<CallRow> = self.open.values().cloned().collect();
+        let since =
+            format!("AND NOT EXISTS (SELECT 1 FROM events e WHERE e.execution = t.id AND e.seq > {})", self.end.seq);
+        for calls in calls.chunks(CALLS) {
+            let ids = || calls.iter().map(|call| call.id);
+            let still = rows_of(database, ids(), &since)?;
+            let rows = rows_of(database, ids(), "")?;
+            for call in calls {
+                let fits = rows.get(&call.id).map(|_| still.get(&call.id).is_none_or(|row| row == call));
+                self.compare_one(call.id, fits);
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_one(&mut self, id: i64, fits: Option<bool>) {
+        match fits {
+            Some(true) => {}
+            Some(false) => self.problem(id, "the row of its call in `tool_executions` says something else"),
+            None => self.problem(id, "its call has no row in `tool_executions`"),
+        }
+    }
+
+    /// Nothing stands outside of the trail that would be taken for a part of it.
+    fn look_outside(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
+        let dropped = [Value::Int(self.dropped_seq)];
+        let unopened = "no record opens the call that the row in `tool_executions` is of";
+        for (sql, values, what) in [
+            (
+                "SELECT min(seq) FROM events WHERE seq > (SELECT seq FROM trail)",
+                &[][..],
+                "it stands behind the end of the trail",
+            ),
+            (
+                "SELECT min(seq) FROM heads WHERE seq > (SELECT seq FROM trail)",
+                &[],
+                "it is missing: the end of the trail was signed when it was longer",
+            ),
+            ("SELECT min(id) FROM tool_executions WHERE id > (SELECT seq FROM trail)", &[], unopened),
+            (
+                "SELECT min(id) FROM tool_executions t WHERE id <= ?1
+                   AND NOT EXISTS (SELECT 1 FROM events e WHERE e.execution = t.id AND e.seq > ?1)",
+                &dropped,
+                unopened,
+            ),
+        ] {
+            if let Some(seq) = one_int(database, sql, values)? {
+                self.problem(seq, what);
+            }
+        }
+        Ok(())
+    }
+
+    /// Of what was dropped the counts are left, so there may be more than the trail says; never less.
+    fn compare_tallies(&mut self) {
+        let tallies = &self.end.tallies;
+        let is_right = if self.dropped_seq == 0 {
+            *tallies == self.counted
+        } else {
+            self.counted.iter().all(|(key, counted)| {
+                tallies
+                    .get(key)
+                    .is_some_and(|told| told.calls >= counted.calls && told.output_bytes >= counted.output_bytes)
+            })
+        };
+        if !is_right {
+            self.problem(self.end.seq, "what `tallies` counts is not what the trail says");
+        }
     }
 
     fn finish(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
@@ -326,6 +464,9 @@ impl Walk {
         if rows != Some(self.verdict.executions as i64) {
             self.problem(self.end.seq, "there are rows in `tool_executions` that no record speaks of");
         }
+        self.compare_open(database)?;
+        self.look_outside(database)?;
+        self.compare_tallies();
         let mut unclosed = Vec::new();
         database.query(
             "SELECT id, instance, metadata_json FROM tool_executions WHERE completed_at IS NULL",

@@ -28,7 +28,7 @@ const BEHIND: usize = 16 * GROUP_MAX;
 const LINGER: Duration = Duration::from_millis(5);
 /// How many bytes of records are held while they cannot be written; what comes then is refused.
 const HELD_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// How often to look after the history when nothing happens.
+/// How often to look after the history, and how long to wait for something to happen.
 const IDLE: Duration = Duration::from_secs(5);
 /// How long nothing must happen before the words of calls are taken, and how many records may wait for that.
 const QUIET: Duration = Duration::from_millis(200);
@@ -76,6 +76,30 @@ impl Shared {
     }
 }
 
+impl Queue {
+    /// Takes nothing from here on, and tells so whoever waits for what will not be written any more.
+    fn shut(&mut self, why: &str) {
+        let trouble = self.trouble.get_or_insert_with(|| JournalError(why.into())).clone();
+        self.events.clear();
+        self.bytes = usize::MAX;
+        for (_, tell) in self.waiting.drain(..) {
+            let _ = tell.send(Err(trouble.clone()));
+        }
+    }
+}
+
+/// Sees to it that nobody waits for a writer that is gone, whatever became of it.
+struct Going<'a>(&'a Shared);
+
+impl Drop for Going<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.0.queue.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if !queue.forsaken {
+            queue.shut("the journal's writer is gone");
+        }
+    }
+}
+
 impl StoreJournal {
     pub(crate) fn start(writer: Writer, remembered: Remembered) -> Result<Self, StoreError> {
         let queue = Queue {
@@ -112,7 +136,6 @@ impl StoreJournal {
         if let Some(thread) = thread {
             let _ = thread.join();
         }
-        self.shared.lock().trouble.get_or_insert_with(|| JournalError("the journal is closed".into()));
     }
 
     /// Stops writing as if the process had been killed, for tests of what comes after that.
@@ -203,6 +226,8 @@ pub(crate) struct Writer {
     /// How many records there are whose words were not taken.
     pub(crate) wordless: u64,
     pub(crate) pace: Pace,
+    /// When it was last seen to what others left.
+    pub(crate) looked: Instant,
     pub(crate) pruning: Pruning,
 }
 
@@ -266,6 +291,7 @@ impl Unsigned {
 
 impl Writer {
     fn run(mut self, shared: &Shared) {
+        let _going = Going(shared);
         loop {
             let (events, closing) = self.wait_for_work(shared);
             if shared.lock().forsaken {
@@ -275,11 +301,16 @@ impl Writer {
                 failpoint::reach("writer.taken");
                 self.put(shared, &events, closing);
             }
-            if closing && shared.lock().events.is_empty() {
-                break;
+            if closing {
+                let mut queue = shared.lock();
+                if queue.events.is_empty() {
+                    // From here on nothing is taken that nobody would write.
+                    queue.shut("the journal is closed");
+                    break;
+                }
             }
             let is_quiet = events.is_empty();
-            if is_quiet && self.wordless == 0 {
+            if self.looked.elapsed() >= IDLE {
                 self.look_after();
             } else if is_quiet || self.wordless >= WORDLESS_MAX {
                 self.take_words(1);
@@ -429,6 +460,7 @@ impl Writer {
 
     /// Says that the instance lives, and closes what others left open that do not.
     fn look_after(&mut self) {
+        self.looked = Instant::now();
         let looked = self.database.stay_alive(self.number).and_then(|()| crate::recovery::recover(self, false));
         let looked = looked.and_then(|_| self.sign());
         if let Err(error) = looked {
@@ -488,9 +520,7 @@ impl Writer {
     /// There is no hope: whoever waits is told, and nothing is taken any more.
     fn give_up(&self, shared: &Shared, error: &StoreError) {
         tell_trouble(shared, error);
-        let mut queue = shared.lock();
-        queue.events.clear();
-        queue.bytes = usize::MAX;
+        shared.lock().shut("the journal gave up");
     }
 }
 

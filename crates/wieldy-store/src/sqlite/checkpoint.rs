@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use rusqlite::Connection;
+use rusqlite::{Connection, OpenFlags};
 
 /// How long the log may get before it is brought in, and before commits have to wait for that.
 const LONG: u64 = 8 * 1024 * 1024;
@@ -35,7 +35,8 @@ impl Checkpoint {
         } else if length > LONG && !self.runs.swap(true, Ordering::AcqRel) {
             let (runs, path) = (Arc::clone(&self.runs), path.to_owned());
             let work = move || {
-                if let Ok(connection) = Connection::open(&path) {
+                // Should the file be gone by now, none is made in its place.
+                if let Ok(connection) = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
                     bring_in(&connection);
                 }
                 runs.store(false, Ordering::Release);

@@ -57,6 +57,8 @@ impl Sqlite {
             let mut maker = fs::DirBuilder::new();
             maker.recursive(true).mode(0o700).create(folder).map_err(|error| unusable(path, &error))?;
         }
+        // Whichever way one comes, what lies beside the file is found beside the file.
+        let path = &resolved(path).map_err(|error| unusable(path, &error))?;
         let mut connection = connect(path)?;
         let version = version(&connection).map_err(|error| opened(path, &error))?;
         migrations::check(version, MIGRATIONS)?;
@@ -80,6 +82,20 @@ impl Sqlite {
         let mut name = self.path.file_name().unwrap_or_default().to_owned();
         name.push(".instances");
         self.path.with_file_name(name)
+    }
+}
+
+/// Where the file really is, or will be.
+fn resolved(path: &Path) -> std::io::Result<PathBuf> {
+    match fs::canonicalize(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        found => return found,
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = fs::canonicalize(folder)?;
+    match fs::read_link(path) {
+        Ok(target) => resolved(&folder.join(target)),
+        Err(_) => Ok(folder.join(path.file_name().unwrap_or_default())),
     }
 }
 
@@ -321,9 +337,19 @@ impl Database for Sqlite {
     fn backup(&mut self, target: &Path) -> Result<(), StoreError> {
         let failed =
             |error: rusqlite::Error| StoreError::Unavailable(format!("cannot write `{}`: {error}", target.display()));
-        let mut copy = Connection::open(target).map_err(failed)?;
+        match OpenOptions::new().write(true).create_new(true).mode(0o600).open(target) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                return Err(StoreError::Query(format!("`{}` is there already", target.display())));
+            }
+            Err(error) => {
+                return Err(StoreError::Unavailable(format!("cannot write `{}`: {error}", target.display())));
+            }
+            Ok(_) => {}
+        }
+        let mut copy = Connection::open_with_flags(target, OpenFlags::SQLITE_OPEN_READ_WRITE).map_err(failed)?;
         let backup = rusqlite::backup::Backup::new(&self.connection, &mut copy).map_err(failed)?;
-        backup.run_to_completion(4096, Duration::ZERO, None).map_err(failed)
+        // All at once: it would begin anew whenever somebody wrote between two parts, and nobody waits for one who reads.
+        backup.run_to_completion(i32::MAX, Duration::ZERO, None).map_err(failed)
     }
 
     fn settle_numbers(&mut self) -> Result<(), StoreError> {

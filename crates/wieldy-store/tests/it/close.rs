@@ -1,9 +1,11 @@
 //! A journal that was closed: what it took is there, and nothing runs with it any more.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use jiff::Timestamp;
 use serde_json::json;
-use wieldy_core::{Call, Code, Executor};
+use wieldy_core::{Body, Call, Caller, Code, Event, Executor, Journal, JournalError, Receipt, Subject};
 use wieldy_store::{Address, JournalOptions, Query, Store};
 use wieldy_testkit::{Act, Puppet};
 
@@ -29,6 +31,40 @@ async fn what_was_taken_is_there_and_nothing_runs_any_more() {
     assert!(bytes > 4096);
     let refused = executor.call(Call::new("look", json!({}))).await;
     assert_eq!(refused.error.map(|error| error.code), Some(Code::JournalFailed));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_while_it_closes_is_told_and_what_comes_then_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(&Address::Sqlite(folder.path().join("history.db"))).unwrap();
+    for _ in 0..20 {
+        let journal = Arc::new(store.journal(&JournalOptions::default()).unwrap());
+        let event = |seq| {
+            let subject =
+                Subject { execution: None, batch: None, call_id: None, tool: None, caller: Caller::local().into() };
+            let body = Body::SandboxDestroyed { sandbox: "s".into() };
+            Arc::new(Event { seq, at: Timestamp::now(), subject: Arc::new(subject), body })
+        };
+        // Somebody goes on appending and waiting, through the closing and after it.
+        let theirs = Arc::clone(&journal);
+        let telling = tokio::spawn(async move {
+            for seq in 1.. {
+                match theirs.append(&event(seq)) {
+                    Receipt::Refused(error) => return (seq - 1, error),
+                    _ if seq % 7 == 0 => drop(theirs.kept(seq).await),
+                    _ => {}
+                }
+            }
+            unreachable!("it is closed")
+        });
+        let closing = Arc::clone(&journal);
+        tokio::task::spawn_blocking(move || closing.close()).await.unwrap();
+        let told =
+            tokio::time::timeout(Duration::from_secs(10), telling).await.expect("nobody waits for ever").unwrap();
+        assert_eq!(told.1, JournalError("the journal is closed".into()));
+        assert_eq!(journal.kept(told.0).await, Ok(()), "what it took is there");
+    }
+    assert_eq!(store.verify(&[], None, &mut |_| {}).unwrap().problem, None);
 }
 
 #[tokio::test]

@@ -13,10 +13,12 @@ use crate::world::{Place, until};
 
 on_each_database!(
     what_could_not_be_closed_at_once_is_closed_later,
+    what_others_left_open_is_closed_by_one_that_is_never_idle,
     a_call_that_was_open_ends_as_unknown_and_a_task_says_so,
     the_result_of_a_task_and_of_a_key_is_given_by_the_next_executor,
     a_key_whose_call_was_interrupted_never_runs_again_unless_that_does_no_harm,
     an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_tool_may_be,
+    a_call_with_a_key_is_run_again_by_whoever_has_the_key_and_by_nobody_else,
     the_calls_of_an_executor_that_lives_are_left_alone,
 );
 
@@ -169,6 +171,35 @@ async fn an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_t
     place.check();
 }
 
+async fn a_call_with_a_key_is_run_again_by_whoever_has_the_key_and_by_nobody_else(place: Place) {
+    let both = |key: &str| Options { rerun: true, ..with_key(key) };
+    let (paying, paid) = Puppet::new(ToolSpec::new("pay", ""), [Act::Hang]);
+    let first = place.executor_with([paying], &place.options(), |builder| builder.limits.calls_running_max = 1);
+    first.executor.spawn(Call::new("pay", json!({})).with(both("runs")));
+    running(&paid).await;
+    // There is no room for the second: it is accepted, and never starts.
+    first.executor.spawn(Call::new("pay", json!({})).with(both("waits")));
+    until("it is there", || async { place.store().search(&Query::default(), 9).unwrap().executions.len() == 2 }).await;
+    leave(&place, first).await;
+
+    // Three lives later the one that ran is still unknown, and the other one runs when it is asked for, once.
+    for life in 0..3 {
+        let (paying, paid) = Puppet::new(ToolSpec::new("pay", ""), [Act::Echo]);
+        let next = place.executor_with([paying], &JournalOptions { resumes: true, ..place.options() }, |_| {});
+        for id in next.executor.resume() {
+            next.executor.wait(id, &Caller::local()).await;
+        }
+        let ran = next.executor.call(Call::new("pay", json!({})).with(both("runs"))).await;
+        assert_eq!(ran.error.map(|error| error.code), Some(Code::OutcomeUnknown), "life {life}");
+        let waited = next.executor.call(Call::new("pay", json!({})).with(both("waits"))).await;
+        assert!(waited.is_success());
+        assert_eq!(paid.runs(), usize::from(life == 0), "life {life}");
+        leave(&place, next).await;
+    }
+    drop(place.executor([]));
+    place.check();
+}
+
 async fn the_calls_of_an_executor_that_lives_are_left_alone(place: Place) {
     let (hanging, strings) = Puppet::new(ToolSpec::new("hang", ""), [Act::PrintAndWait("x")]);
     let first = place.executor([hanging]);
@@ -221,4 +252,20 @@ async fn what_could_not_be_closed_at_once_is_closed_later(place: Place) {
     second.journal.flush().await.unwrap();
     let row = place.store().search(&Query::default(), 9).unwrap().executions.remove(0);
     assert_eq!((row.status.as_str(), row.error_code.as_deref()), ("failed", Some("E3110")));
+}
+
+async fn what_others_left_open_is_closed_by_one_that_is_never_idle(place: Place) {
+    let (hanging, strings) = Puppet::new(ToolSpec::new("hang", ""), [Act::Hang]);
+    let busy = place.executor([Puppet::reading("look", Act::Echo)]);
+    let first = place.executor([hanging]);
+    let task = first.executor.spawn(Call::new("hang", json!({})));
+    running(&strings).await;
+    leave(&place, first).await;
+    until("it is closed", || async {
+        busy.executor.call(Call::new("look", json!({}))).await;
+        place.store().show(task).unwrap().unwrap().0.completed_at.is_some()
+    })
+    .await;
+    drop(busy);
+    place.check();
 }

@@ -1,8 +1,12 @@
 //! Many executors, one history.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use serde_json::json;
-use wieldy_core::Call;
-use wieldy_store::{JournalOptions, Query};
+use wieldy_core::{Call, Caller, ToolSpec};
+use wieldy_store::{JournalOptions, Query, Retention};
 use wieldy_testkit::{Act, Puppet};
 
 use crate::world::{Place, executor};
@@ -10,7 +14,9 @@ use crate::world::{Place, executor};
 on_each_database!(
     executors_that_write_at_once_make_one_trail,
     who_was_taken_for_dead_writes_no_more,
-    who_lives_is_not_taken_for_dead
+    who_lives_is_not_taken_for_dead,
+    what_comes_too_late_from_one_taken_for_dead_does_no_harm,
+    while_others_write_and_drop_nothing_is_found_wrong,
 );
 
 async fn executors_that_write_at_once_make_one_trail(place: Place) {
@@ -62,4 +68,63 @@ async fn who_lives_is_not_taken_for_dead(place: Place) {
     assert!(executor.call(Call::new("write", json!({}))).await.is_success());
     journal.flush().await.unwrap();
     assert_eq!(store.verify(&[], None, &mut |_| ()).unwrap().problem, None);
+}
+
+async fn what_comes_too_late_from_one_taken_for_dead_does_no_harm(place: Place) {
+    let store = place.store();
+    let (waiting, strings) = Puppet::new(ToolSpec::new("wait", ""), [Act::PrintAndWait("x")]);
+    let (late, journal) = executor(&store, [waiting]);
+    let task = late.spawn(Call::new("wait", json!({})));
+    while strings.now() == 0 {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    journal.flush().await.unwrap();
+    place.sql("UPDATE instances SET ended_at = seen_at");
+    let (next, _) = executor(&store, [Puppet::writing("wait", Act::Echo)]);
+    // It comes to an end, which nobody can write down any more; its caller is told all the same.
+    late.cancel(task);
+    let told = late.wait(task, &Caller::local()).await.unwrap();
+    assert_eq!(told.status, wieldy_core::Status::Cancelled);
+    assert!(journal.flush().await.is_err() && journal.trouble().is_some());
+    let refused = late.call(Call::new("wait", json!({}))).await;
+    assert_eq!(refused.error.unwrap().code.as_str(), "E3111");
+    drop((late, journal));
+    assert!(next.call(Call::new("wait", json!({}))).await.is_success());
+    let (call, moments) = store.show(task).unwrap().unwrap();
+    assert_eq!((call.status.as_str(), call.error_code.as_deref()), ("failed", Some("E3110")), "{moments:?}");
+    drop(next);
+    let verdict = place.check();
+    assert_eq!((verdict.executions, verdict.open), (2, 0));
+}
+
+async fn while_others_write_and_drop_nothing_is_found_wrong(place: Place) {
+    let done = Arc::new(AtomicBool::new(false));
+    let mut busy = Vec::new();
+    for _ in 0..2 {
+        let (store, done) = (place.store(), Arc::clone(&done));
+        busy.push(tokio::spawn(async move {
+            let (executor, _) = executor(&store, [Puppet::writing("write", Act::Echo)]);
+            while !done.load(Ordering::Relaxed) {
+                let calls = (0..8).map(|number| executor.call(Call::new("write", json!({"number": number}))));
+                futures_util::future::join_all(calls).await;
+            }
+        }));
+    }
+    for round in 0..15 {
+        if round % 3 == 2 {
+            let old = Retention { age_max: Some(Duration::from_millis(100)), bytes_max: None };
+            let (store, options) = (place.store(), place.options());
+            busy.push(tokio::task::spawn_blocking(move || {
+                store.prune(&old, &options).unwrap();
+            }));
+        }
+        let store = place.store();
+        let verdict = tokio::task::spawn_blocking(move || store.verify(&[], None, &mut |_| {})).await.unwrap().unwrap();
+        assert_eq!(verdict.problem, None, "round {round}: {verdict:?}");
+    }
+    done.store(true, Ordering::Relaxed);
+    for one in busy {
+        one.await.unwrap();
+    }
+    place.check();
 }

@@ -12,6 +12,8 @@ on_each_database!(
     every_change_of_a_record_is_found_where_it_was_made,
     what_is_taken_out_put_in_or_moved_is_found,
     the_tables_made_from_the_trail_are_compared_with_it,
+    what_is_said_of_a_call_that_is_open_is_compared_too,
+    what_is_counted_is_counted_again,
     a_trail_that_was_made_anew_does_not_lead_through_what_was_signed,
 );
 
@@ -102,7 +104,16 @@ async fn what_is_taken_out_put_in_or_moved_is_found(place: Place) {
                    UPDATE events SET seq = 5 WHERE seq = -1;";
     assert_eq!(after(place.another(), swapped).await, Some((4, "it was changed, or is not in its place".into())));
     let added = "INSERT INTO events SELECT 14, instance, 13, at, name, execution, subject, data, hash FROM events WHERE seq = 13;";
-    assert_eq!(after(place.another(), added).await, None, "what stands behind the end was never part of the trail");
+    let beyond = "it stands behind the end of the trail";
+    assert_eq!(after(place.another(), added).await, Some((14, beyond.into())));
+    let far = added.replace("SELECT 14", "SELECT 1000000");
+    assert_eq!(after(place.another(), &far).await, Some((1_000_000, beyond.into())));
+    let cut =
+        "DELETE FROM events WHERE seq = 13; UPDATE trail SET seq = 12, hash = (SELECT hash FROM events WHERE seq = 12)";
+    assert_eq!(
+        after(place.another(), cut).await,
+        Some((13, "it is missing: the end of the trail was signed when it was longer".into()))
+    );
     let added = format!("{added} UPDATE trail SET seq = 14");
     assert_eq!(after(place.another(), &added).await, Some((14, "it was changed, or is not in its place".into())));
 }
@@ -137,6 +148,49 @@ async fn the_tables_made_from_the_trail_are_compared_with_it(place: Place) {
         after(place.another(), forged).await,
         Some((13, "there are rows in `tool_executions` that no record speaks of".into()))
     );
+    let forged = forged.replace("(3,", "(1000000,");
+    assert_eq!(
+        after(place.another(), &forged).await,
+        Some((1_000_000, "no record opens the call that the row in `tool_executions` is of".into()))
+    );
+}
+
+async fn what_is_said_of_a_call_that_is_open_is_compared_too(place: Place) {
+    let other = "the row of its call in `tool_executions` says something else";
+    for (change, found) in [
+        ("SELECT 1", None),
+        ("UPDATE tool_executions SET status = 'success', completed_at = started_at", Some((2, other))),
+        ("UPDATE tool_executions SET tool_name = 'read'", Some((2, other))),
+        ("DELETE FROM tool_executions", Some((2, "its call has no row in `tool_executions`"))),
+    ] {
+        let place = place.another();
+        let (tool, strings) = Puppet::new(ToolSpec::new("write", ""), [Act::Hang]);
+        let living = place.executor([tool]);
+        living.executor.spawn(Call::new("write", json!({})));
+        while strings.now() == 0 {
+            tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+        }
+        living.journal.flush().await.unwrap();
+        place.sql(change);
+        let problem = verify(&place).problem;
+        assert_eq!(problem, found.map(|(seq, what)| Problem { seq, what: what.into() }), "{change}");
+        living.journal.forsake();
+        std::mem::forget(living.executor);
+    }
+}
+
+async fn what_is_counted_is_counted_again(place: Place) {
+    let wrong = Some((13, "what `tallies` counts is not what the trail says".to_owned()));
+    for change in [
+        "UPDATE tallies SET calls = calls + 1 WHERE status = 'success' AND tool_name = 'read'",
+        "UPDATE tallies SET output_bytes = output_bytes + 1 WHERE tool_name = 'read'",
+        "UPDATE tallies SET tool_name = 'reed' WHERE tool_name = 'read'",
+        "DELETE FROM tallies WHERE tool_name = 'missing'",
+        "INSERT INTO tallies SELECT day - 1, tenant_id, agent_id, tool_name, status, bucket, calls, output_bytes FROM tallies
+           WHERE tool_name = 'missing'",
+    ] {
+        assert_eq!(after(place.another(), change).await, wrong, "{change}");
+    }
 }
 
 async fn a_trail_that_was_made_anew_does_not_lead_through_what_was_signed(place: Place) {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use wieldy_core::{Call, Caller, ToolSpec};
+use wieldy_core::{Call, Caller, Options, ToolSpec};
 use wieldy_store::{Copied, GroupBy, Pruned, Query, Retention, Store};
 use wieldy_testkit::{Act, Puppet};
 
@@ -13,6 +13,9 @@ on_each_database!(
     what_is_dropped_is_recorded_and_the_rest_is_still_provable,
     a_history_that_is_too_large_loses_its_oldest,
     an_executor_keeps_the_history_in_bounds_by_itself,
+    the_row_of_a_call_whose_opening_was_dropped_is_still_compared,
+    a_key_is_known_for_its_time_whatever_is_dropped,
+    a_clock_that_was_wrong_for_a_while_drops_nothing_that_is_young,
 );
 
 fn living(place: &Place) -> Living {
@@ -136,4 +139,72 @@ async fn an_executor_keeps_the_history_in_bounds_by_itself(place: Place) {
     let verdict = place.check();
     assert_eq!((verdict.dropped, verdict.executions), (1205, 0), "{verdict:?}");
     assert_eq!(verdict.records, 3, "its last call's end, what was dropped, and its own end: {verdict:?}");
+}
+
+async fn the_row_of_a_call_whose_opening_was_dropped_is_still_compared(place: Place) {
+    let first = living(&place);
+    let long = first.executor.spawn(Call::new("wait", json!({})));
+    write(&first, 20).await;
+    first.executor.cancel(long);
+    first.executor.wait(long, &Caller::local()).await.unwrap();
+    write(&first, 20).await;
+    first.journal.flush().await.unwrap();
+    drop(first);
+    let store = place.store();
+    // About half of it goes: the long call began before, and ended after.
+    let half = Retention { age_max: None, bytes_max: Some(store.extent().unwrap().1 * 2 / 3) };
+    let pruned = store.prune(&half, &place.options()).unwrap();
+    let (call, moments) = store.show(long).unwrap().unwrap();
+    assert_eq!((call.status.as_str(), moments[0].seq > pruned.up_to_seq), ("cancelled", true), "{pruned:?}");
+    place.check();
+    let found = |change: &str| {
+        place.sql(change);
+        store.verify(&[], None, &mut |_| {}).unwrap().problem.map(|problem| problem.what)
+    };
+    let id = "(SELECT min(id) FROM tool_executions)";
+    let other = found(&format!("UPDATE tool_executions SET status = 'success' WHERE id = {id}"));
+    assert_eq!(other.as_deref(), Some("the row of its call in `tool_executions` says something else"));
+    let whole = found(&format!("UPDATE tool_executions SET status = 'cancelled' WHERE id = {id}"));
+    assert_eq!(whole, None);
+    let forged = found(
+        "INSERT INTO tool_executions (id, execution_id, tool_name, status, started_at, completed_at, agent_id, attempts, instance)
+         SELECT 1, 'x', tool_name, status, started_at, completed_at, agent_id, attempts, instance FROM tool_executions WHERE id
+           = (SELECT max(id) FROM tool_executions)",
+    );
+    assert_eq!(forged.as_deref(), Some("no record opens the call that the row in `tool_executions` is of"));
+}
+
+async fn a_key_is_known_for_its_time_whatever_is_dropped(place: Place) {
+    let first = living(&place);
+    let keyed =
+        || Call::new("write", json!({})).with(Options { idempotency_key: Some("k".into()), ..Options::default() });
+    assert!(first.executor.call(keyed()).await.is_success());
+    let task = first.executor.spawn(Call::new("write", json!({})));
+    first.executor.wait(task, &Caller::local()).await.unwrap();
+    write(&first, 5).await;
+    first.journal.flush().await.unwrap();
+    drop(first);
+    let everything = Retention { age_max: Some(Duration::ZERO), bytes_max: None };
+    place.store().prune(&everything, &place.options()).unwrap();
+    assert_eq!(place.store().search(&Query::default(), 9).unwrap().executions.len(), 0);
+    let next = living(&place);
+    let again = next.executor.call(keyed()).await;
+    assert!(again.is_success() && again.cached, "it did not run again: {again:?}");
+    assert_eq!(next.executor.task(task, &Caller::local()), None, "whose it was, nobody knows any more");
+    drop(next);
+    place.check();
+}
+
+async fn a_clock_that_was_wrong_for_a_while_drops_nothing_that_is_young(place: Place) {
+    let first = living(&place);
+    write(&first, 10).await;
+    first.journal.flush().await.unwrap();
+    drop(first);
+    // Half of it was written while the clock said 1970.
+    let then = if place.is_postgres() { "to_timestamp(0)" } else { "0" };
+    place.sql(&format!("UPDATE events SET at = {then} WHERE seq > 5"));
+    let month = Retention { age_max: Some(Duration::from_secs(30 * 86_400)), bytes_max: None };
+    assert_eq!(place.store().prunable(&month).unwrap().records, 0, "the first five are young");
+    place.sql(&format!("UPDATE events SET at = {then} WHERE seq <= 3"));
+    assert_eq!(place.store().prunable(&month).unwrap().records, 3);
 }
