@@ -128,6 +128,7 @@ impl Writer {
         let data = json!({"up_to": cut, "hash": hash, "records": pruned.records, "executions": pruned.executions});
         let dropped = Record::own("journal.dropped", Timestamp::now().as_microsecond(), None, &data);
         // First the record, then the deed: should we be stopped in between, nothing is gone that no record speaks of.
+        self.unsigned.make_due();
         self.write(&[Arc::new(dropped)], false)?;
         failpoint::reach("upkeep.recorded");
         self.database.atomically(&mut |database| drop_up_to(database, cut))?;

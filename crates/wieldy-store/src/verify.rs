@@ -112,8 +112,12 @@ struct Walk {
     counted: BTreeMap<TallyKey, Tally>,
     /// Hashes that somebody signed, by record, and whether they come from an anchor.
     signed: BTreeMap<i64, Vec<(Hash, bool)>>,
-    /// What the trail says was dropped.
+    /// What the trail says was dropped, and the record that says so.
     dropped_seq: i64,
+    dropped_by: i64,
+    /// Whether somebody signs this trail, and the last record that is known to be signed.
+    is_signed: bool,
+    vouched_seq: i64,
     scratch: Vec<u8>,
 }
 
@@ -204,6 +208,9 @@ impl Walk {
             counted: BTreeMap::new(),
             signed: BTreeMap::new(),
             dropped_seq: 0,
+            dropped_by: 0,
+            is_signed: false,
+            vouched_seq: 0,
             scratch: Vec::new(),
         };
         walk.look_for_dropped(database)?;
@@ -217,10 +224,11 @@ impl Walk {
             return Ok(());
         }
         let mut before = None;
-        let sql = "SELECT data FROM events WHERE name = 'journal.dropped' ORDER BY seq";
+        let sql = "SELECT data, seq FROM events WHERE name = 'journal.dropped' ORDER BY seq";
         database.query(sql, &[], &mut |row| {
             let data: Json = serde_json::from_str(row.text(0)?).unwrap_or_default();
             if data["up_to"].as_i64() == Some(self.verdict.first_seq - 1) {
+                self.dropped_by = row.int(1)?;
                 before = data["hash"].as_str().and_then(from_hex).and_then(|hash| Hash::try_from(hash).ok());
             }
             Ok(())
@@ -252,6 +260,7 @@ impl Walk {
             heads.push(SignedHead { seq: row.int(0)?, hash, at, key: row.text(3)?.to_owned(), signature });
             Ok(())
         })?;
+        self.is_signed = !heads.is_empty() || !anchors.is_empty() || key.is_some();
         let heads = heads.iter().map(|head| (head, false)).chain(anchors.iter().map(|anchor| (anchor, true)));
         for (head, is_anchor) in heads {
             if !head.is_signed_by(key.unwrap_or(&head.key)) {
@@ -315,6 +324,7 @@ impl Walk {
                 self.problem(seq, "the trail up to it is not the one that was signed");
                 return Ok(());
             }
+            self.vouched_seq = seq;
             *if is_anchor { &mut self.verdict.anchors } else { &mut self.verdict.heads } += 1;
         }
         if let Some(execution) = execution {
@@ -458,6 +468,10 @@ impl Walk {
         }
         if self.hash != self.end.hash && self.seq > 0 {
             self.problem(self.seq, "it is not the one that the trail ended with");
+        }
+        // Who cannot sign could drop what they like, and say so at the end.
+        if self.is_signed && self.dropped_by > self.vouched_seq {
+            self.problem(self.dropped_by, "it says what was dropped, and no signature vouches for it");
         }
         let range = [Value::Int(self.dropped_seq), Value::Int(self.end.seq)];
         let rows = one_int(database, "SELECT count(*) FROM tool_executions WHERE id > ?1 AND id <= ?2", &range)?;

@@ -271,6 +271,11 @@ impl Unsigned {
         Self { head: None, signed_seq: seq, signed: Instant::now() }
     }
 
+    /// Has what is written next signed.
+    pub(crate) fn make_due(&mut self) {
+        self.signed_seq = i64::MIN / 2;
+    }
+
     fn is_due(&self, seq: i64) -> bool {
         seq - self.signed_seq >= SIGN_EVERY || self.signed.elapsed() >= SIGN_AFTER
     }

@@ -208,3 +208,24 @@ async fn a_clock_that_was_wrong_for_a_while_drops_nothing_that_is_young(place: P
     place.sql(&format!("UPDATE events SET at = {then} WHERE seq <= 3"));
     assert_eq!(place.store().prunable(&month).unwrap().records, 3);
 }
+
+#[tokio::test]
+async fn who_cannot_sign_cannot_drop_anything() {
+    let place = Place::sqlite();
+    let first = living(&place);
+    write(&first, 10).await;
+    first.journal.flush().await.unwrap();
+    drop(first);
+    let everything = Retention { age_max: Some(Duration::ZERO), bytes_max: None };
+    // The attacker has the database, and a wieldy of their own, but not the key.
+    let keyless = wieldy_store::JournalOptions { key: None, ..place.options() };
+    let signed = rusqlite::Connection::open(place.folder.path().join("history.db")).unwrap();
+    let heads: i64 = signed.query_row("SELECT max(seq) FROM heads", [], |row| row.get(0)).unwrap();
+    let pruned = place.store().prune(&everything, &keyless).unwrap();
+    assert_eq!((pruned.records, heads), (31, 32), "all but the last record, which is signed");
+    let problem = place.store().verify(&[], None, &mut |_| {}).unwrap().problem.unwrap();
+    assert_eq!((problem.seq, &*problem.what), (34, "it says what was dropped, and no signature vouches for it"));
+    // Who has the key vouches for it with the next signature.
+    drop(living(&place));
+    place.check();
+}
