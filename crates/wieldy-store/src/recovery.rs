@@ -186,7 +186,9 @@ impl Found {
 /// where its call was dropped; but then nobody knows any more whose task it was.
 pub(crate) fn remembered(database: &mut dyn Database, interrupted: Vec<Interrupted>) -> Result<Remembered, StoreError> {
     let now = Timestamp::now().as_microsecond();
-    database.execute("DELETE FROM answers WHERE expires_at <= ?1", &[Value::Time(now)])?;
+    // What is yet to come has no end.
+    let over = "DELETE FROM answers WHERE expires_at <= ?1 AND result_json IS NOT NULL";
+    database.execute(over, &[Value::Time(now)])?;
     let dialect = database.dialect();
     let sql = format!(
         "SELECT a.result_json, e.tenant_id, CASE WHEN e.id IS NULL THEN 0 ELSE a.task END, a.key, a.fingerprint, {}, {}

@@ -164,7 +164,7 @@ impl Journal for StoreJournal {
             return Receipt::Refused(trouble.clone());
         }
         let was_empty = queue.events.is_empty();
-        queue.bytes += bytes_of(event);
+        queue.bytes = queue.bytes.saturating_add(bytes_of(event));
         queue.taken = event.seq;
         queue.events.push_back(Arc::clone(event));
         if was_empty || queue.events.len() == GROUP_MAX {
@@ -206,11 +206,14 @@ impl Drop for StoreJournal {
 
 /// About how many bytes an event holds.
 fn bytes_of(event: &Event) -> usize {
-    let printed = match &event.body {
+    let kept = match &event.body {
         Body::CallProgress { message: Some(message), .. } => message.len(),
-        _ => 0,
+        body => match body.closing() {
+            Some(closing) if closing.answer.is_some() => usize::try_from(closing.output_bytes).unwrap_or(usize::MAX),
+            _ => 0,
+        },
     };
-    printed + 512
+    kept.saturating_add(512)
 }
 
 /// What the thread works with.
@@ -536,4 +539,38 @@ fn tell_trouble(shared: &Shared, error: &StoreError) {
         let _ = tell.send(Err(trouble.clone()));
     }
     queue.trouble = Some(trouble);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn nobody_waits_for_a_writer_that_panicked() {
+        let queue = Queue {
+            events: VecDeque::new(),
+            bytes: 0,
+            taken: 1,
+            kept: 0,
+            waiting: Vec::new(),
+            worth_waking: 1,
+            trouble: None,
+            closing: false,
+            forsaken: false,
+        };
+        let shared = Arc::new(Shared { queue: Mutex::new(queue), wake: Condvar::new() });
+        let journal = StoreJournal { shared, remembered: Mutex::default(), thread: Mutex::new(None) };
+        let waits = journal.kept(1);
+        let theirs = Arc::clone(&journal.shared);
+        let thread = std::thread::spawn(move || {
+            let _going = Going(&theirs);
+            panic!("told to panic");
+        });
+        assert!(thread.join().is_err());
+        let gone = JournalError("the journal's writer is gone".into());
+        assert_eq!(waits.await, Err(gone.clone()));
+        assert_eq!(journal.kept(1).await, Err(gone.clone()));
+        assert_eq!(journal.trouble(), Some(gone));
+        assert!(journal.shared.lock().bytes > HELD_BYTES_MAX, "nothing more is taken");
+    }
 }

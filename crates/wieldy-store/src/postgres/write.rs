@@ -206,7 +206,8 @@ fn answer(change: &AnswerChange) -> (&'static str, Vec<Value>) {
     match change {
         AnswerChange::Expect { id, task, key, fingerprint, expires_at } => (
             "INSERT INTO answers (id, task, key, fingerprint, expires_at) VALUES (?1, ?2, ?3, ?4, ?5)
-             ON CONFLICT (id) DO UPDATE SET key = excluded.key, fingerprint = excluded.fingerprint",
+             ON CONFLICT (id) DO UPDATE SET key = excluded.key, fingerprint = excluded.fingerprint,
+               expires_at = excluded.expires_at",
             vec![
                 (*id).into(),
                 i64::from(*task).into(),

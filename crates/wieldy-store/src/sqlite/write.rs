@@ -183,7 +183,7 @@ fn put_answer(transaction: &Transaction<'_>, change: &AnswerChange) -> rusqlite:
         AnswerChange::Expect { id, task, key, fingerprint, expires_at } => transaction
             .prepare_cached(
                 "INSERT INTO answers (id, task, key, fingerprint, expires_at) VALUES (?1, ?2, ?3, ?4, ?5)
-                 ON CONFLICT DO UPDATE SET key = ?3, fingerprint = ?4",
+                 ON CONFLICT DO UPDATE SET key = ?3, fingerprint = ?4, expires_at = ?5",
             )?
             .execute(params![id, task, key, fingerprint, expires_at])?,
         AnswerChange::Give { id, result, expires_at } => transaction

@@ -89,3 +89,21 @@ fn a_backup_is_for_its_owner_alone_and_takes_no_others_place() {
     assert_eq!(store.backup(&link), Err(StoreError::Query(why)));
     assert!(!elsewhere.exists());
 }
+
+#[test]
+fn a_history_that_somebody_made_up_reaches_no_other_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, letter) = (folder.path().join("history.db"), folder.path().join("letter.txt"));
+    drop(at(&path).journal(&JournalOptions::default()).unwrap());
+    std::fs::write(&letter, "dear").unwrap();
+    let file = rusqlite::Connection::open(&path).unwrap();
+    for (number, id) in [(7, letter.to_str().unwrap()), (8, "../letter.txt")] {
+        let sql = "INSERT INTO instances (number, id, version, host, process, started_at, seen_at) VALUES (?1, ?2, '', '', 1, 1, 1)";
+        file.execute(sql, rusqlite::params![number, id]).unwrap();
+    }
+    drop(at(&path).journal(&JournalOptions::default()).unwrap());
+    assert_eq!(std::fs::read_to_string(&letter).unwrap(), "dear");
+    let open: i64 =
+        file.query_row("SELECT count(*) FROM instances WHERE ended_at IS NULL", [], |row| row.get(0)).unwrap();
+    assert_eq!(open, 0, "they are not taken for living ones either");
+}

@@ -20,6 +20,7 @@ on_each_database!(
     an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_tool_may_be,
     a_call_with_a_key_is_run_again_by_whoever_has_the_key_and_by_nobody_else,
     the_calls_of_an_executor_that_lives_are_left_alone,
+    the_key_of_a_task_has_its_time_too,
 );
 
 fn with_key(key: &str) -> Options {
@@ -267,5 +268,17 @@ async fn what_others_left_open_is_closed_by_one_that_is_never_idle(place: Place)
     })
     .await;
     drop(busy);
+    place.check();
+}
+
+async fn the_key_of_a_task_has_its_time_too(place: Place) {
+    let first = place.executor([Puppet::writing("pay", Act::Echo)]);
+    let task = first.executor.spawn(Call::new("pay", json!({})).with(with_key("k1")));
+    first.executor.wait(task, &Caller::local()).await.unwrap();
+    first.journal.flush().await.unwrap();
+    let week = if place.is_postgres() { "now() + interval '7 days'" } else { "(unixepoch() + 7 * 86400) * 1000000" };
+    let kept = place.sql(&format!("SELECT count(*) FROM answers WHERE key IS NOT NULL AND expires_at < {week}"));
+    assert!(kept[0][0].contains('1'), "{kept:?}");
+    drop(first);
     place.check();
 }
