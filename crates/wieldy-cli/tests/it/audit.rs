@@ -132,7 +132,7 @@ fn an_anchor_from_before_what_is_kept_is_warned_of() {
     insta::assert_snapshot!(told(&world, &["audit", "verify", "--anchor", "anchor.json"]), @"
     exit: 0
     ----- stdout -----
-    the trail is whole: 4 records, 0 calls, 2 signatures; 19 records before them dropped by retention
+    the trail is whole: 4 records, 0 calls, 3 signatures; 19 records before them dropped by retention
 
     ----- stderr -----
     warning: no proof by 1 anchor from before the oldest record that is kept; `wieldy audit head` makes a new one
