@@ -32,5 +32,5 @@ SELECT started_at / 86400000000, coalesce(tenant_id, ''), agent_id, tool_name, s
 FROM tool_executions GROUP BY 1, 2, 3, 4, 5, 6;
 INSERT INTO events (seq, instance, instance_seq, at, name, execution, subject, data, hash)
 SELECT id, 1, id, started_at, 'tool.call.pending', id, '{}', '{}', zeroblob(32) FROM tool_executions;
-UPDATE trail SET seq = CALLS;
+UPDATE trail SET seq = CALLS, words_seq = CALLS;
 ANALYZE;
