@@ -39,7 +39,8 @@ struct Shared {
     sandbox: Option<Arc<dyn Sandbox>>,
     inline_max: u64,
     artifacts: Arc<dyn Artifacts>,
-    unshown: Mutex<Unshown>,
+    /// Few runs print anything.
+    unshown: Mutex<Option<Box<Unshown>>>,
 }
 
 /// Output that was captured and not yet shown as progress.
@@ -95,7 +96,7 @@ impl Run {
         if attempt > 1 {
             flight.forget_capture();
         }
-        let unshown = Mutex::new(Unshown::new(flight.opened));
+        let unshown = Mutex::new(None);
         let stop = OnceLock::new();
         Self {
             shared: Arc::new(Shared {
@@ -165,8 +166,9 @@ impl Run {
         flight.live();
         flight.capture(bytes, || self.new_capture());
         let mut unshown = self.shared.unshown.lock().expect("no code panics while it holds the text");
+        let unshown = unshown.get_or_insert_with(|| Box::new(Unshown::new(flight.opened)));
         if unshown.stream != stream {
-            self.flush(&mut unshown);
+            self.flush(unshown);
             unshown.stream = stream;
         }
         unshown.bytes.extend_from_slice(bytes);
@@ -174,7 +176,7 @@ impl Run {
             unshown.redact(false);
         }
         if unshown.shown.elapsed() >= OUTPUT_EVERY {
-            self.flush(&mut unshown);
+            self.flush(unshown);
         }
     }
 
@@ -292,11 +294,12 @@ impl Run {
     /// Shows what is left of the output, at the end of the run.
     pub(crate) fn show_rest(&self) {
         let mut unshown = self.shared.unshown.lock().expect("no code panics while it holds the text");
+        let Some(unshown) = &mut *unshown else { return };
         let other = if unshown.stream == Stream::Stdout { Stream::Stderr } else { Stream::Stdout };
         for stream in [unshown.stream, other] {
             unshown.stream = stream;
             unshown.redact(true);
-            self.flush(&mut unshown);
+            self.flush(unshown);
         }
     }
 
