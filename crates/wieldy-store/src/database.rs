@@ -39,6 +39,7 @@ impl<T: Into<Value>> From<Option<T>> for Value {
 
 /// A row of an answer.
 pub(crate) trait Row {
+    /// A number; of a point in time, its microseconds.
     fn int(&self, column: usize) -> Result<i64, StoreError>;
     fn int_or_none(&self, column: usize) -> Result<Option<i64>, StoreError>;
     fn real_or_none(&self, column: usize) -> Result<Option<f64>, StoreError>;
@@ -58,15 +59,6 @@ pub(crate) enum Dialect {
 }
 
 impl Dialect {
-    /// A column with a point in time, read as microseconds.
-    pub(crate) fn time(self, column: &str) -> String {
-        match self {
-            Self::Sqlite => column.to_owned(),
-            #[cfg(feature = "postgres")]
-            Self::Postgres => column.to_owned(), // a row reads it so
-        }
-    }
-
     /// The place of the value `number` in a list of values, of the kind that `upkeep` names.
     pub(crate) fn place(self, number: usize, kind: char) -> String {
         let _ = kind;

@@ -334,7 +334,8 @@ impl Ledger {
     fn enter(&self, draft: &mut Draft, seq: i64, call: Handle, record: &Record) -> Option<i64> {
         if let Meaning::Opened(opened) = &record.meaning {
             let row = CallRow::open(seq, record.at, opened);
-            let is_task = opened.is_task;
+            // Where results of tasks are not kept, none is expected.
+            let is_task = opened.is_task && self.task_ttl > 0;
             if is_task {
                 let (key, fingerprint, expires_at) = (None, None, i64::MAX);
                 draft.answers.push(AnswerChange::Expect { id: seq, task: true, key, fingerprint, expires_at });

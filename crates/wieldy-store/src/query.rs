@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use wieldy_core::{ExecutionId, Status};
 
-use crate::database::{Database, Dialect, Row, Value};
+use crate::database::{Database, Row, Value};
 use crate::error::StoreError;
 use crate::ledger::CallRow;
 use crate::tally;
@@ -161,14 +161,9 @@ pub struct Stat {
 }
 
 /// The columns of a call, in the order in which [`row_of`] reads them.
-pub(crate) fn columns(dialect: Dialect) -> String {
-    format!(
-        "id, execution_id, tool_name, parameters_json, status, error_message, error_code, {}, {}, duration_ms,
-         output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id, tenant_id, attempts, usage_json, metadata_json",
-        dialect.time("started_at"),
-        dialect.time("completed_at"),
-    )
-}
+pub(crate) const COLUMNS: &str = "id, execution_id, tool_name, parameters_json, status, error_message, error_code, started_at,
+    completed_at, duration_ms, output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id, tenant_id, attempts,
+    usage_json, metadata_json";
 
 pub(crate) fn row_of(row: &dyn Row) -> Result<CallRow, StoreError> {
     let text = |column| row.text(column).map(str::to_owned);
@@ -277,12 +272,7 @@ pub(crate) fn search(database: &mut dyn Database, query: &Query, limit: usize) -
         wanted.sql.push(sql);
         wanted.values.push(value);
     }
-    let sql = format!(
-        "SELECT {} FROM tool_executions {} ORDER BY id DESC LIMIT {}",
-        columns(database.dialect()),
-        wanted.text(),
-        limit + 1
-    );
+    let sql = format!("SELECT {} FROM tool_executions {} ORDER BY id DESC LIMIT {}", COLUMNS, wanted.text(), limit + 1);
     let mut rows = Vec::new();
     database.query(&sql, &wanted.values, &mut |row| {
         rows.push(row_of(row)?);
@@ -299,19 +289,16 @@ pub(crate) fn show(
     database: &mut dyn Database,
     id: ExecutionId,
 ) -> Result<Option<(Execution, Vec<Moment>)>, StoreError> {
-    let sql = format!("SELECT {} FROM tool_executions WHERE execution_id = ?1", columns(database.dialect()));
+    let sql = format!("SELECT {} FROM tool_executions WHERE execution_id = ?1", COLUMNS);
     let mut found = None;
     database.query(&sql, &[id.to_string().as_str().into()], &mut |row| {
         found = Some(row_of(row)?);
         Ok(())
     })?;
     let Some(row) = found else { return Ok(None) };
-    let sql = format!(
-        "SELECT seq, {}, name, data FROM events WHERE execution = ?1 ORDER BY seq",
-        database.dialect().time("at")
-    );
+    let sql = "SELECT seq, at, name, data FROM events WHERE execution = ?1 ORDER BY seq";
     let mut moments = Vec::new();
-    database.query(&sql, &[row.id.into()], &mut |row| {
+    database.query(sql, &[row.id.into()], &mut |row| {
         moments.push(Moment {
             seq: row.int(0)?,
             at: Timestamp::from_microsecond(row.int(1)?).unwrap_or_default(),

@@ -13,7 +13,7 @@ use crate::database::{Database, Row, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::ledger::{CallRow, OpenCall};
-use crate::query::{columns, row_of};
+use crate::query::{COLUMNS, row_of};
 use crate::trail::Record;
 use crate::writer::Writer;
 
@@ -54,10 +54,7 @@ pub(crate) fn recover(writer: &mut Writer, rerun: bool) -> Result<Vec<Interrupte
 /// The calls that were taken over to be closed, and are still open because that could not be written.
 fn unclosed(writer: &mut Writer) -> Result<Vec<CallRow>, StoreError> {
     let mut rows = Vec::new();
-    let sql = format!(
-        "SELECT {} FROM tool_executions WHERE id = ?1 AND completed_at IS NULL",
-        columns(writer.database.dialect())
-    );
+    let sql = format!("SELECT {} FROM tool_executions WHERE id = ?1 AND completed_at IS NULL", COLUMNS);
     for id in writer.ledger.left() {
         writer.database.query(&sql, &[id.into()], &mut |row| {
             rows.push(row_of(row)?);
@@ -90,7 +87,7 @@ fn claim(database: &mut dyn Database, own: i64) -> Result<Vec<CallRow>, StoreErr
     let sql = format!(
         "UPDATE tool_executions SET instance = ?1 WHERE completed_at IS NULL AND instance <> ?1
            AND instance IN (SELECT number FROM instances WHERE ended_at IS NOT NULL) RETURNING {}",
-        columns(database.dialect())
+        COLUMNS
     );
     let mut rows = Vec::new();
     database.query(&sql, &[own.into()], &mut |row| {
@@ -189,16 +186,12 @@ pub(crate) fn remembered(database: &mut dyn Database, interrupted: Vec<Interrupt
     // What is yet to come has no end.
     let over = "DELETE FROM answers WHERE expires_at <= ?1 AND result_json IS NOT NULL";
     database.execute(over, &[Value::Time(now)])?;
-    let dialect = database.dialect();
-    let sql = format!(
-        "SELECT a.result_json, e.tenant_id, CASE WHEN e.id IS NULL THEN 0 ELSE a.task END, a.key, a.fingerprint, {}, {}
+    let sql = "SELECT a.result_json, e.tenant_id, CASE WHEN e.id IS NULL THEN 0 ELSE a.task END, a.key, a.fingerprint,
+           a.expires_at, e.completed_at
          FROM answers a LEFT JOIN tool_executions e ON e.id = a.id WHERE a.result_json IS NOT NULL
-         ORDER BY a.id DESC LIMIT ?1",
-        dialect.time("a.expires_at"),
-        dialect.time("e.completed_at"),
-    );
+         ORDER BY a.id DESC LIMIT ?1";
     let mut answers = Vec::new();
-    database.query(&sql, &[ANSWERS_MAX.into()], &mut |row| {
+    database.query(sql, &[ANSWERS_MAX.into()], &mut |row| {
         // One that a later program wrote differently is not worth failing for.
         if let Ok(result) = serde_json::from_str(row.text(0)?) {
             answers.push(answer(row, result)?);

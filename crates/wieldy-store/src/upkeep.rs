@@ -13,7 +13,7 @@ use crate::database::{Database, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::ledger::{WORDS_BYTES_MAX, first_words};
-use crate::query::{columns, row_of};
+use crate::query::{COLUMNS, row_of};
 use crate::store::{JournalOptions, Store};
 use crate::trail::Record;
 use crate::writer::Writer;
@@ -169,11 +169,11 @@ fn cut(database: &mut dyn Database, retention: &Retention, most: i64) -> Result<
 
 /// The last record that is older than a time, if time only goes forward along the trail.
 fn last_before(database: &mut dyn Database, first: i64, last: i64, time: i64) -> Result<i64, StoreError> {
-    let sql = format!("SELECT {} FROM events WHERE seq = ?1", database.dialect().time("at"));
+    let sql = "SELECT at FROM events WHERE seq = ?1";
     let (mut older, mut newer) = (first - 1, last + 1);
     while newer - older > 1 {
         let middle = older + (newer - older) / 2;
-        match one_int(database, &sql, &[middle.into()])? {
+        match one_int(database, sql, &[middle.into()])? {
             Some(at) if at < time => older = middle,
             _ => newer = middle,
         }
@@ -303,11 +303,8 @@ fn copy_table(from: &mut dyn Database, to: &mut dyn Database, table: &Table) -> 
     if table.name == "trail" {
         to.execute("DELETE FROM trail", &[])?;
     }
-    let dialect = from.dialect();
     let names = table.columns.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-    let read =
-        table.columns.iter().map(|(name, kind)| if *kind == '@' { dialect.time(name) } else { (*name).to_owned() });
-    let sql = format!("SELECT {} FROM {}", read.collect::<Vec<_>>().join(", "), table.name);
+    let sql = format!("SELECT {names} FROM {}", table.name);
     let width = table.columns.len();
     let (mut values, mut copied) = (Vec::new(), 0);
     let mut put = |values: &mut Vec<Value>| {
@@ -341,7 +338,7 @@ fn copy_table(from: &mut dyn Database, to: &mut dyn Database, table: &Table) -> 
 
 /// Words are made again from what they were made of.
 fn copy_words(from: &mut dyn Database, to: &mut dyn Database) -> Result<(), StoreError> {
-    let sql = format!("SELECT {} FROM tool_executions WHERE completed_at IS NOT NULL", columns(from.dialect()));
+    let sql = format!("SELECT {} FROM tool_executions WHERE completed_at IS NOT NULL", COLUMNS);
     let mut found = Vec::new();
     from.query(&sql, &[], &mut |row| {
         let row = row_of(row)?;

@@ -12,7 +12,7 @@ use crate::database::{Database, Row, Value, one_int};
 use crate::error::StoreError;
 use crate::ledger::CallRow;
 use crate::meaning::Meaning;
-use crate::query::{columns, row_of};
+use crate::query::{COLUMNS, row_of};
 use crate::tally::{Tally, TallyKey};
 use crate::trail::{Hash, Placed};
 
@@ -77,16 +77,13 @@ fn verify_once(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Verdict, StoreError> {
     let mut walk = Walk::begin(database, anchors, key)?;
-    let sql = format!(
-        "SELECT seq, instance, instance_seq, {}, name, execution, subject, data, hash FROM events
-         WHERE seq > ?1 AND seq <= ?2 ORDER BY seq",
-        database.dialect().time("at")
-    );
+    let sql = "SELECT seq, instance, instance_seq, at, name, execution, subject, data, hash FROM events
+               WHERE seq > ?1 AND seq <= ?2 ORDER BY seq";
     let last_seq = walk.end.seq;
     let mut from = walk.verdict.first_seq - 1;
     while from < last_seq && walk.verdict.problem.is_none() {
         let to = (from + RECORDS).min(last_seq);
-        database.query(&sql, &[from.into(), to.into()], &mut |row| walk.step(row))?;
+        database.query(sql, &[from.into(), to.into()], &mut |row| walk.step(row))?;
         walk.compare(database)?;
         progress(walk.verdict.records);
         from = to;
@@ -165,7 +162,7 @@ fn rows_of(
     more: &str,
 ) -> Result<HashMap<i64, CallRow>, StoreError> {
     let ids = ids.map(|id| id.to_string()).collect::<Vec<_>>().join(",");
-    let sql = format!("SELECT {} FROM tool_executions t WHERE id IN ({ids}) {more}", columns(database.dialect()));
+    let sql = format!("SELECT {} FROM tool_executions t WHERE id IN ({ids}) {more}", COLUMNS);
     let mut rows = HashMap::new();
     database.query_once(&sql, &mut |row| {
         let row = row_of(row)?;
@@ -252,9 +249,8 @@ impl Walk {
         key: Option<&str>,
     ) -> Result<(), StoreError> {
         let mut heads = Vec::new();
-        let sql =
-            format!("SELECT seq, hash, {}, key, signature FROM heads ORDER BY seq", database.dialect().time("at"));
-        database.query(&sql, &[], &mut |row| {
+        let sql = "SELECT seq, hash, at, key, signature FROM heads ORDER BY seq";
+        database.query(sql, &[], &mut |row| {
             let at = jiff::Timestamp::from_microsecond(row.int(2)?).unwrap_or_default();
             let (hash, signature) = (to_hex(row.bytes(1)?), to_hex(row.bytes(4)?));
             heads.push(SignedHead { seq: row.int(0)?, hash, at, key: row.text(3)?.to_owned(), signature });

@@ -52,6 +52,7 @@ struct Shared {
 }
 
 /// What waits to be written.
+#[derive(Default)]
 struct Queue {
     events: VecDeque<Arc<Event>>,
     /// About how many bytes the events hold that are not safe yet.
@@ -102,18 +103,7 @@ impl Drop for Going<'_> {
 
 impl StoreJournal {
     pub(crate) fn start(writer: Writer, remembered: Remembered) -> Result<Self, StoreError> {
-        let queue = Queue {
-            events: VecDeque::new(),
-            bytes: 0,
-            taken: 0,
-            kept: 0,
-            waiting: Vec::new(),
-            worth_waking: 1,
-            trouble: None,
-            closing: false,
-            forsaken: false,
-        };
-        let shared = Arc::new(Shared { queue: Mutex::new(queue), wake: Condvar::new() });
+        let shared = Arc::new(Shared { queue: Mutex::default(), wake: Condvar::new() });
         let theirs = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
             .name("wieldy-journal".into())
@@ -547,17 +537,7 @@ mod tests {
 
     #[tokio::test]
     async fn nobody_waits_for_a_writer_that_panicked() {
-        let queue = Queue {
-            events: VecDeque::new(),
-            bytes: 0,
-            taken: 1,
-            kept: 0,
-            waiting: Vec::new(),
-            worth_waking: 1,
-            trouble: None,
-            closing: false,
-            forsaken: false,
-        };
+        let queue = Queue { taken: 1, ..Queue::default() };
         let shared = Arc::new(Shared { queue: Mutex::new(queue), wake: Condvar::new() });
         let journal = StoreJournal { shared, remembered: Mutex::default(), thread: Mutex::new(None) };
         let waits = journal.kept(1);

@@ -19,7 +19,14 @@ async fn what_was_called_is_found_again(place: Place) {
     executor.call(Call::new("missing", json!({}))).await;
     journal.flush().await.unwrap();
     let page = store.search(&Query::default(), 10).unwrap();
-    assert_eq!(page.executions.len(), 3);
+    let told: Vec<_> =
+        page.executions.iter().map(|call| (&*call.tool, &*call.status, call.parameters.clone())).collect();
+    let expected = [
+        ("missing", "validation_error", Some(json!({}))),
+        ("read", "success", Some(json!({"path": "other"}))),
+        ("write", "success", Some(json!({"path": "some/file.txt", "password": "[redacted]"}))),
+    ];
+    assert_eq!(told, expected);
     let text = Query { text: Some("file.txt".into()), ..Query::default() };
     assert_eq!(store.search(&text, 10).unwrap().executions.len(), 1);
     assert_eq!(store.show(result.execution_id).unwrap().unwrap().1.len(), 3);

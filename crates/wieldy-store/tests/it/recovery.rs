@@ -282,3 +282,20 @@ async fn the_key_of_a_task_has_its_time_too(place: Place) {
     drop(first);
     place.check();
 }
+
+#[tokio::test]
+async fn where_nobody_can_ask_for_a_task_later_its_result_is_not_written_down() {
+    for (task_ttl, kept) in [(Duration::ZERO, 0), (Duration::from_secs(60), 1)] {
+        let place = Place::sqlite();
+        let options = JournalOptions { task_ttl, ..place.options() };
+        let living = place.executor_with([Puppet::reading("read", Act::Say("what was read"))], &options, |_| {});
+        let task = living.executor.spawn(Call::new("read", json!({})));
+        living.executor.wait(task, &Caller::local()).await.unwrap();
+        living.journal.flush().await.unwrap();
+        drop(living);
+        let connection = rusqlite::Connection::open(place.folder.path().join("history.db")).unwrap();
+        let answers: i64 = connection.query_row("SELECT count(*) FROM answers", [], |row| row.get(0)).unwrap();
+        assert_eq!(answers, kept, "{task_ttl:?}");
+        place.check();
+    }
+}
