@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use uuid::{ContextV7, Uuid};
 
 use crate::artifact::ArtifactId;
@@ -439,6 +439,9 @@ pub enum Content {
         uri: String,
         /// Its name.
         name: String,
+        /// What else is told of it: its title, type, size.
+        #[serde(flatten)]
+        more: Map<String, Value>,
     },
 }
 
@@ -461,11 +464,16 @@ impl Content {
         let length = match self {
             Self::Text { text } => text.len(),
             Self::Image { data, .. } | Self::Audio { data, .. } => data.len(),
-            Self::Resource { resource } => resource.to_string().len(),
-            Self::ResourceLink { uri, name } => uri.len() + name.len(),
+            Self::Resource { resource } => json_bytes(resource),
+            Self::ResourceLink { uri, name, more } => uri.len() + name.len() + json_bytes(more),
         };
         length as u64
     }
+}
+
+/// How long a value is as JSON.
+fn json_bytes(value: &impl Serialize) -> usize {
+    serde_json::to_string(value).map_or(0, |json| json.len())
 }
 
 /// When a call ran and how long.

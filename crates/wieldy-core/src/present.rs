@@ -102,7 +102,7 @@ fn body(result: &ToolResult) -> String {
                 writeln!(body, "[audio: {mime_type}, {} bytes in base64]", data.len())
             }
             Content::Resource { resource } => writeln!(body, "[resource: {resource}]"),
-            Content::ResourceLink { uri, name } => writeln!(body, "[{name}: {uri}]"),
+            Content::ResourceLink { uri, name, .. } => writeln!(body, "[{name}: {uri}]"),
         };
     }
     match &result.structured {

@@ -1,0 +1,1 @@
+//! An executor as an MCP server.

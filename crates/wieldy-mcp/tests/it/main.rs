@@ -1,0 +1,1 @@
+//! What `wieldy-mcp` promises, tried.
