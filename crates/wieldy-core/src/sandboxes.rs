@@ -7,7 +7,7 @@ use crate::confinement::{Confinement, ResourceLimits};
 use crate::error::CallError;
 use crate::executor::Executor;
 use crate::run::{place, unavailable};
-use crate::sandbox::{Level, SandboxId, SandboxStatus};
+use crate::sandbox::{Level, Sandbox, SandboxId, SandboxStatus};
 
 impl Executor {
     /// Makes a sandbox, which stays until it is destroyed or has been idle for long. All that runs in it together is held to
@@ -29,6 +29,12 @@ impl Executor {
         let place_limits = limits.or(own.place_limits).within(own.place_limits);
         let confinement = Confinement { place: place(caller), place_limits, ..Confinement::clone(own) };
         Ok(sandbox.create(&confinement).await?)
+    }
+
+    /// What runs processes at this level, if the executor has it. For providers whose
+    /// programs outlive a call; a tool's own run in [`Run::execute`](crate::Run::execute).
+    pub fn sandbox(&self, level: Level) -> Option<Arc<dyn Sandbox>> {
+        self.inner.sandboxes.get(&level).cloned()
     }
 
     /// The sandboxes there are.

@@ -1,1 +1,22 @@
-//! Other MCP servers as tools.
+//! Other MCP servers as tools: [`Upstreams`] starts them, asks them for their tools and registers these.
+
+mod connection;
+mod definition;
+mod failure;
+mod http;
+mod pins;
+mod progress;
+mod settings;
+mod stdio;
+mod tool;
+mod upstream;
+mod upstreams;
+
+pub use definition::Definition;
+pub use failure::Failure;
+pub use pins::{PinnedServer, PinnedTool, Pins, PinsError};
+pub use settings::{
+    Address, CALLS_MAX_DEFAULT, OnChange, Program, Reach, START_TIMEOUT_DEFAULT, ServerSettings, Start, ToolRule,
+    ToolRules,
+};
+pub use upstreams::{ServerState, ServerStatus, SettingsError, Upstreams};

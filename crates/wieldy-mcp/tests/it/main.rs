@@ -1,1 +1,3 @@
 //! What `wieldy-mcp` promises, tried.
+
+mod client;

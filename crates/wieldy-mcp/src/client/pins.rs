@@ -1,0 +1,196 @@
+//! What each server's tools were when somebody agreed to them, kept in a file: against servers that change their mind, and to
+//! know the tools of a server that does not run.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
+
+use serde::{Deserialize, Serialize};
+
+use super::definition::Definition;
+
+/// How large the file may be.
+const BYTES_MAX: u64 = 64 * 1024 * 1024;
+
+/// The definitions that were agreed to. Several processes may use the same file.
+#[derive(Debug, Default)]
+pub struct Pins {
+    /// Nowhere means in memory.
+    path: Option<PathBuf>,
+    servers: Mutex<BTreeMap<String, PinnedServer>>,
+}
+
+/// What is known of one server.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct PinnedServer {
+    /// The revision of MCP that it last spoke.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<String>,
+    /// Its tools by its own names.
+    pub tools: BTreeMap<String, PinnedTool>,
+}
+
+/// A tool that was agreed to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PinnedTool {
+    /// The hash of the definition.
+    pub hash: String,
+    /// Whether the server still had it when it was last asked.
+    pub listed: bool,
+    /// What was agreed to.
+    pub definition: Definition,
+}
+
+/// The file as it is written.
+#[derive(Serialize, Deserialize)]
+struct Written {
+    version: u32,
+    servers: BTreeMap<String, PinnedServer>,
+}
+
+const VERSION: u32 = 1;
+
+/// Why pins could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("the pinned definitions in `{path}` cannot be {doing}")]
+pub struct PinsError {
+    path: PathBuf,
+    doing: &'static str,
+    #[source]
+    source: io::Error,
+}
+
+impl Pins {
+    /// The pins of a file, which need not be there yet.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, PinsError> {
+        let path = path.into();
+        let servers = read(&path).map_err(|source| PinsError { path: path.clone(), doing: "read", source })?;
+        Ok(Self { path: Some(path), servers: Mutex::new(servers) })
+    }
+
+    /// What is known of a server.
+    pub fn server(&self, name: &str) -> PinnedServer {
+        self.lock().get(name).cloned().unwrap_or_default()
+    }
+
+    /// Changes what is known of a server, in the file too. What other processes wrote there meanwhile is kept.
+    pub fn change(&self, name: &str, change: impl FnOnce(&mut PinnedServer)) -> Result<(), PinsError> {
+        let mut servers = self.lock();
+        let Some(path) = &self.path else {
+            change(servers.entry(name.to_owned()).or_default());
+            return Ok(());
+        };
+        let failed = |source| PinsError { path: path.clone(), doing: "written", source };
+        let _alone = locked(path).map_err(failed)?;
+        *servers = read(path).map_err(failed)?;
+        let before = servers.get(name).cloned();
+        let server = servers.entry(name.to_owned()).or_default();
+        change(server);
+        if before.as_ref() == Some(server) {
+            return Ok(());
+        }
+        write(path, &servers).map_err(failed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, PinnedServer>> {
+        self.servers.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+impl PinnedTool {
+    /// Agrees to a definition.
+    pub fn of(definition: Definition) -> Self {
+        Self { hash: definition.hash(), listed: true, definition }
+    }
+}
+
+/// Keeps other processes from writing until it is dropped.
+fn locked(path: &Path) -> io::Result<File> {
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    let lock = File::create(path.with_extension("lock"))?;
+    lock.lock()?;
+    Ok(lock)
+}
+
+fn read(path: &Path) -> io::Result<BTreeMap<String, PinnedServer>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        Err(error) => return Err(error),
+    };
+    if file.metadata()?.len() > BYTES_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("the file is larger than {BYTES_MAX} bytes")));
+    }
+    let written: Written = serde_json::from_reader(io::BufReader::new(file))?;
+    if written.version != VERSION {
+        let told = format!("the file has version {}, and this program knows {VERSION}", written.version);
+        return Err(io::Error::new(io::ErrorKind::InvalidData, told));
+    }
+    Ok(written.servers)
+}
+
+/// Writes the whole file or nothing of it.
+fn write(path: &Path, servers: &BTreeMap<String, PinnedServer>) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let mut file = io::BufWriter::new(File::create(&new)?);
+    serde_json::to_writer_pretty(&mut file, &Written { version: VERSION, servers: servers.clone() })?;
+    file.write_all(b"\n")?;
+    file.into_inner()?.sync_all()?;
+    fs::rename(new, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn tool(name: &str) -> PinnedTool {
+        let told = json!({"name": name, "inputSchema": {"type": "object"}});
+        PinnedTool::of(serde_json::from_value(told).unwrap())
+    }
+
+    fn add(pins: &Pins, server: &str, name: &str) {
+        pins.change(server, |server| drop(server.tools.insert(name.to_owned(), tool(name)))).unwrap();
+    }
+
+    #[test]
+    fn two_processes_do_not_lose_each_others_pins() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("mcp/pins.json");
+        let (one, other) = (Pins::open(&path).unwrap(), Pins::open(&path).unwrap());
+        add(&one, "git", "log");
+        add(&other, "time", "now");
+        add(&one, "git", "status");
+        let read = Pins::open(&path).unwrap();
+        assert_eq!(
+            read.server("git").tools,
+            BTreeMap::from([("log".into(), tool("log")), ("status".into(), tool("status"))])
+        );
+        assert_eq!(read.server("time").tools, BTreeMap::from([("now".into(), tool("now"))]));
+        assert_eq!(read.server("none"), PinnedServer::default());
+    }
+
+    #[test]
+    fn a_damaged_or_newer_file_is_an_error_and_stays_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pins.json");
+        for text in ["{", r#"{"version": 2, "servers": {}}"#] {
+            fs::write(&path, text).unwrap();
+            let error = Pins::open(&path).unwrap_err();
+            assert_eq!(error.to_string(), format!("the pinned definitions in `{}` cannot be read", path.display()));
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn without_a_file_pins_are_kept_in_memory() {
+        let pins = Pins::default();
+        add(&pins, "git", "log");
+        assert_eq!(pins.server("git").tools.len(), 1);
+    }
+}

@@ -1,0 +1,244 @@
+//! A server that is a program: it runs in a sandbox of its own, and its lines are messages.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use rmcp::model::{ErrorCode, ErrorData, RequestId};
+use rmcp::service::{RoleClient, RxJsonRpcMessage, TxJsonRpcMessage};
+use rmcp::transport::Transport;
+use serde::Deserialize;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use wieldy_core::redact::StreamRedactor;
+use wieldy_core::{Ended, Exit, Feed, OutputSink, Sandbox, SandboxError, Stdin, Stream};
+
+use super::settings::Program;
+
+/// How long one message may be.
+const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// How much may wait to be understood.
+const WAITING_BYTES_MAX: usize = 2 * MESSAGE_BYTES_MAX;
+/// How much of its last complaints is kept to be told.
+const COMPLAINTS_BYTES_MAX: usize = 2 * 1024;
+/// How long a server may take to end after its input has.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// A server that runs. When this is dropped, its whole process tree ends.
+pub(super) struct Process {
+    ended: watch::Receiver<Option<Arc<str>>>,
+    stop: CancellationToken,
+}
+
+impl Process {
+    /// Waits for its end and says how it came.
+    pub(super) async fn ended(&self) -> Arc<str> {
+        let mut ended = self.ended.clone();
+        match ended.wait_for(Option::is_some).await {
+            Ok(why) => why.clone().unwrap_or_default(),
+            Err(_) => "it ended".into(),
+        }
+    }
+
+    /// How it ended, if it has.
+    pub(super) fn end(&self) -> Option<Arc<str>> {
+        self.ended.borrow().clone()
+    }
+
+    /// Lets it end by itself, as its input is over, and then ends it.
+    pub(super) async fn farewell(&self) {
+        let _ = tokio::time::timeout(FAREWELL, self.ended()).await;
+        self.stop.cancel();
+        self.ended().await;
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// Starts a server in its sandbox. Whether it could be started is seen in how it ends.
+pub(super) fn start(program: &Program, sandbox: Arc<dyn Sandbox>) -> (Process, Pipe) {
+    let (feed, stdin) = Feed::new();
+    let mut command = program.command.clone();
+    command.stdin = Stdin::Live(stdin);
+    let confinement = program.confinement.clone();
+    let (lines, received) = mpsc::unbounded_channel();
+    let stop = CancellationToken::new();
+    let hearing = Arc::new(Hearing {
+        out: Mutex::new(Out { partial: Vec::new(), lines: Some(lines), fault: None }),
+        complaints: Mutex::default(),
+        waiting: AtomicUsize::new(0),
+        stop: stop.clone(),
+    });
+    let (tell, ended) = watch::channel(None);
+    let (heard, stopped) = (Arc::clone(&hearing), stop.clone());
+    tokio::spawn(async move {
+        let output = Arc::clone(&heard) as Arc<dyn OutputSink>;
+        let exit = sandbox.execute(&command, &confinement, output, stopped).await;
+        tell.send_replace(Some(heard.end(exit).into()));
+    });
+    (Process { ended, stop }, Pipe { feed: Some(feed), received, hearing })
+}
+
+/// What comes from a server, before anybody has understood it.
+struct Hearing {
+    out: Mutex<Out>,
+    complaints: Mutex<Complaints>,
+    /// How many bytes wait.
+    waiting: AtomicUsize,
+    stop: CancellationToken,
+}
+
+struct Out {
+    /// The line that has not ended yet.
+    partial: Vec<u8>,
+    /// Nowhere once nobody should hear more.
+    lines: Option<mpsc::UnboundedSender<Vec<u8>>>,
+    /// Why nobody should.
+    fault: Option<&'static str>,
+}
+
+/// The last complaints, without secrets.
+#[derive(Default)]
+struct Complaints {
+    redactor: StreamRedactor,
+    tail: VecDeque<u8>,
+}
+
+impl Hearing {
+    fn out(&self) -> MutexGuard<'_, Out> {
+        self.out.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn take_lines(&self, mut bytes: &[u8]) {
+        let mut out = self.out();
+        let Out { partial, lines: Some(lines), fault } = &mut *out else { return };
+        while !bytes.is_empty() {
+            let end = bytes.iter().position(|byte| *byte == b'\n');
+            let (piece, rest) = end.map_or((bytes, &[][..]), |end| (&bytes[..end], &bytes[end + 1..]));
+            if partial.len() + piece.len() > MESSAGE_BYTES_MAX {
+                *fault = Some("it sent a message of more than 16 MiB");
+            } else if self.waiting.load(Ordering::Relaxed) > WAITING_BYTES_MAX {
+                *fault = Some("it sends more than can be read");
+            }
+            if fault.is_some() {
+                partial.clear();
+                partial.shrink_to_fit();
+                out.lines = None;
+                // What breaks the rules so thoroughly is not worth another word.
+                return self.stop.cancel();
+            }
+            partial.extend_from_slice(piece);
+            if end.is_some() {
+                let line = std::mem::take(partial);
+                self.waiting.fetch_add(line.len(), Ordering::Relaxed);
+                let _ = lines.send(line);
+            }
+            bytes = rest;
+        }
+    }
+
+    fn take_complaint(&self, bytes: &[u8]) {
+        let mut complaints = self.complaints.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let text = complaints.redactor.push(bytes);
+        if !text.is_empty() {
+            tracing::debug!(target: "wieldy::mcp", text = text.trim_end(), "a server complains");
+        }
+        complaints.tail.extend(text.into_bytes());
+        let extra = complaints.tail.len().saturating_sub(COMPLAINTS_BYTES_MAX);
+        complaints.tail.drain(..extra);
+    }
+
+    /// Closes the lines and says how it ended.
+    fn end(&self, exit: Result<Exit, SandboxError>) -> String {
+        let mut out = self.out();
+        out.lines = None;
+        let how = match (out.fault, exit) {
+            (Some(fault), _) => fault.to_owned(),
+            (None, Err(error)) => {
+                let source = std::error::Error::source(&error).map(|source| format!(": {source}"));
+                format!("it could not be run: {error}{}", source.unwrap_or_default())
+            }
+            (None, Ok(exit)) => match (exit.overrun, exit.ended) {
+                (Some(overrun), _) => format!("it ended: {}", overrun.error().message),
+                (None, Ended::Code(code)) => format!("it ended with code {code}"),
+                (None, Ended::Signal(signal)) => format!("it ended by signal {signal}"),
+            },
+        };
+        let mut complaints = self.complaints.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let rest = complaints.redactor.finish();
+        complaints.tail.extend(rest.into_bytes());
+        let said = String::from_utf8_lossy(complaints.tail.make_contiguous()).trim().to_owned();
+        if said.is_empty() { how } else { format!("{how}; its last words: {said}") }
+    }
+}
+
+impl OutputSink for Hearing {
+    fn write(&self, stream: Stream, bytes: &[u8]) {
+        match stream {
+            Stream::Stdout => self.take_lines(bytes),
+            Stream::Stderr => self.take_complaint(bytes),
+        }
+    }
+}
+
+/// The messages to and from a server.
+pub(super) struct Pipe {
+    feed: Option<mpsc::Sender<Vec<u8>>>,
+    received: mpsc::UnboundedReceiver<Vec<u8>>,
+    hearing: Arc<Hearing>,
+}
+
+impl Transport<RoleClient> for Pipe {
+    type Error = io::Error;
+
+    fn send(&mut self, message: TxJsonRpcMessage<RoleClient>) -> impl Future<Output = io::Result<()>> + Send + 'static {
+        let feed = self.feed.clone();
+        async move {
+            let mut line = serde_json::to_vec(&message)?;
+            line.push(b'\n');
+            let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
+            feed.ok_or_else(gone)?.send(line).await.map_err(|_| gone())
+        }
+    }
+
+    async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
+        loop {
+            let line = self.received.recv().await?;
+            self.hearing.waiting.fetch_sub(line.len(), Ordering::Relaxed);
+            match understood(&line) {
+                Some(message) => return Some(message),
+                // Some servers print what they should complain.
+                None if line.trim_ascii().is_empty() => {}
+                None => tracing::debug!(target: "wieldy::mcp", bytes = line.len(), "a server sent what is no message"),
+            }
+        }
+    }
+
+    async fn close(&mut self) -> io::Result<()> {
+        self.feed = None;
+        Ok(())
+    }
+}
+
+/// The message of a line. An answer that makes no sense is still the end of its request.
+fn understood(line: &[u8]) -> Option<RxJsonRpcMessage<RoleClient>> {
+    /// As much of an answer as has to be right.
+    #[derive(Deserialize)]
+    struct Answer {
+        id: RequestId,
+        #[serde(default)]
+        method: Option<String>,
+    }
+
+    serde_json::from_slice(line).ok().or_else(|| {
+        let answer = serde_json::from_slice::<Answer>(line).ok().filter(|answer| answer.method.is_none())?;
+        let error = ErrorData::new(ErrorCode::PARSE_ERROR, "the answer is none that MCP knows", None);
+        Some(RxJsonRpcMessage::<RoleClient>::error(error, Some(answer.id)))
+    })
+}

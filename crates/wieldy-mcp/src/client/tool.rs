@@ -1,0 +1,52 @@
+//! A tool of an upstream server, as the registry holds it.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+use wieldy_core::{AnyTool, BoxFuture, CallError, Input, Outcome, Run, RunError, ToolSpec};
+
+use super::upstream::Upstream;
+
+/// A tool of an upstream server.
+pub(super) struct UpstreamTool {
+    upstream: Arc<Upstream>,
+    /// The server's own name of it.
+    name: String,
+    spec: ToolSpec,
+    /// Why it is not called.
+    refusal: Option<CallError>,
+}
+
+impl UpstreamTool {
+    pub(super) fn new(upstream: Arc<Upstream>, name: String, spec: ToolSpec, refusal: Option<CallError>) -> Self {
+        Self { upstream, name, spec, refusal }
+    }
+}
+
+impl AnyTool for UpstreamTool {
+    fn spec(&self) -> ToolSpec {
+        self.spec.clone()
+    }
+
+    fn run<'a>(&'a self, input: &'a Input, run: &'a Run) -> BoxFuture<'a, Result<Outcome, RunError>> {
+        Box::pin(async move {
+            if let Some(refusal) = &self.refusal {
+                return Err(RunError::from(refusal.clone()).before_effect());
+            }
+            let arguments = match input.value() {
+                Value::Object(arguments) => arguments.clone(),
+                _ => return Err(RunError::invalid_input("an MCP server takes its arguments as an object")),
+            };
+            let ready = async {
+                let slot = self.upstream.slots.acquire().await;
+                let connection = self.upstream.connection().await?;
+                Ok::<_, RunError>((slot, connection))
+            };
+            let (_slot, connection) = tokio::select! {
+                ready = ready => ready?,
+                () = run.stop().cancelled() => return Ok(Outcome::default()),
+            };
+            connection.call(&self.name, arguments, run).await
+        })
+    }
+}

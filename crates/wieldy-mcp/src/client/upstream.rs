@@ -1,0 +1,385 @@
+//! One upstream server: started when it is needed, by one at a time; left alone for a while when it fails; its tools known even
+//! while it is down.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
+
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio::time::Instant;
+use wieldy_core::{CallError, Code, Executor, RegisterError, RunError, Sandbox};
+
+use super::connection::Connection;
+use super::definition::Definition;
+use super::failure::Failure;
+use super::pins::{PinnedTool, Pins};
+use super::settings::{OnChange, Reach, ServerSettings, Start};
+use super::tool::UpstreamTool;
+
+/// How long a server that failed is left alone: so long at first, and twice as long each time.
+const LEFT_ALONE_MIN: Duration = Duration::from_millis(500);
+/// But never longer.
+const LEFT_ALONE_MAX: Duration = Duration::from_secs(60);
+/// A server that lived so long did not fail to start.
+const LIVED: Duration = Duration::from_secs(10);
+/// A server that says again and again that its tools changed is asked at most this often.
+const ASKED_EVERY: Duration = Duration::from_secs(1);
+
+/// One upstream server.
+pub(super) struct Upstream {
+    pub(super) settings: ServerSettings,
+    /// Gives slots to calls.
+    pub(super) slots: Semaphore,
+    sandbox: Option<Arc<dyn Sandbox>>,
+    pins: Arc<Pins>,
+    life: watch::Sender<Life>,
+    tools: Mutex<Tools>,
+    /// Whose registry its tools are in, until it is closed: the registry holds the tools, and these hold the server.
+    executor: Mutex<Option<Executor>>,
+    this: Weak<Self>,
+}
+
+/// Where a server stands.
+#[derive(Clone)]
+pub(super) enum Life {
+    /// It does not run.
+    Down {
+        /// How often it failed in a row.
+        failures: u32,
+        /// How long it is left alone.
+        until: Option<Instant>,
+        /// Why it failed last.
+        why: Option<Failure>,
+    },
+    /// Somebody starts it.
+    Starting,
+    /// It runs.
+    Up(Arc<Connection>),
+    /// It is not started again.
+    Closed,
+}
+
+/// What is known of the tools of a server.
+#[derive(Default)]
+struct Tools {
+    /// The names they are registered by, with the server's own.
+    registered: BTreeMap<String, String>,
+    /// Those that changed, with the difference.
+    changed: BTreeMap<String, String>,
+    /// Those that cannot be used, with the reason.
+    unusable: BTreeMap<String, String>,
+}
+
+impl Upstream {
+    pub(super) fn new(settings: ServerSettings, executor: &Executor, pins: Arc<Pins>) -> Arc<Self> {
+        let sandbox = match &settings.reach {
+            Reach::Stdio(program) => executor.sandbox(program.level),
+            Reach::Http(_) => None,
+        };
+        let slots = Semaphore::new(settings.calls_max.clamp(1, Semaphore::MAX_PERMITS));
+        let (life, _) = watch::channel(Life::Down { failures: 0, until: None, why: None });
+        let executor = Mutex::new(Some(executor.clone()));
+        Arc::new_cyclic(|this| Self {
+            settings,
+            slots,
+            sandbox,
+            pins,
+            life,
+            tools: Mutex::default(),
+            executor,
+            this: Weak::clone(this),
+        })
+    }
+
+    /// The connection, made now if there is none. Whoever comes while somebody else makes it waits for the same one.
+    pub(super) async fn connection(&self) -> Result<Arc<Connection>, RunError> {
+        let failed =
+            |failure: &Failure, patience| RunError::from(failure.error(&self.settings.name, patience)).before_effect();
+        let mut life = self.life.subscribe();
+        let mut has_started = false;
+        loop {
+            let now = Instant::now();
+            let stands = life.borrow_and_update().clone();
+            match stands {
+                Life::Up(connection) if connection.is_alive() => return Ok(connection),
+                Life::Down { until: Some(until), why: Some(why), .. } if has_started || until > now => {
+                    return Err(failed(&why, Some(until.saturating_duration_since(now))));
+                }
+                Life::Closed => return Err(failed(&Failure::transport("wieldy is stopping"), None)),
+                Life::Starting => has_started = true,
+                // Whoever follows it is about to notice.
+                Life::Up(_) => {}
+                Life::Down { .. } => {
+                    has_started = true;
+                    self.start();
+                }
+            }
+            // The sender lives as long as this does.
+            let _ = life.changed().await;
+        }
+    }
+
+    /// Begins to start it, unless it runs or somebody else has. Goes on even if whoever needed it stops waiting.
+    pub(super) fn start(&self) {
+        let mut failures = 0;
+        let is_ours = self.life.send_if_modified(|life| {
+            let Life::Down { failures: so_far, .. } = life else { return false };
+            failures = *so_far;
+            *life = Life::Starting;
+            true
+        });
+        if let (true, Some(this)) = (is_ours, self.this.upgrade()) {
+            tokio::spawn(async move { this.run(failures).await });
+        }
+    }
+
+    /// Starts it, follows it to its end, and starts it again where it should always run.
+    async fn run(self: Arc<Self>, mut failures: u32) {
+        loop {
+            let (why, lived) = match self.open().await {
+                Err(why) => (why, Duration::ZERO),
+                Ok(connection) => {
+                    let (connection, born) = (Arc::new(connection), Instant::now());
+                    if !self.settle(Life::Up(Arc::clone(&connection))) {
+                        return connection.close().await;
+                    }
+                    (connection.ended().await, born.elapsed())
+                }
+            };
+            failures = if lived >= LIVED { 1 } else { failures.saturating_add(1) };
+            let patience = LEFT_ALONE_MIN.saturating_mul(1 << (failures - 1).min(16)).min(LEFT_ALONE_MAX);
+            // One that worked may be started again at once.
+            let until = (lived < LIVED).then(|| Instant::now() + patience);
+            if !self.settle(Life::Down { failures, until, why: Some(why.clone()) }) {
+                return;
+            }
+            let server = &self.settings.name;
+            tracing::warn!(target: "wieldy::mcp", server, %why, failures, "a server is down");
+            if self.settings.start == Start::Lazy || why == Failure::NeedsLogin {
+                return;
+            }
+            tokio::time::sleep(patience).await;
+            if !self.life.send_if_modified(|life| {
+                let is_down = matches!(life, Life::Down { .. });
+                if is_down {
+                    *life = Life::Starting;
+                }
+                is_down
+            }) {
+                return;
+            }
+        }
+    }
+
+    /// Sets where it stands, unless it was closed meanwhile.
+    fn settle(&self, next: Life) -> bool {
+        self.life.send_if_modified(|life| {
+            let goes_on = !matches!(life, Life::Closed);
+            if goes_on {
+                *life = next;
+            }
+            goes_on
+        })
+    }
+
+    /// Reaches it and learns its tools.
+    async fn open(self: &Arc<Self>) -> Result<Connection, Failure> {
+        let settings = &self.settings;
+        let known = self.pins.server(&settings.name);
+        let changed = Arc::new(Notify::new());
+        let opened = async {
+            let revision = known.revision.as_deref();
+            let connection = Connection::open(settings, self.sandbox.clone(), revision, Arc::clone(&changed)).await?;
+            let tools = connection.tools().await?;
+            self.learn(tools, connection.revision());
+            Ok(connection)
+        };
+        let connection = tokio::time::timeout(settings.start_timeout, opened).await.unwrap_or_else(|_| {
+            Err(Failure::transport(format!("it did not tell its tools within {:?}", settings.start_timeout)))
+        })?;
+        self.heed_changes(changed);
+        Ok(connection)
+    }
+
+    /// Asks again for the tools whenever the server says that they changed, for as long as it runs.
+    fn heed_changes(self: &Arc<Self>, changed: Arc<Notify>) {
+        let (this, mut life) = (Arc::downgrade(self), self.life.subscribe());
+        tokio::spawn(async move {
+            let connection = match life.wait_for(|life| !matches!(life, Life::Starting)).await.as_deref() {
+                Ok(Life::Up(connection)) => Arc::downgrade(connection),
+                _ => return,
+            };
+            let over = life.wait_for(|life| !matches!(life, Life::Up(_)));
+            let asked = async {
+                loop {
+                    changed.notified().await;
+                    let (Some(this), Some(connection)) = (this.upgrade(), connection.upgrade()) else { return };
+                    match connection.tools().await {
+                        Ok(tools) => this.learn(tools, connection.revision()),
+                        Err(why) => {
+                            tracing::warn!(target: "wieldy::mcp", server = this.settings.name, %why, "a server does not tell its tools")
+                        }
+                    }
+                    drop((this, connection));
+                    tokio::time::sleep(ASKED_EVERY).await;
+                }
+            };
+            let listening = async {
+                if let Some(connection) = connection.upgrade() {
+                    connection.listen().await;
+                }
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                _ = over => {}
+                () = asked => {}
+                () = listening => {}
+            }
+        });
+    }
+
+    /// Registers the tools that were known when the server was last asked. False if it never was.
+    pub(super) fn recall(&self) -> bool {
+        let known = self.pins.server(&self.settings.name);
+        let listed: Vec<Definition> =
+            known.tools.into_values().filter(|tool| tool.listed).map(|tool| tool.definition).collect();
+        listed.iter().filter(|tool| self.settings.tools.takes(&tool.name)).for_each(|tool| self.register(tool, None));
+        known.revision.is_some()
+    }
+
+    /// Takes what the server tells: new tools are pinned and registered, changed ones compared, others taken away.
+    fn learn(&self, told: Vec<Definition>, revision: Option<String>) {
+        let server = &self.settings.name;
+        let mut changes: BTreeMap<String, (Definition, String)> = BTreeMap::new();
+        let kept = self.pins.change(server, |pinned| {
+            pinned.revision = revision;
+            pinned.tools.values_mut().for_each(|tool| tool.listed = false);
+            for definition in &told {
+                let name = definition.name.clone();
+                let tool = pinned.tools.entry(name).or_insert_with(|| PinnedTool::of(definition.clone()));
+                tool.listed = true;
+                if tool.hash != definition.hash() {
+                    let diff = definition.diff(&tool.definition);
+                    changes.insert(definition.name.clone(), (tool.definition.clone(), diff));
+                }
+            }
+        });
+        if let Err(error) = kept {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(target: "wieldy::mcp", server, error, "what the tools of a server are now is not remembered");
+        }
+        let taken: Vec<&Definition> = told.iter().filter(|tool| self.settings.tools.takes(&tool.name)).collect();
+        self.unregister(|name| taken.iter().all(|tool| tool.name != name));
+        for definition in taken {
+            match (changes.get(&definition.name), self.settings.on_change) {
+                (None, _) => self.register(definition, None),
+                (Some((_, diff)), OnChange::Warn) => {
+                    tracing::warn!(target: "wieldy::mcp", server, tool = definition.name, diff, "a tool changed");
+                    self.register(definition, None);
+                }
+                (Some((agreed, diff)), OnChange::Refuse) => {
+                    tracing::warn!(target: "wieldy::mcp", server, tool = definition.name, diff, "a tool changed and is refused");
+                    self.register(agreed, Some(diff));
+                }
+            }
+        }
+        self.tools().changed = changes.into_iter().map(|(name, (_, diff))| (name, diff)).collect();
+    }
+
+    /// Registers a tool as it is defined; one that has changed only to be refused.
+    fn register(&self, definition: &Definition, changed: Option<&String>) {
+        let (Some(this), Some(executor)) = (self.this.upgrade(), self.executor()) else { return };
+        let mut spec = definition.spec(&self.settings);
+        let refusal = changed.map(|diff| self.refusal(definition, diff));
+        let make =
+            |spec| Arc::new(UpstreamTool::new(Arc::clone(&this), definition.name.clone(), spec, refusal.clone()));
+        let mut registered = executor.register(make(spec.clone()));
+        // An answer that nobody can check is still an answer.
+        if let Err(RegisterError::Schema { which: "output", .. }) = registered {
+            spec.output_schema = None;
+            registered = executor.register(make(spec.clone()));
+        }
+        let mut tools = self.tools();
+        match registered {
+            Ok(_) => {
+                tools.unusable.remove(&definition.name);
+                tools.registered.insert(definition.name.clone(), spec.name);
+            }
+            Err(error) => {
+                let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
+                let reason = format!("{error}{source}");
+                tracing::warn!(target: "wieldy::mcp", server = self.settings.name, tool = definition.name, reason, "a tool is left out");
+                tools.unusable.insert(definition.name.clone(), reason);
+            }
+        }
+    }
+
+    /// What a call is told to a tool that is no longer what it was.
+    fn refusal(&self, definition: &Definition, diff: &str) -> CallError {
+        let (server, tool) = (&self.settings.name, &definition.name);
+        let told = format!("the MCP server `{server}` changed its tool `{tool}` since it was agreed to");
+        CallError::new(Code::PermissionDenied, told)
+            .suggest(format!("have the operator look at the change and agree to it: `wieldy mcp pin {server}`"))
+            .detail("server", server.as_str())
+            .detail("diff", diff)
+    }
+
+    fn unregister(&self, gone: impl Fn(&str) -> bool) {
+        let mut tools = self.tools();
+        tools.registered.retain(|name, registered| {
+            let is_gone = gone(name);
+            if let (true, Some(executor)) = (is_gone, self.executor()) {
+                executor.unregister(registered);
+            }
+            !is_gone
+        });
+        tools.unusable.retain(|name, _| !gone(name));
+    }
+
+    /// Agrees to the tools as the server tells them now.
+    pub(super) async fn agree(&self) -> Result<(), RunError> {
+        let connection = self.connection().await?;
+        let failed = |failure: Failure| RunError::from(failure.error(&self.settings.name, None));
+        let told = connection.tools().await.map_err(failed)?;
+        let agreed = self.pins.change(&self.settings.name, |pinned| {
+            pinned.tools = told.iter().map(|tool| (tool.name.clone(), PinnedTool::of(tool.clone()))).collect();
+        });
+        agreed.map_err(|error| {
+            let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
+            RunError::from(CallError::new(Code::Configuration, format!("{error}{source}")))
+        })?;
+        self.learn(told, connection.revision());
+        Ok(())
+    }
+
+    /// Lets go of the registry: the tools stay as they are.
+    pub(super) fn let_go(&self) {
+        self.executor.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+    }
+
+    /// Ends it for good.
+    pub(super) async fn close(&self) {
+        self.let_go();
+        if let Life::Up(connection) = self.life.send_replace(Life::Closed) {
+            connection.close().await;
+        }
+    }
+
+    pub(super) fn life(&self) -> Life {
+        self.life.borrow().clone()
+    }
+
+    /// Its tools: the server's own name and the name it has here; what changed, what cannot be used.
+    pub(super) fn known(&self) -> [BTreeMap<String, String>; 3] {
+        let tools = self.tools();
+        [tools.registered.clone(), tools.changed.clone(), tools.unusable.clone()]
+    }
+
+    fn tools(&self) -> MutexGuard<'_, Tools> {
+        self.tools.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn executor(&self) -> Option<Executor> {
+        self.executor.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+}

@@ -1,0 +1,203 @@
+//! A server that does what it should: called, followed, cancelled, closed.
+
+use std::time::Duration;
+
+use serde_json::json;
+use wieldy_core::{Annotations, Caller, Status};
+use wieldy_mcp::client::{Reach, Start, ToolRule};
+
+use super::{Stage, call, in_a_sandbox, processes, settings, until};
+
+#[tokio::test]
+async fn tools_are_named_after_their_server_and_called_by_either_name() {
+    let stage = Stage::of("").await;
+    assert_eq!(stage.tools(), ["test__act", "test__echo"]);
+    for name in ["test__echo", "echo"] {
+        let result = stage.call(name, "hello").await;
+        assert_eq!((result.status, result.text().as_str(), &*result.provider), (Status::Success, "hello", "mcp:test"));
+    }
+    assert_eq!(stage.notes(), ["started", "called echo", "called echo"], "one server serves all calls");
+    assert_eq!(stage.state(), json!({"is": "ready"}));
+    let status = &stage.upstreams.status()[0];
+    assert_eq!((status.revision.as_deref(), status.server.as_deref()), (Some("2025-11-25"), Some("test 1.2")));
+    stage.upstreams.close().await;
+    stage.world.check();
+}
+
+#[tokio::test]
+async fn what_an_untrusted_server_says_of_its_tools_changes_nothing() {
+    let annotations =
+        |stage: &Stage| stage.world.executor.registry().find("echo", &Caller::local()).unwrap().spec().annotations;
+    assert_eq!(annotations(&Stage::of("").await), Annotations::default());
+    let trusted = Stage::with("", |settings| settings.trusted = true).await;
+    assert!(annotations(&trusted).read_only);
+    let ruled = Stage::with("", |settings| {
+        settings.tools.rules.insert("echo".into(), ToolRule { idempotent: Some(true), ..ToolRule::default() });
+        settings.tools.deny.push("act".into());
+    })
+    .await;
+    assert_eq!(annotations(&ruled), Annotations { idempotent: true, ..Annotations::default() });
+    assert_eq!(ruled.tools(), ["test__echo"]);
+}
+
+#[tokio::test]
+async fn every_kind_of_content_and_the_structured_answer_come_through() {
+    let stage = Stage::of("rich").await;
+    let result = stage.call("echo", "").await;
+    assert_eq!(
+        json!(result.content),
+        json!([
+            {"type": "text", "text": "hi"},
+            {"type": "image", "data": "aGk=", "mimeType": "image/png"},
+            {"type": "resource_link", "uri": "file:///a", "name": "a", "mimeType": "text/plain"},
+            {"type": "resource", "resource": {"uri": "test://b", "text": "there"}},
+        ])
+    );
+    assert_eq!(result.structured, Some(json!({"number": 1})));
+}
+
+#[tokio::test]
+async fn progress_is_passed_on_and_a_sign_of_life() {
+    let stage = Stage::of("progress").await;
+    let result = stage.call("echo", "done").await;
+    assert_eq!(result.text(), "done");
+    let events = stage.world.events();
+    let progress = events.iter().filter(|event| event.body.name() == "tool.call.progress");
+    let told: Vec<_> = progress.map(|event| event.cloud_event()["data"].clone()).collect();
+    let step =
+        |number: u32| json!({"percent": f64::from(number) * 25.0, "message": format!("step {number}"), "stream": null});
+    assert_eq!(told, [step(1), step(2), step(3), step(4)]);
+}
+
+#[tokio::test]
+async fn answers_find_their_calls_in_whatever_order_they_come() {
+    let stage = Stage::of("swapped").await;
+    let (one, other) = tokio::join!(stage.call("echo", "one"), stage.call("echo", "other"));
+    assert_eq!((one.text().as_str(), other.text().as_str()), ("one", "other"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_hundred_calls_go_over_one_connection() {
+    let stage = Stage::of("").await;
+    let answers = futures_util::future::join_all(
+        (0..200).map(async |number: u32| stage.call("echo", &number.to_string()).await.text() == number.to_string()),
+    );
+    assert!(answers.await.into_iter().all(|is_right| is_right));
+    assert_eq!(stage.notes().iter().filter(|note| *note == "started").count(), 1);
+    stage.world.check();
+}
+
+#[tokio::test]
+async fn a_call_that_is_cancelled_is_cancelled_at_the_server() {
+    let stage = Stage::of("silent").await;
+    let id = stage.world.executor.spawn(call("echo", "never"));
+    stage.until_noted("called echo").await;
+    assert_eq!(stage.world.executor.cancel(id), 1);
+    let result = stage.world.executor.wait(id, &Caller::local()).await.unwrap();
+    assert_eq!(result.status, Status::Cancelled);
+    stage.until_noted("cancelled").await;
+}
+
+#[tokio::test]
+async fn a_call_that_takes_too_long_is_cancelled_at_the_server() {
+    let stage = Stage::with("silent", |settings| settings.timeout = Some(Duration::from_millis(200))).await;
+    let error = stage.error("echo").await;
+    assert_eq!((error.code.as_str(), error.details["clock"].as_str()), ("E3103", Some("attempt")));
+    stage.until_noted("cancelled").await;
+}
+
+#[tokio::test]
+async fn a_call_that_is_dropped_is_cancelled_at_the_server() {
+    let stage = Stage::of("silent").await;
+    let dropped = tokio::time::timeout(Duration::from_millis(300), stage.call("echo", "never"));
+    assert!(dropped.await.is_err());
+    stage.until_noted("cancelled").await;
+}
+
+#[tokio::test]
+async fn a_known_server_is_started_by_the_first_call_and_one_that_should_always_run_at_once() {
+    let folder = Stage::of("").await.folder();
+    std::fs::remove_file(folder.path().join("notes")).unwrap();
+    let lazy = Stage::in_folder(folder.clone(), "", |_| {});
+    assert_eq!(
+        (lazy.tools(), lazy.notes().len(), lazy.state()),
+        (vec!["test__act".into(), "test__echo".into()], 0, json!({"is": "not_started"}))
+    );
+    assert_eq!(lazy.call("echo", "hi").await.text(), "hi");
+    assert_eq!(lazy.notes(), ["started", "called echo"]);
+    let eager = Stage::in_folder(folder, "", |settings| settings.start = Start::Eager);
+    until(|| eager.state() == json!({"is": "ready"})).await;
+    eager.upstreams.close().await;
+    assert_eq!(eager.state(), json!({"is": "closed"}));
+    assert_eq!(eager.error("echo").await.message, "the MCP server `test` cannot be reached: wieldy is stopping");
+}
+
+#[tokio::test]
+async fn tools_that_come_and_go_are_registered_and_taken_away() {
+    let stage = Stage::of("changes").await;
+    stage.call("echo", "add late").await;
+    until(|| stage.tools() == ["test__act", "test__echo", "test__late"]).await;
+    stage.call("echo", "remove act").await;
+    until(|| stage.tools() == ["test__echo", "test__late"]).await;
+}
+
+#[tokio::test]
+async fn in_a_sandbox_a_server_has_only_what_it_was_given() {
+    let stage = Stage::with("environment", in_a_sandbox).await;
+    let text = stage.call("echo", "").await.text();
+    let names: Vec<&str> = text.lines().filter_map(|line| line.split('=').next()).collect();
+    assert!(names.contains(&"WIELDY_TEST_BEHAVIOUR") && !names.contains(&"CARGO_MANIFEST_DIR"), "{text}");
+}
+
+#[tokio::test]
+async fn closing_ends_the_whole_tree_even_of_one_that_lingers() {
+    for sandboxed in [false, true] {
+        let stage = Stage::with("forks", |settings| {
+            if sandboxed {
+                in_a_sandbox(settings);
+            }
+        })
+        .await;
+        let result = stage.call("echo", "").await;
+        assert_eq!(result.status, Status::Success, "{:?}", result.error);
+        until(|| processes("7654") >= 2).await;
+        stage.upstreams.close().await;
+        assert_eq!(processes("7654"), 0, "nothing of the server is left");
+    }
+    let stage = Stage::of("lingers").await;
+    stage.upstreams.close().await;
+}
+
+#[tokio::test]
+async fn names_of_servers_are_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = wieldy_testkit::World::new([]);
+    let refused = |names: &[&str]| {
+        let servers = names.iter().map(|name| settings(name, "", folder.path())).collect();
+        wieldy_mcp::client::Upstreams::new(&world.executor, servers, Default::default())
+            .map(|_| ())
+            .unwrap_err()
+            .to_string()
+    };
+    assert_eq!(refused(&["a b"]), "`a b` cannot be the name of an MCP server");
+    assert_eq!(
+        refused(&["a__b"]),
+        "`a__b` cannot be the name of an MCP server: `__` stands between the names of a server and a tool"
+    );
+    assert_eq!(refused(&["a", "a"]), "there are two MCP servers of the name `a`");
+}
+
+#[tokio::test]
+async fn without_a_sandbox_of_its_level_a_server_is_not_started_otherwise() {
+    let stage = Stage::with("", |settings| {
+        let Reach::Stdio(program) = &mut settings.reach else { panic!("it is a program") };
+        program.level = wieldy_core::Level::Gvisor;
+    })
+    .await;
+    assert_eq!(stage.tools(), Vec::<String>::new());
+    assert_eq!(
+        stage.state()["error"]["message"],
+        "the MCP server `test` cannot be reached: there is no sandbox of the level `gvisor` to run it in"
+    );
+    assert_eq!(stage.notes(), Vec::<String>::new());
+}

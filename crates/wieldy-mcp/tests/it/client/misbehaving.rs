@@ -1,0 +1,151 @@
+//! Servers that crash, lie, flood or fall silent: the call ends with an error that says so, the next one works, and nothing piles up.
+
+use std::time::Duration;
+
+use serde_json::json;
+use wieldy_core::Status;
+
+use super::{Stage, until};
+
+/// The code, whether it may be repeated, and the message of a call to `echo`.
+async fn told(behaviour: &str) -> (String, bool, String) {
+    let stage = Stage::of(behaviour).await;
+    let error = stage.error("echo").await;
+    stage.world.check();
+    (error.code.to_string(), error.retryable, error.message)
+}
+
+#[tokio::test]
+async fn a_crash_is_told_with_its_reason_and_the_call_is_not_repeated() {
+    for behaviour in ["crash before", "crash mid"] {
+        let (code, _, message) = told(behaviour).await;
+        assert_eq!(
+            (code.as_str(), message.as_str()),
+            ("E3201", "the MCP server `test` cannot be reached: it ended with code 9")
+        );
+    }
+}
+
+#[tokio::test]
+async fn after_a_crash_the_next_call_finds_a_new_server() {
+    let stage = Stage::of("crash after").await;
+    assert_eq!(stage.call("echo", "one").await.text(), "one");
+    until(|| stage.state()["is"] == "degraded").await;
+    assert_eq!(stage.tools(), ["test__act", "test__echo"], "its tools stay listed");
+    let error = stage.error("echo").await;
+    assert_eq!((error.code.as_str(), error.retryable), ("E3201", true));
+    tokio::time::sleep(error.retry_after().unwrap()).await;
+    assert_eq!(stage.call("echo", "two").await.text(), "two");
+    assert_eq!(stage.notes(), ["started", "called echo", "started", "called echo"]);
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_start_says_why_and_is_left_alone_longer_each_time() {
+    let stage = Stage::of("crash at start").await;
+    let state = stage.state();
+    assert_eq!(
+        (&state["is"], &state["failures"], &state["error"]["code"]),
+        (&json!("degraded"), &json!(1), &json!("E3201"))
+    );
+    assert_eq!(
+        state["error"]["message"],
+        "the MCP server `test` cannot be reached: it ended with code 3; its last words: no configuration, token [redacted]"
+    );
+    for failures in 2..=3 {
+        until(|| stage.state()["error"]["details"]["retry_after_ms"] == 0).await;
+        stage.upstreams.discover(|_| true).await;
+        assert_eq!(stage.state()["failures"], failures);
+    }
+    let patience = stage.state()["error"]["details"]["retry_after_ms"].as_u64().unwrap();
+    assert!((1_000..=2_000).contains(&patience), "{patience}");
+    let starts = stage.notes().len();
+    stage.upstreams.discover(|_| true).await;
+    assert_eq!(stage.notes().len(), starts, "it is not started before its time");
+}
+
+#[tokio::test]
+async fn a_server_that_never_tells_its_tools_is_given_up() {
+    let stage = Stage::with("silent at start", |settings| settings.start_timeout = Duration::from_millis(500)).await;
+    assert_eq!(
+        stage.state()["error"]["message"],
+        "the MCP server `test` cannot be reached: it did not tell its tools within 500ms"
+    );
+}
+
+#[tokio::test]
+async fn a_list_of_tools_without_an_end_is_no_list() {
+    let stage = Stage::of("endless tools").await;
+    assert_eq!(stage.state()["error"]["message"], "the MCP server `test` answered: a list of more than 4096 tools");
+    assert_eq!(stage.tools(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn what_is_no_message_is_passed_over() {
+    for behaviour in ["garbage", "wrong ids", "slow drip"] {
+        let stage = Stage::of(behaviour).await;
+        let result = stage.call("echo", "hello").await;
+        assert_eq!(
+            (result.status, result.text().as_str()),
+            (Status::Success, "hello"),
+            "{behaviour}: {:?}",
+            result.error
+        );
+        assert_eq!(stage.call("echo", "again").await.text(), "again", "{behaviour}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_none_ends_the_call_at_once() {
+    assert_eq!(
+        told("malformed").await,
+        ("E3202".into(), false, "the MCP server `test` answered: the answer is none that MCP knows".into())
+    );
+    assert_eq!(
+        told("not a result").await,
+        ("E3202".into(), false, "the MCP server `test` answered: something that is no result of a tool".into())
+    );
+}
+
+#[tokio::test]
+async fn errors_of_the_protocol_and_of_the_tool_are_told_apart() {
+    assert_eq!(told("refuses").await, ("E3202".into(), false, "the MCP server `test` answered: no such thing".into()));
+    assert_eq!(told("breaks").await, ("E3202".into(), false, "the MCP server `test` answered: out of luck".into()));
+    assert_eq!(told("reports").await, ("E3203".into(), false, "the disk is full".into()));
+}
+
+#[tokio::test]
+async fn a_line_of_a_gigabyte_costs_little_and_ends_the_server() {
+    let stage = Stage::of("huge line").await;
+    let before = resident_bytes();
+    let error = stage.error("echo").await;
+    assert_eq!(
+        (error.code.as_str(), error.message.as_str()),
+        ("E3201", "the MCP server `test` cannot be reached: it sent a message of more than 16 MiB")
+    );
+    let peak = resident_bytes().saturating_sub(before);
+    assert!(peak < 32 * 1024 * 1024, "{peak} more bytes are resident");
+}
+
+/// The most memory that this process ever held.
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+}
+
+#[tokio::test]
+async fn endless_progress_does_not_outlast_the_deadline() {
+    let stage = Stage::with("endless progress", |settings| settings.timeout = Some(Duration::from_millis(500))).await;
+    let error = stage.error("echo").await;
+    assert_eq!((error.code.as_str(), error.details["clock"].as_str()), ("E3103", Some("attempt")));
+}
+
+#[tokio::test]
+async fn one_bad_tool_does_not_hide_the_others() {
+    let stage = Stage::of("bad tools").await;
+    assert_eq!(stage.tools(), ["test__act", "test__echo", "test__odd_name_x_6d46d829"]);
+    let status = &stage.upstreams.status()[0];
+    assert_eq!(status.unusable.keys().collect::<Vec<_>>(), ["broken", "far"]);
+    assert_eq!(stage.call("test__odd_name_x_6d46d829", "x").await.status, Status::Success);
+    assert_eq!(stage.notes().last().unwrap(), "called odd.name/x");
+}

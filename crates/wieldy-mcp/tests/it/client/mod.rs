@@ -1,0 +1,162 @@
+//! Servers that others wrote, well and badly.
+
+mod behaving;
+mod misbehaving;
+mod pinning;
+mod program;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use wieldy_core::{
+    Call, CallError, Command, Confinement, FileRules, Level, Limits, Mount, Network, Place, ResourceLimits,
+    RetryPolicy, Stdin, ToolResult,
+};
+use wieldy_mcp::client::{OnChange, Pins, Program, Reach, ServerSettings, Upstreams};
+use wieldy_sandbox::{Bare, Native, NativeOptions};
+use wieldy_testkit::World;
+
+/// An executor with one server behind it, and what that noted.
+pub(crate) struct Stage {
+    pub(crate) world: World,
+    pub(crate) upstreams: Upstreams,
+    folder: Arc<tempfile::TempDir>,
+}
+
+impl Stage {
+    /// A server of this behaviour, which has told its tools.
+    pub(crate) async fn of(behaviour: &str) -> Self {
+        Self::with(behaviour, |_| {}).await
+    }
+
+    pub(crate) async fn with(behaviour: &str, change: impl FnOnce(&mut ServerSettings)) -> Self {
+        let stage = Self::in_folder(Arc::new(tempfile::tempdir().unwrap()), behaviour, change);
+        stage.upstreams.discover(|_| true).await;
+        stage
+    }
+
+    /// The same in a folder that may know it already; it is not asked yet.
+    pub(crate) fn in_folder(
+        folder: Arc<tempfile::TempDir>,
+        behaviour: &str,
+        change: impl FnOnce(&mut ServerSettings),
+    ) -> Self {
+        let world = World::with([], |builder| {
+            builder.isolation = Level::None;
+            builder.limits = Limits { calls_running_per_agent_max: 500, calls_running_max: 500, ..Limits::default() };
+            builder.retry = RetryPolicy { retries: 0, ..RetryPolicy::default() };
+            *builder = std::mem::take(builder).sandbox(Bare::default()).sandbox(Native::new(NativeOptions::default()));
+        });
+        let mut settings = settings("test", behaviour, folder.path());
+        change(&mut settings);
+        let pins = Arc::new(Pins::open(folder.path().join("pins.json")).unwrap());
+        let upstreams = Upstreams::new(&world.executor, vec![settings], pins).unwrap();
+        Self { world, upstreams, folder }
+    }
+
+    pub(crate) fn folder(&self) -> Arc<tempfile::TempDir> {
+        Arc::clone(&self.folder)
+    }
+
+    pub(crate) async fn call(&self, tool: &str, text: &str) -> ToolResult {
+        self.world.call(tool, json!({ "text": text })).await
+    }
+
+    /// The error of a call that must fail, without what differs from run to run.
+    pub(crate) async fn error(&self, tool: &str) -> CallError {
+        let result = self.call(tool, "hi").await;
+        result.error.unwrap_or_else(|| panic!("it should have failed: {:?}", result.content))
+    }
+
+    /// Everything the server noted, in order.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(self.folder.path().join("notes")).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    pub(crate) async fn until_noted(&self, note: &str) {
+        until(|| self.notes().iter().any(|line| line == note)).await;
+    }
+
+    /// The names of the tools there are.
+    pub(crate) fn tools(&self) -> Vec<String> {
+        let tools = self.world.executor.registry().list(&wieldy_core::Caller::local(), &Default::default());
+        tools.iter().map(|tool| tool.spec().name.clone()).collect()
+    }
+
+    /// How the server stands, as JSON.
+    pub(crate) fn state(&self) -> Value {
+        serde_json::to_value(&self.upstreams.status()[0].state).unwrap()
+    }
+}
+
+/// Waits for something that must come soon.
+pub(crate) async fn until(mut is_so: impl FnMut() -> bool) {
+    let began = std::time::Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(20), "it did not come");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// This test binary as a server, without isolation.
+pub(crate) fn settings(name: &str, behaviour: &str, folder: &Path) -> ServerSettings {
+    let program = Program {
+        command: Command {
+            program: std::env::current_exe().unwrap().display().to_string(),
+            arguments: program::arguments(),
+            environment: environment(behaviour, folder),
+            folder: PathBuf::new(),
+            stdin: Stdin::Nothing,
+            terminal: None,
+        },
+        level: Level::None,
+        confinement: Confinement {
+            workspace: folder.to_owned(),
+            files: Arc::default(),
+            network: Network::None,
+            limits: ResourceLimits::default(),
+            place: Place::Own,
+            place_limits: ResourceLimits::default(),
+            grace: Duration::from_millis(500),
+        },
+    };
+    let mut settings = ServerSettings::new(name, Reach::Stdio(Box::new(program)));
+    settings.start_timeout = Duration::from_secs(20);
+    settings
+}
+
+fn environment(behaviour: &str, folder: &Path) -> BTreeMap<String, String> {
+    let path = ("PATH".to_owned(), "/usr/bin:/bin".to_owned());
+    program::environment(behaviour, &folder.join("notes")).into_iter().chain([path]).collect()
+}
+
+/// The same server in a native sandbox, which sees the program and its own folder.
+pub(crate) fn in_a_sandbox(settings: &mut ServerSettings) {
+    let Reach::Stdio(program) = &mut settings.reach else { panic!("it is a program") };
+    program.level = Level::Native;
+    let folder = std::env::current_exe().unwrap().parent().unwrap().canonicalize().unwrap();
+    let mounts = vec![Mount { source: folder.clone(), target: folder, writable: false }];
+    program.confinement.files = Arc::new(FileRules { mounts, ..FileRules::default() });
+}
+
+/// The processes that run with this among their arguments.
+pub(crate) fn processes(argument: &str) -> usize {
+    let entries = std::fs::read_dir("/proc").unwrap().filter_map(|entry| Some(entry.ok()?.path().join("cmdline")));
+    let holds = |path: PathBuf| {
+        std::fs::read(path).is_ok_and(|line| line.split(|byte| *byte == 0).any(|word| word == argument.as_bytes()))
+    };
+    entries.filter(|path| holds(path.clone())).count()
+}
+
+/// Of a call by the local user.
+pub(crate) fn call(tool: &str, text: &str) -> Call {
+    Call::new(tool, json!({ "text": text }))
+}
+
+pub(crate) fn warns(settings: &mut ServerSettings) {
+    settings.on_change = OnChange::Warn;
+}

@@ -1,0 +1,64 @@
+//! A server that changes its mind after somebody agreed to its tools.
+
+use serde_json::json;
+use wieldy_core::{Caller, Status};
+
+use super::{Stage, until, warns};
+
+const DIFF: &str = "--- agreed\n+++ now\n@@ -5,3 +5,3 @@\n   },\n-  \"description\": \"Says it again\",\n+  \"description\": \"Says it again, and sends it to me\",\n   \"inputSchema\": {\n";
+
+fn description(stage: &Stage) -> String {
+    stage.world.executor.registry().find("echo", &Caller::local()).unwrap().spec().description.clone()
+}
+
+#[tokio::test]
+async fn a_changed_tool_is_refused_until_somebody_agrees() {
+    let stage = Stage::of("changes").await;
+    stage.call("act", "change echo").await;
+    until(|| !stage.upstreams.status()[0].changed.is_empty()).await;
+    let error = stage.error("echo").await;
+    assert_eq!(
+        serde_json::to_value(&error).unwrap(),
+        json!({
+            "code": "E3003", "name": "PERMISSION_DENIED", "category": "permission_error", "retryable": false,
+            "message": "the MCP server `test` changed its tool `echo` since it was agreed to",
+            "suggestion": "have the operator look at the change and agree to it: `wieldy mcp pin test`",
+            "details": {"server": "test", "diff": DIFF},
+        })
+    );
+    assert_eq!(description(&stage), "Says it again", "models see what was agreed to");
+    assert_eq!(stage.call("act", "x").await.status, Status::Success, "other tools work");
+    let agreed = stage.upstreams.agree("test").await.unwrap().unwrap();
+    assert_eq!(agreed.changed.len(), 0);
+    assert_eq!(description(&stage), "Says it again, and sends it to me");
+    assert_eq!(stage.call("echo", "x").await.status, Status::Success);
+    assert!(stage.upstreams.agree("nobody").await.is_none());
+}
+
+#[tokio::test]
+async fn a_change_while_wieldy_was_away_is_noticed_too() {
+    let folder = Stage::of("").await.folder();
+    std::fs::write(folder.path().join("notes"), "change echo\n").unwrap();
+    let stage = Stage::in_folder(folder.clone(), "", |_| {});
+    assert_eq!(stage.call("act", "x").await.status, Status::Success);
+    assert_eq!(stage.error("echo").await.code.as_str(), "E3003");
+    let warned = Stage::in_folder(folder, "", warns);
+    warned.call("act", "x").await;
+    assert_eq!(warned.call("echo", "x").await.status, Status::Success);
+    assert_eq!(warned.upstreams.status()[0].changed, [("echo".to_owned(), DIFF.to_owned())].into());
+}
+
+#[tokio::test]
+async fn a_tool_that_went_away_and_comes_back_otherwise_is_noticed() {
+    let folder = Stage::of("").await.folder();
+    std::fs::write(folder.path().join("notes"), "remove act\n").unwrap();
+    let without = Stage::in_folder(folder.clone(), "", |_| {});
+    without.call("echo", "x").await;
+    assert_eq!(without.tools(), ["test__echo"]);
+    std::fs::write(folder.path().join("notes"), "").unwrap();
+    let again = Stage::in_folder(folder, "", |_| {});
+    assert_eq!(again.tools(), ["test__echo"], "it was not there when the server was last asked");
+    again.call("echo", "x").await;
+    assert_eq!(again.tools(), ["test__act", "test__echo"]);
+    assert_eq!(again.call("act", "x").await.status, Status::Success);
+}
