@@ -109,7 +109,7 @@ fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder
 }
 
 /// What programs see and do not see: what the configuration says, and never the history and its key.
-fn files(config: &Config) -> FileRules {
+pub(crate) fn files(config: &Config) -> FileRules {
     let mut files = config.sandbox.files.clone();
     // What is not there yet is not seen either.
     files.hidden.extend(history::files(config).iter().filter_map(|path| path.canonicalize().ok()));
@@ -117,7 +117,7 @@ fn files(config: &Config) -> FileRules {
 }
 
 /// The path that means the same wherever a sandbox starts.
-fn whole(path: &Path) -> PathBuf {
+pub(crate) fn whole(path: &Path) -> PathBuf {
     path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned())
 }
 
@@ -150,7 +150,7 @@ pub(crate) fn probe_options(config: &Config, environment: &Environment) -> Probe
 }
 
 /// What programs get of this process's environment: the names that are allowed; one that ends in `*` allows a family.
-fn program_environment(config: &Config, environment: &Environment) -> BTreeMap<String, String> {
+pub(crate) fn program_environment(config: &Config, environment: &Environment) -> BTreeMap<String, String> {
     let is_allowed = |name: &str| {
         config.shell_environment.iter().any(|allowed| match allowed.strip_suffix('*') {
             Some(family) => name.starts_with(family),

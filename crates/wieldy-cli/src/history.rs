@@ -136,7 +136,7 @@ pub(crate) fn hide_secrets(config: &Config, environment: &Environment) {
 }
 
 /// Whether a variable holds a secret, by its name; a short value or the name of a file is none.
-fn is_secret(name: &str, value: &str) -> bool {
+pub(crate) fn is_secret(name: &str, value: &str) -> bool {
     let name = name.to_ascii_uppercase();
     let ends = ["TOKEN", "_KEY", "APIKEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS", "_PAT"];
     let looks_secret = ends.iter().any(|end| name.ends_with(end))

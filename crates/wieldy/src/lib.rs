@@ -32,6 +32,8 @@ use std::sync::Arc;
 pub use artifacts::{FolderArtifacts, FolderError};
 pub use log::{EventLog, LOG_TARGETS, log_events};
 pub use wieldy_core::*;
+/// MCP in both directions.
+pub use wieldy_mcp as mcp;
 pub use wieldy_sandbox::{
     Bare, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions, ProbeState, Probed,
     RefusedCall, Report, Rootfs, finish, probe,

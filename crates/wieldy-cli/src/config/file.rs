@@ -10,6 +10,7 @@ use wieldy::{
 
 use super::history::FileDurability;
 use super::log::{FileLogOrLevel, Levels, LogFormat, Rotate};
+use super::mcp::{FileOnChange, FileStart, FileText};
 use super::sandbox::{FileMount, FileNetwork};
 use super::value::{Bytes, BytesOrNone, Count, CountOrNone, Megabytes, MegabytesOrNone, Time, Whole};
 
@@ -48,6 +49,7 @@ section! {
         history: FileHistory,
         shell: FileShell,
         tools: FileTools,
+        mcp: FileMcp,
         plans: BTreeMap<String, FilePlan>,
     }
     /// How much is said, in which form and where.
@@ -139,6 +141,43 @@ section! {
     /// Where tools of one's own are.
     FileTools {
         manifests: Vec<PathBuf>,
+    }
+    /// Other MCP servers whose tools are taken.
+    FileMcp {
+        files: Vec<PathBuf>,
+        servers: BTreeMap<String, FileServer>,
+    }
+    /// One MCP server: a program, or an address.
+    FileServer {
+        command: String,
+        args: Vec<String>,
+        env: BTreeMap<String, FileText>,
+        cwd: PathBuf,
+        isolation: Level,
+        network: FileNetwork,
+        mounts: Vec<FileMount>,
+        url: String,
+        headers: BTreeMap<String, FileText>,
+        disabled: bool,
+        start: FileStart,
+        start_timeout: Time,
+        timeout: Time,
+        calls_max: Count,
+        trusted: bool,
+        on_change: FileOnChange,
+        allow: Vec<String>,
+        deny: Vec<String>,
+        tools: BTreeMap<String, FileToolRule>,
+    }
+    /// What is said of one tool of a server.
+    FileToolRule {
+        rename: String,
+        read_only: bool,
+        destructive: bool,
+        idempotent: bool,
+        open_world: bool,
+        confirm: bool,
+        timeout: Time,
     }
     /// What a plan allows; a key that is absent means no limit.
     FilePlan {
@@ -242,6 +281,7 @@ impl FileConfig {
             history: Some(FileHistory::defaults()),
             shell: Some(FileShell { environment: Some(ENVIRONMENT.map(str::to_owned).to_vec()) }),
             tools: Some(FileTools { manifests: Some(Vec::new()) }),
+            mcp: Some(FileMcp { files: Some(Vec::new()), servers: Some(BTreeMap::new()) }),
             plans: Some(BTreeMap::new()),
         }
     }
@@ -263,6 +303,9 @@ impl FileConfig {
             && !path.starts_with("~")
         {
             *path = folder.join(&*path);
+        }
+        if let Some(mcp) = &mut self.mcp {
+            super::mcp::begin_at(mcp, folder);
         }
         let mounts = self.sandbox.iter_mut().flat_map(|sandbox| &mut sandbox.mounts).flatten();
         if !folder.as_os_str().is_empty() {

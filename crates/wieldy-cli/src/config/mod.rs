@@ -8,6 +8,7 @@ mod file;
 mod history;
 mod layers;
 mod log;
+mod mcp;
 mod sandbox;
 mod value;
 
@@ -30,6 +31,7 @@ use history::shown as shown_url;
 pub(crate) use history::{HistoryConfig, address};
 pub(crate) use layers::Origin;
 pub(crate) use log::{Levels, LogConfig, LogFileConfig, LogFormat, Rotate};
+pub(crate) use mcp::{McpConfig, ServerConfig, Text, server_of};
 
 /// What `wieldy init` writes: every key with its default, as a comment.
 pub(crate) const TEMPLATE: &str = include_str!("template.toml");
@@ -64,6 +66,7 @@ pub(crate) struct Config {
     /// The names of the variables that programs get.
     pub(crate) shell_environment: Vec<String>,
     pub(crate) manifests: Vec<PathBuf>,
+    pub(crate) mcp: McpConfig,
     /// Each value as it is written, for people.
     pub(crate) values: Vec<Shown>,
     /// What looks like a mistake and is none for certain.
@@ -181,6 +184,8 @@ impl Config {
         let sandbox = sandbox(layers, file.sandbox.expect(SET), home, isolation)?;
         let state = file.state.expect(SET);
         let history = history(layers, file.history.expect(SET), &state)?;
+        let wrong = |message| ConfigError { place: "the section `mcp`".into(), message, hint: None };
+        let mcp = McpConfig::resolve(file.mcp.expect(SET), home, sandbox.floor).map_err(wrong)?;
         Ok(Self {
             workspace: file.workspace.expect(SET),
             state,
@@ -221,11 +226,13 @@ impl Config {
             plans: file.plans.expect(SET).into_iter().map(|(name, limits)| (name, plan(&limits))).collect(),
             shell_environment: file.shell.and_then(|shell| shell.environment).expect(SET),
             manifests: file.tools.and_then(|tools| tools.manifests).expect(SET),
+            mcp,
             values: layers
                 .values()
                 .map(|(key, value, origin)| {
                     let value = match value {
                         toml::Value::String(url) if key == "history.url" => shown_url(url).into(),
+                        toml::Value::String(_) if mcp::is_secret(&key) => wieldy::REDACTED.into(),
                         value => value.clone(),
                     };
                     Shown { key, value, origin: origin.clone() }

@@ -91,7 +91,7 @@ impl FileMount {
     }
 
     /// Links are followed here, as a sandbox takes paths only as they are.
-    fn resolve(self, home: Option<&Path>) -> Result<Mount, String> {
+    pub(super) fn resolve(self, home: Option<&Path>) -> Result<Mount, String> {
         let source = at_home(&self.source, home)?;
         let source = source.canonicalize().or_else(|_| std::path::absolute(&source)).unwrap_or(source);
         let target = match self.target {

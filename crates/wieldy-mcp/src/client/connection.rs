@@ -77,6 +77,7 @@ impl Connection {
                 let transport = Watched { inner, progress: progress.clone() };
                 (handler.serve_with_lifecycle(transport, lifecycle).await?, None)
             }
+            Reach::Unusable(why) => return Err(Failure::Configuration(why.as_str().into())),
         };
         service.set_response_cache_config(rmcp::service::ClientCacheConfig::disabled()).await;
         Ok(Self { name: settings.name.clone(), service, process, progress })

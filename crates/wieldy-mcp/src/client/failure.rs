@@ -23,6 +23,9 @@ pub enum Failure {
         /// MCP's code, where it gave one.
         code: Option<i32>,
     },
+    /// Something that it needs is missing here.
+    #[error("{0}")]
+    Configuration(Arc<str>),
     /// It wants to know who asks.
     #[error("it wants a login")]
     NeedsLogin,
@@ -53,6 +56,10 @@ impl Failure {
                     Some(code) => error.detail("mcp_code", *code),
                     None => error,
                 }
+            }
+            Self::Configuration(why) => {
+                CallError::new(Code::Configuration, format!("the MCP server `{name}` cannot be used: {why}"))
+                    .suggest(format!("put the section `mcp.servers.{name}` of the configuration right"))
             }
             Self::NeedsLogin => CallError::new(Code::Configuration, format!("the MCP server `{name}` wants a login"))
                 .suggest(format!("`wieldy mcp login {name}`, or give it a token by `bearer` or `headers`")),

@@ -4,6 +4,7 @@ mod connection;
 mod definition;
 mod failure;
 mod http;
+pub mod import;
 mod pins;
 mod progress;
 mod settings;

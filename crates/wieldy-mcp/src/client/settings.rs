@@ -58,6 +58,8 @@ pub enum Reach {
     Stdio(Box<Program>),
     /// By HTTP.
     Http(Address),
+    /// Not at all, for this reason: something that it needs is missing. Its tools stay known.
+    Unusable(String),
 }
 
 /// A program that is a server.

@@ -74,7 +74,7 @@ impl Upstream {
     pub(super) fn new(settings: ServerSettings, executor: &Executor, pins: Arc<Pins>) -> Arc<Self> {
         let sandbox = match &settings.reach {
             Reach::Stdio(program) => executor.sandbox(program.level),
-            Reach::Http(_) => None,
+            Reach::Http(_) | Reach::Unusable(_) => None,
         };
         let slots = Semaphore::new(settings.calls_max.clamp(1, Semaphore::MAX_PERMITS));
         let (life, _) = watch::channel(Life::Down { failures: 0, until: None, why: None });
@@ -155,7 +155,7 @@ impl Upstream {
             }
             let server = &self.settings.name;
             tracing::warn!(target: "wieldy::mcp", server, %why, failures, "a server is down");
-            if self.settings.start == Start::Lazy || why == Failure::NeedsLogin {
+            if self.settings.start == Start::Lazy || matches!(why, Failure::NeedsLogin | Failure::Configuration(_)) {
                 return;
             }
             tokio::time::sleep(patience).await;

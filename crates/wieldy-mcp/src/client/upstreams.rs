@@ -45,7 +45,7 @@ pub enum SettingsError {
 pub struct ServerStatus {
     /// Its name.
     pub name: String,
-    /// How it is reached: `stdio` or `http`.
+    /// How it is reached: `stdio`, `http` or `none`.
     pub transport: &'static str,
     /// Where it stands.
     pub state: ServerState,
@@ -170,6 +170,7 @@ fn status(server: &Upstream) -> ServerStatus {
     let transport = match settings.reach {
         Reach::Stdio(_) => "stdio",
         Reach::Http(_) => "http",
+        Reach::Unusable(_) => "none",
     };
     ServerStatus { name: settings.name.clone(), transport, state, revision, server: info, tools, changed, unusable }
 }

@@ -1,0 +1,194 @@
+//! The section `mcp`: other MCP servers whose tools are taken.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use wieldy::mcp::client::{OnChange, Start, ToolRule, ToolRules};
+use wieldy::{Level, Mount, Network};
+
+use super::file::{FileMcp, FileServer, FileToolRule};
+use super::sandbox::at_home;
+
+/// The section, resolved.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct McpConfig {
+    /// Files of other MCP clients whose servers are taken too.
+    pub(crate) files: Vec<PathBuf>,
+    pub(crate) servers: Vec<ServerConfig>,
+}
+
+/// One server. What it needs from this machine is looked up when it is taken into use.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(crate) struct ServerConfig {
+    pub(crate) name: String,
+    pub(crate) command: Option<String>,
+    pub(crate) args: Vec<String>,
+    pub(crate) env: BTreeMap<String, Text>,
+    pub(crate) cwd: Option<PathBuf>,
+    /// As strong as all other programs, where it is not said.
+    pub(crate) isolation: Option<Level>,
+    pub(crate) network: Option<Network>,
+    /// Guessed from the command, where it is not said.
+    pub(crate) mounts: Option<Vec<Mount>>,
+    pub(crate) url: Option<String>,
+    pub(crate) headers: BTreeMap<String, Text>,
+    pub(crate) start: Start,
+    pub(crate) start_timeout: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) calls_max: Option<usize>,
+    pub(crate) trusted: bool,
+    pub(crate) on_change: OnChange,
+    pub(crate) tools: ToolRules,
+}
+
+/// A text of which parts may come from the environment (`${NAME}`), or all of which comes from a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Text {
+    Written(String),
+    In(PathBuf),
+}
+
+/// The same as people write it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "a text, or a table with the key `file`")]
+pub(crate) enum FileText {
+    Written(String),
+    In(InFile),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct InFile {
+    pub(crate) file: PathBuf,
+}
+
+/// When a server is started, as people write it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum FileStart {
+    Lazy,
+    Eager,
+}
+
+/// What happens when a tool changed, as people write it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum FileOnChange {
+    Refuse,
+    Warn,
+}
+
+impl McpConfig {
+    /// The section as it is used; no server may be kept apart more weakly than the floor.
+    pub(super) fn resolve(file: FileMcp, home: Option<&Path>, floor: Level) -> Result<Self, String> {
+        let files = file.files.unwrap_or_default().iter().map(|path| at_home(path, home)).collect::<Result<_, _>>()?;
+        let used = file.servers.unwrap_or_default().into_iter().filter(|(_, server)| server.disabled != Some(true));
+        let servers = used.map(|(name, server)| {
+            let server = server_of(name, server, home)?;
+            match server.isolation {
+                Some(level) if !level.is_at_least(floor) => Err(format!(
+                    "`mcp.servers.{}.isolation` is `{level}`, below `sandbox.floor`, which is `{floor}`",
+                    server.name
+                )),
+                _ => Ok(server),
+            }
+        });
+        Ok(Self { files, servers: servers.collect::<Result<_, _>>()? })
+    }
+}
+
+/// A server as it is used.
+pub(crate) fn server_of(name: String, file: FileServer, home: Option<&Path>) -> Result<ServerConfig, String> {
+    match (&file.command, &file.url) {
+        (None, None) => return Err(format!("`mcp.servers.{name}` has neither a `command` nor a `url`")),
+        (Some(_), Some(_)) => return Err(format!("`mcp.servers.{name}` has both a `command` and a `url`")),
+        _ => {}
+    }
+    let texts = |texts: Option<BTreeMap<String, FileText>>| {
+        let texts = texts.unwrap_or_default().into_iter();
+        texts
+            .map(|(name, text)| {
+                let text = match text {
+                    FileText::Written(text) => Text::Written(text),
+                    FileText::In(InFile { file }) => Text::In(at_home(&file, home)?),
+                };
+                Ok((name, text))
+            })
+            .collect::<Result<BTreeMap<_, _>, String>>()
+    };
+    let mounts =
+        file.mounts.map(|mounts| mounts.into_iter().map(|mount| mount.resolve(home)).collect::<Result<_, _>>());
+    let rules = file.tools.unwrap_or_default().into_iter().map(|(tool, rule)| (tool, rule_of(rule)));
+    Ok(ServerConfig {
+        name,
+        command: file.command,
+        args: file.args.unwrap_or_default(),
+        env: texts(file.env)?,
+        cwd: file.cwd.map(|cwd| at_home(&cwd, home)).transpose()?,
+        isolation: file.isolation,
+        network: file.network.map(|network| network.0),
+        mounts: mounts.transpose()?,
+        url: file.url,
+        headers: texts(file.headers)?,
+        start: match file.start {
+            None | Some(FileStart::Lazy) => Start::Lazy,
+            Some(FileStart::Eager) => Start::Eager,
+        },
+        start_timeout: file.start_timeout.map(|time| time.0),
+        timeout: file.timeout.map(|time| time.0),
+        calls_max: file.calls_max.map(|count| count.0 as usize),
+        trusted: file.trusted.unwrap_or(false),
+        on_change: match file.on_change {
+            None | Some(FileOnChange::Refuse) => OnChange::Refuse,
+            Some(FileOnChange::Warn) => OnChange::Warn,
+        },
+        tools: ToolRules {
+            allow: file.allow.unwrap_or_default(),
+            deny: file.deny.unwrap_or_default(),
+            rules: rules.collect(),
+        },
+    })
+}
+
+fn rule_of(file: FileToolRule) -> ToolRule {
+    ToolRule {
+        rename: file.rename,
+        read_only: file.read_only,
+        destructive: file.destructive,
+        idempotent: file.idempotent,
+        open_world: file.open_world,
+        confirm: file.confirm,
+        timeout: file.timeout.map(|time| time.0),
+    }
+}
+
+/// Lets relative paths begin at this folder.
+pub(super) fn begin_at(mcp: &mut FileMcp, folder: &Path) {
+    if folder.as_os_str().is_empty() {
+        return;
+    }
+    let begin = |path: &mut PathBuf| {
+        if path.is_relative() && !path.starts_with("~") {
+            *path = folder.join(&*path);
+        }
+    };
+    mcp.files.iter_mut().flatten().for_each(begin);
+    for server in mcp.servers.iter_mut().flat_map(BTreeMap::values_mut) {
+        server.cwd.iter_mut().for_each(begin);
+        server.mounts.iter_mut().flatten().for_each(|mount| mount.begin_at(folder));
+        let texts = server.env.iter_mut().chain(&mut server.headers).flat_map(BTreeMap::values_mut);
+        for text in texts {
+            if let FileText::In(InFile { file }) = text {
+                begin(file);
+            }
+        }
+    }
+}
+
+/// Whether the value of a key may be a secret: what a server is told, but not where that is kept.
+pub(super) fn is_secret(key: &str) -> bool {
+    let Some(rest) = key.strip_prefix("mcp.servers.").and_then(|rest| rest.split_once('.')) else { return false };
+    (rest.1.starts_with("env.") || rest.1.starts_with("headers.")) && !rest.1.ends_with(".file")
+}

@@ -1,0 +1,293 @@
+//! Other MCP servers: from the configuration and the files of other clients to servers that are in use.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use wieldy::mcp::client::import::{self, Imported};
+use wieldy::mcp::client::{
+    Address, CALLS_MAX_DEFAULT, Pins, Program, Reach, START_TIMEOUT_DEFAULT, ServerSettings, Upstreams,
+};
+use wieldy::{Command, Confinement, Executor, FileRules, Level, Mount, Network, Place, Stdin, redact};
+
+use crate::assemble;
+use crate::config::{Config, Environment, ServerConfig, Text};
+use crate::exit::Failure;
+use crate::history;
+
+/// How long a server may take to end after being told to.
+const GRACE: Duration = Duration::from_secs(2);
+/// How large a file of another client, or one with a secret, may be.
+const FILE_BYTES_MAX: u64 = 1024 * 1024;
+/// Folders that every sandbox sees anyway.
+const SYSTEM: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/opt"];
+/// What belongs to a program besides the folder that it is in.
+const BESIDE: [&str; 6] = ["bin", "lib", "lib64", "libexec", "shims", "versions"];
+/// What marks the folder of a program that is run from its sources.
+const MARKS: [&str; 5] = ["package.json", "pyproject.toml", "Cargo.toml", "go.mod", ".git"];
+
+/// Takes the configured servers into use: their tools are in the executor's registry as far as they are known.
+pub(crate) fn open(config: &Config, environment: &Environment, executor: &Executor) -> Result<Upstreams, Failure> {
+    let servers = servers(config, environment)?;
+    let settings = servers.iter().map(|server| settings(server, config, environment)).collect();
+    let pins = match pins_path(config) {
+        Some(path) => Pins::open(path).map_err(|error| {
+            Failure::broken(error)
+                .hint("`--state DIR` names another folder; with the file gone, servers are agreed to anew")
+        })?,
+        None => Pins::default(),
+    };
+    Upstreams::new(executor, settings, Arc::new(pins))
+        .map_err(|error| Failure::usage(error).hint("rename the server in the section `mcp.servers`"))
+}
+
+/// Where it is kept what the tools of servers were when they were agreed to.
+fn pins_path(config: &Config) -> Option<PathBuf> {
+    (!config.state.as_os_str().is_empty()).then(|| config.state.join("mcp/pins.json"))
+}
+
+/// The servers of the configuration, then those of the files that it names; of two with the same name the first counts.
+pub(crate) fn servers(config: &Config, environment: &Environment) -> Result<Vec<ServerConfig>, Failure> {
+    let mut servers = config.mcp.servers.clone();
+    for path in &config.mcp.files {
+        for imported in read(path)?.into_iter().filter(|imported| !imported.disabled) {
+            if servers.iter().all(|server| server.name != imported.name) {
+                servers.push(taken(imported, environment));
+            }
+        }
+    }
+    Ok(servers)
+}
+
+/// The servers that a file of another client names.
+pub(crate) fn read(path: &Path) -> Result<Vec<Imported>, Failure> {
+    let doing = || format!("cannot take MCP servers from `{}`", path.display());
+    let read = || -> anyhow::Result<Vec<Imported>> {
+        let text = bounded(path)?;
+        let file = if path.extension().is_some_and(|extension| extension == "toml") {
+            toml::from_str(&text)?
+        } else {
+            serde_json::from_str(&import::without_comments(&text))?
+        };
+        Ok(import::servers(&file)?)
+    };
+    let hint = "it is the file in which an MCP client, such as an editor, keeps its servers";
+    read().with_context(doing).map_err(|error| Failure::usage(error).hint(hint))
+}
+
+fn bounded(path: &Path) -> anyhow::Result<String> {
+    use std::io::Read;
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
+    anyhow::ensure!(text.len() as u64 <= FILE_BYTES_MAX, "it is larger than {FILE_BYTES_MAX} bytes");
+    Ok(text)
+}
+
+/// A server of another client's file with the usual settings.
+fn taken(imported: Imported, environment: &Environment) -> ServerConfig {
+    let written =
+        |texts: BTreeMap<String, String>| texts.into_iter().map(|(name, text)| (name, Text::Written(text))).collect();
+    // What it says of itself is understood when it is used; only paths begin at home here already.
+    let at_home = |text: String| match (text.strip_prefix("~/"), environment.home()) {
+        (Some(rest), Some(home)) => home.join(rest).display().to_string(),
+        _ => text,
+    };
+    ServerConfig {
+        name: imported.name,
+        command: imported.command.map(at_home),
+        args: imported.args.into_iter().map(at_home).collect(),
+        env: written(imported.env),
+        cwd: imported.cwd.map(|cwd| at_home(cwd).into()),
+        url: imported.url,
+        headers: written(imported.headers),
+        ..ServerConfig::default()
+    }
+}
+
+/// A server as it is taken into use. One that lacks something stays known, and says what it lacks when it is called.
+fn settings(server: &ServerConfig, config: &Config, environment: &Environment) -> ServerSettings {
+    let reach = match &server.command {
+        Some(command) => program(command, server, config, environment).map(|program| Reach::Stdio(Box::new(program))),
+        None => address(server, environment).map(Reach::Http),
+    };
+    let reach = reach.unwrap_or_else(|error| Reach::Unusable(format!("{error:#}")));
+    ServerSettings {
+        start: server.start,
+        start_timeout: server.start_timeout.unwrap_or(START_TIMEOUT_DEFAULT),
+        timeout: server.timeout,
+        calls_max: server.calls_max.unwrap_or(CALLS_MAX_DEFAULT),
+        trusted: server.trusted,
+        on_change: server.on_change,
+        tools: server.tools.clone(),
+        ..ServerSettings::new(&server.name, reach)
+    }
+}
+
+fn address(server: &ServerConfig, environment: &Environment) -> anyhow::Result<Address> {
+    let url = filled(server.url.as_deref().unwrap_or_default(), environment)?;
+    Ok(Address { url, headers: texts(&server.headers, environment)?, bearer: None })
+}
+
+fn program(
+    command: &str,
+    server: &ServerConfig,
+    config: &Config,
+    environment: &Environment,
+) -> anyhow::Result<Program> {
+    let command = filled(command, environment)?;
+    let arguments = server.args.iter().map(|text| filled(text, environment)).collect::<anyhow::Result<Vec<_>>>()?;
+    let level = server.isolation.unwrap_or(config.isolation);
+    let workspace = assemble::whole(&config.workspace);
+    let cwd = server.cwd.as_ref().map_or_else(|| workspace.clone(), |cwd| assemble::whole(cwd));
+    let mut variables = assemble::program_environment(config, environment);
+    let search = variables.get("PATH").cloned().unwrap_or_default();
+    let found = find(&command, &search, &cwd)
+        .ok_or_else(|| anyhow!("there is no program `{command}`; it is looked for in {search}"))?;
+    let mut files = assemble::files(config);
+    if level != Level::None {
+        // A home of its own, which it may fill as it likes: package managers keep there what they fetched.
+        if let Some(home) = own_home(server, config)? {
+            variables.insert("HOME".into(), home.display().to_string());
+            files.mounts.push(Mount { source: home.clone(), target: home, writable: true });
+        }
+        match &server.mounts {
+            Some(mounts) => files.mounts.extend(mounts.iter().cloned()),
+            None => files.mounts.extend(guessed(&found, &arguments, &cwd, &workspace, environment)),
+        }
+        if server.cwd.is_some() && !seen(&cwd, &workspace, &files) {
+            files.mounts.push(Mount { source: cwd.clone(), target: cwd.clone(), writable: false });
+        }
+    }
+    variables.extend(texts(&server.env, environment)?);
+    Ok(Program {
+        command: Command {
+            program: found.display().to_string(),
+            arguments,
+            environment: variables,
+            folder: cwd,
+            stdin: Stdin::Nothing,
+            terminal: None,
+        },
+        level,
+        confinement: Confinement {
+            workspace,
+            files: Arc::new(files),
+            // Most servers are there to reach something.
+            network: server.network.clone().unwrap_or(Network::Open),
+            limits: config.resources,
+            place: Place::Own,
+            place_limits: config.sandbox.limits,
+            grace: GRACE,
+        },
+    })
+}
+
+/// The home of a server that runs in a sandbox; none where nothing is kept on disk.
+fn own_home(server: &ServerConfig, config: &Config) -> anyhow::Result<Option<PathBuf>> {
+    use std::os::unix::fs::DirBuilderExt;
+    if config.state.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    let home = assemble::whole(&config.state).join("mcp/home").join(&server.name);
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&home);
+    made.with_context(|| format!("its home `{}` cannot be made", home.display()))?;
+    Ok(Some(home.canonicalize().unwrap_or(home)))
+}
+
+/// The program of a command, as a shell would find it.
+fn find(command: &str, search: &str, cwd: &Path) -> Option<PathBuf> {
+    use std::os::unix::fs::PermissionsExt;
+    let is_program =
+        |path: &PathBuf| path.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0);
+    if command.contains('/') {
+        return Some(cwd.join(command)).filter(is_program);
+    }
+    search.split(':').filter(|folder| !folder.is_empty()).map(|folder| Path::new(folder).join(command)).find(is_program)
+}
+
+/// What a server has to see, as far as its command tells: where its program is, and the files and folders that it is given.
+/// Folders that it is given it may write to: that is what it is given them for.
+fn guessed(
+    program: &Path,
+    arguments: &[String],
+    cwd: &Path,
+    workspace: &Path,
+    environment: &Environment,
+) -> Vec<Mount> {
+    let mut mounts: BTreeMap<PathBuf, bool> = BTreeMap::new();
+    let mut add = |path: PathBuf, writable: bool| {
+        let is_too_much = path.parent().is_none() || environment.home().is_some_and(|home| home.starts_with(&path));
+        let is_seen = path.starts_with(workspace) || SYSTEM.iter().any(|folder| path.starts_with(folder));
+        if !is_too_much && !is_seen {
+            *mounts.entry(path).or_default() |= writable;
+        }
+    };
+    for path in [Some(program.to_owned()), program.canonicalize().ok()].into_iter().flatten() {
+        let Some(folder) = path.parent() else { continue };
+        let prefix = folder.parent().filter(|_| folder.ends_with("bin") || folder.ends_with("shims"));
+        let beside = prefix.into_iter().flat_map(|prefix| BESIDE.map(|name| prefix.join(name)));
+        beside.chain([folder.to_owned()]).filter(|folder| folder.is_dir()).for_each(|folder| add(folder, false));
+    }
+    for argument in arguments {
+        let text = argument.split_once('=').map_or(argument.as_str(), |(_, value)| value);
+        let path = cwd.join(text);
+        // What is named by its whole path or from here; a word that happens to be a file's name is a word.
+        if !(text.starts_with('/') || text.starts_with("./") || text.starts_with("../")) {
+            continue;
+        }
+        let Ok(path) = path.canonicalize() else { continue };
+        if path.is_dir() {
+            add(path, true);
+        } else if let Some(folder) = path.parent() {
+            let marked = folder.ancestors().take(4).find(|folder| MARKS.iter().any(|mark| folder.join(mark).exists()));
+            add(marked.unwrap_or(folder).to_owned(), false);
+        }
+    }
+    mounts.into_iter().map(|(path, writable)| Mount { source: path.clone(), target: path, writable }).collect()
+}
+
+fn seen(path: &Path, workspace: &Path, files: &FileRules) -> bool {
+    path.starts_with(workspace) || files.mounts.iter().any(|mount| path.starts_with(&mount.target))
+}
+
+/// The texts with what they stand for. What is kept in a file of its own, or looks like a secret, is never shown.
+fn texts(texts: &BTreeMap<String, Text>, environment: &Environment) -> anyhow::Result<BTreeMap<String, String>> {
+    texts
+        .iter()
+        .map(|(name, text)| {
+            let value = match text {
+                Text::Written(text) => filled(text, environment)?,
+                Text::In(path) => {
+                    let read =
+                        bounded(path).with_context(|| format!("`{name}` cannot be read from `{}`", path.display()))?;
+                    redact::hide(read.trim_end_matches(['\r', '\n']));
+                    read.trim_end_matches(['\r', '\n']).to_owned()
+                }
+            };
+            if history::is_secret(name, &value) {
+                redact::hide(&value);
+            }
+            Ok((name.clone(), value))
+        })
+        .collect()
+}
+
+/// A text with each `${NAME}` replaced by the variable of that name.
+fn filled(text: &str, environment: &Environment) -> anyhow::Result<String> {
+    let (mut filled, mut rest) = (String::new(), text);
+    while let Some((before, after)) = rest.split_once("${") {
+        let Some((name, after)) = after.split_once('}') else { break };
+        filled.push_str(before);
+        let value = environment.0.get(name).ok_or_else(|| anyhow!("the variable `{name}` is not set"))?;
+        filled.push_str(value);
+        rest = after;
+    }
+    Ok(filled + rest)
+}
+
+/// The names of all servers, for messages.
+pub(crate) fn names(servers: &[ServerConfig]) -> BTreeSet<&str> {
+    servers.iter().map(|server| server.name.as_str()).collect()
+}

@@ -1,0 +1,296 @@
+//! The servers that a file of another MCP client names. The clients agree on little more than the idea.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+/// A server as a client's file describes it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Imported {
+    /// Its name there, made fit for the names of tools.
+    pub name: String,
+    /// The program, where it is one.
+    pub command: Option<String>,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Variables of its environment; `${NAME}` in them stands for one of ours.
+    pub env: BTreeMap<String, String>,
+    /// Where it starts.
+    pub cwd: Option<String>,
+    /// Where it listens, where it is no program.
+    pub url: Option<String>,
+    /// What is sent along with each request.
+    pub headers: BTreeMap<String, String>,
+    /// Whether the file says that it is not used.
+    pub disabled: bool,
+    /// What was not understood or must be looked at.
+    pub notes: Vec<String>,
+}
+
+/// Why a file names no servers.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ImportError {
+    /// None of the places where clients keep them is there.
+    #[error("it has none of `mcpServers`, `servers`, `context_servers`, `mcp` and `mcp_servers`")]
+    NoServers,
+    /// What is there is no server.
+    #[error("`{name}` is no server: {why}")]
+    NotAServer {
+        /// The name in the file.
+        name: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+}
+
+/// Where clients keep their servers: Claude, Cursor, Windsurf, Cline, Gemini; VS Code; Zed; opencode; Codex.
+const PLACES: [&[&str]; 6] =
+    [&["mcpServers"], &["servers"], &["context_servers"], &["mcp", "servers"], &["mcp"], &["mcp_servers"]];
+
+/// The servers of a client's file, in the order of their names.
+pub fn servers(file: &Value) -> Result<Vec<Imported>, ImportError> {
+    let place = |path: &&[&str]| path.iter().try_fold(file, |value, word| value.get(word)).and_then(Value::as_object);
+    let found = PLACES.iter().find_map(place).ok_or(ImportError::NoServers)?;
+    let mut servers = found.iter().map(|(name, server)| read(name, server)).collect::<Result<Vec<_>, _>>()?;
+    servers.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(servers)
+}
+
+fn read(name: &str, server: &Value) -> Result<Imported, ImportError> {
+    let wrong = |why| ImportError::NotAServer { name: name.to_owned(), why };
+    let table = server.as_object().ok_or_else(|| wrong("it is no table"))?;
+    let mut imported = Imported { name: fit(name), ..Imported::default() };
+    // An older form of Zed has the command and what belongs to it one level below.
+    let (command, own) = match table.get("command") {
+        Some(Value::Object(inner)) => (inner.get("path").or_else(|| inner.get("command")), inner),
+        command => (command, table),
+    };
+    match command {
+        Some(Value::String(command)) => imported.command = Some(command.clone()),
+        Some(Value::Array(words)) => {
+            let mut words = texts(words).ok_or_else(|| wrong("a word of its `command` is no text"))?;
+            if words.is_empty() {
+                return Err(wrong("its `command` is empty"));
+            }
+            imported.command = Some(words.remove(0));
+            imported.args = words;
+        }
+        Some(_) => return Err(wrong("its `command` is no text")),
+        None => {}
+    }
+    if let Some(args) = own.get("args") {
+        let args =
+            args.as_array().and_then(|args| texts(args)).ok_or_else(|| wrong("its `args` are no list of texts"))?;
+        imported.args.extend(args);
+    }
+    for key in ["env", "environment"] {
+        imported.env.extend(named(own, key).ok_or_else(|| wrong("its `env` is no table of texts"))?);
+    }
+    for key in ["headers", "http_headers"] {
+        imported.headers.extend(named(table, key).ok_or_else(|| wrong("its `headers` are no table of texts"))?);
+    }
+    let text = |keys: &[&str]| keys.iter().find_map(|key| table.get(*key)?.as_str()).map(str::to_owned);
+    imported.cwd = text(&["cwd"]);
+    imported.url = text(&["url", "httpUrl", "serverUrl"]);
+    if let Some(variable) = text(&["bearer_token_env_var"]) {
+        imported.headers.insert("Authorization".into(), format!("Bearer ${{{variable}}}"));
+    }
+    let is = |key: &str| table.get(key).and_then(Value::as_bool);
+    imported.disabled = is("disabled") == Some(true) || is("enabled") == Some(false);
+    if text(&["type"]).is_some_and(|kind| kind == "sse") {
+        imported.notes.push("it uses the old HTTP+SSE transport; it is tried as streamable HTTP".into());
+    }
+    match (&imported.command, &imported.url) {
+        (None, None) => return Err(wrong("it has neither a `command` nor a `url`")),
+        (Some(_), Some(_)) => return Err(wrong("it has both a `command` and a `url`")),
+        _ => {}
+    }
+    imported.make_ours();
+    Ok(imported)
+}
+
+impl Imported {
+    /// Writes what stands for something else as we do: `${NAME}` for a variable of the environment.
+    fn make_ours(&mut self) {
+        let mut notes = Vec::new();
+        let texts = self.args.iter_mut().chain(self.env.values_mut()).chain(self.headers.values_mut());
+        for text in texts.chain(&mut self.command).chain(&mut self.cwd).chain(&mut self.url) {
+            *text = ours(text, &mut notes);
+        }
+        self.notes.extend(notes);
+    }
+}
+
+/// A text with `${env:NAME}` as `${NAME}`, and the folders that editors know in our words.
+fn ours(text: &str, notes: &mut Vec<String>) -> String {
+    let (mut written, mut rest) = (String::new(), text);
+    while let Some((before, after)) = rest.split_once("${") {
+        let Some((word, after)) = after.split_once('}') else { break };
+        written.push_str(before);
+        match word.split_once(':') {
+            Some(("env", name)) => written.push_str(&format!("${{{name}}}")),
+            Some((kind @ ("input" | "command" | "config"), what)) => {
+                let name: String = what
+                    .chars()
+                    .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' })
+                    .collect();
+                notes.push(format!(
+                    "`${{{kind}:{what}}}` is asked for by another program: set the variable `{name}` instead"
+                ));
+                written.push_str(&format!("${{{name}}}"));
+            }
+            _ => match word {
+                "workspaceFolder" | "workspaceRoot" | "cwd" => written.push('.'),
+                "userHome" => written.push_str("${HOME}"),
+                name => written.push_str(&format!("${{{name}}}")),
+            },
+        }
+        rest = after;
+    }
+    written + rest
+}
+
+/// The name of a server, fit for the names of tools.
+fn fit(name: &str) -> String {
+    let allowed = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
+    let fit: String = name.chars().map(allowed).take(32).collect();
+    let mut fit = fit.trim_matches('_').to_owned();
+    while fit.contains("__") {
+        fit = fit.replace("__", "_");
+    }
+    if fit.is_empty() { "server".to_owned() } else { fit }
+}
+
+fn texts(words: &[Value]) -> Option<Vec<String>> {
+    words.iter().map(|word| word.as_str().map(str::to_owned)).collect()
+}
+
+fn named(table: &Map<String, Value>, key: &str) -> Option<BTreeMap<String, String>> {
+    let Some(named) = table.get(key).filter(|named| !named.is_null()) else { return Some(BTreeMap::new()) };
+    let text = |value: &Value| match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => Some(number.to_string()),
+        Value::Bool(is) => Some(is.to_string()),
+        _ => None,
+    };
+    named.as_object()?.iter().map(|(name, value)| Some((name.clone(), text(value)?))).collect()
+}
+
+/// JSON as editors let people write it: without comments and without commas before a closing bracket.
+pub fn without_comments(text: &str) -> String {
+    let mut plain = String::with_capacity(text.len());
+    let mut characters = text.chars().peekable();
+    let mut in_text = false;
+    while let Some(character) = characters.next() {
+        match character {
+            '\\' if in_text => plain.extend([Some(character), characters.next()].into_iter().flatten()),
+            '"' => {
+                in_text = !in_text;
+                plain.push('"');
+            }
+            '/' if !in_text && characters.peek() == Some(&'/') => {
+                characters.by_ref().find(|next| *next == '\n');
+                plain.push('\n');
+            }
+            '/' if !in_text && characters.peek() == Some(&'*') => {
+                let mut last = ' ';
+                characters.next();
+                while let Some(next) = characters.next_if(|next| !(last == '*' && *next == '/')) {
+                    last = next;
+                }
+                characters.next();
+            }
+            '}' | ']' if !in_text => {
+                let end = plain.trim_end().len();
+                if plain[..end].ends_with(',') {
+                    plain.truncate(end - 1);
+                }
+                plain.push(character);
+            }
+            other => plain.push(other),
+        }
+    }
+    plain
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn one(file: Value) -> Imported {
+        servers(&file).unwrap().remove(0)
+    }
+
+    #[test]
+    fn the_files_of_the_common_clients_are_understood() {
+        let git = Imported {
+            name: "git".into(),
+            command: Some("uvx".into()),
+            args: vec!["mcp-server-git".into(), "--repository".into(), ".".into()],
+            env: [("LEVEL".to_owned(), "3".to_owned()), ("TOKEN".to_owned(), "${GIT_TOKEN}".to_owned())].into(),
+            ..Imported::default()
+        };
+        let flat = json!({"command": "uvx", "args": ["mcp-server-git", "--repository", "${workspaceFolder}"],
+            "env": {"TOKEN": "${env:GIT_TOKEN}", "LEVEL": 3}});
+        for place in ["mcpServers", "servers", "context_servers", "mcp_servers"] {
+            assert_eq!(one(json!({ place: { "git": flat } })), git, "{place}");
+        }
+        assert_eq!(one(json!({"mcp": {"servers": {"git": flat}}})), git, "VS Code's settings");
+        let zed = json!({"command": {"path": "uvx", "args": flat["args"], "env": flat["env"]}, "settings": {}});
+        assert_eq!(one(json!({"context_servers": {"git": zed}})), git);
+        let opencode = json!({"type": "local", "command": ["uvx", "mcp-server-git", "--repository", "."],
+            "environment": {"TOKEN": "${GIT_TOKEN}", "LEVEL": "3"}, "enabled": true});
+        assert_eq!(one(json!({"mcp": {"git": opencode}})), git);
+    }
+
+    #[test]
+    fn servers_with_an_address_keep_their_headers() {
+        let http = |url: &str, headers: &[(&str, &str)]| Imported {
+            name: "hub".into(),
+            url: Some(url.into()),
+            headers: headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+            ..Imported::default()
+        };
+        let cursor = json!({"mcpServers": {"hub": {"url": "https://a.test/mcp", "headers": {"X-Key": "${env:KEY}"}}}});
+        assert_eq!(one(cursor), http("https://a.test/mcp", &[("X-Key", "${KEY}")]));
+        let gemini = json!({"mcpServers": {"hub": {"httpUrl": "https://a.test/mcp"}}});
+        assert_eq!(one(gemini), http("https://a.test/mcp", &[]));
+        let codex = json!({"mcp_servers": {"hub": {"url": "https://a.test/mcp", "bearer_token_env_var": "HUB"}}});
+        assert_eq!(one(codex), http("https://a.test/mcp", &[("Authorization", "Bearer ${HUB}")]));
+        let old = one(json!({"mcpServers": {"hub": {"type": "sse", "url": "https://a.test/sse", "disabled": true}}}));
+        assert_eq!((old.disabled, old.notes.len()), (true, 1));
+    }
+
+    #[test]
+    fn what_another_program_would_ask_for_is_told() {
+        let server = one(json!({"servers": {"x y__z": {"command": "a", "args": ["--key", "${input:api-key}"]}}}));
+        assert_eq!((server.name.as_str(), server.args[1].as_str()), ("x_y_z", "${API_KEY}"));
+        assert_eq!(
+            server.notes,
+            ["`${input:api-key}` is asked for by another program: set the variable `API_KEY` instead"]
+        );
+    }
+
+    #[test]
+    fn what_is_no_server_is_an_error_with_its_name() {
+        let error = |server: Value| servers(&json!({"mcpServers": {"x": server}})).unwrap_err().to_string();
+        assert_eq!(error(json!({})), "`x` is no server: it has neither a `command` nor a `url`");
+        assert_eq!(error(json!({"command": "a", "url": "b"})), "`x` is no server: it has both a `command` and a `url`");
+        assert_eq!(error(json!({"command": "a", "args": [1]})), "`x` is no server: its `args` are no list of texts");
+        assert_eq!(error(json!("a")), "`x` is no server: it is no table");
+        assert_eq!(
+            servers(&json!({"x": 1})).unwrap_err().to_string(),
+            "it has none of `mcpServers`, `servers`, `context_servers`, `mcp` and `mcp_servers`"
+        );
+    }
+
+    #[test]
+    fn comments_and_last_commas_are_taken_out_and_texts_stay() {
+        let text = "{ // one\n \"a\": \"// \\\" /* x */\", /* two\n */ \"b\": [1, 2, ], }";
+        let read: Value = serde_json::from_str(&without_comments(text)).unwrap();
+        assert_eq!(read, json!({"a": "// \" /* x */", "b": [1, 2]}));
+        assert_eq!(without_comments("/* never ends"), "");
+    }
+}
