@@ -1,1 +1,4 @@
 //! What `wieldy-mcp` promises, tried.
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
+mod server;
