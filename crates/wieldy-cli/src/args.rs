@@ -83,6 +83,8 @@ pub(crate) enum Command {
     Batch(Box<BatchArgs>),
     /// List the tools there are, or look at one
     Tools(ToolsArgs),
+    /// Serve the tools to an MCP client, over standard input and output
+    Mcp(Box<McpArgs>),
     /// Look up the calls that were made, and what happened in each
     #[command(after_help = HISTORY_HELP)]
     History(Box<HistoryArgs>),
@@ -232,6 +234,48 @@ pub(crate) enum ToolsCommand {
         /// The manifest, in TOML or JSON
         file: PathBuf,
     },
+}
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct McpArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<McpCommand>,
+    #[command(flatten)]
+    pub(crate) serving: ServingArgs,
+    /// The agent on whose behalf calls are made [default: the name that the client gives itself]
+    #[arg(long, value_name = "DID", help_heading = ON_BEHALF)]
+    pub(crate) agent: Option<String>,
+    /// The session that calls are part of [default: one of its own for each client]
+    #[arg(long, value_name = "ID", help_heading = ON_BEHALF)]
+    pub(crate) session: Option<String>,
+    /// Show only tools without a scope or with this one; may be repeated [default: every tool]
+    #[arg(long, value_name = "SCOPE", help_heading = ON_BEHALF)]
+    pub(crate) scope: Vec<String>,
+    /// Hold only this permission; may be repeated [default: every permission]
+    #[arg(long, value_name = "PERMISSION", help_heading = ON_BEHALF)]
+    pub(crate) permission: Vec<String>,
+    /// The plan whose limits hold
+    #[arg(long, value_name = "NAME", help_heading = ON_BEHALF)]
+    pub(crate) plan: Option<String>,
+}
+
+/// What else can be done with MCP.
+#[derive(Debug, Subcommand)]
+pub(crate) enum McpCommand {}
+
+/// How tools are served to others.
+#[derive(Debug, Args)]
+pub(crate) struct ServingArgs {
+    /// The folder that tools work in
+    #[arg(long, value_name = "DIR")]
+    pub(crate) workspace: Option<PathBuf>,
+    /// How strongly programs are kept apart: none, native, …; `wieldy doctor` tells which work here
+    #[arg(long, value_name = "LEVEL")]
+    pub(crate) isolation: Option<Level>,
+    /// Agree to whatever has to be confirmed, instead of asking the client's user
+    #[arg(long)]
+    pub(crate) yes: bool,
 }
 
 /// Which calls are wanted.

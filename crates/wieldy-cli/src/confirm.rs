@@ -12,11 +12,13 @@ use crate::output::{Printer, shown_in_line};
 
 /// Who answers questions: `--yes`, the person at the terminal, or nobody.
 pub(crate) fn confirmer(yes: bool, printer: &Printer, progress: &ProgressBar) -> Option<Arc<dyn Confirmer>> {
-    if yes {
-        return Some(Arc::new(Yes));
-    }
     let ask = || Arc::new(Terminal { one_at_a_time: Arc::default(), progress: progress.clone() }) as Arc<dyn Confirmer>;
-    printer.can_ask().then(ask)
+    beforehand(yes).or_else(|| printer.can_ask().then(ask))
+}
+
+/// Who answers where the person at the terminal, if any, is not the one to ask.
+pub(crate) fn beforehand(yes: bool) -> Option<Arc<dyn Confirmer>> {
+    yes.then(|| Arc::new(Yes) as Arc<dyn Confirmer>)
 }
 
 /// Agrees to everything, because the person said so beforehand.

@@ -60,6 +60,8 @@ fn filter(config: &LogConfig) -> Targets {
     if config.file.is_none() && all < LevelFilter::INFO {
         filter = filter.with_targets(LOG_TARGETS.map(|target| (target, LevelFilter::OFF)));
     }
+    // It prints whole messages, with whatever secret is in them, and our own lines tell what matters.
+    filter = filter.with_target("rmcp", LevelFilter::OFF);
     // What is named holds for all targets below it too.
     for (name, level) in targets {
         let below = LOG_TARGETS.iter().filter(|target| target.starts_with(name.as_str()));

@@ -67,6 +67,13 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
                 Some(ToolsCommand::Check { file }) => commands::tools::check(file, &config, &environment, printer),
             }
         }
+        Command::Mcp(mcp) => {
+            let config = load(Overrides::of(&global).serving(&mcp.serving))?;
+            match mcp.command {
+                None => commands::mcp::run(&mcp, &config, &environment, printer),
+                Some(other) => match other {},
+            }
+        }
         Command::History(history) => commands::history::run(&history, &load(Overrides::of(&global))?, printer),
         Command::Audit(audit) => commands::audit::run(&audit.command, &load(Overrides::of(&global))?, printer),
         Command::Doctor(doctor) => {
@@ -130,5 +137,9 @@ impl<'a> Overrides<'a> {
 
     fn run(self, run: &'a args::RunArgs) -> Self {
         Self { workspace: run.workspace.as_deref(), isolation: run.isolation, ..self }
+    }
+
+    fn serving(self, serving: &'a args::ServingArgs) -> Self {
+        Self { workspace: serving.workspace.as_deref(), isolation: serving.isolation, ..self }
     }
 }

@@ -238,6 +238,13 @@ macro_rules! ids {
             pub(crate) fn next_at(now: Timestamp) -> Self {
                 Self(new_id(now))
             }
+
+            /// When it was made, to the millisecond.
+            pub fn made_at(self) -> Timestamp {
+                let (seconds, nanos) = self.0.get_timestamp().map(|time| time.to_unix()).unwrap_or_default();
+                let seconds = i64::try_from(seconds).unwrap_or_default();
+                Timestamp::new(seconds, i32::try_from(nanos).unwrap_or_default()).unwrap_or_default()
+            }
         }
 
         impl fmt::Display for $name {
@@ -507,6 +514,8 @@ mod tests {
         let ids: Vec<ExecutionId> = (0..1000).map(|_| ExecutionId::next()).collect();
         assert!(ids.is_sorted_by(|a, b| a < b));
         assert_eq!(ids[0].to_string().parse::<ExecutionId>(), Ok(ids[0]));
+        let at: Timestamp = "2026-11-16T08:30:00.123Z".parse().expect("a time");
+        assert_eq!(ExecutionId::next_at(at).made_at(), at);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
 
 use serde_json::json;
+use tokio::sync::watch;
 
 use crate::call::Caller;
 use crate::error::{CallError, Code};
@@ -189,6 +190,8 @@ impl ToolFilter {
 #[derive(Default)]
 pub struct Registry {
     names: RwLock<Names>,
+    /// How often the tools changed.
+    generation: watch::Sender<u64>,
 }
 
 #[derive(Default)]
@@ -216,6 +219,10 @@ impl Registry {
         let current = registered.hash;
         let previous = names.remove(registered.name.as_str()).map(|old| old.hash);
         names.insert(registered);
+        drop(names);
+        if previous != Some(current) {
+            self.changed();
+        }
         Ok(match previous {
             None => Registration::New,
             Some(previous) if previous == current => Registration::Same,
@@ -225,7 +232,25 @@ impl Registry {
 
     /// Takes a tool away; calls that run go on.
     pub(crate) fn remove(&self, name: &str) -> bool {
-        self.names.write().expect("no code panics while it holds the names").remove(name).is_some()
+        let removed = self.names.write().expect("no code panics while it holds the names").remove(name).is_some();
+        if removed {
+            self.changed();
+        }
+        removed
+    }
+
+    fn changed(&self) {
+        self.generation.send_modify(|generation| *generation += 1);
+    }
+
+    /// How often the tools changed: what was made of them holds for as long as this stays the same.
+    pub fn generation(&self) -> u64 {
+        *self.generation.borrow()
+    }
+
+    /// Tells whoever waits that the tools changed.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.generation.subscribe()
     }
 
     /// Finds a tool by its name, an alias, or its short name while that is unambiguous; only what the caller may see.

@@ -1,10 +1,13 @@
 //! Calls that are polled, observed and cancelled instead of waited for; and the orderly stop of all of them.
 
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -145,7 +148,46 @@ impl Tasks {
     }
 }
 
+/// A call that was begun: whoever awaits it carries it on, and gets its result. Dropped, it ends as cancelled.
+pub struct Begun {
+    executor: Executor,
+    id: ExecutionId,
+    tool: Arc<str>,
+    caller: Arc<Caller>,
+    work: BoxFuture<'static, ToolResult>,
+}
+
+impl Begun {
+    /// The engine's id of the call, to observe and to cancel it by.
+    pub fn id(&self) -> ExecutionId {
+        self.id
+    }
+
+    /// Lets the call go on in the background, as a task that is asked for later. Its result outlives no executor.
+    pub fn into_task(self) -> ExecutionId {
+        let Self { executor, id, tool, caller, work } = self;
+        executor.carry_on(id, tool, caller.tenant.clone(), work);
+        id
+    }
+}
+
+impl Future for Begun {
+    type Output = ToolResult;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<ToolResult> {
+        self.work.as_mut().poll(context)
+    }
+}
+
 impl Executor {
+    /// Begins a call that may become a task later, should it take too long to be waited for.
+    pub fn begin(&self, call: Call) -> Begun {
+        let entry = self.open(call, None, false);
+        let (id, tool, caller) = (entry.flight.id, Arc::clone(&entry.call.tool), Arc::clone(&entry.call.caller));
+        let executor = self.clone();
+        Begun { executor: self.clone(), id, tool, caller, work: Box::pin(async move { executor.walk(entry).await }) }
+    }
+
     /// Begins a call in the background and returns its id at once. Must be called within a tokio runtime.
     pub fn spawn(&self, call: Call) -> ExecutionId {
         let entry = self.open(call, None, true);
@@ -155,17 +197,32 @@ impl Executor {
     /// Carries a call on in the background.
     pub(crate) fn go_on(&self, entry: Box<Entry>) -> ExecutionId {
         let (tool, tenant) = (Arc::clone(&entry.call.tool), entry.call.caller.tenant.clone());
-        let id = entry.flight.id;
+        let (id, executor) = (entry.flight.id, self.clone());
+        self.carry_on(id, tool, tenant, async move { executor.walk(entry).await });
+        id
+    }
+
+    /// Does a call's work in the background, and keeps its result for a while.
+    fn carry_on(
+        &self,
+        id: ExecutionId,
+        tool: Arc<str>,
+        tenant: Option<String>,
+        work: impl Future<Output = ToolResult> + Send + 'static,
+    ) {
         let (tell, result) = watch::channel(None);
         let ended = Arc::new(OnceLock::new());
         self.inner.tasks.add(id, Known { tool, tenant, result, ended: Arc::clone(&ended) });
-        let executor = self.clone();
         self.inner.tasks.running.spawn(async move {
-            let result = executor.walk(entry).await;
+            let result = work.await;
             let _ = ended.set(Instant::now());
             tell.send_replace(Some(Arc::new(result)));
         });
-        id
+    }
+
+    /// How long the result of a task is kept.
+    pub fn task_ttl(&self) -> Duration {
+        self.inner.tasks.ttl
     }
 
     /// How a task stands, if it is known and the asker's tenant began it.

@@ -1,8 +1,89 @@
 //! The border between MCP's words and ours: what answers are made of, in both directions.
 
-use rmcp::model::{ContentBlock, EmbeddedResource, Resource};
-use serde_json::{Map, Value};
-use wieldy_core::Content;
+use std::sync::Arc;
+
+use rmcp::model::{
+    CallToolResult, ContentBlock, EmbeddedResource, JsonObject, MetaObject, Resource, Tool, ToolAnnotations,
+};
+use serde_json::{Map, Value, json};
+use wieldy_core::{ArtifactId, CallError, Content, ToolResult, ToolSpec};
+
+/// Under this name a result says in its `_meta` which call it is the result of.
+pub(crate) const META_EXECUTION: &str = "wieldy/execution";
+/// Under this name a failed result has the whole error in its `_meta`.
+pub(crate) const META_ERROR: &str = "wieldy/error";
+/// What the addresses of artifacts begin with.
+pub(crate) const ARTIFACT_SCHEME: &str = "wieldy://artifact/";
+
+/// A tool as MCP lists it.
+pub(crate) fn tool(spec: &ToolSpec) -> Tool {
+    let mut tool = Tool::new(spec.name.clone(), spec.description.clone(), schema(&spec.input_schema));
+    tool.title.clone_from(&spec.title);
+    // MCP knows only objects as answers; what else a tool promises is checked and not announced.
+    let is_object = |schema: &&Value| schema["type"] == "object";
+    tool.output_schema = spec.output_schema.as_ref().filter(is_object).map(schema);
+    let hints = spec.annotations;
+    tool.with_annotations(
+        ToolAnnotations::new()
+            .read_only(hints.read_only)
+            .destructive(hints.destructive)
+            .idempotent(hints.idempotent)
+            .open_world(hints.open_world),
+    )
+}
+
+/// A schema as MCP wants it: an object that says so.
+fn schema(schema: &Value) -> Arc<JsonObject> {
+    let mut schema = schema.as_object().cloned().unwrap_or_default();
+    schema.entry("type").or_insert_with(|| "object".into());
+    Arc::new(schema)
+}
+
+/// A result as MCP writes it; in revisions before 2026-07-28 a structured answer must be an object.
+pub(crate) fn answer(result: ToolResult, is_modern: bool) -> CallToolResult {
+    let mut content: Vec<ContentBlock> = Vec::with_capacity(result.content.len() + 1);
+    if let Some(error) = &result.error {
+        let has_output = !result.content.is_empty();
+        content.push(ContentBlock::text(told(error, if has_output { "\nOutput so far:\n" } else { "" })));
+    }
+    content.extend(result.content.into_iter().map(block));
+    if let Some(structured) = result.structured.as_ref().filter(|_| content.is_empty()) {
+        content.push(ContentBlock::text(structured.to_string()));
+    }
+    if let Some(id) = result.artifact {
+        content.push(ContentBlock::ResourceLink(artifact(id)));
+    }
+    let mut meta = MetaObject::new();
+    meta.insert(META_EXECUTION.into(), result.execution_id.to_string().into());
+    if let Some(error) = &result.error {
+        meta.insert(META_ERROR.into(), json!(error));
+    }
+    let is_error = result.error.is_some();
+    let mut answer = if is_error { CallToolResult::error(content) } else { CallToolResult::success(content) };
+    answer.structured_content = result.structured.filter(|structured| is_modern || structured.is_object());
+    answer.meta = Some(meta);
+    answer
+}
+
+/// An error that belongs to no call on record.
+pub(crate) fn refusal(error: &CallError) -> CallToolResult {
+    let mut answer = CallToolResult::error(vec![ContentBlock::text(told(error, ""))]);
+    let mut meta = MetaObject::new();
+    meta.insert(META_ERROR.into(), json!(error));
+    answer.meta = Some(meta);
+    answer
+}
+
+/// An error for a model: its code, what happened, and what can be done.
+fn told(error: &CallError, then: &str) -> String {
+    let suggestion = error.suggestion.as_ref().map(|suggestion| format!("\nSuggestion: {suggestion}"));
+    format!("Error {error}{}{then}", suggestion.unwrap_or_default())
+}
+
+/// Where an artifact can be read.
+pub(crate) fn artifact(id: ArtifactId) -> Resource {
+    Resource::new(format!("{ARTIFACT_SCHEME}{}", id.bare()), id.to_string()).with_description("the whole output")
+}
 
 /// A block of an answer as MCP writes it. The kinds are the same; one that others wrote and that is none becomes text.
 pub(crate) fn block(content: Content) -> ContentBlock {
@@ -43,7 +124,7 @@ pub(crate) fn content(block: ContentBlock) -> Option<Content> {
 }
 
 /// What MCP says of something, as JSON.
-fn object(thing: &impl serde::Serialize) -> Map<String, Value> {
+pub(crate) fn object(thing: &impl serde::Serialize) -> Map<String, Value> {
     match serde_json::to_value(thing) {
         Ok(Value::Object(object)) => object,
         _ => Map::new(),

@@ -100,6 +100,37 @@ async fn the_loss_is_told_before_the_event_that_follows_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_call_that_was_begun_may_become_a_task() {
+    let world = World::new([Puppet::reading("t", Act::Take(Duration::from_secs(9)))]);
+    let mut begun = world.executor.begin(Call::new("t", json!({})));
+    let id = begun.id();
+    let waited = tokio::time::timeout(Duration::from_secs(1), &mut begun).await;
+    assert!(waited.is_err() && world.executor.is_executing(id));
+    assert_eq!(world.executor.task(id, &Caller::local()), None, "whoever awaits it needs no other way to ask");
+    assert_eq!(begun.into_task(), id);
+    let result = world.executor.wait(id, &Caller::local()).await.unwrap();
+    assert_eq!((result.execution_id, result.text()), (id, "{}".to_owned()));
+    drop(world.executor.begin(Call::new("t", json!({}))));
+    let ends: Vec<&str> = world.events().iter().filter(|e| e.body.closing().is_some()).map(|e| e.body.name()).collect();
+    assert_eq!(ends, ["tool.call.success", "tool.call.cancelled"]);
+    world.check();
+}
+
+#[test]
+fn whoever_waits_is_told_of_changes_of_the_tools() {
+    let world = World::new([Puppet::reading("one", Act::Echo)]);
+    let registry = world.executor.registry();
+    let (begin, changes) = (registry.generation(), registry.changes());
+    world.executor.register(Puppet::reading("one", Act::Echo)).unwrap();
+    assert_eq!((registry.generation(), changes.has_changed().unwrap()), (begin, false), "the same is no change");
+    world.executor.register(Puppet::writing("one", Act::Echo)).unwrap();
+    world.executor.register(Puppet::reading("two", Act::Echo)).unwrap();
+    world.executor.unregister("one");
+    world.executor.unregister("one");
+    assert_eq!((registry.generation(), changes.has_changed().unwrap()), (begin + 3, true));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_task_can_be_polled_and_its_result_is_kept_for_a_while() {
     let world = World::with([Puppet::reading("t", Act::Take(SECOND))], |builder| builder.task_ttl = 10 * SECOND);
     let (me, stranger) = (Caller::local(), Caller { tenant: Some("other".into()), ..Caller::local() });

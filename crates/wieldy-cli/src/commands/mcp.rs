@@ -1,0 +1,60 @@
+//! `wieldy mcp`: the tools for one MCP client, over standard input and output.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
+use wieldy::{Caller, Executor, Held};
+use wieldy_mcp::server::{Server, ServerOptions};
+
+use super::request;
+use crate::args::McpArgs;
+use crate::config::{Config, Environment};
+use crate::exit::{Exit, Failure};
+use crate::history::History;
+use crate::interrupt::Interrupts;
+use crate::output::Printer;
+use crate::{assemble, confirm, in_runtime, log};
+
+pub(crate) fn run(
+    args: &McpArgs,
+    config: &Config,
+    environment: &Environment,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    // It outlives the runtime, so that the last records of what was running are in it.
+    let history = History::open(config)?;
+    let work = async {
+        let confirmer = confirm::beforehand(args.serving.yes);
+        let many = assemble::Work::ManyCalls;
+        let executor = assemble::executor(config, environment, confirmer, history.as_ref(), many)?;
+        request::warn_of_no_isolation(config, printer);
+        log::with_events(&config.log, &executor, serve(args, &executor, printer)).await
+    };
+    in_runtime(work)
+}
+
+async fn serve(args: &McpArgs, executor: &Executor, printer: &Printer) -> Result<Exit, Failure> {
+    let server = Server::new(executor.clone(), ServerOptions { ask: !args.serving.yes, ..ServerOptions::default() });
+    let stop = CancellationToken::new();
+    let mut interrupts = Interrupts::listen()?;
+    let client =
+        server.serve_lines(tokio::io::stdin(), tokio::io::stdout(), caller(args), args.agent.clone(), stop.clone());
+    let ended = interrupts.watch(client, || stop.cancel(), printer).await;
+    // Nobody is there any more who could get an answer.
+    executor.shutdown(Duration::ZERO).await;
+    ended.map(|()| Exit::Success).map_err(Failure::broken)
+}
+
+/// The person at this machine, as far as the flags let the client see and do.
+fn caller(args: &McpArgs) -> Caller {
+    let held = |names: &[String]| if names.is_empty() { Held::All } else { Held::only(names) };
+    let own_session = || format!("mcp-{}-{}", Timestamp::now().as_millisecond(), std::process::id());
+    Caller {
+        session: Some(args.session.clone().unwrap_or_else(own_session)),
+        plan: args.plan.clone(),
+        scopes: held(&args.scope),
+        permissions: held(&args.permission),
+        ..Caller::local()
+    }
+}

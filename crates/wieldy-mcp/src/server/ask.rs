@@ -1,0 +1,202 @@
+//! Questions to the client's user: may exactly this call run?
+//!
+//! [`Desk`] is where calls that wait for an answer are found. A client of revision 2026-07-28 is answered that input is
+//! required and comes back with it: the call stays open meanwhile, and what the client brings back is sealed, so that it
+//! answers the one question about the one call that it was asked, once. Older clients are asked while the call waits.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rmcp::ErrorData;
+use rmcp::model::{
+    ElicitRequest, ElicitRequestParams, ElicitResult, ElicitationAction, ElicitationSchema, InputRequest,
+    InputRequiredResult, InputResponses, RequestStateCodec, SealOptions,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tokio::sync::oneshot;
+use wieldy_core::{Answer, BoxFuture, Caller, Confirmation, Confirmer, ExecutionId};
+
+/// How many calls may wait for answers.
+const QUESTIONS_MAX: usize = 1024;
+/// How much of a call's arguments is shown.
+const ARGUMENTS_CHARS_MAX: usize = 2000;
+/// The name of the one question.
+const QUESTION: &str = "confirm";
+
+/// The questions that wait for an answer.
+pub(crate) struct Desk {
+    open: Mutex<HashMap<ExecutionId, Open>>,
+    /// How many there are, so that calls without a question need not look.
+    count: AtomicUsize,
+    seal: RequestStateCodec,
+}
+
+struct Open {
+    question: Arc<Confirmation>,
+    answer: oneshot::Sender<bool>,
+    is_shown: bool,
+}
+
+/// What a client brings back, sealed.
+#[derive(Serialize, Deserialize)]
+struct Ticket {
+    execution: ExecutionId,
+    digest: String,
+}
+
+impl Default for Desk {
+    fn default() -> Self {
+        let mut key = [0; 32];
+        getrandom::fill(&mut key).expect("a system without randomness cannot run anything safely");
+        Self {
+            open: Mutex::default(),
+            count: AtomicUsize::new(0),
+            seal: RequestStateCodec::try_new(key).expect("the key is long enough"),
+        }
+    }
+}
+
+impl Confirmer for Desk {
+    fn confirm<'a>(&'a self, question: &'a Confirmation) -> BoxFuture<'a, Result<Answer, String>> {
+        Box::pin(async move {
+            let (answer, answered) = oneshot::channel();
+            let _put = self.put(question, answer)?;
+            let is_approved = answered.await.map_err(|_| "whoever was asked went away".to_owned())?;
+            Ok(if is_approved { question.approve() } else { question.refuse() })
+        })
+    }
+}
+
+/// Takes a question away when nobody waits for its answer any more.
+struct Put<'a>(&'a Desk, ExecutionId);
+
+impl Drop for Put<'_> {
+    fn drop(&mut self) {
+        let mut open = self.0.lock();
+        open.remove(&self.1);
+        self.0.count.store(open.len(), Ordering::Release);
+    }
+}
+
+impl Desk {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ExecutionId, Open>> {
+        self.open.lock().expect("no code panics while it holds the questions")
+    }
+
+    fn put(&self, question: &Confirmation, answer: oneshot::Sender<bool>) -> Result<Put<'_>, String> {
+        let mut open = self.lock();
+        if open.len() >= QUESTIONS_MAX {
+            return Err("too many calls wait for answers already".into());
+        }
+        open.insert(question.execution, Open { question: Arc::new(question.clone()), answer, is_shown: false });
+        self.count.store(open.len(), Ordering::Release);
+        Ok(Put(self, question.execution))
+    }
+
+    /// The question that a call has just come to.
+    pub(crate) fn question(&self, execution: ExecutionId) -> Option<Arc<Confirmation>> {
+        if self.count.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let mut open = self.lock();
+        let asked = open.get_mut(&execution).filter(|asked| !asked.is_shown)?;
+        asked.is_shown = true;
+        Some(Arc::clone(&asked.question))
+    }
+
+    /// Tells a call that waits what the person said. Says whether it waited.
+    pub(crate) fn answer(&self, execution: ExecutionId, is_approved: bool) -> bool {
+        let asked = self.lock().remove(&execution);
+        asked.is_some_and(|asked| asked.answer.send(is_approved).is_ok())
+    }
+
+    /// The answer to a client that must come back with its user's.
+    pub(crate) fn input_required(&self, question: &Confirmation, asked: &Asked<'_>) -> InputRequiredResult {
+        let ticket = Ticket { execution: question.execution, digest: question.digest.to_string() };
+        let bound_to = asked.hash();
+        let options = SealOptions::new().associated_data(&bound_to).ttl(question.expires_in);
+        let sealed = self.seal.seal_json_with(&ticket, &options).expect("two texts are always writable");
+        let request = InputRequest::Elicitation(ElicitRequest::new(params(question)));
+        InputRequiredResult::new(Some(BTreeMap::from([(QUESTION.to_owned(), request)])), Some(sealed))
+    }
+
+    /// What a client came back with: which call it is about, and whether that may run.
+    pub(crate) fn brought_back(
+        &self,
+        sealed: &str,
+        asked: &Asked<'_>,
+        responses: Option<&InputResponses>,
+    ) -> Result<BroughtBack, ErrorData> {
+        let wrong = |message: &'static str| ErrorData::invalid_params(message, None);
+        let ticket: Ticket = self
+            .seal
+            .open_json_with(sealed, &asked.hash())
+            .map_err(|_| wrong("the request state is none of this server's, is too old, or belongs to another call"))?;
+        let execution = ticket.execution;
+        let question = self.lock().get(&execution).map(|open| Arc::clone(&open.question));
+        let Some(question) = question.filter(|question| question.digest.to_string() == ticket.digest) else {
+            return Ok(BroughtBack::TooLate);
+        };
+        let Some(response) = responses.and_then(|responses| responses.get(QUESTION)) else {
+            return Ok(BroughtBack::Nothing(question));
+        };
+        let said = ElicitResult::deserialize(response).map_err(|_| wrong("the input response is not an answer"))?;
+        let was_open = self.answer(execution, is_yes(&said));
+        Ok(if was_open { BroughtBack::Answered(execution) } else { BroughtBack::TooLate })
+    }
+}
+
+/// What a client came back with.
+pub(crate) enum BroughtBack {
+    /// The answer, which the call was told.
+    Answered(ExecutionId),
+    /// No answer; the question still stands.
+    Nothing(Arc<Confirmation>),
+    /// An answer to a question that is over.
+    TooLate,
+}
+
+/// A request as it must come back: the same tool and arguments, by the same caller.
+pub(crate) struct Asked<'a> {
+    pub(crate) caller: &'a Caller,
+    pub(crate) tool: &'a str,
+    pub(crate) arguments: &'a Value,
+}
+
+impl Asked<'_> {
+    fn hash(&self) -> [u8; 32] {
+        let mut arguments = self.arguments.clone();
+        // Whoever repeats a request need not keep the order.
+        arguments.sort_all_objects();
+        let Caller { agent, tenant, user, .. } = self.caller;
+        let whole = serde_json::json!([agent, tenant, user, self.tool, arguments]);
+        *blake3::hash(whole.to_string().as_bytes()).as_bytes()
+    }
+}
+
+/// The question as it is shown to a person.
+pub(crate) fn params(question: &Confirmation) -> ElicitRequestParams {
+    let tool = &question.tool;
+    let named = match &tool.title {
+        Some(title) => format!("{title} (`{}`)", tool.name),
+        None => format!("`{}`", tool.name),
+    };
+    let arguments = question.arguments.to_string();
+    let mut shown: String = arguments.chars().take(ARGUMENTS_CHARS_MAX).collect();
+    if shown.len() < arguments.len() {
+        shown.push_str(" …");
+    }
+    ElicitRequestParams::FormElicitationParams {
+        meta: None,
+        message: format!("May the tool {named} run ({})?\n{shown}", question.reason),
+        // Nothing is to be filled in: accepting is the answer.
+        requested_schema: ElicitationSchema::new(BTreeMap::new()),
+    }
+}
+
+/// Whether the person agreed; whoever looks away has not.
+pub(crate) fn is_yes(said: &ElicitResult) -> bool {
+    said.action == ElicitationAction::Accept
+}

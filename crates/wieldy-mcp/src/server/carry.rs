@@ -1,0 +1,320 @@
+//! Follows one call: tells its client how far it is, ends it when the client wants that, puts its question, and hands it
+//! over where it takes longer than the client waits.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, OptionFuture};
+use jiff::Timestamp;
+use rmcp::model::{
+    CallToolResponse, CallToolResult, ContentBlock, CreateTaskResult, ElicitResult, MetaObject,
+    ProgressNotificationParam, ProgressToken, Task, TaskStatus,
+};
+use rmcp::service::{Peer, RequestContext, ServiceError};
+use rmcp::{ErrorData, RoleServer};
+use serde_json::json;
+use tokio::time::Instant;
+use wieldy_core::{Begun, Body, Caller, Code, Confirmation, ExecutionId, Observer, Seen, ToolResult};
+
+use super::Shared;
+use super::ask::{self, Asked};
+use crate::convert::{self, META_EXECUTION};
+
+/// How often a client should ask for a task.
+const POLL_MS: u64 = 1000;
+/// How much of a call's output a handle shows: its end.
+const OUTPUT_CHARS_MAX: usize = 4000;
+/// How long one message of progress may be.
+const MESSAGE_CHARS_MAX: usize = 2000;
+/// How much progress is told after a call has ended; what was printed is in its answer.
+const REST_MAX: usize = 64;
+/// The tool that gives the result of a call that was handed over.
+pub(crate) const RESULT_WAIT: &str = "result_wait";
+/// Under this name a handle says in its `_meta` how the call stands.
+const META_STATUS: &str = "wieldy/status";
+
+/// How the client's user can be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Not at all.
+    None,
+    /// By a request of ours.
+    Elicitation,
+    /// By an answer that the client comes back from.
+    InputRequired,
+}
+
+/// What is known of the request that a call is made for.
+pub(crate) struct Request<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) context: &'a RequestContext<RoleServer>,
+    pub(crate) asked: Asked<'a>,
+    pub(crate) way: Way,
+    pub(crate) is_modern: bool,
+}
+
+/// The call: carried on by us, or by the executor.
+pub(crate) enum Work {
+    Own(Begun),
+    Task(ExecutionId, BoxFuture<'static, Option<Arc<ToolResult>>>),
+}
+
+/// What a call came to.
+enum Step {
+    Ended(Box<ToolResult>),
+    Asks(Arc<Confirmation>),
+    /// Nobody knows it any more.
+    Forgotten,
+}
+
+impl Work {
+    /// A call that the executor carries on already.
+    pub(crate) fn task(shared: &Shared, id: ExecutionId, caller: &Caller) -> Self {
+        let (executor, caller) = (shared.executor.clone(), caller.clone());
+        Self::Task(id, Box::pin(async move { executor.wait(id, &caller).await }))
+    }
+
+    fn id(&self) -> ExecutionId {
+        match self {
+            Self::Own(begun) => begun.id(),
+            Self::Task(id, _) => *id,
+        }
+    }
+
+    fn poll_step(&mut self, shared: &Shared, context: &mut Context<'_>) -> Poll<Step> {
+        let ended = match self {
+            Self::Own(begun) => begun.poll_unpin(context).map(Some),
+            Self::Task(_, wait) => wait.poll_unpin(context).map(|result| result.map(Arc::unwrap_or_clone)),
+        };
+        match ended {
+            Poll::Ready(Some(result)) => Poll::Ready(Step::Ended(Box::new(result))),
+            Poll::Ready(None) => Poll::Ready(Step::Forgotten),
+            // A question is put while the call is polled, so it is there now or comes with another poll.
+            Poll::Pending => match shared.desk.question(self.id()) {
+                Some(question) => Poll::Ready(Step::Asks(question)),
+                None => Poll::Pending,
+            },
+        }
+    }
+
+    fn into_task(self) {
+        if let Self::Own(begun) = self {
+            begun.into_task();
+        }
+    }
+}
+
+impl Request<'_> {
+    /// Follows a call until there is an answer.
+    pub(crate) async fn follow(self, mut work: Work) -> Result<CallToolResponse, ErrorData> {
+        // Most calls are over before anybody could wait for them.
+        let first = poll_fn(|context| Poll::Ready(work.poll_step(self.shared, context))).await;
+        if let Poll::Ready(Step::Ended(result)) = first {
+            return self.answer(*result);
+        }
+        Box::pin(self.wait(work, first)).await
+    }
+
+    async fn wait(self, mut work: Work, first: Poll<Step>) -> Result<CallToolResponse, ErrorData> {
+        let (shared, id) = (self.shared, work.id());
+        let mut progress = self.context.meta.get_progress_token().map(|token| Progress::new(shared, id, token));
+        let mut sending: Option<BoxFuture<'static, ()>> = None;
+        let mut asking: Option<BoxFuture<'static, Result<ElicitResult, ServiceError>>> = None;
+        let knows_tasks = self.context.client_capabilities().is_some_and(|client| client.supports_tasks());
+        let patience = if knows_tasks { Some(shared.options.task_after) } else { shared.options.patience };
+        let mut give_up = patience.map(|patience| Instant::now() + patience);
+        let mut is_cancelled = false;
+        let mut step = first;
+        loop {
+            match step {
+                Poll::Pending => {}
+                Poll::Ready(Step::Ended(result)) => {
+                    if let Some(progress) = progress {
+                        tell_rest(progress, sending, &self.context.peer).await;
+                    }
+                    return self.answer(*result);
+                }
+                Poll::Ready(Step::Forgotten) => return Ok(unknown(id).into()),
+                Poll::Ready(Step::Asks(question)) if self.way == Way::InputRequired => {
+                    work.into_task();
+                    return Ok(shared.desk.input_required(&question, &self.asked).into());
+                }
+                Poll::Ready(Step::Asks(question)) => {
+                    let peer = self.context.peer.clone();
+                    asking = Some(Box::pin(async move { peer.create_elicitation(ask::params(&question)).await }));
+                }
+            }
+            // A person may take longer than a program.
+            let waits_until = give_up.filter(|_| asking.is_none());
+            step = tokio::select! {
+                biased;
+                step = poll_fn(|context| work.poll_step(shared, context)) => Poll::Ready(step),
+                () = self.context.ct.cancelled(), if !is_cancelled => {
+                    is_cancelled = true;
+                    shared.executor.cancel(id);
+                    Poll::Pending
+                }
+                Some(said) = OptionFuture::from(asking.as_mut()) => {
+                    asking = None;
+                    give_up = patience.map(|patience| Instant::now() + patience);
+                    // Whoever cannot be asked has not agreed.
+                    shared.desk.answer(id, said.is_ok_and(|said| ask::is_yes(&said)));
+                    Poll::Pending
+                }
+                () = until(waits_until) => {
+                    work.into_task();
+                    return Ok(if knows_tasks { self.as_task(id).into() } else { self.handle(id).into() });
+                }
+                Some(()) = OptionFuture::from(sending.as_mut()) => {
+                    sending = None;
+                    Poll::Pending
+                }
+                Some(told) = next(&mut progress), if sending.is_none() => {
+                    sending = Some(send(self.context.peer.clone(), told));
+                    Poll::Pending
+                }
+            };
+        }
+    }
+
+    /// The answer to a call that is over. That there is no such tool is an error of the protocol, in every revision.
+    fn answer(&self, result: ToolResult) -> Result<CallToolResponse, ErrorData> {
+        match &result.error {
+            Some(error) if error.code == Code::ToolNotFound => {
+                let suggestion = error.suggestion.as_ref().map(|hint| format!("; {hint}")).unwrap_or_default();
+                Err(ErrorData::invalid_params(format!("{}{suggestion}", error.message), Some(json!(error))))
+            }
+            _ => Ok(convert::answer(result, self.is_modern).into()),
+        }
+    }
+
+    /// The answer to a client that asks for the task from now on.
+    fn as_task(&self, id: ExecutionId) -> CreateTaskResult {
+        CreateTaskResult::new(task(self.shared, id, Timestamp::now()))
+    }
+
+    /// The answer to a client that would give up waiting, and knows no tasks.
+    fn handle(&self, id: ExecutionId) -> CallToolResult {
+        let tool = self.asked.tool;
+        let found = self.shared.executor.registry().find(tool, self.asked.caller);
+        // A client that knows what the answer looks like takes anything else for a mistake, unless it is told so.
+        let has_schema = found.is_ok_and(|tool| tool.spec().output_schema.is_some());
+        goes_on(self.shared, id, tool, has_schema)
+    }
+}
+
+/// Says that a call goes on, and how to ask for its result.
+pub(crate) fn goes_on(shared: &Shared, id: ExecutionId, tool: &str, as_error: bool) -> CallToolResult {
+    let mut text = format!(
+        "`{tool}` is still running, as {id}. This is not its result: call `{RESULT_WAIT}` with {{\"id\": \"{id}\"}} to get it."
+    );
+    let output = output_so_far(shared.executor.observe(id));
+    if !output.is_empty() {
+        text.push_str("\nOutput so far:\n");
+        text.push_str(&output);
+    }
+    let content = vec![ContentBlock::text(text)];
+    let mut answer = if as_error { CallToolResult::error(content) } else { CallToolResult::success(content) };
+    let mut meta = MetaObject::new();
+    meta.insert(META_EXECUTION.into(), id.to_string().into());
+    meta.insert(META_STATUS.into(), "running".into());
+    answer.meta = Some(meta);
+    answer
+}
+
+/// Says that nobody knows of a call.
+pub(crate) fn unknown(id: ExecutionId) -> CallToolResult {
+    let error = wieldy_core::CallError::new(Code::InvalidInput, format!("there is no call {id} to wait for"))
+        .suggest("a result is kept for a while after its call; look into the history for what came of older ones");
+    convert::refusal(&error)
+}
+
+/// A running call as a task.
+pub(crate) fn task(shared: &Shared, id: ExecutionId, now: Timestamp) -> Task {
+    let ttl = u64::try_from(shared.executor.task_ttl().as_millis()).unwrap_or(u64::MAX);
+    Task::new(id.to_string(), TaskStatus::Working, id.made_at().to_string(), now.to_string())
+        .with_ttl_ms(ttl)
+        .with_poll_interval_ms(POLL_MS)
+}
+
+/// The end of what a call printed so far.
+fn output_so_far(mut observer: Observer) -> String {
+    let mut output = String::new();
+    while let Some(Some(seen)) = observer.next().now_or_never() {
+        if let Seen::Event(event) = seen
+            && let Body::CallProgress { message: Some(message), stream: Some(_), .. } = &event.body
+        {
+            output.push_str(message);
+        }
+    }
+    let skipped = output.chars().count().saturating_sub(OUTPUT_CHARS_MAX);
+    match output.char_indices().nth(skipped) {
+        Some((start, _)) if skipped > 0 => format!("… {}", &output[start..]),
+        _ => output,
+    }
+}
+
+/// What a client is told of a call's progress: numbers that only grow.
+struct Progress {
+    observer: Observer,
+    token: ProgressToken,
+    last: f64,
+    knows_total: bool,
+}
+
+impl Progress {
+    fn new(shared: &Shared, id: ExecutionId, token: ProgressToken) -> Self {
+        Self { observer: shared.executor.observe(id), token, last: 0.0, knows_total: false }
+    }
+
+    async fn next(&mut self) -> Option<ProgressNotificationParam> {
+        loop {
+            let Seen::Event(event) = self.observer.next().await? else { continue };
+            let Body::CallProgress { percent, message, .. } = &event.body else { continue };
+            self.knows_total |= percent.is_some();
+            let step = if self.knows_total { 0.001 } else { 1.0 };
+            self.last = percent.filter(|percent| *percent > self.last).unwrap_or(self.last + step);
+            let mut told = ProgressNotificationParam::new(self.token.clone(), self.last);
+            told.total = self.knows_total.then_some(100.0);
+            told.message = message.as_ref().map(|message| message.chars().take(MESSAGE_CHARS_MAX).collect());
+            return Some(told);
+        }
+    }
+}
+
+/// What there is to tell next; waits for ever where nobody wants to know, or nothing more will come.
+async fn next(progress: &mut Option<Progress>) -> Option<ProgressNotificationParam> {
+    if let Some(progress) = progress
+        && let Some(told) = progress.next().await
+    {
+        return Some(told);
+    }
+    std::future::pending().await
+}
+
+/// Tells the client. One that does not listen holds up what it is told, and not the call.
+fn send(peer: Peer<RoleServer>, told: ProgressNotificationParam) -> BoxFuture<'static, ()> {
+    Box::pin(async move {
+        let _ = peer.notify_progress(told).await;
+    })
+}
+
+/// Tells what happened before the end and was not told yet, so that it comes before the answer.
+async fn tell_rest(mut progress: Progress, sending: Option<BoxFuture<'static, ()>>, peer: &Peer<RoleServer>) {
+    if let Some(sending) = sending {
+        sending.await;
+    }
+    for _ in 0..REST_MAX {
+        let Some(Some(told)) = progress.next().now_or_never() else { return };
+        send(peer.clone(), told).await;
+    }
+}
+
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
+    }
+}

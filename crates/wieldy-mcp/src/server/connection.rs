@@ -1,0 +1,243 @@
+//! One client's connection: what it asks is answered here.
+
+use std::sync::{Arc, OnceLock};
+
+use rmcp::model::{
+    CallToolRequestParams, CallToolResponse, CancelTaskParams, DetailedTask, GetTaskParams, GetTaskResult,
+    Implementation, ListToolsResult, PaginatedRequestParams, ProtocolVersion, ServerCapabilities, ServerConfig,
+    SubscriptionFilter, TaskPayload, Tool, UpdateTaskParams,
+};
+use rmcp::service::{NotificationContext, RequestContext, SubscriptionContext};
+use rmcp::{ErrorData, RoleServer, ServerHandler};
+use serde_json::Value;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use wieldy_core::{Call, CallError, Caller, Code, Confirmer, ExecutionId, Options, Status};
+
+use super::Shared;
+use super::ask::{Asked, BroughtBack};
+use super::carry::{self, Request, Way, Work};
+use super::catalogue;
+use crate::convert;
+
+/// How much of a client's own name is taken for the agent's.
+const NAME_CHARS_MAX: usize = 64;
+
+/// Who calls through a connection.
+pub(crate) enum Who {
+    /// Somebody whom the door knows, under the name of an agent or the one that the client gives itself.
+    Known { caller: Box<Caller>, agent: Option<String> },
+    /// Whoever the door established for each request: an `Arc<Caller>` among the extensions of the HTTP request.
+    OfRequest,
+}
+
+/// One client's connection.
+pub(crate) struct Connection {
+    shared: Arc<Shared>,
+    who: Who,
+    /// Who that is, from the first request on.
+    caller: OnceLock<Arc<Caller>>,
+    /// Cancelled when the client asks nothing more.
+    over: CancellationToken,
+    _over_at_the_latest: DropGuard,
+}
+
+impl Connection {
+    pub(crate) fn new(shared: Arc<Shared>, who: Who, over: CancellationToken) -> Self {
+        Self { shared, who, caller: OnceLock::new(), _over_at_the_latest: over.clone().drop_guard(), over }
+    }
+
+    /// Who asks.
+    fn caller(&self, context: &RequestContext<RoleServer>) -> Result<Arc<Caller>, ErrorData> {
+        if let Some(caller) = self.caller.get() {
+            return Ok(Arc::clone(caller));
+        }
+        let caller = match &self.who {
+            Who::Known { caller, agent: Some(agent) } => {
+                Arc::new(Caller { agent: agent.clone(), ..(**caller).clone() })
+            }
+            Who::Known { caller, agent: None } => {
+                let agent = context.client_info().map(|client| named(&client.name)).filter(|name| !name.is_empty());
+                Arc::new(Caller { agent: agent.unwrap_or_else(|| caller.agent.clone()), ..(**caller).clone() })
+            }
+            Who::OfRequest => {
+                let parts = context.extensions.get::<http::request::Parts>();
+                let caller = parts.and_then(|parts| parts.extensions.get::<Arc<Caller>>());
+                Arc::clone(caller.ok_or_else(|| ErrorData::internal_error("nobody established who calls", None))?)
+            }
+        };
+        Ok(Arc::clone(self.caller.get_or_init(|| caller)))
+    }
+
+    /// How the client's user can be asked, by what the client said of itself.
+    fn way(&self, context: &RequestContext<RoleServer>, is_modern: bool) -> Way {
+        if !self.shared.options.ask {
+            return Way::None;
+        }
+        if is_modern {
+            let told = &context.meta.0.0;
+            let asks = told.get("io.modelcontextprotocol/clientCapabilities").and_then(|told| told.get("elicitation"));
+            return if asks.is_some() { Way::InputRequired } else { Way::None };
+        }
+        let asks = context.peer.peer_info().is_some_and(|client| client.capabilities.elicitation.is_some());
+        if asks { Way::Elicitation } else { Way::None }
+    }
+
+    /// Carries on a call whose question was answered.
+    async fn come_back(&self, request: Request<'_>, params: &CallToolRequestParams) -> Answered {
+        let desk = &self.shared.desk;
+        let sealed = params.request_state.as_deref().unwrap_or_default();
+        match desk.brought_back(sealed, &request.asked, params.input_responses.as_ref())? {
+            BroughtBack::Answered(id) => {
+                let work = Work::task(&self.shared, id, request.asked.caller);
+                request.follow(work).await
+            }
+            BroughtBack::Nothing(question) => Ok(desk.input_required(&question, &request.asked).into()),
+            BroughtBack::TooLate => {
+                let error =
+                    CallError::new(Code::ConfirmationDenied, "the question is over: it was answered or expired")
+                        .suggest("call again and confirm that very call");
+                Ok(convert::refusal(&error).into())
+            }
+        }
+    }
+
+    /// A task of the caller's, by the id that the client has.
+    fn task(&self, id: &str, context: &RequestContext<RoleServer>) -> Result<wieldy_core::Task, ErrorData> {
+        let caller = self.caller(context)?;
+        let found = id.parse::<ExecutionId>().ok().and_then(|id| self.shared.executor.task(id, &caller));
+        found.ok_or_else(|| ErrorData::invalid_params("there is no such task", None))
+    }
+}
+
+type Answered = Result<CallToolResponse, ErrorData>;
+
+impl ServerHandler for Connection {
+    fn get_info(&self) -> ServerConfig {
+        let capabilities =
+            ServerCapabilities::builder().enable_tools().enable_tool_list_changed().enable_tasks().build();
+        let mut info = ServerConfig::new(capabilities);
+        info.server_info =
+            Implementation::new("wieldy", env!("CARGO_PKG_VERSION")).with_title("wieldy, the tool executor");
+        info.instructions.clone_from(&self.shared.options.instructions);
+        info
+    }
+
+    async fn list_tools(
+        &self,
+        request: Option<PaginatedRequestParams>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        let caller = self.caller(&context)?;
+        let tools = self.shared.catalogue.tools(self.shared.executor.registry(), &caller);
+        catalogue::listed(&tools, request, self.shared.options.page, is_modern(&context))
+    }
+
+    async fn call_tool(&self, mut params: CallToolRequestParams, context: RequestContext<RoleServer>) -> Answered {
+        let caller = self.caller(&context)?;
+        let is_modern = is_modern(&context);
+        let way = self.way(&context, is_modern);
+        let arguments = Arc::new(params.arguments.take().map_or(Value::Null, Value::Object));
+        let asked = Asked { caller: &caller, tool: &params.name, arguments: &arguments };
+        let request = Request { shared: &self.shared, context: &context, asked, way, is_modern };
+        if params.request_state.is_some() {
+            return self.come_back(request, &params).await;
+        }
+        let confirmer = (way != Way::None).then(|| Arc::clone(&self.shared.desk) as Arc<dyn Confirmer>);
+        let begun = self.shared.executor.begin(Call {
+            tool: (*params.name).into(),
+            arguments: Arc::clone(&arguments),
+            call_id: None,
+            caller: Arc::clone(&caller),
+            options: Options { confirmer, ..Options::default() },
+        });
+        request.follow(Work::Own(begun)).await
+    }
+
+    /// Asked about each call that names its tool in a header too.
+    fn get_tool(&self, _name: &str) -> Option<Tool> {
+        None
+    }
+
+    async fn on_initialized(&self, context: NotificationContext<RoleServer>) {
+        let mut changes = self.shared.executor.registry().changes();
+        let (over, peer) = (self.over.clone(), context.peer);
+        tokio::spawn(over.run_until_cancelled_owned(async move {
+            while changes.changed().await.is_ok() {
+                if peer.notify_tool_list_changed().await.is_err() {
+                    return;
+                }
+            }
+        }));
+    }
+
+    fn accepted_subscription_filter(&self, requested: &SubscriptionFilter) -> Option<SubscriptionFilter> {
+        let mut accepted = SubscriptionFilter::new();
+        accepted.tools_list_changed = requested.tools_list_changed;
+        Some(accepted)
+    }
+
+    async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
+        let mut changes = self.shared.executor.registry().changes();
+        let is_wanted = context.accepted().tools_list_changed == Some(true);
+        loop {
+            tokio::select! {
+                () = context.cancelled() => return Ok(()),
+                () = self.over.cancelled() => return Ok(()),
+                changed = changes.changed(), if is_wanted => {
+                    if changed.is_err() || context.sink().notify_tool_list_changed().await.is_err() {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+    }
+
+    async fn get_task(
+        &self,
+        request: GetTaskParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<GetTaskResult, ErrorData> {
+        let task = self.task(&request.task_id, &context)?;
+        let changed = task.result.as_ref().map_or(task.id.made_at(), |result| result.timing.completed_at);
+        let payload = match task.result {
+            None => TaskPayload::Working,
+            Some(result) if result.status == Status::Cancelled => TaskPayload::Cancelled,
+            Some(result) => {
+                let answer = convert::answer(Arc::unwrap_or_clone(result), is_modern(&context));
+                TaskPayload::Completed { result: convert::object(&answer) }
+            }
+        };
+        Ok(GetTaskResult::new(DetailedTask::new(carry::task(&self.shared, task.id, changed), payload)))
+    }
+
+    async fn update_task(
+        &self,
+        request: UpdateTaskParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        // A call that became a task has no question left, so there is nothing to take in.
+        self.task(&request.task_id, &context).map(|_| ())
+    }
+
+    async fn cancel_task(
+        &self,
+        request: CancelTaskParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<(), ErrorData> {
+        let task = self.task(&request.task_id, &context)?;
+        self.shared.executor.cancel(task.id);
+        Ok(())
+    }
+}
+
+/// Whether the request is of revision 2026-07-28 or later.
+fn is_modern(context: &RequestContext<RoleServer>) -> bool {
+    let told = context.meta.0.0.get("io.modelcontextprotocol/protocolVersion").and_then(Value::as_str);
+    // Revisions are days, and in this form the order of the texts is theirs.
+    told.is_some_and(|told| told >= ProtocolVersion::V_2026_07_28.as_str())
+}
+
+/// A client's name for itself, fit to be shown.
+fn named(name: &str) -> String {
+    name.chars().filter(|c| !c.is_control()).take(NAME_CHARS_MAX).collect::<String>().trim().to_owned()
+}

@@ -1,0 +1,303 @@
+//! Messages as lines, over standard input and output. Whatever a client writes, it gets an answer or its end: what is too
+//! long is skipped as it comes and refused, and what is no message is refused with what is wrong about it.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use futures_util::future::BoxFuture;
+use rmcp::model::{
+    CallToolRequestParams, ClientJsonRpcMessage, ClientNotification, ClientRequest, ErrorCode, Extensions,
+    JsonRpcMessage, Request, RequestId, RequestMetaObject, ServerJsonRpcMessage,
+};
+use rmcp::transport::Transport;
+use rmcp::{ErrorData, RoleServer};
+use serde_json::{Map, Value};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio_util::sync::CancellationToken;
+
+use super::ServerOptions;
+
+/// A buffer that once held a large message is given back.
+const BUFFER_BYTES_KEPT: usize = 64 * 1024;
+const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
+/// How long a request's id may be.
+const ID_BYTES_MAX: usize = 1024;
+/// What JSON-RPC leaves to servers.
+const TOO_MANY: ErrorCode = ErrorCode(-32000);
+
+/// One client's lines.
+pub(crate) struct Lines<R, W> {
+    read: BufReader<R>,
+    line: Vec<u8>,
+    bytes_max: usize,
+    /// Whether the rest of a line that is too long is being skipped.
+    skipping: bool,
+    /// Cancelled at the end of the lines.
+    over: CancellationToken,
+    write: Arc<tokio::sync::Mutex<Option<W>>>,
+    /// The refusal that is being written. It is finished even if whoever waits for the next message looks away meanwhile.
+    refusing: Option<BoxFuture<'static, io::Result<()>>>,
+    /// The requests that have no answer yet.
+    open: Arc<Mutex<HashSet<RequestId>>>,
+    open_max: usize,
+}
+
+/// What was read.
+enum Read {
+    Line,
+    TooLong,
+    End,
+}
+
+impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Lines<R, W> {
+    pub(crate) fn new(read: R, write: W, options: &ServerOptions, over: CancellationToken) -> Self {
+        Self {
+            read: BufReader::new(read),
+            line: Vec::new(),
+            bytes_max: options.message_bytes_max,
+            skipping: false,
+            over,
+            write: Arc::new(tokio::sync::Mutex::new(Some(write))),
+            refusing: None,
+            open: Arc::default(),
+            open_max: options.requests_max,
+        }
+    }
+
+    /// Reads up to the end of a line. What was read stays if this is dropped, and the next call goes on from there.
+    async fn read_line(&mut self) -> io::Result<Read> {
+        loop {
+            let available = self.read.fill_buf().await?;
+            if available.is_empty() {
+                self.over.cancel();
+                let has_rest = !self.line.is_empty() && !self.skipping;
+                return Ok(if has_rest { Read::Line } else { Read::End });
+            }
+            let end = available.iter().position(|byte| *byte == b'\n');
+            let taken = end.map_or(available.len(), |end| end + 1);
+            if !self.skipping {
+                self.line.extend_from_slice(&available[..end.unwrap_or(taken)]);
+            }
+            self.read.consume(taken);
+            let is_too_long = self.line.len() > self.bytes_max;
+            if is_too_long {
+                self.line = Vec::new();
+            }
+            match end {
+                None => self.skipping |= is_too_long,
+                Some(_) if self.skipping || is_too_long => {
+                    self.skipping = false;
+                    return Ok(Read::TooLong);
+                }
+                Some(_) => return Ok(Read::Line),
+            }
+        }
+    }
+
+    /// The message in the line, or what to answer instead; nothing where there is nothing to answer.
+    fn message(&self) -> Result<Option<ClientJsonRpcMessage>, Refused> {
+        let line = self.line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&self.line);
+        if line.trim_ascii().is_empty() {
+            return Ok(None);
+        }
+        let Some(message) = parse(line)? else { return Ok(None) };
+        let mut open = lock(&self.open);
+        match &message {
+            JsonRpcMessage::Request(request) if open.len() >= self.open_max => {
+                let error = ErrorData::new(TOO_MANY, "too many requests have no answer yet", None);
+                return Err(Refused { id: Some(request.id.clone()), error });
+            }
+            JsonRpcMessage::Request(request) if !open.insert(request.id.clone()) => {
+                // The answer to the first one must be the only one with this id.
+                return Err(invalid(None, "the id is that of a request that has no answer yet"));
+            }
+            JsonRpcMessage::Notification(notification) => {
+                if let ClientNotification::CancelledNotification(cancelled) = &notification.notification
+                    && let Some(id) = &cancelled.params.request_id
+                {
+                    open.remove(id);
+                }
+            }
+            _ => {}
+        }
+        drop(open);
+        Ok(Some(message))
+    }
+}
+
+impl<R, W> Transport<RoleServer> for Lines<R, W>
+where
+    R: AsyncRead + Send + Unpin + 'static,
+    W: AsyncWrite + Send + Unpin + 'static,
+{
+    type Error = io::Error;
+
+    fn send(&mut self, item: ServerJsonRpcMessage) -> impl Future<Output = io::Result<()>> + Send + 'static {
+        let (write, open) = (Arc::clone(&self.write), Arc::clone(&self.open));
+        async move {
+            let sent = write_line(&write, &item).await;
+            let answered = match &item {
+                JsonRpcMessage::Response(response) => Some(&response.id),
+                JsonRpcMessage::Error(error) => error.id.as_ref(),
+                _ => None,
+            };
+            if let Some(id) = answered {
+                lock(&open).remove(id);
+            }
+            sent
+        }
+    }
+
+    async fn receive(&mut self) -> Option<ClientJsonRpcMessage> {
+        loop {
+            if let Some(refusing) = &mut self.refusing {
+                let written = refusing.await;
+                self.refusing = None;
+                // A client that reads no answers is read no further.
+                written.ok()?;
+            }
+            if self.over.is_cancelled() {
+                return None;
+            }
+            let read = self.read_line().await.inspect_err(|error| {
+                tracing::debug!(error = error as &dyn std::error::Error, "a client's messages cannot be read");
+            });
+            let message = match read.ok()? {
+                Read::End => return None,
+                Read::TooLong => Err(invalid(None, format!("a message has at most {} bytes", self.bytes_max))),
+                Read::Line => self.message(),
+            };
+            self.line.clear();
+            self.line.shrink_to(BUFFER_BYTES_KEPT);
+            match message {
+                Ok(None) => {}
+                Ok(Some(message)) => return Some(message),
+                Err(Refused { id, error }) => {
+                    let (write, answer) = (Arc::clone(&self.write), ServerJsonRpcMessage::error(error, id));
+                    self.refusing = Some(Box::pin(async move { write_line(&write, &answer).await }));
+                }
+            }
+        }
+    }
+
+    async fn close(&mut self) -> io::Result<()> {
+        if let Some(mut write) = self.write.lock().await.take() {
+            write.shutdown().await?;
+        }
+        Ok(())
+    }
+}
+
+fn lock(open: &Mutex<HashSet<RequestId>>) -> MutexGuard<'_, HashSet<RequestId>> {
+    open.lock().expect("no code panics while it holds the ids")
+}
+
+async fn write_line<W: AsyncWrite + Unpin>(
+    write: &tokio::sync::Mutex<Option<W>>,
+    message: &ServerJsonRpcMessage,
+) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    let mut write = write.lock().await;
+    let write = write.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+    write.write_all(&line).await?;
+    write.flush().await
+}
+
+/// Why a line is no message.
+#[derive(Debug, PartialEq)]
+struct Refused {
+    id: Option<RequestId>,
+    error: ErrorData,
+}
+
+fn invalid(id: Option<RequestId>, message: impl Into<std::borrow::Cow<'static, str>>) -> Refused {
+    Refused { id, error: ErrorData::invalid_request(message, None) }
+}
+
+/// Reads a line; nothing where it is a notification that nobody knows.
+fn parse(line: &[u8]) -> Result<Option<ClientJsonRpcMessage>, Refused> {
+    let value: Value = serde_json::from_slice(line).map_err(|error| {
+        let error = ErrorData::parse_error(format!("this is not JSON: {error}"), None);
+        Refused { id: None, error }
+    })?;
+    let mut message = match value {
+        Value::Object(message) => message,
+        Value::Array(_) => return Err(invalid(None, "a line is one message; batches are not supported")),
+        _ => return Err(invalid(None, "a message is an object")),
+    };
+    if message.get("jsonrpc").and_then(Value::as_str) != Some("2.0") {
+        return Err(invalid(None, "a message has `jsonrpc` with the value \"2.0\""));
+    }
+    let id = match message.get("id") {
+        None => None,
+        Some(id) => Some(request_id(id).ok_or_else(|| invalid(None, "an id is a text or a whole number"))?),
+    };
+    let Some(method) = message.get("method") else {
+        // The answer to a question of ours, or none to any.
+        return match (id, serde_json::from_value(Value::Object(message))) {
+            (Some(_), Ok(message)) => Ok(Some(message)),
+            (id, _) => Err(invalid(id, "a message has a `method`, or a `result` or an `error` with an `id`")),
+        };
+    };
+    match (method.as_str(), id) {
+        (None, id) => Err(invalid(id, "a `method` is a text")),
+        // By far the most messages, so they are not tried as everything else first.
+        (Some("tools/call"), Some(id)) => tool_call(id, message.remove("params")).map(Some),
+        (Some(_), Some(id)) => serde_json::from_value(Value::Object(message))
+            .map(Some)
+            .map_err(|_| Refused { id: Some(id), error: ErrorData::invalid_params("the params do not fit", None) }),
+        (Some(_), None) => Ok(serde_json::from_value(Value::Object(message)).ok()),
+    }
+}
+
+fn request_id(id: &Value) -> Option<RequestId> {
+    match id {
+        Value::Number(number) => number.as_i64().map(RequestId::Number),
+        Value::String(text) if text.len() <= ID_BYTES_MAX => Some(RequestId::String(text.as_str().into())),
+        _ => None,
+    }
+}
+
+/// A `tools/call`, of the params as they came.
+fn tool_call(id: RequestId, params: Option<Value>) -> Result<ClientJsonRpcMessage, Refused> {
+    let wrong =
+        |message: &'static str| Refused { id: Some(id.clone()), error: ErrorData::invalid_params(message, None) };
+    let mut params = match params {
+        Some(Value::Object(params)) => params,
+        _ => return Err(wrong("`params` is an object with the tool's `name`")),
+    };
+    let Some(Value::String(name)) = params.remove("name") else { return Err(wrong("`name` is the tool's name")) };
+    let mut call = CallToolRequestParams::new(name);
+    call.arguments = match params.remove("arguments") {
+        None | Some(Value::Null) => None,
+        Some(Value::Object(arguments)) => Some(arguments),
+        Some(_) => return Err(wrong("`arguments` is an object")),
+    };
+    let mut extensions = Extensions::new();
+    match params.remove("_meta") {
+        None => {}
+        Some(Value::Object(meta)) => {
+            extensions.insert(RequestMetaObject(meta_object(meta)));
+        }
+        Some(_) => return Err(wrong("`_meta` is an object")),
+    }
+    call.input_responses = match params.remove("inputResponses") {
+        None => None,
+        Some(Value::Object(responses)) => Some(responses.into_iter().collect()),
+        Some(_) => return Err(wrong("`inputResponses` is an object")),
+    };
+    call.request_state = match params.remove("requestState") {
+        None => None,
+        Some(Value::String(state)) => Some(state),
+        Some(_) => return Err(wrong("`requestState` is a text")),
+    };
+    let mut request = Request::new(call);
+    request.extensions = extensions;
+    Ok(ClientJsonRpcMessage::request(ClientRequest::CallToolRequest(request), id))
+}
+
+fn meta_object(meta: Map<String, Value>) -> rmcp::model::MetaObject {
+    rmcp::model::MetaObject(meta)
+}

@@ -1,0 +1,114 @@
+//! Lists of tools: whole, in pages, in order, and told anew when they change.
+
+use serde_json::json;
+use wieldy_core::{Caller, Held, ToolSpec};
+use wieldy_mcp::server::{Server, ServerOptions};
+use wieldy_testkit::{Act, Puppet, World};
+
+use super::{Wire, meta};
+
+const REVISION: &str = "2025-11-25";
+
+#[tokio::test]
+async fn a_tool_is_listed_with_all_that_it_declares() {
+    let mut spec = ToolSpec::new("weigh", "Weighs a thing").read_only();
+    spec.title = Some("Scales".into());
+    spec.input_schema = json!({"type": "object", "properties": {"thing": {"type": "string"}}});
+    spec.output_schema = Some(json!({"type": "object", "properties": {"grams": {"type": "number"}}}));
+    let world = World::new([Puppet::new(spec, [Act::Echo]).0]);
+    let options = ServerOptions { patience: None, ..ServerOptions::default() };
+    let mut wire = Wire::with(&world.executor, options).initialized(REVISION, json!({})).await;
+    assert_eq!(
+        wire.ask(1, "tools/list", json!({})).await["result"],
+        json!({"tools": [{
+            "name": "weigh",
+            "title": "Scales",
+            "description": "Weighs a thing",
+            "inputSchema": {"type": "object", "properties": {"thing": {"type": "string"}}},
+            "outputSchema": {"type": "object", "properties": {"grams": {"type": "number"}}},
+            "annotations": {
+                "readOnlyHint": true, "destructiveHint": false, "idempotentHint": true, "openWorldHint": true,
+            },
+        }]})
+    );
+    wire.close().await;
+}
+
+/// The names of a list, and where it goes on.
+async fn names(wire: &mut Wire, cursor: Option<&str>) -> (Vec<String>, Option<String>) {
+    let params = cursor.map_or(json!({}), |cursor| json!({"cursor": cursor}));
+    let told = wire.ask(7, "tools/list", params).await["result"].clone();
+    let names = told["tools"].as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap().to_owned());
+    (names.collect(), told["nextCursor"].as_str().map(str::to_owned))
+}
+
+#[tokio::test]
+async fn a_long_list_comes_in_pages_in_the_order_of_names() {
+    let world = World::new(["delta", "alpha", "echo", "bravo", "charlie"].map(|name| Puppet::reading(name, Act::Echo)));
+    let options = ServerOptions { page: 2, patience: None, ..ServerOptions::default() };
+    let mut wire = Wire::with(&world.executor, options).initialized(REVISION, json!({})).await;
+    let (mut all, mut cursor) = names(&mut wire, None).await;
+    while let Some(at) = cursor {
+        let (more, next) = names(&mut wire, Some(&at)).await;
+        all.extend(more);
+        cursor = next;
+    }
+    assert_eq!(all, ["alpha", "bravo", "charlie", "delta", "echo"]);
+    let told = wire.ask(8, "tools/list", json!({"cursor": "made up"})).await;
+    assert_eq!(told["error"], json!({"code": -32602, "message": "the cursor is not one of this server's"}));
+    wire.close().await;
+}
+
+#[tokio::test]
+async fn each_caller_sees_the_tools_of_its_scopes() {
+    let (secret, _) = Puppet::new(ToolSpec::new("secret", "for few").scope("ops"), [Act::Echo]);
+    let world = World::new([secret, Puppet::reading("open", Act::Echo)]);
+    let options = ServerOptions { patience: None, ..ServerOptions::default() };
+    let server = Server::new(world.executor.clone(), options);
+    let with = |scopes| Caller { scopes, ..Caller::agent("a") };
+    for (caller, seen) in [
+        (with(Held::only(["ops"])), vec!["open", "secret"]),
+        (with(Held::none()), vec!["open"]),
+        (with(Held::All), vec!["open", "secret"]),
+    ] {
+        let mut wire = Wire::to(&server, caller).initialized(REVISION, json!({})).await;
+        assert_eq!(names(&mut wire, None).await.0, seen);
+        wire.close().await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_is_told_when_the_tools_change() {
+    let world = World::new([Puppet::reading("one", Act::Echo)]);
+    let options = ServerOptions { patience: None, ..ServerOptions::default() };
+    let mut wire = Wire::with(&world.executor, options).initialized(REVISION, json!({})).await;
+    assert_eq!(names(&mut wire, None).await.0, ["one"]);
+    let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
+    world.executor.register(Puppet::reading("two", Act::Echo)).unwrap();
+    assert_eq!(wire.next().await, Some(changed.clone()));
+    assert_eq!(names(&mut wire, None).await.0, ["one", "two"]);
+    world.executor.register(Puppet::reading("two", Act::Echo)).unwrap();
+    world.executor.unregister("one");
+    assert_eq!(wire.next().await, Some(changed), "the same tool once more is no change");
+    assert_eq!(names(&mut wire, None).await.0, ["two"]);
+    wire.close().await;
+}
+
+#[tokio::test]
+async fn a_client_of_the_newest_revision_is_told_where_it_listens() {
+    let world = World::new([Puppet::reading("one", Act::Echo)]);
+    let mut wire = Wire::new(&world.executor);
+    let filter = json!({"toolsListChanged": true, "promptsListChanged": true});
+    let told = wire.ask(5, "subscriptions/listen", json!({"notifications": filter, "_meta": meta(json!({}))})).await;
+    assert_eq!(told["params"]["notifications"], json!({"toolsListChanged": true}), "{told}");
+    let told = wire.ask(6, "tools/list", json!({"_meta": meta(json!({}))})).await["result"].clone();
+    assert_eq!((&told["ttlMs"], &told["cacheScope"]), (&json!(60_000), &json!("private")));
+    world.executor.unregister("one");
+    assert_eq!(
+        wire.next().await,
+        Some(json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": {
+            "_meta": {"io.modelcontextprotocol/subscriptionId": 5},
+        }}))
+    );
+    wire.close().await;
+}
