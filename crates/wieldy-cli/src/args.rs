@@ -33,6 +33,13 @@ Statuses:
   success, failed, timeout, cancelled, permission_denied, validation_error, requires_confirmation;
   of calls that are not over: pending, running, input_required";
 
+const IMPORT_HELP: &str = "\
+Files that are understood:
+  `mcpServers` of Claude, Cursor, Windsurf, Cline and Gemini; `servers` and `mcp.servers` of VS Code;
+  `context_servers` of Zed; `mcp` of opencode; `mcp_servers` of Codex (TOML).
+They are written to --config FILE, or to ./wieldy.toml. Values that look like secrets go to files of their own in the
+state folder, which the configuration then names. To follow such a file instead of copying it, name it in `mcp.files`.";
+
 const ON_BEHALF: &str = "On whose behalf";
 
 const ARGUMENTS_HELP: &str = "\
@@ -262,7 +269,37 @@ pub(crate) struct McpArgs {
 
 /// What else can be done with MCP.
 #[derive(Debug, Subcommand)]
-pub(crate) enum McpCommand {}
+pub(crate) enum McpCommand {
+    /// List the MCP servers whose tools are taken, as far as they are known; nothing is started
+    List,
+    /// Start MCP servers and find out whether they answer, and with which tools
+    Test {
+        /// Their names [default: all]
+        #[arg(value_name = "SERVER")]
+        servers: Vec<String>,
+    },
+    /// Agree to the tools of MCP servers as they are now, after showing what changed
+    Pin {
+        /// Their names
+        #[arg(value_name = "SERVER", required = true)]
+        servers: Vec<String>,
+        /// Agree without being asked
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Take MCP servers from the file of another client into the configuration
+    #[command(after_help = IMPORT_HELP)]
+    Import {
+        /// The file
+        file: PathBuf,
+        /// Take only this one; may be repeated [default: all that are not disabled]
+        #[arg(long, value_name = "SERVER")]
+        only: Vec<String>,
+        /// Print what would be written to the configuration, and write nothing
+        #[arg(long)]
+        print: bool,
+    },
+}
 
 /// How tools are served to others.
 #[derive(Debug, Args)]

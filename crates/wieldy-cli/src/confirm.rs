@@ -65,7 +65,8 @@ fn wording(question: &Confirmation) -> String {
     )
 }
 
-fn ask(text: &str) -> io::Result<bool> {
+/// Asks a question that is answered by yes or no.
+pub(crate) fn ask(text: &str) -> io::Result<bool> {
     let mut stderr = io::stderr();
     write!(stderr, "{text}")?;
     stderr.flush()?;

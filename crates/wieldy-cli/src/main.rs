@@ -69,9 +69,12 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
         }
         Command::Mcp(mcp) => {
             let config = load(Overrides::of(&global).serving(&mcp.serving))?;
-            match mcp.command {
+            match &mcp.command {
                 None => commands::mcp::run(&mcp, &config, &environment, printer),
-                Some(other) => match other {},
+                Some(other) => {
+                    let into = global.config.as_deref();
+                    commands::upstreams::run(other, into, &config, &environment, printer)
+                }
             }
         }
         Command::History(history) => commands::history::run(&history, &load(Overrides::of(&global))?, printer),

@@ -1,6 +1,6 @@
 //! Other MCP servers: from the configuration and the files of other clients to servers that are in use.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,14 +8,18 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use wieldy::mcp::client::import::{self, Imported};
 use wieldy::mcp::client::{
-    Address, CALLS_MAX_DEFAULT, Pins, Program, Reach, START_TIMEOUT_DEFAULT, ServerSettings, Upstreams,
+    Address, CALLS_MAX_DEFAULT, Pins, Program, Reach, START_TIMEOUT_DEFAULT, ServerSettings, ServerState, Start,
+    Upstreams,
 };
-use wieldy::{Command, Confinement, Executor, FileRules, Level, Mount, Network, Place, Stdin, redact};
+use wieldy::{
+    Caller, Command, Confinement, Executor, FileRules, Level, Mount, Network, Place, Stdin, ToolName, redact,
+};
 
 use crate::assemble;
 use crate::config::{Config, Environment, ServerConfig, Text};
 use crate::exit::Failure;
 use crate::history;
+use crate::output::{Printer, shown_in_line};
 
 /// How long a server may take to end after being told to.
 const GRACE: Duration = Duration::from_secs(2);
@@ -31,8 +35,23 @@ const MARKS: [&str; 5] = ["package.json", "pyproject.toml", "Cargo.toml", "go.mo
 /// Takes the configured servers into use: their tools are in the executor's registry as far as they are known.
 pub(crate) fn open(config: &Config, environment: &Environment, executor: &Executor) -> Result<Upstreams, Failure> {
     let servers = servers(config, environment)?;
-    let settings = servers.iter().map(|server| settings(server, config, environment)).collect();
-    let pins = match pins_path(config) {
+    let settings: Vec<ServerSettings> = servers.iter().map(|server| settings(server, config, environment)).collect();
+    use_settings(settings, config, executor)
+}
+
+/// The same for a command that decides itself which of them it starts.
+pub(crate) fn open_lazily(
+    config: &Config,
+    environment: &Environment,
+    executor: &Executor,
+) -> Result<Upstreams, Failure> {
+    let servers = servers(config, environment)?;
+    let lazily = |server| ServerSettings { start: Start::Lazy, ..settings(server, config, environment) };
+    use_settings(servers.iter().map(lazily).collect(), config, executor)
+}
+
+fn use_settings(settings: Vec<ServerSettings>, config: &Config, executor: &Executor) -> Result<Upstreams, Failure> {
+    let pins = match pins_path(config).filter(|_| !settings.is_empty()) {
         Some(path) => Pins::open(path).map_err(|error| {
             Failure::broken(error)
                 .hint("`--state DIR` names another folder; with the file gone, servers are agreed to anew")
@@ -41,6 +60,54 @@ pub(crate) fn open(config: &Config, environment: &Environment, executor: &Execut
     };
     Upstreams::new(executor, settings, Arc::new(pins))
         .map_err(|error| Failure::usage(error).hint("rename the server in the section `mcp.servers`"))
+}
+
+/// Puts the tools of servers into a registry that is only looked at, and tells whose are not known.
+pub(crate) fn recall(
+    config: &Config,
+    environment: &Environment,
+    executor: &Executor,
+    printer: &Printer,
+) -> Result<(), Failure> {
+    let servers = open_lazily(config, environment, executor)?;
+    for server in servers.status().iter().filter(|server| server.tools.is_empty()) {
+        let name = &server.name;
+        printer
+            .tell(&format!("the tools of the MCP server `{name}` are not known yet; `wieldy mcp test {name}` asks it"));
+    }
+    Ok(())
+}
+
+/// Takes the servers into use for calls of these tools: of those that were never asked, the ones that may have them are.
+pub(crate) async fn open_for(
+    tools: &[&str],
+    config: &Config,
+    environment: &Environment,
+    executor: &Executor,
+) -> Result<Upstreams, Failure> {
+    let servers = open_lazily(config, environment, executor)?;
+    let unknown: Vec<&&str> =
+        tools.iter().filter(|tool| executor.registry().find(tool, &Caller::local()).is_err()).collect();
+    let may_have = |server: &str| {
+        unknown.iter().any(|tool| match tool.split_once(ToolName::SEPARATOR) {
+            Some((named, _)) => named == server,
+            None => true,
+        })
+    };
+    servers.discover(may_have).await;
+    Ok(servers)
+}
+
+/// Asks servers that were never asked for their tools, before anybody is served. One that takes long is not waited for: its
+/// tools come when they come.
+pub(crate) async fn introduce(servers: &Upstreams, printer: &Printer) {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let _ = tokio::time::timeout(PATIENCE, servers.discover(|_| true)).await;
+    for server in servers.status() {
+        if let ServerState::Degraded { error, .. } = &server.state {
+            printer.tell(&format!("warning: {}", shown_in_line(&error.to_string())));
+        }
+    }
 }
 
 /// Where it is kept what the tools of servers were when they were agreed to.
@@ -285,9 +352,4 @@ fn filled(text: &str, environment: &Environment) -> anyhow::Result<String> {
         rest = after;
     }
     Ok(filled + rest)
-}
-
-/// The names of all servers, for messages.
-pub(crate) fn names(servers: &[ServerConfig]) -> BTreeSet<&str> {
-    servers.iter().map(|server| server.name.as_str()).collect()
 }

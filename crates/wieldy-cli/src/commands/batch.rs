@@ -18,7 +18,7 @@ use crate::exit::{Exit, Failure};
 use crate::history::History;
 use crate::interrupt::Interrupts;
 use crate::output::{Printer, counted, hint_for, shown, shown_in_line};
-use crate::{assemble, confirm, in_runtime, log};
+use crate::{assemble, confirm, in_runtime, log, upstreams};
 
 /// How large a batch may be, written as JSON.
 const BATCH_BYTES_MAX: u64 = 64 * 1024 * 1024;
@@ -49,7 +49,11 @@ pub(crate) fn run(
         let confirmer = confirm::confirmer(args.run.yes, printer, &progress);
         let many = assemble::Work::ManyCalls;
         let executor = assemble::executor(config, environment, confirmer, history.as_ref(), many)?;
-        batch(args, entries, config, &executor, &progress, printer).await
+        let tools: Vec<&str> = entries.iter().map(|entry| entry.tool.as_str()).collect();
+        let servers = upstreams::open_for(&tools, config, environment, &executor).await?;
+        let ended = batch(args, entries, config, &executor, &progress, printer).await;
+        servers.close().await;
+        ended
     };
     in_runtime(work)
 }

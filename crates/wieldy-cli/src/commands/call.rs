@@ -15,7 +15,7 @@ use crate::exit::{Exit, Failure};
 use crate::history::History;
 use crate::interrupt::Interrupts;
 use crate::output::{Printer, counted};
-use crate::{assemble, confirm, in_runtime, log};
+use crate::{assemble, confirm, in_runtime, log, upstreams};
 
 pub(crate) fn run(
     args: &CallArgs,
@@ -34,7 +34,10 @@ pub(crate) fn run(
         let confirmer = confirm::confirmer(args.run.yes, printer, &ProgressBar::hidden());
         let one = assemble::Work::OneCall;
         let executor = assemble::executor(config, environment, confirmer, history.as_ref(), one)?;
-        call(args, arguments, config, &executor, printer).await
+        let servers = upstreams::open_for(&[&args.tool], config, environment, &executor).await?;
+        let ended = call(args, arguments, config, &executor, printer).await;
+        servers.close().await;
+        ended
     };
     in_runtime(work)
 }

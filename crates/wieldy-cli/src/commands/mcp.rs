@@ -14,7 +14,7 @@ use crate::exit::{Exit, Failure};
 use crate::history::History;
 use crate::interrupt::Interrupts;
 use crate::output::Printer;
-use crate::{assemble, confirm, in_runtime, log};
+use crate::{assemble, confirm, in_runtime, log, upstreams};
 
 pub(crate) fn run(
     args: &McpArgs,
@@ -29,7 +29,14 @@ pub(crate) fn run(
         let many = assemble::Work::ManyCalls;
         let executor = assemble::executor(config, environment, confirmer, history.as_ref(), many)?;
         request::warn_of_no_isolation(config, printer);
-        log::with_events(&config.log, &executor, serve(args, &executor, printer)).await
+        let servers = upstreams::open(config, environment, &executor)?;
+        let ended = log::with_events(&config.log, &executor, async {
+            upstreams::introduce(&servers, printer).await;
+            serve(args, &executor, printer).await
+        });
+        let ended = ended.await;
+        servers.close().await;
+        ended
     };
     in_runtime(work)
 }

@@ -13,3 +13,4 @@ pub(crate) mod tools;
 
 mod arguments;
 mod request;
+pub(crate) mod upstreams;

@@ -7,10 +7,10 @@ use serde_json::json;
 use wieldy::{CallError, Caller, Problem, ToolFilter, ToolSpec};
 
 use crate::args::ToolsArgs;
-use crate::assemble;
 use crate::config::{Config, Environment};
 use crate::exit::{Exit, Failure};
 use crate::output::{Printer, counted, hint_for, shown, shown_in_line};
+use crate::{assemble, upstreams};
 
 /// Lists tools, one per line.
 pub(crate) fn list(
@@ -20,6 +20,7 @@ pub(crate) fn list(
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     let executor = assemble::catalogue(config, environment)?;
+    upstreams::recall(config, environment, &executor, printer)?;
     let filter = ToolFilter {
         category: args.category.clone(),
         scope: args.scope.clone(),
@@ -78,6 +79,7 @@ fn first_sentence(description: &str) -> &str {
 /// Prints one definition.
 pub(crate) fn show(name: &str, config: &Config, environment: &Environment, printer: &Printer) -> Result<Exit, Failure> {
     let executor = assemble::catalogue(config, environment)?;
+    upstreams::recall(config, environment, &executor, printer)?;
     let tool = executor.registry().find(name, &Caller::local()).map_err(|not_found| {
         let error = CallError::from(not_found);
         Failure { hint: hint_for(&error, name), ..Failure::from(error) }

@@ -100,7 +100,7 @@ impl McpConfig {
 }
 
 /// A server as it is used.
-pub(crate) fn server_of(name: String, file: FileServer, home: Option<&Path>) -> Result<ServerConfig, String> {
+fn server_of(name: String, file: FileServer, home: Option<&Path>) -> Result<ServerConfig, String> {
     match (&file.command, &file.url) {
         (None, None) => return Err(format!("`mcp.servers.{name}` has neither a `command` nor a `url`")),
         (Some(_), Some(_)) => return Err(format!("`mcp.servers.{name}` has both a `command` and a `url`")),

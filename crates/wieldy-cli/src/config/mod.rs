@@ -27,11 +27,12 @@ use layers::{CONFIG_VARIABLE, ConfigError, Layers};
 use sandbox::SandboxConfig;
 use value::{Time, Whole};
 
+pub(crate) use file::FileServer;
 use history::shown as shown_url;
 pub(crate) use history::{HistoryConfig, address};
 pub(crate) use layers::Origin;
 pub(crate) use log::{Levels, LogConfig, LogFileConfig, LogFormat, Rotate};
-pub(crate) use mcp::{McpConfig, ServerConfig, Text, server_of};
+pub(crate) use mcp::{FileText, InFile, McpConfig, ServerConfig, Text};
 
 /// What `wieldy init` writes: every key with its default, as a comment.
 pub(crate) const TEMPLATE: &str = include_str!("template.toml");
