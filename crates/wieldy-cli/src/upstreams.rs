@@ -12,7 +12,8 @@ use wieldy::mcp::client::{
     Upstreams,
 };
 use wieldy::{
-    Caller, Command, Confinement, Executor, FileRules, Level, Mount, Network, Place, Stdin, ToolName, redact,
+    Caller, Command, Confinement, Executor, FileRules, Level, Mount, Network, Place, ResourceLimits, Stdin, ToolName,
+    redact,
 };
 
 use crate::assemble;
@@ -216,8 +217,9 @@ fn program(
     if level != Level::None {
         // A home of its own, which it may fill as it likes: package managers keep there what they fetched.
         if let Some(home) = own_home(server, config)? {
-            variables.insert("HOME".into(), home.display().to_string());
-            files.mounts.push(Mount { source: home.clone(), target: home, writable: true });
+            let target = Path::new("/home").join(&server.name);
+            variables.insert("HOME".into(), target.display().to_string());
+            files.mounts.push(Mount { source: home, target, writable: true });
         }
         match &server.mounts {
             Some(mounts) => files.mounts.extend(mounts.iter().cloned()),
@@ -243,12 +245,18 @@ fn program(
             files: Arc::new(files),
             // Most servers are there to reach something.
             network: server.network.clone().unwrap_or(Network::Open),
-            limits: config.resources,
+            limits: lasting(config.resources),
             place: Place::Own,
-            place_limits: config.sandbox.limits,
+            place_limits: ResourceLimits::default(),
             grace: GRACE,
         },
     })
+}
+
+/// Of what one call may use, what a server may use that serves many: there is no end to what it reads, writes and computes.
+fn lasting(limits: ResourceLimits) -> ResourceLimits {
+    let ResourceLimits { memory_bytes, processes, open_files, .. } = limits;
+    ResourceLimits { memory_bytes, processes, open_files, ..ResourceLimits::default() }
 }
 
 /// The home of a server that runs in a sandbox; none where nothing is kept on disk.
@@ -257,7 +265,7 @@ fn own_home(server: &ServerConfig, config: &Config) -> anyhow::Result<Option<Pat
     if config.state.as_os_str().is_empty() {
         return Ok(None);
     }
-    let home = assemble::whole(&config.state).join("mcp/home").join(&server.name);
+    let home = assemble::whole(&config.state).join("homes").join(&server.name);
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&home);
     made.with_context(|| format!("its home `{}` cannot be made", home.display()))?;
     Ok(Some(home.canonicalize().unwrap_or(home)))

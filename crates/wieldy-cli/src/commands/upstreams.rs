@@ -9,7 +9,7 @@ use anyhow::{Context, anyhow};
 use serde_json::json;
 use wieldy::mcp::client::import::Imported;
 use wieldy::mcp::client::{ServerState, ServerStatus, Upstreams};
-use wieldy::name;
+use wieldy::{Code, name};
 
 use crate::args::McpCommand;
 use crate::config::{Config, Environment, FILE_NAME, FileServer, FileText, InFile};
@@ -96,9 +96,11 @@ fn report(status: &ServerStatus, took: Duration) -> String {
     match &status.state {
         ServerState::Degraded { error, .. } => {
             let _ = writeln!(text, "{name}: {}", shown_in_line(&error.to_string()));
-            if let Some(suggestion) = &error.suggestion {
-                let _ = writeln!(text, "  hint: {}", shown_in_line(suggestion));
-            }
+            let hint = match error.code {
+                Code::TransportFailed => Some("`--log wieldy::mcp=debug` shows what it prints".to_owned()),
+                _ => error.suggestion.as_deref().map(shown_in_line),
+            };
+            hint.iter().for_each(|hint| drop(writeln!(text, "  hint: {hint}")));
         }
         _ => {
             let server = shown_in_line(status.server.as_deref().unwrap_or("a server that does not say who it is"));

@@ -19,8 +19,8 @@ use wieldy_core::{CallError, Code, Outcome, Run, RunError, Sandbox};
 
 use super::definition::Definition;
 use super::failure::Failure;
-use super::progress::{Progress, Watched};
 use super::settings::{Reach, ServerSettings};
+use super::watched::{Progress, Watched};
 use super::{http, stdio};
 use crate::convert;
 
@@ -63,18 +63,19 @@ impl Connection {
                     Failure::transport(format!("there is no sandbox of the level `{level}` to run it in"))
                 })?;
                 let (process, inner) = stdio::start(program, sandbox);
-                let pipe = Watched { inner, progress: progress.clone() };
+                let pipe = Watched::new(inner, progress.clone());
                 let opened = handler.serve_with_lifecycle(pipe, lifecycle).await;
-                // How the program ended says more than that nobody answered.
-                let service = match opened {
+                let service = match opened.map_err(Failure::from) {
                     Ok(service) => service,
-                    Err(error) => return Err(ended(&process).await.unwrap_or_else(|| error.into())),
+                    // How the program ended says more than that nobody answered.
+                    Err(failure @ Failure::Transport(_)) => return Err(ended(&process).await.unwrap_or(failure)),
+                    Err(failure) => return Err(failure),
                 };
                 (service, Some(process))
             }
             Reach::Http(address) => {
                 let inner = http::transport(address, settings.calls_max).map_err(Failure::transport)?;
-                let transport = Watched { inner, progress: progress.clone() };
+                let transport = Watched::new(inner, progress.clone());
                 (handler.serve_with_lifecycle(transport, lifecycle).await?, None)
             }
             Reach::Unusable(why) => return Err(Failure::Configuration(why.as_str().into())),

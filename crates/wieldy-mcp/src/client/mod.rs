@@ -6,12 +6,12 @@ mod failure;
 mod http;
 pub mod import;
 mod pins;
-mod progress;
 mod settings;
 mod stdio;
 mod tool;
 mod upstream;
 mod upstreams;
+mod watched;
 
 pub use definition::Definition;
 pub use failure::Failure;

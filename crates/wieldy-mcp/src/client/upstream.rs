@@ -216,6 +216,8 @@ impl Upstream {
                     let (Some(this), Some(connection)) = (this.upgrade(), connection.upgrade()) else { return };
                     match connection.tools().await {
                         Ok(tools) => this.learn(tools, connection.revision()),
+                        // That it ended is told elsewhere.
+                        Err(_) if !connection.is_alive() => return,
                         Err(why) => {
                             tracing::warn!(target: "wieldy::mcp", server = this.settings.name, %why, "a server does not tell its tools")
                         }

@@ -45,7 +45,7 @@ use crate::cgroup::Hierarchy;
 /// How the native level is set up.
 #[derive(Debug, Clone)]
 pub struct NativeOptions {
-    /// Where the executor keeps its own files, which no sandbox ever sees.
+    /// Where the executor keeps its own files, which no sandbox ever sees, except for a folder in its `homes` that is mounted.
     pub state: Option<PathBuf>,
     /// The home folder of whoever runs the executor; what is secret in it is hidden wherever it is mounted.
     pub home: Option<PathBuf>,

@@ -76,13 +76,17 @@ fn check_workspace(request: &Request<'_>, facts: &HostFacts<'_>) -> Result<(), P
     }
 }
 
+/// The folder of the state in which programs have homes, which they may be shown: all else of it is the executor's own.
+pub(super) const HOMES: &str = "homes";
+
 fn check_mounts(request: &Request<'_>, facts: &HostFacts<'_>) -> Result<(), PlanError> {
     for mount in &request.rules.mounts {
         let (source, target) = (mount.source.as_path(), mount.target.as_path());
         plain(source)?;
         plain(target)?;
         let in_state = |path: &Path| facts.state.as_ref().is_some_and(|state| path.starts_with(state));
-        if source == Path::new("/") || source.starts_with("/proc") || in_state(source) {
+        let is_home = facts.state.as_ref().is_some_and(|state| source.parent() == Some(&state.join(HOMES)));
+        if source == Path::new("/") || source.starts_with("/proc") || (in_state(source) && !is_home) {
             return Err(PlanError::ForbiddenSource(source.to_owned()));
         }
         let is_kernel = ["/dev", "/proc"].iter().any(|path| target.starts_with(path));

@@ -1,11 +1,12 @@
-//! Progress finds its run before anything else is done with what a server says: so no answer overtakes it.
+//! What is done with messages before anybody else sees them. Progress finds its run here, so that no answer overtakes it; and the
+//! late answer to a question that we stopped asking is dropped.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rmcp::model::{
     ClientRequest, GetMeta, JsonRpcMessage, JsonRpcNotification, JsonRpcRequest, ProgressNotification, ProgressToken,
-    ServerNotification,
+    RequestId, ServerNotification,
 };
 use rmcp::service::{RoleClient, RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
@@ -58,8 +59,38 @@ impl Progress {
 
 /// A transport whose progress goes straight to the runs.
 pub(super) struct Watched<T> {
-    pub(super) inner: T,
-    pub(super) progress: Progress,
+    inner: T,
+    progress: Progress,
+    /// The question whether the server knows the newest revision, as long as it may be answered.
+    probe: Option<RequestId>,
+    /// The same once we have gone on without the answer: one that takes long to start answers all the same.
+    given_up: Option<RequestId>,
+}
+
+impl<T> Watched<T> {
+    pub(super) fn new(inner: T, progress: Progress) -> Self {
+        Self { inner, progress, probe: None, given_up: None }
+    }
+
+    fn note_probe(&mut self, message: &TxJsonRpcMessage<RoleClient>) {
+        if let JsonRpcMessage::Request(JsonRpcRequest { request, id, .. }) = message {
+            match request {
+                ClientRequest::DiscoverRequest(_) => self.probe = Some(id.clone()),
+                ClientRequest::InitializeRequest(_) => self.given_up = self.probe.take(),
+                _ => {}
+            }
+        }
+    }
+
+    /// Whether nobody waits for this any more.
+    fn is_late(&self, message: &RxJsonRpcMessage<RoleClient>) -> bool {
+        let answered = match message {
+            JsonRpcMessage::Response(response) => Some(&response.id),
+            JsonRpcMessage::Error(error) => error.id.as_ref(),
+            _ => None,
+        };
+        answered.is_some() && answered == self.given_up.as_ref()
+    }
 }
 
 impl<T: Transport<RoleClient>> Transport<RoleClient> for Watched<T> {
@@ -69,6 +100,7 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for Watched<T> {
         &mut self,
         message: TxJsonRpcMessage<RoleClient>,
     ) -> impl Future<Output = Result<(), T::Error>> + Send + 'static {
+        self.note_probe(&message);
         self.progress.note_request(&message);
         self.inner.send(message)
     }
@@ -76,7 +108,7 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for Watched<T> {
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
         loop {
             let message = self.inner.receive().await?;
-            if !self.progress.tell(&message) {
+            if !self.progress.tell(&message) && !self.is_late(&message) {
                 return Some(message);
             }
         }
