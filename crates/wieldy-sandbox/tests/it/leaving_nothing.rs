@@ -1,12 +1,13 @@
 //! Nothing piles up in the embedding process, and nothing outlives it.
 
 use std::fs;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use wieldy_core::SandboxError;
 
-use crate::world::{World, alive, conformance, eventually, own_name};
+use crate::world::{World, alive, below, conformance, eventually, own_name};
 
 conformance! {
     together: [
@@ -109,8 +110,15 @@ fn when_the_embedding_process_is_killed_nothing_of_its_commands_is_left() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     // Three processes for each of the twenty commands, once all of them are there.
     runtime.block_on(eventually(Duration::from_secs(20), "all are running", || alive(&mark).len() >= 60));
+    let helpers = below(embedder.0.id() as i32);
     drop(embedder);
     runtime.block_on(eventually(Duration::from_secs(5), "all are gone", || alive(&mark).is_empty()));
+    // The warden still obeys what it was told before: it makes places in workspaces, and takes them away at its own end.
+    let gone = || helpers.iter().all(|id| !Path::new(&format!("/proc/{id}")).exists());
+    runtime.block_on(eventually(Duration::from_secs(5), "the helpers are gone", gone));
+    let workspaces = fs::read_dir(folder.path()).unwrap().map(|workspace| workspace.unwrap().path());
+    let held: Vec<_> = workspaces.flat_map(|workspace| fs::read_dir(workspace).unwrap()).collect();
+    assert!(held.is_empty(), "{held:?}");
 }
 
 /// A process that is killed as by `kill -9`, at the latest when the test fails.

@@ -120,6 +120,15 @@ pub(crate) fn alive(mark: &str) -> Vec<String> {
         .collect()
 }
 
+/// The processes that a process has made, and those that they have made.
+pub(crate) fn below(id: i32) -> Vec<i32> {
+    let tasks = fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten();
+    let children = tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default());
+    let children: Vec<i32> =
+        children.flat_map(|text| text.split_whitespace().map(|id| id.parse().unwrap()).collect::<Vec<_>>()).collect();
+    children.into_iter().flat_map(|id| std::iter::once(id).chain(below(id))).collect()
+}
+
 /// Output as it came.
 #[derive(Default)]
 pub(crate) struct Printed {

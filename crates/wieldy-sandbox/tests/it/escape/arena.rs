@@ -14,7 +14,7 @@ use wieldy_core::{
 };
 use wieldy_sandbox::{Native, NativeOptions};
 
-use crate::world::{PATIENCE, Printed, alive};
+use crate::world::{PATIENCE, Printed, alive, eventually};
 
 /// A machine's folder with a workspace and, beside it, what the sandbox must not touch.
 pub(crate) struct Arena {
@@ -99,6 +99,11 @@ impl Arena {
         let mount = Mount { source, target: "/attack".into(), writable: false };
         self.confinement.files = Arc::new(FileRules { mounts: vec![mount], ..FileRules::default() });
         self
+    }
+
+    /// Waits for what is built ahead: while it is being built, places are made in the workspace, which then cannot be removed.
+    pub(crate) async fn rest(&self) {
+        eventually(PATIENCE, "the next sandbox is built", || self.native.spares() > 0).await;
     }
 
     pub(crate) fn session(name: &str) -> Place {

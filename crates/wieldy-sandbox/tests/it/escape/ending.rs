@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{Ended, Place, Sandbox};
 
 use super::arena::{Arena, is_root};
-use crate::world::{PATIENCE, Printed, alive, eventually};
+use crate::world::{PATIENCE, Printed, alive, below, eventually};
 
 const STUBBORN: &str = "trap '' TERM HUP INT; (setsid setsid bash -c 'trap \"\" TERM; exec sleep 1000' <&- >&- 2>&- &); \
                         (sleep 1000 &); echo ready; while :; do sleep 0.1; done";
@@ -74,14 +74,6 @@ async fn a_destroyed_sandbox_takes_its_running_commands_with_it() {
 fn helpers(name: &str) -> Vec<i32> {
     let comm = |id: &i32| fs::read_to_string(format!("/proc/{id}/comm")).is_ok_and(|comm| comm.trim() == name);
     below(std::process::id() as i32).into_iter().filter(comm).collect()
-}
-
-fn below(id: i32) -> Vec<i32> {
-    let tasks = fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten();
-    let children = tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default());
-    let children: Vec<i32> =
-        children.flat_map(|text| text.split_whitespace().map(|id| id.parse().unwrap()).collect::<Vec<_>>()).collect();
-    children.into_iter().flat_map(|id| std::iter::once(id).chain(below(id))).collect()
 }
 
 fn kill(id: i32) {

@@ -95,6 +95,7 @@ async fn a_repository_can_be_made_but_not_its_hooks() {
     assert_eq!(arena.run(Place::Own, "echo done").await, "done\n");
     assert_eq!(arena.run(Place::Own, "sleep 0.3; echo done").await, "done\n");
     assert_eq!(arena.run(Place::Own, script).await, "done\n");
+    arena.rest().await;
 }
 
 #[tokio::test]
@@ -241,6 +242,7 @@ async fn protection_holds_when_a_person_replaces_what_is_protected() {
             assert_eq!(arena.run(place, script).await, format!("{round}\n"));
         }
     }
+    arena.rest().await;
 }
 
 #[tokio::test]
