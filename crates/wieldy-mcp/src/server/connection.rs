@@ -17,6 +17,7 @@ use super::Shared;
 use super::ask::{Asked, BroughtBack};
 use super::carry::{self, Request, Way, Work};
 use super::catalogue;
+use super::http::SESSION;
 use crate::convert;
 
 /// How much of a client's own name is taken for the agent's.
@@ -60,9 +61,13 @@ impl Connection {
                 Arc::new(Caller { agent: agent.unwrap_or_else(|| caller.agent.clone()), ..(**caller).clone() })
             }
             Who::OfRequest => {
-                let parts = context.extensions.get::<http::request::Parts>();
-                let caller = parts.and_then(|parts| parts.extensions.get::<Arc<Caller>>());
-                Arc::clone(caller.ok_or_else(|| ErrorData::internal_error("nobody established who calls", None))?)
+                let unknown = || ErrorData::internal_error("nobody established who calls", None);
+                let parts = context.extensions.get::<::http::request::Parts>().ok_or_else(unknown)?;
+                let caller = parts.extensions.get::<Arc<Caller>>().ok_or_else(unknown)?;
+                match parts.headers.get(SESSION).and_then(|session| session.to_str().ok()) {
+                    Some(session) => Arc::new(Caller { session: Some(session.to_owned()), ..(**caller).clone() }),
+                    None => Arc::clone(caller),
+                }
             }
         };
         Ok(Arc::clone(self.caller.get_or_init(|| caller)))

@@ -3,13 +3,14 @@
 //!
 //! [`Server`] is shared by all connections; `connection` is one of them, and answers what its client asks. `catalogue` has
 //! the tools as MCP lists them, `carry` follows a call to its end or hands it over, `ask` puts questions to the client's
-//! user, `lines` is the transport over standard input and output. No door checks anything: every `tools/call` becomes a
+//! user, `lines` is the transport over standard input and output, `http` the one for the rest of the world. No door checks anything: every `tools/call` becomes a
 //! [`Call`](wieldy_core::Call), and the executor decides.
 
 mod ask;
 mod carry;
 mod catalogue;
 mod connection;
+mod http;
 mod lines;
 
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use wieldy_core::{Caller, Executor};
 use ask::Desk;
 use catalogue::Catalogue;
 use connection::{Connection, Who};
+pub use http::{HttpEndpoint, HttpResponse};
 use lines::Lines;
 
 /// How an executor is served.

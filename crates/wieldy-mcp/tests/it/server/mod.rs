@@ -2,6 +2,7 @@
 
 mod calls;
 mod hostile;
+mod http;
 mod lists;
 mod revisions;
 
