@@ -11,6 +11,7 @@ use wieldy::{
 use super::history::FileDurability;
 use super::log::{FileLogOrLevel, Levels, LogFormat, Rotate};
 use super::sandbox::{FileMount, FileNetwork};
+use super::serve::FileShow;
 use super::value::{Bytes, BytesOrNone, Count, CountOrNone, Megabytes, MegabytesOrNone, Time, Whole};
 
 const MEGABYTE: u64 = 1024 * 1024;
@@ -48,6 +49,7 @@ section! {
         history: FileHistory,
         shell: FileShell,
         tools: FileTools,
+        serve: FileServe,
         plans: BTreeMap<String, FilePlan>,
     }
     /// How much is said, in which form and where.
@@ -139,6 +141,40 @@ section! {
     /// Where tools of one's own are.
     FileTools {
         manifests: Vec<PathBuf>,
+    }
+    /// Where tools are served, and to whom.
+    FileServe {
+        listen: String,
+        hosts: Vec<String>,
+        origins: Vec<String>,
+        body_bytes_max: Bytes,
+        connections_max: Count,
+        patience: Time,
+        tokens: BTreeMap<String, FileToken>,
+        mcp: FileServeMcp,
+    }
+    /// Somebody who may call.
+    FileToken {
+        token: String,
+        token_variable: String,
+        token_file: PathBuf,
+        agent: String,
+        tenant: String,
+        user: String,
+        scopes: Vec<String>,
+        permissions: Vec<String>,
+        plan: String,
+    }
+    /// How tools are shown to MCP clients.
+    FileServeMcp {
+        tools: FileShow,
+        names: Vec<String>,
+        categories: Vec<String>,
+        providers: Vec<String>,
+        instructions: String,
+        patience: Time,
+        task_after: Time,
+        page: Count,
     }
     /// What a plan allows; a key that is absent means no limit.
     FilePlan {
@@ -242,6 +278,7 @@ impl FileConfig {
             history: Some(FileHistory::defaults()),
             shell: Some(FileShell { environment: Some(ENVIRONMENT.map(str::to_owned).to_vec()) }),
             tools: Some(FileTools { manifests: Some(Vec::new()) }),
+            serve: Some(FileServe::defaults()),
             plans: Some(BTreeMap::new()),
         }
     }
@@ -263,6 +300,9 @@ impl FileConfig {
             && !path.starts_with("~")
         {
             *path = folder.join(&*path);
+        }
+        if let Some(serve) = &mut self.serve {
+            serve.begin_paths_at(folder);
         }
         let mounts = self.sandbox.iter_mut().flat_map(|sandbox| &mut sandbox.mounts).flatten();
         if !folder.as_os_str().is_empty() {

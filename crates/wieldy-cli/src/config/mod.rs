@@ -9,6 +9,7 @@ mod history;
 mod layers;
 mod log;
 mod sandbox;
+mod serve;
 mod value;
 
 use std::collections::{BTreeMap, HashMap};
@@ -21,9 +22,10 @@ use anyhow::Context;
 use wieldy::{Backoff, BreakerPolicy, Level, Limits, Plan, Rate, ResourceLimits, RetryPolicy};
 
 use crate::exit::Failure;
-use file::{FileBackoff, FileConfig, FileHistory, FileLog, FilePlan, FileRate, FileSandbox};
+use file::{FileBackoff, FileConfig, FileHistory, FileLog, FilePlan, FileRate, FileSandbox, FileServe};
 use layers::{CONFIG_VARIABLE, ConfigError, Layers};
 use sandbox::SandboxConfig;
+use serve::ServeConfig;
 use value::{Time, Whole};
 
 use history::shown as shown_url;
@@ -64,6 +66,7 @@ pub(crate) struct Config {
     /// The names of the variables that programs get.
     pub(crate) shell_environment: Vec<String>,
     pub(crate) manifests: Vec<PathBuf>,
+    pub(crate) serve: ServeConfig,
     /// Each value as it is written, for people.
     pub(crate) values: Vec<Shown>,
     /// What looks like a mistake and is none for certain.
@@ -221,11 +224,13 @@ impl Config {
             plans: file.plans.expect(SET).into_iter().map(|(name, limits)| (name, plan(&limits))).collect(),
             shell_environment: file.shell.and_then(|shell| shell.environment).expect(SET),
             manifests: file.tools.and_then(|tools| tools.manifests).expect(SET),
+            serve: serve(file.serve.expect(SET), home)?,
             values: layers
                 .values()
                 .map(|(key, value, origin)| {
                     let value = match value {
                         toml::Value::String(url) if key == "history.url" => shown_url(url).into(),
+                        toml::Value::String(_) if is_secret(&key) => "***".into(),
                         value => value.clone(),
                     };
                     Shown { key, value, origin: origin.clone() }
@@ -264,6 +269,17 @@ fn sandbox(
         return Err(conflict(layers, ["isolation", "sandbox.floor"], message, Some(hint)));
     }
     Ok(sandbox)
+}
+
+/// The section `serve`.
+fn serve(file: FileServe, home: Option<&Path>) -> Result<ServeConfig, ConfigError> {
+    let wrong = |message| ConfigError { place: "the section `serve`".into(), message, hint: None };
+    ServeConfig::resolve(file, home).map_err(wrong)
+}
+
+/// Whether the value of a key must not be shown.
+fn is_secret(key: &str) -> bool {
+    key.starts_with("serve.tokens.") && key.ends_with(".token")
 }
 
 /// The section `history`.
