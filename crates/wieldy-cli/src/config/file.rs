@@ -213,9 +213,7 @@ impl FileConfig {
     /// What holds where nobody says anything: the executor's own defaults, and those of the command line.
     pub(crate) fn defaults(state: PathBuf) -> Self {
         let (limits, retry, breaker) = (Limits::default(), RetryPolicy::default(), BreakerPolicy::default());
-        let (executor, native, resources) =
-            (ExecutorBuilder::default(), NativeOptions::default(), ResourceLimits::DEFAULT);
-        let megabytes = |bytes: Option<u64>| bytes.map(|bytes| Whole(bytes / MEGABYTE));
+        let (executor, native) = (ExecutorBuilder::default(), NativeOptions::default());
         Self {
             workspace: Some(".".into()),
             state: Some(state),
@@ -247,15 +245,7 @@ impl FileConfig {
                 open_for: Some(Time(breaker.open_for)),
             }),
             cache: Some(FileCache { bytes_max: Some(Whole(executor.cache_bytes_max)) }),
-            resources: Some(FileResources {
-                cpu_millicores: resources.cpu_millicores.map(Whole),
-                memory_mb: megabytes(resources.memory_bytes),
-                processes: resources.processes.map(Whole),
-                open_files: resources.open_files.map(Whole),
-                disk_mb: megabytes(resources.disk_bytes),
-                disk_files: resources.disk_files.map(Whole),
-                output_mb: megabytes(resources.output_bytes),
-            }),
+            resources: Some(FileResources::defaults()),
             sandbox: Some(FileSandbox {
                 mounts: Some(Vec::new()),
                 hidden: Some(Vec::new()),
@@ -307,6 +297,22 @@ impl FileConfig {
         let mounts = self.sandbox.iter_mut().flat_map(|sandbox| &mut sandbox.mounts).flatten();
         if !folder.as_os_str().is_empty() {
             mounts.for_each(|mount| mount.begin_at(folder));
+        }
+    }
+}
+
+impl FileResources {
+    fn defaults() -> Self {
+        let resources = ResourceLimits::DEFAULT;
+        let megabytes = |bytes: Option<u64>| bytes.map(|bytes| Whole(bytes / MEGABYTE));
+        Self {
+            cpu_millicores: resources.cpu_millicores.map(Whole),
+            memory_mb: megabytes(resources.memory_bytes),
+            processes: resources.processes.map(Whole),
+            open_files: resources.open_files.map(Whole),
+            disk_mb: megabytes(resources.disk_bytes),
+            disk_files: resources.disk_files.map(Whole),
+            output_mb: megabytes(resources.output_bytes),
         }
     }
 }
