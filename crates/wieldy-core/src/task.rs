@@ -250,6 +250,13 @@ impl Executor {
         Task { id, tool: known.tool.clone(), status, result }
     }
 
+    /// What a call of the asker's tenant has printed so far, cut as its result would be; nothing where it printed nothing
+    /// or is not known.
+    pub fn output_so_far(&self, id: ExecutionId, asker: &Caller) -> Option<String> {
+        let flight = self.inner.flights.call(id).filter(|flight| flight.subject.caller.tenant == asker.tenant)?;
+        flight.captured().map(|captured| captured.text)
+    }
+
     /// Waits for a task and gives its result; `None` where it is not known.
     pub async fn wait(&self, id: ExecutionId, asker: &Caller) -> Option<Arc<ToolResult>> {
         let mut result = {

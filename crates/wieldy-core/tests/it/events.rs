@@ -111,6 +111,7 @@ async fn a_call_that_was_begun_may_become_a_task() {
     let result = world.executor.wait(id, &Caller::local()).await.unwrap();
     assert_eq!((result.execution_id, result.text()), (id, "{}".to_owned()));
     drop(world.executor.begin(Call::new("t", json!({}))));
+    assert_eq!(world.executor.output_so_far(id, &Caller::local()), None);
     let ends: Vec<&str> = world.events().iter().filter(|e| e.body.closing().is_some()).map(|e| e.body.name()).collect();
     assert_eq!(ends, ["tool.call.success", "tool.call.cancelled"]);
     world.check();

@@ -186,7 +186,12 @@ impl Request<'_> {
                 let suggestion = error.suggestion.as_ref().map(|hint| format!("; {hint}")).unwrap_or_default();
                 Err(ErrorData::invalid_params(format!("{}{suggestion}", error.message), Some(json!(error))))
             }
-            _ => Ok(convert::answer(result, self.is_modern).into()),
+            _ => {
+                if let Some(artifact) = result.artifact {
+                    self.shared.recent.add(artifact, self.asked.caller);
+                }
+                Ok(convert::answer(result, self.is_modern).into())
+            }
         }
     }
 
@@ -201,19 +206,18 @@ impl Request<'_> {
         let found = self.shared.executor.registry().find(tool, self.asked.caller);
         // A client that knows what the answer looks like takes anything else for a mistake, unless it is told so.
         let has_schema = found.is_ok_and(|tool| tool.spec().output_schema.is_some());
-        goes_on(self.shared, id, tool, has_schema)
+        goes_on(self.shared, id, tool, self.asked.caller, has_schema)
     }
 }
 
 /// Says that a call goes on, and how to ask for its result.
-pub(crate) fn goes_on(shared: &Shared, id: ExecutionId, tool: &str, as_error: bool) -> CallToolResult {
+pub(crate) fn goes_on(shared: &Shared, id: ExecutionId, tool: &str, caller: &Caller, as_error: bool) -> CallToolResult {
     let mut text = format!(
         "`{tool}` is still running, as {id}. This is not its result: call `{RESULT_WAIT}` with {{\"id\": \"{id}\"}} to get it."
     );
-    let output = output_so_far(shared.executor.observe(id));
-    if !output.is_empty() {
+    if let Some(output) = shared.executor.output_so_far(id, caller).filter(|output| !output.is_empty()) {
         text.push_str("\nOutput so far:\n");
-        text.push_str(&output);
+        text.push_str(&end_of(&output));
     }
     let content = vec![ContentBlock::text(text)];
     let mut answer = if as_error { CallToolResult::error(content) } else { CallToolResult::success(content) };
@@ -239,20 +243,12 @@ pub(crate) fn task(shared: &Shared, id: ExecutionId, now: Timestamp) -> Task {
         .with_poll_interval_ms(POLL_MS)
 }
 
-/// The end of what a call printed so far.
-fn output_so_far(mut observer: Observer) -> String {
-    let mut output = String::new();
-    while let Some(Some(seen)) = observer.next().now_or_never() {
-        if let Seen::Event(event) = seen
-            && let Body::CallProgress { message: Some(message), stream: Some(_), .. } = &event.body
-        {
-            output.push_str(message);
-        }
-    }
-    let skipped = output.chars().count().saturating_sub(OUTPUT_CHARS_MAX);
-    match output.char_indices().nth(skipped) {
-        Some((start, _)) if skipped > 0 => format!("… {}", &output[start..]),
-        _ => output,
+/// The end of a text.
+fn end_of(text: &str) -> String {
+    let skipped = text.chars().count().saturating_sub(OUTPUT_CHARS_MAX);
+    match text.char_indices().nth(skipped) {
+        Some((start, _)) if skipped > 0 => format!("… {}", &text[start..]),
+        _ => text.to_owned(),
     }
 }
 

@@ -1,11 +1,14 @@
-//! The tools as MCP lists them: made once for each change of the registry and each set of scopes, and shared from then on.
+//! The tools as MCP lists them, and how they are found: made once for each change of the registry and each set of scopes, and
+//! shared from then on.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rmcp::ErrorData;
 use rmcp::model::{CacheScope, ListToolsResult, PaginatedRequestParams, Tool};
-use wieldy_core::{Caller, Held, Registry, ToolFilter};
+use wieldy_core::{Caller, Held, Registered, ToolFilter};
 
+use super::meta::{self, Index};
+use super::{Expose, Shared};
 use crate::convert;
 
 /// How many sets of scopes are remembered: as many as there are kinds of callers, which are few.
@@ -24,28 +27,67 @@ pub(crate) struct Catalogue {
 #[derive(Default)]
 struct Kept {
     generation: u64,
-    lists: Vec<(Held, Arc<[Tool]>)>,
+    lists: Vec<(Held, Arc<Seen>)>,
+}
+
+/// What callers with some scopes see.
+pub(crate) struct Seen {
+    /// What is listed, by name.
+    pub(crate) listed: Vec<Tool>,
+    /// All that is shown, listed or found.
+    tools: Vec<Arc<Registered>>,
+    index: OnceLock<Index>,
+}
+
+impl Seen {
+    /// The tools that fit the words best.
+    pub(crate) fn search(&self, words: &str, count: usize) -> Vec<&Arc<Registered>> {
+        let index = self.index.get_or_init(|| Index::new(self.tools.iter().map(|tool| tool.spec())));
+        index.best(words, count).into_iter().map(|at| &self.tools[at]).collect()
+    }
 }
 
 impl Catalogue {
-    /// All tools that the caller sees, by name.
-    pub(crate) fn tools(&self, registry: &Registry, caller: &Caller) -> Arc<[Tool]> {
+    /// What the caller sees.
+    pub(crate) fn of(&self, shared: &Shared, caller: &Caller) -> Arc<Seen> {
+        let registry = shared.executor.registry();
         // Asked for before the tools are: a list that is older than it says would stay for ever.
         let generation = registry.generation();
         let mut kept = self.kept.lock().expect("no code panics while it holds the lists");
         if kept.generation != generation {
             *kept = Kept { generation, lists: Vec::new() };
         }
-        if let Some((_, tools)) = kept.lists.iter().find(|(scopes, _)| *scopes == caller.scopes) {
-            return Arc::clone(tools);
+        if let Some((_, seen)) = kept.lists.iter().find(|(scopes, _)| *scopes == caller.scopes) {
+            return Arc::clone(seen);
         }
-        let tools: Arc<[Tool]> =
-            registry.list(caller, &ToolFilter::default()).iter().map(|tool| convert::tool(tool.spec())).collect();
+        let mut tools = registry.list(caller, &ToolFilter::default());
+        let own = meta::tools(&shared.options);
+        // A tool with the name of one of ours could not be called.
+        tools.retain(|tool| shared.options.expose.shows(tool) && own.iter().all(|own| own.name != tool.spec().name));
+        let mut listed = own;
+        if !shared.options.expose.by_search {
+            listed.extend(tools.iter().map(|tool| convert::tool(tool.spec())));
+        }
+        listed.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        let seen = Arc::new(Seen { listed, tools, index: OnceLock::new() });
         if kept.lists.len() == KINDS_MAX {
             kept.lists.remove(0);
         }
-        kept.lists.push((caller.scopes.clone(), Arc::clone(&tools)));
-        tools
+        kept.lists.push((caller.scopes.clone(), Arc::clone(&seen)));
+        seen
+    }
+}
+
+impl Expose {
+    fn shows(&self, tool: &Registered) -> bool {
+        let spec = tool.spec();
+        let is_named = |name: &String| match name.strip_suffix('*') {
+            Some(beginning) => spec.name.starts_with(beginning),
+            None => *name == spec.name,
+        };
+        (self.names.is_empty() || self.names.iter().any(is_named))
+            && (self.categories.is_empty() || self.categories.contains(&spec.category))
+            && (self.providers.is_empty() || self.providers.contains(&spec.provider.to_string()))
     }
 }
 

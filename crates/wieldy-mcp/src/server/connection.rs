@@ -4,7 +4,8 @@ use std::sync::{Arc, OnceLock};
 
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CancelTaskParams, DetailedTask, GetTaskParams, GetTaskResult,
-    Implementation, ListToolsResult, PaginatedRequestParams, ProtocolVersion, ServerCapabilities, ServerConfig,
+    Implementation, ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
+    ProtocolVersion, ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities, ServerConfig,
     SubscriptionFilter, TaskPayload, Tool, UpdateTaskParams,
 };
 use rmcp::service::{NotificationContext, RequestContext, SubscriptionContext};
@@ -17,6 +18,9 @@ use super::Shared;
 use super::ask::{Asked, BroughtBack};
 use super::carry::{self, Request, Way, Work};
 use super::catalogue;
+use super::http::SESSION;
+use super::meta::Own;
+use super::resources;
 use crate::convert;
 
 /// How much of a client's own name is taken for the agent's.
@@ -60,9 +64,13 @@ impl Connection {
                 Arc::new(Caller { agent: agent.unwrap_or_else(|| caller.agent.clone()), ..(**caller).clone() })
             }
             Who::OfRequest => {
-                let parts = context.extensions.get::<http::request::Parts>();
-                let caller = parts.and_then(|parts| parts.extensions.get::<Arc<Caller>>());
-                Arc::clone(caller.ok_or_else(|| ErrorData::internal_error("nobody established who calls", None))?)
+                let unknown = || ErrorData::internal_error("nobody established who calls", None);
+                let parts = context.extensions.get::<::http::request::Parts>().ok_or_else(unknown)?;
+                let caller = parts.extensions.get::<Arc<Caller>>().ok_or_else(unknown)?;
+                match parts.headers.get(SESSION).and_then(|session| session.to_str().ok()) {
+                    Some(session) => Arc::new(Caller { session: Some(session.to_owned()), ..(**caller).clone() }),
+                    None => Arc::clone(caller),
+                }
             }
         };
         Ok(Arc::clone(self.caller.get_or_init(|| caller)))
@@ -113,8 +121,12 @@ type Answered = Result<CallToolResponse, ErrorData>;
 
 impl ServerHandler for Connection {
     fn get_info(&self) -> ServerConfig {
-        let capabilities =
-            ServerCapabilities::builder().enable_tools().enable_tool_list_changed().enable_tasks().build();
+        let capabilities = ServerCapabilities::builder()
+            .enable_tools()
+            .enable_tool_list_changed()
+            .enable_resources()
+            .enable_tasks()
+            .build();
         let mut info = ServerConfig::new(capabilities);
         info.server_info =
             Implementation::new("wieldy", env!("CARGO_PKG_VERSION")).with_title("wieldy, the tool executor");
@@ -128,14 +140,24 @@ impl ServerHandler for Connection {
         context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
         let caller = self.caller(&context)?;
-        let tools = self.shared.catalogue.tools(self.shared.executor.registry(), &caller);
-        catalogue::listed(&tools, request, self.shared.options.page, is_modern(&context))
+        let seen = self.shared.catalogue.of(&self.shared, &caller);
+        catalogue::listed(&seen.listed, request, self.shared.options.page, is_modern(&context))
     }
 
     async fn call_tool(&self, mut params: CallToolRequestParams, context: RequestContext<RoleServer>) -> Answered {
         let caller = self.caller(&context)?;
         let is_modern = is_modern(&context);
         let way = self.way(&context, is_modern);
+        // What one of our own tools is asked for may be a call of another one.
+        if let Some(own) = Own::named(&params.name, &self.shared.options) {
+            match own.answer(&self.shared, params.arguments.take(), &caller, &context).await {
+                Ok((tool, arguments)) => {
+                    params.name = tool.into();
+                    params.arguments = arguments;
+                }
+                Err(answer) => return Ok(answer.into()),
+            }
+        }
         let arguments = Arc::new(params.arguments.take().map_or(Value::Null, Value::Object));
         let asked = Asked { caller: &caller, tool: &params.name, arguments: &arguments };
         let request = Request { shared: &self.shared, context: &context, asked, way, is_modern };
@@ -192,6 +214,35 @@ impl ServerHandler for Connection {
         }
     }
 
+    async fn list_resources(
+        &self,
+        request: Option<PaginatedRequestParams>,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ListResourcesResult, ErrorData> {
+        resources::list(&self.shared, &*self.caller(&context)?, request, is_modern(&context))
+    }
+
+    async fn list_resource_templates(
+        &self,
+        _request: Option<PaginatedRequestParams>,
+        _context: RequestContext<RoleServer>,
+    ) -> Result<ListResourceTemplatesResult, ErrorData> {
+        Ok(resources::templates())
+    }
+
+    async fn read_resource(
+        &self,
+        request: ReadResourceRequestParams,
+        context: RequestContext<RoleServer>,
+    ) -> Result<ReadResourceResponse, ErrorData> {
+        let caller = self.caller(&context)?;
+        let mut read = resources::read(&self.shared, caller, request.uri).await?;
+        if !is_modern(&context) {
+            (read.ttl_ms, read.cache_scope) = (None, None);
+        }
+        Ok(read.into())
+    }
+
     async fn get_task(
         &self,
         request: GetTaskParams,
@@ -231,7 +282,7 @@ impl ServerHandler for Connection {
 }
 
 /// Whether the request is of revision 2026-07-28 or later.
-fn is_modern(context: &RequestContext<RoleServer>) -> bool {
+pub(crate) fn is_modern(context: &RequestContext<RoleServer>) -> bool {
     let told = context.meta.0.0.get("io.modelcontextprotocol/protocolVersion").and_then(Value::as_str);
     // Revisions are days, and in this form the order of the texts is theirs.
     told.is_some_and(|told| told >= ProtocolVersion::V_2026_07_28.as_str())

@@ -3,14 +3,17 @@
 //!
 //! [`Server`] is shared by all connections; `connection` is one of them, and answers what its client asks. `catalogue` has
 //! the tools as MCP lists them, `carry` follows a call to its end or hands it over, `ask` puts questions to the client's
-//! user, `lines` is the transport over standard input and output. No door checks anything: every `tools/call` becomes a
+//! user, `meta` has the tools that are about tools and calls, `resources` the artifacts, `lines` is the transport over standard input and output, `http` the one for the rest of the world. No door checks anything: every `tools/call` becomes a
 //! [`Call`](wieldy_core::Call), and the executor decides.
 
 mod ask;
 mod carry;
 mod catalogue;
 mod connection;
+mod http;
 mod lines;
+mod meta;
+mod resources;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,11 +26,29 @@ use wieldy_core::{Caller, Executor};
 use ask::Desk;
 use catalogue::Catalogue;
 use connection::{Connection, Who};
+pub use http::{HttpEndpoint, HttpResponse};
 use lines::Lines;
+use resources::Recent;
+
+/// Which tools clients are shown. It saves a model's context and protects nothing: what a caller may use is decided by
+/// scopes and permissions.
+#[derive(Debug, Clone, Default)]
+pub struct Expose {
+    /// Shows, instead of the tools, three to find, look at and call them.
+    pub by_search: bool,
+    /// Only tools of these names, where there are any; `*` at the end means all that begin so.
+    pub names: Vec<String>,
+    /// Only tools of these categories, where there are any.
+    pub categories: Vec<String>,
+    /// Only tools from these providers, such as `builtin` or `mcp:git`, where there are any.
+    pub providers: Vec<String>,
+}
 
 /// How an executor is served.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
+    /// Which tools clients are shown.
+    pub expose: Expose,
     /// What clients are told at the beginning, for their model.
     pub instructions: Option<String>,
     /// How long a client waits for an answer: before that, a call that still runs is answered with a handle, and
@@ -43,11 +64,14 @@ pub struct ServerOptions {
     pub message_bytes_max: usize,
     /// How many requests of one connection may be open.
     pub requests_max: usize,
+    /// How many bytes of an artifact are read at once.
+    pub resource_bytes_max: u64,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
         Self {
+            expose: Expose::default(),
             instructions: None,
             patience: Some(Duration::from_secs(45)),
             task_after: Duration::from_secs(5),
@@ -55,6 +79,7 @@ impl Default for ServerOptions {
             ask: true,
             message_bytes_max: 16 * 1024 * 1024,
             requests_max: 1024,
+            resource_bytes_max: 1024 * 1024,
         }
     }
 }
@@ -82,12 +107,19 @@ pub(crate) struct Shared {
     pub(crate) options: ServerOptions,
     pub(crate) catalogue: Catalogue,
     pub(crate) desk: Arc<Desk>,
+    pub(crate) recent: Recent,
 }
 
 impl Server {
     /// Offers what `executor` has.
     pub fn new(executor: Executor, options: ServerOptions) -> Self {
-        let shared = Shared { executor, options, catalogue: Catalogue::default(), desk: Arc::new(Desk::default()) };
+        let shared = Shared {
+            executor,
+            options,
+            catalogue: Catalogue::default(),
+            desk: Arc::new(Desk::default()),
+            recent: Recent::default(),
+        };
         Self { shared: Arc::new(shared) }
     }
 

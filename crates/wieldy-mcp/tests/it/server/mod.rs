@@ -1,9 +1,14 @@
 //! An executor as an MCP server: real clients of every revision, and lines written by hand.
 
 mod calls;
+mod consent;
 mod hostile;
+mod http;
 mod lists;
+mod long;
+mod resources;
 mod revisions;
+mod search;
 
 use std::time::Duration;
 
@@ -61,7 +66,7 @@ impl Wire {
 
     /// The next message; nothing where the server has closed.
     async fn next(&mut self) -> Option<Value> {
-        let line = tokio::time::timeout(Duration::from_secs(20), self.lines.next_line()).await;
+        let line = tokio::time::timeout(Duration::from_secs(100), self.lines.next_line()).await;
         line.expect("an answer must come").unwrap().map(|line| serde_json::from_str(&line).unwrap())
     }
 

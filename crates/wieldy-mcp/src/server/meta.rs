@@ -1,0 +1,331 @@
+//! Tools that are about tools and calls: to wait for a result, and to find, look at and call tools without having all of
+//! them in a model's context. They are answered here and leave no record; a call that one of them makes is recorded as what
+//! it is, a call of that tool.
+
+use std::collections::HashMap;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rmcp::RoleServer;
+use rmcp::model::{CallToolResult, ContentBlock, JsonObject, Tool, ToolAnnotations};
+use rmcp::service::RequestContext;
+use serde_json::{Value, json};
+use wieldy_core::{CallError, Caller, Code, ExecutionId, ToolSpec};
+
+use super::carry::{RESULT_WAIT, goes_on, unknown};
+use super::connection::is_modern;
+use super::{ServerOptions, Shared};
+use crate::convert;
+
+const TOOL_SEARCH: &str = "tool_search";
+const TOOL_DESCRIBE: &str = "tool_describe";
+const TOOL_CALL: &str = "tool_call";
+
+/// How many tools a search finds.
+const FOUND: usize = 5;
+const FOUND_MAX: usize = 20;
+/// How much of a description a search shows.
+const DESCRIPTION_CHARS_MAX: usize = 200;
+
+/// One of our own tools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Own {
+    Wait,
+    Search,
+    Describe,
+    Call,
+}
+
+/// What to do after all: a call of a tool, by name and arguments.
+type Instead = (String, Option<JsonObject>);
+
+impl Own {
+    /// The tool of ours with this name, where it is shown.
+    pub(crate) fn named(name: &str, options: &ServerOptions) -> Option<Self> {
+        match name {
+            RESULT_WAIT => options.patience.map(|_| Self::Wait),
+            TOOL_SEARCH => options.expose.by_search.then_some(Self::Search),
+            TOOL_DESCRIBE => options.expose.by_search.then_some(Self::Describe),
+            TOOL_CALL => options.expose.by_search.then_some(Self::Call),
+            _ => None,
+        }
+    }
+
+    /// The answer, or the call that is wanted.
+    pub(crate) async fn answer(
+        self,
+        shared: &Shared,
+        arguments: Option<JsonObject>,
+        caller: &Arc<Caller>,
+        context: &RequestContext<RoleServer>,
+    ) -> Result<Instead, CallToolResult> {
+        let mut arguments = arguments.unwrap_or_default();
+        match self {
+            Self::Wait => Err(wait(shared, &arguments, caller, context).await),
+            Self::Search => Err(search(shared, &arguments, caller)),
+            Self::Describe => Err(describe(shared, &arguments, caller)),
+            Self::Call => {
+                let Some(Value::String(name)) = arguments.remove("name") else {
+                    return Err(wrong("`name` must be the name of a tool"));
+                };
+                match arguments.remove("arguments") {
+                    None | Some(Value::Null) => Ok((name, None)),
+                    Some(Value::Object(inner)) => Ok((name, Some(inner))),
+                    Some(_) => Err(wrong("`arguments` must be an object")),
+                }
+            }
+        }
+    }
+}
+
+/// Our own tools, as they are listed.
+pub(crate) fn tools(options: &ServerOptions) -> Vec<Tool> {
+    let tool = |name: &'static str, description: &'static str, properties: Value, required: Value| {
+        let schema = json!({
+            "type": "object", "properties": properties, "required": required, "additionalProperties": false,
+        });
+        Tool::new(name, description, convert::object(&schema))
+    };
+    let reading = ToolAnnotations::new().read_only(true).destructive(false).idempotent(true).open_world(false);
+    let mut tools = Vec::new();
+    if let Some(patience) = options.patience {
+        let properties = json!({
+            "id": {"type": "string", "description": "The id that the answer named"},
+            "timeout": {
+                "type": "number", "minimum": 0, "maximum": patience.as_secs_f64(),
+                "description": "How many seconds to wait at most",
+            },
+        });
+        let description = "Waits for the result of a call that was answered with `is still running`";
+        tools.push(tool(RESULT_WAIT, description, properties, json!(["id"])).with_annotations(reading.clone()));
+    }
+    if options.expose.by_search {
+        let properties = json!({
+            "query": {"type": "string", "description": "What the tool should do, in a few words"},
+            "limit": {"type": "integer", "minimum": 1, "maximum": FOUND_MAX},
+        });
+        let description = "Finds tools by what they do; most tools are not listed and are found only so";
+        tools.push(tool(TOOL_SEARCH, description, properties, json!(["query"])).with_annotations(reading.clone()));
+        let named = json!({"type": "string", "description": "A name that the search found"});
+        let description = "Tells what a tool does and which arguments it takes";
+        let properties = json!({"name": named});
+        tools.push(tool(TOOL_DESCRIBE, description, properties, json!(["name"])).with_annotations(reading));
+        let arguments = json!({"type": "object", "description": "As `tool_describe` tells"});
+        let properties = json!({"name": named, "arguments": arguments});
+        tools.push(tool(TOOL_CALL, "Calls a tool", properties, json!(["name"])));
+    }
+    tools
+}
+
+async fn wait(
+    shared: &Shared,
+    arguments: &JsonObject,
+    caller: &Arc<Caller>,
+    context: &RequestContext<RoleServer>,
+) -> CallToolResult {
+    let Some(id) = arguments.get("id").and_then(Value::as_str).and_then(|id| ExecutionId::from_str(id).ok()) else {
+        return wrong("`id` must be the id of a call");
+    };
+    let patience = shared.options.patience.unwrap_or(Duration::MAX);
+    let wanted = match arguments.get("timeout") {
+        None => Some(patience),
+        Some(timeout) => timeout.as_f64().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
+    };
+    let Some(wanted) = wanted else { return wrong("`timeout` must be a number of seconds") };
+    let Some(task) = shared.executor.task(id, caller) else { return unknown(id) };
+    let waited = tokio::select! {
+        waited = tokio::time::timeout(wanted.min(patience), shared.executor.wait(id, caller)) => waited,
+        // Whoever looks away ends the waiting, and not the call.
+        () = context.ct.cancelled() => Ok(None),
+    };
+    match waited {
+        Ok(Some(result)) => {
+            if let Some(artifact) = result.artifact {
+                shared.recent.add(artifact, caller);
+            }
+            convert::answer(Arc::unwrap_or_clone(result), is_modern(context))
+        }
+        Ok(None) => unknown(id),
+        Err(_) => goes_on(shared, id, &task.tool, caller, false),
+    }
+}
+
+fn search(shared: &Shared, arguments: &JsonObject, caller: &Caller) -> CallToolResult {
+    let Some(query) = arguments.get("query").and_then(Value::as_str) else { return wrong("`query` must be a text") };
+    let limit = match arguments.get("limit") {
+        None => FOUND,
+        Some(limit) => match limit.as_u64() {
+            Some(limit) if limit > 0 => usize::try_from(limit).unwrap_or(FOUND_MAX).min(FOUND_MAX),
+            _ => return wrong("`limit` must be a whole number from 1 on"),
+        },
+    };
+    let seen = shared.catalogue.of(shared, caller);
+    let found: Vec<Value> = seen
+        .search(query, limit)
+        .into_iter()
+        .map(|tool| {
+            let spec = tool.spec();
+            let description: String = spec.description.chars().take(DESCRIPTION_CHARS_MAX).collect();
+            json!({"name": spec.name, "description": description})
+        })
+        .collect();
+    let lines = found.iter().map(|tool| {
+        format!("{}: {}", tool["name"].as_str().unwrap_or_default(), tool["description"].as_str().unwrap_or_default())
+    });
+    let text =
+        if found.is_empty() { "no tool fits these words".to_owned() } else { lines.collect::<Vec<_>>().join("\n") };
+    structured(text, json!({"tools": found}))
+}
+
+fn describe(shared: &Shared, arguments: &JsonObject, caller: &Caller) -> CallToolResult {
+    let Some(name) = arguments.get("name").and_then(Value::as_str) else {
+        return wrong("`name` must be the name of a tool");
+    };
+    match shared.executor.registry().find(name, caller) {
+        Ok(tool) => {
+            let tool = json!(convert::tool(tool.spec()));
+            structured(tool.to_string(), tool)
+        }
+        Err(none) => convert::refusal(&CallError::from(none)),
+    }
+}
+
+fn structured(text: String, structured: Value) -> CallToolResult {
+    let mut answer = CallToolResult::success(vec![ContentBlock::text(text)]);
+    answer.structured_content = Some(structured);
+    answer
+}
+
+fn wrong(message: &str) -> CallToolResult {
+    convert::refusal(&CallError::new(Code::ValidationFailed, message))
+}
+
+/// Finds tools by words: those rank first that have the rarest of them, in the shortest texts (Okapi BM25).
+pub(crate) struct Index {
+    tools: Vec<Words>,
+    /// In how many tools a word is.
+    tools_with: HashMap<String, usize>,
+    length_average: f64,
+}
+
+/// How often which words are in what a tool says of itself.
+struct Words {
+    counts: HashMap<String, f64>,
+    length: f64,
+}
+
+impl Index {
+    /// How fast further occurrences of a word count less, and how much long texts are held against a tool.
+    const K: f64 = 1.2;
+    const B: f64 = 0.75;
+
+    pub(crate) fn new<'a>(specs: impl Iterator<Item = &'a ToolSpec>) -> Self {
+        let tools: Vec<Words> = specs.map(Words::of).collect();
+        let mut tools_with = HashMap::new();
+        for word in tools.iter().flat_map(|tool| tool.counts.keys()) {
+            *tools_with.entry(word.clone()).or_default() += 1;
+        }
+        let length_average = tools.iter().map(|tool| tool.length).sum::<f64>() / (tools.len().max(1) as f64);
+        Self { tools, tools_with, length_average }
+    }
+
+    /// The places of the tools that fit the words, best first.
+    pub(crate) fn best(&self, query: &str, count: usize) -> Vec<usize> {
+        let mut wanted: Vec<String> = words(query).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let scores = self.tools.iter().map(|tool| wanted.iter().map(|word| self.score(tool, word)).sum::<f64>());
+        let mut found: Vec<(usize, f64)> = scores.enumerate().filter(|(_, score)| *score > 0.0).collect();
+        found.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        found.into_iter().take(count).map(|(at, _)| at).collect()
+    }
+
+    fn score(&self, tool: &Words, word: &str) -> f64 {
+        let (Some(count), Some(with)) = (tool.counts.get(word), self.tools_with.get(word)) else { return 0.0 };
+        let (all, with) = (self.tools.len() as f64, *with as f64);
+        let rarity = (1.0 + (all - with + 0.5) / (with + 0.5)).ln();
+        let length = 1.0 - Self::B + Self::B * tool.length / self.length_average;
+        rarity * count * (Self::K + 1.0) / (count + Self::K * length)
+    }
+}
+
+impl Words {
+    fn of(spec: &ToolSpec) -> Self {
+        let mut found = Self { counts: HashMap::new(), length: 0.0 };
+        // A name says most in the fewest words.
+        found.add(&spec.name, 3.0);
+        found.add(spec.title.as_deref().unwrap_or_default(), 2.0);
+        found.add(&spec.description, 1.0);
+        found.add(&spec.category, 1.0);
+        for (name, schema) in spec.input_schema["properties"].as_object().into_iter().flatten() {
+            found.add(name, 1.0);
+            found.add(schema["description"].as_str().unwrap_or_default(), 0.5);
+        }
+        found
+    }
+
+    fn add(&mut self, text: &str, weight: f64) {
+        for word in words(text) {
+            *self.counts.entry(word).or_default() += weight;
+            self.length += weight;
+        }
+    }
+}
+
+/// The words of a text: `readFile`, `read_file` and `Read-Files` have the same two.
+fn words(text: &str) -> impl Iterator<Item = String> {
+    let mut spaced = String::with_capacity(text.len() + 8);
+    let mut was_lower = false;
+    for c in text.chars() {
+        if c.is_uppercase() && was_lower {
+            spaced.push(' ');
+        }
+        was_lower = c.is_lowercase() || c.is_numeric();
+        spaced.extend(if c.is_alphanumeric() { c } else { ' ' }.to_lowercase());
+    }
+    let words: Vec<String> = spaced.split_whitespace().map(|word| stem(word).to_owned()).collect();
+    words.into_iter()
+}
+
+/// A word without the ending that many have: good enough to find `file` by `files`.
+fn stem(word: &str) -> &str {
+    let ends = ["ings", "ing", "es", "ed", "s"];
+    let stem = ends.iter().find_map(|end| word.strip_suffix(end)).filter(|stem| stem.chars().count() >= 3);
+    stem.unwrap_or(word).trim_end_matches('e')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(query: &str) -> Vec<&'static str> {
+        let tools = [
+            ("Read", "Reads a text file, whole or a range of its lines"),
+            ("Write", "Writes a text file"),
+            ("git__commit", "Records changes of the repository"),
+            ("create_issue", "Opens a new issue in the tracker with a title and a text"),
+            ("listIssues", "Lists the issues of a tracker"),
+        ];
+        let index = Index::new(tools.map(|(name, told)| ToolSpec::new(name, told)).iter());
+        index.best(query, 3).into_iter().map(|at| tools[at].0).collect()
+    }
+
+    #[test]
+    fn tools_are_found_by_what_they_do_the_best_first() {
+        assert_eq!(found("read file"), ["Read", "Write"]);
+        assert_eq!(found("list issues"), ["listIssues", "create_issue"]);
+        assert_eq!(found("creating an issue"), ["create_issue", "listIssues"]);
+        assert_eq!(found("committing to git"), ["git__commit"]);
+        assert_eq!(found("quantum"), Vec::<&str>::new());
+        assert_eq!(found(""), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn names_are_taken_apart() {
+        assert_eq!(
+            words("readFile read_file Read-Files").collect::<Vec<_>>(),
+            ["read", "fil", "read", "fil", "read", "fil"]
+        );
+    }
+}

@@ -1,0 +1,207 @@
+//! Artifacts as resources: the whole output of a call, for whoever its tenant is.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use rmcp::ErrorData;
+use rmcp::model::{
+    CacheScope, ListResourceTemplatesResult, ListResourcesResult, MetaObject, PaginatedRequestParams,
+    ReadResourceResult, Resource, ResourceContents, ResourceTemplate,
+};
+use serde_json::json;
+use wieldy_core::{ArtifactId, Caller};
+
+use super::Shared;
+use super::catalogue::page;
+use crate::convert::{self, ARTIFACT_SCHEME};
+
+/// How many artifacts are listed; older ones can still be read.
+const RECENT_MAX: usize = 1000;
+/// Under this name a part of an artifact says which part it is, in its `_meta`.
+const META_PART: &str = "wieldy/part";
+/// What is written into an artifact does not change; but it may be taken away.
+const FRESH_MS: u64 = 60_000;
+
+/// The artifacts that results named lately.
+#[derive(Default)]
+pub(crate) struct Recent {
+    named: Mutex<VecDeque<(ArtifactId, Option<String>)>>,
+}
+
+impl Recent {
+    /// Remembers that a caller was told of an artifact.
+    pub(crate) fn add(&self, id: ArtifactId, caller: &Caller) {
+        let mut named = self.named.lock().expect("no code panics while it holds the names");
+        if named.iter().any(|(other, _)| *other == id) {
+            return;
+        }
+        if named.len() == RECENT_MAX {
+            named.pop_front();
+        }
+        named.push_back((id, caller.tenant.clone()));
+    }
+
+    fn of(&self, caller: &Caller) -> Vec<ArtifactId> {
+        let named = self.named.lock().expect("no code panics while it holds the names");
+        named.iter().filter(|(_, tenant)| *tenant == caller.tenant).map(|(id, _)| *id).collect()
+    }
+}
+
+/// The answer to `resources/list`: the oldest first, as their ids are.
+pub(crate) fn list(
+    shared: &Shared,
+    caller: &Caller,
+    request: Option<PaginatedRequestParams>,
+    is_modern: bool,
+) -> Result<ListResourcesResult, ErrorData> {
+    let mut ids = shared.recent.of(caller);
+    ids.sort_unstable();
+    let all: Vec<Resource> = ids.into_iter().map(convert::artifact).collect();
+    let (mut resources, next_cursor) = page(&all, |resource| &resource.uri, request, shared.options.page)?;
+    resources.retain_mut(|resource| {
+        let info =
+            parse(&resource.uri).ok().and_then(|part| shared.executor.artifacts().describe(part.id, caller).ok());
+        resource.size = info.as_ref().map(|info| info.kept_bytes);
+        info.is_some()
+    });
+    let ttl_ms = is_modern.then_some(0);
+    let cache_scope = is_modern.then_some(CacheScope::Private);
+    Ok(ListResourcesResult { resources, next_cursor, ttl_ms, cache_scope, ..ListResourcesResult::default() })
+}
+
+/// The answer to `resources/templates/list`.
+pub(crate) fn templates() -> ListResourceTemplatesResult {
+    let template = ResourceTemplate::new(format!("{ARTIFACT_SCHEME}{{id}}{{?offset,length}}"), "artifact")
+        .with_title("The whole output of a call")
+        .with_description(
+            "Results name the artifact that has what they had no room for; `offset` and `length` are bytes",
+        );
+    ListResourceTemplatesResult { resource_templates: vec![template], ..ListResourceTemplatesResult::default() }
+}
+
+/// The answer to `resources/read`: the artifact, or as much of it as is given at once.
+pub(crate) async fn read(shared: &Shared, caller: Arc<Caller>, uri: String) -> Result<ReadResourceResult, ErrorData> {
+    let none = || ErrorData::resource_not_found("there is no such resource", Some(json!({"uri": uri})));
+    let part = parse(&uri).map_err(|wrong| match wrong {
+        Wrong::Address => none(),
+        Wrong::Part => ErrorData::invalid_params("`offset` and `length` are numbers of bytes", None),
+    })?;
+    let (artifacts, length_max) = (Arc::clone(shared.executor.artifacts()), shared.options.resource_bytes_max);
+    let length = part.length.unwrap_or(u64::MAX).min(length_max);
+    let look = move || {
+        let info = artifacts.describe(part.id, &caller)?;
+        Ok::<_, wieldy_core::artifact::ArtifactError>((info, artifacts.read(part.id, &caller, part.offset, length)?))
+    };
+    let read = tokio::task::spawn_blocking(look).await;
+    let (info, bytes) = read.ok().and_then(Result::ok).ok_or_else(none)?;
+    let end = part.offset.saturating_add(bytes.len() as u64);
+    let mut meta = MetaObject::new();
+    let next = (end < info.kept_bytes && !bytes.is_empty()).then_some(end);
+    meta.insert(META_PART.into(), json!({"offset": part.offset, "end": end, "of": info.kept_bytes, "next": next}));
+    let is_whole = bytes.len() as u64 == info.kept_bytes;
+    let contents = match String::from_utf8(bytes) {
+        Ok(text) => ResourceContents::text(text, uri),
+        // A part may begin and end within a character; that is no reason to give bytes for text.
+        Err(bytes) => match text_within(bytes.as_bytes()).filter(|_| !is_whole) {
+            Some(text) => ResourceContents::text(text, uri),
+            None => ResourceContents::blob(base64(bytes.as_bytes()), uri).with_mime_type("application/octet-stream"),
+        },
+    };
+    let mut result = ReadResourceResult::new(vec![contents.with_meta(meta)]);
+    (result.ttl_ms, result.cache_scope) = (Some(FRESH_MS), Some(CacheScope::Private));
+    Ok(result)
+}
+
+/// Which part of which artifact.
+#[derive(Debug, PartialEq)]
+struct Part {
+    id: ArtifactId,
+    offset: u64,
+    length: Option<u64>,
+}
+
+#[derive(Debug, PartialEq)]
+enum Wrong {
+    Address,
+    Part,
+}
+
+fn parse(uri: &str) -> Result<Part, Wrong> {
+    let rest = uri.strip_prefix(ARTIFACT_SCHEME).ok_or(Wrong::Address)?;
+    let (id, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let mut part = Part { id: id.parse().map_err(|_| Wrong::Address)?, offset: 0, length: None };
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').ok_or(Wrong::Part)?;
+        let value = value.parse().map_err(|_| Wrong::Part)?;
+        match name {
+            "offset" => part.offset = value,
+            "length" => part.length = Some(value),
+            _ => return Err(Wrong::Part),
+        }
+    }
+    Ok(part)
+}
+
+/// The text of a part of a longer one, where only characters at its ends are incomplete.
+fn text_within(bytes: &[u8]) -> Option<String> {
+    let start = bytes.iter().take(3).take_while(|byte| **byte & 0b1100_0000 == 0b1000_0000).count();
+    let text = &bytes[start..];
+    match std::str::from_utf8(text) {
+        Ok(text) => Some(text.to_owned()),
+        // No length: the input ended before the character did.
+        Err(error) if error.error_len().is_none() => {
+            Some(String::from_utf8_lossy(&text[..error.valid_up_to()]).into_owned())
+        }
+        Err(_) => None,
+    }
+}
+
+/// Bytes as text, as MCP wants them.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let bits = three.iter().chain([0; 2].iter()).take(3).fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte));
+        for place in 0..4 {
+            let digit = DIGITS[(bits >> (18 - 6 * place)) as usize & 63];
+            text.push(if place <= three.len() { char::from(digit) } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_become_text_as_everywhere() {
+        let pairs =
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("\u{ff}>?", "w78+Pw==")];
+        for (bytes, text) in pairs {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_text_is_text_and_other_bytes_are_none() {
+        let text = "aäb€c".as_bytes();
+        let within = |range: std::ops::Range<usize>| text_within(&text[range]);
+        assert_eq!(within(0..2).as_deref(), Some("a"));
+        assert_eq!(within(2..6).as_deref(), Some("b"));
+        assert_eq!(within(5..8).as_deref(), Some("c"));
+        assert_eq!(text_within(b"a\xffb"), None);
+    }
+
+    #[test]
+    fn an_address_names_an_artifact_and_a_part_of_it() {
+        let id = ArtifactId::next();
+        let at = |rest: &str| parse(&format!("wieldy://artifact/{}{rest}", id.bare()));
+        assert_eq!(at(""), Ok(Part { id, offset: 0, length: None }));
+        assert_eq!(at("?offset=5&length=7"), Ok(Part { id, offset: 5, length: Some(7) }));
+        assert_eq!(at("?offset=-5"), Err(Wrong::Part));
+        assert_eq!(at("?what=5"), Err(Wrong::Part));
+        assert_eq!(at("/../x"), Err(Wrong::Address));
+        assert_eq!(parse("file:///etc/passwd"), Err(Wrong::Address));
+    }
+}

@@ -1,0 +1,182 @@
+//! MCP over HTTP: sessions of older clients, single requests of new ones, and callers kept apart.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use reqwest::{Client, Response, StatusCode};
+use rmcp::model::{CallToolRequestParams, ClientCapabilities, ClientConfig, Implementation, ProtocolVersion};
+use rmcp::service::ServiceExt;
+use rmcp::transport::StreamableHttpClientTransport;
+use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{Caller, Executor};
+use wieldy_mcp::server::{Server, ServerOptions};
+use wieldy_server::{HttpOptions, HttpServer, Token};
+use wieldy_testkit::{Act, Puppet, World};
+
+use super::{meta, shown};
+
+/// A door with two callers in front of an executor.
+struct Door {
+    address: SocketAddr,
+    _stop: tokio_util::sync::DropGuard,
+}
+
+impl Door {
+    async fn new(executor: &Executor) -> Self {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut options = HttpOptions::new("127.0.0.1:0".parse().unwrap());
+        let tenant = |agent: &str| Caller { tenant: Some(agent.to_uppercase()), ..Caller::agent(agent) };
+        options.tokens = vec![Token::new("token-ada", tenant("ada")), Token::new("token-bob", tenant("bob"))];
+        let endpoint = Server::new(executor.clone(), ServerOptions::default()).http();
+        let server = HttpServer::bind(options).await.unwrap().route("/mcp", move |request| {
+            let endpoint = endpoint.clone();
+            async move { endpoint.handle(request).await }
+        });
+        let (address, stop) = (server.address(), CancellationToken::new());
+        let told = stop.clone();
+        tokio::spawn(async move { server.serve(told.cancelled(), async {}).await });
+        Self { address, _stop: stop.drop_guard() }
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}/mcp", self.address)
+    }
+
+    /// Posts a message as `who`, with these further headers.
+    async fn post(&self, who: &str, headers: &[(&str, &str)], message: &Value) -> Response {
+        let mut request = Client::new()
+            .post(self.url())
+            .bearer_auth(format!("token-{who}"))
+            .header("accept", "application/json, text/event-stream")
+            .json(message);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.send().await.unwrap()
+    }
+
+    /// Begins a session as `who`: its id.
+    async fn session(&self, who: &str) -> String {
+        let client = json!({"name": "raw", "version": "1"});
+        let params = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client});
+        let message = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params});
+        let response = self.post(who, &[], &message).await;
+        let id = response.headers()["mcp-session-id"].to_str().unwrap().to_owned();
+        assert!(response.text().await.unwrap().contains("protocolVersion"));
+        let initialized = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+        assert_eq!(self.post(who, &[("mcp-session-id", &id)], &initialized).await.status(), StatusCode::ACCEPTED);
+        id
+    }
+}
+
+fn call(tool: &str, meta: Option<Value>) -> Value {
+    let mut params = json!({"name": tool, "arguments": {"a": 1}});
+    if let Some(meta) = meta {
+        params["_meta"] = meta;
+    }
+    json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
+}
+
+const MODERN: [(&str, &str); 3] =
+    [("mcp-protocol-version", "2026-07-28"), ("mcp-method", "tools/call"), ("mcp-name", "echo")];
+
+#[tokio::test]
+async fn clients_of_every_revision_call_tools_over_http() {
+    let world = World::new([Puppet::reading("echo", Act::Echo)]);
+    let door = Door::new(&world.executor).await;
+    for revision in ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"] {
+        let config = StreamableHttpClientTransportConfig::with_uri(door.url()).auth_header("token-ada");
+        let version: ProtocolVersion = serde_json::from_value(json!(revision)).unwrap();
+        let mut client = ClientConfig::new(ClientCapabilities::default(), Implementation::new("tester", "1"));
+        client.protocol_version = version;
+        let client = client.serve(StreamableHttpClientTransport::from_config(config)).await.unwrap();
+        let tools = client.list_all_tools().await.unwrap();
+        assert!(tools.iter().any(|tool| tool.name == "echo"), "{revision}");
+        let answer = client.call_tool(CallToolRequestParams::new("echo")).await.unwrap();
+        assert_eq!(answer.is_error, Some(false), "{revision}: {answer:?}");
+        client.cancel().await.unwrap();
+    }
+    world.check();
+    let events = world.events();
+    assert!(events.iter().all(|event| event.subject.caller.agent == "ada"), "by the token, not by its own name");
+    let sessions: std::collections::BTreeSet<_> = events.iter().map(|e| e.subject.caller.session.clone()).collect();
+    assert!(sessions.len() >= 4, "each session is one of its own: {sessions:?}");
+}
+
+#[tokio::test]
+async fn a_request_of_the_newest_revision_is_answered_with_json() {
+    let world = World::new([Puppet::reading("echo", Act::Echo)]);
+    let door = Door::new(&world.executor).await;
+    let response = door.post("ada", &MODERN, &call("echo", Some(meta(json!({}))))).await;
+    assert_eq!(response.headers()["content-type"], "application/json");
+    assert_eq!(
+        shown(response.json().await.unwrap()),
+        json!({"jsonrpc": "2.0", "id": 1, "result": {
+            "resultType": "complete",
+            "content": [{"type": "text", "text": r#"{"a":1}"#}],
+            "isError": false,
+            "_meta": {"wieldy/execution": "[id]"},
+        }})
+    );
+}
+
+#[tokio::test]
+async fn a_session_of_somebody_else_looks_like_none() {
+    let world = World::new([Puppet::reading("echo", Act::Echo)]);
+    let door = Door::new(&world.executor).await;
+    let session = door.session("ada").await;
+    let header = [("mcp-session-id", &*session)];
+    let response = door.post("bob", &header, &call("echo", None)).await;
+    assert_eq!((response.status(), response.text().await.unwrap()), none());
+    let response = door.post("bob", &[("mcp-session-id", "made-up")], &call("echo", None)).await;
+    assert_eq!((response.status(), response.text().await.unwrap()), none());
+    let delete = Client::new().delete(door.url()).bearer_auth("token-bob").header("mcp-session-id", &session);
+    assert_eq!(delete.send().await.unwrap().status(), StatusCode::NOT_FOUND);
+    let response = door.post("ada", &header, &call("echo", None)).await;
+    assert_eq!(response.status(), StatusCode::OK, "it is still there for its owner");
+    let stranger = Client::new().post(door.url()).header("mcp-session-id", &session).json(&call("echo", None));
+    assert_eq!(stranger.send().await.unwrap().status(), StatusCode::UNAUTHORIZED);
+}
+
+fn none() -> (StatusCode, String) {
+    (StatusCode::NOT_FOUND, "Not Found: Session not found".into())
+}
+
+#[tokio::test]
+async fn a_client_of_the_newest_revision_that_hangs_up_ends_its_call() {
+    let world = World::new([Puppet::writing("echo", Act::PrintAndWait("so far"))]);
+    let door = Door::new(&world.executor).await;
+    let call = call("echo", Some(meta(json!({}))));
+    let asked = tokio::time::timeout(Duration::from_millis(300), door.post("ada", &MODERN, &call));
+    assert!(asked.await.is_err(), "the call waits");
+    let ended = async {
+        while world.executor.load().running > 0 || world.events().iter().all(|event| event.body.closing().is_none()) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), ended).await.expect("nobody waits any more");
+    let ends: Vec<_> = world.events().iter().filter(|e| e.body.closing().is_some()).map(|e| e.body.name()).collect();
+    assert_eq!(ends, ["tool.call.cancelled"]);
+    world.check();
+}
+
+#[tokio::test]
+async fn what_is_no_message_is_refused() {
+    let world = World::new([Puppet::reading("echo", Act::Echo)]);
+    let door = Door::new(&world.executor).await;
+    let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
+    for body in ["[]", "nonsense", "{}", "", r#"[{"jsonrpc":"2.0","id":1,"method":"ping"}]"#, &deep] {
+        let request = Client::new()
+            .post(door.url())
+            .bearer_auth("token-ada")
+            .header("accept", "application/json, text/event-stream")
+            .header("content-type", "application/json")
+            .body(body.to_owned());
+        let status = request.send().await.unwrap().status();
+        assert!(status.is_client_error(), "{status} for {}", &body[..body.len().min(40)]);
+    }
+    let response = door.post("ada", &MODERN, &call("echo", Some(meta(json!({}))))).await;
+    assert_eq!(response.status(), StatusCode::OK);
+}

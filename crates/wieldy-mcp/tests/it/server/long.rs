@@ -1,0 +1,160 @@
+//! Calls that take longer than a client waits: tasks for those that know them, handles for the others.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use wieldy_core::{Caller, SharedTool, ToolSpec};
+use wieldy_mcp::server::{Server, ServerOptions};
+use wieldy_testkit::{Act, Puppet, World};
+
+use super::{Wire, meta, shown};
+
+const REVISION: &str = "2025-06-18";
+const LONG: Duration = Duration::from_secs(200);
+
+/// A tool that takes so long, and may.
+fn slow(seconds: u64) -> SharedTool {
+    let spec = ToolSpec::new("slow", "slow").read_only().timeout(LONG);
+    Puppet::new(spec, [Act::Take(Duration::from_secs(seconds))]).0
+}
+
+/// The id of the call that an answer is about.
+fn id(answer: &Value) -> String {
+    answer["result"]["_meta"]["wieldy/execution"].as_str().unwrap().to_owned()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_takes_too_long_is_answered_with_a_handle() {
+    let world = World::new([slow(100)]);
+    let mut wire = Wire::new(&world.executor).initialized(REVISION, json!({})).await;
+    let answer = wire.ask(1, "tools/call", json!({"name": "slow", "arguments": {"a": 1}})).await;
+    let id = id(&answer);
+    assert_eq!(
+        shown(answer)["result"],
+        json!({
+            "content": [{"type": "text", "text":
+                "`slow` is still running, as [id]. This is not its result: call `result_wait` with {\"id\": \"[id]\"} to get it."}],
+            "isError": false,
+            "_meta": {"wieldy/execution": "[id]", "wieldy/status": "running"},
+        })
+    );
+    let again = wire.call(2, "result_wait", json!({"id": id, "timeout": 1})).await;
+    assert_eq!(again["result"]["_meta"]["wieldy/status"], "running", "{again}");
+    let again = wire.call(3, "result_wait", json!({"id": id})).await;
+    assert_eq!(again["result"]["_meta"]["wieldy/status"], "running", "45 + 1 + 45 seconds: {again}");
+    let done = wire.call(4, "result_wait", json!({"id": id})).await;
+    let result = json!({
+        "content": [{"type": "text", "text": r#"{"a":1}"#}],
+        "isError": false,
+        "_meta": {"wieldy/execution": "[id]"},
+    });
+    assert_eq!(done["result"], result);
+    assert_eq!(wire.call(5, "result_wait", json!({"id": id})).await["result"], result, "it is still there");
+    wire.close().await;
+    world.check();
+    let begun = world.events().iter().filter(|event| event.body.name() == "tool.call.pending").count();
+    assert_eq!(begun, 1, "waiting is no call");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_handle_has_the_output_so_far_and_fits_clients_that_check_answers() {
+    let mut spec = ToolSpec::new("prints", "prints").timeout(LONG);
+    spec.output_schema = Some(json!({"type": "object"}));
+    let world = World::new([Puppet::new(spec, [Act::PrintAndWait("line one\nline two\n")]).0]);
+    let mut wire = Wire::new(&world.executor).initialized(REVISION, json!({})).await;
+    let answer = wire.call(1, "prints", json!({})).await;
+    let text = answer["result"]["content"][0]["text"].as_str().unwrap();
+    assert!(text.ends_with("\nOutput so far:\nline one\nline two\n"), "{text}");
+    assert_eq!(answer["result"]["isError"], true, "it has no structured answer, which was promised");
+    wire.close().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn results_are_asked_for_properly_and_by_whom_they_belong_to() {
+    let world = World::new([slow(60)]);
+    let server = Server::new(world.executor.clone(), ServerOptions::default());
+    let caller = |tenant: &str| Caller { tenant: Some(tenant.into()), ..Caller::local() };
+    let mut ada = Wire::to(&server, caller("ada")).initialized(REVISION, json!({})).await;
+    let mut bob = Wire::to(&server, caller("bob")).initialized(REVISION, json!({})).await;
+    let id = id(&ada.ask(1, "tools/call", json!({"name": "slow"})).await);
+    let text = |answer: Value| answer["result"]["content"][0]["text"].as_str().unwrap().to_owned();
+    let none = "Error E3303 INVALID_INPUT: there is no call [id] to wait for\nSuggestion: a result is kept for a while after \
+                its call; look into the history for what came of older ones";
+    assert_eq!(text(bob.call(1, "result_wait", json!({"id": id})).await), none);
+    assert_eq!(
+        text(ada.call(2, "result_wait", json!({"id": "nonsense"})).await),
+        "Error E3002 VALIDATION_FAILED: `id` must be the id of a call"
+    );
+    assert_eq!(
+        text(ada.call(3, "result_wait", json!({"id": id, "timeout": -1})).await),
+        "Error E3002 VALIDATION_FAILED: `timeout` must be a number of seconds"
+    );
+    assert_eq!(text(ada.call(4, "result_wait", json!({"id": id})).await), "{}");
+    ada.close().await;
+    bob.close().await;
+}
+
+/// What a client says that knows tasks.
+fn with_tasks() -> Value {
+    meta(json!({"extensions": {"io.modelcontextprotocol/tasks": {}}}))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_knows_tasks_gets_one() {
+    let world = World::new([slow(30)]);
+    let mut wire = Wire::new(&world.executor);
+    let params = json!({"name": "slow", "arguments": {"a": 1}, "_meta": with_tasks()});
+    let answer = wire.ask(1, "tools/call", params).await;
+    let id = answer["result"]["taskId"].as_str().unwrap().to_owned();
+    let task = |more: Value| {
+        let mut task = json!({
+            "resultType": "complete", "taskId": "[id]", "createdAt": "[time]", "lastUpdatedAt": "[time]",
+            "ttlMs": 3_600_000, "pollIntervalMs": 1000,
+        });
+        task.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        task
+    };
+    assert_eq!(shown(answer)["result"], task(json!({"resultType": "task", "status": "working"})));
+    let get = json!({"taskId": id, "_meta": with_tasks()});
+    let told = wire.ask(2, "tasks/get", get.clone()).await;
+    assert_eq!(shown(told)["result"], task(json!({"status": "working"})));
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let told = wire.ask(3, "tasks/get", get.clone()).await;
+    let result = json!({
+        "resultType": "complete",
+        "content": [{"type": "text", "text": r#"{"a":1}"#}],
+        "isError": false,
+        "_meta": {"wieldy/execution": "[id]"},
+    });
+    assert_eq!(shown(told)["result"], task(json!({"status": "completed", "result": result})));
+    let unknown = json!({"taskId": "nonsense", "_meta": with_tasks()});
+    let told = wire.ask(4, "tasks/get", unknown).await;
+    assert_eq!(told["error"], json!({"code": -32602, "message": "there is no such task"}));
+    let told = wire.ask(5, "tasks/get", json!({"taskId": id, "_meta": meta(json!({}))})).await;
+    assert_eq!(told["error"]["code"], -32021, "whoever asks for tasks must say that it knows them: {told}");
+    wire.close().await;
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_is_cancelled_by_whom_it_belongs_to() {
+    let world = World::new([Puppet::writing("waits", Act::PrintAndWait("so far"))]);
+    let server = Server::new(world.executor.clone(), ServerOptions::default());
+    let caller = |tenant: &str| Caller { tenant: Some(tenant.into()), ..Caller::local() };
+    let (mut ada, mut bob) = (Wire::to(&server, caller("ada")), Wire::to(&server, caller("bob")));
+    let answer = ada.ask(1, "tools/call", json!({"name": "waits", "_meta": with_tasks()})).await;
+    let params = json!({"taskId": answer["result"]["taskId"], "_meta": with_tasks()});
+    let none = json!({"code": -32602, "message": "there is no such task"});
+    assert_eq!(bob.ask(1, "tasks/get", params.clone()).await["error"], none);
+    assert_eq!(bob.ask(2, "tasks/cancel", params.clone()).await["error"], none);
+    assert_eq!(world.executor.load().running, 1);
+    assert_eq!(ada.ask(2, "tasks/cancel", params.clone()).await["result"], json!({"resultType": "complete"}));
+    while world.executor.load().running > 0 {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(ada.ask(3, "tasks/get", params).await["result"]["status"], "cancelled");
+    ada.close().await;
+    bob.close().await;
+    world.check();
+}

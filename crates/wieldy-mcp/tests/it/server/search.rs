@@ -1,0 +1,122 @@
+//! Hundreds of tools in a few hundred tokens: only some are listed, or none and three to find them by.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use wieldy_core::{Caller, Held, SharedTool, ToolSpec};
+use wieldy_mcp::server::{Expose, Server, ServerOptions};
+use wieldy_testkit::{Act, Puppet, World};
+
+use super::Wire;
+
+const REVISION: &str = "2025-06-18";
+
+fn tool(name: &str, description: &str, category: &str) -> SharedTool {
+    let mut spec = ToolSpec::new(name, description).read_only();
+    spec.category = category.into();
+    spec.input_schema = json!({"type": "object", "properties": {"what": {"type": "string"}}});
+    Puppet::new(spec, [Act::Echo]).0
+}
+
+fn many() -> World {
+    let others = (0..300).map(|n| tool(&format!("thing_{n}"), "Does one of many things to something", "things"));
+    let named = [
+        tool("weather_now", "Tells the weather at a place", "weather"),
+        tool("weather_soon", "Forecasts rain and sun at a place", "weather"),
+        Puppet::new(ToolSpec::new("weather_make", "Makes weather").scope("gods"), [Act::Echo]).0,
+    ];
+    World::new(others.chain(named))
+}
+
+fn options(expose: Expose) -> ServerOptions {
+    ServerOptions { expose, page: 1000, ..ServerOptions::default() }
+}
+
+async fn listed(world: &World, expose: Expose) -> Vec<String> {
+    let mut wire = Wire::with(&world.executor, options(expose)).initialized(REVISION, json!({})).await;
+    let told = wire.ask(1, "tools/list", json!({})).await;
+    wire.close().await;
+    let names = told["result"]["tools"].as_array().unwrap().iter();
+    names.map(|tool| tool["name"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn only_what_is_wanted_is_listed() {
+    let world = many();
+    let none = Expose::default;
+    assert_eq!(listed(&world, none()).await.len(), 304);
+    let names = Expose { names: vec!["thing_29*".into(), "weather_now".into()], ..none() };
+    assert_eq!(listed(&world, names).await.len(), 11 + 1 + 1);
+    let categories = Expose { categories: vec!["weather".into()], ..none() };
+    assert_eq!(listed(&world, categories).await, ["result_wait", "weather_now", "weather_soon"]);
+    assert_eq!(listed(&world, Expose { providers: vec!["mcp:git".into()], ..none() }).await, ["result_wait"]);
+}
+
+#[tokio::test]
+async fn hundreds_of_tools_cost_little_and_are_found_described_and_called() {
+    let world = many();
+    let expose = Expose { by_search: true, ..Expose::default() };
+    let caller = Caller { scopes: Held::none(), ..Caller::local() };
+    let server = Server::new(world.executor.clone(), options(expose));
+    let mut wire = Wire::to(&server, caller).initialized(REVISION, json!({})).await;
+    let list = wire.ask(1, "tools/list", json!({})).await["result"].clone();
+    let names: Vec<&Value> = list["tools"].as_array().unwrap().iter().map(|tool| &tool["name"]).collect();
+    assert_eq!(names, ["result_wait", "tool_call", "tool_describe", "tool_search"]);
+    assert!(list.to_string().len() < 2500, "about 600 tokens: {}", list.to_string().len());
+    let found = wire.call(2, "tool_search", json!({"query": "will there be rain?"})).await;
+    assert_eq!(
+        found["result"],
+        json!({
+            "content": [{"type": "text", "text": "weather_soon: Forecasts rain and sun at a place"}],
+            "structuredContent": {"tools": [
+                {"name": "weather_soon", "description": "Forecasts rain and sun at a place"},
+            ]},
+            "isError": false,
+        })
+    );
+    let found = wire.call(3, "tool_search", json!({"query": "weather", "limit": 9})).await;
+    let names: Vec<Value> = found["result"]["structuredContent"]["tools"].as_array().unwrap().clone();
+    assert_eq!(names.len(), 2, "nothing out of scope: {found}");
+    let told = wire.call(4, "tool_describe", json!({"name": "weather_soon"})).await;
+    assert_eq!(
+        told["result"]["structuredContent"]["inputSchema"],
+        json!({"type": "object", "properties": {"what": {"type": "string"}}})
+    );
+    let told = wire.call(5, "tool_describe", json!({"name": "weather_make"})).await;
+    assert_eq!(told["result"]["_meta"]["wieldy/error"]["code"], "E3001", "{told}");
+    let arguments = json!({"name": "weather_soon", "arguments": {"what": "x"}});
+    let answer = wire.call(6, "tool_call", arguments).await;
+    assert_eq!(answer["result"]["content"][0]["text"], r#"{"what":"x"}"#);
+    let none = wire.call(7, "tool_call", json!({"name": "weather_make"})).await;
+    assert_eq!(none["error"]["code"], -32602, "{none}");
+    wire.close().await;
+    world.check();
+    let calls: Vec<Option<Arc<str>>> = world
+        .events()
+        .iter()
+        .filter(|event| event.body.name() == "tool.call.pending")
+        .map(|event| event.subject.tool.clone())
+        .collect();
+    assert_eq!(calls, [Some("weather_soon".into()), Some("weather_make".into())], "the tool's own call, once");
+}
+
+#[tokio::test]
+async fn our_own_tools_say_what_is_wrong_with_their_arguments() {
+    let world = many();
+    let expose = Expose { by_search: true, ..Expose::default() };
+    let mut wire = Wire::with(&world.executor, options(expose)).initialized(REVISION, json!({})).await;
+    for (tool, arguments, told) in [
+        ("tool_search", json!({}), "`query` must be a text"),
+        ("tool_search", json!({"query": "x", "limit": 0}), "`limit` must be a whole number from 1 on"),
+        ("tool_describe", json!({"name": 5}), "`name` must be the name of a tool"),
+        ("tool_call", json!({}), "`name` must be the name of a tool"),
+        ("tool_call", json!({"name": "x", "arguments": 5}), "`arguments` must be an object"),
+    ] {
+        let answer = wire.call(1, tool, arguments).await;
+        assert_eq!(
+            answer["result"]["content"],
+            json!([{"type": "text", "text": format!("Error E3002 VALIDATION_FAILED: {told}")}])
+        );
+    }
+    wire.close().await;
+}

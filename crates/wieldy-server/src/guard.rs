@@ -1,0 +1,155 @@
+//! The guard: who asks, and whether the request comes from where it may come from. What a caller may do, others decide.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use axum::body::{Body, to_bytes};
+use axum::extract::{Request, State};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::middleware::Next;
+use axum::response::Response;
+use wieldy_core::Caller;
+
+use crate::{HttpOptions, told};
+
+/// A secret that whoever calls must show, and who that is. The secret itself is not kept.
+#[derive(Debug, Clone)]
+pub struct Token {
+    hash: blake3::Hash,
+    caller: Arc<Caller>,
+}
+
+impl Token {
+    /// Whoever shows `secret` is `caller`.
+    pub fn new(secret: &str, caller: Caller) -> Self {
+        Self { hash: blake3::hash(secret.as_bytes()), caller: Arc::new(caller) }
+    }
+}
+
+/// What requests must fulfil.
+pub(crate) struct Guard {
+    options: HttpOptions,
+    /// The names that this server is reached by; any, where others reach it and no name was told.
+    hosts: Option<Vec<String>>,
+}
+
+/// Why a request may not pass.
+enum Refused {
+    Host,
+    Origin,
+    NoToken,
+    WrongToken,
+}
+
+impl Guard {
+    pub(crate) fn new(options: HttpOptions, address: SocketAddr) -> Self {
+        let is_local = address.ip().is_loopback();
+        let named = options.hosts.iter().map(|host| bare(host).to_ascii_lowercase());
+        let local = ["localhost", "127.0.0.1", "::1"].map(str::to_owned).into_iter().chain([address.ip().to_string()]);
+        let hosts = (is_local || !options.hosts.is_empty()).then(|| named.chain(local).collect());
+        Self { options, hosts }
+    }
+
+    /// On whose behalf a request is made, if it may pass.
+    fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<Arc<Caller>, Refused> {
+        let host = self.host(uri, headers).ok_or(Refused::Host)?;
+        if let Some(origin) = headers.get(header::ORIGIN)
+            && !self.is_allowed(origin, &host)
+        {
+            return Err(Refused::Origin);
+        }
+        if self.options.tokens.is_empty() {
+            return Ok(Arc::clone(&self.options.open_to));
+        }
+        let shown = headers.get(header::AUTHORIZATION).ok_or(Refused::NoToken)?;
+        let secret = bearer(shown).ok_or(Refused::WrongToken)?;
+        let hash = blake3::hash(secret);
+        // All are compared, each in the same time whatever the difference is, so that time tells nothing.
+        let mut found = None;
+        for token in &self.options.tokens {
+            if token.hash == hash {
+                found = Some(&token.caller);
+            }
+        }
+        found.map(Arc::clone).ok_or(Refused::WrongToken)
+    }
+
+    /// The host that the client thinks it talks to, if that is us: a web page can make its own name lead here.
+    fn host(&self, uri: &Uri, headers: &HeaderMap) -> Option<Authority> {
+        let mut named = headers.get_all(header::HOST).iter();
+        let host: Authority = match (named.next(), named.next()) {
+            (Some(host), None) => host.to_str().ok()?.parse().ok()?,
+            (None, None) => uri.authority()?.clone(),
+            _ => return None,
+        };
+        let name = bare(host.host()).to_ascii_lowercase();
+        let is_ours = self.hosts.as_ref().is_none_or(|hosts| hosts.contains(&name));
+        is_ours.then_some(host)
+    }
+
+    /// Whether a web page may call: one of this very server, or one that was named.
+    fn is_allowed(&self, origin: &HeaderValue, host: &Authority) -> bool {
+        let Ok(origin) = origin.to_str() else { return false };
+        let named = |allowed: &String| allowed.trim_end_matches('/').eq_ignore_ascii_case(origin);
+        origin.strip_prefix("http://").is_some_and(|page| page.eq_ignore_ascii_case(host.as_str()))
+            || self.options.origins.iter().any(named)
+    }
+}
+
+/// A host without the brackets of an IPv6 address.
+fn bare(host: &str) -> &str {
+    let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    inner.filter(|inner| inner.parse::<IpAddr>().is_ok()).unwrap_or(host)
+}
+
+/// What stands after `Bearer`.
+fn bearer(header: &HeaderValue) -> Option<&[u8]> {
+    let (scheme, secret) = header.as_bytes().split_at_checked(7)?;
+    let secret = secret.trim_ascii();
+    (scheme.eq_ignore_ascii_case(b"bearer ") && !secret.is_empty()).then_some(secret)
+}
+
+/// Lets a request pass with its caller and its whole body, or answers why not.
+pub(crate) async fn pass(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
+    let is_open = request.uri().path() == "/health";
+    let caller = match guard.check(request.uri(), request.headers()) {
+        Ok(caller) => Some(caller),
+        Err(Refused::NoToken | Refused::WrongToken) if is_open => None,
+        Err(refused) => return refusal(&refused),
+    };
+    // Whatever is behind the door need not know the secret, so it cannot pass it on.
+    request.headers_mut().remove(header::AUTHORIZATION);
+    if let Some(caller) = caller {
+        request.extensions_mut().insert(caller);
+    }
+    let (parts, body) = request.into_parts();
+    let options = &guard.options;
+    let length = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    let too_large = || told(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large");
+    if length.is_some_and(|length: u64| length > options.body_bytes_max as u64) {
+        return too_large();
+    }
+    // Read here, where it has a time and a size, whatever is behind the door.
+    match tokio::time::timeout(options.body_timeout, to_bytes(body, options.body_bytes_max)).await {
+        Ok(Ok(body)) => next.run(Request::from_parts(parts, Body::from(body))).await,
+        Ok(Err(_)) => too_large(),
+        Err(_) => told(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
+    }
+}
+
+fn refusal(refused: &Refused) -> Response {
+    let (code, message, challenge) = match refused {
+        Refused::Host => (StatusCode::FORBIDDEN, "this server is not known by that name", None),
+        Refused::Origin => (StatusCode::FORBIDDEN, "web pages from there may not call", None),
+        Refused::NoToken => (StatusCode::UNAUTHORIZED, "show a token as `Authorization: Bearer …`", Some("Bearer")),
+        Refused::WrongToken => {
+            (StatusCode::UNAUTHORIZED, "the token is not known", Some("Bearer error=\"invalid_token\""))
+        }
+    };
+    let mut response = told(code, message);
+    if let Some(challenge) = challenge {
+        response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+    }
+    response
+}

@@ -1,0 +1,199 @@
+//! The HTTP door: who calls, from where, and how much at once. What is behind it is plugged in by whoever starts it.
+//!
+//! [`guard`] decides for each request whether it may pass and on whose behalf it is made; nothing here decides what a caller
+//! may do. [`HttpServer`] takes connections, bounds them, and ends them with patience.
+
+mod guard;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use serde_json::json;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use wieldy_core::Caller;
+
+use guard::Guard;
+pub use guard::Token;
+
+/// How long connections may take to end after everything else has.
+const CLOSING_PATIENCE: Duration = Duration::from_secs(2);
+/// How long to wait after a connection could not be taken, which happens where files run out.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How HTTP is served.
+#[derive(Debug, Clone)]
+pub struct HttpOptions {
+    /// Where to listen; port 0 lets the system choose one.
+    pub listen: SocketAddr,
+    /// Who may call. Where there is nobody, everybody on this machine may, as `open_to`.
+    pub tokens: Vec<Token>,
+    /// On whose behalf calls are made where there are no tokens.
+    pub open_to: Arc<Caller>,
+    /// Further names that this server is reached by.
+    pub hosts: Vec<String>,
+    /// Web pages that may call, as `https://example.com`.
+    pub origins: Vec<String>,
+    /// How many bytes a request's body may have.
+    pub body_bytes_max: usize,
+    /// How many connections there may be.
+    pub connections_max: usize,
+    /// How long a request's head may take to arrive.
+    pub head_timeout: Duration,
+    /// How long a request's body may take to arrive.
+    pub body_timeout: Duration,
+}
+
+impl HttpOptions {
+    /// Open to this machine alone, at `listen`.
+    pub fn new(listen: SocketAddr) -> Self {
+        Self {
+            listen,
+            tokens: Vec::new(),
+            open_to: Arc::new(Caller::local()),
+            hosts: Vec::new(),
+            origins: Vec::new(),
+            body_bytes_max: 4 * 1024 * 1024,
+            connections_max: 512,
+            head_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Why the door cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    /// Others could call, and nobody would know who they are.
+    #[error("without a token only this machine may call, and {0} is an address that others reach")]
+    NoToken(SocketAddr),
+    /// The address cannot be listened at.
+    #[error("cannot listen at {0}")]
+    Listen(SocketAddr, #[source] io::Error),
+}
+
+/// Listens, and has what is behind the door.
+pub struct HttpServer {
+    listener: TcpListener,
+    address: SocketAddr,
+    options: HttpOptions,
+    routes: Router,
+    stopping: Arc<AtomicBool>,
+}
+
+impl HttpServer {
+    /// Begins to listen; nothing is answered yet.
+    pub async fn bind(options: HttpOptions) -> Result<Self, HttpError> {
+        if options.tokens.is_empty() && !options.listen.ip().is_loopback() {
+            return Err(HttpError::NoToken(options.listen));
+        }
+        let failed = |error| HttpError::Listen(options.listen, error);
+        let listener = TcpListener::bind(options.listen).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let stopping = Arc::new(AtomicBool::new(false));
+        let told = Arc::clone(&stopping);
+        let routes = Router::new().route("/health", get(move || health(told.load(Ordering::Acquire))));
+        Ok(Self { listener, address, options, routes, stopping })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Puts something behind the door. Each request has an `Arc<Caller>` among its extensions, and its whole body.
+    #[must_use]
+    pub fn route<F, R, A>(mut self, path: &str, answer: F) -> Self
+    where
+        F: Fn(Request) -> R + Clone + Send + Sync + 'static,
+        R: Future<Output = A> + Send,
+        A: IntoResponse + 'static,
+    {
+        self.routes = self.routes.route(path, any(answer));
+        self
+    }
+
+    /// Serves until `stop`. Then takes no new connection, waits for `wind_down` while those that are there are still
+    /// answered, and closes them.
+    pub async fn serve(self, stop: impl Future<Output = ()>, wind_down: impl Future<Output = ()>) {
+        let options = self.options;
+        let room = Arc::new(Semaphore::new(options.connections_max));
+        let head_timeout = options.head_timeout;
+        let guard = Arc::new(Guard::new(options, self.address));
+        let app = self.routes.fallback(not_found).layer(axum::middleware::from_fn_with_state(guard, guard::pass));
+        let graceful = GracefulShutdown::new();
+        tokio::pin!(stop);
+        loop {
+            let accepted = tokio::select! {
+                () = &mut stop => break,
+                accepted = accept(&self.listener, &room) => accepted,
+            };
+            match accepted {
+                Ok((stream, permit)) => connection(stream, permit, app.clone(), &graceful, head_timeout),
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "a connection could not be taken");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+        self.stopping.store(true, Ordering::Release);
+        drop(self.listener);
+        wind_down.await;
+        let _ = tokio::time::timeout(CLOSING_PATIENCE, graceful.shutdown()).await;
+    }
+}
+
+/// The next connection, once there is room for it.
+async fn accept(listener: &TcpListener, room: &Arc<Semaphore>) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
+    let permit = Arc::clone(room).acquire_owned().await.expect("nobody closes the room");
+    let (stream, _) = listener.accept().await?;
+    stream.set_nodelay(true)?;
+    Ok((stream, permit))
+}
+
+/// Serves one connection beside the others.
+fn connection(
+    stream: TcpStream,
+    permit: OwnedSemaphorePermit,
+    app: Router,
+    graceful: &GracefulShutdown,
+    head_timeout: Duration,
+) {
+    let mut http = hyper::server::conn::http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(head_timeout).max_buf_size(64 * 1024);
+    let served = graceful.watch(http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app)));
+    tokio::spawn(async move {
+        // That a client went away is its own business.
+        if let Err(error) = served.await {
+            tracing::debug!(error = &error as &dyn std::error::Error, "a connection ended");
+        }
+        drop(permit);
+    });
+}
+
+async fn health(is_stopping: bool) -> Response {
+    let (code, status) =
+        if is_stopping { (StatusCode::SERVICE_UNAVAILABLE, "stopping") } else { (StatusCode::OK, "ok") };
+    (code, axum::Json(json!({"status": status, "version": env!("CARGO_PKG_VERSION")}))).into_response()
+}
+
+async fn not_found() -> Result<Response, Infallible> {
+    Ok(told(StatusCode::NOT_FOUND, "there is nothing at this address"))
+}
+
+/// A refusal, for programs and people.
+fn told(code: StatusCode, message: &str) -> Response {
+    (code, axum::Json(json!({"error": {"message": message}}))).into_response()
+}
