@@ -302,6 +302,11 @@ fn guessed(
     for path in [Some(program.to_owned()), program.canonicalize().ok()].into_iter().flatten() {
         let Some(folder) = path.parent() else { continue };
         let prefix = folder.parent().filter(|_| folder.ends_with("bin") || folder.ends_with("shims"));
+        // An environment of Python's is told by a file of its own, and is nothing but what the program needs.
+        if let Some(prefix) = prefix.filter(|prefix| prefix.join("pyvenv.cfg").exists()) {
+            add(prefix.to_owned(), false);
+            continue;
+        }
         let beside = prefix.into_iter().flat_map(|prefix| BESIDE.map(|name| prefix.join(name)));
         beside.chain([folder.to_owned()]).filter(|folder| folder.is_dir()).for_each(|folder| add(folder, false));
     }
@@ -316,7 +321,10 @@ fn guessed(
         if path.is_dir() {
             add(path, true);
         } else if let Some(folder) = path.parent() {
-            let marked = folder.ancestors().take(4).find(|folder| MARKS.iter().any(|mark| folder.join(mark).exists()));
+            // What a package of Node's needs stands beside it, wherever there is room.
+            let packages = folder.ancestors().filter(|folder| folder.ends_with("node_modules")).last();
+            let is_marked = |folder: &&Path| MARKS.iter().any(|mark| folder.join(mark).exists());
+            let marked = packages.or_else(|| folder.ancestors().take(4).find(is_marked));
             add(marked.unwrap_or(folder).to_owned(), false);
         }
     }
@@ -360,4 +368,38 @@ fn filled(text: &str, environment: &Environment) -> anyhow::Result<String> {
         rest = after;
     }
     Ok(filled + rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is mounted for a command in a folder of files, without that folder's path.
+    fn guessed_in(files: &[&str], program: &str, argument: &str) -> Vec<(String, bool)> {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        for file in files {
+            let path = root.join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        let arguments = [root.join(argument).display().to_string()];
+        let mounts = guessed(&root.join(program), &arguments, &root, Path::new("/workspace"), &Environment::default());
+        let shown = |path: &Path| path.strip_prefix(&root).unwrap().display().to_string();
+        mounts.iter().map(|mount| (shown(&mount.target), mount.writable)).collect()
+    }
+
+    #[test]
+    fn a_program_of_an_environment_of_pythons_sees_the_whole_of_it() {
+        let files = ["venv/bin/server", "venv/pyvenv.cfg", "venv/lib/server.py", "data/file"];
+        let mounts = guessed_in(&files, "venv/bin/server", "data");
+        assert_eq!(mounts, [("data".into(), true), ("venv".into(), false)]);
+    }
+
+    #[test]
+    fn a_package_of_nodes_sees_the_packages_beside_it() {
+        let files = ["node/bin/node", "app/node_modules/@a/server/package.json", "app/node_modules/@a/server/index.js"];
+        let mounts = guessed_in(&files, "node/bin/node", "app/node_modules/@a/server/index.js");
+        assert_eq!(mounts, [("app/node_modules".into(), false), ("node/bin".into(), false)]);
+    }
 }
