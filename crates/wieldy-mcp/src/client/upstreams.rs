@@ -9,6 +9,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 use wieldy_core::{CallError, Executor, NameError, ToolName};
 
+use super::failure::Failure;
 use super::pins::Pins;
 use super::settings::{Reach, ServerSettings, Start};
 use super::upstream::{Life, Upstream};
@@ -160,6 +161,10 @@ fn status(server: &Upstream) -> ServerStatus {
             ServerState::Ready
         }
         Life::Starting => ServerState::Starting,
+        Life::Down { failures, .. } if let Reach::Unusable(why) = &settings.reach => {
+            let error = Failure::Configuration(why.as_str().into()).error(&settings.name, None);
+            ServerState::Degraded { error, failures }
+        }
         Life::Closed => ServerState::Closed,
         Life::Down { why: None, .. } => ServerState::NotStarted,
         Life::Down { why: Some(why), failures, until } => {
