@@ -16,6 +16,8 @@ mod journal;
 #[cfg(feature = "bench")]
 mod journal_floor;
 #[cfg(feature = "bench")]
+mod mcp;
+#[cfg(feature = "bench")]
 mod memory;
 #[cfg(feature = "bench")]
 mod ours;
@@ -54,6 +56,8 @@ enum Subject {
     Sandbox,
     /// Calls that are recorded on the disk, questions to a large history, the proof that it is whole
     Journal,
+    /// Calls over MCP: directly to a server, through wieldy, and through the gateways of others
+    Mcp,
 }
 
 #[derive(clap::Args)]
@@ -72,6 +76,9 @@ pub(crate) struct InnerArguments {
     /// Spin with calls that wait for the disk
     #[arg(long, requires = "spin")]
     strict: bool,
+    /// Be the server that calls over MCP go to
+    #[arg(long)]
+    echo: bool,
 }
 
 /// What memory is measured of.
@@ -89,6 +96,13 @@ enum Memory {
 pub(crate) fn start(arguments: &Arguments, root: &Path) -> Result<()> {
     let subject = arguments.subject.to_possible_value().context("the subject has a name")?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    if matches!(arguments.subject, Subject::Mcp) {
+        eprintln!("building wieldy in release mode…");
+        let built = Command::new(&cargo).current_dir(root).args(["build", "--release", "--quiet"]).status();
+        if !built.context("cannot start cargo")?.success() {
+            bail!("wieldy could not be built");
+        }
+    }
     let mut command = Command::new(cargo);
     command.current_dir(root).args(["run", "--release", "--quiet", "--package", "xtask", "--features", "bench"]);
     command.args(["--", "bench-inner", subject.get_name()]);
@@ -107,6 +121,9 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
     if cfg!(debug_assertions) {
         bail!("this is a debug build; use `cargo xtask bench`");
     }
+    if inner.echo {
+        return mcp::serve_echo();
+    }
     if let Some(memory) = inner.memory {
         println!("{}", memory::measure(memory)?);
         return Ok(());
@@ -118,6 +135,7 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
             Subject::Sandbox => sandbox::spin(duration),
             Subject::Journal if inner.strict => journal::spin(duration, wieldy_core::Durability::Strict),
             Subject::Journal => journal::spin(duration, wieldy_core::Durability::Relaxed),
+            Subject::Mcp => bail!("calls over MCP go through processes of their own: look at those"),
         };
     }
     let Arguments { subject, quick, json } = inner.arguments;
@@ -125,6 +143,7 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
         Subject::Engine => engine::measure(quick)?,
         Subject::Sandbox => sandbox::measure(quick)?,
         Subject::Journal => journal::measure(quick)?,
+        Subject::Mcp => mcp::measure(quick)?,
     };
     if json { table::print_json(&rows) } else { table::print(&rows) }
 }
@@ -132,6 +151,6 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
 #[cfg(not(feature = "bench"))]
 pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
     // The arguments are read only where the benchmarks are built in.
-    let InnerArguments { arguments: _, memory: _, spin: _, batches: _, strict: _ } = inner;
+    let InnerArguments { arguments: _, memory: _, spin: _, batches: _, strict: _, echo: _ } = inner;
     bail!("this build has no benchmarks in it; use `cargo xtask bench`")
 }

@@ -1,5 +1,6 @@
 //! The command line as people write it: raw, checked only for its form. `config` and the commands make sense of it.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -92,6 +93,8 @@ pub(crate) enum Command {
     Tools(ToolsArgs),
     /// Serve the tools to an MCP client, over standard input and output
     Mcp(Box<McpArgs>),
+    /// Serve the tools over HTTP, to MCP clients at /mcp
+    Serve(ServeArgs),
     /// Look up the calls that were made, and what happened in each
     #[command(after_help = HISTORY_HELP)]
     History(Box<HistoryArgs>),
@@ -299,6 +302,15 @@ pub(crate) enum McpCommand {
         #[arg(long)]
         print: bool,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Where to listen; port 0 lets the system choose one [default: `serve.listen`, 127.0.0.1:7300]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) listen: Option<SocketAddr>,
+    #[command(flatten)]
+    pub(crate) serving: ServingArgs,
 }
 
 /// How tools are served to others.

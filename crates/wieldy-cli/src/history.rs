@@ -129,6 +129,9 @@ pub(crate) fn hide_secrets(config: &Config, environment: &Environment) {
             wieldy::redact::hide(value);
         }
     }
+    for secret in config.serve.secrets() {
+        wieldy::redact::hide(secret);
+    }
     if let Some(password) = &config.history.password {
         wieldy::redact::hide(password);
         wieldy::redact::hide(&decoded(password));

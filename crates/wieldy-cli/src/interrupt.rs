@@ -5,6 +5,9 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::exit::{Exit, Failure};
 use crate::output::Printer;
 
+/// What is told where calls are cancelled.
+pub(crate) const CANCELLING: &str = "cancelling; press Ctrl-C again to leave at once";
+
 /// Listens for the wish to stop. Made before anything runs, so that nothing is ended without being cleaned up.
 pub(crate) struct Interrupts {
     interrupt: Signal,
@@ -34,11 +37,12 @@ impl Interrupts {
         }
     }
 
-    /// Waits for `work`. At the first wish to stop calls `cancel` and goes on waiting.
+    /// Waits for `work`. At the first wish to stop tells what happens now, calls `cancel` and goes on waiting.
     pub(crate) async fn watch<T>(
         &mut self,
         work: impl Future<Output = T>,
         cancel: impl FnOnce(),
+        told: &str,
         printer: &Printer,
     ) -> T {
         tokio::pin!(work);
@@ -46,7 +50,7 @@ impl Interrupts {
             result = &mut work => return result,
             () = self.next() => {}
         }
-        printer.tell("cancelling; press Ctrl-C again to leave at once");
+        printer.tell(told);
         cancel();
         tokio::select! {
             result = work => result,

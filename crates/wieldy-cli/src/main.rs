@@ -77,6 +77,10 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
                 }
             }
         }
+        Command::Serve(serve) => {
+            let config = load(Overrides::of(&global).serving(&serve.serving))?;
+            commands::serve::run(&serve, &config, &environment, printer)
+        }
         Command::History(history) => commands::history::run(&history, &load(Overrides::of(&global))?, printer),
         Command::Audit(audit) => commands::audit::run(&audit.command, &load(Overrides::of(&global))?, printer),
         Command::Doctor(doctor) => {

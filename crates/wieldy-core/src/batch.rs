@@ -2,12 +2,12 @@
 //!
 //! [`Plan::make`] is pure: it turns calls into "who waits for whom". [`Executor::batch`] then only follows it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::task::Poll;
 
-use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -350,28 +350,26 @@ impl Executor {
         flight: &Arc<BatchFlight>,
         max_concurrency: usize,
     ) -> (Vec<ToolResult>, usize) {
-        let ids: Vec<Option<String>> = batch.calls.iter().map(|call| call.call.call_id.clone()).collect();
-        let mut calls: Vec<Option<Call>> =
-            batch.calls.into_iter().map(|member| Some(member.call.by(Arc::clone(&batch.caller)))).collect();
-        let mut results: Vec<Option<ToolResult>> = vec![None; calls.len()];
-        let mut open: BTreeSet<usize> = (0..calls.len()).collect();
+        let ids: Vec<Option<String>> = batch.calls.iter().map(|member| member.call.call_id.clone()).collect();
+        let mut calls: Vec<Option<Call>> = batch.calls.into_iter().map(|member| Some(member.call)).collect();
+        let mut results: Vec<Option<ToolResult>> = calls.iter().map(|_| None).collect();
+        let mut open: VecDeque<usize> = (0..calls.len()).collect();
         let (mut running, mut skipped, mut failed) = (FuturesUnordered::new(), 0, None);
         loop {
             let ready = |place: &usize| plan.waits_for[*place].iter().all(|before| results[*before].is_some());
-            let next = open.iter().copied().find(ready).filter(|_| running.len() < max_concurrency);
-            let (place, result) = if let Some(place) = next {
-                open.remove(&place);
+            let next = if running.len() < max_concurrency { open.iter().position(ready) } else { None };
+            let (place, result) = if let Some(place) = next.and_then(|at| open.remove(at)) {
                 let mut call = calls[place].take().expect("a call is begun once");
+                call.caller = Arc::clone(&batch.caller);
                 let stopped_by = failed.filter(|_| batch.stop_on_error);
                 match bind(&mut call, &plan.needs[place], &ids, &results, stopped_by, flight) {
                     Ok(()) => {
-                        let entry = self.open(call, Some(flight), false);
-                        let mut run = Box::pin(async move { (place, self.walk(entry).await) });
+                        let mut walk = Box::pin(self.walk(self.open(call, Some(flight), false)));
                         // What is done at once need not be kept with those that take a while.
-                        match futures_util::poll!(&mut run) {
-                            Poll::Ready(done) => done,
+                        match futures_util::poll!(&mut walk) {
+                            Poll::Ready(result) => (place, result),
                             Poll::Pending => {
-                                running.push(run);
+                                running.push(walk.map(move |result| (place, result)));
                                 continue;
                             }
                         }

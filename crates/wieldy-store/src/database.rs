@@ -79,6 +79,24 @@ impl Dialect {
     }
 }
 
+/// What calls are wanted by.
+pub(crate) struct Words<'a> {
+    /// All these, or words that begin like them.
+    pub(crate) text: &'a str,
+    /// The tool's name, which is among the words of every call.
+    pub(crate) tool: Option<&'a str>,
+    /// Whether little is left of the history by what else is wanted.
+    pub(crate) few: bool,
+}
+
+/// Tables that calls are read from.
+pub(crate) struct Source {
+    pub(crate) from: &'static str,
+    /// What calls are put in order by there.
+    pub(crate) id: &'static str,
+    pub(crate) condition: String,
+}
+
 /// What reads the rows of an answer, one by one.
 pub(crate) type EachRow<'a> = &'a mut dyn FnMut(&dyn Row) -> Result<(), StoreError>;
 
@@ -120,8 +138,14 @@ pub(crate) trait Database: Send {
     /// Connects again after something went wrong.
     fn reconnect(&mut self) -> Result<(), StoreError>;
 
-    /// Finds the rows of `tool_executions` whose words are all in the text: a condition and its value.
-    fn words(&self, text: &str, place: usize) -> (String, Value);
+    /// Runs `work` on the history as it is now, whatever is written meanwhile.
+    fn at_one_moment(
+        &mut self,
+        work: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError>;
+
+    /// Where the calls are that can be found by these words: each in one place only. The values are numbered from `first` on.
+    fn words(&mut self, words: &Words<'_>, first: usize) -> Result<(Vec<Source>, Vec<Value>), StoreError>;
 
     /// Takes the words of calls that are over, where that is not part of writing and `at_least` so many records wait for
     /// it; how many are left then.

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use wieldy_core::{ExecutionId, Status};
 
-use crate::database::{Database, Row, Value};
+use crate::database::{Database, Dialect, Row, Source, Value, Words};
 use crate::error::StoreError;
 use crate::ledger::CallRow;
 use crate::tally;
@@ -240,6 +240,15 @@ impl Conditions {
 
 /// Up to `limit` calls, the latest first.
 pub(crate) fn search(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Page, StoreError> {
+    let mut page = Page { executions: Vec::new(), next: None };
+    database.at_one_moment(&mut |database| {
+        page = page_of(database, query, limit)?;
+        Ok(())
+    })?;
+    Ok(page)
+}
+
+fn page_of(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Page, StoreError> {
     let mut wanted = Conditions::default();
     let equal = [
         ("tool_name = ?", query.tool.as_deref()),
@@ -264,15 +273,27 @@ pub(crate) fn search(database: &mut dyn Database, query: &Query, limit: usize) -
     if let Some(until) = query.until {
         wanted.add("started_at < ?", Value::Time(until.as_microsecond()));
     }
-    if let Some(Cursor(id)) = query.cursor {
-        wanted.add("id < ?", id);
-    }
-    if let Some(text) = query.text.as_deref().filter(|text| !text.trim().is_empty()) {
-        let (sql, value) = database.words(text, wanted.values.len() + 1);
-        wanted.sql.push(sql);
-        wanted.values.push(value);
-    }
-    let sql = format!("SELECT {} FROM tool_executions {} ORDER BY id DESC LIMIT {}", COLUMNS, wanted.text(), limit + 1);
+    let (sources, values) = match query.text.as_deref().filter(|text| !text.trim().is_empty()) {
+        None => (vec![Source { from: "tool_executions", id: "id", condition: "true".into() }], Vec::new()),
+        Some(text) => {
+            let few = query.session.is_some() || query.batch.is_some();
+            let words = Words { text, tool: query.tool.as_deref(), few };
+            database.words(&words, wanted.values.len() + 1)?
+        }
+    };
+    wanted.values.extend(values);
+    let before = query.cursor.map(|Cursor(id)| {
+        wanted.values.push(id.into());
+        wanted.values.len()
+    });
+    let selects = sources.into_iter().map(|Source { from, id, condition }| {
+        let before = before.map(|place| format!("{id} < ?{place}"));
+        let all: Vec<&str> =
+            wanted.sql.iter().chain(before.iter()).map(String::as_str).chain([condition.as_str()]).collect();
+        format!("SELECT {COLUMNS}, {id} AS place FROM {from} WHERE {}", all.join(" AND "))
+    });
+    let selects = selects.collect::<Vec<_>>().join(" UNION ALL ");
+    let sql = format!("{selects} ORDER BY place DESC LIMIT {}", limit + 1);
     let mut rows = Vec::new();
     database.query(&sql, &wanted.values, &mut |row| {
         rows.push(row_of(row)?);
@@ -383,11 +404,15 @@ pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> 
         }
         let day = if by == GroupBy::Tool { "0" } else { "day" };
         let tool = if by == GroupBy::Day { "''" } else { "tool_name" };
-        let sql = format!(
-            "SELECT {day}, {tool}, status, bucket, CAST(sum(calls) AS bigint), CAST(sum(output_bytes) AS bigint)
-             FROM tallies {} GROUP BY 1, 2, 3, 4",
-            wanted.text()
-        );
+        // SQLite would sort the rows to add them up, which takes longer than adding them up here.
+        let (calls, bytes, grouped) = match database.dialect() {
+            Dialect::Sqlite => ("calls", "output_bytes", ""),
+            #[cfg(feature = "postgres")]
+            Dialect::Postgres => ("sum(calls)::bigint", "sum(output_bytes)::bigint", "GROUP BY 1, 2, 3, 4"),
+        };
+        let wanted_rows = wanted.text();
+        let sql =
+            format!("SELECT {day}, {tool}, status, bucket, {calls}, {bytes} FROM tallies {wanted_rows} {grouped}");
         database.query(&sql, &wanted.values, &mut |row| {
             count(row.int(0)?, row.text(1)?, row.text(2)?, row.int(3)?, row.int(4)?, row.int(5)?);
             Ok(())

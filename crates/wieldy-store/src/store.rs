@@ -158,7 +158,6 @@ impl Store {
             number,
             id: id.to_string(),
             signer,
-            printed: HashMap::new(),
             unsigned: Unsigned::since(opened_at),
             wordless: 0,
             pace: Pace::default(),

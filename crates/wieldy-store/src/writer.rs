@@ -1,5 +1,6 @@
-//! The writer: one thread that takes events in the order in which they come and writes them in groups. Whoever waits for
-//! an event waits for one sync of the disk, however many others wait for the same one.
+//! The writer: one thread that takes records in the order in which they come and writes them in groups. Whoever waits for
+//! an event waits for one sync of the disk, however many others wait for the same one. What is written is made of the event
+//! by whoever caused it: they are many, and the writer is one.
 //!
 //! What cannot be written is held, in order, and tried again until it can be. Meanwhile those who wait are told, no call
 //! is opened, and calls that run go on: their records are held too.
@@ -42,6 +43,8 @@ const SIGN_AFTER: Duration = Duration::from_secs(60);
 /// The journal of an executor, kept in a database. Dropping it writes what is left and ends the instance.
 pub struct StoreJournal {
     shared: Arc<Shared>,
+    /// How much text the calls that run have printed into the trail.
+    printed: Mutex<HashMap<ExecutionId, usize>>,
     remembered: Mutex<Remembered>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
@@ -54,8 +57,8 @@ struct Shared {
 /// What waits to be written.
 #[derive(Default)]
 struct Queue {
-    events: VecDeque<Arc<Event>>,
-    /// About how many bytes the events hold that are not safe yet.
+    records: VecDeque<Arc<Record>>,
+    /// About how many bytes the records hold that are not safe yet.
     bytes: usize,
     /// The number of the last event that was taken.
     taken: u64,
@@ -81,7 +84,7 @@ impl Queue {
     /// Takes nothing from here on, and tells so whoever waits for what will not be written any more.
     fn shut(&mut self, why: &str) {
         let trouble = self.trouble.get_or_insert_with(|| JournalError(why.into())).clone();
-        self.events.clear();
+        self.records.clear();
         self.bytes = usize::MAX;
         for (_, tell) in self.waiting.drain(..) {
             let _ = tell.send(Err(trouble.clone()));
@@ -109,7 +112,8 @@ impl StoreJournal {
             .name("wieldy-journal".into())
             .spawn(move || writer.run(&theirs))
             .map_err(|error| StoreError::Unavailable(format!("cannot start the journal's thread: {error}")))?;
-        Ok(Self { shared, remembered: Mutex::new(remembered), thread: Mutex::new(Some(thread)) })
+        let (printed, remembered) = (Mutex::default(), Mutex::new(remembered));
+        Ok(Self { shared, printed, remembered, thread: Mutex::new(Some(thread)) })
     }
 
     /// Waits until everything that was taken is safe.
@@ -138,6 +142,28 @@ impl StoreJournal {
         }
     }
 
+    /// What is written of an event. Of what a call prints only the beginning is.
+    fn record(&self, event: &Event) -> Record {
+        let mut record = Record::of(event);
+        let Some(id) = event.subject.execution else { return record };
+        let printed = || self.printed.lock().expect("no code panics while it holds the numbers");
+        match &event.body {
+            Body::CallProgress { message: Some(message), .. } => {
+                let mut all_printed = printed();
+                let bytes = all_printed.entry(id).or_default();
+                *bytes += message.len();
+                if *bytes > PRINTED_BYTES_MAX {
+                    let mut data = event.data();
+                    data["message"] = serde_json::json!(format!("[{} bytes not kept]", message.len()));
+                    record.data = data.to_string();
+                }
+            }
+            body if body.closing().is_some() => drop(printed().remove(&id)),
+            _ => {}
+        }
+        record
+    }
+
     /// Why nothing can be written just now, if something is wrong.
     pub fn trouble(&self) -> Option<JournalError> {
         self.shared.lock().trouble.clone()
@@ -146,6 +172,7 @@ impl StoreJournal {
 
 impl Journal for StoreJournal {
     fn append(&self, event: &Arc<Event>) -> Receipt {
+        let record = Arc::new(self.record(event));
         let mut queue = self.shared.lock();
         // What is under way goes on as long as there is room for it; nothing new begins that could not be recorded.
         if let Some(trouble) = &queue.trouble
@@ -153,14 +180,14 @@ impl Journal for StoreJournal {
         {
             return Receipt::Refused(trouble.clone());
         }
-        let was_empty = queue.events.is_empty();
-        queue.bytes = queue.bytes.saturating_add(bytes_of(event));
+        let was_empty = queue.records.is_empty();
+        queue.bytes = queue.bytes.saturating_add(bytes_of(&record));
         queue.taken = event.seq;
-        queue.events.push_back(Arc::clone(event));
-        if was_empty || queue.events.len() == GROUP_MAX {
+        queue.records.push_back(record);
+        if was_empty || queue.records.len() == GROUP_MAX {
             self.shared.wake.notify_one();
         }
-        if queue.events.len() > BEHIND { Receipt::Behind(event.seq) } else { Receipt::Pending(event.seq) }
+        if queue.records.len() > BEHIND { Receipt::Behind(event.seq) } else { Receipt::Pending(event.seq) }
     }
 
     fn kept(&self, seq: u64) -> BoxFuture<'_, Result<(), JournalError>> {
@@ -194,16 +221,9 @@ impl Drop for StoreJournal {
     }
 }
 
-/// About how many bytes an event holds.
-fn bytes_of(event: &Event) -> usize {
-    let kept = match &event.body {
-        Body::CallProgress { message: Some(message), .. } => message.len(),
-        body => match body.closing() {
-            Some(closing) if closing.answer.is_some() => usize::try_from(closing.output_bytes).unwrap_or(usize::MAX),
-            _ => 0,
-        },
-    };
-    kept.saturating_add(512)
+/// About how many bytes a record holds.
+fn bytes_of(record: &Record) -> usize {
+    512 + record.data.len() + record.answer.as_ref().map_or(0, String::len)
 }
 
 /// What the thread works with.
@@ -213,8 +233,6 @@ pub(crate) struct Writer {
     pub(crate) number: i64,
     pub(crate) id: String,
     pub(crate) signer: Option<Signer>,
-    /// How much text the calls that run have printed into the trail.
-    pub(crate) printed: HashMap<ExecutionId, usize>,
     pub(crate) unsigned: Unsigned,
     /// How many records there are whose words were not taken.
     pub(crate) wordless: u64,
@@ -291,23 +309,23 @@ impl Writer {
     fn run(mut self, shared: &Shared) {
         let _going = Going(shared);
         loop {
-            let (events, closing) = self.wait_for_work(shared);
+            let (records, closing) = self.wait_for_work(shared);
             if shared.lock().forsaken {
                 return;
             }
-            if !events.is_empty() {
+            if !records.is_empty() {
                 failpoint::reach("writer.taken");
-                self.put(shared, &events, closing);
+                self.put(shared, &records, closing);
             }
             if closing {
                 let mut queue = shared.lock();
-                if queue.events.is_empty() {
+                if queue.records.is_empty() {
                     // From here on nothing is taken that nobody would write.
                     queue.shut("the journal is closed");
                     break;
                 }
             }
-            let is_quiet = events.is_empty();
+            let is_quiet = records.is_empty();
             if self.looked.elapsed() >= IDLE {
                 self.look_after();
             } else if is_quiet || self.wordless >= WORDLESS_MAX {
@@ -322,17 +340,17 @@ impl Writer {
 
     /// Waits until there is something to write that is worth a sync of the disk: all those wait for it who waited together
     /// before, or there is much of it, or it has waited long enough. Nothing for a while means: look after the history.
-    fn wait_for_work(&self, shared: &Shared) -> (Vec<Arc<Event>>, bool) {
+    fn wait_for_work(&self, shared: &Shared) -> (Vec<Arc<Record>>, bool) {
         let wait = |queue, patience| {
             shared.wake.wait_timeout(queue, patience).expect("no code panics while it holds the queue").0
         };
         let mut queue = shared.lock();
-        if queue.events.is_empty() && !queue.closing && !queue.forsaken {
+        if queue.records.is_empty() && !queue.closing && !queue.forsaken {
             queue.worth_waking = 1;
             queue = wait(queue, if self.wordless > 0 { QUIET } else { IDLE });
         }
         let began = Instant::now();
-        while !queue.events.is_empty() && queue.events.len() < GROUP_MAX && !queue.closing && !queue.forsaken {
+        while !queue.records.is_empty() && queue.records.len() < GROUP_MAX && !queue.closing && !queue.forsaken {
             // Those who were told just now come back at once, most of them: alone, the first would make the others wait.
             let patience = match queue.waiting.len() {
                 0 => LINGER,
@@ -346,17 +364,16 @@ impl Writer {
             queue.worth_waking = self.pace.told.max(1);
             queue = wait(queue, left);
         }
-        let count = queue.events.len().min(GROUP_MAX);
-        (queue.events.drain(..count).collect(), queue.closing)
+        let count = queue.records.len().min(GROUP_MAX);
+        (queue.records.drain(..count).collect(), queue.closing)
     }
 
     /// Writes a group, however long that takes. Gives up only where there is no hope, or nobody is left to wait.
-    fn put(&mut self, shared: &Shared, events: &[Arc<Event>], closing: bool) {
-        let bytes = events.iter().map(|event| bytes_of(event)).sum::<usize>();
-        let records: Vec<Arc<Record>> = events.iter().map(|event| Arc::new(self.record(event))).collect();
+    fn put(&mut self, shared: &Shared, records: &[Arc<Record>], closing: bool) {
+        let bytes = records.iter().map(|record| bytes_of(record)).sum::<usize>();
         let mut pause = Duration::from_millis(50);
         let began = Instant::now();
-        let mut written = self.write(&records, false);
+        let mut written = self.write(records, false);
         while let Err(error) = written {
             tracing::warn!(error = &error as &dyn std::error::Error, "the history cannot be written");
             tell_trouble(shared, &error);
@@ -369,15 +386,15 @@ impl Writer {
             pause = (pause * 2).min(Duration::from_secs(1));
             // What is not known to have failed may have been written: ask before writing it once more.
             written = self.reconnect().and_then(|kept| match records.last() {
-                Some(last) if last.instance_seq <= kept => self.find_again(&records),
-                _ => self.write(&records, false),
+                Some(last) if last.instance_seq <= kept => self.find_again(records),
+                _ => self.write(records, false),
             });
         }
         failpoint::reach("writer.committed");
         let mut queue = shared.lock();
         queue.trouble = None;
         queue.bytes = queue.bytes.saturating_sub(bytes);
-        queue.kept = events.last().map_or(queue.kept, |event| event.seq);
+        queue.kept = records.last().map_or(queue.kept, |record| record.instance_seq);
         let kept = queue.kept;
         let safe: Vec<_> = queue.waiting.extract_if(.., |(seq, _)| *seq <= kept).collect();
         drop(queue);
@@ -436,24 +453,6 @@ impl Writer {
         self.unsigned.note(*last, false);
         self.ledger.accept(draft);
         Ok(())
-    }
-
-    fn record(&mut self, event: &Event) -> Record {
-        let Some(id) = event.subject.execution else { return Record::of(event) };
-        if event.body.closing().is_some() {
-            self.printed.remove(&id);
-        }
-        let mut record = Record::of(event);
-        if let Body::CallProgress { message: Some(message), .. } = &event.body {
-            let printed = self.printed.entry(id).or_default();
-            *printed += message.len();
-            if *printed > PRINTED_BYTES_MAX {
-                let mut data = event.data();
-                data["message"] = serde_json::json!(format!("[{} bytes not kept]", message.len()));
-                record.data = data.to_string();
-            }
-        }
-        record
     }
 
     /// Says that the instance lives, and closes what others left open that do not.
@@ -539,7 +538,8 @@ mod tests {
     async fn nobody_waits_for_a_writer_that_panicked() {
         let queue = Queue { taken: 1, ..Queue::default() };
         let shared = Arc::new(Shared { queue: Mutex::new(queue), wake: Condvar::new() });
-        let journal = StoreJournal { shared, remembered: Mutex::default(), thread: Mutex::new(None) };
+        let journal =
+            StoreJournal { shared, printed: Mutex::default(), remembered: Mutex::default(), thread: Mutex::new(None) };
         let waits = journal.kept(1);
         let theirs = Arc::clone(&journal.shared);
         let thread = std::thread::spawn(move || {

@@ -16,7 +16,7 @@ use crate::args::BatchArgs;
 use crate::config::{Config, Environment};
 use crate::exit::{Exit, Failure};
 use crate::history::History;
-use crate::interrupt::Interrupts;
+use crate::interrupt::{CANCELLING, Interrupts};
 use crate::output::{Printer, counted, hint_for, shown, shown_in_line};
 use crate::{assemble, confirm, in_runtime, log, upstreams};
 
@@ -90,7 +90,7 @@ async fn batch(
         let result = async {
             tokio::select! { result = result => result, never = shown => match never {} }
         };
-        interrupts.watch(result, cancel, printer).await
+        interrupts.watch(result, cancel, CANCELLING, printer).await
     };
     let result = log::with_events(&config.log, executor, work).await;
     progress.finish_and_clear();

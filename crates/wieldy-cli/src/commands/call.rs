@@ -13,7 +13,7 @@ use crate::args::CallArgs;
 use crate::config::{Config, Environment};
 use crate::exit::{Exit, Failure};
 use crate::history::History;
-use crate::interrupt::Interrupts;
+use crate::interrupt::{CANCELLING, Interrupts};
 use crate::output::{Printer, counted};
 use crate::{assemble, confirm, in_runtime, log, upstreams};
 
@@ -61,7 +61,7 @@ async fn call(
     let work = async {
         let id = executor.spawn(call);
         let cancel = || _ = executor.cancel(id);
-        interrupts.watch(executor.wait(id, &caller), cancel, printer).await
+        interrupts.watch(executor.wait(id, &caller), cancel, CANCELLING, printer).await
     };
     let result = log::with_events(&config.log, executor, work).await.expect("a call that was just begun is known");
     print(&result, printer)?;

@@ -12,7 +12,7 @@ use crate::args::McpArgs;
 use crate::config::{Config, Environment};
 use crate::exit::{Exit, Failure};
 use crate::history::History;
-use crate::interrupt::Interrupts;
+use crate::interrupt::{CANCELLING, Interrupts};
 use crate::output::Printer;
 use crate::{assemble, confirm, in_runtime, log, upstreams};
 
@@ -29,10 +29,11 @@ pub(crate) fn run(
         let many = assemble::Work::ManyCalls;
         let executor = assemble::executor(config, environment, confirmer, history.as_ref(), many)?;
         request::warn_of_no_isolation(config, printer);
+        let options = ServerOptions { ask: !args.serving.yes, ..config.serve.mcp.clone() };
         let servers = upstreams::open(config, environment, &executor)?;
         let ended = log::with_events(&config.log, &executor, async {
             upstreams::introduce(&servers, printer).await;
-            serve(args, &executor, printer).await
+            serve(args, options, &executor, printer).await
         });
         let ended = ended.await;
         servers.close().await;
@@ -41,13 +42,18 @@ pub(crate) fn run(
     in_runtime(work)
 }
 
-async fn serve(args: &McpArgs, executor: &Executor, printer: &Printer) -> Result<Exit, Failure> {
-    let server = Server::new(executor.clone(), ServerOptions { ask: !args.serving.yes, ..ServerOptions::default() });
+async fn serve(
+    args: &McpArgs,
+    options: ServerOptions,
+    executor: &Executor,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    let server = Server::new(executor.clone(), options);
     let stop = CancellationToken::new();
     let mut interrupts = Interrupts::listen()?;
     let client =
         server.serve_lines(tokio::io::stdin(), tokio::io::stdout(), caller(args), args.agent.clone(), stop.clone());
-    let ended = interrupts.watch(client, || stop.cancel(), printer).await;
+    let ended = interrupts.watch(client, || stop.cancel(), CANCELLING, printer).await;
     // Nobody is there any more who could get an answer.
     executor.shutdown(Duration::ZERO).await;
     ended.map(|()| Exit::Success).map_err(Failure::broken)

@@ -9,6 +9,7 @@ pub(crate) mod doctor;
 pub(crate) mod history;
 pub(crate) mod init;
 pub(crate) mod mcp;
+pub(crate) mod serve;
 pub(crate) mod tools;
 
 mod arguments;

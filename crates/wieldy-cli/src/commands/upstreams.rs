@@ -100,7 +100,9 @@ fn report(status: &ServerStatus, took: Duration) -> String {
                 Code::TransportFailed => Some("`--log wieldy::mcp=debug` shows what it prints".to_owned()),
                 _ => error.suggestion.as_deref().map(shown_in_line),
             };
-            hint.iter().for_each(|hint| drop(writeln!(text, "  hint: {hint}")));
+            if let Some(hint) = hint {
+                let _ = writeln!(text, "  hint: {hint}");
+            }
         }
         _ => {
             let server = shown_in_line(status.server.as_deref().unwrap_or("a server that does not say who it is"));

@@ -12,6 +12,7 @@ use super::history::FileDurability;
 use super::log::{FileLogOrLevel, Levels, LogFormat, Rotate};
 use super::mcp::{FileOnChange, FileStart, FileText};
 use super::sandbox::{FileMount, FileNetwork};
+use super::serve::FileShow;
 use super::value::{Bytes, BytesOrNone, Count, CountOrNone, Megabytes, MegabytesOrNone, Time, Whole};
 
 const MEGABYTE: u64 = 1024 * 1024;
@@ -50,6 +51,7 @@ section! {
         shell: FileShell,
         tools: FileTools,
         mcp: FileMcp,
+        serve: FileServe,
         plans: BTreeMap<String, FilePlan>,
     }
     /// How much is said, in which form and where.
@@ -179,6 +181,40 @@ section! {
         confirm: bool,
         timeout: Time,
     }
+    /// Where tools are served, and to whom.
+    FileServe {
+        listen: String,
+        hosts: Vec<String>,
+        origins: Vec<String>,
+        body_bytes_max: Bytes,
+        connections_max: Count,
+        patience: Time,
+        tokens: BTreeMap<String, FileToken>,
+        mcp: FileServeMcp,
+    }
+    /// Somebody who may call.
+    FileToken {
+        token: String,
+        token_variable: String,
+        token_file: PathBuf,
+        agent: String,
+        tenant: String,
+        user: String,
+        scopes: Vec<String>,
+        permissions: Vec<String>,
+        plan: String,
+    }
+    /// How tools are shown to MCP clients.
+    FileServeMcp {
+        tools: FileShow,
+        names: Vec<String>,
+        categories: Vec<String>,
+        providers: Vec<String>,
+        instructions: String,
+        patience: Time,
+        task_after: Time,
+        page: Count,
+    }
     /// What a plan allows; a key that is absent means no limit.
     FilePlan {
         batch_max: Count,
@@ -216,9 +252,7 @@ impl FileConfig {
     /// What holds where nobody says anything: the executor's own defaults, and those of the command line.
     pub(crate) fn defaults(state: PathBuf) -> Self {
         let (limits, retry, breaker) = (Limits::default(), RetryPolicy::default(), BreakerPolicy::default());
-        let (executor, native, resources) =
-            (ExecutorBuilder::default(), NativeOptions::default(), ResourceLimits::DEFAULT);
-        let megabytes = |bytes: Option<u64>| bytes.map(|bytes| Whole(bytes / MEGABYTE));
+        let (executor, native) = (ExecutorBuilder::default(), NativeOptions::default());
         Self {
             workspace: Some(".".into()),
             state: Some(state),
@@ -250,15 +284,7 @@ impl FileConfig {
                 open_for: Some(Time(breaker.open_for)),
             }),
             cache: Some(FileCache { bytes_max: Some(Whole(executor.cache_bytes_max)) }),
-            resources: Some(FileResources {
-                cpu_millicores: resources.cpu_millicores.map(Whole),
-                memory_mb: megabytes(resources.memory_bytes),
-                processes: resources.processes.map(Whole),
-                open_files: resources.open_files.map(Whole),
-                disk_mb: megabytes(resources.disk_bytes),
-                disk_files: resources.disk_files.map(Whole),
-                output_mb: megabytes(resources.output_bytes),
-            }),
+            resources: Some(FileResources::defaults()),
             sandbox: Some(FileSandbox {
                 mounts: Some(Vec::new()),
                 hidden: Some(Vec::new()),
@@ -282,6 +308,7 @@ impl FileConfig {
             shell: Some(FileShell { environment: Some(ENVIRONMENT.map(str::to_owned).to_vec()) }),
             tools: Some(FileTools { manifests: Some(Vec::new()) }),
             mcp: Some(FileMcp { files: Some(Vec::new()), servers: Some(BTreeMap::new()) }),
+            serve: Some(FileServe::defaults()),
             plans: Some(BTreeMap::new()),
         }
     }
@@ -307,9 +334,28 @@ impl FileConfig {
         if let Some(mcp) = &mut self.mcp {
             super::mcp::begin_at(mcp, folder);
         }
+        if let Some(serve) = &mut self.serve {
+            serve.begin_paths_at(folder);
+        }
         let mounts = self.sandbox.iter_mut().flat_map(|sandbox| &mut sandbox.mounts).flatten();
         if !folder.as_os_str().is_empty() {
             mounts.for_each(|mount| mount.begin_at(folder));
+        }
+    }
+}
+
+impl FileResources {
+    fn defaults() -> Self {
+        let resources = ResourceLimits::DEFAULT;
+        let megabytes = |bytes: Option<u64>| bytes.map(|bytes| Whole(bytes / MEGABYTE));
+        Self {
+            cpu_millicores: resources.cpu_millicores.map(Whole),
+            memory_mb: megabytes(resources.memory_bytes),
+            processes: resources.processes.map(Whole),
+            open_files: resources.open_files.map(Whole),
+            disk_mb: megabytes(resources.disk_bytes),
+            disk_files: resources.disk_files.map(Whole),
+            output_mb: megabytes(resources.output_bytes),
         }
     }
 }

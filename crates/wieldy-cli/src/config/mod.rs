@@ -10,6 +10,7 @@ mod layers;
 mod log;
 mod mcp;
 mod sandbox;
+mod serve;
 mod value;
 
 use std::collections::{BTreeMap, HashMap};
@@ -22,9 +23,10 @@ use anyhow::Context;
 use wieldy::{Backoff, BreakerPolicy, Level, Limits, Plan, Rate, ResourceLimits, RetryPolicy};
 
 use crate::exit::Failure;
-use file::{FileBackoff, FileConfig, FileHistory, FileLog, FilePlan, FileRate, FileSandbox};
+use file::{FileBackoff, FileConfig, FileHistory, FileLog, FilePlan, FileRate, FileSandbox, FileServe};
 use layers::{CONFIG_VARIABLE, ConfigError, Layers};
 use sandbox::SandboxConfig;
+use serve::ServeConfig;
 use value::{Time, Whole};
 
 pub(crate) use file::FileServer;
@@ -68,6 +70,7 @@ pub(crate) struct Config {
     pub(crate) shell_environment: Vec<String>,
     pub(crate) manifests: Vec<PathBuf>,
     pub(crate) mcp: McpConfig,
+    pub(crate) serve: ServeConfig,
     /// Each value as it is written, for people.
     pub(crate) values: Vec<Shown>,
     /// What looks like a mistake and is none for certain.
@@ -228,12 +231,13 @@ impl Config {
             shell_environment: file.shell.and_then(|shell| shell.environment).expect(SET),
             manifests: file.tools.and_then(|tools| tools.manifests).expect(SET),
             mcp,
+            serve: serve(file.serve.expect(SET), home)?,
             values: layers
                 .values()
                 .map(|(key, value, origin)| {
                     let value = match value {
                         toml::Value::String(url) if key == "history.url" => shown_url(url).into(),
-                        toml::Value::String(_) if mcp::is_secret(&key) => wieldy::REDACTED.into(),
+                        toml::Value::String(_) if is_secret(&key) || mcp::is_secret(&key) => "***".into(),
                         value => value.clone(),
                     };
                     Shown { key, value, origin: origin.clone() }
@@ -272,6 +276,17 @@ fn sandbox(
         return Err(conflict(layers, ["isolation", "sandbox.floor"], message, Some(hint)));
     }
     Ok(sandbox)
+}
+
+/// The section `serve`.
+fn serve(file: FileServe, home: Option<&Path>) -> Result<ServeConfig, ConfigError> {
+    let wrong = |message| ConfigError { place: "the section `serve`".into(), message, hint: None };
+    ServeConfig::resolve(file, home).map_err(wrong)
+}
+
+/// Whether the value of a key must not be shown.
+fn is_secret(key: &str) -> bool {
+    key.starts_with("serve.tokens.") && key.ends_with(".token")
 }
 
 /// The section `history`.

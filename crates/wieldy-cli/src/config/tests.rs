@@ -63,7 +63,8 @@ fn the_template_says_the_defaults_and_names_every_key() {
     let unnamed: Vec<String> = layers
         .values()
         .filter(|(key, _, origin)| {
-            **origin == Origin::Default && !["state", "plans", "rates", "timeouts.tools"].contains(&key.as_str())
+            **origin == Origin::Default
+                && !["state", "plans", "rates", "serve.tokens", "timeouts.tools"].contains(&key.as_str())
         })
         .map(|(key, ..)| key)
         .collect();

@@ -48,7 +48,7 @@ fn a_timeout_says_which_clock_and_keeps_what_was_printed() {
 #[test]
 fn commands_of_later_versions_are_not_there() {
     let world = World::new();
-    for command in ["serve", "mcp", "worker", "task", "cancel", "observe"] {
+    for command in ["worker", "task", "cancel", "observe"] {
         assert_eq!(world.code(&[command]), Some(2), "{command}");
     }
 }
@@ -67,6 +67,8 @@ fn help_names_the_commands_the_search_order_and_the_exit_codes() {
       call         Call a tool and print what it answers
       batch        Run several calls together
       tools        List the tools there are, or look at one
+      mcp          Serve the tools to an MCP client, over standard input and output
+      serve        Serve the tools over HTTP, to MCP clients at /mcp
       history      Look up the calls that were made, and what happened in each
       audit        Prove that nobody changed what was recorded
       doctor       Find out which isolation levels and limits work here, and why others do not

@@ -11,6 +11,8 @@ mod exit_codes;
 mod history;
 mod interrupt;
 mod logging;
+mod mcp;
+mod serve;
 mod terminal;
 mod tools;
 mod world;

@@ -21,7 +21,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Statement};
 
 use self::server::{CONNECT, Server, told};
-use crate::database::{Database, Dialect, EachRow, Value, one_int};
+use crate::database::{Database, Dialect, EachRow, Source, Value, Words, one_int};
 use crate::error::StoreError;
 use crate::ledger::Draft;
 use crate::migrations::{self, Migration};
@@ -376,10 +376,19 @@ impl Database for Postgres {
         migrations::check(version, MIGRATIONS)
     }
 
-    fn words(&self, text: &str, place: usize) -> (String, Value) {
+    fn at_one_moment(
+        &mut self,
+        work: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        work(self) // what it does is one statement
+    }
+
+    fn words(&mut self, words: &Words<'_>, first: usize) -> Result<(Vec<Source>, Vec<Value>), StoreError> {
         // Letters and digits only: nothing in it is an operator. Each may be the beginning of a word.
-        let wanted = values::words(text).map(|word| format!("{word}:*")).collect::<Vec<_>>().join(" & ");
-        (format!("id IN (SELECT id FROM words WHERE words @@ ?{place}::text::tsquery)"), Value::Text(wanted))
+        let wanted = values::words(words.text).map(|word| format!("{word}:*")).collect::<Vec<_>>().join(" & ");
+        let condition = format!("words @@ ?{first}::text::tsquery");
+        let found = Source { from: "tool_executions JOIN words USING (id)", id: "id", condition };
+        Ok((vec![found], vec![Value::Text(wanted)]))
     }
 
     fn add_words(&mut self, words: &[(i64, String)]) -> Result<(), StoreError> {

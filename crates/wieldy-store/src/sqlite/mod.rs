@@ -1,6 +1,7 @@
 //! The history in a SQLite file: no server, one writer at a time, any number of readers.
 
 mod checkpoint;
+mod search;
 mod write;
 
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -8,13 +9,12 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rusqlite::functions::FunctionFlags;
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, OpenFlags, ToSql, TransactionBehavior};
 
 use checkpoint::Checkpoint;
 
-use crate::database::{Database, Dialect, EachRow, Row, Value, one_int};
+use crate::database::{Database, Dialect, EachRow, Row, Source, Value, Words, one_int};
 use crate::error::StoreError;
 use crate::ledger::Draft;
 use crate::migrations::{self, Migration};
@@ -125,24 +125,8 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
         connection.pragma_update(None, "journal_size_limit", 64 * 1024 * 1024)?;
         connection.pragma_update(None, "temp_store", "memory")
     };
-    set().and_then(|()| has_words(&connection)).map_err(|error| opened(path, &error))?;
+    set().and_then(|()| search::prepare(&connection)).map_err(|error| opened(path, &error))?;
     Ok(connection)
-}
-
-/// Finds words as the table of words does, in texts that are not there yet.
-fn has_words(connection: &Connection) -> rusqlite::Result<()> {
-    let flags = FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DETERMINISTIC;
-    connection.create_scalar_function("has_words", 2, flags, |values| {
-        let words = |column| Ok::<_, rusqlite::Error>(words_of(values.get_raw(column).as_str().unwrap_or_default()));
-        let (wanted, there) = (words(0)?, words(1)?);
-        Ok(!wanted.is_empty() && wanted.iter().all(|wanted| there.iter().any(|word| word.starts_with(wanted.as_str()))))
-    })
-}
-
-/// The words of a text: runs of letters and digits, however they are written.
-fn words_of(text: &str) -> Vec<String> {
-    let words = text.split(|sign: char| !sign.is_alphanumeric()).filter(|word| !word.is_empty());
-    words.map(str::to_lowercase).collect()
 }
 
 fn version(connection: &Connection) -> rusqlite::Result<u32> {
@@ -279,18 +263,35 @@ impl Database for Sqlite {
         Ok(())
     }
 
-    fn words(&self, text: &str, place: usize) -> (String, Value) {
-        // Every word in quotes: nothing in it is an operator. Each may be the beginning of one.
-        let words = text.split(|sign: char| !sign.is_alphanumeric()).filter(|word| !word.is_empty());
-        let mut wanted = words.map(|word| format!("\"{word}\"*")).collect::<Vec<_>>().join(" ");
-        if wanted.is_empty() {
-            wanted.push_str("\"\""); // signs alone are in no word
+    fn at_one_moment(
+        &mut self,
+        work: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        self.execute("BEGIN", &[])?;
+        let done = work(self);
+        // Nothing was written, so there is nothing to lose.
+        self.execute("ROLLBACK", &[])?;
+        done
+    }
+
+    fn words(&mut self, words: &Words<'_>, first: usize) -> Result<(Vec<Source>, Vec<Value>), StoreError> {
+        let text = Value::from(words.text);
+        let looked_through = |condition: String| Source { from: "tool_executions", id: "id", condition };
+        if words.few {
+            let condition = format!("completed_at IS NOT NULL AND has_words(?{first}, {WORDS})");
+            return Ok((vec![looked_through(condition)], vec![text]));
         }
-        let sql = format!(
-            "(id IN (SELECT rowid FROM words WHERE words MATCH ?{place})
-              OR id IN ({UNTAKEN} AND seq > (SELECT words_seq FROM trail)) AND has_words(?{place}, {WORDS}))"
-        );
-        (sql, Value::Text(wanted))
+        let wanted =
+            search::wanted(&self.connection, words).map_err(|error| told("cannot read the history", &error))?;
+        let taken = Source {
+            from: "words CROSS JOIN tool_executions ON id = words.rowid",
+            id: "words.rowid",
+            condition: format!("words MATCH ?{}", first + 1),
+        };
+        let untaken = looked_through(format!(
+            "id IN ({UNTAKEN} AND seq > (SELECT words_seq FROM trail)) AND has_words(?{first}, {WORDS})"
+        ));
+        Ok((vec![taken, untaken], vec![text, Value::Text(wanted)]))
     }
 
     fn take_words(&mut self, at_least: u64) -> Result<u64, StoreError> {

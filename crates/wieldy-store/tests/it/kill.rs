@@ -151,29 +151,32 @@ fn check(place: &Place) -> usize {
     rows.len()
 }
 
-/// Kills at random moments.
-fn kill_at_random(place: impl Fn() -> Place, rounds: u64) {
-    let mut chance = fastrand(rounds);
+/// Kills at random moments, so many victims in all, of which some live together.
+fn kill_at_random(place: impl Fn() -> Place, victims: usize, together: usize) {
+    const ROUNDS: usize = 10;
+    let mut chance = fastrand(victims as u64);
     let mut calls = 0;
-    for _ in 0..rounds / 10 {
+    for _ in 0..victims / ROUNDS / together {
         let place = place();
-        for _ in 0..10 {
-            let mut victim = start(&place, "");
+        for _ in 0..ROUNDS {
             let answers = place.folder.path().join("answers");
             let before = fs::metadata(&answers).map_or(0, |file| file.len());
             let began = Instant::now();
+            let victims: Vec<Child> = (0..together).map(|_| start(&place, "")).collect();
             while fs::metadata(&answers).map_or(0, |file| file.len()) == before
                 && began.elapsed() < Duration::from_secs(10)
             {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            std::thread::sleep(Duration::from_micros(chance() % 30_000));
-            victim.kill().unwrap();
-            victim.wait().unwrap();
+            for mut victim in victims {
+                std::thread::sleep(Duration::from_micros(chance() % 30_000));
+                victim.kill().unwrap();
+                victim.wait().unwrap();
+            }
         }
         calls += check(&place);
     }
-    assert!(calls > rounds as usize, "the victims did something: {calls}");
+    assert!(calls > victims, "the victims did something: {calls}");
 }
 
 /// Numbers that look random, the same in every run of one day.
@@ -189,13 +192,13 @@ fn fastrand(seed: u64) -> impl FnMut() -> u64 {
 
 #[test]
 fn killed_at_random_moments_nothing_is_lost_doubled_or_guessed() {
-    kill_at_random(Place::sqlite, 200);
+    kill_at_random(Place::sqlite, 200, 1);
 }
 
 #[test]
 fn killed_at_random_moments_on_postgres_nothing_is_lost_doubled_or_guessed() {
     if shared_server().is_some() {
-        kill_at_random(|| Place::postgres().unwrap(), 50);
+        kill_at_random(|| Place::postgres().unwrap(), 200, 4);
     }
 }
 

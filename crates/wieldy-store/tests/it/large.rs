@@ -56,6 +56,19 @@ fn a_million_calls_are_asked_about() {
     let begins = "parameters_json LIKE '%fn word77\"%' OR parameters_json LIKE '%fn word77_\"%'";
     assert_eq!(count(word), counted(begins), "words that begin so, and no others");
     assert_eq!(count(Query { text: some("nowhere"), ..Query::default() }), 0);
+    // The beginning of few words, of many, and of one that is almost everywhere.
+    let begun = |text: &str| Query { text: some(text), session: some("session_17"), ..Query::default() };
+    assert_eq!(count(begun("word7")), counted("session_id = 'session_17' AND parameters_json LIKE '%fn word7%'"));
+    let of_tool = Query { text: some("word7"), tool: some("tool_7"), ..Query::default() };
+    assert_eq!(count(of_tool), counted("tool_name = 'tool_7' AND parameters_json LIKE '%fn word7%'"));
+    let both = Query { text: some("QUIC word77"), ..Query::default() };
+    assert_eq!(count(both), counted(&format!("parameters_json LIKE '%quick%' AND ({begins})")));
+    let apart = Query { text: some("quick fox"), tool: some("tool_7"), ..Query::default() };
+    assert_eq!(count(apart), counted("tool_name = 'tool_7' AND parameters_json LIKE '%quick%fox%'"));
+    let last = store.search(&Query { text: some("fo"), ..Query::default() }, 3).unwrap();
+    assert_eq!(last.executions.len(), 3);
+    let ends = Query { text: some("fo"), cursor: Some("4".parse().unwrap()), ..Query::default() };
+    assert_eq!(store.search(&ends, 10).unwrap().executions.len(), 3);
 
     // The last page of everything ends with the first call.
     let first = Query { cursor: Some("21".parse().unwrap()), ..Query::default() };

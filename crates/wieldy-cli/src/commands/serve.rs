@@ -1,0 +1,112 @@
+//! `wieldy serve`: the tools over HTTP, until somebody stops it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use wieldy::{Caller, Executor};
+use wieldy_mcp::server::{Server, ServerOptions};
+use wieldy_server::{HttpError, HttpOptions, HttpServer, Token};
+
+use super::request;
+use crate::args::ServeArgs;
+use crate::config::{Config, Environment};
+use crate::exit::{Exit, Failure};
+use crate::history::History;
+use crate::interrupt::Interrupts;
+use crate::output::Printer;
+use crate::{assemble, confirm, in_runtime, log, upstreams};
+
+const STOPPING: &str = "stopping: running calls may end; press Ctrl-C again to leave at once";
+
+pub(crate) fn run(
+    args: &ServeArgs,
+    config: &Config,
+    environment: &Environment,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    let http = http_options(args, config, environment)?;
+    // It outlives the runtime, so that the last records of what was running are in it.
+    let history = History::open(config)?;
+    let work = async {
+        let server = HttpServer::bind(http).await.map_err(|error| unable(error, args))?;
+        let confirmer = confirm::beforehand(args.serving.yes);
+        let many = assemble::Work::ManyCalls;
+        let executor = assemble::executor(config, environment, confirmer, history.as_ref(), many)?;
+        request::warn_of_no_isolation(config, printer);
+        if config.serve.tokens.is_empty() {
+            printer.tell("warning: no token is configured, so every program on this machine may call");
+        }
+        let servers = upstreams::open(config, environment, &executor)?;
+        let ended = log::with_events(&config.log, &executor, async {
+            upstreams::introduce(&servers, printer).await;
+            serve(args, config, server, &executor, printer).await
+        });
+        let ended = ended.await;
+        servers.close().await;
+        ended
+    };
+    in_runtime(work)
+}
+
+async fn serve(
+    args: &ServeArgs,
+    config: &Config,
+    server: HttpServer,
+    executor: &Executor,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    let options = ServerOptions { ask: !args.serving.yes, ..config.serve.mcp.clone() };
+    let endpoint = Server::new(executor.clone(), options).http();
+    let mcp = endpoint.clone();
+    let server = server.route("/mcp", move |request| {
+        let mcp = mcp.clone();
+        async move { mcp.handle(request).await }
+    });
+    let mut interrupts = Interrupts::listen()?;
+    tell_address(server.address(), printer)?;
+    let stop = CancellationToken::new();
+    let wind_down = async {
+        executor.shutdown(config.serve.patience).await;
+        endpoint.stop();
+    };
+    let served = server.serve(stop.cancelled(), wind_down);
+    interrupts.watch(served, || stop.cancel(), STOPPING, printer).await;
+    Ok(Exit::Success)
+}
+
+fn http_options(args: &ServeArgs, config: &Config, environment: &Environment) -> Result<HttpOptions, Failure> {
+    let serve = &config.serve;
+    let mut options = HttpOptions::new(args.listen.unwrap_or(serve.listen));
+    for token in &serve.tokens {
+        options.tokens.push(Token::new(&token.secret(environment)?, token.caller.clone()));
+    }
+    options.open_to = Arc::new(Caller::local());
+    options.hosts.clone_from(&serve.hosts);
+    options.origins.clone_from(&serve.origins);
+    options.body_bytes_max = serve.body_bytes_max;
+    options.connections_max = serve.connections_max;
+    Ok(options)
+}
+
+fn unable(error: HttpError, args: &ServeArgs) -> Failure {
+    let hint = match (&error, args.listen) {
+        (HttpError::NoToken(_), _) => "name who may call under `[serve.tokens]`, or listen at 127.0.0.1",
+        (HttpError::Listen(..), Some(_)) => "choose another address or port",
+        (HttpError::Listen(..), None) => "`--listen ADDRESS:PORT` or the key `serve.listen` chooses another one",
+    };
+    match error {
+        HttpError::NoToken(_) => Failure::usage(error),
+        HttpError::Listen(..) => Failure::broken(error),
+    }
+    .hint(hint)
+}
+
+/// Says where it listens, which matters most where the system chose the port.
+fn tell_address(address: SocketAddr, printer: &Printer) -> Result<(), Failure> {
+    if printer.json {
+        return printer.json(&json!({"address": address.to_string(), "mcp": format!("http://{address}/mcp")}));
+    }
+    printer.line(&format!("listening at http://{address}, MCP at http://{address}/mcp"))
+}

@@ -1,0 +1,199 @@
+//! The section `serve`: where tools are served, to whom, and how they are shown.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use serde::{Deserialize, Serialize};
+use wieldy::{Caller, Held};
+use wieldy_mcp::server::{Expose, ServerOptions};
+
+use super::Environment;
+use super::file::{FileServe, FileServeMcp, FileToken};
+use super::sandbox::at_home;
+use super::value::{Time, Whole};
+use crate::exit::Failure;
+
+/// The fewest characters of a secret that cannot simply be guessed.
+const SECRET_CHARS_MIN: usize = 16;
+/// The most bytes of a file that a secret is read from.
+const SECRET_BYTES_MAX: u64 = 4096;
+
+/// The section, resolved.
+#[derive(Debug, Clone)]
+pub(crate) struct ServeConfig {
+    pub(crate) listen: SocketAddr,
+    pub(crate) hosts: Vec<String>,
+    pub(crate) origins: Vec<String>,
+    pub(crate) body_bytes_max: usize,
+    pub(crate) connections_max: usize,
+    /// How long running calls may take to end when the server stops.
+    pub(crate) patience: Duration,
+    pub(crate) tokens: Vec<TokenConfig>,
+    pub(crate) mcp: ServerOptions,
+}
+
+/// Somebody who may call.
+#[derive(Debug, Clone)]
+pub(crate) struct TokenConfig {
+    name: String,
+    secret: Secret,
+    pub(crate) caller: Caller,
+}
+
+/// Where a secret is.
+#[derive(Clone)]
+enum Secret {
+    Here(String),
+    Variable(String),
+    File(PathBuf),
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Here(_) => f.write_str("Here(***)"),
+            Self::Variable(name) => write!(f, "Variable({name})"),
+            Self::File(path) => write!(f, "File({})", path.display()),
+        }
+    }
+}
+
+/// Which tools an MCP client is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum FileShow {
+    All,
+    Search,
+}
+
+impl FileServe {
+    /// To this machine alone.
+    pub(super) fn defaults() -> Self {
+        let mcp = ServerOptions::default();
+        Self {
+            listen: Some("127.0.0.1:7300".into()),
+            hosts: Some(Vec::new()),
+            origins: Some(Vec::new()),
+            body_bytes_max: Some(Whole(4 * 1024 * 1024)),
+            connections_max: Some(Whole(512)),
+            patience: Some(Time(Duration::from_secs(10))),
+            tokens: Some(Default::default()),
+            mcp: Some(FileServeMcp {
+                tools: Some(FileShow::All),
+                names: Some(Vec::new()),
+                categories: Some(Vec::new()),
+                providers: Some(Vec::new()),
+                instructions: Some(String::new()),
+                patience: mcp.patience.map(Time),
+                task_after: Some(Time(mcp.task_after)),
+                page: Some(Whole(mcp.page as u64)),
+            }),
+        }
+    }
+
+    /// Paths begin at the file's folder.
+    pub(super) fn begin_paths_at(&mut self, folder: &Path) {
+        let files = self.tokens.iter_mut().flatten().filter_map(|(_, token)| token.token_file.as_mut());
+        for path in files.filter(|path| !path.starts_with("~")) {
+            *path = folder.join(&*path);
+        }
+    }
+}
+
+impl ServeConfig {
+    /// The section as it is used; the error says what is wrong with which key.
+    pub(super) fn resolve(file: FileServe, home: Option<&Path>) -> Result<Self, String> {
+        const SET: &str = "the defaults have every key";
+        let listen = file.listen.expect(SET);
+        let tokens = file.tokens.expect(SET).into_iter().map(|(name, token)| TokenConfig::resolve(name, token, home));
+        Ok(Self {
+            listen: listen.parse().map_err(|_| {
+                format!("`serve.listen`: `{listen}` is not an address and a port, such as 127.0.0.1:7300")
+            })?,
+            hosts: file.hosts.expect(SET),
+            origins: file.origins.expect(SET),
+            body_bytes_max: usize::try_from(file.body_bytes_max.expect(SET).0).unwrap_or(usize::MAX),
+            connections_max: file.connections_max.expect(SET).0 as usize,
+            patience: file.patience.expect(SET).0,
+            tokens: tokens.collect::<Result<_, _>>()?,
+            mcp: mcp(file.mcp.expect(SET)),
+        })
+    }
+
+    /// The secrets that stand in the configuration itself.
+    pub(crate) fn secrets(&self) -> impl Iterator<Item = &str> {
+        self.tokens.iter().filter_map(|token| match &token.secret {
+            Secret::Here(secret) => Some(secret.as_str()),
+            _ => None,
+        })
+    }
+}
+
+fn mcp(file: FileServeMcp) -> ServerOptions {
+    const SET: &str = "the defaults have every key";
+    ServerOptions {
+        expose: Expose {
+            by_search: file.tools.expect(SET) == FileShow::Search,
+            names: file.names.expect(SET),
+            categories: file.categories.expect(SET),
+            providers: file.providers.expect(SET),
+        },
+        instructions: file.instructions.filter(|text| !text.is_empty()),
+        patience: file.patience.map(|patience| patience.0).filter(|patience| !patience.is_zero()),
+        task_after: file.task_after.expect(SET).0,
+        page: file.page.expect(SET).0 as usize,
+        ..ServerOptions::default()
+    }
+}
+
+impl TokenConfig {
+    fn resolve(name: String, file: FileToken, home: Option<&Path>) -> Result<Self, String> {
+        let secret = match (file.token, file.token_variable, file.token_file) {
+            (Some(secret), None, None) => Secret::Here(secret),
+            (None, Some(variable), None) => Secret::Variable(variable),
+            (None, None, Some(path)) => Secret::File(at_home(&path, home)?),
+            _ => return Err(format!("`serve.tokens.{name}` needs one of `token`, `token-variable` and `token-file`")),
+        };
+        let held = |names: Option<Vec<String>>| match names {
+            Some(names) if names.iter().any(|name| name == "*") => Held::All,
+            names => Held::only(names.unwrap_or_default()),
+        };
+        let caller = Caller {
+            tenant: file.tenant,
+            user: file.user,
+            plan: file.plan,
+            scopes: held(file.scopes),
+            permissions: held(file.permissions),
+            ..Caller::agent(file.agent.unwrap_or_else(|| name.clone()))
+        };
+        Ok(Self { name, secret, caller })
+    }
+
+    /// The secret itself, which is hidden from whatever is written down from now on.
+    pub(crate) fn secret(&self, environment: &Environment) -> Result<String, Failure> {
+        let doing = || format!("cannot read the token `{}`", self.name);
+        let read = match &self.secret {
+            Secret::Here(secret) => Ok(secret.clone()),
+            Secret::Variable(name) => {
+                environment.get(name).map(str::to_owned).ok_or_else(|| anyhow!("the variable `{name}` is not set"))
+            }
+            Secret::File(path) => read_secret(path).with_context(|| format!("cannot read `{}`", path.display())),
+        };
+        let secret = read.with_context(doing).map_err(Failure::usage)?.trim().to_owned();
+        if secret.chars().count() < SECRET_CHARS_MIN || secret.chars().any(|c| !c.is_ascii_graphic()) {
+            let told = anyhow!("a token has at least {SECRET_CHARS_MIN} characters, all of them ASCII, and no space");
+            return Err(Failure::usage(told.context(doing())).hint("`openssl rand -hex 32` makes a good one"));
+        }
+        wieldy::redact::hide(&secret);
+        Ok(secret)
+    }
+}
+
+fn read_secret(path: &Path) -> anyhow::Result<String> {
+    use std::io::Read;
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(SECRET_BYTES_MAX).read_to_string(&mut text)?;
+    Ok(text)
+}

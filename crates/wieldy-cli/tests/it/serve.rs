@@ -1,0 +1,190 @@
+//! `wieldy serve`: as a program that others call over HTTP.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::world::World;
+
+/// The command, listening somewhere.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(world: &World, arguments: &[&str]) -> Self {
+        let arguments = [&["serve", "--listen", "127.0.0.1:0", "--json"], arguments].concat();
+        let mut child = world.command(&arguments).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let told: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        let address = told["address"].as_str().unwrap().to_owned();
+        assert_eq!(told, json!({"address": address, "mcp": format!("http://{address}/mcp")}));
+        Self { child, address }
+    }
+
+    /// Sends a request: its status and its body.
+    fn send(&self, method: &str, path: &str, headers: &[&str], body: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
+        let (host, length) = (&self.address, body.len());
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head[9..12].parse().unwrap(), body.to_owned())
+    }
+
+    /// Calls a tool as a client of the newest revision.
+    fn call(&self, headers: &[&str], tool: &str, arguments: Value) -> (u16, String) {
+        let meta = json!({
+            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+            "io.modelcontextprotocol/clientCapabilities": {},
+        });
+        let params = json!({"name": tool, "arguments": arguments, "_meta": meta});
+        let message = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params});
+        let name = format!("mcp-name: {tool}");
+        let usual = [
+            "content-type: application/json",
+            "accept: application/json, text/event-stream",
+            "mcp-protocol-version: 2026-07-28",
+            "mcp-method: tools/call",
+            &name,
+        ];
+        self.send("POST", "/mcp", &[&usual, headers].concat(), &message.to_string())
+    }
+
+    /// Tells it to stop, and waits: what it said on standard error.
+    fn stop(mut self) -> String {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        let mut said = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(self.child.wait().unwrap().success(), "{said}");
+        said
+    }
+}
+
+const OPEN: &str = "warning: no token is configured, so every program on this machine may call\n";
+const STOPPING: &str = "stopping: running calls may end; press Ctrl-C again to leave at once\n";
+
+#[test]
+fn tools_are_called_over_http_until_it_is_told_to_stop() {
+    let world = World::new().file("a.txt", "hi");
+    let server = Server::start(&world, &[]);
+    let (status, health) = server.send("GET", "/health", &[], "");
+    assert_eq!((status, health), (200, format!(r#"{{"status":"ok","version":"{}"}}"#, env!("CARGO_PKG_VERSION"))));
+    let (status, answer) = server.call(&[], "Read", json!({"path": "a.txt"}));
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!((status, &answer["result"]["content"]), (200, &json!([{"type": "text", "text": "hi"}])));
+    let (status, _) = server.call(&["Origin: https://evil.example"], "Read", json!({"path": "a.txt"}));
+    assert_eq!(status, 403);
+    assert_eq!(server.stop(), format!("{OPEN}{STOPPING}"));
+    assert_eq!(world.json(&["history", "--json"])["executions"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn whoever_shows_a_token_calls_as_whom_it_stands_for() {
+    let secret = "a-secret-of-ada-0123456789";
+    let config = r#"
+        [serve.tokens.ada]
+        token-file = "ada.token"
+        agent = "did:agent:ada"
+        tenant = "acme"
+        scopes = ["*"]
+        permissions = ["*"]
+        [serve.tokens.bob]
+        token-variable = "BOBS"
+    "#;
+    let world = World::new()
+        .file("a.txt", "hi")
+        .file("wieldy.toml", config)
+        .file("ada.token", &format!("{secret}\n"))
+        .variable("BOBS", "a-secret-of-bob-0123456789");
+    let server = Server::start(&world, &["--log", "trace"]);
+    let (status, _) = server.call(&[], "Read", json!({"path": "a.txt"}));
+    assert_eq!(status, 401);
+    let (status, _) = server.call(&["Authorization: Bearer wrong-wrong-wrong-wrong"], "Read", json!({"path": "a.txt"}));
+    assert_eq!(status, 401);
+    let (status, _) = server.call(&[&format!("Authorization: Bearer {secret}")], "Read", json!({"path": "a.txt"}));
+    assert_eq!(status, 200);
+    let bob = "Authorization: Bearer a-secret-of-bob-0123456789";
+    let (status, answer) = server.call(&[bob], "Write", json!({"path": "b.txt", "content": "x"}));
+    assert_eq!(status, 200);
+    assert!(answer.contains("E3003"), "he holds no permission: {answer}");
+    let said = server.stop();
+    assert!(!said.contains("a-secret-of") && said.ends_with(STOPPING), "{said}");
+    let history = world.json(&["history", "--json"]);
+    let calls: Vec<Value> =
+        history["executions"].as_array().unwrap().iter().map(|call| json!([call["agent"], call["tenant"]])).collect();
+    assert_eq!(calls, [json!(["bob", null]), json!(["did:agent:ada", "acme"])]);
+}
+
+#[test]
+fn what_is_wrong_with_the_door_is_told_before_it_opens() {
+    let world = World::new().file("wieldy.toml", "[serve.tokens.x]\ntoken = \"short\"");
+    insta::assert_snapshot!(world.run(&["serve"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: cannot read the token `x`
+      caused by: a token has at least 16 characters, all of them ASCII, and no space
+    hint: `openssl rand -hex 32` makes a good one
+    ");
+    let world = World::new().file("wieldy.toml", "[serve.tokens.x]\nagent = \"x\"");
+    insta::assert_snapshot!(world.run(&["serve"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: the section `serve`: `serve.tokens.x` needs one of `token`, `token-variable` and `token-file`
+    ");
+    let world = World::new();
+    insta::assert_snapshot!(world.run(&["serve", "--listen", "0.0.0.0:0"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: without a token only this machine may call, and 0.0.0.0:0 is an address that others reach
+    hint: name who may call under `[serve.tokens]`, or listen at 127.0.0.1
+    ");
+    insta::assert_snapshot!(world.run(&["serve", "--set", "serve.listen=here"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: the section `serve`: `serve.listen`: `here` is not an address and a port, such as 127.0.0.1:7300
+    ");
+    let world = World::new().variable("WIELDY_SERVE_TOKENS", r#"{ ada = { token = "a-secret-of-ada-0123456789" } }"#);
+    assert!(!world.run(&["config", "show"]).contains("a-secret"), "a secret is not shown");
+}
+
+#[test]
+fn a_running_call_may_end_when_the_server_stops() {
+    let world = World::new();
+    let server = Server::start(&world, &["--isolation", "none", "--set", "serve.patience=20s"]);
+    let pid = Pid::from_child(&server.child);
+    let begun = world.path("begun");
+    let stopper = std::thread::spawn(move || {
+        while !begun.exists() {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        kill_process(pid, Signal::TERM).unwrap();
+    });
+    let (status, answer) = server.call(&[], "Bash", json!({"command": "touch begun; sleep 1; echo done"}));
+    assert_eq!(status, 200);
+    assert!(answer.contains(r#""text":"done\n""#), "{answer}");
+    stopper.join().unwrap();
+    let mut server = server;
+    assert!(server.child.wait().unwrap().success());
+    assert_eq!(world.json(&["history", "--json"])["executions"][0]["status"], "success");
+}
