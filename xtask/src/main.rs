@@ -1,6 +1,8 @@
-//! Repository chores: `cargo xtask test`, `cargo xtask tidy`, `cargo xtask bench`, `cargo xtask vm`, `cargo xtask postgres`.
+//! Repository chores: `cargo xtask test`, `cargo xtask tidy`, `cargo xtask bench`, `cargo xtask vm`, `cargo xtask postgres`,
+//! `cargo xtask foreign`.
 
 mod bench;
+mod foreign;
 mod postgres;
 mod runtimes;
 mod stages;
@@ -29,6 +31,8 @@ enum Chore {
     Tidy,
     /// Tests of the sandbox in virtual machines with only cgroup v2, or only v1
     Vm,
+    /// Tests with MCP servers, clients and a conformance suite that others wrote
+    Foreign,
     /// A command with a PostgreSQL server beside it, for the tests of the history
     Postgres {
         /// The command, and what it is given
@@ -47,6 +51,7 @@ fn main() -> ExitCode {
         Chore::Test => stages::run_all(&repository()),
         Chore::Tidy => tidy::run(&repository()),
         Chore::Vm => vm::run(&repository()),
+        Chore::Foreign => stages::run_foreign(&repository()),
         Chore::Postgres { command } => postgres::run(&command),
         Chore::Bench(arguments) => bench::start(&arguments, &repository()),
         Chore::BenchInner(arguments) => bench::run_inner(&arguments),

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{postgres, runtimes, tidy, vm};
+use crate::{foreign, postgres, runtimes, tidy, vm};
 
 /// Runs every stage, and says at the end how each went.
 pub(crate) fn run_all(root: &Path) -> Result<()> {
@@ -14,7 +14,7 @@ pub(crate) fn run_all(root: &Path) -> Result<()> {
     require_component("fmt", "rustfmt")?;
     require_component("clippy", "clippy")?;
     runtimes::install();
-    let stages = stages(nextest_is_there(), std::env::var("CI").is_ok_and(|value| value == "true"));
+    let stages = stages(nextest_is_there(), is_ci());
     let mut done: Vec<(&str, Duration)> = Vec::new();
     for (index, stage) in stages.iter().enumerate() {
         eprintln!("\n── {}/{} {}: {}", index + 1, stages.len(), stage.name, stage.work);
@@ -33,6 +33,15 @@ pub(crate) fn run_all(root: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The stage `foreign` alone.
+pub(crate) fn run_foreign(root: &Path) -> Result<()> {
+    Work::Foreign { nextest: nextest_is_there(), ci: is_ci() }.run(root)
+}
+
+fn is_ci() -> bool {
+    std::env::var("CI").is_ok_and(|value| value == "true")
+}
+
 struct Stage {
     name: &'static str,
     work: Work,
@@ -49,6 +58,10 @@ enum Work {
     },
     Tidy,
     Vm,
+    Foreign {
+        nextest: bool,
+        ci: bool,
+    },
 }
 
 impl Work {
@@ -56,6 +69,7 @@ impl Work {
         let (arguments, environment) = match self {
             Self::Tidy => return tidy::run(root),
             Self::Vm => return vm::run_as_stage(root),
+            Self::Foreign { nextest, ci } => return foreign::run(root, *nextest, *ci),
             Self::Cargo { arguments, environment } => (arguments, *environment),
             Self::CargoWithServer { arguments } => (arguments, None),
         };
@@ -81,6 +95,7 @@ impl std::fmt::Display for Work {
         match self {
             Self::Tidy => f.write_str("cargo xtask tidy"),
             Self::Vm => f.write_str("cargo xtask vm"),
+            Self::Foreign { .. } => f.write_str("cargo xtask foreign"),
             Self::Cargo { arguments, environment } => {
                 if let Some((key, value)) = environment {
                     write!(f, "{key}='{value}' ")?;
@@ -117,6 +132,7 @@ fn stages(nextest: bool, ci: bool) -> Vec<Stage> {
         cargo("clippy", &clippy, &["--", "-D", "warnings"], None),
         Stage { name: "tidy", work: Work::Tidy },
         Stage { name: "tests", work: Work::CargoWithServer { arguments: tests } },
+        Stage { name: "foreign", work: Work::Foreign { nextest, ci } },
         Stage { name: "machines", work: Work::Vm },
         cargo("doc tests", &["test", "--doc", "--workspace", "--locked"], &[], None),
         // Libraries only: the binary `wieldy` would write over the pages of the library of the same name.
@@ -195,6 +211,7 @@ mod tests {
                 "clippy: cargo clippy --workspace --all-targets --locked --features xtask/bench -- -D warnings",
                 "tidy: cargo xtask tidy",
                 "tests: cargo nextest run --workspace --locked --features xtask/bench",
+                "foreign: cargo xtask foreign",
                 "machines: cargo xtask vm",
                 "doc tests: cargo test --doc --workspace --locked",
                 "docs: RUSTDOCFLAGS='-Dwarnings -Arustdoc::private_intra_doc_links' \

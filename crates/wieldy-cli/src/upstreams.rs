@@ -26,6 +26,8 @@ use crate::output::{Printer, shown_in_line};
 const GRACE: Duration = Duration::from_secs(2);
 /// How large a file of another client, or one with a secret, may be.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
+/// The home of programs in sandboxes.
+const HOME: &str = "/home/agent";
 /// Folders that every sandbox sees anyway.
 const SYSTEM: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/opt"];
 /// What belongs to a program besides the folder that it is in.
@@ -217,9 +219,8 @@ fn program(
     if level != Level::None {
         // A home of its own, which it may fill as it likes: package managers keep there what they fetched.
         if let Some(home) = own_home(server, config)? {
-            let target = Path::new("/home").join(&server.name);
-            variables.insert("HOME".into(), target.display().to_string());
-            files.mounts.push(Mount { source: home, target, writable: true });
+            variables.insert("HOME".into(), HOME.into());
+            files.mounts.push(Mount { source: home, target: HOME.into(), writable: true });
         }
         match &server.mounts {
             Some(mounts) => files.mounts.extend(mounts.iter().cloned()),

@@ -211,7 +211,9 @@ impl Planner<'_> {
         self.add(memory("/run", ROOM_OF_RUN, 0o755));
         self.add(memory("/tmp", room, 0o1777));
         self.add(memory("/var/tmp", room, 0o1777));
-        self.add(memory(home, room, 0o700));
+        if !self.is_brought(home) {
+            self.add(memory(home, room, 0o700));
+        }
         self.add(Step::Proc);
         self.add(Step::Dev);
         self.add(Step::Link { path: "/var/run".into(), target: "/run".into() });
@@ -221,7 +223,13 @@ impl Planner<'_> {
     fn home(&self) -> &'static str {
         let targets = self.request.rules.mounts.iter().map(|mount| mount.target.as_path());
         let taken = targets.chain([self.request.workspace]).any(|path| Path::new(HOME).starts_with(path));
-        if taken { HOME_ELSEWHERE } else { HOME }
+        if taken && !self.is_brought(HOME) { HOME_ELSEWHERE } else { HOME }
+    }
+
+    /// Whether somebody mounts a home of their own there, which stays when the sandbox is gone.
+    fn is_brought(&self, home: &str) -> bool {
+        let home = Path::new(home);
+        self.request.workspace != home && self.request.rules.mounts.iter().any(|mount| mount.target == home)
     }
 
     fn mounts(&mut self) -> Result<(), PlanError> {

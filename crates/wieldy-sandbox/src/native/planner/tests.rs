@@ -568,6 +568,19 @@ fn a_workspace_made_to_confuse_gives_a_plan_or_a_reason() {
 }
 
 #[test]
+fn whoever_mounts_a_home_has_it() {
+    let host = Host::debian().folder("/srv/home").folder("/srv/work");
+    let rules = FileRules { mounts: vec![mount("/srv/home", "/home/agent", true)], ..FileRules::default() };
+    let plan = planned(&host, "/root", "/srv/work", &rules).unwrap();
+    assert_snapshot!(about(&plan, &["/home", "/run/agent", "HOME"]), @r#"
+    folder  /home
+    folder  /home/agent
+    mount  /home/agent  read and write, from /srv/home
+    set  HOME  /home/agent
+    "#);
+}
+
+#[test]
 fn rules_show_hide_and_protect() {
     let host =
         Host::debian().file("/w/.env").file("/w/.npmrc").folder("/w/private").file("/w/Makefile").folder("/w/.git");

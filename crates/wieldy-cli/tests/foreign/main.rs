@@ -1,0 +1,7 @@
+//! wieldy together with programs that others wrote: MCP servers behind it, MCP clients in front of it.
+//!
+//! `cargo xtask foreign` installs those programs and runs these tests; without it they skip themselves.
+#![allow(clippy::unwrap_used, reason = "a test may")]
+
+mod servers;
+mod world;

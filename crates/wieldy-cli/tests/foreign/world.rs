@@ -1,0 +1,209 @@
+//! A workspace with MCP servers in its configuration, and the command run in it.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use regex::Regex;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// How long anything may take on a machine that is busy with something else.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where the programs of others are; nothing, told aloud, where nobody installed them.
+pub(crate) fn programs() -> Option<PathBuf> {
+    let folder = std::env::var_os("WIELDY_TEST_FOREIGN").map(PathBuf::from);
+    if folder.is_none() {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: `cargo xtask foreign` installs the programs for this test");
+    }
+    folder
+}
+
+/// A workspace with a home beside it, and the programs of others.
+pub(crate) struct World {
+    root: TempDir,
+    programs: PathBuf,
+}
+
+impl World {
+    /// A world with this configuration, in which `[programs]` stands for the folder of the programs and `[root]` for the
+    /// one around the workspace. Nothing where there are no programs.
+    pub(crate) fn new(config: &str) -> Option<Self> {
+        let world = Self { programs: programs()?, root: tempfile::tempdir().unwrap() };
+        for folder in ["home", "work"] {
+            fs::create_dir(world.root.path().join(folder)).unwrap();
+        }
+        fs::write(world.path("wieldy.toml"), world.filled(config)).unwrap();
+        Some(world)
+    }
+
+    /// The same world with a file in the workspace.
+    pub(crate) fn file(self, path: &str, text: &str) -> Self {
+        let path = self.path(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+        self
+    }
+
+    /// A path in the workspace.
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
+        self.root().join("work").join(path)
+    }
+
+    /// The folder around the workspace.
+    pub(crate) fn root(&self) -> PathBuf {
+        self.root.path().canonicalize().unwrap()
+    }
+
+    /// A path among the programs of others.
+    pub(crate) fn program(&self, path: &str) -> PathBuf {
+        self.programs.join(path)
+    }
+
+    /// A text with the names of folders filled in.
+    pub(crate) fn filled(&self, text: &str) -> String {
+        let shown = |path: &Path| path.display().to_string();
+        text.replace("[programs]", &shown(&self.programs)).replace("[root]", &shown(&self.root()))
+    }
+
+    /// A program, in the workspace and with a clean environment.
+    pub(crate) fn any(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command
+            .current_dir(self.path(""))
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap())
+            .env("HOME", self.root.path().join("home"))
+            // What all that comes of it can be found by.
+            .env("WIELDY_TEST_WORLD", self.mark())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    pub(crate) fn wieldy(&self, arguments: &[&str]) -> Command {
+        let mut command = self.any(Path::new(env!("CARGO_BIN_EXE_wieldy")));
+        command.args(arguments);
+        command
+    }
+
+    /// What the command prints as data.
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.wieldy(arguments).output().unwrap();
+        let said = || format!("{}{}", shown(&output.stdout), shown(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", said()))
+    }
+
+    /// Calls a tool by the command, with arguments as JSON: what matters of the result.
+    pub(crate) fn call(&self, tool: &str, arguments: &Value) -> Value {
+        let arguments = self.filled(&arguments.to_string());
+        let result = self.json(&["call", tool, "--args", &arguments, "--json"]);
+        let mut told = json!({"status": result["status"], "content": result["content"]});
+        for name in ["structured", "error"] {
+            if !result[name].is_null() {
+                told[name] = result[name].clone();
+            }
+        }
+        self.filtered(&told)
+    }
+
+    /// A value with what changes from run to run replaced.
+    pub(crate) fn filtered(&self, value: &Value) -> Value {
+        let mut text = value.to_string().replace(&self.root().display().to_string(), "[root]");
+        for (pattern, shown) in [
+            (r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", "[id]"),
+            (r"\d\d\d\d-\d\d-\d\d", "[day]"),
+            (r"(Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day", "[weekday]"),
+            (r"\d+:\d\d:\d\d [AP]M", "[time]"),
+            (r"\b[0-9a-f]{40}\b", "[commit]"),
+        ] {
+            text = Regex::new(pattern).unwrap().replace_all(&text, shown).into_owned();
+        }
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn mark(&self) -> String {
+        self.root.path().display().to_string()
+    }
+
+    /// The processes that came of this world and still run.
+    pub(crate) fn processes(&self) -> Vec<String> {
+        let mark = self.mark();
+        let of_this = |process: &Path| {
+            let environment = fs::read(process.join("environ")).unwrap_or_default();
+            String::from_utf8_lossy(&environment).contains(&mark)
+        };
+        let all = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+        let command =
+            |process: PathBuf| shown(&fs::read(process.join("cmdline")).unwrap_or_default()).replace('\0', " ");
+        all.filter(|process| of_this(process)).map(command).filter(|command| !command.is_empty()).collect()
+    }
+
+    /// Waits until nothing of this world runs any more: ended processes are buried by somebody else.
+    pub(crate) fn is_left_empty(&self) {
+        let began = Instant::now();
+        while !self.processes().is_empty() {
+            assert!(began.elapsed() < Duration::from_secs(5), "left over: {:#?}", self.processes());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn shown(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// `wieldy mcp`, spoken to by lines.
+pub(crate) struct Wire {
+    process: Child,
+    write: Option<ChildStdin>,
+    messages: Receiver<Value>,
+}
+
+impl Wire {
+    /// Starts it and begins a session.
+    pub(crate) fn new(world: &World) -> Self {
+        let mut process = world.wieldy(&["mcp"]).stdin(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
+        let read = BufReader::new(process.stdout.take().unwrap());
+        let (tell, messages) = channel();
+        std::thread::spawn(move || {
+            for line in read.lines().map_while(Result::ok) {
+                let _ = tell.send(serde_json::from_str(&line).unwrap());
+            }
+        });
+        let mut wire = Self { write: process.stdin.take(), process, messages };
+        let client = json!({"name": "wire", "version": "1"});
+        let params = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client});
+        wire.send(&json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}));
+        assert_eq!(wire.next()["result"]["serverInfo"]["name"], "wieldy");
+        wire.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
+        wire
+    }
+
+    pub(crate) fn send(&mut self, message: &Value) {
+        writeln!(self.write.as_mut().unwrap(), "{message}").unwrap();
+    }
+
+    /// Asks for a call of a tool whose progress is told.
+    pub(crate) fn call(&mut self, id: u32, tool: &str, arguments: &Value) {
+        let params = json!({"name": tool, "arguments": arguments, "_meta": {"progressToken": id}});
+        self.send(&json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}));
+    }
+
+    /// The next message.
+    pub(crate) fn next(&self) -> Value {
+        self.messages.recv_timeout(PATIENCE).expect("a message must come")
+    }
+
+    /// Closes the session and waits for its end: what was still told.
+    pub(crate) fn close(mut self) -> Vec<Value> {
+        drop(self.write.take());
+        assert!(self.process.wait().unwrap().success());
+        self.messages.iter().collect()
+    }
+}

