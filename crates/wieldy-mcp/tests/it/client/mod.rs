@@ -46,7 +46,12 @@ impl Stage {
     ) -> Self {
         let world = World::with([], |builder| {
             builder.isolation = Level::None;
-            builder.limits = Limits { calls_running_per_agent_max: 500, calls_running_max: 500, ..Limits::default() };
+            builder.limits = Limits {
+                calls_running_per_agent_max: 500,
+                calls_running_max: 500,
+                calls_waiting_max: 2_000,
+                ..Limits::default()
+            };
             builder.retry = RetryPolicy { retries: 0, ..RetryPolicy::default() };
             *builder = std::mem::take(builder).sandbox(Bare::default()).sandbox(Native::new(NativeOptions::default()));
         });
