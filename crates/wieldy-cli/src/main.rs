@@ -10,6 +10,7 @@ mod history;
 mod interrupt;
 mod log;
 mod output;
+mod standard;
 
 use std::process::ExitCode;
 use std::time::Duration;

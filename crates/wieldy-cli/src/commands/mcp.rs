@@ -1,11 +1,8 @@
 //! `wieldy mcp`: the tools for one MCP client, over standard input and output.
 
-use std::future::pending;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio_util::sync::CancellationToken;
 use wieldy::{Caller, Executor, Held};
 use wieldy_mcp::server::{Server, ServerOptions};
@@ -17,7 +14,7 @@ use crate::exit::{Exit, Failure};
 use crate::history::History;
 use crate::interrupt::{CANCELLING, Interrupts};
 use crate::output::Printer;
-use crate::{assemble, confirm, in_runtime, log};
+use crate::{assemble, confirm, in_runtime, log, standard};
 
 pub(crate) fn run(
     args: &McpArgs,
@@ -48,12 +45,12 @@ async fn serve(
     let stop = CancellationToken::new();
     let mut interrupts = Interrupts::listen()?;
     let client = async {
-        let (input, output) = (tokio::io::stdin(), tokio::io::stdout());
+        let (input, output) = (standard::input(), standard::output());
         let client = server.serve_lines(input, output, caller(args), args.agent.clone(), stop.clone());
         tokio::pin!(client);
         tokio::select! {
             ended = &mut client => return ended,
-            () = nobody_reads() => stop.cancel(),
+            () = standard::nobody_reads() => stop.cancel(),
         }
         client.await
     };
@@ -61,21 +58,6 @@ async fn serve(
     // Nobody is there any more who could get an answer.
     executor.shutdown(Duration::ZERO).await;
     ended.map(|()| Exit::Success).map_err(Failure::broken)
-}
-
-/// Waits until nobody is there any more who could read what we write; for ever where that cannot be known. Whoever only
-/// closes our input may still wait for answers.
-async fn nobody_reads() {
-    #[expect(deprecated, reason = "what comes after it is unsafe; and standard output stays what it is")]
-    let watched = AsyncFd::with_interest(std::io::stdout(), Interest::ERROR);
-    let Ok(output) = watched else { return pending().await };
-    while let Ok(mut readiness) = output.ready(Interest::ERROR).await {
-        if readiness.ready().is_error() {
-            return;
-        }
-        readiness.clear_ready();
-    }
-    pending().await
 }
 
 /// The person at this machine, as far as the flags let the client see and do.
