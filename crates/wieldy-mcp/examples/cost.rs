@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a measurement for people")]
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
 use std::process::{Command, Stdio};
 
 use rmcp::model::{
@@ -12,6 +13,7 @@ use rmcp::model::{
 use rmcp::service::{RequestContext, ServiceExt};
 use rmcp::{ErrorData, RoleServer, ServerHandler};
 use serde_json::{Value, json};
+use tokio::net::unix::pipe;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Caller, Executor, Outcome, ToolSpec, tool};
 use wieldy_mcp::server::{Server, ServerOptions};
@@ -55,8 +57,10 @@ async fn main() {
             });
             let executor = Executor::builder().tool(echo).build().unwrap();
             let server = Server::new(executor, ServerOptions::default());
-            let (read, write, stop) = (tokio::io::stdin(), tokio::io::stdout(), CancellationToken::new());
-            server.serve_lines(read, write, Caller::local(), None, stop).await.unwrap();
+            // As `wieldy mcp` does where they are pipes.
+            let read = pipe::Receiver::from_owned_fd(std::io::stdin().as_fd().try_clone_to_owned().unwrap()).unwrap();
+            let write = pipe::Sender::from_owned_fd(std::io::stdout().as_fd().try_clone_to_owned().unwrap()).unwrap();
+            server.serve_lines(read, write, Caller::local(), None, CancellationToken::new()).await.unwrap();
         }
         _ => {
             for (pipelined, at_once) in [("one after the other", 1), ("sixteen at once", 16)] {
