@@ -10,8 +10,8 @@ use rmcp::model::{
     SubscriptionFilter, Task, TaskPayload,
 };
 use rmcp::service::{
-    ClientLifecycleMode, ClientServiceExt, NotificationContext, PeerRequestOptions, RequestHandle, RoleClient,
-    RunningService,
+    ClientInitializeError, ClientLifecycleMode, ClientServiceExt, NotificationContext, PeerRequestOptions,
+    RequestHandle, RoleClient, RunningService,
 };
 use serde_json::{Map, Value};
 use tokio::sync::Notify;
@@ -47,15 +47,26 @@ impl Connection {
         revision: Option<&str>,
         changed: Arc<Notify>,
     ) -> Result<Self, Failure> {
+        let is_old = revision.is_some_and(|revision| STATELESS.iter().all(|known| known.as_str() != revision));
+        if !is_old {
+            let newest = Some(ProtocolVersion::V_2025_11_25);
+            let auto = ClientLifecycleMode::Auto { preferred_versions: STATELESS.to_vec(), legacy_version: newest };
+            match Self::begin(settings, sandbox.clone(), auto, Arc::clone(&changed)).await {
+                Err(Unopened::SpeaksOlder) => {}
+                opened => return opened.map_err(Unopened::failure),
+            }
+        }
+        Self::begin(settings, sandbox, ClientLifecycleMode::Initialize, changed).await.map_err(Unopened::failure)
+    }
+
+    async fn begin(
+        settings: &ServerSettings,
+        sandbox: Option<Arc<dyn Sandbox>>,
+        lifecycle: ClientLifecycleMode,
+        changed: Arc<Notify>,
+    ) -> Result<Self, Unopened> {
         let progress = Progress::default();
         let handler = Handler { changed };
-        let newest = ProtocolVersion::V_2025_11_25;
-        let lifecycle = match revision {
-            Some(revision) if STATELESS.iter().all(|known| known.as_str() != revision) => {
-                ClientLifecycleMode::Initialize
-            }
-            _ => ClientLifecycleMode::Auto { preferred_versions: STATELESS.to_vec(), legacy_version: Some(newest) },
-        };
         let (service, process) = match &settings.reach {
             Reach::Stdio(program) => {
                 let level = program.level;
@@ -65,20 +76,23 @@ impl Connection {
                 let (process, inner) = stdio::start(program, sandbox);
                 let pipe = Watched::new(inner, progress.clone());
                 let opened = handler.serve_with_lifecycle(pipe, lifecycle).await;
-                let service = match opened.map_err(Failure::from) {
+                let service = match opened.map_err(Unopened::from) {
                     Ok(service) => service,
                     // How the program ended says more than that nobody answered.
-                    Err(failure @ Failure::Transport(_)) => return Err(ended(&process).await.unwrap_or(failure)),
-                    Err(failure) => return Err(failure),
+                    Err(Unopened::Failed(failure @ Failure::Transport(_))) => {
+                        return Err(ended(&process).await.unwrap_or(failure).into());
+                    }
+                    Err(unopened) => return Err(unopened),
                 };
                 (service, Some(process))
             }
             Reach::Http(address) => {
-                let inner = http::transport(address, settings.calls_max).map_err(Failure::transport)?;
+                let inner =
+                    http::transport(address, settings.calls_max).map_err(|why| Failure::Configuration(why.into()))?;
                 let transport = Watched::new(inner, progress.clone());
                 (handler.serve_with_lifecycle(transport, lifecycle).await?, None)
             }
-            Reach::Unusable(why) => return Err(Failure::Configuration(why.as_str().into())),
+            Reach::Unusable(why) => return Err(Failure::Configuration(why.as_str().into()).into()),
         };
         service.set_response_cache_config(rmcp::service::ClientCacheConfig::disabled()).await;
         Ok(Self { name: settings.name.clone(), service, process, progress })
@@ -226,6 +240,43 @@ impl Connection {
         self.service.cancellation_token().cancel();
         if let Some(process) = &self.process {
             process.farewell().await;
+        }
+    }
+}
+
+/// Why there is no connection.
+enum Unopened {
+    Failed(Failure),
+    /// It knows how to be asked for its revisions, but none that does without a handshake.
+    SpeaksOlder,
+}
+
+impl Unopened {
+    fn failure(self) -> Failure {
+        match self {
+            Self::Failed(failure) => failure,
+            Self::SpeaksOlder => Failure::protocol("none of the revisions of MCP that wieldy knows"),
+        }
+    }
+}
+
+impl From<Failure> for Unopened {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl From<ClientInitializeError> for Unopened {
+    fn from(error: ClientInitializeError) -> Self {
+        match &error {
+            ClientInitializeError::NoCompatibleProtocolVersion { server_supported, .. }
+                if server_supported
+                    .iter()
+                    .any(|version| version.has_initialize() && ProtocolVersion::KNOWN_VERSIONS.contains(version)) =>
+            {
+                Self::SpeaksOlder
+            }
+            _ => Self::Failed(error.into()),
         }
     }
 }

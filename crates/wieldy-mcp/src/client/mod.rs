@@ -2,6 +2,7 @@
 
 mod connection;
 mod definition;
+mod events;
 mod failure;
 mod http;
 pub mod import;
@@ -12,6 +13,7 @@ mod tool;
 mod upstream;
 mod upstreams;
 mod watched;
+mod wire;
 
 pub use definition::Definition;
 pub use failure::Failure;

@@ -147,7 +147,8 @@ impl Upstream {
                 }
             };
             failures = if lived >= LIVED { 1 } else { failures.saturating_add(1) };
-            let patience = LEFT_ALONE_MIN.saturating_mul(1 << (failures - 1).min(16)).min(LEFT_ALONE_MAX);
+            let patience = LEFT_ALONE_MIN.saturating_mul(1 << (failures - 1).min(16));
+            let patience = patience.max(why.retry_after().unwrap_or_default()).min(LEFT_ALONE_MAX);
             // One that worked may be started again at once.
             let until = (lived < LIVED).then(|| Instant::now() + patience);
             if !self.settle(Life::Down { failures, until, why: Some(why.clone()) }) {

@@ -1,7 +1,9 @@
 //! Servers that others wrote, well and badly.
 
+mod bad_http;
 mod behaving;
 mod misbehaving;
+mod over_http;
 mod pinning;
 mod program;
 
@@ -15,7 +17,7 @@ use wieldy_core::{
     Call, CallError, Command, Confinement, FileRules, Level, Limits, Mount, Network, Place, ResourceLimits,
     RetryPolicy, Stdin, ToolResult,
 };
-use wieldy_mcp::client::{OnChange, Pins, Program, Reach, ServerSettings, Upstreams};
+use wieldy_mcp::client::{Address, OnChange, Pins, Program, Reach, ServerSettings, Upstreams};
 use wieldy_sandbox::{Bare, Native, NativeOptions};
 use wieldy_testkit::World;
 
@@ -36,6 +38,12 @@ impl Stage {
         let stage = Self::in_folder(Arc::new(tempfile::tempdir().unwrap()), behaviour, change);
         stage.upstreams.discover(|_| true).await;
         stage
+    }
+
+    /// A server at this address, which has told its tools if it could.
+    pub(crate) async fn at(url: impl Into<String>) -> Self {
+        let address = address(url);
+        Self::with("", |settings| settings.reach = Reach::Http(address)).await
     }
 
     /// The same in a folder that may know it already; it is not asked yet.
@@ -132,6 +140,11 @@ pub(crate) fn settings(name: &str, behaviour: &str, folder: &Path) -> ServerSett
     let mut settings = ServerSettings::new(name, Reach::Stdio(Box::new(program)));
     settings.start_timeout = Duration::from_secs(20);
     settings
+}
+
+/// Where a server listens that wants nothing else.
+pub(crate) fn address(url: impl Into<String>) -> Address {
+    Address { url: url.into(), headers: BTreeMap::new(), bearer: None }
 }
 
 fn environment(behaviour: &str, folder: &Path) -> BTreeMap<String, String> {
