@@ -1,11 +1,11 @@
 //! What a call over MCP costs: the processor time of a server per call, of ours and of the bare SDK, side by side.
 //!
 //! `cargo run --release -p wieldy-mcp --example cost`
-#![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a measurement for people")]
+#![allow(clippy::print_stdout, reason = "a measurement for people")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsFd;
-use std::process::{Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ServerCapabilities, ServerConfig,
@@ -44,80 +44,95 @@ struct Echo {
     text: String,
 }
 
+type Failure = Box<dyn std::error::Error>;
+
 #[tokio::main]
-async fn main() {
+async fn main() -> Result<(), Failure> {
     match std::env::args().nth(1).as_deref() {
         Some("bare") => {
-            let running = Bare.serve((tokio::io::stdin(), tokio::io::stdout())).await.unwrap();
-            running.waiting().await.unwrap();
+            let running = Bare.serve((tokio::io::stdin(), tokio::io::stdout())).await?;
+            running.waiting().await?;
         }
         Some("wieldy") => {
             let echo = tool(ToolSpec::new("echo", "says it again").read_only(), async |echo: Echo, _run| {
                 Ok(Outcome::text(echo.text))
             });
-            let executor = Executor::builder().tool(echo).build().unwrap();
+            let executor = Executor::builder().tool(echo).build()?;
             let server = Server::new(executor, ServerOptions::default());
             // As `wieldy mcp` does where they are pipes.
-            let read = pipe::Receiver::from_owned_fd(std::io::stdin().as_fd().try_clone_to_owned().unwrap()).unwrap();
-            let write = pipe::Sender::from_owned_fd(std::io::stdout().as_fd().try_clone_to_owned().unwrap()).unwrap();
-            server.serve_lines(read, write, Caller::local(), None, CancellationToken::new()).await.unwrap();
+            let read = pipe::Receiver::from_owned_fd(std::io::stdin().as_fd().try_clone_to_owned()?)?;
+            let write = pipe::Sender::from_owned_fd(std::io::stdout().as_fd().try_clone_to_owned()?)?;
+            server.serve_lines(read, write, Caller::local(), None, CancellationToken::new()).await?;
         }
         _ => {
-            for (pipelined, at_once) in [("one after the other", 1), ("sixteen at once", 16)] {
+            for (how, at_once) in [("one after the other", 1), ("sixteen at once", 16)] {
                 for which in ["bare", "wieldy", "bare", "wieldy"] {
-                    println!("{which:>8}, {pipelined}: {:.1} µs of processor time per call", measure(which, at_once));
+                    println!("{which:>8}, {how}: {:.1} µs of processor time per call", measure(which, at_once)?);
                 }
             }
         }
     }
+    Ok(())
 }
 
-/// The processor time per call, in microseconds.
-fn measure(which: &str, at_once: usize) -> f64 {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .arg(which)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let (mut input, mut output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-    let mut line = String::new();
-    let mut send = |message: Value| writeln!(input, "{message}").unwrap();
-    let mut receive = || {
-        line.clear();
-        output.read_line(&mut line).unwrap();
-        assert!(line.contains("\"result\""), "{line}");
-    };
-    let client = json!({"name": "cost", "version": "1"});
-    let params = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client});
-    send(json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}));
-    receive();
-    send(json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
-    let mut calls = |count: usize| {
+/// A server and a client that talks to it.
+struct Conversation {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    line: String,
+}
+
+impl Conversation {
+    fn send(&mut self, message: &Value) -> Result<(), Failure> {
+        Ok(writeln!(self.input, "{message}")?)
+    }
+
+    fn receive(&mut self) -> Result<(), Failure> {
+        self.line.clear();
+        self.output.read_line(&mut self.line)?;
+        if self.line.contains("\"result\"") { Ok(()) } else { Err(self.line.clone().into()) }
+    }
+
+    fn calls(&mut self, count: usize, at_once: usize) -> Result<(), Failure> {
         for batch in 0..count / at_once {
             for call in 0..at_once {
                 let params = json!({"name": "echo", "arguments": {"text": "hello, world"}});
                 let id = batch * at_once + call + 1;
-                send(json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}));
+                self.send(&json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}))?;
             }
-            (0..at_once).for_each(|_| receive());
+            (0..at_once).try_for_each(|_| self.receive())?;
         }
-    };
-    calls(CALLS / 10);
-    let before = processor_time(child.id());
-    calls(CALLS);
-    let spent = processor_time(child.id()) - before;
-    child.kill().unwrap();
-    child.wait().unwrap();
-    spent * 1e6 / CALLS as f64
+        Ok(())
+    }
+}
+
+/// The processor time per call, in microseconds.
+fn measure(which: &str, at_once: usize) -> Result<f64, Failure> {
+    let mut command = Command::new(std::env::current_exe()?);
+    let mut child = command.arg(which).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let (input, output) = (child.stdin.take().ok_or("no input")?, child.stdout.take().ok_or("no output")?);
+    let mut talk = Conversation { child, input, output: BufReader::new(output), line: String::new() };
+    let client = json!({"name": "cost", "version": "1"});
+    let params = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": client});
+    talk.send(&json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}))?;
+    talk.receive()?;
+    talk.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}))?;
+    talk.calls(CALLS / 10, at_once)?;
+    let before = processor_time(talk.child.id())?;
+    talk.calls(CALLS, at_once)?;
+    let spent = processor_time(talk.child.id())? - before;
+    talk.child.kill()?;
+    talk.child.wait()?;
+    Ok(spent * 1e6 / CALLS as f64)
 }
 
 /// The processor time of a process so far, in seconds: what its threads have used, by the scheduler's own count.
-fn processor_time(process: u32) -> f64 {
-    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+fn processor_time(process: u32) -> Result<f64, Failure> {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task"))?;
     let used = threads.filter_map(|thread| {
         let text = std::fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
         text.split_whitespace().next()?.parse::<f64>().ok()
     });
-    used.sum::<f64>() / 1e9
+    Ok(used.sum::<f64>() / 1e9)
 }
