@@ -47,15 +47,29 @@ impl Connection {
         revision: Option<&str>,
         changed: Arc<Notify>,
     ) -> Result<Self, Failure> {
+        let is_old = |revision: &str| STATELESS.iter().all(|known| known.as_str() != revision);
+        if revision.is_some_and(is_old) {
+            return Self::introduce(settings, sandbox, ClientLifecycleMode::Initialize, changed).await;
+        }
+        let newest = ProtocolVersion::V_2025_11_25;
+        let either = ClientLifecycleMode::Auto { preferred_versions: STATELESS.to_vec(), legacy_version: Some(newest) };
+        match Self::introduce(settings, sandbox.clone(), either, Arc::clone(&changed)).await {
+            // Some old servers have an answer to everything, be it an empty one.
+            Err(failure) if failure == Failure::no_introduction() => {
+                Self::introduce(settings, sandbox, ClientLifecycleMode::Initialize, changed).await
+            }
+            opened => opened,
+        }
+    }
+
+    async fn introduce(
+        settings: &ServerSettings,
+        sandbox: Option<Arc<dyn Sandbox>>,
+        lifecycle: ClientLifecycleMode,
+        changed: Arc<Notify>,
+    ) -> Result<Self, Failure> {
         let progress = Progress::default();
         let handler = Handler { changed };
-        let newest = ProtocolVersion::V_2025_11_25;
-        let lifecycle = match revision {
-            Some(revision) if STATELESS.iter().all(|known| known.as_str() != revision) => {
-                ClientLifecycleMode::Initialize
-            }
-            _ => ClientLifecycleMode::Auto { preferred_versions: STATELESS.to_vec(), legacy_version: Some(newest) },
-        };
         let (service, process) = match &settings.reach {
             Reach::Stdio(program) => {
                 let level = program.level;

@@ -40,6 +40,11 @@ impl Failure {
         Self::Protocol { message: why.into(), code: None }
     }
 
+    /// It was asked who it is, and answered something else.
+    pub(crate) fn no_introduction() -> Self {
+        Self::protocol("something that is no introduction")
+    }
+
     /// What a call is told that needed the server `name`; `patience` is how long it is left alone.
     pub(crate) fn error(&self, name: &str, patience: Option<Duration>) -> CallError {
         let error = match self {
@@ -113,6 +118,7 @@ impl From<ClientInitializeError> for Failure {
                 let known: Vec<String> = server_supported.iter().map(ToString::to_string).collect();
                 Self::protocol(format!("it speaks only {} of MCP, which wieldy does not know", known.join(", ")))
             }
+            ClientInitializeError::ExpectedInitResult(_) => Self::no_introduction(),
             other => Self::protocol(other.to_string()),
         }
     }
