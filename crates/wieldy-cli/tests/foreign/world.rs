@@ -49,6 +49,12 @@ impl World {
         self
     }
 
+    /// The same world with a script for Node in the workspace, which finds the packages of others.
+    pub(crate) fn script(self, name: &str, text: &str) -> Self {
+        std::os::unix::fs::symlink(self.program("npm/node_modules"), self.path("node_modules")).unwrap();
+        self.file(name, text)
+    }
+
     /// A path in the workspace.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.root().join("work").join(path)
@@ -205,5 +211,36 @@ impl Wire {
         drop(self.write.take());
         assert!(self.process.wait().unwrap().success());
         self.messages.iter().collect()
+    }
+}
+
+/// `wieldy serve`, until it is stopped.
+pub(crate) struct Served {
+    process: Child,
+    /// Where MCP is spoken.
+    pub(crate) url: String,
+}
+
+impl Served {
+    pub(crate) fn new(world: &World, arguments: &[&str]) -> Self {
+        let arguments = [&["serve", "--listen", "127.0.0.1:0", "--json"], arguments].concat();
+        let mut process = world.wieldy(&arguments).stderr(Stdio::inherit()).spawn().unwrap();
+        let mut told = String::new();
+        BufReader::new(process.stdout.take().unwrap()).read_line(&mut told).unwrap();
+        let told: Value = serde_json::from_str(&told).unwrap();
+        Self { process, url: told["mcp"].as_str().unwrap().to_owned() }
+    }
+
+    /// Asks it to end, and waits for it.
+    pub(crate) fn stop(mut self) {
+        let asked = Command::new("kill").arg(self.process.id().to_string()).status().unwrap();
+        assert!(asked.success() && self.process.wait().unwrap().success());
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }

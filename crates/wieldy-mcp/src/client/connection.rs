@@ -247,7 +247,8 @@ impl Connection {
 /// Why there is no connection.
 enum Unopened {
     Failed(Failure),
-    /// It knows how to be asked for its revisions, but none that does without a handshake.
+    /// Asked for its revisions it named none that does without a handshake, or answered something else: some old servers have an
+    /// answer to everything, be it an empty one.
     SpeaksOlder,
 }
 
@@ -255,7 +256,7 @@ impl Unopened {
     fn failure(self) -> Failure {
         match self {
             Self::Failed(failure) => failure,
-            Self::SpeaksOlder => Failure::protocol("none of the revisions of MCP that wieldy knows"),
+            Self::SpeaksOlder => Failure::protocol("something that is no introduction"),
         }
     }
 }
@@ -276,6 +277,7 @@ impl From<ClientInitializeError> for Unopened {
             {
                 Self::SpeaksOlder
             }
+            ClientInitializeError::ExpectedInitResult(_) => Self::SpeaksOlder,
             _ => Self::Failed(error.into()),
         }
     }

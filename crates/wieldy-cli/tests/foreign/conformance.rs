@@ -1,0 +1,171 @@
+//! The official conformance suite, as a client of `wieldy serve` and as a server for `wieldy call`.
+//!
+//! `conformance.toml` lists what wieldy does not offer, with the reason. A scenario that is not in the list must pass and one that
+//! is must fail, so that the list is neither too short nor too long.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::world::{Served, World};
+
+/// A gateway: the tools that the suite wants to call are those of an MCP server in a sandbox, but for one.
+const GATEWAY: &str = r#"
+[serve]
+listen = "127.0.0.1:0"
+[mcp.servers.fixtures]
+command = "[programs]/bin/node"
+args = ["[root]/work/fixtures.mjs"]
+isolation = "native"
+mounts = ["[programs]:[programs]"]
+[mcp.servers.fixtures.tools]
+test_streaming_elicitation = { confirm = true }
+test_input_required_result_elicitation = { confirm = true }
+test_input_required_result_request_state = { confirm = true }
+test_input_required_result_tampered_state = { confirm = true }
+"#;
+/// A tool of wieldy's own, under the name that the suite looks for in the list.
+const OWN: &str = include_str!("fixtures.toml");
+const FIXTURES: &str = include_str!("fixtures.mjs");
+const LIST: &str = include_str!("conformance.toml");
+
+/// The releases of the suite, by the names they are installed under.
+const OLD: &str = "conformance";
+const NEXT: &str = "conformance-next";
+
+#[test]
+fn a_server_of_2025_11_25_conforms_by_the_old_suite() {
+    judge_server(OLD, &["--suite", "all"]);
+}
+
+#[test]
+fn a_server_of_2025_11_25_conforms() {
+    judge_server(NEXT, &["--requirements", "2025-11-25"]);
+}
+
+#[test]
+fn a_server_of_2026_07_28_conforms() {
+    judge_server(NEXT, &["--requirements", "2026-07-28"]);
+}
+
+#[test]
+fn a_client_of_2025_11_25_conforms_by_the_old_suite() {
+    judge_client(OLD, &["--suite", "core"]);
+}
+
+#[test]
+fn a_client_of_2025_11_25_conforms() {
+    judge_client(NEXT, &["--requirements", "2025-11-25"]);
+}
+
+#[test]
+fn a_client_of_2026_07_28_conforms() {
+    judge_client(NEXT, &["--requirements", "2026-07-28"]);
+}
+
+fn judge_server(suite: &str, which: &[&str]) {
+    let Some(world) = World::new(GATEWAY) else { return };
+    let world = world.file(".wieldy/tools/fixtures.toml", OWN).script("fixtures.mjs", FIXTURES);
+    let served = Served::new(&world, &[]);
+    let arguments = [&["server", "--url", &served.url], which].concat();
+    judge(&world, suite, &arguments, "server");
+    served.stop();
+    world.is_left_empty();
+}
+
+fn judge_client(suite: &str, which: &[&str]) {
+    let Some(world) = World::new("") else { return };
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/foreign/judged.mjs");
+    let command = format!("{} {script} {}", world.program("bin/node").display(), env!("CARGO_BIN_EXE_wieldy"));
+    judge(&world, suite, &[&["client", "--command", &command], which].concat(), "client");
+    world.is_left_empty();
+}
+
+/// Runs the suite, and compares what fails with what is listed.
+fn judge(world: &World, suite: &str, arguments: &[&str], side: &str) {
+    let results = world.root().join("results");
+    let mut command = world.any(&world.program("bin/node"));
+    command.arg(world.program(&format!("npm/node_modules/{suite}/dist/index.js")));
+    command.args(arguments).arg("--output-dir").arg(&results);
+    if side == "client" {
+        // It tries all scenarios at once, each with processes of its own.
+        command.args(["--timeout", "120000"]);
+    }
+    // How it ends says less than its results: it knows nothing of what we do not offer.
+    assert!(command.stdout(Stdio::null()).status().unwrap().code().is_some());
+    let scenarios = read(&results, side);
+    assert!(scenarios.len() >= 18, "the suite ran: {scenarios:?}");
+    let list: BTreeMap<String, BTreeMap<String, String>> = toml::from_str(LIST).unwrap();
+    let (absent, timed) = (&list[&format!("{side}-absent")], &list["timed"]);
+    let mut wrong = Vec::new();
+    for (scenario, checks) in &scenarios {
+        if timed.contains_key(scenario) {
+            continue;
+        }
+        let failed = checks.iter().filter(|(_, status)| matches!(status.as_str(), "FAILURE" | "WARNING"));
+        let failed: Vec<&str> = failed.map(|(check, _)| check.as_str()).collect();
+        // That messages have the right form is checked in every scenario, whatever it is about.
+        let is_shown = checks.iter().any(|(check, status)| status == "SUCCESS" && check != "wire-schema-valid");
+        if is_listed(absent, scenario) {
+            if failed.is_empty() && is_shown {
+                wrong.push(format!("{scenario} passes, and is listed"));
+            }
+            continue;
+        }
+        // Of a scenario that applies there may be checks that do not.
+        let listed = |check: &str| is_listed(absent, &format!("{scenario}:{check}"));
+        wrong.extend(failed.iter().filter(|check| !listed(check)).map(|check| format!("{scenario}:{check} fails")));
+        for (check, status) in checks.iter().filter(|(check, _)| listed(check) && !failed.contains(&check.as_str())) {
+            wrong.push(format!("{scenario}:{check} is listed, and its status is {status}"));
+        }
+        if !is_shown {
+            wrong.push(format!("{scenario} shows nothing"));
+        }
+    }
+    assert!(wrong.is_empty(), "{suite} {arguments:?}: {wrong:#?}\n{}", said(&results, &wrong));
+}
+
+/// What clients printed in the scenarios that went wrong.
+fn said(results: &std::path::Path, wrong: &[String]) -> String {
+    let mut said = String::new();
+    for entry in fs::read_dir(results).unwrap().flatten() {
+        let name = entry.file_name().display().to_string();
+        if wrong.iter().any(|wrong| name.starts_with(wrong.split([':', ' ']).next().unwrap())) {
+            let file = |file| fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+            said += &format!("── {name}\n{}{}", file("stdout.txt"), file("stderr.txt"));
+        }
+    }
+    said
+}
+
+fn is_listed(list: &BTreeMap<String, String>, name: &str) -> bool {
+    list.keys().any(|known| match known.strip_suffix('*') {
+        Some(family) => name.starts_with(family),
+        None => name == known,
+    })
+}
+
+/// The checks of each scenario and how they went, from the files that the suite leaves.
+fn read(results: &std::path::Path, side: &str) -> BTreeMap<String, Vec<(String, String)>> {
+    let mut scenarios = BTreeMap::new();
+    let mut folders = vec![results.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap().flatten() {
+            if entry.path().is_dir() {
+                folders.push(entry.path());
+            } else if entry.file_name() == "checks.json" {
+                let name = folder.strip_prefix(results).unwrap().display().to_string();
+                // The folder's name ends with the time, which has 25 letters with the dash before it.
+                let name = &name[..name.len() - 25];
+                let name = if side == "server" { &name["server-".len()..] } else { name };
+                let checks: Vec<Value> = serde_json::from_slice(&fs::read(entry.path()).unwrap()).unwrap();
+                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                let checks = checks.iter().map(|check| (text(&check["id"]), text(&check["status"])));
+                scenarios.insert(name.to_owned(), checks.collect());
+            }
+        }
+    }
+    scenarios
+}
