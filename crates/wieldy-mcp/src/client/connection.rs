@@ -1,6 +1,7 @@
 //! One connection to a server, over which many calls go at once.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rmcp::ClientHandler;
@@ -37,6 +38,8 @@ pub(super) struct Connection {
     service: RunningService<RoleClient, Handler>,
     process: Option<stdio::Process>,
     progress: Progress,
+    /// Whether the last call was refused for want of a login.
+    wants_login: AtomicBool,
 }
 
 impl Connection {
@@ -95,7 +98,7 @@ impl Connection {
             Reach::Unusable(why) => return Err(Failure::Configuration(why.as_str().into()).into()),
         };
         service.set_response_cache_config(rmcp::service::ClientCacheConfig::disabled()).await;
-        Ok(Self { name: settings.name.clone(), service, process, progress })
+        Ok(Self { name: settings.name.clone(), service, process, progress, wants_login: AtomicBool::default() })
     }
 
     /// Whether calls can go over it.
@@ -112,6 +115,11 @@ impl Connection {
     pub(super) fn server(&self) -> Option<String> {
         let info = self.service.peer_info()?;
         info.server_info.as_ref().map(|server| format!("{} {}", server.name, server.version))
+    }
+
+    /// Whether the server wants a login before it does anything.
+    pub(super) fn wants_login(&self) -> bool {
+        self.wants_login.load(Ordering::Relaxed)
     }
 
     /// Waits for the end of the connection and says how it came.
@@ -169,7 +177,10 @@ impl Connection {
         let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
         let mut request = CallToolRequest::new(params);
         request.extensions.insert(run.clone());
-        let failed = |failure: Failure| failure.of_a_call(&self.name);
+        let failed = |failure: Failure| {
+            self.wants_login.store(failure == Failure::NeedsLogin, Ordering::Relaxed);
+            failure.of_a_call(&self.name)
+        };
         let options = PeerRequestOptions::no_options();
         let sent = self.service.send_request_with_option(ClientRequest::CallToolRequest(request), options).await;
         let handle = sent.map_err(|error| failed(error.into()))?;
@@ -183,7 +194,10 @@ impl Connection {
         };
         sent.forget();
         match answer {
-            Ok(ServerResult::CallToolResult(result)) => Ok(outcome(result)),
+            Ok(ServerResult::CallToolResult(result)) => {
+                self.wants_login.store(false, Ordering::Relaxed);
+                Ok(outcome(result))
+            }
             Ok(ServerResult::CreateTaskResult(created)) => self.follow(created.task, run).await,
             Ok(ServerResult::InputRequiredResult(_)) => {
                 Err(failed(Failure::protocol("a question to the user, which nobody here can answer")))

@@ -9,6 +9,7 @@ use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::common::client_side_sse::ExponentialBackoff;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
 
+use super::login::Bearer;
 use super::settings::Address;
 use super::wire::Wire;
 
@@ -32,7 +33,10 @@ const RESERVED: [&str; 10] = [
 
 /// The way to a server.
 pub(super) fn transport(address: &Address, calls_max: usize) -> Result<StreamableHttpClientTransport<Wire>, String> {
-    let wire = Wire::new(client()?, url(address)?, headers(address)?);
+    let (url, headers) = (url(address)?, headers(address)?);
+    // What the operator says who we are counts more than what somebody logged in as.
+    let login = address.login.clone().filter(|_| !headers.contains_key(header::AUTHORIZATION));
+    let wire = Wire::new(client()?, url.clone(), headers, login.map(|login| Bearer::new(url, login)));
     let mut config =
         StreamableHttpClientTransportConfig::with_uri(address.url.as_str()).max_concurrent_requests(calls_max);
     let mut resume = ExponentialBackoff::default();
@@ -42,7 +46,7 @@ pub(super) fn transport(address: &Address, calls_max: usize) -> Result<Streamabl
 }
 
 /// Where it is.
-fn url(address: &Address) -> Result<Url, String> {
+pub(super) fn url(address: &Address) -> Result<Url, String> {
     let url = Url::parse(&address.url).map_err(|error| format!("`{}` is no address: {error}", address.url))?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err(format!("`{}` begins with neither http:// nor https://", address.url));

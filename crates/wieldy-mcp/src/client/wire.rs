@@ -20,6 +20,7 @@ use sse_stream::Sse;
 
 use super::events;
 use super::failure::{Failure, http_status};
+use super::login::Bearer;
 
 /// How large one message may be.
 const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -51,11 +52,13 @@ struct Server {
     url: Url,
     /// What is sent along with every request.
     headers: HeaderMap,
+    /// What somebody who logged in sends along too.
+    bearer: Option<Bearer>,
 }
 
 impl Wire {
-    pub(super) fn new(client: reqwest::Client, url: Url, headers: HeaderMap) -> Self {
-        Self { client, server: Arc::new(Server { url, headers }) }
+    pub(super) fn new(client: reqwest::Client, url: Url, headers: HeaderMap, bearer: Option<Bearer>) -> Self {
+        Self { client, server: Arc::new(Server { url, headers, bearer }) }
     }
 
     /// A request with what is sent along with every one, and with this.
@@ -78,7 +81,28 @@ impl Wire {
         Ok(request)
     }
 
-    async fn send(&self, request: Request) -> Result<Response, WireError> {
+    /// Sends a request as whoever logged in. A token that is refused is renewed once.
+    async fn send(&self, mut request: Request) -> Result<Response, WireError> {
+        let Some(bearer) = &self.server.bearer else { return self.send_as_it_is(request).await };
+        let token = bearer.token().await.map_err(WireError::Client)?;
+        if let Some(token) = &token {
+            request.headers_mut().insert(header::AUTHORIZATION, token.clone());
+        }
+        let again = request.try_clone();
+        let refused = match self.send_as_it_is(request).await {
+            Err(refused @ WireError::AuthRequired(_)) => refused,
+            answered => return answered,
+        };
+        match (bearer.renewed(token.as_ref()).await.map_err(WireError::Client)?, again) {
+            (Some(token), Some(mut again)) => {
+                again.headers_mut().insert(header::AUTHORIZATION, token);
+                self.send_as_it_is(again).await
+            }
+            _ => Err(refused),
+        }
+    }
+
+    async fn send_as_it_is(&self, request: Request) -> Result<Response, WireError> {
         let response = self.client.execute(request).await.map_err(|error| WireError::Client(unsent(&error)))?;
         match response.status() {
             StatusCode::UNAUTHORIZED => Err(WireError::AuthRequired(AuthRequiredError::new(challenge(&response)))),

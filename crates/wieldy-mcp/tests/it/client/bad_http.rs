@@ -11,8 +11,9 @@ use futures_util::StreamExt;
 use http::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 use wieldy_core::CallError;
+use wieldy_mcp::client::Address;
 
-use super::{Stage, address};
+use super::Stage;
 
 /// A server that speaks MCP by hand: all but calls well, and these as it is told.
 pub(crate) struct ByHand {
@@ -40,7 +41,8 @@ impl ByHand {
         let handle = async move |request: Request| {
             let (head, body) = request.into_parts();
             let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
-            let message: Value = serde_json::from_slice(&body).unwrap_or_default();
+            let message: Value =
+                serde_json::from_slice(&body).unwrap_or_else(|_| json!(String::from_utf8_lossy(&body)));
             let asked = format!("{} {}", head.method, head.uri);
             noted.lock().unwrap().push((asked.clone(), head.headers.clone(), message.clone()));
             answer(asked, head.headers, message.clone()).await.unwrap_or_else(|| well(&message))
@@ -94,7 +96,7 @@ pub(crate) fn well(message: &Value) -> Response {
     json_answer(200, &json!({"jsonrpc": "2.0", "id": message["id"], "result": result}))
 }
 
-fn plain(status: u16, content_type: &'static str, body: impl Into<Body>) -> Response {
+pub(crate) fn plain(status: u16, content_type: &'static str, body: impl Into<Body>) -> Response {
     let status = StatusCode::from_u16(status).unwrap();
     (status, [("content-type", content_type)], body.into()).into_response()
 }
@@ -244,7 +246,7 @@ async fn redirects_are_followed_only_within_the_server() {
         .await;
         let secret = "sesame-open-9876";
         let stage = Stage::with("", |settings| {
-            let mut address = address(server.url());
+            let mut address = Address::new(server.url());
             address.headers.insert("X-Key".into(), secret.into());
             address.bearer = Some(secret.into());
             settings.reach = wieldy_mcp::client::Reach::Http(address);
@@ -362,7 +364,7 @@ async fn what_never_ends_is_ended_by_the_time_of_the_call() {
     for (content_type, piece) in cases {
         let server = ByHand::that(move |_| plain(200, content_type, endless(piece, Duration::from_millis(5)))).await;
         let stage = Stage::with("", |settings| {
-            settings.reach = wieldy_mcp::client::Reach::Http(address(server.url()));
+            settings.reach = wieldy_mcp::client::Reach::Http(Address::new(server.url()));
             settings.timeout = Some(Duration::from_millis(500));
         })
         .await;
@@ -404,7 +406,7 @@ async fn a_stream_that_breaks_off_is_told_and_one_that_can_be_resumed_is_resumed
 async fn addresses_and_headers_that_cannot_be_used_are_told_without_secrets() {
     let of = async |url: &str, headers: &[(&str, &str)]| {
         let stage = Stage::with("", |settings| {
-            let mut address = address(url);
+            let mut address = Address::new(url);
             let owned = headers.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
             address.headers = owned.collect();
             settings.reach = wieldy_mcp::client::Reach::Http(address);

@@ -1,7 +1,8 @@
 //! Servers that others wrote, well and badly.
 
-mod bad_http;
+pub(crate) mod bad_http;
 mod behaving;
+mod login;
 mod misbehaving;
 mod over_http;
 mod pinning;
@@ -42,7 +43,7 @@ impl Stage {
 
     /// A server at this address, which has told its tools if it could.
     pub(crate) async fn at(url: impl Into<String>) -> Self {
-        let address = address(url);
+        let address = Address::new(url);
         Self::with("", |settings| settings.reach = Reach::Http(address)).await
     }
 
@@ -140,11 +141,6 @@ pub(crate) fn settings(name: &str, behaviour: &str, folder: &Path) -> ServerSett
     let mut settings = ServerSettings::new(name, Reach::Stdio(Box::new(program)));
     settings.start_timeout = Duration::from_secs(20);
     settings
-}
-
-/// Where a server listens that wants nothing else.
-pub(crate) fn address(url: impl Into<String>) -> Address {
-    Address { url: url.into(), headers: BTreeMap::new(), bearer: None }
 }
 
 fn environment(behaviour: &str, folder: &Path) -> BTreeMap<String, String> {
