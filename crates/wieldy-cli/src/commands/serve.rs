@@ -69,7 +69,7 @@ async fn serve(
     let stop = CancellationToken::new();
     let wind_down = async {
         executor.shutdown(config.serve.patience).await;
-        endpoint.stop();
+        endpoint.stop().await;
     };
     let served = server.serve(stop.cancelled(), wind_down);
     interrupts.watch(served, || stop.cancel(), STOPPING, printer).await;

@@ -51,6 +51,8 @@ fn every_value_is_shown_with_its_origin() {
     log.keep = 7  # default
     log.level = "error"  # flag --log
     log.rotate = "never"  # default
+    mcp.files = []  # default
+    mcp.servers = {}  # default
     output.bytes-max = 65536  # default
     plans = {}  # default
     rates = []  # default

@@ -4,17 +4,22 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
+use http_body::Body;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use rmcp::model::ProtocolVersion;
 use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, SessionConfig};
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use wieldy_core::Caller;
 
 use super::connection::{Connection, Who};
@@ -24,6 +29,8 @@ use super::{Server, Shared};
 pub(crate) const SESSION: &str = "mcp-session-id";
 /// How long a session is kept of which nothing is heard.
 const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
+/// How long answers may take to be sent when the server stops.
+const ANSWERING_PATIENCE: Duration = Duration::from_secs(5);
 /// How many sessions there may be.
 const SESSIONS_MAX: usize = 1000;
 
@@ -33,6 +40,8 @@ pub struct HttpEndpoint {
     service: StreamableHttpService<Connection, LocalSessionManager>,
     sessions: Arc<LocalSessionManager>,
     owners: Arc<Mutex<HashMap<String, Owner>>>,
+    /// The requests that are not answered to the end.
+    asked: TaskTracker,
     stop: CancellationToken,
 }
 
@@ -66,7 +75,7 @@ impl Server {
         let shared: Arc<Shared> = Arc::clone(&self.shared);
         let connect = move || Ok(Connection::new(Arc::clone(&shared), Who::OfRequest, CancellationToken::new()));
         let service = StreamableHttpService::new(connect, Arc::clone(&sessions), config);
-        HttpEndpoint { service, sessions, owners: Arc::default(), stop }
+        HttpEndpoint { service, sessions, owners: Arc::default(), asked: TaskTracker::new(), stop }
     }
 }
 
@@ -90,15 +99,22 @@ impl HttpEndpoint {
             }
             _ => {}
         }
+        // A client that only listens is never done.
+        let asked = (request.method() == Method::POST).then(|| self.asked.token());
         let response = self.service.handle(request).await;
         if let Some(session) = response.headers().get(SESSION).and_then(|session| session.to_str().ok()) {
             self.own(session.to_owned(), owner).await;
         }
-        response
+        match asked {
+            Some(asked) => response.map(|body| Answer { body, _asked: asked }.boxed()),
+            None => response,
+        }
     }
 
-    /// Ends all sessions and streams.
-    pub fn stop(&self) {
+    /// Ends all sessions and streams, once what was asked is answered to the end or has been waited for long enough.
+    pub async fn stop(&self) {
+        self.asked.close();
+        let _ = tokio::time::timeout(ANSWERING_PATIENCE, self.asked.wait()).await;
         self.stop.cancel();
     }
 
@@ -114,6 +130,32 @@ impl HttpEndpoint {
             owners.retain(|session, _| open.contains_key(session.as_str()));
         }
         owners.insert(session, owner);
+    }
+}
+
+/// The body of an answer, which counts as being asked until it is gone.
+struct Answer {
+    body: BoxBody<Bytes, Infallible>,
+    _asked: TaskTrackerToken,
+}
+
+impl Body for Answer {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Infallible>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        self.body.size_hint()
     }
 }
 
