@@ -17,15 +17,13 @@ use wieldy::{
 };
 
 use crate::assemble;
-use crate::config::{Config, Environment, ServerConfig, Text};
+use crate::config::{Config, Environment, ServerConfig, Text, bounded, filled};
 use crate::exit::Failure;
 use crate::history;
 use crate::output::{Printer, shown_in_line};
 
 /// How long a server may take to end after being told to.
 const GRACE: Duration = Duration::from_secs(2);
-/// How large a file of another client, or one with a secret, may be.
-const FILE_BYTES_MAX: u64 = 1024 * 1024;
 /// The home of programs in sandboxes.
 const HOME: &str = "/home/agent";
 /// Folders that every sandbox sees anyway.
@@ -147,14 +145,6 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Imported>, Failure> {
     read().with_context(doing).map_err(|error| Failure::usage(error).hint(hint))
 }
 
-fn bounded(path: &Path) -> anyhow::Result<String> {
-    use std::io::Read;
-    let mut text = String::new();
-    std::fs::File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
-    anyhow::ensure!(text.len() as u64 <= FILE_BYTES_MAX, "it is larger than {FILE_BYTES_MAX} bytes");
-    Ok(text)
-}
-
 /// A server of another client's file with the usual settings.
 fn taken(imported: Imported, environment: &Environment) -> ServerConfig {
     let written =
@@ -199,7 +189,7 @@ fn address(server: &ServerConfig, config: &Config, environment: &Environment) ->
     let url = filled(server.url.as_deref().unwrap_or_default(), environment)?;
     let headers = texts(&server.headers, environment)?;
     let oauth = &server.oauth;
-    let secret = oauth.client_secret.as_ref().map(|text| value("client-secret", text, environment)).transpose()?;
+    let secret = oauth.client_secret.as_ref().map(|text| text.value(environment)).transpose()?;
     if let Some(secret) = &secret {
         redact::hide(secret);
     }
@@ -366,38 +356,13 @@ fn texts(texts: &BTreeMap<String, Text>, environment: &Environment) -> anyhow::R
     texts
         .iter()
         .map(|(name, text)| {
-            let value = value(name, text, environment)?;
+            let value = text.value(environment).with_context(|| format!("`{name}`"))?;
             if history::is_secret(name, &value) {
                 redact::hide(&value);
             }
             Ok((name.clone(), value))
         })
         .collect()
-}
-
-/// The text of this name.
-fn value(name: &str, text: &Text, environment: &Environment) -> anyhow::Result<String> {
-    match text {
-        Text::Written(text) => filled(text, environment),
-        Text::In(path) => {
-            let read = bounded(path).with_context(|| format!("`{name}` cannot be read from `{}`", path.display()))?;
-            redact::hide(read.trim_end_matches(['\r', '\n']));
-            Ok(read.trim_end_matches(['\r', '\n']).to_owned())
-        }
-    }
-}
-
-/// A text with each `${NAME}` replaced by the variable of that name.
-fn filled(text: &str, environment: &Environment) -> anyhow::Result<String> {
-    let (mut filled, mut rest) = (String::new(), text);
-    while let Some((before, after)) = rest.split_once("${") {
-        let Some((name, after)) = after.split_once('}') else { break };
-        filled.push_str(before);
-        let value = environment.0.get(name).ok_or_else(|| anyhow!("the variable `{name}` is not set"))?;
-        filled.push_str(value);
-        rest = after;
-    }
-    Ok(filled + rest)
 }
 
 #[cfg(test)]

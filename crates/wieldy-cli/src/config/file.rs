@@ -10,9 +10,10 @@ use wieldy::{
 
 use super::history::FileDurability;
 use super::log::{FileLogOrLevel, Levels, LogFormat, Rotate};
-use super::mcp::{FileOnChange, FileStart, FileText};
+use super::mcp::{FileOnChange, FileStart};
 use super::sandbox::{FileMount, FileNetwork};
 use super::serve::FileShow;
+use super::text::FileText;
 use super::value::{Bytes, BytesOrNone, Count, CountOrNone, Megabytes, MegabytesOrNone, Port, Time, Whole};
 
 const MEGABYTE: u64 = 1024 * 1024;
@@ -203,9 +204,7 @@ section! {
     }
     /// Somebody who may call.
     FileToken {
-        token: String,
-        token_variable: String,
-        token_file: PathBuf,
+        token: FileText,
         agent: String,
         tenant: String,
         user: String,

@@ -10,6 +10,7 @@ use wieldy::{Level, Mount, Network};
 
 use super::file::{FileMcp, FileServer, FileToolRule};
 use super::sandbox::at_home;
+use super::text::{FileText, Text};
 
 /// The section, resolved.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -54,27 +55,6 @@ pub(crate) struct OauthConfig {
     pub(crate) private: bool,
 }
 
-/// A text of which parts may come from the environment (`${NAME}`), or all of which comes from a file.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Text {
-    Written(String),
-    In(PathBuf),
-}
-
-/// The same as people write it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged, expecting = "a text, or a table with the key `file`")]
-pub(crate) enum FileText {
-    Written(String),
-    In(InFile),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct InFile {
-    pub(crate) file: PathBuf,
-}
-
 /// When a server is started, as people write it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -117,10 +97,7 @@ fn server_of(name: String, file: FileServer, home: Option<&Path>) -> Result<Serv
         (Some(_), Some(_)) => return Err(format!("`mcp.servers.{name}` has both a `command` and a `url`")),
         _ => {}
     }
-    let text = |text: FileText| match text {
-        FileText::Written(text) => Ok(Text::Written(text)),
-        FileText::In(InFile { file }) => at_home(&file, home).map(Text::In),
-    };
+    let text = |text: FileText| text.resolve(home);
     let texts = |texts: Option<BTreeMap<String, FileText>>| {
         let texts = texts.unwrap_or_default().into_iter();
         texts.map(|(name, written)| Ok((name, text(written)?))).collect::<Result<BTreeMap<_, _>, String>>()
@@ -202,9 +179,7 @@ pub(super) fn begin_at(mcp: &mut FileMcp, folder: &Path) {
         let texts = server.env.iter_mut().chain(&mut server.headers).flat_map(BTreeMap::values_mut);
         let secret = server.oauth.iter_mut().flat_map(|oauth| &mut oauth.client_secret);
         for text in texts.chain(secret) {
-            if let FileText::In(InFile { file }) = text {
-                begin(file);
-            }
+            text.begin_at(folder);
         }
     }
 }

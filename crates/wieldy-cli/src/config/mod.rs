@@ -11,6 +11,7 @@ mod log;
 mod mcp;
 mod sandbox;
 mod serve;
+mod text;
 mod value;
 
 use std::collections::{BTreeMap, HashMap};
@@ -34,7 +35,8 @@ use history::shown as shown_url;
 pub(crate) use history::{HistoryConfig, address};
 pub(crate) use layers::Origin;
 pub(crate) use log::{Levels, LogConfig, LogFileConfig, LogFormat, Rotate};
-pub(crate) use mcp::{FileText, InFile, McpConfig, ServerConfig, Text};
+pub(crate) use mcp::{McpConfig, ServerConfig};
+pub(crate) use text::{FileText, InFile, Text, bounded, filled};
 
 /// What `wieldy init` writes: every key with its default, as a comment.
 pub(crate) const TEMPLATE: &str = include_str!("template.toml");

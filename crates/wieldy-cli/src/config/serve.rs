@@ -1,7 +1,7 @@
 //! The section `serve`: where tools are served, to whom, and how they are shown.
 
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
@@ -11,14 +11,12 @@ use wieldy_mcp::server::{Expose, ServerOptions};
 
 use super::Environment;
 use super::file::{FileServe, FileServeMcp, FileToken};
-use super::sandbox::at_home;
+use super::text::Text;
 use super::value::{Time, Whole};
 use crate::exit::Failure;
 
 /// The fewest characters of a secret that cannot simply be guessed.
 const SECRET_CHARS_MIN: usize = 16;
-/// The most bytes of a file that a secret is read from.
-const SECRET_BYTES_MAX: u64 = 4096;
 
 /// The section, resolved.
 #[derive(Debug, Clone)]
@@ -38,26 +36,8 @@ pub(crate) struct ServeConfig {
 #[derive(Debug, Clone)]
 pub(crate) struct TokenConfig {
     name: String,
-    secret: Secret,
+    secret: Text,
     pub(crate) caller: Caller,
-}
-
-/// Where a secret is.
-#[derive(Clone)]
-enum Secret {
-    Here(String),
-    Variable(String),
-    File(PathBuf),
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Here(_) => f.write_str("Here(***)"),
-            Self::Variable(name) => write!(f, "Variable({name})"),
-            Self::File(path) => write!(f, "File({})", path.display()),
-        }
-    }
 }
 
 /// Which tools an MCP client is shown.
@@ -95,10 +75,8 @@ impl FileServe {
 
     /// Paths begin at the file's folder.
     pub(super) fn begin_paths_at(&mut self, folder: &Path) {
-        let files = self.tokens.iter_mut().flatten().filter_map(|(_, token)| token.token_file.as_mut());
-        for path in files.filter(|path| !path.starts_with("~")) {
-            *path = folder.join(&*path);
-        }
+        let tokens = self.tokens.iter_mut().flatten();
+        tokens.filter_map(|(_, token)| token.token.as_mut()).for_each(|token| token.begin_at(folder));
     }
 }
 
@@ -124,10 +102,7 @@ impl ServeConfig {
 
     /// The secrets that stand in the configuration itself.
     pub(crate) fn secrets(&self) -> impl Iterator<Item = &str> {
-        self.tokens.iter().filter_map(|token| match &token.secret {
-            Secret::Here(secret) => Some(secret.as_str()),
-            _ => None,
-        })
+        self.tokens.iter().filter_map(|token| token.secret.written()).filter(|text| !text.contains("${"))
     }
 }
 
@@ -150,12 +125,8 @@ fn mcp(file: FileServeMcp) -> ServerOptions {
 
 impl TokenConfig {
     fn resolve(name: String, file: FileToken, home: Option<&Path>) -> Result<Self, String> {
-        let secret = match (file.token, file.token_variable, file.token_file) {
-            (Some(secret), None, None) => Secret::Here(secret),
-            (None, Some(variable), None) => Secret::Variable(variable),
-            (None, None, Some(path)) => Secret::File(at_home(&path, home)?),
-            _ => return Err(format!("`serve.tokens.{name}` needs one of `token`, `token-variable` and `token-file`")),
-        };
+        let token = file.token.ok_or_else(|| format!("`serve.tokens.{name}` has no `token`"))?;
+        let secret = token.resolve(home)?;
         let held = |names: Option<Vec<String>>| match names {
             Some(names) if names.iter().any(|name| name == "*") => Held::All,
             names => Held::only(names.unwrap_or_default()),
@@ -174,14 +145,8 @@ impl TokenConfig {
     /// The secret itself, which is hidden from whatever is written down from now on.
     pub(crate) fn secret(&self, environment: &Environment) -> Result<String, Failure> {
         let doing = || format!("cannot read the token `{}`", self.name);
-        let read = match &self.secret {
-            Secret::Here(secret) => Ok(secret.clone()),
-            Secret::Variable(name) => {
-                environment.get(name).map(str::to_owned).ok_or_else(|| anyhow!("the variable `{name}` is not set"))
-            }
-            Secret::File(path) => read_secret(path).with_context(|| format!("cannot read `{}`", path.display())),
-        };
-        let secret = read.with_context(doing).map_err(Failure::usage)?.trim().to_owned();
+        let read = self.secret.value(environment).with_context(doing).map_err(Failure::usage)?;
+        let secret = read.trim().to_owned();
         if secret.chars().count() < SECRET_CHARS_MIN || secret.chars().any(|c| !c.is_ascii_graphic()) {
             let told = anyhow!("a token has at least {SECRET_CHARS_MIN} characters, all of them ASCII, and no space");
             return Err(Failure::usage(told.context(doing())).hint("`openssl rand -hex 32` makes a good one"));
@@ -189,11 +154,4 @@ impl TokenConfig {
         wieldy::redact::hide(&secret);
         Ok(secret)
     }
-}
-
-fn read_secret(path: &Path) -> anyhow::Result<String> {
-    use std::io::Read;
-    let mut text = String::new();
-    std::fs::File::open(path)?.take(SECRET_BYTES_MAX).read_to_string(&mut text)?;
-    Ok(text)
 }

@@ -118,7 +118,7 @@ fn a_server_that_is_broken_does_not_hide_the_others_and_says_why() {
                 "unset",
                 "degraded",
                 "E3301",
-                "the MCP server `unset` cannot be used: the variable `NOT_SET_ANYWHERE` is not set"
+                "the MCP server `unset` cannot be used: `Authorization`: the variable `NOT_SET_ANYWHERE` is not set"
             ],
         ])
     );
@@ -199,7 +199,7 @@ fn servers_of_another_client_are_imported_and_their_secrets_kept_apart() {
     exit: 0
     ----- stdout -----
     git  stdio  its tools are not known yet
-    hub  none   the MCP server `hub` cannot be used: the variable `HUB` is not set
+    hub  none   the MCP server `hub` cannot be used: `Authorization`: the variable `HUB` is not set
 
     ----- stderr -----
     ");

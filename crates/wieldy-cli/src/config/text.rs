@@ -1,0 +1,120 @@
+//! Texts that may be secrets: parts may come from the environment, or all of it from a file, so that it need not stand in the
+//! configuration.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::Environment;
+use super::sandbox::at_home;
+
+/// How large a file with a text may be.
+const BYTES_MAX: u64 = 1024 * 1024;
+
+/// A text with `${NAME}` for variables of the environment, or the file that has it.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum Text {
+    Written(String),
+    In(PathBuf),
+}
+
+/// The same as people write it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "a text, or a table with the key `file`")]
+pub(crate) enum FileText {
+    Written(String),
+    In(InFile),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct InFile {
+    pub(crate) file: PathBuf,
+}
+
+impl FileText {
+    /// Lets a relative path begin at this folder.
+    pub(super) fn begin_at(&mut self, folder: &Path) {
+        if let Self::In(InFile { file }) = self
+            && !file.starts_with("~")
+        {
+            *file = folder.join(&*file);
+        }
+    }
+
+    pub(super) fn resolve(self, home: Option<&Path>) -> Result<Text, String> {
+        match self {
+            Self::Written(text) => Ok(Text::Written(text)),
+            Self::In(InFile { file }) => at_home(&file, home).map(Text::In),
+        }
+    }
+}
+
+impl Text {
+    /// What it stands for, without a line end. What is kept in a file is a secret, and hidden from now on.
+    pub(crate) fn value(&self, environment: &Environment) -> anyhow::Result<String> {
+        match self {
+            Self::Written(text) => filled(text, environment),
+            Self::In(path) => {
+                let read = bounded(path).with_context(|| format!("`{}` cannot be read", path.display()))?;
+                let value = read.trim_end_matches(['\r', '\n']);
+                wieldy::redact::hide(value);
+                Ok(value.to_owned())
+            }
+        }
+    }
+
+    /// What stands in the configuration itself.
+    pub(super) fn written(&self) -> Option<&str> {
+        match self {
+            Self::Written(text) => Some(text),
+            Self::In(_) => None,
+        }
+    }
+}
+
+impl std::fmt::Debug for Text {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Written(_) => f.write_str("Written(***)"),
+            Self::In(path) => write!(f, "In({})", path.display()),
+        }
+    }
+}
+
+/// A text with each `${NAME}` replaced by the variable of that name.
+pub(crate) fn filled(text: &str, environment: &Environment) -> anyhow::Result<String> {
+    let (mut filled, mut rest) = (String::new(), text);
+    while let Some((before, after)) = rest.split_once("${") {
+        let Some((name, after)) = after.split_once('}') else { break };
+        filled.push_str(before);
+        let value = environment.0.get(name).ok_or_else(|| anyhow!("the variable `{name}` is not set"))?;
+        filled.push_str(value);
+        rest = after;
+    }
+    Ok(filled + rest)
+}
+
+/// The text of a file that others wrote.
+pub(crate) fn bounded(path: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    std::fs::File::open(path)?.take(BYTES_MAX + 1).read_to_string(&mut text)?;
+    ensure!(text.len() as u64 <= BYTES_MAX, "it is larger than {BYTES_MAX} bytes");
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_are_filled_in_and_a_missing_one_is_told() {
+        let environment = Environment([("TOKEN".to_owned(), "abc".to_owned())].into());
+        let value = |text: &str| filled(text, &environment).map_err(|error| error.to_string());
+        assert_eq!(value("Bearer ${TOKEN}, ${TOKEN}"), Ok("Bearer abc, abc".into()));
+        assert_eq!(value("a $b ${c"), Ok("a $b ${c".into()));
+        assert_eq!(value("${NONE}"), Err("the variable `NONE` is not set".into()));
+    }
+}
