@@ -1,0 +1,108 @@
+//! MCP clients that others wrote, in front of wieldy: each goes through the same steps, and must be told the same.
+
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use crate::world::{Served, World};
+
+/// A tool that a person must agree to.
+const ASK: &str = r#"
+[[tool]]
+name = "ask"
+description = "Wants to be confirmed"
+command = ["echo", "it ran"]
+confirm = true
+"#;
+
+#[test]
+fn the_old_sdk_for_typescript() {
+    both_ways(|world| node(world, "sdk-old"));
+}
+
+#[test]
+fn the_last_sdk_for_typescript_of_its_first_generation() {
+    both_ways(|world| node(world, "@modelcontextprotocol/sdk"));
+}
+
+#[test]
+fn the_newest_sdk_for_typescript() {
+    both_ways(|world| node(world, "@modelcontextprotocol/client"));
+}
+
+#[test]
+fn the_old_sdk_for_python() {
+    both_ways(|world| python(world, "python-old"));
+}
+
+#[test]
+fn the_newest_sdk_for_python() {
+    both_ways(|world| python(world, "python"));
+}
+
+fn node(world: &World, release: &str) -> Command {
+    let mut command = world.any(&world.program("bin/node"));
+    command.arg(world.path("client.mjs")).arg(release);
+    command
+}
+
+fn python(world: &World, release: &str) -> Command {
+    let mut command = world.any(&world.program(release).join("bin/python"));
+    command.arg(world.path("client.py"));
+    command
+}
+
+/// Runs a client with `wieldy mcp`, and with `wieldy serve`.
+fn both_ways(client: impl Fn(&World) -> Command) {
+    let Some(world) = world() else { return };
+    let wieldy = env!("CARGO_BIN_EXE_wieldy");
+    assert_eq!(said(client(&world).arg(wieldy).arg("mcp")), expected(), "over standard input and output");
+    world.is_left_empty();
+    let served = Served::new(&world, &[]);
+    assert_eq!(said(client(&world).arg(&served.url)), expected(), "over HTTP");
+    served.stop();
+    world.is_left_empty();
+    let history = world.json(&["history", "--json"]);
+    let statuses = history["executions"].as_array().unwrap().iter().rev().map(|call| call["status"].as_str().unwrap());
+    let each = ["success", "success", "failed", "success", "cancelled", "success", "denied", "success"];
+    assert_eq!(statuses.filter(|status| *status != "validation_error").collect::<Vec<_>>(), [each, each].concat());
+}
+
+fn world() -> Option<World> {
+    let world = World::new("")?.file(".wieldy/tools/ask.toml", ASK).file("note.txt", "hello\n");
+    Some(world.file("client.py", include_str!("client.py")).script("client.mjs", include_str!("client.mjs")))
+}
+
+fn said(client: &mut Command) -> Value {
+    let output = client.output().unwrap();
+    let [said, error] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());
+    serde_json::from_str(&said).unwrap_or_else(|_| panic!("{said}{error}"))
+}
+
+/// What every client is told.
+fn expected() -> Value {
+    let text = |text: &str, is_error: bool| json!({"isError": is_error, "content": [{"type": "text", "text": text}]});
+    let question = "May the tool `ask` run (the tool requires it)?";
+    json!({
+        "server": "wieldy",
+        "tools": ["Bash", "Read", "ask"],
+        "read": text("hello\n", false),
+        "bash": text("hi\n", false),
+        "missing": text(
+            "Error E3302 FILE_NOT_FOUND: there is no `missing.txt`\n\
+             Suggestion: look for it with `Glob`, such as `**/name*`, or with `List`",
+            true,
+        ),
+        "unknown": -32602,
+        "progress": {"text": "1\n2\n3\n4\n5\n6\n", "inSteps": true},
+        "cancelled": true,
+        "confirmed": text("it ran\n", false),
+        "declined": text(
+            "Error E3005 CONFIRMATION_DENIED: the call was not confirmed\n\
+             Suggestion: do it another way, or ask the person why",
+            true,
+        ),
+        "questions": [question, question],
+        "artifact": ["1\n2\n3\n4\n5\n6\n7\n8\n9\n10"],
+    })
+}
