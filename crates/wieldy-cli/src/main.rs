@@ -10,6 +10,7 @@ mod history;
 mod interrupt;
 mod log;
 mod output;
+mod standard;
 mod upstreams;
 
 use std::process::ExitCode;

@@ -197,7 +197,7 @@ fn settings(server: &ServerConfig, config: &Config, environment: &Environment) -
 
 fn address(server: &ServerConfig, environment: &Environment) -> anyhow::Result<Address> {
     let url = filled(server.url.as_deref().unwrap_or_default(), environment)?;
-    Ok(Address { url, headers: texts(&server.headers, environment)?, bearer: None })
+    Ok(Address { url, headers: texts(&server.headers, environment)?, bearer: None, login: None })
 }
 
 fn program(

@@ -514,8 +514,14 @@ mod tests {
         let ids: Vec<ExecutionId> = (0..1000).map(|_| ExecutionId::next()).collect();
         assert!(ids.is_sorted_by(|a, b| a < b));
         assert_eq!(ids[0].to_string().parse::<ExecutionId>(), Ok(ids[0]));
-        let at: Timestamp = "2026-11-16T08:30:00.123Z".parse().expect("a time");
-        assert_eq!(ExecutionId::next_at(at).made_at(), at);
+    }
+
+    #[test]
+    fn an_id_knows_when_it_was_made() {
+        let milliseconds = |time: Timestamp| time.as_millisecond();
+        let before = Timestamp::now();
+        let made_at = ExecutionId::next().made_at();
+        assert!((milliseconds(before)..=milliseconds(Timestamp::now())).contains(&milliseconds(made_at)));
     }
 
     #[test]

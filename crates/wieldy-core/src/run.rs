@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::artifact::Artifacts;
+use crate::artifact::{ArtifactId, Artifacts};
 use crate::call::{Caller, Content, ExecutionId};
 use crate::capture::Capture;
 use crate::confinement::{Command, Confinement, Place, SessionKey};
@@ -22,6 +22,8 @@ use crate::tool::{Outcome, RunError};
 const OUTPUT_EVERY: Duration = Duration::from_millis(100);
 /// How much of it is shown at once.
 const UNSHOWN_MAX: usize = 8 * 1024;
+/// How large a picture or sound may be, in base64, to be part of a result.
+const MEDIA_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 /// One attempt at running a tool, seen from the tool. Cheap to clone.
 #[derive(Clone)]
@@ -193,8 +195,26 @@ impl Run {
     }
 
     /// Makes an outcome fit into a result: text beyond the limit goes to an artifact, head and tail stay. Structured
-    /// content cannot be cut, so it goes as a whole.
+    /// content and what is not text cannot be cut, so they go as a whole.
     pub(crate) fn fit(&self, outcome: &mut Outcome) {
+        for block in &mut outcome.content {
+            let (what, bytes_max) = match block {
+                Content::Text { .. } => continue,
+                Content::Image { .. } => ("a picture", MEDIA_BYTES_MAX),
+                Content::Audio { .. } => ("a sound", MEDIA_BYTES_MAX),
+                Content::Resource { resource } if resource.get("blob").is_some() => ("a resource", MEDIA_BYTES_MAX),
+                // A model reads it as it reads text.
+                Content::Resource { .. } | Content::ResourceLink { .. } => ("a resource", self.shared.inline_max),
+            };
+            if block.bytes() <= bytes_max {
+                continue;
+            }
+            let json = serde_json::to_string(block).unwrap_or_default();
+            let (artifact, told) = self.left_out(&json, what);
+            *block = Content::text(told);
+            outcome.artifact = outcome.artifact.or(artifact);
+            outcome.partial = true;
+        }
         let is_text = |block: &Content| matches!(block, Content::Text { .. });
         let text_bytes: u64 = outcome.content.iter().filter(|block| is_text(block)).map(Content::bytes).sum();
         // What a tool captured is already cut, with a line that says so.
@@ -209,16 +229,20 @@ impl Run {
         }
         if let Some(structured) = outcome.structured.take_if(|value| json_exceeds(value, self.shared.inline_max.max(2)))
         {
-            let json = structured.to_string();
-            let mut capture = self.new_capture();
-            capture.write(json.as_bytes());
-            let (artifact, kept) = capture.kept();
-            let told = format!("… {} bytes of structured content left out; {kept} …", json.len());
+            let (artifact, told) = self.left_out(&structured.to_string(), "structured content");
             outcome.content.push(Content::text(told));
             // The whole text, if it has an artifact, is what the result names; the line above names this one.
             outcome.artifact = outcome.artifact.or(artifact);
             outcome.partial = true;
         }
+    }
+
+    /// Keeps something whole, and says so.
+    fn left_out(&self, json: &str, what: &str) -> (Option<ArtifactId>, String) {
+        let mut capture = self.new_capture();
+        capture.write(json.as_bytes());
+        let (artifact, kept) = capture.kept();
+        (artifact, format!("… {} bytes of {what} left out; {kept} …", json.len()))
     }
 
     fn new_capture(&self) -> Capture {

@@ -87,6 +87,9 @@ pub(crate) struct Words<'a> {
     pub(crate) tool: Option<&'a str>,
     /// Whether little is left of the history by what else is wanted.
     pub(crate) few: bool,
+    /// The place of the value that they must come before.
+    #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite goes through words backwards by itself"))]
+    pub(crate) before: Option<usize>,
 }
 
 /// Tables that calls are read from.
@@ -144,8 +147,9 @@ pub(crate) trait Database: Send {
         work: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
     ) -> Result<(), StoreError>;
 
-    /// Where the calls are that can be found by these words: each in one place only. The values are numbered from `first` on.
-    fn words(&mut self, words: &Words<'_>, first: usize) -> Result<(Vec<Source>, Vec<Value>), StoreError>;
+    /// Where the calls are that can be found by these words: each in one place only. Of several ways to look for them all but
+    /// the last may find only the latest, quickly. The values are numbered from `first` on.
+    fn words(&mut self, words: &Words<'_>, first: usize) -> Result<(Vec<Vec<Source>>, Vec<Value>), StoreError>;
 
     /// Takes the words of calls that are over, where that is not part of writing and `at_least` so many records wait for
     /// it; how many are left then.

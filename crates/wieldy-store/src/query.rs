@@ -273,32 +273,38 @@ fn page_of(database: &mut dyn Database, query: &Query, limit: usize) -> Result<P
     if let Some(until) = query.until {
         wanted.add("started_at < ?", Value::Time(until.as_microsecond()));
     }
-    let (sources, values) = match query.text.as_deref().filter(|text| !text.trim().is_empty()) {
-        None => (vec![Source { from: "tool_executions", id: "id", condition: "true".into() }], Vec::new()),
-        Some(text) => {
-            let few = query.session.is_some() || query.batch.is_some();
-            let words = Words { text, tool: query.tool.as_deref(), few };
-            database.words(&words, wanted.values.len() + 1)?
-        }
-    };
-    wanted.values.extend(values);
     let before = query.cursor.map(|Cursor(id)| {
         wanted.values.push(id.into());
         wanted.values.len()
     });
-    let selects = sources.into_iter().map(|Source { from, id, condition }| {
-        let before = before.map(|place| format!("{id} < ?{place}"));
-        let all: Vec<&str> =
-            wanted.sql.iter().chain(before.iter()).map(String::as_str).chain([condition.as_str()]).collect();
-        format!("SELECT {COLUMNS}, {id} AS place FROM {from} WHERE {}", all.join(" AND "))
-    });
-    let selects = selects.collect::<Vec<_>>().join(" UNION ALL ");
-    let sql = format!("{selects} ORDER BY place DESC LIMIT {}", limit + 1);
+    let (ways, values) = match query.text.as_deref().filter(|text| !text.trim().is_empty()) {
+        None => (vec![vec![Source { from: "tool_executions", id: "id", condition: "true".into() }]], Vec::new()),
+        Some(text) => {
+            let few = query.session.is_some() || query.batch.is_some();
+            let words = Words { text, tool: query.tool.as_deref(), few, before };
+            database.words(&words, wanted.values.len() + 1)?
+        }
+    };
+    wanted.values.extend(values);
     let mut rows = Vec::new();
-    database.query(&sql, &wanted.values, &mut |row| {
-        rows.push(row_of(row)?);
-        Ok(())
-    })?;
+    for sources in ways {
+        let selects = sources.into_iter().map(|Source { from, id, condition }| {
+            let before = before.map(|place| format!("{id} < ?{place}"));
+            let all: Vec<&str> =
+                wanted.sql.iter().chain(before.iter()).map(String::as_str).chain([condition.as_str()]).collect();
+            format!("SELECT {COLUMNS}, {id} AS place FROM {from} WHERE {}", all.join(" AND "))
+        });
+        let selects = selects.collect::<Vec<_>>().join(" UNION ALL ");
+        let sql = format!("{selects} ORDER BY place DESC LIMIT {}", limit + 1);
+        rows.clear();
+        database.query(&sql, &wanted.values, &mut |row| {
+            rows.push(row_of(row)?);
+            Ok(())
+        })?;
+        if rows.len() > limit {
+            break;
+        }
+    }
     let more = rows.len() > limit;
     rows.truncate(limit);
     let next = rows.last().filter(|_| more).map(|row| Cursor(row.id));

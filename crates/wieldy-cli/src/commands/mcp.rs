@@ -14,7 +14,7 @@ use crate::exit::{Exit, Failure};
 use crate::history::History;
 use crate::interrupt::{CANCELLING, Interrupts};
 use crate::output::Printer;
-use crate::{assemble, confirm, in_runtime, log, upstreams};
+use crate::{assemble, confirm, in_runtime, log, standard, upstreams};
 
 pub(crate) fn run(
     args: &McpArgs,
@@ -51,8 +51,16 @@ async fn serve(
     let server = Server::new(executor.clone(), options);
     let stop = CancellationToken::new();
     let mut interrupts = Interrupts::listen()?;
-    let client =
-        server.serve_lines(tokio::io::stdin(), tokio::io::stdout(), caller(args), args.agent.clone(), stop.clone());
+    let client = async {
+        let (input, output) = (standard::input(), standard::output());
+        let client = server.serve_lines(input, output, caller(args), args.agent.clone(), stop.clone());
+        tokio::pin!(client);
+        tokio::select! {
+            ended = &mut client => return ended,
+            () = standard::nobody_reads() => stop.cancel(),
+        }
+        client.await
+    };
     let ended = interrupts.watch(client, || stop.cancel(), CANCELLING, printer).await;
     // Nobody is there any more who could get an answer.
     executor.shutdown(Duration::ZERO).await;

@@ -50,9 +50,10 @@ fn list(servers: &Upstreams, printer: &Printer) -> Result<Exit, Failure> {
     }
     let widest = all.iter().map(|server| server.name.len()).max().unwrap_or_default();
     for server in &all {
-        let known = match server.tools.len() {
-            0 => "its tools are not known yet".to_owned(),
-            count => counted(count, "tool"),
+        let known = match (&server.state, server.tools.len()) {
+            (ServerState::Degraded { error, .. }, _) => shown_in_line(&error.message),
+            (_, 0) => "its tools are not known yet".to_owned(),
+            (_, count) => counted(count, "tool"),
         };
         printer.line(&format!("{:widest$}  {:5}  {known}", server.name, server.transport))?;
     }
@@ -69,11 +70,13 @@ async fn test(servers: &Upstreams, wanted: &[String], printer: &Printer) -> Resu
     let mut exit = Exit::Success;
     let mut all = Vec::new();
     for (status, took) in &tested {
-        if let ServerState::Degraded { error, .. } = &status.state {
-            exit = Exit::of(error);
-        } else if !status.changed.is_empty() && exit == Exit::Success {
-            exit = Exit::Denied;
-        }
+        // The first that fails is the command's failure.
+        exit = match &status.state {
+            _ if exit != Exit::Success => exit,
+            ServerState::Degraded { error, .. } => Exit::of(error),
+            _ if !status.changed.is_empty() => Exit::Denied,
+            _ => Exit::Success,
+        };
         let mut told = json!(status);
         told["took_ms"] = json!(took.as_millis() as u64);
         all.push(told);
@@ -227,6 +230,7 @@ fn import(
             &json!({ "written": (!print && !taken.is_empty()).then_some(path), "servers": taken, "toml": text }),
         )?,
         (false, true) => printer.data(text.as_bytes())?,
+        (false, false) if taken.is_empty() => printer.tell("there is nothing to take"),
         (false, false) => printer.tell(&format!(
             "took {} into `{}`; `wieldy mcp test` tries them",
             counted(taken.len(), "server"),

@@ -23,7 +23,7 @@ use anyhow::Context;
 use wieldy::{Backoff, BreakerPolicy, Level, Limits, Plan, Rate, ResourceLimits, RetryPolicy};
 
 use crate::exit::Failure;
-use file::{FileBackoff, FileConfig, FileHistory, FileLog, FilePlan, FileRate, FileSandbox, FileServe};
+use file::{FileBackoff, FileConfig, FileHistory, FileLog, FileMcp, FilePlan, FileRate, FileSandbox, FileServe};
 use layers::{CONFIG_VARIABLE, ConfigError, Layers};
 use sandbox::SandboxConfig;
 use serve::ServeConfig;
@@ -188,8 +188,7 @@ impl Config {
         let sandbox = sandbox(layers, file.sandbox.expect(SET), home, isolation)?;
         let state = file.state.expect(SET);
         let history = history(layers, file.history.expect(SET), &state)?;
-        let wrong = |message| ConfigError { place: "the section `mcp`".into(), message, hint: None };
-        let mcp = McpConfig::resolve(file.mcp.expect(SET), home, sandbox.floor).map_err(wrong)?;
+        let mcp = mcp(file.mcp.expect(SET), home, sandbox.floor)?;
         Ok(Self {
             workspace: file.workspace.expect(SET),
             state,
@@ -232,20 +231,23 @@ impl Config {
             manifests: file.tools.and_then(|tools| tools.manifests).expect(SET),
             mcp,
             serve: serve(file.serve.expect(SET), home)?,
-            values: layers
-                .values()
-                .map(|(key, value, origin)| {
-                    let value = match value {
-                        toml::Value::String(url) if key == "history.url" => shown_url(url).into(),
-                        toml::Value::String(_) if is_secret(&key) || mcp::is_secret(&key) => "***".into(),
-                        value => value.clone(),
-                    };
-                    Shown { key, value, origin: origin.clone() }
-                })
-                .collect(),
+            values: shown_values(layers),
             warnings: Vec::new(),
         })
     }
+}
+
+/// Every value as it is shown: without secrets.
+fn shown_values(layers: &Layers) -> Vec<Shown> {
+    let shown = |key: &str, value: &toml::Value| match value {
+        toml::Value::String(url) if key == "history.url" => shown_url(url).into(),
+        toml::Value::String(_) if is_secret(key) || mcp::is_secret(key) => "***".into(),
+        value => value.clone(),
+    };
+    layers
+        .values()
+        .map(|(key, value, origin)| Shown { value: shown(&key, value), key, origin: origin.clone() })
+        .collect()
 }
 
 /// The section `log`; only a file can be rotated.
@@ -287,6 +289,12 @@ fn serve(file: FileServe, home: Option<&Path>) -> Result<ServeConfig, ConfigErro
 /// Whether the value of a key must not be shown.
 fn is_secret(key: &str) -> bool {
     key.starts_with("serve.tokens.") && key.ends_with(".token")
+}
+
+/// The section `mcp`.
+fn mcp(file: FileMcp, home: Option<&Path>, floor: Level) -> Result<McpConfig, ConfigError> {
+    let wrong = |message| ConfigError { place: "the section `mcp`".into(), message, hint: None };
+    McpConfig::resolve(file, home, floor).map_err(wrong)
 }
 
 /// The section `history`.

@@ -15,4 +15,5 @@ mod mcp;
 mod serve;
 mod terminal;
 mod tools;
+mod upstreams;
 mod world;

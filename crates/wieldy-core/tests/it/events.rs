@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::json;
 use wieldy_core::{
-    Batch, Body, Call, CallError, Caller, Code, Filter, JournalError, Level, MemoryArtifacts, NotFound, Options,
-    Outcome, Seen, Status, ToolSpec, artifact,
+    Batch, Body, Call, CallError, Caller, Code, Content, Filter, JournalError, Level, MemoryArtifacts, NotFound,
+    Options, Outcome, Seen, Status, ToolSpec, artifact,
 };
 use wieldy_testkit::{Act, FakeSandbox, Puppet, World, bounded};
 
@@ -256,6 +256,29 @@ async fn structured_content_that_is_too_large_goes_to_an_artifact_as_a_whole() {
     let kept = world.executor.artifacts().read(id, &Caller::local(), 0, u64::MAX).unwrap();
     assert_eq!(kept, answer(101).to_string().as_bytes());
     world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_text_and_too_large_goes_to_an_artifact_as_a_whole() {
+    let picture = |bytes: usize| Content::Image { data: "a".repeat(bytes), mime_type: "image/png".into() };
+    let resource = |bytes: usize| Content::Resource { resource: json!({"uri": "a:b", "text": "a".repeat(bytes)}) };
+    let large = 4 * 1024 * 1024 + 1;
+    let blocks = vec![picture(2000), resource(20), resource(2000), picture(large)];
+    let given = blocks.clone();
+    let tool = wieldy_core::tool(ToolSpec::new("t", "").read_only(), move |_: serde_json::Value, _| {
+        let answer = Outcome { content: given.clone(), ..Outcome::default() };
+        async { Ok(answer) }
+    });
+    let world = World::with([std::sync::Arc::new(tool) as _], |builder| builder.output_bytes_max = 1000);
+    let result = world.call("t", json!({})).await;
+    let id = result.artifact.unwrap();
+    assert_eq!(result.content[..2], blocks[..2], "what fits stays");
+    let kept = world.executor.artifacts().read(id, &Caller::local(), 0, u64::MAX).unwrap();
+    assert_eq!(kept, serde_json::to_vec(&blocks[2]).unwrap());
+    let told = Content::text(format!("… {} bytes of a resource left out; the whole is {id} …", kept.len()));
+    assert_eq!((&result.content[2], result.partial), (&told, true));
+    let Content::Text { text } = &result.content[3] else { panic!("{:?}", result.content[3]) };
+    assert!(text.starts_with("… 4194354 bytes of a picture left out; the whole is artifact:"), "{text}");
 }
 
 #[tokio::test(start_paused = true)]

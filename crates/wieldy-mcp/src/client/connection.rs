@@ -1,6 +1,7 @@
 //! One connection to a server, over which many calls go at once.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rmcp::ClientHandler;
@@ -10,8 +11,8 @@ use rmcp::model::{
     SubscriptionFilter, Task, TaskPayload,
 };
 use rmcp::service::{
-    ClientLifecycleMode, ClientServiceExt, NotificationContext, PeerRequestOptions, RequestHandle, RoleClient,
-    RunningService,
+    ClientInitializeError, ClientLifecycleMode, ClientServiceExt, NotificationContext, PeerRequestOptions,
+    RequestHandle, RoleClient, RunningService,
 };
 use serde_json::{Map, Value};
 use tokio::sync::Notify;
@@ -37,6 +38,8 @@ pub(super) struct Connection {
     service: RunningService<RoleClient, Handler>,
     process: Option<stdio::Process>,
     progress: Progress,
+    /// Whether the last call was refused for want of a login.
+    wants_login: AtomicBool,
 }
 
 impl Connection {
@@ -47,27 +50,24 @@ impl Connection {
         revision: Option<&str>,
         changed: Arc<Notify>,
     ) -> Result<Self, Failure> {
-        let is_old = |revision: &str| STATELESS.iter().all(|known| known.as_str() != revision);
-        if revision.is_some_and(is_old) {
-            return Self::introduce(settings, sandbox, ClientLifecycleMode::Initialize, changed).await;
-        }
-        let newest = ProtocolVersion::V_2025_11_25;
-        let either = ClientLifecycleMode::Auto { preferred_versions: STATELESS.to_vec(), legacy_version: Some(newest) };
-        match Self::introduce(settings, sandbox.clone(), either, Arc::clone(&changed)).await {
-            // Some old servers have an answer to everything, be it an empty one.
-            Err(failure) if failure == Failure::no_introduction() => {
-                Self::introduce(settings, sandbox, ClientLifecycleMode::Initialize, changed).await
+        let is_old = revision.is_some_and(|revision| STATELESS.iter().all(|known| known.as_str() != revision));
+        if !is_old {
+            let newest = Some(ProtocolVersion::V_2025_11_25);
+            let auto = ClientLifecycleMode::Auto { preferred_versions: STATELESS.to_vec(), legacy_version: newest };
+            match Self::begin(settings, sandbox.clone(), auto, Arc::clone(&changed)).await {
+                Err(Unopened::SpeaksOlder) => {}
+                opened => return opened.map_err(Unopened::failure),
             }
-            opened => opened,
         }
+        Self::begin(settings, sandbox, ClientLifecycleMode::Initialize, changed).await.map_err(Unopened::failure)
     }
 
-    async fn introduce(
+    async fn begin(
         settings: &ServerSettings,
         sandbox: Option<Arc<dyn Sandbox>>,
         lifecycle: ClientLifecycleMode,
         changed: Arc<Notify>,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, Unopened> {
         let progress = Progress::default();
         let handler = Handler { changed };
         let (service, process) = match &settings.reach {
@@ -79,23 +79,26 @@ impl Connection {
                 let (process, inner) = stdio::start(program, sandbox);
                 let pipe = Watched::new(inner, progress.clone());
                 let opened = handler.serve_with_lifecycle(pipe, lifecycle).await;
-                let service = match opened.map_err(Failure::from) {
+                let service = match opened.map_err(Unopened::from) {
                     Ok(service) => service,
                     // How the program ended says more than that nobody answered.
-                    Err(failure @ Failure::Transport(_)) => return Err(ended(&process).await.unwrap_or(failure)),
-                    Err(failure) => return Err(failure),
+                    Err(Unopened::Failed(failure @ Failure::Transport(_))) => {
+                        return Err(ended(&process).await.unwrap_or(failure).into());
+                    }
+                    Err(unopened) => return Err(unopened),
                 };
                 (service, Some(process))
             }
             Reach::Http(address) => {
-                let inner = http::transport(address, settings.calls_max).map_err(Failure::transport)?;
+                let inner =
+                    http::transport(address, settings.calls_max).map_err(|why| Failure::Configuration(why.into()))?;
                 let transport = Watched::new(inner, progress.clone());
                 (handler.serve_with_lifecycle(transport, lifecycle).await?, None)
             }
-            Reach::Unusable(why) => return Err(Failure::Configuration(why.as_str().into())),
+            Reach::Unusable(why) => return Err(Failure::Configuration(why.as_str().into()).into()),
         };
         service.set_response_cache_config(rmcp::service::ClientCacheConfig::disabled()).await;
-        Ok(Self { name: settings.name.clone(), service, process, progress })
+        Ok(Self { name: settings.name.clone(), service, process, progress, wants_login: AtomicBool::default() })
     }
 
     /// Whether calls can go over it.
@@ -112,6 +115,11 @@ impl Connection {
     pub(super) fn server(&self) -> Option<String> {
         let info = self.service.peer_info()?;
         info.server_info.as_ref().map(|server| format!("{} {}", server.name, server.version))
+    }
+
+    /// Whether the server wants a login before it does anything.
+    pub(super) fn wants_login(&self) -> bool {
+        self.wants_login.load(Ordering::Relaxed)
     }
 
     /// Waits for the end of the connection and says how it came.
@@ -169,7 +177,10 @@ impl Connection {
         let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
         let mut request = CallToolRequest::new(params);
         request.extensions.insert(run.clone());
-        let failed = |failure: Failure| failure.of_a_call(&self.name);
+        let failed = |failure: Failure| {
+            self.wants_login.store(failure == Failure::NeedsLogin, Ordering::Relaxed);
+            failure.of_a_call(&self.name)
+        };
         let options = PeerRequestOptions::no_options();
         let sent = self.service.send_request_with_option(ClientRequest::CallToolRequest(request), options).await;
         let handle = sent.map_err(|error| failed(error.into()))?;
@@ -183,7 +194,10 @@ impl Connection {
         };
         sent.forget();
         match answer {
-            Ok(ServerResult::CallToolResult(result)) => Ok(outcome(result)),
+            Ok(ServerResult::CallToolResult(result)) => {
+                self.wants_login.store(false, Ordering::Relaxed);
+                Ok(outcome(result))
+            }
             Ok(ServerResult::CreateTaskResult(created)) => self.follow(created.task, run).await,
             Ok(ServerResult::InputRequiredResult(_)) => {
                 Err(failed(Failure::protocol("a question to the user, which nobody here can answer")))
@@ -240,6 +254,45 @@ impl Connection {
         self.service.cancellation_token().cancel();
         if let Some(process) = &self.process {
             process.farewell().await;
+        }
+    }
+}
+
+/// Why there is no connection.
+enum Unopened {
+    Failed(Failure),
+    /// Asked for its revisions it named none that does without a handshake, or answered something else: some old servers have an
+    /// answer to everything, be it an empty one.
+    SpeaksOlder,
+}
+
+impl Unopened {
+    fn failure(self) -> Failure {
+        match self {
+            Self::Failed(failure) => failure,
+            Self::SpeaksOlder => Failure::protocol("something that is no introduction"),
+        }
+    }
+}
+
+impl From<Failure> for Unopened {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl From<ClientInitializeError> for Unopened {
+    fn from(error: ClientInitializeError) -> Self {
+        match &error {
+            ClientInitializeError::NoCompatibleProtocolVersion { server_supported, .. }
+                if server_supported
+                    .iter()
+                    .any(|version| version.has_initialize() && ProtocolVersion::KNOWN_VERSIONS.contains(version)) =>
+            {
+                Self::SpeaksOlder
+            }
+            ClientInitializeError::ExpectedInitResult(_) => Self::SpeaksOlder,
+            _ => Self::Failed(error.into()),
         }
     }
 }

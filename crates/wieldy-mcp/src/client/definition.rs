@@ -130,7 +130,7 @@ mod tests {
     }
 
     fn server() -> ServerSettings {
-        let address = Address { url: "http://x.test".into(), headers: Default::default(), bearer: None };
+        let address = Address::new("http://x.test");
         ServerSettings::new("git", Reach::Http(address))
     }
 

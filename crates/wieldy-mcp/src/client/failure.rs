@@ -7,6 +7,7 @@ use std::time::Duration;
 use rmcp::ErrorData;
 use rmcp::model::ErrorCode;
 use rmcp::service::{ClientInitializeError, ServiceError};
+use rmcp::transport::streamable_http_client::StreamableHttpError;
 use wieldy_core::{CallError, Code, RunError};
 
 /// Why a server gave no answer.
@@ -15,6 +16,17 @@ pub enum Failure {
     /// The connection could not be made, or broke.
     #[error("{0}")]
     Transport(Arc<str>),
+    /// It never got what was meant for it.
+    #[error("{0}")]
+    Unreached(Arc<str>),
+    /// It is there, but does not serve us now.
+    #[error("it is busy: {}", http_status(*status))]
+    Busy {
+        /// The status of HTTP that it answered with.
+        status: u16,
+        /// How long it asked to be left alone.
+        retry_after: Option<Duration>,
+    },
     /// It said something that MCP does not know, or refused.
     #[error("{message}")]
     Protocol {
@@ -29,27 +41,35 @@ pub enum Failure {
     /// It wants to know who asks.
     #[error("it wants a login")]
     NeedsLogin,
+    /// It knows who asks, and refuses.
+    #[error("it refuses access")]
+    Forbidden {
+        /// What it says that a login would have to be for.
+        scope: Option<Arc<str>>,
+    },
 }
+
+/// Marks an error that did not come from the server but was made here, because of what the server did.
+const OURS: &str = "wieldy/transport";
 
 impl Failure {
     pub(crate) fn transport(why: impl Into<Arc<str>>) -> Self {
         Self::Transport(why.into())
     }
 
-    pub(crate) fn protocol(why: impl Into<Arc<str>>) -> Self {
-        Self::Protocol { message: why.into(), code: None }
+    pub(crate) fn unreached(why: impl Into<Arc<str>>) -> Self {
+        Self::Unreached(why.into())
     }
 
-    /// It was asked who it is, and answered something else.
-    pub(crate) fn no_introduction() -> Self {
-        Self::protocol("something that is no introduction")
+    pub(crate) fn protocol(why: impl Into<Arc<str>>) -> Self {
+        Self::Protocol { message: why.into(), code: None }
     }
 
     /// What a call is told that needed the server `name`; `patience` is how long it is left alone.
     pub(crate) fn error(&self, name: &str, patience: Option<Duration>) -> CallError {
         let error = match self {
-            Self::Transport(why) => {
-                CallError::new(Code::TransportFailed, format!("the MCP server `{name}` cannot be reached: {why}"))
+            Self::Transport(_) | Self::Unreached(_) | Self::Busy { .. } => {
+                CallError::new(Code::TransportFailed, format!("the MCP server `{name}` cannot be reached: {self}"))
                     .suggest(format!("`wieldy mcp test {name}` tells more"))
             }
             Self::Protocol { message, code } => {
@@ -67,27 +87,63 @@ impl Failure {
                     .suggest(format!("put the section `mcp.servers.{name}` of the configuration right"))
             }
             Self::NeedsLogin => CallError::new(Code::Configuration, format!("the MCP server `{name}` wants a login"))
-                .suggest(format!("`wieldy mcp login {name}`, or give it a token by `bearer` or `headers`")),
+                .suggest(format!("`wieldy mcp login {name}`, or give it a token by `headers`")),
+            Self::Forbidden { scope } => {
+                let error = CallError::new(Code::Configuration, format!("the MCP server `{name}` refuses access"));
+                match scope {
+                    Some(scope) => error
+                        .suggest(format!("`wieldy mcp login {name}` with these among the `scopes` of its `oauth`"))
+                        .detail("scope", &**scope),
+                    None => error.suggest("whoever runs the server has to allow what this token or login asks for"),
+                }
+            }
         };
         let error = error.detail("server", name);
-        match patience {
+        match patience.or(self.retry_after()) {
             Some(patience) => error.after(patience),
             None => error,
         }
     }
 
-    /// The same for a call that was sent: whether it had its effect is known only where the server refused it.
+    /// How long the server asked to be left alone.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Busy { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
+    /// The same for a call that was sent: whether it had its effect is known only where it never arrived, or was refused.
     pub(crate) fn of_a_call(&self, name: &str) -> RunError {
         let refused = [ErrorCode::METHOD_NOT_FOUND, ErrorCode::INVALID_PARAMS, ErrorCode::INVALID_REQUEST];
-        let is_refused =
-            matches!(self, Self::Protocol { code: Some(code), .. } if refused.iter().any(|known| known.0 == *code));
+        let had_no_effect = match self {
+            Self::Unreached(_) | Self::NeedsLogin | Self::Forbidden { .. } | Self::Configuration(_) => true,
+            // Whoever counts requests does so before anything else; what else is busy may have begun.
+            Self::Busy { status, .. } => *status == 429,
+            Self::Protocol { code, .. } => code.is_some_and(|code| refused.iter().any(|known| known.0 == code)),
+            Self::Transport(_) => false,
+        };
         let error = RunError::from(self.error(name, None));
-        if is_refused || *self == Self::NeedsLogin { error.before_effect() } else { error }
+        if had_no_effect { error.before_effect() } else { error }
     }
+}
+
+/// A status of HTTP as people know it.
+pub(super) fn http_status(status: u16) -> String {
+    let reason = http::StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason());
+    reason.map_or_else(|| format!("HTTP {status}"), |reason| format!("HTTP {status} ({reason})"))
+}
+
+/// The answer to a request whose real one cannot be had.
+pub(super) fn broken_answer(why: &'static str) -> ErrorData {
+    ErrorData::internal_error(why, Some(OURS.into()))
 }
 
 impl From<ErrorData> for Failure {
     fn from(error: ErrorData) -> Self {
+        if error.data.as_ref().is_some_and(|data| data == OURS) {
+            return Self::Transport(error.message.as_ref().into());
+        }
         Self::Protocol { message: error.message.as_ref().into(), code: Some(error.code.0) }
     }
 }
@@ -118,19 +174,36 @@ impl From<ClientInitializeError> for Failure {
                 let known: Vec<String> = server_supported.iter().map(ToString::to_string).collect();
                 Self::protocol(format!("it speaks only {} of MCP, which wieldy does not know", known.join(", ")))
             }
-            ClientInitializeError::ExpectedInitResult(_) => Self::no_introduction(),
             other => Self::protocol(other.to_string()),
         }
     }
 }
 
+impl From<&StreamableHttpError<Self>> for Failure {
+    fn from(error: &StreamableHttpError<Self>) -> Self {
+        match error {
+            StreamableHttpError::Client(failure) => failure.clone(),
+            StreamableHttpError::AuthRequired(_) => Self::NeedsLogin,
+            StreamableHttpError::InsufficientScope(refused) => {
+                Self::Forbidden { scope: refused.required_scope.as_deref().map(Into::into) }
+            }
+            // It said so instead of doing anything.
+            StreamableHttpError::SessionExpired => Self::unreached("it has forgotten the session"),
+            StreamableHttpError::ReinitializationFailed(error) => {
+                Self::unreached(format!("it has forgotten the session and opens no other: {}", error.message))
+            }
+            other => Self::transport(other.to_string()),
+        }
+    }
+}
+
 impl Failure {
-    /// The innermost reason is the one that says something.
+    /// What our own client of HTTP says; otherwise the innermost reason, which is the one that says something.
     fn of_transport(error: &(dyn std::error::Error + 'static)) -> Self {
         let mut current = error;
         loop {
-            if current.is::<rmcp::transport::streamable_http_client::AuthRequiredError>() {
-                return Self::NeedsLogin;
+            if let Some(error) = current.downcast_ref::<StreamableHttpError<Self>>() {
+                return error.into();
             }
             match current.source() {
                 Some(source) => current = source,

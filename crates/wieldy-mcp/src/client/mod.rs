@@ -2,9 +2,11 @@
 
 mod connection;
 mod definition;
+mod events;
 mod failure;
 mod http;
 pub mod import;
+mod login;
 mod pins;
 mod settings;
 mod stdio;
@@ -12,12 +14,14 @@ mod tool;
 mod upstream;
 mod upstreams;
 mod watched;
+mod wire;
 
 pub use definition::Definition;
 pub use failure::Failure;
+pub use login::{Answers, Login, LoginError, LoginState};
 pub use pins::{PinnedServer, PinnedTool, Pins, PinsError};
 pub use settings::{
-    Address, CALLS_MAX_DEFAULT, OnChange, Program, Reach, START_TIMEOUT_DEFAULT, ServerSettings, Start, ToolRule,
-    ToolRules,
+    Address, CALLS_MAX_DEFAULT, LoginSettings, OnChange, Program, Reach, START_TIMEOUT_DEFAULT, ServerSettings, Start,
+    ToolRule, ToolRules,
 };
 pub use upstreams::{ServerState, ServerStatus, SettingsError, Upstreams};

@@ -1,6 +1,7 @@
 //! What an operator says of an upstream server. Plain data.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use wieldy_core::{Annotations, Command, Confinement, Level};
@@ -82,12 +83,47 @@ pub struct Address {
     pub headers: BTreeMap<String, String>,
     /// The token that is sent along, where it is not among the headers.
     pub bearer: Option<String>,
+    /// How somebody logs in, where neither is there.
+    pub login: Option<LoginSettings>,
+}
+
+impl Address {
+    /// An address where nothing is sent along.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self { url: url.into(), headers: BTreeMap::new(), bearer: None, login: None }
+    }
 }
 
 impl std::fmt::Debug for Address {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let headers: Vec<&String> = self.headers.keys().collect();
         f.debug_struct("Address").field("url", &self.url).field("headers", &headers).finish_non_exhaustive()
+    }
+}
+
+/// How somebody logs in to a server.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct LoginSettings {
+    /// The file in which it is kept.
+    pub file: PathBuf,
+    /// What we are called where logins are made; without it we register there.
+    pub client_id: Option<String>,
+    /// What proves it.
+    pub client_secret: Option<String>,
+    /// What the login is for; what the server says, if there are none.
+    pub scopes: Vec<String>,
+    /// The port of this machine to which the answer comes; any, where it is not said.
+    pub port: Option<u16>,
+    /// Whether the login may be made at a private address, even though the server's own is none.
+    pub private: bool,
+}
+
+impl std::fmt::Debug for LoginSettings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { file, client_id, client_secret: _, scopes, port, private } = self;
+        let mut debug = f.debug_struct("LoginSettings");
+        debug.field("file", file).field("client_id", client_id).field("scopes", scopes);
+        debug.field("port", port).field("private", private).finish_non_exhaustive()
     }
 }
 
@@ -196,7 +232,10 @@ mod tests {
     #[test]
     fn an_address_does_not_show_its_secrets() {
         let headers = BTreeMap::from([("X-Key".to_owned(), "hunter2".to_owned())]);
-        let address = Address { url: "https://a.test/mcp".into(), headers, bearer: Some("hunter3".into()) };
+        let address =
+            Address { url: "https://a.test/mcp".into(), headers, bearer: Some("hunter3".into()), login: None };
         assert_eq!(format!("{address:?}"), r#"Address { url: "https://a.test/mcp", headers: ["X-Key"], .. }"#);
+        let login = LoginSettings { client_secret: Some("hunter4".into()), ..LoginSettings::default() };
+        assert!(!format!("{login:?}").contains("hunter"));
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use wieldy_core::{AnyTool, BoxFuture, CallError, Input, Outcome, Run, RunError, ToolSpec};
+use wieldy_core::{AnyTool, BoxFuture, Input, Outcome, Run, RunError, ToolSpec};
 
 use super::upstream::Upstream;
 
@@ -13,13 +13,11 @@ pub(super) struct UpstreamTool {
     /// The server's own name of it.
     name: String,
     spec: ToolSpec,
-    /// Why it is not called.
-    refusal: Option<CallError>,
 }
 
 impl UpstreamTool {
-    pub(super) fn new(upstream: Arc<Upstream>, name: String, spec: ToolSpec, refusal: Option<CallError>) -> Self {
-        Self { upstream, name, spec, refusal }
+    pub(super) fn new(upstream: Arc<Upstream>, name: String, spec: ToolSpec) -> Self {
+        Self { upstream, name, spec }
     }
 }
 
@@ -30,9 +28,6 @@ impl AnyTool for UpstreamTool {
 
     fn run<'a>(&'a self, input: &'a Input, run: &'a Run) -> BoxFuture<'a, Result<Outcome, RunError>> {
         Box::pin(async move {
-            if let Some(refusal) = &self.refusal {
-                return Err(RunError::from(refusal.clone()).before_effect());
-            }
             let arguments = match input.value() {
                 Value::Object(arguments) => arguments.clone(),
                 _ => return Err(RunError::invalid_input("an MCP server takes its arguments as an object")),
@@ -46,6 +41,10 @@ impl AnyTool for UpstreamTool {
                 ready = ready => ready?,
                 () = run.stop().cancelled() => return Ok(Outcome::default()),
             };
+            // Asked only now: that it changed may have been learnt when the server was started for this call.
+            if let Some(refusal) = self.upstream.refusal(&self.name) {
+                return Err(RunError::from(refusal).before_effect());
+            }
             connection.call(&self.name, arguments, run).await
         })
     }

@@ -147,7 +147,8 @@ impl Upstream {
                 }
             };
             failures = if lived >= LIVED { 1 } else { failures.saturating_add(1) };
-            let patience = LEFT_ALONE_MIN.saturating_mul(1 << (failures - 1).min(16)).min(LEFT_ALONE_MAX);
+            let patience = LEFT_ALONE_MIN.saturating_mul(1 << (failures - 1).min(16));
+            let patience = patience.max(why.retry_after().unwrap_or_default()).min(LEFT_ALONE_MAX);
             // One that worked may be started again at once.
             let until = (lived < LIVED).then(|| Instant::now() + patience);
             if !self.settle(Life::Down { failures, until, why: Some(why.clone()) }) {
@@ -245,7 +246,7 @@ impl Upstream {
         let known = self.pins.server(&self.settings.name);
         let listed: Vec<Definition> =
             known.tools.into_values().filter(|tool| tool.listed).map(|tool| tool.definition).collect();
-        listed.iter().filter(|tool| self.settings.tools.takes(&tool.name)).for_each(|tool| self.register(tool, None));
+        listed.iter().filter(|tool| self.settings.tools.takes(&tool.name)).for_each(|tool| self.register(tool));
         known.revision.is_some()
     }
 
@@ -270,31 +271,29 @@ impl Upstream {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(target: "wieldy::mcp", server, error, "what the tools of a server are now is not remembered");
         }
+        self.tools().changed = changes.iter().map(|(name, (_, diff))| (name.clone(), diff.clone())).collect();
         let taken: Vec<&Definition> = told.iter().filter(|tool| self.settings.tools.takes(&tool.name)).collect();
         self.unregister(|name| taken.iter().all(|tool| tool.name != name));
         for definition in taken {
             match (changes.get(&definition.name), self.settings.on_change) {
-                (None, _) => self.register(definition, None),
+                (None, _) => self.register(definition),
                 (Some((_, diff)), OnChange::Warn) => {
                     tracing::warn!(target: "wieldy::mcp", server, tool = definition.name, diff, "a tool changed");
-                    self.register(definition, None);
+                    self.register(definition);
                 }
                 (Some((agreed, diff)), OnChange::Refuse) => {
                     tracing::warn!(target: "wieldy::mcp", server, tool = definition.name, diff, "a tool changed and is refused");
-                    self.register(agreed, Some(diff));
+                    self.register(agreed);
                 }
             }
         }
-        self.tools().changed = changes.into_iter().map(|(name, (_, diff))| (name, diff)).collect();
     }
 
-    /// Registers a tool as it is defined; one that has changed only to be refused.
-    fn register(&self, definition: &Definition, changed: Option<&String>) {
+    /// Registers a tool as it is defined.
+    fn register(&self, definition: &Definition) {
         let (Some(this), Some(executor)) = (self.this.upgrade(), self.executor()) else { return };
         let mut spec = definition.spec(&self.settings);
-        let refusal = changed.map(|diff| self.refusal(definition, diff));
-        let make =
-            |spec| Arc::new(UpstreamTool::new(Arc::clone(&this), definition.name.clone(), spec, refusal.clone()));
+        let make = |spec| Arc::new(UpstreamTool::new(Arc::clone(&this), definition.name.clone(), spec));
         let mut registered = executor.register(make(spec.clone()));
         // An answer that nobody can check is still an answer.
         if let Err(RegisterError::Schema { which: "output", .. }) = registered {
@@ -316,14 +315,17 @@ impl Upstream {
         }
     }
 
-    /// What a call is told to a tool that is no longer what it was.
-    fn refusal(&self, definition: &Definition, diff: &str) -> CallError {
-        let (server, tool) = (&self.settings.name, &definition.name);
+    /// What a call is told to a tool that is no longer what it was, where that matters.
+    pub(super) fn refusal(&self, tool: &str) -> Option<CallError> {
+        if self.settings.on_change == OnChange::Warn {
+            return None;
+        }
+        let diff = self.tools().changed.get(tool).cloned()?;
+        let server = &self.settings.name;
         let told = format!("the MCP server `{server}` changed its tool `{tool}` since it was agreed to");
-        CallError::new(Code::PermissionDenied, told)
-            .suggest(format!("have the operator look at the change and agree to it: `wieldy mcp pin {server}`"))
-            .detail("server", server.as_str())
-            .detail("diff", diff)
+        let error = CallError::new(Code::PermissionDenied, told)
+            .suggest(format!("have the operator look at the change and agree to it: `wieldy mcp pin {server}`"));
+        Some(error.detail("server", server.as_str()).detail("diff", diff))
     }
 
     fn unregister(&self, gone: impl Fn(&str) -> bool) {

@@ -9,6 +9,8 @@ use serde::Serialize;
 use tokio::time::Instant;
 use wieldy_core::{CallError, Executor, NameError, ToolName};
 
+use super::failure::Failure;
+use super::login::LoginState;
 use super::pins::Pins;
 use super::settings::{Reach, ServerSettings, Start};
 use super::upstream::{Life, Upstream};
@@ -49,6 +51,8 @@ pub struct ServerStatus {
     pub transport: &'static str,
     /// Where it stands.
     pub state: ServerState,
+    /// What is known of the login to it.
+    pub login: Option<LoginState>,
     /// The revision of MCP that it speaks.
     pub revision: Option<String>,
     /// Who it says that it is.
@@ -157,9 +161,16 @@ fn status(server: &Upstream) -> ServerStatus {
     let state = match server.life() {
         Life::Up(connection) => {
             (revision, info) = (connection.revision(), connection.server());
-            ServerState::Ready
+            match connection.wants_login() {
+                true => ServerState::Degraded { error: Failure::NeedsLogin.error(&settings.name, None), failures: 0 },
+                false => ServerState::Ready,
+            }
         }
         Life::Starting => ServerState::Starting,
+        Life::Down { failures, .. } if let Reach::Unusable(why) = &settings.reach => {
+            let error = Failure::Configuration(why.as_str().into()).error(&settings.name, None);
+            ServerState::Degraded { error, failures }
+        }
         Life::Closed => ServerState::Closed,
         Life::Down { why: None, .. } => ServerState::NotStarted,
         Life::Down { why: Some(why), failures, until } => {
@@ -167,10 +178,11 @@ fn status(server: &Upstream) -> ServerStatus {
             ServerState::Degraded { error: why.error(&settings.name, patience), failures }
         }
     };
-    let transport = match settings.reach {
-        Reach::Stdio(_) => "stdio",
-        Reach::Http(_) => "http",
-        Reach::Unusable(_) => "none",
+    let (transport, login) = match &settings.reach {
+        Reach::Stdio(_) => ("stdio", None),
+        Reach::Http(address) => ("http", LoginState::of(address)),
+        Reach::Unusable(_) => ("none", None),
     };
-    ServerStatus { name: settings.name.clone(), transport, state, revision, server: info, tools, changed, unusable }
+    let name = settings.name.clone();
+    ServerStatus { name, transport, state, login, revision, server: info, tools, changed, unusable }
 }

@@ -301,3 +301,49 @@ fn tool_call(id: RequestId, params: Option<Value>) -> Result<ClientJsonRpcMessag
 fn meta_object(meta: Map<String, Value>) -> rmcp::model::MetaObject {
     rmcp::model::MetaObject(meta)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_call_is_read_as_the_sdk_reads_it() {
+        for params in [
+            json!({"name": "a"}),
+            json!({"name": "a", "arguments": {"b": [1, 2.5, null, {"c": "d"}]}}),
+            json!({"name": "a", "arguments": {}, "_meta": {"progressToken": 7, "x/y": {"z": true}}}),
+            json!({"name": "a", "inputResponses": {"q": {"action": "accept"}}, "requestState": "sealed"}),
+        ] {
+            let line = json!({"jsonrpc": "2.0", "id": "x", "method": "tools/call", "params": params}).to_string();
+            let (ours, theirs) = (parse(line.as_bytes()), serde_json::from_str::<ClientJsonRpcMessage>(&line));
+            let (ours, theirs) = (ours.expect("a message").expect("no notification"), theirs.expect("a message"));
+            assert_eq!(json!(ours), json!(theirs));
+            assert_eq!(format!("{ours:?}"), format!("{theirs:?}"), "what does not show in JSON is the same too");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_do_harm(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            let _ = parse(&bytes);
+        }
+
+        /// A proper message with some of its bytes changed is still one, or is refused.
+        #[test]
+        fn no_broken_message_does_harm(changes in prop::collection::vec((0usize..120, any::<u8>()), 0..4), cut in 0usize..120) {
+            let message = br#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a","arguments":{"b":1},"_meta":{"progressToken":"p"}}}"#;
+            let mut message = message.to_vec();
+            for (at, byte) in changes {
+                let at = at % message.len();
+                message[at] = byte;
+            }
+            message.truncate(message.len() - cut.min(message.len()) / 8);
+            if let Err(refused) = parse(&message) {
+                prop_assert!([-32700, -32600, -32602].contains(&refused.error.code.0));
+            }
+        }
+    }
+}

@@ -27,6 +27,8 @@ use crate::ledger::Draft;
 use crate::migrations::{self, Migration};
 use crate::trail::Head;
 
+/// How many of the latest records are gone through for words before an index is asked.
+const LATEST: i64 = 50_000;
 /// How long to wait for an answer while an executor waits for us.
 const PATIENCE: Duration = Duration::from_secs(4);
 /// How long to wait where somebody asked for much.
@@ -380,15 +382,25 @@ impl Database for Postgres {
         &mut self,
         work: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        work(self) // what it does is one statement
+        work(self) // the last statement alone knows all that is to be known
     }
 
-    fn words(&mut self, words: &Words<'_>, first: usize) -> Result<(Vec<Source>, Vec<Value>), StoreError> {
+    fn words(&mut self, words: &Words<'_>, first: usize) -> Result<(Vec<Vec<Source>>, Vec<Value>), StoreError> {
         // Letters and digits only: nothing in it is an operator. Each may be the beginning of a word.
         let wanted = values::words(words.text).map(|word| format!("{word}:*")).collect::<Vec<_>>().join(" & ");
-        let condition = format!("words @@ ?{first}::text::tsquery");
-        let found = Source { from: "tool_executions JOIN words USING (id)", id: "id", condition };
-        Ok((vec![found], vec![Value::Text(wanted)]))
+        let query = format!("?{first}::text::tsquery");
+        let from = "tool_executions JOIN words USING (id)";
+        // The server cannot know which words are common. Those that are, are found among the latest calls by going through
+        // them; for the others all calls are gathered, since in this order there is no index to go through.
+        let last = match words.before {
+            Some(place) => format!("?{place}::bigint"),
+            None => "(SELECT max(id) FROM tool_executions)".into(),
+        };
+        // In a query of its own it is read once, and not for every row.
+        let latest = format!("words @@ (SELECT {query}) AND words.id >= {last} - {LATEST}");
+        let latest = Source { from, id: "id", condition: latest };
+        let all = Source { from, id: "id + 0", condition: format!("words @@ {query}") };
+        Ok((vec![vec![latest], vec![all]], vec![Value::Text(wanted)]))
     }
 
     fn add_words(&mut self, words: &[(i64, String)]) -> Result<(), StoreError> {

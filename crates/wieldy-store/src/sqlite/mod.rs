@@ -274,12 +274,12 @@ impl Database for Sqlite {
         done
     }
 
-    fn words(&mut self, words: &Words<'_>, first: usize) -> Result<(Vec<Source>, Vec<Value>), StoreError> {
+    fn words(&mut self, words: &Words<'_>, first: usize) -> Result<(Vec<Vec<Source>>, Vec<Value>), StoreError> {
         let text = Value::from(words.text);
         let looked_through = |condition: String| Source { from: "tool_executions", id: "id", condition };
         if words.few {
             let condition = format!("completed_at IS NOT NULL AND has_words(?{first}, {WORDS})");
-            return Ok((vec![looked_through(condition)], vec![text]));
+            return Ok((vec![vec![looked_through(condition)]], vec![text]));
         }
         let wanted =
             search::wanted(&self.connection, words).map_err(|error| told("cannot read the history", &error))?;
@@ -291,7 +291,7 @@ impl Database for Sqlite {
         let untaken = looked_through(format!(
             "id IN ({UNTAKEN} AND seq > (SELECT words_seq FROM trail)) AND has_words(?{first}, {WORDS})"
         ));
-        Ok((vec![taken, untaken], vec![text, Value::Text(wanted)]))
+        Ok((vec![vec![taken, untaken]], vec![text, Value::Text(wanted)]))
     }
 
     fn take_words(&mut self, at_least: u64) -> Result<u64, StoreError> {

@@ -201,3 +201,45 @@ async fn without_a_sandbox_of_its_level_a_server_is_not_started_otherwise() {
     );
     assert_eq!(stage.notes(), Vec::<String>::new());
 }
+
+/// Ten servers, half of them in sandboxes, and 180 agents that call all of them at once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_and_eighty_agents_call_ten_servers_and_nothing_is_left() {
+    const SERVERS: usize = 10;
+    const AGENTS: usize = 180;
+    let folders: Vec<tempfile::TempDir> = (0..SERVERS).map(|_| tempfile::tempdir().unwrap()).collect();
+    let mark = format!("--skip=none{}", std::process::id());
+    let servers = folders.iter().enumerate().map(|(number, folder)| {
+        let mut settings = settings(&format!("s{number}"), "", folder.path());
+        if number % 2 == 0 {
+            in_a_sandbox(&mut settings);
+        }
+        let Reach::Stdio(program) = &mut settings.reach else { panic!("it is a program") };
+        program.command.arguments.push(mark.clone());
+        settings
+    });
+    let stage = Stage::of("").await;
+    let executor = &stage.world.executor;
+    let upstreams = wieldy_mcp::client::Upstreams::new(executor, servers.collect(), Default::default()).unwrap();
+    upstreams.discover(|_| true).await;
+    assert_eq!(processes(&mark), SERVERS);
+    let calls = (0..AGENTS).flat_map(|agent| (0..SERVERS).map(move |server| (agent, server)));
+    let answered = futures_util::future::join_all(calls.map(async |(agent, server)| {
+        let text = format!("{agent} to {server}");
+        let caller = std::sync::Arc::new(Caller {
+            scopes: wieldy_core::Held::All,
+            ..Caller::agent(format!("did:agent:{agent}"))
+        });
+        executor.call(call(&format!("s{server}__echo"), &text).by(caller)).await.text() == text
+    }));
+    let answered = answered.await;
+    assert_eq!(answered.iter().filter(|is_right| **is_right).count(), AGENTS * SERVERS);
+    for folder in &folders {
+        let notes = std::fs::read_to_string(folder.path().join("notes")).unwrap();
+        assert_eq!(notes.lines().filter(|note| *note == "started").count(), 1);
+        assert_eq!(notes.lines().filter(|note| *note == "called echo").count(), AGENTS);
+    }
+    upstreams.close().await;
+    assert_eq!(processes(&mark), 0, "no process is left");
+    stage.world.check();
+}

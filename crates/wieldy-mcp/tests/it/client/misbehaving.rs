@@ -127,7 +127,7 @@ async fn a_line_of_a_gigabyte_costs_little_and_ends_the_server() {
 }
 
 /// The most memory that this process ever held.
-fn resident_bytes() -> u64 {
+pub(crate) fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024

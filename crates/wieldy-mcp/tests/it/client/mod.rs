@@ -1,7 +1,10 @@
 //! Servers that others wrote, well and badly.
 
+pub(crate) mod bad_http;
 mod behaving;
+mod login;
 mod misbehaving;
+mod over_http;
 mod pinning;
 mod program;
 
@@ -15,7 +18,7 @@ use wieldy_core::{
     Call, CallError, Command, Confinement, FileRules, Level, Limits, Mount, Network, Place, ResourceLimits,
     RetryPolicy, Stdin, ToolResult,
 };
-use wieldy_mcp::client::{OnChange, Pins, Program, Reach, ServerSettings, Upstreams};
+use wieldy_mcp::client::{Address, OnChange, Pins, Program, Reach, ServerSettings, Upstreams};
 use wieldy_sandbox::{Bare, Native, NativeOptions};
 use wieldy_testkit::World;
 
@@ -38,6 +41,12 @@ impl Stage {
         stage
     }
 
+    /// A server at this address, which has told its tools if it could.
+    pub(crate) async fn at(url: impl Into<String>) -> Self {
+        let address = Address::new(url);
+        Self::with("", |settings| settings.reach = Reach::Http(address)).await
+    }
+
     /// The same in a folder that may know it already; it is not asked yet.
     pub(crate) fn in_folder(
         folder: Arc<tempfile::TempDir>,
@@ -46,7 +55,12 @@ impl Stage {
     ) -> Self {
         let world = World::with([], |builder| {
             builder.isolation = Level::None;
-            builder.limits = Limits { calls_running_per_agent_max: 500, calls_running_max: 500, ..Limits::default() };
+            builder.limits = Limits {
+                calls_running_per_agent_max: 500,
+                calls_running_max: 500,
+                calls_waiting_max: 2_000,
+                ..Limits::default()
+            };
             builder.retry = RetryPolicy { retries: 0, ..RetryPolicy::default() };
             *builder = std::mem::take(builder).sandbox(Bare::default()).sandbox(Native::new(NativeOptions::default()));
         });

@@ -40,8 +40,9 @@ async fn a_change_while_wieldy_was_away_is_noticed_too() {
     let folder = Stage::of("").await.folder();
     std::fs::write(folder.path().join("notes"), "change echo\n").unwrap();
     let stage = Stage::in_folder(folder.clone(), "", |_| {});
+    assert_eq!(stage.error("echo").await.code.as_str(), "E3003", "even for the call that starts the server");
     assert_eq!(stage.call("act", "x").await.status, Status::Success);
-    assert_eq!(stage.error("echo").await.code.as_str(), "E3003");
+    assert_eq!(stage.notes(), ["change echo", "started", "called act"]);
     let warned = Stage::in_folder(folder, "", warns);
     warned.call("act", "x").await;
     assert_eq!(warned.call("echo", "x").await.status, Status::Success);

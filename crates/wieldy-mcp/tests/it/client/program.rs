@@ -1,4 +1,6 @@
 //! A server that behaves as it is told: this test binary once more, which speaks MCP by hand so that it can also speak it badly.
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "that is how such a server speaks")]
+#![expect(clippy::zombie_processes, reason = "what it leaves behind is what is tried")]
 
 use std::io::{BufRead, Write};
 use std::time::Duration;

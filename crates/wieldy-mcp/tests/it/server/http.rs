@@ -4,13 +4,17 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use reqwest::{Client, Response, StatusCode};
-use rmcp::model::{CallToolRequestParams, ClientCapabilities, ClientConfig, Implementation, ProtocolVersion};
-use rmcp::service::ServiceExt;
+use rmcp::model::{
+    CallToolRequestParams, ClientCapabilities, ClientConfig, ElicitRequestParams, ElicitResult, ElicitationAction,
+    Implementation, ProtocolVersion,
+};
+use rmcp::service::{ClientLifecycleMode, ClientServiceExt, RequestContext};
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
+use rmcp::{ClientHandler, ErrorData, RoleClient};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Caller, Executor};
+use wieldy_core::{Caller, Executor, ToolSpec};
 use wieldy_mcp::server::{Server, ServerOptions};
 use wieldy_server::{HttpOptions, HttpServer, Token};
 use wieldy_testkit::{Act, Puppet, World};
@@ -88,10 +92,9 @@ async fn clients_of_every_revision_call_tools_over_http() {
     let door = Door::new(&world.executor).await;
     for revision in ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28"] {
         let config = StreamableHttpClientTransportConfig::with_uri(door.url()).auth_header("token-ada");
-        let version: ProtocolVersion = serde_json::from_value(json!(revision)).unwrap();
-        let mut client = ClientConfig::new(ClientCapabilities::default(), Implementation::new("tester", "1"));
-        client.protocol_version = version;
-        let client = client.serve(StreamableHttpClientTransport::from_config(config)).await.unwrap();
+        let transport = StreamableHttpClientTransport::from_config(config);
+        let (client, lifecycle) = agreeing(revision);
+        let client = client.serve_with_lifecycle(transport, lifecycle).await.unwrap();
         let tools = client.list_all_tools().await.unwrap();
         assert!(tools.iter().any(|tool| tool.name == "echo"), "{revision}");
         let answer = client.call_tool(CallToolRequestParams::new("echo")).await.unwrap();
@@ -103,6 +106,66 @@ async fn clients_of_every_revision_call_tools_over_http() {
     assert!(events.iter().all(|event| event.subject.caller.agent == "ada"), "by the token, not by its own name");
     let sessions: std::collections::BTreeSet<_> = events.iter().map(|e| e.subject.caller.session.clone()).collect();
     assert!(sessions.len() >= 4, "each session is one of its own: {sessions:?}");
+}
+
+/// A client whose user agrees to everything.
+struct Agreeing(ClientConfig);
+
+impl ClientHandler for Agreeing {
+    fn get_info(&self) -> ClientConfig {
+        self.0.clone()
+    }
+
+    async fn create_elicitation(
+        &self,
+        _request: ElicitRequestParams,
+        _context: RequestContext<RoleClient>,
+    ) -> Result<ElicitResult, ErrorData> {
+        Ok(ElicitResult::new(ElicitationAction::Accept))
+    }
+}
+
+/// Such a client of some revision, and how it begins.
+fn agreeing(revision: &str) -> (Agreeing, ClientLifecycleMode) {
+    let version: ProtocolVersion = serde_json::from_value(json!(revision)).unwrap();
+    let capabilities = ClientCapabilities::builder().enable_elicitation().build();
+    let mut client = ClientConfig::new(capabilities, Implementation::new("tester", "1"));
+    client.protocol_version = version.clone();
+    let lifecycle = match revision {
+        "2026-07-28" => ClientLifecycleMode::Discover { preferred_versions: vec![version] },
+        _ => ClientLifecycleMode::Initialize,
+    };
+    (Agreeing(client), lifecycle)
+}
+
+#[tokio::test]
+async fn real_clients_ask_their_users_over_both_transports() {
+    let (wipe, strings) = Puppet::new(ToolSpec::new("wipe", "Wipes").confirm(), [Act::Say("wiped")]);
+    let world = World::new([wipe]);
+    let door = Door::new(&world.executor).await;
+    for (round, revision) in ["2025-06-18", "2025-11-25", "2026-07-28"].into_iter().enumerate() {
+        let config = StreamableHttpClientTransportConfig::with_uri(door.url()).auth_header("token-ada");
+        let (client, lifecycle) = agreeing(revision);
+        let transport = StreamableHttpClientTransport::from_config(config);
+        let client = client.serve_with_lifecycle(transport, lifecycle).await.unwrap();
+        let answer = client.call_tool(CallToolRequestParams::new("wipe")).await.unwrap();
+        assert_eq!((answer.is_error, strings.runs()), (Some(false), 2 * round + 1), "{revision}: {answer:?}");
+        client.cancel().await.unwrap();
+
+        let (ours, theirs) = tokio::io::duplex(64 * 1024);
+        let (read, write) = tokio::io::split(theirs);
+        let server = Server::new(world.executor.clone(), ServerOptions::default());
+        let served = tokio::spawn(async move {
+            server.serve_lines(read, write, Caller::local(), None, CancellationToken::new()).await
+        });
+        let (client, lifecycle) = agreeing(revision);
+        let client = client.serve_with_lifecycle(ours, lifecycle).await.unwrap();
+        let answer = client.call_tool(CallToolRequestParams::new("wipe")).await.unwrap();
+        assert_eq!((answer.is_error, strings.runs()), (Some(false), 2 * round + 2), "{revision}: {answer:?}");
+        client.cancel().await.unwrap();
+        served.await.unwrap().unwrap();
+    }
+    world.check();
 }
 
 #[tokio::test]

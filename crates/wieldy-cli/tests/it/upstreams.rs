@@ -1,0 +1,356 @@
+//! MCP servers behind the command: configured, imported, tried, agreed to. The server is the command itself, once more: what one
+//! wieldy serves another one takes.
+
+use std::time::{Duration, Instant};
+
+use insta::assert_snapshot;
+use serde_json::json;
+
+use crate::world::World;
+
+/// A world whose configuration names another wieldy, on a folder of its own, as the server `other`.
+fn world(more: &str) -> World {
+    let world = World::new().file("other/notes.txt", "milk\n");
+    let program = env!("CARGO_BIN_EXE_wieldy");
+    let folder = std::path::Path::new(program).parent().unwrap().display().to_string();
+    let config = format!(
+        "[mcp.servers.other]\ncommand = {program:?}\nargs = [\"mcp\", \"--workspace\", \"other\", \"--isolation\", \"none\", \"--state\", \"other-state\"]\nisolation = \"none\"\nmounts = [{folder:?}]\n{more}"
+    );
+    world.file("wieldy.toml", &config)
+}
+
+#[test]
+fn a_server_is_called_and_its_tools_are_known_afterwards() {
+    let world = world("allow = [\"Read\", \"Write\"]\n");
+    assert_snapshot!(world.run(&["mcp", "list"]), @"
+    exit: 0
+    ----- stdout -----
+    other  stdio  its tools are not known yet
+
+    ----- stderr -----
+    ");
+    assert_snapshot!(world.run(&["call", "other__Read", "path=notes.txt"]), @"
+    exit: 0
+    ----- stdout -----
+    milk
+
+    ----- stderr -----
+    ");
+    assert_snapshot!(world.run(&["mcp", "list"]), @"
+    exit: 0
+    ----- stdout -----
+    other  stdio  2 tools
+
+    ----- stderr -----
+    ");
+    assert_snapshot!(world.run(&["tools", "--provider", "mcp:other"]), @"
+    exit: 0
+    ----- stdout -----
+    other__Read   mcp  writes  Reads a text file, or some lines of it
+    other__Write  mcp  writes  Writes a text file, new or in place of the old content, whole or not at all
+
+    ----- stderr -----
+    ");
+    assert_snapshot!(world.run(&["call", "other__Reed", "path=notes.txt"]), @"
+    exit: 3
+    ----- stdout -----
+
+    ----- stderr -----
+    error[E3001]: there is no tool `other__Reed`
+    hint: did you mean `other__Read` or `other__Write`?
+    ");
+    assert_snapshot!(world.run(&["call", "other__Read", "path=none.txt"]), @"
+    exit: 1
+    ----- stdout -----
+    Error E3302 FILE_NOT_FOUND: there is no `none.txt`
+    Suggestion: did you mean `notes.txt`?
+    ----- stderr -----
+    error[E3203]: Error E3302 FILE_NOT_FOUND: there is no `none.txt`
+        Suggestion: did you mean `notes.txt`?
+    ");
+    let tested = world.json(&["mcp", "test", "--json"]);
+    assert_eq!(tested[0]["tools"], json!({"Read": "other__Read", "Write": "other__Write"}));
+    assert_eq!((&tested[0]["state"], &tested[0]["changed"]), (&json!({"is": "ready"}), &json!({})));
+    assert_snapshot!(world.run(&["mcp", "test", "othr"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: there is no MCP server `othr`
+    hint: did you mean `other`?
+    ");
+}
+
+#[test]
+fn a_server_that_is_broken_does_not_hide_the_others_and_says_why() {
+    let world = world(
+        "allow = [\"Read\"]\n[mcp.servers.broken]\ncommand = \"sh\"\nargs = [\"-c\", \"echo no luck >&2; exit 3\"]\nisolation = \"none\"\n[mcp.servers.missing]\ncommand = \"no-such-program\"\n[mcp.servers.unset]\nurl = \"http://127.0.0.1:9/mcp\"\nheaders = { Authorization = \"Bearer ${NOT_SET_ANYWHERE}\" }\n[mcp.servers.nobody]\nurl = \"http://127.0.0.1:9/mcp\"\n",
+    );
+    assert_eq!(world.code(&["call", "other__Read", "path=notes.txt"]), Some(0));
+    let tested = world.json(&["mcp", "test", "--json"]);
+    let told: Vec<_> = tested
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|server| {
+            json!([
+                server["name"],
+                server["state"]["is"],
+                server["state"]["error"]["code"],
+                server["state"]["error"]["message"]
+            ])
+        })
+        .collect();
+    let missing = told[1][3].as_str().unwrap().split(';').next().unwrap();
+    assert_eq!(missing, "the MCP server `missing` cannot be used: there is no program `no-such-program`");
+    assert_eq!(
+        json!([told[0], told[2], told[3], told[4]]),
+        json!([
+            [
+                "broken",
+                "degraded",
+                "E3201",
+                "the MCP server `broken` cannot be reached: it ended with code 3; its last words: no luck"
+            ],
+            ["nobody", "degraded", "E3201", told[2][3]],
+            ["other", "ready", null, null],
+            [
+                "unset",
+                "degraded",
+                "E3301",
+                "the MCP server `unset` cannot be used: the variable `NOT_SET_ANYWHERE` is not set"
+            ],
+        ])
+    );
+    assert_eq!(world.code(&["mcp", "test"]), Some(7));
+}
+
+#[test]
+fn servers_of_another_client_are_imported_and_their_secrets_kept_apart() {
+    let world = World::new().file(
+        "mcp.json",
+        r#"{ // as editors write it
+            "mcpServers": {
+                "git": {"command": "sh", "args": ["mcp-server-git"], "env": {"GIT_TOKEN": "ghp_16C7e42F292c6912E7710c838347Ae178B4a", "LEVEL": "3"}},
+                "hub": {"url": "https://hub.test/mcp", "headers": {"Authorization": "Bearer ${env:HUB}"}},
+                "old": {"command": "x", "disabled": true},
+            }
+        }"#,
+    );
+    assert_snapshot!(world.run(&["mcp", "import", "mcp.json", "--print"]), @r#"
+    exit: 0
+    ----- stdout -----
+    [mcp.servers.git]
+    command = "sh"
+    args = ["mcp-server-git"]
+
+    [mcp.servers.git.env]
+    LEVEL = "3"
+
+    [mcp.servers.git.env.GIT_TOKEN]
+    file = "[root]/home/.local/state/wieldy/mcp/secrets/git.GIT_TOKEN"
+
+    [mcp.servers.hub]
+    url = "https://hub.test/mcp"
+
+    [mcp.servers.hub.headers]
+    Authorization = "Bearer ${HUB}"
+
+    ----- stderr -----
+    `old` is left out
+    "#);
+    assert!(!world.path("wieldy.toml").exists());
+    assert_snapshot!(world.run(&["mcp", "import", "mcp.json"]), @"
+    exit: 0
+    ----- stdout -----
+
+    ----- stderr -----
+    `old` is left out
+    took 2 servers into `wieldy.toml`; `wieldy mcp test` tries them
+    ");
+    assert_snapshot!(std::fs::read_to_string(world.path("wieldy.toml")).unwrap().replace(&world.path("..").canonicalize().unwrap().display().to_string(), "[root]"), @r#"
+    [mcp.servers.git]
+    command = "sh"
+    args = ["mcp-server-git"]
+
+    [mcp.servers.git.env]
+    LEVEL = "3"
+
+    [mcp.servers.git.env.GIT_TOKEN]
+    file = "[root]/home/.local/state/wieldy/mcp/secrets/git.GIT_TOKEN"
+
+    [mcp.servers.hub]
+    url = "https://hub.test/mcp"
+
+    [mcp.servers.hub.headers]
+    Authorization = "Bearer ${HUB}"
+    "#);
+    assert_snapshot!(world.run(&["mcp", "import", "mcp.json", "--only", "hub"]), @"
+    exit: 0
+    ----- stdout -----
+
+    ----- stderr -----
+    `git` is left out
+    `hub` is left out: the configuration has a server of this name
+    `old` is left out
+    there is nothing to take
+    ");
+    assert_snapshot!(world.run(&["mcp", "list"]), @"
+    exit: 0
+    ----- stdout -----
+    git  stdio  its tools are not known yet
+    hub  none   the MCP server `hub` cannot be used: the variable `HUB` is not set
+
+    ----- stderr -----
+    ");
+    assert_snapshot!(world.run(&["config", "show"]).lines().filter(|line| line.contains("mcp.")).collect::<Vec<_>>().join("\n"), @r#"
+    mcp.files = []  # default
+    mcp.servers.git.args = ["mcp-server-git"]  # file wieldy.toml
+    mcp.servers.git.command = "sh"  # file wieldy.toml
+    mcp.servers.git.env.GIT_TOKEN.file = "[root]/home/.local/state/wieldy/mcp/secrets/git.GIT_TOKEN"  # file wieldy.toml
+    mcp.servers.git.env.LEVEL = "***"  # file wieldy.toml
+    mcp.servers.hub.headers.Authorization = "***"  # file wieldy.toml
+    mcp.servers.hub.url = "https://hub.test/mcp"  # file wieldy.toml
+    serve.mcp.categories = []  # default
+    serve.mcp.instructions = ""  # default
+    serve.mcp.names = []  # default
+    serve.mcp.page = 100  # default
+    serve.mcp.patience = "45s"  # default
+    serve.mcp.providers = []  # default
+    serve.mcp.task-after = "5s"  # default
+    serve.mcp.tools = "all"  # default
+    "#);
+    let kept = world.path("../home/.local/state/wieldy/mcp/secrets/git.GIT_TOKEN");
+    assert_eq!(std::fs::read_to_string(&kept).unwrap(), "ghp_16C7e42F292c6912E7710c838347Ae178B4a");
+    use std::os::unix::fs::PermissionsExt;
+    assert_eq!(std::fs::metadata(kept).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn a_file_of_another_client_can_be_followed_instead() {
+    let world = World::new()
+        .file("wieldy.toml", "[mcp]\nfiles = [\"mcp.json\"]\n")
+        .file("mcp.json", r#"{"mcpServers": {"git": {"command": "sh"}, "off": {"command": "x", "disabled": true}}}"#);
+    assert_snapshot!(world.run(&["mcp", "list"]), @"
+    exit: 0
+    ----- stdout -----
+    git  stdio  its tools are not known yet
+
+    ----- stderr -----
+    ");
+    let broken = world.file("mcp.json", "{}");
+    assert_snapshot!(broken.run(&["mcp", "list"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: cannot take MCP servers from `mcp.json`
+      caused by: it has none of `mcpServers`, `servers`, `context_servers`, `mcp` and `mcp_servers`
+    hint: it is the file in which an MCP client, such as an editor, keeps its servers
+    ");
+}
+
+#[test]
+fn a_change_is_shown_refused_and_agreed_to() {
+    let server = r#"while read -r line; do
+  id=$(printf %s "$line" | sed -n 's/.*"id":\([0-9]*\).*/\1/p')
+  case "$line" in
+    *'"initialize"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{}},"serverInfo":{"name":"sh","version":"1"}}}';;
+    *'"tools/list"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{"tools":[{"name":"hi","description":"'$(cat about)'","inputSchema":{"type":"object"}}]}}';;
+    *'"tools/call"'*) echo '{"jsonrpc":"2.0","id":'$id',"result":{"content":[{"type":"text","text":"hi"}]}}';;
+    *'"id"'*) echo '{"jsonrpc":"2.0","id":'$id',"error":{"code":-32601,"message":"no"}}';;
+  esac
+done
+"#;
+    let world = World::new()
+        .file("server.sh", server)
+        .file("about", "Greets")
+        .file("wieldy.toml", "[mcp.servers.sh]\ncommand = \"sh\"\nargs = [\"server.sh\"]\n");
+    assert_snapshot!(world.run(&["call", "sh__hi"]), @"
+    exit: 0
+    ----- stdout -----
+    hi
+    ----- stderr -----
+    ");
+    let world = world.file("about", "Steals");
+    assert_snapshot!(world.run(&["call", "sh__hi", "--retries", "0"]), @r#"
+    exit: 4
+    ----- stdout -----
+
+    ----- stderr -----
+    [time]  WARN wieldy::mcp: a tool changed and is refused server="sh" tool="hi" diff="--- agreed\n+++ now\n@@ -1,3 +1,3 @@\n {\n-  \"description\": \"Greets\",\n+  \"description\": \"Steals\",\n   \"inputSchema\": {\n"
+    error[E3003]: the MCP server `sh` changed its tool `hi` since it was agreed to
+    hint: have the operator look at the change and agree to it: `wieldy mcp pin sh`
+    "#);
+    assert_snapshot!(world.run(&["mcp", "pin", "sh"]), @r#"
+    exit: 4
+    ----- stdout -----
+
+    ----- stderr -----
+    [time]  WARN wieldy::mcp: a tool changed and is refused server="sh" tool="hi" diff="--- agreed\n+++ now\n@@ -1,3 +1,3 @@\n {\n-  \"description\": \"Greets\",\n+  \"description\": \"Steals\",\n   \"inputSchema\": {\n"
+    `hi` of `sh` changed:
+        --- agreed
+        +++ now
+        @@ -1,3 +1,3 @@
+         {
+        -  "description": "Greets",
+        +  "description": "Steals",
+           "inputSchema": {
+    error: somebody must agree to the changes of `sh`, and nobody can be asked
+    hint: `--yes` agrees beforehand
+    "#);
+    assert_snapshot!(world.run(&["mcp", "pin", "sh", "--yes"]), @r#"
+    exit: 0
+    ----- stdout -----
+
+    ----- stderr -----
+    [time]  WARN wieldy::mcp: a tool changed and is refused server="sh" tool="hi" diff="--- agreed\n+++ now\n@@ -1,3 +1,3 @@\n {\n-  \"description\": \"Greets\",\n+  \"description\": \"Steals\",\n   \"inputSchema\": {\n"
+    `hi` of `sh` changed:
+        --- agreed
+        +++ now
+        @@ -1,3 +1,3 @@
+         {
+        -  "description": "Greets",
+        +  "description": "Steals",
+           "inputSchema": {
+    agreed to 1 tool of `sh`, 1 of them changed
+    "#);
+    assert_snapshot!(world.run(&["call", "sh__hi"]), @"
+    exit: 0
+    ----- stdout -----
+    hi
+    ----- stderr -----
+    ");
+}
+
+#[test]
+fn when_the_command_is_killed_nothing_of_its_servers_is_left() {
+    for isolation in ["none", "native"] {
+        let mark = format!("86{}", std::process::id());
+        let script = format!("sleep {mark} & setsid sleep {mark} & sleep {mark}");
+        let world = World::new().file(
+            "wieldy.toml",
+            &format!("[mcp.servers.slow]\ncommand = \"sh\"\nargs = [\"-c\", {script:?}]\nisolation = {isolation:?}\n"),
+        );
+        let mut child = world.command(&["mcp", "test"]).spawn().unwrap();
+        until(|| sleeping(&mark) == 3);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        until(|| sleeping(&mark) == 0);
+    }
+}
+
+fn until(is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(5), "it did not come");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// How many processes sleep so long.
+fn sleeping(mark: &str) -> usize {
+    let lines =
+        std::fs::read_dir("/proc").unwrap().filter_map(|entry| std::fs::read(entry.ok()?.path().join("cmdline")).ok());
+    lines.filter(|line| *line == format!("sleep\0{mark}\0").into_bytes()).count()
+}

@@ -1,0 +1,149 @@
+//! What somebody who logged in sends along with each request, renewed before it is too old.
+
+use std::sync::{PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
+
+use http::HeaderValue;
+use reqwest::Url;
+use rmcp::transport::auth::{AuthError, OAuthClientConfig};
+use wieldy_core::redact;
+
+use super::super::failure::Failure;
+use super::super::settings::LoginSettings;
+use super::kept::{Keeper, Kept, Token};
+use super::{manager, with_secret};
+
+/// A token is renewed when it is taken for less than this.
+const AHEAD: Duration = Duration::from_secs(60);
+
+/// The token for one server, which nobody else gets.
+pub(in crate::client) struct Bearer {
+    url: Url,
+    settings: LoginSettings,
+    known: RwLock<Known>,
+    /// Held by whoever renews it.
+    renewing: tokio::sync::Mutex<()>,
+}
+
+/// What is known of the token.
+#[derive(Clone)]
+enum Known {
+    /// Nobody looked.
+    Unknown,
+    /// Nobody is logged in.
+    Nothing,
+    Token(Token),
+}
+
+impl Bearer {
+    pub(in crate::client) fn new(url: Url, settings: LoginSettings) -> Self {
+        Self { url, settings, known: RwLock::new(Known::Unknown), renewing: tokio::sync::Mutex::default() }
+    }
+
+    /// The token, if somebody is logged in.
+    pub(in crate::client) async fn token(&self) -> Result<Option<HeaderValue>, Failure> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner).clone();
+        match known {
+            Known::Token(token) if is_fresh(&token) => Ok(Some(token.header)),
+            Known::Nothing => Ok(None),
+            Known::Token(token) => self.renewed(Some(&token.header)).await,
+            Known::Unknown => match self.kept()?.and_then(|kept| kept.token()) {
+                Some(token) if is_fresh(&token) => Ok(Some(self.know(token))),
+                Some(token) => self.renewed(Some(&token.header)).await,
+                None => {
+                    self.set(Known::Nothing);
+                    Ok(None)
+                }
+            },
+        }
+    }
+
+    /// Another token than the one that was refused; nothing if nobody is logged in.
+    pub(in crate::client) async fn renewed(
+        &self,
+        refused: Option<&HeaderValue>,
+    ) -> Result<Option<HeaderValue>, Failure> {
+        let _alone = self.renewing.lock().await;
+        // Somebody may have logged in meanwhile, or another process renewed it.
+        let Some(kept) = self.kept()? else {
+            self.want();
+            return Ok(None);
+        };
+        match kept.token() {
+            None => {
+                self.set(Known::Nothing);
+                Err(Failure::NeedsLogin)
+            }
+            Some(token) if Some(&token.header) != refused && is_fresh(&token) => Ok(Some(self.know(token))),
+            Some(token) => {
+                self.renew(&kept).await?;
+                let renewed = self.kept()?.and_then(|kept| kept.token());
+                let renewed = renewed.filter(|renewed| renewed.header != token.header);
+                renewed.map(|token| self.know(token)).map(Some).ok_or(Failure::NeedsLogin)
+            }
+        }
+    }
+
+    /// Asks for another token and keeps it.
+    async fn renew(&self, kept: &Kept) -> Result<(), Failure> {
+        let Some(credentials) = &kept.credentials else { return Err(Failure::NeedsLogin) };
+        let (id, settings) = (&credentials.client_id, &self.settings);
+        let secret = match &settings.client_id {
+            Some(configured) if configured != id => return Err(Failure::NeedsLogin),
+            Some(_) => settings.client_secret.as_deref(),
+            None => kept.client_secret.as_deref(),
+        };
+        let renewed = async {
+            let mut manager = manager(&self.url, settings).await?;
+            manager.set_credential_store(Keeper::new(&self.url, settings, kept.client_secret.clone()));
+            let found = manager.resolve_metadata().await?.metadata;
+            // A token goes to nobody but whoever gave it.
+            if found.issuer != credentials.issuer {
+                return Err(AuthError::AuthorizationRequired);
+            }
+            manager.set_metadata(found);
+            manager.configure_client(with_secret(OAuthClientConfig::new(id, self.url.as_str()), secret))?;
+            manager.refresh_token().await.map(drop)
+        };
+        renewed.await.map_err(|error| match error {
+            AuthError::AuthorizationRequired | AuthError::TokenRefreshRejected(_) => Failure::NeedsLogin,
+            error => {
+                let told = redact::text(&error.to_string()).into_owned();
+                let told = &told[..told.floor_char_boundary(500)];
+                Failure::unreached(format!("its login could not be renewed: {told}"))
+            }
+        })
+    }
+
+    /// What is kept for this server.
+    fn kept(&self) -> Result<Option<Kept>, Failure> {
+        let file = &self.settings.file;
+        let kept = Kept::read(file).map_err(|error| {
+            Failure::Configuration(format!("its login cannot be read from `{}`: {error}", file.display()).into())
+        })?;
+        Ok(kept.and_then(|kept| kept.of(&self.url)))
+    }
+
+    /// Notes that the server wants a login, for whoever asks how it stands.
+    fn want(&self) {
+        self.set(Known::Nothing);
+        if let Err(error) = Kept::new(&self.url, None, None).write(&self.settings.file) {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(target: "wieldy::mcp", error, "that a server wants a login is not remembered");
+        }
+    }
+
+    fn know(&self, token: Token) -> HeaderValue {
+        let header = token.header.clone();
+        self.set(Known::Token(token));
+        header
+    }
+
+    fn set(&self, known: Known) {
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
+    }
+}
+
+fn is_fresh(token: &Token) -> bool {
+    token.until.is_none_or(|until| until > SystemTime::now() + AHEAD)
+}

@@ -1,0 +1,176 @@
+//! Logging in to a server, by OAuth as MCP knows it. A person does it once ([`Login`], [`Answers`]); what came of it is kept in a
+//! file, and renewed from then on ([`Bearer`]).
+
+mod answers;
+mod bearer;
+mod guarded;
+mod kept;
+
+use std::sync::Arc;
+
+use reqwest::Url;
+use rmcp::transport::auth::{AuthError, AuthorizationManager, OAuthClientConfig};
+
+use self::guarded::Guarded;
+use self::kept::{Keeper, Kept};
+use super::http;
+use super::settings::{Address, LoginSettings};
+
+pub use self::answers::Answers;
+pub(super) use self::bearer::Bearer;
+
+/// Why nobody was logged in.
+#[derive(Debug, thiserror::Error)]
+pub enum LoginError {
+    /// There is nothing to log in to.
+    #[error("{0}")]
+    Address(String),
+    /// What the server says of logins cannot be had, or cannot be true.
+    #[error("it does not say how to log in")]
+    Metadata(#[source] AuthError),
+    /// The page where one would log in is none that a browser should open.
+    #[error("it wants people to log in at a place that must not be opened: {0}")]
+    Page(String),
+    /// We are not known where logins are made, and cannot become so.
+    #[error("wieldy could not register where logins are made")]
+    Register(#[source] AuthError),
+    /// The person, or whoever makes logins, refused.
+    #[error("the login was refused: {0}")]
+    Refused(String),
+    /// The answer is one to somebody else's question.
+    #[error("this is the answer to another login")]
+    State,
+    /// The answer has no code.
+    #[error("this is no answer to a login")]
+    NoAnswer,
+    /// The code was not taken, or what came of it is no use.
+    #[error("the login was not completed")]
+    Exchange(#[source] AuthError),
+    /// It could not be kept.
+    #[error("the login cannot be kept in `{file}`")]
+    Keep {
+        /// The file.
+        file: std::path::PathBuf,
+        /// Why not.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// What is known of the login to a server without asking it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LoginState {
+    /// Somebody is logged in.
+    LoggedIn,
+    /// The server wants it, and nobody is.
+    Wanted,
+}
+
+impl LoginState {
+    /// How it stands with the server at an address.
+    pub fn of(address: &Address) -> Option<Self> {
+        let login = address.login.as_ref()?;
+        let url = http::url(address).ok()?;
+        let kept = Kept::read(&login.file).ok()??.of(&url)?;
+        Some(if kept.token().is_some() { Self::LoggedIn } else { Self::Wanted })
+    }
+}
+
+/// A login that waits for a person.
+pub struct Login {
+    manager: AuthorizationManager,
+    page: String,
+    state: String,
+}
+
+impl Login {
+    /// Finds out where to log in, and prepares it. The answer will come to `redirect`.
+    pub async fn begin(address: &Address, redirect: &str) -> Result<Self, LoginError> {
+        let url = http::url(address).map_err(LoginError::Address)?;
+        let Some(settings) = &address.login else {
+            return Err(LoginError::Address("there is no place where a login could be kept".into()));
+        };
+        let mut manager = manager(&url, settings).await.map_err(LoginError::Metadata)?;
+        let found = manager.resolve_metadata().await.map_err(LoginError::Metadata)?.metadata;
+        guarded::Rules::new(&url, settings.private).check(&found.authorization_endpoint).map_err(LoginError::Page)?;
+        manager.set_metadata(found);
+        let scopes = match settings.scopes.as_slice() {
+            [] => manager.select_initial_scopes(&[]).await,
+            scopes => scopes.to_vec(),
+        };
+        let scopes: Vec<&str> = scopes.iter().map(String::as_str).collect();
+        let client = match &settings.client_id {
+            Some(id) => {
+                let client = with_secret(OAuthClientConfig::new(id, redirect), settings.client_secret.as_deref());
+                manager.configure_client(client.clone()).map_err(LoginError::Metadata)?;
+                client
+            }
+            None => manager.register_client("wieldy", redirect, &scopes).await.map_err(LoginError::Register)?,
+        };
+        // The operator's own secret stays where the operator keeps it.
+        let secret = client.client_secret.filter(|_| settings.client_id.is_none());
+        manager.set_credential_store(Keeper::new(&url, settings, secret));
+        let page = manager.get_authorization_url(&scopes).await.map_err(LoginError::Metadata)?;
+        let parsed = Url::parse(&page).map_err(|error| LoginError::Page(error.to_string()))?;
+        let state = parsed.query_pairs().filter(|(name, _)| name == "state").last();
+        let state = state.map(|(_, state)| state.into_owned()).ok_or(LoginError::State)?;
+        Ok(Self { manager, page, state })
+    }
+
+    /// The page to open: it begins with `http://` or `https://`, and holds nothing but what an address may.
+    pub fn page(&self) -> &str {
+        &self.page
+    }
+
+    /// Whether this is the answer to this login, good or bad.
+    pub fn is_answered_by(&self, redirected: &str) -> bool {
+        Url::parse(redirected).is_ok_and(|url| self.is_mine(&url))
+    }
+
+    fn is_mine(&self, url: &Url) -> bool {
+        let mut states = url.query_pairs().filter(|(name, _)| name == "state");
+        states.next().is_some_and(|(_, state)| state == self.state.as_str()) && states.next().is_none()
+    }
+
+    /// Completes it with the address that the browser was sent to, and keeps what comes of it.
+    pub async fn finish(self, redirected: &str) -> Result<(), LoginError> {
+        let url = Url::parse(redirected.trim()).map_err(|_| LoginError::NoAnswer)?;
+        if !self.is_mine(&url) {
+            return Err(LoginError::State);
+        }
+        let find = |name: &str| url.query_pairs().find(|(key, _)| key == name).map(|(_, value)| value.into_owned());
+        if let Some(error) = find("error") {
+            let told = find("error_description").map(|told| format!("{error}: {told}")).unwrap_or(error);
+            return Err(LoginError::Refused(told[..told.floor_char_boundary(500)].to_owned()));
+        }
+        let code = find("code").ok_or(LoginError::NoAnswer)?;
+        wieldy_core::redact::hide(&code);
+        let issuer = find("iss");
+        let done = self.manager.exchange_code_for_token_with_issuer(&code, &self.state, issuer.as_deref()).await;
+        done.map(drop).map_err(LoginError::Exchange)
+    }
+
+    /// Forgets the login to a server; false if there was none.
+    pub fn forget(address: &Address) -> Result<bool, LoginError> {
+        let Some(settings) = &address.login else { return Ok(false) };
+        let failed = |source| LoginError::Keep { file: settings.file.clone(), source };
+        Kept::remove(&settings.file).map_err(failed)
+    }
+}
+
+/// Whoever speaks OAuth for us.
+async fn manager(url: &Url, settings: &LoginSettings) -> Result<AuthorizationManager, AuthError> {
+    let client = Guarded::new(url, settings.private).map_err(AuthError::InternalError)?;
+    AuthorizationManager::new_with_oauth_http_client(url.clone(), Arc::new(client)).await
+}
+
+fn with_secret(client: OAuthClientConfig, secret: Option<&str>) -> OAuthClientConfig {
+    match secret {
+        Some(secret) => {
+            wieldy_core::redact::hide(secret);
+            client.with_client_secret(secret)
+        }
+        None => client,
+    }
+}
