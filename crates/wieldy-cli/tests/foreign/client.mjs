@@ -23,6 +23,13 @@ const [command, ...args] = where;
 const transport = command.startsWith('http://')
   ? new StreamableHTTPClientTransport(new URL(command))
   : new StdioClientTransport({ command, args, env: process.env });
+// The first generation tells nobody but its transport which revision it speaks.
+let revision;
+const set = transport.setProtocolVersion?.bind(transport);
+transport.setProtocolVersion = (version) => {
+  revision = version;
+  set?.(version);
+};
 await client.connect(transport);
 
 const call = async (name, args, options) => {
@@ -32,7 +39,8 @@ const call = async (name, args, options) => {
     : client.callTool(params, undefined, options));
   return { isError, content };
 };
-const told = { server: client.getServerVersion().name };
+revision = client.getNegotiatedProtocolVersion?.() ?? revision;
+const told = { server: client.getServerVersion().name, revision };
 const { tools } = await client.listTools();
 told.tools = tools.map((tool) => tool.name).filter((name) => ['Bash', 'Read', 'ask'].includes(name));
 told.read = await call('Read', { path: 'note.txt' });

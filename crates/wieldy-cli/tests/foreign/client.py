@@ -34,22 +34,23 @@ async def connected(where):
     program = StdioServerParameters(command=where[0], args=where[1:], env=dict(os.environ))
     if Client:
         async with Client(where[0] if is_http else program, elicitation_callback=answer) as client:
-            yield client, client.server_info.name
+            yield client, client.server_info.name, client.protocol_version
         return
     async with streamablehttp_client(where[0]) if is_http else stdio_client(program) as streams:
         async with ClientSession(streams[0], streams[1], elicitation_callback=answer) as client:
-            yield client, (await client.initialize()).serverInfo.name
+            told = await client.initialize()
+            yield client, told.serverInfo.name, told.protocolVersion
 
 
 async def main():
-    async with connected(sys.argv[1:]) as (client, name):
+    async with connected(sys.argv[1:]) as (client, name, revision):
 
         async def call(tool, arguments, progress=None):
             result = await client.call_tool(tool, arguments, progress_callback=progress)
             result = result.model_dump(mode="json", by_alias=True, exclude_none=True)
             return {"isError": result["isError"], "content": result["content"]}
 
-        told = {"server": name}
+        told = {"server": name, "revision": revision}
         tools = [tool.name for tool in (await client.list_tools()).tools]
         told["tools"] = [name for name in tools if name in ("Bash", "Read", "ask")]
         told["read"] = await call("Read", {"path": "note.txt"})

@@ -17,27 +17,27 @@ confirm = true
 
 #[test]
 fn the_old_sdk_for_typescript() {
-    both_ways(|world| node(world, "sdk-old"));
+    both_ways("2025-06-18", |world| node(world, "sdk-old"));
 }
 
 #[test]
 fn the_last_sdk_for_typescript_of_its_first_generation() {
-    both_ways(|world| node(world, "@modelcontextprotocol/sdk"));
+    both_ways("2025-11-25", |world| node(world, "@modelcontextprotocol/sdk"));
 }
 
 #[test]
 fn the_newest_sdk_for_typescript() {
-    both_ways(|world| node(world, "@modelcontextprotocol/client"));
+    both_ways("2026-07-28", |world| node(world, "@modelcontextprotocol/client"));
 }
 
 #[test]
 fn the_old_sdk_for_python() {
-    both_ways(|world| python(world, "python-old"));
+    both_ways("2025-06-18", |world| python(world, "python-old"));
 }
 
 #[test]
 fn the_newest_sdk_for_python() {
-    both_ways(|world| python(world, "python"));
+    both_ways("2026-07-28", |world| python(world, "python"));
 }
 
 fn node(world: &World, release: &str) -> Command {
@@ -52,19 +52,19 @@ fn python(world: &World, release: &str) -> Command {
     command
 }
 
-/// Runs a client with `wieldy mcp`, and with `wieldy serve`.
-fn both_ways(client: impl Fn(&World) -> Command) {
+/// Runs a client that speaks this revision with `wieldy mcp`, and with `wieldy serve`.
+fn both_ways(revision: &str, client: impl Fn(&World) -> Command) {
     let Some(world) = world() else { return };
     let wieldy = env!("CARGO_BIN_EXE_wieldy");
-    assert_eq!(said(client(&world).arg(wieldy).arg("mcp")), expected(), "over standard input and output");
+    assert_eq!(said(client(&world).arg(wieldy).arg("mcp")), expected(revision), "over standard input and output");
     world.is_left_empty();
     let served = Served::new(&world, &[]);
-    assert_eq!(said(client(&world).arg(&served.url)), expected(), "over HTTP");
+    assert_eq!(said(client(&world).arg(&served.url)), expected(revision), "over HTTP");
     served.stop();
     world.is_left_empty();
     let history = world.json(&["history", "--json"]);
     let statuses = history["executions"].as_array().unwrap().iter().rev().map(|call| call["status"].as_str().unwrap());
-    let each = ["success", "success", "failed", "success", "cancelled", "success", "denied", "success"];
+    let each = ["success", "success", "failed", "success", "cancelled", "success", "permission_denied", "success"];
     assert_eq!(statuses.filter(|status| *status != "validation_error").collect::<Vec<_>>(), [each, each].concat());
 }
 
@@ -80,11 +80,12 @@ fn said(client: &mut Command) -> Value {
 }
 
 /// What every client is told.
-fn expected() -> Value {
+fn expected(revision: &str) -> Value {
     let text = |text: &str, is_error: bool| json!({"isError": is_error, "content": [{"type": "text", "text": text}]});
     let question = "May the tool `ask` run (the tool requires it)?";
     json!({
         "server": "wieldy",
+        "revision": revision,
         "tools": ["Bash", "Read", "ask"],
         "read": text("hello\n", false),
         "bash": text("hi\n", false),
