@@ -40,6 +40,42 @@ fn the_newest_sdk_for_python() {
     both_ways("2026-07-28", |world| python(world, "python"));
 }
 
+#[test]
+fn the_inspector_lists_and_calls() {
+    let Some(world) = world() else { return };
+    let wieldy = env!("CARGO_BIN_EXE_wieldy");
+    let served = Served::new(&world, &[]);
+    for target in [vec![wieldy, "mcp"], vec![&*served.url]] {
+        let inspect = |arguments: &[&str]| {
+            let mut inspector = world.any(&world.program("bin/node"));
+            let script = "npm/node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js";
+            inspector.arg(world.program(script)).arg("--cli").args(&target).arg("--method").args(arguments);
+            world.filtered(&said(&mut inspector))
+        };
+        let listed = inspect(&["tools/list"]);
+        let names: Vec<&str> =
+            listed["tools"].as_array().unwrap().iter().map(|t| t["name"].as_str().unwrap()).collect();
+        let ours = world.json(&["tools", "--json"]);
+        let mut ours: Vec<&str> = ours.as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap()).collect();
+        // The one that serving adds.
+        ours.push("result_wait");
+        ours.sort_unstable();
+        assert_eq!(names, ours);
+        let echoed = inspect(&["tools/call", "--tool-name", "Bash", "--tool-arg", "command=echo hi"]);
+        assert_eq!(
+            echoed,
+            json!({
+                "content": [{"type": "text", "text": "hi\n"}], "structuredContent": {"exit_code": 0}, "isError": false,
+                "_meta": {"wieldy/execution": "[id]"},
+            })
+        );
+        let failed = inspect(&["tools/call", "--tool-name", "Read", "--tool-arg", "path=missing.txt"]);
+        assert_eq!((&failed["isError"], &failed["content"]), (&json!(true), &expected("")["missing"]["content"]));
+    }
+    served.stop();
+    world.is_left_empty();
+}
+
 fn node(world: &World, release: &str) -> Command {
     let mut command = world.any(&world.program("bin/node"));
     command.arg(world.path("client.mjs")).arg(release);
