@@ -41,6 +41,11 @@ Files that are understood:
 They are written to --config FILE, or to ./wieldy.toml. Values that look like secrets go to files of their own in the
 state folder, which the configuration then names. To follow such a file instead of copying it, name it in `mcp.files`.";
 
+const LOGIN_HELP: &str = "\
+The answer comes to a port of this machine. Where the browser runs on another one, the page that it is sent to in the end does
+not open; with --paste, its address is what this command reads. The login is kept in the state folder, in a file that only
+you can read, and is renewed by itself. How it is made can be said by `oauth` in the section of the server.";
+
 const ON_BEHALF: &str = "On whose behalf";
 
 const ARGUMENTS_HELP: &str = "\
@@ -289,6 +294,20 @@ pub(crate) enum McpCommand {
         /// Agree without being asked
         #[arg(long)]
         yes: bool,
+    },
+    /// Log in to an MCP server that wants it: prints the page to open in a browser, and waits for the answer
+    #[command(after_help = LOGIN_HELP)]
+    Login {
+        /// Its name
+        server: String,
+        /// Wait for no answer; read from standard input the address that the browser was sent to
+        #[arg(long)]
+        paste: bool,
+    },
+    /// Forget the login to an MCP server
+    Logout {
+        /// Its name
+        server: String,
     },
     /// Take MCP servers from the file of another client into the configuration
     #[command(after_help = IMPORT_HELP)]

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use wieldy::mcp::client::import::{self, Imported};
 use wieldy::mcp::client::{
-    Address, CALLS_MAX_DEFAULT, Pins, Program, Reach, START_TIMEOUT_DEFAULT, ServerSettings, ServerState, Start,
-    Upstreams,
+    Address, CALLS_MAX_DEFAULT, LoginSettings, Pins, Program, Reach, START_TIMEOUT_DEFAULT, ServerSettings,
+    ServerState, Start, Upstreams,
 };
 use wieldy::{
     Caller, Command, Confinement, Executor, FileRules, Level, Mount, Network, Place, ResourceLimits, Stdin, ToolName,
@@ -180,7 +180,7 @@ fn taken(imported: Imported, environment: &Environment) -> ServerConfig {
 fn settings(server: &ServerConfig, config: &Config, environment: &Environment) -> ServerSettings {
     let reach = match &server.command {
         Some(command) => program(command, server, config, environment).map(|program| Reach::Stdio(Box::new(program))),
-        None => address(server, environment).map(Reach::Http),
+        None => address(server, config, environment).map(Reach::Http),
     };
     let reach = reach.unwrap_or_else(|error| Reach::Unusable(format!("{error:#}")));
     ServerSettings {
@@ -195,9 +195,34 @@ fn settings(server: &ServerConfig, config: &Config, environment: &Environment) -
     }
 }
 
-fn address(server: &ServerConfig, environment: &Environment) -> anyhow::Result<Address> {
+fn address(server: &ServerConfig, config: &Config, environment: &Environment) -> anyhow::Result<Address> {
     let url = filled(server.url.as_deref().unwrap_or_default(), environment)?;
-    Ok(Address { url, headers: texts(&server.headers, environment)?, bearer: None, login: None })
+    let headers = texts(&server.headers, environment)?;
+    let oauth = &server.oauth;
+    let secret = oauth.client_secret.as_ref().map(|text| value("client-secret", text, environment)).transpose()?;
+    if let Some(secret) = &secret {
+        redact::hide(secret);
+    }
+    // Where nothing is kept on disk, nobody can be logged in.
+    let login = (!config.state.as_os_str().is_empty()).then(|| LoginSettings {
+        file: assemble::whole(&config.state).join("mcp/logins").join(format!("{}.json", server.name)),
+        client_id: oauth.client_id.clone(),
+        client_secret: secret,
+        scopes: oauth.scopes.clone(),
+        port: oauth.port,
+        private: oauth.private,
+    });
+    Ok(Address { headers, login, ..Address::new(url) })
+}
+
+/// Where the server of this name is, for somebody who wants to log in or out.
+pub(crate) fn address_of(name: &str, config: &Config, environment: &Environment) -> Result<Option<Address>, Failure> {
+    let servers = servers(config, environment)?;
+    let Some(server) = servers.iter().find(|server| server.name == name) else { return Ok(None) };
+    if server.url.is_none() {
+        return Err(Failure::usage(anyhow!("the MCP server `{name}` is a program: it gets what it needs by `env`")));
+    }
+    address(server, config, environment).map(Some).map_err(Failure::usage)
 }
 
 fn program(
@@ -341,21 +366,25 @@ fn texts(texts: &BTreeMap<String, Text>, environment: &Environment) -> anyhow::R
     texts
         .iter()
         .map(|(name, text)| {
-            let value = match text {
-                Text::Written(text) => filled(text, environment)?,
-                Text::In(path) => {
-                    let read =
-                        bounded(path).with_context(|| format!("`{name}` cannot be read from `{}`", path.display()))?;
-                    redact::hide(read.trim_end_matches(['\r', '\n']));
-                    read.trim_end_matches(['\r', '\n']).to_owned()
-                }
-            };
+            let value = value(name, text, environment)?;
             if history::is_secret(name, &value) {
                 redact::hide(&value);
             }
             Ok((name.clone(), value))
         })
         .collect()
+}
+
+/// The text of this name.
+fn value(name: &str, text: &Text, environment: &Environment) -> anyhow::Result<String> {
+    match text {
+        Text::Written(text) => filled(text, environment),
+        Text::In(path) => {
+            let read = bounded(path).with_context(|| format!("`{name}` cannot be read from `{}`", path.display()))?;
+            redact::hide(read.trim_end_matches(['\r', '\n']));
+            Ok(read.trim_end_matches(['\r', '\n']).to_owned())
+        }
+    }
 }
 
 /// A text with each `${NAME}` replaced by the variable of that name.

@@ -8,6 +8,7 @@ pub(crate) mod config;
 pub(crate) mod doctor;
 pub(crate) mod history;
 pub(crate) mod init;
+pub(crate) mod login;
 pub(crate) mod mcp;
 pub(crate) mod serve;
 pub(crate) mod tools;

@@ -1,4 +1,4 @@
-//! `wieldy mcp list|test|pin|import`: the MCP servers whose tools are taken.
+//! `wieldy mcp list|test|pin|login|logout|import`: the MCP servers whose tools are taken.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use serde_json::json;
 use wieldy::mcp::client::import::Imported;
-use wieldy::mcp::client::{ServerState, ServerStatus, Upstreams};
+use wieldy::mcp::client::{LoginState, ServerState, ServerStatus, Upstreams};
 use wieldy::{Code, name};
 
 use crate::args::McpCommand;
@@ -16,6 +16,8 @@ use crate::config::{Config, Environment, FILE_NAME, FileServer, FileText, InFile
 use crate::exit::{Exit, Failure};
 use crate::output::{Printer, counted, shown, shown_in_line};
 use crate::{assemble, confirm, history, in_runtime, upstreams};
+
+use super::login;
 
 pub(crate) fn run(
     command: &McpCommand,
@@ -27,6 +29,9 @@ pub(crate) fn run(
     if let McpCommand::Import { file, only, print } = command {
         return import(file, only, *print, into, config, printer);
     }
+    if let McpCommand::Login { server, .. } | McpCommand::Logout { server } = command {
+        return login::run(command, server, config, environment, printer);
+    }
     in_runtime(async {
         let executor = assemble::executor(config, environment, None, None, assemble::Work::OneCall)?;
         let servers = upstreams::open_lazily(config, environment, &executor)?;
@@ -34,7 +39,9 @@ pub(crate) fn run(
             McpCommand::List => list(&servers, printer),
             McpCommand::Test { servers: wanted } => test(&servers, wanted, printer).await,
             McpCommand::Pin { servers: wanted, yes } => pin(&servers, wanted, *yes, printer).await,
-            McpCommand::Import { .. } => unreachable!("it was dealt with above"),
+            McpCommand::Import { .. } | McpCommand::Login { .. } | McpCommand::Logout { .. } => {
+                unreachable!("it was dealt with above")
+            }
         };
         servers.close().await;
         done
@@ -50,10 +57,15 @@ fn list(servers: &Upstreams, printer: &Printer) -> Result<Exit, Failure> {
     }
     let widest = all.iter().map(|server| server.name.len()).max().unwrap_or_default();
     for server in &all {
-        let known = match (&server.state, server.tools.len()) {
+        let mut known = match (&server.state, server.tools.len()) {
             (ServerState::Degraded { error, .. }, _) => shown_in_line(&error.message),
             (_, 0) => "its tools are not known yet".to_owned(),
             (_, count) => counted(count, "tool"),
+        };
+        known += match server.login {
+            None => "",
+            Some(LoginState::LoggedIn) => ", logged in",
+            Some(LoginState::Wanted) => ", wants a login",
         };
         printer.line(&format!("{:widest$}  {:5}  {known}", server.name, server.transport))?;
     }
@@ -176,13 +188,17 @@ async fn pin(servers: &Upstreams, wanted: &[String], yes: bool, printer: &Printe
 /// Refuses names that no server has.
 fn known(servers: &Upstreams, wanted: &[String]) -> Result<(), Failure> {
     let all = servers.status();
-    let Some(unknown) = wanted.iter().find(|wanted| all.iter().all(|server| server.name != **wanted)) else {
-        return Ok(());
-    };
-    let names = all.iter().map(|server| server.name.as_str());
-    let near = name::near_misses(unknown, names);
+    match wanted.iter().find(|wanted| all.iter().all(|server| server.name != **wanted)) {
+        Some(missing) => Err(unknown(missing, all.iter().map(|server| server.name.as_str()))),
+        None => Ok(()),
+    }
+}
+
+/// That there is no server of this name among these.
+pub(super) fn unknown<'a>(missing: &str, names: impl Iterator<Item = &'a str>) -> Failure {
+    let near = name::near_misses(missing, names);
     let hint = name::did_you_mean(&near).unwrap_or_else(|| "`wieldy mcp list` names them".into());
-    Err(Failure::usage(anyhow!("there is no MCP server `{}`", shown_in_line(unknown))).hint(hint))
+    Failure::usage(anyhow!("there is no MCP server `{}`", shown_in_line(missing))).hint(hint)
 }
 
 /// Takes servers from another client's file.

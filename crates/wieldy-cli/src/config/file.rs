@@ -13,7 +13,7 @@ use super::log::{FileLogOrLevel, Levels, LogFormat, Rotate};
 use super::mcp::{FileOnChange, FileStart, FileText};
 use super::sandbox::{FileMount, FileNetwork};
 use super::serve::FileShow;
-use super::value::{Bytes, BytesOrNone, Count, CountOrNone, Megabytes, MegabytesOrNone, Time, Whole};
+use super::value::{Bytes, BytesOrNone, Count, CountOrNone, Megabytes, MegabytesOrNone, Port, Time, Whole};
 
 const MEGABYTE: u64 = 1024 * 1024;
 /// The variables that programs get by default.
@@ -160,6 +160,7 @@ section! {
         mounts: Vec<FileMount>,
         url: String,
         headers: BTreeMap<String, FileText>,
+        oauth: FileOauth,
         disabled: bool,
         start: FileStart,
         start_timeout: Time,
@@ -170,6 +171,14 @@ section! {
         allow: Vec<String>,
         deny: Vec<String>,
         tools: BTreeMap<String, FileToolRule>,
+    }
+    /// How somebody logs in to a server.
+    FileOauth {
+        client_id: String,
+        client_secret: FileText,
+        scopes: Vec<String>,
+        port: Port,
+        private: bool,
     }
     /// What is said of one tool of a server.
     FileToolRule {

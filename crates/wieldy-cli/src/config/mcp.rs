@@ -34,6 +34,7 @@ pub(crate) struct ServerConfig {
     pub(crate) mounts: Option<Vec<Mount>>,
     pub(crate) url: Option<String>,
     pub(crate) headers: BTreeMap<String, Text>,
+    pub(crate) oauth: OauthConfig,
     pub(crate) start: Start,
     pub(crate) start_timeout: Option<Duration>,
     pub(crate) timeout: Option<Duration>,
@@ -41,6 +42,16 @@ pub(crate) struct ServerConfig {
     pub(crate) trusted: bool,
     pub(crate) on_change: OnChange,
     pub(crate) tools: ToolRules,
+}
+
+/// How somebody logs in to a server, where it wants that.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct OauthConfig {
+    pub(crate) client_id: Option<String>,
+    pub(crate) client_secret: Option<Text>,
+    pub(crate) scopes: Vec<String>,
+    pub(crate) port: Option<u16>,
+    pub(crate) private: bool,
 }
 
 /// A text of which parts may come from the environment (`${NAME}`), or all of which comes from a file.
@@ -106,18 +117,21 @@ fn server_of(name: String, file: FileServer, home: Option<&Path>) -> Result<Serv
         (Some(_), Some(_)) => return Err(format!("`mcp.servers.{name}` has both a `command` and a `url`")),
         _ => {}
     }
+    let text = |text: FileText| match text {
+        FileText::Written(text) => Ok(Text::Written(text)),
+        FileText::In(InFile { file }) => at_home(&file, home).map(Text::In),
+    };
     let texts = |texts: Option<BTreeMap<String, FileText>>| {
         let texts = texts.unwrap_or_default().into_iter();
-        texts
-            .map(|(name, text)| {
-                let text = match text {
-                    FileText::Written(text) => Text::Written(text),
-                    FileText::In(InFile { file }) => Text::In(at_home(&file, home)?),
-                };
-                Ok((name, text))
-            })
-            .collect::<Result<BTreeMap<_, _>, String>>()
+        texts.map(|(name, written)| Ok((name, text(written)?))).collect::<Result<BTreeMap<_, _>, String>>()
     };
+    if file.oauth.is_some() && file.url.is_none() {
+        return Err(format!("`mcp.servers.{name}.oauth` is for servers that have a `url`"));
+    }
+    let oauth = file.oauth.unwrap_or_default();
+    if oauth.client_secret.is_some() && oauth.client_id.is_none() {
+        return Err(format!("`mcp.servers.{name}.oauth` has a `client-secret` without a `client-id`"));
+    }
     let mounts =
         file.mounts.map(|mounts| mounts.into_iter().map(|mount| mount.resolve(home)).collect::<Result<_, _>>());
     let rules = file.tools.unwrap_or_default().into_iter().map(|(tool, rule)| (tool, rule_of(rule)));
@@ -132,6 +146,13 @@ fn server_of(name: String, file: FileServer, home: Option<&Path>) -> Result<Serv
         mounts: mounts.transpose()?,
         url: file.url,
         headers: texts(file.headers)?,
+        oauth: OauthConfig {
+            client_id: oauth.client_id,
+            client_secret: oauth.client_secret.map(text).transpose()?,
+            scopes: oauth.scopes.unwrap_or_default(),
+            port: oauth.port.and_then(|port| u16::try_from(port.0).ok()),
+            private: oauth.private.unwrap_or(false),
+        },
         start: match file.start {
             None | Some(FileStart::Lazy) => Start::Lazy,
             Some(FileStart::Eager) => Start::Eager,
@@ -179,7 +200,8 @@ pub(super) fn begin_at(mcp: &mut FileMcp, folder: &Path) {
         server.cwd.iter_mut().for_each(begin);
         server.mounts.iter_mut().flatten().for_each(|mount| mount.begin_at(folder));
         let texts = server.env.iter_mut().chain(&mut server.headers).flat_map(BTreeMap::values_mut);
-        for text in texts {
+        let secret = server.oauth.iter_mut().flat_map(|oauth| &mut oauth.client_secret);
+        for text in texts.chain(secret) {
             if let FileText::In(InFile { file }) = text {
                 begin(file);
             }
@@ -190,5 +212,6 @@ pub(super) fn begin_at(mcp: &mut FileMcp, folder: &Path) {
 /// Whether the value of a key may be a secret: what a server is told, but not where that is kept.
 pub(super) fn is_secret(key: &str) -> bool {
     let Some(rest) = key.strip_prefix("mcp.servers.").and_then(|rest| rest.split_once('.')) else { return false };
-    (rest.1.starts_with("env.") || rest.1.starts_with("headers.")) && !rest.1.ends_with(".file")
+    let is_told = ["env.", "headers.", "oauth.client-secret"].iter().any(|begin| rest.1.starts_with(begin));
+    is_told && !rest.1.ends_with(".file")
 }

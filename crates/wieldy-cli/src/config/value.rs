@@ -15,6 +15,8 @@ pub(crate) struct Whole<const MIN: u64, const MAX: u64>(pub(crate) u64);
 pub(crate) type Count = Whole<1, 1_000_000>;
 /// A number of things, or 0 for "never".
 pub(crate) type CountOrNone = Whole<0, 1_000_000>;
+/// A port of this machine.
+pub(crate) type Port = Whole<1, 65_535>;
 /// A number of bytes up to a terabyte.
 pub(crate) type Bytes = Whole<1, { 1 << 40 }>;
 /// A number of bytes up to a terabyte, or 0 for "none at all".

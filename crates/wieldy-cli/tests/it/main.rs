@@ -11,6 +11,7 @@ mod exit_codes;
 mod history;
 mod interrupt;
 mod logging;
+mod login;
 mod mcp;
 mod serve;
 mod terminal;

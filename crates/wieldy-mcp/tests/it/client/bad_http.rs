@@ -119,7 +119,8 @@ fn short(error: &CallError) -> (&str, &str) {
 
 #[tokio::test]
 async fn answers_that_are_none_are_told_as_such() {
-    let cases: [(fn(&Value) -> Response, &str); 9] = [
+    type Answer = fn(&Value) -> Response;
+    let cases: [(Answer, &str); 9] = [
         (|_| plain(200, "application/json", "{\"jsonrpc\":"), "answered: the answer is none that MCP knows"),
         (|_| plain(200, "application/json", "\u{0}\u{1}"), "answered: the answer is none that MCP knows"),
         (|_| plain(200, "text/html", "<h1>Hello</h1>"), "answered: a page for people"),
@@ -315,7 +316,8 @@ const MEGABYTE: &[u8] = &[b'x'; 1024 * 1024];
 #[tokio::test]
 async fn answers_of_any_size_cost_little() {
     let flood = || endless(MEGABYTE, Duration::ZERO);
-    let cases: [(fn(Body) -> Response, &str); 5] = [
+    type Answer = fn(Body) -> Response;
+    let cases: [(Answer, &str); 5] = [
         (|body| plain(200, "application/json", body), "cannot be reached: it sent a message of more than 16 MiB"),
         (|body| plain(200, "text/event-stream", body), "cannot be reached: it sent a message of more than 16 MiB"),
         (
