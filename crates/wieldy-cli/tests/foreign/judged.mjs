@@ -7,7 +7,7 @@ import { join } from 'node:path';
 
 const [wieldy, url] = process.argv.slice(2);
 const folder = mkdtempSync(join(tmpdir(), 'judged-'));
-writeFileSync(join(folder, 'wieldy.toml'), `[mcp.servers.suite]\nurl = ${JSON.stringify(url)}\n`);
+writeFileSync(join(folder, 'wieldy.toml'), `[mcp.servers.suite]\nurl = ${JSON.stringify(url)}\ntimeout = "10s"\n`);
 const run = (...args) => {
   const done = spawnSync(wieldy, [...args, '--state', 'state', '--json'], { cwd: folder, encoding: 'utf8' });
   console.log(args.join(' '), done.stdout, done.stderr);

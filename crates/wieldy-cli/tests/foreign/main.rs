@@ -3,6 +3,7 @@
 //! `cargo xtask foreign` installs those programs and runs these tests; without it they skip themselves.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
+mod clients;
 mod conformance;
 mod servers;
 mod world;
