@@ -281,6 +281,22 @@ async fn a_token_that_is_refused_is_renewed_and_the_call_made_then() {
 }
 
 #[tokio::test]
+async fn tokens_that_were_replaced_long_ago_are_forgotten() {
+    let pair = Pair::new().await;
+    pair.books().lasts = 30;
+    pair.log_in().await.unwrap();
+    let stage = pair.stage().await;
+    for _ in 0..3 {
+        assert_eq!(stage.call("echo", "x").await.text(), "x");
+    }
+    let given = pair.books().given;
+    let is_hidden = |number: usize| redact::text(&format!("refresh-token-{number}")) == "[redacted]";
+    let hidden: Vec<usize> = (1..=given).filter(|number| is_hidden(*number)).collect();
+    assert_eq!(hidden, [given - 2, given - 1, given]);
+    assert!(given > 4, "{given}");
+}
+
+#[tokio::test]
 async fn where_nothing_renews_it_a_login_is_wanted() {
     let pair = Pair::new().await;
     pair.log_in().await.unwrap();
