@@ -11,6 +11,8 @@ use reqwest::Url;
 use serde_json::{Value, json};
 use wieldy_core::{Status, redact};
 use wieldy_mcp::client::{Address, Answers, Login, LoginError, LoginSettings, LoginState, Reach};
+use wieldy_mcp::server::{Server, ServerOptions};
+use wieldy_server::{HttpOptions, HttpServer, Token};
 
 use super::bad_http::{ByHand, json_answer, plain};
 use super::{Stage, until};
@@ -361,6 +363,30 @@ async fn a_token_goes_to_nobody_but_the_server_it_is_for() {
     let stage = stage(address).await;
     assert_eq!(stage.state()["error"]["code"], "E3301");
     assert!(other.server.headers("authorization").iter().all(Option::is_none));
+}
+
+#[tokio::test]
+async fn what_a_client_of_ours_proves_itself_with_stays_here() {
+    let upstream = ByHand::new(async |_, _, _| None).await;
+    let stage = Stage::at(upstream.url()).await;
+    let mut options = HttpOptions::new("127.0.0.1:0".parse().unwrap());
+    options.tokens = vec![Token::new("a-token-of-ada", wieldy_core::Caller::agent("ada"))];
+    let endpoint = Server::new(stage.world.executor.clone(), ServerOptions::default()).http();
+    let door = HttpServer::bind(options).await.unwrap().route("/mcp", move |request| {
+        let endpoint = endpoint.clone();
+        async move { endpoint.handle(request).await }
+    });
+    let url = format!("http://{}/mcp", door.address());
+    let serving = tokio::spawn(door.serve(std::future::pending(), async {}));
+    let gateway = Stage::with("", |settings| {
+        settings.reach = Reach::Http(Address { bearer: Some("a-token-of-ada".into()), ..Address::new(url) });
+    })
+    .await;
+    assert_eq!(gateway.call("test__test__echo", "through").await.text(), "through");
+    assert!(upstream.headers("authorization").iter().all(Option::is_none));
+    let seen = upstream.seen.lock().unwrap();
+    assert!(!seen.iter().any(|(asked, headers, body)| format!("{asked}{headers:?}{body}").contains("of-ada")));
+    serving.abort();
 }
 
 #[tokio::test]
