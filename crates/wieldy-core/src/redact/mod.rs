@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 use crate::tool::ToolSpec;
 
-pub use secrets::hide;
+pub use secrets::{hide, unhide};
 pub use stream::StreamRedactor;
 
 /// What stands where a secret was.

@@ -39,14 +39,30 @@ pub fn hide(secret: &str) -> bool {
         return false;
     }
     let mut known = KNOWN.write().expect("no code panics while it holds the secrets");
-    let mut forms: BTreeSet<Form> = known.iter().flat_map(|known| known.forms.iter().cloned()).collect();
-    let before = forms.len();
-    pieces(secret).for_each(|piece| add_forms(piece, &mut forms));
-    if forms.len() > before {
-        *known = Some(Arc::new(Known::new(forms)));
+    let mut secrets = known.as_ref().map(|known| known.secrets.clone()).unwrap_or_default();
+    if secrets.insert(secret.to_owned()) {
+        *known = Some(Arc::new(Known::new(secrets)));
         ANY.store(true, Ordering::Release);
     }
     true
+}
+
+/// Ends what [`hide`] began: the value is worth nothing any more, and is looked for no longer. For those that change often, so
+/// that they do not pile up.
+///
+/// ```
+/// use wieldy_core::redact;
+///
+/// assert!(redact::hide("once-a-token"));
+/// redact::unhide("once-a-token");
+/// assert_eq!(redact::text("it was once-a-token"), "it was once-a-token");
+/// ```
+pub fn unhide(secret: &str) {
+    let mut known = KNOWN.write().expect("no code panics while it holds the secrets");
+    let Some(mut secrets) = known.as_ref().map(|known| known.secrets.clone()) else { return };
+    if secrets.remove(secret.trim()) {
+        *known = (!secrets.is_empty()).then(|| Arc::new(Known::new(secrets)));
+    }
 }
 
 /// The secrets that are known, if there are any.
@@ -59,6 +75,7 @@ pub(super) fn known() -> Option<Arc<Known>> {
 
 /// All known secrets in all their forms.
 pub(super) struct Known {
+    secrets: BTreeSet<String>,
     /// In order.
     forms: Vec<Form>,
     longest: usize,
@@ -79,12 +96,14 @@ struct Edges {
 }
 
 impl Known {
-    fn new(forms: BTreeSet<Form>) -> Self {
+    fn new(secrets: BTreeSet<String>) -> Self {
+        let mut forms = BTreeSet::new();
+        secrets.iter().flat_map(|secret| pieces(secret)).for_each(|piece| add_forms(piece, &mut forms));
         let finder = AhoCorasick::new(forms.iter().map(|(text, _)| text)).expect("a few secrets fit into an automaton");
         let longest = forms.iter().map(|(text, _)| text.len()).max().unwrap_or_default();
         let mut begins = [false; 256];
         forms.iter().filter_map(|(text, _)| text.bytes().next()).for_each(|byte| begins[usize::from(byte)] = true);
-        Self { forms: forms.into_iter().collect(), longest, begins, finder }
+        Self { secrets, forms: forms.into_iter().collect(), longest, begins, finder }
     }
 
     pub(super) fn is_in(&self, text: &str) -> bool {

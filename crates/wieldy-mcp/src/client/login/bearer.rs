@@ -1,6 +1,7 @@
 //! What somebody who logged in sends along with each request, renewed before it is too old.
 
-use std::sync::{PoisonError, RwLock};
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use http::HeaderValue;
@@ -16,11 +17,16 @@ use super::{manager, with_secret};
 /// A token is renewed when it is taken for less than this.
 const AHEAD: Duration = Duration::from_secs(60);
 
+/// Tokens are hidden until they were replaced so often: they are worth nothing then.
+const GENERATIONS_HIDDEN: usize = 3;
+
 /// The token for one server, which nobody else gets.
 pub(in crate::client) struct Bearer {
     url: Url,
     settings: LoginSettings,
     known: RwLock<Known>,
+    /// What is hidden because of it, the oldest first.
+    hidden: Mutex<VecDeque<Vec<String>>>,
     /// Held by whoever renews it.
     renewing: tokio::sync::Mutex<()>,
 }
@@ -37,7 +43,13 @@ enum Known {
 
 impl Bearer {
     pub(in crate::client) fn new(url: Url, settings: LoginSettings) -> Self {
-        Self { url, settings, known: RwLock::new(Known::Unknown), renewing: tokio::sync::Mutex::default() }
+        Self {
+            url,
+            settings,
+            known: RwLock::new(Known::Unknown),
+            hidden: Mutex::default(),
+            renewing: tokio::sync::Mutex::default(),
+        }
     }
 
     /// The token, if somebody is logged in.
@@ -121,7 +133,25 @@ impl Bearer {
         let kept = Kept::read(file).map_err(|error| {
             Failure::Configuration(format!("its login cannot be read from `{}`: {error}", file.display()).into())
         })?;
-        Ok(kept.and_then(|kept| kept.of(&self.url)))
+        let kept = kept.and_then(|kept| kept.of(&self.url));
+        kept.iter().for_each(|kept| self.hide(kept.secrets()));
+        Ok(kept)
+    }
+
+    /// Hides secrets, and no longer those that were replaced some time ago.
+    fn hide(&self, secrets: Vec<String>) {
+        let mut hidden = self.hidden.lock().unwrap_or_else(PoisonError::into_inner);
+        if hidden.back() == Some(&secrets) {
+            return;
+        }
+        for secret in &secrets {
+            redact::hide(secret);
+        }
+        hidden.push_back(secrets);
+        let old = if hidden.len() > GENERATIONS_HIDDEN { hidden.pop_front() } else { None };
+        for secret in old.into_iter().flatten().filter(|old| !hidden.iter().flatten().any(|secret| secret == old)) {
+            redact::unhide(&secret);
+        }
     }
 
     /// Notes that the server wants a login, for whoever asks how it stands.

@@ -64,13 +64,14 @@ impl Kept {
             let told = format!("the file has version {}, and this program knows {VERSION}", kept.version);
             return Err(io::Error::new(io::ErrorKind::InvalidData, told));
         }
-        kept.hide();
         Ok(Some(kept))
     }
 
     /// Writes the whole file or nothing of it.
     pub(super) fn write(&self, path: &Path) -> io::Result<()> {
-        self.hide();
+        self.secrets().iter().for_each(|secret| {
+            redact::hide(secret);
+        });
         if let Some(folder) = path.parent() {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
@@ -112,11 +113,10 @@ impl Kept {
         Some(Token { header, until })
     }
 
-    fn hide(&self) {
+    /// What nobody may see.
+    pub(super) fn secrets(&self) -> Vec<String> {
         let texts = ["access_token", "refresh_token", "id_token"].into_iter().filter_map(|name| self.text(name));
-        for secret in texts.chain(self.client_secret.clone()) {
-            redact::hide(&secret);
-        }
+        texts.chain(self.client_secret.clone()).collect()
     }
 }
 

@@ -11,6 +11,8 @@ use reqwest::Url;
 use serde_json::{Value, json};
 use wieldy_core::{Status, redact};
 use wieldy_mcp::client::{Address, Answers, Login, LoginError, LoginSettings, LoginState, Reach};
+use wieldy_mcp::server::{Server, ServerOptions};
+use wieldy_server::{HttpOptions, HttpServer, Token};
 
 use super::bad_http::{ByHand, json_answer, plain};
 use super::{Stage, until};
@@ -281,6 +283,22 @@ async fn a_token_that_is_refused_is_renewed_and_the_call_made_then() {
 }
 
 #[tokio::test]
+async fn tokens_that_were_replaced_long_ago_are_forgotten() {
+    let pair = Pair::new().await;
+    pair.books().lasts = 30;
+    pair.log_in().await.unwrap();
+    let stage = pair.stage().await;
+    for _ in 0..3 {
+        assert_eq!(stage.call("echo", "x").await.text(), "x");
+    }
+    let given = pair.books().given;
+    let is_hidden = |number: usize| redact::text(&format!("refresh-token-{number}")) == "[redacted]";
+    let hidden: Vec<usize> = (1..=given).filter(|number| is_hidden(*number)).collect();
+    assert_eq!(hidden, [given - 2, given - 1, given]);
+    assert!(given > 4, "{given}");
+}
+
+#[tokio::test]
 async fn where_nothing_renews_it_a_login_is_wanted() {
     let pair = Pair::new().await;
     pair.log_in().await.unwrap();
@@ -345,6 +363,30 @@ async fn a_token_goes_to_nobody_but_the_server_it_is_for() {
     let stage = stage(address).await;
     assert_eq!(stage.state()["error"]["code"], "E3301");
     assert!(other.server.headers("authorization").iter().all(Option::is_none));
+}
+
+#[tokio::test]
+async fn what_a_client_of_ours_proves_itself_with_stays_here() {
+    let upstream = ByHand::new(async |_, _, _| None).await;
+    let stage = Stage::at(upstream.url()).await;
+    let mut options = HttpOptions::new("127.0.0.1:0".parse().unwrap());
+    options.tokens = vec![Token::new("a-token-of-ada", wieldy_core::Caller::agent("ada"))];
+    let endpoint = Server::new(stage.world.executor.clone(), ServerOptions::default()).http();
+    let door = HttpServer::bind(options).await.unwrap().route("/mcp", move |request| {
+        let endpoint = endpoint.clone();
+        async move { endpoint.handle(request).await }
+    });
+    let url = format!("http://{}/mcp", door.address());
+    let serving = tokio::spawn(door.serve(std::future::pending(), async {}));
+    let gateway = Stage::with("", |settings| {
+        settings.reach = Reach::Http(Address { bearer: Some("a-token-of-ada".into()), ..Address::new(url) });
+    })
+    .await;
+    assert_eq!(gateway.call("test__test__echo", "through").await.text(), "through");
+    assert!(upstream.headers("authorization").iter().all(Option::is_none));
+    let seen = upstream.seen.lock().unwrap();
+    assert!(!seen.iter().any(|(asked, headers, body)| format!("{asked}{headers:?}{body}").contains("of-ada")));
+    serving.abort();
 }
 
 #[tokio::test]
