@@ -26,19 +26,16 @@ pub(crate) fn run(root: &Path, nextest: bool, ci: bool) -> Result<()> {
             return Ok(());
         }
     };
-    let tests = match nextest {
-        true => ["nextest", "run", "--locked", "--package", "wieldy-cli", "--test", "foreign"].as_slice(),
-        false => &["test", "--locked", "--package", "wieldy-cli", "--test", "foreign"],
-    };
-    cargo(root, tests, Some(&folder))
-}
-
-fn cargo(root: &Path, arguments: &[&str], folder: Option<&Path>) -> Result<()> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    let status = cargo.args(arguments).envs(folder.map(|folder| (FOLDER, folder))).current_dir(root).status();
-    let status = status.with_context(|| format!("cannot start `cargo {}`", arguments.join(" ")))?;
+    cargo.args(if nextest { ["nextest", "run"].as_slice() } else { &["test"] });
+    cargo.args(["--locked", "--package", "wieldy-cli", "--test", "foreign"]);
+    if nextest && ci {
+        cargo.args(["--profile", "ci"]);
+    }
+    let status =
+        cargo.env(FOLDER, folder).current_dir(root).status().with_context(|| format!("cannot start {cargo:?}"))?;
     if !status.success() {
-        bail!("`cargo {}` ended with {status}", arguments.join(" "));
+        bail!("{cargo:?} ended with {status}");
     }
     Ok(())
 }

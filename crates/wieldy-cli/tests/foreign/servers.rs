@@ -74,7 +74,7 @@ fn all_servers_start_in_sandboxes_and_tell_their_tools() {
     }
     let server = |name: &str, server: &str, revision: &str, tools: &str| {
         json!({
-            "name": name, "transport": "stdio", "state": {"is": "ready"}, "revision": revision, "server": server,
+            "name": name, "transport": "stdio", "state": {"is": "ready"}, "login": null, "revision": revision, "server": server,
             "tools": tools, "changed": {}, "unusable": {}, "took_ms": null,
         })
     };

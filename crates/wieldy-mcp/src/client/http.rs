@@ -78,6 +78,22 @@ fn secret_value(name: &str, value: &str) -> Result<HeaderValue, String> {
     Ok(value)
 }
 
+/// What a server says to somebody whom it does not know: where to log in, and for what. Nothing where it does not mind.
+pub(super) async fn challenge(address: &Address) -> Option<String> {
+    let asked = client().ok()?.post(url(address).ok()?).headers(headers(address).ok()?);
+    let asked = asked
+        .header(header::ACCEPT, "application/json, text/event-stream")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(r#"{"jsonrpc":"2.0","id":0,"method":"ping"}"#)
+        .timeout(CONNECT_TIMEOUT);
+    let answer = asked.send().await.ok()?;
+    if answer.status() != reqwest::StatusCode::UNAUTHORIZED {
+        return None;
+    }
+    let mut said = answer.headers().get_all(header::WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok());
+    said.find(|said| said.get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case("bearer"))).map(str::to_owned)
+}
+
 /// The client of all servers; it keeps connections for the next request.
 fn client() -> Result<reqwest::Client, String> {
     static CLIENT: OnceLock<Result<reqwest::Client, String>> = OnceLock::new();

@@ -92,7 +92,9 @@ impl Login {
             return Err(LoginError::Address("there is no place where a login could be kept".into()));
         };
         let mut manager = manager(&url, settings).await.map_err(LoginError::Metadata)?;
-        let found = manager.resolve_metadata().await.map_err(LoginError::Metadata)?.metadata;
+        let challenge = http::challenge(address).await;
+        let found = manager.resolve_metadata_from_challenge(challenge.as_deref()).await;
+        let found = found.map_err(LoginError::Metadata)?.metadata;
         guarded::Rules::new(&url, settings.private).check(&found.authorization_endpoint).map_err(LoginError::Page)?;
         manager.set_metadata(found);
         let scopes = match settings.scopes.as_slice() {

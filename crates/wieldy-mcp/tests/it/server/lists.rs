@@ -112,3 +112,14 @@ async fn a_client_of_the_newest_revision_is_told_where_it_listens() {
     );
     wire.close().await;
 }
+
+#[tokio::test]
+async fn what_there_is_none_of_is_no_method() {
+    let world = World::new([Puppet::reading("echo", Act::Echo)]);
+    let mut wire = Wire::new(&world.executor).initialized("2025-11-25", json!({})).await;
+    for (id, method) in ["prompts/list", "logging/setLevel", "completion/complete"].into_iter().enumerate() {
+        let params = json!({"level": "info", "ref": {"type": "ref/prompt", "name": "a"}, "argument": {"name": "b", "value": ""}});
+        let told = wire.ask(id + 1, method, params).await;
+        assert_eq!(told, json!({"jsonrpc": "2.0", "id": id + 1, "error": {"code": -32601, "message": method}}));
+    }
+}
