@@ -237,10 +237,10 @@ fn program(
             variables.insert("HOME".into(), HOME.into());
             files.mounts.push(Mount { source: home, target: HOME.into(), writable: true });
         }
-        match &server.mounts {
-            Some(mounts) => files.mounts.extend(mounts.iter().cloned()),
-            None => files.mounts.extend(guessed(&found, &arguments, &cwd, &workspace, environment)),
-        }
+        // What its arguments name is guessed only where nobody says what it sees.
+        let named = if server.mounts.is_none() { arguments.as_slice() } else { &[] };
+        files.mounts.extend(guessed(&found, named, &cwd, &workspace, environment));
+        files.mounts.extend(server.mounts.iter().flatten().cloned());
         if server.cwd.is_some() && !seen(&cwd, &workspace, &files) {
             files.mounts.push(Mount { source: cwd.clone(), target: cwd.clone(), writable: false });
         }
