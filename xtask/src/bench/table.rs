@@ -113,6 +113,7 @@ impl std::fmt::Display for Goal {
         match self {
             Self::RatioAtMost(max) => write!(f, "≤ {max}×"),
             Self::RatioAtLeast(min) => write!(f, "≥ {min:.2}×"),
+            Self::TimeAtMost(max) if *max < 1e6 => write!(f, "p95 ≤ {:.0} µs", max / 1e3),
             Self::TimeAtMost(max) => write!(f, "p95 ≤ {:.0} ms", max / 1e6),
             Self::PerSecondAtLeast(min) => write!(f, "≥ {min:.0} /s"),
             Self::BytesAtMost(max) => write!(f, "≤ {:.0} KiB", max / 1024.0),
