@@ -59,6 +59,7 @@ const tools = {
     await server.sendToolListChanged();
     return [text('done')];
   },
+  test_argument_in_header: () => [text('called')],
   // These have to be confirmed, by wieldy.
   test_streaming_elicitation: () => [text('confirmed')],
   test_input_required_result_elicitation: () => [text('confirmed')],
@@ -66,9 +67,13 @@ const tools = {
   test_input_required_result_tampered_state: () => [text('confirmed')],
 };
 
+// What a proxy may read in a header must be what is called.
+const copied = { type: 'object', properties: { region: { type: 'string', 'x-mcp-header': 'Region' } } };
+const schema = (name) => (name === 'test_argument_in_header' ? copied : { type: 'object' });
+
 const server = new Server({ name: 'fixtures', version: '1' }, { capabilities: { tools: { listChanged: true }, logging: {} } });
 server.setRequestHandler(ListToolsRequestSchema, () => ({
-  tools: Object.keys(tools).map((name) => ({ name, description: name, inputSchema: { type: 'object' } })),
+  tools: Object.keys(tools).map((name) => ({ name, description: name, inputSchema: schema(name) })),
 }));
 server.setRequestHandler(CallToolRequestSchema, async ({ params }, extra) => {
   try {

@@ -34,6 +34,8 @@ struct Kept {
 pub(crate) struct Seen {
     /// What is listed, by name.
     pub(crate) listed: Vec<Tool>,
+    /// Of what is listed, the tools of which arguments are copied into headers.
+    copied: Vec<Tool>,
     /// All that is shown, listed or found.
     tools: Vec<Arc<Registered>>,
     index: OnceLock<Index>,
@@ -45,6 +47,18 @@ impl Seen {
         let index = self.index.get_or_init(|| Index::new(self.tools.iter().map(|tool| tool.spec())));
         index.best(words, count).into_iter().map(|at| &self.tools[at]).collect()
     }
+}
+
+impl Seen {
+    /// The tool of this name, where copies of its arguments in headers have to be compared.
+    pub(crate) fn copied(&self, name: &str) -> Option<&Tool> {
+        self.copied.iter().find(|tool| tool.name == name)
+    }
+}
+
+/// Whether a schema names headers that arguments are copied into.
+fn names_headers(tool: &Tool) -> bool {
+    serde_json::to_string(&*tool.input_schema).is_ok_and(|schema| schema.contains(r#""x-mcp-header""#))
 }
 
 impl Catalogue {
@@ -69,7 +83,8 @@ impl Catalogue {
             listed.extend(tools.iter().map(|tool| convert::tool(tool.spec())));
         }
         listed.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        let seen = Arc::new(Seen { listed, tools, index: OnceLock::new() });
+        let copied = listed.iter().filter(|tool| names_headers(tool)).cloned().collect();
+        let seen = Arc::new(Seen { listed, copied, tools, index: OnceLock::new() });
         if kept.lists.len() == KINDS_MAX {
             kept.lists.remove(0);
         }

@@ -121,6 +121,11 @@ impl Connection {
 type Answered = Result<CallToolResponse, ErrorData>;
 
 impl ServerHandler for Connection {
+    /// Asked over HTTP, before anybody calls: what a proxy reads in the headers must be what is called.
+    fn get_tool(&self, name: &str) -> Option<Tool> {
+        self.shared.catalogue.of(&self.shared, &Caller::local()).copied(name).cloned()
+    }
+
     fn get_info(&self) -> ServerConfig {
         let capabilities = ServerCapabilities::builder()
             .enable_tools()
@@ -174,11 +179,6 @@ impl ServerHandler for Connection {
             options: Options { confirmer, ..Options::default() },
         });
         request.follow(Work::Own(begun)).await
-    }
-
-    /// Asked about each call that names its tool in a header too.
-    fn get_tool(&self, _name: &str) -> Option<Tool> {
-        None
     }
 
     async fn on_initialized(&self, context: NotificationContext<RoleServer>) {

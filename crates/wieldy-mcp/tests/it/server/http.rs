@@ -14,7 +14,8 @@ use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig
 use rmcp::{ClientHandler, ErrorData, RoleClient};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Caller, Executor, ToolSpec};
+use wieldy_core::{Caller, Executor, Status, ToolSpec};
+use wieldy_mcp::client::{Address, Reach, ServerSettings, Upstreams};
 use wieldy_mcp::server::{Server, ServerOptions};
 use wieldy_server::{HttpOptions, HttpServer, Token};
 use wieldy_testkit::{Act, Puppet, World};
@@ -29,11 +30,15 @@ struct Door {
 
 impl Door {
     async fn new(executor: &Executor) -> Self {
+        Self::with(executor, ServerOptions::default()).await
+    }
+
+    async fn with(executor: &Executor, serving: ServerOptions) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut options = HttpOptions::new("127.0.0.1:0".parse().unwrap());
         let tenant = |agent: &str| Caller { tenant: Some(agent.to_uppercase()), ..Caller::agent(agent) };
         options.tokens = vec![Token::new("token-ada", tenant("ada")), Token::new("token-bob", tenant("bob"))];
-        let endpoint = Server::new(executor.clone(), ServerOptions::default()).http();
+        let endpoint = Server::new(executor.clone(), serving).http();
         let server = HttpServer::bind(options).await.unwrap().route("/mcp", move |request| {
             let endpoint = endpoint.clone();
             async move { endpoint.handle(request).await }
@@ -186,6 +191,20 @@ async fn a_request_of_the_newest_revision_is_answered_with_json() {
 }
 
 #[tokio::test]
+async fn copies_of_arguments_in_headers_must_be_the_same() {
+    let schema = json!({"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}});
+    let spec = ToolSpec { input_schema: schema, ..ToolSpec::new("echo", "").read_only() };
+    let world = World::new([Puppet::new(spec, [Act::Echo]).0]);
+    let door = Door::new(&world.executor).await;
+    let mut message = call("echo", Some(meta(json!({}))));
+    message["params"]["arguments"] = json!({"region": "north"});
+    for (copy, status) in [("south", StatusCode::BAD_REQUEST), ("north", StatusCode::OK)] {
+        let headers = [MODERN.as_slice(), &[("mcp-param-region", copy)]].concat();
+        assert_eq!(door.post("ada", &headers, &message).await.status(), status, "{copy}");
+    }
+}
+
+#[tokio::test]
 async fn a_session_of_somebody_else_looks_like_none() {
     let world = World::new([Puppet::reading("echo", Act::Echo)]);
     let door = Door::new(&world.executor).await;
@@ -242,4 +261,42 @@ async fn what_is_no_message_is_refused() {
     }
     let response = door.post("ada", &MODERN, &call("echo", Some(meta(json!({}))))).await;
     assert_eq!(response.status(), StatusCode::OK);
+}
+
+/// wieldy behind wieldy: what takes long becomes a task there, which is asked for here until it is over.
+#[tokio::test]
+async fn a_call_that_becomes_a_task_elsewhere_is_followed_to_its_end() {
+    let inner = World::new([Puppet::reading("slow", Act::Take(Duration::from_millis(300)))]);
+    let door = Door::with(
+        &inner.executor,
+        ServerOptions { task_after: Duration::from_millis(20), ..ServerOptions::default() },
+    )
+    .await;
+    let outer = World::new([]);
+    let address = Address { bearer: Some("token-ada".into()), ..Address::new(door.url()) };
+    let settings = vec![ServerSettings::new("inner", Reach::Http(address))];
+    let upstreams = Upstreams::new(&outer.executor, settings, Default::default()).unwrap();
+    upstreams.discover(|name| name == "inner").await;
+    let result = outer.call("inner__slow", json!({})).await;
+    assert_eq!(result.status, Status::Success, "{:?}", result.error);
+    let begun = inner.events().iter().filter(|event| event.body.name() == "tool.call.started").count();
+    assert_eq!(begun, 1, "asking for it does not begin it again");
+
+    let id = outer.executor.spawn(wieldy_core::Call::new("inner__slow", json!({})));
+    let began = |world: &World| world.events().iter().filter(|event| event.body.name() == "tool.call.started").count();
+    while began(&inner) < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(outer.executor.cancel(id), 1);
+    assert_eq!(outer.executor.wait(id, &Caller::local()).await.unwrap().status, Status::Cancelled);
+    let cancelled = || inner.events().iter().any(|event| event.body.name() == "tool.call.cancelled");
+    for _ in 0..200 {
+        if cancelled() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(cancelled(), "it is cancelled there too");
+    upstreams.close().await;
 }
