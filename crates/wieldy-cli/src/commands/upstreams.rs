@@ -169,7 +169,7 @@ async fn pin(servers: &Upstreams, wanted: &[String], yes: bool, printer: &Printe
             }
         }
         let changed = status.changed.len();
-        if let Some(Err(error)) = servers.agree(&status.name).await {
+        if let Some(Err(error)) = servers.agree(&status) {
             return Err(Failure::from(error));
         }
         printer.tell(&format!(

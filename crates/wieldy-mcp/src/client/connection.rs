@@ -19,14 +19,15 @@ use tokio::sync::Notify;
 use wieldy_core::{CallError, Code, Outcome, Run, RunError, Sandbox};
 
 use super::definition::Definition;
-use super::failure::Failure;
+use super::failure::{Failure, first_of};
 use super::settings::{Reach, ServerSettings};
 use super::watched::{Progress, Watched};
 use super::{http, stdio};
 use crate::convert;
 
-/// How many tools a server may have: one that goes on and on has none.
+/// How many tools a server may have, and on how many pages: one that goes on and on has none.
 const TOOLS_MAX: usize = 4096;
+const PAGES_MAX: usize = 1024;
 /// How often a task is asked for, where the server does not say.
 const POLL_DEFAULT: Duration = Duration::from_millis(500);
 /// The revisions that are tried without a handshake.
@@ -158,18 +159,19 @@ impl Connection {
     /// All tools that the server tells of.
     pub(super) async fn tools(&self) -> Result<Vec<Definition>, Failure> {
         let (mut tools, mut cursor) = (Vec::new(), None);
-        loop {
+        for _ in 0..PAGES_MAX {
             let page = PaginatedRequestParams::default().with_cursor(cursor);
             let page = self.service.list_tools(Some(page)).await?;
             tools.extend(page.tools.into_iter().map(Definition::told));
-            cursor = page.next_cursor.filter(|_| !tools.is_empty());
+            if tools.len() > TOOLS_MAX {
+                break;
+            }
+            cursor = page.next_cursor;
             if cursor.is_none() {
                 return Ok(tools);
             }
-            if tools.len() > TOOLS_MAX {
-                return Err(Failure::protocol(format!("a list of more than {TOOLS_MAX} tools")));
-            }
         }
+        Err(Failure::protocol(format!("a list of more than {TOOLS_MAX} tools or {PAGES_MAX} pages")))
     }
 
     /// Calls a tool. Progress is passed on; should the run have to end, the server is told.
@@ -315,12 +317,6 @@ fn outcome(result: CallToolResult) -> Outcome {
     let said = said.trim();
     let message = if said.is_empty() { "the tool says that it failed" } else { said };
     outcome.failed(CallError::new(Code::ToolReportedError, first_of(message)))
-}
-
-/// As much as fits into an error; the whole is in the content.
-fn first_of(text: &str) -> &str {
-    const BYTES_MAX: usize = 500;
-    &text[..text.floor_char_boundary(BYTES_MAX)]
 }
 
 /// A request whose answer is awaited. Dropped before, it tells the server that nobody waits any more.

@@ -61,8 +61,8 @@ impl Failure {
         Self::Unreached(why.into())
     }
 
-    pub(crate) fn protocol(why: impl Into<Arc<str>>) -> Self {
-        Self::Protocol { message: why.into(), code: None }
+    pub(crate) fn protocol(why: impl AsRef<str>) -> Self {
+        Self::Protocol { message: first_of(why.as_ref()).into(), code: None }
     }
 
     /// What a call is told that needed the server `name`; `patience` is how long it is left alone.
@@ -144,8 +144,14 @@ impl From<ErrorData> for Failure {
         if error.data.as_ref().is_some_and(|data| data == OURS) {
             return Self::Transport(error.message.as_ref().into());
         }
-        Self::Protocol { message: error.message.as_ref().into(), code: Some(error.code.0) }
+        Self::Protocol { message: first_of(&error.message).into(), code: Some(error.code.0) }
     }
+}
+
+/// As much of what a server says as fits into an error or a line of progress.
+pub(super) fn first_of(text: &str) -> &str {
+    const BYTES_MAX: usize = 500;
+    &text[..text.floor_char_boundary(BYTES_MAX)]
 }
 
 impl From<ServiceError> for Failure {

@@ -76,22 +76,25 @@ impl Pins {
     }
 
     /// Changes what is known of a server, in the file too. What other processes wrote there meanwhile is kept.
+    ///
+    /// Where the file cannot be used, what was known so far is changed all the same: whoever compares must not find less than
+    /// there was.
     pub fn change(&self, name: &str, change: impl FnOnce(&mut PinnedServer)) -> Result<(), PinsError> {
         let mut servers = self.lock();
         let Some(path) = &self.path else {
             change(servers.entry(name.to_owned()).or_default());
             return Ok(());
         };
-        let failed = |source| PinsError { path: path.clone(), doing: "written", source };
-        let _alone = locked(path).map_err(failed)?;
-        *servers = read(path).map_err(failed)?;
+        let alone = locked(path).and_then(|alone| {
+            *servers = read(path)?;
+            Ok(alone)
+        });
         let before = servers.get(name).cloned();
         let server = servers.entry(name.to_owned()).or_default();
         change(server);
-        if before.as_ref() == Some(server) {
-            return Ok(());
-        }
-        write(path, &servers).map_err(failed)
+        let is_same = before.as_ref() == Some(server);
+        let written = alone.and_then(|_alone| if is_same { Ok(()) } else { write(path, &servers) });
+        written.map_err(|source| PinsError { path: path.clone(), doing: "written", source })
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, PinnedServer>> {
@@ -185,6 +188,27 @@ mod tests {
             assert_eq!(error.to_string(), format!("the pinned definitions in `{}` cannot be read", path.display()));
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
         }
+    }
+
+    #[test]
+    fn where_the_file_cannot_be_used_nothing_that_was_known_is_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pins.json");
+        let pins = Pins::open(&path).unwrap();
+        add(&pins, "git", "log");
+        // Damaged while we run, and then in the place of the file that keeps others out.
+        for broken in ["pins.json", "pins.lock"] {
+            fs::write(folder.path().join("pins.json"), "{").unwrap();
+            if broken == "pins.lock" {
+                fs::remove_file(folder.path().join(broken)).unwrap();
+                fs::create_dir(folder.path().join(broken)).unwrap();
+            }
+            let mut known = Vec::new();
+            let told = pins.change("git", |server| known.extend(server.tools.keys().cloned())).unwrap_err();
+            assert_eq!(told.to_string(), format!("the pinned definitions in `{}` cannot be written", path.display()));
+            assert_eq!(known, ["log"], "{broken}");
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap(), "{", "it stays as it is");
     }
 
     #[test]

@@ -62,6 +62,8 @@ pub(super) enum Life {
 /// What is known of the tools of a server.
 #[derive(Default)]
 struct Tools {
+    /// As the server told them last.
+    told: Vec<Definition>,
     /// The names they are registered by, with the server's own.
     registered: BTreeMap<String, String>,
     /// Those that changed, with the difference.
@@ -271,6 +273,7 @@ impl Upstream {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(target: "wieldy::mcp", server, error, "what the tools of a server are now is not remembered");
         }
+        self.tools().told.clone_from(&told);
         self.tools().changed = changes.iter().map(|(name, (_, diff))| (name.clone(), diff.clone())).collect();
         let taken: Vec<&Definition> = told.iter().filter(|tool| self.settings.tools.takes(&tool.name)).collect();
         self.unregister(|name| taken.iter().all(|tool| tool.name != name));
@@ -293,6 +296,13 @@ impl Upstream {
     fn register(&self, definition: &Definition) {
         let (Some(this), Some(executor)) = (self.this.upgrade(), self.executor()) else { return };
         let mut spec = definition.spec(&self.settings);
+        let holder = self.tools().registered.iter().find(|(_, name)| **name == spec.name).map(|(tool, _)| tool.clone());
+        if let Some(holder) = holder.filter(|holder| *holder != definition.name) {
+            let reason = format!("its tool `{holder}` has the name `{}` already", spec.name);
+            tracing::warn!(target: "wieldy::mcp", server = self.settings.name, tool = definition.name, reason, "a tool is left out");
+            self.tools().unusable.insert(definition.name.clone(), reason);
+            return;
+        }
         let make = |spec| Arc::new(UpstreamTool::new(Arc::clone(&this), definition.name.clone(), spec));
         let mut registered = executor.register(make(spec.clone()));
         // An answer that nobody can check is still an answer.
@@ -340,19 +350,27 @@ impl Upstream {
         tools.unusable.retain(|name, _| !gone(name));
     }
 
-    /// Agrees to the tools as the server tells them now.
-    pub(super) async fn agree(&self) -> Result<(), RunError> {
-        let connection = self.connection().await?;
-        let failed = |failure: Failure| RunError::from(failure.error(&self.settings.name, None));
-        let told = connection.tools().await.map_err(failed)?;
-        let agreed = self.pins.change(&self.settings.name, |pinned| {
+    /// Agrees to the tools as somebody has seen them: to the changes that were shown and to no others.
+    pub(super) fn agree(&self, seen: &BTreeMap<String, String>) -> Result<(), CallError> {
+        let server = &self.settings.name;
+        let (told, is_seen) = {
+            let tools = self.tools();
+            (tools.told.clone(), tools.changed == *seen)
+        };
+        if !is_seen {
+            let again = format!("the MCP server `{server}` changed its tools again while somebody looked at them");
+            return Err(CallError::new(Code::PermissionDenied, again)
+                .suggest(format!("`wieldy mcp pin {server}` shows them as they are now")));
+        }
+        let revision = self.pins.server(server).revision;
+        let agreed = self.pins.change(server, |pinned| {
             pinned.tools = told.iter().map(|tool| (tool.name.clone(), PinnedTool::of(tool.clone()))).collect();
         });
         agreed.map_err(|error| {
             let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
-            RunError::from(CallError::new(Code::Configuration, format!("{error}{source}")))
+            CallError::new(Code::Configuration, format!("{error}{source}"))
         })?;
-        self.learn(told, connection.revision());
+        self.learn(told, revision);
         Ok(())
     }
 

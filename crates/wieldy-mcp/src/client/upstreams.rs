@@ -131,10 +131,11 @@ impl Upstreams {
         .await
     }
 
-    /// Agrees to the tools of a server as it tells them now; nothing if there is no server of that name.
-    pub async fn agree(&self, name: &str) -> Option<Result<ServerStatus, CallError>> {
-        let server = self.servers.iter().find(|server| server.settings.name == name)?;
-        Some(server.agree().await.map(|()| status(server)).map_err(|error| *error.error))
+    /// Agrees to the tools of a server as somebody has seen them in its status: what it changed since then is not agreed to.
+    /// Nothing if there is no server of that name.
+    pub fn agree(&self, seen: &ServerStatus) -> Option<Result<ServerStatus, CallError>> {
+        let server = self.servers.iter().find(|server| server.settings.name == seen.name)?;
+        Some(server.agree(&seen.changed).map(|()| status(server)))
     }
 
     /// How the servers stand.

@@ -12,6 +12,8 @@ use rmcp::service::{RoleClient, RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
 use wieldy_core::Run;
 
+use super::failure::first_of;
+
 /// The runs that wait for an answer, by the token that their progress carries.
 #[derive(Clone, Default)]
 pub(super) struct Progress {
@@ -47,7 +49,7 @@ impl Progress {
         let run = self.runs().get(&told.progress_token).cloned();
         if let Some(run) = run {
             let percent = told.total.filter(|total| *total > 0.0).map(|total| told.progress / total * 100.0);
-            run.progress(percent, told.message.clone().unwrap_or_default());
+            run.progress(percent, first_of(told.message.as_deref().unwrap_or_default()));
         }
         true
     }

@@ -74,9 +74,15 @@ async fn a_server_that_never_tells_its_tools_is_given_up() {
 
 #[tokio::test]
 async fn a_list_of_tools_without_an_end_is_no_list() {
-    let stage = Stage::of("endless tools").await;
-    assert_eq!(stage.state()["error"]["message"], "the MCP server `test` answered: a list of more than 4096 tools");
-    assert_eq!(stage.tools(), Vec::<String>::new());
+    for behaviour in ["endless tools", "endless pages"] {
+        let stage = Stage::of(behaviour).await;
+        assert_eq!(
+            stage.state()["error"]["message"],
+            "the MCP server `test` answered: a list of more than 4096 tools or 1024 pages",
+            "{behaviour}"
+        );
+        assert_eq!(stage.tools(), Vec::<String>::new());
+    }
 }
 
 #[tokio::test]
@@ -110,6 +116,8 @@ async fn an_answer_that_is_none_ends_the_call_at_once() {
 async fn errors_of_the_protocol_and_of_the_tool_are_told_apart() {
     assert_eq!(told("refuses").await, ("E3202".into(), false, "the MCP server `test` answered: no such thing".into()));
     assert_eq!(told("breaks").await, ("E3202".into(), false, "the MCP server `test` answered: out of luck".into()));
+    let (_, _, message) = told("rants").await;
+    assert_eq!(message, format!("the MCP server `test` answered: {}", "x".repeat(500)));
     assert_eq!(told("reports").await, ("E3203".into(), false, "the disk is full".into()));
 }
 

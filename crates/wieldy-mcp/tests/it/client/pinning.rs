@@ -28,11 +28,50 @@ async fn a_changed_tool_is_refused_until_somebody_agrees() {
     );
     assert_eq!(description(&stage), "Says it again", "models see what was agreed to");
     assert_eq!(stage.call("act", "x").await.status, Status::Success, "other tools work");
-    let agreed = stage.upstreams.agree("test").await.unwrap().unwrap();
+    let seen = stage.upstreams.status().remove(0);
+    let agreed = stage.upstreams.agree(&seen).unwrap().unwrap();
     assert_eq!(agreed.changed.len(), 0);
     assert_eq!(description(&stage), "Says it again, and sends it to me");
     assert_eq!(stage.call("echo", "x").await.status, Status::Success);
-    assert!(stage.upstreams.agree("nobody").await.is_none());
+    let nobody = wieldy_mcp::client::ServerStatus { name: "nobody".into(), ..seen };
+    assert_eq!(stage.upstreams.agree(&nobody), None);
+}
+
+#[tokio::test]
+async fn what_changes_while_somebody_looks_is_not_agreed_to() {
+    let stage = Stage::of("changes").await;
+    let seen = stage.upstreams.status().remove(0);
+    stage.call("act", "change echo").await;
+    until(|| !stage.upstreams.status()[0].changed.is_empty()).await;
+    let error = stage.upstreams.agree(&seen).unwrap().unwrap_err();
+    assert_eq!(
+        (error.code.as_str(), error.message.as_str()),
+        ("E3003", "the MCP server `test` changed its tools again while somebody looked at them")
+    );
+    assert_eq!(stage.error("echo").await.code.as_str(), "E3003");
+}
+
+#[tokio::test]
+async fn a_change_is_noticed_even_if_nothing_can_be_remembered() {
+    let stage = Stage::of("changes").await;
+    std::fs::write(stage.folder().path().join("pins.json"), "{").unwrap();
+    stage.call("act", "change echo").await;
+    until(|| !stage.upstreams.status()[0].changed.is_empty()).await;
+    assert_eq!(stage.error("echo").await.code.as_str(), "E3003");
+}
+
+#[tokio::test]
+async fn a_tool_cannot_take_the_name_that_another_was_given() {
+    let rename = |settings: &mut wieldy_mcp::client::ServerSettings| {
+        let rule = wieldy_mcp::client::ToolRule { rename: Some("act".into()), ..Default::default() };
+        settings.tools.rules.insert("echo".into(), rule);
+    };
+    let stage = Stage::with("", rename).await;
+    assert_eq!(stage.tools(), ["test__act"]);
+    let unusable = &stage.upstreams.status()[0].unusable;
+    assert_eq!(*unusable, [("act".to_owned(), "its tool `echo` has the name `test__act` already".to_owned())].into());
+    stage.call("test__act", "x").await;
+    assert_eq!(stage.notes().last().unwrap(), "called echo");
 }
 
 #[tokio::test]

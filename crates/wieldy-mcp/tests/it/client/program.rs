@@ -59,6 +59,9 @@ impl Server {
                     let tools: Vec<Value> = (0..100).map(|number| tool(&format!("t{number}"))).collect();
                     self.say(json!({"jsonrpc": "2.0", "id": id, "result": {"tools": tools, "nextCursor": "more"}}));
                 }
+                "tools/list" if self.behaviour == "endless pages" => {
+                    self.say(json!({"jsonrpc": "2.0", "id": id, "result": {"tools": [], "nextCursor": "more"}}));
+                }
                 "tools/list" => {
                     let tools = self.tools();
                     self.say(json!({"jsonrpc": "2.0", "id": id, "result": {"tools": tools}}));
@@ -170,6 +173,8 @@ impl Server {
             "refuses" => {
                 self.say(json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32602, "message": "no such thing"}}))
             }
+            "rants" => self
+                .say(json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32603, "message": "x".repeat(5_000_000)}})),
             "breaks" => {
                 self.say(json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32603, "message": "out of luck"}}))
             }
