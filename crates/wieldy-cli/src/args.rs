@@ -127,7 +127,7 @@ pub(crate) struct CallArgs {
     pub(crate) args: Option<String>,
     #[command(flatten)]
     pub(crate) run: RunArgs,
-    /// Begin the call and return at once (needs a server, which this version does not have)
+    /// Begin the call and return at once (needs the REST API of a server, which this version does not have)
     #[arg(long = "async")]
     pub(crate) in_background: bool,
     /// Ask for a confirmation even where neither tool nor policy wants one

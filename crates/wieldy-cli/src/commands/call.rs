@@ -24,7 +24,7 @@ pub(crate) fn run(
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     if args.in_background {
-        let told = anyhow!("`--async` needs a running server, which this version does not have");
+        let told = anyhow!("`--async` needs the REST API of a server, which this version does not have");
         return Err(Failure::usage(told).hint("without `--async` the command waits for the result"));
     }
     let arguments = arguments(args.args.as_deref(), &args.pairs)?;

@@ -131,7 +131,7 @@ exit: 2
 ----- stdout -----
 
 ----- stderr -----
-error: `--async` needs a running server, which this version does not have
+error: `--async` needs the REST API of a server, which this version does not have
 hint: without `--async` the command waits for the result
 ");
 }
