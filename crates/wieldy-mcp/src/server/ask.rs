@@ -20,8 +20,10 @@ use wieldy_core::{Answer, BoxFuture, Caller, Confirmation, Confirmer, ExecutionI
 
 /// How many calls may wait for answers.
 const QUESTIONS_MAX: usize = 1024;
-/// How much of a call's arguments is shown.
-const ARGUMENTS_CHARS_MAX: usize = 2000;
+/// How long arguments may be to be shown to a person. They are shown whole: what is not seen cannot be agreed to.
+const ARGUMENTS_BYTES_MAX: usize = 16 * 1024;
+/// How much of a title is shown, which others may have chosen.
+const TITLE_CHARS_MAX: usize = 64;
 /// The name of the one question.
 const QUESTION: &str = "confirm";
 
@@ -61,6 +63,9 @@ impl Default for Desk {
 impl Confirmer for Desk {
     fn confirm<'a>(&'a self, question: &'a Confirmation) -> BoxFuture<'a, Result<Answer, String>> {
         Box::pin(async move {
+            if question.arguments.to_string().len() > ARGUMENTS_BYTES_MAX {
+                return Err(format!("arguments of over {ARGUMENTS_BYTES_MAX} bytes cannot be shown to a person"));
+            }
             let (answer, answered) = oneshot::channel();
             let _put = self.put(question, answer)?;
             let is_approved = answered.await.map_err(|_| "whoever was asked went away".to_owned())?;
@@ -180,14 +185,13 @@ impl Asked<'_> {
 pub(crate) fn params(question: &Confirmation) -> ElicitRequestParams {
     let tool = &question.tool;
     let named = match &tool.title {
-        Some(title) => format!("{title} (`{}`)", tool.name),
+        Some(title) => {
+            let title: String = title.chars().filter(|c| !c.is_control()).take(TITLE_CHARS_MAX).collect();
+            format!("`{}` ({title})", tool.name)
+        }
         None => format!("`{}`", tool.name),
     };
-    let arguments = question.arguments.to_string();
-    let mut shown: String = arguments.chars().take(ARGUMENTS_CHARS_MAX).collect();
-    if shown.len() < arguments.len() {
-        shown.push_str(" …");
-    }
+    let shown = &question.arguments;
     ElicitRequestParams::FormElicitationParams {
         meta: None,
         message: format!("May the tool {named} run ({})?\n{shown}", question.reason),

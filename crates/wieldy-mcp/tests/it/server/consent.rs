@@ -149,3 +149,24 @@ async fn without_a_way_to_ask_the_call_needs_one() {
     modern.close().await;
     world.check();
 }
+
+#[tokio::test]
+async fn arguments_are_shown_whole_or_nobody_is_asked() {
+    let spec = ToolSpec { title: Some(format!("Safe\n{}", "x".repeat(100))), ..ToolSpec::new("wipe", "").confirm() };
+    let (tool, strings) = Puppet::new(spec, [Act::Say("wiped")]);
+    let world = World::new([tool]);
+    let mut wire = Wire::new(&world.executor).initialized("2025-06-18", json!({"elicitation": {}})).await;
+    let arguments = json!({"note": "x".repeat(10_000), "disk": 1});
+    let asked = wire.ask(1, "tools/call", json!({"name": "wipe", "arguments": arguments})).await;
+    let title = format!("Safe{}", "x".repeat(60));
+    assert_eq!(
+        asked["params"]["message"],
+        format!("May the tool `wipe` ({title}) run (the tool requires it)?\n{arguments}")
+    );
+    wire.send(&json!({"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "decline"}})).await;
+    assert_eq!(code(&wire.next().await.unwrap()), "E3005");
+    let answer = wire.call(2, "wipe", json!({"note": "x".repeat(20_000), "disk": 1})).await;
+    assert_eq!((code(&answer), strings.runs()), (&json!("E3005"), 0), "{answer}");
+    wire.close().await;
+    world.check();
+}
