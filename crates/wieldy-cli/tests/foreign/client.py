@@ -72,7 +72,9 @@ async def main():
             async def stop(*_):
                 scope.cancel()
 
-            await call("Bash", {"command": "while true; do echo on; sleep 0.1; done"}, stop)
+            # Quiet after that: the SDK of 2025 does not say that it stops waiting, and breaks down if it is told of progress
+            # while it says goodbye.
+            await call("Bash", {"command": "echo on; sleep 0.2; echo on; sleep 600"}, stop)
         told["cancelled"] = scope.cancelled_caught
         told["confirmed"] = await call("ask", {})
         told["declined"] = await call("ask", {})
