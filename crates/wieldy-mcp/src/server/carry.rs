@@ -8,18 +8,19 @@ use std::task::{Context, Poll};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, OptionFuture};
 use jiff::Timestamp;
+use rmcp::ErrorData;
 use rmcp::model::{
-    CallToolResponse, CallToolResult, ContentBlock, CreateTaskResult, ElicitResult, MetaObject,
-    ProgressNotificationParam, ProgressToken, Task, TaskStatus,
+    CallToolResult, ContentBlock, CreateTaskResult, ElicitResult, MetaObject, ProgressNotificationParam, ProgressToken,
+    Task, TaskStatus,
 };
-use rmcp::service::{Peer, RequestContext, ServiceError};
-use rmcp::{ErrorData, RoleServer};
 use serde_json::json;
 use tokio::time::Instant;
 use wieldy_core::{Begun, Body, Caller, Code, Confirmation, ExecutionId, Observer, Seen, ToolResult};
 
 use super::Shared;
 use super::ask::{self, Asked};
+use super::call::Answered;
+use super::client::{Client, Line, Way};
 use crate::convert::{self, META_EXECUTION};
 
 /// How often a client should ask for a task.
@@ -35,24 +36,11 @@ pub(crate) const RESULT_WAIT: &str = "result_wait";
 /// Under this name a handle says in its `_meta` how the call stands.
 const META_STATUS: &str = "wieldy/status";
 
-/// How the client's user can be asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// Not at all.
-    None,
-    /// By a request of ours.
-    Elicitation,
-    /// By an answer that the client comes back from.
-    InputRequired,
-}
-
 /// What is known of the request that a call is made for.
 pub(crate) struct Request<'a> {
     pub(crate) shared: &'a Shared,
-    pub(crate) context: &'a RequestContext<RoleServer>,
+    pub(crate) client: &'a Client,
     pub(crate) asked: Asked<'a>,
-    pub(crate) way: Way,
-    pub(crate) is_modern: bool,
 }
 
 /// The call: carried on by us, or by the executor.
@@ -108,7 +96,7 @@ impl Work {
 
 impl Request<'_> {
     /// Follows a call until there is an answer.
-    pub(crate) async fn follow(self, mut work: Work) -> Result<CallToolResponse, ErrorData> {
+    pub(crate) async fn follow(self, mut work: Work) -> Answered {
         // Most calls are over before anybody could wait for them.
         let first = poll_fn(|context| Poll::Ready(work.poll_step(self.shared, context))).await;
         if let Poll::Ready(Step::Ended(result)) = first {
@@ -117,13 +105,12 @@ impl Request<'_> {
         Box::pin(self.wait(work, first)).await
     }
 
-    async fn wait(self, mut work: Work, first: Poll<Step>) -> Result<CallToolResponse, ErrorData> {
-        let (shared, id) = (self.shared, work.id());
-        let mut progress = self.context.meta.get_progress_token().map(|token| Progress::new(shared, id, token));
+    async fn wait(self, mut work: Work, first: Poll<Step>) -> Answered {
+        let (shared, client, id) = (self.shared, self.client, work.id());
+        let mut progress = client.token.clone().map(|token| Progress::new(shared, id, token));
         let mut sending: Option<BoxFuture<'static, ()>> = None;
-        let mut asking: Option<BoxFuture<'static, Result<ElicitResult, ServiceError>>> = None;
-        let knows_tasks = self.context.client_capabilities().is_some_and(|client| client.supports_tasks());
-        let patience = if knows_tasks { Some(shared.options.task_after) } else { shared.options.patience };
+        let mut asking: Option<BoxFuture<'static, Option<ElicitResult>>> = None;
+        let patience = if client.knows_tasks { Some(shared.options.task_after) } else { shared.options.patience };
         let mut give_up = patience.map(|patience| Instant::now() + patience);
         let mut is_cancelled = false;
         let mut step = first;
@@ -132,18 +119,17 @@ impl Request<'_> {
                 Poll::Pending => {}
                 Poll::Ready(Step::Ended(result)) => {
                     if let Some(progress) = progress {
-                        tell_rest(progress, sending, &self.context.peer).await;
+                        tell_rest(progress, sending, &client.line).await;
                     }
                     return self.answer(*result);
                 }
                 Poll::Ready(Step::Forgotten) => return Ok(unknown(id).into()),
-                Poll::Ready(Step::Asks(question)) if self.way == Way::InputRequired => {
+                Poll::Ready(Step::Asks(question)) if client.way == Way::InputRequired => {
                     work.into_task();
                     return Ok(shared.desk.input_required(&question, &self.asked).into());
                 }
                 Poll::Ready(Step::Asks(question)) => {
-                    let peer = self.context.peer.clone();
-                    asking = Some(Box::pin(async move { peer.create_elicitation(ask::params(&question)).await }));
+                    asking = Some(client.line.ask(ask::params(&question)));
                 }
             }
             // A person may take longer than a program.
@@ -151,7 +137,7 @@ impl Request<'_> {
             step = tokio::select! {
                 biased;
                 step = poll_fn(|context| work.poll_step(shared, context)) => Poll::Ready(step),
-                () = self.context.ct.cancelled(), if !is_cancelled => {
+                () = client.gone.cancelled(), if !is_cancelled => {
                     is_cancelled = true;
                     shared.executor.cancel(id);
                     Poll::Pending
@@ -160,19 +146,19 @@ impl Request<'_> {
                     asking = None;
                     give_up = patience.map(|patience| Instant::now() + patience);
                     // Whoever cannot be asked has not agreed.
-                    shared.desk.answer(id, said.is_ok_and(|said| ask::is_yes(&said)));
+                    shared.desk.answer(id, said.is_some_and(|said| ask::is_yes(&said)));
                     Poll::Pending
                 }
                 () = until(waits_until) => {
                     work.into_task();
-                    return Ok(if knows_tasks { self.as_task(id).into() } else { self.handle(id).into() });
+                    return Ok(if client.knows_tasks { self.as_task(id).into() } else { self.handle(id).into() });
                 }
                 Some(()) = OptionFuture::from(sending.as_mut()) => {
                     sending = None;
                     Poll::Pending
                 }
                 Some(told) = next(&mut progress), if sending.is_none() => {
-                    sending = Some(send(self.context.peer.clone(), told));
+                    sending = Some(client.line.tell(told));
                     Poll::Pending
                 }
             };
@@ -180,7 +166,7 @@ impl Request<'_> {
     }
 
     /// The answer to a call that is over. That there is no such tool is an error of the protocol, in every revision.
-    fn answer(&self, result: ToolResult) -> Result<CallToolResponse, ErrorData> {
+    fn answer(&self, result: ToolResult) -> Answered {
         match &result.error {
             Some(error) if error.code == Code::ToolNotFound => {
                 let suggestion = error.suggestion.as_ref().map(|hint| format!("; {hint}")).unwrap_or_default();
@@ -190,7 +176,7 @@ impl Request<'_> {
                 if let Some(artifact) = result.artifact {
                     self.shared.recent.add(artifact, self.asked.caller);
                 }
-                Ok(convert::answer(result, self.is_modern).into())
+                Ok(convert::answer(result, self.client.is_modern).into())
             }
         }
     }
@@ -290,21 +276,14 @@ async fn next(progress: &mut Option<Progress>) -> Option<ProgressNotificationPar
     std::future::pending().await
 }
 
-/// Tells the client. One that does not listen holds up what it is told, and not the call.
-fn send(peer: Peer<RoleServer>, told: ProgressNotificationParam) -> BoxFuture<'static, ()> {
-    Box::pin(async move {
-        let _ = peer.notify_progress(told).await;
-    })
-}
-
 /// Tells what happened before the end and was not told yet, so that it comes before the answer.
-async fn tell_rest(mut progress: Progress, sending: Option<BoxFuture<'static, ()>>, peer: &Peer<RoleServer>) {
+async fn tell_rest(mut progress: Progress, sending: Option<BoxFuture<'static, ()>>, line: &Line) {
     if let Some(sending) = sending {
         sending.await;
     }
     for _ in 0..REST_MAX {
         let Some(Some(told)) = progress.next().now_or_never() else { return };
-        send(peer.clone(), told).await;
+        line.tell(told).await;
     }
 }
 

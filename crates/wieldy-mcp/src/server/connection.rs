@@ -3,25 +3,22 @@
 use std::sync::{Arc, OnceLock};
 
 use rmcp::model::{
-    CallToolRequestParams, CallToolResponse, CancelTaskParams, CompleteRequestMethod, CompleteRequestParams,
-    CompleteResult, DetailedTask, GetTaskParams, GetTaskResult, Implementation, ListPromptsRequestMethod,
-    ListPromptsResult, ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
-    ProtocolVersion, ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities, ServerConfig,
-    SubscriptionFilter, TaskPayload, Tool, UpdateTaskParams,
+    CallToolRequestParams, CancelTaskParams, CompleteRequestMethod, CompleteRequestParams, CompleteResult,
+    DetailedTask, GetTaskParams, GetTaskResult, Implementation, ListPromptsRequestMethod, ListPromptsResult,
+    ListResourceTemplatesResult, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
+    ReadResourceRequestParams, ReadResourceResponse, ServerCapabilities, ServerConfig, SubscriptionFilter, TaskPayload,
+    Tool, UpdateTaskParams,
 };
 use rmcp::service::{NotificationContext, RequestContext, SubscriptionContext};
 use rmcp::{ErrorData, RoleServer, ServerHandler};
-use serde_json::Value;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use wieldy_core::{Call, CallError, Caller, Code, Confirmer, ExecutionId, Options, Status};
+use wieldy_core::{Caller, ExecutionId, Status};
 
 use super::Shared;
-use super::ask::{Asked, BroughtBack};
-use super::carry::{self, Request, Way, Work};
-use super::catalogue;
+use super::call::{self, Answered};
+use super::client::{Client, is_modern};
 use super::http::SESSION;
-use super::meta::Own;
-use super::resources;
+use super::{carry, catalogue, resources};
 use crate::convert;
 
 /// How much of a client's own name is taken for the agent's.
@@ -77,39 +74,6 @@ impl Connection {
         Ok(Arc::clone(self.caller.get_or_init(|| caller)))
     }
 
-    /// How the client's user can be asked, by what the client said of itself.
-    fn way(&self, context: &RequestContext<RoleServer>, is_modern: bool) -> Way {
-        if !self.shared.options.ask {
-            return Way::None;
-        }
-        if is_modern {
-            let told = &context.meta.0.0;
-            let asks = told.get("io.modelcontextprotocol/clientCapabilities").and_then(|told| told.get("elicitation"));
-            return if asks.is_some() { Way::InputRequired } else { Way::None };
-        }
-        let asks = context.peer.peer_info().is_some_and(|client| client.capabilities.elicitation.is_some());
-        if asks { Way::Elicitation } else { Way::None }
-    }
-
-    /// Carries on a call whose question was answered.
-    async fn come_back(&self, request: Request<'_>, params: &CallToolRequestParams) -> Answered {
-        let desk = &self.shared.desk;
-        let sealed = params.request_state.as_deref().unwrap_or_default();
-        match desk.brought_back(sealed, &request.asked, params.input_responses.as_ref())? {
-            BroughtBack::Answered(id) => {
-                let work = Work::task(&self.shared, id, request.asked.caller);
-                request.follow(work).await
-            }
-            BroughtBack::Nothing(question) => Ok(desk.input_required(&question, &request.asked).into()),
-            BroughtBack::TooLate => {
-                let error =
-                    CallError::new(Code::ConfirmationDenied, "the question is over: it was answered or expired")
-                        .suggest("call again and confirm that very call");
-                Ok(convert::refusal(&error).into())
-            }
-        }
-    }
-
     /// A task of the caller's, by the id that the client has.
     fn task(&self, id: &str, context: &RequestContext<RoleServer>) -> Result<wieldy_core::Task, ErrorData> {
         let caller = self.caller(context)?;
@@ -117,8 +81,6 @@ impl Connection {
         found.ok_or_else(|| ErrorData::invalid_params("there is no such task", None))
     }
 }
-
-type Answered = Result<CallToolResponse, ErrorData>;
 
 impl ServerHandler for Connection {
     /// Asked over HTTP, before anybody calls: what a proxy reads in the headers must be what is called.
@@ -150,35 +112,10 @@ impl ServerHandler for Connection {
         catalogue::listed(&seen.listed, request, self.shared.options.page, is_modern(&context))
     }
 
-    async fn call_tool(&self, mut params: CallToolRequestParams, context: RequestContext<RoleServer>) -> Answered {
+    async fn call_tool(&self, params: CallToolRequestParams, context: RequestContext<RoleServer>) -> Answered {
         let caller = self.caller(&context)?;
-        let is_modern = is_modern(&context);
-        let way = self.way(&context, is_modern);
-        // What one of our own tools is asked for may be a call of another one.
-        if let Some(own) = Own::named(&params.name, &self.shared.options) {
-            match own.answer(&self.shared, params.arguments.take(), &caller, &context).await {
-                Ok((tool, arguments)) => {
-                    params.name = tool.into();
-                    params.arguments = arguments;
-                }
-                Err(answer) => return Ok(answer.into()),
-            }
-        }
-        let arguments = Arc::new(params.arguments.take().map_or(Value::Null, Value::Object));
-        let asked = Asked { caller: &caller, tool: &params.name, arguments: &arguments };
-        let request = Request { shared: &self.shared, context: &context, asked, way, is_modern };
-        if params.request_state.is_some() {
-            return self.come_back(request, &params).await;
-        }
-        let confirmer = (way != Way::None).then(|| Arc::clone(&self.shared.desk) as Arc<dyn Confirmer>);
-        let begun = self.shared.executor.begin(Call {
-            tool: (*params.name).into(),
-            arguments: Arc::clone(&arguments),
-            call_id: None,
-            caller: Arc::clone(&caller),
-            options: Options { confirmer, ..Options::default() },
-        });
-        request.follow(Work::Own(begun)).await
+        let client = Client::of(&context, self.shared.options.ask);
+        call::answer(&self.shared, &caller, params, &client).await
     }
 
     async fn on_initialized(&self, context: NotificationContext<RoleServer>) {
@@ -297,13 +234,6 @@ impl ServerHandler for Connection {
         self.shared.executor.cancel(task.id);
         Ok(())
     }
-}
-
-/// Whether the request is of revision 2026-07-28 or later.
-pub(crate) fn is_modern(context: &RequestContext<RoleServer>) -> bool {
-    let told = context.meta.0.0.get("io.modelcontextprotocol/protocolVersion").and_then(Value::as_str);
-    // Revisions are days, and in this form the order of the texts is theirs.
-    told.is_some_and(|told| told >= ProtocolVersion::V_2026_07_28.as_str())
 }
 
 /// A client's name for itself, fit to be shown.

@@ -1,20 +1,25 @@
-//! MCP over streamable HTTP. Clients of revision 2026-07-28 ask one request at a time and are answered with JSON, or with a
-//! stream where there is progress to tell; older ones have sessions. Who calls is established by the door in front of this:
-//! each request brings an `Arc<Caller>` among its extensions.
+//! MCP over streamable HTTP. Clients of revision 2026-07-28 ask one request at a time; older ones have sessions. Who calls is
+//! established by the door in front of this: each request brings an `Arc<Caller>` among its extensions.
+//!
+//! `tools/call` goes the straight way, `direct`: it is answered with JSON by whoever reads the request, or with a stream where
+//! there is something to tell before the answer. Everything else, and whatever is odd about a call, goes to rmcp, which knows
+//! what to say to it.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt, Full};
-use rmcp::model::ProtocolVersion;
+use http_body_util::{BodyExt, Full, Limited};
+use rmcp::model::ClientCapabilities;
+use rmcp::transport::streamable_http_server::session::SessionManager;
 use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, SessionConfig};
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use tokio_util::sync::CancellationToken;
@@ -23,12 +28,15 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use wieldy_core::Caller;
 
 use super::connection::{Connection, Who};
+use super::direct::{self, Message};
+use super::session::Session;
+use super::stream::EventId;
 use super::{Server, Shared};
 
 /// The header that names a session.
 pub(crate) const SESSION: &str = "mcp-session-id";
-/// How long a session is kept of which nothing is heard.
-const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
+/// The header that names the last event which a client has seen.
+const LAST_EVENT: &str = "last-event-id";
 /// How long answers may take to be sent when the server stops.
 const ANSWERING_PATIENCE: Duration = Duration::from_secs(5);
 /// How many sessions there may be.
@@ -37,20 +45,13 @@ const SESSIONS_MAX: usize = 1000;
 /// An executor's tools over HTTP. Cheap to clone.
 #[derive(Clone)]
 pub struct HttpEndpoint {
+    pub(super) shared: Arc<Shared>,
     service: StreamableHttpService<Connection, LocalSessionManager>,
-    sessions: Arc<LocalSessionManager>,
-    owners: Arc<Mutex<HashMap<String, Owner>>>,
+    manager: Arc<LocalSessionManager>,
+    sessions: Arc<Mutex<HashMap<String, Arc<Session>>>>,
     /// The requests that are not answered to the end.
-    asked: TaskTracker,
-    stop: CancellationToken,
-}
-
-/// Whose session it is.
-#[derive(PartialEq, Eq, Clone)]
-struct Owner {
-    agent: String,
-    tenant: Option<String>,
-    user: Option<String>,
+    pub(super) asked: TaskTracker,
+    pub(super) stop: CancellationToken,
 }
 
 /// What requests are answered with.
@@ -61,21 +62,25 @@ impl Server {
     pub fn http(&self) -> HttpEndpoint {
         let stop = CancellationToken::new();
         let mut session = SessionConfig::default();
-        session.keep_alive = Some(IDLE_MAX);
-        let mut sessions = LocalSessionManager::default();
-        sessions.session_config = session;
-        let sessions = Arc::new(sessions);
+        // We know better when one was used last; and what rmcp answers need not be asked for again.
+        session.keep_alive = None;
+        session.sse_retry = None;
+        let mut manager = LocalSessionManager::default();
+        manager.session_config = session;
+        let manager = Arc::new(manager);
         let config = StreamableHttpServerConfig::default()
             // The door has looked at where requests come from.
             .disable_allowed_hosts()
             .disable_allowed_origins()
             .with_json_response(true)
+            .with_sse_retry(None)
             .with_max_request_body_bytes(self.shared.options.message_bytes_max)
             .with_cancellation_token(stop.clone());
-        let shared: Arc<Shared> = Arc::clone(&self.shared);
+        let shared = Arc::clone(&self.shared);
         let connect = move || Ok(Connection::new(Arc::clone(&shared), Who::OfRequest, CancellationToken::new()));
-        let service = StreamableHttpService::new(connect, Arc::clone(&sessions), config);
-        HttpEndpoint { service, sessions, owners: Arc::default(), asked: TaskTracker::new(), stop }
+        let service = StreamableHttpService::new(connect, Arc::clone(&manager), config);
+        let shared = Arc::clone(&self.shared);
+        HttpEndpoint { shared, service, manager, sessions: Arc::default(), asked: TaskTracker::new(), stop }
     }
 }
 
@@ -86,28 +91,38 @@ impl HttpEndpoint {
         B: http_body::Body + Send + 'static,
         B::Error: std::fmt::Display,
     {
-        let Some(owner) = request.extensions().get::<Arc<Caller>>().map(|caller| Owner::of(caller)) else {
+        let Some(caller) = request.extensions().get::<Arc<Caller>>().cloned() else {
             return told(StatusCode::INTERNAL_SERVER_ERROR, "nobody established who calls");
         };
-        match request.headers().get(SESSION).map(|session| session.to_str().unwrap_or_default()) {
-            // A session of somebody else's looks like none.
-            Some(session) if !self.is_owned(session, &owner) => {
-                return told(StatusCode::NOT_FOUND, "Not Found: Session not found");
+        let session = match request.headers().get(SESSION) {
+            None => None,
+            Some(id) => match id.to_str().ok().and_then(|id| self.session(id, &caller)) {
+                Some(session) => Some(session),
+                // A session of somebody else's looks like none.
+                None => return told(StatusCode::NOT_FOUND, "Not Found: Session not found"),
+            },
+        };
+        match *request.method() {
+            Method::POST => {
+                let token = self.asked.token();
+                let (parts, body) = request.into_parts();
+                let Some(body) = read(body, self.shared.options.message_bytes_max).await else {
+                    return told(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large");
+                };
+                self.post(parts, body, caller, session).await.map(|body| Answer { body, _asked: token }.boxed())
             }
-            None if may_begin(&request) && self.sessions.sessions.read().await.len() >= SESSIONS_MAX => {
-                return told(StatusCode::SERVICE_UNAVAILABLE, "too many sessions are open");
+            Method::GET => match session.as_ref().and_then(|session| self.come_back(&request, session)) {
+                Some(rest) => rest,
+                None => self.service.handle(request).await,
+            },
+            _ => {
+                let ended = session.filter(|_| request.method() == Method::DELETE);
+                let response = self.service.handle(request).await;
+                if let Some(session) = ended.filter(|_| response.status().is_success()) {
+                    self.forget(&session);
+                }
+                response
             }
-            _ => {}
-        }
-        // A client that only listens is never done.
-        let asked = (request.method() == Method::POST).then(|| self.asked.token());
-        let response = self.service.handle(request).await;
-        if let Some(session) = response.headers().get(SESSION).and_then(|session| session.to_str().ok()) {
-            self.own(session.to_owned(), owner).await;
-        }
-        match asked {
-            Some(asked) => response.map(|body| Answer { body, _asked: asked }.boxed()),
-            None => response,
         }
     }
 
@@ -116,21 +131,97 @@ impl HttpEndpoint {
         self.asked.close();
         let _ = tokio::time::timeout(ANSWERING_PATIENCE, self.asked.wait()).await;
         self.stop.cancel();
-    }
-
-    fn is_owned(&self, session: &str, by: &Owner) -> bool {
-        self.owners.lock().expect("no code panics while it holds the owners").get(session) == Some(by)
-    }
-
-    async fn own(&self, session: String, owner: Owner) {
-        let open = self.sessions.sessions.read().await;
-        let mut owners = self.owners.lock().expect("no code panics while it holds the owners");
-        // Sessions end without a word to us, so those that are gone are looked for now and then.
-        if owners.len() > 2 * open.len() + 16 {
-            owners.retain(|session, _| open.contains_key(session.as_str()));
+        for (_, session) in self.sessions().drain() {
+            session.close();
         }
-        owners.insert(session, owner);
     }
+
+    /// Answers a message.
+    async fn post(
+        &self,
+        parts: Parts,
+        body: Bytes,
+        caller: Arc<Caller>,
+        session: Option<Arc<Session>>,
+    ) -> HttpResponse {
+        if let Some(session) = &session {
+            session.hear();
+        }
+        match (Message::read(&body), session) {
+            (Message::Call { id, params }, session) => {
+                if let Some(plain) = direct::Plain::of(self, &parts.headers, id, params, caller, session) {
+                    return plain.answer(self).await;
+                }
+            }
+            (Message::Cancelled(id), Some(session)) if session.cancel(&id) => return direct::accepted(),
+            (Message::Answer { id, value }, Some(session)) if session.answer(&id, value.as_ref()) => {
+                return direct::accepted();
+            }
+            (Message::Opening(capabilities), None) => return self.open(parts, body, caller, &capabilities).await,
+            _ => {}
+        }
+        self.service.handle(Request::from_parts(parts, Full::new(body))).await
+    }
+
+    /// Begins a session.
+    async fn open(
+        &self,
+        parts: Parts,
+        body: Bytes,
+        caller: Arc<Caller>,
+        capabilities: &ClientCapabilities,
+    ) -> HttpResponse {
+        self.forget_idle().await;
+        if self.sessions().len() >= SESSIONS_MAX {
+            return told(StatusCode::SERVICE_UNAVAILABLE, "too many sessions are open");
+        }
+        let response = self.service.handle(Request::from_parts(parts, Full::new(body))).await;
+        if let Some(id) = response.headers().get(SESSION).and_then(|id| id.to_str().ok()) {
+            let session = Session::new(id, caller, capabilities);
+            self.sessions().insert(id.to_owned(), Arc::new(session));
+        }
+        response
+    }
+
+    /// What a client has missed of a stream that it comes back to.
+    fn come_back<B>(&self, request: &Request<B>, session: &Arc<Session>) -> Option<HttpResponse> {
+        let last = request.headers().get(LAST_EVENT)?.to_str().ok().and_then(EventId::of)?;
+        session.hear();
+        let stream = session.stream(last)?;
+        Some(direct::events(stream, last.at + 1, self.stop.clone(), None))
+    }
+
+    fn session(&self, id: &str, caller: &Arc<Caller>) -> Option<Arc<Session>> {
+        let session = self.sessions().get(id).cloned();
+        session.filter(|session| session.is_of(caller))
+    }
+
+    fn forget(&self, session: &Session) {
+        if let Some(id) = &session.caller.session {
+            self.sessions().remove(id);
+        }
+        session.close();
+    }
+
+    /// Ends the sessions of which nothing was heard for long.
+    async fn forget_idle(&self) {
+        let idle: Vec<Arc<Session>> = self.sessions().values().filter(|session| session.is_idle()).cloned().collect();
+        for session in idle {
+            self.forget(&session);
+            let id = session.caller.session.as_deref().unwrap_or_default().into();
+            let _ = self.manager.close_session(&id).await;
+        }
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, HashMap<String, Arc<Session>>> {
+        self.sessions.lock().expect("no code panics while it holds the sessions")
+    }
+}
+
+/// All of a request's body, unless it is too large or breaks off.
+async fn read<B: http_body::Body<Error: std::fmt::Display>>(body: B, bytes_max: usize) -> Option<Bytes> {
+    let whole = Limited::new(body.map_err(|error| error.to_string()), bytes_max).collect().await;
+    whole.ok().map(http_body_util::Collected::to_bytes)
 }
 
 /// The body of an answer, which counts as being asked until it is gone.
@@ -157,18 +248,6 @@ impl Body for Answer {
     fn size_hint(&self) -> http_body::SizeHint {
         self.body.size_hint()
     }
-}
-
-impl Owner {
-    fn of(caller: &Caller) -> Self {
-        Self { agent: caller.agent.clone(), tenant: caller.tenant.clone(), user: caller.user.clone() }
-    }
-}
-
-/// Whether a request without a session may begin one.
-fn may_begin<B>(request: &Request<B>) -> bool {
-    let version = request.headers().get("mcp-protocol-version").and_then(|version| version.to_str().ok());
-    request.method() == Method::POST && version.is_none_or(|version| version < ProtocolVersion::V_2026_07_28.as_str())
 }
 
 fn told(code: StatusCode, message: &'static str) -> HttpResponse {

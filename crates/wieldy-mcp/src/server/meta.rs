@@ -7,14 +7,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rmcp::RoleServer;
 use rmcp::model::{CallToolResult, ContentBlock, JsonObject, Tool, ToolAnnotations};
-use rmcp::service::RequestContext;
 use serde_json::{Value, json};
 use wieldy_core::{CallError, Caller, Code, ExecutionId, ToolSpec};
 
 use super::carry::{RESULT_WAIT, goes_on, unknown};
-use super::connection::is_modern;
+use super::client::Client;
 use super::{ServerOptions, Shared};
 use crate::convert;
 
@@ -58,11 +56,11 @@ impl Own {
         shared: &Shared,
         arguments: Option<JsonObject>,
         caller: &Arc<Caller>,
-        context: &RequestContext<RoleServer>,
+        client: &Client,
     ) -> Result<Instead, CallToolResult> {
         let mut arguments = arguments.unwrap_or_default();
         match self {
-            Self::Wait => Err(wait(shared, &arguments, caller, context).await),
+            Self::Wait => Err(wait(shared, &arguments, caller, client).await),
             Self::Search => Err(search(shared, &arguments, caller)),
             Self::Describe => Err(describe(shared, &arguments, caller)),
             Self::Call => {
@@ -118,12 +116,7 @@ pub(crate) fn tools(options: &ServerOptions) -> Vec<Tool> {
     tools
 }
 
-async fn wait(
-    shared: &Shared,
-    arguments: &JsonObject,
-    caller: &Arc<Caller>,
-    context: &RequestContext<RoleServer>,
-) -> CallToolResult {
+async fn wait(shared: &Shared, arguments: &JsonObject, caller: &Arc<Caller>, client: &Client) -> CallToolResult {
     let Some(id) = arguments.get("id").and_then(Value::as_str).and_then(|id| ExecutionId::from_str(id).ok()) else {
         return wrong("`id` must be the id of a call");
     };
@@ -137,14 +130,14 @@ async fn wait(
     let waited = tokio::select! {
         waited = tokio::time::timeout(wanted.min(patience), shared.executor.wait(id, caller)) => waited,
         // Whoever looks away ends the waiting, and not the call.
-        () = context.ct.cancelled() => Ok(None),
+        () = client.gone.cancelled() => Ok(None),
     };
     match waited {
         Ok(Some(result)) => {
             if let Some(artifact) = result.artifact {
                 shared.recent.add(artifact, caller);
             }
-            convert::answer(Arc::unwrap_or_clone(result), is_modern(context))
+            convert::answer(Arc::unwrap_or_clone(result), client.is_modern)
         }
         Ok(None) => unknown(id),
         Err(_) => goes_on(shared, id, &task.tool, caller, false),

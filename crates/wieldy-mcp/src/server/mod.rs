@@ -7,13 +7,18 @@
 //! [`Call`](wieldy_core::Call), and the executor decides.
 
 mod ask;
+mod call;
 mod carry;
 mod catalogue;
+mod client;
 mod connection;
+mod direct;
 mod http;
 mod lines;
 mod meta;
 mod resources;
+mod session;
+mod stream;
 
 use std::sync::Arc;
 use std::time::Duration;

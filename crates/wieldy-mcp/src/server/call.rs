@@ -1,0 +1,69 @@
+//! `tools/call`, by whichever way it came: it becomes a call of the executor's, and its answer is what that came to.
+
+use std::sync::Arc;
+
+use rmcp::ErrorData;
+use rmcp::model::{CallToolRequestParams, CallToolResponse};
+use serde_json::Value;
+use wieldy_core::{Call, CallError, Caller, Code, Confirmer, Options};
+
+use super::Shared;
+use super::ask::{Asked, BroughtBack};
+use super::carry::{Request, Work};
+use super::client::{Client, Way};
+use super::meta::Own;
+use crate::convert;
+
+pub(crate) type Answered = Result<CallToolResponse, ErrorData>;
+
+/// Answers a client that wants a tool to be called.
+pub(crate) async fn answer(
+    shared: &Shared,
+    caller: &Arc<Caller>,
+    mut params: CallToolRequestParams,
+    client: &Client,
+) -> Answered {
+    // What one of our own tools is asked for may be a call of another one.
+    if let Some(own) = Own::named(&params.name, &shared.options) {
+        match own.answer(shared, params.arguments.take(), caller, client).await {
+            Ok((tool, arguments)) => {
+                params.name = tool.into();
+                params.arguments = arguments;
+            }
+            Err(answer) => return Ok(answer.into()),
+        }
+    }
+    let arguments = Arc::new(params.arguments.take().map_or(Value::Null, Value::Object));
+    let asked = Asked { caller, tool: &params.name, arguments: &arguments };
+    let request = Request { shared, client, asked };
+    if params.request_state.is_some() {
+        return come_back(request, &params).await;
+    }
+    let confirmer = (client.way != Way::None).then(|| Arc::clone(&shared.desk) as Arc<dyn Confirmer>);
+    let begun = shared.executor.begin(Call {
+        tool: (*params.name).into(),
+        arguments: Arc::clone(&arguments),
+        call_id: None,
+        caller: Arc::clone(caller),
+        options: Options { confirmer, ..Options::default() },
+    });
+    request.follow(Work::Own(begun)).await
+}
+
+/// Carries on a call whose question was answered.
+async fn come_back(request: Request<'_>, params: &CallToolRequestParams) -> Answered {
+    let desk = &request.shared.desk;
+    let sealed = params.request_state.as_deref().unwrap_or_default();
+    match desk.brought_back(sealed, &request.asked, params.input_responses.as_ref())? {
+        BroughtBack::Answered(id) => {
+            let work = Work::task(request.shared, id, request.asked.caller);
+            request.follow(work).await
+        }
+        BroughtBack::Nothing(question) => Ok(desk.input_required(&question, &request.asked).into()),
+        BroughtBack::TooLate => {
+            let error = CallError::new(Code::ConfirmationDenied, "the question is over: it was answered or expired")
+                .suggest("call again and confirm that very call");
+            Ok(convert::refusal(&error).into())
+        }
+    }
+}

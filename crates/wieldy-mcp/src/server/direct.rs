@@ -1,0 +1,355 @@
+//! `tools/call` over HTTP, the straight way: the task that has read the request makes the call and writes the answer.
+//!
+//! The answer is JSON where it is the first thing to be said. Where there is something to tell before, or it takes its time, the
+//! answer is a stream of events. A client that goes away does not end its call unless its revision says so.
+
+use std::borrow::Cow;
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::header::{ACCEPT, CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt, Empty, Full, StreamBody};
+use rmcp::ErrorData;
+use rmcp::model::{
+    CallToolRequestParams, CallToolResponse, CancelledNotificationParam, ClientCapabilities, ErrorCode,
+    ProtocolVersion, RequestId,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use tokio::runtime::Handle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+use wieldy_core::Caller;
+
+use super::call::{self, Answered};
+use super::client::{Client, Line, Way};
+use super::http::{HttpEndpoint, HttpResponse};
+use super::session::Session;
+use super::stream::{Reader, Stream};
+
+/// After how long a client that hears nothing gets a stream, on which it is told that we are still there.
+const STREAM_AFTER: Duration = Duration::from_secs(5);
+const JSON: &str = "application/json";
+const EVENTS: &str = "text/event-stream";
+
+/// A message, as far as it is not rmcp's alone.
+pub(crate) enum Message {
+    Call {
+        id: RequestId,
+        params: Box<CallToolRequestParams>,
+    },
+    /// The client does not want the answer to this request any more.
+    Cancelled(RequestId),
+    /// The client's answer to a question, or that it has none.
+    Answer {
+        id: RequestId,
+        value: Option<Value>,
+    },
+    /// The client wants to begin a session.
+    Opening(Box<ClientCapabilities>),
+    Other,
+}
+
+/// Any message, its outside only.
+#[derive(Deserialize)]
+struct Outside<'a> {
+    #[serde(borrow)]
+    jsonrpc: Cow<'a, str>,
+    #[serde(borrow)]
+    method: Option<Cow<'a, str>>,
+    id: Option<RequestId>,
+    #[serde(borrow)]
+    params: Option<&'a RawValue>,
+    #[serde(borrow)]
+    result: Option<&'a RawValue>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+impl Message {
+    pub(crate) fn read(body: &[u8]) -> Self {
+        let Ok(outside) = serde_json::from_slice::<Outside<'_>>(body) else { return Self::Other };
+        if outside.jsonrpc != "2.0" {
+            return Self::Other;
+        }
+        let params = outside.params.map_or("{}", RawValue::get);
+        let read = match (outside.method.as_deref(), outside.id) {
+            (Some("tools/call"), Some(id)) => {
+                serde_json::from_str(params).ok().map(|params| Self::Call { id, params: Box::new(params) })
+            }
+            (Some("notifications/cancelled"), None) => {
+                let cancelled = serde_json::from_str::<CancelledNotificationParam>(params).ok();
+                cancelled.and_then(|cancelled| cancelled.request_id).map(Self::Cancelled)
+            }
+            (Some("initialize"), Some(_)) => {
+                #[derive(Deserialize)]
+                struct Opening {
+                    capabilities: ClientCapabilities,
+                }
+                let opening = serde_json::from_str::<Opening>(params).ok();
+                opening.map(|opening| Self::Opening(Box::new(opening.capabilities)))
+            }
+            (None, Some(id)) if outside.result.is_some() || outside.error.is_some() => {
+                let value = outside.result.and_then(|result| serde_json::from_str(result.get()).ok());
+                Some(Self::Answer { id, value })
+            }
+            _ => None,
+        };
+        read.unwrap_or(Self::Other)
+    }
+}
+
+/// A call with nothing odd about it.
+pub(crate) struct Plain {
+    id: RequestId,
+    params: CallToolRequestParams,
+    caller: Arc<Caller>,
+    session: Option<Arc<Session>>,
+    client: Client,
+    stream: Arc<Stream>,
+}
+
+impl Plain {
+    /// Looks whether there is anything odd about a call: then it is none.
+    pub(crate) fn of(
+        endpoint: &HttpEndpoint,
+        headers: &HeaderMap,
+        id: RequestId,
+        params: Box<CallToolRequestParams>,
+        caller: Arc<Caller>,
+        session: Option<Arc<Session>>,
+    ) -> Option<Self> {
+        let takes = |kind: &str| one(headers, ACCEPT.as_str()).is_some_and(|taken| taken.contains(kind));
+        let is_json = one(headers, CONTENT_TYPE.as_str()).is_some_and(|kind| kind.starts_with(JSON));
+        if !(is_json && takes(JSON) && takes(EVENTS)) {
+            return None;
+        }
+        let meta = params.meta.as_ref();
+        let version = meta.and_then(|meta| meta.0.0.get("io.modelcontextprotocol/protocolVersion"));
+        let (asks, knows_tasks) = match &session {
+            Some(session) => {
+                let is_of_one = match headers.get(VERSION) {
+                    None => true,
+                    Some(_) => one(headers, VERSION).is_some_and(is_old),
+                };
+                if version.is_some() || !is_of_one {
+                    return None;
+                }
+                (session.can_ask, session.knows_tasks)
+            }
+            None => {
+                let newest = ProtocolVersion::V_2026_07_28;
+                let is_newest = version.and_then(Value::as_str) == Some(newest.as_str())
+                    && one(headers, VERSION) == Some(newest.as_str())
+                    && one(headers, "mcp-method") == Some("tools/call")
+                    && one(headers, "mcp-name") == Some(&*params.name);
+                // Copies of arguments have to be compared.
+                let has_copies = headers.keys().any(|name| name.as_str().starts_with("mcp-param-"));
+                if !is_newest || has_copies || endpoint.copies_arguments(&params.name) {
+                    return None;
+                }
+                let capabilities = meta.and_then(|meta| meta.client_capabilities())?;
+                (capabilities.elicitation.is_some(), capabilities.supports_tasks())
+            }
+        };
+        let is_modern = session.is_none();
+        let stream = Arc::new(Stream::new(session.clone()));
+        let client = Client {
+            is_modern,
+            way: Way::of(endpoint.shared.options.ask && asks, is_modern),
+            knows_tasks,
+            token: meta.and_then(|meta| meta.get_progress_token()),
+            gone: CancellationToken::new(),
+            line: Line::Stream(Arc::clone(&stream)),
+        };
+        let caller = session.as_ref().map_or(caller, |session| Arc::clone(&session.caller));
+        Some(Self { id, params: *params, caller, session, client, stream })
+    }
+
+    /// Makes the call and answers.
+    pub(crate) async fn answer(self, endpoint: &HttpEndpoint) -> HttpResponse {
+        let Self { id, params, caller, session, client, stream } = self;
+        let gone = client.gone.clone();
+        if let Some(session) = &session
+            && let Err(why) = session.begin(id.clone(), gone.clone(), endpoint.shared.options.requests_max)
+        {
+            return json(written(&id, Err(ErrorData::invalid_request(why, None)), false));
+        }
+        let (shared, noted) = (Arc::clone(&endpoint.shared), session.clone());
+        let work = async move {
+            let answered = call::answer(&shared, &caller, params, &client).await;
+            let is_wanted = noted.is_none_or(|session| session.end(&id));
+            is_wanted.then(|| written(&id, answered, client.is_modern))
+        };
+        // In the newest revision, hanging up is how a call is cancelled.
+        let hanging_up = session.is_none().then(|| gone.drop_guard());
+        let mut work = Unfinished { work: Some(Box::pin(work)), hanging_up, tracker: &endpoint.asked };
+        tokio::select! {
+            biased;
+            answer = &mut work => match answer {
+                Some(answer) => json(answer),
+                // As much as there is to say to somebody who does not want to hear it.
+                None => reply(StatusCode::OK, EVENTS, Empty::new().boxed()),
+            },
+            () = stream.begun() => work.go_on(session, stream, endpoint.stop.clone()),
+            () = tokio::time::sleep(STREAM_AFTER) => work.go_on(session, stream, endpoint.stop.clone()),
+        }
+    }
+}
+
+impl HttpEndpoint {
+    /// Whether arguments of a tool are copied into headers.
+    fn copies_arguments(&self, tool: &str) -> bool {
+        self.shared.catalogue.of(&self.shared, &Caller::local()).copied(tool).is_some()
+    }
+}
+
+/// What is left to do for an answer. Dropped before, it is done all the same, by a task of its own.
+struct Unfinished<'a> {
+    work: Option<BoxFuture<'static, Option<Written>>>,
+    /// Cancels the call when it is dropped.
+    hanging_up: Option<DropGuard>,
+    tracker: &'a TaskTracker,
+}
+
+impl Unfinished<'_> {
+    /// Goes on in a task of its own, and answers with the stream of what that tells.
+    fn go_on(mut self, session: Option<Arc<Session>>, stream: Arc<Stream>, stop: CancellationToken) -> HttpResponse {
+        if let Some(session) = session {
+            session.keep(&stream);
+        }
+        if let Some(work) = self.work.take() {
+            let stream = Arc::clone(&stream);
+            self.tracker.spawn(async move { stream.end(work.await.map(|answer| answer.message).as_ref()) });
+        }
+        events(stream, 0, stop, self.hanging_up.take())
+    }
+}
+
+impl Future for Unfinished<'_> {
+    type Output = Option<Written>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(work) = &mut self.work else { return Poll::Ready(None) };
+        let poll = work.as_mut().poll(context);
+        if poll.is_ready() {
+            self.work = None;
+            self.hanging_up.take().map(DropGuard::disarm);
+        }
+        poll
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if let (Some(work), Ok(_)) = (self.work.take(), Handle::try_current()) {
+            self.tracker.spawn(work);
+        }
+    }
+}
+
+/// An answer as it is sent.
+struct Written {
+    status: StatusCode,
+    message: Bytes,
+}
+
+/// Writes the answer to a request.
+fn written(id: &RequestId, answered: Answered, is_modern: bool) -> Written {
+    #[derive(Serialize)]
+    struct Outside<'a, R: Serialize> {
+        jsonrpc: &'static str,
+        id: &'a RequestId,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        result: Option<R>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        error: Option<ErrorData>,
+    }
+    fn message<R: Serialize>(id: &RequestId, result: Option<R>, error: Option<ErrorData>) -> Bytes {
+        let whole = Outside { jsonrpc: "2.0", id, result, error };
+        serde_json::to_vec(&whole).expect("what MCP's types hold can be written").into()
+    }
+    let mut status = StatusCode::OK;
+    let message = match answered {
+        Ok(CallToolResponse::Complete(mut result)) => {
+            if !is_modern {
+                result.result_type = None;
+            }
+            message(id, Some(result), None)
+        }
+        Ok(CallToolResponse::InputRequired(result)) => message(id, Some(result), None),
+        Ok(CallToolResponse::Task(result)) => message(id, Some(result), None),
+        Ok(_) => message(id, None::<()>, Some(ErrorData::internal_error("there is no such kind of answer", None))),
+        Err(error) => {
+            if is_modern && error.code == ErrorCode::METHOD_NOT_FOUND {
+                status = StatusCode::NOT_FOUND;
+            }
+            message(id, None::<()>, Some(error))
+        }
+    };
+    Written { status, message }
+}
+
+fn json(answer: Written) -> HttpResponse {
+    reply(answer.status, JSON, Full::new(answer.message).boxed())
+}
+
+/// The events of a stream from one on, until `stop`.
+pub(crate) fn events(
+    stream: Arc<Stream>,
+    next: u64,
+    stop: CancellationToken,
+    hanging_up: Option<DropGuard>,
+) -> HttpResponse {
+    let reader = Reader::new(stream, next, stop, hanging_up);
+    let events = futures_util::stream::unfold(reader, |mut reader| async move {
+        let event = reader.next().await?;
+        Some((Ok::<_, Infallible>(Frame::data(event)), reader))
+    });
+    let mut response = reply(StatusCode::OK, EVENTS, BodyExt::boxed(StreamBody::new(events)));
+    // Some proxies would hold events back.
+    response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// The answer to what needs none.
+pub(crate) fn accepted() -> HttpResponse {
+    let mut response = Response::new(Empty::new().boxed());
+    *response.status_mut() = StatusCode::ACCEPTED;
+    response
+}
+
+fn reply(
+    status: StatusCode,
+    kind: &'static str,
+    body: http_body_util::combinators::BoxBody<Bytes, Infallible>,
+) -> HttpResponse {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+const VERSION: &str = "mcp-protocol-version";
+
+/// A header that is there once.
+fn one<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    let mut all = headers.get_all(name).iter();
+    let value = all.next()?.to_str().ok()?;
+    all.next().is_none().then_some(value)
+}
+
+/// Whether this is a revision with sessions.
+fn is_old(version: &str) -> bool {
+    ProtocolVersion::KNOWN_VERSIONS.iter().any(|known| known.as_str() == version && known.has_initialize())
+}

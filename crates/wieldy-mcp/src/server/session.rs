@@ -1,0 +1,193 @@
+//! A session of a client up to revision 2025-11-25, as far as its calls have to do with it: rmcp has the rest.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use rmcp::model::{ClientCapabilities, RequestId};
+use serde_json::Value;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::Caller;
+
+use super::stream::{EventId, Stream};
+
+/// How long a session is kept of which nothing is heard.
+const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
+/// How many streams are kept after their end, for clients that come back for the answer.
+const ENDED_MAX: usize = 4;
+/// What the ids of our questions begin with. Those of rmcp's are numbers.
+const QUESTION: &str = "wieldy-";
+
+/// A session.
+pub(crate) struct Session {
+    /// Who began it, as the door knows it.
+    owner: Arc<Caller>,
+    /// The same, calling in this session.
+    pub(crate) caller: Arc<Caller>,
+    pub(crate) can_ask: bool,
+    pub(crate) knows_tasks: bool,
+    open: Mutex<Open>,
+    numbers: AtomicU64,
+}
+
+struct Open {
+    heard: Instant,
+    is_closed: bool,
+    /// The calls that are not answered.
+    calls: HashMap<RequestId, CancellationToken>,
+    /// The questions that are not answered.
+    questions: HashMap<u64, oneshot::Sender<Value>>,
+    /// The streams that clients may come back to, oldest first.
+    streams: VecDeque<Arc<Stream>>,
+}
+
+impl Session {
+    pub(crate) fn new(id: &str, owner: Arc<Caller>, capabilities: &ClientCapabilities) -> Self {
+        Self {
+            caller: Arc::new(Caller { session: Some(id.to_owned()), ..(*owner).clone() }),
+            owner,
+            can_ask: capabilities.elicitation.is_some(),
+            knows_tasks: capabilities.supports_tasks(),
+            open: Mutex::new(Open {
+                heard: Instant::now(),
+                is_closed: false,
+                calls: HashMap::new(),
+                questions: HashMap::new(),
+                streams: VecDeque::new(),
+            }),
+            numbers: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether this is who began it, with the very rights that he had.
+    pub(crate) fn is_of(&self, caller: &Arc<Caller>) -> bool {
+        Arc::ptr_eq(&self.owner, caller) || self.owner == *caller
+    }
+
+    /// Something was heard of it.
+    pub(crate) fn hear(&self) {
+        self.open().heard = Instant::now();
+    }
+
+    /// Whether nothing was heard of it for too long.
+    pub(crate) fn is_idle(&self) -> bool {
+        let open = self.open();
+        open.calls.is_empty() && open.heard.elapsed() > IDLE_MAX
+    }
+
+    /// Notes a call, unless there are too many, one with this id, or nobody wants answers any more.
+    pub(crate) fn begin(&self, id: RequestId, gone: CancellationToken, calls_max: usize) -> Result<(), &'static str> {
+        let mut open = self.open();
+        if open.is_closed {
+            return Err("the session is over");
+        }
+        if open.calls.len() >= calls_max {
+            return Err("too many requests of this session are open");
+        }
+        match open.calls.entry(id) {
+            std::collections::hash_map::Entry::Occupied(_) => Err("a request with this id is still open"),
+            std::collections::hash_map::Entry::Vacant(place) => {
+                place.insert(gone);
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes a call away; says whether its answer is still wanted.
+    pub(crate) fn end(&self, id: &RequestId) -> bool {
+        self.open().calls.remove(id).is_some()
+    }
+
+    /// Ends a call at its client's wish, if it is one of these.
+    pub(crate) fn cancel(&self, id: &RequestId) -> bool {
+        let found = self.open().calls.remove(id);
+        found.inspect(CancellationToken::cancel).is_some()
+    }
+
+    /// A number that is used once.
+    pub(crate) fn number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Begins a question.
+    pub(crate) fn ask(self: &Arc<Self>) -> Question {
+        let (sender, answer) = oneshot::channel();
+        let number = self.number();
+        self.open().questions.insert(number, sender);
+        Question { session: Arc::clone(self), number, answer: Some(answer) }
+    }
+
+    /// Takes an answer to a question of ours, if it is one; without a value where the client could not answer.
+    pub(crate) fn answer(&self, id: &RequestId, value: Option<&Value>) -> bool {
+        let RequestId::String(id) = id else { return false };
+        let Some(number) = id.strip_prefix(QUESTION).and_then(|number| number.parse().ok()) else { return false };
+        let asked = self.open().questions.remove(&number);
+        if let (Some(asked), Some(value)) = (asked, value) {
+            let _ = asked.send(value.clone());
+        }
+        // Late answers are ours as well.
+        true
+    }
+
+    /// Keeps a stream that its client may come back to.
+    pub(crate) fn keep(&self, stream: &Arc<Stream>) {
+        let mut open = self.open();
+        if open.is_closed {
+            return;
+        }
+        open.streams.push_back(Arc::clone(stream));
+        let mut ended = open.streams.iter().filter(|stream| stream.is_over()).count();
+        open.streams.retain(|stream| {
+            let is_surplus = ended > ENDED_MAX && stream.is_over();
+            ended -= usize::from(is_surplus);
+            !is_surplus
+        });
+    }
+
+    /// The stream that an event is of.
+    pub(crate) fn stream(&self, event: EventId) -> Option<Arc<Stream>> {
+        let open = self.open();
+        open.streams.iter().find(|stream| stream.id() == Some(event.stream)).cloned()
+    }
+
+    /// Ends everything that is open.
+    pub(crate) fn close(&self) {
+        let mut open = self.open();
+        open.is_closed = true;
+        open.questions.clear();
+        open.streams.clear();
+        for (_, call) in open.calls.drain() {
+            call.cancel();
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().expect("no code panics while it holds the session")
+    }
+}
+
+/// A question whose answer is awaited.
+pub(crate) struct Question {
+    session: Arc<Session>,
+    number: u64,
+    answer: Option<oneshot::Receiver<Value>>,
+}
+
+impl Question {
+    pub(crate) fn id(&self) -> String {
+        format!("{QUESTION}{}", self.number)
+    }
+
+    pub(crate) async fn answer(mut self) -> Option<Value> {
+        self.answer.take()?.await.ok()
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        self.session.open().questions.remove(&self.number);
+    }
+}

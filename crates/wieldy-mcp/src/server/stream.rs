@@ -1,0 +1,217 @@
+//! What the client of one HTTP request hears before and with its answer, as a stream of events. Events are kept for a client
+//! whose connection broke: it comes back and names the last one that it has seen.
+
+use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::session::Session;
+
+/// How many events are kept; of more, the client is told the last ones. The answer is the very last.
+const EVENTS_MAX: usize = 256;
+/// After how long without an event a client is told that we are still there.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// The events of one request.
+pub(crate) struct Stream {
+    /// Whose request it is, where there are sessions: only then can questions be asked, and events be asked for again.
+    session: Option<(Arc<Session>, u64)>,
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    events: VecDeque<Bytes>,
+    /// How many are not kept any more.
+    gone: u64,
+    is_over: bool,
+}
+
+impl Stream {
+    pub(crate) fn new(session: Option<Arc<Session>>) -> Self {
+        let session = session.map(|session| {
+            let id = session.number();
+            (session, id)
+        });
+        Self { session, state: Mutex::default(), changed: Notify::new() }
+    }
+
+    /// Under which number its session knows it.
+    pub(crate) fn id(&self) -> Option<u64> {
+        self.session.as_ref().map(|(_, id)| *id)
+    }
+
+    /// Tells the client something.
+    pub(crate) fn tell(&self, method: &str, params: &impl Serialize) {
+        self.push(&json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string());
+    }
+
+    /// Asks the client something. Nothing where it cannot be asked, or answers that it could not.
+    pub(crate) fn ask(
+        &self,
+        method: &str,
+        params: &impl Serialize,
+    ) -> impl Future<Output = Option<Value>> + Send + 'static {
+        let asked = self.session.as_ref().map(|(session, _)| session.ask());
+        if let Some(asked) = &asked {
+            self.push(&json!({"jsonrpc": "2.0", "id": asked.id(), "method": method, "params": params}).to_string());
+        }
+        async move { asked?.answer().await }
+    }
+
+    /// The end, with the answer where there is still one wanted.
+    pub(crate) fn end(&self, answer: Option<&Bytes>) {
+        if let Some(answer) = answer.and_then(|answer| std::str::from_utf8(answer).ok()) {
+            self.push(answer);
+        }
+        self.state().is_over = true;
+        self.changed.notify_waiters();
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.state().is_over
+    }
+
+    /// Waits until there is anything to tell.
+    pub(crate) async fn begun(&self) {
+        let mut changed = pin!(self.changed.notified());
+        while self.state().events.is_empty() {
+            changed.as_mut().await;
+            changed.set(self.changed.notified());
+        }
+    }
+
+    /// One message as an event. What is written as JSON has no line breaks in it.
+    fn push(&self, message: &str) {
+        let mut state = self.state();
+        let at = state.gone + state.events.len() as u64;
+        state.events.push_back(match &self.session {
+            Some((_, id)) => format!("id: {}\ndata: {message}\n\n", EventId { stream: *id, at }).into(),
+            None => format!("data: {message}\n\n").into(),
+        });
+        if state.events.len() > EVENTS_MAX {
+            state.events.pop_front();
+            state.gone += 1;
+        }
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no code panics while it holds the events")
+    }
+}
+
+/// Names an event: the stream, and its place in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct EventId {
+    pub(crate) stream: u64,
+    pub(crate) at: u64,
+}
+
+impl EventId {
+    /// What a client names, if it is one of ours.
+    pub(crate) fn of(text: &str) -> Option<Self> {
+        let (stream, at) = text.strip_prefix("call-")?.split_once('-')?;
+        Some(Self { stream: stream.parse().ok()?, at: at.parse().ok()? })
+    }
+}
+
+impl std::fmt::Display for EventId {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "call-{}-{}", self.stream, self.at)
+    }
+}
+
+/// Reads a stream for one connection.
+pub(crate) struct Reader {
+    stream: Arc<Stream>,
+    next: u64,
+    stop: CancellationToken,
+    /// Cancels the call of a client that hangs up, where that means so.
+    _until_hung_up: Option<DropGuard>,
+}
+
+impl Reader {
+    /// Reads what comes after this many events, until `stop`.
+    pub(crate) fn new(
+        stream: Arc<Stream>,
+        next: u64,
+        stop: CancellationToken,
+        until_hung_up: Option<DropGuard>,
+    ) -> Self {
+        Self { stream, next, stop, _until_hung_up: until_hung_up }
+    }
+
+    pub(crate) async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            let changed = self.stream.changed.notified();
+            {
+                let state = self.stream.state();
+                self.next = self.next.max(state.gone);
+                if let Some(event) = state.events.get((self.next - state.gone) as usize) {
+                    self.next += 1;
+                    return Some(event.clone());
+                }
+                if state.is_over {
+                    return None;
+                }
+            }
+            tokio::select! {
+                () = changed => {}
+                () = self.stop.cancelled() => return None,
+                () = tokio::time::sleep(KEEP_ALIVE) => return Some(Bytes::from_static(b":\n\n")),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_of_events_are_read_as_they_are_written() {
+        let id = EventId { stream: 3, at: 14 };
+        assert_eq!((id.to_string().as_str(), EventId::of("call-3-14")), ("call-3-14", Some(id)));
+        for other in ["0/3", "0", "call-", "call-3", "call-a-1", "call-3-14-1", ""] {
+            assert_eq!(EventId::of(other), None, "{other}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_comes_late_is_told_the_last_events_and_the_answer() {
+        let stream = Arc::new(Stream::new(None));
+        for n in 0..EVENTS_MAX + 10 {
+            stream.tell("n", &n);
+        }
+        stream.end(Some(&Bytes::from_static(b"{}")));
+        let mut reader = Reader::new(Arc::clone(&stream), 0, CancellationToken::new(), None);
+        let mut seen = Vec::new();
+        while let Some(event) = reader.next().await {
+            seen.push(String::from_utf8(event.to_vec()).unwrap());
+        }
+        assert_eq!(seen.len(), EVENTS_MAX);
+        assert_eq!(seen[0], "data: {\"jsonrpc\":\"2.0\",\"method\":\"n\",\"params\":11}\n\n");
+        assert_eq!(seen[EVENTS_MAX - 1], "data: {}\n\n");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_hears_nothing_for_long_is_told_that_we_are_there() {
+        let stream = Arc::new(Stream::new(None));
+        let stop = CancellationToken::new();
+        let mut reader = Reader::new(Arc::clone(&stream), 0, stop.clone(), None);
+        assert_eq!(reader.next().await.as_deref(), Some(&b":\n\n"[..]));
+        stop.cancel();
+        assert_eq!(reader.next().await, None);
+    }
+}
