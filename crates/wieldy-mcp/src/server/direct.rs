@@ -193,15 +193,19 @@ impl Plain {
         // In the newest revision, hanging up is how a call is cancelled.
         let hanging_up = session.is_none().then(|| gone.drop_guard());
         let mut work = Unfinished { work: Some(Box::pin(work)), hanging_up, tracker: &endpoint.asked };
-        tokio::select! {
+        let answer = tokio::select! {
             biased;
-            answer = &mut work => match answer {
-                Some(answer) => json(answer),
-                // As much as there is to say to somebody who does not want to hear it.
-                None => reply(StatusCode::OK, EVENTS, Empty::new().boxed()),
-            },
-            () = stream.begun() => work.go_on(session, stream, endpoint.stop.clone()),
-            () = tokio::time::sleep(STREAM_AFTER) => work.go_on(session, stream, endpoint.stop.clone()),
+            answer = &mut work => answer,
+            () = stream.begun() => return work.go_on(session, stream, endpoint.stop.clone()),
+            () = tokio::time::sleep(STREAM_AFTER) => return work.go_on(session, stream, endpoint.stop.clone()),
+        };
+        match answer {
+            Some(answer) if !stream.is_begun() => json(answer),
+            // What came before the answer is told before it; to somebody who does not want to hear it there is nothing to say.
+            answer => {
+                stream.end(answer.map(|answer| answer.message).as_ref());
+                events(stream, 0, endpoint.stop.clone(), None)
+            }
         }
     }
 }

@@ -97,7 +97,10 @@ impl HttpEndpoint {
         let session = match request.headers().get(SESSION) {
             None => None,
             Some(id) => match id.to_str().ok().and_then(|id| self.session(id, &caller)) {
-                Some(session) => Some(session),
+                Some(session) => {
+                    session.hear();
+                    Some(session)
+                }
                 // A session of somebody else's looks like none.
                 None => return told(StatusCode::NOT_FOUND, "Not Found: Session not found"),
             },
@@ -144,9 +147,6 @@ impl HttpEndpoint {
         caller: Arc<Caller>,
         session: Option<Arc<Session>>,
     ) -> HttpResponse {
-        if let Some(session) = &session {
-            session.hear();
-        }
         match (Message::read(&body), session) {
             (Message::Call { id, params }, session) => {
                 if let Some(plain) = direct::Plain::of(self, &parts.headers, id, params, caller, session) {
@@ -186,7 +186,6 @@ impl HttpEndpoint {
     /// What a client has missed of a stream that it comes back to.
     fn come_back<B>(&self, request: &Request<B>, session: &Arc<Session>) -> Option<HttpResponse> {
         let last = request.headers().get(LAST_EVENT)?.to_str().ok().and_then(EventId::of)?;
-        session.hear();
         let stream = session.stream(last)?;
         Some(direct::events(stream, last.at + 1, self.stop.clone(), None))
     }

@@ -2,9 +2,11 @@
 //! 2024-11-05 to 2026-07-28.
 //!
 //! [`Server`] is shared by all connections; `connection` is one of them, and answers what its client asks. `catalogue` has
-//! the tools as MCP lists them, `carry` follows a call to its end or hands it over, `ask` puts questions to the client's
-//! user, `meta` has the tools that are about tools and calls, `resources` the artifacts, `lines` is the transport over standard input and output, `http` the one for the rest of the world. No door checks anything: every `tools/call` becomes a
-//! [`Call`](wieldy_core::Call), and the executor decides.
+//! the tools as MCP lists them, `call` makes a call of the executor's from each `tools/call`, `carry` follows it to its end or
+//! hands it over, `client` is what it knows of whom it is made for, `ask` puts questions to the client's user, `meta` has the
+//! tools that are about tools and calls, `resources` the artifacts. `lines` is the transport over standard input and output,
+//! `http` the one for the rest of the world, where calls go the straight way (`direct`, with `session` and `stream`). No door
+//! checks anything: every `tools/call` becomes a [`Call`](wieldy_core::Call), and the executor decides.
 
 mod ask;
 mod call;

@@ -81,10 +81,15 @@ impl Stream {
         self.state().is_over
     }
 
+    /// Whether there was anything to tell.
+    pub(crate) fn is_begun(&self) -> bool {
+        !self.state().events.is_empty()
+    }
+
     /// Waits until there is anything to tell.
     pub(crate) async fn begun(&self) {
         let mut changed = pin!(self.changed.notified());
-        while self.state().events.is_empty() {
+        while !self.is_begun() {
             changed.as_mut().await;
             changed.set(self.changed.notified());
         }

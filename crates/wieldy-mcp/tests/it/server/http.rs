@@ -14,7 +14,7 @@ use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig
 use rmcp::{ClientHandler, ErrorData, RoleClient};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Caller, Executor, Status, ToolSpec};
+use wieldy_core::{Caller, Executor, Held, Status, ToolSpec};
 use wieldy_mcp::client::{Address, Reach, ServerSettings, Upstreams};
 use wieldy_mcp::server::{Server, ServerOptions};
 use wieldy_server::{HttpOptions, HttpServer, Token};
@@ -23,21 +23,26 @@ use wieldy_testkit::{Act, Puppet, World};
 use super::{meta, shown};
 
 /// A door with two callers in front of an executor.
-struct Door {
+pub(super) struct Door {
     address: SocketAddr,
     _stop: tokio_util::sync::DropGuard,
 }
 
 impl Door {
-    async fn new(executor: &Executor) -> Self {
+    pub(super) async fn new(executor: &Executor) -> Self {
         Self::with(executor, ServerOptions::default()).await
     }
 
-    async fn with(executor: &Executor, serving: ServerOptions) -> Self {
+    pub(super) async fn with(executor: &Executor, serving: ServerOptions) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut options = HttpOptions::new("127.0.0.1:0".parse().unwrap());
         let tenant = |agent: &str| Caller { tenant: Some(agent.to_uppercase()), ..Caller::agent(agent) };
-        options.tokens = vec![Token::new("token-ada", tenant("ada")), Token::new("token-bob", tenant("bob"))];
+        let lesser = Caller { scopes: Held::Only(["read".to_owned()].into()), ..tenant("ada") };
+        options.tokens = vec![
+            Token::new("token-ada", tenant("ada")),
+            Token::new("token-bob", tenant("bob")),
+            Token::new("token-lesser-ada", lesser),
+        ];
         let endpoint = Server::new(executor.clone(), serving).http();
         let server = HttpServer::bind(options).await.unwrap().route("/mcp", move |request| {
             let endpoint = endpoint.clone();
@@ -49,12 +54,12 @@ impl Door {
         Self { address, _stop: stop.drop_guard() }
     }
 
-    fn url(&self) -> String {
+    pub(super) fn url(&self) -> String {
         format!("http://{}/mcp", self.address)
     }
 
     /// Posts a message as `who`, with these further headers.
-    async fn post(&self, who: &str, headers: &[(&str, &str)], message: &Value) -> Response {
+    pub(super) async fn post(&self, who: &str, headers: &[(&str, &str)], message: &Value) -> Response {
         let mut request = Client::new()
             .post(self.url())
             .bearer_auth(format!("token-{who}"))
@@ -67,9 +72,14 @@ impl Door {
     }
 
     /// Begins a session as `who`: its id.
-    async fn session(&self, who: &str) -> String {
+    pub(super) async fn session(&self, who: &str) -> String {
+        self.session_of(who, json!({})).await
+    }
+
+    /// The same with a client that can do all this.
+    pub(super) async fn session_of(&self, who: &str, capabilities: Value) -> String {
         let client = json!({"name": "raw", "version": "1"});
-        let params = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client});
+        let params = json!({"protocolVersion": "2025-06-18", "capabilities": capabilities, "clientInfo": client});
         let message = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params});
         let response = self.post(who, &[], &message).await;
         let id = response.headers()["mcp-session-id"].to_str().unwrap().to_owned();
@@ -80,7 +90,7 @@ impl Door {
     }
 }
 
-fn call(tool: &str, meta: Option<Value>) -> Value {
+pub(super) fn call(tool: &str, meta: Option<Value>) -> Value {
     let mut params = json!({"name": tool, "arguments": {"a": 1}});
     if let Some(meta) = meta {
         params["_meta"] = meta;
@@ -88,7 +98,7 @@ fn call(tool: &str, meta: Option<Value>) -> Value {
     json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
 }
 
-const MODERN: [(&str, &str); 3] =
+pub(super) const MODERN: [(&str, &str); 3] =
     [("mcp-protocol-version", "2026-07-28"), ("mcp-method", "tools/call"), ("mcp-name", "echo")];
 
 #[tokio::test]

@@ -9,6 +9,7 @@ mod long;
 mod resources;
 mod revisions;
 mod search;
+mod sessions;
 
 use std::time::Duration;
 

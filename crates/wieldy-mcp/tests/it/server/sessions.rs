@@ -1,0 +1,301 @@
+//! Calls over HTTP in sessions, message by message: streams, questions, and clients that go away or come back.
+
+use std::time::Duration;
+
+use reqwest::{Client, Response, StatusCode};
+use serde_json::{Value, json};
+use wieldy_core::ToolSpec;
+use wieldy_mcp::server::ServerOptions;
+use wieldy_testkit::{Act, Puppet, World};
+
+use super::http::{Door, MODERN, call};
+use super::{meta, shown};
+
+/// Reads the events of a stream, as many as are asked for.
+struct Events {
+    response: Response,
+    text: String,
+}
+
+impl Events {
+    fn new(response: Response) -> Self {
+        assert_eq!(
+            (response.status(), &response.headers()["content-type"]),
+            (StatusCode::OK, &"text/event-stream".parse().unwrap())
+        );
+        Self { response, text: String::new() }
+    }
+
+    /// The next event, by its id and message; nothing at the end.
+    async fn next(&mut self) -> Option<(String, Value)> {
+        loop {
+            if let Some((event, rest)) = self.text.split_once("\n\n") {
+                let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+                let (id, data) = (field("id: ").to_owned(), serde_json::from_str(field("data: ")));
+                self.text = rest.to_owned();
+                return Some((id, shown(data.unwrap())));
+            }
+            let piece = tokio::time::timeout(Duration::from_secs(30), self.response.chunk()).await;
+            let piece = piece.expect("an event must come").unwrap()?;
+            self.text.push_str(std::str::from_utf8(&piece).unwrap());
+        }
+    }
+
+    async fn rest(mut self) -> Vec<(String, Value)> {
+        let mut all = Vec::new();
+        while let Some(event) = self.next().await {
+            all.push(event);
+        }
+        all
+    }
+}
+
+async fn get(door: &Door, session: &str, last: &str) -> Events {
+    let request = Client::new().get(door.url()).bearer_auth("token-ada").header("mcp-session-id", session);
+    let request = request.header("accept", "text/event-stream").header("last-event-id", last);
+    Events::new(request.send().await.unwrap())
+}
+
+/// Waits until something is so.
+async fn until(what: &str, is_so: impl Fn() -> bool) {
+    for _ in 0..2000 {
+        if is_so() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("{what}");
+}
+
+fn ends(world: &World) -> Vec<&'static str> {
+    world.events().iter().filter(|event| event.body.closing().is_some()).map(|event| event.body.name()).collect()
+}
+
+fn progress(token: u64) -> Option<Value> {
+    Some(json!({"progressToken": token}))
+}
+
+fn answer(text: &str) -> Value {
+    json!({"jsonrpc": "2.0", "id": 1, "result": {
+        "content": [{"type": "text", "text": text}], "isError": false, "_meta": {"wieldy/execution": "[id]"},
+    }})
+}
+
+#[tokio::test]
+async fn a_call_with_nothing_to_tell_is_answered_with_json() {
+    let world = World::new([Puppet::reading("echo", Act::Echo)]);
+    let door = Door::new(&world.executor).await;
+    let session = door.session("ada").await;
+    let response = door.post("ada", &[("mcp-session-id", &session)], &call("echo", progress(7))).await;
+    assert_eq!(response.headers()["content-type"], "application/json");
+    assert_eq!(shown(response.json().await.unwrap()), answer(r#"{"a":1}"#));
+    let response = door.post("ada", &[("mcp-session-id", &session)], &call("nonsense", None)).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    let error = response.json::<Value>().await.unwrap();
+    assert_eq!((&error["id"], &error["error"]["code"]), (&json!(1), &json!(-32602)), "{error}");
+    world.check();
+}
+
+#[tokio::test]
+async fn what_came_before_the_answer_is_told_before_it() {
+    let world = World::new([Puppet::reading("tick", Act::Tick(2, Duration::ZERO))]);
+    let door = Door::new(&world.executor).await;
+    let session = door.session("ada").await;
+    let newest = [MODERN[0], MODERN[1], ("mcp-name", "tick")];
+    let mut newest_meta = meta(json!({}));
+    newest_meta["progressToken"] = json!(7);
+    for (headers, meta) in [(vec![("mcp-session-id", &*session)], progress(7)), (newest.to_vec(), Some(newest_meta))] {
+        let events = Events::new(door.post("ada", &headers, &call("tick", meta)).await).rest().await;
+        let told: Vec<_> = events.iter().map(|(_, message)| (&message["method"], &message["id"])).collect();
+        let progress = json!("notifications/progress");
+        assert_eq!(told, [(&progress, &Value::Null), (&progress, &Value::Null), (&Value::Null, &json!(1))]);
+    }
+    world.check();
+}
+
+#[tokio::test]
+async fn whoever_loses_the_connection_comes_back_for_the_rest_and_the_answer() {
+    let world = World::new([Puppet::reading("tick", Act::Tick(4, Duration::from_millis(100)))]);
+    let door = Door::new(&world.executor).await;
+    let session = door.session("ada").await;
+    let header = [("mcp-session-id", &*session)];
+    let mut events = Events::new(door.post("ada", &header, &call("tick", progress(7))).await);
+    let (first, message) = events.next().await.unwrap();
+    assert_eq!(message["params"]["progressToken"], 7, "{message}");
+    drop(events);
+    until("it goes on without its client", || ends(&world) == ["tool.call.success"]).await;
+    let rest = get(&door, &session, &first).await.rest().await;
+    let methods: Vec<&Value> = rest.iter().map(|(_, message)| &message["method"]).collect();
+    assert_eq!(
+        methods,
+        [
+            &json!("notifications/progress"),
+            &json!("notifications/progress"),
+            &json!("notifications/progress"),
+            &Value::Null
+        ]
+    );
+    let (last, message) = rest.last().unwrap();
+    assert_eq!((&message["id"], &message["result"]["isError"]), (&json!(1), &json!(false)), "{message}");
+    assert_eq!(get(&door, &session, last).await.rest().await, [], "it has seen everything");
+    world.check();
+}
+
+#[tokio::test]
+async fn whoever_hangs_up_before_anything_was_said_has_not_cancelled() {
+    let world = World::new([Puppet::writing("slow", Act::Take(Duration::from_millis(400)))]);
+    let door = Door::new(&world.executor).await;
+    let session = door.session("ada").await;
+    let headers = [("mcp-session-id", &*session)];
+    let call = call("slow", None);
+    let asked = tokio::time::timeout(Duration::from_millis(150), door.post("ada", &headers, &call));
+    assert!(asked.await.is_err(), "the call takes its time");
+    until("it goes on without its client", || ends(&world) == ["tool.call.success"]).await;
+    world.check();
+}
+
+#[tokio::test]
+async fn a_call_that_is_cancelled_ends_and_its_answer_is_not_sent() {
+    let world = World::new([Puppet::writing("wait", Act::PrintAndWait("so far"))]);
+    let door = Door::new(&world.executor).await;
+    let session = door.session("ada").await;
+    let header = [("mcp-session-id", &*session)];
+    let cancel = async {
+        until("it runs", || world.executor.load().running == 1).await;
+        let cancelled = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}});
+        assert_eq!(door.post("ada", &header, &cancelled).await.status(), StatusCode::ACCEPTED);
+        // Once more, and of something that never was: nobody minds.
+        assert_eq!(door.post("ada", &header, &cancelled).await.status(), StatusCode::ACCEPTED);
+    };
+    let call = call("wait", None);
+    let (response, ()) = tokio::join!(door.post("ada", &header, &call), cancel);
+    assert_eq!(Events::new(response).rest().await, []);
+    assert_eq!(ends(&world), ["tool.call.cancelled"]);
+    world.check();
+}
+
+#[tokio::test]
+async fn the_calls_of_a_session_end_with_it() {
+    let world = World::new([Puppet::writing("wait", Act::PrintAndWait("so far"))]);
+    let door = Door::new(&world.executor).await;
+    let session = door.session("ada").await;
+    let header = [("mcp-session-id", &*session)];
+    let end = async {
+        until("it runs", || world.executor.load().running == 1).await;
+        let delete = Client::new().delete(door.url()).bearer_auth("token-ada").header("mcp-session-id", &session);
+        assert!(delete.send().await.unwrap().status().is_success());
+    };
+    let call = call("wait", None);
+    let (response, ()) = tokio::join!(door.post("ada", &header, &call), end);
+    assert_eq!(Events::new(response).rest().await, []);
+    assert_eq!(ends(&world), ["tool.call.cancelled"]);
+    assert_eq!(door.post("ada", &header, &call).await.status(), StatusCode::NOT_FOUND);
+    world.check();
+}
+
+#[tokio::test]
+async fn a_question_is_put_on_the_stream_and_answered_by_a_message() {
+    let accept = json!({"result": {"action": "accept", "content": {}}});
+    let decline = json!({"result": {"action": "decline"}});
+    let cannot = json!({"error": {"code": -32601, "message": "no"}});
+    for (said, is_error) in [(accept, false), (decline, true), (cannot, true)] {
+        let (wipe, strings) = Puppet::new(ToolSpec::new("wipe", "Wipes").confirm(), [Act::Say("wiped")]);
+        let world = World::new([wipe]);
+        let door = Door::new(&world.executor).await;
+        let session = door.session_of("ada", json!({"elicitation": {}})).await;
+        let header = [("mcp-session-id", &*session)];
+        let mut events = Events::new(door.post("ada", &header, &call("wipe", None)).await);
+        let (_, question) = events.next().await.unwrap();
+        assert_eq!((&question["id"], &question["method"]), (&json!("wieldy-1"), &json!("elicitation/create")));
+        assert_eq!(strings.runs(), 0, "nobody has agreed");
+        // Another's answer, and one to another question, are none.
+        let mut message = said.clone();
+        message["jsonrpc"] = json!("2.0");
+        message["id"] = json!("wieldy-2");
+        assert_eq!(door.post("ada", &header, &message).await.status(), StatusCode::ACCEPTED);
+        message["id"] = json!("wieldy-1");
+        assert_eq!(door.post("bob", &header, &message).await.status(), StatusCode::NOT_FOUND);
+        assert_eq!(strings.runs(), 0, "nobody has agreed");
+        assert_eq!(door.post("ada", &header, &message).await.status(), StatusCode::ACCEPTED);
+        let rest = events.rest().await;
+        assert_eq!(rest.len(), 1, "{rest:?}");
+        assert_eq!((&rest[0].1["id"], &rest[0].1["result"]["isError"]), (&json!(1), &json!(is_error)), "{rest:?}");
+        assert_eq!(strings.runs(), usize::from(!is_error));
+        assert_eq!(door.post("ada", &header, &message).await.status(), StatusCode::ACCEPTED, "too late, and no harm");
+        world.check();
+    }
+}
+
+#[tokio::test]
+async fn ids_are_used_once_at_a_time_and_calls_are_counted() {
+    let world = World::new([Puppet::writing("wait", Act::PrintAndWait("so far"))]);
+    let options = ServerOptions { requests_max: 2, ..ServerOptions::default() };
+    let door = Door::with(&world.executor, options).await;
+    let session = door.session("ada").await;
+    let header = [("mcp-session-id", &*session)];
+    let message = |id: u64| {
+        let mut call = call("wait", None);
+        call["id"] = json!(id);
+        call
+    };
+    let (one, two) = (message(1), message(2));
+    let others = async {
+        until("both run", || world.executor.load().running == 2).await;
+        let refused = |message: &str| json!({"code": -32600, "message": message});
+        let again = door.post("ada", &header, &one).await.json::<Value>().await.unwrap();
+        let three = door.post("ada", &header, &message(3)).await.json::<Value>().await.unwrap();
+        assert_eq!(three["error"], refused("too many requests of this session are open"));
+        for id in [1, 2] {
+            let cancelled = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}});
+            door.post("ada", &header, &cancelled).await;
+        }
+        again
+    };
+    let (_, _, again) = tokio::join!(door.post("ada", &header, &one), door.post("ada", &header, &two), others);
+    assert_eq!(again["error"]["code"], -32600, "{again}");
+    assert_eq!(ends(&world), ["tool.call.cancelled", "tool.call.cancelled"]);
+    world.check();
+}
+
+#[tokio::test]
+async fn a_session_is_of_those_who_may_do_the_same() {
+    let world = World::new([Puppet::reading("echo", Act::Echo)]);
+    let door = Door::new(&world.executor).await;
+    let session = door.session("ada").await;
+    let header = [("mcp-session-id", &*session)];
+    let response = door.post("lesser-ada", &header, &call("echo", None)).await;
+    assert_eq!(response.status(), StatusCode::NOT_FOUND, "the same agent with other scopes");
+}
+
+#[tokio::test]
+async fn whatever_is_odd_about_a_call_is_refused() {
+    let world = World::new([Puppet::reading("echo", Act::Echo)]);
+    let door = Door::new(&world.executor).await;
+    let session = door.session("ada").await;
+    let new = call("echo", Some(meta(json!({}))));
+    let old = call("echo", None);
+    let headers = |change: &[(&'static str, &'static str)]| {
+        let mut headers: Vec<_> =
+            MODERN.iter().filter(|(name, _)| change.iter().all(|(other, _)| other != name)).copied().collect();
+        headers.extend(change.iter().filter(|(_, value)| !value.is_empty()));
+        headers
+    };
+    let mut odd = vec![
+        (headers(&[("mcp-name", "other")]), &new),
+        (headers(&[("mcp-name", "")]), &new),
+        (headers(&[("mcp-method", "tools/list")]), &new),
+        (headers(&[("mcp-protocol-version", "2025-11-25")]), &new),
+        (headers(&[("mcp-protocol-version", "2030-01-01")]), &new),
+        (headers(&[]), &old),
+        (vec![], &old),
+    ];
+    let with = |version: &'static str| vec![("mcp-session-id", &*session), ("mcp-protocol-version", version)];
+    odd.push((with("1999-01-01"), &old));
+    for (headers, message) in odd {
+        let response = door.post("ada", &headers, message).await;
+        assert!(response.status().is_client_error(), "{}: {headers:?}", response.status());
+    }
+    assert_eq!(door.post("ada", &with("2025-06-18"), &old).await.status(), StatusCode::OK);
+    assert_eq!(door.post("ada", &MODERN, &new).await.status(), StatusCode::OK);
+    world.check();
+}
