@@ -34,12 +34,12 @@ use super::call::{self, Answered};
 use super::client::{Client, Line, Way};
 use super::http::{HttpEndpoint, HttpResponse};
 use super::session::Session;
-use super::stream::{Reader, Stream};
+use super::stream::{Reader, Source, Stream};
 
 /// After how long a client that hears nothing gets a stream, on which it is told that we are still there.
 const STREAM_AFTER: Duration = Duration::from_secs(5);
 const JSON: &str = "application/json";
-const EVENTS: &str = "text/event-stream";
+pub(crate) const EVENTS: &str = "text/event-stream";
 
 /// A message, as far as it is not rmcp's alone.
 pub(crate) enum Message {
@@ -56,7 +56,10 @@ pub(crate) enum Message {
     },
     /// The client wants to begin a session.
     Opening(Box<ClientCapabilities>),
-    Other,
+    /// Something else, which may say for itself which revision it is of.
+    Other {
+        names_revision: bool,
+    },
 }
 
 /// Any message, its outside only.
@@ -77,9 +80,10 @@ struct Outside<'a> {
 
 impl Message {
     pub(crate) fn read(body: &[u8]) -> Self {
-        let Ok(outside) = serde_json::from_slice::<Outside<'_>>(body) else { return Self::Other };
+        let other = Self::Other { names_revision: true };
+        let Ok(outside) = serde_json::from_slice::<Outside<'_>>(body) else { return other };
         if outside.jsonrpc != "2.0" {
-            return Self::Other;
+            return other;
         }
         let params = outside.params.map_or("{}", RawValue::get);
         let read = match (outside.method.as_deref(), outside.id) {
@@ -104,8 +108,29 @@ impl Message {
             }
             _ => None,
         };
-        read.unwrap_or(Self::Other)
+        read.unwrap_or_else(|| {
+            let read = serde_json::from_str::<WithMeta>(params);
+            let names_revision = read.is_ok_and(|params| params.meta.contains_key(REVISION));
+            Self::Other { names_revision: names_revision || outside.method.as_deref() == Some("server/discover") }
+        })
     }
+
+    /// Whether it belongs to a session, if its headers name no revision without them.
+    pub(crate) fn is_of_session(&self) -> bool {
+        match self {
+            Self::Call { params, .. } => params.meta.as_ref().is_none_or(|meta| !meta.0.0.contains_key(REVISION)),
+            Self::Cancelled(_) | Self::Answer { .. } => true,
+            Self::Opening(_) => false,
+            Self::Other { names_revision } => !names_revision,
+        }
+    }
+}
+
+/// What a request says beside what it asks for.
+#[derive(Deserialize)]
+struct WithMeta {
+    #[serde(rename = "_meta")]
+    meta: serde_json::Map<String, Value>,
 }
 
 /// A call with nothing odd about it.
@@ -134,14 +159,10 @@ impl Plain {
             return None;
         }
         let meta = params.meta.as_ref();
-        let version = meta.and_then(|meta| meta.0.0.get("io.modelcontextprotocol/protocolVersion"));
+        let version = meta.and_then(|meta| meta.0.0.get(REVISION));
         let (asks, knows_tasks) = match &session {
             Some(session) => {
-                let is_of_one = match headers.get(VERSION) {
-                    None => true,
-                    Some(_) => one(headers, VERSION).is_some_and(is_old),
-                };
-                if version.is_some() || !is_of_one {
+                if version.is_some() || !is_old(headers) {
                     return None;
                 }
                 (session.can_ask, session.knows_tasks)
@@ -204,7 +225,7 @@ impl Plain {
             // What came before the answer is told before it; to somebody who does not want to hear it there is nothing to say.
             answer => {
                 stream.end(answer.map(|answer| answer.message).as_ref());
-                events(stream, 0, endpoint.stop.clone(), None)
+                events(Reader::new(stream, 0, endpoint.stop.clone(), None))
             }
         }
     }
@@ -235,7 +256,7 @@ impl Unfinished<'_> {
             let stream = Arc::clone(&stream);
             self.tracker.spawn(async move { stream.end(work.await.map(|answer| answer.message).as_ref()) });
         }
-        events(stream, 0, stop, self.hanging_up.take())
+        events(Reader::new(stream, 0, stop, self.hanging_up.take()))
     }
 }
 
@@ -307,17 +328,11 @@ fn json(answer: Written) -> HttpResponse {
     reply(answer.status, JSON, Full::new(answer.message).boxed())
 }
 
-/// The events of a stream from one on, until `stop`.
-pub(crate) fn events(
-    stream: Arc<Stream>,
-    next: u64,
-    stop: CancellationToken,
-    hanging_up: Option<DropGuard>,
-) -> HttpResponse {
-    let reader = Reader::new(stream, next, stop, hanging_up);
-    let events = futures_util::stream::unfold(reader, |mut reader| async move {
-        let event = reader.next().await?;
-        Some((Ok::<_, Infallible>(Frame::data(event)), reader))
+/// An answer of events.
+pub(crate) fn events(source: impl Source) -> HttpResponse {
+    let events = futures_util::stream::unfold(source, |mut source| async move {
+        let event = source.next().await?;
+        Some((Ok::<_, Infallible>(Frame::data(event)), source))
     });
     let mut response = reply(StatusCode::OK, EVENTS, BodyExt::boxed(StreamBody::new(events)));
     // Some proxies would hold events back.
@@ -345,6 +360,7 @@ fn reply(
 }
 
 const VERSION: &str = "mcp-protocol-version";
+const REVISION: &str = "io.modelcontextprotocol/protocolVersion";
 
 /// A header that is there once.
 fn one<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
@@ -353,7 +369,10 @@ fn one<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     all.next().is_none().then_some(value)
 }
 
-/// Whether this is a revision with sessions.
-fn is_old(version: &str) -> bool {
-    ProtocolVersion::KNOWN_VERSIONS.iter().any(|known| known.as_str() == version && known.has_initialize())
+/// Whether a request is of a revision with sessions.
+pub(crate) fn is_old(headers: &HeaderMap) -> bool {
+    let is_known = |version: &str| {
+        ProtocolVersion::KNOWN_VERSIONS.iter().any(|known| known.as_str() == version && known.has_initialize())
+    };
+    !headers.contains_key(VERSION) || one(headers, VERSION).is_some_and(is_known)
 }

@@ -1,9 +1,9 @@
 //! MCP over streamable HTTP. Clients of revision 2026-07-28 ask one request at a time; older ones have sessions. Who calls is
 //! established by the door in front of this: each request brings an `Arc<Caller>` among its extensions.
 //!
-//! `tools/call` goes the straight way, `direct`: it is answered with JSON by whoever reads the request, or with a stream where
-//! there is something to tell before the answer. Everything else, and whatever is odd about a call, goes to rmcp, which knows
-//! what to say to it.
+//! Sessions are ours. `tools/call` goes the straight way, `direct`: it is answered with JSON by whoever reads the request, or
+//! with a stream where there is something to tell before the answer. Everything else, and whatever is odd about a call, goes to
+//! rmcp, one request at a time: it knows what to say to it.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -13,14 +13,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::header::ACCEPT;
 use http::request::Parts;
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, Limited};
 use rmcp::model::ClientCapabilities;
-use rmcp::transport::streamable_http_server::session::SessionManager;
-use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, SessionConfig};
+use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -30,7 +30,7 @@ use wieldy_core::Caller;
 use super::connection::{Connection, Who};
 use super::direct::{self, Message};
 use super::session::Session;
-use super::stream::EventId;
+use super::stream::{Changes, EventId, Reader, Stream};
 use super::{Server, Shared};
 
 /// The header that names a session.
@@ -46,8 +46,7 @@ const SESSIONS_MAX: usize = 1000;
 #[derive(Clone)]
 pub struct HttpEndpoint {
     pub(super) shared: Arc<Shared>,
-    service: StreamableHttpService<Connection, LocalSessionManager>,
-    manager: Arc<LocalSessionManager>,
+    service: StreamableHttpService<Connection, NeverSessionManager>,
     sessions: Arc<Mutex<HashMap<String, Arc<Session>>>>,
     /// The requests that are not answered to the end.
     pub(super) asked: TaskTracker,
@@ -61,26 +60,20 @@ impl Server {
     /// The same server for HTTP.
     pub fn http(&self) -> HttpEndpoint {
         let stop = CancellationToken::new();
-        let mut session = SessionConfig::default();
-        // We know better when one was used last; and what rmcp answers need not be asked for again.
-        session.keep_alive = None;
-        session.sse_retry = None;
-        let mut manager = LocalSessionManager::default();
-        manager.session_config = session;
-        let manager = Arc::new(manager);
         let config = StreamableHttpServerConfig::default()
             // The door has looked at where requests come from.
             .disable_allowed_hosts()
             .disable_allowed_origins()
+            .with_legacy_session_mode(false)
             .with_json_response(true)
             .with_sse_retry(None)
             .with_max_request_body_bytes(self.shared.options.message_bytes_max)
             .with_cancellation_token(stop.clone());
         let shared = Arc::clone(&self.shared);
         let connect = move || Ok(Connection::new(Arc::clone(&shared), Who::OfRequest, CancellationToken::new()));
-        let service = StreamableHttpService::new(connect, Arc::clone(&manager), config);
+        let service = StreamableHttpService::new(connect, Arc::default(), config);
         let shared = Arc::clone(&self.shared);
-        HttpEndpoint { shared, service, manager, sessions: Arc::default(), asked: TaskTracker::new(), stop }
+        HttpEndpoint { shared, service, sessions: Arc::default(), asked: TaskTracker::new(), stop }
     }
 }
 
@@ -114,18 +107,18 @@ impl HttpEndpoint {
                 };
                 self.post(parts, body, caller, session).await.map(|body| Answer { body, _asked: token }.boxed())
             }
-            Method::GET => match session.as_ref().and_then(|session| self.come_back(&request, session)) {
-                Some(rest) => rest,
-                None => self.service.handle(request).await,
+            Method::GET => match session {
+                Some(session) => self.listen(request.headers(), &session),
+                None => told(StatusCode::METHOD_NOT_ALLOWED, "there is nothing to listen to without a session"),
             },
-            _ => {
-                let ended = session.filter(|_| request.method() == Method::DELETE);
-                let response = self.service.handle(request).await;
-                if let Some(session) = ended.filter(|_| response.status().is_success()) {
+            Method::DELETE => match session {
+                Some(session) => {
                     self.forget(&session);
+                    told(StatusCode::NO_CONTENT, "")
                 }
-                response
-            }
+                None => told(StatusCode::METHOD_NOT_ALLOWED, "there is nothing to end without a session"),
+            },
+            _ => self.service.handle(request).await,
         }
     }
 
@@ -148,13 +141,20 @@ impl HttpEndpoint {
         session: Option<Arc<Session>>,
     ) -> HttpResponse {
         match (Message::read(&body), session) {
+            (message, None) if message.is_of_session() && direct::is_old(&parts.headers) => {
+                return told(StatusCode::BAD_REQUEST, "Bad Request: Session ID is required");
+            }
             (Message::Call { id, params }, session) => {
                 if let Some(plain) = direct::Plain::of(self, &parts.headers, id, params, caller, session) {
                     return plain.answer(self).await;
                 }
             }
-            (Message::Cancelled(id), Some(session)) if session.cancel(&id) => return direct::accepted(),
-            (Message::Answer { id, value }, Some(session)) if session.answer(&id, value.as_ref()) => {
+            (Message::Cancelled(id), Some(session)) => {
+                session.cancel(&id);
+                return direct::accepted();
+            }
+            (Message::Answer { id, value }, Some(session)) => {
+                session.answer(&id, value);
                 return direct::accepted();
             }
             (Message::Opening(capabilities), None) => return self.open(parts, body, caller, &capabilities).await,
@@ -171,23 +171,36 @@ impl HttpEndpoint {
         caller: Arc<Caller>,
         capabilities: &ClientCapabilities,
     ) -> HttpResponse {
-        self.forget_idle().await;
+        self.forget_idle();
         if self.sessions().len() >= SESSIONS_MAX {
             return told(StatusCode::SERVICE_UNAVAILABLE, "too many sessions are open");
         }
         let response = self.service.handle(Request::from_parts(parts, Full::new(body))).await;
-        if let Some(id) = response.headers().get(SESSION).and_then(|id| id.to_str().ok()) {
-            let session = Session::new(id, caller, capabilities);
-            self.sessions().insert(id.to_owned(), Arc::new(session));
+        let (mut head, body) = response.into_parts();
+        let body = body.collect().await.unwrap_or_else(|never| match never {}).to_bytes();
+        // What is no introduction begins nothing.
+        if head.status.is_success() && matches!(Message::read(&body), Message::Answer { value: Some(_), .. }) {
+            let session = Session::new(caller, capabilities);
+            let id = session.id().to_owned();
+            if let Ok(id) = HeaderValue::try_from(&id) {
+                head.headers.insert(SESSION, id);
+            }
+            self.sessions().insert(id, Arc::new(session));
         }
-        response
+        Response::from_parts(head, Full::new(body).boxed())
     }
 
-    /// What a client has missed of a stream that it comes back to.
-    fn come_back<B>(&self, request: &Request<B>, session: &Arc<Session>) -> Option<HttpResponse> {
-        let last = request.headers().get(LAST_EVENT)?.to_str().ok().and_then(EventId::of)?;
-        let stream = session.stream(last)?;
-        Some(direct::events(stream, last.at + 1, self.stop.clone(), None))
+    /// What a client has missed of a stream that it comes back to, or what is told to nobody in particular.
+    fn listen(&self, headers: &HeaderMap, session: &Arc<Session>) -> HttpResponse {
+        if !headers.get(ACCEPT).is_some_and(|taken| taken.to_str().is_ok_and(|taken| taken.contains(direct::EVENTS))) {
+            return told(StatusCode::NOT_ACCEPTABLE, "Not Acceptable: Client must accept text/event-stream");
+        }
+        if let Some(last) = headers.get(LAST_EVENT).and_then(|last| EventId::of(last.to_str().ok()?)) {
+            // Of a stream that is not kept any more there is nothing left to tell.
+            let stream = session.stream(last).unwrap_or_else(Stream::over);
+            return direct::events(Reader::new(stream, last.at + 1, self.stop.clone(), None));
+        }
+        direct::events(Changes::new(&self.shared, session.over.clone(), self.stop.clone()))
     }
 
     fn session(&self, id: &str, caller: &Arc<Caller>) -> Option<Arc<Session>> {
@@ -196,19 +209,15 @@ impl HttpEndpoint {
     }
 
     fn forget(&self, session: &Session) {
-        if let Some(id) = &session.caller.session {
-            self.sessions().remove(id);
-        }
+        self.sessions().remove(session.id());
         session.close();
     }
 
     /// Ends the sessions of which nothing was heard for long.
-    async fn forget_idle(&self) {
+    fn forget_idle(&self) {
         let idle: Vec<Arc<Session>> = self.sessions().values().filter(|session| session.is_idle()).cloned().collect();
         for session in idle {
             self.forget(&session);
-            let id = session.caller.session.as_deref().unwrap_or_default().into();
-            let _ = self.manager.close_session(&id).await;
         }
     }
 

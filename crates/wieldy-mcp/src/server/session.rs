@@ -1,4 +1,4 @@
-//! A session of a client up to revision 2025-11-25, as far as its calls have to do with it: rmcp has the rest.
+//! A session of a client up to revision 2025-11-25: whose it is, what the client can do, and what is open in it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use super::stream::{EventId, Stream};
 const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
 /// How many streams are kept after their end, for clients that come back for the answer.
 const ENDED_MAX: usize = 4;
-/// What the ids of our questions begin with. Those of rmcp's are numbers.
+/// What the ids of our questions begin with.
 const QUESTION: &str = "wieldy-";
 
 /// A session.
@@ -29,13 +29,14 @@ pub(crate) struct Session {
     pub(crate) caller: Arc<Caller>,
     pub(crate) can_ask: bool,
     pub(crate) knows_tasks: bool,
+    /// Cancelled when it is over.
+    pub(crate) over: CancellationToken,
     open: Mutex<Open>,
     numbers: AtomicU64,
 }
 
 struct Open {
     heard: Instant,
-    is_closed: bool,
     /// The calls that are not answered.
     calls: HashMap<RequestId, CancellationToken>,
     /// The questions that are not answered.
@@ -45,21 +46,29 @@ struct Open {
 }
 
 impl Session {
-    pub(crate) fn new(id: &str, owner: Arc<Caller>, capabilities: &ClientCapabilities) -> Self {
+    pub(crate) fn new(owner: Arc<Caller>, capabilities: &ClientCapabilities) -> Self {
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).expect("a system without randomness cannot run anything safely");
+        let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
         Self {
-            caller: Arc::new(Caller { session: Some(id.to_owned()), ..(*owner).clone() }),
+            caller: Arc::new(Caller { session: Some(id), ..(*owner).clone() }),
             owner,
+            over: CancellationToken::new(),
             can_ask: capabilities.elicitation.is_some(),
             knows_tasks: capabilities.supports_tasks(),
             open: Mutex::new(Open {
                 heard: Instant::now(),
-                is_closed: false,
                 calls: HashMap::new(),
                 questions: HashMap::new(),
                 streams: VecDeque::new(),
             }),
             numbers: AtomicU64::new(0),
         }
+    }
+
+    /// Its name.
+    pub(crate) fn id(&self) -> &str {
+        self.caller.session.as_deref().unwrap_or_default()
     }
 
     /// Whether this is who began it, with the very rights that he had.
@@ -81,7 +90,7 @@ impl Session {
     /// Notes a call, unless there are too many, one with this id, or nobody wants answers any more.
     pub(crate) fn begin(&self, id: RequestId, gone: CancellationToken, calls_max: usize) -> Result<(), &'static str> {
         let mut open = self.open();
-        if open.is_closed {
+        if self.over.is_cancelled() {
             return Err("the session is over");
         }
         if open.calls.len() >= calls_max {
@@ -101,10 +110,11 @@ impl Session {
         self.open().calls.remove(id).is_some()
     }
 
-    /// Ends a call at its client's wish, if it is one of these.
-    pub(crate) fn cancel(&self, id: &RequestId) -> bool {
-        let found = self.open().calls.remove(id);
-        found.inspect(CancellationToken::cancel).is_some()
+    /// Ends a call at its client's wish, if there is one of this id.
+    pub(crate) fn cancel(&self, id: &RequestId) {
+        if let Some(call) = self.open().calls.remove(id) {
+            call.cancel();
+        }
     }
 
     /// A number that is used once.
@@ -121,21 +131,19 @@ impl Session {
     }
 
     /// Takes an answer to a question of ours, if it is one; without a value where the client could not answer.
-    pub(crate) fn answer(&self, id: &RequestId, value: Option<&Value>) -> bool {
-        let RequestId::String(id) = id else { return false };
-        let Some(number) = id.strip_prefix(QUESTION).and_then(|number| number.parse().ok()) else { return false };
+    pub(crate) fn answer(&self, id: &RequestId, value: Option<Value>) {
+        let RequestId::String(id) = id else { return };
+        let Some(number) = id.strip_prefix(QUESTION).and_then(|number| number.parse().ok()) else { return };
         let asked = self.open().questions.remove(&number);
         if let (Some(asked), Some(value)) = (asked, value) {
-            let _ = asked.send(value.clone());
+            let _ = asked.send(value);
         }
-        // Late answers are ours as well.
-        true
     }
 
     /// Keeps a stream that its client may come back to.
     pub(crate) fn keep(&self, stream: &Arc<Stream>) {
         let mut open = self.open();
-        if open.is_closed {
+        if self.over.is_cancelled() {
             return;
         }
         open.streams.push_back(Arc::clone(stream));
@@ -156,7 +164,7 @@ impl Session {
     /// Ends everything that is open.
     pub(crate) fn close(&self) {
         let mut open = self.open();
-        open.is_closed = true;
+        self.over.cancel();
         open.questions.clear();
         open.streams.clear();
         for (_, call) in open.calls.drain() {

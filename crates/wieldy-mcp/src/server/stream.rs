@@ -10,15 +10,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::Serialize;
 use serde_json::{Value, json};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::Shared;
 use super::session::Session;
 
 /// How many events are kept; of more, the client is told the last ones. The answer is the very last.
 const EVENTS_MAX: usize = 256;
 /// After how long without an event a client is told that we are still there.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+const ALIVE: &[u8] = b":\n\n";
 
 /// The events of one request.
 pub(crate) struct Stream {
@@ -43,6 +45,13 @@ impl Stream {
             (session, id)
         });
         Self { session, state: Mutex::default(), changed: Notify::new() }
+    }
+
+    /// One that has nothing to tell.
+    pub(crate) fn over() -> Arc<Self> {
+        let stream = Self::new(None);
+        stream.end(None);
+        Arc::new(stream)
     }
 
     /// Under which number its session knows it.
@@ -137,6 +146,12 @@ impl std::fmt::Display for EventId {
     }
 }
 
+/// Where the events of one connection come from.
+pub(crate) trait Source: Send + Sync + 'static {
+    /// The next event, as it is written; nothing at the end.
+    fn next(&mut self) -> impl Future<Output = Option<Bytes>> + Send + Sync;
+}
+
 /// Reads a stream for one connection.
 pub(crate) struct Reader {
     stream: Arc<Stream>,
@@ -156,8 +171,10 @@ impl Reader {
     ) -> Self {
         Self { stream, next, stop, _until_hung_up: until_hung_up }
     }
+}
 
-    pub(crate) async fn next(&mut self) -> Option<Bytes> {
+impl Source for Reader {
+    async fn next(&mut self) -> Option<Bytes> {
         loop {
             let changed = self.stream.changed.notified();
             {
@@ -174,8 +191,35 @@ impl Reader {
             tokio::select! {
                 () = changed => {}
                 () = self.stop.cancelled() => return None,
-                () = tokio::time::sleep(KEEP_ALIVE) => return Some(Bytes::from_static(b":\n\n")),
+                () = tokio::time::sleep(KEEP_ALIVE) => return Some(Bytes::from_static(ALIVE)),
             }
+        }
+    }
+}
+
+/// What a session is told that asked for nothing in particular: that there are other tools now.
+pub(crate) struct Changes {
+    tools: watch::Receiver<u64>,
+    session_over: CancellationToken,
+    stop: CancellationToken,
+}
+
+impl Changes {
+    pub(crate) fn new(shared: &Shared, session_over: CancellationToken, stop: CancellationToken) -> Self {
+        Self { tools: shared.executor.registry().changes(), session_over, stop }
+    }
+}
+
+impl Source for Changes {
+    async fn next(&mut self) -> Option<Bytes> {
+        tokio::select! {
+            changed = self.tools.changed() => changed.ok().map(|()| {
+                let message = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
+                format!("data: {message}\n\n").into()
+            }),
+            () = self.session_over.cancelled() => None,
+            () = self.stop.cancelled() => None,
+            () = tokio::time::sleep(KEEP_ALIVE) => Some(Bytes::from_static(ALIVE)),
         }
     }
 }

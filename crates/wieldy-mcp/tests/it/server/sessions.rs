@@ -50,10 +50,18 @@ impl Events {
     }
 }
 
-async fn get(door: &Door, session: &str, last: &str) -> Events {
-    let request = Client::new().get(door.url()).bearer_auth("token-ada").header("mcp-session-id", session);
-    let request = request.header("accept", "text/event-stream").header("last-event-id", last);
-    Events::new(request.send().await.unwrap())
+/// Listens in a session, from the event after `last` on.
+async fn get(door: &Door, session: &str, last: Option<&str>) -> Events {
+    let mut request = Client::new().get(door.url()).bearer_auth("token-ada").header("mcp-session-id", session);
+    if let Some(last) = last {
+        request = request.header("last-event-id", last);
+    }
+    Events::new(request.header("accept", "text/event-stream").send().await.unwrap())
+}
+
+async fn delete(door: &Door, session: &str) {
+    let delete = Client::new().delete(door.url()).bearer_auth("token-ada").header("mcp-session-id", session);
+    assert_eq!(delete.send().await.unwrap().status(), StatusCode::NO_CONTENT);
 }
 
 /// Waits until something is so.
@@ -124,7 +132,7 @@ async fn whoever_loses_the_connection_comes_back_for_the_rest_and_the_answer() {
     assert_eq!(message["params"]["progressToken"], 7, "{message}");
     drop(events);
     until("it goes on without its client", || ends(&world) == ["tool.call.success"]).await;
-    let rest = get(&door, &session, &first).await.rest().await;
+    let rest = get(&door, &session, Some(&first)).await.rest().await;
     let methods: Vec<&Value> = rest.iter().map(|(_, message)| &message["method"]).collect();
     assert_eq!(
         methods,
@@ -137,7 +145,7 @@ async fn whoever_loses_the_connection_comes_back_for_the_rest_and_the_answer() {
     );
     let (last, message) = rest.last().unwrap();
     assert_eq!((&message["id"], &message["result"]["isError"]), (&json!(1), &json!(false)), "{message}");
-    assert_eq!(get(&door, &session, last).await.rest().await, [], "it has seen everything");
+    assert_eq!(get(&door, &session, Some(last)).await.rest().await, [], "it has seen everything");
     world.check();
 }
 
@@ -184,8 +192,7 @@ async fn the_calls_of_a_session_end_with_it() {
     let header = [("mcp-session-id", &*session)];
     let end = async {
         until("it runs", || world.executor.load().running == 1).await;
-        let delete = Client::new().delete(door.url()).bearer_auth("token-ada").header("mcp-session-id", &session);
-        assert!(delete.send().await.unwrap().status().is_success());
+        delete(&door, &session).await;
     };
     let call = call("wait", None);
     let (response, ()) = tokio::join!(door.post("ada", &header, &call), end);
@@ -226,6 +233,43 @@ async fn a_question_is_put_on_the_stream_and_answered_by_a_message() {
         assert_eq!(door.post("ada", &header, &message).await.status(), StatusCode::ACCEPTED, "too late, and no harm");
         world.check();
     }
+}
+
+#[tokio::test]
+async fn whoever_listens_is_told_when_the_tools_change() {
+    let world = World::new([Puppet::reading("one", Act::Echo)]);
+    let door = Door::new(&world.executor).await;
+    let session = door.session("ada").await;
+    let mut events = get(&door, &session, None).await;
+    world.executor.unregister("one");
+    let told = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
+    assert_eq!(events.next().await, Some((String::new(), told)));
+    delete(&door, &session).await;
+    assert_eq!(events.next().await, None, "the session is over");
+
+    let session = door.session("ada").await;
+    let request = || Client::new().get(door.url()).bearer_auth("token-ada");
+    let status = async |request: reqwest::RequestBuilder| request.send().await.unwrap().status();
+    assert_eq!(status(request().header("mcp-session-id", &session)).await, StatusCode::NOT_ACCEPTABLE);
+    assert_eq!(status(request().header("accept", "text/event-stream")).await, StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!(get(&door, &session, Some("call-99-0")).await.rest().await, [], "nobody knows it any more");
+}
+
+#[tokio::test]
+async fn what_is_no_introduction_begins_no_session() {
+    let world = World::new([]);
+    let door = Door::new(&world.executor).await;
+    let client = json!({"name": "raw", "version": "1"});
+    let opening = |params: Value| json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params});
+    let whole = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client});
+    let header = [("mcp-protocol-version", "2025-11-25")];
+    for (headers, params) in [(&header[..0], json!({})), (&[], json!({"capabilities": {}})), (&header, whole.clone())] {
+        let response = door.post("ada", headers, &opening(params)).await;
+        assert_eq!(response.headers().get("mcp-session-id"), None);
+    }
+    let response = door.post("ada", &[], &opening(whole)).await;
+    let id = response.headers()["mcp-session-id"].to_str().unwrap();
+    assert!(id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit()), "{id}");
 }
 
 #[tokio::test]
