@@ -141,6 +141,8 @@ pub(crate) struct Plain {
     session: Option<Arc<Session>>,
     client: Client,
     stream: Arc<Stream>,
+    /// Whether its client wants to be greeted on a stream. Those of older revisions take that for a broken message.
+    wants_greeting: bool,
 }
 
 impl Plain {
@@ -193,12 +195,14 @@ impl Plain {
             line: Line::Stream(Arc::clone(&stream)),
         };
         let caller = session.as_ref().map_or(caller, |session| Arc::clone(&session.caller));
-        Some(Self { id, params: *params, caller, session, client, stream })
+        let wants_greeting = session.is_some()
+            && one(headers, VERSION).is_some_and(|version| version >= ProtocolVersion::V_2025_11_25.as_str());
+        Some(Self { id, params: *params, caller, session, client, stream, wants_greeting })
     }
 
     /// Makes the call and answers.
     pub(crate) async fn answer(self, endpoint: &HttpEndpoint) -> HttpResponse {
-        let Self { id, params, caller, session, client, stream } = self;
+        let Self { id, params, caller, session, client, stream, wants_greeting } = self;
         let gone = client.gone.clone();
         if let Some(session) = &session
             && let Err(why) = session.begin(id.clone(), gone.clone(), endpoint.shared.options.requests_max)
@@ -216,18 +220,24 @@ impl Plain {
         let mut work = Unfinished { work: Some(Box::pin(work)), hanging_up, tracker: &endpoint.asked };
         let answer = tokio::select! {
             biased;
-            answer = &mut work => answer,
-            () = stream.begun() => return work.go_on(session, stream, endpoint.stop.clone()),
-            () = tokio::time::sleep(STREAM_AFTER) => return work.go_on(session, stream, endpoint.stop.clone()),
+            answer = &mut work => Some(answer),
+            () = stream.begun() => None,
+            () = tokio::time::sleep(STREAM_AFTER) => None,
         };
-        match answer {
-            Some(answer) if !stream.is_begun() => json(answer),
+        let stop = endpoint.stop.clone();
+        let reader = match answer {
+            Some(Some(answer)) if !stream.is_begun() => return json(answer),
             // What came before the answer is told before it; to somebody who does not want to hear it there is nothing to say.
-            answer => {
+            Some(answer) => {
                 stream.end(answer.map(|answer| answer.message).as_ref());
-                events(Reader::new(stream, 0, endpoint.stop.clone(), None))
+                Reader::new(Arc::clone(&stream), stop, None)
             }
+            None => work.go_on(Arc::clone(&stream), stop),
+        };
+        if let Some(session) = session {
+            session.keep(&stream);
         }
+        events(if wants_greeting { reader.greeting() } else { reader })
     }
 }
 
@@ -247,16 +257,13 @@ struct Unfinished<'a> {
 }
 
 impl Unfinished<'_> {
-    /// Goes on in a task of its own, and answers with the stream of what that tells.
-    fn go_on(mut self, session: Option<Arc<Session>>, stream: Arc<Stream>, stop: CancellationToken) -> HttpResponse {
-        if let Some(session) = session {
-            session.keep(&stream);
-        }
+    /// Goes on in a task of its own, which tells the answer on the stream.
+    fn go_on(mut self, stream: Arc<Stream>, stop: CancellationToken) -> Reader {
         if let Some(work) = self.work.take() {
             let stream = Arc::clone(&stream);
             self.tracker.spawn(async move { stream.end(work.await.map(|answer| answer.message).as_ref()) });
         }
-        events(Reader::new(stream, 0, stop, self.hanging_up.take()))
+        Reader::new(stream, stop, self.hanging_up.take())
     }
 }
 

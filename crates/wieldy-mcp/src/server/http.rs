@@ -198,7 +198,7 @@ impl HttpEndpoint {
         if let Some(last) = headers.get(LAST_EVENT).and_then(|last| EventId::of(last.to_str().ok()?)) {
             // Of a stream that is not kept any more there is nothing left to tell.
             let stream = session.stream(last).unwrap_or_else(Stream::over);
-            return direct::events(Reader::new(stream, last.at + 1, self.stop.clone(), None));
+            return direct::events(Reader::new(stream, self.stop.clone(), None).after(last.at));
         }
         direct::events(Changes::new(&self.shared, session.over.clone(), self.stop.clone()))
     }

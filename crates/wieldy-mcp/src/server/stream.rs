@@ -21,6 +21,8 @@ const EVENTS_MAX: usize = 256;
 /// After how long without an event a client is told that we are still there.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const ALIVE: &[u8] = b":\n\n";
+/// After how long a client whose connection broke may come back.
+const COME_BACK: Duration = Duration::from_secs(1);
 
 /// The events of one request.
 pub(crate) struct Stream {
@@ -30,11 +32,10 @@ pub(crate) struct Stream {
     changed: Notify,
 }
 
-#[derive(Default)]
 struct State {
     events: VecDeque<Bytes>,
-    /// How many are not kept any more.
-    gone: u64,
+    /// The number of the first event that is kept. They are counted from 1 on: 0 stands for having seen none.
+    first: u64,
     is_over: bool,
 }
 
@@ -44,7 +45,8 @@ impl Stream {
             let id = session.number();
             (session, id)
         });
-        Self { session, state: Mutex::default(), changed: Notify::new() }
+        let state = State { events: VecDeque::new(), first: 1, is_over: false };
+        Self { session, state: Mutex::new(state), changed: Notify::new() }
     }
 
     /// One that has nothing to tell.
@@ -107,14 +109,14 @@ impl Stream {
     /// One message as an event. What is written as JSON has no line breaks in it.
     fn push(&self, message: &str) {
         let mut state = self.state();
-        let at = state.gone + state.events.len() as u64;
+        let at = state.first + state.events.len() as u64;
         state.events.push_back(match &self.session {
             Some((_, id)) => format!("id: {}\ndata: {message}\n\n", EventId { stream: *id, at }).into(),
             None => format!("data: {message}\n\n").into(),
         });
         if state.events.len() > EVENTS_MAX {
             state.events.pop_front();
-            state.gone += 1;
+            state.first += 1;
         }
         drop(state);
         self.changed.notify_waiters();
@@ -155,6 +157,8 @@ pub(crate) trait Source: Send + Sync + 'static {
 /// Reads a stream for one connection.
 pub(crate) struct Reader {
     stream: Arc<Stream>,
+    /// What it is told before anything else.
+    greeting: Option<Bytes>,
     next: u64,
     stop: CancellationToken,
     /// Cancels the call of a client that hangs up, where that means so.
@@ -162,25 +166,38 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Reads what comes after this many events, until `stop`.
-    pub(crate) fn new(
-        stream: Arc<Stream>,
-        next: u64,
-        stop: CancellationToken,
-        until_hung_up: Option<DropGuard>,
-    ) -> Self {
-        Self { stream, next, stop, _until_hung_up: until_hung_up }
+    /// Reads from the beginning, until `stop`.
+    pub(crate) fn new(stream: Arc<Stream>, stop: CancellationToken, until_hung_up: Option<DropGuard>) -> Self {
+        Self { stream, greeting: None, next: 1, stop, _until_hung_up: until_hung_up }
+    }
+
+    /// The same for a client that wants to know from the first moment on what it can come back to, and when.
+    pub(crate) fn greeting(mut self) -> Self {
+        self.greeting = self.stream.id().map(|stream| {
+            let id = EventId { stream, at: 0 };
+            format!("id: {id}\nretry: {}\ndata:\n\n", COME_BACK.as_millis()).into()
+        });
+        self
+    }
+
+    /// Reads what comes after the event of this number.
+    pub(crate) fn after(mut self, seen: u64) -> Self {
+        self.next = seen.saturating_add(1);
+        self
     }
 }
 
 impl Source for Reader {
     async fn next(&mut self) -> Option<Bytes> {
+        if let Some(greeting) = self.greeting.take() {
+            return Some(greeting);
+        }
         loop {
             let changed = self.stream.changed.notified();
             {
                 let state = self.stream.state();
-                self.next = self.next.max(state.gone);
-                if let Some(event) = state.events.get((self.next - state.gone) as usize) {
+                self.next = self.next.max(state.first);
+                if let Some(event) = state.events.get((self.next - state.first) as usize) {
                     self.next += 1;
                     return Some(event.clone());
                 }
@@ -244,7 +261,7 @@ mod tests {
             stream.tell("n", &n);
         }
         stream.end(Some(&Bytes::from_static(b"{}")));
-        let mut reader = Reader::new(Arc::clone(&stream), 0, CancellationToken::new(), None);
+        let mut reader = Reader::new(Arc::clone(&stream), CancellationToken::new(), None);
         let mut seen = Vec::new();
         while let Some(event) = reader.next().await {
             seen.push(String::from_utf8(event.to_vec()).unwrap());
@@ -258,7 +275,7 @@ mod tests {
     async fn a_client_that_hears_nothing_for_long_is_told_that_we_are_there() {
         let stream = Arc::new(Stream::new(None));
         let stop = CancellationToken::new();
-        let mut reader = Reader::new(Arc::clone(&stream), 0, stop.clone(), None);
+        let mut reader = Reader::new(Arc::clone(&stream), stop.clone(), None);
         assert_eq!(reader.next().await.as_deref(), Some(&b":\n\n"[..]));
         stop.cancel();
         assert_eq!(reader.next().await, None);

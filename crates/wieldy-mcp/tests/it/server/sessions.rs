@@ -31,9 +31,10 @@ impl Events {
         loop {
             if let Some((event, rest)) = self.text.split_once("\n\n") {
                 let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-                let (id, data) = (field("id: ").to_owned(), serde_json::from_str(field("data: ")));
+                let (id, data) = (field("id: ").to_owned(), field("data: "));
+                let message = if data.is_empty() { Value::Null } else { shown(serde_json::from_str(data).unwrap()) };
                 self.text = rest.to_owned();
-                return Some((id, shown(data.unwrap())));
+                return Some((id, message));
             }
             let piece = tokio::time::timeout(Duration::from_secs(30), self.response.chunk()).await;
             let piece = piece.expect("an event must come").unwrap()?;
@@ -146,6 +147,25 @@ async fn whoever_loses_the_connection_comes_back_for_the_rest_and_the_answer() {
     let (last, message) = rest.last().unwrap();
     assert_eq!((&message["id"], &message["result"]["isError"]), (&json!(1), &json!(false)), "{message}");
     assert_eq!(get(&door, &session, Some(last)).await.rest().await, [], "it has seen everything");
+    world.check();
+}
+
+#[tokio::test]
+async fn a_client_that_can_come_back_is_greeted_with_where_to() {
+    let world = World::new([Puppet::reading("tick", Act::Tick(1, Duration::from_millis(20)))]);
+    let door = Door::new(&world.executor).await;
+    let session = door.session("ada").await;
+    for (revision, ids) in
+        [("2025-06-18", &["call-0-1", "call-0-2"][..]), ("2025-11-25", &["call-1-0", "call-1-1", "call-1-2"])]
+    {
+        let headers = [("mcp-session-id", &*session), ("mcp-protocol-version", revision)];
+        let mut call = call("tick", progress(7));
+        call["id"] = json!(revision);
+        let events = Events::new(door.post("ada", &headers, &call).await).rest().await;
+        assert_eq!(events.iter().map(|(id, _)| id).collect::<Vec<_>>(), ids, "{revision}");
+        let again = get(&door, &session, Some(ids[0])).await.rest().await;
+        assert_eq!(again, events[1..], "{revision}");
+    }
     world.check();
 }
 
