@@ -31,18 +31,26 @@ const RESERVED: [&str; 10] = [
     "transfer-encoding",
 ];
 
-/// The way to a server.
-pub(super) fn transport(address: &Address, calls_max: usize) -> Result<StreamableHttpClientTransport<Wire>, String> {
+/// The way to a server, and the SDK's transport that takes it.
+pub(super) fn transport(
+    address: &Address,
+    calls_max: usize,
+) -> Result<(Wire, StreamableHttpClientTransport<Wire>), String> {
     let (url, headers) = (url(address)?, headers(address)?);
     // What the operator says who we are counts more than what somebody logged in as.
     let login = address.login.clone().filter(|_| !headers.contains_key(header::AUTHORIZATION));
     let wire = Wire::new(client()?, url.clone(), headers, login.map(|login| Bearer::new(url, login)));
     let mut config =
         StreamableHttpClientTransportConfig::with_uri(address.url.as_str()).max_concurrent_requests(calls_max);
+    config.retry_config = Arc::new(resume());
+    Ok((wire.clone(), StreamableHttpClientTransport::with_client(wire, config)))
+}
+
+/// How long it takes until a stream that broke is asked for again.
+pub(super) fn resume() -> ExponentialBackoff {
     let mut resume = ExponentialBackoff::default();
     resume.max_delay = Some(RESUME_DELAY_MAX);
-    config.retry_config = Arc::new(resume);
-    Ok(StreamableHttpClientTransport::with_client(wire, config))
+    resume
 }
 
 /// Where it is.
