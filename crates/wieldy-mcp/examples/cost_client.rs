@@ -67,7 +67,9 @@ async fn main() -> Result<(), Failure> {
     if let Some(how) = asked.as_deref().filter(|how| ["events", "json"].contains(how)) {
         return serve(how == "json").await;
     }
-    for how in ["own", "json", "events"] {
+    for how in
+        ["own", "json", "events"].into_iter().filter(|how| asked.as_deref().is_none_or(|asked| asked.contains(how)))
+    {
         let server = if how == "own" { None } else { Some(Server::start(how)?) };
         let (executor, _upstreams) = executor(server.as_ref()).await?;
         for at_once in [1, 8, 64] {

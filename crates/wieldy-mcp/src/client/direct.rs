@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{FutureExt, Stream, StreamExt};
-use reqwest::Response;
 use rmcp::model::{
     ClientCapabilities, ClientConfig, ClientRequest, Implementation, PingRequest, ProtocolVersion, Tool,
 };
@@ -21,6 +20,7 @@ use wieldy_core::Run;
 
 use super::answer::{Answer, Message};
 use super::copies::Copies;
+use super::exchange::Response;
 use super::failure::Failure;
 use super::watched::Waiting;
 use super::wire::{self, Heard, Way, Wire};
@@ -89,14 +89,14 @@ impl Direct {
         let request = self.request(number, tool, arguments)?;
         let headers = self.copies.as_ref().map(|copies| copies.headers(tool, arguments)).unwrap_or_default();
         let mut way = self.wire.way();
-        let mut heard = self.wire.call(&way, request.clone(), headers.iter().cloned()).await;
+        let mut heard = self.wire.call(&way, &request, &headers).await;
         if matches!(heard, Err(StreamableHttpError::SessionExpired)) {
-            way = self.another(way, sdk).await?;
-            heard = self.wire.call(&way, request, headers).await;
+            way = Box::pin(self.another(way, sdk)).await?;
+            heard = Box::pin(self.wire.call(&way, &request, &headers)).await;
         }
         match heard.map_err(|error| Failure::from(&error))? {
             Heard::Whole(body, _) => Message::read(&body, number).answer(),
-            Heard::Events(response) => self.listen(response, &way, number).await,
+            Heard::Events(response) => Box::pin(self.listen(response, &way, number)).await,
             Heard::Refused { error, complaint, .. } => Err(error.map_or(complaint, Failure::from)),
             Heard::Nothing { may_follow: false, complaint } => Err(complaint),
             Heard::Nothing { may_follow: true, .. } => {

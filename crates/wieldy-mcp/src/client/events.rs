@@ -14,7 +14,7 @@ pub(super) const TOO_LARGE: &str = "it sent a message of more than 16 MiB";
 
 /// The events of a stream. One that is too large ends it with an error.
 pub(super) fn of(
-    bytes: impl Stream<Item = Result<Bytes, reqwest::Error>> + Send + 'static,
+    bytes: impl Stream<Item = Result<Bytes, hyper::Error>> + Send + 'static,
     event_bytes_max: usize,
 ) -> impl Stream<Item = Result<Sse, SseError>> + Send + 'static {
     let mut bound = Bound { bytes_max: event_bytes_max, bytes: 0, line_bytes: 0 };
@@ -55,7 +55,7 @@ pub(super) fn for_the_sdk(
 #[derive(Debug, thiserror::Error)]
 enum Broken {
     #[error("the connection broke")]
-    Connection(#[source] reqwest::Error),
+    Connection(#[source] hyper::Error),
     #[error("an event is too large")]
     TooLarge,
 }

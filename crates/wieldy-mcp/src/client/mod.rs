@@ -6,6 +6,7 @@ mod copies;
 mod definition;
 mod direct;
 mod events;
+mod exchange;
 mod failure;
 mod http;
 pub mod import;

@@ -6,12 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::stream::BoxStream;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
-use reqwest::{Request, Response, Url};
 use rmcp::ErrorData;
 use rmcp::model::{ClientJsonRpcMessage, ClientRequest, RequestId, ServerJsonRpcMessage};
 use rmcp::transport::streamable_http_client::{
@@ -22,14 +21,11 @@ use sse_stream::Sse;
 use tokio::sync::watch;
 
 use super::events;
+use super::exchange::{MESSAGE_BYTES_MAX, Place, Request, Response, glimpse, pieces, read};
 use super::failure::{Failure, http_status};
 use super::login::Bearer;
 
-/// How large one message may be.
-const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// How much is read of an answer that is only looked at for what went wrong.
-const COMPLAINT_BYTES_MAX: usize = 64 * 1024;
-/// How much of it is told.
+/// How much is told of an answer that is none.
 const COMPLAINT_TOLD_BYTES_MAX: usize = 200;
 /// What passes before a stream is asked for, so that a server that ends each at once does not keep us busy.
 const STREAM_PAUSE: Duration = Duration::from_millis(100);
@@ -48,12 +44,11 @@ type WireError = StreamableHttpError<Failure>;
 /// The way to one server.
 #[derive(Clone)]
 pub(super) struct Wire {
-    client: reqwest::Client,
     server: Arc<Server>,
 }
 
 struct Server {
-    url: Url,
+    place: Place,
     /// What is sent along with every request.
     headers: HeaderMap,
     /// What somebody who logged in sends along too.
@@ -86,9 +81,9 @@ pub(super) enum Heard {
 }
 
 impl Wire {
-    pub(super) fn new(client: reqwest::Client, url: Url, headers: HeaderMap, bearer: Option<Bearer>) -> Self {
+    pub(super) fn new(place: Place, headers: HeaderMap, bearer: Option<Bearer>) -> Self {
         let way = watch::Sender::default();
-        Self { client, server: Arc::new(Server { url, headers, bearer, way }) }
+        Self { server: Arc::new(Server { place, headers, bearer, way }) }
     }
 
     /// How calls go now.
@@ -128,15 +123,18 @@ impl Wire {
     pub(super) async fn call(
         &self,
         way: &Way,
-        body: Bytes,
-        extra: impl IntoIterator<Item = (HeaderName, HeaderValue)>,
+        body: &Bytes,
+        extra: &[(HeaderName, HeaderValue)],
     ) -> Result<Heard, WireError> {
-        let mut request = Request::new(Method::POST, self.server.url.clone());
-        let headers = request.headers_mut();
-        headers.clone_from(&way.headers);
-        headers.extend(extra);
-        *request.body_mut() = Some(body.into());
-        self.post(request, way.session.is_some()).await
+        let make = || {
+            let mut request = Request::new(body.clone().into());
+            *request.method_mut() = Method::POST;
+            let headers = request.headers_mut();
+            headers.clone_from(&way.headers);
+            headers.extend(extra.iter().cloned());
+            request
+        };
+        self.post(make, way.session.is_some()).await
     }
 
     /// Asks for what followed an event of a stream that broke.
@@ -164,7 +162,8 @@ impl Wire {
         session: Option<&str>,
         extra: HashMap<HeaderName, HeaderValue>,
     ) -> Result<Request, WireError> {
-        let mut request = Request::new(method, self.server.url.clone());
+        let mut request = Request::default();
+        *request.method_mut() = method;
         let mut headers = self.headers(accept, session)?;
         headers.extend(extra);
         *request.headers_mut() = headers;
@@ -172,28 +171,28 @@ impl Wire {
     }
 
     /// Sends a request as whoever logged in. A token that is refused is renewed once.
-    async fn send(&self, mut request: Request) -> Result<Response, WireError> {
-        let Some(bearer) = &self.server.bearer else { return self.send_as_it_is(request).await };
+    async fn send(&self, make: impl Fn() -> Request) -> Result<Response, WireError> {
+        let Some(bearer) = &self.server.bearer else { return self.send_as(make, None).await };
         let token = bearer.token().await.map_err(WireError::Client)?;
-        if let Some(token) = &token {
-            request.headers_mut().insert(header::AUTHORIZATION, token.clone());
-        }
-        let again = request.try_clone();
-        let refused = match self.send_as_it_is(request).await {
+        let refused = match self.send_as(&make, token.as_ref()).await {
             Err(refused @ WireError::AuthRequired(_)) => refused,
             answered => return answered,
         };
-        match (bearer.renewed(token.as_ref()).await.map_err(WireError::Client)?, again) {
-            (Some(token), Some(mut again)) => {
-                again.headers_mut().insert(header::AUTHORIZATION, token);
-                self.send_as_it_is(again).await
-            }
-            _ => Err(refused),
+        match Box::pin(bearer.renewed(token.as_ref())).await.map_err(WireError::Client)? {
+            Some(token) => self.send_as(make, Some(&token)).await,
+            None => Err(refused),
         }
     }
 
-    async fn send_as_it_is(&self, request: Request) -> Result<Response, WireError> {
-        let response = self.client.execute(request).await.map_err(|error| WireError::Client(unsent(&error)))?;
+    async fn send_as(&self, make: impl Fn() -> Request, token: Option<&HeaderValue>) -> Result<Response, WireError> {
+        let make = || {
+            let mut request = make();
+            if let Some(token) = token {
+                request.headers_mut().insert(header::AUTHORIZATION, token.clone());
+            }
+            request
+        };
+        let response = self.server.place.send(make).await.map_err(WireError::Client)?;
         match response.status() {
             StatusCode::UNAUTHORIZED => Err(WireError::AuthRequired(AuthRequiredError::new(challenge(&response)))),
             StatusCode::FORBIDDEN => {
@@ -205,14 +204,13 @@ impl Wire {
                 let retry_after = retry_after(response.headers());
                 Err(WireError::Client(Failure::Busy { status: status.as_u16(), retry_after }))
             }
-            status if status.is_redirection() => Err(WireError::Client(redirected(&response))),
             _ => Ok(response),
         }
     }
 
     /// Sends a message and hears what the server says to it.
-    async fn post(&self, request: Request, has_session: bool) -> Result<Heard, WireError> {
-        let response = self.send(request).await?;
+    async fn post(&self, make: impl Fn() -> Request, has_session: bool) -> Result<Heard, WireError> {
+        let response = self.send(make).await?;
         let status = response.status();
         let content_type = content_type(&response);
         let is_html = content_type.starts_with(b"text/html");
@@ -257,7 +255,7 @@ impl Wire {
             let last = HeaderValue::try_from(last).map_err(|_| WireError::ServerDoesNotSupportSse)?;
             request.headers_mut().insert(LAST_EVENT, last);
         }
-        let response = self.send(request).await?;
+        let response = self.send(|| request.clone()).await?;
         // Asking again would change nothing.
         if response.status().is_client_error() || !content_type(&response).starts_with(b"text/event-stream") {
             return Err(WireError::ServerDoesNotSupportSse);
@@ -268,7 +266,7 @@ impl Wire {
 
 /// The events of an answer.
 pub(super) fn events(response: Response) -> impl Stream<Item = Result<Sse, SseError>> + Send + 'static {
-    events::of(response.bytes_stream(), MESSAGE_BYTES_MAX)
+    events::of(pieces(response), MESSAGE_BYTES_MAX)
 }
 
 /// The message that is the whole of an answer.
@@ -314,8 +312,8 @@ impl StreamableHttpClient for Wire {
         let body = serde_json::to_vec(&message)?;
         let mut request = self.request(Method::POST, BOTH, session_id.as_deref(), custom_headers)?;
         request.headers_mut().insert(header::CONTENT_TYPE, JSON);
-        *request.body_mut() = Some(body.into());
-        let heard = self.post(request, session_id.is_some()).await?;
+        *request.body_mut() = body.into();
+        let heard = self.post(|| request.clone(), session_id.is_some()).await?;
         match (heard, id_of(&message)) {
             (Heard::Events(response), id) => {
                 let session = session_of(&response);
@@ -347,7 +345,7 @@ impl StreamableHttpClient for Wire {
         custom_headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<(), WireError> {
         let request = self.request(Method::DELETE, JSON, Some(&session_id), custom_headers)?;
-        let response = self.send(request).await?;
+        let response = self.send(|| request.clone()).await?;
         let status = response.status();
         glimpse(response).await;
         if status.is_success() { Ok(()) } else { Err(WireError::ServerDoesNotSupportDeleteSession) }
@@ -415,33 +413,6 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(wait.min(RETRY_AFTER_MAX))
 }
 
-/// Why a request has no answer, without its address: that may hold a secret.
-fn unsent(error: &reqwest::Error) -> Failure {
-    let mut innermost: &dyn std::error::Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    if error.is_connect() && error.is_timeout() {
-        return Failure::unreached("no connection could be made in time");
-    }
-    match error.is_connect() {
-        true => Failure::unreached(format!("no connection could be made: {innermost}")),
-        false => Failure::transport(format!("the connection broke: {innermost}")),
-    }
-}
-
-fn redirected(response: &Response) -> Failure {
-    let location = response.headers().get(header::LOCATION).and_then(|location| location.to_str().ok());
-    let elsewhere = location.and_then(|location| response.url().join(location).ok());
-    let place = match elsewhere.map(|url| url.origin()) {
-        Some(origin) if origin == response.url().origin() => "itself".to_owned(),
-        Some(origin) => format!("`{}`", origin.ascii_serialization()),
-        None => "nowhere".to_owned(),
-    };
-    let status = http_status(response.status().as_u16());
-    Failure::Configuration(format!("it redirects to {place} by {status}, which is not followed").into())
-}
-
 /// Whether a server says that it does not know the session. Some say so by 400.
 fn is_forgotten(status: StatusCode, body: &[u8]) -> bool {
     let names_it = || body.to_ascii_lowercase().windows(7).any(|window| window == b"session");
@@ -457,44 +428,4 @@ fn complaint(status: StatusCode, is_html: bool, body: &[u8]) -> Failure {
         told = format!("{told}: {}", &text[..text.floor_char_boundary(COMPLAINT_TOLD_BYTES_MAX)]);
     }
     if status.is_server_error() { Failure::transport(told) } else { Failure::protocol(told) }
-}
-
-/// All of an answer.
-async fn read(mut response: Response) -> Result<Bytes, Failure> {
-    let too_large = || Failure::transport(events::TOO_LARGE);
-    let length = response.content_length().unwrap_or_default();
-    if length > MESSAGE_BYTES_MAX as u64 {
-        return Err(too_large());
-    }
-    let broken = |error: reqwest::Error| unsent(&error);
-    let Some(first) = response.chunk().await.map_err(broken)? else { return Ok(Bytes::new()) };
-    let Some(mut next) = response.chunk().await.map_err(broken)? else {
-        // Most answers come in one piece.
-        return Ok(first);
-    };
-    let mut all = BytesMut::with_capacity((length as usize).max(first.len() + next.len()));
-    all.extend_from_slice(&first);
-    loop {
-        if all.len() + next.len() > MESSAGE_BYTES_MAX {
-            return Err(too_large());
-        }
-        all.extend_from_slice(&next);
-        match response.chunk().await.map_err(broken)? {
-            Some(piece) => next = piece,
-            None => return Ok(all.freeze()),
-        }
-    }
-}
-
-/// As much of an answer as is looked at where it is none. Mostly this is all of it, so that the connection can be used again.
-async fn glimpse(mut response: Response) -> Vec<u8> {
-    let mut all = Vec::new();
-    while let Ok(Some(piece)) = response.chunk().await {
-        let room = COMPLAINT_BYTES_MAX - all.len();
-        all.extend_from_slice(&piece[..piece.len().min(room)]);
-        if piece.len() > room {
-            break;
-        }
-    }
-    all
 }
