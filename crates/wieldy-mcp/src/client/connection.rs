@@ -6,30 +6,34 @@ use std::time::Duration;
 
 use rmcp::ClientHandler;
 use rmcp::model::{
-    CallToolRequest, CallToolRequestParams, CallToolResult, CancelTaskParams, ClientCapabilities, ClientConfig,
-    ClientRequest, GetTaskParams, Implementation, PaginatedRequestParams, ProtocolVersion, ServerResult,
-    SubscriptionFilter, Task, TaskPayload,
+    CallToolRequest, CallToolRequestParams, CancelTaskParams, CancelledNotificationParam, ClientCapabilities,
+    ClientConfig, ClientRequest, GetTaskParams, Implementation, PaginatedRequestParams, ProgressToken, ProtocolVersion,
+    RequestId, SubscriptionFilter, Task, TaskPayload,
 };
 use rmcp::service::{
-    ClientInitializeError, ClientLifecycleMode, ClientServiceExt, NotificationContext, PeerRequestOptions,
-    RequestHandle, RoleClient, RunningService,
+    ClientInitializeError, ClientLifecycleMode, ClientServiceExt, NotificationContext, Peer, PeerRequestOptions,
+    RoleClient, RunningService,
 };
 use serde_json::{Map, Value};
 use tokio::sync::Notify;
-use wieldy_core::{CallError, Code, Outcome, Run, RunError, Sandbox};
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{Outcome, Run, RunError, Sandbox};
 
+use super::answer::{self, Answer};
 use super::definition::Definition;
+use super::direct::Direct;
 use super::failure::{Failure, first_of};
 use super::settings::{Reach, ServerSettings};
-use super::watched::{Progress, Watched};
+use super::watched::{Waiting, Watched};
 use super::{http, stdio};
-use crate::convert;
 
 /// How many tools a server may have, and on how many pages: one that goes on and on has none.
 const TOOLS_MAX: usize = 4096;
 const PAGES_MAX: usize = 1024;
 /// How often a task is asked for, where the server does not say.
 const POLL_DEFAULT: Duration = Duration::from_millis(500);
+/// What is told of a connection that is over.
+const CLOSED: &str = "the connection is closed";
 /// The revisions that are tried without a handshake.
 const STATELESS: [ProtocolVersion; 1] = [ProtocolVersion::V_2026_07_28];
 
@@ -38,7 +42,10 @@ pub(super) struct Connection {
     name: String,
     service: RunningService<RoleClient, Handler>,
     process: Option<stdio::Process>,
-    progress: Progress,
+    waiting: Waiting,
+    /// How tools are called, where that does not go through the SDK.
+    direct: Option<Direct>,
+    closed: CancellationToken,
     /// Whether the last call was refused for want of a login.
     wants_login: AtomicBool,
 }
@@ -69,16 +76,15 @@ impl Connection {
         lifecycle: ClientLifecycleMode,
         changed: Arc<Notify>,
     ) -> Result<Self, Unopened> {
-        let progress = Progress::default();
         let handler = Handler { changed };
-        let (service, process) = match &settings.reach {
+        let (service, process, waiting, wire) = match &settings.reach {
             Reach::Stdio(program) => {
                 let level = program.level;
                 let sandbox = sandbox.ok_or_else(|| {
                     Failure::transport(format!("there is no sandbox of the level `{level}` to run it in"))
                 })?;
                 let (process, inner) = stdio::start(program, sandbox);
-                let pipe = Watched::new(inner, progress.clone());
+                let (pipe, waiting) = Watched::new(inner);
                 let opened = handler.serve_with_lifecycle(pipe, lifecycle).await;
                 let service = match opened.map_err(Unopened::from) {
                     Ok(service) => service,
@@ -88,18 +94,30 @@ impl Connection {
                     }
                     Err(unopened) => return Err(unopened),
                 };
-                (service, Some(process))
+                (service, Some(process), waiting, None)
             }
             Reach::Http(address) => {
-                let inner =
-                    http::transport(address, settings.calls_max).map_err(|why| Failure::Configuration(why.into()))?;
-                let transport = Watched::new(inner, progress.clone());
-                (handler.serve_with_lifecycle(transport, lifecycle).await?, None)
+                let opened = http::transport(address, settings.calls_max);
+                let (wire, inner) = opened.map_err(|why| Failure::Configuration(why.into()))?;
+                let (transport, waiting) = Watched::new(inner);
+                (handler.serve_with_lifecycle(transport, lifecycle).await?, None, waiting, Some(wire))
             }
             Reach::Unusable(why) => return Err(Failure::Configuration(why.as_str().into()).into()),
         };
         service.set_response_cache_config(rmcp::service::ClientCacheConfig::disabled()).await;
-        Ok(Self { name: settings.name.clone(), service, process, progress, wants_login: AtomicBool::default() })
+        let direct = wire.map(|wire| {
+            let revision = service.peer_info().map(|info| info.protocol_version.clone());
+            Direct::new(wire, waiting.clone(), revision, service.service().get_info())
+        });
+        Ok(Self {
+            name: settings.name.clone(),
+            service,
+            process,
+            waiting,
+            direct,
+            closed: CancellationToken::new(),
+            wants_login: AtomicBool::default(),
+        })
     }
 
     /// Whether calls can go over it.
@@ -134,7 +152,7 @@ impl Connection {
             Some(process) => Failure::Transport(process.ended().await),
             None => {
                 closed.await;
-                Failure::transport("the connection is closed")
+                Failure::transport(CLOSED)
             }
         }
     }
@@ -162,6 +180,9 @@ impl Connection {
         for _ in 0..PAGES_MAX {
             let page = PaginatedRequestParams::default().with_cursor(cursor);
             let page = self.service.list_tools(Some(page)).await?;
+            if let Some(direct) = &self.direct {
+                direct.learn(&page.tools);
+            }
             tools.extend(page.tools.into_iter().map(Definition::told));
             if tools.len() > TOOLS_MAX {
                 break;
@@ -175,38 +196,74 @@ impl Connection {
     }
 
     /// Calls a tool. Progress is passed on; should the run have to end, the server is told.
-    pub(super) async fn call(&self, tool: &str, arguments: Map<String, Value>, run: &Run) -> Result<Outcome, RunError> {
-        let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
+    pub(super) async fn call(
+        &self,
+        tool: &str,
+        arguments: &Map<String, Value>,
+        run: &Run,
+    ) -> Result<Outcome, RunError> {
+        let sdk = self.service.peer();
+        if let Some(direct) = &self.direct {
+            let number = direct.number();
+            let sent = self.sent(RequestId::Number(number), ProgressToken(RequestId::Number(number)));
+            return self.answered(sent, direct.call(number, tool, arguments, run, sdk), run).await;
+        }
+        let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments.clone());
         let mut request = CallToolRequest::new(params);
         request.extensions.insert(run.clone());
-        let failed = |failure: Failure| {
-            self.wants_login.store(failure == Failure::NeedsLogin, Ordering::Relaxed);
-            failure.of_a_call(&self.name)
+        let (request, options) = (ClientRequest::CallToolRequest(request), PeerRequestOptions::no_options());
+        let handle = sdk.send_request_with_option(request, options).await.map_err(|error| self.failed(error.into()))?;
+        let sent = self.sent(handle.id, handle.progress_token);
+        let answer = async {
+            match handle.rx.await {
+                Ok(Ok(result)) => Ok(result.into()),
+                Ok(Err(error)) => Err(self.reason(error.into()).await),
+                Err(_) => Err(self.reason(Failure::transport(CLOSED)).await),
+            }
         };
-        let options = PeerRequestOptions::no_options();
-        let sent = self.service.send_request_with_option(ClientRequest::CallToolRequest(request), options).await;
-        let handle = sent.map_err(|error| failed(error.into()))?;
-        let mut sent = Sent { handle: Some(handle), progress: &self.progress };
+        self.answered(sent, answer, run).await
+    }
+
+    /// What comes of a call that was sent.
+    async fn answered(
+        &self,
+        sent: Sent<'_>,
+        answer: impl Future<Output = Result<Answer, Failure>>,
+        run: &Run,
+    ) -> Result<Outcome, RunError> {
+        let mut answer = std::pin::pin!(answer);
         let answer = tokio::select! {
-            answer = sent.answer() => answer,
+            answer = &mut answer => answer,
             () = run.stop().cancelled() => {
+                // The stream of the answer lives until the server has been told.
                 sent.cancel().await;
                 return Ok(Outcome::default());
             }
+            () = self.closed.cancelled() => Err(Failure::transport(CLOSED)),
         };
         sent.forget();
         match answer {
-            Ok(ServerResult::CallToolResult(result)) => {
+            Ok(Answer::Outcome(outcome)) => {
                 self.wants_login.store(false, Ordering::Relaxed);
-                Ok(outcome(result))
+                Ok(outcome)
             }
-            Ok(ServerResult::CreateTaskResult(created)) => self.follow(created.task, run).await,
-            Ok(ServerResult::InputRequiredResult(_)) => {
-                Err(failed(Failure::protocol("a question to the user, which nobody here can answer")))
+            Ok(Answer::Task(task)) => self.follow(task, run).await,
+            Ok(Answer::Question) => {
+                Err(self.failed(Failure::protocol("a question to the user, which nobody here can answer")))
             }
-            Ok(_) => Err(failed(Failure::protocol("something that is no result of a tool"))),
-            Err(failure) => Err(failed(self.reason(failure).await)),
+            Ok(Answer::Other) => Err(self.failed(Failure::protocol("something that is no result of a tool"))),
+            Err(failure) => Err(self.failed(failure)),
         }
+    }
+
+    fn sent(&self, id: RequestId, token: ProgressToken) -> Sent<'_> {
+        Sent { sdk: self.service.peer(), waiting: &self.waiting, call: Some((id, token)) }
+    }
+
+    /// What a call is told that failed.
+    fn failed(&self, failure: Failure) -> RunError {
+        self.wants_login.store(failure == Failure::NeedsLogin, Ordering::Relaxed);
+        failure.of_a_call(&self.name)
     }
 
     /// Asks for a task until it is over.
@@ -226,7 +283,9 @@ impl Connection {
             match known.payload {
                 TaskPayload::Completed { result } => {
                     let result = serde_json::from_value(Value::Object(result));
-                    return result.map(outcome).map_err(|_| failed(Failure::protocol("a task whose result is none")));
+                    return result
+                        .map(answer::outcome)
+                        .map_err(|_| failed(Failure::protocol("a task whose result is none")));
                 }
                 TaskPayload::Failed { error } => {
                     let message = error.get("message").and_then(Value::as_str).unwrap_or("its task failed");
@@ -253,6 +312,7 @@ impl Connection {
 
     /// Ends the connection, and with it the server where it is a program of ours.
     pub(super) async fn close(&self) {
+        self.closed.cancel();
         self.service.cancellation_token().cancel();
         if let Some(process) = &self.process {
             process.farewell().await;
@@ -305,55 +365,44 @@ async fn ended(process: &stdio::Process) -> Option<Failure> {
     tokio::time::timeout(moment, process.ended()).await.ok().map(Failure::Transport)
 }
 
-/// What a tool answered.
-fn outcome(result: CallToolResult) -> Outcome {
-    let is_error = result.is_error == Some(true);
-    let content = result.content.into_iter().filter_map(convert::content).collect();
-    let outcome = Outcome { content, structured: result.structured_content, ..Outcome::default() };
-    if !is_error {
-        return outcome;
-    }
-    let said = wieldy_core::Content::text_of(&outcome.content);
-    let said = said.trim();
-    let message = if said.is_empty() { "the tool says that it failed" } else { said };
-    outcome.failed(CallError::new(Code::ToolReportedError, first_of(message)))
-}
-
-/// A request whose answer is awaited. Dropped before, it tells the server that nobody waits any more.
+/// A call that was sent. Dropped before it is answered, it tells the server that nobody waits any more.
 struct Sent<'a> {
-    handle: Option<RequestHandle<RoleClient>>,
-    progress: &'a Progress,
+    sdk: &'a Peer<RoleClient>,
+    waiting: &'a Waiting,
+    call: Option<(RequestId, ProgressToken)>,
 }
 
 impl Sent<'_> {
-    async fn answer(&mut self) -> Result<ServerResult, Failure> {
-        let Some(handle) = &mut self.handle else { return Err(Failure::transport("the connection is closed")) };
-        let answer = (&mut handle.rx).await.map_err(|_| Failure::transport("the connection is closed"))?;
-        answer.map_err(Failure::from)
-    }
-
     /// It was answered.
     fn forget(mut self) {
-        if let Some(handle) = self.handle.take() {
-            self.progress.forget(&handle.progress_token);
-        }
+        self.take();
     }
 
     async fn cancel(mut self) {
-        if let Some(handle) = self.handle.take() {
-            self.progress.forget(&handle.progress_token);
-            let _ = handle.cancel(Some("the call was stopped".to_owned())).await;
+        if let Some(id) = self.take() {
+            let _ = self.sdk.notify_cancelled(cancelled(id, "the call was stopped")).await;
         }
+    }
+
+    fn take(&mut self) -> Option<RequestId> {
+        let (id, token) = self.call.take()?;
+        self.waiting.forget(&token);
+        Some(id)
     }
 }
 
 impl Drop for Sent<'_> {
     fn drop(&mut self) {
-        if let Some(handle) = self.handle.take() {
-            self.progress.forget(&handle.progress_token);
-            tokio::spawn(handle.cancel(Some("nobody waits for the answer any more".to_owned())));
+        if let Some(id) = self.take() {
+            let sdk = self.sdk.clone();
+            let told = cancelled(id, "nobody waits for the answer any more");
+            tokio::spawn(async move { sdk.notify_cancelled(told).await });
         }
     }
+}
+
+fn cancelled(id: RequestId, reason: &str) -> CancelledNotificationParam {
+    CancelledNotificationParam::new(Some(id), Some(reason.to_owned()))
 }
 
 /// What servers tell without being asked.

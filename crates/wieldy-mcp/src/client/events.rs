@@ -9,23 +9,38 @@ use sse_stream::{Sse, SseStream};
 
 use super::failure::broken_answer;
 
-/// The events of a stream. One that is too large ends it; whoever asked then gets an error for an answer.
+/// What is told of a message that is too large.
+pub(super) const TOO_LARGE: &str = "it sent a message of more than 16 MiB";
+
+/// The events of a stream. One that is too large ends it with an error.
 pub(super) fn of(
-    bytes: impl Stream<Item = Result<Bytes, reqwest::Error>> + Send + 'static,
+    bytes: impl Stream<Item = Result<Bytes, hyper::Error>> + Send + 'static,
     event_bytes_max: usize,
-    asked: Option<RequestId>,
-) -> BoxStream<'static, Result<Sse, SseError>> {
+) -> impl Stream<Item = Result<Sse, SseError>> + Send + 'static {
     let mut bound = Bound { bytes_max: event_bytes_max, bytes: 0, line_bytes: 0 };
     let bytes = bytes.map(move |piece| {
         let piece = piece.map_err(Broken::Connection)?;
         if bound.holds(&piece) { Ok(piece) } else { Err(Broken::TooLarge) }
     });
-    let events = SseStream::from_bytes_stream(bytes).scan(false, move |is_over, event| {
+    SseStream::from_bytes_stream(bytes)
+}
+
+/// Whether this is why a stream ended.
+pub(super) fn is_too_large(error: &SseError) -> bool {
+    matches!(error, SseError::Body(error) if matches!(error.downcast_ref(), Some(Broken::TooLarge)))
+}
+
+/// The same for the SDK, which would ask again for what is too large: whoever asked gets an error for an answer instead.
+pub(super) fn for_the_sdk(
+    events: impl Stream<Item = Result<Sse, SseError>> + Send + 'static,
+    asked: Option<RequestId>,
+) -> BoxStream<'static, Result<Sse, SseError>> {
+    let events = events.scan(false, move |is_over, event| {
         let event = match event {
             _ if *is_over => None,
-            Err(SseError::Body(error)) if matches!(error.downcast_ref(), Some(Broken::TooLarge)) => {
+            Err(error) if is_too_large(&error) => {
                 *is_over = true;
-                let error = broken_answer("it sent a message of more than 16 MiB");
+                let error = broken_answer(TOO_LARGE);
                 let answer = asked.clone().map(|id| ServerJsonRpcMessage::error(error, Some(id)));
                 answer.and_then(|answer| serde_json::to_string(&answer).ok()).map(|data| Ok(Sse::default().data(data)))
             }
@@ -40,7 +55,7 @@ pub(super) fn of(
 #[derive(Debug, thiserror::Error)]
 enum Broken {
     #[error("the connection broke")]
-    Connection(#[source] reqwest::Error),
+    Connection(#[source] hyper::Error),
     #[error("an event is too large")]
     TooLarge,
 }

@@ -4,11 +4,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, StatusCode};
 use reqwest::Url;
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::common::client_side_sse::ExponentialBackoff;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
 
+use super::exchange::{Place, Request};
 use super::login::Bearer;
 use super::settings::Address;
 use super::wire::Wire;
@@ -31,18 +33,26 @@ const RESERVED: [&str; 10] = [
     "transfer-encoding",
 ];
 
-/// The way to a server.
-pub(super) fn transport(address: &Address, calls_max: usize) -> Result<StreamableHttpClientTransport<Wire>, String> {
+/// The way to a server, and the SDK's transport that takes it.
+pub(super) fn transport(
+    address: &Address,
+    calls_max: usize,
+) -> Result<(Wire, StreamableHttpClientTransport<Wire>), String> {
     let (url, headers) = (url(address)?, headers(address)?);
     // What the operator says who we are counts more than what somebody logged in as.
     let login = address.login.clone().filter(|_| !headers.contains_key(header::AUTHORIZATION));
-    let wire = Wire::new(client()?, url.clone(), headers, login.map(|login| Bearer::new(url, login)));
+    let wire = Wire::new(Place::new(url.clone())?, headers, login.map(|login| Bearer::new(url, login)));
     let mut config =
         StreamableHttpClientTransportConfig::with_uri(address.url.as_str()).max_concurrent_requests(calls_max);
+    config.retry_config = Arc::new(resume());
+    Ok((wire.clone(), StreamableHttpClientTransport::with_client(wire, config)))
+}
+
+/// How long it takes until a stream that broke is asked for again.
+pub(super) fn resume() -> ExponentialBackoff {
     let mut resume = ExponentialBackoff::default();
     resume.max_delay = Some(RESUME_DELAY_MAX);
-    config.retry_config = Arc::new(resume);
-    Ok(StreamableHttpClientTransport::with_client(wire, config))
+    resume
 }
 
 /// Where it is.
@@ -80,32 +90,34 @@ fn secret_value(name: &str, value: &str) -> Result<HeaderValue, String> {
 
 /// What a server says to somebody whom it does not know: where to log in, and for what. Nothing where it does not mind.
 pub(super) async fn challenge(address: &Address) -> Option<String> {
-    let asked = client().ok()?.post(url(address).ok()?).headers(headers(address).ok()?);
-    let asked = asked
-        .header(header::ACCEPT, "application/json, text/event-stream")
-        .header(header::CONTENT_TYPE, "application/json")
-        .body(r#"{"jsonrpc":"2.0","id":0,"method":"ping"}"#)
-        .timeout(CONNECT_TIMEOUT);
-    let answer = asked.send().await.ok()?;
-    if answer.status() != reqwest::StatusCode::UNAUTHORIZED {
+    let (place, mut headers) = (Place::new(url(address).ok()?).ok()?, headers(address).ok()?);
+    headers.insert(header::ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let make = || {
+        let mut request = Request::new(r#"{"jsonrpc":"2.0","id":0,"method":"ping"}"#.into());
+        *request.method_mut() = Method::POST;
+        request.headers_mut().clone_from(&headers);
+        request
+    };
+    let answer = tokio::time::timeout(CONNECT_TIMEOUT, place.send(make)).await.ok()?.ok()?;
+    if answer.status() != StatusCode::UNAUTHORIZED {
         return None;
     }
     let mut said = answer.headers().get_all(header::WWW_AUTHENTICATE).iter().filter_map(|value| value.to_str().ok());
     said.find(|said| said.get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case("bearer"))).map(str::to_owned)
 }
 
-/// The client of all servers; it keeps connections for the next request.
-fn client() -> Result<reqwest::Client, String> {
-    static CLIENT: OnceLock<Result<reqwest::Client, String>> = OnceLock::new();
-    let make = || {
-        let builder = builder()?.redirect(reqwest::redirect::Policy::custom(within_the_same_server));
-        builder.build().map_err(|error| format!("no HTTP client can be made: {error}"))
-    };
-    CLIENT.get_or_init(make).clone()
+/// What all our clients of HTTP have in common, but for the one of calls.
+pub(super) fn builder() -> Result<reqwest::ClientBuilder, String> {
+    Ok(reqwest::Client::builder()
+        .tls_backend_preconfigured(tls()?)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .tcp_nodelay(true)
+        .no_proxy())
 }
 
-/// What all our clients of HTTP have in common.
-pub(super) fn builder() -> Result<reqwest::ClientBuilder, String> {
+/// TLS as this machine trusts it.
+pub(super) fn tls() -> Result<rustls::ClientConfig, String> {
     static TLS: OnceLock<Result<rustls::ClientConfig, String>> = OnceLock::new();
     let make = || {
         let mut roots = rustls::RootCertStore::empty();
@@ -115,22 +127,5 @@ pub(super) fn builder() -> Result<reqwest::ClientBuilder, String> {
         let builder = builder.map_err(|error| format!("no TLS can be had: {error}"))?;
         Ok(builder.with_root_certificates(roots).with_no_client_auth())
     };
-    let tls = TLS.get_or_init(make).clone()?;
-    Ok(reqwest::Client::builder()
-        .tls_backend_preconfigured(tls)
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
-        .no_proxy())
-}
-
-/// Follows a redirect that keeps the message whole and goes to nobody else: others must not get what is sent along.
-fn within_the_same_server(attempt: reqwest::redirect::Attempt<'_>) -> reqwest::redirect::Action {
-    const HOPS_MAX: usize = 3;
-    let keeps_the_message = matches!(attempt.status().as_u16(), 307 | 308);
-    let is_the_same = attempt.previous().first().is_some_and(|first| first.origin() == attempt.url().origin());
-    if keeps_the_message && is_the_same && attempt.previous().len() <= HOPS_MAX {
-        attempt.follow()
-    } else {
-        attempt.stop()
-    }
+    TLS.get_or_init(make).clone()
 }

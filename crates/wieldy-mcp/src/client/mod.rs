@@ -1,8 +1,12 @@
 //! Other MCP servers as tools: [`Upstreams`] starts them, asks them for their tools and registers these.
 
+mod answer;
 mod connection;
+mod copies;
 mod definition;
+mod direct;
 mod events;
+mod exchange;
 mod failure;
 mod http;
 pub mod import;

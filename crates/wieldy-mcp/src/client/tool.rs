@@ -28,9 +28,8 @@ impl AnyTool for UpstreamTool {
 
     fn run<'a>(&'a self, input: &'a Input, run: &'a Run) -> BoxFuture<'a, Result<Outcome, RunError>> {
         Box::pin(async move {
-            let arguments = match input.value() {
-                Value::Object(arguments) => arguments.clone(),
-                _ => return Err(RunError::invalid_input("an MCP server takes its arguments as an object")),
+            let Value::Object(arguments) = input.value() else {
+                return Err(RunError::invalid_input("an MCP server takes its arguments as an object"));
             };
             let ready = async {
                 let slot = self.upstream.slots.acquire().await;

@@ -3,13 +3,14 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
+use futures_util::Stream;
 use futures_util::stream::BoxStream;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
-use reqwest::{Request, Response, Url};
 use rmcp::ErrorData;
 use rmcp::model::{ClientJsonRpcMessage, ClientRequest, RequestId, ServerJsonRpcMessage};
 use rmcp::transport::streamable_http_client::{
@@ -17,16 +18,14 @@ use rmcp::transport::streamable_http_client::{
     StreamableHttpPostResponse as Answer,
 };
 use sse_stream::Sse;
+use tokio::sync::watch;
 
 use super::events;
+use super::exchange::{MESSAGE_BYTES_MAX, Place, Request, Response, glimpse, pieces, read};
 use super::failure::{Failure, http_status};
 use super::login::Bearer;
 
-/// How large one message may be.
-const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// How much is read of an answer that is only looked at for what went wrong.
-const COMPLAINT_BYTES_MAX: usize = 64 * 1024;
-/// How much of it is told.
+/// How much is told of an answer that is none.
 const COMPLAINT_TOLD_BYTES_MAX: usize = 200;
 /// What passes before a stream is asked for, so that a server that ends each at once does not keep us busy.
 const STREAM_PAUSE: Duration = Duration::from_millis(100);
@@ -34,6 +33,7 @@ const STREAM_PAUSE: Duration = Duration::from_millis(100);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
+const REVISION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const BOTH: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
@@ -44,21 +44,114 @@ type WireError = StreamableHttpError<Failure>;
 /// The way to one server.
 #[derive(Clone)]
 pub(super) struct Wire {
-    client: reqwest::Client,
     server: Arc<Server>,
 }
 
 struct Server {
-    url: Url,
+    place: Place,
     /// What is sent along with every request.
     headers: HeaderMap,
     /// What somebody who logged in sends along too.
     bearer: Option<Bearer>,
+    way: watch::Sender<Arc<Way>>,
+}
+
+/// What the SDK agreed on with the server, which calls go by too.
+#[derive(Default)]
+pub(super) struct Way {
+    pub(super) session: Option<Arc<str>>,
+    revision: Option<HeaderValue>,
+    /// All that is sent along with a message.
+    headers: HeaderMap,
+    /// Whether the server said that it does not know the session any more.
+    is_forgotten: AtomicBool,
+}
+
+/// What a server answers to a message.
+pub(super) enum Heard {
+    /// JSON, and the session that it begins.
+    Whole(Bytes, Option<String>),
+    /// A stream of events.
+    Events(Response),
+    /// An error instead of an answer; where it is none of MCP's, what is told of it.
+    Refused { status: StatusCode, error: Option<ErrorData>, complaint: Failure },
+    /// No answer, which is what is told of it to whoever asked; `may_follow` says that it may still come by the stream of the
+    /// session.
+    Nothing { may_follow: bool, complaint: Failure },
 }
 
 impl Wire {
-    pub(super) fn new(client: reqwest::Client, url: Url, headers: HeaderMap, bearer: Option<Bearer>) -> Self {
-        Self { client, server: Arc::new(Server { url, headers, bearer }) }
+    pub(super) fn new(place: Place, headers: HeaderMap, bearer: Option<Bearer>) -> Self {
+        let way = watch::Sender::default();
+        Self { server: Arc::new(Server { place, headers, bearer, way }) }
+    }
+
+    /// How calls go now.
+    pub(super) fn way(&self) -> Arc<Way> {
+        Arc::clone(&self.server.way.borrow())
+    }
+
+    /// Waits until calls go another way.
+    pub(super) async fn left(&self, way: &Arc<Way>) {
+        // The sender lives as long as this does.
+        let _ = self.server.way.subscribe().wait_for(|now| !Arc::ptr_eq(now, way)).await;
+    }
+
+    /// Notes that the server does not know the session any more, so that the SDK begins another with whatever it sends next.
+    pub(super) fn forget(way: &Way) {
+        way.is_forgotten.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes how the SDK speaks to the server.
+    fn learn(&self, session: Option<&Arc<str>>, extra: &HashMap<HeaderName, HeaderValue>) -> Result<(), WireError> {
+        let (way, revision) = (self.way(), extra.get(&REVISION));
+        if way.session.as_ref() == session && way.revision.as_ref() == revision {
+            return if way.is_forgotten.load(Ordering::Relaxed) { Err(WireError::SessionExpired) } else { Ok(()) };
+        }
+        let mut headers = self.headers(BOTH, session.map(|session| &**session))?;
+        headers.insert(header::CONTENT_TYPE, JSON);
+        if let Some(revision) = revision {
+            headers.insert(REVISION, revision.clone());
+        }
+        let (session, revision) = (session.cloned(), revision.cloned());
+        self.server.way.send_replace(Arc::new(Way { session, revision, headers, is_forgotten: AtomicBool::default() }));
+        Ok(())
+    }
+
+    /// Sends a message of our own that wants an answer. One that the server refuses because it does not know the session has
+    /// not reached anybody.
+    pub(super) async fn call(
+        &self,
+        way: &Way,
+        body: &Bytes,
+        extra: &[(HeaderName, HeaderValue)],
+    ) -> Result<Heard, WireError> {
+        let make = || {
+            let mut request = Request::new(body.clone().into());
+            *request.method_mut() = Method::POST;
+            let headers = request.headers_mut();
+            headers.clone_from(&way.headers);
+            headers.extend(extra.iter().cloned());
+            request
+        };
+        self.post(make, way.session.is_some()).await
+    }
+
+    /// Asks for what followed an event of a stream that broke.
+    pub(super) async fn resume(&self, way: &Way, last: &str) -> Result<Response, WireError> {
+        let revision = way.revision.iter().map(|revision| (REVISION, revision.clone())).collect();
+        self.stream(way.session.as_deref(), Some(last), revision).await
+    }
+
+    /// What is sent along with every request that accepts this, in a session or in none.
+    fn headers(&self, accept: HeaderValue, session: Option<&str>) -> Result<HeaderMap, WireError> {
+        let mut headers = self.server.headers.clone();
+        headers.insert(header::ACCEPT, accept);
+        if let Some(session) = session {
+            let session = HeaderValue::from_str(session).map_err(|_| Failure::protocol("a session that has no name"));
+            headers.insert(SESSION, session.map_err(WireError::Client)?);
+        }
+        Ok(headers)
     }
 
     /// A request with what is sent along with every one, and with this.
@@ -69,41 +162,37 @@ impl Wire {
         session: Option<&str>,
         extra: HashMap<HeaderName, HeaderValue>,
     ) -> Result<Request, WireError> {
-        let mut request = Request::new(method, self.server.url.clone());
-        let headers = request.headers_mut();
-        headers.clone_from(&self.server.headers);
+        let mut request = Request::default();
+        *request.method_mut() = method;
+        let mut headers = self.headers(accept, session)?;
         headers.extend(extra);
-        headers.insert(header::ACCEPT, accept);
-        if let Some(session) = session {
-            let session = HeaderValue::from_str(session).map_err(|_| Failure::protocol("a session that has no name"));
-            headers.insert(SESSION, session.map_err(WireError::Client)?);
-        }
+        *request.headers_mut() = headers;
         Ok(request)
     }
 
     /// Sends a request as whoever logged in. A token that is refused is renewed once.
-    async fn send(&self, mut request: Request) -> Result<Response, WireError> {
-        let Some(bearer) = &self.server.bearer else { return self.send_as_it_is(request).await };
+    async fn send(&self, make: impl Fn() -> Request) -> Result<Response, WireError> {
+        let Some(bearer) = &self.server.bearer else { return self.send_as(make, None).await };
         let token = bearer.token().await.map_err(WireError::Client)?;
-        if let Some(token) = &token {
-            request.headers_mut().insert(header::AUTHORIZATION, token.clone());
-        }
-        let again = request.try_clone();
-        let refused = match self.send_as_it_is(request).await {
+        let refused = match self.send_as(&make, token.as_ref()).await {
             Err(refused @ WireError::AuthRequired(_)) => refused,
             answered => return answered,
         };
-        match (bearer.renewed(token.as_ref()).await.map_err(WireError::Client)?, again) {
-            (Some(token), Some(mut again)) => {
-                again.headers_mut().insert(header::AUTHORIZATION, token);
-                self.send_as_it_is(again).await
-            }
-            _ => Err(refused),
+        match Box::pin(bearer.renewed(token.as_ref())).await.map_err(WireError::Client)? {
+            Some(token) => self.send_as(make, Some(&token)).await,
+            None => Err(refused),
         }
     }
 
-    async fn send_as_it_is(&self, request: Request) -> Result<Response, WireError> {
-        let response = self.client.execute(request).await.map_err(|error| WireError::Client(unsent(&error)))?;
+    async fn send_as(&self, make: impl Fn() -> Request, token: Option<&HeaderValue>) -> Result<Response, WireError> {
+        let make = || {
+            let mut request = make();
+            if let Some(token) = token {
+                request.headers_mut().insert(header::AUTHORIZATION, token.clone());
+            }
+            request
+        };
+        let response = self.server.place.send(make).await.map_err(WireError::Client)?;
         match response.status() {
             StatusCode::UNAUTHORIZED => Err(WireError::AuthRequired(AuthRequiredError::new(challenge(&response)))),
             StatusCode::FORBIDDEN => {
@@ -115,65 +204,85 @@ impl Wire {
                 let retry_after = retry_after(response.headers());
                 Err(WireError::Client(Failure::Busy { status: status.as_u16(), retry_after }))
             }
-            status if status.is_redirection() => Err(WireError::Client(redirected(&response))),
             _ => Ok(response),
         }
     }
 
-    /// What a server that does not do what it was asked says instead.
-    async fn refused(
-        response: Response,
-        message: &ClientJsonRpcMessage,
-        has_session: bool,
-    ) -> Result<Answer, WireError> {
+    /// Sends a message and hears what the server says to it.
+    async fn post(&self, make: impl Fn() -> Request, has_session: bool) -> Result<Heard, WireError> {
+        let response = self.send(make).await?;
         let status = response.status();
-        let is_html = content_type(&response).starts_with(b"text/html");
-        let body = glimpse(response).await;
-        if has_session && is_forgotten(status, &body) {
-            return Err(WireError::SessionExpired);
-        }
-        let error = match serde_json::from_slice(&body) {
-            Ok(ServerJsonRpcMessage::Error(told)) => Some(told.error),
-            _ => None,
-        };
-        let Some(id) = id_of(message) else { return Err(WireError::Client(complaint(status, is_html, &body))) };
-        let is_discovery = matches!(message, ClientJsonRpcMessage::Request(request)
-            if matches!(request.request, ClientRequest::DiscoverRequest(_)));
-        // One that does not know the question is one of an older revision, however it says so.
-        let is_old = is_discovery
-            && !has_session
-            && (status.is_client_error()
-                || matches!(status, StatusCode::INTERNAL_SERVER_ERROR | StatusCode::NOT_IMPLEMENTED));
-        match error {
-            Some(error) => Ok(Answer::Json(ServerJsonRpcMessage::error(error, Some(id.clone())), None)),
-            None if is_old => {
-                let error = ErrorData::invalid_request(http_status(status.as_u16()), None);
-                Ok(Answer::Json(ServerJsonRpcMessage::error(error, Some(id.clone())), None))
+        let content_type = content_type(&response);
+        let is_html = content_type.starts_with(b"text/html");
+        if !status.is_success() {
+            let body = glimpse(response).await;
+            if has_session && is_forgotten(status, &body) {
+                return Err(WireError::SessionExpired);
             }
-            None => Err(WireError::Client(complaint(status, is_html, &body))),
+            let error = match serde_json::from_slice(&body) {
+                Ok(ServerJsonRpcMessage::Error(told)) => Some(told.error),
+                _ => None,
+            };
+            return Ok(Heard::Refused { status, error, complaint: complaint(status, is_html, &body) });
         }
+        if content_type.starts_with(b"text/event-stream") {
+            return Ok(Heard::Events(response));
+        }
+        if content_type.starts_with(b"application/json") {
+            let session = session_of(&response);
+            return Ok(Heard::Whole(read(response).await.map_err(WireError::Client)?, session));
+        }
+        let is_empty = matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT);
+        // The connection is used again only when all was read.
+        let complaint = match glimpse(response).await.as_slice() {
+            [] => "nothing",
+            _ if is_html => "a page for people",
+            _ => "something that is neither JSON nor a stream of events",
+        };
+        Ok(Heard::Nothing { may_follow: is_empty && has_session, complaint: Failure::protocol(complaint) })
     }
 
-    /// The message that is the whole of an answer.
-    async fn message(response: Response, asked: &ClientJsonRpcMessage) -> Result<Answer, WireError> {
-        let session = session_of(&response);
-        let body = read(response).await.map_err(WireError::Client)?;
-        let Some(id) = id_of(asked) else { return Ok(Answer::Accepted) };
-        let failed = |why: &str| Err(WireError::Client(Failure::protocol(why)));
-        match serde_json::from_slice(&body) {
-            // Whatever goes wrong in answering a question is the answer to it.
-            Ok(ServerJsonRpcMessage::Error(told)) => {
-                Ok(Answer::Json(ServerJsonRpcMessage::error(told.error, Some(id.clone())), session))
-            }
-            Ok(message @ ServerJsonRpcMessage::Response(_)) => match &message {
-                ServerJsonRpcMessage::Response(response) if response.id.to_string() != id.to_string() => {
-                    failed("the answer to something else")
-                }
-                _ => Ok(Answer::Json(message, session)),
-            },
-            Ok(_) => failed("something that is no answer to what it was asked"),
-            Err(_) => failed("the answer is none that MCP knows"),
+    /// Asks for a stream, or for what followed an event of one.
+    async fn stream(
+        &self,
+        session: Option<&str>,
+        last_event_id: Option<&str>,
+        extra: HashMap<HeaderName, HeaderValue>,
+    ) -> Result<Response, WireError> {
+        tokio::time::sleep(STREAM_PAUSE).await;
+        let mut request = self.request(Method::GET, EVENTS, session, extra)?;
+        if let Some(last) = last_event_id {
+            let last = HeaderValue::try_from(last).map_err(|_| WireError::ServerDoesNotSupportSse)?;
+            request.headers_mut().insert(LAST_EVENT, last);
         }
+        let response = self.send(|| request.clone()).await?;
+        // Asking again would change nothing.
+        if response.status().is_client_error() || !content_type(&response).starts_with(b"text/event-stream") {
+            return Err(WireError::ServerDoesNotSupportSse);
+        }
+        Ok(response)
+    }
+}
+
+/// The events of an answer.
+pub(super) fn events(response: Response) -> impl Stream<Item = Result<Sse, SseError>> + Send + 'static {
+    events::of(pieces(response), MESSAGE_BYTES_MAX)
+}
+
+/// The message that is the whole of an answer.
+fn message(body: &[u8], session: Option<String>, asked: &RequestId) -> Result<Answer, WireError> {
+    let failed = |why: &str| Err(WireError::Client(Failure::protocol(why)));
+    match serde_json::from_slice(body) {
+        // Whatever goes wrong in answering a question is the answer to it.
+        Ok(ServerJsonRpcMessage::Error(told)) => {
+            Ok(Answer::Json(ServerJsonRpcMessage::error(told.error, Some(asked.clone())), session))
+        }
+        Ok(ServerJsonRpcMessage::Response(response)) if response.id.to_string() != asked.to_string() => {
+            failed("the answer to something else")
+        }
+        Ok(message @ ServerJsonRpcMessage::Response(_)) => Ok(Answer::Json(message, session)),
+        Ok(_) => failed("something that is no answer to what it was asked"),
+        Err(_) => failed("the answer is none that MCP knows"),
     }
 }
 
@@ -188,37 +297,43 @@ impl StreamableHttpClient for Wire {
         _auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<Answer, WireError> {
+        let (is_discovery, is_introduction) = match &message {
+            ClientJsonRpcMessage::Request(request) => match request.request {
+                ClientRequest::DiscoverRequest(_) => (true, true),
+                ClientRequest::InitializeRequest(_) => (false, true),
+                _ => (false, false),
+            },
+            _ => (false, false),
+        };
+        // What is agreed on is known when both have introduced themselves.
+        if !is_introduction {
+            self.learn(session_id.as_ref(), &custom_headers)?;
+        }
         let body = serde_json::to_vec(&message)?;
         let mut request = self.request(Method::POST, BOTH, session_id.as_deref(), custom_headers)?;
         request.headers_mut().insert(header::CONTENT_TYPE, JSON);
-        *request.body_mut() = Some(body.into());
-        let response = self.send(request).await?;
-        let status = response.status();
-        if !status.is_success() {
-            return Self::refused(response, &message, session_id.is_some()).await;
-        }
-        let id = id_of(&message);
-        let content_type = content_type(&response);
-        if content_type.starts_with(b"text/event-stream") {
-            let (session, id) = (session_of(&response), id.cloned());
-            return Ok(Answer::Sse(events::of(response.bytes_stream(), MESSAGE_BYTES_MAX, id), session));
-        }
-        if content_type.starts_with(b"application/json") {
-            return Self::message(response, &message).await;
-        }
-        let is_html = content_type.starts_with(b"text/html");
-        let is_empty = matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT);
-        // The connection is used again only when all was read.
-        let body = glimpse(response).await;
-        match id {
-            None => Ok(Answer::Accepted),
-            // The answer comes by the stream of the session.
-            Some(_) if is_empty && session_id.is_some() => Ok(Answer::Accepted),
-            Some(_) if body.is_empty() => Err(WireError::Client(Failure::protocol("nothing"))),
-            Some(_) if is_html => Err(WireError::Client(Failure::protocol("a page for people"))),
-            Some(_) => {
-                Err(WireError::Client(Failure::protocol("something that is neither JSON nor a stream of events")))
+        *request.body_mut() = body.into();
+        let heard = self.post(|| request.clone(), session_id.is_some()).await?;
+        match (heard, id_of(&message)) {
+            (Heard::Events(response), id) => {
+                let session = session_of(&response);
+                Ok(Answer::Sse(events::for_the_sdk(events(response), id.cloned()), session))
             }
+            (Heard::Refused { complaint, .. }, None) => Err(WireError::Client(complaint)),
+            (Heard::Refused { error: Some(error), .. }, Some(id)) => {
+                Ok(Answer::Json(ServerJsonRpcMessage::error(error, Some(id.clone())), None))
+            }
+            // One that does not know the question is one of an older revision, however it says so.
+            (Heard::Refused { status, .. }, Some(id)) if is_discovery && session_id.is_none() && is_unknown(status) => {
+                let error = ErrorData::invalid_request(http_status(status.as_u16()), None);
+                Ok(Answer::Json(ServerJsonRpcMessage::error(error, Some(id.clone())), None))
+            }
+            (Heard::Refused { complaint, .. }, Some(_)) => Err(WireError::Client(complaint)),
+            (Heard::Whole(..) | Heard::Nothing { .. }, None) => Ok(Answer::Accepted),
+            (Heard::Whole(body, session), Some(id)) => self::message(&body, session, id),
+            // The answer comes by the stream of the session.
+            (Heard::Nothing { may_follow: true, .. }, Some(_)) => Ok(Answer::Accepted),
+            (Heard::Nothing { complaint, .. }, Some(_)) => Err(WireError::Client(complaint)),
         }
     }
 
@@ -230,7 +345,7 @@ impl StreamableHttpClient for Wire {
         custom_headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<(), WireError> {
         let request = self.request(Method::DELETE, JSON, Some(&session_id), custom_headers)?;
-        let response = self.send(request).await?;
+        let response = self.send(|| request.clone()).await?;
         let status = response.status();
         glimpse(response).await;
         if status.is_success() { Ok(()) } else { Err(WireError::ServerDoesNotSupportDeleteSession) }
@@ -244,18 +359,8 @@ impl StreamableHttpClient for Wire {
         _auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
     ) -> Result<BoxStream<'static, Result<Sse, SseError>>, WireError> {
-        tokio::time::sleep(STREAM_PAUSE).await;
-        let mut request = self.request(Method::GET, EVENTS, session_id.as_deref(), custom_headers)?;
-        if let Some(last) = last_event_id {
-            let last = HeaderValue::try_from(last).map_err(|_| WireError::ServerDoesNotSupportSse)?;
-            request.headers_mut().insert(LAST_EVENT, last);
-        }
-        let response = self.send(request).await?;
-        // Asking again would change nothing.
-        if response.status().is_client_error() || !content_type(&response).starts_with(b"text/event-stream") {
-            return Err(WireError::ServerDoesNotSupportSse);
-        }
-        Ok(events::of(response.bytes_stream(), MESSAGE_BYTES_MAX, None))
+        let response = self.stream(session_id.as_deref(), last_event_id.as_deref(), custom_headers).await?;
+        Ok(events::for_the_sdk(events(response), None))
     }
 }
 
@@ -265,6 +370,11 @@ fn id_of(message: &ClientJsonRpcMessage) -> Option<&RequestId> {
         ClientJsonRpcMessage::Request(request) => Some(&request.id),
         _ => None,
     }
+}
+
+/// Whether this is how a server says that it does not know what it was asked.
+fn is_unknown(status: StatusCode) -> bool {
+    status.is_client_error() || matches!(status, StatusCode::INTERNAL_SERVER_ERROR | StatusCode::NOT_IMPLEMENTED)
 }
 
 fn session_of(response: &Response) -> Option<String> {
@@ -303,33 +413,6 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(wait.min(RETRY_AFTER_MAX))
 }
 
-/// Why a request has no answer, without its address: that may hold a secret.
-fn unsent(error: &reqwest::Error) -> Failure {
-    let mut innermost: &dyn std::error::Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    if error.is_connect() && error.is_timeout() {
-        return Failure::unreached("no connection could be made in time");
-    }
-    match error.is_connect() {
-        true => Failure::unreached(format!("no connection could be made: {innermost}")),
-        false => Failure::transport(format!("the connection broke: {innermost}")),
-    }
-}
-
-fn redirected(response: &Response) -> Failure {
-    let location = response.headers().get(header::LOCATION).and_then(|location| location.to_str().ok());
-    let elsewhere = location.and_then(|location| response.url().join(location).ok());
-    let place = match elsewhere.map(|url| url.origin()) {
-        Some(origin) if origin == response.url().origin() => "itself".to_owned(),
-        Some(origin) => format!("`{}`", origin.ascii_serialization()),
-        None => "nowhere".to_owned(),
-    };
-    let status = http_status(response.status().as_u16());
-    Failure::Configuration(format!("it redirects to {place} by {status}, which is not followed").into())
-}
-
 /// Whether a server says that it does not know the session. Some say so by 400.
 fn is_forgotten(status: StatusCode, body: &[u8]) -> bool {
     let names_it = || body.to_ascii_lowercase().windows(7).any(|window| window == b"session");
@@ -345,44 +428,4 @@ fn complaint(status: StatusCode, is_html: bool, body: &[u8]) -> Failure {
         told = format!("{told}: {}", &text[..text.floor_char_boundary(COMPLAINT_TOLD_BYTES_MAX)]);
     }
     if status.is_server_error() { Failure::transport(told) } else { Failure::protocol(told) }
-}
-
-/// All of an answer.
-async fn read(mut response: Response) -> Result<Bytes, Failure> {
-    let too_large = || Failure::transport("it sent a message of more than 16 MiB");
-    let length = response.content_length().unwrap_or_default();
-    if length > MESSAGE_BYTES_MAX as u64 {
-        return Err(too_large());
-    }
-    let broken = |error: reqwest::Error| unsent(&error);
-    let Some(first) = response.chunk().await.map_err(broken)? else { return Ok(Bytes::new()) };
-    let Some(mut next) = response.chunk().await.map_err(broken)? else {
-        // Most answers come in one piece.
-        return Ok(first);
-    };
-    let mut all = BytesMut::with_capacity((length as usize).max(first.len() + next.len()));
-    all.extend_from_slice(&first);
-    loop {
-        if all.len() + next.len() > MESSAGE_BYTES_MAX {
-            return Err(too_large());
-        }
-        all.extend_from_slice(&next);
-        match response.chunk().await.map_err(broken)? {
-            Some(piece) => next = piece,
-            None => return Ok(all.freeze()),
-        }
-    }
-}
-
-/// As much of an answer as is looked at where it is none. Mostly this is all of it, so that the connection can be used again.
-async fn glimpse(mut response: Response) -> Vec<u8> {
-    let mut all = Vec::new();
-    while let Ok(Some(piece)) = response.chunk().await {
-        let room = COMPLAINT_BYTES_MAX - all.len();
-        all.extend_from_slice(&piece[..piece.len().min(room)]);
-        if piece.len() > room {
-            break;
-        }
-    }
-    all
 }

@@ -53,7 +53,7 @@ impl ByHand {
     }
 
     /// One that answers calls so, and everything else well.
-    async fn that(answer: impl Fn(&Value) -> Response + Clone + Send + Sync + 'static) -> Self {
+    pub(crate) async fn that(answer: impl Fn(&Value) -> Response + Clone + Send + Sync + 'static) -> Self {
         Self::new(move |_, _, message| {
             let answer = (message["method"] == "tools/call").then(|| answer(&message));
             async move { answer }

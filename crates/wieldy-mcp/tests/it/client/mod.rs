@@ -5,6 +5,7 @@ mod behaving;
 mod login;
 mod misbehaving;
 mod over_http;
+mod over_the_wire;
 mod pinning;
 mod program;
 

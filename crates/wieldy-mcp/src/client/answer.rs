@@ -1,0 +1,190 @@
+//! What a server says to a call. An answer of a tool, which is what nearly all of it is, is read in one go and into our words; the
+//! SDK's general form of a message is made only of what else there is.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use rmcp::model::{CallToolResult, ContentBlock, RequestId, ServerJsonRpcMessage, ServerResult, Task};
+use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
+use serde_json::{Map, Value};
+use wieldy_core::{CallError, Code, Content, Outcome};
+
+use super::failure::{Failure, first_of};
+use crate::convert;
+
+/// The answer to a call.
+pub(super) enum Answer {
+    /// What the tool says, be it that it failed.
+    Outcome(Outcome),
+    /// It takes longer, and is asked for.
+    Task(Task),
+    /// A question to the user.
+    Question,
+    /// None that a tool gives.
+    Other,
+}
+
+impl From<ServerResult> for Answer {
+    fn from(result: ServerResult) -> Self {
+        match result {
+            ServerResult::CallToolResult(result) => Self::Outcome(outcome(result)),
+            ServerResult::CreateTaskResult(created) => Self::Task(created.task),
+            ServerResult::InputRequiredResult(_) => Self::Question,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// One message of a server.
+#[expect(clippy::large_enum_variant, reason = "nearly all are of the large one, and none is kept")]
+pub(super) enum Message {
+    /// The answer to the call.
+    Answer(Result<Answer, Failure>),
+    /// Something else that MCP knows.
+    Other(Box<ServerJsonRpcMessage>),
+    /// Something that it does not know.
+    Unknown,
+}
+
+impl Message {
+    /// Reads a message that may be the answer to the call of this number.
+    pub(super) fn read(message: &[u8], call: i64) -> Self {
+        if let Some(outcome) = serde_json::from_slice(message).ok().and_then(|told: Told| told.outcome(call)) {
+            return Self::Answer(Ok(Answer::Outcome(outcome)));
+        }
+        match serde_json::from_slice(message) {
+            Ok(ServerJsonRpcMessage::Response(told)) if is_of(&told.id, call) => Self::Answer(Ok(told.result.into())),
+            // Who could not read the number cannot repeat it.
+            Ok(ServerJsonRpcMessage::Error(told)) if told.id.as_ref().is_none_or(|id| is_of(id, call)) => {
+                Self::Answer(Err(told.error.into()))
+            }
+            Ok(message) => Self::Other(Box::new(message)),
+            Err(_) => Self::Unknown,
+        }
+    }
+
+    /// The answer, where the message is all that the server says.
+    pub(super) fn answer(self) -> Result<Answer, Failure> {
+        let told = match self {
+            Self::Answer(answer) => return answer,
+            Self::Other(message) => match *message {
+                // Whatever goes wrong in answering a question is the answer to it.
+                ServerJsonRpcMessage::Error(told) => return Err(told.error.into()),
+                ServerJsonRpcMessage::Response(_) => "the answer to something else",
+                _ => "something that is no answer to what it was asked",
+            },
+            Self::Unknown => "the answer is none that MCP knows",
+        };
+        Err(Failure::protocol(told))
+    }
+}
+
+/// Whether this is the number of the call. Some servers make text of it.
+pub(super) fn is_of(id: &RequestId, call: i64) -> bool {
+    match id {
+        RequestId::Number(id) => *id == call,
+        RequestId::String(id) => id.parse() == Ok(call),
+    }
+}
+
+/// What a tool answered.
+pub(super) fn outcome(result: CallToolResult) -> Outcome {
+    let content = result.content.into_iter().filter_map(convert::content).collect();
+    outcome_of(content, result.structured_content, result.is_error == Some(true))
+}
+
+fn outcome_of(content: Vec<Content>, structured: Option<Value>, is_error: bool) -> Outcome {
+    let outcome = Outcome { content, structured, ..Outcome::default() };
+    if !is_error {
+        return outcome;
+    }
+    let said = Content::text_of(&outcome.content);
+    let said = said.trim();
+    let message = if said.is_empty() { "the tool says that it failed" } else { said };
+    outcome.failed(CallError::new(Code::ToolReportedError, first_of(message)))
+}
+
+/// The answer of a tool as it is written.
+#[derive(serde::Deserialize)]
+struct Told<'a> {
+    #[serde(borrow)]
+    jsonrpc: Cow<'a, str>,
+    id: i64,
+    #[serde(borrow)]
+    result: ToldResult<'a>,
+    method: Option<IgnoredAny>,
+    error: Option<IgnoredAny>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ToldResult<'a> {
+    #[serde(borrow)]
+    result_type: Option<Cow<'a, str>>,
+    content: Vec<Block>,
+    #[serde(default, deserialize_with = "present")]
+    structured_content: Option<Value>,
+    is_error: Option<bool>,
+}
+
+impl Told<'_> {
+    /// What it says, if it is the answer to this call and nothing else.
+    fn outcome(self, call: i64) -> Option<Outcome> {
+        let ToldResult { result_type, content, structured_content, is_error } = self.result;
+        let is_complete = result_type.is_none_or(|kind| kind == "complete");
+        let is_answer = self.jsonrpc == "2.0" && self.id == call && self.method.is_none() && self.error.is_none();
+        let content = || content.into_iter().filter_map(|Block(content)| content).collect();
+        (is_answer && is_complete).then(|| outcome_of(content(), structured_content, is_error == Some(true)))
+    }
+}
+
+/// That something is `null` is not that it is absent.
+fn present<'a, D: Deserializer<'a>>(value: D) -> Result<Option<Value>, D::Error> {
+    Value::deserialize(value).map(Some)
+}
+
+/// A block of an answer in our words; nothing of a kind that we do not know.
+struct Block(Option<Content>);
+
+/// What most blocks have.
+#[derive(serde::Deserialize)]
+#[serde(field_identifier, rename_all = "lowercase")]
+enum Key {
+    Type,
+    Text,
+    Other(String),
+}
+
+impl<'a> Deserialize<'a> for Block {
+    fn deserialize<D: Deserializer<'a>>(block: D) -> Result<Self, D::Error> {
+        struct Blocks;
+        impl<'a> Visitor<'a> for Blocks {
+            type Value = Block;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a block of an answer")
+            }
+
+            fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Block, A::Error> {
+                let (mut kind, mut text, mut more) = (String::new(), None, Map::new());
+                while let Some(key) = map.next_key()? {
+                    match key {
+                        Key::Type => kind = map.next_value()?,
+                        Key::Text => text = Some(map.next_value()?),
+                        Key::Other(key) => drop(more.insert(key, map.next_value()?)),
+                    }
+                }
+                match (kind.as_str(), text) {
+                    ("text", Some(text)) if more.is_empty() => Ok(Block(Some(Content::Text { text }))),
+                    (_, text) => {
+                        more.insert("type".into(), kind.into());
+                        more.extend(text.map(|text| ("text".to_owned(), text.into())));
+                        let block = serde_json::from_value::<ContentBlock>(more.into()).map_err(A::Error::custom)?;
+                        Ok(Block(convert::content(block)))
+                    }
+                }
+            }
+        }
+        block.deserialize_map(Blocks)
+    }
+}
