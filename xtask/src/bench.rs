@@ -79,6 +79,9 @@ pub(crate) struct InnerArguments {
     /// Be the server that calls over MCP go to
     #[arg(long)]
     echo: bool,
+    /// Be wieldy with one tool that does the same, and the history in this folder
+    #[arg(long)]
+    own: Option<std::path::PathBuf>,
 }
 
 /// What memory is measured of.
@@ -124,6 +127,9 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
     if inner.echo {
         return mcp::serve_echo();
     }
+    if let Some(folder) = &inner.own {
+        return mcp::serve_own(folder);
+    }
     if let Some(memory) = inner.memory {
         println!("{}", memory::measure(memory)?);
         return Ok(());
@@ -151,6 +157,6 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
 #[cfg(not(feature = "bench"))]
 pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
     // The arguments are read only where the benchmarks are built in.
-    let InnerArguments { arguments: _, memory: _, spin: _, batches: _, strict: _, echo: _ } = inner;
+    let InnerArguments { arguments: _, memory: _, spin: _, batches: _, strict: _, echo: _, own: _ } = inner;
     bail!("this build has no benchmarks in it; use `cargo xtask bench`")
 }

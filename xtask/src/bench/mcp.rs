@@ -22,6 +22,11 @@ use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, Stream
 use rmcp::{ErrorData, ServerHandler};
 use serde_json::{Value, json};
 
+use wieldy::mcp::server::{Server, ServerOptions};
+use wieldy_core::{AnyTool, BoxFuture, Executor, Input, Limits, Outcome, Run, RunError, ToolSpec};
+use wieldy_server::{HttpOptions, HttpServer};
+use wieldy_store::{Address, JournalOptions, Store};
+
 use super::harness::spread_of;
 use super::table::{Figure, Goal, Row};
 
@@ -36,8 +41,10 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     let seconds = if quick { 1 } else { 5 };
     let rounds = if quick { 1 } else { 3 };
     let direct = Contestant::echo("direct")?;
-    let mut contestants =
-        vec![Contestant::wieldy_gateway(folder.path(), &direct)?, Contestant::wieldy_server(folder.path())?];
+    let mut contestants = vec![
+        Contestant::wieldy_gateway(folder.path(), &direct)?,
+        Contestant::wieldy_server(&folder.path().join("own"))?,
+    ];
     contestants.extend(peers(folder.path(), &direct));
     contestants.insert(0, direct);
     let mut rows = Vec::new();
@@ -100,6 +107,18 @@ fn rows_of(sessions: usize, contestants: &[Contestant], samples: &[Vec<Sample>])
             ratio: Some(rate / direct),
             goal: (is_gateway && sessions > 1).then_some(Goal::RatioAtLeast(0.5)),
         });
+        if is_gateway && sessions == 1 {
+            let p50 =
+                |index: usize| spread_of(samples[index].iter().flat_map(|s| s.latencies.iter().copied()).collect()).p50;
+            let added = spread_of(vec![p50(index) - p50(0)]);
+            rows.push(Row {
+                name: "what the gateway adds to one call's time".into(),
+                ours: Figure::Time(added),
+                floor: None,
+                ratio: None,
+                goal: Some(Goal::TimeAtMost(250e3)),
+            });
+        }
         if is_gateway && sessions == 8 {
             let cpu = median(index, |sample| sample.cpu);
             rows.push(Row {
@@ -155,11 +174,23 @@ impl Drop for Contestant {
 
 impl Contestant {
     fn echo(name: &'static str) -> Result<Self> {
+        Self::inner(name, &["--echo"])
+    }
+
+    /// wieldy in a program that embeds it, with a tool that does no more than the echo server.
+    fn wieldy_server(folder: &Path) -> Result<Self> {
+        std::fs::create_dir_all(folder)?;
+        Self::inner(SERVER, &["--own", &folder.display().to_string()])
+    }
+
+    /// A server that is part of this program.
+    fn inner(name: &'static str, arguments: &[&str]) -> Result<Self> {
         let mut process = Command::new(std::env::current_exe()?)
-            .args(["bench-inner", "mcp", "--echo"])
+            .args(["bench-inner", "mcp"])
+            .args(arguments)
             .stdout(Stdio::piped())
             .spawn()
-            .context("cannot start the echo server")?;
+            .with_context(|| format!("cannot start {name}"))?;
         let mut line = String::new();
         BufReader::new(process.stdout.take().context("its output is ours")?).read_line(&mut line)?;
         Ok(Self { name, address: line.trim().parse()?, path: "/mcp", tool: "echo", process })
@@ -171,17 +202,8 @@ impl Contestant {
             "[mcp.servers.echo]\nurl = \"http://{}/mcp\"\nstart = \"eager\"\ncalls-max = 256\n[mcp.servers.echo.tools.echo]\nread-only = true\n",
             echo.address
         );
-        Self::wieldy(GATEWAY, "echo__echo", &folder.join("gateway"), &servers)
-    }
-
-    /// wieldy with a tool of its own that does next to nothing.
-    fn wieldy_server(folder: &Path) -> Result<Self> {
-        Self::wieldy(SERVER, "Read", &folder.join("server"), "")
-    }
-
-    fn wieldy(name: &'static str, tool: &'static str, folder: &Path, servers: &str) -> Result<Self> {
+        let folder = folder.join("gateway");
         std::fs::create_dir_all(folder.join("workspace"))?;
-        std::fs::write(folder.join("workspace/small"), "x".repeat(PAYLOAD))?;
         let limits = "[limits]\ncalls-running-per-agent-max = 256\ncalls-running-max = 256\n";
         std::fs::write(
             folder.join("wieldy.toml"),
@@ -189,13 +211,13 @@ impl Contestant {
         )?;
         let (address, log) = (free_address()?, std::fs::File::create(folder.join("log"))?);
         let process = Command::new(wieldy_program()?)
-            .current_dir(folder)
+            .current_dir(&folder)
             .args(["serve", "--listen", &address.to_string(), "--log", "error"])
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()
             .context("cannot start wieldy")?;
-        let contestant = Self { name, address, path: "/mcp", tool, process };
+        let contestant = Self { name: GATEWAY, address, path: "/mcp", tool: "echo__echo", process };
         contestant.wait_for_tool()?;
         Ok(contestant)
     }
@@ -368,8 +390,7 @@ impl Session {
     }
 
     fn call(&mut self, tool: &str) -> Result<()> {
-        let arguments = if tool == "Read" { json!({"path": "small"}) } else { json!({"text": self.text}) };
-        let (_, answer) = self.ask("tools/call", &json!({"name": tool, "arguments": arguments}))?;
+        let (_, answer) = self.ask("tools/call", &json!({"name": tool, "arguments": {"text": self.text}}))?;
         // The text comes back whole, or it was no call.
         ensure!(answer.contains(&self.text) && !answer.contains("\"isError\":true"), "{answer}");
         Ok(())
@@ -478,6 +499,41 @@ pub(super) fn serve_echo() -> Result<()> {
         axum::serve(listener, axum::Router::new().route_service("/mcp", service)).await?;
         Ok(())
     })
+}
+
+/// wieldy as a program embeds it, behind its HTTP door, with its history on disk.
+pub(super) fn serve_own(folder: &Path) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let store = Store::open(&Address::Sqlite(folder.join("history.db")))?;
+        let schema = json!({"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]});
+        let spec = ToolSpec { input_schema: schema, ..ToolSpec::new("echo", "Says it again").read_only() };
+        let mut builder = Executor::builder().tool(OwnEcho(spec));
+        builder.limits = Limits { calls_running_max: 256, calls_running_per_agent_max: 256, ..Limits::default() };
+        builder.journal = Arc::new(store.journal(&JournalOptions::default())?);
+        let endpoint = Server::new(builder.build()?, ServerOptions::default()).http();
+        let server = HttpServer::bind(HttpOptions::new("127.0.0.1:0".parse()?)).await?;
+        println!("{}", server.address());
+        let server = server.route("/mcp", move |request| {
+            let endpoint = endpoint.clone();
+            async move { endpoint.handle(request).await }
+        });
+        server.serve(std::future::pending(), std::future::ready(())).await;
+        Ok(())
+    })
+}
+
+struct OwnEcho(ToolSpec);
+
+impl AnyTool for OwnEcho {
+    fn spec(&self) -> ToolSpec {
+        self.0.clone()
+    }
+
+    fn run<'a>(&'a self, input: &'a Input, _run: &'a Run) -> BoxFuture<'a, Result<Outcome, RunError>> {
+        let text = input.value()["text"].as_str().unwrap_or_default().to_owned();
+        Box::pin(std::future::ready(Ok(Outcome::text(text))))
+    }
 }
 
 struct Echo;
