@@ -25,7 +25,7 @@ pub(crate) async fn answer(
 ) -> Answered {
     // What one of our own tools is asked for may be a call of another one.
     if let Some(own) = Own::named(&params.name, &shared.options) {
-        match own.answer(shared, params.arguments.take(), caller, client).await {
+        match Box::pin(own.answer(shared, params.arguments.take(), caller, client)).await {
             Ok((tool, arguments)) => {
                 params.name = tool.into();
                 params.arguments = arguments;
@@ -37,7 +37,7 @@ pub(crate) async fn answer(
     let asked = Asked { caller, tool: &params.name, arguments: &arguments };
     let request = Request { shared, client, asked };
     if params.request_state.is_some() {
-        return come_back(request, &params).await;
+        return Box::pin(come_back(request, &params)).await;
     }
     let confirmer = (client.way != Way::None).then(|| Arc::clone(&shared.desk) as Arc<dyn Confirmer>);
     let begun = shared.executor.begin(Call {

@@ -32,7 +32,7 @@ use wieldy_core::Caller;
 
 use super::call::{self, Answered};
 use super::client::{Client, Line, Way};
-use super::http::{HttpEndpoint, HttpResponse};
+use super::http::{Endpoint, HttpResponse};
 use super::session::Session;
 use super::stream::{Reader, Source, Stream};
 
@@ -148,7 +148,7 @@ pub(crate) struct Plain {
 impl Plain {
     /// Looks whether there is anything odd about a call: then it is none.
     pub(crate) fn of(
-        endpoint: &HttpEndpoint,
+        endpoint: &Endpoint,
         headers: &HeaderMap,
         id: RequestId,
         params: Box<CallToolRequestParams>,
@@ -201,7 +201,7 @@ impl Plain {
     }
 
     /// Makes the call and answers.
-    pub(crate) async fn answer(self, endpoint: &HttpEndpoint) -> HttpResponse {
+    pub(crate) async fn answer(self, endpoint: &Endpoint) -> HttpResponse {
         let Self { id, params, caller, session, client, stream, wants_greeting } = self;
         let gone = client.gone.clone();
         if let Some(session) = &session
@@ -241,7 +241,7 @@ impl Plain {
     }
 }
 
-impl HttpEndpoint {
+impl Endpoint {
     /// Whether arguments of a tool are copied into headers.
     fn copies_arguments(&self, tool: &str) -> bool {
         self.shared.catalogue.of(&self.shared, &Caller::local()).copied(tool).is_some()

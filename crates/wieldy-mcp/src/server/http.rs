@@ -13,6 +13,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http::header::ACCEPT;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
@@ -45,9 +46,14 @@ const SESSIONS_MAX: usize = 1000;
 /// An executor's tools over HTTP. Cheap to clone.
 #[derive(Clone)]
 pub struct HttpEndpoint {
+    inner: Arc<Endpoint>,
+}
+
+/// What all clones of it have in common.
+pub(crate) struct Endpoint {
     pub(super) shared: Arc<Shared>,
     service: StreamableHttpService<Connection, NeverSessionManager>,
-    sessions: Arc<Mutex<HashMap<String, Arc<Session>>>>,
+    sessions: Mutex<HashMap<String, Arc<Session>>>,
     /// The requests that are not answered to the end.
     pub(super) asked: TaskTracker,
     pub(super) stop: CancellationToken,
@@ -73,13 +79,29 @@ impl Server {
         let connect = move || Ok(Connection::new(Arc::clone(&shared), Who::OfRequest, CancellationToken::new()));
         let service = StreamableHttpService::new(connect, Arc::default(), config);
         let shared = Arc::clone(&self.shared);
-        HttpEndpoint { shared, service, sessions: Arc::default(), asked: TaskTracker::new(), stop }
+        let inner = Endpoint { shared, service, sessions: Mutex::default(), asked: TaskTracker::new(), stop };
+        HttpEndpoint { inner: Arc::new(inner) }
     }
 }
 
 impl HttpEndpoint {
     /// Answers one request.
     pub async fn handle<B>(&self, request: Request<B>) -> HttpResponse
+    where
+        B: http_body::Body + Send + 'static,
+        B::Error: std::fmt::Display,
+    {
+        self.inner.handle(request).await
+    }
+
+    /// Ends all sessions and streams, once what was asked is answered to the end or has been waited for long enough.
+    pub async fn stop(&self) {
+        self.inner.stop().await;
+    }
+}
+
+impl Endpoint {
+    async fn handle<B>(&self, request: Request<B>) -> HttpResponse
     where
         B: http_body::Body + Send + 'static,
         B::Error: std::fmt::Display,
@@ -118,12 +140,11 @@ impl HttpEndpoint {
                 }
                 None => told(StatusCode::METHOD_NOT_ALLOWED, "there is nothing to end without a session"),
             },
-            _ => self.service.handle(request).await,
+            _ => self.rest(request).await,
         }
     }
 
-    /// Ends all sessions and streams, once what was asked is answered to the end or has been waited for long enough.
-    pub async fn stop(&self) {
+    async fn stop(&self) {
         self.asked.close();
         let _ = tokio::time::timeout(ANSWERING_PATIENCE, self.asked.wait()).await;
         self.stop.cancel();
@@ -157,10 +178,21 @@ impl HttpEndpoint {
                 session.answer(&id, value);
                 return direct::accepted();
             }
-            (Message::Opening(capabilities), None) => return self.open(parts, body, caller, &capabilities).await,
+            (Message::Opening(capabilities), None) => {
+                return Box::pin(self.open(parts, body, caller, &capabilities)).await;
+            }
             _ => {}
         }
-        self.service.handle(Request::from_parts(parts, Full::new(body))).await
+        self.rest(Request::from_parts(parts, Full::new(body))).await
+    }
+
+    /// Whatever is not ours goes to rmcp. Boxed, or every call would carry the room for it around.
+    fn rest<B>(&self, request: Request<B>) -> BoxFuture<'_, HttpResponse>
+    where
+        B: http_body::Body + Send + 'static,
+        B::Error: std::fmt::Display,
+    {
+        Box::pin(self.service.handle(request))
     }
 
     /// Begins a session.
@@ -175,7 +207,7 @@ impl HttpEndpoint {
         if self.sessions().len() >= SESSIONS_MAX {
             return told(StatusCode::SERVICE_UNAVAILABLE, "too many sessions are open");
         }
-        let response = self.service.handle(Request::from_parts(parts, Full::new(body))).await;
+        let response = self.rest(Request::from_parts(parts, Full::new(body))).await;
         let (mut head, body) = response.into_parts();
         let body = body.collect().await.unwrap_or_else(|never| match never {}).to_bytes();
         // What is no introduction begins nothing.
