@@ -1,5 +1,5 @@
-//! MCP over HTTP as a client sends it: one request for each message, answered by JSON or by a stream of events. Nothing that a
-//! server answers is read without a bound, and what never reached it is told apart from what may have.
+//! MCP over HTTP as a client sends it: one request for each message, answered by JSON or by a stream of events. Calls are sent by
+//! [`Wire::call`], all else by the SDK, for which this is the client of HTTP.
 
 use std::collections::HashMap;
 use std::sync::Arc;
