@@ -1,5 +1,6 @@
 //! One connection to a server, over which many calls go at once.
 
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -202,25 +203,33 @@ impl Connection {
         arguments: &Map<String, Value>,
         run: &Run,
     ) -> Result<Outcome, RunError> {
-        let sdk = self.service.peer();
-        if let Some(direct) = &self.direct {
-            let number = direct.number();
-            let sent = self.sent(RequestId::Number(number), ProgressToken(RequestId::Number(number)));
-            return self.answered(sent, direct.call(number, tool, arguments, run, sdk), run).await;
-        }
+        let Some(direct) = &self.direct else { return Box::pin(self.call_by_the_sdk(tool, arguments, run)).await };
+        let number = direct.number();
+        let sent = self.sent(RequestId::Number(number), ProgressToken(RequestId::Number(number)));
+        let answer = pin!(direct.call(number, tool, arguments, run, self.service.peer()));
+        self.answered(sent, answer, run).await
+    }
+
+    async fn call_by_the_sdk(
+        &self,
+        tool: &str,
+        arguments: &Map<String, Value>,
+        run: &Run,
+    ) -> Result<Outcome, RunError> {
         let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments.clone());
         let mut request = CallToolRequest::new(params);
         request.extensions.insert(run.clone());
         let (request, options) = (ClientRequest::CallToolRequest(request), PeerRequestOptions::no_options());
-        let handle = sdk.send_request_with_option(request, options).await.map_err(|error| self.failed(error.into()))?;
+        let sent = self.service.send_request_with_option(request, options).await;
+        let handle = sent.map_err(|error| self.failed(error.into()))?;
         let sent = self.sent(handle.id, handle.progress_token);
-        let answer = async {
+        let answer = pin!(async {
             match handle.rx.await {
                 Ok(Ok(result)) => Ok(result.into()),
                 Ok(Err(error)) => Err(self.reason(error.into()).await),
                 Err(_) => Err(self.reason(Failure::transport(CLOSED)).await),
             }
-        };
+        });
         self.answered(sent, answer, run).await
     }
 
@@ -228,15 +237,14 @@ impl Connection {
     async fn answered(
         &self,
         sent: Sent<'_>,
-        answer: impl Future<Output = Result<Answer, Failure>>,
+        mut answer: Pin<&mut impl Future<Output = Result<Answer, Failure>>>,
         run: &Run,
     ) -> Result<Outcome, RunError> {
-        let mut answer = std::pin::pin!(answer);
         let answer = tokio::select! {
             answer = &mut answer => answer,
             () = run.stop().cancelled() => {
                 // The stream of the answer lives until the server has been told.
-                sent.cancel().await;
+                Box::pin(sent.cancel()).await;
                 return Ok(Outcome::default());
             }
             () = self.closed.cancelled() => Err(Failure::transport(CLOSED)),
@@ -247,7 +255,8 @@ impl Connection {
                 self.wants_login.store(false, Ordering::Relaxed);
                 Ok(outcome)
             }
-            Ok(Answer::Task(task)) => self.follow(task, run).await,
+            // Boxed, as all that is rare, so that the others are small.
+            Ok(Answer::Task(task)) => Box::pin(self.follow(task, run)).await,
             Ok(Answer::Question) => {
                 Err(self.failed(Failure::protocol("a question to the user, which nobody here can answer")))
             }

@@ -1,5 +1,5 @@
-//! MCP over HTTP as a client sends it: one request for each message, answered by JSON or by a stream of events. Nothing that a
-//! server answers is read without a bound, and what never reached it is told apart from what may have.
+//! MCP over HTTP as a client sends it: one request for each message, answered by JSON or by a stream of events. Calls are sent by
+//! [`Wire::call`], all else by the SDK, for which this is the client of HTTP.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -172,13 +172,19 @@ impl Wire {
 
     /// Sends a request as whoever logged in. A token that is refused is renewed once.
     async fn send(&self, make: impl Fn() -> Request) -> Result<Response, WireError> {
-        let Some(bearer) = &self.server.bearer else { return self.send_as(make, None).await };
+        match &self.server.bearer {
+            Some(bearer) => Box::pin(self.send_logged_in(make, bearer)).await,
+            None => self.send_as(make, None).await,
+        }
+    }
+
+    async fn send_logged_in(&self, make: impl Fn() -> Request, bearer: &Bearer) -> Result<Response, WireError> {
         let token = bearer.token().await.map_err(WireError::Client)?;
         let refused = match self.send_as(&make, token.as_ref()).await {
             Err(refused @ WireError::AuthRequired(_)) => refused,
             answered => return answered,
         };
-        match Box::pin(bearer.renewed(token.as_ref())).await.map_err(WireError::Client)? {
+        match bearer.renewed(token.as_ref()).await.map_err(WireError::Client)? {
             Some(token) => self.send_as(make, Some(&token)).await,
             None => Err(refused),
         }
@@ -215,15 +221,7 @@ impl Wire {
         let content_type = content_type(&response);
         let is_html = content_type.starts_with(b"text/html");
         if !status.is_success() {
-            let body = glimpse(response).await;
-            if has_session && is_forgotten(status, &body) {
-                return Err(WireError::SessionExpired);
-            }
-            let error = match serde_json::from_slice(&body) {
-                Ok(ServerJsonRpcMessage::Error(told)) => Some(told.error),
-                _ => None,
-            };
-            return Ok(Heard::Refused { status, error, complaint: complaint(status, is_html, &body) });
+            return Box::pin(refused(response, is_html, has_session)).await;
         }
         if content_type.starts_with(b"text/event-stream") {
             return Ok(Heard::Events(response));
@@ -234,7 +232,7 @@ impl Wire {
         }
         let is_empty = matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT);
         // The connection is used again only when all was read.
-        let complaint = match glimpse(response).await.as_slice() {
+        let complaint = match Box::pin(glimpse(response)).await.as_slice() {
             [] => "nothing",
             _ if is_html => "a page for people",
             _ => "something that is neither JSON nor a stream of events",
@@ -262,6 +260,20 @@ impl Wire {
         }
         Ok(response)
     }
+}
+
+/// What a server that does not do what it was asked says instead.
+async fn refused(response: Response, is_html: bool, has_session: bool) -> Result<Heard, WireError> {
+    let status = response.status();
+    let body = glimpse(response).await;
+    if has_session && is_forgotten(status, &body) {
+        return Err(WireError::SessionExpired);
+    }
+    let error = match serde_json::from_slice(&body) {
+        Ok(ServerJsonRpcMessage::Error(told)) => Some(told.error),
+        _ => None,
+    };
+    Ok(Heard::Refused { status, error, complaint: complaint(status, is_html, &body) })
 }
 
 /// The events of an answer.
