@@ -65,10 +65,10 @@ fn outcome_of(result: &ToolResult) -> Outcome {
     Outcome {
         content: result.content.clone(),
         structured: result.structured.clone(),
-        failure: result.error.clone().map(Box::new),
+        failure: result.error.clone(),
         artifact: result.artifact,
         partial: result.partial,
-        usage: result.usage,
+        usage: result.usage.clone(),
         sandbox: result.sandbox.clone(),
     }
 }

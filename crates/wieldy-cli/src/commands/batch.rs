@@ -98,7 +98,7 @@ async fn batch(
     print(&result, printer)?;
     // A call that was skipped because of another says nothing that the other does not say better.
     let was_skipped = |error: &&CallError| error.details.get("cause").is_some_and(|cause| cause == "skipped");
-    let errors = || result.results.iter().filter_map(|result| result.error.as_ref());
+    let errors = || result.results.iter().filter_map(|result| result.error.as_deref());
     let first_failed = errors().find(|error| !was_skipped(error)).or_else(|| errors().next());
     Ok(first_failed.map_or(Exit::Success, Exit::of))
 }

@@ -66,7 +66,7 @@ async fn call(
     let result = log::with_events(&config.log, executor, work).await.expect("a call that was just begun is known");
     print(&result, printer)?;
     warn_of_background(&result, printer);
-    Ok(result.error.as_ref().map_or(Exit::Success, Exit::of))
+    Ok(result.error.as_deref().map_or(Exit::Success, Exit::of))
 }
 
 /// Says so where something was left running that ends with this command.

@@ -350,7 +350,7 @@ async fn a_process_needs_a_sandbox_of_the_level_asked_for() {
                 terminal: None,
             };
             let exit = run.execute(&command).await?;
-            Ok(Outcome { usage: Some(exit.usage), sandbox: Some(exit.sandbox), ..run.captured() })
+            Ok(Outcome { usage: Some(Box::new(exit.usage)), sandbox: Some(exit.sandbox), ..run.captured() })
         })
     };
     let native = World::new([std::sync::Arc::new(tool()) as _]);
