@@ -52,7 +52,7 @@ impl Executor {
     pub(crate) fn restore(&self, answers: Vec<RememberedAnswer>) {
         for RememberedAnswer { result, tenant, task, keyed, ended_at } in answers {
             if let Some(keyed) = &keyed {
-                self.inner.keys.restore(keyed, &outcome_of(&result));
+                self.inner.keys.restore(keyed, tenant.as_deref(), &outcome_of(&result));
             }
             if task {
                 self.inner.tasks.restore(result, tenant, ended_at);
