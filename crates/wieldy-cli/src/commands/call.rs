@@ -60,7 +60,7 @@ async fn call(
     let mut interrupts = Interrupts::listen()?;
     let work = async {
         let id = executor.spawn(call);
-        let cancel = || _ = executor.cancel(id);
+        let cancel = || _ = executor.cancel(id, &caller);
         interrupts.watch(executor.wait(id, &caller), cancel, CANCELLING, printer).await
     };
     let result = log::with_events(&config.log, executor, work).await.expect("a call that was just begun is known");

@@ -119,7 +119,8 @@ impl Request<'_> {
 
     async fn wait(self, mut work: Work, first: Poll<Step>) -> Result<CallToolResponse, ErrorData> {
         let (shared, id) = (self.shared, work.id());
-        let mut progress = self.context.meta.get_progress_token().map(|token| Progress::new(shared, id, token));
+        let observer = || shared.executor.observe(id, self.asked.caller);
+        let mut progress = self.context.meta.get_progress_token().map(|token| Progress::new(observer(), token));
         let mut sending: Option<BoxFuture<'static, ()>> = None;
         let mut asking: Option<BoxFuture<'static, Result<ElicitResult, ServiceError>>> = None;
         let knows_tasks = self.context.client_capabilities().is_some_and(|client| client.supports_tasks());
@@ -153,7 +154,7 @@ impl Request<'_> {
                 step = poll_fn(|context| work.poll_step(shared, context)) => Poll::Ready(step),
                 () = self.context.ct.cancelled(), if !is_cancelled => {
                     is_cancelled = true;
-                    shared.executor.cancel(id);
+                    shared.executor.cancel(id, self.asked.caller);
                     Poll::Pending
                 }
                 Some(said) = OptionFuture::from(asking.as_mut()) => {
@@ -261,8 +262,8 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(shared: &Shared, id: ExecutionId, token: ProgressToken) -> Self {
-        Self { observer: shared.executor.observe(id), token, last: 0.0, knows_total: false }
+    fn new(observer: Observer, token: ProgressToken) -> Self {
+        Self { observer, token, last: 0.0, knows_total: false }
     }
 
     async fn next(&mut self) -> Option<ProgressNotificationParam> {
