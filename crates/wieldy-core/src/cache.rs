@@ -97,8 +97,8 @@ pub(crate) enum Recalled<'a> {
     Hit(Box<Outcome>),
     /// The key was used for something else.
     OtherArguments,
-    /// Nothing: the asker runs it, and others wait for that.
-    Lead(Lead<'a>),
+    /// Nothing: the asker runs it, and others wait for that. Few calls do, so it is not part of everybody's future.
+    Lead(Box<Lead<'a>>),
 }
 
 /// The right to run something for all who wait for it. Dropped without an answer, the next one gets the right.
@@ -130,7 +130,7 @@ impl Recall {
                 }
                 match shelf.under_way.get(&key) {
                     Some(under_way) => under_way.over.clone(),
-                    None => return Recalled::Lead(self.lead(&mut shelf, key, fingerprint, touches)),
+                    None => return Recalled::Lead(Box::new(self.lead(&mut shelf, key, fingerprint, touches))),
                 }
             };
             // An error here says that the run is over: look again.
@@ -259,7 +259,7 @@ impl Drop for Lead<'_> {
 /// That a call with an idempotency key has its effect once. Dropped in the middle of a run, because nobody waits any more, it
 /// remembers that nobody knows what came of it: whoever comes back with the key must not do it again.
 pub(crate) struct Promise<'a> {
-    pub(crate) lead: Option<Lead<'a>>,
+    pub(crate) lead: Option<Box<Lead<'a>>>,
     pub(crate) flight: &'a Flight,
     pub(crate) tool: &'a Registered,
     pub(crate) ttl: Duration,
@@ -331,7 +331,7 @@ mod tests {
 
     async fn led<'a>(recall: &'a Recall, name: &str) -> Option<Lead<'a>> {
         match recall.get(key(name), key(name), &reads(name)).await {
-            Recalled::Lead(lead) => Some(lead),
+            Recalled::Lead(lead) => Some(*lead),
             _ => None,
         }
     }
