@@ -358,7 +358,7 @@ impl Executor {
         loop {
             let ready = |place: &usize| plan.waits_for[*place].iter().all(|before| results[*before].is_some());
             let next = if running.len() < max_concurrency { open.iter().position(ready) } else { None };
-            let (place, result) = if let Some(place) = next.and_then(|at| open.remove(at)) {
+            let ended = if let Some(place) = next.and_then(|at| open.remove(at)) {
                 let mut call = calls[place].take().expect("a call is begun once");
                 call.caller = Arc::clone(&batch.caller);
                 let stopped_by = failed.filter(|_| batch.stop_on_error);
@@ -366,13 +366,12 @@ impl Executor {
                     Ok(()) => {
                         let mut walk = Box::pin(self.walk(self.open(call, Some(flight), false)));
                         // What is done at once need not be kept with those that take a while.
-                        match futures_util::poll!(&mut walk) {
-                            Poll::Ready(result) => (place, result),
-                            Poll::Pending => {
-                                running.push(walk.map(move |result| (place, result)));
-                                continue;
-                            }
-                        }
+                        let Poll::Ready(result) = futures_util::poll!(&mut walk) else {
+                            running.push(walk.map(move |result| (place, result)));
+                            continue;
+                        };
+                        results[place] = Some(result);
+                        place
                     }
                     Err(reason) => {
                         skipped += 1;
@@ -385,13 +384,13 @@ impl Executor {
                     }
                 }
             } else {
-                let Some(done) = running.next().await else { break };
-                done
+                let Some((place, result)) = running.next().await else { break };
+                results[place] = Some(result);
+                place
             };
-            if !result.is_success() {
-                failed.get_or_insert(place);
+            if results[ended].as_ref().is_some_and(|result| !result.is_success()) {
+                failed.get_or_insert(ended);
             }
-            results[place] = Some(result);
         }
         (results.into_iter().map(|result| result.expect("every call has ended")).collect(), skipped)
     }

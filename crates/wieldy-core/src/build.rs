@@ -1,7 +1,6 @@
 //! Building an executor: what it is made of, with good defaults.
 
 use std::collections::HashMap;
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -31,6 +30,8 @@ use crate::tool::{AnyTool, SharedTool};
 /// The longest that anything is kept or waited for; more means the same, and clocks can count it.
 pub(crate) const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
+/// How many answers are kept in the cache, and how many under idempotency keys: those of all tenants together.
+const ANSWERS_MAX: usize = 10_000;
 /// How many bytes of answers to idempotency keys are kept at least.
 const KEYS_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
@@ -193,7 +194,6 @@ impl ExecutorBuilder {
     pub fn build(self) -> Result<Executor, RegisterError> {
         let clocks = ClockDefaults { timeout: self.timeout, queue: self.limits.queue_timeout, timeouts: self.timeouts };
         let remembered = self.journal.remembered();
-        let answers_max = NonZeroUsize::new(10_000).expect("not zero");
         let inner = Inner {
             registry: Registry::default(),
             policy: self.policy,
@@ -209,9 +209,9 @@ impl ExecutorBuilder {
                 self.rates.into_iter().map(|rate| Rate { window: rate.window.min(FOR_EVER), ..rate }).collect(),
             ),
             breakers: Breakers::new(BreakerPolicy { open_for: self.breaker.open_for.min(FOR_EVER), ..self.breaker }),
-            cache: Recall::new(answers_max, self.cache_bytes_max),
+            cache: Recall::new(ANSWERS_MAX, self.cache_bytes_max),
             // Keys are a promise and not a saving: who keeps no answers still runs nothing twice.
-            keys: Recall::new(answers_max, self.cache_bytes_max.max(KEYS_BYTES_MAX)),
+            keys: Recall::new(ANSWERS_MAX, self.cache_bytes_max.max(KEYS_BYTES_MAX)),
             idempotency_ttl: self.idempotency_ttl.min(FOR_EVER),
             clocks,
             timings: self.dynamic_timeout.map(|policy| Timings::new(policy, &self.known_durations)),

@@ -1,9 +1,9 @@
 //! Recall: an answer that was given before is given again, and callers who ask the same at once share one run.
 //!
-//! The result cache and the idempotency keys are the same mechanism with different keys.
+//! The result cache and the idempotency keys are the same mechanism with different keys. Each tenant has a share of the
+//! room: where there is too little, whoever holds the most loses its oldest answer, so nobody can push out those of others.
 
 use std::collections::HashMap;
-use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -25,7 +25,11 @@ use crate::tool::Outcome;
 
 /// What an answer is found by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct CacheKey(blake3::Hash);
+pub(crate) struct CacheKey {
+    /// In whose share the answer is.
+    tenant: blake3::Hash,
+    hash: blake3::Hash,
+}
 
 impl CacheKey {
     /// The same tool, promising the same, with the same arguments, for the same caller.
@@ -34,29 +38,43 @@ impl CacheKey {
         canonical(input.value(), &mut bytes);
         let who = json!([caller.tenant, caller.agent, caller.user, caller.scopes, caller.permissions]);
         canonical(&who, &mut bytes);
-        Self(blake3::hash(&bytes))
+        Self::new(caller.tenant.as_deref(), blake3::hash(&bytes))
     }
 
     /// The same key, given by the same caller for the same tool.
     pub(crate) fn of_idempotency_key(tool: &Registered, key: &str, caller: &Caller) -> Self {
         let mut bytes = Vec::new();
         canonical(&json!([tool.name, key, caller.tenant, caller.agent]), &mut bytes);
-        Self(blake3::hash(&bytes))
+        Self::new(caller.tenant.as_deref(), blake3::hash(&bytes))
+    }
+
+    fn new(tenant: Option<&str>, hash: blake3::Hash) -> Self {
+        let mut bytes = Vec::new();
+        canonical(&json!(tenant), &mut bytes);
+        Self { tenant: blake3::hash(&bytes), hash }
     }
 }
 
 /// Answers that may be given again.
 pub(crate) struct Recall {
     shelf: Mutex<Shelf>,
+    answers_max: usize,
     bytes_max: u64,
 }
 
+#[derive(Default)]
 struct Shelf {
-    kept: LruCache<CacheKey, Kept>,
-    bytes: u64,
+    /// What each tenant has here; none is empty.
+    shares: HashMap<blake3::Hash, Share>,
     /// Runs that others may wait for.
     under_way: HashMap<CacheKey, UnderWay>,
     runs: u64,
+}
+
+/// The answers of one tenant.
+struct Share {
+    kept: LruCache<CacheKey, Kept>,
+    bytes: u64,
 }
 
 struct Kept {
@@ -79,8 +97,8 @@ pub(crate) enum Recalled<'a> {
     Hit(Box<Outcome>),
     /// The key was used for something else.
     OtherArguments,
-    /// Nothing: the asker runs it, and others wait for that.
-    Lead(Lead<'a>),
+    /// Nothing: the asker runs it, and others wait for that. Few calls do, so it is not part of everybody's future.
+    Lead(Box<Lead<'a>>),
 }
 
 /// The right to run something for all who wait for it. Dropped without an answer, the next one gets the right.
@@ -94,9 +112,8 @@ pub(crate) struct Lead<'a> {
 }
 
 impl Recall {
-    pub(crate) fn new(answers_max: NonZeroUsize, bytes_max: u64) -> Self {
-        let shelf = Shelf { kept: LruCache::new(answers_max), bytes: 0, under_way: HashMap::new(), runs: 0 };
-        Self { shelf: Mutex::new(shelf), bytes_max }
+    pub(crate) fn new(answers_max: usize, bytes_max: u64) -> Self {
+        Self { shelf: Mutex::default(), answers_max, bytes_max }
     }
 
     /// The kept answer, or that of a run under way, or the right to run it. `fingerprint` tells different calls with
@@ -113,7 +130,7 @@ impl Recall {
                 }
                 match shelf.under_way.get(&key) {
                     Some(under_way) => under_way.over.clone(),
-                    None => return Recalled::Lead(self.lead(&mut shelf, key, fingerprint, touches)),
+                    None => return Recalled::Lead(Box::new(self.lead(&mut shelf, key, fingerprint, touches))),
                 }
             };
             // An error here says that the run is over: look again.
@@ -130,7 +147,7 @@ impl Recall {
     }
 
     /// Takes in an answer that an earlier executor gave.
-    pub(crate) fn restore(&self, keyed: &Keyed, outcome: &Outcome) {
+    pub(crate) fn restore(&self, keyed: &Keyed, tenant: Option<&str>, outcome: &Outcome) {
         let remaining =
             Timestamp::now().until(keyed.expires_at).ok().and_then(|span| span.total(jiff::Unit::Second).ok());
         let ttl = Duration::try_from_secs_f64(remaining.unwrap_or_default()).unwrap_or_default();
@@ -140,7 +157,8 @@ impl Recall {
             return;
         };
         let mut shelf = self.lock();
-        let lead = self.lead(&mut shelf, CacheKey(key), CacheKey(fingerprint), &Touches::nothing());
+        let (key, fingerprint) = (CacheKey::new(tenant, key), CacheKey::new(tenant, fingerprint));
+        let lead = self.lead(&mut shelf, key, fingerprint, &Touches::nothing());
         drop(shelf);
         lead.keep(outcome, ttl);
     }
@@ -149,8 +167,9 @@ impl Recall {
     pub(crate) fn spoil(&self, written: &Touches) {
         let mut shelf = self.lock();
         shelf.under_way.retain(|_, under_way| !written.spoils(&under_way.touches));
+        let kept = shelf.shares.values().flat_map(|share| share.kept.iter());
         let spoiled: Vec<CacheKey> =
-            shelf.kept.iter().filter(|(_, kept)| written.spoils(&kept.touches)).map(|(key, _)| *key).collect();
+            kept.filter(|(_, kept)| written.spoils(&kept.touches)).map(|(key, _)| *key).collect();
         for key in spoiled {
             shelf.forget(&key);
         }
@@ -163,16 +182,42 @@ impl Recall {
 
 impl Shelf {
     fn fresh(&mut self, key: &CacheKey) -> Option<&Kept> {
-        if self.kept.peek(key)?.expires <= Instant::now() {
+        if self.shares.get(&key.tenant)?.kept.peek(key)?.expires <= Instant::now() {
             self.forget(key);
         }
-        self.kept.get(key)
+        self.shares.get_mut(&key.tenant)?.kept.get(key)
+    }
+
+    fn add(&mut self, key: CacheKey, kept: Kept) {
+        self.forget(&key);
+        let share = self.shares.entry(key.tenant).or_insert_with(Share::new);
+        share.bytes += kept.bytes;
+        share.kept.push(key, kept);
     }
 
     fn forget(&mut self, key: &CacheKey) {
-        if let Some(kept) = self.kept.pop(key) {
-            self.bytes -= kept.bytes;
+        let Some(share) = self.shares.get_mut(&key.tenant) else { return };
+        if let Some(kept) = share.kept.pop(key) {
+            share.bytes -= kept.bytes;
         }
+        if share.kept.is_empty() {
+            self.shares.remove(&key.tenant);
+        }
+    }
+
+    /// Forgets the oldest answers of whoever holds the most, by `size`, until all sizes together are at most `max`.
+    fn shrink(&mut self, max: u64, size: impl Fn(&Share) -> u64) {
+        while self.shares.values().map(&size).sum::<u64>() > max {
+            let largest = self.shares.values().max_by_key(|share| size(share));
+            let Some(oldest) = largest.and_then(|share| share.kept.peek_lru()).map(|(key, _)| *key) else { return };
+            self.forget(&oldest);
+        }
+    }
+}
+
+impl Share {
+    fn new() -> Self {
+        Self { kept: LruCache::unbounded(), bytes: 0 }
     }
 }
 
@@ -196,14 +241,9 @@ impl Lead<'_> {
             touches,
             bytes,
         };
-        if let Some((_, previous)) = shelf.kept.push(self.key, kept) {
-            shelf.bytes -= previous.bytes;
-        }
-        shelf.bytes += bytes;
-        while shelf.bytes > self.recall.bytes_max {
-            let Some((_, oldest)) = shelf.kept.pop_lru() else { break };
-            shelf.bytes -= oldest.bytes;
-        }
+        shelf.add(self.key, kept);
+        shelf.shrink(self.recall.bytes_max, |share| share.bytes);
+        shelf.shrink(self.recall.answers_max as u64, |share| share.kept.len() as u64);
     }
 }
 
@@ -219,7 +259,7 @@ impl Drop for Lead<'_> {
 /// That a call with an idempotency key has its effect once. Dropped in the middle of a run, because nobody waits any more, it
 /// remembers that nobody knows what came of it: whoever comes back with the key must not do it again.
 pub(crate) struct Promise<'a> {
-    pub(crate) lead: Option<Lead<'a>>,
+    pub(crate) lead: Option<Box<Lead<'a>>>,
     pub(crate) flight: &'a Flight,
     pub(crate) tool: &'a Registered,
     pub(crate) ttl: Duration,
@@ -230,7 +270,7 @@ impl Promise<'_> {
     pub(crate) fn note(&self) {
         if let Some(lead) = &self.lead {
             let expires_at = Timestamp::now().checked_add(self.ttl).unwrap_or(Timestamp::MAX);
-            let (key, fingerprint) = (lead.key.0.to_hex().to_string(), lead.fingerprint.0.to_hex().to_string());
+            let (key, fingerprint) = (lead.key.hash.to_hex().to_string(), lead.fingerprint.hash.to_hex().to_string());
             let _ = self.flight.keyed.set(Arc::new(Keyed { key, fingerprint, expires_at }));
         }
     }
@@ -274,7 +314,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn key(text: &str) -> CacheKey {
-        CacheKey(blake3::hash(text.as_bytes()))
+        CacheKey::new(None, blake3::hash(text.as_bytes()))
     }
 
     fn reads(path: &str) -> Touches {
@@ -286,12 +326,12 @@ mod tests {
     }
 
     fn recall() -> Recall {
-        Recall::new(NonZeroUsize::new(2).expect("two"), 10_000)
+        Recall::new(2, 10_000)
     }
 
     async fn led<'a>(recall: &'a Recall, name: &str) -> Option<Lead<'a>> {
         match recall.get(key(name), key(name), &reads(name)).await {
-            Recalled::Lead(lead) => Some(lead),
+            Recalled::Lead(lead) => Some(*lead),
             _ => None,
         }
     }
@@ -310,6 +350,37 @@ mod tests {
         assert!(led(&recall, "b").await.is_some(), "pushed out");
         tokio::time::advance(SECOND).await;
         assert!(led(&recall, "a").await.is_some(), "expired");
+    }
+
+    /// Keeps an answer for a tenant.
+    async fn keep_for(recall: &Recall, tenant: &str, name: &str) {
+        let key = CacheKey::new(Some(tenant), blake3::hash(name.as_bytes()));
+        let Recalled::Lead(lead) = recall.get(key, key, &Touches::nothing()).await else { panic!("nobody has it") };
+        lead.keep(&Outcome::text(name), SECOND);
+    }
+
+    /// Which of these are kept for a tenant.
+    fn kept_for(recall: &Recall, tenant: &str, names: [&str; 3]) -> [bool; 3] {
+        let key = |name: &str| CacheKey::new(Some(tenant), blake3::hash(name.as_bytes()));
+        names.map(|name| recall.lock().fresh(&key(name)).is_some())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_tenant_with_many_answers_pushes_out_its_own_and_nobody_elses() {
+        let by_count = Recall::new(3, 1_000_000);
+        let by_bytes = Recall::new(1_000, 3 * 513);
+        for recall in [by_count, by_bytes] {
+            keep_for(&recall, "quiet", "a").await;
+            for name in ["a", "b", "c", "d"] {
+                keep_for(&recall, "loud", name).await;
+            }
+            assert_eq!(kept_for(&recall, "quiet", ["a", "b", "c"]), [true, false, false]);
+            assert_eq!(kept_for(&recall, "loud", ["b", "c", "d"]), [false, true, true]);
+            assert_eq!(recall.lock().shares.values().map(|share| share.bytes).sum::<u64>(), 3 * 513);
+            tokio::time::advance(SECOND).await;
+            assert_eq!(kept_for(&recall, "quiet", ["a", "b", "c"]), [false; 3]);
+            assert_eq!(recall.lock().shares.len(), 1, "who has nothing left has no share");
+        }
     }
 
     #[tokio::test(start_paused = true)]

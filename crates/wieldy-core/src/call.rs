@@ -296,7 +296,7 @@ pub struct ToolResult {
     /// The same for programs, where the tool gives it.
     pub structured: Option<Value>,
     /// Why there is no trustworthy answer.
-    pub error: Option<CallError>,
+    pub error: Option<Box<CallError>>,
     /// How many runs it took; 0 where nothing ran.
     pub attempts: u32,
     /// Whether the answer was made for an earlier call.
@@ -308,7 +308,7 @@ pub struct ToolResult {
     /// When and how long.
     pub timing: Timing,
     /// What the run used, where it was measured.
-    pub usage: Option<Usage>,
+    pub usage: Option<Box<Usage>>,
     /// The custody it ran in, if a process was started.
     pub sandbox: Option<SandboxRef>,
     /// The words the caller attached.
@@ -331,7 +331,7 @@ impl ToolResult {
             status: error.status(),
             content: Vec::new(),
             structured: None,
-            error: Some(error),
+            error: Some(Box::new(error)),
             attempts: 0,
             cached: false,
             partial: false,

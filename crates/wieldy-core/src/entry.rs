@@ -57,13 +57,13 @@ impl Entry {
         let is_kept =
             self.flight.keyed.get().is_some() && ended.as_ref().is_ok_and(|outcome| !outcome.is_worth_another_run());
         let outcome = ended.unwrap_or_else(|error| Outcome::default().failed(error));
-        let error = outcome.failure.map(|error| *error);
+        let error = outcome.failure;
         let result = ToolResult {
             execution_id: self.flight.id,
             call_id: self.call.call_id.take(),
             tool: self.tool.as_ref().map_or_else(|_| Arc::clone(&self.call.tool), |tool| tool.name.shared()),
             provider: self.tool.as_ref().map(|tool| Arc::clone(&tool.provider)).unwrap_or_default(),
-            status: error.as_ref().map_or(Status::Success, CallError::status),
+            status: error.as_ref().map_or(Status::Success, |error| error.status()),
             content: outcome.content,
             structured: outcome.structured,
             error,
@@ -90,9 +90,9 @@ impl Entry {
             cached: result.cached,
             output_bytes: result.content.iter().map(Content::bytes).sum(),
             artifact: result.artifact,
-            usage: result.usage,
+            usage: result.usage.clone(),
             sandbox: result.sandbox.clone(),
-            error: result.error.clone().map(Box::new),
+            error: result.error.clone(),
             answer: (self.flight.task || is_kept).then(|| Arc::new(result.clone())),
         });
         let closed = self.flight.record_at(closing, result.timing.completed_at);

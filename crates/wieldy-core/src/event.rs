@@ -231,7 +231,7 @@ pub struct Closing {
     pub artifact: Option<ArtifactId>,
     /// What it used.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub usage: Option<Usage>,
+    pub usage: Option<Box<Usage>>,
     /// The custody it ran in, if a process was started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxRef>,

@@ -331,7 +331,7 @@ const fn future_bytes<'a, F: Future>(_: &impl Fn(&'a Executor, Call) -> F) -> us
 /// What is known of a call before it runs.
 enum Known<'a> {
     Already(Box<Outcome>),
-    NotYet(Option<Lead<'a>>),
+    NotYet(Option<Box<Lead<'a>>>),
 }
 
 /// Waits for `work`, unless the call is cancelled or its deadline passes.
@@ -367,7 +367,7 @@ fn give_up(flight: &Flight, attempts: u32, mut outcome: Outcome, repeatable: boo
 /// Keeps the outcome for those who ask the same: a good one in the cache, one that ran under its idempotency key.
 fn remember(
     mut repeated: Promise<'_>,
-    cached: Option<Lead<'_>>,
+    cached: Option<Box<Lead<'_>>>,
     outcome: &Result<Outcome, CallError>,
     tool: &Registered,
 ) {

@@ -52,7 +52,7 @@ impl Executor {
     pub(crate) fn restore(&self, answers: Vec<RememberedAnswer>) {
         for RememberedAnswer { result, tenant, task, keyed, ended_at } in answers {
             if let Some(keyed) = &keyed {
-                self.inner.keys.restore(keyed, &outcome_of(&result));
+                self.inner.keys.restore(keyed, tenant.as_deref(), &outcome_of(&result));
             }
             if task {
                 self.inner.tasks.restore(result, tenant, ended_at);
@@ -65,10 +65,10 @@ fn outcome_of(result: &ToolResult) -> Outcome {
     Outcome {
         content: result.content.clone(),
         structured: result.structured.clone(),
-        failure: result.error.clone().map(Box::new),
+        failure: result.error.clone(),
         artifact: result.artifact,
         partial: result.partial,
-        usage: result.usage,
+        usage: result.usage.clone(),
         sandbox: result.sandbox.clone(),
     }
 }

@@ -18,8 +18,9 @@ use crate::breaker::BreakerState;
 use crate::call::{BatchId, Call, Caller, ExecutionId, Status, ToolResult};
 use crate::entry::Entry;
 use crate::error::CallError;
+use crate::event::Subject;
 use crate::executor::Executor;
-use crate::flight::{BatchFlight, CancelCause, Flight, Flights};
+use crate::flight::{BatchFlight, CancelCause, Flights};
 use crate::input::{Input, Violations, check_size};
 use crate::journal::{Filter, Recorder, Subscription};
 use crate::observe::Observer;
@@ -80,9 +81,9 @@ pub enum Target {
     Execution(ExecutionId),
     /// A batch: its running calls end, the others are not begun.
     Batch(BatchId),
-    /// All running calls of a session.
+    /// All running calls of a session of the asker's tenant.
     Session(String),
-    /// All running calls of a tenant.
+    /// All running calls of a tenant, which must be the asker's own.
     Tenant(String),
 }
 
@@ -276,37 +277,29 @@ impl Executor {
         (id, async move { task.await.unwrap_or_else(|gone| std::panic::resume_unwind(gone.into_panic())) })
     }
 
-    /// Tells calls to end, and how many were told. Their results say who wanted it.
-    pub fn cancel(&self, target: impl Into<Target>) -> usize {
-        let flights = &self.inner.flights;
-        let (calls, cause) = match target.into() {
-            Target::Execution(id) => (flights.live(|flight| flight.id == id), CancelCause::Caller),
-            Target::Batch(id) => {
-                if let Some(batch) = flights.batch(id) {
-                    batch.cancel(CancelCause::Batch);
+    /// Tells calls of the asker's tenant to end, and how many were told. Their results say who wanted it.
+    pub fn cancel(&self, target: impl Into<Target>, asker: &Caller) -> usize {
+        let (target, flights) = (target.into(), &self.inner.flights);
+        let is_meant = |subject: &Subject| {
+            subject.caller.tenant == asker.tenant
+                && match &target {
+                    Target::Execution(id) => subject.execution == Some(*id),
+                    Target::Batch(id) => subject.batch == Some(*id),
+                    Target::Session(session) => subject.caller.session.as_ref() == Some(session),
+                    Target::Tenant(tenant) => subject.caller.tenant.as_ref() == Some(tenant),
                 }
-                (flights.live(|flight| flight.subject.batch == Some(id)), CancelCause::Batch)
-            }
-            Target::Session(session) => {
-                let is_of_it = |caller: &Caller| caller.session.as_ref() == Some(&session);
-                (self.cancel_batches(is_of_it, CancelCause::Session), CancelCause::Session)
-            }
-            Target::Tenant(tenant) => {
-                let is_of_it = |caller: &Caller| caller.tenant.as_ref() == Some(&tenant);
-                (self.cancel_batches(is_of_it, CancelCause::Tenant), CancelCause::Tenant)
-            }
         };
+        let cause = match &target {
+            Target::Execution(_) => CancelCause::Caller,
+            Target::Batch(_) => CancelCause::Batch,
+            Target::Session(_) => CancelCause::Session,
+            Target::Tenant(_) => CancelCause::Tenant,
+        };
+        // Batches first, so that no further call of them begins.
+        flights.batches(|batch| is_meant(&batch.subject)).iter().for_each(|batch| batch.cancel(cause));
+        let calls = flights.live(|flight| is_meant(&flight.subject));
         calls.iter().for_each(|flight| flight.cancel(cause));
         calls.len()
-    }
-
-    /// Cancels the batches of some callers, so that no further call of them begins; the calls of these callers that are under way.
-    fn cancel_batches(&self, wanted: impl Fn(&Caller) -> bool, cause: CancelCause) -> Vec<Arc<Flight>> {
-        let flights = &self.inner.flights;
-        for batch in flights.batches(|batch| wanted(&batch.subject.caller)) {
-            batch.cancel(cause);
-        }
-        flights.live(|flight| wanted(&flight.subject.caller))
     }
 
     /// Whether a call is under way.
@@ -314,9 +307,9 @@ impl Executor {
         self.inner.flights.call(id).is_some_and(|flight| !flight.is_over())
     }
 
-    /// The events of a call from its first one on, until it is over. An unknown id ends at once.
-    pub fn observe(&self, id: ExecutionId) -> Observer {
-        match self.inner.flights.call(id) {
+    /// The events of a call of the asker's tenant from its first one on, until it is over. An unknown id ends at once.
+    pub fn observe(&self, id: ExecutionId, asker: &Caller) -> Observer {
+        match self.inner.flights.call(id).filter(|flight| flight.subject.caller.tenant == asker.tenant) {
             Some(flight) => {
                 let basic_only = self.sees_basic_only(&flight.subject.caller);
                 Observer::new(flight, basic_only)
@@ -325,9 +318,9 @@ impl Executor {
         }
     }
 
-    /// The events of a batch and all its calls, until it is over. An unknown id ends at once.
-    pub fn observe_batch(&self, id: BatchId) -> Observer {
-        match self.inner.flights.batch(id) {
+    /// The events of a batch of the asker's tenant and all its calls, until it is over. An unknown id ends at once.
+    pub fn observe_batch(&self, id: BatchId, asker: &Caller) -> Observer {
+        match self.inner.flights.batch(id).filter(|batch| batch.subject.caller.tenant == asker.tenant) {
             Some(batch) => {
                 let basic_only = self.sees_basic_only(&batch.subject.caller);
                 Observer::new(batch, basic_only)

@@ -425,7 +425,7 @@ pub struct Outcome {
     /// Where the whole output is kept.
     pub artifact: Option<ArtifactId>,
     /// What the run used, where it was measured.
-    pub usage: Option<Usage>,
+    pub usage: Option<Box<Usage>>,
     /// The custody it ran in, if a process was started.
     pub sandbox: Option<SandboxRef>,
 }

@@ -19,10 +19,10 @@ pub(crate) async fn run() -> Result<String, Box<dyn std::error::Error>> {
     });
     let executor = Executor::builder().tool(endless).build()?;
     let id = executor.spawn(Call::new("endless", json!({})));
-    let mut observer = executor.observe(id);
+    let mut observer = executor.observe(id, &Caller::local());
     while let Some(Seen::Event(event)) = observer.next().await {
         if matches!(event.body, Body::CallProgress { .. }) {
-            executor.cancel(id);
+            executor.cancel(id, &Caller::local());
         }
     }
     let result = executor.wait(id, &Caller::local()).await.ok_or("the call is not known")?;

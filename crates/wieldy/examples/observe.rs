@@ -1,7 +1,7 @@
 //! Watching a call: whoever looks, however late, sees its events from the first one on until it is over.
 
 use serde_json::{Value, json};
-use wieldy::{Call, Executor, Outcome, Run, Seen, ToolSpec, tool};
+use wieldy::{Call, Caller, Executor, Outcome, Run, Seen, ToolSpec, tool};
 
 pub(crate) async fn run() -> Result<String, Box<dyn std::error::Error>> {
     let count = tool(ToolSpec::new("count", "Counts to three").read_only(), async |_: Value, run: Run| {
@@ -12,7 +12,7 @@ pub(crate) async fn run() -> Result<String, Box<dyn std::error::Error>> {
     });
     let executor = Executor::builder().tool(count).build()?;
     let id = executor.spawn(Call::new("count", json!({})));
-    let mut observer = executor.observe(id);
+    let mut observer = executor.observe(id, &Caller::local());
     let mut names = Vec::new();
     while let Some(Seen::Event(event)) = observer.next().await {
         names.push(event.body.name());

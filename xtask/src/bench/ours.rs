@@ -76,7 +76,7 @@ impl Ours {
     /// One call as a task of the executor, followed by somebody from the first event to the last.
     pub(super) async fn call_observed(&self) -> String {
         let id = self.executor.spawn(self.parsed_call());
-        let mut observer = self.executor.observe(id);
+        let mut observer = self.executor.observe(id, &self.caller);
         while let Some(seen) = observer.next().await {
             black_box(seen);
         }

@@ -224,7 +224,7 @@ async fn execute(run: &Run, program: &str, arguments: &[&str]) -> Result<Outcome
     };
     let exit = run.execute(&command).await?;
     let mut outcome = run.captured();
-    outcome.usage = Some(exit.usage);
+    outcome.usage = Some(Box::new(exit.usage));
     outcome.sandbox = Some(exit.sandbox);
     Ok(outcome)
 }

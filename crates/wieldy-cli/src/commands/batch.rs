@@ -3,13 +3,14 @@
 use std::convert::Infallible;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read};
+use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Deserialize;
 use serde_json::Value;
 use wieldy::name::hint_for_unknown_key;
-use wieldy::{Batch, BatchCall, BatchId, BatchResult, Call, CallError, Executor, Seen, ToolResult};
+use wieldy::{Batch, BatchCall, BatchId, BatchResult, Call, CallError, Caller, Executor, Seen, ToolResult};
 
 use super::request;
 use crate::args::BatchArgs;
@@ -83,9 +84,10 @@ async fn batch(
 
     let mut interrupts = Interrupts::listen()?;
     let work = async {
+        let caller = Arc::clone(&batch.caller);
         let (id, result) = executor.spawn_batch(batch);
-        let cancel = || _ = executor.cancel(id);
-        let shown = follow(executor, id, progress);
+        let cancel = || _ = executor.cancel(id, &caller);
+        let shown = follow(executor, id, &caller, progress);
         // The bar goes with the batch: nobody waits for it.
         let result = async {
             tokio::select! { result = result => result, never = shown => match never {} }
@@ -98,7 +100,7 @@ async fn batch(
     print(&result, printer)?;
     // A call that was skipped because of another says nothing that the other does not say better.
     let was_skipped = |error: &&CallError| error.details.get("cause").is_some_and(|cause| cause == "skipped");
-    let errors = || result.results.iter().filter_map(|result| result.error.as_ref());
+    let errors = || result.results.iter().filter_map(|result| result.error.as_deref());
     let first_failed = errors().find(|error| !was_skipped(error)).or_else(|| errors().next());
     Ok(first_failed.map_or(Exit::Success, Exit::of))
 }
@@ -113,8 +115,8 @@ pub(crate) fn progress_bar(length: usize, template: &str) -> ProgressBar {
 }
 
 /// Moves the bar with every call that ends, for as long as it is polled.
-async fn follow(executor: &Executor, id: BatchId, progress: &ProgressBar) -> Infallible {
-    let mut events = executor.observe_batch(id);
+async fn follow(executor: &Executor, id: BatchId, caller: &Caller, progress: &ProgressBar) -> Infallible {
+    let mut events = executor.observe_batch(id, caller);
     while let Some(seen) = events.next().await {
         if let Seen::Event(event) = seen
             && event.body.closing().is_some()

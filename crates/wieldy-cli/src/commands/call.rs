@@ -60,13 +60,13 @@ async fn call(
     let mut interrupts = Interrupts::listen()?;
     let work = async {
         let id = executor.spawn(call);
-        let cancel = || _ = executor.cancel(id);
+        let cancel = || _ = executor.cancel(id, &caller);
         interrupts.watch(executor.wait(id, &caller), cancel, CANCELLING, printer).await
     };
     let result = log::with_events(&config.log, executor, work).await.expect("a call that was just begun is known");
     print(&result, printer)?;
     warn_of_background(&result, printer);
-    Ok(result.error.as_ref().map_or(Exit::Success, Exit::of))
+    Ok(result.error.as_deref().map_or(Exit::Success, Exit::of))
 }
 
 /// Says so where something was left running that ends with this command.

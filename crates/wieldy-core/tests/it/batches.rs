@@ -213,7 +213,7 @@ async fn a_batch_can_be_observed_and_its_events_are_in_order() {
     let (id, result) = world
         .executor
         .spawn_batch(batch([call("1", "write", json!({"path": "a"})), call("2", "read", json!({"path": "a"}))]));
-    let mut observer = world.executor.observe_batch(id);
+    let mut observer = world.executor.observe_batch(id, &Caller::local());
     let mut seen = Vec::new();
     while let Some(Seen::Event(event)) = bounded(observer.next()).await {
         seen.push(format!("{} {}", event.subject.call_id.as_deref().unwrap_or("batch"), event.body.name()));
@@ -250,7 +250,9 @@ async fn cancelling_a_batch_ends_what_runs_and_skips_the_rest() {
     let calls = (0..4).map(|number| Call::new("t", json!({})).id(number.to_string()));
     let (id, result) = world.executor.spawn_batch(Batch { max_concurrency: 2, ..Batch::new(calls) });
     tokio::time::sleep(SECOND).await;
-    assert_eq!(world.executor.cancel(id), 2);
+    let stranger = Caller { tenant: Some("other".into()), ..Caller::local() };
+    assert_eq!(world.executor.cancel(id, &stranger), 0);
+    assert_eq!(world.executor.cancel(id, &Caller::local()), 2);
     let result = bounded(result).await.unwrap();
     let causes: Vec<_> =
         result.results.iter().map(|result| result.error.as_ref().unwrap().details["cause"].clone()).collect();
@@ -265,7 +267,7 @@ async fn observers_of_a_refused_batch_end() {
     let world = world(&notes);
     let twice = [call("a", "read", json!({"path": "a"})), call("a", "read", json!({"path": "a"}))];
     let (id, result) = world.executor.spawn_batch(batch(twice));
-    let mut observer = world.executor.observe_batch(id);
+    let mut observer = world.executor.observe_batch(id, &Caller::local());
     let mut closed = 0;
     while let Some(Seen::Event(event)) = bounded(observer.next()).await {
         closed += usize::from(event.body.closing().is_some());
@@ -282,9 +284,10 @@ async fn cancelling_a_session_or_a_tenant_reaches_calls_of_a_batch_that_have_not
         let world = World::new([tool]);
         let mut members = batch([call("a", "t", json!({})), call("b", "t", json!({}))]);
         members.caller = Arc::new(Caller { session: Some("s".into()), tenant: Some("acme".into()), ..Caller::local() });
+        let caller = Arc::clone(&members.caller);
         let (_, result) = world.executor.spawn_batch(members);
         tokio::time::sleep(SECOND).await;
-        world.executor.cancel(target);
+        world.executor.cancel(target, &caller);
         let result = bounded(result).await.unwrap();
         let causes: Vec<_> =
             result.results.iter().map(|result| &result.error.as_ref().unwrap().details["cause"]).collect();

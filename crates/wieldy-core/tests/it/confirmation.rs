@@ -138,7 +138,7 @@ async fn approving_refusing_and_cancelling_at_once_gives_one_decision() {
         );
         let id = world.executor.spawn(Call::new("t", json!({})));
         tokio::time::sleep(Duration::from_millis(90 + round % 20)).await;
-        let told = world.executor.cancel(id);
+        let told = world.executor.cancel(id, &wieldy_core::Caller::local());
         let result = world.executor.wait(id, &wieldy_core::Caller::local()).await.unwrap();
         let ran = strings.runs();
         match result.status {

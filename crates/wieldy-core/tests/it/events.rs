@@ -1,11 +1,12 @@
 //! Observation, subscription, tasks, shutdown, artifacts.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 use wieldy_core::{
     Batch, Body, Call, CallError, Caller, Code, Content, Filter, JournalError, Level, MemoryArtifacts, NotFound,
-    Options, Outcome, Seen, Status, ToolSpec, artifact,
+    Options, Outcome, Seen, Status, Target, ToolSpec, artifact,
 };
 use wieldy_testkit::{Act, FakeSandbox, Puppet, World, bounded};
 
@@ -26,15 +27,32 @@ async fn names(mut observer: wieldy_core::Observer) -> Vec<&'static str> {
 async fn an_observer_sees_everything_however_late_it_comes() {
     let world = World::new([Puppet::reading("t", Act::Tick(2, SECOND))]);
     let id = world.executor.spawn(Call::new("t", json!({})));
-    let early = tokio::spawn(names(world.executor.observe(id)));
+    let early = tokio::spawn(names(world.executor.observe(id, &Caller::local())));
     tokio::time::sleep(SECOND * 3 / 2).await;
-    let middle = tokio::spawn(names(world.executor.observe(id)));
+    let middle = tokio::spawn(names(world.executor.observe(id, &Caller::local())));
     world.executor.wait(id, &Caller::local()).await.unwrap();
     let all =
         ["tool.call.pending", "tool.call.started", "tool.call.progress", "tool.call.progress", "tool.call.success"];
     assert_eq!(early.await.unwrap(), all);
     assert_eq!(middle.await.unwrap(), all);
-    assert_eq!(names(world.executor.observe(id)).await, all, "even after the end");
+    assert_eq!(names(world.executor.observe(id, &Caller::local())).await, all, "even after the end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_of_another_tenant_cannot_be_observed() {
+    let world = World::new([Puppet::reading("t", Act::Echo)]);
+    let of = |tenant: &str| Caller { tenant: Some(tenant.into()), ..Caller::local() };
+    let (me, other) = (of("acme"), of("other"));
+    let result = world.executor.call(Call::new("t", json!({})).by(me.clone())).await;
+    let mut members = Batch::new([Call::new("t", json!({}))]);
+    members.caller = Arc::new(me.clone());
+    let batch = world.executor.batch(members).await.unwrap().batch_id;
+    let mut seen = Vec::new();
+    for asker in [&me, &other, &Caller::local()] {
+        let of_call = names(world.executor.observe(result.execution_id, asker)).await.len();
+        seen.push((of_call, names(world.executor.observe_batch(batch, asker)).await.len()));
+    }
+    assert_eq!(seen, [(3, 5), (0, 0), (0, 0)]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -42,7 +60,7 @@ async fn an_observer_on_a_basic_plan_sees_the_bare_life_of_a_call() {
     let world = World::new([Puppet::reading("t", Act::Tick(2, SECOND))]);
     let caller = Caller { plan: Some("Core".into()), ..Caller::local() };
     let result = world.executor.call(Call::new("t", json!({})).by(caller)).await;
-    let seen = names(world.executor.observe(result.execution_id)).await;
+    let seen = names(world.executor.observe(result.execution_id, &Caller::local())).await;
     assert_eq!(seen, ["tool.call.pending", "tool.call.started", "tool.call.success"]);
 }
 
@@ -50,7 +68,7 @@ async fn an_observer_on_a_basic_plan_sees_the_bare_life_of_a_call() {
 async fn a_slow_observer_is_told_what_it_missed() {
     let world = World::new([Puppet::reading("t", Act::Tick(5000, Duration::from_millis(1)))]);
     let result = world.call("t", json!({})).await;
-    let mut observer = world.executor.observe(result.execution_id);
+    let mut observer = world.executor.observe(result.execution_id, &Caller::local());
     assert_eq!(observer.next().await, Some(Seen::Missed(5003 - 4096)));
     assert!(names(observer).await.ends_with(&["tool.call.success"]));
 }
@@ -162,17 +180,23 @@ async fn cancelling_reaches_a_session_or_a_tenant_and_says_so() {
     let (one, two) = (caller("s1", "acme"), caller("s2", "acme"));
     let ids = [spawn(&one), spawn(&one), spawn(&two)];
     tokio::time::sleep(SECOND).await;
+    let other = caller("s1", "other");
+    for target in [Target::Execution(ids[0]), Target::Session("s1".into()), Target::Tenant("acme".into())] {
+        for stranger in [&other, &Caller::local()] {
+            assert_eq!(world.executor.cancel(target.clone(), stranger), 0, "another tenant's calls are not known");
+        }
+    }
     let cause = async |id, caller: &Caller| {
         let result = world.executor.wait(id, caller).await.unwrap();
         assert_eq!(result.status, Status::Cancelled);
         result.error.clone().unwrap().details["cause"].as_str().unwrap().to_owned()
     };
-    assert_eq!(world.executor.cancel(wieldy_core::Target::Session("s1".into())), 2);
+    assert_eq!(world.executor.cancel(Target::Session("s1".into()), &two), 2);
     assert_eq!(cause(ids[0], &one).await, "session");
     assert!(world.executor.is_executing(ids[2]));
-    assert_eq!(world.executor.cancel(wieldy_core::Target::Tenant("acme".into())), 1);
+    assert_eq!(world.executor.cancel(Target::Tenant("acme".into()), &one), 1);
     assert_eq!(cause(ids[2], &two).await, "tenant");
-    assert_eq!(world.executor.cancel(ids[2]), 0, "it is over");
+    assert_eq!(world.executor.cancel(ids[2], &two), 0, "it is over");
     world.check();
 }
 
@@ -181,7 +205,7 @@ async fn a_cancelled_call_is_cancelled_however_quickly_its_tool_heeds_the_stop()
     let world = World::new([Puppet::reading("t", Act::PrintAndWait("half"))]);
     let id = world.executor.spawn(Call::new("t", json!({})));
     tokio::time::sleep(SECOND).await;
-    world.executor.cancel(id);
+    world.executor.cancel(id, &Caller::local());
     let result = world.executor.wait(id, &Caller::local()).await.unwrap();
     assert_eq!((result.status, result.text().as_str(), result.partial), (Status::Cancelled, "half", true));
     world.check();
@@ -350,7 +374,7 @@ async fn a_process_needs_a_sandbox_of_the_level_asked_for() {
                 terminal: None,
             };
             let exit = run.execute(&command).await?;
-            Ok(Outcome { usage: Some(exit.usage), sandbox: Some(exit.sandbox), ..run.captured() })
+            Ok(Outcome { usage: Some(Box::new(exit.usage)), sandbox: Some(exit.sandbox), ..run.captured() })
         })
     };
     let native = World::new([std::sync::Arc::new(tool()) as _]);
@@ -442,6 +466,6 @@ async fn a_run_that_talks_without_end_is_not_kept_whole_for_observers() {
     let world = World::new([std::sync::Arc::new(chatty) as _]);
     let id = world.executor.spawn(Call::new("t", json!({})));
     world.executor.wait(id, &Caller::local()).await.unwrap();
-    let names = names(world.executor.observe(id)).await;
+    let names = names(world.executor.observe(id, &Caller::local())).await;
     assert_eq!((names.len(), names.first(), names.last()), (12, Some(&"missed"), Some(&"tool.call.success")));
 }

@@ -78,7 +78,7 @@ async fn a_shared_run_that_is_cancelled_is_taken_over() {
     tokio::task::yield_now().await;
     let follower = world.executor.spawn(Call::new("read", path("a")));
     tokio::time::sleep(SECOND / 2).await;
-    world.executor.cancel(leader);
+    world.executor.cancel(leader, &Caller::local());
     let result = world.executor.wait(follower, &Caller::local()).await.unwrap();
     assert!(result.is_success() && !result.cached, "another's cancellation is not one's own");
     assert_eq!(strings.runs(), 2);

@@ -132,7 +132,7 @@ async fn a_check_that_never_answers_denies() {
     assert_eq!(world.executor.call(hurried).await.status, Status::Timeout, "the caller's deadline holds");
     let id = world.executor.spawn(Call::new("t", json!({})));
     tokio::time::sleep(second).await;
-    world.executor.cancel(id);
+    world.executor.cancel(id, &Caller::local());
     assert_eq!(world.executor.wait(id, &Caller::local()).await.unwrap().status, Status::Cancelled);
     assert_eq!(began.elapsed(), 2 * second, "and so does somebody's cancel");
     world.check();

@@ -100,8 +100,8 @@ async fn simulate(seed: u64) {
                 waiting.spawn(async move { drop(executor.batch(batch).await) });
             }
             _ => match (random.u32(..4), spawned.pop()) {
-                (0, _) => drop(executor.cancel(Target::Session(random.u32(..4).to_string()))),
-                (_, Some(id)) => drop(executor.cancel(id)),
+                (0, _) => drop(executor.cancel(Target::Session(random.u32(..4).to_string()), &Caller::local())),
+                (_, Some(id)) => drop(executor.cancel(id, &Caller::local())),
                 _ => {}
             },
         }

@@ -81,7 +81,7 @@ async fn trap_a_users_cancel_reported_as_a_timeout() {
         .executor
         .spawn(Call::new("t", json!({})).with(Options { timeout: Some(3 * SECOND), ..Options::default() }));
     tokio::time::sleep(SECOND).await;
-    assert_eq!(world.executor.cancel(id), 1);
+    assert_eq!(world.executor.cancel(id, &Caller::local()), 1);
     let result = world.executor.wait(id, &Caller::local()).await.unwrap();
     assert_eq!((result.status, result.error.as_ref().unwrap().code), (Status::Cancelled, Code::Cancelled));
     assert_eq!(cause(&result), "caller");
@@ -118,10 +118,14 @@ async fn trap_refusals_that_return_before_the_audit() {
 async fn trap_observers_that_never_end() {
     let world = World::new([Puppet::writing("t", Act::Panic), Puppet::writing("hang", Act::Hang)]);
     let result = world.call("t", json!({})).await;
-    let mut after_the_end = world.executor.observe(result.execution_id);
+    let mut after_the_end = world.executor.observe(result.execution_id, &Caller::local());
     while bounded(after_the_end.next()).await.is_some() {}
     let elsewhere = World::new([Puppet::reading("t", Act::Echo)]).call("t", json!({})).await.execution_id;
-    assert_eq!(bounded(world.executor.observe(elsewhere).next()).await, None, "an unknown id ends at once");
+    assert_eq!(
+        bounded(world.executor.observe(elsewhere, &Caller::local()).next()).await,
+        None,
+        "an unknown id ends at once"
+    );
     // A caller who goes away ends its observers too.
     let (found, observed) = tokio::sync::oneshot::channel();
     let executor = world.executor.clone();
@@ -129,7 +133,7 @@ async fn trap_observers_that_never_end() {
         world.executor.subscribe(wieldy_core::Filter { tool: Some("hang".into()), ..Default::default() }, 9);
     tokio::spawn(async move {
         let Some(wieldy_core::Seen::Event(event)) = started.next().await else { panic!("an event") };
-        let mut observer = executor.observe(event.subject.execution.unwrap());
+        let mut observer = executor.observe(event.subject.execution.unwrap(), &Caller::local());
         let mut count = 0;
         while observer.next().await.is_some() {
             count += 1;
@@ -148,7 +152,7 @@ async fn trap_batch_children_nobody_can_cancel() {
     tokio::time::sleep(SECOND).await;
     let child =
         world.events().iter().find(|event| event.subject.call_id.as_deref() == Some("1")).unwrap().subject.execution;
-    assert_eq!(world.executor.cancel(child.unwrap()), 1);
+    assert_eq!(world.executor.cancel(child.unwrap(), &Caller::local()), 1);
     let result = bounded(result).await.unwrap();
     let statuses: Vec<_> = result.results.iter().map(|result| result.status).collect();
     assert_eq!(statuses, [Status::Success, Status::Cancelled, Status::Success]);

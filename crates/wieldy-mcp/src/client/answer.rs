@@ -36,7 +36,6 @@ impl From<ServerResult> for Answer {
 }
 
 /// One message of a server.
-#[expect(clippy::large_enum_variant, reason = "nearly all are of the large one, and none is kept")]
 pub(super) enum Message {
     /// The answer to the call.
     Answer(Result<Answer, Failure>),

@@ -107,7 +107,8 @@ impl Request<'_> {
 
     async fn wait(self, mut work: Work, first: Poll<Step>) -> Answered {
         let (shared, client, id) = (self.shared, self.client, work.id());
-        let mut progress = client.token.clone().map(|token| Progress::new(shared, id, token));
+        let observer = || shared.executor.observe(id, self.asked.caller);
+        let mut progress = client.token.clone().map(|token| Progress::new(observer(), token));
         let mut sending: Option<BoxFuture<'static, ()>> = None;
         let mut asking: Option<BoxFuture<'static, Option<ElicitResult>>> = None;
         let patience = if client.knows_tasks { Some(shared.options.task_after) } else { shared.options.patience };
@@ -139,7 +140,7 @@ impl Request<'_> {
                 step = poll_fn(|context| work.poll_step(shared, context)) => Poll::Ready(step),
                 () = client.gone.cancelled(), if !is_cancelled => {
                     is_cancelled = true;
-                    shared.executor.cancel(id);
+                    shared.executor.cancel(id, self.asked.caller);
                     Poll::Pending
                 }
                 Some(said) = OptionFuture::from(asking.as_mut()) => {
@@ -247,8 +248,8 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(shared: &Shared, id: ExecutionId, token: ProgressToken) -> Self {
-        Self { observer: shared.executor.observe(id), token, last: 0.0, knows_total: false }
+    fn new(observer: Observer, token: ProgressToken) -> Self {
+        Self { observer, token, last: 0.0, knows_total: false }
     }
 
     async fn next(&mut self) -> Option<ProgressNotificationParam> {

@@ -231,7 +231,8 @@ impl ServerHandler for Connection {
         context: RequestContext<RoleServer>,
     ) -> Result<(), ErrorData> {
         let task = self.task(&request.task_id, &context)?;
-        self.shared.executor.cancel(task.id);
+        let caller = self.caller(&context)?;
+        self.shared.executor.cancel(task.id, &caller);
         Ok(())
     }
 }

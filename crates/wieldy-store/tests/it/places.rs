@@ -29,7 +29,7 @@ async fn who_comes_by_another_way_takes_nobody_for_dead() {
     let other = at(&link).journal(&JournalOptions::default()).unwrap();
     let (call, _) = store.show(task).unwrap().unwrap();
     assert_eq!(call.status, "running", "its executor lives");
-    first.cancel(task);
+    first.cancel(task, &wieldy_core::Caller::local());
     assert!(first.call(Call::new("write", json!({}))).await.is_success());
     first.wait(task, &wieldy_core::Caller::local()).await;
     assert_eq!(journal.trouble(), None);

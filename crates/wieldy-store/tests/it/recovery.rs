@@ -213,7 +213,7 @@ async fn the_calls_of_an_executor_that_lives_are_left_alone(place: Place) {
     drop(second);
     let row = place.store().show(task).unwrap().unwrap().0;
     assert_eq!((row.status.as_str(), row.completed_at), ("running", None));
-    first.executor.cancel(task);
+    first.executor.cancel(task, &Caller::local());
     first.executor.wait(task, &Caller::local()).await.unwrap();
     first.journal.flush().await.unwrap();
     drop(first);

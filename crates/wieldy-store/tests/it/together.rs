@@ -82,7 +82,7 @@ async fn what_comes_too_late_from_one_taken_for_dead_does_no_harm(place: Place) 
     place.sql("UPDATE instances SET ended_at = seen_at");
     let (next, _) = executor(&store, [Puppet::writing("wait", Act::Echo)]);
     // It comes to an end, which nobody can write down any more; its caller is told all the same.
-    late.cancel(task);
+    late.cancel(task, &Caller::local());
     let told = late.wait(task, &Caller::local()).await.unwrap();
     assert_eq!(told.status, wieldy_core::Status::Cancelled);
     assert!(journal.flush().await.is_err() && journal.trouble().is_some());

@@ -62,7 +62,7 @@ async fn live_through(place: &Place, begin: impl AsyncFnOnce(), what: &str, end:
     let refused = living.executor.call(Call::new("write", json!({"n": 3}))).await;
     assert_eq!((refused.error.unwrap().code, written.runs()), (Code::JournalFailed, 1));
     // What runs goes on, and its caller gets the answer.
-    living.executor.cancel(running);
+    living.executor.cancel(running, &Caller::local());
     let told = living.executor.wait(running, &Caller::local()).await.unwrap();
     assert_eq!((told.status, told.text()), (Status::Cancelled, "printed".to_owned()));
     end().await;

@@ -52,7 +52,7 @@ async fn what_is_dropped_is_recorded_and_the_rest_is_still_provable(place: Place
     let text = Query { text: Some("write".into()), ..Query::default() };
     assert_eq!(store.search(&text, 100).unwrap().executions.len(), 5, "their words are gone too");
 
-    first.executor.cancel(open);
+    first.executor.cancel(open, &Caller::local());
     first.executor.wait(open, &Caller::local()).await.unwrap();
     first.journal.flush().await.unwrap();
     drop(first);
@@ -145,7 +145,7 @@ async fn the_row_of_a_call_whose_opening_was_dropped_is_still_compared(place: Pl
     let first = living(&place);
     let long = first.executor.spawn(Call::new("wait", json!({})));
     write(&first, 20).await;
-    first.executor.cancel(long);
+    first.executor.cancel(long, &Caller::local());
     first.executor.wait(long, &Caller::local()).await.unwrap();
     write(&first, 20).await;
     first.journal.flush().await.unwrap();

@@ -29,7 +29,7 @@ pub(super) async fn run_command_into(
         Ended::Code(code) => json!({ "exit_code": code }),
         Ended::Signal(signal) => json!({ "exit_code": null, "signal": signal }),
     });
-    outcome.usage = Some(usage);
+    outcome.usage = Some(Box::new(usage));
     outcome.sandbox = Some(sandbox);
     if run.stop().is_cancelled() {
         outcome.partial = true;

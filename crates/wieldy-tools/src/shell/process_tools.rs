@@ -87,7 +87,7 @@ pub(super) fn answer(process: &Process, run: &Run) -> Outcome {
     structured["lost_bytes"] = lost.into();
     outcome.content.push(Content::text(format!("[{told}]\n")));
     if let State::Ended(exit) = &state {
-        outcome.usage = Some(exit.usage);
+        outcome.usage = Some(Box::new(exit.usage));
         outcome.sandbox = Some(exit.sandbox.clone());
     }
     outcome.structured(structured)

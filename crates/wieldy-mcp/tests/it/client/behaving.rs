@@ -92,7 +92,7 @@ async fn a_call_that_is_cancelled_is_cancelled_at_the_server() {
     let stage = Stage::of("silent").await;
     let id = stage.world.executor.spawn(call("echo", "never"));
     stage.until_noted("called echo").await;
-    assert_eq!(stage.world.executor.cancel(id), 1);
+    assert_eq!(stage.world.executor.cancel(id, &Caller::local()), 1);
     let result = stage.world.executor.wait(id, &Caller::local()).await.unwrap();
     assert_eq!(result.status, Status::Cancelled);
     stage.until_noted("cancelled").await;

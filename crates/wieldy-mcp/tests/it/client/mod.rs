@@ -83,7 +83,7 @@ impl Stage {
     /// The error of a call that must fail, without what differs from run to run.
     pub(crate) async fn error(&self, tool: &str) -> CallError {
         let result = self.call(tool, "hi").await;
-        result.error.unwrap_or_else(|| panic!("it should have failed: {:?}", result.content))
+        *result.error.unwrap_or_else(|| panic!("it should have failed: {:?}", result.content))
     }
 
     /// Everything the server noted, in order.

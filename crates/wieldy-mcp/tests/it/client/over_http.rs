@@ -225,7 +225,7 @@ async fn a_call_that_is_cancelled_or_dropped_is_over_at_the_server_too() {
         let stage = server.stage().await;
         let id = stage.world.executor.spawn(call("wait", "x"));
         until(|| server.notes() == ["called wait"]).await;
-        assert_eq!(stage.world.executor.cancel(id), 1);
+        assert_eq!(stage.world.executor.cancel(id, &Caller::local()), 1);
         let result = stage.world.executor.wait(id, &Caller::local()).await.unwrap();
         assert_eq!(result.status, Status::Cancelled);
         until(|| server.notes() == ["called wait", "gone"]).await;

@@ -305,7 +305,7 @@ async fn a_call_that_becomes_a_task_elsewhere_is_followed_to_its_end() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(outer.executor.cancel(id), 1);
+    assert_eq!(outer.executor.cancel(id, &Caller::local()), 1);
     assert_eq!(outer.executor.wait(id, &Caller::local()).await.unwrap().status, Status::Cancelled);
     let cancelled = || inner.events().iter().any(|event| event.body.name() == "tool.call.cancelled");
     for _ in 0..200 {
