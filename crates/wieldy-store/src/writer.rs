@@ -25,8 +25,11 @@ use crate::upkeep::Retention;
 const GROUP_MAX: usize = 1024;
 /// How many events may wait to be written before those who cause them have to wait too.
 const BEHIND: usize = 16 * GROUP_MAX;
-/// How long what nobody waits for may wait for others to be written with.
-const LINGER: Duration = Duration::from_millis(5);
+/// How long what nobody waits for may wait for others to be written with: a group costs the same pages of the indexes, however
+/// many records are in it.
+const LINGER: Duration = Duration::from_millis(20);
+/// How long those who wait may be kept waiting for others.
+const TOGETHER: Duration = Duration::from_millis(5);
 /// How many bytes of records are held while they cannot be written; what comes then is refused.
 const HELD_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// How often to look after the history, and how long to wait for something to happen.
@@ -354,7 +357,7 @@ impl Writer {
             // Those who were told just now come back at once, most of them: alone, the first would make the others wait.
             let patience = match queue.waiting.len() {
                 0 => LINGER,
-                waiting if waiting < self.pace.told => self.pace.took.mul_f64(0.25).min(LINGER),
+                waiting if waiting < self.pace.told => self.pace.took.mul_f64(0.25).min(TOGETHER),
                 _ => break,
             };
             let left = patience.saturating_sub(began.elapsed());

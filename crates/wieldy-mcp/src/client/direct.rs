@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::{FutureExt, Stream, StreamExt};
+use futures_util::StreamExt;
 use rmcp::model::{
     ClientCapabilities, ClientConfig, ClientRequest, Implementation, PingRequest, ProtocolVersion, Tool,
 };
@@ -28,9 +28,6 @@ use super::{events, http};
 
 /// The number of the first call; the SDK, which begins at zero, never comes so far.
 const FIRST: i64 = 1_000_000_000;
-/// How long a stream may go on after the answer, so that its connection can be used again.
-const LINGER_MAX: Duration = Duration::from_millis(50);
-
 /// The calls to one server.
 pub(super) struct Direct {
     wire: Wire,
@@ -140,7 +137,8 @@ impl Direct {
 
     /// Waits for the answer among the events of a stream. One that breaks is asked for again where the server said how.
     async fn listen(&self, response: Response, way: &Way, number: i64) -> Result<Answer, Failure> {
-        let (mut stream, mut place) = (Box::pin(wire::events(response)), Place::default());
+        let (mut enough, mut place) = (response.body().enough(), Place::default());
+        let mut stream = Box::pin(wire::events(response));
         loop {
             let event = match stream.next().await {
                 Some(Ok(event)) => event,
@@ -148,6 +146,7 @@ impl Direct {
                 broken => {
                     let response = self.resume(way, &mut place, broken.is_none()).await;
                     let response = response.ok_or_else(|| Failure::transport("the connection is closed"))?;
+                    enough = response.body().enough();
                     stream = Box::pin(wire::events(response));
                     continue;
                 }
@@ -155,7 +154,8 @@ impl Direct {
             let Some(data) = place.note(event) else { continue };
             match Message::read(data.as_bytes(), number) {
                 Message::Answer(answer) => {
-                    linger(stream);
+                    // Its connection can be used again when the server has ended the stream.
+                    enough.store(true, Ordering::Relaxed);
                     return answer;
                 }
                 Message::Other(message) => self.waiting.overhear(*message).await,
@@ -202,14 +202,6 @@ impl Place {
         self.last = event.id.or_else(|| self.last.take());
         event.data.filter(|_| matches!(event.event.as_deref(), None | Some("" | "message")))
     }
-}
-
-/// Reads on until the server has ended the stream: only then can its connection be used again.
-fn linger(mut stream: impl Stream + Unpin + Send + 'static) {
-    if let Some(None) = stream.next().now_or_never() {
-        return;
-    }
-    tokio::spawn(tokio::time::timeout(LINGER_MAX, async move { while stream.next().await.is_some() {} }));
 }
 
 #[derive(Serialize)]

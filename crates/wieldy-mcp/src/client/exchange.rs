@@ -1,27 +1,19 @@
 //! One request of HTTP and its answer: over connections that are kept, with bounds for all that is read. What never reached the
 //! server is told apart from what may have.
 
-use std::pin::Pin;
-use std::sync::OnceLock;
-use std::task::{Context, Poll};
-use std::time::Duration;
+use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::Stream;
-use http::{StatusCode, Uri, header};
+use http::uri::PathAndQuery;
+use http::{HeaderValue, StatusCode, Uri, header};
 use http_body::Body as _;
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use reqwest::Url;
-use tower_service::Service;
 
 use super::events;
 use super::failure::{Failure, http_status};
-use super::http::{CONNECT_TIMEOUT, tls};
+use super::line::{Body, Lines};
 
 /// How large one message may be.
 pub(super) const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -29,49 +21,51 @@ pub(super) const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
 const COMPLAINT_BYTES_MAX: usize = 64 * 1024;
 /// How often a request is sent elsewhere within the server.
 const HOPS_MAX: usize = 3;
-/// How long a connection that nobody needs is kept.
-const IDLE_MAX: Duration = Duration::from_secs(90);
-/// When the other end of a connection that says nothing is asked whether it is still there, how often, and until when it must
-/// have taken what was sent.
-const ALIVE_AFTER: Duration = Duration::from_secs(15);
-const ALIVE_TRIES: u32 = 3;
-const TAKEN_WITHIN: Duration = Duration::from_secs(30);
 
 pub(super) type Request = http::Request<Full<Bytes>>;
-pub(super) type Response = http::Response<Incoming>;
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub(super) type Response = http::Response<Body>;
 
-/// Where a server is, in both forms that are needed.
+/// Where a server is, and the connections to it.
 pub(super) struct Place {
     url: Url,
     uri: Uri,
+    /// The name that it is asked for by.
+    host: HeaderValue,
+    lines: Arc<Lines>,
 }
 
 impl Place {
     pub(super) fn new(url: Url) -> Result<Self, String> {
-        let uri = url.as_str().parse().map_err(|error| format!("`{url}` is no address: {error}"))?;
-        Ok(Self { url, uri })
+        let uri: Uri = url.as_str().parse().map_err(|error| format!("`{url}` is no address: {error}"))?;
+        // Without the name and password that some addresses have.
+        let host = uri.authority().map_or("", |whole| whole.as_str().rsplit('@').next().unwrap_or_default());
+        let host = HeaderValue::from_str(host).map_err(|_| format!("`{url}` is no address"))?;
+        Ok(Self { url, uri, host, lines: Arc::default() })
     }
 
     /// Sends the request that `make` makes. It is followed to where the server sends it within itself if that keeps the message
     /// whole: others must not get what is sent along.
     pub(super) async fn send(&self, make: impl Fn() -> Request) -> Result<Response, Failure> {
-        let client = client().map_err(|why| Failure::Configuration(why.into()))?;
-        let mut request = make();
-        *request.uri_mut() = self.uri.clone();
-        let response = client.request(request).await.map_err(|error| unsent(&error))?;
+        let response = self.send_to(&self.uri, &make).await?;
         match response.status().is_redirection() {
-            true => Box::pin(self.follow(client, make, response)).await,
+            true => Box::pin(self.follow(make, response)).await,
             false => Ok(response),
         }
     }
 
-    async fn follow(
-        &self,
-        client: &Client,
-        make: impl Fn() -> Request,
-        mut response: Response,
-    ) -> Result<Response, Failure> {
+    /// Sends a request to some place within the server.
+    async fn send_to(&self, uri: &Uri, make: impl Fn() -> Request) -> Result<Response, Failure> {
+        let path = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+        let make = || {
+            let mut request = make();
+            *request.uri_mut() = path.clone().into();
+            request.headers_mut().insert(header::HOST, self.host.clone());
+            request
+        };
+        self.lines.send(uri, make).await
+    }
+
+    async fn follow(&self, make: impl Fn() -> Request, mut response: Response) -> Result<Response, Failure> {
         let mut here = self.url.clone();
         for hop in 0.. {
             let status = response.status();
@@ -89,9 +83,7 @@ impl Place {
             };
             // The connection is used again only when all was read.
             glimpse(response).await;
-            let mut request = make();
-            *request.uri_mut() = uri;
-            response = client.request(request).await.map_err(|error| unsent(&error))?;
+            response = self.send_to(&uri, &make).await?;
             here = next;
         }
         Ok(response)
@@ -108,19 +100,8 @@ fn redirected(status: StatusCode, here: &Url, next: Option<&Url>) -> Failure {
     Failure::Configuration(format!("it redirects to {place} by {status}, which is not followed").into())
 }
 
-/// Why a request has no answer, without its address: that may hold a secret.
-fn unsent(error: &legacy::Error) -> Failure {
-    let innermost = innermost(error);
-    match error.is_connect() {
-        true if innermost.is::<tokio::time::error::Elapsed>() => {
-            Failure::unreached("no connection could be made in time")
-        }
-        true => Failure::unreached(format!("no connection could be made: {innermost}")),
-        false => Failure::transport(format!("the connection broke: {innermost}")),
-    }
-}
-
-fn innermost<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std::error::Error + 'static) {
+/// What an error came from.
+pub(super) fn innermost<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std::error::Error + 'static) {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
         innermost = source;
@@ -156,7 +137,7 @@ pub(super) async fn read(response: Response) -> Result<Bytes, Failure> {
 }
 
 /// The next piece of an answer.
-async fn piece(body: &mut Incoming) -> Result<Option<Bytes>, Failure> {
+async fn piece(body: &mut Body) -> Result<Option<Bytes>, Failure> {
     while let Some(frame) = body.frame().await {
         match frame.map(http_body::Frame::into_data) {
             Ok(Ok(piece)) => return Ok(Some(piece)),
@@ -184,45 +165,4 @@ pub(super) async fn glimpse(response: Response) -> Vec<u8> {
 /// The pieces of an answer that has no end that is known.
 pub(super) fn pieces(response: Response) -> impl Stream<Item = Result<Bytes, hyper::Error>> + Send + 'static {
     response.into_body().into_data_stream()
-}
-
-type Client = legacy::Client<Connector, Full<Bytes>>;
-
-/// The client of all servers; it keeps connections for the next request.
-fn client() -> Result<&'static Client, &'static str> {
-    static CLIENT: OnceLock<Result<Client, String>> = OnceLock::new();
-    let make = || {
-        let mut plain = HttpConnector::new();
-        plain.enforce_http(false);
-        plain.set_nodelay(true);
-        plain.set_keepalive(Some(ALIVE_AFTER));
-        plain.set_keepalive_interval(Some(ALIVE_AFTER));
-        plain.set_keepalive_retries(Some(ALIVE_TRIES));
-        #[cfg(target_os = "linux")]
-        plain.set_tcp_user_timeout(Some(TAKEN_WITHIN));
-        let secure = HttpsConnectorBuilder::new().with_tls_config(tls()?).https_or_http().enable_http1();
-        let mut builder = legacy::Client::builder(TokioExecutor::new());
-        builder.pool_timer(TokioTimer::new()).pool_idle_timeout(IDLE_MAX);
-        Ok(builder.build(Connector(secure.wrap_connector(plain))))
-    };
-    CLIENT.get_or_init(make).as_ref().map_err(String::as_str)
-}
-
-/// Makes connections, or gives up in time.
-#[derive(Clone)]
-struct Connector(HttpsConnector<HttpConnector>);
-
-impl Service<Uri> for Connector {
-    type Response = <HttpsConnector<HttpConnector> as Service<Uri>>::Response;
-    type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.0.poll_ready(context)
-    }
-
-    fn call(&mut self, to: Uri) -> Self::Future {
-        let made = tokio::time::timeout(CONNECT_TIMEOUT, self.0.call(to));
-        Box::pin(async { made.await? })
-    }
 }

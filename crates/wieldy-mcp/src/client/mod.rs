@@ -10,6 +10,7 @@ mod exchange;
 mod failure;
 mod http;
 pub mod import;
+mod line;
 mod login;
 mod pins;
 mod settings;

@@ -1,0 +1,233 @@
+//! Connections to one server. Whoever sends a request moves its connection along himself, until the answer is read: there is no
+//! task in between that would have to be woken. Connections that nobody uses are kept for a while.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::Uri;
+use http_body::{Body as _, Frame, SizeHint};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{Connection, SendRequest, handshake};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tower_service::Service;
+
+use super::exchange::{Request, Response, innermost};
+use super::failure::Failure;
+use super::http::{CONNECT_TIMEOUT, tls};
+
+/// How long a connection that nobody needs is kept, and how many.
+const IDLE_MAX: Duration = Duration::from_secs(90);
+const KEPT_MAX: usize = 64;
+/// How long the rest of an answer that nobody needs may take, for its connection to be used again.
+const REST_MAX: Duration = Duration::from_millis(50);
+/// When the other end of a connection that says nothing is asked whether it is still there, how often, and until when it must
+/// have taken what was sent.
+const ALIVE_AFTER: Duration = Duration::from_secs(15);
+const ALIVE_TRIES: u32 = 3;
+const TAKEN_WITHIN: Duration = Duration::from_secs(30);
+
+type Io = MaybeHttpsStream<TokioIo<TcpStream>>;
+
+/// One connection, over which one request goes at a time.
+struct Line {
+    sender: SendRequest<Full<Bytes>>,
+    connection: Pin<Box<Connection<Io, Full<Bytes>>>>,
+    has_ended: bool,
+}
+
+impl Line {
+    async fn new(to: Uri) -> Result<Self, Failure> {
+        let mut connector = connector().map_err(|why| Failure::Configuration(why.into()))?.clone();
+        let made = tokio::time::timeout(CONNECT_TIMEOUT, connector.call(to)).await;
+        let io = made.map_err(|_| Failure::unreached("no connection could be made in time"))?;
+        let io = io.map_err(|error| {
+            Failure::unreached(format!("no connection could be made: {}", innermost(error.as_ref())))
+        })?;
+        let (sender, connection) = handshake(io).await.map_err(|error| broken(&error))?;
+        Ok(Self { sender, connection: Box::pin(connection), has_ended: false })
+    }
+
+    /// Moves it along.
+    fn advance(&mut self, context: &mut Context<'_>) {
+        // Why it ended is told with what it ended: the request, or the answer.
+        self.has_ended = self.has_ended || self.connection.as_mut().poll(context).is_ready();
+    }
+
+    /// Whether a request can be sent.
+    fn is_ready(&mut self) -> bool {
+        self.advance(&mut Context::from_waker(Waker::noop()));
+        !self.has_ended && self.sender.is_ready()
+    }
+
+    async fn send(&mut self, request: Request) -> hyper::Result<http::Response<Incoming>> {
+        let mut answer = pin!(self.sender.send_request(request));
+        poll_fn(|context| {
+            self.advance(context);
+            answer.as_mut().poll(context)
+        })
+        .await
+    }
+}
+
+/// Why a request that was sent has no answer, without its address: that may hold a secret.
+fn broken(error: &hyper::Error) -> Failure {
+    Failure::transport(format!("the connection broke: {}", innermost(error)))
+}
+
+/// The connections to one server that nobody uses.
+#[derive(Default)]
+pub(super) struct Lines {
+    kept: Mutex<Vec<Kept>>,
+}
+
+struct Kept {
+    line: Line,
+    /// What nobody needs of the last answer.
+    rest: Option<Incoming>,
+    since: Instant,
+}
+
+impl Kept {
+    /// Whether it will never be of use, may be later, or is now: nothing, false or true.
+    fn is_of_use(&mut self) -> Option<bool> {
+        let mut context = Context::from_waker(Waker::noop());
+        if self.since.elapsed() > IDLE_MAX {
+            return None;
+        }
+        while let Some(rest) = &mut self.rest {
+            self.line.advance(&mut context);
+            match Pin::new(rest).poll_frame(&mut context) {
+                Poll::Ready(Some(Ok(_))) => {}
+                Poll::Ready(Some(Err(_))) => return None,
+                Poll::Ready(None) => self.rest = None,
+                Poll::Pending => return (self.since.elapsed() < REST_MAX).then_some(false),
+            }
+        }
+        self.line.is_ready().then_some(true)
+    }
+}
+
+impl Lines {
+    /// Sends a request. One that finds its connection closed, so that it never went out, takes another.
+    pub(super) async fn send(self: &Arc<Self>, to: &Uri, make: impl Fn() -> Request) -> Result<Response, Failure> {
+        while let Some(mut line) = self.take() {
+            match line.send(make()).await {
+                Ok(answer) => return Ok(self.whole(answer, line)),
+                Err(error) if error.is_canceled() => {}
+                Err(error) => return Err(broken(&error)),
+            }
+        }
+        let mut line = Box::pin(Line::new(to.clone())).await?;
+        let answer = line.send(make()).await.map_err(|error| broken(&error))?;
+        Ok(self.whole(answer, line))
+    }
+
+    fn whole(self: &Arc<Self>, answer: http::Response<Incoming>, line: Line) -> Response {
+        answer.map(|incoming| {
+            let rest = Some((line, incoming));
+            Body { rest, lines: Arc::clone(self), is_enough: Arc::default() }
+        })
+    }
+
+    /// One that can be used, of those that were used last.
+    fn take(&self) -> Option<Line> {
+        let mut kept = self.kept();
+        for at in (0..kept.len()).rev() {
+            match kept[at].is_of_use() {
+                Some(true) => return Some(kept.remove(at).line),
+                Some(false) => {}
+                None => drop(kept.remove(at)),
+            }
+        }
+        None
+    }
+
+    fn keep(&self, line: Line, rest: Option<Incoming>) {
+        let mut kept = self.kept();
+        kept.retain(|one| one.since.elapsed() <= IDLE_MAX);
+        if kept.len() < KEPT_MAX && !line.has_ended {
+            kept.push(Kept { line, rest, since: Instant::now() });
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Vec<Kept>> {
+        self.kept.lock().expect("no code panics while it holds the connections")
+    }
+}
+
+/// What follows the head of an answer. Read to its end, it leaves its connection to others; dropped before, it closes it, unless
+/// it was said that this is enough.
+pub(super) struct Body {
+    rest: Option<(Line, Incoming)>,
+    lines: Arc<Lines>,
+    is_enough: Arc<AtomicBool>,
+}
+
+impl Body {
+    /// By this it can be said that what was read is enough, and the rest does not matter.
+    pub(super) fn enough(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.is_enough)
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let Some((line, incoming)) = &mut self.rest else { return Poll::Ready(None) };
+        line.advance(context);
+        let frame = std::task::ready!(Pin::new(incoming).poll_frame(context));
+        if frame.is_none()
+            && let Some((mut line, _)) = self.rest.take()
+            && line.is_ready()
+        {
+            self.lines.keep(line, None);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.rest.as_ref().map_or_else(|| SizeHint::with_exact(0), |(_, incoming)| incoming.size_hint())
+    }
+}
+
+impl Drop for Body {
+    fn drop(&mut self) {
+        if let Some((line, incoming)) = self.rest.take()
+            && self.is_enough.load(Ordering::Relaxed)
+        {
+            self.lines.keep(line, Some(incoming));
+        }
+    }
+}
+
+/// What makes connections to all servers.
+fn connector() -> Result<&'static HttpsConnector<HttpConnector>, &'static str> {
+    static CONNECTOR: OnceLock<Result<HttpsConnector<HttpConnector>, String>> = OnceLock::new();
+    let make = || {
+        let mut plain = HttpConnector::new();
+        plain.enforce_http(false);
+        plain.set_nodelay(true);
+        plain.set_keepalive(Some(ALIVE_AFTER));
+        plain.set_keepalive_interval(Some(ALIVE_AFTER));
+        plain.set_keepalive_retries(Some(ALIVE_TRIES));
+        #[cfg(target_os = "linux")]
+        plain.set_tcp_user_timeout(Some(TAKEN_WITHIN));
+        let secure = HttpsConnectorBuilder::new().with_tls_config(tls()?).https_or_http().enable_http1();
+        Ok(secure.wrap_connector(plain))
+    };
+    CONNECTOR.get_or_init(make).as_ref().map_err(String::as_str)
+}
