@@ -177,7 +177,7 @@ impl Plan {
 
 /// For each call the calls whose success or result it needs: by `after` and by references in its arguments.
 fn needs(calls: &[BatchCall]) -> Result<Vec<BTreeSet<usize>>, BatchError> {
-    let mut places = HashMap::new();
+    let mut places = HashMap::with_capacity(calls.len());
     for (place, BatchCall { call, .. }) in calls.iter().enumerate() {
         if let Some(id) = &call.call_id
             && places.insert(id.as_str(), place).is_some()
@@ -350,7 +350,6 @@ impl Executor {
         flight: &Arc<BatchFlight>,
         max_concurrency: usize,
     ) -> (Vec<ToolResult>, usize) {
-        let ids: Vec<Option<String>> = batch.calls.iter().map(|member| member.call.call_id.clone()).collect();
         let mut calls: Vec<Option<Call>> = batch.calls.into_iter().map(|member| Some(member.call)).collect();
         let mut results: Vec<Option<ToolResult>> = calls.iter().map(|_| None).collect();
         let mut open: VecDeque<usize> = (0..calls.len()).collect();
@@ -362,7 +361,7 @@ impl Executor {
                 let mut call = calls[place].take().expect("a call is begun once");
                 call.caller = Arc::clone(&batch.caller);
                 let stopped_by = failed.filter(|_| batch.stop_on_error);
-                match bind(&mut call, &plan.needs[place], &ids, &results, stopped_by, flight) {
+                match bind(&mut call, &plan.needs[place], &results, stopped_by, flight) {
                     Ok(()) => {
                         let mut walk = Box::pin(self.walk(self.open(call, Some(flight), false)));
                         // What is done at once need not be kept with those that take a while.
@@ -404,7 +403,6 @@ impl Executor {
 fn bind(
     call: &mut Call,
     needs: &BTreeSet<usize>,
-    ids: &[Option<String>],
     results: &[Option<ToolResult>],
     stopped_by: Option<usize>,
     flight: &BatchFlight,
@@ -412,7 +410,9 @@ fn bind(
     if let Some(cause) = flight.cancelled() {
         return Err(Box::new(cause.error()));
     }
-    let name = |place: usize| ids[place].clone().unwrap_or_else(|| format!("#{}", place + 1));
+    // What is named has ended, so its result says what it is called.
+    let id = |place: usize| results[place].as_ref().and_then(|result| result.call_id.as_deref());
+    let name = |place: usize| id(place).map_or_else(|| format!("#{}", place + 1), str::to_owned);
     let skipped = |why: String, because: usize| {
         let reason = CallError::new(Code::Cancelled, format!("skipped: {why}"));
         Box::new(reason.detail("cause", "skipped").detail("because_of", name(because)))
@@ -430,7 +430,7 @@ fn bind(
         return Ok(());
     }
     let by_id: HashMap<&str, &ToolResult> =
-        needs.iter().filter_map(|need| Some((ids[*need].as_deref()?, results[*need].as_ref()?))).collect();
+        needs.iter().filter_map(|need| Some((id(*need)?, results[*need].as_ref()?))).collect();
     call.arguments = Arc::new(resolved(&call.arguments, &by_id)?);
     Ok(())
 }

@@ -286,6 +286,10 @@ impl BatchFlight {
     }
 }
 
+/// How many events there may be for each call that is remembered, in batches: those of a call that succeeds at once, and one to
+/// spare.
+const EVENTS_PER_CALL: usize = 4;
+
 /// All calls and batches in flight, and the last ones that are over, for those who look late.
 pub(crate) struct Flights {
     table: Mutex<Table>,
@@ -300,6 +304,22 @@ struct Table {
     batches_over: VecDeque<BatchOver>,
     /// How many events all of these hold.
     batches_over_events: usize,
+}
+
+impl Table {
+    /// Takes away the oldest batches that are over, as long as they hold too many events, but for the last `spared` ones.
+    fn forget_batches(&mut self, events_max: usize, spared: usize) -> Vec<Arc<BatchFlight>> {
+        let mut gone = Vec::new();
+        // A batch holds the events of all its calls, so these are what is counted.
+        while self.batches_over_events > events_max
+            && self.batches_over.len() > spared
+            && let Some(oldest) = self.batches_over.pop_front()
+        {
+            self.batches_over_events -= oldest.events;
+            gone.extend(self.batches.remove(&oldest.id));
+        }
+        gone
+    }
 }
 
 struct BatchOver {
@@ -338,8 +358,13 @@ impl Flights {
         self.lock().calls.insert(flight.id, flight);
     }
 
+    /// Takes in a batch. One that is over and too large to be remembered for long goes now, so that the new one finds its room.
     pub(crate) fn add_batch(&self, batch: Arc<BatchFlight>) {
-        self.lock().batches.insert(batch.id, batch);
+        let mut table = self.lock();
+        let gone = table.forget_batches(self.over_max * EVENTS_PER_CALL, 0);
+        table.batches.insert(batch.id, batch);
+        drop(table);
+        drop(gone);
     }
 
     /// Moves a call to those that are over, and forgets the oldest of them.
@@ -353,22 +378,15 @@ impl Flights {
         }
     }
 
-    /// Moves a batch to those that are over, and forgets the oldest of them.
+    /// Moves a batch to those that are over, and forgets the oldest of them. The last one is remembered however large it is.
     pub(crate) fn batch_over(&self, id: BatchId) {
-        /// Those of a call that succeeds at once, and one to spare.
-        const EVENTS_PER_CALL: usize = 4;
         let mut table = self.lock();
         let events = table.batches.get(&id).map_or(0, |batch| batch.log.len());
         table.batches_over.push_back(BatchOver { id, events });
         table.batches_over_events += events;
-        // A batch holds the events of all its calls, so these are what is counted. The last one is always remembered.
-        while table.batches_over_events > self.over_max * EVENTS_PER_CALL
-            && table.batches_over.len() > 1
-            && let Some(oldest) = table.batches_over.pop_front()
-        {
-            table.batches_over_events -= oldest.events;
-            table.batches.remove(&oldest.id);
-        }
+        let gone = table.forget_batches(self.over_max * EVENTS_PER_CALL, 1);
+        drop(table);
+        drop(gone);
     }
 
     pub(crate) fn call(&self, id: ExecutionId) -> Option<Arc<Flight>> {
@@ -434,6 +452,9 @@ mod tests {
         let flights = Flights::new(2);
         let large = ended(&flights, 100);
         assert_eq!(known(&flights, &[large]), [true]);
+        let next = Arc::new(BatchFlight::new(Arc::new(Caller::local())));
+        flights.add_batch(Arc::clone(&next));
+        assert_eq!(known(&flights, &[large, next.id]), [false, true], "until another begins");
         let small = ended(&flights, 0);
         assert_eq!(known(&flights, &[large, small]), [false, true]);
         let others: Vec<BatchId> = (0..8).map(|_| ended(&flights, 1)).collect();

@@ -446,3 +446,48 @@ async fn calls_that_are_answered_by_streams_go_over_one_connection() {
     assert_eq!(accepted.load(Ordering::Relaxed) - before, 0);
     serving.abort();
 }
+
+/// A server that closes each connection after one answer and does not say so: the next request does not go out over it.
+#[tokio::test]
+async fn a_connection_that_the_server_closed_is_not_used_again() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(one_answer(stream));
+        }
+    });
+    let stage = Stage::at(format!("http://{address}/mcp")).await;
+    for round in 0..5 {
+        let text = format!("x{round}");
+        assert_eq!(stage.call("echo", &text).await.text(), text);
+        // Long enough for the other end to close in one round, and too short in the next.
+        tokio::time::sleep(Duration::from_millis(10 * (round % 2))).await;
+    }
+    drop(stage);
+    serving.abort();
+}
+
+async fn one_answer(mut stream: tokio::net::TcpStream) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut got = Vec::new();
+    let body = loop {
+        if stream.read_buf(&mut got).await.unwrap_or_default() == 0 {
+            return;
+        }
+        let text = String::from_utf8_lossy(&got).into_owned();
+        let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+        let length =
+            head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length: ")?.parse().ok());
+        if body.len() >= length.unwrap_or(0) {
+            break body.to_owned();
+        }
+    };
+    let message: Value = serde_json::from_str(&body).unwrap_or_default();
+    let (head, body) = well(&message).into_parts();
+    let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
+    let kind = head.headers.get("content-type").map_or("text/plain", |kind| kind.to_str().unwrap());
+    let start = format!("HTTP/1.1 {}\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n", head.status, body.len());
+    let _ = stream.write_all(&[start.as_bytes(), &body].concat()).await;
+}
