@@ -18,6 +18,8 @@ mod journal_floor;
 #[cfg(feature = "bench")]
 mod mcp;
 #[cfg(feature = "bench")]
+mod mcp_servers;
+#[cfg(feature = "bench")]
 mod memory;
 #[cfg(feature = "bench")]
 mod ours;
@@ -125,10 +127,10 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
         bail!("this is a debug build; use `cargo xtask bench`");
     }
     if inner.echo {
-        return mcp::serve_echo();
+        return mcp_servers::serve_echo();
     }
     if let Some(folder) = &inner.own {
-        return mcp::serve_own(folder);
+        return mcp_servers::serve_own(folder);
     }
     if let Some(memory) = inner.memory {
         println!("{}", memory::measure(memory)?);

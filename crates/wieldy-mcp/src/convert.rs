@@ -173,4 +173,13 @@ mod tests {
         let odd = Content::Resource { resource: json!({"odd": true}) };
         assert_eq!(block(odd), ContentBlock::text(r#"{"odd":true}"#));
     }
+
+    #[test]
+    fn bytes_become_text_as_everywhere() {
+        let pairs =
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("\u{ff}>?", "w78+Pw==")];
+        for (bytes, text) in pairs {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+    }
 }

@@ -104,7 +104,8 @@ pub(crate) async fn read(shared: &Shared, caller: Arc<Caller>, uri: String) -> R
         // A part may begin and end within a character; that is no reason to give bytes for text.
         Err(bytes) => match text_within(bytes.as_bytes()).filter(|_| !is_whole) {
             Some(text) => ResourceContents::text(text, uri),
-            None => ResourceContents::blob(base64(bytes.as_bytes()), uri).with_mime_type("application/octet-stream"),
+            None => ResourceContents::blob(convert::base64(bytes.as_bytes()), uri)
+                .with_mime_type("application/octet-stream"),
         },
     };
     let mut result = ReadResourceResult::new(vec![contents.with_meta(meta)]);
@@ -156,32 +157,9 @@ fn text_within(bytes: &[u8]) -> Option<String> {
     }
 }
 
-/// Bytes as text, as MCP wants them.
-fn base64(bytes: &[u8]) -> String {
-    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for three in bytes.chunks(3) {
-        let bits = three.iter().chain([0; 2].iter()).take(3).fold(0_u32, |bits, byte| bits << 8 | u32::from(*byte));
-        for place in 0..4 {
-            let digit = DIGITS[(bits >> (18 - 6 * place)) as usize & 63];
-            text.push(if place <= three.len() { char::from(digit) } else { '=' });
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn bytes_become_text_as_everywhere() {
-        let pairs =
-            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("\u{ff}>?", "w78+Pw==")];
-        for (bytes, text) in pairs {
-            assert_eq!(base64(bytes.as_bytes()), text);
-        }
-    }
 
     #[test]
     fn a_part_of_a_text_is_text_and_other_bytes_are_none() {
