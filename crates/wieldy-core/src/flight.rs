@@ -381,7 +381,8 @@ impl Flights {
     /// Moves a batch to those that are over, and forgets the oldest of them. The last one is remembered however large it is.
     pub(crate) fn batch_over(&self, id: BatchId) {
         let mut table = self.lock();
-        let events = table.batches.get(&id).map_or(0, |batch| batch.log.len());
+        // One without any is remembered as well, and counts.
+        let events = table.batches.get(&id).map_or(0, |batch| batch.log.len()).max(1);
         table.batches_over.push_back(BatchOver { id, events });
         table.batches_over_events += events;
         let gone = table.forget_batches(self.over_max * EVENTS_PER_CALL, 1);
@@ -457,8 +458,10 @@ mod tests {
         assert_eq!(known(&flights, &[large, next.id]), [false, true], "until another begins");
         let small = ended(&flights, 0);
         assert_eq!(known(&flights, &[large, small]), [false, true]);
-        let others: Vec<BatchId> = (0..8).map(|_| ended(&flights, 1)).collect();
+        let others: Vec<BatchId> = (0..7).map(|_| ended(&flights, 1)).collect();
         assert_eq!(known(&flights, &[small]), [true], "what went is not counted any more");
-        assert_eq!(known(&flights, &others), [true; 8]);
+        assert_eq!(known(&flights, &others), [true; 7]);
+        ended(&flights, 0);
+        assert_eq!(known(&flights, &[small]), [false], "one without events counts too");
     }
 }

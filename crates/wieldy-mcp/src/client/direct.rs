@@ -28,6 +28,10 @@ use super::{events, http};
 
 /// The number of the first call; the SDK, which begins at zero, never comes so far.
 const FIRST: i64 = 1_000_000_000;
+/// How often a stream is asked for more that brings nothing, and how long a server can have us wait for that.
+const IN_VAIN_MAX: usize = 20;
+const RETRY_MAX: Duration = Duration::from_secs(30);
+
 /// The calls to one server.
 pub(super) struct Direct {
     wire: Wire,
@@ -151,6 +155,7 @@ impl Direct {
                     continue;
                 }
             };
+            place.in_vain = 0;
             let Some(data) = place.note(event) else { continue };
             match Message::read(data.as_bytes(), number) {
                 Message::Answer(answer) => {
@@ -166,7 +171,8 @@ impl Direct {
 
     /// What follows on a stream that broke, or that the server ended for now. Nothing where it cannot be had.
     async fn resume(&self, way: &Way, place: &mut Place, has_ended: bool) -> Option<Response> {
-        let last = place.last.as_deref()?;
+        place.in_vain += 1;
+        let last = place.last.as_deref().filter(|_| place.in_vain <= IN_VAIN_MAX)?;
         let patience = http::resume();
         let mut wait = if has_ended { place.retry.take().or_else(|| patience.retry(0)) } else { None };
         for times in 1.. {
@@ -193,12 +199,14 @@ struct Place {
     last: Option<String>,
     /// How long the server wants to be left alone before it is asked for more.
     retry: Option<Duration>,
+    /// How often it was asked for more since anything came.
+    in_vain: usize,
 }
 
 impl Place {
     /// Notes an event; what it says, if it is a message.
     fn note(&mut self, event: Sse) -> Option<String> {
-        self.retry = event.retry.map(Duration::from_millis).or(self.retry);
+        self.retry = event.retry.map(|wait| Duration::from_millis(wait).min(RETRY_MAX)).or(self.retry);
         self.last = event.id.or_else(|| self.last.take());
         event.data.filter(|_| matches!(event.event.as_deref(), None | Some("" | "message")))
     }

@@ -4,7 +4,7 @@
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
+use tokio::runtime::Handle;
 use tower_service::Service;
 
 use super::exchange::{Request, Response, innermost};
@@ -27,6 +28,8 @@ use super::http::{CONNECT_TIMEOUT, tls};
 /// How long a connection that nobody needs is kept, and how many.
 const IDLE_MAX: Duration = Duration::from_secs(90);
 const KEPT_MAX: usize = 64;
+/// How often those are looked at that nobody needs.
+const TIDY_EVERY: Duration = Duration::from_secs(5);
 /// How long the rest of an answer that nobody needs may take, for its connection to be used again.
 const REST_MAX: Duration = Duration::from_millis(50);
 /// When the other end of a connection that says nothing is asked whether it is still there, how often, and until when it must
@@ -40,8 +43,8 @@ type Io = MaybeHttpsStream<TokioIo<TcpStream>>;
 /// One connection, over which one request goes at a time.
 struct Line {
     sender: SendRequest<Full<Bytes>>,
-    connection: Pin<Box<Connection<Io, Full<Bytes>>>>,
-    has_ended: bool,
+    /// Nothing once it has ended. Dropping it is what tells whoever waits for it that nothing will come.
+    connection: Option<Pin<Box<Connection<Io, Full<Bytes>>>>>,
 }
 
 impl Line {
@@ -53,19 +56,21 @@ impl Line {
             Failure::unreached(format!("no connection could be made: {}", innermost(error.as_ref())))
         })?;
         let (sender, connection) = handshake(io).await.map_err(|error| broken(&error))?;
-        Ok(Self { sender, connection: Box::pin(connection), has_ended: false })
+        Ok(Self { sender, connection: Some(Box::pin(connection)) })
     }
 
     /// Moves it along.
     fn advance(&mut self, context: &mut Context<'_>) {
         // Why it ended is told with what it ended: the request, or the answer.
-        self.has_ended = self.has_ended || self.connection.as_mut().poll(context).is_ready();
+        if self.connection.as_mut().is_some_and(|connection| connection.as_mut().poll(context).is_ready()) {
+            self.connection = None;
+        }
     }
 
     /// Whether a request can be sent.
     fn is_ready(&mut self) -> bool {
         self.advance(&mut Context::from_waker(Waker::noop()));
-        !self.has_ended && self.sender.is_ready()
+        self.connection.is_some() && self.sender.is_ready()
     }
 
     async fn send(&mut self, request: Request) -> hyper::Result<http::Response<Incoming>> {
@@ -127,8 +132,11 @@ impl Lines {
             }
         }
         let mut line = Box::pin(Line::new(to.clone())).await?;
-        let answer = line.send(make()).await.map_err(|error| broken(&error))?;
-        Ok(self.whole(answer, line))
+        match line.send(make()).await {
+            Ok(answer) => Ok(self.whole(answer, line)),
+            Err(error) if error.is_canceled() => Err(Failure::unreached("the connection was closed at once")),
+            Err(error) => Err(broken(&error)),
+        }
     }
 
     fn whole(self: &Arc<Self>, answer: http::Response<Incoming>, line: Line) -> Response {
@@ -151,16 +159,33 @@ impl Lines {
         None
     }
 
-    fn keep(&self, line: Line, rest: Option<Incoming>) {
+    fn keep(self: &Arc<Self>, line: Line, rest: Option<Incoming>) {
         let mut kept = self.kept();
-        kept.retain(|one| one.since.elapsed() <= IDLE_MAX);
-        if kept.len() < KEPT_MAX && !line.has_ended {
+        if kept.is_empty()
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn(tidy(Arc::downgrade(self)));
+        }
+        if kept.len() < KEPT_MAX && line.connection.is_some() {
             kept.push(Kept { line, rest, since: Instant::now() });
         }
     }
 
     fn kept(&self) -> MutexGuard<'_, Vec<Kept>> {
         self.kept.lock().expect("no code panics while it holds the connections")
+    }
+}
+
+/// Closes what is of no use any more, as long as there is anything.
+async fn tidy(lines: Weak<Lines>) {
+    loop {
+        tokio::time::sleep(TIDY_EVERY).await;
+        let Some(lines) = lines.upgrade() else { return };
+        let mut kept = lines.kept();
+        kept.retain_mut(|one| one.is_of_use().is_some());
+        if kept.is_empty() {
+            return;
+        }
     }
 }
 
@@ -230,4 +255,26 @@ fn connector() -> Result<&'static HttpsConnector<HttpConnector>, &'static str> {
         Ok(secure.wrap_connector(plain))
     };
     CONNECTOR.get_or_init(make).as_ref().map_err(String::as_str)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The server closes just when a request is about to go out: it is told that it did not.
+    #[tokio::test]
+    async fn a_request_over_a_connection_that_was_closed_is_told_so_at_once() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let to: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
+        let (line, accepted) = tokio::join!(Line::new(to), listener.accept());
+        let mut line = line.unwrap();
+        assert!(line.is_ready());
+        drop(accepted);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let request = Request::new(Full::default());
+        let sent = tokio::time::timeout(Duration::from_secs(10), line.send(request)).await;
+        let error = sent.expect("nobody waits for what will not come").expect_err("nobody is there to answer");
+        assert!(error.is_canceled(), "{error:?}");
+        assert!(!line.is_ready());
+    }
 }

@@ -17,6 +17,7 @@ use rmcp::transport::streamable_http_client::{
     AuthRequiredError, InsufficientScopeError, SseError, StreamableHttpClient, StreamableHttpError,
     StreamableHttpPostResponse as Answer,
 };
+use serde_json::Value;
 use sse_stream::Sse;
 use tokio::sync::watch;
 
@@ -326,6 +327,15 @@ impl StreamableHttpClient for Wire {
         request.headers_mut().insert(header::CONTENT_TYPE, JSON);
         *request.body_mut() = body.into();
         let heard = self.post(|| request.clone(), session_id.is_some()).await?;
+        let begins_session = match &heard {
+            Heard::Whole(_, session) => session.is_some(),
+            Heard::Events(response) => session_of(response).is_some(),
+            _ => false,
+        };
+        if is_introduction && begins_session {
+            // It may have the name of one that was forgotten.
+            self.server.way.send_replace(Arc::default());
+        }
         match (heard, id_of(&message)) {
             (Heard::Events(response), id) => {
                 let session = session_of(&response);
@@ -425,10 +435,12 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(wait.min(RETRY_AFTER_MAX))
 }
 
-/// Whether a server says that it does not know the session. Some say so by 400.
+/// Whether a server says that it does not know the session. Some say so by 400. Whoever names the request has looked into it,
+/// so that is its answer.
 fn is_forgotten(status: StatusCode, body: &[u8]) -> bool {
     let names_it = || body.to_ascii_lowercase().windows(7).any(|window| window == b"session");
-    status == StatusCode::NOT_FOUND || (status == StatusCode::BAD_REQUEST && names_it())
+    let answers = || serde_json::from_slice::<Value>(body).is_ok_and(|answer| !answer["id"].is_null());
+    (status == StatusCode::NOT_FOUND || (status == StatusCode::BAD_REQUEST && names_it())) && !answers()
 }
 
 /// What a server says that is none of MCP's errors.

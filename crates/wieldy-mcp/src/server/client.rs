@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use rmcp::RoleServer;
-use rmcp::model::{ElicitRequestParams, ElicitResult, ProgressNotificationParam, ProgressToken, ProtocolVersion};
+use rmcp::model::{
+    ClientCapabilities, ElicitRequestParams, ElicitResult, ProgressNotificationParam, ProgressToken, ProtocolVersion,
+};
 use rmcp::service::{Peer, RequestContext};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
@@ -46,7 +48,7 @@ impl Client {
     pub(crate) fn of(context: &RequestContext<RoleServer>, may_ask: bool) -> Self {
         let is_modern = is_modern(context);
         let capabilities = context.client_capabilities();
-        let asks = capabilities.as_ref().is_some_and(|client| client.elicitation.is_some());
+        let asks = capabilities.as_ref().is_some_and(can_ask);
         Self {
             is_modern,
             way: Way::of(may_ask && asks, is_modern),
@@ -98,6 +100,11 @@ impl Line {
             }
         }
     }
+}
+
+/// Whether a client can ask its user to agree. One that says no more than that it can ask has forms; pages alone will not do.
+pub(crate) fn can_ask(client: &ClientCapabilities) -> bool {
+    client.elicitation.as_ref().is_some_and(|asks| asks.form.is_some() || asks.url.is_none())
 }
 
 /// Whether the request is of revision 2026-07-28 or later.

@@ -31,10 +31,10 @@ use tokio_util::task::TaskTracker;
 use wieldy_core::Caller;
 
 use super::call::{self, Answered};
-use super::client::{Client, Line, Way};
+use super::client::{self, Client, Line, Way};
 use super::http::{Endpoint, HttpResponse};
-use super::session::Session;
-use super::stream::{Reader, Source, Stream};
+use super::session::{Noted, Session};
+use super::stream::{Ending, Reader, Source, Stream};
 
 /// After how long a client that hears nothing gets a stream, on which it is told that we are still there.
 const STREAM_AFTER: Duration = Duration::from_secs(5);
@@ -181,7 +181,7 @@ impl Plain {
                     return None;
                 }
                 let capabilities = meta.and_then(|meta| meta.client_capabilities())?;
-                (capabilities.elicitation.is_some(), capabilities.supports_tasks())
+                (client::can_ask(&capabilities), capabilities.supports_tasks())
             }
         };
         let is_modern = session.is_none();
@@ -204,15 +204,16 @@ impl Plain {
     pub(crate) async fn answer(self, endpoint: &Endpoint) -> HttpResponse {
         let Self { id, params, caller, session, client, stream, wants_greeting } = self;
         let gone = client.gone.clone();
-        if let Some(session) = &session
-            && let Err(why) = session.begin(id.clone(), gone.clone(), endpoint.shared.options.requests_max)
-        {
-            return json(written(&id, Err(ErrorData::invalid_request(why, None)), false));
-        }
-        let (shared, noted) = (Arc::clone(&endpoint.shared), session.clone());
+        let requests_max = endpoint.shared.options.requests_max;
+        let begun = session.as_ref().map(|session| session.begin(id.clone(), gone.clone(), requests_max));
+        let noted = match begun.transpose() {
+            Ok(noted) => noted,
+            Err(why) => return json(written(&id, Err(ErrorData::invalid_request(why, None)), false)),
+        };
+        let shared = Arc::clone(&endpoint.shared);
         let work = async move {
             let answered = call::answer(&shared, &caller, params, &client).await;
-            let is_wanted = noted.is_none_or(|session| session.end(&id));
+            let is_wanted = noted.is_none_or(Noted::end);
             is_wanted.then(|| written(&id, answered, client.is_modern))
         };
         // In the newest revision, hanging up is how a call is cancelled.
@@ -260,8 +261,8 @@ impl Unfinished<'_> {
     /// Goes on in a task of its own, which tells the answer on the stream.
     fn go_on(mut self, stream: Arc<Stream>, stop: CancellationToken) -> Reader {
         if let Some(work) = self.work.take() {
-            let stream = Arc::clone(&stream);
-            self.tracker.spawn(async move { stream.end(work.await.map(|answer| answer.message).as_ref()) });
+            let ending = Ending(Arc::clone(&stream));
+            self.tracker.spawn(async move { ending.0.end(work.await.map(|answer| answer.message).as_ref()) });
         }
         Reader::new(stream, stop, self.hanging_up.take())
     }

@@ -31,7 +31,7 @@ use wieldy_core::Caller;
 use super::connection::{Connection, Who};
 use super::direct::{self, Message};
 use super::session::Session;
-use super::stream::{Changes, EventId, Reader, Stream};
+use super::stream::{Changes, EventId, Reader};
 use super::{Server, Shared};
 
 /// The header that names a session.
@@ -203,8 +203,7 @@ impl Endpoint {
         caller: Arc<Caller>,
         capabilities: &ClientCapabilities,
     ) -> HttpResponse {
-        self.forget_idle();
-        if self.sessions().len() >= SESSIONS_MAX {
+        if !self.make_room() {
             return told(StatusCode::SERVICE_UNAVAILABLE, "too many sessions are open");
         }
         let response = self.rest(Request::from_parts(parts, Full::new(body))).await;
@@ -228,9 +227,11 @@ impl Endpoint {
             return told(StatusCode::NOT_ACCEPTABLE, "Not Acceptable: Client must accept text/event-stream");
         }
         if let Some(last) = headers.get(LAST_EVENT).and_then(|last| EventId::of(last.to_str().ok()?)) {
-            // Of a stream that is not kept any more there is nothing left to tell.
-            let stream = session.stream(last).unwrap_or_else(Stream::over);
-            return direct::events(Reader::new(stream, self.stop.clone(), None).after(last.at));
+            return match session.stream(last) {
+                Some(stream) => direct::events(Reader::new(stream, self.stop.clone(), None).after(last.at)),
+                // Of a stream that is not kept any more there is nothing left to tell, and nothing to come back for.
+                None => told(StatusCode::NO_CONTENT, ""),
+            };
         }
         direct::events(Changes::new(&self.shared, session.over.clone(), self.stop.clone()))
     }
@@ -245,12 +246,23 @@ impl Endpoint {
         session.close();
     }
 
-    /// Ends the sessions of which nothing was heard for long.
-    fn forget_idle(&self) {
-        let idle: Vec<Arc<Session>> = self.sessions().values().filter(|session| session.is_idle()).cloned().collect();
-        for session in idle {
-            self.forget(&session);
+    /// Ends the sessions of which nothing was heard for long. Where there are still too many, the one goes that was quiet for
+    /// longest, of whoever has the most of them. Says whether there is room now.
+    fn make_room(&self) -> bool {
+        let all: Vec<Arc<Session>> = self.sessions().values().cloned().collect();
+        let (idle, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|session| session.is_idle());
+        idle.iter().for_each(|session| self.forget(session));
+        if rest.len() < SESSIONS_MAX {
+            return true;
         }
+        let owner = |session: &Arc<Session>| (session.owner.agent.clone(), session.owner.tenant.clone());
+        let mut counts: HashMap<_, usize> = HashMap::new();
+        rest.iter().for_each(|session| *counts.entry(owner(session)).or_default() += 1);
+        let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(owner, _)| owner);
+        let theirs = rest.iter().filter(|session| Some(owner(session)) == most);
+        let oldest =
+            theirs.filter_map(|session| Some((session.quiet_since()?, session))).min_by_key(|(since, _)| *since);
+        oldest.inspect(|(_, session)| self.forget(session)).is_some()
     }
 
     fn sessions(&self) -> MutexGuard<'_, HashMap<String, Arc<Session>>> {
@@ -294,4 +306,42 @@ fn told(code: StatusCode, message: &'static str) -> HttpResponse {
     let mut response = Response::new(Full::new(Bytes::from_static(message.as_bytes())).boxed());
     *response.status_mut() = code;
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn opened(endpoint: &HttpEndpoint, caller: &Arc<Caller>) -> (StatusCode, Option<String>) {
+        let body = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18",
+            "capabilities":{},"clientInfo":{"name":"t","version":"1"}}}"#;
+        let request = Request::post("/mcp").extension(Arc::clone(caller)).header("content-type", "application/json");
+        let request = request.header("accept", "application/json, text/event-stream").header("host", "localhost");
+        let response = endpoint.handle(request.body(Full::new(Bytes::from(body))).unwrap()).await;
+        let id = response.headers().get(SESSION).map(|id| id.to_str().unwrap().to_owned());
+        (response.status(), id)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_has_the_most_sessions_loses_the_one_that_was_quiet_for_longest() {
+        let executor = wieldy_core::Executor::builder().build().unwrap();
+        let endpoint = Server::new(executor, crate::server::ServerOptions::default()).http();
+        let (ada, bob) = (Arc::new(Caller::agent("ada")), Arc::new(Caller::agent("bob")));
+        let (_, first) = opened(&endpoint, &bob).await;
+        let mut theirs = Vec::new();
+        while endpoint.inner.sessions().len() < SESSIONS_MAX {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            let (status, id) = opened(&endpoint, &ada).await;
+            theirs.push(id.unwrap_or_else(|| panic!("{status}")));
+        }
+        let (status, second) = opened(&endpoint, &bob).await;
+        assert_eq!((status, endpoint.inner.sessions().len()), (StatusCode::OK, SESSIONS_MAX));
+        let is_there = |id: &str| endpoint.inner.sessions().contains_key(id);
+        assert!(is_there(&first.unwrap()) && is_there(&second.unwrap()) && is_there(&theirs[1]));
+        assert!(!is_there(&theirs[0]), "hers is gone that was quiet for longest");
+
+        tokio::time::advance(Duration::from_secs(2 * 60 * 60)).await;
+        opened(&endpoint, &bob).await;
+        assert_eq!(endpoint.inner.sessions().len(), 1, "nothing was heard of the others for long");
+    }
 }

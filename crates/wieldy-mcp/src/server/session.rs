@@ -12,19 +12,22 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::Caller;
 
+use super::client;
 use super::stream::{EventId, Stream};
 
 /// How long a session is kept of which nothing is heard.
 const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
-/// How many streams are kept after their end, for clients that come back for the answer.
-const ENDED_MAX: usize = 4;
+/// How many streams are kept after their end, for clients that come back for the answer: of those that were read to their end,
+/// and of the others.
+const READ_MAX: usize = 4;
+const UNREAD_MAX: usize = 64;
 /// What the ids of our questions begin with.
 const QUESTION: &str = "wieldy-";
 
 /// A session.
 pub(crate) struct Session {
     /// Who began it, as the door knows it.
-    owner: Arc<Caller>,
+    pub(crate) owner: Arc<Caller>,
     /// The same, calling in this session.
     pub(crate) caller: Arc<Caller>,
     pub(crate) can_ask: bool,
@@ -38,7 +41,7 @@ pub(crate) struct Session {
 struct Open {
     heard: Instant,
     /// The calls that are not answered.
-    calls: HashMap<RequestId, CancellationToken>,
+    calls: HashMap<RequestId, (u64, CancellationToken)>,
     /// The questions that are not answered.
     questions: HashMap<u64, oneshot::Sender<Value>>,
     /// The streams that clients may come back to, oldest first.
@@ -54,7 +57,7 @@ impl Session {
             caller: Arc::new(Caller { session: Some(id), ..(*owner).clone() }),
             owner,
             over: CancellationToken::new(),
-            can_ask: capabilities.elicitation.is_some(),
+            can_ask: client::can_ask(capabilities),
             knows_tasks: capabilities.supports_tasks(),
             open: Mutex::new(Open {
                 heard: Instant::now(),
@@ -83,12 +86,16 @@ impl Session {
 
     /// Whether nothing was heard of it for too long.
     pub(crate) fn is_idle(&self) -> bool {
-        let open = self.open();
-        open.calls.is_empty() && open.heard.elapsed() > IDLE_MAX
+        self.quiet_since().is_some_and(|heard| heard.elapsed() > IDLE_MAX)
     }
 
     /// Notes a call, unless there are too many, one with this id, or nobody wants answers any more.
-    pub(crate) fn begin(&self, id: RequestId, gone: CancellationToken, calls_max: usize) -> Result<(), &'static str> {
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        id: RequestId,
+        gone: CancellationToken,
+        calls_max: usize,
+    ) -> Result<Noted, &'static str> {
         let mut open = self.open();
         if self.over.is_cancelled() {
             return Err("the session is over");
@@ -96,23 +103,35 @@ impl Session {
         if open.calls.len() >= calls_max {
             return Err("too many requests of this session are open");
         }
-        match open.calls.entry(id) {
-            std::collections::hash_map::Entry::Occupied(_) => Err("a request with this id is still open"),
-            std::collections::hash_map::Entry::Vacant(place) => {
-                place.insert(gone);
-                Ok(())
-            }
+        if open.calls.contains_key(&id) {
+            return Err("a request with this id is still open");
         }
+        let number = self.number();
+        open.calls.insert(id.clone(), (number, gone));
+        Ok(Noted { session: Arc::clone(self), id, number })
     }
 
     /// Takes a call away; says whether its answer is still wanted.
-    pub(crate) fn end(&self, id: &RequestId) -> bool {
-        self.open().calls.remove(id).is_some()
+    fn end(&self, id: &RequestId, number: u64) -> bool {
+        let mut open = self.open();
+        open.heard = Instant::now();
+        // After it was cancelled, its client may have used the id for another one.
+        let is_wanted = open.calls.get(id).is_some_and(|(known, _)| *known == number);
+        if is_wanted {
+            open.calls.remove(id);
+        }
+        is_wanted
+    }
+
+    /// When something was heard of it last, if nothing is open in it.
+    pub(crate) fn quiet_since(&self) -> Option<Instant> {
+        let open = self.open();
+        open.calls.is_empty().then_some(open.heard)
     }
 
     /// Ends a call at its client's wish, if there is one of this id.
     pub(crate) fn cancel(&self, id: &RequestId) {
-        if let Some(call) = self.open().calls.remove(id) {
+        if let Some((_, call)) = self.open().calls.remove(id) {
             call.cancel();
         }
     }
@@ -147,11 +166,26 @@ impl Session {
             return;
         }
         open.streams.push_back(Arc::clone(stream));
-        let mut ended = open.streams.iter().filter(|stream| stream.is_over()).count();
-        open.streams.retain(|stream| {
-            let is_surplus = ended > ENDED_MAX && stream.is_over();
-            ended -= usize::from(is_surplus);
-            !is_surplus
+        drop(open);
+        self.tidy();
+    }
+
+    /// Lets go of streams that have ended, where there are too many of them: the oldest first.
+    pub(crate) fn tidy(&self) {
+        let mut open = self.open();
+        let ends: Vec<Option<bool>> = open.streams.iter().map(|stream| stream.end_is_read()).collect();
+        let surplus = |is_read, max| ends.iter().filter(|end| **end == Some(is_read)).count().saturating_sub(max);
+        let (mut read, mut unread) = (surplus(true, READ_MAX), surplus(false, UNREAD_MAX));
+        let mut ends = ends.iter();
+        open.streams.retain(|_| {
+            let surplus = match ends.next().copied().flatten() {
+                None => return true,
+                Some(true) => &mut read,
+                Some(false) => &mut unread,
+            };
+            let goes = *surplus > 0;
+            *surplus -= usize::from(goes);
+            !goes
         });
     }
 
@@ -167,13 +201,33 @@ impl Session {
         self.over.cancel();
         open.questions.clear();
         open.streams.clear();
-        for (_, call) in open.calls.drain() {
+        for (_, (_, call)) in open.calls.drain() {
             call.cancel();
         }
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().expect("no code panics while it holds the session")
+    }
+}
+
+/// A call that is not answered yet. It is over when this is dropped, whatever became of it.
+pub(crate) struct Noted {
+    session: Arc<Session>,
+    id: RequestId,
+    number: u64,
+}
+
+impl Noted {
+    /// Its end; says whether the answer is still wanted.
+    pub(crate) fn end(self) -> bool {
+        self.session.end(&self.id, self.number)
+    }
+}
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        self.session.end(&self.id, self.number);
     }
 }
 
@@ -197,5 +251,50 @@ impl Question {
 impl Drop for Question {
     fn drop(&mut self) {
         self.session.open().questions.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::stream::{Reader, Source};
+    use super::*;
+
+    #[tokio::test]
+    async fn of_the_streams_that_ended_those_stay_longest_that_nobody_has_read() {
+        let session = Arc::new(Session::new(Arc::new(Caller::local()), &ClientCapabilities::default()));
+        for number in 0..2 * (READ_MAX + 2) {
+            let stream = Arc::new(Stream::new(Some(Arc::clone(&session))));
+            session.keep(&stream);
+            stream.end(None);
+            if number % 2 == 0 {
+                assert_eq!(Reader::new(stream, CancellationToken::new(), None).next().await, None);
+            }
+        }
+        session.tidy();
+        let ends = || session.open().streams.iter().map(|stream| stream.end_is_read()).collect::<Vec<_>>();
+        let count = |is_read| ends().iter().filter(|end| **end == Some(is_read)).count();
+        assert_eq!((count(true), count(false)), (READ_MAX, READ_MAX + 2));
+        for _ in 0..UNREAD_MAX {
+            let stream = Arc::new(Stream::new(Some(Arc::clone(&session))));
+            session.keep(&stream);
+            stream.end(None);
+        }
+        assert_eq!((count(true), count(false)), (READ_MAX, UNREAD_MAX));
+        session.close();
+        assert_eq!(ends(), []);
+    }
+
+    #[test]
+    fn a_client_that_can_only_show_pages_cannot_be_asked() {
+        for (capabilities, can_ask) in [
+            (r#"{}"#, false),
+            (r#"{"elicitation":{}}"#, true),
+            (r#"{"elicitation":{"form":{}}}"#, true),
+            (r#"{"elicitation":{"url":{}}}"#, false),
+            (r#"{"elicitation":{"form":{},"url":{}}}"#, true),
+        ] {
+            let client: ClientCapabilities = serde_json::from_str(capabilities).unwrap();
+            assert_eq!(client::can_ask(&client), can_ask, "{capabilities}");
+        }
     }
 }

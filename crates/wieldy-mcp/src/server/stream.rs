@@ -37,6 +37,8 @@ struct State {
     /// The number of the first event that is kept. They are counted from 1 on: 0 stands for having seen none.
     first: u64,
     is_over: bool,
+    /// Whether somebody has read it to its end.
+    is_read: bool,
 }
 
 impl Stream {
@@ -45,15 +47,8 @@ impl Stream {
             let id = session.number();
             (session, id)
         });
-        let state = State { events: VecDeque::new(), first: 1, is_over: false };
+        let state = State { events: VecDeque::new(), first: 1, is_over: false, is_read: false };
         Self { session, state: Mutex::new(state), changed: Notify::new() }
-    }
-
-    /// One that has nothing to tell.
-    pub(crate) fn over() -> Arc<Self> {
-        let stream = Self::new(None);
-        stream.end(None);
-        Arc::new(stream)
     }
 
     /// Under which number its session knows it.
@@ -86,10 +81,15 @@ impl Stream {
         }
         self.state().is_over = true;
         self.changed.notify_waiters();
+        if let Some((session, _)) = &self.session {
+            session.tidy();
+        }
     }
 
-    pub(crate) fn is_over(&self) -> bool {
-        self.state().is_over
+    /// Whether somebody has read it to its end; nothing where it has none yet.
+    pub(crate) fn end_is_read(&self) -> Option<bool> {
+        let state = self.state();
+        state.is_over.then_some(state.is_read)
     }
 
     /// Whether there was anything to tell.
@@ -124,6 +124,17 @@ impl Stream {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no code panics while it holds the events")
+    }
+}
+
+/// Sees to it that a stream has an end, whatever became of the answer.
+pub(crate) struct Ending(pub(crate) Arc<Stream>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        if self.0.end_is_read().is_none() {
+            self.0.end(None);
+        }
     }
 }
 
@@ -195,13 +206,14 @@ impl Source for Reader {
         loop {
             let changed = self.stream.changed.notified();
             {
-                let state = self.stream.state();
+                let mut state = self.stream.state();
                 self.next = self.next.max(state.first);
                 if let Some(event) = state.events.get((self.next - state.first) as usize) {
                     self.next += 1;
                     return Some(event.clone());
                 }
                 if state.is_over {
+                    state.is_read = true;
                     return None;
                 }
             }

@@ -386,6 +386,58 @@ async fn calls_that_find_their_session_forgotten_at_once_begin_one_other() {
     assert_eq!((of("initialize"), of("tools/call")), (2, 40));
 }
 
+/// A server that names its sessions alike: after one was forgotten, the next of that name is as good as any.
+#[tokio::test]
+async fn a_session_of_the_same_name_is_another() {
+    let is_forgotten = Arc::new(AtomicBool::new(true));
+    let server = ByHand::new(move |asked, _, message: Value| {
+        let answer = match message["method"].as_str() {
+            _ if asked.starts_with("GET") => Some(StatusCode::METHOD_NOT_ALLOWED.into_response()),
+            Some("initialize") => {
+                let mut answer = well(&message);
+                answer.headers_mut().insert("mcp-session-id", "always".parse().unwrap());
+                Some(answer)
+            }
+            Some("tools/call") if is_forgotten.swap(false, Ordering::Relaxed) => {
+                Some(StatusCode::NOT_FOUND.into_response())
+            }
+            _ => None,
+        };
+        async move { answer }
+    })
+    .await;
+    let stage = Stage::at(server.url()).await;
+    assert_eq!(stage.call("echo", "one").await.text(), "one");
+    assert_eq!(stage.call("echo", "two").await.text(), "two");
+}
+
+/// An error that names the request is its answer, whatever it speaks of: the call is not made once more.
+#[tokio::test]
+async fn an_answer_that_speaks_of_sessions_is_an_answer() {
+    let server = ByHand::new(move |asked, _, message: Value| {
+        let answer = match message["method"].as_str() {
+            _ if asked.starts_with("GET") => Some(StatusCode::METHOD_NOT_ALLOWED.into_response()),
+            Some("initialize") => {
+                let mut answer = well(&message);
+                answer.headers_mut().insert("mcp-session-id", "s1".parse().unwrap());
+                Some(answer)
+            }
+            Some("tools/call") => {
+                let error = json!({"code": -32000, "message": "the browser's session crashed"});
+                Some(json_answer(400, &json!({"jsonrpc": "2.0", "id": message["id"], "error": error})))
+            }
+            _ => None,
+        };
+        async move { answer }
+    })
+    .await;
+    let stage = Stage::at(server.url()).await;
+    let result = stage.call("echo", "one").await;
+    assert!(result.error.as_ref().unwrap().message.contains("the browser's session crashed"), "{:?}", result.error);
+    let seen = server.seen.lock().unwrap();
+    assert_eq!(seen.iter().filter(|(_, _, message)| message["method"] == "tools/call").count(), 1);
+}
+
 #[tokio::test]
 async fn a_session_that_cannot_be_begun_again_is_told_as_such() {
     let begun = Arc::new(AtomicBool::new(false));

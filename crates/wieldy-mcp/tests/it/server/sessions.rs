@@ -156,7 +156,7 @@ async fn a_client_that_can_come_back_is_greeted_with_where_to() {
     let door = Door::new(&world.executor).await;
     let session = door.session("ada").await;
     for (revision, ids) in
-        [("2025-06-18", &["call-0-1", "call-0-2"][..]), ("2025-11-25", &["call-1-0", "call-1-1", "call-1-2"])]
+        [("2025-06-18", &["call-0-1", "call-0-2"][..]), ("2025-11-25", &["call-2-0", "call-2-1", "call-2-2"])]
     {
         let headers = [("mcp-session-id", &*session), ("mcp-protocol-version", revision)];
         let mut call = call("tick", progress(7));
@@ -235,14 +235,14 @@ async fn a_question_is_put_on_the_stream_and_answered_by_a_message() {
         let header = [("mcp-session-id", &*session)];
         let mut events = Events::new(door.post("ada", &header, &call("wipe", None)).await);
         let (_, question) = events.next().await.unwrap();
-        assert_eq!((&question["id"], &question["method"]), (&json!("wieldy-1"), &json!("elicitation/create")));
+        assert_eq!((&question["id"], &question["method"]), (&json!("wieldy-2"), &json!("elicitation/create")));
         assert_eq!(strings.runs(), 0, "nobody has agreed");
         // Another's answer, and one to another question, are none.
         let mut message = said.clone();
         message["jsonrpc"] = json!("2.0");
-        message["id"] = json!("wieldy-2");
+        message["id"] = json!("wieldy-99");
         assert_eq!(door.post("ada", &header, &message).await.status(), StatusCode::ACCEPTED);
-        message["id"] = json!("wieldy-1");
+        message["id"] = json!("wieldy-2");
         assert_eq!(door.post("bob", &header, &message).await.status(), StatusCode::NOT_FOUND);
         assert_eq!(strings.runs(), 0, "nobody has agreed");
         assert_eq!(door.post("ada", &header, &message).await.status(), StatusCode::ACCEPTED);
@@ -272,7 +272,12 @@ async fn whoever_listens_is_told_when_the_tools_change() {
     let status = async |request: reqwest::RequestBuilder| request.send().await.unwrap().status();
     assert_eq!(status(request().header("mcp-session-id", &session)).await, StatusCode::NOT_ACCEPTABLE);
     assert_eq!(status(request().header("accept", "text/event-stream")).await, StatusCode::METHOD_NOT_ALLOWED);
-    assert_eq!(get(&door, &session, Some("call-99-0")).await.rest().await, [], "nobody knows it any more");
+    let gone = request().header("mcp-session-id", &session).header("accept", "text/event-stream");
+    assert_eq!(
+        status(gone.header("last-event-id", "call-99-0")).await,
+        StatusCode::NO_CONTENT,
+        "nobody knows it any more"
+    );
 }
 
 #[tokio::test]
