@@ -38,13 +38,14 @@ const ALIVE_AFTER: Duration = Duration::from_secs(15);
 const ALIVE_TRIES: u32 = 3;
 const TAKEN_WITHIN: Duration = Duration::from_secs(30);
 
-type Io = MaybeHttpsStream<TokioIo<TcpStream>>;
+/// What moves requests and answers along.
+type Moving = Connection<MaybeHttpsStream<TokioIo<TcpStream>>, Full<Bytes>>;
 
 /// One connection, over which one request goes at a time.
 struct Line {
     sender: SendRequest<Full<Bytes>>,
     /// Nothing once it has ended. Dropping it is what tells whoever waits for it that nothing will come.
-    connection: Option<Pin<Box<Connection<Io, Full<Bytes>>>>>,
+    connection: Option<Pin<Box<Moving>>>,
 }
 
 impl Line {
