@@ -93,6 +93,8 @@ fn broken(error: &hyper::Error) -> Failure {
 #[derive(Default)]
 pub(super) struct Lines {
     kept: Mutex<Vec<Kept>>,
+    /// Whether there is a task that closes what is of no use any more. Changed only by who holds the connections.
+    is_tidied: AtomicBool,
 }
 
 struct Kept {
@@ -162,13 +164,14 @@ impl Lines {
 
     fn keep(self: &Arc<Self>, line: Line, rest: Option<Incoming>) {
         let mut kept = self.kept();
-        if kept.is_empty()
-            && let Ok(runtime) = Handle::try_current()
+        if kept.len() >= KEPT_MAX || line.connection.is_none() {
+            return;
+        }
+        kept.push(Kept { line, rest, since: Instant::now() });
+        if let Ok(runtime) = Handle::try_current()
+            && !self.is_tidied.swap(true, Ordering::Relaxed)
         {
             runtime.spawn(tidy(Arc::downgrade(self)));
-        }
-        if kept.len() < KEPT_MAX && line.connection.is_some() {
-            kept.push(Kept { line, rest, since: Instant::now() });
         }
     }
 
@@ -185,6 +188,7 @@ async fn tidy(lines: Weak<Lines>) {
         let mut kept = lines.kept();
         kept.retain_mut(|one| one.is_of_use().is_some());
         if kept.is_empty() {
+            lines.is_tidied.store(false, Ordering::Relaxed);
             return;
         }
     }
@@ -277,5 +281,29 @@ mod tests {
         let error = sent.expect("nobody waits for what will not come").expect_err("nobody is there to answer");
         assert!(error.is_canceled(), "{error:?}");
         assert!(!line.is_ready());
+    }
+
+    #[tokio::test]
+    async fn however_often_a_connection_is_used_one_task_looks_after_it() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let to: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
+        let (line, accepted) = tokio::join!(Line::new(to), listener.accept());
+        let lines = Arc::new(Lines::default());
+        lines.keep(line.unwrap(), None);
+        for _ in 0..10 {
+            let line = lines.take().expect("nobody uses it");
+            assert!(lines.take().is_none(), "it is used");
+            lines.keep(line, None);
+        }
+        assert_eq!(Handle::current().metrics().num_alive_tasks(), 1);
+        drop(accepted);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(lines.take().is_none(), "the server has closed it");
+        tokio::time::pause();
+        tokio::time::advance(TIDY_EVERY * 2).await;
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(Handle::current().metrics().num_alive_tasks(), 0, "there is nothing left to look after");
     }
 }
