@@ -38,7 +38,7 @@ use super::stream::{Ending, Reader, Source, Stream};
 
 /// After how long a client that hears nothing gets a stream, on which it is told that we are still there.
 const STREAM_AFTER: Duration = Duration::from_secs(5);
-const JSON: &str = "application/json";
+pub(crate) const JSON: &str = "application/json";
 pub(crate) const EVENTS: &str = "text/event-stream";
 
 /// A message, as far as it is not rmcp's alone.
@@ -355,7 +355,7 @@ pub(crate) fn accepted() -> HttpResponse {
     response
 }
 
-fn reply(
+pub(crate) fn reply(
     status: StatusCode,
     kind: &'static str,
     body: http_body_util::combinators::BoxBody<Bytes, Infallible>,

@@ -31,6 +31,7 @@ use wieldy_core::Caller;
 use super::connection::{Connection, Who};
 use super::direct::{self, Message};
 use super::session::Session;
+use super::several;
 use super::stream::{Changes, EventId, Reader};
 use super::{Server, Shared};
 
@@ -127,7 +128,13 @@ impl Endpoint {
                 let Some(body) = read(body, self.shared.options.message_bytes_max).await else {
                     return told(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large");
                 };
-                self.post(parts, body, caller, session).await.map(|body| Answer { body, _asked: token }.boxed())
+                let answer = match session {
+                    Some(session) if session.takes_several && body.trim_ascii_start().starts_with(b"[") => {
+                        Box::pin(several::answer(self, parts, &body, &caller, &session)).await
+                    }
+                    session => self.post(parts, body, caller, session).await,
+                };
+                answer.map(|body| Answer { body, _asked: token }.boxed())
             }
             Method::GET => match session {
                 Some(session) => self.listen(request.headers(), &session),
@@ -154,7 +161,7 @@ impl Endpoint {
     }
 
     /// Answers a message.
-    async fn post(
+    pub(super) async fn post(
         &self,
         parts: Parts,
         body: Bytes,
@@ -210,8 +217,10 @@ impl Endpoint {
         let (mut head, body) = response.into_parts();
         let body = body.collect().await.unwrap_or_else(|never| match never {}).to_bytes();
         // What is no introduction begins nothing.
-        if head.status.is_success() && matches!(Message::read(&body), Message::Answer { value: Some(_), .. }) {
-            let session = Session::new(caller, capabilities);
+        if head.status.is_success()
+            && let Message::Answer { value: Some(told), .. } = Message::read(&body)
+        {
+            let session = Session::new(caller, capabilities, told["protocolVersion"].as_str().unwrap_or_default());
             let id = session.id().to_owned();
             if let Ok(id) = HeaderValue::try_from(&id) {
                 head.headers.insert(SESSION, id);
@@ -302,7 +311,7 @@ impl Body for Answer {
     }
 }
 
-fn told(code: StatusCode, message: &'static str) -> HttpResponse {
+pub(super) fn told(code: StatusCode, message: &'static str) -> HttpResponse {
     let mut response = Response::new(Full::new(Bytes::from_static(message.as_bytes())).boxed());
     *response.status_mut() = code;
     response

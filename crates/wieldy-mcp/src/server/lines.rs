@@ -1,14 +1,14 @@
 //! Messages as lines, over standard input and output. Whatever a client writes, it gets an answer or its end: what is too
 //! long is skipped as it comes and refused, and what is no message is refused with what is wrong about it.
 
-use std::collections::HashSet;
+use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures_util::future::BoxFuture;
 use rmcp::model::{
-    CallToolRequestParams, ClientJsonRpcMessage, ClientNotification, ClientRequest, ErrorCode, Extensions,
-    JsonRpcMessage, Request, RequestId, RequestMetaObject, ServerJsonRpcMessage,
+    CallToolRequestParams, ClientJsonRpcMessage, ClientRequest, Extensions, Request, RequestId, RequestMetaObject,
+    ServerJsonRpcMessage,
 };
 use rmcp::transport::Transport;
 use rmcp::{ErrorData, RoleServer};
@@ -17,14 +17,13 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader
 use tokio_util::sync::CancellationToken;
 
 use super::ServerOptions;
+use super::unanswered::{Line, Refused, Unanswered};
 
 /// A buffer that once held a large message is given back.
 const BUFFER_BYTES_KEPT: usize = 64 * 1024;
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 /// How long a request's id may be.
 const ID_BYTES_MAX: usize = 1024;
-/// What JSON-RPC leaves to servers.
-const TOO_MANY: ErrorCode = ErrorCode(-32000);
 
 /// One client's lines.
 pub(crate) struct Lines<R, W> {
@@ -36,11 +35,12 @@ pub(crate) struct Lines<R, W> {
     /// Cancelled at the end of the lines.
     over: CancellationToken,
     write: Arc<tokio::sync::Mutex<Option<W>>>,
-    /// The refusal that is being written. It is finished even if whoever waits for the next message looks away meanwhile.
+    /// What was read and not handed on yet: more than one message where a line had several.
+    messages: VecDeque<ClientJsonRpcMessage>,
+    /// The refusals that are being written. They are finished even if whoever waits for the next message looks away meanwhile.
     refusing: Option<BoxFuture<'static, io::Result<()>>>,
-    /// The requests that have no answer yet.
-    open: Arc<Mutex<HashSet<RequestId>>>,
-    open_max: usize,
+    unanswered: Arc<Mutex<Unanswered>>,
+    requests_max: usize,
 }
 
 /// What was read.
@@ -50,7 +50,7 @@ enum Read {
     End,
 }
 
-impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Lines<R, W> {
+impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> Lines<R, W> {
     pub(crate) fn new(read: R, write: W, options: &ServerOptions, over: CancellationToken) -> Self {
         Self {
             read: BufReader::new(read),
@@ -59,9 +59,10 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Lines<R, W> {
             skipping: false,
             over,
             write: Arc::new(tokio::sync::Mutex::new(Some(write))),
+            messages: VecDeque::new(),
             refusing: None,
-            open: Arc::default(),
-            open_max: options.requests_max,
+            unanswered: Arc::default(),
+            requests_max: options.requests_max,
         }
     }
 
@@ -95,34 +96,69 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Lines<R, W> {
         }
     }
 
-    /// The message in the line, or what to answer instead; nothing where there is nothing to answer.
-    fn message(&self) -> Result<Option<ClientJsonRpcMessage>, Refused> {
+    /// Takes in the messages of the line. Returns what is to be written at once, instead of what they asked for.
+    fn take_in(&mut self) -> Vec<Line> {
         let line = self.line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&self.line);
         if line.trim_ascii().is_empty() {
-            return Ok(None);
+            return Vec::new();
         }
-        let Some(message) = parse(line)? else { return Ok(None) };
-        let mut open = lock(&self.open);
-        match &message {
-            JsonRpcMessage::Request(request) if open.len() >= self.open_max => {
-                let error = ErrorData::new(TOO_MANY, "too many requests have no answer yet", None);
-                return Err(Refused { id: Some(request.id.clone()), error });
+        let mut unanswered = lock(&self.unanswered);
+        let (values, together) = match serde_json::from_slice(line) {
+            Ok(Value::Array(values)) => match self.refuse_several(values.len(), unanswered.takes_several) {
+                Some(refused) => return vec![refused.into()],
+                None => (values, Some(unanswered.begin())),
+            },
+            Ok(one) => (vec![one], None),
+            Err(error) => {
+                let error = ErrorData::parse_error(format!("this is not JSON: {error}"), None);
+                return vec![Refused { id: None, error }.into()];
             }
-            JsonRpcMessage::Request(request) if !open.insert(request.id.clone()) => {
-                // The answer to the first one must be the only one with this id.
-                return Err(invalid(None, "the id is that of a request that has no answer yet"));
+        };
+        let mut told = Vec::new();
+        for value in values {
+            let message = parse(value).and_then(|message| {
+                let Some(message) = message else { return Ok(None) };
+                told.extend(unanswered.note(&message, together, self.requests_max)?);
+                Ok(Some(message))
+            });
+            match message {
+                Ok(message) => self.messages.extend(message),
+                Err(refused) => told.extend(unanswered.refuse(refused, together)),
             }
-            JsonRpcMessage::Notification(notification) => {
-                if let ClientNotification::CancelledNotification(cancelled) = &notification.notification
-                    && let Some(id) = &cancelled.params.request_id
-                {
-                    open.remove(id);
-                }
-            }
-            _ => {}
         }
-        drop(open);
-        Ok(Some(message))
+        told.extend(together.and_then(|together| unanswered.end(together)));
+        told
+    }
+
+    fn write_lines(&self, lines: Vec<Line>) -> impl Future<Output = io::Result<()>> + Send + use<R, W> {
+        let (write, unanswered) = (Arc::clone(&self.write), Arc::clone(&self.unanswered));
+        async move {
+            for line in &lines {
+                let mut bytes = serde_json::to_vec(line)?;
+                bytes.push(b'\n');
+                let mut write = write.lock().await;
+                let write = write.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+                let written = async {
+                    write.write_all(&bytes).await?;
+                    write.flush().await
+                };
+                let written = written.await;
+                lock(&unanswered).written(line);
+                written?;
+            }
+            Ok(())
+        }
+    }
+
+    /// Why so many messages in one line are not taken.
+    fn refuse_several(&self, count: usize, takes_several: bool) -> Option<Refused> {
+        let message = match count {
+            _ if !takes_several => "a line is one message; several at once are part of revision 2025-03-26 only".into(),
+            0 => "several messages are at least one".into(),
+            _ if count > self.requests_max => format!("at most {} messages are taken at once", self.requests_max),
+            _ => return None,
+        };
+        Some(Refused::invalid(None, message))
     }
 }
 
@@ -134,19 +170,8 @@ where
     type Error = io::Error;
 
     fn send(&mut self, item: ServerJsonRpcMessage) -> impl Future<Output = io::Result<()>> + Send + 'static {
-        let (write, open) = (Arc::clone(&self.write), Arc::clone(&self.open));
-        async move {
-            let sent = write_line(&write, &item).await;
-            let answered = match &item {
-                JsonRpcMessage::Response(response) => Some(&response.id),
-                JsonRpcMessage::Error(error) => error.id.as_ref(),
-                _ => None,
-            };
-            if let Some(id) = answered {
-                lock(&open).remove(id);
-            }
-            sent
-        }
+        let line = lock(&self.unanswered).answer(item);
+        self.write_lines(line.into_iter().collect())
     }
 
     async fn receive(&mut self) -> Option<ClientJsonRpcMessage> {
@@ -157,26 +182,27 @@ where
                 // A client that reads no answers is read no further.
                 written.ok()?;
             }
+            if let Some(message) = self.messages.pop_front() {
+                return Some(message);
+            }
             if self.over.is_cancelled() {
                 return None;
             }
             let read = self.read_line().await.inspect_err(|error| {
                 tracing::debug!(error = error as &dyn std::error::Error, "a client's messages cannot be read");
             });
-            let message = match read.ok()? {
+            let told = match read.ok()? {
                 Read::End => return None,
-                Read::TooLong => Err(invalid(None, format!("a message has at most {} bytes", self.bytes_max))),
-                Read::Line => self.message(),
+                Read::TooLong => {
+                    let message = format!("a message has at most {} bytes", self.bytes_max);
+                    vec![Refused::invalid(None, message).into()]
+                }
+                Read::Line => self.take_in(),
             };
             self.line.clear();
             self.line.shrink_to(BUFFER_BYTES_KEPT);
-            match message {
-                Ok(None) => {}
-                Ok(Some(message)) => return Some(message),
-                Err(Refused { id, error }) => {
-                    let (write, answer) = (Arc::clone(&self.write), ServerJsonRpcMessage::error(error, id));
-                    self.refusing = Some(Box::pin(async move { write_line(&write, &answer).await }));
-                }
+            if !told.is_empty() {
+                self.refusing = Some(Box::pin(self.write_lines(told)));
             }
         }
     }
@@ -189,44 +215,14 @@ where
     }
 }
 
-fn lock(open: &Mutex<HashSet<RequestId>>) -> MutexGuard<'_, HashSet<RequestId>> {
-    open.lock().expect("no code panics while it holds the ids")
+fn lock(unanswered: &Mutex<Unanswered>) -> MutexGuard<'_, Unanswered> {
+    unanswered.lock().expect("no code panics while it holds the requests")
 }
 
-async fn write_line<W: AsyncWrite + Unpin>(
-    write: &tokio::sync::Mutex<Option<W>>,
-    message: &ServerJsonRpcMessage,
-) -> io::Result<()> {
-    let mut line = serde_json::to_vec(message)?;
-    line.push(b'\n');
-    let mut write = write.lock().await;
-    let write = write.as_mut().ok_or(io::ErrorKind::NotConnected)?;
-    write.write_all(&line).await?;
-    write.flush().await
-}
-
-/// Why a line is no message.
-#[derive(Debug, PartialEq)]
-struct Refused {
-    id: Option<RequestId>,
-    error: ErrorData,
-}
-
-fn invalid(id: Option<RequestId>, message: impl Into<std::borrow::Cow<'static, str>>) -> Refused {
-    Refused { id, error: ErrorData::invalid_request(message, None) }
-}
-
-/// Reads a line; nothing where it is a notification that nobody knows.
-fn parse(line: &[u8]) -> Result<Option<ClientJsonRpcMessage>, Refused> {
-    let value: Value = serde_json::from_slice(line).map_err(|error| {
-        let error = ErrorData::parse_error(format!("this is not JSON: {error}"), None);
-        Refused { id: None, error }
-    })?;
-    let mut message = match value {
-        Value::Object(message) => message,
-        Value::Array(_) => return Err(invalid(None, "a line is one message; batches are not supported")),
-        _ => return Err(invalid(None, "a message is an object")),
-    };
+/// Reads a message; nothing where it is a notification that nobody knows.
+fn parse(value: Value) -> Result<Option<ClientJsonRpcMessage>, Refused> {
+    let invalid = Refused::invalid;
+    let Value::Object(mut message) = value else { return Err(invalid(None, "a message is an object")) };
     if message.get("jsonrpc").and_then(Value::as_str) != Some("2.0") {
         return Err(invalid(None, "a message has `jsonrpc` with the value \"2.0\""));
     }
@@ -318,7 +314,8 @@ mod tests {
             json!({"name": "a", "inputResponses": {"q": {"action": "accept"}}, "requestState": "sealed"}),
         ] {
             let line = json!({"jsonrpc": "2.0", "id": "x", "method": "tools/call", "params": params}).to_string();
-            let (ours, theirs) = (parse(line.as_bytes()), serde_json::from_str::<ClientJsonRpcMessage>(&line));
+            let (ours, theirs) =
+                (parse(serde_json::from_str(&line).unwrap()), serde_json::from_str::<ClientJsonRpcMessage>(&line));
             let (ours, theirs) = (ours.expect("a message").expect("no notification"), theirs.expect("a message"));
             assert_eq!(json!(ours), json!(theirs));
             assert_eq!(format!("{ours:?}"), format!("{theirs:?}"), "what does not show in JSON is the same too");
@@ -328,7 +325,9 @@ mod tests {
     proptest! {
         #[test]
         fn no_bytes_do_harm(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let _ = parse(&bytes);
+            if let Ok(value) = serde_json::from_slice(&bytes) {
+                let _ = parse(value);
+            }
         }
 
         /// A proper message with some of its bytes changed is still one, or is refused.
@@ -341,8 +340,8 @@ mod tests {
                 message[at] = byte;
             }
             message.truncate(message.len() - cut.min(message.len()) / 8);
-            if let Err(refused) = parse(&message) {
-                prop_assert!([-32700, -32600, -32602].contains(&refused.error.code.0));
+            if let Ok(message) = serde_json::from_slice(&message) && let Err(refused) = parse(message) {
+                prop_assert!([-32600, -32602].contains(&refused.error.code.0));
             }
         }
     }

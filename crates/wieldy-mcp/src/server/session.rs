@@ -32,6 +32,8 @@ pub(crate) struct Session {
     pub(crate) caller: Arc<Caller>,
     pub(crate) can_ask: bool,
     pub(crate) knows_tasks: bool,
+    /// Whether several messages may come in one request.
+    pub(crate) takes_several: bool,
     /// Cancelled when it is over.
     pub(crate) over: CancellationToken,
     open: Mutex<Open>,
@@ -49,7 +51,7 @@ struct Open {
 }
 
 impl Session {
-    pub(crate) fn new(owner: Arc<Caller>, capabilities: &ClientCapabilities) -> Self {
+    pub(crate) fn new(owner: Arc<Caller>, capabilities: &ClientCapabilities, revision: &str) -> Self {
         let mut id = [0; 16];
         getrandom::fill(&mut id).expect("a system without randomness cannot run anything safely");
         let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -59,6 +61,7 @@ impl Session {
             over: CancellationToken::new(),
             can_ask: client::can_ask(capabilities),
             knows_tasks: capabilities.supports_tasks(),
+            takes_several: super::unanswered::takes_several(revision),
             open: Mutex::new(Open {
                 heard: Instant::now(),
                 calls: HashMap::new(),
@@ -261,7 +264,7 @@ mod tests {
 
     #[tokio::test]
     async fn of_the_streams_that_ended_those_stay_longest_that_nobody_has_read() {
-        let session = Arc::new(Session::new(Arc::new(Caller::local()), &ClientCapabilities::default()));
+        let session = Arc::new(Session::new(Arc::new(Caller::local()), &ClientCapabilities::default(), "2025-06-18"));
         for number in 0..2 * (READ_MAX + 2) {
             let stream = Arc::new(Stream::new(Some(Arc::clone(&session))));
             session.keep(&stream);

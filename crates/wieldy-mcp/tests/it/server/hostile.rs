@@ -39,10 +39,13 @@ async fn what_is_no_message_is_refused_with_what_is_wrong() {
         r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"echo","arguments":{{"a":{deep}}}}}}}"#
     );
     for (line, told) in [
-        (&b"[]"[..], error(None, -32600, "a line is one message; batches are not supported")),
+        (
+            &b"[]"[..],
+            error(None, -32600, "a line is one message; several at once are part of revision 2025-03-26 only"),
+        ),
         (
             br#"[{"jsonrpc":"2.0","id":1,"method":"ping"}]"#,
-            error(None, -32600, "a line is one message; batches are not supported"),
+            error(None, -32600, "a line is one message; several at once are part of revision 2025-03-26 only"),
         ),
         (b"17", error(None, -32600, "a message is an object")),
         (br#"{"id":1,"method":"ping"}"#, error(None, -32600, "a message has `jsonrpc` with the value \"2.0\"")),

@@ -78,8 +78,13 @@ impl Door {
 
     /// The same with a client that can do all this.
     pub(super) async fn session_of(&self, who: &str, capabilities: Value) -> String {
+        self.session_in("2025-06-18", who, capabilities).await
+    }
+
+    /// The same with a client of this revision.
+    pub(super) async fn session_in(&self, revision: &str, who: &str, capabilities: Value) -> String {
         let client = json!({"name": "raw", "version": "1"});
-        let params = json!({"protocolVersion": "2025-06-18", "capabilities": capabilities, "clientInfo": client});
+        let params = json!({"protocolVersion": revision, "capabilities": capabilities, "clientInfo": client});
         let message = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params});
         let response = self.post(who, &[], &message).await;
         let id = response.headers()["mcp-session-id"].to_str().unwrap().to_owned();

@@ -10,6 +10,7 @@ mod resources;
 mod revisions;
 mod search;
 mod sessions;
+mod several;
 
 use std::time::Duration;
 

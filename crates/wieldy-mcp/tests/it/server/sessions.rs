@@ -12,13 +12,13 @@ use super::http::{Door, MODERN, call};
 use super::{meta, shown};
 
 /// Reads the events of a stream, as many as are asked for.
-struct Events {
+pub(super) struct Events {
     response: Response,
     text: String,
 }
 
 impl Events {
-    fn new(response: Response) -> Self {
+    pub(super) fn new(response: Response) -> Self {
         assert_eq!(
             (response.status(), &response.headers()["content-type"]),
             (StatusCode::OK, &"text/event-stream".parse().unwrap())
@@ -42,7 +42,7 @@ impl Events {
         }
     }
 
-    async fn rest(mut self) -> Vec<(String, Value)> {
+    pub(super) async fn rest(mut self) -> Vec<(String, Value)> {
         let mut all = Vec::new();
         while let Some(event) = self.next().await {
             all.push(event);
