@@ -1,7 +1,7 @@
 //! Benchmarks: ours against the floor of the same work done by hand, interleaved in one run on one machine.
 //!
 //! Times on a shared machine say little, so what is judged is the ratio to a floor that was measured in the same
-//! rounds. `bench` builds itself once more, in release mode and with the engine, and hands over to `bench-inner`.
+//! rounds. `bench` builds itself once more, as what is installed is built and with the engine, and hands over to `bench-inner`.
 //!
 //! The benchmark uses the allocator of the `wieldy` command, for floors and ours alike: a faster one helps both.
 
@@ -97,22 +97,23 @@ enum Memory {
     Tasks,
 }
 
-/// Builds the benchmark in release mode and runs it.
+/// Builds the benchmark as what is installed is built, and runs it.
 pub(crate) fn start(arguments: &Arguments, root: &Path) -> Result<()> {
     let subject = arguments.subject.to_possible_value().context("the subject has a name")?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     if matches!(arguments.subject, Subject::Mcp) {
-        eprintln!("building wieldy in release mode…");
-        let built = Command::new(&cargo).current_dir(root).args(["build", "--release", "--quiet"]).status();
+        eprintln!("building wieldy with the profile `dist`…");
+        let built = Command::new(&cargo).current_dir(root).args(["build", "--profile", "dist", "--quiet"]).status();
         if !built.context("cannot start cargo")?.success() {
             bail!("wieldy could not be built");
         }
     }
     let mut command = Command::new(cargo);
-    command.current_dir(root).args(["run", "--release", "--quiet", "--package", "xtask", "--features", "bench"]);
+    command.current_dir(root).args(["run", "--profile", "dist", "--quiet"]);
+    command.args(["--package", "xtask", "--features", "bench"]);
     command.args(["--", "bench-inner", subject.get_name()]);
     command.args(arguments.quick.then_some("--quick")).args(arguments.json.then_some("--json"));
-    eprintln!("building the benchmark in release mode…");
+    eprintln!("building the benchmark with the profile `dist`…");
     let status = command.status().context("cannot start cargo")?;
     if !status.success() {
         bail!("the benchmark ended with {status}");

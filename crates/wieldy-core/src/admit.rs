@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use foldhash::fast::RandomState;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -89,7 +90,7 @@ struct Gate {
 #[derive(Debug, Default)]
 struct Queue {
     running: u32,
-    agents: HashMap<String, Arc<Account>>,
+    agents: HashMap<String, Arc<Account>, RandomState>,
     tools: HashMap<ToolName, u32>,
     waiting: BTreeMap<Rank, Waiting>,
     arrivals: u64,

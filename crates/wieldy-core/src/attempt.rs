@@ -142,14 +142,14 @@ pub(crate) struct ClockDefaults {
 #[derive(Debug)]
 pub(crate) struct Ended {
     /// What there is to return, with the failure in it if it failed.
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: Box<Outcome>,
     /// Whether the run may have changed something.
     pub(crate) effect_possible: bool,
 }
 
 impl Ended {
     fn failed(error: CallError, effect_possible: bool) -> Self {
-        Self { outcome: Outcome::default().failed(error), effect_possible }
+        Self { outcome: Box::new(Outcome::default().failed(error)), effect_possible }
     }
 }
 
@@ -180,7 +180,7 @@ pub(crate) async fn attempt(
     let input = ready.input;
     let since = Instant::now();
     // The call to `run` itself is inside too: whatever panics in a tool is caught here.
-    let work = AssertUnwindSafe(async { tool.run(input, run).await }).catch_unwind();
+    let work = AssertUnwindSafe(async { tool.run(input, run).await.map(Box::new) }).catch_unwind();
     tokio::pin!(work);
     let (answer, cut_short) = tokio::select! {
         biased;
@@ -204,17 +204,17 @@ pub(crate) async fn attempt(
     };
     run.show_rest();
     let so_far = match late {
-        Some(Ok(Ok(outcome))) if !outcome.content.is_empty() || outcome.usage.is_some() => outcome,
+        Some(Ok(Ok(outcome))) if !outcome.content.is_empty() || outcome.usage.is_some() => *outcome,
         // An artifact store is foreign code; what it panics over is lost, the call is not.
         _ => std::panic::catch_unwind(AssertUnwindSafe(|| run.captured())).unwrap_or_default(),
     };
     let content =
         so_far.content.into_iter().filter(|block| !matches!(block, Content::Text { text } if text.is_empty()));
     let outcome = Outcome { content: content.collect(), partial: true, ..so_far };
-    Ended { outcome: outcome.failed(cut_short), effect_possible: true }
+    Ended { outcome: Box::new(outcome.failed(cut_short)), effect_possible: true }
 }
 
-type Done = Result<Result<Outcome, RunError>, Box<dyn std::any::Any + Send>>;
+type Done = Result<Result<Box<Outcome>, RunError>, Box<dyn std::any::Any + Send>>;
 
 fn answered(done: Done) -> Ended {
     match done {

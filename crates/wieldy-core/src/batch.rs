@@ -3,11 +3,12 @@
 //! [`Plan::make`] is pure: it turns calls into "who waits for whom". [`Executor::batch`] then only follows it.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
 
+use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt, StreamExt};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -354,6 +355,7 @@ impl Executor {
         let mut results: Vec<Option<ToolResult>> = calls.iter().map(|_| None).collect();
         let mut open: VecDeque<usize> = (0..calls.len()).collect();
         let (mut running, mut skipped, mut failed) = (FuturesUnordered::new(), 0, None);
+        let mut seat = Box::pin(None);
         loop {
             let ready = |place: &usize| plan.waits_for[*place].iter().all(|before| results[*before].is_some());
             let next = if running.len() < max_concurrency { open.iter().position(ready) } else { None };
@@ -363,10 +365,11 @@ impl Executor {
                 let stopped_by = failed.filter(|_| batch.stop_on_error);
                 match bind(&mut call, &plan.needs[place], &results, stopped_by, flight) {
                     Ok(()) => {
-                        let mut walk = Box::pin(self.walk(self.open(call, Some(flight), false)));
-                        // What is done at once need not be kept with those that take a while.
-                        let Poll::Ready(result) = futures_util::poll!(&mut walk) else {
-                            running.push(walk.map(move |result| (place, result)));
+                        seat.set(Some(self.walk(self.open(call, Some(flight), false))));
+                        // What is done at once need not be kept with those that take a while, and the next can have its seat.
+                        let Poll::Ready(result) = futures_util::poll!(seated(&mut seat)) else {
+                            let mut seat = std::mem::replace(&mut seat, Box::pin(None));
+                            running.push(async move { (place, seated(&mut seat).await) });
                             continue;
                         };
                         results[place] = Some(result);
@@ -397,6 +400,11 @@ impl Executor {
     fn record_batch(&self, flight: &BatchFlight, body: Body) {
         let _ = self.recorder().append(&flight.subject, body, Timestamp::now(), Some(&flight.log));
     }
+}
+
+/// Whoever has the seat.
+fn seated<F>(seat: &mut Pin<Box<Option<F>>>) -> Pin<&mut F> {
+    seat.as_mut().as_pin_mut().expect("somebody has taken it")
 }
 
 /// Fills in the call's references, or says why it is not begun.

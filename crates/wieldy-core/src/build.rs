@@ -1,6 +1,6 @@
 //! Building an executor: what it is made of, with good defaults.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -56,7 +56,7 @@ pub(crate) struct Inner {
     pub(crate) clocks: ClockDefaults,
     pub(crate) timings: Option<Timings>,
     pub(crate) retry: RetryPolicy,
-    pub(crate) sandboxes: HashMap<Level, Arc<dyn Sandbox>>,
+    pub(crate) sandboxes: BTreeMap<Level, Arc<dyn Sandbox>>,
     pub(crate) isolation: Level,
     pub(crate) confinement: Arc<Confinement>,
     pub(crate) limits_max: ResourceLimits,
@@ -68,7 +68,7 @@ pub(crate) struct Inner {
 /// Builds an [`Executor`]. Everything has a good default; a setting is a public field or a method of the same word.
 pub struct ExecutorBuilder {
     tools: Vec<SharedTool>,
-    sandboxes: HashMap<Level, Arc<dyn Sandbox>>,
+    sandboxes: BTreeMap<Level, Arc<dyn Sandbox>>,
     /// Permissions, plans and checks.
     pub policy: Policy,
     /// Who is asked to confirm calls; nobody by default.
@@ -129,7 +129,7 @@ impl Default for ExecutorBuilder {
     fn default() -> Self {
         Self {
             tools: Vec::new(),
-            sandboxes: HashMap::new(),
+            sandboxes: BTreeMap::new(),
             policy: Policy::default(),
             confirmer: None,
             confirmation_timeout: Duration::from_secs(300),

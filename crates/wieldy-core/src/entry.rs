@@ -52,11 +52,15 @@ impl Entry {
     }
 
     /// Writes the closing event and makes the result. What happened is told even if it cannot be written.
-    pub(crate) fn close(mut self: Box<Self>, ended: Result<Outcome, CallError>, tally: Tally) -> (ToolResult, Receipt) {
+    pub(crate) fn close(
+        mut self: Box<Self>,
+        ended: Result<Box<Outcome>, CallError>,
+        tally: Tally,
+    ) -> (ToolResult, Receipt) {
         // A call that never ran leaves nothing to its key, and neither does one that may simply be run again.
         let is_kept =
             self.flight.keyed.get().is_some() && ended.as_ref().is_ok_and(|outcome| !outcome.is_worth_another_run());
-        let outcome = ended.unwrap_or_else(|error| Outcome::default().failed(error));
+        let outcome = *ended.unwrap_or_else(|error| Box::new(Outcome::default().failed(error)));
         let error = outcome.failure;
         let result = ToolResult {
             execution_id: self.flight.id,
@@ -160,7 +164,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    pub(crate) fn recalled(&mut self, outcome: Outcome) -> Result<Outcome, CallError> {
+    pub(crate) fn recalled(&mut self, outcome: Box<Outcome>) -> Result<Box<Outcome>, CallError> {
         self.cached = true;
         Ok(outcome)
     }

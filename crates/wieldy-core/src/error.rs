@@ -28,7 +28,7 @@ pub struct CallError {
     /// What the model or the person can do about it.
     pub suggestion: Option<String>,
     /// Facts that a program may want: which clock, which limit, which arguments.
-    pub details: Map<String, Value>,
+    pub details: Box<Map<String, Value>>,
     /// Where in the tool it happened, when that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<String>,
@@ -65,7 +65,7 @@ impl CallError {
             message: message.into(),
             retryable: code.retryable_by_default(),
             suggestion: None,
-            details: Map::new(),
+            details: Box::default(),
             trace: None,
         }
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::attempt::{self, Clock, Clocks, Ended, Ready};
+use crate::attempt::{self, Clock, Clocks, Ready};
 use crate::breaker::verdict;
 use crate::build::Inner;
 use crate::cache::{CacheKey, Lead, Promise, Recall, Recalled, Spoiling};
@@ -60,16 +60,20 @@ impl Executor {
         };
         let read_only = entry.is_read_only();
         let (result, closing) = entry.close(ended, tally);
-        let engine = &*self.inner;
-        // The answer is true even where its record cannot be kept; recovery closes the entry later.
-        if engine.durability.waits_to_answer(&closing, read_only) {
-            let _ = Box::pin(tokio::time::timeout(CLOSING_PATIENCE, engine.recorder.kept(closing))).await;
+        if !self.inner.durability.waits_to_answer(&closing, read_only) {
+            return result;
         }
+        Box::pin(self.answer_once_kept(result, closing)).await
+    }
+
+    /// The answer is true even where its record cannot be kept; recovery closes the entry later.
+    async fn answer_once_kept(&self, result: ToolResult, closing: Receipt) -> ToolResult {
+        let _ = tokio::time::timeout(CLOSING_PATIENCE, self.inner.recorder.kept(closing)).await;
         result
     }
 
     /// The pipeline.
-    async fn steps(&self, entry: &Entry, tally: &mut Tally) -> Result<Outcome, CallError> {
+    async fn steps(&self, entry: &Entry, tally: &mut Tally) -> Result<Box<Outcome>, CallError> {
         let (engine, Entry { call, flight, tool, size, .. }) = (&*self.inner, entry);
         let tool = tool.as_ref().map_err(NotFound::clone)?; // 1. resolve: only what this caller may see
         let entered = engine.policy.enter(flight.id, &call.caller, &tool.spec)?; // 2. authorize: permissions, plan
@@ -78,13 +82,13 @@ impl Executor {
         tally.arguments = Some(Arc::clone(input.shared()));
         let grant = self.judge(call, flight, tool, entered, &input, &terms).await?; //   and judge exactly what will run
         let repeated = match self.repeated(call, flight, tool, &input, &terms).await? {
-            Known::Already(outcome) => return tally.recalled(*outcome),
+            Known::Already(outcome) => return tally.recalled(outcome),
             Known::NotYet(lead) => Promise { lead, flight, tool, ttl: engine.idempotency_ttl },
         };
         repeated.note();
         let consent = self.consent(call, flight, tool, &grant, &input, &terms).await?; // 4. confirm
         let cached = match self.cached(call, flight, tool, &input, &terms).await? {
-            Known::Already(outcome) => return tally.recalled(*outcome), // 5. recall
+            Known::Already(outcome) => return tally.recalled(outcome), // 5. recall
             Known::NotYet(lead) => lead,
         };
         let outcome = self.attempts(call, flight, tool, &grant, &input, &consent, &terms, tally).await; // 6. admit, run, time, retry
@@ -105,7 +109,7 @@ impl Executor {
         consent: &Consent,
         terms: &Terms,
         tally: &mut Tally,
-    ) -> Result<Outcome, CallError> {
+    ) -> Result<Box<Outcome>, CallError> {
         let (engine, spec, clocks) = (&*self.inner, &tool.spec, &terms.clocks);
         let touches = if spec.annotations.read_only { Touches::nothing() } else { Touches::by(tool, input.value()) };
         engine.rates.count(&call.caller, &tool.name)?;
@@ -121,9 +125,9 @@ impl Executor {
             let spoiling = Spoiling::new(&engine.cache, &touches);
             let began = engine.timings.is_some().then(Instant::now);
             let ready = Ready::new(grant, input, &slot);
-            let ended = attempt::attempt(ready, &*tool.tool, spec.annotations, &run, flight, clocks).await;
+            let mut ended = attempt::attempt(ready, &*tool.tool, spec.annotations, &run, flight, clocks).await;
             drop(spoiling);
-            let ended = self.settle(ended, tool, &run);
+            self.settle(&mut ended.outcome, tool, &run);
             drop(slot);
             passage.tell(verdict(ended.outcome.failure.as_deref()));
             let Some(error) = &ended.outcome.failure else {
@@ -152,12 +156,11 @@ impl Executor {
         terms: &Terms,
     ) -> Result<Grant, CallError> {
         let policy = &self.inner.policy;
-        let judged = policy.judge(entered, &call.caller, &tool.spec, input);
-        // Without checks nobody has to be waited for.
-        if policy.has_checks() {
-            return Ok(unless_stopped(flight, &terms.clocks, Box::pin(judged)).await??);
+        if let Some(grant) = policy.unasked(&entered, input) {
+            return Ok(grant); // nobody has to be waited for
         }
-        Ok(judged.await?)
+        let judged = Box::pin(policy.judge(entered, &call.caller, &tool.spec, input));
+        Ok(unless_stopped(flight, &terms.clocks, judged).await??)
     }
 
     /// The result of an earlier call with the same idempotency key.
@@ -277,8 +280,7 @@ impl Executor {
     }
 
     /// Makes an outcome fit to be returned: as its schema promises, and not larger than a result may be.
-    fn settle(&self, mut ended: Ended, tool: &Registered, run: &Run) -> Ended {
-        let outcome = &mut ended.outcome;
+    fn settle(&self, outcome: &mut Outcome, tool: &Registered, run: &Run) {
         if let (Some(schema), None) = (&tool.output, &outcome.failure) {
             let structured = outcome.structured.as_ref().unwrap_or(&Value::Null);
             if let Some(error) = schema.validator().iter_errors(structured).next() {
@@ -295,7 +297,6 @@ impl Executor {
             let told = "the answer is too large for a result, and the artifact store panicked";
             *outcome = Outcome::default().failed(CallError::new(Code::ExecutionError, told));
         }
-        ended
     }
 
     fn learn(&self, tool: &Registered, began: Option<Instant>) {
@@ -354,7 +355,7 @@ async fn unless_stopped<T>(flight: &Flight, clocks: &Clocks, work: impl Future<O
 }
 
 /// Ends a call whose last attempt failed. That an error is safe to repeat is said only where it is.
-fn give_up(flight: &Flight, attempts: u32, mut outcome: Outcome, repeatable: bool) -> Outcome {
+fn give_up(flight: &Flight, attempts: u32, mut outcome: Box<Outcome>, repeatable: bool) -> Box<Outcome> {
     if let Some(error) = &mut outcome.failure {
         error.retryable &= repeatable;
         if attempts > 1 {
@@ -368,7 +369,7 @@ fn give_up(flight: &Flight, attempts: u32, mut outcome: Outcome, repeatable: boo
 fn remember(
     mut repeated: Promise<'_>,
     cached: Option<Box<Lead<'_>>>,
-    outcome: &Result<Outcome, CallError>,
+    outcome: &Result<Box<Outcome>, CallError>,
     tool: &Registered,
 ) {
     let lead = repeated.lead.take();

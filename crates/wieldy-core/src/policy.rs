@@ -205,8 +205,10 @@ impl Policy {
         }
     }
 
-    pub(crate) fn has_checks(&self) -> bool {
-        !self.checks.is_empty()
+    /// The grant of what passed the entry, where there are no checks to ask.
+    pub(crate) fn unasked(&self, entry: &Entry, input: &Input) -> Option<Grant> {
+        assert_eq!(entry.execution, input.execution(), "a proof belongs to one call");
+        self.checks.is_empty().then_some(Grant { execution: entry.execution, ask: None })
     }
 
     /// Asks every check about exactly what will run.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
 
+use foldhash::fast::RandomState;
 use serde_json::json;
 use tokio::sync::watch;
 
@@ -196,8 +197,8 @@ pub struct Registry {
 
 #[derive(Default)]
 struct Names {
-    tools: HashMap<ToolName, Arc<Registered>>,
-    aliases: HashMap<String, ToolName>,
+    tools: HashMap<ToolName, Arc<Registered>, RandomState>,
+    aliases: HashMap<String, ToolName, RandomState>,
     /// Short names of qualified tools, with every tool that has them.
     short: HashMap<String, Vec<ToolName>>,
 }

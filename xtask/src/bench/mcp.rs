@@ -337,10 +337,10 @@ fn foreign_tools() -> PathBuf {
     target.unwrap_or_else(|| PathBuf::from("target")).join("peers")
 }
 
-/// The release build of the command, beside this program.
+/// The command as it is installed, beside this program.
 fn wieldy_program() -> Result<PathBuf> {
     let program = std::env::current_exe()?.with_file_name("wieldy");
-    ensure!(program.exists(), "`{}` is not there: `cargo build --release` makes it", program.display());
+    ensure!(program.exists(), "`{}` is not there: `cargo build --profile dist` makes it", program.display());
     Ok(program)
 }
 

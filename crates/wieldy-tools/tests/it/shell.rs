@@ -71,7 +71,7 @@ async fn an_exit_code_other_than_zero_is_a_failure_with_its_output() {
     assert_eq!(result.structured, Some(json!({"exit_code": 3})));
     let error = result.error.unwrap();
     assert_eq!((error.code, error.message.as_str()), (Code::NonzeroExit, "`bash` ended with exit code 3"));
-    assert_eq!(Value::Object(error.details), json!({"exit_code": 3}));
+    assert_eq!(Value::Object(*error.details), json!({"exit_code": 3}));
 }
 
 #[tokio::test]
