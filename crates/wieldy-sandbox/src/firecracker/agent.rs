@@ -463,3 +463,6 @@ fn become_user(user: Option<u32>) -> io::Result<()> {
     thread::set_thread_res_uid(uid, uid, uid)?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

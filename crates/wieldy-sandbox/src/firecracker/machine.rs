@@ -149,7 +149,7 @@ impl Machine {
         let api = self.file("api");
         self.until(|| tokio::net::UnixStream::connect(api.clone())).await?;
         let guest = guest(&self.limits, options, self.file("disk"), self.file("vsock"));
-        guest.start(&api).await.map_err(|error| self.not_stood(&error.to_string()))?;
+        guest.start(&api).await.map_err(|error| creation(error.to_string()))?;
         let vsock = self.file("vsock");
         let stream = self.until(|| calls::connect(vsock.clone())).await?;
         let order = Prepare {

@@ -287,8 +287,7 @@ fn stamp(folder: impl AsFd, name: &str) -> io::Result<Option<Stamp>> {
     if kind == StampKind::Folder {
         return Ok(Some(Stamp { kind, permissions, bytes: 0, changed: [0; 4], number: 0 }));
     }
-    let changed = [found.st_mtime, found.st_mtime_nsec as i64, found.st_ctime, found.st_ctime_nsec as i64]
-        .map(|part| part as i64);
+    let changed = [found.st_mtime, found.st_mtime_nsec as i64, found.st_ctime, found.st_ctime_nsec as i64];
     Ok(Some(Stamp { kind, permissions, bytes: found.st_size as u64, changed, number: found.st_ino }))
 }
 

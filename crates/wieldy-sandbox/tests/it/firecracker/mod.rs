@@ -328,8 +328,8 @@ fn real() -> Option<std::path::PathBuf> {
 #[tokio::test]
 async fn firecracker_itself_understands_every_request_and_says_what_is_wrong_with_the_kernel() {
     let (Some(program), Ok(_)) = (real(), fs::File::options().read(true).write(true).open("/dev/kvm")) else {
-        eprintln!(
-            "SKIPPED: there is no `firecracker` (WIELDY_TEST_FIRECRACKER names one) or no /dev/kvm on this machine"
+        crate::oci::say(
+            "SKIPPED: there is no `firecracker` (WIELDY_TEST_FIRECRACKER names one) or no /dev/kvm on this machine",
         );
         return;
     };
@@ -343,7 +343,6 @@ async fn firecracker_itself_understands_every_request_and_says_what_is_wrong_wit
         options
     }));
     let told = driver.bash("true").run().await.unwrap_err().to_string();
-    eprintln!("{told}");
     assert!(told.starts_with("cannot make a sandbox: firecracker: Firecracker refused `PUT /actions`: "), "{told}");
     let homes = driver.traces();
     assert_eq!(fs::read_dir(Path::new(&homes[0]).join("containers")).unwrap().count(), 0);

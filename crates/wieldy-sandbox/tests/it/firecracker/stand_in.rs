@@ -51,7 +51,7 @@ fn serve(socket: &Path) {
         let refusal = match path.as_str() {
             "/actions" if !is_started => start(&guest, socket.parent().unwrap()).err(),
             _ if is_started => Some("The requested operation is not supported after starting the microVM.".into()),
-            _ => drop_into(&mut guest, path.clone(), body),
+            _ => guest.insert(path.clone(), body).map(|_| "It was said already.".into()),
         };
         is_started |= path == "/actions" && refusal.is_none();
         let answer = match refusal {
@@ -66,11 +66,6 @@ fn serve(socket: &Path) {
         };
         let _ = stream.write_all(answer.as_bytes());
     }
-}
-
-fn drop_into(guest: &mut serde_json::Map<String, Value>, path: String, body: Value) -> Option<String> {
-    guest.insert(path, body);
-    None
 }
 
 /// The path and the body of a request; nothing where somebody only looked whether we are there.
@@ -115,11 +110,10 @@ fn start(guest: &serde_json::Map<String, Value>, folder: &Path) -> Result<(), St
     let (agent, copy) = (folder.join("agent"), folder.join("copy"));
     fs::create_dir(&copy).unwrap();
     let mut command = Command::new("/proc/self/exe");
-    // As whoever starts it, or where that is root, as the account that commands have in a guest.
     command.arg0("/sbin/wieldy-guest").arg(&agent).arg(&copy).env_clear();
     let mut process = command.spawn().unwrap();
+    thread::spawn(move || panic!("the agent ended: {:?}", process.wait()));
     while UnixStream::connect(&agent).is_err() {
-        assert!(process.try_wait().unwrap().is_none(), "the agent ended");
         thread::sleep(Duration::from_millis(1));
     }
     thread::spawn(move || {
