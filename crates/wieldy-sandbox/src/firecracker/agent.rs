@@ -15,6 +15,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::{Mode, OFlags};
@@ -54,7 +55,7 @@ pub(crate) fn live(words: &[CString]) -> ! {
         _ => Agent::in_guest().and_then(|mut agent| agent.serve()),
     });
     if let Ok(Err(error)) = &lived {
-        complain(error);
+        complain(&error.to_string());
     }
     // Of a guest this is the end.
     sys::exit_now(i32::from(!matches!(lived, Ok(Ok(())))))
@@ -64,10 +65,14 @@ fn path(text: &CStr) -> PathBuf {
     std::ffi::OsStr::from_bytes(text.to_bytes()).into()
 }
 
-/// Says on the guest's console what went wrong.
-fn complain(error: &io::Error) {
-    if let Ok(mut console) = File::options().write(true).open("/dev/console") {
-        let _ = console.write_all(format!("wieldy-guest: {error}\n").as_bytes());
+/// The kernel's log, which is shown on the guest's console at once.
+static LOG: OnceLock<File> = OnceLock::new();
+
+/// Says why there is no agent any more.
+fn complain(reason: &str) {
+    const CRITICAL: u8 = 2;
+    if let Some(mut log) = LOG.get() {
+        let _ = log.write_all(format!("<{CRITICAL}>wieldy-guest: {reason}\n").as_bytes());
     }
 }
 
@@ -101,6 +106,10 @@ impl Agent {
             };
         mount("devtmpfs", "/dev")?;
         mount("proc", "/proc")?;
+        if let Ok(log) = File::options().write(true).open("/dev/kmsg") {
+            let _ = LOG.set(log);
+            std::panic::set_hook(Box::new(|panic| complain(&panic.to_string())));
+        }
         sys::raise_loopback()?;
         let _ = rustix::system::sethostname(b"sandbox");
         Self::begin(sys::listen_to_host(PORT)?, None)

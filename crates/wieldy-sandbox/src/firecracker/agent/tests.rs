@@ -75,7 +75,7 @@ fn rest(stream: &mut UnixStream) -> (String, Result<RunReport, String>) {
     loop {
         let frame = frames::receive(stream).unwrap();
         match frame.kind {
-            Kind::Output => printed.extend(frame.bytes),
+            Kind::Output | Kind::Complaint => printed.extend(frame.bytes),
             Kind::Taken => {}
             Kind::Ended => {
                 let BerthReport::Ended(report) = frame.message().unwrap() else { panic!("it did not start") };
@@ -184,4 +184,81 @@ fn a_command_may_have_a_terminal() {
     // The terminal shows what is typed when it gets it.
     lines.retain(|line| *line != "word");
     assert_eq!((lines, report.unwrap().status), (vec!["11 77", "got word"], 0));
+}
+
+/// What [`Prepare`] says of the workspace in the test below.
+const WORKSPACE: &str = "/home/ada/project";
+
+/// Runs in a machine of `cargo xtask vm` whose first process is the agent, on a root file system and a disk as in a guest of Firecracker. The
+/// virtual socket is the machine's own, so that we can be at its other end.
+#[test]
+#[ignore = "runs in a virtual machine: cargo xtask vm"]
+fn as_the_first_process_of_a_machine() {
+    let connect = || -> UnixStream {
+        let began = Instant::now();
+        loop {
+            match sys::connect_to_self(PORT) {
+                // Streams are alike once they are there.
+                Ok(socket) => return socket.into(),
+                Err(error) => assert!(began.elapsed() < 3 * PATIENCE, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let mut stream = connect();
+    let order = Prepare { workspace: WORKSPACE.into(), room_bytes: 64 << 20, room_files: 1000 };
+    frames::tell(&mut stream, Kind::Prepare, &order).unwrap();
+    let ready = frames::receive(&mut stream).unwrap().expect(Kind::Ready).unwrap();
+    assert_eq!(String::from_utf8(ready.bytes).unwrap(), env!("CARGO_PKG_VERSION"));
+
+    let here = Path::new("/workspace");
+    fs::create_dir(here).unwrap();
+    fs::write(here.join("in"), "from outside\n").unwrap();
+    let room = sync::Room { bytes: 1 << 20, files: 100 };
+    let mut ours = sync::Ours::new(here, Vec::new(), Vec::new(), room).unwrap();
+    assert_eq!(ours.sync(&mut connect()).unwrap(), []);
+    let run = |program: &str, words: &[&str]| {
+        let mut stream = connect();
+        let order = RunOrder {
+            program: program.into(),
+            arguments: words.iter().map(|&word| word.into()).collect(),
+            environment: vec![("PATH".into(), "/bin".into())],
+            workspace: PathBuf::new(),
+            folder: PathBuf::new(),
+            grace_ms: 100,
+            terminal: None,
+            limits: RunLimits { open_files: Some(64), ..RunLimits::default() },
+        };
+        frames::tell(&mut stream, Kind::Run, &Run { order, has_input: false }).unwrap();
+        let (printed, report) = rest(&mut stream);
+        (printed, report.map(|report| report.status))
+    };
+    let sh = |script: &str| run("sh", &["-c", script]);
+    assert_eq!(
+        sh("pwd; id -u; id -g; cat in; ulimit -n"),
+        (format!("{WORKSPACE}\n1000\n1000\nfrom outside\n64\n"), Ok(0))
+    );
+    let (printed, status) = sh("echo out > made; mkdir deep; echo x > deep/er; ls -ln made | cut -d' ' -f1");
+    assert_eq!((printed.as_str(), status), ("-rw-r--r--\n", Ok(0)));
+    assert_eq!(ours.sync(&mut connect()).unwrap(), []);
+    let read = |path: &str| fs::read_to_string(here.join(path)).unwrap();
+    assert_eq!((read("made").as_str(), read("deep/er").as_str()), ("out\n", "x\n"));
+
+    // The root cannot be written to, private folders can; of devices there are the harmless ones, and of the kernel's files nothing
+    // can be changed.
+    let tried = "for path in / /bin /sbin /etc /proc/sys/kernel /dev /run; do (: > $path/x) 2>/dev/null && echo $path; done; \
+                 for path in /tmp /var/tmp /dev/shm /home/agent; do (: > $path/x) || echo $path; done; \
+                 ls /dev | tr '\\n' ' '; grep -c . /proc/mounts > /dev/null; grep NoNewPrivs /proc/self/status; \
+                 grep CapEff /proc/self/status";
+    let (printed, status) = sh(tried);
+    let devices = "fd full null ptmx pts random shm stderr stdin stdout tty urandom zero ";
+    let expected = format!("{devices}NoNewPrivs:\t1\nCapEff:\t0000000000000000\n");
+    assert_eq!((printed, status), (expected, Ok(0)));
+
+    // A command may kill all that is its own, but not the agent; and what it left is gone.
+    let (_, status) = sh("(setsid sleep 1000 &); kill -9 1; kill -9 -1");
+    assert_eq!(status, Err("its supervisor was killed".into()));
+    let (printed, status) = sh("(setsid sleep 1000 &); echo left");
+    assert_eq!((printed.as_str(), status), ("left\n", Ok(0)));
+    assert_eq!(sh("ps -o comm | grep -c sleep; id -u").0, "0\n1000\n");
 }
