@@ -107,10 +107,16 @@ impl Frame {
     pub(super) fn expect(self, kind: Kind) -> io::Result<Self> {
         match self.kind {
             found if found == kind => Ok(self),
-            Kind::Failed => Err(io::Error::other(String::from_utf8_lossy(&self.bytes).into_owned())),
+            Kind::Failed => Err(io::Error::other(shown(&String::from_utf8_lossy(&self.bytes)))),
             found => Err(invalid(&format!("a frame {found:?} where {kind:?} belongs"))),
         }
     }
+}
+
+/// What the other side says, as it may be shown to people: short, and without what a terminal would obey.
+pub(super) fn shown(text: &str) -> String {
+    const CHARACTERS_MAX: usize = 500;
+    text.chars().take(CHARACTERS_MAX).map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
 const HEAD_BYTES: usize = 5;
@@ -229,6 +235,8 @@ mod tests {
         assert_eq!(receive(&mut &[3, 9, 0][..]).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         let frame = Frame { kind: Kind::Failed, bytes: b"no disk".into() };
         assert_eq!(frame.expect(Kind::Ready).unwrap_err().to_string(), "no disk");
+        let frame = Frame { kind: Kind::Failed, bytes: b"\x1b[2Jgone\xff".into() };
+        assert_eq!(frame.expect(Kind::Ready).unwrap_err().to_string(), "\u{fffd}[2Jgone\u{fffd}");
         let frame = Frame { kind: Kind::Output, bytes: Vec::new() };
         assert_eq!(
             frame.expect(Kind::Ready).unwrap_err().to_string(),

@@ -32,7 +32,7 @@ use crate::native::standing::overrun;
 use crate::oci::container::{blocking, idle_command};
 use crate::oci::runtime::Hand;
 use crate::prepare::prepare;
-use crate::wire::{BerthReport, RunOrder};
+use crate::wire::{BerthReport, RunOrder, RunReport};
 
 /// How long Firecracker may take to listen, and a guest to boot.
 const START_PATIENCE: Duration = Duration::from_secs(30);
@@ -101,7 +101,10 @@ impl Machine {
         };
         let group = base.hierarchy.group(&made.id.0).map_err(|error| failed("making a cgroup", error))?;
         group.set(&group_limits(&limits)).map_err(|error| failed("limiting a cgroup", error))?;
-        let folder = Folder::make(base.home.container(&made.id.0)).map_err(|error| failed("making a folder", error))?;
+        // Sockets are in it, whose paths must be short.
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let name = NEXT.fetch_add(1, Ordering::Relaxed).to_string();
+        let folder = Folder::make(base.home.container(&name)).map_err(|error| failed("making a folder", error))?;
         let workspace = workspace(confinement, plan, &limits)
             .map_err(|error| failed(&format!("the workspace `{}`", confinement.workspace.display()), error))?;
         let machine = Arc::new(Self {
@@ -226,7 +229,7 @@ impl Machine {
             () = self.gone.cancelled() => Err(io::Error::other("Firecracker ended")),
         };
         let report = match went {
-            Ok(BerthReport::Ended(report)) => report,
+            Ok(BerthReport::Ended(report)) => bounded(report),
             Ok(BerthReport::NotStarted { step, errno }) => return Err(asked.not_started(command, step, errno)),
             Ok(_) => return Err(self.lost("it said what makes no sense")),
             // It kept its guest from its work until that was ended with it.
@@ -267,8 +270,9 @@ impl Machine {
     async fn sync(&self) -> Result<Vec<Breach>, SandboxError> {
         let (workspace, vsock) = (Arc::clone(&self.workspace), self.file("vsock"));
         let synced = blocking(move || {
-            let mut stream = calls::connect_blocking(&vsock)?;
-            lock(&workspace).sync(&mut stream)
+            // First the lock: the agent waits for what whoever has connected wants.
+            let mut workspace = lock(&workspace);
+            workspace.sync(&mut calls::connect_blocking(&vsock)?)
         });
         match synced.await {
             Ok(breaches) => Ok(breaches),
@@ -466,6 +470,17 @@ fn order(command: &Command, confinement: &Confinement) -> Result<(RunOrder, Aske
     order.folder.clone_from(&command.folder);
     order.workspace = PathBuf::new();
     Ok((order, asked))
+}
+
+/// What a guest says that it used, as far as it can be so.
+fn bounded(report: RunReport) -> RunReport {
+    const MAX: u64 = u64::MAX / 1024;
+    RunReport {
+        memory_peak_kib: report.memory_peak_kib.min(MAX),
+        blocks_read: report.blocks_read.min(MAX),
+        blocks_written: report.blocks_written.min(MAX),
+        ..report
+    }
 }
 
 fn guest(limits: &ResourceLimits, options: &FirecrackerOptions, disk: PathBuf, vsock: PathBuf) -> Guest {

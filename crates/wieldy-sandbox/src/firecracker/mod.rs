@@ -147,10 +147,8 @@ impl FirecrackerOptions {
     fn probe(&self) -> Result<(PathBuf, String), FirecrackerProblem> {
         let told = |problem: String, hint: &str| Err(FirecrackerProblem { problem, hint: hint.into() });
         let Some(program) = self.program.clone().or_else(|| find("firecracker")) else {
-            return told(
-                "no program `firecracker` is on the PATH".into(),
-                "install it from its releases (github.com/firecracker-microvm/firecracker), or say where it is",
-            );
+            let problem = format!("there is no program `firecracker` in {}", FOLDERS.join(", "));
+            return told(problem, "install it from its releases: github.com/firecracker-microvm/firecracker");
         };
         let mut asked = std::process::Command::new(&program);
         let version = match asked.arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).output() {
@@ -178,7 +176,7 @@ impl FirecrackerOptions {
             }
         }
         if find("mkfs.ext4").is_none() {
-            return told("no program `mkfs.ext4` is on the PATH".into(), "install e2fsprogs");
+            return told(format!("there is no program `mkfs.ext4` in {}", FOLDERS.join(", ")), "install e2fsprogs");
         }
         Ok((program, version))
     }
@@ -412,7 +410,7 @@ mod tests {
         assert_eq!(problem(&options), "no root file system for guests is configured");
         options.rootfs = Some(file);
         match find("mkfs.ext4") {
-            None => assert_eq!(problem(&options), "no program `mkfs.ext4` is on the PATH"),
+            None => assert!(problem(&options).starts_with("there is no program `mkfs.ext4` in ")),
             Some(_) => assert!(Firecracker::new(options).probe().is_ok()),
         }
     }

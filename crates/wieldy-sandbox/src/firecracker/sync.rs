@@ -17,10 +17,13 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use wieldy_core::Breach;
 
-use super::frames::{self, CONTENT_BYTES_MAX, Kind, invalid};
+use super::frames::{self, CONTENT_BYTES_MAX, Kind, invalid, shown};
 
 /// Deeper folders are not looked into.
 const DEPTH_MAX: usize = 64;
+
+/// As many refused changes are told of one command.
+const BREACHES_MAX: usize = 64;
 
 /// Every path in a workspace, with how it looked when it was last looked at.
 pub(super) type Manifest = BTreeMap<String, Stamp>;
@@ -461,8 +464,8 @@ impl Ours {
         self.tree.send(stream, &outgoing)?;
         frames::receive(stream)?.expect(Kind::Done)?;
         self.agreed = now;
-        let told = |(path, reason)| Breach::Filesystem { path, reason };
-        Ok(refused.into_iter().map(told).collect())
+        let told = |(path, reason): (String, String)| Breach::Filesystem { path: shown(&path), reason };
+        Ok(refused.into_iter().take(BREACHES_MAX).map(told).collect())
     }
 }
 

@@ -171,8 +171,7 @@ async fn firecracker(_options: &ProbeOptions) -> Probed {
 async fn firecracker(options: &ProbeOptions) -> Probed {
     use crate::{Firecracker, FirecrackerOptions, FirecrackerProblem};
     let name = Level::Firecracker.as_str();
-    let mut guest = options.firecracker.clone();
-    guest.program = guest.program.or_else(|| find("firecracker", &options.path));
+    let guest = options.firecracker.clone();
     let version = match Firecracker::new(guest.clone()).probe() {
         Ok(version) => version,
         Err(FirecrackerProblem { problem, hint }) => return Probed::fails(name, problem, hint),

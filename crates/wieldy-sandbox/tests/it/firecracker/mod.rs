@@ -207,6 +207,22 @@ async fn what_was_changed_on_both_sides_is_as_it_is_here() {
 }
 
 #[tokio::test]
+async fn calls_of_a_session_run_beside_each_other_in_one_guest() {
+    let driver = Arc::new(Driver::new());
+    let mut first = driver.bash("true");
+    first.confinement.place = session();
+    let calls = (0..12).map(|number| driver.beside(&first, &format!("echo {number} > {number}; cat {number}")).start());
+    let calls: Vec<_> = calls.collect();
+    for (number, (world, running)) in calls.into_iter().enumerate() {
+        let exit = running.await.unwrap().unwrap();
+        assert_eq!((exit.ended, exit.breaches), (Ended::Code(0), vec![]));
+        assert_eq!(world.printed.stdout(), format!("{number}\n"));
+        assert_eq!(fs::read_to_string(first.workspace.path().join(number.to_string())).unwrap(), format!("{number}\n"));
+    }
+    assert_eq!(driver.list().iter().map(|one| one.executed).collect::<Vec<_>>(), [12]);
+}
+
+#[tokio::test]
 async fn what_a_guest_does_not_have_is_refused() {
     let driver = Arc::new(Driver::new());
     let refused = async |change: fn(&mut Confinement)| {
@@ -246,7 +262,7 @@ async fn what_firecracker_refuses_is_told_in_its_own_words_and_leaves_nothing() 
 async fn a_program_that_ends_at_once_is_told_with_what_it_said() {
     let driver = Arc::new(Driver::with(|options| {
         let script = "#!/bin/sh\n[ \"$1\" = --version ] && exit\necho 'no such option' >&2\nexit 1\n";
-        fs::write(options.program.as_ref().unwrap(), script).unwrap();
+        stand_in::write_script(options.program.as_ref().unwrap(), script);
         options
     }));
     let told = driver.bash("true").run().await.unwrap_err().to_string();

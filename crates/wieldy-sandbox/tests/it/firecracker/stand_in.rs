@@ -7,7 +7,6 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::Shutdown;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -29,8 +28,16 @@ pub(super) fn write_program(path: &Path) {
          {API}=\"$2\" exec '{}' --exact firecracker::stand_in::serves --nocapture\n",
         binary.display()
     );
-    fs::write(path, script).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    write_script(path, &script);
+}
+
+/// Writes something to be executed. By another process: of a file that we had open to write, some other test's child might still have it open
+/// when it is executed.
+pub(super) fn write_script(path: &Path, script: &str) {
+    let text = path.with_extension("sh");
+    fs::write(&text, script).unwrap();
+    let copied = Command::new("install").args(["-m", "755"]).arg(&text).arg(path).status().unwrap();
+    assert!(copied.success());
 }
 
 /// No test unless it is told so: what [`write_program`]'s program runs.
