@@ -140,6 +140,19 @@ fn a_connection_that_breaks_or_makes_no_sense_ends_its_command() {
 }
 
 #[test]
+fn input_is_taken_also_where_nobody_reads_it() {
+    let world = World::new(None);
+    let mut stream = world.run("exec <&-; echo closed; while :; do sleep 1; done", None);
+    assert_eq!(frames::receive(&mut stream).unwrap().bytes, b"closed\n");
+    for _ in 0..3 {
+        frames::send(&mut stream, Kind::Input, b"for nobody").unwrap();
+        assert_eq!(frames::receive(&mut stream).unwrap().kind, Kind::Taken);
+    }
+    frames::send(&mut stream, Kind::Stop, &[]).unwrap();
+    assert_eq!(rest(&mut stream).1.unwrap().status, libc::SIGTERM);
+}
+
+#[test]
 fn commands_run_as_the_account_that_the_workspace_belongs_to() {
     if !process::geteuid().is_root() {
         let _ = writeln!(io::stderr(), "SKIPPED: only root can become another user");

@@ -199,16 +199,21 @@ fn a_guest_that_lies_reaches_nothing_outside_of_the_workspace() {
         let link = Entry { path: "way".into(), now: Now::Link { target: "../elsewhere".into() } };
         frames::tell(stream, Kind::Entry, &link).unwrap();
         send(file("way/x"), "evil")(stream);
+        send(file("way/deep/x"), "evil")(stream);
         let gone = Entry { path: "way/kept".into(), now: Now::Gone };
         frames::tell(stream, Kind::Entry, &gone).unwrap();
         send(file("fine"), "fine")(stream);
     };
     world.write("elsewhere/kept", "kept");
+    world.write("elsewhere/deep/kept", "kept");
     let refused = world.sync_with(through).unwrap();
-    let told = |path: &str| Breach::Filesystem { path: path.into(), reason: "Not a directory (os error 20)".into() };
-    assert_eq!(refused, [told("way/x"), told("way/kept")]);
+    let told = |path: &str, reason: &str| Breach::Filesystem { path: path.into(), reason: reason.into() };
+    let (no_folder, link) = ("Not a directory (os error 20)", "Too many levels of symbolic links (os error 40)");
+    assert_eq!(refused, [told("way/x", no_folder), told("way/deep/x", link), told("way/kept", no_folder)]);
     assert_eq!(world.tree("here"), ["fine 777 fine", "way -> ../elsewhere"]);
-    assert_eq!(world.tree("elsewhere"), ["kept 644 kept"]);
+    assert_eq!(world.tree("elsewhere"), ["deep/ 755", "deep/kept 644 kept", "kept 644 kept"]);
+    // Nor does a file make its caller somebody else.
+    assert_eq!(fs::metadata(world.at("here/fine")).unwrap().permissions().mode() & 0o7777, 0o777);
 }
 
 #[test]
