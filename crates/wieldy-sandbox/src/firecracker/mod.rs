@@ -247,16 +247,16 @@ impl Shared {
         stop: &CancellationToken,
     ) -> Result<Exit, SandboxError> {
         if confinement.place == Place::Own {
-            let machine = self.build(confinement, next_id()).await?;
+            let machine = unless_stopped(stop, self.build(confinement, next_id())).await?;
             let exit = machine.run(command, confinement, output, stop).await;
             self.end(machine).await;
             return exit;
         }
-        let mut machine = self.kept(confinement, false).await?;
+        let mut machine = unless_stopped(stop, self.kept(confinement, false)).await?;
         if machine.is_gone() {
             // It was lost while nobody used it.
             self.end_all(|other| other.made == machine.made).await;
-            machine = self.kept(confinement, false).await?;
+            machine = unless_stopped(stop, self.kept(confinement, false)).await?;
         }
         let exit = machine.run(command, confinement, output, stop).await;
         if machine.is_gone() {
@@ -371,6 +371,20 @@ impl Shared {
                 shared.end_all(|one| is_stale(one) || one.is_gone()).await;
             }
         });
+    }
+}
+
+/// Waits for a guest; nobody waits longer for one than for the command. What there is of it goes when nobody waits.
+async fn unless_stopped(
+    stop: &CancellationToken,
+    machine: impl Future<Output = Result<Arc<Machine>, SandboxError>>,
+) -> Result<Arc<Machine>, SandboxError> {
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => {
+            Err(SandboxError::Creation { reason: "firecracker: the run was stopped before its guest stood".into() })
+        }
+        machine = machine => machine,
     }
 }
 

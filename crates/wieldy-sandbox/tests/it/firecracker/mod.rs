@@ -271,6 +271,32 @@ async fn a_program_that_ends_at_once_is_told_with_what_it_said() {
 }
 
 #[tokio::test]
+async fn nobody_waits_for_a_guest_once_the_run_was_stopped() {
+    let driver = Arc::new(Driver::with(|options| {
+        let script = "#!/bin/sh\n[ \"$1\" = --version ] && exit\nexec sh -c 'while :; do sleep 1; done' \"$@\"\n";
+        stand_in::write_script(options.program.as_ref().unwrap(), script);
+        options
+    }));
+    let api = format!("{}/", driver.options.state.display());
+    let is_there = || {
+        let lines = fs::read_dir("/proc")
+            .unwrap()
+            .flatten()
+            .filter_map(|process| fs::read(process.path().join("cmdline")).ok());
+        lines.into_iter().any(|line| String::from_utf8_lossy(&line).contains(&api))
+    };
+    let (world, running) = driver.bash("true").start();
+    eventually(PATIENCE, "it was started", is_there).await;
+    world.stop.cancel();
+    let told = running.await.unwrap().unwrap_err().to_string();
+    assert_eq!(told, "cannot make a sandbox: firecracker: the run was stopped before its guest stood");
+    eventually(PATIENCE, "it was ended", || !is_there()).await;
+    let homes = driver.traces();
+    let is_empty = || fs::read_dir(Path::new(&homes[0]).join("containers")).unwrap().count() == 0;
+    eventually(PATIENCE, "its files are gone", is_empty).await;
+}
+
+#[tokio::test]
 async fn limits_are_seen_to() {
     let driver = Arc::new(Driver::new());
     let mut world = driver.bash("ulimit -n; for i in 1 2 3; do head -c 9M /dev/zero > $i; done; sync; sleep 1000");
