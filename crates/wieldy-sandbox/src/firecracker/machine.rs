@@ -221,7 +221,7 @@ impl Machine {
     ) -> Result<Exit, SandboxError> {
         let _busy = Busy::new(self);
         let (order, asked) = order(command, confinement)?;
-        // What was changed by those that run beside this one belongs to them.
+        // Nobody can tell who in a guest has changed what: also what others did that run beside this one is told here.
         let mut breaches = self.sync().await?;
         let stream = calls::connect(self.file("vsock")).await.map_err(|error| self.lost(&error.to_string()))?;
         let went = tokio::select! {
