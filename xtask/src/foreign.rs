@@ -29,7 +29,7 @@ pub(crate) fn run(root: &Path, nextest: bool, ci: bool) -> Result<()> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(if nextest { ["nextest", "run"].as_slice() } else { &["test"] });
     // Of the whole workspace, as the tests before: of a single package everything would be built once more.
-    cargo.args(["--locked", "--workspace", "--features", "xtask/bench", "--test", "foreign"]);
+    cargo.args(["--locked", "--workspace", "--features", "xtask/bench,wieldy-cli/firecracker", "--test", "foreign"]);
     if nextest && ci {
         cargo.args(["--profile", "ci"]);
     }

@@ -112,18 +112,19 @@ const RUSTDOC: &str = "-Dwarnings -Arustdoc::private_intra_doc_links";
 
 /// The stages, cheapest first. The benchmarks are compiled and tested, never timed here.
 fn stages(nextest: bool, ci: bool) -> Vec<Stage> {
-    const BENCH: [&str; 2] = ["--features", "xtask/bench"];
+    // What is off by default is compiled and tested, too; the stages that build the docs see to it that it can be left out.
+    const FEATURES: [&str; 2] = ["--features", "xtask/bench,wieldy-cli/firecracker"];
     let cargo = |name, arguments: &[&'static str], extra: &[&'static str], environment| {
         let arguments = arguments.iter().chain(extra).copied().collect();
         Stage { name, work: Work::Cargo { arguments, environment } }
     };
     let mut clippy = vec!["clippy", "--workspace", "--all-targets", "--locked"];
-    clippy.extend(BENCH);
+    clippy.extend(FEATURES);
     let mut tests = match nextest {
         true => vec!["nextest", "run", "--workspace", "--locked"],
         false => vec!["test", "--workspace", "--locked", "--lib", "--bins", "--tests", "--examples", "--no-fail-fast"],
     };
-    tests.extend(BENCH);
+    tests.extend(FEATURES);
     if nextest && ci {
         tests.extend(["--profile", "ci"]);
     }
@@ -208,9 +209,9 @@ mod tests {
             lines(true, false),
             [
                 "format: cargo fmt --all --check",
-                "clippy: cargo clippy --workspace --all-targets --locked --features xtask/bench -- -D warnings",
+                "clippy: cargo clippy --workspace --all-targets --locked --features xtask/bench,wieldy-cli/firecracker -- -D warnings",
                 "tidy: cargo xtask tidy",
-                "tests: cargo nextest run --workspace --locked --features xtask/bench",
+                "tests: cargo nextest run --workspace --locked --features xtask/bench,wieldy-cli/firecracker",
                 "foreign: cargo xtask foreign",
                 "machines: cargo xtask vm",
                 "doc tests: cargo test --doc --workspace --locked",
@@ -224,7 +225,7 @@ mod tests {
     fn ci_uses_its_own_nextest_profile_and_cargo_test_knows_none() {
         assert_eq!(
             lines(true, true)[3],
-            "tests: cargo nextest run --workspace --locked --features xtask/bench --profile ci"
+            "tests: cargo nextest run --workspace --locked --features xtask/bench,wieldy-cli/firecracker --profile ci"
         );
         assert!(lines(false, true)[3].starts_with("tests: cargo test --workspace --locked --lib --bins --tests"));
         assert!(!lines(false, true)[3].contains("--profile"));

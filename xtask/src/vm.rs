@@ -4,6 +4,8 @@
 //! help from the processor, so that it runs wherever qemu does. It says on its console how the tests went. Everything is
 //! kept below `target/vm`, the last console of each boot too.
 
+mod guest;
+
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -20,10 +22,17 @@ struct Boot {
     mounts: &'static str,
     /// Names of tests, or the beginnings of such: every test that contains one of them runs.
     tests: &'static [&'static str],
+    /// Whether it has the disks of a guest, and the tests are those beside the code.
+    is_guest: bool,
 }
 
 const BOOTS: &[Boot] = &[
-    Boot { name: "cgroup-v2", mounts: "mount -t cgroup2 cgroup2 /sys/fs/cgroup", tests: &["cgroup::"] },
+    Boot {
+        name: "cgroup-v2",
+        mounts: "mount -t cgroup2 cgroup2 /sys/fs/cgroup",
+        tests: &["cgroup::"],
+        is_guest: false,
+    },
     Boot {
         name: "cgroup-v1",
         mounts: "mount -t tmpfs tmpfs /sys/fs/cgroup
@@ -31,6 +40,13 @@ for names in cpu,cpuacct memory pids blkio freezer; do
     mkdir /sys/fs/cgroup/$names && mount -t cgroup -o $names cgroup /sys/fs/cgroup/$names
 done",
         tests: &["cgroup::"],
+        is_guest: false,
+    },
+    Boot {
+        name: "guest",
+        mounts: guest::MOUNTS,
+        tests: &["firecracker::agent::tests::as_the_first_process_of_a_machine"],
+        is_guest: true,
     },
 ];
 
@@ -48,7 +64,9 @@ pub(crate) fn run_as_stage(root: &Path) -> Result<()> {
     let debian = Command::new("apt-get").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if !debian.is_ok_and(|status| status.success()) {
         eprintln!("WARNING: skipped, as there is no apt-get to take qemu and a kernel from:");
-        eprintln!("WARNING: control groups are tested only as this machine has them");
+        eprintln!(
+            "WARNING: control groups are tested only as this machine has them, and no agent as the first process of a machine"
+        );
         return Ok(());
     }
     run(root)
@@ -61,13 +79,18 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     require_qemu()?;
     let kernel = kernel(&folder)?;
     let busybox = unpacked(&folder, "busybox-static", "bin/busybox")?;
-    let tests = test_binary(root)?;
+    let (unit_tests, tests) = (test_binary(root, "lib")?, test_binary(root, "test")?);
     for boot in BOOTS {
         let began = Instant::now();
-        let memory = folder.join(format!("{}.cpio", boot.name));
-        fs::write(&memory, initial_files(boot, &busybox, &tests)?).context("cannot write the machine's files")?;
-        let console = folder.join(format!("{}.log", boot.name));
-        start(&kernel, &memory, &console)?;
+        let (memory, console) = (folder.join(format!("{}.cpio", boot.name)), folder.join(format!("{}.log", boot.name)));
+        let mut files = initial_files(boot, &busybox, if boot.is_guest { &unit_tests } else { &tests })?;
+        let mut disks = Vec::new();
+        if boot.is_guest {
+            guest::add_modules(&mut files, &folder)?;
+            disks.extend(guest::disks(&folder, &busybox, &unit_tests)?);
+        }
+        fs::write(&memory, files.end()).context("cannot write the machine's files")?;
+        start(&kernel, &memory, &disks, &console)?;
         let said = String::from_utf8_lossy(&fs::read(&console).context("cannot read the console")?).into_owned();
         if let Err(error) = judge(&said) {
             eprintln!("{said}");
@@ -90,13 +113,16 @@ fn judge(console: &str) -> Result<()> {
 }
 
 /// Runs a machine to its end, with what it says in a file.
-fn start(kernel: &Path, memory: &Path, console: &Path) -> Result<()> {
+fn start(kernel: &Path, memory: &Path, disks: &[PathBuf], console: &Path) -> Result<()> {
     let file = File::create(console).context("cannot write the console")?;
     let mut command = Command::new("qemu-system-x86_64");
     command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1024"]);
     command.args(["-nodefaults", "-no-user-config", "-nographic", "-no-reboot", "-serial", "stdio", "-net", "none"]);
     command.arg("-kernel").arg(kernel).arg("-initrd").arg(memory);
     command.args(["-append", "console=ttyS0 quiet panic=-1 cgroup_no_v1=none"]);
+    for disk in disks {
+        command.arg("-drive").arg(format!("file={},format=raw,if=virtio", disk.display()));
+    }
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     let mut machine = Killed(command.spawn().context("cannot start qemu-system-x86_64")?);
     let deadline = Instant::now() + BOOT_PATIENCE;
@@ -120,7 +146,7 @@ impl Drop for Killed {
 }
 
 /// What the machine has in memory when it starts, as the kernel wants it.
-fn initial_files(boot: &Boot, busybox: &Path, tests: &Path) -> Result<Vec<u8>> {
+fn initial_files(boot: &Boot, busybox: &Path, tests: &Path) -> Result<Archive> {
     let mut archive = Archive::default();
     for folder in ["bin", "dev", "proc", "sys", "tmp", "etc"] {
         archive.folder(folder);
@@ -149,7 +175,7 @@ poweroff -f
         let bytes = fs::read(&library).with_context(|| format!("cannot read `{library}`"))?;
         archive.file(library.trim_start_matches('/'), &bytes);
     }
-    Ok(archive.end())
+    Ok(archive)
 }
 
 /// The shared libraries that a program needs, and the loader of these.
@@ -206,11 +232,12 @@ impl Archive {
     }
 }
 
-/// The test binary of the sandbox, built if it has to be.
-fn test_binary(root: &Path) -> Result<PathBuf> {
+/// The test binary of the sandbox of this kind, `lib` or `test`; built if it has to be.
+fn test_binary(root: &Path, kind: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["test", "--package", "wieldy-sandbox", "--test", "it", "--no-run", "--locked"]);
+    command.args(["test", "--package", "wieldy-sandbox", "--features", "firecracker", "--lib", "--test", "it"]);
+    command.args(["--no-run", "--locked"]);
     command.args(["--message-format", "json-render-diagnostics"]).current_dir(root).stderr(Stdio::inherit());
     let output = command.output().context("cannot start cargo")?;
     if !output.status.success() {
@@ -219,6 +246,7 @@ fn test_binary(root: &Path) -> Result<PathBuf> {
     let messages = output.stdout.split(|byte| *byte == b'\n');
     let mut programs = messages.filter_map(|line| {
         let message: Value = serde_json::from_slice(line).ok()?;
+        message.get("target")?.get("kind")?.as_array()?.iter().find(|it| *it == kind)?;
         Some(PathBuf::from(message.get("executable")?.as_str()?))
     });
     programs.next_back().context("cargo does not say where the tests of wieldy-sandbox are")

@@ -39,6 +39,10 @@ pub(crate) fn executor(
             let (home, idle_max) = (environment.home().map(Path::to_owned), config.sandbox.idle);
             builder = builder.sandbox(Oci::new(OciOptions { home, idle_max, ..OciOptions::new(level, state) }));
         }
+        #[cfg(feature = "firecracker")]
+        {
+            builder = builder.sandbox(wieldy::Firecracker::new(firecracker(config, environment)));
+        }
     }
     builder.confirmer = confirmer;
     if let Some(history) = history {
@@ -135,6 +139,18 @@ fn native(config: &Config, environment: &Environment, work: Work) -> NativeOptio
     }
 }
 
+/// How the level `firecracker` is set up.
+#[cfg(feature = "firecracker")]
+fn firecracker(config: &Config, environment: &Environment) -> wieldy::FirecrackerOptions {
+    wieldy::FirecrackerOptions {
+        kernel: config.sandbox.kernel.clone(),
+        rootfs: config.sandbox.rootfs.clone(),
+        home: environment.home().map(Path::to_owned),
+        idle_max: config.sandbox.idle,
+        ..wieldy::FirecrackerOptions::new(config.state.join("firecracker"))
+    }
+}
+
 /// What is tried to find out what works here: what programs of the configuration's executor would get.
 pub(crate) fn probe_options(config: &Config, environment: &Environment) -> ProbeOptions {
     let mut options = ProbeOptions::new(&config.workspace);
@@ -143,6 +159,10 @@ pub(crate) fn probe_options(config: &Config, environment: &Environment) -> Probe
     options.confinement.network = config.sandbox.network.clone();
     options.confinement.files = Arc::new(files(config));
     options.native = native(config, environment, Work::OneCall);
+    #[cfg(feature = "firecracker")]
+    {
+        options.firecracker = firecracker(config, environment);
+    }
     if let Some(path) = environment.0.get("PATH") {
         options.path.clone_from(path);
     }

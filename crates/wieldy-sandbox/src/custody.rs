@@ -26,7 +26,7 @@ const READ_BYTES: usize = 64 * 1024;
 const WAKE_EVERY: Duration = Duration::from_millis(50);
 
 /// How long after the grace time a berth may take before it is killed itself, and the rest left to whoever made it.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A berth, waiting for commands. Dropping it ends it and all that is in it.
 pub(crate) struct Berth {
@@ -67,7 +67,7 @@ impl Berth {
         stop: &CancellationToken,
     ) -> Result<Went, SandboxError> {
         let grace = Duration::from_millis(order.grace_ms);
-        let asked = Asked { path: path_of(&order).to_owned(), folder: order.folder.clone() };
+        let asked = Asked::of(&order);
         match self.order(command, order, grace, output, stop).await? {
             Some(BerthReport::Ended(report)) => Ok(Went { ended: ended(report.status), report, berth_lost: false }),
             Some(BerthReport::NotStarted { step, errno }) => Err(asked.not_started(command, step, errno)),
@@ -263,13 +263,17 @@ async fn write_all(pipe: &AsyncFd<OwnedFd>, mut bytes: &[u8]) {
 }
 
 /// What was asked for, to say what of it could not be had.
-struct Asked {
+pub(crate) struct Asked {
     path: String,
     folder: PathBuf,
 }
 
 impl Asked {
-    fn not_started(&self, command: &Command, step: Step, errno: i32) -> SandboxError {
+    pub(crate) fn of(order: &RunOrder) -> Self {
+        Self { path: path_of(order).to_owned(), folder: order.folder.clone() }
+    }
+
+    pub(crate) fn not_started(&self, command: &Command, step: Step, errno: i32) -> SandboxError {
         let error = io::Error::from_raw_os_error(errno);
         let source = match step {
             Step::Program if !command.program.contains('/') && errno == libc::ENOENT => {
@@ -297,7 +301,7 @@ fn crashed(command: &Command, how: &str) -> SandboxError {
     SandboxError::Crashed { reason: format!("`{}` was lost: {how}", command.program) }
 }
 
-fn ended(status: i32) -> Ended {
+pub(crate) fn ended(status: i32) -> Ended {
     let status = ExitStatus::from_raw(status);
     match (status.code(), status.signal()) {
         (Some(code), _) => Ended::Code(code),

@@ -1,6 +1,6 @@
 //! Custody of the processes that wieldy starts.
 //!
-//! In reading order: the backends ([`Bare`], [`Native`], [`Oci`]); the executor's side of a command; the way out to listed hosts
+//! In reading order: the backends ([`Bare`], [`Native`], [`Oci`], and with the feature `firecracker` virtual machines); the executor's side of a command; the way out to listed hosts
 //! ([`proxy`]) and the tree of limits; what is said between processes; and then those processes themselves, which are this
 //! program once more: the *warden* that makes sandboxes, the *init* of each, the *berths* in which commands run.
 //!

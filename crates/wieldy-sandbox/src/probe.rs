@@ -24,6 +24,9 @@ pub struct ProbeOptions {
     pub confinement: Confinement,
     /// How the native level is set up.
     pub native: NativeOptions,
+    /// How the level `firecracker` is set up.
+    #[cfg(feature = "firecracker")]
+    pub firecracker: crate::FirecrackerOptions,
     /// Where the programs of other levels are looked for: folders with `:` between them.
     pub path: String,
 }
@@ -42,6 +45,8 @@ impl ProbeOptions {
                 grace: Duration::from_secs(1),
             },
             native: NativeOptions::default(),
+            #[cfg(feature = "firecracker")]
+            firecracker: crate::FirecrackerOptions::new(std::env::temp_dir()),
             path: "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into(),
         }
     }

@@ -28,6 +28,13 @@ extern "C" fn before_main(count: c_int, words: *const *const c_char) {
     if name == crate::warden::NAME {
         crate::warden::live()
     }
+    #[cfg(feature = "firecracker")]
+    if name.to_bytes().rsplit(|byte| *byte == b'/').next() == Some(crate::firecracker::AGENT_NAME.to_bytes()) {
+        // SAFETY: as above, for each of the `count` texts.
+        let word = |number: c_int| unsafe { CStr::from_ptr(*words.add(number as usize)) }.to_owned();
+        let words: Vec<CString> = (1..count).map(word).collect();
+        crate::firecracker::live_as_agent(&words)
+    }
 }
 
 /// A program with all that it is started with, as the kernel takes it.
@@ -305,6 +312,40 @@ pub(crate) fn raise_loopback() -> io::Result<()> {
         libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request)
     };
     checked(status).map(drop)
+}
+
+/// Listens at a port of a guest's virtual socket, whose other end is the machine that the guest runs on.
+#[cfg(feature = "firecracker")]
+pub(crate) fn listen_to_host(port: u32) -> io::Result<OwnedFd> {
+    let socket = virtual_socket(libc::VMADDR_CID_ANY, port, libc::bind)?;
+    rustix::net::listen(&socket, 64)?;
+    Ok(socket)
+}
+
+/// Connects to a port of this machine's own virtual socket, where its kernel has such a thing.
+#[cfg(all(test, feature = "firecracker"))]
+pub(crate) fn connect_to_self(port: u32) -> io::Result<OwnedFd> {
+    virtual_socket(libc::VMADDR_CID_LOCAL, port, libc::connect)
+}
+
+#[cfg(feature = "firecracker")]
+type Name = unsafe extern "C" fn(c_int, *const libc::sockaddr, libc::socklen_t) -> c_int;
+
+/// A virtual socket that was given an address, its own or the other end's.
+#[cfg(feature = "firecracker")]
+fn virtual_socket(machine: u32, port: u32, name: Name) -> io::Result<OwnedFd> {
+    let (family, kind) = (rustix::net::AddressFamily::VSOCK, rustix::net::SocketType::STREAM);
+    let socket = rustix::net::socket_with(family, kind, rustix::net::SocketFlags::CLOEXEC, None)?;
+    // SAFETY: all-zero is a value of this plain struct, and `bind` or `connect` reads it in its true size.
+    let status = unsafe {
+        let mut address: libc::sockaddr_vm = std::mem::zeroed();
+        address.svm_family = libc::AF_VSOCK as libc::sa_family_t;
+        address.svm_port = port;
+        address.svm_cid = machine;
+        name(socket.as_raw_fd(), (&raw const address).cast(), size_of::<libc::sockaddr_vm>() as libc::socklen_t)
+    };
+    checked(status)?;
+    Ok(socket)
 }
 
 /// Lets the runtime wait for a descriptor, which from now on never keeps anybody waiting.

@@ -38,6 +38,8 @@ pub use wieldy_sandbox::{
     Bare, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions, ProbeState, Probed,
     RefusedCall, Report, Rootfs, finish, probe,
 };
+#[cfg(feature = "firecracker")]
+pub use wieldy_sandbox::{Firecracker, FirecrackerOptions, FirecrackerProblem};
 pub use wieldy_store::{
     Address, Copied, Cursor, Execution, GroupBy, JournalOptions, Moment, Page, Problem as TrailProblem, Pruned, Query,
     Retention, SignedHead, Signer, Stat, Store, StoreError, StoreJournal, Verdict, history_tools,

@@ -113,6 +113,12 @@ section! {
         spares: CountOrNone,
         floor: Level,
         limits: FileSandboxLimits,
+        firecracker: FileFirecracker,
+    }
+    /// What guests of the level `firecracker` are made of.
+    FileFirecracker {
+        kernel: PathBuf,
+        rootfs: PathBuf,
     }
     /// What all programs of one session may use together; 0 means no limit.
     FileSandboxLimits {
@@ -309,6 +315,7 @@ impl FileConfig {
                     disk_mb: Some(Whole(0)),
                     disk_files: Some(Whole(0)),
                 }),
+                firecracker: Some(FileFirecracker { kernel: Some(PathBuf::new()), rootfs: Some(PathBuf::new()) }),
             }),
             output: Some(FileOutput { bytes_max: Some(Whole(executor.output_bytes_max)) }),
             confirm: Some(FileConfirm { timeout: Some(Time(executor.confirmation_timeout)) }),
@@ -344,6 +351,12 @@ impl FileConfig {
         }
         if let Some(serve) = &mut self.serve {
             serve.begin_paths_at(folder);
+        }
+        let guests = self.sandbox.iter_mut().flat_map(|sandbox| &mut sandbox.firecracker);
+        for path in guests.flat_map(|guest| guest.kernel.iter_mut().chain(&mut guest.rootfs)) {
+            if !path.as_os_str().is_empty() && !path.starts_with("~") {
+                *path = folder.join(&*path);
+            }
         }
         let mounts = self.sandbox.iter_mut().flat_map(|sandbox| &mut sandbox.mounts).flatten();
         if !folder.as_os_str().is_empty() {

@@ -22,6 +22,9 @@ pub(crate) struct SandboxConfig {
     /// What all programs of one session may use together.
     pub(crate) limits: ResourceLimits,
     pub(crate) floor: Level,
+    /// The kernel and the root file system of guests at the level `firecracker`, where they are named.
+    pub(crate) kernel: Option<PathBuf>,
+    pub(crate) rootfs: Option<PathBuf>,
 }
 
 impl SandboxConfig {
@@ -30,6 +33,11 @@ impl SandboxConfig {
         const SET: &str = "the defaults have every key";
         let paths = |paths: Option<Vec<PathBuf>>| {
             paths.expect(SET).iter().map(|path| at_home(path, home)).collect::<Result<Vec<_>, _>>()
+        };
+        let guest = file.firecracker.expect(SET);
+        let named = |path: Option<PathBuf>| match path.expect(SET) {
+            path if path.as_os_str().is_empty() => Ok(None),
+            path => at_home(&path, home).map(Some),
         };
         let mounts = file.mounts.expect(SET).into_iter().map(|mount| mount.resolve(home));
         Ok(Self {
@@ -44,6 +52,8 @@ impl SandboxConfig {
             spares: file.spares.expect(SET).0 as usize,
             limits: limits(&file.limits.expect(SET)),
             floor: file.floor.expect(SET),
+            kernel: named(guest.kernel)?,
+            rootfs: named(guest.rootfs)?,
         })
     }
 }

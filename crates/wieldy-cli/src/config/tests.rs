@@ -232,6 +232,9 @@ fn the_section_sandbox_says_what_programs_see_reach_and_use() {
         idle = "1m"
         [sandbox.limits]
         memory-mb = 10
+        [sandbox.firecracker]
+        kernel = "~/vm/kernel"
+        rootfs = "vm/root.ext4"
     "#;
     layers.put_file(Path::new("/project/wieldy.toml"), text).unwrap();
     let home = Path::new("/home/ada");
@@ -248,6 +251,8 @@ fn the_section_sandbox_says_what_programs_see_reach_and_use() {
         spares: 1,
         limits: ResourceLimits { memory_bytes: Some(10 << 20), ..ResourceLimits::default() },
         floor: Level::None,
+        kernel: Some("/home/ada/vm/kernel".into()),
+        rootfs: Some("/project/vm/root.ext4".into()),
     };
     assert_eq!(Config::resolve(&layers, Some(home)).unwrap().sandbox, wanted);
     let variables = environment(&[

@@ -67,6 +67,8 @@ fn every_value_is_shown_with_its_origin() {
     retry.base = "1s"  # default
     retry.cap = "30s"  # default
     retry.retries = 5  # file wieldy.toml
+    sandbox.firecracker.kernel = ""  # default
+    sandbox.firecracker.rootfs = ""  # default
     sandbox.floor = "none"  # default
     sandbox.hidden = []  # default
     sandbox.idle = "10m"  # default

@@ -24,6 +24,14 @@ fn every_level_is_told_and_the_native_one_works() {
         named(&told["levels"], "native"),
         &json!({"name": "native", "state": "works", "told": "programs run in namespaces, under Landlock and seccomp", "hint": null})
     );
+    // Nobody has a kernel for guests by chance.
+    let firecracker = named(&told["levels"], "firecracker");
+    assert_eq!(firecracker["state"], "fails");
+    assert_eq!(
+        firecracker["told"] == "this program was built without it",
+        !cfg!(feature = "firecracker"),
+        "{firecracker}"
+    );
     let keys: Vec<&String> = told.as_object().unwrap().keys().collect();
     assert_eq!(
         keys,

@@ -17,7 +17,7 @@ pub(crate) mod standing;
 #[expect(unsafe_code, reason = "two system calls that no library offers; each block says why it is sound")]
 pub(crate) mod sys_landlock;
 pub(crate) mod syscalls;
-mod walls;
+pub(crate) mod walls;
 
 #[cfg(test)]
 pub(crate) mod alone;

@@ -507,7 +507,7 @@ fn usage(seen: Usage, used: &Used) -> Usage {
     }
 }
 
-fn overrun(limit: Limit, used: u64, limits: &ResourceLimits) -> Overrun {
+pub(crate) fn overrun(limit: Limit, used: u64, limits: &ResourceLimits) -> Overrun {
     let (limit, allowed) = match limit {
         Limit::DiskBytes => ("disk_bytes", limits.disk_bytes),
         Limit::DiskFiles => ("disk_files", limits.disk_files),

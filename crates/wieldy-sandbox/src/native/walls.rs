@@ -35,18 +35,18 @@ const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
 type Failure = (String, io::Error);
 
 /// Whatever is mounted from now on is not seen outside, and the other way round.
-pub(super) fn detach() -> io::Result<()> {
+pub(crate) fn detach() -> io::Result<()> {
     Ok(mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)?)
 }
 
 /// Copies of the mounts that the plan shows, by the number of their step.
-pub(super) struct Sources {
+pub(crate) struct Sources {
     binds: HashMap<usize, OwnedFd>,
     devices: Vec<(&'static str, OwnedFd)>,
 }
 
 /// Opens everything that the plan shows, as long as we are still who may see it.
-pub(super) fn open_sources(steps: &[Step], mut binds: HashMap<usize, OwnedFd>) -> Result<Sources, Failure> {
+pub(crate) fn open_sources(steps: &[Step], mut binds: HashMap<usize, OwnedFd>) -> Result<Sources, Failure> {
     // Nothing that a plan shows is reached through a link, unless somebody has put one there since.
     let copy = |path: &Path| copy_of(&open_plain(path, OFlags::PATH)?);
     for (number, step) in steps.iter().enumerate() {
@@ -69,7 +69,7 @@ pub(super) fn open_sources(steps: &[Step], mut binds: HashMap<usize, OwnedFd>) -
 }
 
 /// The new root while it is being built.
-pub(super) struct Site {
+pub(crate) struct Site {
     mount: OwnedFd,
     root: OwnedFd,
     files_made: Cell<u32>,
@@ -79,7 +79,7 @@ const READ_ONLY: MountChange<'static> = MountChange { read_only: true, owners: N
 
 impl Site {
     /// Begins with an empty root. Of the steps that will follow, only those that say how large something is are looked at.
-    pub(super) fn begin(steps: &[Step]) -> io::Result<Self> {
+    pub(crate) fn begin(steps: &[Step]) -> io::Result<Self> {
         let rooms = || steps.iter().filter_map(Step::room);
         let no_room = || io::Error::other("the plan has no root");
         let (root_room, private_room) = (rooms().next(), rooms().skip(1).max_by_key(|room| room.bytes));
@@ -98,7 +98,7 @@ impl Site {
     }
 
     /// Takes further steps.
-    pub(super) fn add(&self, steps: &[Step], mut sources: Sources) -> Result<(), Failure> {
+    pub(crate) fn add(&self, steps: &[Step], mut sources: Sources) -> Result<(), Failure> {
         for (number, step) in steps.iter().enumerate() {
             self.take(step, number, &mut sources).map_err(|error| (format!("the step `{step}`"), error))?;
         }
@@ -106,7 +106,7 @@ impl Site {
     }
 
     /// Closes the new root, moves there and leaves the old one.
-    pub(super) fn finish(self) -> io::Result<()> {
+    pub(crate) fn finish(self) -> io::Result<()> {
         sys::change_mount(self.mount.as_fd(), false, READ_ONLY)?;
         rustix::process::fchdir(&self.root)?;
         rustix::process::pivot_root(".", ".")?;

@@ -105,7 +105,8 @@ impl Container {
         let meter = group.begin();
         let hand = Hand::new().await.map_err(failed)?;
         let watcher = tokio::spawn(follow(pid_file, Arc::clone(&group), call.stop.clone(), call.confinement.grace));
-        let went = hand.run(&self.runtime, words, call.command, call.confinement.grace, call.output, call.stop).await;
+        let went =
+            hand.run(&self.runtime.program, words, call.command, call.confinement.grace, call.output, call.stop).await;
         watcher.abort();
         let left = Arc::clone(&group);
         if blocking(move || left.kill()).await.is_err() {
@@ -176,7 +177,8 @@ impl Container {
     ) -> (Result<Went, SandboxError>, Option<Instant>) {
         let (done, kill) = (CancellationToken::new(), CancellationToken::new());
         let running = async {
-            let mut went = hand.run(&self.runtime, words, call.command, Duration::ZERO, call.output, &kill).await;
+            let mut went =
+                hand.run(&self.runtime.program, words, call.command, Duration::ZERO, call.output, &kill).await;
             done.cancel();
             if let (Ok(went), true) = (&mut went, kill.is_cancelled()) {
                 // Whatever ended the runtime, its command is killed.

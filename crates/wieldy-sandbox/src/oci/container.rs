@@ -202,7 +202,7 @@ impl Container {
         let words = self.runtime.words(&self.file("log"), &self.network, &words);
         let (runtime, stop, gone) = (self.runtime.clone(), self.stop.clone(), self.gone.clone());
         let keeper = tokio::spawn(async move {
-            let _ = hand.run(&runtime, words, &idle_command(), Duration::ZERO, &Nowhere, &stop).await;
+            let _ = hand.run(&runtime.program, words, &idle_command(), Duration::ZERO, &Nowhere, &stop).await;
             gone.cancel();
         });
         *self.keeper.lock().unwrap_or_else(PoisonError::into_inner) = Some(keeper);
@@ -362,7 +362,7 @@ impl OutputSink for Nowhere {
 }
 
 /// Input and output of a runtime that needs none.
-fn idle_command() -> Command {
+pub(crate) fn idle_command() -> Command {
     let (program, arguments, environment) = ("sleeper".into(), Vec::new(), Default::default());
     Command { program, arguments, environment, folder: PathBuf::new(), stdin: Stdin::Nothing, terminal: None }
 }
@@ -416,7 +416,7 @@ fn mount_point(folder: &Path) -> &Path {
 }
 
 /// Does something that waits for others, where nobody else has to wait for it.
-pub(super) async fn blocking<T: Send + 'static, E: From<io::Error> + Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static, E: From<io::Error> + Send + 'static>(
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<T, E> {
     tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(E::from(io::Error::other(error))))

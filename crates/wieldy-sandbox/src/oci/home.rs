@@ -17,7 +17,7 @@ use super::owners::give_back;
 use super::site::let_go;
 
 /// A driver's own folder; what is in it goes with it.
-pub(super) struct Home {
+pub(crate) struct Home {
     folder: PathBuf,
     /// Folders of control groups that only the runtime has made, above those of its containers.
     foreign_groups: Mutex<BTreeSet<PathBuf>>,
@@ -26,7 +26,7 @@ pub(super) struct Home {
 
 impl Home {
     /// Makes a home below `state` for containers of the runtime `level`.
-    pub(super) fn make(state: &Path, level: &str) -> io::Result<Self> {
+    pub(crate) fn make(state: &Path, level: &str) -> io::Result<Self> {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(state)?;
         const TRIES_MAX: usize = 1000;
         for number in 0..TRIES_MAX {
@@ -53,7 +53,7 @@ impl Home {
     }
 
     /// The files of one container.
-    pub(super) fn container(&self, id: &str) -> PathBuf {
+    pub(crate) fn container(&self, id: &str) -> PathBuf {
         self.folder.join("containers").join(id)
     }
 
@@ -78,23 +78,26 @@ impl Drop for Home {
     }
 }
 
-/// Removes what dead executors left below `state` of containers of the runtime `level`; says of how many executors.
-pub(super) fn sweep(state: &Path, level: &str, program: &Path) -> usize {
+/// Removes what dead executors left below `state` of containers of the runtime `level`, which must forget them if it has a program
+/// that remembers them; says of how many executors.
+pub(crate) fn sweep(state: &Path, level: &str, program: Option<&Path>) -> usize {
     let homes = fs::read_dir(state).into_iter().flatten().flatten();
     let homes = homes.filter(|entry| entry.file_name().to_str().is_some_and(|name| is_home(name, level)));
     homes.filter(|entry| sweep_one(&entry.path(), program)).count()
 }
 
-fn sweep_one(folder: &Path, program: &Path) -> bool {
+fn sweep_one(folder: &Path, program: Option<&Path>) -> bool {
     let Ok(_lock) = locked(folder) else { return false };
     let runtime = folder.join("runtime");
     let containers = fs::read_dir(folder.join("containers")).into_iter().flatten().flatten();
     for id in containers.map(|entry| entry.file_name()) {
         let_go(&folder.join("containers").join(&id));
         let groups = groups_of(&runtime.join(&id));
-        let mut delete = Command::new(program);
-        delete.arg("--root").arg(&runtime).args(["delete", "--force"]).arg(&id);
-        let _ = delete.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        if let Some(program) = program {
+            let mut delete = Command::new(program);
+            delete.arg("--root").arg(&runtime).args(["delete", "--force"]).arg(&id);
+            let _ = delete.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        }
         // Only those that are empty go, so none that somebody uses.
         groups.iter().filter_map(|group| group.parent()).for_each(|above| drop(fs::remove_dir(above)));
     }
@@ -152,7 +155,7 @@ mod tests {
         let dead = state.path().join("runc-4000000000-0");
         fs::create_dir_all(dead.join("containers")).unwrap();
         fs::create_dir(state.path().join("runc-of-somebody")).unwrap();
-        assert_eq!(sweep(state.path(), "runc", Path::new("/bin/true")), 1);
+        assert_eq!(sweep(state.path(), "runc", Some(Path::new("/bin/true"))), 1);
         assert!(home.runtime().exists() && !dead.exists() && state.path().join("runc-of-somebody").exists());
         drop(home);
         assert_eq!(fs::read_dir(state.path()).unwrap().count(), 1);

@@ -17,11 +17,11 @@
 
 mod bundle;
 mod calls;
-mod container;
-mod home;
+pub(crate) mod container;
+pub(crate) mod home;
 mod image;
 mod owners;
-mod runtime;
+pub(crate) mod runtime;
 mod seccomp;
 mod site;
 
@@ -340,7 +340,7 @@ impl Shared {
             let OciOptions { level, rootfs, state, home: user_home, .. } = options;
             std::fs::create_dir_all(&state)?;
             let state = state.canonicalize()?;
-            home::sweep(&state, level.as_str(), &program);
+            home::sweep(&state, level.as_str(), Some(&program));
             let hierarchy = Hierarchy::find();
             hierarchy.sweep();
             let image = match rootfs {

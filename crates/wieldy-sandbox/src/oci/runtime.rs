@@ -57,14 +57,14 @@ impl Runtime {
     }
 }
 
-/// A berth in which a runtime can run.
-pub(super) struct Hand {
+/// A berth in which a runtime can run, or whatever else keeps a sandbox.
+pub(crate) struct Hand {
     berth: Berth,
     warden: Arc<Warden>,
 }
 
 impl Hand {
-    pub(super) async fn new() -> io::Result<Self> {
+    pub(crate) async fn new() -> io::Result<Self> {
         let warden = Warden::of_this_process()?;
         let (link, socket) = Link::pair()?;
         warden.order(&WardenOrder::Berth, &socket)?;
@@ -72,14 +72,14 @@ impl Hand {
         Ok(Self { berth: Berth::arrive(link).await?, warden })
     }
 
-    pub(super) fn pid(&self) -> rustix::process::Pid {
+    pub(crate) fn pid(&self) -> rustix::process::Pid {
         self.berth.pid()
     }
 
-    /// Runs the runtime to its end, with the input and the terminal of `command`; whatever it started ends with it.
-    pub(super) async fn run(
+    /// Runs a program to its end, with the input and the terminal of `command`; whatever it started ends with it.
+    pub(crate) async fn run(
         mut self,
-        runtime: &Runtime,
+        program: &Path,
         words: Vec<String>,
         command: &wieldy_core::Command,
         grace: Duration,
@@ -87,7 +87,7 @@ impl Hand {
         stop: &CancellationToken,
     ) -> Result<Went, SandboxError> {
         let order = RunOrder {
-            program: runtime.program.to_string_lossy().into_owned(),
+            program: program.to_string_lossy().into_owned(),
             arguments: words,
             environment: vec![("PATH".into(), PATH.into())],
             folder: "/".into(),

@@ -158,17 +158,49 @@ async fn installed(options: &ProbeOptions, level: Level, program: &str) -> Probe
     }
 }
 
+/// Without it there is nothing to try.
+#[cfg(not(feature = "firecracker"))]
+async fn firecracker(_options: &ProbeOptions) -> Probed {
+    let hint = "build wieldy with `--features firecracker`; it also needs `firecracker` itself, /dev/kvm, and a kernel and a root file \
+                system for guests";
+    Probed::fails(Level::Firecracker.as_str(), "this program was built without it", hint)
+}
+
+/// Whether everything is there that a guest needs, and if so, whether one boots and runs a program.
+#[cfg(feature = "firecracker")]
 async fn firecracker(options: &ProbeOptions) -> Probed {
-    let check = installed(options, Level::Firecracker, "firecracker").await;
-    if check.state == ProbeState::Fails {
-        let hint = "install `firecracker` from its releases; it also needs /dev/kvm";
-        return Probed { hint: Some(hint.into()), ..check };
-    }
-    match std::fs::File::options().read(true).write(true).open("/dev/kvm") {
-        Ok(_) => check,
+    use crate::{Firecracker, FirecrackerOptions, FirecrackerProblem};
+    let name = Level::Firecracker.as_str();
+    let guest = options.firecracker.clone();
+    let version = match Firecracker::new(guest.clone()).probe() {
+        Ok(version) => version,
+        Err(FirecrackerProblem { problem, hint }) => return Probed::fails(name, problem, hint),
+    };
+    let folder = match passing_folder(Level::Firecracker) {
+        Ok(folder) => folder,
         Err(error) => {
-            let hint = "use a machine with virtualization switched on, and let this user open /dev/kvm (group `kvm`)";
-            Probed::fails(Level::Firecracker.as_str(), format!("{}; /dev/kvm: {error}", check.told), hint)
+            let told = format!("cannot make a folder in `{}`: {error}", std::env::temp_dir().display());
+            return Probed::fails(name, told, "see that it can be written to");
+        }
+    };
+    let (state, workspace) = (folder.join("state"), folder.join("workspace"));
+    let confinement = Confinement {
+        workspace: workspace.clone(),
+        files: Arc::default(),
+        network: wieldy_core::Network::None,
+        place: Place::Own,
+        ..options.confinement.clone()
+    };
+    let tried = match fs::create_dir(&workspace) {
+        Ok(()) => try_level(&Firecracker::new(FirecrackerOptions { state, ..guest }), &confinement, options).await,
+        Err(error) => Err(error.to_string()),
+    };
+    let _ = fs::remove_dir_all(&folder);
+    match tried {
+        Ok(()) => Probed::works(name, version),
+        Err(told) => {
+            let hint = "see that Firecracker boots this kernel and root file system by itself, or use another level";
+            Probed::fails(name, format!("{version}: {told}"), hint)
         }
     }
 }

@@ -7,6 +7,8 @@ mod as_user;
 mod cgroup;
 mod ending;
 mod escape;
+#[cfg(feature = "firecracker")]
+mod firecracker;
 mod leaving_nothing;
 mod measuring;
 mod oci;

@@ -104,7 +104,7 @@ fn cgroups_of(process: u32) -> Vec<String> {
 }
 
 /// Says something to whoever runs the tests.
-fn say(text: &str) {
+pub(crate) fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 

@@ -58,6 +58,8 @@ impl World {
             grace: Duration::from_millis(300),
         };
         let sandbox = backend();
+        let network = if sandbox.level() == Level::Firecracker { Network::None } else { Network::Open };
+        let confinement = Confinement { network, ..confinement };
         Self { sandbox, workspace, command, confinement, printed: Arc::default(), stop: CancellationToken::new(), mark }
     }
 
@@ -182,6 +184,10 @@ macro_rules! conformance {
         mod native {
             $crate::world::conformance!(@ wieldy_core::Level::Native; $($case)*; $($alone)*);
         }
+        #[cfg(feature = "firecracker")]
+        mod firecracker {
+            $crate::world::conformance!(@ wieldy_core::Level::Firecracker; $($case)*; $($alone)*);
+        }
     };
     (@ $level:expr; $($case:ident)*; $($alone:ident)*) => {
         $(
@@ -247,6 +253,8 @@ fn backend() -> Arc<dyn Sandbox> {
     match LEVEL.try_with(|level| *level).unwrap_or_else(|_| of_process()) {
         Level::Native => Arc::new(Native::new(NativeOptions { spares: 0, blanks: 0, ..NativeOptions::default() })),
         Level::None => Arc::new(Bare::default()),
+        #[cfg(feature = "firecracker")]
+        Level::Firecracker => Arc::new(crate::firecracker::Driver::new()),
         level => panic!("there are no tests of `{level}` yet"),
     }
 }

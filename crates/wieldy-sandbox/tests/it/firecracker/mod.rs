@@ -1,0 +1,391 @@
+//! The promises of the level `firecracker` beyond those of every backend, tried with a stand-in for Firecracker; and Firecracker's own answers
+//! to our requests, where there is one.
+
+mod stand_in;
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{
+    Breach, Command, Confinement, Ended, Exit, FileRules, Level, Mount, Network, OutputSink, Place, ResourceLimits,
+    Sandbox, SandboxChange, SandboxError, SandboxId, SandboxStatus, SessionKey,
+};
+use wieldy_sandbox::{Firecracker, FirecrackerOptions};
+
+use crate::world::{PATIENCE, World, eventually};
+
+/// The level with a stand-in, in a state folder of its own.
+pub(crate) struct Driver {
+    firecracker: Firecracker,
+    options: FirecrackerOptions,
+    // After the guests, which are in it.
+    _state: Arc<tempfile::TempDir>,
+}
+
+impl Driver {
+    pub(crate) fn new() -> Self {
+        Self::with(|options| options)
+    }
+
+    fn with(change: impl FnOnce(FirecrackerOptions) -> FirecrackerOptions) -> Self {
+        let state = tempfile::tempdir().unwrap();
+        let file = |name: &str| state.path().join(name);
+        stand_in::write_program(&file("firecracker"));
+        fs::write(file("kernel"), "").unwrap();
+        fs::write(file("rootfs"), "").unwrap();
+        let mut options = FirecrackerOptions::new(file("state"));
+        options.program = Some(file("firecracker"));
+        options.kernel = Some(file("kernel"));
+        options.rootfs = Some(file("rootfs"));
+        options.kvm = file("rootfs");
+        let options = change(options);
+        Self { firecracker: Firecracker::new(options.clone()), options, _state: Arc::new(state) }
+    }
+
+    fn bash(self: &Arc<Self>, script: &str) -> World {
+        let mut world = World::bash(script);
+        world.sandbox = self.clone();
+        world.confinement.network = Network::None;
+        world
+    }
+
+    /// A command in the workspace and the place of another one.
+    fn beside(self: &Arc<Self>, first: &World, script: &str) -> World {
+        let mut world = self.bash(script);
+        world.confinement = first.confinement.clone();
+        world
+    }
+
+    /// What is in the folder in which guests are kept.
+    fn traces(&self) -> Vec<String> {
+        let state = fs::read_dir(&self.options.state).into_iter().flatten().flatten();
+        state.map(|entry| entry.path().display().to_string()).collect()
+    }
+}
+
+impl Sandbox for Driver {
+    fn level(&self) -> Level {
+        self.firecracker.level()
+    }
+
+    fn execute<'a>(
+        &'a self,
+        command: &'a Command,
+        confinement: &'a Confinement,
+        output: Arc<dyn OutputSink>,
+        stop: CancellationToken,
+    ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
+        self.firecracker.execute(command, confinement, output, stop)
+    }
+
+    fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
+        self.firecracker.create(confinement)
+    }
+
+    fn list(&self) -> Vec<SandboxStatus> {
+        self.firecracker.list()
+    }
+
+    fn destroy<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, bool> {
+        self.firecracker.destroy(id)
+    }
+
+    fn listen(&self, listener: Arc<dyn Fn(SandboxChange) + Send + Sync>) {
+        self.firecracker.listen(listener);
+    }
+}
+
+fn session() -> Place {
+    Place::Session(SessionKey { tenant: None, agent: "agent".into(), session: "session".into() })
+}
+
+#[tokio::test]
+async fn what_a_command_changes_in_its_workspace_is_here_when_it_has_ended() {
+    let driver = Arc::new(Driver::new());
+    let world = driver.bash(
+        "cat in; echo out > made; mkdir -p deep/er; echo x > deep/er/file; chmod 750 deep/er/file; ln -s made link; rm old; mv moved deep",
+    );
+    let at = |path: &str| world.workspace.path().join(path);
+    fs::write(at("in"), "from here\n").unwrap();
+    fs::write(at("old"), "").unwrap();
+    fs::write(at("moved"), "moved").unwrap();
+    let exit = world.run().await.unwrap();
+    assert_eq!((exit.ended, exit.sandbox.level, exit.breaches), (Ended::Code(0), Level::Firecracker, vec![]));
+    assert_eq!(world.printed.stdout(), "from here\n");
+    assert_eq!(fs::read_to_string(at("made")).unwrap(), "out\n");
+    assert_eq!(fs::read_to_string(at("deep/moved")).unwrap(), "moved");
+    let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(at("deep/er/file")).unwrap().permissions());
+    assert_eq!((fs::read_to_string(at("deep/er/file")).unwrap().as_str(), mode & 0o777), ("x\n", 0o750));
+    assert_eq!(fs::read_link(at("link")).unwrap(), Path::new("made"));
+    let mut names: Vec<_> = fs::read_dir(at("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["deep", "in", "link", "made"]);
+}
+
+#[tokio::test]
+async fn a_session_keeps_its_guest_and_sees_what_was_changed_here_meanwhile() {
+    let driver = Arc::new(Driver::new());
+    let mut first = driver.bash("echo one > file; echo guest > both; touch gone; echo $PPID");
+    first.confinement.place = session();
+    first.run().await.unwrap();
+    let at = |path: &str| first.workspace.path().join(path);
+    fs::write(at("file"), "two").unwrap();
+    fs::remove_file(at("gone")).unwrap();
+    fs::create_dir(at("new")).unwrap();
+    fs::write(at("new/file"), "new").unwrap();
+    let second = driver.beside(&first, "cat file new/file both; ls; rm -r new");
+    let exit = second.run().await.unwrap();
+    assert_eq!((exit.ended, exit.breaches), (Ended::Code(0), vec![]));
+    assert_eq!(second.printed.stdout(), "twonewguest\nboth\nfile\nnew\n");
+    assert!(!at("new").exists());
+    let kept = driver.list();
+    assert_eq!(kept.iter().map(|one| (one.executed, one.running)).collect::<Vec<_>>(), [(2, 0)]);
+    assert!(driver.destroy(&kept[0].sandbox.id).await);
+    assert!(driver.list().is_empty());
+}
+
+#[tokio::test]
+async fn what_is_hidden_never_leaves_and_what_is_protected_is_not_changed() {
+    let driver = Arc::new(Driver::new());
+    let mut world = driver.bash(
+        "cat .env; echo mine > .env; echo evil > kept; mkdir .vscode; echo run > .vscode/tasks.json; echo fine > ok",
+    );
+    world.confinement.place = session();
+    world.confinement.files = Arc::new(FileRules { protected: vec!["kept".into()], ..FileRules::default() });
+    let at = |path: &str| world.workspace.path().join(path);
+    fs::write(at(".env"), "SECRET").unwrap();
+    fs::write(at("kept"), "kept").unwrap();
+    let exit = world.run().await.unwrap();
+    assert_eq!(world.printed.stdout(), "");
+    let mut refused: Vec<_> = exit
+        .breaches
+        .iter()
+        .map(|breach| match breach {
+            Breach::Filesystem { path, reason } => (path.as_str(), reason.as_str()),
+            Breach::Network { .. } => panic!("{breach}"),
+        })
+        .collect();
+    refused.sort_unstable();
+    let (hidden, protected) = ("it is hidden from programs", "it is protected");
+    assert_eq!(
+        refused,
+        [(".env", hidden), (".vscode", protected), (".vscode/tasks.json", protected), ("kept", protected)]
+    );
+    let read = |path: &str| fs::read_to_string(at(path)).unwrap();
+    assert_eq!((read(".env").as_str(), read("kept").as_str(), read("ok").as_str()), ("SECRET", "kept", "fine\n"));
+    assert!(!at(".vscode").exists());
+    // The guest has it as it is here again.
+    let second = driver.beside(&world, "cat kept; ls -A");
+    assert_eq!(second.output().await, "kept.env\nkept\nok\n");
+}
+
+#[tokio::test]
+async fn what_was_changed_on_both_sides_is_as_it_is_here() {
+    let driver = Arc::new(Driver::new());
+    let world = driver.bash("echo guest > file; echo ready; while [ ! -e go ]; do sleep 0.01; done");
+    fs::write(world.workspace.path().join("file"), "before").unwrap();
+    let folder = world.workspace.path().to_owned();
+    let mut world = world;
+    world.confinement.place = session();
+    let (world, running) = world.start();
+    world.printed.contains("ready").await;
+    fs::write(folder.join("file"), "here").unwrap();
+    // Brings over what is new here, and so the file that the first one waits for.
+    fs::write(folder.join("go"), "").unwrap();
+    let second = driver.beside(&world, "cat file");
+    let exit = second.run().await.unwrap();
+    let reason = "it was changed outside of the sandbox meanwhile, and that counts".to_owned();
+    assert_eq!(exit.breaches, [Breach::Filesystem { path: "file".into(), reason }]);
+    assert_eq!(
+        (second.printed.stdout().as_str(), fs::read_to_string(folder.join("file")).unwrap().as_str()),
+        ("here", "here")
+    );
+    running.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn calls_of_a_session_run_beside_each_other_in_one_guest() {
+    let driver = Arc::new(Driver::new());
+    let mut first = driver.bash("true");
+    first.confinement.place = session();
+    let calls = (0..12).map(|number| driver.beside(&first, &format!("echo {number} > {number}; cat {number}")).start());
+    let calls: Vec<_> = calls.collect();
+    for (number, (world, running)) in calls.into_iter().enumerate() {
+        let exit = running.await.unwrap().unwrap();
+        assert_eq!((exit.ended, exit.breaches), (Ended::Code(0), vec![]));
+        assert_eq!(world.printed.stdout(), format!("{number}\n"));
+        assert_eq!(fs::read_to_string(first.workspace.path().join(number.to_string())).unwrap(), format!("{number}\n"));
+    }
+    assert_eq!(driver.list().iter().map(|one| one.executed).collect::<Vec<_>>(), [12]);
+}
+
+#[tokio::test]
+async fn what_a_guest_does_not_have_is_refused() {
+    let driver = Arc::new(Driver::new());
+    let refused = async |change: fn(&mut Confinement)| {
+        let mut world = driver.bash("true");
+        change(&mut world.confinement);
+        world.run().await.unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused(|confinement| confinement.network = Network::Open).await,
+        "cannot make a sandbox: firecracker: a guest has no network; ask for the network `none`, or use the level `native`"
+    );
+    let hosts = refused(|confinement| confinement.network = Network::Hosts(vec!["example.org".into()])).await;
+    assert!(hosts.contains("a guest has no network"), "{hosts}");
+    let mounts = refused(|confinement| {
+        let mount = Mount { source: "/usr/share".into(), target: "/share".into(), writable: false };
+        confinement.files = Arc::new(FileRules { mounts: vec![mount], ..FileRules::default() });
+    });
+    let told = "cannot make a sandbox: firecracker: nothing but the workspace is brought into a guest, and so not `/usr/share`;";
+    assert!(mounts.await.starts_with(told));
+}
+
+#[tokio::test]
+async fn what_firecracker_refuses_is_told_in_its_own_words_and_leaves_nothing() {
+    let driver = Arc::new(Driver::new());
+    fs::write(driver.options.kernel.as_ref().unwrap(), "broken").unwrap();
+    let told = driver.bash("true").run().await.unwrap_err().to_string();
+    let expected = "cannot make a sandbox: firecracker: Firecracker refused `PUT /actions`: Cannot load kernel due to invalid memory \
+                    configuration or invalid kernel image.";
+    assert!(told.starts_with(expected), "{told}");
+    // The level's own home is there, and no guest in it.
+    let homes = driver.traces();
+    assert_eq!(homes.len(), 1);
+    assert_eq!(fs::read_dir(Path::new(&homes[0]).join("containers")).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn a_program_that_ends_at_once_is_told_with_what_it_said() {
+    let driver = Arc::new(Driver::with(|options| {
+        let script = "#!/bin/sh\n[ \"$1\" = --version ] && exit\necho 'no such option' >&2\nexit 1\n";
+        stand_in::write_script(options.program.as_ref().unwrap(), script);
+        options
+    }));
+    let told = driver.bash("true").run().await.unwrap_err().to_string();
+    assert!(told.starts_with("cannot make a sandbox: firecracker: it ended at once ("), "{told}");
+    assert!(told.ends_with("; it last said: no such option"), "{told}");
+}
+
+#[tokio::test]
+async fn nobody_waits_for_a_guest_once_the_run_was_stopped() {
+    let driver = Arc::new(Driver::with(|options| {
+        let script = "#!/bin/sh\n[ \"$1\" = --version ] && exit\nexec sh -c 'while :; do sleep 1; done' \"$@\"\n";
+        stand_in::write_script(options.program.as_ref().unwrap(), script);
+        options
+    }));
+    let api = format!("{}/", driver.options.state.display());
+    let is_there = || {
+        let lines = fs::read_dir("/proc")
+            .unwrap()
+            .flatten()
+            .filter_map(|process| fs::read(process.path().join("cmdline")).ok());
+        lines.into_iter().any(|line| String::from_utf8_lossy(&line).contains(&api))
+    };
+    let (world, running) = driver.bash("true").start();
+    eventually(PATIENCE, "it was started", is_there).await;
+    world.stop.cancel();
+    let told = running.await.unwrap().unwrap_err().to_string();
+    assert_eq!(told, "cannot make a sandbox: firecracker: the run was stopped before its guest stood");
+    eventually(PATIENCE, "it was ended", || !is_there()).await;
+    let homes = driver.traces();
+    let is_empty = || fs::read_dir(Path::new(&homes[0]).join("containers")).unwrap().count() == 0;
+    eventually(PATIENCE, "its files are gone", is_empty).await;
+}
+
+#[tokio::test]
+async fn limits_are_seen_to() {
+    let driver = Arc::new(Driver::new());
+    let mut world = driver.bash("ulimit -n; for i in 1 2 3; do head -c 9M /dev/zero > $i; done; sync; sleep 1000");
+    world.confinement.limits =
+        ResourceLimits { disk_bytes: Some(10 << 20), open_files: Some(77), ..ResourceLimits::DEFAULT };
+    let exit = world.run().await.unwrap();
+    assert_eq!(world.printed.stdout(), "77\n");
+    let overrun = exit.overrun.unwrap();
+    assert_eq!((overrun.limit, overrun.allowed), ("disk_bytes", 10 << 20));
+}
+
+#[tokio::test]
+async fn a_guest_that_is_lost_is_told_and_the_next_call_gets_a_new_one() {
+    let driver = Arc::new(Driver::new());
+    let mut world = driver.bash("echo ready; sleep 1000");
+    world.confinement.place = session();
+    let first = driver.create(&world.confinement).await.unwrap().sandbox.id;
+    let (world, running) = world.start();
+    world.printed.contains("ready").await;
+    kill(&driver.options.state.display().to_string());
+    let error = running.await.unwrap().unwrap_err();
+    assert!(matches!(&error, SandboxError::Crashed { reason } if reason.starts_with("firecracker: ")), "{error}");
+    let again = driver.beside(&world, "echo again");
+    let exit = again.run().await.unwrap();
+    assert_eq!((exit.ended, again.printed.stdout().as_str()), (Ended::Code(0), "again\n"));
+    assert_ne!(exit.sandbox.id, first);
+}
+
+/// Kills the stand-ins that this state folder is said to, which are those of one test.
+fn kill(state: &str) {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let variables = |process: &fs::DirEntry| fs::read(process.path().join("environ")).unwrap_or_default();
+    let wanted = format!("WIELDY_TEST_FIRECRACKER_API={state}");
+    for process in processes.filter(|process| String::from_utf8_lossy(&variables(process)).contains(&wanted)) {
+        let id = process.file_name().to_str().unwrap().parse().ok().and_then(rustix::process::Pid::from_raw).unwrap();
+        rustix::process::kill_process(id, rustix::process::Signal::KILL).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn dropping_the_level_leaves_nothing() {
+    let driver = Arc::new(Driver::new());
+    let mut world = driver.bash("echo made > file");
+    world.confinement.place = session();
+    world.run().await.unwrap();
+    let (folder, _state) = (driver.options.state.clone(), Arc::clone(&driver._state));
+    assert_eq!(driver.traces().len(), 1);
+    drop((world, driver));
+    let is_empty = || fs::read_dir(&folder).unwrap().count() == 0;
+    eventually(PATIENCE, "the guest's files are gone", is_empty).await;
+}
+
+#[tokio::test]
+async fn what_a_killed_executor_left_is_swept_by_the_next_one() {
+    let driver = Arc::new(Driver::new());
+    let dead = driver.options.state.join("firecracker-4000000000-0");
+    fs::create_dir_all(dead.join("containers/firecracker-4000000000-1")).unwrap();
+    fs::write(dead.join("containers/firecracker-4000000000-1/disk"), "").unwrap();
+    driver.bash("true").run().await.unwrap();
+    assert!(!dead.exists());
+    assert_eq!(driver.traces().len(), 1);
+}
+
+/// Firecracker itself: the program that is named by the variable, or that is on the path.
+fn real() -> Option<std::path::PathBuf> {
+    let named = std::env::var_os("WIELDY_TEST_FIRECRACKER").map(std::path::PathBuf::from);
+    let folders = std::env::var("PATH").unwrap_or_default();
+    named.or_else(|| folders.split(':').map(|folder| Path::new(folder).join("firecracker")).find(|path| path.is_file()))
+}
+
+#[tokio::test]
+async fn firecracker_itself_understands_every_request_and_says_what_is_wrong_with_the_kernel() {
+    let (Some(program), Ok(_)) = (real(), fs::File::options().read(true).write(true).open("/dev/kvm")) else {
+        crate::oci::say(
+            "SKIPPED: there is no `firecracker` (WIELDY_TEST_FIRECRACKER names one) or no /dev/kvm on this machine",
+        );
+        return;
+    };
+    let driver = Arc::new(Driver::with(|mut options| {
+        options.program = Some(program);
+        options.kvm = "/dev/kvm".into();
+        // Files of whole blocks that are neither kernel nor file system: everything is understood but the start.
+        for file in [&options.kernel, &options.rootfs] {
+            fs::write(file.as_ref().unwrap(), [0; 4096]).unwrap();
+        }
+        options
+    }));
+    let told = driver.bash("true").run().await.unwrap_err().to_string();
+    assert!(told.starts_with("cannot make a sandbox: firecracker: Firecracker refused `PUT /actions`: "), "{told}");
+    let homes = driver.traces();
+    assert_eq!(fs::read_dir(Path::new(&homes[0]).join("containers")).unwrap().count(), 0);
+}
