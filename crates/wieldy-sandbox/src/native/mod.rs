@@ -357,7 +357,7 @@ impl Shared {
         while lock(&self.blanks).len() < self.options.blanks {
             let system = lock(&self.system).clone();
             let Ok(mut blank) = self.make_blank(next_id(), false).await else { return };
-            if blank.prepare(system).await.is_err() {
+            if blank.prepare(system).await.is_err() || blank.warm_up().await.is_err() {
                 return;
             }
             lock(&self.blanks).push(blank);

@@ -25,7 +25,7 @@ use crate::custody::{Berth, Went};
 use crate::link::{Link, Warden, settle};
 use crate::prepare::prepare;
 use crate::proxy::{self, Allowed, Proxy, Refusal};
-use crate::wire::{BuildOrder, HeldPlace, InitOrder, InitReport, Limit, Received, WardenOrder};
+use crate::wire::{BuildOrder, HeldPlace, InitOrder, InitReport, Limit, Received, RunOrder, WardenOrder};
 
 /// How many refusals by the proxy are remembered until somebody asks.
 const BREACHES_MAX: usize = 64;
@@ -69,6 +69,7 @@ struct Mooring {
 }
 
 /// The first process of a sandbox to come: in namespaces and in a cgroup, which takes longest to get, and waiting to be told the rest.
+/// If it is prepared, there is a berth, too.
 pub(super) struct Blank {
     made: SandboxRef,
     warden: Arc<Warden>,
@@ -77,8 +78,14 @@ pub(super) struct Blank {
     group: Group,
     /// Where the init itself is, and what it makes.
     first: Group,
-    /// The steps that it has taken already.
-    prepared: Vec<Step>,
+    ahead: Option<Ahead>,
+}
+
+/// What a sandbox to come has already.
+struct Ahead {
+    /// The steps that were taken.
+    steps: Vec<Step>,
+    berth: Berth,
 }
 
 impl Blank {
@@ -106,35 +113,54 @@ impl Blank {
         // Joining may have to wait for all processors to take note.
         let joined = tokio::task::spawn_blocking(move || first.add(init_pid).map(|()| first)).await;
         let first = joined.map_err(io::Error::other).flatten().map_err(|error| failed("joining a cgroup", &error))?;
-        Ok(Self { made, warden, init, init_pid, group, first, prepared: Vec::new() })
+        Ok(Self { made, warden, init, init_pid, group, first, ahead: None })
     }
 
-    /// Takes steps already that every sandbox begins with.
+    /// Takes steps already that every sandbox begins with, and makes the first berth.
     pub(super) async fn prepare(&mut self, steps: Vec<Step>) -> Result<(), SandboxError> {
-        let order = InitOrder::Prepare(steps.clone());
-        self.init.send(&order, &[]).await.map_err(|error| failed("giving an order", &error))?;
-        report(&self.init).await?;
-        self.prepared = steps;
+        self.ahead = Some(self.get_ahead(steps).await?);
         Ok(())
+    }
+
+    async fn get_ahead(&self, steps: Vec<Step>) -> Result<Ahead, SandboxError> {
+        let (berth, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
+        let order = InitOrder::Prepare(steps.clone());
+        self.init.send(&order, &[socket.as_fd()]).await.map_err(|error| failed("giving an order", &error))?;
+        drop(socket);
+        report(&self.init).await?;
+        let berth = Berth::arrive(berth).await.map_err(|error| failed("making a berth", &error))?;
+        Ok(Ahead { steps, berth })
+    }
+
+    /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.
+    pub(super) async fn warm_up(&mut self) -> Result<(), SandboxError> {
+        let Some(ahead) = &mut self.ahead else { return Ok(()) };
+        self.first.begin();
+        let order = RunOrder { program: IDLE.into(), workspace: "/".into(), folder: "/".into(), ..RunOrder::default() };
+        ahead.berth.run(&idle_command(), order, &Nowhere, &CancellationToken::new()).await.map(drop)
     }
 
     /// Whether it can become a sandbox that begins with these steps.
     pub(super) fn suits(&self, system: &[Step]) -> bool {
-        self.init.is_alive() && (self.prepared.is_empty() || self.prepared == system)
+        self.init.is_alive() && self.ahead.as_ref().is_none_or(|ahead| ahead.steps == system)
     }
 }
 
 impl Standing {
     /// Builds a sandbox.
     pub(super) async fn build(
-        blank: Blank,
+        mut blank: Blank,
         confinement: &Confinement,
         planned: Planned,
         owners: &Owners,
         hierarchy: &Hierarchy,
     ) -> Result<Arc<Self>, SandboxError> {
-        let Blank { made, warden, init, init_pid, group, first, prepared } = blank;
         let Planned { steps, mut environment, placeholders } = planned;
+        let ahead = match blank.ahead.take() {
+            Some(ahead) => ahead,
+            None => blank.get_ahead(plan::of_the_system(&steps)).await?,
+        };
+        let Blank { made, warden, init, init_pid, group, first, ahead: _ } = blank;
         let allowed = match &confinement.network {
             Network::Hosts(hosts) => Some(Allowed::new(hosts).map_err(|error| creation(error.to_string()))?),
             Network::None | Network::Open => None,
@@ -142,16 +168,15 @@ impl Standing {
         let limits = confinement.place_limits;
         group.set(&group_limits(&limits, 0)).map_err(|error| failed("limiting a cgroup", &error))?;
         let covered = hold(&warden, init_pid, &group, &steps, placeholders).await?;
-        let (writable, private) = (plan::writable(&steps), plan::private(&steps));
-        let steps: Vec<Step> = steps.into_iter().filter(|step| !prepared.contains(step)).collect();
-        let sources = owners.sources(&steps, &warden).await;
+        let left: Vec<Step> = steps.into_iter().filter(|step| !ahead.steps.contains(step)).collect();
+        let sources = owners.sources(&left, &warden).await;
         let (sources, mounts) = sources.map_err(|error| failed("mapping the owners of files", &error))?;
-        let (berth, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
-        let beside: Vec<BorrowedFd<'_>> = [&socket].into_iter().chain(&mounts).map(AsFd::as_fd).collect();
-        let order =
-            InitOrder::Build(Box::new(BuildOrder { steps, writable, private, sources, proxied: allowed.is_some() }));
+        let beside: Vec<BorrowedFd<'_>> = mounts.iter().map(AsFd::as_fd).collect();
+        let order = InitOrder::Build(Box::new(BuildOrder { steps: left, sources, proxied: allowed.is_some() }));
         init.send(&order, &beside).await.map_err(|error| failed("giving the order", &error))?;
-        drop((socket, mounts));
+        drop(mounts);
+        // Beside the berth, the init itself is in that group. What the first command may use is most likely this.
+        first.set(&group_limits(&confinement.limits, 2)).map_err(|error| failed("limiting a cgroup", &error))?;
         let received = report(&init).await?;
         let InitReport::Ready { proxy_port, .. } = received.message else {
             return Err(creation("its first process is out of step".into()));
@@ -164,10 +189,7 @@ impl Standing {
             _ => None,
         };
         environment.extend(proxy_port.into_iter().flat_map(proxy::environment));
-        let berth = Berth::arrive(berth).await.map_err(|error| failed("making a berth", &error))?;
-        // Beside the berth, the init itself is in that group. What the first command may use is most likely this.
-        first.set(&group_limits(&confinement.limits, 2)).map_err(|error| failed("limiting a cgroup", &error))?;
-        let first = Mooring { berth, group: first, residents: 2 };
+        let first = Mooring { berth: ahead.berth, group: first, residents: 2 };
         Ok(Arc::new(Self {
             made,
             session: session_of(&confinement.place),
@@ -290,16 +312,8 @@ impl Standing {
 
     /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.
     pub(super) async fn warm_up(self: &Arc<Self>, confinement: &Confinement) {
-        let command = Command {
-            program: "true".into(),
-            arguments: Vec::new(),
-            environment: BTreeMap::new(),
-            folder: PathBuf::new(),
-            stdin: Stdin::Nothing,
-            terminal: None,
-        };
         // Whatever comes of it, the command that follows will tell.
-        let _ = self.run(&command, confinement, &Nowhere, &CancellationToken::new()).await;
+        let _ = self.run(&idle_command(), confinement, &Nowhere, &CancellationToken::new()).await;
         self.executed.store(0, Ordering::Relaxed);
     }
 
@@ -440,6 +454,20 @@ fn serve(listener: OwnedFd, allowed: Allowed, breaches: &Arc<Mutex<Vec<Breach>>>
     };
     let listener = tokio::net::TcpListener::from_std(listener)?;
     Ok(Proxy::serve(listener, allowed, Arc::new(proxy::SystemResolver), Arc::new(refused)))
+}
+
+/// A program that does nothing.
+const IDLE: &str = "true";
+
+fn idle_command() -> Command {
+    Command {
+        program: IDLE.into(),
+        arguments: Vec::new(),
+        environment: BTreeMap::new(),
+        folder: PathBuf::new(),
+        stdin: Stdin::Nothing,
+        terminal: None,
+    }
 }
 
 /// Takes output that nobody wants.
