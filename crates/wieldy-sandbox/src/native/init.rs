@@ -119,6 +119,7 @@ impl Init {
         // They are parts of one file system, so it does not matter that others may come.
         let private = plan::private(steps);
         let private = private.iter().filter_map(|path| CString::new(path.as_os_str().as_bytes()).ok()).collect();
+        bound_rights();
         let mut ready = Ready { tree, landlock, private, berths: HashMap::new() };
         let first =
             beside.into_iter().next().ok_or_else(|| ("making a berth".into(), io::ErrorKind::InvalidData.into()))?;
@@ -156,12 +157,16 @@ fn doing_rules(error: LandlockError) -> Failure {
     ("making Landlock rules".into(), io::Error::other(error))
 }
 
-/// Gives up every right that the namespaces gave us, for ever.
-fn give_up_rights(filter: &BpfProgram) -> io::Result<()> {
+/// No program that is executed from now on gets rights that it has not inherited; those of this process stay.
+fn bound_rights() {
     for capability in CapabilitySet::all().iter() {
         // Those that this kernel does not know cannot be had.
         let _ = thread::remove_capability_from_bounding_set(capability);
     }
+}
+
+/// Gives up every right that the namespaces gave us, for ever.
+fn give_up_rights(filter: &BpfProgram) -> io::Result<()> {
     let none = CapabilitySet::empty();
     let _ = thread::clear_ambient_capability_set();
     thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;

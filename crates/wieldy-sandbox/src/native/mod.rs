@@ -356,6 +356,10 @@ impl Shared {
     async fn refill_blanks(&self) {
         while lock(&self.blanks).len() < self.options.blanks {
             let system = lock(&self.system).clone();
+            if system.is_empty() {
+                // So far nobody could use one.
+                return;
+            }
             let Ok(mut blank) = self.make_blank(next_id(), false).await else { return };
             if blank.prepare(system).await.is_err() || blank.warm_up().await.is_err() {
                 return;

@@ -168,7 +168,9 @@ impl Standing {
         let limits = confinement.place_limits;
         group.set(&group_limits(&limits, 0)).map_err(|error| failed("limiting a cgroup", &error))?;
         let covered = hold(&warden, init_pid, &group, &steps, placeholders).await?;
-        let left: Vec<Step> = steps.into_iter().filter(|step| !ahead.steps.contains(step)).collect();
+        // What was done ahead are some of the same steps, in the same order.
+        let mut done = ahead.steps.iter().peekable();
+        let left: Vec<Step> = steps.into_iter().filter(|step| done.next_if_eq(&step).is_none()).collect();
         let sources = owners.sources(&left, &warden).await;
         let (sources, mounts) = sources.map_err(|error| failed("mapping the owners of files", &error))?;
         let beside: Vec<BorrowedFd<'_>> = mounts.iter().map(AsFd::as_fd).collect();

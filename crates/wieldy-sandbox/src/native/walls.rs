@@ -187,9 +187,7 @@ impl Site {
     }
 
     fn attach(&self, mount: &OwnedFd, path: &Path) -> io::Result<()> {
-        let target = self.open(path)?;
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-        Ok(move_mount(mount, "", &target, "", flags)?)
+        attach_at(mount, &self.open(path)?)
     }
 
     fn make_folder(&self, path: &Path, mode: u32) -> io::Result<()> {
@@ -256,9 +254,10 @@ impl Site {
     /// Nothing may be written there, nor may it be put aside.
     fn protect(&self, path: &Path) -> io::Result<()> {
         // It was there a moment ago. Should it be gone, somebody plays with us, and could make it again.
-        let copy = copy_of(&self.open(path)?)?;
+        let place = self.open(path)?;
+        let copy = copy_of(&place)?;
         sys::change_mount(copy.as_fd(), true, READ_ONLY)?;
-        self.attach(&copy, path)
+        attach_at(&copy, &place)
     }
 }
 
@@ -304,6 +303,11 @@ fn open_folder(path: impl AsRef<Path>) -> io::Result<OwnedFd> {
 
 fn attach(mount: &OwnedFd, path: &str) -> io::Result<()> {
     Ok(move_mount(mount, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+fn attach_at(mount: &OwnedFd, place: &OwnedFd) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    Ok(move_mount(mount, "", place, "", flags)?)
 }
 
 fn memory(room: Room, mode: u32) -> io::Result<OwnedFd> {
