@@ -30,8 +30,24 @@ use crate::wire::{BuildOrder, HeldPlace, InitOrder, InitReport, Limit, Received,
 /// How many refusals by the proxy are remembered until somebody asks.
 const BREACHES_MAX: usize = 64;
 
-/// What is being done when a place could not be held: another executor may just have taken its own away.
-pub(super) const HOLDING: &str = "holding places for protection";
+/// Why a sandbox was not built.
+pub(super) enum NotBuilt {
+    /// A place could not be held: another executor may just have taken its own away, and a new plan can help.
+    Changed(SandboxError),
+    Failed(SandboxError),
+}
+
+impl From<SandboxError> for NotBuilt {
+    fn from(error: SandboxError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<NotBuilt> for SandboxError {
+    fn from((NotBuilt::Changed(error) | NotBuilt::Failed(error)): NotBuilt) -> Self {
+        error
+    }
+}
 
 /// What a command must have had at least for it to be worth while to look what is left.
 const SETTLE_BYTES_MIN: u64 = 16 << 20;
@@ -79,6 +95,7 @@ pub(super) struct Blank {
     /// Where the init itself is, and what it makes.
     first: Group,
     ahead: Option<Ahead>,
+    since: Instant,
 }
 
 /// What a sandbox to come has already.
@@ -113,7 +130,7 @@ impl Blank {
         // Joining may have to wait for all processors to take note.
         let joined = tokio::task::spawn_blocking(move || first.add(init_pid).map(|()| first)).await;
         let first = joined.map_err(io::Error::other).flatten().map_err(|error| failed("joining a cgroup", &error))?;
-        Ok(Self { made, warden, init, init_pid, group, first, ahead: None })
+        Ok(Self { made, warden, init, init_pid, group, first, ahead: None, since: Instant::now() })
     }
 
     /// Takes steps already that every sandbox begins with, and makes the first berth.
@@ -140,6 +157,11 @@ impl Blank {
         ahead.berth.run(&idle_command(), order, &Nowhere, &CancellationToken::new()).await.map(drop)
     }
 
+    /// Since when it waits.
+    pub(super) fn since(&self) -> Instant {
+        self.since
+    }
+
     /// Whether it can become a sandbox that begins with these steps.
     pub(super) fn suits(&self, system: &[Step]) -> bool {
         self.init.is_alive() && self.ahead.as_ref().is_none_or(|ahead| ahead.steps == system)
@@ -154,13 +176,13 @@ impl Standing {
         planned: Planned,
         owners: &Owners,
         hierarchy: &Hierarchy,
-    ) -> Result<Arc<Self>, SandboxError> {
+    ) -> Result<Arc<Self>, NotBuilt> {
         let Planned { steps, mut environment, placeholders } = planned;
         let ahead = match blank.ahead.take() {
             Some(ahead) => ahead,
             None => blank.get_ahead(plan::of_the_system(&steps)).await?,
         };
-        let Blank { made, warden, init, init_pid, group, first, ahead: _ } = blank;
+        let Blank { made, warden, init, init_pid, group, first, .. } = blank;
         let allowed = match &confinement.network {
             Network::Hosts(hosts) => Some(Allowed::new(hosts).map_err(|error| creation(error.to_string()))?),
             Network::None | Network::Open => None,
@@ -181,7 +203,7 @@ impl Standing {
         first.set(&group_limits(&confinement.limits, 2)).map_err(|error| failed("limiting a cgroup", &error))?;
         let received = report(&init).await?;
         let InitReport::Ready { proxy_port, .. } = received.message else {
-            return Err(creation("its first process is out of step".into()));
+            return Err(creation("its first process is out of step".into()).into());
         };
         let breaches = Arc::default();
         let proxy = match (allowed, received.descriptors.into_iter().next()) {
@@ -396,7 +418,7 @@ async fn hold(
     group: &Group,
     steps: &[Step],
     placeholders: Vec<HeldPlace>,
-) -> Result<Vec<(PathBuf, Option<FileId>)>, SandboxError> {
+) -> Result<Vec<(PathBuf, Option<FileId>)>, NotBuilt> {
     let before: Vec<_> = plan::covered(steps).into_iter().map(|path| (file_id(&path), path)).collect();
     let kept = WardenOrder::Keep {
         child: init_pid.as_raw_pid(),
@@ -404,7 +426,8 @@ async fn hold(
         placeholders,
         groups: group.folders().to_vec(),
     };
-    warden.ask(&kept).await.map_err(|error| failed(HOLDING, &error))?;
+    let held = warden.ask(&kept).await;
+    held.map_err(|error| NotBuilt::Changed(failed("holding places for protection", &error)))?;
     // What was missing before is held now.
     Ok(before
         .into_iter()

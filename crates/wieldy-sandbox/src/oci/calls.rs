@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use tokio::io::Interest;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Overrun, SandboxError, Usage};
 
@@ -294,7 +295,7 @@ async fn follow(pid_file: PathBuf, group: Arc<Group>, stop: CancellationToken, g
         };
         // One that is gone already has ended.
         let Ok(handle) = pidfd_open(pid, PidfdFlags::NONBLOCK) else { return };
-        if let Ok(handle) = sys::watched(handle) {
+        if let Ok(handle) = sys::watched(handle, Interest::READABLE) {
             let _ = handle.readable().await;
         }
     };
