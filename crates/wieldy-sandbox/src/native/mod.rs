@@ -3,6 +3,7 @@
 //! [`Native`] keeps the sandboxes: one for each session, made when it is first needed and gone when it has been idle for long; and for
 //! calls without a session one each, of which a few are built ahead.
 
+mod blank;
 pub(crate) mod facts;
 pub(crate) mod held;
 pub(crate) mod init;
@@ -36,10 +37,11 @@ use wieldy_core::{
     SandboxId, SandboxRef, SandboxStatus,
 };
 
+use self::blank::{Blank, NotBuilt};
 use self::owners::Owners;
 use self::plan::{Plan, Step};
 use self::planned::Planned;
-use self::standing::{Blank, NotBuilt, Standing};
+use self::standing::Standing;
 use crate::cgroup::Hierarchy;
 use crate::custody::see_through;
 

@@ -1,6 +1,5 @@
 //! The executor's side of one sandbox: its init, its berths, its part of the cgroup tree, its proxy.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -13,9 +12,10 @@ use rustix::process::Pid;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
     Breach, Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, Overrun, Place,
-    ResourceLimits, SandboxError, SandboxRef, SandboxStatus, SessionKey, Stdin, Stream, Usage,
+    ResourceLimits, SandboxError, SandboxRef, SandboxStatus, SessionKey, Usage,
 };
 
+use super::blank::{Blank, NotBuilt, Nowhere, creation, failed, idle_command, report};
 use super::owners::Owners;
 use super::plan::{self, Step};
 use super::planned::Planned;
@@ -25,29 +25,10 @@ use crate::custody::{Berth, Went};
 use crate::link::{Link, Warden, settle};
 use crate::prepare::prepare;
 use crate::proxy::{self, Allowed, Proxy, Refusal};
-use crate::wire::{BuildOrder, HeldPlace, InitOrder, InitReport, Limit, Received, RunOrder, WardenOrder};
+use crate::wire::{BuildOrder, HeldPlace, InitOrder, InitReport, Limit, WardenOrder};
 
 /// How many refusals by the proxy are remembered until somebody asks.
 const BREACHES_MAX: usize = 64;
-
-/// Why a sandbox was not built.
-pub(super) enum NotBuilt {
-    /// A place could not be held: another executor may just have taken its own away, and a new plan can help.
-    Changed(SandboxError),
-    Failed(SandboxError),
-}
-
-impl From<SandboxError> for NotBuilt {
-    fn from(error: SandboxError) -> Self {
-        Self::Failed(error)
-    }
-}
-
-impl From<NotBuilt> for SandboxError {
-    fn from((NotBuilt::Changed(error) | NotBuilt::Failed(error)): NotBuilt) -> Self {
-        error
-    }
-}
 
 /// What a command must have had at least for it to be worth while to look what is left.
 const SETTLE_BYTES_MIN: u64 = 16 << 20;
@@ -82,90 +63,6 @@ struct Mooring {
     group: Group,
     /// How many processes are in the group besides those of a command.
     residents: u64,
-}
-
-/// The first process of a sandbox to come: in namespaces and in a cgroup, which takes longest to get, and waiting to be told the rest.
-/// If it is prepared, there is a berth, too.
-pub(super) struct Blank {
-    made: SandboxRef,
-    warden: Arc<Warden>,
-    init: Link,
-    init_pid: Pid,
-    group: Group,
-    /// Where the init itself is, and what it makes.
-    first: Group,
-    ahead: Option<Ahead>,
-    since: Instant,
-}
-
-/// What a sandbox to come has already.
-struct Ahead {
-    /// The steps that were taken.
-    steps: Vec<Step>,
-    berth: Berth,
-}
-
-impl Blank {
-    pub(super) async fn make(
-        made: SandboxRef,
-        open_network: bool,
-        hierarchy: &Hierarchy,
-    ) -> Result<Self, SandboxError> {
-        let warden = Warden::of_this_process().map_err(|error| failed("starting the warden", &error))?;
-        let (init, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
-        let ordered = warden.order(&WardenOrder::Blank { open_network }, &socket);
-        ordered.map_err(|error| failed("asking the warden", &error))?;
-        drop(socket);
-        let group = hierarchy.group(&made.id.0).map_err(|error| failed("making a cgroup", &error))?;
-        let first = group.child("berth-0").map_err(|error| failed("making a cgroup", &error))?;
-        let received = report(&init).await?;
-        let init_pid = received.sender.ok_or_else(|| creation("its first process did not say who it is".into()))?;
-        let kept = WardenOrder::Keep {
-            child: init_pid.as_raw_pid(),
-            protected: Vec::new(),
-            placeholders: Vec::new(),
-            groups: group.folders().to_vec(),
-        };
-        warden.ask(&kept).await.map_err(|error| failed("asking the warden", &error))?;
-        // Joining may have to wait for all processors to take note.
-        let joined = tokio::task::spawn_blocking(move || first.add(init_pid).map(|()| first)).await;
-        let first = joined.map_err(io::Error::other).flatten().map_err(|error| failed("joining a cgroup", &error))?;
-        Ok(Self { made, warden, init, init_pid, group, first, ahead: None, since: Instant::now() })
-    }
-
-    /// Takes steps already that every sandbox begins with, and makes the first berth.
-    pub(super) async fn prepare(&mut self, steps: Vec<Step>) -> Result<(), SandboxError> {
-        self.ahead = Some(self.get_ahead(steps).await?);
-        Ok(())
-    }
-
-    async fn get_ahead(&self, steps: Vec<Step>) -> Result<Ahead, SandboxError> {
-        let (berth, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
-        let order = InitOrder::Prepare(steps.clone());
-        self.init.send(&order, &[socket.as_fd()]).await.map_err(|error| failed("giving an order", &error))?;
-        drop(socket);
-        report(&self.init).await?;
-        let berth = Berth::arrive(berth).await.map_err(|error| failed("making a berth", &error))?;
-        Ok(Ahead { steps, berth })
-    }
-
-    /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.
-    pub(super) async fn warm_up(&mut self) -> Result<(), SandboxError> {
-        let Some(ahead) = &mut self.ahead else { return Ok(()) };
-        self.first.begin();
-        let order = RunOrder { program: IDLE.into(), workspace: "/".into(), folder: "/".into(), ..RunOrder::default() };
-        ahead.berth.run(&idle_command(), order, &Nowhere, &CancellationToken::new()).await.map(drop)
-    }
-
-    /// Since when it waits.
-    pub(super) fn since(&self) -> Instant {
-        self.since
-    }
-
-    /// Whether it can become a sandbox that begins with these steps.
-    pub(super) fn suits(&self, system: &[Step]) -> bool {
-        self.init.is_alive() && self.ahead.as_ref().is_none_or(|ahead| ahead.steps == system)
-    }
 }
 
 impl Standing {
@@ -443,26 +340,6 @@ fn session_of(place: &Place) -> Option<SessionKey> {
     }
 }
 
-/// What a sandbox's first process says next, unless it is that it failed.
-async fn report(init: &Link) -> Result<Received<InitReport>, SandboxError> {
-    let received = init.receive::<InitReport>().await.map_err(|error| creation(error.to_string()))?;
-    match received {
-        Some(Received { message: InitReport::Failed { doing, error }, .. }) => {
-            Err(creation(format!("{doing}: {error}")))
-        }
-        Some(received) => Ok(received),
-        None => Err(creation("its first process ended before it was ready".into())),
-    }
-}
-
-fn creation(reason: String) -> SandboxError {
-    SandboxError::Creation { reason }
-}
-
-fn failed(doing: &str, error: &io::Error) -> SandboxError {
-    creation(format!("{doing}: {error}"))
-}
-
 fn serve(listener: OwnedFd, allowed: Allowed, breaches: &Arc<Mutex<Vec<Breach>>>) -> io::Result<Proxy> {
     let listener = std::net::TcpListener::from(listener);
     listener.set_nonblocking(true)?;
@@ -479,27 +356,6 @@ fn serve(listener: OwnedFd, allowed: Allowed, breaches: &Arc<Mutex<Vec<Breach>>>
     };
     let listener = tokio::net::TcpListener::from_std(listener)?;
     Ok(Proxy::serve(listener, allowed, Arc::new(proxy::SystemResolver), Arc::new(refused)))
-}
-
-/// A program that does nothing.
-const IDLE: &str = "true";
-
-fn idle_command() -> Command {
-    Command {
-        program: IDLE.into(),
-        arguments: Vec::new(),
-        environment: BTreeMap::new(),
-        folder: PathBuf::new(),
-        stdin: Stdin::Nothing,
-        terminal: None,
-    }
-}
-
-/// Takes output that nobody wants.
-struct Nowhere;
-
-impl OutputSink for Nowhere {
-    fn write(&self, _: Stream, _: &[u8]) {}
 }
 
 /// Which file something is.

@@ -14,6 +14,7 @@ use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Overrun,
 
 use super::bundle::{Doing, Frame, process};
 use super::container::{Container, blocking, group_limits, make_site, text, write_json};
+use super::gvisor;
 use super::home::groups_by_controller;
 use super::owners::AGENT;
 use super::runtime::{Hand, complaint, ended, not_started};
@@ -220,12 +221,10 @@ impl Container {
     async fn clear_lane(&self, deadline: Option<Instant>) {
         let mut kills = 0;
         while kills < KILLS_MAX && !self.gone.is_cancelled() {
-            let left = match self.ask(&["ps", &self.made.id.0]).await {
-                Ok(listed) => of_agent(&listed),
+            match self.is_clear().await {
+                Ok(true) => return,
+                Ok(false) => {}
                 Err(_) => break,
-            };
-            if left.is_empty() {
-                return;
             }
             if deadline.is_some_and(|at| at > Instant::now()) {
                 tokio::time::sleep(LOOK_EVERY).await;
@@ -236,6 +235,15 @@ impl Container {
         }
         self.stop.cancel();
         self.gone.cancelled().await;
+    }
+
+    /// Whether no process of the agent is left in the container itself.
+    async fn is_clear(&self) -> io::Result<bool> {
+        let id = self.made.id.0.clone();
+        if let Ok(Some(is_clear)) = tokio::task::spawn_blocking(move || gvisor::is_clear_of(AGENT, &id)).await {
+            return Ok(is_clear);
+        }
+        Ok(of_agent(&self.ask(&["ps", &self.made.id.0]).await?).is_empty())
     }
 
     /// Removes the files of a call.

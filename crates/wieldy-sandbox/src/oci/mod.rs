@@ -12,12 +12,13 @@
 //! those of all commands in a sandbox together and of gVisor's kernel, and so are the figures; processes are neither limited nor counted;
 //! what others print after the first process's end is lost.
 //!
-//! In reading order: the container (`container.rs`) and the commands in it (`calls.rs`); the runtime's program (`runtime.rs`); what is
+//! In reading order: the container (`container.rs`) and the commands in it (`calls.rs`, `gvisor.rs`); the runtime's program (`runtime.rs`); what is
 //! prepared for a container (`site.rs`, `bundle.rs`, `seccomp.rs`, `image.rs`), for whom (`owners.rs`) and where (`home.rs`).
 
 mod bundle;
 mod calls;
 mod container;
+mod gvisor;
 mod home;
 mod image;
 mod owners;
