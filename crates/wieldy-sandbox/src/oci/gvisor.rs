@@ -34,8 +34,10 @@ pub(super) fn is_clear_of(account: u32, sandbox: &str) -> Option<bool> {
 fn ask(sandbox: &str) -> io::Result<Vec<u8>> {
     let address = SocketAddr::from_abstract_name(format!("runsc-sandbox.{sandbox}\0"))?;
     let mut socket = UnixStream::connect_addr(&address)?;
-    // Anybody could have taken a name that is free.
-    if !rustix::net::sockopt::socket_peercred(&socket)?.uid.is_root() {
+    // Anybody could have taken a name that is free; but only we put processes into the sandbox's cgroup.
+    let peer = rustix::net::sockopt::socket_peercred(&socket)?.pid.as_raw_pid();
+    let groups = std::fs::read_to_string(format!("/proc/{peer}/cgroup"))?;
+    if !groups.split(['/', '\n']).any(|part| part == sandbox) {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     socket.set_read_timeout(Some(PATIENCE))?;
