@@ -6,6 +6,8 @@
 //! The benchmark uses the allocator of the `wieldy` command, for floors and ours alike: a faster one helps both.
 
 #[cfg(feature = "bench")]
+mod containers;
+#[cfg(feature = "bench")]
 mod engine;
 #[cfg(feature = "bench")]
 mod floor;
@@ -75,6 +77,9 @@ pub(crate) struct InnerArguments {
     /// Spin with batches instead of single calls
     #[arg(long, requires = "spin")]
     batches: bool,
+    /// Spin with calls that each get a new sandbox
+    #[arg(long, requires = "spin")]
+    cold: bool,
     /// Spin with calls that wait for the disk
     #[arg(long, requires = "spin")]
     strict: bool,
@@ -141,7 +146,7 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
         let duration = std::time::Duration::from_secs(seconds);
         return match inner.arguments.subject {
             Subject::Engine => engine::spin(duration, inner.batches),
-            Subject::Sandbox => sandbox::spin(duration),
+            Subject::Sandbox => sandbox::spin(duration, inner.cold),
             Subject::Journal if inner.strict => journal::spin(duration, wieldy_core::Durability::Strict),
             Subject::Journal => journal::spin(duration, wieldy_core::Durability::Relaxed),
             Subject::Mcp => bail!("calls over MCP go through processes of their own: look at those"),
@@ -160,6 +165,6 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
 #[cfg(not(feature = "bench"))]
 pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
     // The arguments are read only where the benchmarks are built in.
-    let InnerArguments { arguments: _, memory: _, spin: _, batches: _, strict: _, echo: _, own: _ } = inner;
+    let InnerArguments { arguments: _, memory: _, spin: _, batches: _, cold: _, strict: _, echo: _, own: _ } = inner;
     bail!("this build has no benchmarks in it; use `cargo xtask bench`")
 }

@@ -24,7 +24,7 @@ use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, Confinement, Exit, Level, OutputSink, Sandbox, SandboxError, SandboxId, SandboxRef, Usage};
 
-use crate::custody::{Berth, Went};
+use crate::custody::{Berth, Went, see_through};
 use crate::link::{Link, Warden, settle};
 use crate::prepare::prepare;
 use crate::watch::BLOCK_BYTES;
@@ -57,37 +57,39 @@ impl Sandbox for Bare {
         output: Arc<dyn OutputSink>,
         stop: CancellationToken,
     ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
-        Box::pin(async move {
-            if stop.is_cancelled() {
-                return Err(SandboxError::Creation { reason: "the run was stopped before it began".into() });
-            }
-            let order = prepare(command, confinement)
-                .map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
-            let mut moored = self.moor().await.map_err(|error| SandboxError::Creation { reason: error.to_string() })?;
-            let (idle, command, stop) = (Arc::clone(&self.idle), command.clone(), stop.child_token());
-            let _ended_with_us = stop.clone().drop_guard();
-            // A task of its own: the command must be seen to its end even if nobody waits for it any more.
-            let run = tokio::spawn(async move {
-                let went = moored.berth.run(&command, order, &*output, &stop).await;
-                if went.as_ref().map_or_else(SandboxError::is_crash, |went| went.berth_lost) {
-                    // What the berth looked after is the warden's now.
-                    let Moored { berth, warden } = moored;
-                    let child = berth.pid();
-                    drop(berth);
-                    let _ = settle(&warden, child, false).await;
-                } else {
-                    keep(&idle, moored);
-                }
-                went
-            });
-            let Went { ended, report, .. } =
-                run.await.map_err(|error| SandboxError::Crashed { reason: error.to_string() })??;
-            Ok(Exit { ended, usage: usage(&report), sandbox: next_sandbox(), overrun: None, breaches: Vec::new() })
-        })
+        let (bare, command, confinement) = (self.clone(), command.clone(), confinement.clone());
+        Box::pin(see_through(
+            stop,
+            |stop| async move { bare.execute_here(&command, &confinement, &*output, &stop).await },
+        ))
     }
 }
 
 impl Bare {
+    async fn execute_here(
+        &self,
+        command: &Command,
+        confinement: &Confinement,
+        output: &dyn OutputSink,
+        stop: &CancellationToken,
+    ) -> Result<Exit, SandboxError> {
+        let order = prepare(command, confinement)
+            .map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
+        let mut moored = self.moor().await.map_err(|error| SandboxError::Creation { reason: error.to_string() })?;
+        let went = moored.berth.run(command, order, output, stop).await;
+        if went.as_ref().map_or_else(SandboxError::is_crash, |went| went.berth_lost) {
+            // What the berth looked after is the warden's now.
+            let Moored { berth, warden } = moored;
+            let child = berth.pid();
+            drop(berth);
+            let _ = settle(&warden, child, false).await;
+        } else {
+            keep(&self.idle, moored);
+        }
+        let Went { ended, report, .. } = went?;
+        Ok(Exit { ended, usage: usage(&report), sandbox: next_sandbox(), overrun: None, breaches: Vec::new() })
+    }
+
     async fn moor(&self) -> std::io::Result<Moored> {
         if let Some(moored) = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
             return Ok(moored);

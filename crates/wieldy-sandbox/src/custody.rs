@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Command, Ended, OutputSink, SandboxError, Stdin, Stream};
+use wieldy_core::{Command, Ended, Exit, OutputSink, SandboxError, Stdin, Stream};
 
 use crate::link::Link;
 use crate::sys;
@@ -27,6 +28,23 @@ const WAKE_EVERY: Duration = Duration::from_millis(50);
 
 /// How long after the grace time a berth may take before it is killed itself, and the rest left to whoever made it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Runs a command in a task of its own: it must be seen to its end even if nobody waits for it any more, and is then told to stop.
+pub(crate) async fn see_through<F>(
+    stop: CancellationToken,
+    run: impl FnOnce(CancellationToken) -> F,
+) -> Result<Exit, SandboxError>
+where
+    F: Future<Output = Result<Exit, SandboxError>> + Send + 'static,
+{
+    if stop.is_cancelled() {
+        return Err(SandboxError::Creation { reason: "the run was stopped before it began".into() });
+    }
+    let stop = stop.child_token();
+    let _ended_with_us = stop.clone().drop_guard();
+    let run = tokio::spawn(run(stop));
+    run.await.map_err(|error| SandboxError::Crashed { reason: error.to_string() })?
+}
 
 /// A berth, waiting for commands. Dropping it ends it and all that is in it.
 pub(crate) struct Berth {
@@ -165,12 +183,13 @@ impl Ends {
             Stdin::Nothing => (None, std::fs::File::open("/dev/null")?.into()),
             Stdin::Bytes(_) | Stdin::Live(_) => {
                 let (theirs, ours) = io::pipe()?;
-                (Some(sys::watched(ours.into())?), theirs.into())
+                (Some(sys::watched(ours.into(), Interest::WRITABLE)?), theirs.into())
             }
         };
         let (stdout_ours, stdout) = io::pipe()?;
         let (stderr_ours, stderr) = io::pipe()?;
-        let (stdout_ours, stderr_ours) = (sys::watched(stdout_ours.into())?, sys::watched(stderr_ours.into())?);
+        let readable = |end: io::PipeReader| sys::watched(end.into(), Interest::READABLE);
+        let (stdout_ours, stderr_ours) = (readable(stdout_ours)?, readable(stderr_ours)?);
         let ends = Self { stdin: Mutex::new(stdin_ours), stdout: stdout_ours, stderr: Some(stderr_ours) };
         Ok((ends, [stdin, stdout.into(), stderr.into()]))
     }
@@ -178,8 +197,8 @@ impl Ends {
     /// A terminal, which is input and output in one.
     fn terminal(descriptors: Vec<OwnedFd>) -> io::Result<Self> {
         let terminal = descriptors.into_iter().next().ok_or_else(|| io::Error::other("no terminal came"))?;
-        let stdin = Some(sys::watched(terminal.try_clone()?)?);
-        Ok(Self { stdin: Mutex::new(stdin), stdout: sys::watched(terminal)?, stderr: None })
+        let stdin = Some(sys::watched(terminal.try_clone()?, Interest::WRITABLE)?);
+        Ok(Self { stdin: Mutex::new(stdin), stdout: sys::watched(terminal, Interest::READABLE)?, stderr: None })
     }
 
     async fn talk(&self, stdin: &Stdin, output: &dyn OutputSink) {

@@ -17,6 +17,9 @@ use tokio::io::{Interest, Ready};
 use crate::wire::{self, Received, WardenOrder, WardenReport};
 use crate::{sys, warden};
 
+/// How often we look for room in a socket that is full.
+const ROOM_EVERY: Duration = Duration::from_millis(1);
+
 /// A socket that messages come and go through without anybody being kept waiting.
 pub(crate) struct Link {
     socket: AsyncFd<OwnedFd>,
@@ -28,15 +31,16 @@ impl Link {
         let (ours, theirs) = wire::pair()?;
         // Messages say which process they come from, in numbers that are ours.
         rustix::net::sockopt::set_socket_passcred(&ours, true)?;
-        Ok((Self { socket: sys::watched(ours)? }, theirs))
+        Ok((Self { socket: sys::watched(ours, Interest::READABLE)? }, theirs))
     }
 
     /// Sends a message with descriptors beside it.
     pub(crate) async fn send<T: Serialize>(&self, message: &T, beside: &[BorrowedFd<'_>]) -> io::Result<()> {
         loop {
-            let mut ready = self.socket.writable().await?;
             match wire::send(self.socket.get_ref(), message, beside) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                // Whoever is at the other end takes a message before the next one comes, so this is rare; to be told of room would wake us
+                // each time one was taken.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(ROOM_EVERY).await,
                 sent => return sent,
             }
         }

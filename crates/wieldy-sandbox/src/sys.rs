@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use rustix::process::Pid;
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
 /// Runs before `main` in every program that this crate is part of: a program that was started as a warden becomes one
@@ -348,9 +349,9 @@ fn virtual_socket(machine: u32, port: u32, name: Name) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Lets the runtime wait for a descriptor, which from now on never keeps anybody waiting.
-pub(crate) fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+/// Lets the runtime wait until a descriptor is ready for one thing, and is woken by nothing else. From now on it never keeps anybody waiting.
+pub(crate) fn watched(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     rustix::io::ioctl_fionbio(&fd, true)?;
     // SAFETY: the descriptor is owned, and nobody takes it out or closes it before the value that is returned is dropped.
-    Ok(unsafe { AsyncFd::register(fd) }?)
+    Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
 }

@@ -37,9 +37,9 @@ pub(crate) enum WardenOrder {
 /// What the executor tells a sandbox's first process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum InitOrder {
-    /// Take these steps already, whatever will follow.
+    /// Take these steps already, whatever will follow, and make the first berth; beside it comes its socket.
     Prepare(Vec<plan::Step>),
-    /// Build the sandbox; beside it come a socket for the first berth, and mounts for some of the steps.
+    /// Build the sandbox; beside it come mounts for some of the steps.
     Build(Box<BuildOrder>),
     /// Make another berth; beside it comes its socket.
     Berth,
@@ -50,9 +50,6 @@ pub(crate) enum InitOrder {
 pub(crate) struct BuildOrder {
     /// How what processes see is built, as far as that was not prepared.
     pub(crate) steps: Vec<plan::Step>,
-    /// What processes may read and write at all, and what is only theirs.
-    pub(crate) writable: Vec<PathBuf>,
-    pub(crate) private: Vec<PathBuf>,
     /// The steps that the mounts beside this are for, by their number.
     pub(crate) sources: Vec<usize>,
     /// Whether somebody on the outside will listen inside the sandbox's own network.
@@ -89,7 +86,7 @@ pub(crate) enum BerthOrderTo {
 }
 
 /// A command to be run.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct RunOrder {
     pub(crate) program: String,
     pub(crate) arguments: Vec<String>,

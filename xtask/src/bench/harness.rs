@@ -39,6 +39,11 @@ impl Effort {
         let ms = Duration::from_millis;
         Self { warm_up: ms(100), batch: ms(4), rounds: if quick { 60 } else { 400 } }
     }
+
+    /// For things that take a good part of a second.
+    pub(super) fn containers(quick: bool) -> Self {
+        Self { rounds: if quick { 7 } else { 31 }, ..Self::processes(quick) }
+    }
 }
 
 /// What was measured: nanoseconds for doing the thing once, a sample per round.

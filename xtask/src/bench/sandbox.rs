@@ -13,10 +13,11 @@ use wieldy_core::{
 };
 use wieldy_sandbox::{Native, NativeOptions};
 
+use super::containers;
 use super::harness::{Contestant, Effort, compete};
 use super::table::{Figure, Goal, Row};
 
-const FORK: &str = "fork + exec";
+pub(super) const FORK: &str = "fork + exec";
 const BARE: &str = "a call without isolation";
 const WARM: &str = "a call in a session's sandbox";
 const POOLED: &str = "a call in a sandbox built ahead";
@@ -25,7 +26,7 @@ const BUBBLEWRAP: &str = "bubblewrap";
 const FORK_TWO: &str = "fork + exec, two threads";
 const WARM_TWO: &str = "calls in two sessions at once";
 
-const PROGRAM: &str = "/bin/true";
+pub(super) const PROGRAM: &str = "/bin/true";
 
 /// Measures everything and says how it compares with the goals.
 pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
@@ -70,6 +71,7 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
             goal: Some(Goal::RatioAtMost(0.25)),
         });
     }
+    rows.extend(containers::measure(quick, &runtime)?);
     let per_second = |nanoseconds: f64| Figure::PerSecond(1e9 / nanoseconds);
     rows.push(Row {
         name: "calls per second, one worker".into(),
@@ -93,16 +95,19 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Calls for ever so long, for a profiler to look at.
-pub(super) fn spin(duration: Duration) -> Result<()> {
+/// Calls for ever so long, for a profiler to look at; each in a new sandbox if `cold`.
+pub(super) fn spin(duration: Duration, cold: bool) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let subject = Subject::new(&runtime)?;
-    let (began, mut calls) = (Instant::now(), 0_u64);
+    let (began, mut calls, mut took) = (Instant::now(), 0_u64, Duration::ZERO);
     while began.elapsed() < duration {
-        subject.repeat(100, &subject.native, Some("bench"));
-        calls += 100;
+        took += match cold {
+            true => subject.repeat_ready(10, &subject.cold, || subject.blanks.blanks()),
+            false => subject.repeat(10, &subject.native, Some("bench")),
+        };
+        calls += 10;
     }
-    println!("{:.1} µs per call", began.elapsed().as_secs_f64() * 1e6 / calls as f64);
+    println!("{:.1} µs per call", took.as_secs_f64() * 1e6 / calls as f64);
     Ok(())
 }
 
@@ -191,7 +196,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-fn executor(workspace: &std::path::Path, sandbox: impl Sandbox) -> Result<Executor> {
+pub(super) fn executor(workspace: &std::path::Path, sandbox: impl Sandbox) -> Result<Executor> {
     let isolation = sandbox.level();
     let mut builder = Executor::builder().sandbox(sandbox);
     builder.isolation = isolation;
@@ -229,12 +234,12 @@ async fn execute(run: &Run, program: &str, arguments: &[&str]) -> Result<Outcome
     Ok(outcome)
 }
 
-fn call(tool: &str, session: Option<&str>) -> Call {
+pub(super) fn call(tool: &str, session: Option<&str>) -> Call {
     let caller = Caller { session: session.map(Into::into), ..Caller::local() };
     Call::new(tool, json!({})).by(caller)
 }
 
-async fn repeat(times: u64, executor: Executor, call: Call) -> Duration {
+pub(super) async fn repeat(times: u64, executor: Executor, call: Call) -> Duration {
     let began = Instant::now();
     for _ in 0..times {
         let result = executor.call(call.clone()).await;
@@ -243,7 +248,7 @@ async fn repeat(times: u64, executor: Executor, call: Call) -> Duration {
     began.elapsed()
 }
 
-fn timed(times: u64, once: impl Fn()) -> Duration {
+pub(super) fn timed(times: u64, once: impl Fn()) -> Duration {
     let began = Instant::now();
     (0..times).for_each(|_| once());
     began.elapsed()
@@ -259,7 +264,7 @@ fn both(times: u64, once: impl Fn() + Sync) -> Duration {
     began.elapsed()
 }
 
-fn by_hand(program: &str, arguments: &[String]) {
+pub(super) fn by_hand(program: &str, arguments: &[String]) {
     let status = command(program, arguments).status().expect("the program can be started");
     assert!(status.success(), "{program}: {status}");
 }

@@ -232,10 +232,10 @@ fn prepare(order: &Prepare) -> io::Result<Workspace> {
     walls::detach().map_err(|error| doing("parting with mounts", error))?;
     let steps = steps(order);
     let build = || {
-        let sources = walls::open_sources(&steps, HashMap::new())?;
-        let site = walls::Site::begin(&steps).map_err(|error| ("beginning".to_owned(), error))?;
+        let sources = walls::open_sources(&steps)?;
+        let site = walls::Site::begin(&steps).map_err(|error| ("moving to the new root".to_owned(), error))?;
         site.add(&steps, sources)?;
-        site.finish().map_err(|error| ("moving to the new root".to_owned(), error))
+        site.finish(&[], HashMap::new())
     };
     build().map_err(|(what, error)| doing(&what, error))?;
     let folder = order.workspace.clone();

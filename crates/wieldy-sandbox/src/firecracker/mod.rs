@@ -40,6 +40,7 @@ use wieldy_core::{
 pub(crate) use self::agent::{NAME as AGENT_NAME, live as live_as_agent};
 use self::machine::Machine;
 use crate::cgroup::Hierarchy;
+use crate::custody::see_through;
 use crate::native::{not_there, of_another_shape};
 use crate::oci::home::{self, Home};
 use crate::{Native, NativeOptions};
@@ -198,17 +199,8 @@ impl Sandbox for Firecracker {
         output: Arc<dyn OutputSink>,
         stop: CancellationToken,
     ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
-        Box::pin(async move {
-            if stop.is_cancelled() {
-                return Err(SandboxError::Creation { reason: "the run was stopped before it began".into() });
-            }
-            let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
-            let stop = stop.child_token();
-            let _ended_with_us = stop.clone().drop_guard();
-            // A task of its own: the command must be seen to its end even if nobody waits for it any more.
-            let run = tokio::spawn(async move { shared.execute(&command, &confinement, &*output, &stop).await });
-            run.await.map_err(|error| SandboxError::Crashed { reason: error.to_string() })?
-        })
+        let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
+        Box::pin(see_through(stop, |stop| async move { shared.execute(&command, &confinement, &*output, &stop).await }))
     }
 
     fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {

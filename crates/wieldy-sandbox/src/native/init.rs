@@ -1,5 +1,8 @@
 //! The first process of a sandbox: builds what its processes see, gives up every right to change it, and makes berths.
 //!
+//! Most of that it does ahead, before anybody knows whose sandbox it will be; the first berth, too, which has given up all rights by itself
+//! and waits. What is left then is to show what was granted, and to leave the machine's root.
+//!
 //! From the moment it says that it is ready it can do no more than the commands themselves: no capabilities, no way to new
 //! privileges, the same filter of system calls. Its end is the end of everything in the sandbox; it comes when its
 //! socket's other end is gone, or when the warden is.
@@ -18,9 +21,9 @@ use rustix::process::{self, DumpableBehavior, Pid};
 use rustix::thread::{self, CapabilitySet, CapabilitySets};
 use seccompiler::BpfProgram;
 
-use super::landlock::Access;
+use super::landlock::{Access, LandlockError, Rules};
 use super::owners::Identity;
-use super::plan::Step;
+use super::plan::{self, Step};
 use super::walls::Site;
 use super::{landlock, seccomp, walls};
 use crate::berth::Berth;
@@ -40,6 +43,13 @@ pub(crate) struct Init {
 
 /// What was being done when it failed, and how.
 type Failure = (String, io::Error);
+
+/// What is done before anybody knows what the sandbox will show.
+struct Prepared {
+    site: Site,
+    rules: Rules,
+    ready: Ready,
+}
 
 /// What is kept for later.
 struct Ready {
@@ -65,92 +75,98 @@ impl Init {
         warden::parted()?;
         warden::volunteer();
         wire::send(&self.socket, &InitReport::Blank, &[])?;
-        let mut site = None;
-        while let Some(received) = wire::receive::<InitOrder>(&self.socket)? {
-            let mut beside = received.descriptors.into_iter();
-            match received.message {
-                InitOrder::Prepare(steps) => match self.extend(&mut site, &steps, HashMap::new()) {
-                    Ok(()) => wire::send(&self.socket, &InitReport::Prepared, &[])?,
-                    Err(failure) => return self.give_up(failure),
-                },
-                InitOrder::Build(order) => {
-                    let first_berth = beside.next().ok_or(io::ErrorKind::InvalidData)?;
-                    let sources = order.sources.iter().copied().zip(beside).collect();
-                    let built = self.extend(&mut site, &order.steps, sources).and_then(|()| self.build(&order, site));
-                    let mut ready = match built {
-                        Ok(ready) => ready,
-                        Err(failure) => return self.give_up(failure),
-                    };
-                    ready.make_berth(first_berth)?;
-                    return ready.serve(&self.socket);
-                }
-                InitOrder::Berth => return Err(io::ErrorKind::InvalidData.into()),
-            }
+        let Some((InitOrder::Prepare(steps), beside)) = self.order()? else { return Ok(()) };
+        let prepared = match self.prepare(&steps, beside) {
+            Ok(prepared) => prepared,
+            Err(failure) => return self.give_up(failure),
+        };
+        wire::send(&self.socket, &InitReport::Prepared, &[])?;
+        let Some((InitOrder::Build(order), beside)) = self.order()? else { return Ok(()) };
+        match self.build(prepared, &order, beside) {
+            Ok(mut ready) => ready.serve(&self.socket),
+            Err(failure) => self.give_up(failure),
         }
-        Ok(())
+    }
+
+    /// The next order; nothing once nobody is there to give any.
+    fn order(&self) -> io::Result<Option<(InitOrder, Vec<OwnedFd>)>> {
+        Ok(wire::receive(&self.socket)?.map(|received| (received.message, received.descriptors)))
     }
 
     fn give_up(&self, (doing, error): Failure) -> io::Result<()> {
         wire::send(&self.socket, &InitReport::Failed { doing, error: error.to_string() }, &[])
     }
 
-    /// Takes further steps towards the tree of what processes will see.
-    fn extend(&self, site: &mut Option<Site>, steps: &[Step], sources: HashMap<usize, OwnedFd>) -> Result<(), Failure> {
-        if site.is_none() {
-            walls::detach().map_err(|error| ("parting with the machine's mounts".into(), error))?;
-        }
-        let sources = walls::open_sources(steps, sources)?;
-        let site = match site {
-            Some(site) => site,
-            None => {
-                self.identity.assume().map_err(|error| ("becoming the sandbox's user".into(), error))?;
-                // Once more, since a change of user undoes it.
-                warden::parted().map_err(|error| ("tying the sandbox to its warden".into(), error))?;
-                site.insert(Site::begin(steps).map_err(|error| ("beginning".into(), error))?)
-            }
-        };
-        site.add(steps, sources)
-    }
-
-    fn build(&self, order: &BuildOrder, site: Option<Site>) -> Result<Ready, Failure> {
-        let doing = |what: &str| {
-            let what = what.to_owned();
-            move |error: io::Error| (what, error)
-        };
-        let site = site.ok_or_else(|| ("building".into(), io::ErrorKind::InvalidData.into()))?;
-        site.finish().map_err(doing("moving to the new root"))?;
-        let private = order.private.iter().filter_map(|path| CString::new(path.as_os_str().as_bytes()).ok()).collect();
+    /// Does all that can be done without knowing what was granted, the first berth included.
+    fn prepare(&self, steps: &[Step], beside: Vec<OwnedFd>) -> Result<Prepared, Failure> {
+        walls::detach().map_err(doing("parting with the machine's mounts"))?;
+        let sources = walls::open_sources(steps)?;
+        self.identity.assume().map_err(doing("becoming the sandbox's user"))?;
+        // Once more, since a change of user undoes it.
+        warden::parted().map_err(doing("tying the sandbox to its warden"))?;
+        let site = Site::begin(steps).map_err(doing("moving to the new root"))?;
+        site.add(steps, sources)?;
         let _ = rustix::system::sethostname(b"sandbox");
-        let mut listener = None;
         if !self.open_network {
             sys::raise_loopback().map_err(doing("raising the loopback interface"))?;
-            if order.proxied {
-                let made = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(doing("listening for the proxy"))?;
-                listener = Some(made);
-            }
         }
-        let writable = order.writable.iter().map(|path| (path.as_path(), Access::ReadWrite));
-        let landlock = landlock::ruleset(writable.chain([(Path::new("/"), Access::Read)]))
-            .map_err(|error| ("making Landlock rules".into(), io::Error::other(error)))?
-            .map_err(|absent| ("Landlock".into(), io::Error::other(absent)))?;
-        let tree = Tree::new(sys::child_signals().map_err(doing("hearing of children"))?)
-            .map_err(doing("opening the list of children"))?;
+        let writable = plan::writable(steps);
+        let writable = writable.iter().map(|path| (path.as_path(), Access::ReadWrite));
+        let rules = Rules::new(writable.chain([(Path::new("/"), Access::Read)])).map_err(doing_rules)?;
+        let rules = rules.map_err(|absent| ("Landlock".into(), io::Error::other(absent)))?;
+        let landlock = rules.descriptor().map_err(doing("keeping Landlock rules"))?;
+        let tree = sys::child_signals().and_then(Tree::new).map_err(doing("hearing of children"))?;
+        // They are parts of one file system, so it does not matter that others may come.
+        let private = plan::private(steps);
+        let private = private.iter().filter_map(|path| CString::new(path.as_os_str().as_bytes()).ok()).collect();
+        bound_rights();
+        let mut ready = Ready { tree, landlock, private, berths: HashMap::new() };
+        let first =
+            beside.into_iter().next().ok_or_else(|| ("making a berth".into(), io::ErrorKind::InvalidData.into()))?;
+        ready.make_berth(first, || give_up_rights(&self.filter)).map_err(doing("making a berth"))?;
+        Ok(Prepared { site, rules, ready })
+    }
+
+    /// Does the rest, and gives up the right to do anything of the kind again.
+    fn build(&self, prepared: Prepared, order: &BuildOrder, beside: Vec<OwnedFd>) -> Result<Ready, Failure> {
+        let Prepared { site, mut rules, ready } = prepared;
+        site.finish(&order.steps, order.sources.iter().copied().zip(beside).collect())?;
+        for path in plan::writable(&order.steps) {
+            rules.grant(&path, Access::ReadWrite).map_err(doing_rules)?;
+        }
+        let mut listener = None;
+        if order.proxied {
+            let made = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(doing("listening for the proxy"))?;
+            listener = Some(made);
+        }
         give_up_rights(&self.filter).map_err(doing("giving up all rights"))?;
 
         let proxy_port = listener.as_ref().and_then(|listener| Some(listener.local_addr().ok()?.port()));
         let beside: Vec<BorrowedFd<'_>> = listener.iter().map(AsFd::as_fd).collect();
         let report = InitReport::Ready { landlock_abi: landlock::abi(), proxy_port };
         wire::send(&self.socket, &report, &beside).map_err(doing("reporting"))?;
-        Ok(Ready { tree, landlock, private, berths: HashMap::new() })
+        Ok(ready)
+    }
+}
+
+fn doing(what: &'static str) -> impl FnOnce(io::Error) -> Failure {
+    move |error| (what.to_owned(), error)
+}
+
+fn doing_rules(error: LandlockError) -> Failure {
+    ("making Landlock rules".into(), io::Error::other(error))
+}
+
+/// No program that is executed from now on gets rights that it has not inherited; those of this process stay.
+fn bound_rights() {
+    for capability in CapabilitySet::all().iter() {
+        // Those that this kernel does not know cannot be had.
+        let _ = thread::remove_capability_from_bounding_set(capability);
     }
 }
 
 /// Gives up every right that the namespaces gave us, for ever.
 fn give_up_rights(filter: &BpfProgram) -> io::Result<()> {
-    for capability in CapabilitySet::all().iter() {
-        // Those that this kernel does not know cannot be had.
-        let _ = thread::remove_capability_from_bounding_set(capability);
-    }
     let none = CapabilitySet::empty();
     let _ = thread::clear_ambient_capability_set();
     thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
@@ -178,19 +194,20 @@ impl Ready {
             if ordered {
                 let Some(received) = wire::receive::<InitOrder>(socket)? else { return Ok(()) };
                 if let (InitOrder::Berth, Some(socket)) = (received.message, received.descriptors.into_iter().next()) {
-                    self.make_berth(socket)?;
+                    self.make_berth(socket, || Ok(()))?;
                 }
             }
         }
     }
 
-    fn make_berth(&mut self, socket: OwnedFd) -> io::Result<()> {
+    /// Makes a berth, which first of all does what it is told.
+    fn make_berth(&mut self, socket: OwnedFd, first: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         match sys::fork(0)? {
             Some(pid) => drop(self.berths.insert(pid, ())),
             None => {
                 let landlock = self.landlock.try_clone()?;
                 let mut kept = [0, 1, 2, socket.as_raw_fd(), landlock.as_raw_fd()];
-                if sys::close_all_but(&mut kept).is_err() || warden::parted().is_err() {
+                if sys::close_all_but(&mut kept).is_err() || first().is_err() || warden::parted().is_err() {
                     sys::exit_now(1);
                 }
                 Berth { socket, landlock: Some(landlock), private: self.private.clone() }.live()

@@ -1,6 +1,6 @@
 //! Landlock: a second lock on the files, which holds even where the mount tree has a hole.
 //!
-//! Rules are bound to what a path leads to at the moment, so a [`ruleset`] is made inside the new root, once, and each
+//! Rules are bound to what a path leads to at the moment, so [`Rules`] are made inside the new root, once, and each
 //! call of a session puts itself under it by its descriptor ([`sys_landlock::restrict`]). What the kernel's version of Landlock does not
 //! know yet is left out, and [`abi`] says which version it is.
 
@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use landlock::{
-    ABI, Access as _, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr,
+    ABI, Access as _, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, Ruleset, RulesetAttr, RulesetCreated,
     RulesetCreatedAttr, RulesetError, Scope,
 };
 use rustix::fs::{Mode, OFlags};
@@ -24,9 +24,6 @@ pub(crate) enum Access {
     /// All that, and change, create, remove, move, and devices' own requests.
     ReadWrite,
 }
-
-/// A ruleset, or why there can be none.
-pub(crate) type Obtained = Result<OwnedFd, Absent>;
 
 /// Landlock is not there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -69,35 +66,55 @@ pub(crate) fn absent() -> Option<Absent> {
     })
 }
 
-/// Makes the ruleset that grants these paths, and nothing else that has a path. Of those in [`DEVICES`], the ones that are
-/// there are granted too. Paths are looked up now, in the root of this process.
+/// A ruleset, to which paths can be added as long as it is here. Paths are looked up when they are, in the root of this process.
 ///
 /// Whoever is under it reaches only processes that put themselves under it with them, that is, those of the same call: no
 /// signal goes further, nor a connection to an abstract socket. That needs version 6.
-pub(crate) fn ruleset<'a>(paths: impl IntoIterator<Item = (&'a Path, Access)>) -> Result<Obtained, LandlockError> {
-    if let Some(absent) = absent() {
-        return Ok(Err(absent));
-    }
-    let abi = known(sys_landlock::version().unwrap_or(0));
-    // What was worked out for this kernel's version must be taken whole: a rule that is dropped on the quiet would be a hole.
-    let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
-    let mut ruleset = ruleset.handle_access(AccessFs::from_all(abi))?;
-    if abi >= ABI::V6 {
-        ruleset = ruleset.scope(Scope::from_all(abi))?;
-    }
-    let mut ruleset = ruleset.create()?;
-    for (path, access) in paths {
-        ruleset = ruleset.add_rule(beneath(open(path)?, abi, access)?)?;
-    }
-    for device in DEVICES {
-        match open(Path::new(device)) {
-            Ok(opened) => ruleset = ruleset.add_rule(beneath(opened, abi, Access::ReadWrite)?)?,
-            Err(LandlockError::Open { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
+#[derive(Debug)]
+pub(crate) struct Rules {
+    ruleset: RulesetCreated,
+    abi: ABI,
+}
+
+impl Rules {
+    /// Grants these paths, and nothing else that has a path. Of those in [`DEVICES`], the ones that are there are granted too.
+    pub(crate) fn new<'a>(
+        paths: impl IntoIterator<Item = (&'a Path, Access)>,
+    ) -> Result<Result<Self, Absent>, LandlockError> {
+        if let Some(absent) = absent() {
+            return Ok(Err(absent));
         }
+        let abi = known(sys_landlock::version().unwrap_or(0));
+        // What was worked out for this kernel's version must be taken whole: a rule that is dropped on the quiet would be a hole.
+        let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement);
+        let mut ruleset = ruleset.handle_access(AccessFs::from_all(abi))?;
+        if abi >= ABI::V6 {
+            ruleset = ruleset.scope(Scope::from_all(abi))?;
+        }
+        let mut rules = Self { ruleset: ruleset.create()?, abi };
+        for (path, access) in paths {
+            rules.grant(path, access)?;
+        }
+        for device in DEVICES {
+            match rules.grant(Path::new(device), Access::ReadWrite) {
+                Err(LandlockError::Open { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+                granted => granted?,
+            }
+        }
+        Ok(Ok(rules))
     }
-    let made: Option<OwnedFd> = ruleset.into();
-    Ok(made.ok_or(Absent::NotBuilt))
+
+    /// Grants one more path, to whoever puts itself under the ruleset from now on.
+    pub(crate) fn grant(&mut self, path: &Path, access: Access) -> Result<(), LandlockError> {
+        (&mut self.ruleset).add_rule(beneath(open(path)?, self.abi, access)?)?;
+        Ok(())
+    }
+
+    /// What processes put themselves under it by.
+    pub(crate) fn descriptor(&self) -> io::Result<OwnedFd> {
+        let copy: Option<OwnedFd> = self.ruleset.try_clone()?.into();
+        copy.ok_or_else(|| io::Error::other(Absent::NotBuilt))
+    }
 }
 
 /// Devices that every program may write to.
@@ -141,7 +158,7 @@ mod tests {
 
     /// Puts this process under a ruleset of these paths.
     fn lock(paths: &[(&Path, Access)]) {
-        let ruleset = ruleset(paths.iter().copied()).unwrap().unwrap();
+        let ruleset = Rules::new(paths.iter().copied()).unwrap().unwrap().descriptor().unwrap();
         rustix::thread::set_no_new_privs(true).unwrap();
         restrict(ruleset.as_raw_fd()).unwrap();
     }
@@ -248,7 +265,7 @@ mod tests {
             return;
         }
         let missing = Path::new("/no/such/path");
-        let error = ruleset([(missing, Access::Read)]).unwrap_err();
+        let error = Rules::new([(missing, Access::Read)]).unwrap_err();
         assert_eq!(error.to_string(), "could not open `/no/such/path` for a Landlock rule");
     }
 
@@ -260,7 +277,7 @@ mod tests {
         let paths = ["/usr", "/etc", "/opt", "/tmp", "/run", "/dev", "/proc", "/var/tmp"].map(Path::new);
         rustix::thread::set_no_new_privs(true).unwrap();
         let started = std::time::Instant::now();
-        let ruleset = ruleset(paths.map(|path| (path, Access::Read))).unwrap().unwrap();
+        let ruleset = Rules::new(paths.map(|path| (path, Access::Read))).unwrap().unwrap().descriptor().unwrap();
         let made = started.elapsed();
         let started = std::time::Instant::now();
         restrict(ruleset.as_raw_fd()).unwrap();

@@ -3,6 +3,7 @@
 //! [`Native`] keeps the sandboxes: one for each session, made when it is first needed and gone when it has been idle for long; and for
 //! calls without a session one each, of which a few are built ahead.
 
+mod blank;
 pub(crate) mod facts;
 pub(crate) mod held;
 pub(crate) mod init;
@@ -36,11 +37,13 @@ use wieldy_core::{
     SandboxId, SandboxRef, SandboxStatus,
 };
 
+use self::blank::{Blank, NotBuilt};
 use self::owners::Owners;
 use self::plan::{Plan, Step};
 use self::planned::Planned;
-use self::standing::{Blank, HOLDING, Standing};
+use self::standing::Standing;
 use crate::cgroup::Hierarchy;
+use crate::custody::see_through;
 
 /// How the native level is set up.
 #[derive(Debug, Clone)]
@@ -53,7 +56,7 @@ pub struct NativeOptions {
     pub spares: usize,
     /// How many processes wait ahead to become the first one of a sandbox, whatever it will show.
     pub blanks: usize,
-    /// How long a session's sandbox may be idle before it is taken away.
+    /// How long a session's sandbox may be idle before it is taken away, and what was made ahead may wait.
     pub idle_max: Duration,
 }
 
@@ -150,17 +153,8 @@ impl Sandbox for Native {
         output: Arc<dyn OutputSink>,
         stop: CancellationToken,
     ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
-        Box::pin(async move {
-            if stop.is_cancelled() {
-                return Err(SandboxError::Creation { reason: "the run was stopped before it began".into() });
-            }
-            let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
-            let stop = stop.child_token();
-            let _ended_with_us = stop.clone().drop_guard();
-            // A task of its own: the command must be seen to its end even if nobody waits for it any more.
-            let run = tokio::spawn(async move { shared.execute(&command, &confinement, &*output, &stop).await });
-            run.await.map_err(|error| SandboxError::Crashed { reason: error.to_string() })?
-        })
+        let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
+        Box::pin(see_through(stop, |stop| async move { shared.execute(&command, &confinement, &*output, &stop).await }))
     }
 
     fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
@@ -307,19 +301,17 @@ impl Shared {
 
     async fn build(self: &Arc<Self>, confinement: &Confinement) -> Result<Arc<Standing>, SandboxError> {
         const ATTEMPTS_MAX: u32 = 5;
-        let changed =
-            |error: &SandboxError| matches!(error, SandboxError::Creation { reason } if reason.starts_with(HOLDING));
         for _ in 1..ATTEMPTS_MAX {
             match self.try_to_build(confinement).await {
                 // What was planned for is gone; look again.
-                Err(error) if changed(&error) => tokio::time::sleep(Duration::from_millis(5)).await,
-                built => return built,
+                Err(NotBuilt::Changed(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
+                built => return Ok(built?),
             }
         }
-        self.try_to_build(confinement).await
+        Ok(self.try_to_build(confinement).await?)
     }
 
-    async fn try_to_build(self: &Arc<Self>, confinement: &Confinement) -> Result<Arc<Standing>, SandboxError> {
+    async fn try_to_build(self: &Arc<Self>, confinement: &Confinement) -> Result<Arc<Standing>, NotBuilt> {
         let planned = Planned::new(confinement, &self.options)?;
         let id = match &confinement.place {
             Place::Sandbox(id) => Some(id.clone()),
@@ -353,11 +345,16 @@ impl Shared {
     }
 
     /// Makes what was taken, in the background.
-    async fn refill_blanks(&self) {
+    async fn refill_blanks(self: &Arc<Self>) {
+        self.employ_janitor();
         while lock(&self.blanks).len() < self.options.blanks {
             let system = lock(&self.system).clone();
+            if system.is_empty() {
+                // So far nobody could use one.
+                return;
+            }
             let Ok(mut blank) = self.make_blank(next_id(), false).await else { return };
-            if blank.prepare(system).await.is_err() {
+            if blank.prepare(system).await.is_err() || blank.warm_up().await.is_err() {
                 return;
             }
             lock(&self.blanks).push(blank);
@@ -425,6 +422,7 @@ impl Shared {
                     stale.extend::<Vec<_>>(old);
                 }
                 lock(&shared.spares).retain(|_, spares| !spares.is_empty());
+                lock(&shared.blanks).retain(|blank| blank.since() + idle_max >= Instant::now());
                 for standing in stale {
                     shared.end(standing).await;
                 }

@@ -1,11 +1,13 @@
 //! From a confinement to a plan for this machine.
 
-use std::collections::BTreeSet;
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use wieldy_core::{Confinement, SandboxError};
 
@@ -30,7 +32,7 @@ impl Planned {
     pub(super) fn new(confinement: &Confinement, options: &NativeOptions) -> Result<Self, SandboxError> {
         let Plan { steps, placeholders, environment } = draw(confinement, options)?;
         let placeholders: Vec<HeldPlace> = placeholders.into_iter().map(held_place).collect();
-        ours().extend(placeholders.iter().cloned());
+        remember(&placeholders, &mut ours());
         let environment = environment.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         Ok(Self { steps, environment, placeholders })
     }
@@ -66,16 +68,37 @@ fn held_place(Placeholder { path, held }: Placeholder) -> HeldPlace {
     HeldPlace { path, content }
 }
 
+/// A place that we hold.
+#[derive(Debug, Default)]
+struct Ours {
+    /// A file's; a folder has none.
+    content: Option<String>,
+    /// When it was last seen to be as we made it, if no change after that can look the same.
+    seen: Option<Stamp>,
+}
+
+/// Which file something is, and when it was last changed: seconds and nanoseconds.
+type Stamp = ((u64, u64), (i64, i64));
+
 /// Every place that a warden of this process was asked to hold. Not all of them need be there now.
-fn ours() -> MutexGuard<'static, BTreeSet<HeldPlace>> {
+fn ours() -> MutexGuard<'static, HashMap<PathBuf, Ours>> {
     /// More than anybody has workspaces in use.
     const OURS_MAX: usize = 20_000;
-    static OURS: Mutex<BTreeSet<HeldPlace>> = Mutex::new(BTreeSet::new());
+    static OURS: LazyLock<Mutex<HashMap<PathBuf, Ours>>> = LazyLock::new(Mutex::default);
     let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
     if ours.len() > OURS_MAX {
-        ours.retain(|held| held.path.symlink_metadata().is_ok());
+        ours.retain(|path, _| path.symlink_metadata().is_ok());
     }
     ours
+}
+
+fn remember(placeholders: &[HeldPlace], ours: &mut HashMap<PathBuf, Ours>) {
+    for HeldPlace { path, content } in placeholders {
+        let known = ours.get(path).is_some_and(|known| known.content == *content);
+        if !known {
+            ours.insert(path.clone(), Ours { content: content.clone(), seen: None });
+        }
+    }
 }
 
 /// The files of this machine without those that are there only for the sake of other sandboxes of ours, which may go at any time:
@@ -85,7 +108,7 @@ struct WithoutOurs;
 impl Look for WithoutOurs {
     fn entry(&self, path: &Path) -> Option<Entry> {
         let entry = Disk.entry(path)?;
-        let is_only_held = !matches!(entry, Entry::Link { .. }) && is_as_made(path, &ours());
+        let is_only_held = !matches!(entry, Entry::Link { .. }) && is_as_made(path, &mut ours());
         (!is_only_held).then_some(entry)
     }
 
@@ -96,18 +119,78 @@ impl Look for WithoutOurs {
 
 /// Whether something is a place that we hold and nobody has put anything into it. One that has gone meanwhile is, too: its last sandbox
 /// has just ended.
-fn is_as_made(path: &Path, ours: &BTreeSet<HeldPlace>) -> bool {
-    let first = HeldPlace { path: path.to_owned(), content: None };
-    let Some(held) = ours.range(first..).next().filter(|held| held.path == path) else { return false };
+fn is_as_made(path: &Path, ours: &mut HashMap<PathBuf, Ours>) -> bool {
+    let Some(held) = ours.get_mut(path) else { return false };
+    // To look inside takes much longer than to ask whether there was a change.
+    let stamp = stamp(path);
+    if stamp.is_some() && held.seen == stamp {
+        return true;
+    }
     let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
-    match &held.content {
+    let is_alone = match &held.content {
         Some(content) => match fs::read(path) {
             Ok(found) => found == content.as_bytes(),
             Err(error) => is_gone(&error),
         },
         None => match fs::read_dir(path) {
-            Ok(mut entries) => entries.all(|entry| entry.is_ok_and(|entry| is_as_made(&entry.path(), ours))),
+            Ok(entries) => {
+                let inner: Vec<_> = entries.collect();
+                if !inner.is_empty() {
+                    return inner.into_iter().all(|entry| entry.is_ok_and(|entry| is_as_made(&entry.path(), ours)));
+                }
+                true
+            }
             Err(error) => is_gone(&error),
         },
+    };
+    if is_alone {
+        held.seen = stamp.filter(|(_, (seconds, _))| is_long_ago(*seconds));
+    }
+    is_alone
+}
+
+fn stamp(path: &Path) -> Option<Stamp> {
+    let found = fs::symlink_metadata(path).ok()?;
+    Some(((found.dev(), found.ino()), (found.ctime(), found.ctime_nsec())))
+}
+
+/// Whether whatever changes from now on has another time than this.
+fn is_long_ago(seconds: i64) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    i64::try_from(now).is_ok_and(|now| seconds + 1 < now)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_held_place_is_as_made_until_something_is_in_it() {
+        let world = tempfile::tempdir().unwrap();
+        let held = |name: &str, content: Option<&str>| HeldPlace {
+            path: world.path().join(name),
+            content: content.map(str::to_owned),
+        };
+        let places = [held("around", None), held("around/folder", None), held("file", Some("a")), held("gone", None)];
+        fs::create_dir_all(&places[1].path).unwrap();
+        fs::write(&places[2].path, "a").unwrap();
+        let mut ours = HashMap::new();
+        remember(&places, &mut ours);
+        let look = |ours: &mut _| places.each_ref().map(|place| is_as_made(&place.path, ours));
+        // The answer is the same before and after the look inside is spared.
+        while ours[&places[1].path].seen.is_none() || ours[&places[2].path].seen.is_none() {
+            assert_eq!(look(&mut ours), [true; 4]);
+            std::thread::yield_now();
+        }
+        assert_eq!(look(&mut ours), [true; 4]);
+        remember(&places, &mut ours);
+        assert!(ours[&places[1].path].seen.is_some());
+        fs::write(places[1].path.join("new"), "").unwrap();
+        assert_eq!(look(&mut ours), [false, false, true, true]);
+        fs::write(&places[2].path, "b").unwrap();
+        assert_eq!(look(&mut ours), [false, false, false, true]);
+        fs::remove_file(places[1].path.join("new")).unwrap();
+        assert_eq!(look(&mut ours), [true, true, false, true]);
+        assert!(!is_as_made(world.path(), &mut ours));
     }
 }

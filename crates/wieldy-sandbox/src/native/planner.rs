@@ -29,16 +29,16 @@ pub(crate) struct Request<'a> {
 
 /// Makes a plan, or says which rule cannot be kept.
 pub(crate) fn plan(request: &Request<'_>, facts: &HostFacts<'_>) -> Result<Plan, PlanError> {
-    check_workspace(request, facts)?;
-    check_mounts(request, facts)?;
     let mut planner = Planner {
         request,
         facts,
         looked: RefCell::default(),
-        tree: BTreeMap::new(),
+        tree: HashMap::new(),
         held: BTreeMap::new(),
         environment: vec![],
     };
+    planner.check_workspace()?;
+    planner.check_mounts()?;
     planner.system();
     planner.private();
     planner.mounts()?;
@@ -58,48 +58,8 @@ const LINKS_MAX: usize = 40;
 const ROOM_OF_ROOT: Room = Room { bytes: 1 << 20, inodes: 4096 };
 const ROOM_OF_RUN: Room = Room { bytes: 16 << 20, inodes: 4096 };
 
-fn check_workspace(request: &Request<'_>, facts: &HostFacts<'_>) -> Result<(), PlanError> {
-    let workspace = request.workspace;
-    plain(workspace)?;
-    let is_system = SYSTEM.iter().any(|path| match facts.look.entry(Path::new(path)) {
-        Some(Entry::Link { resolved, .. }) => resolved == workspace || workspace == Path::new(path),
-        _ => workspace == Path::new(path),
-    });
-    let is_shared = SHARED.iter().any(|path| workspace == Path::new(path));
-    let is_kernel = KERNEL.iter().any(|path| workspace.starts_with(path));
-    if is_system || is_shared || is_kernel || facts.state.as_deref() == Some(workspace) {
-        return Err(PlanError::SystemWorkspace(workspace.to_owned()));
-    }
-    match facts.look.entry(workspace) {
-        Some(Entry::Folder) => Ok(()),
-        _ => Err(PlanError::NoWorkspace(workspace.to_owned())),
-    }
-}
-
 /// The folder of the state in which programs have homes, which they may be shown: all else of it is the executor's own.
 pub(super) const HOMES: &str = "homes";
-
-fn check_mounts(request: &Request<'_>, facts: &HostFacts<'_>) -> Result<(), PlanError> {
-    for mount in &request.rules.mounts {
-        let (source, target) = (mount.source.as_path(), mount.target.as_path());
-        plain(source)?;
-        plain(target)?;
-        let in_state = |path: &Path| facts.state.as_ref().is_some_and(|state| path.starts_with(state));
-        let is_home = facts.state.as_ref().is_some_and(|state| source.parent() == Some(&state.join(HOMES)));
-        if source == Path::new("/") || source.starts_with("/proc") || (in_state(source) && !is_home) {
-            return Err(PlanError::ForbiddenSource(source.to_owned()));
-        }
-        let is_kernel = ["/dev", "/proc"].iter().any(|path| target.starts_with(path));
-        if target == Path::new("/") || is_kernel || in_state(target) {
-            return Err(PlanError::ForbiddenTarget(target.to_owned()));
-        }
-        let is_missing = |path| matches!(facts.look.entry(path), None | Some(Entry::Link { .. }));
-        if source.ancestors().any(is_missing) {
-            return Err(PlanError::NoSource(source.to_owned()));
-        }
-    }
-    Ok(())
-}
 
 /// An absolute path that reads as it is meant.
 fn plain(path: &Path) -> Result<(), PlanError> {
@@ -118,7 +78,8 @@ struct Planner<'a> {
     facts: &'a HostFacts<'a>,
     /// What was looked at already: the same folders are asked about again and again.
     looked: RefCell<HashMap<PathBuf, Option<Entry>>>,
-    tree: BTreeMap<PathBuf, Step>,
+    /// What is at each path of the sandbox.
+    tree: HashMap<PathBuf, Step>,
     held: BTreeMap<PathBuf, Held>,
     environment: Vec<(&'static str, String)>,
 }
@@ -139,6 +100,46 @@ enum Behind {
 }
 
 impl Planner<'_> {
+    fn check_workspace(&self) -> Result<(), PlanError> {
+        let workspace = self.request.workspace;
+        plain(workspace)?;
+        let is_system = SYSTEM.iter().any(|path| match self.entry(Path::new(path)) {
+            Some(Entry::Link { resolved, .. }) => resolved == workspace || workspace == Path::new(path),
+            _ => workspace == Path::new(path),
+        });
+        let is_shared = SHARED.iter().any(|path| workspace == Path::new(path));
+        let is_kernel = KERNEL.iter().any(|path| workspace.starts_with(path));
+        if is_system || is_shared || is_kernel || self.facts.state.as_deref() == Some(workspace) {
+            return Err(PlanError::SystemWorkspace(workspace.to_owned()));
+        }
+        match self.entry(workspace) {
+            Some(Entry::Folder) => Ok(()),
+            _ => Err(PlanError::NoWorkspace(workspace.to_owned())),
+        }
+    }
+
+    fn check_mounts(&self) -> Result<(), PlanError> {
+        for mount in &self.request.rules.mounts {
+            let (source, target) = (mount.source.as_path(), mount.target.as_path());
+            plain(source)?;
+            plain(target)?;
+            let in_state = |path: &Path| self.facts.state.as_ref().is_some_and(|state| path.starts_with(state));
+            let is_home = self.facts.state.as_ref().is_some_and(|state| source.parent() == Some(&state.join(HOMES)));
+            if source == Path::new("/") || source.starts_with("/proc") || (in_state(source) && !is_home) {
+                return Err(PlanError::ForbiddenSource(source.to_owned()));
+            }
+            let is_kernel = ["/dev", "/proc"].iter().any(|path| target.starts_with(path));
+            if target == Path::new("/") || is_kernel || in_state(target) {
+                return Err(PlanError::ForbiddenTarget(target.to_owned()));
+            }
+            let is_missing = |path| matches!(self.entry(path), None | Some(Entry::Link { .. }));
+            if source.ancestors().any(is_missing) {
+                return Err(PlanError::NoSource(source.to_owned()));
+            }
+        }
+        Ok(())
+    }
+
     fn add(&mut self, step: Step) {
         self.tree.insert(step.path().to_owned(), step);
     }
@@ -422,7 +423,9 @@ impl Planner<'_> {
     fn finish(mut self) -> Result<Plan, PlanError> {
         let mut steps = Vec::new();
         let mut made = BTreeSet::new();
-        for (path, step) in self.tree.clone() {
+        let mut all: Vec<_> = self.tree.clone().into_iter().collect();
+        all.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+        for (path, step) in all {
             let Some(parent) = path.parent() else {
                 steps.push(step);
                 continue;

@@ -1,6 +1,5 @@
 //! The executor's side of one sandbox: its init, its berths, its part of the cgroup tree, its proxy.
 
-use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -13,9 +12,10 @@ use rustix::process::Pid;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
     Breach, Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, Overrun, Place,
-    ResourceLimits, SandboxError, SandboxRef, SandboxStatus, SessionKey, Stdin, Stream, Usage,
+    ResourceLimits, SandboxError, SandboxRef, SandboxStatus, SessionKey, Usage,
 };
 
+use super::blank::{Blank, NotBuilt, Nowhere, creation, failed, idle_command, report};
 use super::owners::Owners;
 use super::plan::{self, Step};
 use super::planned::Planned;
@@ -25,13 +25,10 @@ use crate::custody::{Berth, Went};
 use crate::link::{Link, Warden, settle};
 use crate::prepare::prepare;
 use crate::proxy::{self, Allowed, Proxy, Refusal};
-use crate::wire::{BuildOrder, HeldPlace, InitOrder, InitReport, Limit, Received, WardenOrder};
+use crate::wire::{BuildOrder, HeldPlace, InitOrder, InitReport, Limit, WardenOrder};
 
 /// How many refusals by the proxy are remembered until somebody asks.
 const BREACHES_MAX: usize = 64;
-
-/// What is being done when a place could not be held: another executor may just have taken its own away.
-pub(super) const HOLDING: &str = "holding places for protection";
 
 /// What a command must have had at least for it to be worth while to look what is left.
 const SETTLE_BYTES_MIN: u64 = 16 << 20;
@@ -68,73 +65,21 @@ struct Mooring {
     residents: u64,
 }
 
-/// The first process of a sandbox to come: in namespaces and in a cgroup, which takes longest to get, and waiting to be told the rest.
-pub(super) struct Blank {
-    made: SandboxRef,
-    warden: Arc<Warden>,
-    init: Link,
-    init_pid: Pid,
-    group: Group,
-    /// Where the init itself is, and what it makes.
-    first: Group,
-    /// The steps that it has taken already.
-    prepared: Vec<Step>,
-}
-
-impl Blank {
-    pub(super) async fn make(
-        made: SandboxRef,
-        open_network: bool,
-        hierarchy: &Hierarchy,
-    ) -> Result<Self, SandboxError> {
-        let warden = Warden::of_this_process().map_err(|error| failed("starting the warden", &error))?;
-        let (init, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
-        let ordered = warden.order(&WardenOrder::Blank { open_network }, &socket);
-        ordered.map_err(|error| failed("asking the warden", &error))?;
-        drop(socket);
-        let group = hierarchy.group(&made.id.0).map_err(|error| failed("making a cgroup", &error))?;
-        let first = group.child("berth-0").map_err(|error| failed("making a cgroup", &error))?;
-        let received = report(&init).await?;
-        let init_pid = received.sender.ok_or_else(|| creation("its first process did not say who it is".into()))?;
-        let kept = WardenOrder::Keep {
-            child: init_pid.as_raw_pid(),
-            protected: Vec::new(),
-            placeholders: Vec::new(),
-            groups: group.folders().to_vec(),
-        };
-        warden.ask(&kept).await.map_err(|error| failed("asking the warden", &error))?;
-        // Joining may have to wait for all processors to take note.
-        let joined = tokio::task::spawn_blocking(move || first.add(init_pid).map(|()| first)).await;
-        let first = joined.map_err(io::Error::other).flatten().map_err(|error| failed("joining a cgroup", &error))?;
-        Ok(Self { made, warden, init, init_pid, group, first, prepared: Vec::new() })
-    }
-
-    /// Takes steps already that every sandbox begins with.
-    pub(super) async fn prepare(&mut self, steps: Vec<Step>) -> Result<(), SandboxError> {
-        let order = InitOrder::Prepare(steps.clone());
-        self.init.send(&order, &[]).await.map_err(|error| failed("giving an order", &error))?;
-        report(&self.init).await?;
-        self.prepared = steps;
-        Ok(())
-    }
-
-    /// Whether it can become a sandbox that begins with these steps.
-    pub(super) fn suits(&self, system: &[Step]) -> bool {
-        self.init.is_alive() && (self.prepared.is_empty() || self.prepared == system)
-    }
-}
-
 impl Standing {
     /// Builds a sandbox.
     pub(super) async fn build(
-        blank: Blank,
+        mut blank: Blank,
         confinement: &Confinement,
         planned: Planned,
         owners: &Owners,
         hierarchy: &Hierarchy,
-    ) -> Result<Arc<Self>, SandboxError> {
-        let Blank { made, warden, init, init_pid, group, first, prepared } = blank;
+    ) -> Result<Arc<Self>, NotBuilt> {
         let Planned { steps, mut environment, placeholders } = planned;
+        let ahead = match blank.ahead.take() {
+            Some(ahead) => ahead,
+            None => blank.get_ahead(plan::of_the_system(&steps)).await?,
+        };
+        let Blank { made, warden, init, init_pid, group, first, .. } = blank;
         let allowed = match &confinement.network {
             Network::Hosts(hosts) => Some(Allowed::new(hosts).map_err(|error| creation(error.to_string()))?),
             Network::None | Network::Open => None,
@@ -142,19 +87,20 @@ impl Standing {
         let limits = confinement.place_limits;
         group.set(&group_limits(&limits, 0)).map_err(|error| failed("limiting a cgroup", &error))?;
         let covered = hold(&warden, init_pid, &group, &steps, placeholders).await?;
-        let (writable, private) = (plan::writable(&steps), plan::private(&steps));
-        let steps: Vec<Step> = steps.into_iter().filter(|step| !prepared.contains(step)).collect();
-        let sources = owners.sources(&steps, &warden).await;
+        // What was done ahead are some of the same steps, in the same order.
+        let mut done = ahead.steps.iter().peekable();
+        let left: Vec<Step> = steps.into_iter().filter(|step| done.next_if_eq(&step).is_none()).collect();
+        let sources = owners.sources(&left, &warden).await;
         let (sources, mounts) = sources.map_err(|error| failed("mapping the owners of files", &error))?;
-        let (berth, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
-        let beside: Vec<BorrowedFd<'_>> = [&socket].into_iter().chain(&mounts).map(AsFd::as_fd).collect();
-        let order =
-            InitOrder::Build(Box::new(BuildOrder { steps, writable, private, sources, proxied: allowed.is_some() }));
+        let beside: Vec<BorrowedFd<'_>> = mounts.iter().map(AsFd::as_fd).collect();
+        let order = InitOrder::Build(Box::new(BuildOrder { steps: left, sources, proxied: allowed.is_some() }));
         init.send(&order, &beside).await.map_err(|error| failed("giving the order", &error))?;
-        drop((socket, mounts));
+        drop(mounts);
+        // Beside the berth, the init itself is in that group. What the first command may use is most likely this.
+        first.set(&group_limits(&confinement.limits, 2)).map_err(|error| failed("limiting a cgroup", &error))?;
         let received = report(&init).await?;
         let InitReport::Ready { proxy_port, .. } = received.message else {
-            return Err(creation("its first process is out of step".into()));
+            return Err(creation("its first process is out of step".into()).into());
         };
         let breaches = Arc::default();
         let proxy = match (allowed, received.descriptors.into_iter().next()) {
@@ -164,10 +110,7 @@ impl Standing {
             _ => None,
         };
         environment.extend(proxy_port.into_iter().flat_map(proxy::environment));
-        let berth = Berth::arrive(berth).await.map_err(|error| failed("making a berth", &error))?;
-        // Beside the berth, the init itself is in that group. What the first command may use is most likely this.
-        first.set(&group_limits(&confinement.limits, 2)).map_err(|error| failed("limiting a cgroup", &error))?;
-        let first = Mooring { berth, group: first, residents: 2 };
+        let first = Mooring { berth: ahead.berth, group: first, residents: 2 };
         Ok(Arc::new(Self {
             made,
             session: session_of(&confinement.place),
@@ -290,16 +233,8 @@ impl Standing {
 
     /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.
     pub(super) async fn warm_up(self: &Arc<Self>, confinement: &Confinement) {
-        let command = Command {
-            program: "true".into(),
-            arguments: Vec::new(),
-            environment: BTreeMap::new(),
-            folder: PathBuf::new(),
-            stdin: Stdin::Nothing,
-            terminal: None,
-        };
         // Whatever comes of it, the command that follows will tell.
-        let _ = self.run(&command, confinement, &Nowhere, &CancellationToken::new()).await;
+        let _ = self.run(&idle_command(), confinement, &Nowhere, &CancellationToken::new()).await;
         self.executed.store(0, Ordering::Relaxed);
     }
 
@@ -380,7 +315,7 @@ async fn hold(
     group: &Group,
     steps: &[Step],
     placeholders: Vec<HeldPlace>,
-) -> Result<Vec<(PathBuf, Option<FileId>)>, SandboxError> {
+) -> Result<Vec<(PathBuf, Option<FileId>)>, NotBuilt> {
     let before: Vec<_> = plan::covered(steps).into_iter().map(|path| (file_id(&path), path)).collect();
     let kept = WardenOrder::Keep {
         child: init_pid.as_raw_pid(),
@@ -388,7 +323,8 @@ async fn hold(
         placeholders,
         groups: group.folders().to_vec(),
     };
-    warden.ask(&kept).await.map_err(|error| failed(HOLDING, &error))?;
+    let held = warden.ask(&kept).await;
+    held.map_err(|error| NotBuilt::Changed(failed("holding places for protection", &error)))?;
     // What was missing before is held now.
     Ok(before
         .into_iter()
@@ -402,26 +338,6 @@ fn session_of(place: &Place) -> Option<SessionKey> {
         Place::Session(key) => Some(key.clone()),
         Place::Own | Place::Sandbox(_) => None,
     }
-}
-
-/// What a sandbox's first process says next, unless it is that it failed.
-async fn report(init: &Link) -> Result<Received<InitReport>, SandboxError> {
-    let received = init.receive::<InitReport>().await.map_err(|error| creation(error.to_string()))?;
-    match received {
-        Some(Received { message: InitReport::Failed { doing, error }, .. }) => {
-            Err(creation(format!("{doing}: {error}")))
-        }
-        Some(received) => Ok(received),
-        None => Err(creation("its first process ended before it was ready".into())),
-    }
-}
-
-fn creation(reason: String) -> SandboxError {
-    SandboxError::Creation { reason }
-}
-
-fn failed(doing: &str, error: &io::Error) -> SandboxError {
-    creation(format!("{doing}: {error}"))
 }
 
 fn serve(listener: OwnedFd, allowed: Allowed, breaches: &Arc<Mutex<Vec<Breach>>>) -> io::Result<Proxy> {
@@ -440,13 +356,6 @@ fn serve(listener: OwnedFd, allowed: Allowed, breaches: &Arc<Mutex<Vec<Breach>>>
     };
     let listener = tokio::net::TcpListener::from_std(listener)?;
     Ok(Proxy::serve(listener, allowed, Arc::new(proxy::SystemResolver), Arc::new(refused)))
-}
-
-/// Takes output that nobody wants.
-struct Nowhere;
-
-impl OutputSink for Nowhere {
-    fn write(&self, _: Stream, _: &[u8]) {}
 }
 
 /// Which file something is.

@@ -18,16 +18,19 @@ use super::held::open_plain;
 use super::plan::{Kind, Room, Step};
 use crate::sys::{self, MountChange};
 
-/// Where everything is put together: a file system with the files that we make, to be shown elsewhere, and two folders that others are
-/// mounted on. It goes with the old root. What is there is only covered, and nobody needs that: nothing of it may ever be shown.
-const WORKSHOP: &str = "/proc";
-/// The new root.
-const SITE: &str = "/proc/root";
+/// Where the new root stands before we move there. What is in that folder of the old one is only covered, and nobody needs it: nothing of
+/// it may ever be shown.
+const SITE: &str = "/proc";
+/// A file system in the new root with the files that we make, to be shown elsewhere, and two folders that others are mounted on. It is
+/// gone before the sandbox is ready. Nobody else may have anything mounted in `/dev`.
+const WORKSHOP: &str = "/dev/workshop";
+/// The old root.
+const MACHINE: &str = "/dev/workshop/machine";
 /// The folders that are the sandbox's own. They are parts of one file system, since making one takes much longer than showing a part of it.
-const PRIVATE: &str = "/proc/private";
+const PRIVATE: &str = "/dev/workshop/private";
 /// What covers that which is hidden.
-const NO_FOLDER: &str = "/proc/no-folder";
-const NO_FILE: &str = "/proc/no-file";
+const NO_FOLDER: &str = "/dev/workshop/no-folder";
+const NO_FILE: &str = "/dev/workshop/no-file";
 
 /// Device files that are shown as they are.
 const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
@@ -45,10 +48,14 @@ pub(crate) struct Sources {
     devices: Vec<(&'static str, OwnedFd)>,
 }
 
-/// Opens everything that the plan shows, as long as we are still who may see it.
-pub(crate) fn open_sources(steps: &[Step], mut binds: HashMap<usize, OwnedFd>) -> Result<Sources, Failure> {
+/// Opens everything that the first steps show, as long as we are still who may see it.
+pub(crate) fn open_sources(steps: &[Step]) -> Result<Sources, Failure> {
+    open_sources_in(Path::new("/"), steps, HashMap::new())
+}
+
+fn open_sources_in(machine: &Path, steps: &[Step], mut binds: HashMap<usize, OwnedFd>) -> Result<Sources, Failure> {
     // Nothing that a plan shows is reached through a link, unless somebody has put one there since.
-    let copy = |path: &Path| copy_of(&open_plain(path, OFlags::PATH)?);
+    let copy = |path: &Path| copy_of(&open_plain(&below(machine, path), OFlags::PATH)?);
     for (number, step) in steps.iter().enumerate() {
         if let Step::Bind { source, optional, .. } = step
             && !binds.contains_key(&number)
@@ -78,26 +85,33 @@ pub(crate) struct Site {
 const READ_ONLY: MountChange<'static> = MountChange { read_only: true, owners: None };
 
 impl Site {
-    /// Begins with an empty root. Of the steps that will follow, only those that say how large something is are looked at.
+    /// Moves to an empty root, from which the old one can still be seen. Of the steps that will follow, only those that say how large
+    /// something is are looked at.
     pub(crate) fn begin(steps: &[Step]) -> io::Result<Self> {
         let rooms = || steps.iter().filter_map(Step::room);
         let no_room = || io::Error::other("the plan has no root");
         let (root_room, private_room) = (rooms().next(), rooms().skip(1).max_by_key(|room| room.bytes));
         let (root_room, private_room) = (root_room.ok_or_else(no_room)?, private_room.ok_or_else(no_room)?);
-        attach(&memory(Room { bytes: 1 << 20, inodes: 256 }, 0o755)?, WORKSHOP)?;
-        for folder in [SITE, PRIVATE, NO_FOLDER] {
-            fs::create_dir(folder)?;
-        }
-        fs::set_permissions(NO_FOLDER, fs::Permissions::from_mode(0o000))?;
-        write_file(Path::new(NO_FILE), "", 0)?;
-        attach(&memory(private_room, 0o755)?, PRIVATE)?;
         let mount = memory(root_room, 0o755)?;
         attach(&mount, SITE)?;
-        let root = open_folder(SITE)?;
-        Ok(Self { mount, root, files_made: Cell::new(0) })
+        rustix::process::chdir(SITE)?;
+        let inner = |path: &'static str| path.trim_start_matches('/');
+        fs::create_dir(inner("/dev"))?;
+        fs::set_permissions(inner("/dev"), fs::Permissions::from_mode(0o755))?;
+        fs::create_dir(inner(WORKSHOP))?;
+        attach(&memory(Room { bytes: 1 << 20, inodes: 256 }, 0o755)?, inner(WORKSHOP))?;
+        fs::create_dir(inner(MACHINE))?;
+        rustix::process::pivot_root(".", inner(MACHINE))?;
+        rustix::process::chdir("/")?;
+        fs::create_dir(PRIVATE)?;
+        attach(&memory(private_room, 0o755)?, PRIVATE)?;
+        fs::create_dir(NO_FOLDER)?;
+        fs::set_permissions(NO_FOLDER, fs::Permissions::from_mode(0o000))?;
+        write_file(Path::new(NO_FILE), "", 0)?;
+        Ok(Self { mount, root: open_folder("/")?, files_made: Cell::new(0) })
     }
 
-    /// Takes further steps.
+    /// Takes the first steps.
     pub(crate) fn add(&self, steps: &[Step], mut sources: Sources) -> Result<(), Failure> {
         for (number, step) in steps.iter().enumerate() {
             self.take(step, number, &mut sources).map_err(|error| (format!("the step `{step}`"), error))?;
@@ -105,13 +119,15 @@ impl Site {
         Ok(())
     }
 
-    /// Closes the new root, moves there and leaves the old one.
-    pub(crate) fn finish(self) -> io::Result<()> {
-        sys::change_mount(self.mount.as_fd(), false, READ_ONLY)?;
-        rustix::process::fchdir(&self.root)?;
-        rustix::process::pivot_root(".", ".")?;
-        unmount(".", UnmountFlags::DETACH)?;
-        Ok(rustix::process::chdir("/")?)
+    /// Takes the last steps, to some of which mounts were given; closes the root, and leaves the old one.
+    pub(crate) fn finish(self, steps: &[Step], given: HashMap<usize, OwnedFd>) -> Result<(), Failure> {
+        self.add(steps, open_sources_in(Path::new(MACHINE), steps, given)?)?;
+        let close = || -> io::Result<()> {
+            unmount(WORKSHOP, UnmountFlags::DETACH)?;
+            fs::remove_dir(WORKSHOP)?;
+            sys::change_mount(self.mount.as_fd(), false, READ_ONLY)
+        };
+        close().map_err(|error| ("leaving the machine's root".into(), error))
     }
 
     fn take(&self, step: &Step, number: usize, sources: &mut Sources) -> io::Result<()> {
@@ -119,7 +135,7 @@ impl Site {
             Step::Folder { path } => self.make_folder(path, 0o755),
             Step::Link { path, target } => {
                 self.make_folder(path.parent().unwrap_or(path), 0o755)?;
-                symlink(target, self.outside(path))
+                symlink(target, path)
             }
             Step::File { path, content } => self.cover_with_file(path, content, 0o444),
             // It is there from the beginning.
@@ -156,11 +172,6 @@ impl Site {
         }
     }
 
-    /// The path as seen from the old root, for places that only we have made.
-    fn outside(&self, path: &Path) -> PathBuf {
-        Path::new(SITE).join(path.strip_prefix("/").unwrap_or(path))
-    }
-
     /// Opens a place in the new root without following links, which others may have made in what is mounted there.
     fn open(&self, path: &Path) -> io::Result<OwnedFd> {
         let inner = path.strip_prefix("/").unwrap_or(path);
@@ -176,9 +187,7 @@ impl Site {
     }
 
     fn attach(&self, mount: &OwnedFd, path: &Path) -> io::Result<()> {
-        let target = self.open(path)?;
-        let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-        Ok(move_mount(mount, "", &target, "", flags)?)
+        attach_at(mount, &self.open(path)?)
     }
 
     fn make_folder(&self, path: &Path, mode: u32) -> io::Result<()> {
@@ -188,9 +197,8 @@ impl Site {
         if let Some(parent) = path.parent() {
             self.make_folder(parent, 0o755)?;
         }
-        let place = self.outside(path);
-        fs::create_dir(&place)?;
-        fs::set_permissions(place, fs::Permissions::from_mode(mode))
+        fs::create_dir(path)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(mode))
     }
 
     fn make_mount_point(&self, path: &Path, is_folder: bool) -> io::Result<()> {
@@ -201,7 +209,7 @@ impl Site {
             return Ok(());
         }
         self.make_folder(path.parent().unwrap_or(path), 0o755)?;
-        fs::write(self.outside(path), "")
+        fs::write(path, "")
     }
 
     /// Shows a file of our own making at a path.
@@ -226,14 +234,14 @@ impl Site {
         self.make_folder(dev, 0o755)?;
         for (name, mount) in devices {
             let path = dev.join(name);
-            fs::write(self.outside(&path), "")?;
+            fs::write(&path, "")?;
             sys::change_device_mount(mount.as_fd())?;
             self.attach(mount, &path)?;
         }
         let links =
             [("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"), ("ptmx", "pts/ptmx")];
         for (name, target) in links {
-            symlink(target, self.outside(&dev.join(name)))?;
+            symlink(target, dev.join(name))?;
         }
         let pts = dev.join("pts");
         self.make_folder(&pts, 0o755)?;
@@ -246,10 +254,16 @@ impl Site {
     /// Nothing may be written there, nor may it be put aside.
     fn protect(&self, path: &Path) -> io::Result<()> {
         // It was there a moment ago. Should it be gone, somebody plays with us, and could make it again.
-        let copy = copy_of(&self.open(path)?)?;
+        let place = self.open(path)?;
+        let copy = copy_of(&place)?;
         sys::change_mount(copy.as_fd(), true, READ_ONLY)?;
-        self.attach(&copy, path)
+        attach_at(&copy, &place)
     }
+}
+
+/// A path of the machine, wherever that is.
+fn below(machine: &Path, path: &Path) -> PathBuf {
+    machine.join(path.strip_prefix("/").unwrap_or(path))
 }
 
 /// What went away while the plan was made needs no cover.
@@ -289,6 +303,11 @@ fn open_folder(path: impl AsRef<Path>) -> io::Result<OwnedFd> {
 
 fn attach(mount: &OwnedFd, path: &str) -> io::Result<()> {
     Ok(move_mount(mount, "", CWD, path, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?)
+}
+
+fn attach_at(mount: &OwnedFd, place: &OwnedFd) -> io::Result<()> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    Ok(move_mount(mount, "", place, "", flags)?)
 }
 
 fn memory(room: Room, mode: u32) -> io::Result<OwnedFd> {

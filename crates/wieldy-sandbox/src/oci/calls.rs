@@ -8,11 +8,13 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use tokio::io::Interest;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Overrun, SandboxError, Usage};
 
 use super::bundle::{Doing, Frame, process};
 use super::container::{Container, blocking, group_limits, make_site, text, write_json};
+use super::gvisor;
 use super::home::groups_by_controller;
 use super::owners::AGENT;
 use super::runtime::{Hand, complaint, ended, not_started};
@@ -221,12 +223,10 @@ impl Container {
     async fn clear_lane(&self, deadline: Option<Instant>) {
         let mut kills = 0;
         while kills < KILLS_MAX && !self.gone.is_cancelled() {
-            let left = match self.ask(&["ps", &self.made.id.0]).await {
-                Ok(listed) => of_agent(&listed),
+            match self.is_clear().await {
+                Ok(true) => return,
+                Ok(false) => {}
                 Err(_) => break,
-            };
-            if left.is_empty() {
-                return;
             }
             if deadline.is_some_and(|at| at > Instant::now()) {
                 tokio::time::sleep(LOOK_EVERY).await;
@@ -237,6 +237,15 @@ impl Container {
         }
         self.stop.cancel();
         self.gone.cancelled().await;
+    }
+
+    /// Whether no process of the agent is left in the container itself.
+    async fn is_clear(&self) -> io::Result<bool> {
+        let id = self.made.id.0.clone();
+        if let Ok(Some(is_clear)) = tokio::task::spawn_blocking(move || gvisor::is_clear_of(AGENT, &id)).await {
+            return Ok(is_clear);
+        }
+        Ok(of_agent(&self.ask(&["ps", &self.made.id.0]).await?).is_empty())
     }
 
     /// Removes the files of a call.
@@ -296,7 +305,7 @@ async fn follow(pid_file: PathBuf, group: Arc<Group>, stop: CancellationToken, g
         };
         // One that is gone already has ended.
         let Ok(handle) = pidfd_open(pid, PidfdFlags::NONBLOCK) else { return };
-        if let Ok(handle) = sys::watched(handle) {
+        if let Ok(handle) = sys::watched(handle, Interest::READABLE) {
             let _ = handle.readable().await;
         }
     };

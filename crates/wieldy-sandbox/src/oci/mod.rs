@@ -12,12 +12,13 @@
 //! those of all commands in a sandbox together and of gVisor's kernel, and so are the figures; processes are neither limited nor counted;
 //! what others print after the first process's end is lost.
 //!
-//! In reading order: the container (`container.rs`) and the commands in it (`calls.rs`); the runtime's program (`runtime.rs`); what is
+//! In reading order: the container (`container.rs`) and the commands in it (`calls.rs`, `gvisor.rs`); the runtime's program (`runtime.rs`); what is
 //! prepared for a container (`site.rs`, `bundle.rs`, `seccomp.rs`, `image.rs`), for whom (`owners.rs`) and where (`home.rs`).
 
 mod bundle;
 mod calls;
 pub(crate) mod container;
+mod gvisor;
 pub(crate) mod home;
 mod image;
 mod owners;
@@ -45,6 +46,7 @@ use self::home::Home;
 use self::runtime::Runtime;
 use self::site::Ground;
 use crate::cgroup::Hierarchy;
+use crate::custody::see_through;
 use crate::native::{not_there, of_another_shape};
 
 /// Where runtimes are looked for.
@@ -214,17 +216,8 @@ impl Sandbox for Oci {
         output: Arc<dyn OutputSink>,
         stop: CancellationToken,
     ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
-        Box::pin(async move {
-            if stop.is_cancelled() {
-                return Err(SandboxError::Creation { reason: "the run was stopped before it began".into() });
-            }
-            let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
-            let stop = stop.child_token();
-            let _ended_with_us = stop.clone().drop_guard();
-            // A task of its own: the command must be seen to its end even if nobody waits for it any more.
-            let run = tokio::spawn(async move { shared.execute(&command, &confinement, &*output, &stop).await });
-            run.await.map_err(|error| SandboxError::Crashed { reason: error.to_string() })?
-        })
+        let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
+        Box::pin(see_through(stop, |stop| async move { shared.execute(&command, &confinement, &*output, &stop).await }))
     }
 
     fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {

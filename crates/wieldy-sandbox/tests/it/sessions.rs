@@ -103,6 +103,17 @@ async fn an_idle_sandbox_goes_by_itself_and_the_next_call_gets_a_new_one() {
 }
 
 #[tokio::test]
+async fn what_waits_ahead_goes_when_nothing_is_called_for_long() {
+    let options = NativeOptions { spares: 0, idle_max: Duration::from_secs(2), ..NativeOptions::default() };
+    let (native, home) = (Native::new(options), World::bash(":"));
+    for _ in 0..2 {
+        assert_eq!(said(&native, Place::Own, &home, "echo hi").await, "hi\n");
+        eventually(Duration::from_secs(30), "one waits", || native.blanks() == 1).await;
+        eventually(Duration::from_secs(30), "none waits", || native.blanks() == 0).await;
+    }
+}
+
+#[tokio::test]
 async fn a_sandbox_that_somebody_killed_is_replaced() {
     let (native, home) = (native(), World::bash(":"));
     // The first process of the sandbox is the parent of the berth, which is the parent of the command.

@@ -1,0 +1,166 @@
+//! A sandbox to come: what is done before anybody knows what it will show.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::process::Pid;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{Command, OutputSink, SandboxError, SandboxRef, Stdin, Stream};
+
+use super::plan::Step;
+use crate::cgroup::{Group, Hierarchy};
+use crate::custody::Berth;
+use crate::link::{Link, Warden};
+use crate::wire::{InitOrder, InitReport, Received, RunOrder, WardenOrder};
+
+/// The first process of a sandbox to come: in namespaces and in a cgroup, which takes longest to get, and waiting to be told the rest.
+/// If it is prepared, there is a berth, too.
+pub(super) struct Blank {
+    pub(super) made: SandboxRef,
+    pub(super) warden: Arc<Warden>,
+    pub(super) init: Link,
+    pub(super) init_pid: Pid,
+    pub(super) group: Group,
+    /// Where the init itself is, and what it makes.
+    pub(super) first: Group,
+    pub(super) ahead: Option<Ahead>,
+    since: Instant,
+}
+
+/// What a sandbox to come has already.
+pub(super) struct Ahead {
+    /// The steps that were taken.
+    pub(super) steps: Vec<Step>,
+    pub(super) berth: Berth,
+}
+
+impl Blank {
+    pub(super) async fn make(
+        made: SandboxRef,
+        open_network: bool,
+        hierarchy: &Hierarchy,
+    ) -> Result<Self, SandboxError> {
+        let warden = Warden::of_this_process().map_err(|error| failed("starting the warden", &error))?;
+        let (init, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
+        let ordered = warden.order(&WardenOrder::Blank { open_network }, &socket);
+        ordered.map_err(|error| failed("asking the warden", &error))?;
+        drop(socket);
+        let group = hierarchy.group(&made.id.0).map_err(|error| failed("making a cgroup", &error))?;
+        let first = group.child("berth-0").map_err(|error| failed("making a cgroup", &error))?;
+        let received = report(&init).await?;
+        let init_pid = received.sender.ok_or_else(|| creation("its first process did not say who it is".into()))?;
+        let kept = WardenOrder::Keep {
+            child: init_pid.as_raw_pid(),
+            protected: Vec::new(),
+            placeholders: Vec::new(),
+            groups: group.folders().to_vec(),
+        };
+        warden.ask(&kept).await.map_err(|error| failed("asking the warden", &error))?;
+        // Joining may have to wait for all processors to take note.
+        let joined = tokio::task::spawn_blocking(move || first.add(init_pid).map(|()| first)).await;
+        let first = joined.map_err(io::Error::other).flatten().map_err(|error| failed("joining a cgroup", &error))?;
+        Ok(Self { made, warden, init, init_pid, group, first, ahead: None, since: Instant::now() })
+    }
+
+    /// Takes steps already that every sandbox begins with, and makes the first berth.
+    pub(super) async fn prepare(&mut self, steps: Vec<Step>) -> Result<(), SandboxError> {
+        self.ahead = Some(self.get_ahead(steps).await?);
+        Ok(())
+    }
+
+    pub(super) async fn get_ahead(&self, steps: Vec<Step>) -> Result<Ahead, SandboxError> {
+        let (berth, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
+        let order = InitOrder::Prepare(steps.clone());
+        self.init.send(&order, &[socket.as_fd()]).await.map_err(|error| failed("giving an order", &error))?;
+        drop(socket);
+        report(&self.init).await?;
+        let berth = Berth::arrive(berth).await.map_err(|error| failed("making a berth", &error))?;
+        Ok(Ahead { steps, berth })
+    }
+
+    /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.
+    pub(super) async fn warm_up(&mut self) -> Result<(), SandboxError> {
+        let Some(ahead) = &mut self.ahead else { return Ok(()) };
+        self.first.begin();
+        let order = RunOrder { program: IDLE.into(), workspace: "/".into(), folder: "/".into(), ..RunOrder::default() };
+        match ahead.berth.run(&idle_command(), order, &Nowhere, &CancellationToken::new()).await {
+            Err(error) if error.is_crash() => Err(error),
+            // Not every system has that program.
+            _ => Ok(()),
+        }
+    }
+
+    /// Since when it waits.
+    pub(super) fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// Whether it can become a sandbox that begins with these steps.
+    pub(super) fn suits(&self, system: &[Step]) -> bool {
+        self.init.is_alive() && self.ahead.as_ref().is_none_or(|ahead| ahead.steps == system)
+    }
+}
+
+/// What a sandbox's first process says next, unless it is that it failed.
+pub(super) async fn report(init: &Link) -> Result<Received<InitReport>, SandboxError> {
+    let received = init.receive::<InitReport>().await.map_err(|error| creation(error.to_string()))?;
+    match received {
+        Some(Received { message: InitReport::Failed { doing, error }, .. }) => {
+            Err(creation(format!("{doing}: {error}")))
+        }
+        Some(received) => Ok(received),
+        None => Err(creation("its first process ended before it was ready".into())),
+    }
+}
+
+/// A program that does nothing.
+const IDLE: &str = "true";
+
+pub(super) fn idle_command() -> Command {
+    Command {
+        program: IDLE.into(),
+        arguments: Vec::new(),
+        environment: BTreeMap::new(),
+        folder: PathBuf::new(),
+        stdin: Stdin::Nothing,
+        terminal: None,
+    }
+}
+
+/// Takes output that nobody wants.
+pub(super) struct Nowhere;
+
+impl OutputSink for Nowhere {
+    fn write(&self, _: Stream, _: &[u8]) {}
+}
+
+/// Why a sandbox was not built.
+pub(super) enum NotBuilt {
+    /// A place could not be held: another executor may just have taken its own away, and a new plan can help.
+    Changed(SandboxError),
+    Failed(SandboxError),
+}
+
+impl From<SandboxError> for NotBuilt {
+    fn from(error: SandboxError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<NotBuilt> for SandboxError {
+    fn from((NotBuilt::Changed(error) | NotBuilt::Failed(error)): NotBuilt) -> Self {
+        error
+    }
+}
+
+pub(super) fn creation(reason: String) -> SandboxError {
+    SandboxError::Creation { reason }
+}
+
+pub(super) fn failed(doing: &str, error: &io::Error) -> SandboxError {
+    creation(format!("{doing}: {error}"))
+}
