@@ -13,20 +13,20 @@ use serde_json::{Value, json};
 use crate::world::World;
 
 /// A server that wants a login and makes logins itself.
-struct Server {
-    address: SocketAddr,
-    _runtime: tokio::runtime::Runtime,
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    pub(crate) runtime: tokio::runtime::Runtime,
 }
 
 impl Server {
     /// The page to log in at is told to be this, where it is not its own.
-    fn new(page: Option<&'static str>) -> Self {
+    pub(crate) fn new(page: Option<&'static str>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
         let router = axum::Router::new().fallback(move |request: Request| answer(request, address, page));
         runtime.spawn(async move { axum::serve(listener, router).await });
-        Self { address, _runtime: runtime }
+        Self { address, runtime }
     }
 
     /// A world that knows it by the name `mail`.

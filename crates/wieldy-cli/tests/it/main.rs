@@ -7,6 +7,7 @@ mod batch;
 mod call;
 mod configuration;
 mod doctor;
+mod encrypted;
 mod exit_codes;
 mod history;
 mod interrupt;
