@@ -61,6 +61,11 @@ pub(crate) struct Went {
 }
 
 impl Berth {
+    /// Whether there is still somebody in it.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.link.is_alive()
+    }
+
     /// Waits for a berth that was ordered to say that it is there.
     pub(crate) async fn arrive(link: Link) -> io::Result<Self> {
         match link.receive::<BerthReport>().await? {

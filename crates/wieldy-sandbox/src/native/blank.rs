@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, OutputSink, SandboxError, SandboxRef, Stdin, Stream};
 
-use super::plan::Step;
+use super::plan::{self, Step};
 use crate::cgroup::{Group, Hierarchy};
 use crate::custody::Berth;
 use crate::link::{Link, Warden};
@@ -35,7 +35,35 @@ pub(super) struct Blank {
 pub(super) struct Ahead {
     /// The steps that were taken.
     pub(super) steps: Vec<Step>,
+    /// What they hide or protect, and which file each was before.
+    pub(super) covered: Vec<Covered>,
     pub(super) berth: Berth,
+}
+
+impl Ahead {
+    /// Whether what was done still holds, and there is somebody to go on with it.
+    fn is_good(&self) -> bool {
+        self.berth.is_alive() && are_the_same(&self.covered)
+    }
+}
+
+/// What is hidden or protected, and which file it was: its device and number there.
+pub(super) type Covered = (PathBuf, Option<(u64, u64)>);
+
+/// What the steps hide or protect, and which file each is now.
+pub(super) fn covered_by(steps: &[Step]) -> Vec<Covered> {
+    plan::covered(steps).into_iter().map(|path| (path.clone(), file_id(&path))).collect()
+}
+
+/// Whether everything is still the same on the machine. Where somebody has replaced a file by another, as editors do, what covered
+/// the old one is gone, and the new one lies open.
+pub(super) fn are_the_same(covered: &[Covered]) -> bool {
+    covered.iter().all(|(path, id)| file_id(path) == *id)
+}
+
+pub(super) fn file_id(path: &Path) -> Option<(u64, u64)> {
+    let found = rustix::fs::lstat(path).ok()?;
+    Some((found.st_dev, found.st_ino))
 }
 
 impl Blank {
@@ -74,12 +102,14 @@ impl Blank {
 
     pub(super) async fn get_ahead(&self, steps: Vec<Step>) -> Result<Ahead, SandboxError> {
         let (berth, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
+        // Before, so that a file that is put in the place of another meanwhile is not taken for the one that was covered.
+        let covered = covered_by(&steps);
         let order = InitOrder::Prepare(steps.clone());
         self.init.send(&order, &[socket.as_fd()]).await.map_err(|error| failed("giving an order", &error))?;
         drop(socket);
         report(&self.init).await?;
         let berth = Berth::arrive(berth).await.map_err(|error| failed("making a berth", &error))?;
-        Ok(Ahead { steps, berth })
+        Ok(Ahead { steps, covered, berth })
     }
 
     /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.
@@ -87,10 +117,12 @@ impl Blank {
         let Some(ahead) = &mut self.ahead else { return Ok(()) };
         self.first.begin();
         let order = RunOrder { program: IDLE.into(), workspace: "/".into(), folder: "/".into(), ..RunOrder::default() };
-        match ahead.berth.run(&idle_command(), order, &Nowhere, &CancellationToken::new()).await {
-            Err(error) if error.is_crash() => Err(error),
+        let (command, stop) = (idle_command(), CancellationToken::new());
+        match tokio::time::timeout(IDLE_MAX, ahead.berth.run(&command, order, &Nowhere, &stop)).await {
+            Ok(Err(error)) if error.is_crash() => Err(error),
             // Not every system has that program.
-            _ => Ok(()),
+            Ok(_) => Ok(()),
+            Err(_) => Err(creation("a program that does nothing does not end".into())),
         }
     }
 
@@ -101,7 +133,7 @@ impl Blank {
 
     /// Whether it can become a sandbox that begins with these steps.
     pub(super) fn suits(&self, system: &[Step]) -> bool {
-        self.init.is_alive() && self.ahead.as_ref().is_none_or(|ahead| ahead.steps == system)
+        self.init.is_alive() && self.ahead.as_ref().is_none_or(|ahead| ahead.steps == system && ahead.is_good())
     }
 }
 
@@ -117,8 +149,11 @@ pub(super) async fn report(init: &Link) -> Result<Received<InitReport>, SandboxE
     }
 }
 
-/// A program that does nothing.
-const IDLE: &str = "true";
+/// A program that does nothing. By its path: it also runs where the machine can still be seen, and what somebody puts before it in
+/// `/usr/local` must not.
+const IDLE: &str = "/usr/bin/true";
+/// How long it may take, on a machine that has much to do.
+const IDLE_MAX: Duration = Duration::from_secs(30);
 
 pub(super) fn idle_command() -> Command {
     Command {

@@ -357,7 +357,10 @@ impl Shared {
             if blank.prepare(system).await.is_err() || blank.warm_up().await.is_err() {
                 return;
             }
-            lock(&self.blanks).push(blank);
+            let mut blanks = lock(&self.blanks);
+            if blanks.len() < self.options.blanks {
+                blanks.push(blank);
+            }
         }
     }
 

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
-use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::io::{self, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use rustix::fs::OFlags;
 use wieldy_core::{Confinement, SandboxError};
 
 use super::NativeOptions;
@@ -120,7 +121,7 @@ impl Look for WithoutOurs {
 /// Whether something is a place that we hold and nobody has put anything into it. One that has gone meanwhile is, too: its last sandbox
 /// has just ended.
 fn is_as_made(path: &Path, ours: &mut HashMap<PathBuf, Ours>) -> bool {
-    let Some(held) = ours.get_mut(path) else { return false };
+    let Some(held) = ours.get(path) else { return false };
     // To look inside takes much longer than to ask whether there was a change.
     let stamp = stamp(path);
     if stamp.is_some() && held.seen == stamp {
@@ -128,25 +129,34 @@ fn is_as_made(path: &Path, ours: &mut HashMap<PathBuf, Ours>) -> bool {
     }
     let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
     let is_alone = match &held.content {
-        Some(content) => match fs::read(path) {
-            Ok(found) => found == content.as_bytes(),
-            Err(error) => is_gone(&error),
-        },
+        Some(content) => is_file_of(path, content.as_bytes()).unwrap_or_else(|error| is_gone(&error)),
         None => match fs::read_dir(path) {
-            Ok(entries) => {
-                let inner: Vec<_> = entries.collect();
-                if !inner.is_empty() {
-                    return inner.into_iter().all(|entry| entry.is_ok_and(|entry| is_as_made(&entry.path(), ours)));
+            Ok(mut entries) => match entries.next() {
+                None => true,
+                Some(first) => {
+                    let mut all = std::iter::once(first).chain(entries);
+                    return all.all(|entry| entry.is_ok_and(|entry| is_as_made(&entry.path(), ours)));
                 }
-                true
-            }
+            },
             Err(error) => is_gone(&error),
         },
     };
-    if is_alone {
+    if let (true, Some(held)) = (is_alone, ours.get_mut(path)) {
         held.seen = stamp.filter(|(_, (seconds, _))| is_long_ago(*seconds));
     }
     is_alone
+}
+
+/// Whether something is a file of this content. Whatever else somebody has put in its place, nobody waits for it or reads it.
+fn is_file_of(path: &Path, content: &[u8]) -> io::Result<bool> {
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+    let mut file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let found = file.metadata()?;
+    if !found.is_file() || found.len() != content.len() as u64 {
+        return Ok(false);
+    }
+    let mut read = vec![0; content.len()];
+    Ok(file.read_exact(&mut read).is_ok() && read == content)
 }
 
 fn stamp(path: &Path) -> Option<Stamp> {
@@ -188,6 +198,11 @@ mod tests {
         fs::write(places[1].path.join("new"), "").unwrap();
         assert_eq!(look(&mut ours), [false, false, true, true]);
         fs::write(&places[2].path, "b").unwrap();
+        assert_eq!(look(&mut ours), [false, false, false, true]);
+        // What would keep a reader waiting is not waited for.
+        fs::remove_file(&places[2].path).unwrap();
+        let pipe = rustix::fs::FileType::Fifo;
+        rustix::fs::mknodat(rustix::fs::CWD, &places[2].path, pipe, rustix::fs::Mode::RUSR, 0).unwrap();
         assert_eq!(look(&mut ours), [false, false, false, true]);
         fs::remove_file(places[1].path.join("new")).unwrap();
         assert_eq!(look(&mut ours), [true, true, false, true]);

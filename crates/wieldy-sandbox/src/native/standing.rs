@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -15,7 +14,9 @@ use wieldy_core::{
     ResourceLimits, SandboxError, SandboxRef, SandboxStatus, SessionKey, Usage,
 };
 
-use super::blank::{Blank, NotBuilt, Nowhere, creation, failed, idle_command, report};
+use super::blank::{
+    Blank, Covered, NotBuilt, Nowhere, are_the_same, covered_by, creation, failed, file_id, idle_command, report,
+};
 use super::owners::Owners;
 use super::plan::{self, Step};
 use super::planned::Planned;
@@ -46,7 +47,7 @@ pub(super) struct Standing {
     enforcement: Vec<Enforcement>,
     counts_processes: bool,
     /// What is hidden or protected in it, and which file each was.
-    covered: Vec<(PathBuf, Option<FileId>)>,
+    covered: Vec<Covered>,
     environment: Vec<(String, String)>,
     idle: Mutex<Vec<Mooring>>,
     breaches: Arc<Mutex<Vec<Breach>>>,
@@ -86,7 +87,12 @@ impl Standing {
         };
         let limits = confinement.place_limits;
         group.set(&group_limits(&limits, 0)).map_err(|error| failed("limiting a cgroup", &error))?;
-        let covered = hold(&warden, init_pid, &group, &steps, placeholders).await?;
+        let mut covered = hold(&warden, init_pid, &group, &steps, placeholders).await?;
+        for (path, id) in &mut covered {
+            if let Some((_, then)) = ahead.covered.iter().find(|(known, _)| known == path) {
+                *id = *then;
+            }
+        }
         // What was done ahead are some of the same steps, in the same order.
         let mut done = ahead.steps.iter().peekable();
         let left: Vec<Step> = steps.into_iter().filter(|step| done.next_if_eq(&step).is_none()).collect();
@@ -109,6 +115,10 @@ impl Standing {
             }
             _ => None,
         };
+        if !are_the_same(&covered) {
+            let reason = "a file that it hides or protects was replaced meanwhile";
+            return Err(NotBuilt::Changed(creation(reason.into())));
+        }
         environment.extend(proxy_port.into_iter().flat_map(proxy::environment));
         let first = Mooring { berth: ahead.berth, group: first, residents: 2 };
         Ok(Arc::new(Self {
@@ -143,10 +153,9 @@ impl Standing {
         self.init.is_alive()
     }
 
-    /// Whether everything that it hides or protects is still the same on the machine. Where somebody has replaced a file by another,
-    /// as editors do, what covered the old one is gone, and the new one lies open.
+    /// Whether everything that it hides or protects is still the same on the machine.
     pub(super) fn is_intact(&self) -> bool {
-        self.covered.iter().all(|(path, id)| file_id(path) == *id)
+        are_the_same(&self.covered)
     }
 
     /// How long nothing has run in it; nothing while something does.
@@ -315,8 +324,8 @@ async fn hold(
     group: &Group,
     steps: &[Step],
     placeholders: Vec<HeldPlace>,
-) -> Result<Vec<(PathBuf, Option<FileId>)>, NotBuilt> {
-    let before: Vec<_> = plan::covered(steps).into_iter().map(|path| (file_id(&path), path)).collect();
+) -> Result<Vec<Covered>, NotBuilt> {
+    let before = covered_by(steps);
     let kept = WardenOrder::Keep {
         child: init_pid.as_raw_pid(),
         protected: plan::protected(steps),
@@ -326,11 +335,7 @@ async fn hold(
     let held = warden.ask(&kept).await;
     held.map_err(|error| NotBuilt::Changed(failed("holding places for protection", &error)))?;
     // What was missing before is held now.
-    Ok(before
-        .into_iter()
-        .map(|(id, path)| (id.or_else(|| file_id(&path)), path))
-        .map(|(id, path)| (path, id))
-        .collect())
+    Ok(before.into_iter().map(|(path, id)| (path.clone(), id.or_else(|| file_id(&path)))).collect())
 }
 
 fn session_of(place: &Place) -> Option<SessionKey> {
@@ -356,14 +361,6 @@ fn serve(listener: OwnedFd, allowed: Allowed, breaches: &Arc<Mutex<Vec<Breach>>>
     };
     let listener = tokio::net::TcpListener::from_std(listener)?;
     Ok(Proxy::serve(listener, allowed, Arc::new(proxy::SystemResolver), Arc::new(refused)))
-}
-
-/// Which file something is.
-type FileId = (u64, u64);
-
-fn file_id(path: &Path) -> Option<FileId> {
-    let found = rustix::fs::lstat(path).ok()?;
-    Some((found.st_dev, found.st_ino))
 }
 
 /// Counts a run as long as it lasts.

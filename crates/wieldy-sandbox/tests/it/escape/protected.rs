@@ -1,7 +1,7 @@
 //! Promise 3: what programs outside of the sandbox would execute stays as it is, also where it does not exist yet.
 
 use std::fs;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{FileRules, Place, Sandbox};
 
 use super::arena::{Arena, is_root, say};
-use crate::world::Printed;
+use crate::world::{PATIENCE, Printed, eventually};
 
 /// What is tried on each protected path.
 const FUNCTIONS: &str = r#"
@@ -242,6 +242,32 @@ async fn protection_holds_when_a_person_replaces_what_is_protected() {
             assert_eq!(arena.run(place, script).await, format!("{round}\n"));
         }
     }
+    arena.rest().await;
+}
+
+/// A sandbox to come has covered what is hidden in the system before anybody knows what it will be used for.
+#[tokio::test]
+async fn what_is_hidden_ahead_stays_hidden_when_a_person_replaces_it() {
+    // Only root can put something there.
+    if !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir_in("/opt").unwrap();
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+    let (token, new, plain) = (folder.path().join("token"), folder.path().join("new"), folder.path().join("plain"));
+    fs::write(&token, "canary").unwrap();
+    fs::write(&plain, "plain").unwrap();
+    let mut arena = Arena::with(1);
+    arena.confinement.files = Arc::new(FileRules { hidden: vec![token.clone()], ..FileRules::default() });
+    let script = format!("attack grep canary {}; twin grep plain {}; echo done", token.display(), plain.display());
+    for _ in 0..3 {
+        assert_eq!(arena.run(Place::Own, &script).await, "done\n");
+        arena.rest().await;
+        eventually(PATIENCE, "a blank waits", || arena.native.blanks() > 0).await;
+        fs::write(&new, "canary").unwrap();
+        fs::rename(&new, &token).unwrap();
+    }
+    assert_eq!(arena.run(Arena::session("late"), &script).await, "done\n");
     arena.rest().await;
 }
 
