@@ -351,16 +351,17 @@ impl Executor {
         flight: &Arc<BatchFlight>,
         max_concurrency: usize,
     ) -> (Vec<ToolResult>, usize) {
-        let mut calls: Vec<Option<Call>> = batch.calls.into_iter().map(|member| Some(member.call)).collect();
-        let mut results: Vec<Option<ToolResult>> = calls.iter().map(|_| None).collect();
-        let mut open: VecDeque<usize> = (0..calls.len()).collect();
+        let mut results: Vec<Option<ToolResult>> = batch.calls.iter().map(|_| None).collect();
+        // Those that have not begun, and their places.
+        let mut places: VecDeque<usize> = (0..batch.calls.len()).collect();
+        let mut calls = VecDeque::from(batch.calls);
         let (mut running, mut skipped, mut failed) = (FuturesUnordered::new(), 0, None);
         let mut seat = Box::pin(None);
         loop {
             let ready = |place: &usize| plan.waits_for[*place].iter().all(|before| results[*before].is_some());
-            let next = if running.len() < max_concurrency { open.iter().position(ready) } else { None };
-            let ended = if let Some(place) = next.and_then(|at| open.remove(at)) {
-                let mut call = calls[place].take().expect("a call is begun once");
+            let next = if running.len() < max_concurrency { places.iter().position(ready) } else { None };
+            let next = next.and_then(|at| places.remove(at).zip(calls.remove(at)));
+            let ended = if let Some((place, BatchCall { mut call, .. })) = next {
                 call.caller = Arc::clone(&batch.caller);
                 let stopped_by = failed.filter(|_| batch.stop_on_error);
                 match bind(&mut call, &plan.needs[place], &results, stopped_by, flight) {
