@@ -45,6 +45,9 @@ const MEMORY_BYTES: u64 = 1 << 30;
 const DISK_BYTES: u64 = 1 << 30;
 const DISK_FILES: u64 = 250_000;
 
+/// How long all paths may be together of which a guest tells at once.
+const PATH_BYTES_MAX: usize = 64 << 20;
+
 /// What the guest's kernel needs of its memory, and Firecracker beside it.
 const KERNEL_BYTES: u64 = 64 << 20;
 const MONITOR_BYTES: u64 = 64 << 20;
@@ -425,6 +428,7 @@ fn workspace(confinement: &Confinement, plan: &Plan, limits: &ResourceLimits) ->
         bytes: limits.disk_bytes.unwrap_or(DISK_BYTES),
         // As many may be there already.
         files: usize::try_from(limits.disk_files.unwrap_or(DISK_FILES)).unwrap_or(usize::MAX).saturating_mul(2),
+        path_bytes: PATH_BYTES_MAX,
     };
     Ours::new(&root, hidden, protected, room)
 }
@@ -451,7 +455,7 @@ async fn prepare_guest(mut stream: tokio::net::UnixStream, order: &Prepare) -> i
         return Ok(());
     }
     let told =
-        format!("its agent is of version `{}`, not {ours}; build the root file system anew", theirs.escape_debug());
+        format!("its agent is of version `{}`, not {ours}; build the root file system anew", frames::shown(&theirs));
     Err(io::Error::other(told))
 }
 
