@@ -277,7 +277,8 @@ async fn nobody_waits_for_a_guest_once_the_run_was_stopped() {
         stand_in::write_script(options.program.as_ref().unwrap(), script);
         options
     }));
-    let api = format!("{}/", driver.options.state.display());
+    // Its own process, not that which makes its disk.
+    let api = format!("--api-sock\0{}/", driver.options.state.display());
     let is_there = || {
         let lines = fs::read_dir("/proc")
             .unwrap()
