@@ -22,6 +22,7 @@ use wieldy_core::{
 
 use super::api::Guest;
 use super::calls;
+use super::console::Console;
 use super::frames::{self, Kind, Prepare};
 use super::sync::{Ours, Room};
 use super::{Base, FirecrackerOptions};
@@ -395,29 +396,6 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// The end of what Firecracker and the guest's kernel have said.
-#[derive(Default)]
-struct Console(Mutex<Vec<u8>>);
-
-impl Console {
-    /// The last line with something in it.
-    fn last(&self) -> Option<String> {
-        let text = String::from_utf8_lossy(&lock(&self.0)).into_owned();
-        let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty())?;
-        Some(line.chars().filter(|c| !c.is_control()).collect())
-    }
-}
-
-impl OutputSink for Console {
-    fn write(&self, _stream: Stream, bytes: &[u8]) {
-        const KEPT_BYTES: usize = 4096;
-        let mut said = lock(&self.0);
-        said.extend_from_slice(bytes);
-        let surplus = said.len().saturating_sub(KEPT_BYTES);
-        said.drain(..surplus);
     }
 }
 

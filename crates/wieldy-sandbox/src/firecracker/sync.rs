@@ -7,19 +7,24 @@
 //! Files, folders and links are brought over with their permissions; owners, times, extended attributes and everything else are not, and
 //! a file with several names becomes several files. Names that are not UTF-8 are passed over. No link is ever followed, on either side.
 
+mod aside;
+mod content;
+mod paths;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
-use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 use wieldy_core::Breach;
 
-use super::frames::{self, CONTENT_BYTES_MAX, Kind, invalid, shown};
+use self::aside::Aside;
+use self::content::{Content, send_content};
+use self::paths::{covers, is_plain, leads_to};
+use super::frames::{self, Kind, invalid, shown};
 
 /// Deeper folders are not looked into.
 const DEPTH_MAX: usize = 64;
@@ -327,35 +332,6 @@ fn permitted(permissions: u32) -> Mode {
     Mode::from_raw_mode(permissions & 0o777)
 }
 
-/// The name of a file that is being written: who writes it, and a number.
-struct Aside {
-    process: u32,
-    number: u64,
-}
-
-/// The number of the next one that this process writes.
-static NEXT_ASIDE: AtomicU64 = AtomicU64::new(0);
-
-impl Aside {
-    fn next() -> String {
-        format!(".wieldy-{}-{:x}", std::process::id(), NEXT_ASIDE.fetch_add(1, Ordering::Relaxed))
-    }
-
-    fn parse(name: &str) -> Option<Self> {
-        let (process, number) = name.strip_prefix(".wieldy-")?.split_once('-')?;
-        Some(Self { process: process.parse().ok()?, number: u64::from_str_radix(number, 16).ok()? })
-    }
-
-    /// Whether whoever wrote it is no more. An earlier process may have had our own number, but we know how far we came.
-    fn is_left(&self) -> bool {
-        if self.process == std::process::id() {
-            return self.number >= NEXT_ASIDE.load(Ordering::Relaxed);
-        }
-        let process = i32::try_from(self.process).ok().and_then(Pid::from_raw);
-        process.is_none_or(|process| rustix::process::test_kill_process(process) == Err(Errno::SRCH))
-    }
-}
-
 /// How something looks now; nothing for what is not there and what is neither file, folder nor link.
 fn stamp(folder: impl AsFd, name: &str) -> io::Result<Option<Stamp>> {
     let found: Stat = match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -374,76 +350,6 @@ fn stamp(folder: impl AsFd, name: &str) -> io::Result<Option<Stamp>> {
     }
     let changed = [found.st_mtime, found.st_mtime_nsec as i64, found.st_ctime, found.st_ctime_nsec as i64];
     Ok(Some(Stamp { kind, permissions, bytes: found.st_size as u64, changed, number: found.st_ino }))
-}
-
-fn send_content(stream: &mut impl Write, file: OwnedFd) -> io::Result<()> {
-    let (mut file, mut buffer) = (std::fs::File::from(file), vec![0; CONTENT_BYTES_MAX]);
-    loop {
-        // What cannot be read further ends here; that it is not whole, its next stamp will show.
-        let count = file.read(&mut buffer).unwrap_or(0);
-        frames::send(stream, Kind::Content, buffer.get(..count).unwrap_or_default())?;
-        if count == 0 {
-            return Ok(());
-        }
-    }
-}
-
-/// The content of a file that comes.
-struct Content<'a, R> {
-    stream: &'a mut R,
-    /// How much may still come.
-    room: &'a mut u64,
-    /// How long the file may be.
-    bytes_max: u64,
-    is_over: bool,
-}
-
-impl<R: Read> Content<'_, R> {
-    fn copy_to(&mut self, file: &mut impl Write) -> io::Result<()> {
-        let mut left = self.bytes_max;
-        while let Some(bytes) = self.next()? {
-            let full = || io::Error::other("the limit `disk_bytes` of the sandbox is reached");
-            left = left.checked_sub(bytes.len() as u64).ok_or_else(full)?;
-            file.write_all(&bytes)?;
-        }
-        Ok(())
-    }
-
-    /// Reads what is left of it for nobody.
-    fn pass_over(&mut self) -> io::Result<()> {
-        while self.next()?.is_some() {}
-        Ok(())
-    }
-
-    fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
-        if self.is_over {
-            return Ok(None);
-        }
-        let bytes = frames::receive(self.stream)?.expect(Kind::Content)?.bytes;
-        self.is_over = bytes.is_empty();
-        let left = self.room.checked_sub(bytes.len() as u64);
-        *self.room = left.ok_or_else(|| invalid("more than there is room for"))?;
-        Ok((!self.is_over).then_some(bytes))
-    }
-}
-
-/// Whether a path is one of these or below one.
-fn covers(list: &[String], path: &str) -> bool {
-    list.iter()
-        .any(|outer| path.strip_prefix(outer.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
-}
-
-/// Whether one of these is below a path.
-fn leads_to(list: &[String], path: &str) -> bool {
-    list.iter().any(|inner| inner.strip_prefix(path).is_some_and(|rest| rest.starts_with('/')))
-}
-
-/// Whether a path means what it says: parts with names between single slashes.
-fn is_plain(path: &str) -> bool {
-    const PATH_BYTES_MAX: usize = 4096;
-    path.len() < PATH_BYTES_MAX
-        && !path.contains('\0')
-        && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
 }
 
 /// The paths that look otherwise than before.

@@ -5,6 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
+use super::super::frames::CONTENT_BYTES_MAX;
 use super::*;
 
 const ROOM: Room = Room { bytes: 1 << 20, files: 100, path_bytes: 1 << 20 };
