@@ -1,8 +1,9 @@
 //! The executor's side of a connection to a guest's agent: how it is made, and how a command is run through it.
 
+use std::convert::Infallible;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::pin::Pin;
 use std::time::Duration;
 
 use tokio::io::AsyncReadExt;
@@ -30,9 +31,13 @@ pub(super) async fn connect(vsock: PathBuf) -> io::Result<UnixStream> {
     let mut greeting = Vec::new();
     while greeting.last() != Some(&b'\n') && greeting.len() < GREETING_BYTES_MAX {
         // Byte by byte, as what follows is not ours to take.
-        greeting.push(stream.read_u8().await.map_err(|_| io::Error::other("nobody listens in the guest"))?);
+        greeting.push(stream.read_u8().await.map_err(|_| nobody_listens())?);
     }
     check_greeting(&greeting).map(|()| stream)
+}
+
+fn nobody_listens() -> io::Error {
+    io::Error::new(io::ErrorKind::NotConnected, "nobody listens in the guest")
 }
 
 fn check_greeting(greeting: &[u8]) -> io::Result<()> {
@@ -52,31 +57,44 @@ pub(super) fn connect_blocking(vsock: &Path) -> io::Result<std::os::unix::net::U
     let mut greeting = Vec::new();
     while greeting.last() != Some(&b'\n') && greeting.len() < GREETING_BYTES_MAX {
         let mut byte = [0];
-        stream.read_exact(&mut byte).map_err(|_| io::Error::other("nobody listens in the guest"))?;
+        stream.read_exact(&mut byte).map_err(|_| nobody_listens())?;
         greeting.extend(byte);
     }
     check_greeting(&greeting).map(|()| stream)
 }
 
-/// Runs a command in the guest until its agent says how that went. An agent that does not, long after it was told to stop, is an error.
+/// Waits until there is no hope left that a run ends by itself: it should have been over long ago.
+pub(super) async fn given_up(stop: &CancellationToken, grace: Duration) {
+    stop.cancelled().await;
+    tokio::time::sleep(grace.saturating_add(PATIENCE)).await;
+}
+
+/// Runs a command in the guest until its agent says how that went. That it did not before `given_up` is an error, wherever we are then.
 pub(super) async fn run(
-    stream: UnixStream,
+    vsock: PathBuf,
     command: &Command,
     order: RunOrder,
     output: &dyn OutputSink,
     stop: &CancellationToken,
+    given_up: Pin<&mut impl Future<Output = ()>>,
 ) -> io::Result<BerthReport> {
-    let grace = Duration::from_millis(order.grace_ms);
-    let has_input = command.stdin != Stdin::Nothing;
-    let (reading, mut writing) = stream.into_split();
-    let run = serde_json::to_vec(&Run { order, has_input })?;
-    send_to(&mut writing, Kind::Run, &run).await?;
-    let taken = Arc::new(Notify::new());
+    let run = serde_json::to_vec(&Run { order, has_input: command.stdin != Stdin::Nothing })?;
+    let running = async {
+        let (reading, mut writing) = connect(vsock).await?.into_split();
+        send_to(&mut writing, Kind::Run, &run).await?;
+        let taken = Notify::new();
+        tokio::select! {
+            // Whoever hears may use up all that a task is allowed at once, and a guest that is never silent would never be told to stop.
+            biased;
+            never = talk(writing, &command.stdin, &taken, stop) => match never {},
+            // Both at once: an agent that waits for us to listen must not wait for us to have spoken.
+            report = hear(reading, output, &taken) => report,
+        }
+    };
     tokio::select! {
-        biased; // a command that never stops talking must still be heard to end
-        report = hear(reading, output, &taken) => report,
-        // Both at once: an agent that waits for us to listen must not wait for us to have spoken.
-        given_up = talk(writing, &command.stdin, &taken, stop, grace) => Err(given_up),
+        biased; // for the same reason
+        () = given_up => Err(io::Error::new(io::ErrorKind::TimedOut, "the guest did not end the command")),
+        went = running => went,
     }
 }
 
@@ -91,28 +109,20 @@ async fn hear(mut stream: OwnedReadHalf, output: &dyn OutputSink, taken: &Notify
             Kind::Taken => taken.notify_one(),
             _ => return frame.expect(Kind::Ended)?.message(),
         }
-        // A guest that is never silent must not keep us from telling it to stop.
+        // A guest that is never silent must not keep others of our thread from their work.
         tokio::task::coop::consume_budget().await;
     }
 }
 
-/// Sends what the command should read, and that it should stop. Returns when there is no hope left for an answer.
-async fn talk(
-    mut stream: OwnedWriteHalf,
-    stdin: &Stdin,
-    taken: &Notify,
-    stop: &CancellationToken,
-    grace: Duration,
-) -> io::Error {
-    // Where the connection is lost, whoever listens is the first to know.
+/// Sends what the command should read, and that it should stop. Where the connection is lost, whoever listens is the first to know.
+async fn talk(mut stream: OwnedWriteHalf, stdin: &Stdin, taken: &Notify, stop: &CancellationToken) -> Infallible {
     tokio::select! {
         biased;
         () = stop.cancelled() => {}
         () = feed(&mut stream, stdin, taken) => stop.cancelled().await,
     }
     let _ = send_to(&mut stream, Kind::Stop, &[]).await;
-    tokio::time::sleep(grace.saturating_add(PATIENCE)).await;
-    io::Error::new(io::ErrorKind::TimedOut, "the guest did not end the command")
+    std::future::pending().await
 }
 
 /// Sends everything and the end of file. A command that does not want all of it is no error.
@@ -135,5 +145,117 @@ async fn feed_some(stream: &mut OwnedWriteHalf, bytes: &[u8], taken: &Notify) {
             return;
         }
         taken.notified().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixListener, UnixStream as Blocking};
+
+    use rustix::event::{PollFd, PollFlags, poll};
+
+    use super::super::frames;
+    use super::*;
+    use crate::wire::{RunLimits, RunReport};
+
+    /// Far longer than anything takes here.
+    const HANGS: Duration = Duration::from_secs(30);
+
+    struct Nobody;
+
+    impl OutputSink for Nobody {
+        fn write(&self, _stream: Stream, _bytes: &[u8]) {}
+    }
+
+    /// How it goes with a guest that behaves like this after somebody has connected, where the run is stopped at once.
+    async fn stopped(
+        grace: Duration,
+        environment: Vec<(String, String)>,
+        guest: impl FnOnce(Blocking) + Send + 'static,
+    ) -> io::Result<BerthReport> {
+        let folder = tempfile::tempdir().unwrap();
+        let vsock = folder.path().join("vsock");
+        let listener = UnixListener::bind(&vsock).unwrap();
+        let guest = std::thread::spawn(move || guest(listener.accept().unwrap().0));
+        let command = crate::oci::container::idle_command();
+        let order = RunOrder {
+            program: "sleep".into(),
+            arguments: Vec::new(),
+            environment,
+            workspace: PathBuf::new(),
+            folder: PathBuf::new(),
+            grace_ms: 0,
+            terminal: None,
+            limits: RunLimits::default(),
+        };
+        let stop = CancellationToken::new();
+        stop.cancel();
+        let given_up = std::pin::pin!(given_up(&stop, grace));
+        let running = run(vsock, &command, order, &Nobody, &stop, given_up);
+        let went = tokio::time::timeout(HANGS, running).await.expect("it waits for ever");
+        guest.join().unwrap();
+        went
+    }
+
+    fn greet(stream: &mut Blocking) {
+        let mut line = [0; 13];
+        stream.read_exact(&mut line).unwrap();
+        assert_eq!(&line, b"CONNECT 1024\n");
+        stream.write_all(b"OK 1\n").unwrap();
+    }
+
+    /// Takes nothing until the other side has hung up.
+    fn hold(stream: Blocking) {
+        poll(&mut [PollFd::new(&stream, PollFlags::empty())], None).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_floods_is_told_to_stop() {
+        let flood = |mut stream: Blocking| {
+            greet(&mut stream);
+            let mut writing = stream.try_clone().unwrap();
+            let flooding = std::thread::spawn(move || {
+                let taken = [Kind::Taken as u8, 0, 0, 0, 0].repeat(10_000);
+                while writing.write_all(&taken).is_ok() {}
+            });
+            assert_eq!(frames::receive(&mut stream).unwrap().kind, Kind::Run);
+            // That it is told is all; it does not listen to it.
+            let told = frames::receive(&mut stream).map(|frame| frame.kind);
+            assert_eq!(told.ok(), Some(Kind::Stop));
+            flooding.join().unwrap();
+        };
+        let error = stopped(Duration::ZERO, Vec::new(), flood).await.unwrap_err();
+        assert_eq!(
+            (error.kind(), error.to_string().as_str()),
+            (io::ErrorKind::TimedOut, "the guest did not end the command")
+        );
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_takes_nothing_is_given_up_wherever_we_are() {
+        let much = vec![("MUCH".to_owned(), "x".repeat(4 << 20))];
+        let deaf = |mut stream: Blocking| {
+            greet(&mut stream);
+            hold(stream);
+        };
+        for went in [
+            stopped(Duration::ZERO, Vec::new(), hold).await,
+            stopped(Duration::ZERO, much, deaf).await,
+            stopped(Duration::ZERO, Vec::new(), deaf).await,
+        ] {
+            assert_eq!(went.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_guest_that_stops_when_it_is_told_is_heard() {
+        let obey = |mut stream: Blocking| {
+            greet(&mut stream);
+            while frames::receive(&mut stream).unwrap().kind != Kind::Stop {}
+            let report = BerthReport::Ended(RunReport { status: 15, ..RunReport::default() });
+            frames::tell(&mut stream, Kind::Ended, &report).unwrap();
+        };
+        let went = stopped(Duration::from_secs(1000), Vec::new(), obey).await.unwrap();
+        assert!(matches!(went, BerthReport::Ended(RunReport { status: 15, .. })));
     }
 }

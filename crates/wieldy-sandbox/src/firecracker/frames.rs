@@ -100,7 +100,9 @@ pub(super) struct Frame {
 impl Frame {
     /// Its bytes as a message.
     pub(super) fn message<T: DeserializeOwned>(&self) -> io::Result<T> {
-        serde_json::from_slice(&self.bytes).map_err(|error| invalid(&format!("a frame that is no message: {error}")))
+        let told =
+            |error: serde_json::Error| invalid(&format!("a frame that is no message: {}", shown(&error.to_string())));
+        serde_json::from_slice(&self.bytes).map_err(told)
     }
 
     /// The frame if it is of this kind; what the other side says instead otherwise.
@@ -237,6 +239,15 @@ mod tests {
         assert_eq!(frame.expect(Kind::Ready).unwrap_err().to_string(), "no disk");
         let frame = Frame { kind: Kind::Failed, bytes: b"\x1b[2Jgone\xff".into() };
         assert_eq!(frame.expect(Kind::Ready).unwrap_err().to_string(), "\u{fffd}[2Jgone\u{fffd}");
+        // Neither does what a message is not.
+        let frame = Frame { kind: Kind::Entry, bytes: format!("\"\\u001b[2J{}\"", "x".repeat(1 << 20)).into() };
+        let told = frame.message::<crate::wire::BerthReport>().unwrap_err().to_string();
+        let expected = format!(
+            "the other side sent a frame that is no message: unknown variant `{}[2J{}",
+            char::REPLACEMENT_CHARACTER,
+            "x".repeat(500 - 21)
+        );
+        assert!(told == expected, "{}", told.len());
         let frame = Frame { kind: Kind::Output, bytes: Vec::new() };
         assert_eq!(
             frame.expect(Kind::Ready).unwrap_err().to_string(),

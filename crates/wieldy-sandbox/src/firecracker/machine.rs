@@ -6,6 +6,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::{Pin, pin};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,6 +22,7 @@ use wieldy_core::{
 
 use super::api::Guest;
 use super::calls;
+use super::console::Console;
 use super::frames::{self, Kind, Prepare};
 use super::sync::{Ours, Room};
 use super::{Base, FirecrackerOptions};
@@ -40,10 +42,16 @@ const START_PATIENCE: Duration = Duration::from_secs(30);
 /// How often we look whether somebody listens already.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
+/// How long workspaces may take to be brought together, whatever is said meanwhile.
+const SYNC_MAX: Duration = Duration::from_secs(600);
+
 /// What a guest has where nobody says.
 const MEMORY_BYTES: u64 = 1 << 30;
 const DISK_BYTES: u64 = 1 << 30;
 const DISK_FILES: u64 = 250_000;
+
+/// How long all paths may be together of which a guest tells at once.
+const PATH_BYTES_MAX: usize = 64 << 20;
 
 /// What the guest's kernel needs of its memory, and Firecracker beside it.
 const KERNEL_BYTES: u64 = 64 << 20;
@@ -65,13 +73,15 @@ pub(super) struct Machine {
     limits: ResourceLimits,
     enforcement: Vec<Enforcement>,
     folder: Folder,
-    group: Group,
+    /// Until Firecracker is in it: whoever ends that takes it away.
+    group: Mutex<Option<Group>>,
     console: Arc<Console>,
     keeper: Mutex<Option<JoinHandle<()>>>,
     /// Told to end the guest; also cancelled when it has ended.
     stop: CancellationToken,
     gone: CancellationToken,
-    workspace: Arc<Mutex<Ours>>,
+    /// One brings it over at a time.
+    workspace: Arc<tokio::sync::Mutex<Ours>>,
     running: AtomicUsize,
     executed: AtomicU64,
     used_at: Mutex<Instant>,
@@ -117,12 +127,12 @@ impl Machine {
             enforcement: enforcement(&base.hierarchy),
             made,
             folder,
-            group,
+            group: Mutex::new(Some(group)),
             console: Arc::default(),
             keeper: Mutex::default(),
             stop: CancellationToken::new(),
             gone: CancellationToken::new(),
-            workspace: Arc::new(Mutex::new(workspace)),
+            workspace: Arc::new(tokio::sync::Mutex::new(workspace)),
             running: AtomicUsize::new(0),
             executed: AtomicU64::new(0),
             used_at: Mutex::new(Instant::now()),
@@ -142,13 +152,13 @@ impl Machine {
         options: &FirecrackerOptions,
         program: &Path,
     ) -> Result<(), SandboxError> {
-        let (disk, workspace) = (self.file("disk"), Arc::clone(&self.workspace));
+        let (disk, mut workspace) = (self.file("disk"), Arc::clone(&self.workspace).lock_owned().await);
         let made = blocking(move || {
-            let bytes = lock(&workspace).measure()?;
+            let bytes = workspace.measure()?;
             make_disk(&disk, bytes)
         });
         made.await.map_err(|error: io::Error| creation(format!("the guest's disk: {error}")))?;
-        self.employ_keeper(program).await.map_err(|error| creation(format!("starting Firecracker: {error}")))?;
+        self.employ_keeper(program);
         let api = self.file("api");
         self.until(|| tokio::net::UnixStream::connect(api.clone())).await?;
         let guest = guest(&self.limits, options, self.file("disk"), self.file("vsock"));
@@ -165,23 +175,30 @@ impl Machine {
         prepared.map_err(|error| self.not_stood(&format!("the guest could not be prepared: {error}")))
     }
 
-    /// Lets Firecracker run for as long as the guest should stand.
-    async fn employ_keeper(&self, program: &Path) -> io::Result<()> {
-        let hand = Hand::new().await?;
-        let (folders, pid) = (self.group.folders().to_vec(), hand.pid().as_raw_pid().to_string());
-        blocking(move || folders.iter().try_for_each(|folder| fs::write(folder.join("cgroup.procs"), &pid))).await?;
+    /// Lets Firecracker run for as long as the guest should stand, and takes its cgroup away after it, also where nobody waits for that.
+    fn employ_keeper(&self, program: &Path) {
         let words =
             ["--api-sock", &self.file("api").to_string_lossy(), "--id", &self.made.id.0].map(String::from).into();
-        let (program, console) = (program.to_owned(), Arc::clone(&self.console));
+        let (program, console, group) = (program.to_owned(), Arc::clone(&self.console), lock(&self.group).take());
         let (stop, gone) = (self.stop.clone(), self.gone.clone());
-        let keeper = tokio::spawn(async move {
-            if let Err(error) = hand.run(&program, words, &idle_command(), Duration::ZERO, &*console, &stop).await {
+        let folders = group.as_ref().map(|group| group.folders().to_vec()).unwrap_or_default();
+        let running = async move {
+            let keep = async {
+                let hand = Hand::new().await?;
+                let pid = hand.pid().as_raw_pid().to_string();
+                let join = move || folders.iter().try_for_each(|folder| fs::write(folder.join("cgroup.procs"), &pid));
+                blocking(join).await?;
+                let ran = hand.run(&program, words, &idle_command(), Duration::ZERO, &*console, &stop).await;
+                ran.map(drop).map_err(io::Error::other)
+            };
+            if let Err(error) = keep.await {
+                let error: io::Error = error;
                 console.write(Stream::Stderr, error.to_string().as_bytes());
             }
+            let _ = blocking(move || group.map_or(Ok(()), |group| group.kill())).await;
             gone.cancel();
-        });
-        *lock(&self.keeper) = Some(keeper);
-        Ok(())
+        };
+        *lock(&self.keeper) = Some(tokio::spawn(running));
     }
 
     /// Tries again and again, as long as Firecracker lives and there is hope.
@@ -222,10 +239,10 @@ impl Machine {
         let _busy = Busy::new(self);
         let (order, asked) = order(command, confinement)?;
         // Nobody can tell who in a guest has changed what: also what others did that run beside this one is told here.
-        let mut breaches = self.sync().await?;
-        let stream = calls::connect(self.file("vsock")).await.map_err(|error| self.lost(&error.to_string()))?;
+        let mut given_up = pin!(calls::given_up(stop, Duration::from_millis(order.grace_ms)));
+        let mut breaches = self.sync(given_up.as_mut()).await?;
         let went = tokio::select! {
-            went = calls::run(stream, command, order, output, stop) => went,
+            went = calls::run(self.file("vsock"), command, order, output, stop, given_up.as_mut()) => went,
             () = self.gone.cancelled() => Err(io::Error::other("Firecracker ended")),
         };
         let report = match went {
@@ -249,7 +266,7 @@ impl Machine {
         };
         let how = ended(report.status);
         let passed = report.overrun.map(|(limit, used)| overrun(limit, used, &confinement.limits));
-        match self.sync().await {
+        match self.sync(given_up).await {
             Ok(refused) => breaches.extend(refused),
             // The limit is the reason, and says more.
             Err(error) if passed.is_some() => {
@@ -266,22 +283,36 @@ impl Machine {
         Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches }
     }
 
-    /// Brings the workspaces together. A guest with which that does not work is of no use any more.
-    async fn sync(&self) -> Result<Vec<Breach>, SandboxError> {
-        let (workspace, vsock) = (Arc::clone(&self.workspace), self.file("vsock"));
-        let synced = blocking(move || {
-            // First the lock: the agent waits for what whoever has connected wants.
-            let mut workspace = lock(&workspace);
-            workspace.sync(&mut calls::connect_blocking(&vsock)?)
-        });
-        match synced.await {
-            Ok(breaches) => Ok(breaches),
-            Err(error) => {
-                let error: io::Error = error;
-                self.raze().await;
-                Err(SandboxError::Crashed { reason: format!("firecracker: bringing the workspace over: {error}") })
-            }
-        }
+    /// Brings the workspaces together. A guest with which that does not work, or not in time, is of no use any more; it changes nothing
+    /// here after this has returned.
+    async fn sync(&self, mut given_up: Pin<&mut impl Future<Output = ()>>) -> Result<Vec<Breach>, SandboxError> {
+        let failed = |error: &str| self.lost(&format!("bringing the workspace over: {error}"));
+        let stopped = "the run was stopped, and it was not done in time";
+        // First the lock: the agent waits for what whoever has connected wants.
+        let mut workspace = tokio::select! {
+            biased;
+            () = given_up.as_mut() => return Err(failed(stopped)),
+            workspace = Arc::clone(&self.workspace).lock_owned() => workspace,
+        };
+        let vsock = self.file("vsock");
+        let work = move || -> io::Result<_> { workspace.sync(&mut calls::connect_blocking(&vsock)?) };
+        let mut synced = pin!(blocking(work));
+        let error = tokio::select! {
+            biased;
+            synced = synced.as_mut() => match synced {
+                Ok(breaches) => return Ok(breaches),
+                Err(error) => {
+                    self.raze().await;
+                    return Err(failed(&error.to_string()));
+                }
+            },
+            () = given_up => stopped.to_owned(),
+            () = tokio::time::sleep(SYNC_MAX) => format!("it was not done within {} s", SYNC_MAX.as_secs()),
+        };
+        self.raze().await;
+        // Its connection went with the guest.
+        let _ = synced.await;
+        Err(failed(&error))
     }
 
     fn lost(&self, reason: &str) -> SandboxError {
@@ -322,7 +353,6 @@ impl Machine {
     /// Ends the guest and takes it away; its disk goes with it.
     pub(super) async fn end(self: Arc<Self>) {
         self.raze().await;
-        let _ = blocking(move || self.group.kill()).await;
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -369,29 +399,6 @@ impl Drop for Folder {
     }
 }
 
-/// The end of what Firecracker and the guest's kernel have said.
-#[derive(Default)]
-struct Console(Mutex<Vec<u8>>);
-
-impl Console {
-    /// The last line with something in it.
-    fn last(&self) -> Option<String> {
-        let text = String::from_utf8_lossy(&lock(&self.0)).into_owned();
-        let line = text.lines().rev().map(str::trim).find(|line| !line.is_empty())?;
-        Some(line.chars().filter(|c| !c.is_control()).collect())
-    }
-}
-
-impl OutputSink for Console {
-    fn write(&self, _stream: Stream, bytes: &[u8]) {
-        const KEPT_BYTES: usize = 4096;
-        let mut said = lock(&self.0);
-        said.extend_from_slice(bytes);
-        let surplus = said.len().saturating_sub(KEPT_BYTES);
-        said.drain(..surplus);
-    }
-}
-
 fn creation(reason: String) -> SandboxError {
     SandboxError::Creation { reason: format!("firecracker: {reason}") }
 }
@@ -425,6 +432,7 @@ fn workspace(confinement: &Confinement, plan: &Plan, limits: &ResourceLimits) ->
         bytes: limits.disk_bytes.unwrap_or(DISK_BYTES),
         // As many may be there already.
         files: usize::try_from(limits.disk_files.unwrap_or(DISK_FILES)).unwrap_or(usize::MAX).saturating_mul(2),
+        path_bytes: PATH_BYTES_MAX,
     };
     Ours::new(&root, hidden, protected, room)
 }
@@ -451,7 +459,7 @@ async fn prepare_guest(mut stream: tokio::net::UnixStream, order: &Prepare) -> i
         return Ok(());
     }
     let told =
-        format!("its agent is of version `{}`, not {ours}; build the root file system anew", theirs.escape_debug());
+        format!("its agent is of version `{}`, not {ours}; build the root file system anew", frames::shown(&theirs));
     Err(io::Error::other(told))
 }
 

@@ -17,6 +17,7 @@
 mod agent;
 mod api;
 mod calls;
+mod console;
 mod frames;
 mod machine;
 mod sync;

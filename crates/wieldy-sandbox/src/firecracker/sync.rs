@@ -5,7 +5,11 @@
 //! this side as well. Then the executor says what changed with it, and what the guest must take back.
 //!
 //! Files, folders and links are brought over with their permissions; owners, times, extended attributes and everything else are not, and
-//! a file with several names becomes several files. No link is ever followed, on either side.
+//! a file with several names becomes several files. Names that are not UTF-8 are passed over. No link is ever followed, on either side.
+
+mod aside;
+mod content;
+mod paths;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Read, Write};
@@ -17,13 +21,25 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use wieldy_core::Breach;
 
-use super::frames::{self, CONTENT_BYTES_MAX, Kind, invalid, shown};
+use self::aside::Aside;
+use self::content::{Content, send_content};
+use self::paths::{covers, is_plain, leads_to};
+use super::frames::{self, Kind, invalid, shown};
 
 /// Deeper folders are not looked into.
 const DEPTH_MAX: usize = 64;
 
 /// As many refused changes are told of one command.
 const BREACHES_MAX: usize = 64;
+
+/// A guest that is refused more at once is not one that works.
+const REFUSALS_MAX: usize = 10_000;
+
+/// Why what somebody changed here is not what the guest makes of it.
+const CHANGED: &str = "it was changed outside of the sandbox meanwhile, and that counts";
+
+/// Why root leaves something alone that the workspace's owner may not be allowed to touch.
+const FOREIGN: &str = "it belongs to another user than the workspace";
 
 /// Every path in a workspace, with how it looked when it was last looked at.
 pub(super) type Manifest = BTreeMap<String, Stamp>;
@@ -105,8 +121,14 @@ impl Tree {
             if name == "." || name == ".." {
                 continue;
             }
+            if let Some(aside) = Aside::parse(name) {
+                if !self.is_copy && aside.is_left() {
+                    let _ = rustix::fs::unlinkat(&opened, name, AtFlags::empty());
+                }
+                continue;
+            }
             let path = if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") };
-            if covers(&self.hidden, &path) {
+            if covers(&self.hidden, &path) || self.is_foreign(&opened, name) {
                 continue;
             }
             let Some(stamp) = stamp(&opened, name)? else { continue };
@@ -139,12 +161,12 @@ impl Tree {
         for entry in entries.iter().filter(|entry| entry.now != Now::Gone) {
             match entry.now {
                 Now::File { .. } => match self.open_at(&entry.path, OFlags::RDONLY | OFlags::NONBLOCK) {
-                    Ok(file) => {
+                    Ok(file) if !self.is_foreign(&file, "") => {
                         frames::tell(stream, Kind::Entry, entry)?;
                         send_content(stream, file)?;
                     }
                     // It is gone by now, which the next time will show, or not for us to read.
-                    Err(_) => continue,
+                    _ => continue,
                 },
                 _ => frames::tell(stream, Kind::Entry, entry)?,
             }
@@ -155,6 +177,9 @@ impl Tree {
     fn entry(&self, path: &str) -> io::Result<Entry> {
         let gone = Entry { path: path.to_owned(), now: Now::Gone };
         let Ok((folder, name)) = self.parent(path) else { return Ok(gone) };
+        if self.leads_through_foreign(path) {
+            return Ok(gone);
+        }
         let Some(stamp) = stamp(&folder, name)? else { return Ok(gone) };
         let now = match stamp.kind {
             StampKind::File => Now::File { permissions: stamp.permissions },
@@ -174,10 +199,42 @@ impl Tree {
         Ok((self.open_at(folder, OFlags::DIRECTORY | OFlags::PATH)?, name))
     }
 
-    /// Makes a change that came, with the content of a file read from where the change came from. The content is always read to its end.
-    fn apply(&self, entry: &Entry, content: &mut Content<'_, impl Read>) -> io::Result<()> {
+    /// Whether something in a folder, or the folder itself, is not the business of the workspace's owner, for whom we work as root.
+    fn is_foreign(&self, folder: impl AsFd, name: &str) -> bool {
+        let Some((owner, _)) = self.owner.filter(|_| !self.is_copy) else { return false };
+        let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::EMPTY_PATH;
+        rustix::fs::statat(folder, name, flags).is_ok_and(|found| found.st_uid != owner)
+    }
+
+    /// Whether a path, or anything on the way to it, is foreign.
+    fn leads_through_foreign(&self, path: &str) -> bool {
+        if self.owner.is_none() || self.is_copy {
+            return false;
+        }
+        let ends = path.match_indices('/').map(|(end, _)| end).chain([path.len()]);
+        ends.filter_map(|end| self.parent(path.get(..end)?).ok()).any(|(folder, name)| self.is_foreign(folder, name))
+    }
+
+    /// Makes a change that came, with the content of a file read from where the change came from. It is not made where something else is
+    /// there than what is `expected`, if anything is.
+    fn apply(
+        &self,
+        entry: &Entry,
+        expected: Option<Option<&Stamp>>,
+        content: &mut Content<'_, impl Read>,
+    ) -> io::Result<()> {
         let (folder, name) = self.parent(&entry.path)?;
-        let there = stamp(&folder, name)?.map(|stamp| stamp.kind);
+        if self.leads_through_foreign(&entry.path) {
+            return Err(io::Error::other(FOREIGN));
+        }
+        let check = || -> io::Result<Option<StampKind>> {
+            let there = stamp(&folder, name)?;
+            match expected {
+                Some(expected) if there.as_ref() != expected => Err(io::Error::other(CHANGED)),
+                _ => Ok(there.map(|stamp| stamp.kind)),
+            }
+        };
+        let there = check()?;
         let remove = || match there {
             None => Ok(()),
             Some(StampKind::Folder) if self.is_copy => remove_all(&folder, name, DEPTH_MAX),
@@ -203,12 +260,19 @@ impl Tree {
             }
             Now::File { permissions } => {
                 // Beside the old one, which is whole until the new one is.
-                let aside = format!(".wieldy-{}-{:x}", std::process::id(), next_number());
                 let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                let file = rustix::fs::openat(&folder, aside.as_str(), flags, Mode::from_raw_mode(0o600))?;
+                let (aside, file) = loop {
+                    let aside = Aside::next();
+                    match rustix::fs::openat(&folder, aside.as_str(), flags, Mode::from_raw_mode(0o600)) {
+                        Err(Errno::EXIST) => {}
+                        file => break (aside, file?),
+                    }
+                };
                 let mut file = std::fs::File::from(file);
                 let mut put = || -> io::Result<()> {
                     content.copy_to(&mut file)?;
+                    // That may have taken the guest as long as it liked.
+                    check()?;
                     self.give(&file)?;
                     rustix::fs::fchmod(&file, permitted(*permissions))?;
                     if there == Some(StampKind::Folder) {
@@ -268,12 +332,6 @@ fn permitted(permissions: u32) -> Mode {
     Mode::from_raw_mode(permissions & 0o777)
 }
 
-fn next_number() -> u64 {
-    use std::sync::atomic::{AtomicU64, Ordering};
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
 /// How something looks now; nothing for what is not there and what is neither file, folder nor link.
 fn stamp(folder: impl AsFd, name: &str) -> io::Result<Option<Stamp>> {
     let found: Stat = match rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -294,60 +352,6 @@ fn stamp(folder: impl AsFd, name: &str) -> io::Result<Option<Stamp>> {
     Ok(Some(Stamp { kind, permissions, bytes: found.st_size as u64, changed, number: found.st_ino }))
 }
 
-fn send_content(stream: &mut impl Write, file: OwnedFd) -> io::Result<()> {
-    let (mut file, mut buffer) = (std::fs::File::from(file), vec![0; CONTENT_BYTES_MAX]);
-    loop {
-        // What cannot be read further ends here; that it is not whole, its next stamp will show.
-        let count = file.read(&mut buffer).unwrap_or(0);
-        frames::send(stream, Kind::Content, buffer.get(..count).unwrap_or_default())?;
-        if count == 0 {
-            return Ok(());
-        }
-    }
-}
-
-/// The content of a file that comes.
-struct Content<'a, R> {
-    stream: &'a mut R,
-    /// How much may still come.
-    room: &'a mut u64,
-    is_over: bool,
-}
-
-impl<R: Read> Content<'_, R> {
-    fn copy_to(&mut self, file: &mut impl Write) -> io::Result<()> {
-        while let Some(bytes) = self.next()? {
-            file.write_all(&bytes)?;
-        }
-        Ok(())
-    }
-
-    fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
-        if self.is_over {
-            return Ok(None);
-        }
-        let bytes = frames::receive(self.stream)?.expect(Kind::Content)?.bytes;
-        self.is_over = bytes.is_empty();
-        let left = self.room.checked_sub(bytes.len() as u64);
-        *self.room = left.ok_or_else(|| invalid("more than there is room for"))?;
-        Ok((!self.is_over).then_some(bytes))
-    }
-}
-
-/// Whether a path is one of these or below one.
-fn covers(list: &[String], path: &str) -> bool {
-    list.iter()
-        .any(|outer| path.strip_prefix(outer.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
-}
-
-/// Whether a path means what it says: parts with names between single slashes.
-fn is_plain(path: &str) -> bool {
-    const PATH_BYTES_MAX: usize = 4096;
-    path.len() < PATH_BYTES_MAX
-        && !path.contains('\0')
-        && path.split('/').all(|part| !part.is_empty() && part != "." && part != "..")
-}
-
 /// The paths that look otherwise than before.
 fn changes(before: &Manifest, now: &Manifest) -> BTreeSet<String> {
     let paths = before.keys().chain(now.keys());
@@ -359,6 +363,8 @@ fn changes(before: &Manifest, now: &Manifest) -> BTreeSet<String> {
 pub(super) struct Room {
     pub(super) bytes: u64,
     pub(super) files: usize,
+    /// Of all paths together.
+    pub(super) path_bytes: usize,
 }
 
 /// What came of changes: how each path looks that was changed, and why others were not.
@@ -366,15 +372,22 @@ pub(super) struct Room {
 struct Received {
     applied: BTreeMap<String, Option<Stamp>>,
     refused: Vec<(String, String)>,
+    /// How much longer the files are that were changed, all together.
+    growth: i64,
 }
 
-/// Takes changes up to [`Kind::Done`]. One is not made where `why_not` has a reason.
-fn receive(
-    tree: &Tree,
-    stream: &mut impl Read,
-    mut room: Room,
-    why_not: impl Fn(&str) -> Option<&'static str>,
-) -> io::Result<Received> {
+/// What the executor holds against a guest's changes.
+struct Terms<'a> {
+    /// How everything here looked at the beginning.
+    now: &'a Manifest,
+    /// Why a change is not made.
+    why_not: &'a dyn Fn(&Entry) -> Option<&'static str>,
+    /// How much all files together may grow.
+    growth_max: i64,
+}
+
+/// Takes changes up to [`Kind::Done`]. What they have to keep to is said for those of a guest.
+fn receive(tree: &Tree, stream: &mut impl Read, mut room: Room, terms: Option<&Terms<'_>>) -> io::Result<Received> {
     let mut received = Received::default();
     loop {
         let frame = frames::receive(stream)?;
@@ -383,25 +396,49 @@ fn receive(
         }
         let entry: Entry = frame.expect(Kind::Entry)?.message()?;
         room.files = room.files.checked_sub(1).ok_or_else(|| invalid("more files than there is room for"))?;
-        let is_over = !matches!(entry.now, Now::File { .. });
-        let mut content = Content { stream, room: &mut room.bytes, is_over };
         if !is_plain(&entry.path) {
-            return Err(invalid(&format!("the path `{}`, which is none in a workspace", entry.path.escape_debug())));
+            return Err(invalid(&format!("the path `{}`, which is none in a workspace", shown(&entry.path))));
         }
-        let reason = match why_not(&entry.path) {
+        let left = room.path_bytes.checked_sub(entry.path.len());
+        room.path_bytes = left.ok_or_else(|| invalid("more paths than there is room for"))?;
+        // What it made here itself a moment ago, it may change again.
+        let expected = terms.map(|terms| match received.applied.get(&entry.path) {
+            Some(made) => made.as_ref(),
+            None => terms.now.get(&entry.path),
+        });
+        let bytes_before = expected.flatten().map_or(0, |stamp| signed(stamp.bytes));
+        let growth_left = terms.map_or(i64::MAX, |terms| terms.growth_max.saturating_sub(received.growth));
+        let bytes_max = u64::try_from(growth_left.saturating_add(bytes_before)).unwrap_or(0);
+        let is_over = !matches!(entry.now, Now::File { .. });
+        let mut content = Content { stream, room: &mut room.bytes, bytes_max, is_over };
+        let reason = match terms.and_then(|terms| (terms.why_not)(&entry)) {
             Some(reason) => Some(reason.to_owned()),
-            None => tree.apply(&entry, &mut content).err().map(|error| error.to_string()),
+            None => tree.apply(&entry, expected, &mut content).err().map(|error| error.to_string()),
         };
         // An error here is one of the stream, too, and ends all.
-        content.copy_to(&mut io::sink())?;
+        content.pass_over()?;
         match reason {
             None => {
                 let stamp = tree.stamp_of(&entry.path);
+                let bytes_now = stamp.as_ref().map_or(0, |stamp| signed(stamp.bytes));
+                received.growth = received.growth.saturating_add(bytes_now - bytes_before);
                 received.applied.insert(entry.path, stamp);
+            }
+            Some(_) if terms.is_some() && received.refused.len() >= REFUSALS_MAX => {
+                return Err(invalid("more changes that it may not make than anybody needs"));
             }
             Some(reason) => received.refused.push((entry.path, reason)),
         }
     }
+}
+
+fn signed(bytes: u64) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+/// How much is in all files together.
+fn total(manifest: &Manifest) -> i64 {
+    manifest.values().fold(0, |sum: i64, stamp| sum.saturating_add(signed(stamp.bytes)))
 }
 
 fn note(manifest: &mut Manifest, applied: BTreeMap<String, Option<Stamp>>) {
@@ -419,7 +456,11 @@ pub(super) struct Ours {
     /// What the guest may not change.
     protected: Vec<String>,
     agreed: Manifest,
+    /// What may come at once.
     room: Room,
+    /// How much the guest may add in all, and how much it has; less than nothing where it removed more.
+    growth_max: i64,
+    growth: i64,
 }
 
 impl Ours {
@@ -430,7 +471,7 @@ impl Ours {
         let found = rustix::fs::fstat(&root)?;
         let owner = rustix::process::geteuid().is_root().then_some((found.st_uid, found.st_gid));
         let tree = Tree { root, owner, hidden, is_copy: false };
-        Ok(Self { tree, protected, agreed: Manifest::new(), room })
+        Ok(Self { tree, protected, agreed: Manifest::new(), room, growth_max: signed(room.bytes), growth: 0 })
     }
 
     /// How large the guest's disk must be for what is in the workspace and what it may add. No more will ever be taken from it at once.
@@ -447,17 +488,31 @@ impl Ours {
     pub(super) fn sync(&mut self, stream: &mut (impl Read + Write)) -> io::Result<Vec<Breach>> {
         frames::send(stream, Kind::Sync, &[])?;
         let mut now = self.tree.look(self.room.files)?;
-        let why_not = |path: &str| {
+        // What somebody removed here makes room again for what the guest had added.
+        let removed = total(&self.agreed).saturating_sub(total(&now)).max(0);
+        self.growth = self.growth.saturating_sub(removed).max(self.growth.min(0));
+        let why_not = |Entry { path, now: wanted }: &Entry| {
             if covers(&self.tree.hidden, path) {
                 return Some("it is hidden from programs");
             }
             if covers(&self.protected, path) {
                 return Some("it is protected");
             }
-            let has_changed = now.get(path) != self.agreed.get(path);
-            has_changed.then_some("it was changed outside of the sandbox meanwhile, and that counts")
+            let is_here = now.get(path).map(|stamp| stamp.kind);
+            let stays_folder =
+                matches!(wanted, Now::Folder { .. }) && matches!(is_here, None | Some(StampKind::Folder));
+            if !stays_folder && (leads_to(&self.protected, path) || leads_to(&self.tree.hidden, path)) {
+                return Some("what is protected or hidden is, or may come to be, in it");
+            }
+            if path.split('/').any(|name| Aside::parse(name).is_some()) {
+                return Some("such names are for files that are being written");
+            }
+            (now.get(path) != self.agreed.get(path)).then_some(CHANGED)
         };
-        let Received { applied, refused } = receive(&self.tree, stream, self.room, why_not)?;
+        let growth_max = self.growth_max.saturating_sub(self.growth);
+        let terms = Terms { now: &now, why_not: &why_not, growth_max };
+        let Received { applied, refused, growth } = receive(&self.tree, stream, self.room, Some(&terms))?;
+        self.growth = self.growth.saturating_add(growth);
         let mut outgoing = changes(&self.agreed, &now);
         note(&mut now, applied);
         outgoing.extend(refused.iter().map(|(path, _)| path.clone()).filter(|path| !covers(&self.tree.hidden, path)));
@@ -472,10 +527,10 @@ impl Ours {
 /// The guest's side of a sync that was asked for: says what changed since `agreed`, and takes what comes. What is agreed on afterwards is
 /// given back.
 pub(super) fn answer(tree: &Tree, stream: &mut (impl Read + Write), agreed: &Manifest) -> io::Result<Manifest> {
-    const ALL: Room = Room { bytes: u64::MAX, files: usize::MAX };
+    const ALL: Room = Room { bytes: u64::MAX, files: usize::MAX, path_bytes: usize::MAX };
     let mut now = tree.look(ALL.files)?;
     tree.send(stream, &changes(agreed, &now))?;
-    let Received { applied, refused } = receive(tree, stream, ALL, |_| None)?;
+    let Received { applied, refused, .. } = receive(tree, stream, ALL, None)?;
     note(&mut now, applied);
     if let Some((path, reason)) = refused.first() {
         let told = format!("the guest could not take `{path}`: {reason}");

@@ -230,7 +230,7 @@ fn as_the_first_process_of_a_machine() {
     let here = Path::new("/workspace");
     fs::create_dir(here).unwrap();
     fs::write(here.join("in"), "from outside\n").unwrap();
-    let room = sync::Room { bytes: 1 << 20, files: 100 };
+    let room = sync::Room { bytes: 1 << 20, files: 100, path_bytes: 1 << 20 };
     let mut ours = sync::Ours::new(here, Vec::new(), Vec::new(), room).unwrap();
     assert_eq!(ours.sync(&mut connect()).unwrap(), []);
     let run = |program: &str, words: &[&str]| {

@@ -5,9 +5,10 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
+use super::super::frames::CONTENT_BYTES_MAX;
 use super::*;
 
-const ROOM: Room = Room { bytes: 1 << 20, files: 100 };
+const ROOM: Room = Room { bytes: 1 << 20, files: 100, path_bytes: 1 << 20 };
 
 /// Both copies of a workspace, and somewhere else that nobody may touch.
 struct World {
@@ -148,7 +149,7 @@ fn what_is_hidden_stays_here_and_what_is_protected_stays_as_it_is() {
     let mut refused = world.sync();
     refused.sort();
     let told = |path: &str, reason: &str| (path.to_owned(), reason.to_owned());
-    let (protected, full) = ("it is protected", "Directory not empty (os error 39)");
+    let (protected, full) = ("it is protected", "what is protected or hidden is, or may come to be, in it");
     let hidden = told("secret", "it is hidden from programs");
     assert_eq!(refused, [told("box", full), told("box/rules", protected), told("kept", protected), hidden]);
     assert_eq!(world.tree("here"), ["box/ 755", "box/key 644 k", "box/rules 644 r", "kept 644 kept", "secret 644 s"]);
@@ -191,7 +192,7 @@ fn a_guest_that_lies_reaches_nothing_outside_of_the_workspace() {
         let error = world.sync_with(send(file(path), "evil")).unwrap_err().to_string();
         assert_eq!(
             error,
-            format!("the other side sent the path `{}`, which is none in a workspace", path.escape_debug())
+            format!("the other side sent the path `{}`, which is none in a workspace", path.replace('\0', "\u{fffd}"))
         );
     }
     // A link to a folder outside, and then a file through it.
@@ -236,4 +237,199 @@ fn a_guest_that_never_ends_is_ended() {
     let wrong = |stream: &mut UnixStream| frames::send(stream, Kind::Output, b"hello").unwrap();
     let error = world.sync_with(wrong).unwrap_err().to_string();
     assert_eq!(error, "the other side sent a frame Output where Entry belongs");
+}
+
+fn told(path: &str, reason: &str) -> (String, String) {
+    (path.to_owned(), reason.to_owned())
+}
+
+fn breach(path: &str, reason: &str) -> Breach {
+    Breach::Filesystem { path: path.into(), reason: reason.into() }
+}
+
+/// A file as a guest says it.
+fn say_file(stream: &mut UnixStream, path: &str, content: &[u8]) {
+    let entry = Entry { path: path.into(), now: Now::File { permissions: 0o644 } };
+    let _ = frames::tell(stream, Kind::Entry, &entry);
+    for part in content.chunks(CONTENT_BYTES_MAX).chain([&[][..]]) {
+        let _ = frames::send(stream, Kind::Content, part);
+    }
+}
+
+#[test]
+fn what_leads_to_a_protected_or_hidden_path_stays_a_folder_also_where_that_is_not_there_yet() {
+    let mut world = World::with(&["private/deep/key"], &["conf/hook.sh", "later/rules"]);
+    fs::create_dir(world.at("here/conf")).unwrap();
+    fs::create_dir_all(world.at("here/private/deep")).unwrap();
+    world.sync();
+    fs::remove_dir(world.at("there/conf")).unwrap();
+    symlink("mine", world.at("there/conf")).unwrap();
+    world.write("there/mine/hook.sh", "evil");
+    fs::remove_dir_all(world.at("there/private")).unwrap();
+    world.write("there/later", "a file");
+    let reason = "what is protected or hidden is, or may come to be, in it";
+    let mut refused = world.sync();
+    refused.sort();
+    let paths = ["conf", "later", "private", "private/deep"];
+    assert_eq!(refused, paths.map(|path| told(path, reason)));
+    let here = ["conf/ 755", "mine/ 755", "mine/hook.sh 644 evil", "private/ 755", "private/deep/ 755"];
+    assert_eq!(
+        (world.tree("here"), world.tree("there")),
+        (here.map(String::from).into(), here.map(String::from).into())
+    );
+    // As a folder it may come, with anything else in it.
+    world.write("there/later/other", "fine");
+    world.write("there/later/rules", "evil");
+    assert_eq!(world.sync(), [told("later/rules", "it is protected")]);
+    assert_eq!(world.tree("here")[1..3], ["later/ 755", "later/other 644 fine"]);
+    // A link that somebody made here stays one.
+    fs::remove_dir(world.at("here/conf")).unwrap();
+    symlink("mine", world.at("here/conf")).unwrap();
+    world.sync();
+    fs::remove_file(world.at("there/conf")).unwrap();
+    fs::create_dir(world.at("there/conf")).unwrap();
+    assert_eq!(world.sync(), [told("conf", reason)]);
+    assert_eq!(world.tree("here")[0], "conf -> mine");
+}
+
+#[test]
+fn a_path_that_is_none_is_told_shortly_and_without_what_a_terminal_obeys() {
+    let mut world = World::new();
+    let path = format!("\x1b[2J/../{}", "x".repeat(1 << 20));
+    let error = world.sync_with(|stream| say_file(stream, &path, b"")).unwrap_err().to_string();
+    let shown = format!("\u{fffd}[2J/../{}", "x".repeat(500 - 8));
+    assert_eq!(error, format!("the other side sent the path `{shown}`, which is none in a workspace"));
+}
+
+#[test]
+fn as_root_what_belongs_to_others_than_the_workspaces_owner_is_left_alone() {
+    use std::os::unix::fs::{MetadataExt, chown};
+    if !rustix::process::geteuid().is_root() {
+        let _ = writeln!(io::stderr(), "SKIPPED: only root can give files away");
+        return;
+    }
+    let mut world = World::new();
+    world.write("here/secret", "root's");
+    world.write("here/theirs/file", "root's");
+    world.write("here/theirs/inner/own", "own");
+    world.write("here/own", "own");
+    for path in ["here", "here/own", "here/theirs/inner", "here/theirs/inner/own"] {
+        chown(world.at(path), Some(4321), Some(4321)).unwrap();
+    }
+    world.ours = Ours::new(&world.at("here"), Vec::new(), Vec::new(), ROOM).unwrap();
+    assert_eq!(world.sync(), []);
+    assert_eq!(world.tree("there"), ["own 644 own"]);
+    world.write("there/secret", "evil");
+    world.write("there/theirs/file", "evil");
+    world.write("there/theirs/inner/own", "evil");
+    world.write("there/own", "changed");
+    fs::set_permissions(world.at("there/theirs"), fs::Permissions::from_mode(0o777)).unwrap();
+    let reason = "it belongs to another user than the workspace";
+    let paths = ["secret", "theirs", "theirs/file", "theirs/inner", "theirs/inner/own"];
+    assert_eq!(world.sync(), paths.map(|path| told(path, reason)));
+    let here = [
+        "own 644 changed",
+        "secret 644 root's",
+        "theirs/ 755",
+        "theirs/file 644 root's",
+        "theirs/inner/ 755",
+        "theirs/inner/own 644 own",
+    ];
+    assert_eq!(world.tree("here"), here);
+    // Nor does the guest get to see what it was refused.
+    assert_eq!(world.tree("there"), ["own 644 changed"]);
+    let owner = |path: &str| fs::metadata(world.at(path)).unwrap().uid();
+    assert_eq!([owner("here/own"), owner("here/secret"), owner("here/theirs")], [4321, 0, 0]);
+}
+
+#[test]
+fn a_guest_that_asks_for_what_it_is_refused_without_end_is_ended() {
+    let mut world = World::with(&[], &["kept"]);
+    world.ours.room.files = usize::MAX;
+    let nag = |stream: &mut UnixStream| {
+        let entry = |number: u32| Entry { path: format!("kept/{number}"), now: Now::Gone };
+        (0..).map_while(|number| frames::tell(stream, Kind::Entry, &entry(number)).ok()).count();
+    };
+    let error = world.sync_with(nag).unwrap_err().to_string();
+    assert_eq!(error, "the other side sent more changes that it may not make than anybody needs");
+    world.ours.room.path_bytes = 10_000;
+    let long = |stream: &mut UnixStream| {
+        let entry = |number: u32| Entry { path: format!("{number:0200}"), now: Now::Gone };
+        (0..).map_while(|number| frames::tell(stream, Kind::Entry, &entry(number)).ok()).count();
+    };
+    let error = world.sync_with(long).unwrap_err().to_string();
+    assert_eq!(error, "the other side sent more paths than there is room for");
+}
+
+#[test]
+fn what_somebody_saves_here_while_the_guest_stalls_counts() {
+    let mut world = World::new();
+    world.write("here/file", "before");
+    world.write("here/other", "before");
+    world.sync();
+    let here = world.at("here");
+    let stall = |stream: &mut UnixStream| {
+        let entry = Entry { path: "file".into(), now: Now::File { permissions: 0o644 } };
+        frames::tell(stream, Kind::Entry, &entry).unwrap();
+        frames::send(stream, Kind::Content, b"theirs").unwrap();
+        let is_aside = |name: std::ffi::OsString| name.to_string_lossy().starts_with(".wieldy-");
+        while !fs::read_dir(&here).unwrap().any(|entry| is_aside(entry.unwrap().file_name())) {
+            std::thread::yield_now();
+        }
+        fs::write(here.join("file"), "saved meanwhile").unwrap();
+        fs::write(here.join("other"), "saved meanwhile, too").unwrap();
+        frames::send(stream, Kind::Content, b"").unwrap();
+        frames::tell(stream, Kind::Entry, &Entry { path: "other".into(), now: Now::Gone }).unwrap();
+    };
+    let reason = "it was changed outside of the sandbox meanwhile, and that counts";
+    assert_eq!(world.sync_with(stall).unwrap(), [breach("file", reason), breach("other", reason)]);
+    assert_eq!(world.tree("here"), ["file 644 saved meanwhile", "other 644 saved meanwhile, too"]);
+}
+
+#[test]
+fn half_files_that_a_killed_executor_left_are_swept_and_never_brought_over() {
+    let mut world = World::new();
+    let own = std::process::id();
+    world.write("here/deep/.wieldy-4000000000-7", "half");
+    // Of an earlier process of our number: we never came so far.
+    world.write(&format!("here/.wieldy-{own}-ffffffffff"), "half");
+    // Somebody else may be at work on this one; and that one is none.
+    world.write("here/.wieldy-1-5", "being written");
+    world.write("here/.wieldy-notes", "mine");
+    assert_eq!(world.sync(), []);
+    assert_eq!(world.tree("there"), [".wieldy-notes 644 mine", "deep/ 755"]);
+    let left = |folder: &str| {
+        let names =
+            fs::read_dir(world.at(folder)).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.collect::<BTreeSet<_>>()
+    };
+    assert_eq!(left("here"), [".wieldy-1-5", ".wieldy-notes", "deep"].map(String::from).into());
+    assert_eq!(left("here/deep"), BTreeSet::new());
+    let refused = world.sync_with(|stream| say_file(stream, ".wieldy-1-6", b"evil")).unwrap();
+    assert_eq!(refused, [breach(".wieldy-1-6", "such names are for files that are being written")]);
+    assert!(!world.at("here/.wieldy-1-6").exists());
+}
+
+#[test]
+fn a_guest_adds_no_more_in_all_than_it_may() {
+    let mut world = World::new();
+    let content = vec![b'x'; 600 << 10];
+    world.write("here/old", std::str::from_utf8(&content[..300 << 10]).unwrap());
+    world.ours.measure().unwrap();
+    world.sync();
+    assert_eq!(world.sync_with(|stream| say_file(stream, "one", &content)).unwrap(), []);
+    // Written anew it is not more.
+    assert_eq!(world.sync_with(|stream| say_file(stream, "one", &content)).unwrap(), []);
+    let full = "the limit `disk_bytes` of the sandbox is reached";
+    assert_eq!(world.sync_with(|stream| say_file(stream, "two", &content)).unwrap(), [breach("two", full)]);
+    assert!(!world.at("here/two").exists());
+    // Whatever is removed, on either side, makes room.
+    let removed = |stream: &mut UnixStream| {
+        frames::tell(stream, Kind::Entry, &Entry { path: "old".into(), now: Now::Gone }).unwrap();
+        say_file(stream, "two", &content);
+    };
+    assert_eq!(world.sync_with(removed).unwrap(), []);
+    assert_eq!(world.sync_with(|stream| say_file(stream, "three", &content)).unwrap(), [breach("three", full)]);
+    fs::remove_file(world.at("here/one")).unwrap();
+    assert_eq!(world.sync_with(|stream| say_file(stream, "three", &content)).unwrap(), []);
 }
