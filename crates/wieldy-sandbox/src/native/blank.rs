@@ -45,6 +45,12 @@ impl Ahead {
     fn is_good(&self) -> bool {
         self.berth.is_alive() && are_the_same(&self.covered)
     }
+
+    /// The same, but as the file that it was when it was covered ahead, if it was.
+    pub(super) fn as_covered(&self, (path, id): Covered) -> Covered {
+        let then = self.covered.iter().find(|(known, _)| *known == path);
+        (path, then.map_or(id, |(_, id)| *id))
+    }
 }
 
 /// What is hidden or protected, and which file it was: its device and number there.

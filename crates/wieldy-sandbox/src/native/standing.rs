@@ -87,12 +87,8 @@ impl Standing {
         };
         let limits = confinement.place_limits;
         group.set(&group_limits(&limits, 0)).map_err(|error| failed("limiting a cgroup", &error))?;
-        let mut covered = hold(&warden, init_pid, &group, &steps, placeholders).await?;
-        for (path, id) in &mut covered {
-            if let Some((_, then)) = ahead.covered.iter().find(|(known, _)| known == path) {
-                *id = *then;
-            }
-        }
+        let covered = hold(&warden, init_pid, &group, &steps, placeholders).await?;
+        let covered = covered.into_iter().map(|cover| ahead.as_covered(cover)).collect::<Vec<_>>();
         // What was done ahead are some of the same steps, in the same order.
         let mut done = ahead.steps.iter().peekable();
         let left: Vec<Step> = steps.into_iter().filter(|step| done.next_if_eq(&step).is_none()).collect();
@@ -116,8 +112,7 @@ impl Standing {
             _ => None,
         };
         if !are_the_same(&covered) {
-            let reason = "a file that it hides or protects was replaced meanwhile";
-            return Err(NotBuilt::Changed(creation(reason.into())));
+            return Err(NotBuilt::Changed(creation("something that it covers was replaced meanwhile".into())));
         }
         environment.extend(proxy_port.into_iter().flat_map(proxy::environment));
         let first = Mooring { berth: ahead.berth, group: first, residents: 2 };
