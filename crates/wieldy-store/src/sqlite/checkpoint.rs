@@ -1,49 +1,65 @@
-//! Bringing what was committed from the log into the file itself, while commits go on: those would wait for two more syncs
-//! of the disk otherwise.
+//! Bringing what was committed from the log into the file itself. Nearly all of it is brought in beside commits, which would wait
+//! for two more syncs of the disk otherwise. What was committed meanwhile is little, and is brought in between two commits, so
+//! that the log begins anew: where it is written over, a sync is one of data; where it grows, the file system has to write down
+//! its own part too, which takes several times as long.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rusqlite::hooks::Wal;
 use rusqlite::{Connection, OpenFlags};
 
-/// How long the log may get before it is brought in, and before commits have to wait for that.
-const LONG: u64 = 8 * 1024 * 1024;
-const TOO_LONG: u64 = 256 * 1024 * 1024;
-/// How much time there is between two times.
-const PAUSE: Duration = Duration::from_millis(500);
+/// How many pages the log may have before it is brought in: 4 MiB.
+const LONG: i32 = 1024;
+/// How much time there is between two times: somebody who reads for long may keep the log from beginning anew.
+const PAUSE: Duration = Duration::from_millis(100);
 
-/// When the log was brought in, and whether that goes on.
+/// How long the log is, and who brings it in.
 #[derive(Default)]
 pub(super) struct Checkpoint {
+    /// How many pages the log had after the last commit.
+    pages: Arc<AtomicI32>,
+    /// The thread that brings it in beside commits.
+    beside: Option<JoinHandle<()>>,
     last: Option<Instant>,
-    runs: Arc<AtomicBool>,
 }
 
 impl Checkpoint {
+    /// Has SQLite tell how long the log is.
+    pub(super) fn watch(&self, connection: &mut Connection) -> rusqlite::Result<()> {
+        let pages = Arc::clone(&self.pages);
+        connection.wal_hook(Some(move |_: &mut Wal, length| {
+            pages.store(length, Ordering::Relaxed);
+            Ok(())
+        }))
+    }
+
     /// Sees to the log after something was written to it.
     pub(super) fn after_write(&mut self, path: &Path, connection: &Connection) {
-        if self.last.is_some_and(|last| last.elapsed() < PAUSE) {
+        if let Some(beside) = &self.beside {
+            if beside.is_finished() {
+                self.beside = None;
+                bring_in(connection);
+                self.last = Some(Instant::now());
+            }
             return;
         }
-        self.last = Some(Instant::now());
-        let length = std::fs::metadata(log(path)).map_or(0, |log| log.len());
-        if length > TOO_LONG {
-            // The log begins anew only when all of it is brought in, which needs a moment without commits.
-            bring_in(connection);
-        } else if length > LONG && !self.runs.swap(true, Ordering::AcqRel) {
-            let (runs, path) = (Arc::clone(&self.runs), path.to_owned());
-            let work = move || {
-                // Should the file be gone by now, none is made in its place.
-                if let Ok(connection) = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
-                    bring_in(&connection);
-                }
-                runs.store(false, Ordering::Release);
-            };
-            if std::thread::Builder::new().name("wieldy-checkpoint".into()).spawn(work).is_err() {
-                self.runs.store(false, Ordering::Release);
+        if self.pages.load(Ordering::Relaxed) < LONG || self.last.is_some_and(|last| last.elapsed() < PAUSE) {
+            return;
+        }
+        let path = path.to_owned();
+        let work = move || {
+            // Should the file be gone by now, none is made in its place.
+            if let Ok(connection) = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
+                bring_in(&connection);
             }
+        };
+        match std::thread::Builder::new().name("wieldy-checkpoint".into()).spawn(work) {
+            Ok(beside) => self.beside = Some(beside),
+            Err(_) => bring_in(connection),
         }
     }
 }

@@ -66,7 +66,9 @@ impl Sqlite {
             migrate(&mut connection, MIGRATIONS.len() as u32).map_err(|error| opened(path, &error))?;
         }
         let file = fs::metadata(path).map_err(|error| unusable(path, &error))?.ino();
-        Ok(Self { path: path.to_owned(), file, connection, life: None, checkpoint: Checkpoint::default() })
+        let checkpoint = Checkpoint::default();
+        checkpoint.watch(&mut connection).map_err(|error| opened(path, &error))?;
+        Ok(Self { path: path.to_owned(), file, connection, life: None, checkpoint })
     }
 
     /// Fails where the file was taken away or another one put in its place: what is written then, nobody would find.
@@ -261,7 +263,7 @@ impl Database for Sqlite {
     fn reconnect(&mut self) -> Result<(), StoreError> {
         self.is_there()?;
         self.connection = connect(&self.path)?;
-        Ok(())
+        self.checkpoint.watch(&mut self.connection).map_err(|error| opened(&self.path, &error))
     }
 
     fn at_one_moment(
