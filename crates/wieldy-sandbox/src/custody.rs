@@ -113,15 +113,17 @@ impl Berth {
         let lost = |error: io::Error| crashed(command, &error.to_string());
         let no_ends = |error: io::Error| SandboxError::Creation { reason: format!("cannot make pipes: {error}") };
         let order = BerthOrderTo::Run(Box::new(order));
-        let ends = if command.terminal.is_none() {
-            let (ends, theirs) = Ends::pipes(&command.stdin).map_err(no_ends)?;
-            self.link.send(&order, &theirs.each_ref().map(AsFd::as_fd)).await.map_err(lost)?;
-            ends
+        let (ends, _output) = if command.terminal.is_none() {
+            let (ends, [stdin, stdout, stderr]) = Ends::pipes(&command.stdin).map_err(no_ends)?;
+            let theirs = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
+            self.link.send(&order, &theirs).await.map_err(lost)?;
+            // Kept open: that nobody else writes any more is nothing to wake up for, as the berth says so a moment later.
+            (ends, Some([stdout, stderr]))
         } else {
             self.link.send(&order, &[]).await.map_err(lost)?;
             match self.link.receive::<BerthReport>().await.map_err(lost)? {
                 Some(Received { message: BerthReport::Terminal, descriptors, .. }) => {
-                    Ends::terminal(descriptors).map_err(no_ends)?
+                    (Ends::terminal(descriptors).map_err(no_ends)?, None)
                 }
                 other => return Ok(other.map(|received| received.message)),
             }

@@ -1,6 +1,7 @@
 //! What a group used since a moment: counters noted then and read again, on descriptors that stay open.
 
 use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
 
 use super::group::Node;
 use super::kept::{Buffer, Kept, number};
@@ -123,10 +124,22 @@ pub(super) struct Files {
     pids_peak: Kept,
     pids_now: Kept,
     io: Kept,
+    /// The counters when a meter was last read.
+    last: Mutex<Option<Counters>>,
 }
 
 /// Notes the counters and forgets the peaks.
 pub(super) fn begin(node: &Node) -> Meter {
+    begin_from(node, count(node, &mut [0; _]))
+}
+
+/// The same, with the counters as they were when a meter was last read.
+pub(super) fn go_on(node: &Node) -> Meter {
+    let last = node.files.last.lock().expect("no code panics while it holds the counters").take();
+    last.map_or_else(|| begin(node), |last| begin_from(node, last))
+}
+
+fn begin_from(node: &Node, counters: Counters) -> Meter {
     let mut buffer = [0; _];
     let files = &node.files;
     let memory = node.place(Controller::Memory).map(|(version, folder)| {
@@ -149,7 +162,7 @@ pub(super) fn begin(node: &Node) -> Meter {
     });
     let none = Mark { reset: false, peak: None, now: None };
     let (memory, processes) = (memory.unwrap_or(none), processes.unwrap_or(none));
-    Meter { counters: count(node, &mut buffer), memory, processes }
+    Meter { counters, memory, processes }
 }
 
 /// What was used since then.
@@ -157,6 +170,7 @@ pub(super) fn used(node: &Node, meter: &Meter) -> Used {
     let mut buffer = [0; _];
     let files = &node.files;
     let (before, now) = (&meter.counters, count(node, &mut buffer));
+    *files.last.lock().expect("no code panics while it holds the counters") = Some(now);
     let since = |before: Option<u64>, now: Option<u64>| Some(now?.saturating_sub(before?));
     let memory_peak_bytes = node.place(Controller::Memory).and_then(|(version, folder)| {
         let peak = files.memory_peak.number(folder, &[memory_peak_name(version)], &mut buffer);

@@ -203,7 +203,7 @@ impl Standing {
         }
         let set = mooring.group.set(&group_limits(limits, mooring.residents));
         set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
-        let meter = mooring.group.begin();
+        let meter = mooring.group.go_on();
         let went = mooring.berth.run(command, order, output, stop).await;
         let mut used = mooring.group.used(&meter);
         used.leave_out(mooring.residents);
