@@ -34,6 +34,8 @@ const TOGETHER: Duration = Duration::from_millis(5);
 const HELD_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// How often to look after the history, and how long to wait for something to happen.
 const IDLE: Duration = Duration::from_secs(5);
+/// For how long after a group the writer looks by itself whether there is more, so that nobody has to wake it.
+const DOZE: Duration = Duration::from_millis(100);
 /// How long nothing must happen before the words of calls are taken, and how many records may wait for that.
 const QUIET: Duration = Duration::from_millis(200);
 const WORDLESS_MAX: u64 = 15_000;
@@ -71,6 +73,8 @@ struct Queue {
     waiting: Vec<(u64, oneshot::Sender<Result<(), JournalError>>)>,
     /// How many must wait before the writer is woken; it wakes by itself a little later.
     worth_waking: usize,
+    /// Whether the writer has to be woken for anything at all.
+    is_asleep: bool,
     /// Why nothing can be written just now.
     trouble: Option<JournalError>,
     closing: bool,
@@ -183,14 +187,17 @@ impl Journal for StoreJournal {
         {
             return Receipt::Refused(trouble.clone());
         }
-        let was_empty = queue.records.is_empty();
         queue.bytes = queue.bytes.saturating_add(bytes_of(&record));
         queue.taken = event.seq;
         queue.records.push_back(record);
-        if was_empty || queue.records.len() == GROUP_MAX {
+        let is_behind = queue.records.len() > BEHIND;
+        let wakes = std::mem::take(&mut queue.is_asleep) || queue.records.len() == GROUP_MAX;
+        // Who is woken wants the queue at once.
+        drop(queue);
+        if wakes {
             self.shared.wake.notify_one();
         }
-        if queue.records.len() > BEHIND { Receipt::Behind(event.seq) } else { Receipt::Pending(event.seq) }
+        if is_behind { Receipt::Behind(event.seq) } else { Receipt::Pending(event.seq) }
     }
 
     fn kept(&self, seq: u64) -> BoxFuture<'_, Result<(), JournalError>> {
@@ -203,7 +210,9 @@ impl Journal for StoreJournal {
         }
         let (tell, told) = oneshot::channel();
         queue.waiting.push((seq, tell));
-        if queue.waiting.len() >= queue.worth_waking {
+        let wakes = queue.waiting.len() >= queue.worth_waking;
+        drop(queue);
+        if wakes {
             self.shared.wake.notify_one();
         }
         Box::pin(async move { told.await.unwrap_or_else(|_| Err(JournalError("the journal's writer is gone".into()))) })
@@ -347,20 +356,30 @@ impl Writer {
         let wait = |queue, patience| {
             shared.wake.wait_timeout(queue, patience).expect("no code panics while it holds the queue").0
         };
-        let mut queue = shared.lock();
-        if queue.records.is_empty() && !queue.closing && !queue.forsaken {
-            queue.worth_waking = 1;
-            queue = wait(queue, if self.wordless > 0 { QUIET } else { IDLE });
-        }
+        let idle = if self.wordless > 0 { QUIET } else { IDLE };
         let began = Instant::now();
+        let mut looked = began;
+        let mut queue = shared.lock();
+        while queue.records.is_empty() && began.elapsed() < idle && !queue.closing && !queue.forsaken {
+            looked = Instant::now();
+            queue.worth_waking = 1;
+            queue.is_asleep = began.elapsed() >= DOZE;
+            let patience = if queue.is_asleep { idle.saturating_sub(began.elapsed()) } else { LINGER };
+            queue = wait(queue, patience);
+            if began.elapsed() >= DOZE {
+                looked = Instant::now();
+            }
+        }
+        queue.is_asleep = false;
+        let found = Instant::now();
         while !queue.records.is_empty() && queue.records.len() < GROUP_MAX && !queue.closing && !queue.forsaken {
             // Those who were told just now come back at once, most of them: alone, the first would make the others wait.
-            let patience = match queue.waiting.len() {
-                0 => LINGER,
-                waiting if waiting < self.pace.told => self.pace.took.mul_f64(0.25).min(TOGETHER),
+            let (patience, since) = match queue.waiting.len() {
+                0 => (LINGER, looked),
+                waiting if waiting < self.pace.told => (self.pace.took.mul_f64(0.25).min(TOGETHER), found),
                 _ => break,
             };
-            let left = patience.saturating_sub(began.elapsed());
+            let left = patience.saturating_sub(since.elapsed());
             if left.is_zero() {
                 break;
             }

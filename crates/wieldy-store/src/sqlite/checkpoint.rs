@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use rusqlite::hooks::Wal;
 use rusqlite::{Connection, OpenFlags};
 
-/// How many pages the log may have before it is brought in: 4 MiB.
-const LONG: i32 = 1024;
+/// How many pages the log may have before it is brought in: 8 MiB.
+const LONG: i32 = 2048;
 /// How much time there is between two times: somebody who reads for long may keep the log from beginning anew.
 const PAUSE: Duration = Duration::from_millis(100);
 
