@@ -44,11 +44,14 @@ impl Executor {
         self.walk(entry).await
     }
 
-    /// Records a call that is not even begun.
-    pub(crate) async fn refuse(&self, call: Call, why: CallError, batch: Option<&Arc<BatchFlight>>) -> ToolResult {
-        let mut entry = self.open(call, batch, false);
-        entry.refused = Some(Box::new(why));
-        self.walk(entry).await
+    /// Records a call that is not even begun. Returns its result, and the record that an answer should wait for.
+    pub(crate) fn refuse(
+        &self,
+        call: Call,
+        why: CallError,
+        batch: Option<&Arc<BatchFlight>>,
+    ) -> (ToolResult, Option<Receipt>) {
+        self.close(self.open(call, batch, false), Err(why), Tally::default())
     }
 
     /// Takes the call between its opening, which has happened, and its closing, which always will.
@@ -58,18 +61,31 @@ impl Executor {
             None => self.steps(&entry, &mut tally).await,
             Some(refused) => Err(*refused),
         };
-        let read_only = entry.is_read_only();
-        let (result, closing) = entry.close(ended, tally);
-        if !self.inner.durability.waits_to_answer(&closing, read_only) {
-            return result;
+        let (result, record) = self.close(entry, ended, tally);
+        if record.is_some() {
+            Box::pin(self.kept_in_time(record)).await;
         }
-        Box::pin(self.answer_once_kept(result, closing)).await
+        result
     }
 
-    /// The answer is true even where its record cannot be kept; recovery closes the entry later.
-    async fn answer_once_kept(&self, result: ToolResult, closing: Receipt) -> ToolResult {
-        let _ = tokio::time::timeout(CLOSING_PATIENCE, self.inner.recorder.kept(closing)).await;
-        result
+    fn close(
+        &self,
+        entry: Box<Entry>,
+        ended: Result<Box<Outcome>, CallError>,
+        tally: Tally,
+    ) -> (ToolResult, Option<Receipt>) {
+        let read_only = entry.is_read_only();
+        let (result, closing) = entry.close(ended, tally);
+        let waits = self.inner.durability.waits_to_answer(&closing, read_only);
+        (result, waits.then_some(closing))
+    }
+
+    /// Waits until the record, and so each one before it, is safe. An answer is true even where its record cannot be
+    /// kept: then it is given after a while all the same, and recovery closes the entry later.
+    pub(crate) async fn kept_in_time(&self, record: Option<Receipt>) {
+        if let Some(record) = record {
+            let _ = tokio::time::timeout(CLOSING_PATIENCE, self.inner.recorder.kept(record)).await;
+        }
     }
 
     /// The pipeline.
