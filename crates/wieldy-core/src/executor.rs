@@ -220,15 +220,19 @@ impl Executor {
         fingerprint: CacheKey,
         touches: &Touches,
     ) -> Result<Known<'a>, CallError> {
-        let answer = Box::pin(recall.get(key, fingerprint, touches));
+        // Who waits for the run of another waits no longer than for a slot and a run of its own.
+        let patience = terms.clocks.queue + terms.clocks.attempt;
+        let answer = Box::pin(tokio::time::timeout(patience, recall.get(key, fingerprint, touches)));
         match unless_stopped(flight, &terms.clocks, answer).await? {
-            Recalled::Hit(outcome) => Ok(Known::Already(outcome)),
-            Recalled::Lead(lead) => Ok(Known::NotYet(Some(lead))),
-            Recalled::OtherArguments => {
-                let told = "the idempotency key was used before for a call with other arguments";
+            Ok(Recalled::Hit(outcome)) => Ok(Known::Already(outcome)),
+            Ok(Recalled::Lead(lead)) => Ok(Known::NotYet(Some(lead))),
+            Ok(Recalled::OtherCall) => {
+                let told = "the idempotency key was used before for another call: with other arguments, for another user, \
+                            with other scopes or permissions, or with an earlier definition of the tool";
                 let advice = "use another key, or call it exactly as before to get the first result";
                 Err(CallError::new(Code::ValidationFailed, told).suggest(advice))
             }
+            Err(_) => Err(Clock::Shared.error(patience, true)),
         }
     }
 
@@ -305,13 +309,17 @@ impl Executor {
                     error.instance_path(),
                     error.masked()
                 );
-                outcome.failure = Some(Box::new(CallError::new(Code::OutputSchemaMismatch, told)));
+                let advice =
+                    "report it as a bug of the tool or its output schema; it has run, so do not simply repeat it";
+                let error = CallError::new(Code::OutputSchemaMismatch, told).suggest(advice);
+                outcome.failure = Some(Box::new(error));
             }
         }
         // An artifact store is foreign code: it may fail the call, not the caller.
         if std::panic::catch_unwind(AssertUnwindSafe(|| run.fit(outcome))).is_err() {
             let told = "the answer is too large for a result, and the artifact store panicked";
-            *outcome = Outcome::default().failed(CallError::new(Code::ExecutionError, told));
+            let advice = "ask for less at once; why the store fails is for whoever runs it to find out";
+            *outcome = Outcome::default().failed(CallError::new(Code::ExecutionError, told).suggest(advice));
         }
     }
 
