@@ -33,8 +33,8 @@
 //! }
 //! ```
 //! ```compile_fail,E0451
-//! fn borrowed(real: wieldy_core::Slot) -> wieldy_core::Slot {
-//!     wieldy_core::Slot { execution: todo!(), ..real }
+//! fn uninvited() -> wieldy_core::Slot {
+//!     wieldy_core::Slot { execution: todo!(), waited: todo!(), gate: todo!(), taker: todo!() }
 //! }
 //! ```
 //! ```compile_fail,E0599
