@@ -454,7 +454,8 @@ fn bind(
     let id = |place: usize| results[place].as_ref().and_then(|result| result.call_id.as_deref());
     let name = |place: usize| id(place).map_or_else(|| format!("#{}", place + 1), str::to_owned);
     let skipped = |why: String, because: usize| {
-        let reason = CallError::new(Code::Cancelled, format!("skipped: {why}"));
+        let reason = CallError::new(Code::Cancelled, format!("skipped: {why}"))
+            .suggest("this call was not begun; see to the other one first");
         Box::new(reason.detail("cause", "skipped").detail("because_of", name(because)))
     };
     let unmet = needs.iter().copied().find(|need| results[*need].as_ref().is_none_or(|result| !result.is_success()));

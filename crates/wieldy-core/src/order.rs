@@ -222,8 +222,10 @@ mod tests {
         let read = |path: &str| touching(&[path], &[]);
         let one_path: Vec<Touches> = paths.iter().map(|_| write("a")).collect();
         let distinct: Vec<Touches> = paths.iter().map(|path| write(path)).collect();
-        let whole_then_parts = (0..count).map(|at| if at < count / 2 { read(".") } else { write(&paths[at]) }).collect();
-        let parts_then_whole = (0..count).map(|at| if at < count / 2 { write(&paths[at]) } else { read(".") }).collect();
+        let whole_then_parts =
+            (0..count).map(|at| if at < count / 2 { read(".") } else { write(&paths[at]) }).collect();
+        let parts_then_whole =
+            (0..count).map(|at| if at < count / 2 { write(&paths[at]) } else { read(".") }).collect();
         let in_turn = (0..count).map(|at| if at % 2 == 0 { write(&paths[at]) } else { read(".") }).collect();
         let cases: [(&str, Vec<Touches>); 5] = [
             ("one path", one_path),

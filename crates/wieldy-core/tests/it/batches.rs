@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use wieldy_core::{
-    Batch, BatchCall, BatchMode, Call, Caller, Code, Executor, Options, Outcome, Seen, SharedTool, Status, ToolSpec, tool,
+    Batch, BatchCall, BatchMode, Call, Caller, Code, Executor, Options, Outcome, Seen, SharedTool, Status, ToolSpec,
+    tool,
 };
 use wieldy_testkit::{Act, HangingJournal, Puppet, World, bounded};
 
@@ -366,8 +367,7 @@ async fn those_that_run_are_looked_after_while_others_are_skipped() {
     waiting.call.options = Options { timeout: Some(2 * SECOND), retries: Some(0), ..Options::default() };
     calls.push(waiting);
     let began = tokio::time::Instant::now();
-    let result =
-        executor_that_cannot_write().batch(Batch { mode: BatchMode::Parallel, ..batch(calls) }).await.unwrap();
+    let result = executor_that_cannot_write().batch(Batch { mode: BatchMode::Parallel, ..batch(calls) }).await.unwrap();
     assert_eq!((result.summary.executed, result.summary.skipped), (2, 100));
     let waited = &result.results[101];
     assert_eq!((waited.status, waited.text().as_str()), (Status::Timeout, "so far"));
