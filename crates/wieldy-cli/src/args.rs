@@ -506,4 +506,25 @@ mod tests {
     fn the_command_line_is_well_formed() {
         super::Arguments::command().debug_assert();
     }
+
+    /// What the page of the command line should name of a command: the words to type, and its long flags.
+    fn words(command: &clap::Command, typed: &str, all: &mut Vec<String>) {
+        all.push(typed.to_owned());
+        all.extend(command.get_arguments().filter_map(|flag| Some(format!("--{}", flag.get_long()?))));
+        for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
+            words(inner, &format!("{typed} {}", inner.get_name()), all);
+        }
+    }
+
+    #[test]
+    fn every_command_and_flag_is_on_the_page_of_the_command_line() {
+        let page =
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/cli.md")).unwrap();
+        let is_end = |rest: &str| !rest.starts_with(|c: char| c.is_ascii_alphanumeric() || c == '-');
+        let is_there = |word: &str| page.match_indices(word).any(|(at, _)| is_end(&page[at + word.len()..]));
+        let mut all = Vec::new();
+        words(&super::Arguments::command(), "wieldy", &mut all);
+        let missing: Vec<String> = all.into_iter().filter(|word| !is_there(word)).collect();
+        assert_eq!(missing, Vec::<String>::new());
+    }
 }

@@ -249,8 +249,11 @@ pub(crate) fn read_manifest(path: &Path) -> Result<Result<Manifest, ManifestErro
         std::fs::File::open(path)?.take(BYTES_MAX).read_to_end(&mut bytes)?;
         String::from_utf8(bytes).map_err(|error| anyhow!("it is not UTF-8 text: {}", error.utf8_error()))
     };
-    let text =
-        read().with_context(|| format!("cannot read the manifest `{}`", path.display())).map_err(Failure::usage)?;
+    let hint =
+        "it must be a text file that you may read; `tools.manifests` names the files and folders that are looked at";
+    let text = read()
+        .with_context(|| format!("cannot read the manifest `{}`", path.display()))
+        .map_err(|error| Failure::usage(error).hint(hint))?;
     let is_json = path.extension().is_some_and(|extension| extension == "json");
     Ok(if is_json { Manifest::from_json(&text) } else { Manifest::from_toml(&text) })
 }

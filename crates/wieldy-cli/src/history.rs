@@ -99,10 +99,17 @@ pub(crate) fn existing(config: &Config) -> Result<Option<Store>, Failure> {
     Store::open(address).map(Some).map_err(|error| failed(error, config))
 }
 
+/// What to do where there is no history.
+pub(crate) const WHERE_HISTORY_IS: &str =
+    "it begins with the first call; `--state DIR` or the key `history.url` names another place";
+
 /// What the history did not let us do.
 pub(crate) fn failed(error: StoreError, config: &Config) -> Failure {
     match error {
-        StoreError::Query(_) => Failure::usage(error),
+        StoreError::Query(_) => {
+            let hint = error.suggestion();
+            Failure::usage(error).hint(hint)
+        }
         error => {
             let hint = advice(&error, config);
             Failure::broken(error).hint(hint)

@@ -2,6 +2,9 @@
 //!
 //! [`Admission::admit`] is the only maker of a [`Slot`]. A slot is given back when it is dropped, so a call
 //! cannot leak one, whatever way it ends.
+//!
+//! Tenants share fairly, however many agents each has: a free slot goes to the tenant with the fewest running calls, and
+//! where the queue is full, whoever has the most places in it gives up its last.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,7 +29,7 @@ pub struct Limits {
     pub calls_running_max: u32,
     /// The calls of one agent.
     pub calls_running_per_agent_max: u32,
-    /// All calls that wait for a slot.
+    /// All calls that wait for a slot. Where there are as many, the tenant with the most of them gives up its last for one with fewer.
     pub calls_waiting_max: usize,
     /// How long a call waits for a slot, unless it says otherwise.
     pub queue_timeout: Duration,
@@ -91,10 +94,16 @@ struct Gate {
 struct Queue {
     running: u32,
     agents: HashMap<String, Arc<Account>, RandomState>,
+    tenants: HashMap<Option<String>, Arc<Tenant>, RandomState>,
     tools: HashMap<ToolName, u32>,
-    waiting: BTreeMap<Rank, Waiting>,
+    /// Who waits, by tenant; none is empty.
+    lines: BTreeMap<TenantNumber, Line>,
     arrivals: u64,
 }
+
+/// The calls of one tenant that wait, in their order.
+type Line = BTreeMap<Rank, Waiting>;
+type TenantNumber = u64;
 
 /// Who stands where in the queue. Everybody rises at the same pace, so the order never changes once it is known:
 /// a point of priority is worth having come `ageing` earlier.
@@ -110,19 +119,35 @@ struct Waiting {
     called: oneshot::Sender<()>,
 }
 
-/// How many calls of one agent run. Changed only by who holds the queue.
-#[derive(Debug, Default)]
+/// The calls of one agent.
+#[derive(Debug)]
 struct Account {
-    running: AtomicU32,
+    running: Running,
+    tenant: Arc<Tenant>,
 }
 
-impl Account {
-    fn running(&self) -> u32 {
-        self.running.load(Ordering::Relaxed)
+/// The calls of one tenant, whoever its agents are.
+#[derive(Debug)]
+struct Tenant {
+    number: TenantNumber,
+    running: Running,
+}
+
+/// How many calls run. Changed only by who holds the queue.
+#[derive(Debug, Default)]
+struct Running(AtomicU32);
+
+impl Running {
+    fn count(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
     }
 
-    fn set_running(&self, running: u32) {
-        self.running.store(running, Ordering::Relaxed);
+    fn one_more(&self) {
+        self.0.store(self.count() + 1, Ordering::Relaxed);
+    }
+
+    fn one_less(&self) {
+        self.0.store(self.count() - 1, Ordering::Relaxed);
     }
 }
 
@@ -165,7 +190,7 @@ impl Admission {
                 queue.take(&taker);
                 return Ok(self.slot(consent, taker, Duration::ZERO));
             };
-            if queue.waiting.len() >= self.gate.limits.calls_waiting_max {
+            if queue.waiting() >= self.gate.limits.calls_waiting_max && !queue.make_place(&taker) {
                 return Err(self.refusal(full, &taker, Duration::ZERO, "and no more may wait"));
             }
             queue.line_up(&self.gate, taker, self.rank(priority))
@@ -185,7 +210,11 @@ impl Admission {
         let end = clocks.queue_end(since);
         tokio::select! {
             biased;
-            _ = &mut place.called => {
+            called = &mut place.called => {
+                if called.is_err() {
+                    let why = "and its place in the queue went to a tenant with fewer";
+                    return Err(self.refusal(self.full(&place.taker), &place.taker, since.elapsed(), why));
+                }
                 place.taken = true;
                 Ok(self.slot(consent, place.taker.clone(), since.elapsed()))
             }
@@ -194,8 +223,7 @@ impl Admission {
                 if clocks.deadline == Some(end) {
                     return Err(Clock::Total.error(flight.opened.elapsed(), false));
                 }
-                let full = self.gate.lock().room_for(&place.taker, &self.gate.limits).err().unwrap_or(Full::Overall);
-                Err(self.refusal(full, &place.taker, since.elapsed(), "and none came free in time"))
+                Err(self.refusal(self.full(&place.taker), &place.taker, since.elapsed(), "and none came free in time"))
             }
         }
     }
@@ -207,7 +235,12 @@ impl Admission {
     /// How many calls run and how many wait.
     pub(crate) fn load(&self) -> (u32, usize) {
         let queue = self.gate.lock();
-        (queue.running, queue.waiting.len())
+        (queue.running, queue.waiting())
+    }
+
+    /// Which limit stands in the way just now.
+    fn full(&self, taker: &Taker) -> Full {
+        self.gate.lock().room_for(taker, &self.gate.limits).err().unwrap_or(Full::Overall)
     }
 
     fn rank(&self, priority: Priority) -> i64 {
@@ -253,16 +286,25 @@ impl Queue {
         // Accounts are kept for the next call of the same agent, but not of agents without number.
         if self.agents.len() > 10_000 {
             self.agents.retain(|_, account| Arc::strong_count(account) > 1);
+            self.tenants.retain(|_, tenant| Arc::strong_count(tenant) > 1);
             self.tools.retain(|_, running| *running > 0);
         }
-        Arc::clone(self.agents.entry(name.into_owned()).or_default())
+        let account = Arc::new(Account { running: Running::default(), tenant: self.tenant(caller.tenant.as_ref()) });
+        self.agents.insert(name.into_owned(), Arc::clone(&account));
+        account
+    }
+
+    fn tenant(&mut self, name: Option<&String>) -> Arc<Tenant> {
+        self.arrivals += 1;
+        let new = || Arc::new(Tenant { number: self.arrivals, running: Running::default() });
+        Arc::clone(self.tenants.entry(name.cloned()).or_insert_with(new))
     }
 
     fn room_for(&self, taker: &Taker, limits: &Limits) -> Result<(), Full> {
         if self.running >= limits.calls_running_max {
             return Err(Full::Overall);
         }
-        if taker.agent.running() >= limits.calls_running_per_agent_max {
+        if taker.agent.running.count() >= limits.calls_running_per_agent_max {
             return Err(Full::Agent);
         }
         if let Some((tool, max)) = &taker.tool
@@ -275,7 +317,8 @@ impl Queue {
 
     fn take(&mut self, taker: &Taker) {
         self.running += 1;
-        taker.agent.set_running(taker.agent.running() + 1);
+        taker.agent.running.one_more();
+        taker.agent.tenant.running.one_more();
         if let Some((tool, _)) = &taker.tool {
             *self.tools.entry(tool.clone()).or_insert(0) += 1;
         }
@@ -283,7 +326,8 @@ impl Queue {
 
     fn give_back(&mut self, taker: &Taker) {
         self.running -= 1;
-        taker.agent.set_running(taker.agent.running() - 1);
+        taker.agent.running.one_less();
+        taker.agent.tenant.running.one_less();
         if let Some((tool, _)) = &taker.tool
             && let Some(running) = self.tools.get_mut(tool)
         {
@@ -295,17 +339,43 @@ impl Queue {
         let rank = Rank { came_at_micros, arrival: self.arrivals };
         self.arrivals += 1;
         let (call, called) = oneshot::channel();
-        self.waiting.insert(rank, Waiting { taker: taker.clone(), called: call });
+        let line = self.lines.entry(taker.agent.tenant.number).or_default();
+        line.insert(rank, Waiting { taker: taker.clone(), called: call });
         Place { gate: Arc::clone(gate), rank, taker, called, taken: false }
     }
 
-    /// Calls everybody for whom there is room, first the first in line. Who is held up by a limit of its own
-    /// does not hold up those behind.
+    /// How many wait.
+    fn waiting(&self) -> usize {
+        self.lines.values().map(Line::len).sum()
+    }
+
+    /// Takes somebody out of the line.
+    fn leave(&mut self, tenant: TenantNumber, rank: &Rank) -> Option<Waiting> {
+        let line = self.lines.get_mut(&tenant)?;
+        let waiting = line.remove(rank);
+        if line.is_empty() {
+            self.lines.remove(&tenant);
+        }
+        waiting
+    }
+
+    /// Makes room in a full queue for a call whose tenant has fewer places than another, which gives up its last one.
+    fn make_place(&mut self, taker: &Taker) -> bool {
+        let own = self.lines.get(&taker.agent.tenant.number).map_or(0, Line::len);
+        let Some(longest) = self.lines.values_mut().max_by_key(|line| line.len()) else { return false };
+        // It drops what would have called that one, who learns so that its place is gone.
+        longest.len() > own + 1 && longest.pop_last().is_some()
+    }
+
+    /// Calls everybody for whom there is room: of the tenant with the fewest running calls first, and of each the first in
+    /// line. Who is held up by a limit of its own does not hold up those behind.
     fn hand_out(&mut self, limits: &Limits) {
         while self.running < limits.calls_running_max {
-            let next = self.waiting.iter().find(|(_, waiting)| self.room_for(&waiting.taker, limits).is_ok());
-            let Some(rank) = next.map(|(rank, _)| *rank) else { break };
-            let waiting = self.waiting.remove(&rank).expect("it was just found");
+            let has_room = |(_, waiting): &(&Rank, &Waiting)| self.room_for(&waiting.taker, limits).is_ok();
+            let firsts = self.lines.iter().filter_map(|(tenant, line)| Some((*tenant, line.iter().find(has_room)?)));
+            let next = firsts.min_by_key(|(_, (rank, first))| (first.taker.agent.tenant.running.count(), **rank));
+            let Some((tenant, rank)) = next.map(|(tenant, (rank, _))| (tenant, *rank)) else { break };
+            let waiting = self.leave(tenant, &rank).expect("it was just found");
             self.take(&waiting.taker);
             // Who has just gone away gives the slot back when its place is dropped.
             let _ = waiting.called.send(());
@@ -313,7 +383,8 @@ impl Queue {
     }
 }
 
-/// A place in the queue. Dropped before its turn it is empty; dropped after it, the slot goes to the next.
+/// A place in the queue. Dropped before its turn it is empty; dropped after it, the slot goes to the next. Where the place
+/// was given up for another tenant, there is nothing to call it by any more.
 struct Place {
     gate: Arc<Gate>,
     rank: Rank,
@@ -328,7 +399,8 @@ impl Drop for Place {
             return;
         }
         let mut queue = self.gate.lock();
-        if queue.waiting.remove(&self.rank).is_none() {
+        let waited = queue.leave(self.taker.agent.tenant.number, &self.rank).is_some();
+        if !waited && self.called.try_recv().is_ok() {
             queue.give_back(&self.taker);
             queue.hand_out(&self.gate.limits);
         }

@@ -42,6 +42,8 @@ pub(crate) struct Clocks {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clock {
     Attempt,
+    /// The attempt clock of a call that waits for the same run of another.
+    Shared,
     Total,
     Silence,
 }
@@ -54,6 +56,11 @@ impl Clock {
                 "attempt",
                 format!("the run was stopped after {seconds:.3} s"),
                 "give it more time, or ask for less at once",
+            ),
+            Self::Shared => (
+                "attempt",
+                format!("the same call runs already, and did not end within {seconds:.3} s"),
+                "call it again later to get its result, or give it more time",
             ),
             Self::Total => (
                 "total",

@@ -2,7 +2,7 @@
 //!
 //! [`Plan::make`] is pure: it turns calls into "who waits for whom". [`Executor::batch`] then only follows it.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -21,6 +21,7 @@ use crate::executor::Executor;
 use crate::flight::BatchFlight;
 use crate::footprint::Touches;
 use crate::input::{ARGUMENTS_DEPTH_MAX, check_size};
+use crate::order::{Touched, Turns, WaitsFor};
 
 /// Several calls to be run together.
 #[derive(Debug, Clone)]
@@ -145,7 +146,7 @@ impl From<BatchError> for CallError {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// For each call, those that must be over before it begins.
-    pub(crate) waits_for: Vec<BTreeSet<usize>>,
+    pub(crate) waits_for: WaitsFor,
     /// For each call, those that must have succeeded.
     pub(crate) needs: Vec<BTreeSet<usize>>,
 }
@@ -157,18 +158,17 @@ impl Plan {
         let needs = needs(calls)?;
         let order = topological(calls, &needs)?;
         let mut waits_for = needs.clone();
-        if mode == BatchMode::Parallel {
-            return Ok(Self { waits_for, needs });
-        }
-        for (place, later) in order.iter().copied().enumerate() {
-            // From the nearest on, up to one that is in everybody's way: that one has waited for all before it.
-            for earlier in order[..place].iter().rev().copied() {
-                let one_by_one = mode == BatchMode::Sequential;
-                if one_by_one || touches[earlier].conflicts(&touches[later]) {
-                    waits_for[later].insert(earlier);
+        match mode {
+            BatchMode::Parallel => {}
+            BatchMode::Sequential => {
+                for pair in order.windows(2) {
+                    waits_for[pair[1]].insert(pair[0]);
                 }
-                if one_by_one || touches[earlier].writes_everything() {
-                    break;
+            }
+            BatchMode::Smart => {
+                let mut touched = Touched::default();
+                for place in order {
+                    touched.add(place, &touches[place], &mut waits_for);
                 }
             }
         }
@@ -214,18 +214,17 @@ fn topological(calls: &[BatchCall], needs: &[BTreeSet<usize>]) -> Result<Vec<usi
     if needs.iter().all(BTreeSet::is_empty) {
         return Ok((0..needs.len()).collect());
     }
-    let (mut order, mut done) = (Vec::with_capacity(needs.len()), vec![false; needs.len()]);
-    let mut open: BTreeSet<usize> = (0..needs.len()).collect();
-    while let Some(next) = open.iter().copied().find(|place| needs[*place].iter().all(|need| done[*need])) {
-        open.remove(&next);
-        done[next] = true;
+    let (mut order, mut turns) = (Vec::with_capacity(needs.len()), Turns::new(needs, needs.len()));
+    while let Some(next) = turns.next() {
+        turns.over(next);
         order.push(next);
     }
-    if open.is_empty() {
-        Ok(order)
-    } else {
-        Err(BatchError::Cycle(open.into_iter().map(|at| label(calls, at)).collect()))
+    if order.len() == needs.len() {
+        return Ok(order);
     }
+    let mut open: BTreeSet<usize> = (0..needs.len()).collect();
+    order.iter().for_each(|place| _ = open.remove(place));
+    Err(BatchError::Cycle(open.into_iter().map(|at| label(calls, at)).collect()))
 }
 
 /// The ids that arguments refer to: `{"$result": "id"}`, with an optional `"pointer"`.
@@ -320,9 +319,12 @@ impl Executor {
 
     /// Records the calls of a batch that is not run at all: a refusal is no less worth knowing of than a failure.
     async fn refuse_batch(&self, batch: Batch, why: CallError, flight: &Arc<BatchFlight>) -> CallError {
+        let mut last_record = None;
         for BatchCall { call, .. } in batch.calls {
-            self.refuse(call.by(Arc::clone(&batch.caller)), why.clone(), Some(flight)).await;
+            let (_, record) = self.refuse(call.by(Arc::clone(&batch.caller)), why.clone(), Some(flight));
+            last_record = record.or(last_record);
         }
+        self.kept_in_time(last_record).await;
         why
     }
 
@@ -352,16 +354,14 @@ impl Executor {
         max_concurrency: usize,
     ) -> (Vec<ToolResult>, usize) {
         let mut results: Vec<Option<ToolResult>> = batch.calls.iter().map(|_| None).collect();
-        // Those that have not begun, and their places.
-        let mut places: VecDeque<usize> = (0..batch.calls.len()).collect();
-        let mut calls = VecDeque::from(batch.calls);
+        let mut turns = Turns::new(&plan.waits_for, results.len());
+        let mut calls = Unbegun::new(batch.calls);
         let (mut running, mut skipped, mut failed) = (FuturesUnordered::new(), 0, None);
-        let mut seat = Box::pin(None);
+        let (mut seat, mut last_refusal) = (Box::pin(None), None);
         loop {
-            let ready = |place: &usize| plan.waits_for[*place].iter().all(|before| results[*before].is_some());
-            let next = if running.len() < max_concurrency { places.iter().position(ready) } else { None };
-            let next = next.and_then(|at| places.remove(at).zip(calls.remove(at)));
-            let ended = if let Some((place, BatchCall { mut call, .. })) = next {
+            let next = if running.len() < max_concurrency { turns.next() } else { None };
+            let ended = if let Some(place) = next {
+                let mut call = calls.take(place);
                 call.caller = Arc::clone(&batch.caller);
                 let stopped_by = failed.filter(|_| batch.stop_on_error);
                 match bind(&mut call, &plan.needs[place], &results, stopped_by, flight) {
@@ -382,7 +382,11 @@ impl Executor {
                         if reason.code != Code::Cancelled {
                             failed.get_or_insert(place);
                         }
-                        results[place] = Some(self.refuse(call, *reason, Some(flight)).await);
+                        // Nobody waits for its record here: those that run are looked after meanwhile.
+                        let (result, record) = self.refuse(call, *reason, Some(flight));
+                        last_refusal = record.or(last_refusal);
+                        results[place] = Some(result);
+                        turns.over(place);
                         continue;
                     }
                 }
@@ -394,12 +398,39 @@ impl Executor {
             if results[ended].as_ref().is_some_and(|result| !result.is_success()) {
                 failed.get_or_insert(ended);
             }
+            turns.over(ended);
         }
+        self.kept_in_time(last_refusal).await;
         (results.into_iter().map(|result| result.expect("every call has ended")).collect(), skipped)
     }
 
     fn record_batch(&self, flight: &BatchFlight, body: Body) {
         let _ = self.recorder().append(&flight.subject, body, Timestamp::now(), Some(&flight.log));
+    }
+}
+
+/// The calls that have not begun. Each is taken once, and mostly they are taken in order.
+struct Unbegun {
+    rest: std::vec::IntoIter<BatchCall>,
+    next: usize,
+    /// Those that others overtook.
+    passed: HashMap<usize, Call>,
+}
+
+impl Unbegun {
+    fn new(calls: Vec<BatchCall>) -> Self {
+        Self { rest: calls.into_iter(), next: 0, passed: HashMap::new() }
+    }
+
+    fn take(&mut self, place: usize) -> Call {
+        for BatchCall { call, .. } in self.rest.by_ref().take((place + 1).saturating_sub(self.next)) {
+            self.next += 1;
+            if self.next > place {
+                return call;
+            }
+            self.passed.insert(self.next - 1, call);
+        }
+        self.passed.remove(&place).expect("a call is begun once")
     }
 }
 
@@ -423,7 +454,8 @@ fn bind(
     let id = |place: usize| results[place].as_ref().and_then(|result| result.call_id.as_deref());
     let name = |place: usize| id(place).map_or_else(|| format!("#{}", place + 1), str::to_owned);
     let skipped = |why: String, because: usize| {
-        let reason = CallError::new(Code::Cancelled, format!("skipped: {why}"));
+        let reason = CallError::new(Code::Cancelled, format!("skipped: {why}"))
+            .suggest("this call was not begun; see to the other one first");
         Box::new(reason.detail("cause", "skipped").detail("because_of", name(because)))
     };
     let unmet = needs.iter().copied().find(|need| results[*need].as_ref().is_none_or(|result| !result.is_success()));

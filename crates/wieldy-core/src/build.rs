@@ -211,7 +211,7 @@ impl ExecutorBuilder {
             breakers: Breakers::new(BreakerPolicy { open_for: self.breaker.open_for.min(FOR_EVER), ..self.breaker }),
             cache: Recall::new(ANSWERS_MAX, self.cache_bytes_max),
             // Keys are a promise and not a saving: who keeps no answers still runs nothing twice.
-            keys: Recall::new(ANSWERS_MAX, self.cache_bytes_max.max(KEYS_BYTES_MAX)),
+            keys: Recall::new(ANSWERS_MAX, self.cache_bytes_max.max(KEYS_BYTES_MAX)).keeping_all(),
             idempotency_ttl: self.idempotency_ttl.min(FOR_EVER),
             clocks,
             timings: self.dynamic_timeout.map(|policy| Timings::new(policy, &self.known_durations)),

@@ -3,6 +3,7 @@
 //! The result cache and the idempotency keys are the same mechanism with different keys. Each tenant has a share of the
 //! room: where there is too little, whoever holds the most loses its oldest answer, so nobody can push out those of others.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -60,6 +61,8 @@ pub(crate) struct Recall {
     shelf: Mutex<Shelf>,
     answers_max: usize,
     bytes_max: u64,
+    /// Whether of an answer that is too large it is kept at least that it was given.
+    keeps_all: bool,
 }
 
 #[derive(Default)]
@@ -96,7 +99,7 @@ pub(crate) enum Recalled<'a> {
     /// The answer.
     Hit(Box<Outcome>),
     /// The key was used for something else.
-    OtherArguments,
+    OtherCall,
     /// Nothing: the asker runs it, and others wait for that. Few calls do, so it is not part of everybody's future.
     Lead(Box<Lead<'a>>),
 }
@@ -113,7 +116,12 @@ pub(crate) struct Lead<'a> {
 
 impl Recall {
     pub(crate) fn new(answers_max: usize, bytes_max: u64) -> Self {
-        Self { shelf: Mutex::default(), answers_max, bytes_max }
+        Self { shelf: Mutex::default(), answers_max, bytes_max, keeps_all: false }
+    }
+
+    /// The same for answers that must not be made twice.
+    pub(crate) fn keeping_all(self) -> Self {
+        Self { keeps_all: true, ..self }
     }
 
     /// The kept answer, or that of a run under way, or the right to run it. `fingerprint` tells different calls with
@@ -124,7 +132,7 @@ impl Recall {
                 let mut shelf = self.lock();
                 if let Some(kept) = shelf.fresh(&key) {
                     if kept.fingerprint != fingerprint {
-                        return Recalled::OtherArguments;
+                        return Recalled::OtherCall;
                     }
                     return Recalled::Hit(Box::new(kept.outcome.clone()));
                 }
@@ -224,8 +232,11 @@ impl Share {
 impl Lead<'_> {
     /// Keeps the answer for all who ask the same, unless something was written meanwhile that spoils it.
     pub(crate) fn keep(self, outcome: &Outcome, ttl: Duration) {
-        let structured = outcome.structured.as_ref().map_or(0, |value| value.to_string().len() as u64);
-        let bytes = outcome.content.iter().map(Content::bytes).sum::<u64>() + structured + 512;
+        let (mut outcome, mut bytes) = (Cow::Borrowed(outcome), bytes(outcome));
+        if bytes > self.recall.bytes_max && self.recall.keeps_all {
+            outcome = Cow::Owned(outcome.in_brief(bytes));
+            bytes = self::bytes(&outcome);
+        }
         let mut shelf = self.recall.lock();
         let Some(under_way) = shelf.under_way.get(&self.key).filter(|under_way| under_way.run == self.run) else {
             return;
@@ -235,7 +246,7 @@ impl Lead<'_> {
         }
         let touches = under_way.touches.clone();
         let kept = Kept {
-            outcome: outcome.clone(),
+            outcome: outcome.into_owned(),
             fingerprint: self.fingerprint,
             expires: Instant::now() + ttl.min(FOR_EVER),
             touches,
@@ -245,6 +256,12 @@ impl Lead<'_> {
         shelf.shrink(self.recall.bytes_max, |share| share.bytes);
         shelf.shrink(self.recall.answers_max as u64, |share| share.kept.len() as u64);
     }
+}
+
+/// How much room an answer takes.
+fn bytes(outcome: &Outcome) -> u64 {
+    let structured = outcome.structured.as_ref().map_or(0, |value| value.to_string().len() as u64);
+    outcome.content.iter().map(Content::bytes).sum::<u64>() + structured + 512
 }
 
 impl Drop for Lead<'_> {
@@ -384,6 +401,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn of_an_answer_too_large_to_be_kept_a_key_knows_that_it_was_given() {
+        let large = Outcome { artifact: Some(crate::ArtifactId::next()), ..Outcome::text("x".repeat(9_500)) };
+        let large = large.structured(json!({"paid": true}));
+        let keep = async |recall: &Recall| led(recall, "a").await.expect("nobody has it").keep(&large, SECOND);
+        let cache = recall();
+        keep(&cache).await;
+        assert!(led(&cache, "a").await.is_some(), "what is only cached is made again");
+        let keys = recall().keeping_all();
+        keep(&keys).await;
+        let Recalled::Hit(again) = keys.get(key("a"), key("a"), &reads("a")).await else {
+            panic!("it must not run again")
+        };
+        let told = "this call was run before, and its answer of 10025 bytes was too large to be kept; its artifact has the whole";
+        assert_eq!(*again, Outcome { partial: true, artifact: large.artifact, ..Outcome::text(told) });
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn those_who_ask_the_same_wait_for_one_run_and_the_next_takes_over_a_failed_one() {
         let recall = recall();
         let first = led(&recall, "a").await.expect("the first");
@@ -419,6 +453,6 @@ mod tests {
     async fn a_key_used_for_something_else_is_noticed() {
         let recall = recall();
         keep(&recall, "a").await;
-        assert!(matches!(recall.get(key("a"), key("other"), &reads("a")).await, Recalled::OtherArguments));
+        assert!(matches!(recall.get(key("a"), key("other"), &reads("a")).await, Recalled::OtherCall));
     }
 }

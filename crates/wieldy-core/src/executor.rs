@@ -44,11 +44,14 @@ impl Executor {
         self.walk(entry).await
     }
 
-    /// Records a call that is not even begun.
-    pub(crate) async fn refuse(&self, call: Call, why: CallError, batch: Option<&Arc<BatchFlight>>) -> ToolResult {
-        let mut entry = self.open(call, batch, false);
-        entry.refused = Some(Box::new(why));
-        self.walk(entry).await
+    /// Records a call that is not even begun. Returns its result, and the record that an answer should wait for.
+    pub(crate) fn refuse(
+        &self,
+        call: Call,
+        why: CallError,
+        batch: Option<&Arc<BatchFlight>>,
+    ) -> (ToolResult, Option<Receipt>) {
+        self.close(self.open(call, batch, false), Err(why), Tally::default())
     }
 
     /// Takes the call between its opening, which has happened, and its closing, which always will.
@@ -58,18 +61,31 @@ impl Executor {
             None => self.steps(&entry, &mut tally).await,
             Some(refused) => Err(*refused),
         };
-        let read_only = entry.is_read_only();
-        let (result, closing) = entry.close(ended, tally);
-        if !self.inner.durability.waits_to_answer(&closing, read_only) {
-            return result;
+        let (result, record) = self.close(entry, ended, tally);
+        if record.is_some() {
+            Box::pin(self.kept_in_time(record)).await;
         }
-        Box::pin(self.answer_once_kept(result, closing)).await
+        result
     }
 
-    /// The answer is true even where its record cannot be kept; recovery closes the entry later.
-    async fn answer_once_kept(&self, result: ToolResult, closing: Receipt) -> ToolResult {
-        let _ = tokio::time::timeout(CLOSING_PATIENCE, self.inner.recorder.kept(closing)).await;
-        result
+    fn close(
+        &self,
+        entry: Box<Entry>,
+        ended: Result<Box<Outcome>, CallError>,
+        tally: Tally,
+    ) -> (ToolResult, Option<Receipt>) {
+        let read_only = entry.is_read_only();
+        let (result, closing) = entry.close(ended, tally);
+        let waits = self.inner.durability.waits_to_answer(&closing, read_only);
+        (result, waits.then_some(closing))
+    }
+
+    /// Waits until the record, and so each one before it, is safe. An answer is true even where its record cannot be
+    /// kept: then it is given after a while all the same, and recovery closes the entry later.
+    pub(crate) async fn kept_in_time(&self, record: Option<Receipt>) {
+        if let Some(record) = record {
+            let _ = tokio::time::timeout(CLOSING_PATIENCE, self.inner.recorder.kept(record)).await;
+        }
     }
 
     /// The pipeline.
@@ -204,15 +220,19 @@ impl Executor {
         fingerprint: CacheKey,
         touches: &Touches,
     ) -> Result<Known<'a>, CallError> {
-        let answer = Box::pin(recall.get(key, fingerprint, touches));
+        // Who waits for the run of another waits no longer than for a slot and a run of its own.
+        let patience = terms.clocks.queue + terms.clocks.attempt;
+        let answer = Box::pin(tokio::time::timeout(patience, recall.get(key, fingerprint, touches)));
         match unless_stopped(flight, &terms.clocks, answer).await? {
-            Recalled::Hit(outcome) => Ok(Known::Already(outcome)),
-            Recalled::Lead(lead) => Ok(Known::NotYet(Some(lead))),
-            Recalled::OtherArguments => {
-                let told = "the idempotency key was used before for a call with other arguments";
+            Ok(Recalled::Hit(outcome)) => Ok(Known::Already(outcome)),
+            Ok(Recalled::Lead(lead)) => Ok(Known::NotYet(Some(lead))),
+            Ok(Recalled::OtherCall) => {
+                let told = "the idempotency key was used before for another call: with other arguments, for another user, \
+                            with other scopes or permissions, or with an earlier definition of the tool";
                 let advice = "use another key, or call it exactly as before to get the first result";
                 Err(CallError::new(Code::ValidationFailed, told).suggest(advice))
             }
+            Err(_) => Err(Clock::Shared.error(patience, true)),
         }
     }
 
@@ -289,13 +309,17 @@ impl Executor {
                     error.instance_path(),
                     error.masked()
                 );
-                outcome.failure = Some(Box::new(CallError::new(Code::OutputSchemaMismatch, told)));
+                let advice =
+                    "report it as a bug of the tool or its output schema; it has run, so do not simply repeat it";
+                let error = CallError::new(Code::OutputSchemaMismatch, told).suggest(advice);
+                outcome.failure = Some(Box::new(error));
             }
         }
         // An artifact store is foreign code: it may fail the call, not the caller.
         if std::panic::catch_unwind(AssertUnwindSafe(|| run.fit(outcome))).is_err() {
             let told = "the answer is too large for a result, and the artifact store panicked";
-            *outcome = Outcome::default().failed(CallError::new(Code::ExecutionError, told));
+            let advice = "ask for less at once; why the store fails is for whoever runs it to find out";
+            *outcome = Outcome::default().failed(CallError::new(Code::ExecutionError, told).suggest(advice));
         }
     }
 

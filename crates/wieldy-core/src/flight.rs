@@ -34,6 +34,9 @@ pub enum CancelCause {
     Shutdown,
 }
 
+/// What to do after somebody cancelled.
+const WANTED: &str = "somebody wanted it to end; call it again only if it is still needed";
+
 impl CancelCause {
     /// The cause as written in `details.cause`.
     pub fn as_str(self) -> &'static str {
@@ -49,15 +52,15 @@ impl CancelCause {
 
     /// The error of a call that ends for this cause.
     pub(crate) fn error(self) -> CallError {
-        let message = match self {
-            Self::Caller => "the call was cancelled",
-            Self::Batch => "the call's batch was cancelled",
-            Self::Session => "the call's session was cancelled",
-            Self::Tenant => "all calls of the tenant were cancelled",
-            Self::CallerGone => "nobody waits for the call any more",
-            Self::Shutdown => "the executor is stopping",
+        let (message, advice) = match self {
+            Self::Caller => ("the call was cancelled", WANTED),
+            Self::Batch => ("the call's batch was cancelled", WANTED),
+            Self::Session => ("the call's session was cancelled", WANTED),
+            Self::Tenant => ("all calls of the tenant were cancelled", WANTED),
+            Self::CallerGone => ("nobody waits for the call any more", "wait for it, or begin it as a task"),
+            Self::Shutdown => ("the executor is stopping", "call again when it has started anew"),
         };
-        CallError::new(Code::Cancelled, message).detail("cause", self.as_str())
+        CallError::new(Code::Cancelled, message).suggest(advice).detail("cause", self.as_str())
     }
 }
 

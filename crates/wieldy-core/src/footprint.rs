@@ -59,7 +59,18 @@ impl Touches {
         Self::with_names(tool, arguments, &|name| vec![name.to_owned()])
     }
 
-    /// Whether the order of the two calls matters.
+    /// The paths of what it reads; the empty one is the whole.
+    pub(crate) fn reads(&self) -> impl Iterator<Item = &str> {
+        self.reads.paths()
+    }
+
+    /// The paths of what it writes; the empty one is the whole.
+    pub(crate) fn writes(&self) -> impl Iterator<Item = &str> {
+        self.writes.paths()
+    }
+
+    /// Whether the order of the two calls matters. This is what the order of a batch is tested by.
+    #[cfg(test)]
     pub(crate) fn conflicts(&self, other: &Self) -> bool {
         self.writes.meets(&other.writes) || self.writes.meets(&other.reads) || self.reads.meets(&other.writes)
     }
@@ -67,10 +78,6 @@ impl Touches {
     /// Whether what this call writes may change what the other one read.
     pub(crate) fn spoils(&self, other: &Self) -> bool {
         self.writes.meets(&other.reads)
-    }
-
-    pub(crate) fn writes_everything(&self) -> bool {
-        self.writes == Things::Everything
     }
 
     pub(crate) fn writes_anything(&self) -> bool {
@@ -94,6 +101,14 @@ impl Things {
             }
         }
         Self::These(things)
+    }
+
+    fn paths(&self) -> impl Iterator<Item = &str> {
+        let (whole, these) = match self {
+            Self::Everything => (Some(""), [].as_slice()),
+            Self::These(these) => (None, these.as_slice()),
+        };
+        whole.into_iter().chain(these.iter().map(String::as_str))
     }
 
     fn meets(&self, other: &Self) -> bool {

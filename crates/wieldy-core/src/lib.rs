@@ -32,6 +32,11 @@
 //!     wieldy_core::Input { value: std::sync::Arc::new(serde_json::json!({})), ..real }
 //! }
 //! ```
+//! ```compile_fail,E0451
+//! fn uninvited() -> wieldy_core::Slot {
+//!     wieldy_core::Slot { execution: todo!(), waited: todo!(), gate: todo!(), taker: todo!() }
+//! }
+//! ```
 //! ```compile_fail,E0599
 //! fn twice(slot: &wieldy_core::Slot) -> wieldy_core::Slot {
 //!     slot.clone()
@@ -73,6 +78,7 @@ mod flight;
 mod run;
 
 mod batch;
+mod order;
 mod task;
 
 mod resume;

@@ -454,6 +454,21 @@ impl Outcome {
         self.failure.as_ref().is_some_and(|error| error.retryable)
     }
 
+    /// How it ended, without the answer itself, which is too large to be kept.
+    pub(crate) fn in_brief(&self, bytes: u64) -> Self {
+        let rest = if self.artifact.is_some() { "; its artifact has the whole" } else { "" };
+        let told = format!("this call was run before, and its answer of {bytes} bytes was too large to be kept{rest}");
+        Self {
+            content: vec![Content::text(told)],
+            structured: None,
+            failure: self.failure.clone(),
+            partial: true,
+            artifact: self.artifact,
+            usage: self.usage.clone(),
+            sandbox: self.sandbox.clone(),
+        }
+    }
+
     /// The same answer, as a failure that the tool reports.
     #[must_use]
     pub fn failed(mut self, error: CallError) -> Self {

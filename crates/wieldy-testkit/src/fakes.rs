@@ -186,6 +186,23 @@ impl Journal for FailingJournal {
     }
 }
 
+/// A journal on a disk that hangs: it takes everything, and nothing is ever safe.
+pub struct HangingJournal;
+
+impl Journal for HangingJournal {
+    fn append(&self, event: &Arc<Event>) -> Receipt {
+        Receipt::Pending(event.seq)
+    }
+
+    fn kept(&self, _: u64) -> BoxFuture<'_, Result<(), JournalError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn next_seq(&self) -> u64 {
+        1
+    }
+}
+
 /// A sandbox without processes: it prints what the program is called with.
 pub struct FakeSandbox;
 

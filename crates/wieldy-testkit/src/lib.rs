@@ -3,5 +3,5 @@
 mod fakes;
 mod world;
 
-pub use fakes::{Act, FailingJournal, FakeSandbox, Puppet, Strings};
+pub use fakes::{Act, FailingJournal, FakeSandbox, HangingJournal, Puppet, Strings};
 pub use world::{World, bounded};

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Read};
 
-use anyhow::{Context, anyhow};
+use anyhow::anyhow;
 use serde_json::{Map, Value};
 use wieldy::{ARGUMENTS_BYTES_MAX, CallError, Code, parse_arguments};
 
@@ -20,13 +20,17 @@ pub(crate) fn arguments(whole: Option<&str>, pairs: &[String]) -> Result<Value, 
         Value::Object(object) => object,
         // Whoever checks the arguments says what is wrong with them.
         other if pairs.is_empty() => return Ok(other),
-        _ => return Err(invalid("`--args` is not a JSON object, so nothing can be added to it".into())),
+        _ => {
+            let told = "`--args` is not a JSON object, so nothing can be added to it";
+            return Err(invalid(told.into(), "give the whole object by `--args`, or each argument as key=value"));
+        }
     };
     let mut seen = HashSet::new();
     for pair in pairs {
         let (key, value) = read_pair(pair)?;
         if !seen.insert(key) {
-            return Err(Failure::usage(anyhow!("the argument `{key}` is given twice")));
+            let hint = format!("give it once; a list is one argument: {key}:='[…]'");
+            return Err(Failure::usage(anyhow!("the argument `{key}` is given twice")).hint(hint));
         }
         object.insert(key.to_owned(), value);
     }
@@ -44,7 +48,8 @@ fn read_pair(pair: &str) -> Result<(&str, Value), Failure> {
         None => (key, Value::String(value.to_owned())),
         Some(key) => {
             let read = serde_json::from_str(value);
-            (key, read.map_err(|error| invalid(format!("the argument `{key}` is not JSON: {error}")))?)
+            let hint = format!("a text is written {key}=text; after `:=` comes JSON, quoted for the shell");
+            (key, read.map_err(|error| invalid(format!("the argument `{key}` is not JSON: {error}"), &hint))?)
         }
     };
     if key.is_empty() { wrong() } else { Ok((key, value)) }
@@ -56,26 +61,29 @@ fn text_of(text: &str) -> Result<String, Failure> {
         return bounded(io::stdin().lock(), "standard input");
     }
     let Some(path) = text.strip_prefix('@') else { return Ok(text.to_owned()) };
-    let file = File::open(path).with_context(|| format!("cannot read the arguments from `{path}`"));
-    bounded(file.map_err(Failure::usage)?, path)
+    bounded(File::open(path).map_err(|error| unread(error, path))?, path)
 }
 
 /// Reads no more than arguments may have, however much there is.
 fn bounded(source: impl Read, name: &str) -> Result<String, Failure> {
     let mut bytes = Vec::new();
-    source
-        .take(ARGUMENTS_BYTES_MAX as u64 + 1)
-        .read_to_end(&mut bytes)
-        .with_context(|| format!("cannot read the arguments from `{name}`"))
-        .map_err(Failure::usage)?;
+    source.take(ARGUMENTS_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(|error| unread(error, name))?;
     if bytes.len() > ARGUMENTS_BYTES_MAX {
-        return Err(invalid(format!("the arguments are too large: at most {ARGUMENTS_BYTES_MAX} bytes")));
+        let told = format!("the arguments are too large: at most {ARGUMENTS_BYTES_MAX} bytes");
+        return Err(invalid(told, "put what is large into a file of the workspace, and name the file"));
     }
-    String::from_utf8(bytes).map_err(|error| invalid(format!("the arguments are not UTF-8: {}", error.utf8_error())))
+    let hint = "arguments are JSON, which is UTF-8 text";
+    String::from_utf8(bytes)
+        .map_err(|error| invalid(format!("the arguments are not UTF-8: {}", error.utf8_error()), hint))
 }
 
-fn invalid(message: String) -> Failure {
-    CallError::new(Code::ValidationFailed, message).into()
+fn unread(error: io::Error, name: &str) -> Failure {
+    let told = anyhow::Error::new(error).context(format!("cannot read the arguments from `{name}`"));
+    Failure::usage(told).hint("name a file that you may read; `--args -` reads standard input")
+}
+
+fn invalid(message: String, hint: &str) -> Failure {
+    CallError::new(Code::ValidationFailed, message).suggest(hint).into()
 }
 
 #[cfg(test)]

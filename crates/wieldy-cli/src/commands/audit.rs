@@ -12,7 +12,7 @@ use super::batch::progress_bar;
 use crate::args::AuditCommand;
 use crate::config::Config;
 use crate::exit::{Exit, Failure};
-use crate::history::{existing, failed, key};
+use crate::history::{WHERE_HISTORY_IS, existing, failed, key};
 use crate::output::{Printer, counted, shown};
 
 pub(crate) fn run(command: &AuditCommand, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
@@ -33,7 +33,8 @@ pub(crate) fn run(command: &AuditCommand, config: &Config, printer: &Printer) ->
 
 /// The history, which must be there: what is gone cannot be proved.
 fn there(config: &Config) -> Result<Store, Failure> {
-    existing(config)?.ok_or_else(|| Failure::broken(anyhow!("there is no history, so nothing can be proved")))
+    let nothing = || Failure::broken(anyhow!("there is no history, so nothing can be proved")).hint(WHERE_HISTORY_IS);
+    existing(config)?.ok_or_else(nothing)
 }
 
 fn signer(config: &Config) -> Result<Signer, Failure> {
@@ -86,7 +87,9 @@ fn anchor(path: &Path) -> Result<SignedHead, Failure> {
         let text = std::fs::read_to_string(path)?;
         serde_json::from_str(&text).context("it is not what `wieldy audit head` prints")
     };
-    read().with_context(|| format!("cannot read the anchor `{}`", path.display())).map_err(Failure::usage)
+    let hint = "name a file that `wieldy audit head --output FILE` wrote";
+    let told = read().with_context(|| format!("cannot read the anchor `{}`", path.display()));
+    told.map_err(|error| Failure::usage(error).hint(hint))
 }
 
 /// What was proved.
@@ -120,7 +123,8 @@ fn head(output: Option<&Path>, config: &Config, printer: &Printer) -> Result<Exi
     let written = OpenOptions::new().write(true).create_new(true).open(path);
     match written.and_then(|mut file| file.write_all(text.as_bytes())) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            Err(Failure::usage(anyhow!("`{}` is there already", path.display())))
+            let told = anyhow!("`{}` is there already", path.display());
+            Err(Failure::usage(told).hint("name a file that is not there yet: an anchor is never replaced"))
         }
         Err(error) => {
             Err(Failure::broken(anyhow::Error::new(error).context(format!("cannot write `{}`", path.display()))))

@@ -174,13 +174,16 @@ fn read(file: &str) -> Result<Vec<Entry>, Failure> {
         path => File::open(path).and_then(|file| file.take(BATCH_BYTES_MAX + 1).read_to_string(&mut text)),
     };
     let name = if file == "-" { "standard input" } else { file };
-    read.with_context(|| format!("cannot read the batch from `{name}`")).map_err(Failure::usage)?;
+    let unread = |error| Failure::usage(error).hint("name a text file that you may read; `-` is standard input");
+    read.with_context(|| format!("cannot read the batch from `{name}`")).map_err(unread)?;
     if text.len() as u64 > BATCH_BYTES_MAX {
-        return Err(Failure::usage(anyhow!("the batch in `{name}` is larger than {BATCH_BYTES_MAX} bytes")));
+        let told = anyhow!("the batch in `{name}` is larger than {BATCH_BYTES_MAX} bytes");
+        return Err(Failure::usage(told).hint("make several batches of it, one after the other"));
     }
     parse(&text).map_err(|(line, message)| {
-        let hint = hint_for_unknown_key(&message);
-        Failure { hint, ..Failure::usage(anyhow!("{name}:{line}: {message}")) }
+        let form = "a batch is a JSON array, or one object per line, with `id`, `tool`, `arguments` and `after`";
+        let hint = hint_for_unknown_key(&message).unwrap_or_else(|| form.to_owned());
+        Failure::usage(anyhow!("{name}:{line}: {message}")).hint(hint)
     })
 }
 

@@ -384,7 +384,8 @@ fn is_placeholder(path: &Path) -> bool {
 
 fn read_file(path: PathBuf) -> Result<(PathBuf, String), Failure> {
     let doing = || format!("cannot read the configuration `{}`", path.display());
-    let text = read_bounded(&path).with_context(doing).map_err(Failure::usage)?;
+    let hint = "it must be a text file that you may read; `--config FILE` names another";
+    let text = read_bounded(&path).with_context(doing).map_err(|error| Failure::usage(error).hint(hint))?;
     Ok((path, text))
 }
 

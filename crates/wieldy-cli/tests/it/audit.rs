@@ -103,6 +103,7 @@ fn an_anchor_kept_elsewhere_finds_out_who_begins_anew() {
 
     ----- stderr -----
     error: `anchor.json` is there already
+    hint: name a file that is not there yet: an anchor is never replaced
     ");
     let key = world.json(&["audit", "key", "--json", "--state", "../state"])["key"].as_str().unwrap().to_owned();
     assert_eq!(told(&world, &["audit", "key"]), format!("exit: 0\n----- stdout -----\n{key}\n\n----- stderr -----\n"));
@@ -153,13 +154,14 @@ fn what_makes_no_sense_is_told() {
     let world = World::new().file("no.json", "{}");
     let gone = told(&world, &["audit", "verify"]);
     assert!(gone.starts_with("exit: 7\n") && gone.contains("there is no history, so nothing can be proved"), "{gone}");
+    assert!(gone.contains("hint: it begins with the first call"), "{gone}");
     for (arguments, message) in [
         (&["--anchor", "no.json"][..], "it is not what `wieldy audit head` prints"),
         (&["--anchor", "missing.json"], "cannot read the anchor `missing.json`"),
         (&["--key", "abc"], "a public key has 64 hexadecimal digits"),
     ] {
         let told = told(&world, &[&["audit", "verify"], arguments].concat());
-        assert!(told.starts_with("exit: 2\n") && told.contains(message), "{told}");
+        assert!(told.starts_with("exit: 2\n") && told.contains(message) && told.contains("hint: "), "{told}");
     }
     assert!(!world.path("../state").exists());
 }

@@ -57,6 +57,7 @@ fn malformed_arguments_are_told_with_their_place() {
 
     ----- stderr -----
     error[E3002]: the argument `path` is not JSON: EOF while parsing a value at line 1 column 3
+    hint: a text is written path=text; after `:=` comes JSON, quoted for the shell
     ");
     insta::assert_snapshot!(world.run(&["call", "List", "path=a", "path=b"]), @"
     exit: 2
@@ -64,6 +65,7 @@ fn malformed_arguments_are_told_with_their_place() {
 
     ----- stderr -----
     error: the argument `path` is given twice
+    hint: give it once; a list is one argument: path:='[…]'
     ");
     insta::assert_snapshot!(world.run(&["call", "List", "--args", "[1]"]), @"
     exit: 3
@@ -80,6 +82,7 @@ fn malformed_arguments_are_told_with_their_place() {
     ----- stderr -----
     error: cannot read the arguments from `missing.json`
       caused by: No such file or directory (os error 2)
+    hint: name a file that you may read; `--args -` reads standard input
     ");
 }
 
@@ -102,6 +105,7 @@ fn arguments_ten_thousand_levels_deep_are_refused() {
 
     ----- stderr -----
     error: standard input:1: recursion limit exceeded
+    hint: a batch is a JSON array, or one object per line, with `id`, `tool`, `arguments` and `after`
     ");
 }
 
@@ -121,6 +125,7 @@ fn arguments_of_a_hundred_megabytes_are_refused() {
 
     ----- stderr -----
     error[E3002]: the arguments are too large: at most 16777216 bytes
+    hint: put what is large into a file of the workspace, and name the file
     ");
     insta::assert_snapshot!(world.run(&["batch", "big.json"]), @"
     exit: 2
@@ -128,6 +133,7 @@ fn arguments_of_a_hundred_megabytes_are_refused() {
 
     ----- stderr -----
     error: the batch in `big.json` is larger than 67108864 bytes
+    hint: make several batches of it, one after the other
     ");
 }
 
@@ -141,6 +147,7 @@ fn what_is_not_text_is_refused() {
 
     ----- stderr -----
     error[E3002]: the arguments are not UTF-8: invalid utf-8 sequence of 1 bytes from index 9
+    hint: arguments are JSON, which is UTF-8 text
     ");
     assert_eq!(world.code(&["batch", "bytes.json"]), Some(2));
     assert_eq!(world.code(&["tools", "check", "bytes.json"]), Some(2));

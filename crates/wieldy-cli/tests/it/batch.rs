@@ -72,6 +72,7 @@ fn nothing_more_is_begun_after_an_error_where_that_is_asked_for() {
     hint: look for it with `Glob`, such as `**/name*`, or with `List`
     [b] List: cancelled
     error[E3109]: skipped: the batch stops on errors, and `a` failed
+    hint: this call was not begun; see to the other one first
 
     ----- stderr -----
     2 calls in [number] s: 0 succeeded, 1 failed, 1 skipped
@@ -141,6 +142,7 @@ fn mistakes_are_told_with_their_line() {
 
     ----- stderr -----
     error: standard input:2: EOF while parsing a value
+    hint: a batch is a JSON array, or one object per line, with `id`, `tool`, `arguments` and `after`
     ");
     insta::assert_snapshot!(world.run(&["batch", "missing.json"]), @"
     exit: 2
@@ -149,6 +151,7 @@ fn mistakes_are_told_with_their_line() {
     ----- stderr -----
     error: cannot read the batch from `missing.json`
       caused by: No such file or directory (os error 2)
+    hint: name a text file that you may read; `-` is standard input
     ");
 }
 

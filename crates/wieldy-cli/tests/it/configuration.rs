@@ -149,6 +149,7 @@ fn mistakes_name_file_line_and_key() {
     ----- stderr -----
     error: cannot read the configuration `missing.toml`
       caused by: No such file or directory (os error 2)
+    hint: it must be a text file that you may read; `--config FILE` names another
     ");
     let world = world.file("wieldy.toml", "[timeouts]\n\ndefault = 0\n");
     insta::assert_snapshot!(world.run(&["tools"]), @"

@@ -190,8 +190,8 @@ fn wrong_filters_are_wrong_usage_with_a_suggestion() {
     let world = world();
     for (arguments, message, hint) in [
         (&["--status", "sucess"][..], "`--status`: there is no status `sucess`", "did you mean `success`?"),
-        (&["--since", "yesterday"], "`--since`: `yesterday` is no time such as", ""),
-        (&["--cursor", "x"], "`--cursor`: `x` is no cursor", ""),
+        (&["--since", "yesterday"], "`--since`: `yesterday` is no time such as", "`wieldy history --help`"),
+        (&["--cursor", "x"], "`--cursor`: `x` is no cursor", "`wieldy history --help`"),
         (&["--limit", "0"], "0 is not in 1..=10000", ""),
     ] {
         let text = told(&world, &[&["history"], arguments].concat());
@@ -199,6 +199,7 @@ fn wrong_filters_are_wrong_usage_with_a_suggestion() {
     }
     let text = told(&world, &["history", "stats", "--by", "week"]);
     assert!(text.starts_with("exit: 2\n") && text.contains("`week` is none of `tool`, `day` and `tool,day`"), "{text}");
+    assert!(text.contains("hint: `wieldy history --help` tells what can be written there"), "{text}");
 }
 
 #[test]
@@ -540,6 +541,7 @@ fn a_copy_a_backup_and_the_configured_place_hold_the_same_calls() {
 
     ----- stderr -----
     error: `b.db` is there already
+    hint: name a file that is not there yet: a backup is never replaced
     ");
     insta::assert_snapshot!(told(&world, &["history", "copy", "sqlite:c.db"]), @"
     exit: 0

@@ -201,6 +201,7 @@ fn everything_that_is_wrong_with_a_manifest_is_told_with_its_place() {
     ----- stderr -----
     error: cannot read the manifest `missing.toml`
       caused by: No such file or directory (os error 2)
+    hint: it must be a text file that you may read; `tools.manifests` names the files and folders that are looked at
     ");
 }
 

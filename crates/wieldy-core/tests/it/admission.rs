@@ -6,7 +6,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use serde_json::json;
 use wieldy_core::{
-    BreakerPolicy, Call, Caller, Code, Limits, Options, Outcome, Per, Priority, Rate, RateKind, RetryPolicy, ToolSpec,
+    BreakerPolicy, Call, Caller, Code, Limits, Options, Outcome, Per, Priority, Rate, RateKind, RetryPolicy, Status,
+    ToolSpec,
 };
 use wieldy_testkit::{Act, Puppet, World, bounded};
 
@@ -125,6 +126,7 @@ async fn the_more_urgent_goes_first_and_nobody_waits_for_ever() {
     world.check();
 }
 
+/// P-QTA-02.
 #[tokio::test(start_paused = true)]
 async fn slots_come_back_whatever_way_calls_end() {
     let tools = [
@@ -137,19 +139,98 @@ async fn slots_come_back_whatever_way_calls_end() {
         builder.limits = Limits { calls_waiting_max: 100_000, queue_timeout: 100_000 * SECOND, ..limits(4, 4) };
         builder.breaker = BreakerPolicy { failures_max: 0, ..BreakerPolicy::default() };
     });
-    let mut calls = Vec::new();
-    for number in 0..10_000 {
-        let tool = ["ok", "fail", "panic", "hang"][number % 4];
-        let options = Options { timeout: Some(SECOND / 10), retries: Some(0), ..Options::default() };
-        let call = world.executor.call(Call::new(tool, json!({})).with(options));
-        if number % 5 == 0 {
-            // Somebody who goes away in the middle.
-            calls.push(tokio::time::timeout(Duration::from_millis(number as u64), call));
-        } else {
-            calls.push(tokio::time::timeout(1_000_000 * SECOND, call));
+    // Each tool, and each way to lose interest: none, too little time, a cancel by id, a caller who goes away.
+    let end = async |number: usize| {
+        let (tool, way) = (["ok", "fail", "panic", "hang"][number % 4], number / 4 % 4);
+        let timeout = if way == 0 { 2 * SECOND } else { SECOND / 10 };
+        let options = Options { timeout: Some(timeout), retries: Some(0), ..Options::default() };
+        let call = Call::new(tool, json!({})).with(options);
+        let soon = Duration::from_millis(number as u64);
+        match way {
+            2 => {
+                let id = world.executor.spawn(call);
+                tokio::time::sleep(soon).await;
+                world.executor.cancel(id, &Caller::local());
+                Some(world.executor.wait(id, &Caller::local()).await.unwrap().status)
+            }
+            3 => tokio::time::timeout(soon, world.executor.call(call)).await.ok().map(|result| result.status),
+            _ => Some(world.executor.call(call).await.status),
         }
-    }
-    bounded(join_all(calls)).await;
+    };
+    let ends = bounded(join_all((0..10_000).map(end))).await;
+    let count = |status| ends.iter().filter(|end| **end == status).count();
+    let ways = [Some(Status::Success), Some(Status::Failed), Some(Status::Timeout), Some(Status::Cancelled), None];
+    assert!(ways.iter().all(|way| count(*way) > 100), "{:?}", ways.map(count));
+    world.check();
+}
+
+/// P-QTA-03.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn however_many_start_at_the_same_moment_no_more_than_the_limit_run() {
+    let (tool, strings) = Puppet::new(ToolSpec::new("t", ""), [Act::Take(Duration::from_millis(1))]);
+    let world = World::with([tool], |builder| {
+        builder.limits = Limits { queue_timeout: 3600 * SECOND, ..limits(4, 64) };
+    });
+    let start = Arc::new(tokio::sync::Barrier::new(1_000));
+    let call = |_| {
+        let (executor, start) = (world.executor.clone(), Arc::clone(&start));
+        tokio::spawn(async move {
+            start.wait().await;
+            executor.call(Call::new("t", json!({}))).await.is_success()
+        })
+    };
+    let succeeded = join_all((0..1_000).map(call)).await;
+    assert!(succeeded.into_iter().all(|succeeded| succeeded.unwrap()));
+    assert_eq!((strings.runs(), strings.most_at_once()), (1_000, 4));
+    world.check();
+}
+
+/// P-QTA-04.
+#[tokio::test(start_paused = true)]
+async fn a_tenant_that_floods_holds_up_no_other_however_many_agents_it_has() {
+    let world = World::with([Puppet::reading("t", Act::Take(SECOND))], |builder| {
+        builder.limits = Limits { calls_waiting_max: 100, queue_timeout: 3600 * SECOND, ..limits(4, 4) };
+    });
+    let by = |tenant: &str, agent: u32| {
+        let caller = Caller { tenant: Some(tenant.into()), ..Caller::agent(format!("agent {agent}")) };
+        world.executor.call(Call::new("t", json!({})).by(caller))
+    };
+    let quiet = async {
+        tokio::time::sleep(SECOND / 2).await;
+        let mut slowest = Duration::ZERO;
+        for number in 0..20 {
+            let began = tokio::time::Instant::now();
+            assert!(by("quiet", number % 2).await.is_success(), "there is a place for it");
+            slowest = slowest.max(began.elapsed());
+        }
+        slowest
+    };
+    let (flood, slowest) = tokio::join!(join_all((0..200).map(|agent| by("loud", agent))), quiet);
+    assert!(slowest <= 2 * SECOND, "it waits for the next slot and for nobody else: {slowest:?}");
+    let told = |result: &wieldy_core::ToolResult| result.error.as_ref().map(|error| error.message.clone());
+    assert_eq!(flood.iter().filter(|result| told(result).is_none()).count(), 103, "nor is the flood forgotten");
+    assert_eq!(told(&flood[199]).as_deref(), Some("all 4 slots of the executor are taken, and no more may wait"));
+    let gave_way = "all 4 slots of the executor are taken, and its place in the queue went to a tenant with fewer";
+    assert_eq!(told(&flood[103]).as_deref(), Some(gave_way), "the last in line");
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn tenants_that_flood_alike_share_the_slots_and_the_queue_alike() {
+    let world = World::with([Puppet::reading("t", Act::Take(SECOND))], |builder| {
+        builder.limits = Limits { calls_waiting_max: 8, ..limits(1, 4) };
+    });
+    let by = |tenant: &str, agent: u32| {
+        let caller = Caller { tenant: Some(tenant.into()), ..Caller::agent(format!("agent {agent}")) };
+        world.executor.call(Call::new("t", json!({})).by(caller))
+    };
+    let began = tokio::time::Instant::now();
+    let ends = async |tenant: &str| {
+        let ended = async |agent: u32| by(tenant, agent).await.is_success().then(|| began.elapsed().as_secs());
+        join_all((0..20).map(ended)).await.into_iter().flatten().collect::<Vec<_>>()
+    };
+    let (first, second) = tokio::join!(ends("first"), ends("second"));
+    assert_eq!((first, second), (vec![1, 1, 1, 1, 2, 2, 3, 3], vec![2, 2, 3, 3]));
     world.check();
 }
 

@@ -217,5 +217,6 @@ async fn an_answer_that_breaks_the_tools_own_promise_is_an_error() {
         let error = called(&world, Options::default()).await.error.unwrap();
         assert_eq!(error.code, Code::OutputSchemaMismatch);
         assert_eq!(error.message, format!("the tool's answer does not fit its output schema {told}"));
+        assert!(error.suggestion.is_some_and(|advice| advice.starts_with("report it as a bug of the tool")));
     }
 }

@@ -4,8 +4,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use wieldy_core::{Batch, BatchCall, BatchMode, Call, Caller, Code, Outcome, Seen, SharedTool, Status, ToolSpec, tool};
-use wieldy_testkit::{Act, Puppet, World, bounded};
+use wieldy_core::{
+    Batch, BatchCall, BatchMode, Call, Caller, Code, Executor, Options, Outcome, Seen, SharedTool, Status, ToolSpec,
+    tool,
+};
+use wieldy_testkit::{Act, HangingJournal, Puppet, World, bounded};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -332,6 +335,52 @@ async fn a_long_batch_one_by_one_costs_no_more_than_its_calls() {
         many.mode = mode;
         assert_eq!(world.executor.batch(many).await.unwrap().summary.succeeded, 10_000);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_batch_in_smart_order_costs_no_more_than_its_calls() {
+    let (tool, strings) = Puppet::new(ToolSpec::new("write", "").writes("path"), [Act::Take(SECOND)]);
+    let world = World::new([tool]);
+    let at = |path: String| Call::new("write", json!({ "path": path }));
+    let result = world.executor.batch(Batch::new((0..20_000).map(|_| at("a".into())))).await.unwrap();
+    assert_eq!((result.summary.succeeded, strings.most_at_once()), (20_000, 1));
+    let result = world.executor.batch(Batch::new((0..20_000).map(|n| at(format!("some/{n}"))))).await.unwrap();
+    assert_eq!((result.summary.succeeded, strings.most_at_once()), (20_000, 5));
+}
+
+/// An executor whose history is on a disk that hangs.
+fn executor_that_cannot_write() -> Executor {
+    let mut builder = Executor::builder().tools([
+        Puppet::reading("fail", Act::Fail(Code::ToolReportedError, false)),
+        Puppet::reading("wait", Act::PrintAndWait("so far")),
+        Puppet::writing("write", Act::Echo),
+    ]);
+    builder.journal = Arc::new(HangingJournal);
+    builder.build().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_that_run_are_looked_after_while_others_are_skipped() {
+    let mut calls = vec![call("0", "fail", json!({}))];
+    calls.extend((1..=100).map(|n| after(call(&n.to_string(), "write", json!({})), &[&(n - 1).to_string()])));
+    let mut waiting = call("wait", "wait", json!({}));
+    waiting.call.options = Options { timeout: Some(2 * SECOND), retries: Some(0), ..Options::default() };
+    calls.push(waiting);
+    let began = tokio::time::Instant::now();
+    let result = executor_that_cannot_write().batch(Batch { mode: BatchMode::Parallel, ..batch(calls) }).await.unwrap();
+    assert_eq!((result.summary.executed, result.summary.skipped), (2, 100));
+    let waited = &result.results[101];
+    assert_eq!((waited.status, waited.text().as_str()), (Status::Timeout, "so far"));
+    assert_eq!(waited.timing.duration_ms, 2_000.0, "its clock did not stand still");
+    assert_eq!(began.elapsed(), 7 * SECOND, "the records of all who were skipped are waited for once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_that_is_refused_waits_for_its_records_once() {
+    let calls = (0..100).map(|_| call("twice", "write", json!({})));
+    let began = tokio::time::Instant::now();
+    let refused = executor_that_cannot_write().batch(batch(calls)).await.unwrap_err();
+    assert_eq!((refused.code, began.elapsed()), (Code::ValidationFailed, 5 * SECOND));
 }
 
 #[tokio::test(start_paused = true)]

@@ -223,7 +223,9 @@ async fn a_stop_lets_calls_end_and_cancels_the_rest() {
     let stopped = world.executor.wait(long, &me).await.unwrap();
     assert_eq!(stopped.error.clone().unwrap().details["cause"], json!("shutdown"));
     let late = world.call("short", json!({})).await;
-    assert_eq!(late.error.unwrap().message, "the executor is stopping");
+    let late = late.error.unwrap();
+    assert_eq!(late.message, "the executor is stopping");
+    assert_eq!(late.suggestion.as_deref(), Some("call again when it has started anew"));
     world.check();
 }
 
@@ -237,7 +239,7 @@ async fn a_caller_who_goes_away_leaves_a_closed_entry() {
     insta::assert_snapshot!(world.tape(), @r#"
     tool.call.pending {"tool":"t"}
     tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":30000,"read_only":true,"tool":"t"}
-    tool.call.cancelled {"status":"cancelled","attempts":1,"cached":false,"output_bytes":0,"error":{"code":"E3109","name":"CANCELLED","category":"cancelled","message":"nobody waits for the call any more","retryable":false,"details":{"cause":"caller_gone"}},"tool":"t"}
+    tool.call.cancelled {"status":"cancelled","attempts":1,"cached":false,"output_bytes":0,"error":{"code":"E3109","name":"CANCELLED","category":"cancelled","message":"nobody waits for the call any more","retryable":false,"suggestion":"wait for it, or begin it as a task","details":{"cause":"caller_gone"}},"tool":"t"}
     "#);
 }
 
@@ -357,6 +359,7 @@ async fn an_artifact_store_that_panics_fails_the_call_and_nobody_else() {
         (error.code, error.message.as_str()),
         (Code::ExecutionError, "the answer is too large for a result, and the artifact store panicked")
     );
+    assert!(error.suggestion.is_some_and(|advice| advice.starts_with("ask for less at once")));
     assert!(world.call("small", json!({})).await.is_success());
     world.check();
 }

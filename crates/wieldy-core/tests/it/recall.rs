@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::{Value, json};
-use wieldy_core::{Call, Caller, Code, Held, Options, ToolSpec};
+use wieldy_core::{Call, Caller, Code, Held, Options, Status, ToolSpec};
 use wieldy_testkit::{Act, Puppet, World};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -71,6 +71,35 @@ async fn calls_that_ask_the_same_at_once_share_one_run() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_shares_a_run_waits_no_longer_than_it_would_for_its_own() {
+    let hour = 3600 * SECOND;
+    let (read, reads) = Puppet::new(kept(), [Act::Take(hour)]);
+    let (pay, pays) = Puppet::new(ToolSpec::new("pay", ""), [Act::Take(hour)]);
+    let world = World::new([read, pay]);
+    for tool in ["read", "pay"] {
+        let call = |timeout: Duration, queue_timeout: Duration| {
+            let (timeout, queue_timeout) = (Some(timeout), Some(queue_timeout));
+            let options = Options { idempotency_key: Some("k".into()), timeout, queue_timeout, ..Options::default() };
+            world.executor.call(Call::new(tool, path("a")).with(options))
+        };
+        let began = tokio::time::Instant::now();
+        let (patient, hurried) = tokio::join!(call(2 * hour, SECOND), async {
+            let result = call(SECOND, 2 * SECOND).await;
+            (result, began.elapsed())
+        });
+        assert!(patient.is_success(), "who runs it is not disturbed");
+        let (result, waited) = hurried;
+        let error = result.error.unwrap();
+        assert_eq!((waited, result.status, error.retryable), (3 * SECOND, Status::Timeout, true));
+        assert_eq!(error.message, "the same call runs already, and did not end within 3.000 s");
+        assert_eq!(error.details["clock"], json!("attempt"));
+        assert!(call(SECOND, SECOND).await.cached, "whoever comes back has its answer");
+    }
+    assert_eq!((reads.runs(), pays.runs()), (1, 1));
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_shared_run_that_is_cancelled_is_taken_over() {
     let (tool, strings) = Puppet::new(kept(), [Act::Take(SECOND)]);
     let world = World::new([tool]);
@@ -125,7 +154,8 @@ async fn a_repeated_idempotency_key_returns_the_first_result() {
         (error.code, error.message.as_str(), error.suggestion.as_deref()),
         (
             Code::ValidationFailed,
-            "the idempotency key was used before for a call with other arguments",
+            "the idempotency key was used before for another call: with other arguments, for another user, with other \
+             scopes or permissions, or with an earlier definition of the tool",
             Some("use another key, or call it exactly as before to get the first result")
         )
     );

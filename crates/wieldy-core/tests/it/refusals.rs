@@ -9,7 +9,7 @@ use wieldy_core::{
     Journal, JournalError, MemoryJournal, Options, Plan, Policy, Provider, Question, Receipt, RegisterError,
     Registration, Status, ToolFilter, ToolSpec, Unbound,
 };
-use wieldy_testkit::{Act, FailingJournal, Puppet, World};
+use wieldy_testkit::{Act, FailingJournal, HangingJournal, Puppet, World};
 
 struct Rule(&'static str, fn(&Question<'_>) -> Result<Decision, String>);
 
@@ -140,22 +140,10 @@ async fn a_check_that_never_answers_denies() {
 
 #[tokio::test(start_paused = true)]
 async fn a_journal_that_never_answers_holds_up_no_caller_for_ever() {
-    struct Hanging;
-    impl Journal for Hanging {
-        fn append(&self, event: &Arc<Event>) -> Receipt {
-            Receipt::Pending(event.seq)
-        }
-        fn kept(&self, _: u64) -> wieldy_core::BoxFuture<'_, Result<(), JournalError>> {
-            Box::pin(std::future::pending())
-        }
-        fn next_seq(&self) -> u64 {
-            1
-        }
-    }
     let executor = |durability| {
         let (tool, strings) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);
         let mut builder = Executor::builder().tools([tool, Puppet::reading("read", Act::Echo)]);
-        builder.journal = Arc::new(Hanging);
+        builder.journal = Arc::new(HangingJournal);
         builder.durability = durability;
         (builder.build().unwrap(), strings)
     };

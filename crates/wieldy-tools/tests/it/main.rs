@@ -2,6 +2,7 @@
 
 mod artifact;
 mod background;
+mod command_lines;
 mod confinement;
 mod delete;
 mod edit;

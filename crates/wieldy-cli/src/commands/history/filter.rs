@@ -36,7 +36,7 @@ pub(super) fn query(args: &FilterArgs) -> Result<Query, Failure> {
 }
 
 pub(super) fn wrong(flag: &str, message: &str) -> Failure {
-    Failure::usage(anyhow!("`{flag}`: {message}"))
+    Failure::usage(anyhow!("`{flag}`: {message}")).hint("`wieldy history --help` tells what can be written there")
 }
 
 fn status(text: &str) -> Result<Status, Failure> {

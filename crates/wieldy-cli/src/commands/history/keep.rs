@@ -4,12 +4,12 @@ use std::path::Path;
 
 use anyhow::anyhow;
 use serde_json::json;
-use wieldy::{Retention, Store};
+use wieldy::{Retention, Store, StoreError};
 
 use super::filter;
 use crate::config::{self, Config};
 use crate::exit::{Exit, Failure};
-use crate::history::{existing, failed, journal_options};
+use crate::history::{WHERE_HISTORY_IS, existing, failed, journal_options};
 use crate::output::Printer;
 
 /// A size for people.
@@ -19,13 +19,23 @@ pub(crate) fn human_size(bytes: u64) -> String {
 
 /// The history, which must be there.
 fn there(config: &Config) -> Result<Store, Failure> {
-    let nothing = || Failure::broken(anyhow!("nothing has been recorded yet, so there is no history"));
+    let told = || anyhow!("nothing has been recorded yet, so there is no history");
+    let nothing = || Failure::broken(told()).hint(WHERE_HISTORY_IS);
     existing(config)?.ok_or_else(nothing)
+}
+
+/// Why nothing can be copied there, with what to name instead.
+fn refused(error: StoreError, hint: &str, config: &Config) -> Failure {
+    match failed(error, config) {
+        usage if usage.exit == Exit::WrongUsage => usage.hint(hint),
+        broken => broken,
+    }
 }
 
 /// Copies the history into a new file.
 pub(super) fn backup(file: &Path, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
-    there(config)?.backup(file).map_err(|error| failed(error, config))?;
+    let hint = "name a file that is not there yet: a backup is never replaced";
+    there(config)?.backup(file).map_err(|error| refused(error, hint, config))?;
     if printer.json {
         printer.json(&json!({ "written": file }))?;
     } else {
@@ -37,15 +47,16 @@ pub(super) fn backup(file: &Path, config: &Config, printer: &Printer) -> Result<
 /// Copies the history to another address.
 pub(super) fn copy(url: &str, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
     let address = config::address(url).map_err(|message| Failure::usage(anyhow!(message)))?;
+    let hint = "name another place, where no history is yet";
     if config.history.address.as_ref() == Some(&address) {
-        return Err(Failure::usage(anyhow!("the history is there already")));
+        return Err(Failure::usage(anyhow!("the history is there already")).hint(hint));
     }
     let store = there(config)?;
     let target = Store::open(&address).map_err(|error| {
         let hint = error.suggestion();
         Failure::broken(error).hint(hint)
     })?;
-    let copied = store.copy_to(&target).map_err(|error| failed(error, config))?;
+    let copied = store.copy_to(&target).map_err(|error| refused(error, hint, config))?;
     if printer.json {
         printer.json(&copied)?;
     } else {

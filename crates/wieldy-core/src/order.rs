@@ -1,0 +1,250 @@
+//! The order of a batch: who waits for whom because of what they touch, and whose turn it is.
+//!
+//! Neither looks at every pair of calls: both take time and room by how much the calls touch, however many touch the same.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use crate::footprint::Touches;
+
+/// Who must be over before each one begins. Those after the last call are no calls, but stand for several of them:
+/// they are over when those are.
+pub(crate) type WaitsFor = Vec<BTreeSet<usize>>;
+
+/// What the calls so far have touched: a tree of paths, from the whole down.
+#[derive(Default)]
+pub(crate) struct Touched<'a> {
+    nodes: Vec<Node>,
+    /// A node's place by the node above it and its own name.
+    places: HashMap<(usize, &'a str), usize>,
+}
+
+/// Who touched one path so far, and who something below it. A writer of the path itself has waited for all of them, and
+/// whoever waits for them later waits for that writer; so they need not be remembered any longer.
+#[derive(Default)]
+struct Node {
+    readers: Crowd,
+    writers: Crowd,
+    readers_below: Crowd,
+    writers_below: Crowd,
+}
+
+/// Some calls that are waited for together.
+#[derive(Default)]
+struct Crowd(Vec<usize>);
+
+impl Crowd {
+    /// Whom to wait for. One stands for all, so that many who wait for many are no more than one and all of them.
+    fn together(&mut self, waits_for: &mut WaitsFor) -> Option<usize> {
+        if self.0.len() > 1 {
+            let stand_in = waits_for.len();
+            waits_for.push(self.0.drain(..).collect());
+            self.0.push(stand_in);
+        }
+        self.0.first().copied()
+    }
+}
+
+impl<'a> Touched<'a> {
+    /// Makes the call wait for all earlier ones that it conflicts with, and later ones for it.
+    pub(crate) fn add(&mut self, call: usize, touches: &'a Touches, waits_for: &mut WaitsFor) {
+        let reads: Vec<Vec<usize>> = touches.reads().map(|path| self.way(path)).collect();
+        let writes: Vec<Vec<usize>> = touches.writes().map(|path| self.way(path)).collect();
+        for way in &reads {
+            self.wait(call, way, false, waits_for);
+        }
+        for way in &writes {
+            self.wait(call, way, true, waits_for);
+        }
+        for way in &reads {
+            self.enter(call, way, false);
+        }
+        for way in &writes {
+            self.enter(call, way, true);
+        }
+    }
+
+    /// The nodes from the whole down to the path.
+    fn way(&mut self, path: &'a str) -> Vec<usize> {
+        if self.nodes.is_empty() {
+            self.nodes.push(Node::default());
+        }
+        let mut way = vec![0];
+        for name in path.split('/').filter(|name| !name.is_empty()) {
+            let above = way[way.len() - 1];
+            let place = *self.places.entry((above, name)).or_insert_with(|| {
+                self.nodes.push(Node::default());
+                self.nodes.len() - 1
+            });
+            way.push(place);
+        }
+        way
+    }
+
+    fn wait(&mut self, call: usize, way: &[usize], writes: bool, waits_for: &mut WaitsFor) {
+        let last = way.len() - 1;
+        for (depth, place) in way.iter().enumerate() {
+            let Node { readers, writers, readers_below, writers_below } = &mut self.nodes[*place];
+            let crowds = [
+                Some(writers),
+                Some(readers).filter(|_| writes),
+                Some(writers_below).filter(|_| depth == last),
+                Some(readers_below).filter(|_| writes && depth == last),
+            ];
+            for crowd in crowds.into_iter().flatten() {
+                if let Some(before) = crowd.together(waits_for) {
+                    waits_for[call].insert(before);
+                }
+            }
+        }
+    }
+
+    fn enter(&mut self, call: usize, way: &[usize], writes: bool) {
+        let (last, above) = way.split_last().expect("every way begins at the whole");
+        for place in above {
+            let node = &mut self.nodes[*place];
+            let crowd = if writes { &mut node.writers_below } else { &mut node.readers_below };
+            crowd.0.push(call);
+        }
+        let node = &mut self.nodes[*last];
+        if writes {
+            *node = Node { writers: Crowd(vec![call]), ..Node::default() };
+        } else {
+            node.readers.0.push(call);
+        }
+    }
+}
+
+/// Whose turn it is: everybody's who waits for nobody any more, the first in line first.
+pub(crate) struct Turns {
+    /// For how many each one still waits.
+    waits: Vec<usize>,
+    /// Who waits for each one.
+    followers: Vec<Vec<usize>>,
+    /// Those whose turn it is, in order.
+    ready: VecDeque<usize>,
+    calls: usize,
+}
+
+impl Turns {
+    pub(crate) fn new(waits_for: &[BTreeSet<usize>], calls: usize) -> Self {
+        let mut followers = vec![Vec::new(); waits_for.len()];
+        for (later, before) in waits_for.iter().enumerate() {
+            before.iter().for_each(|earlier| followers[*earlier].push(later));
+        }
+        let waits: Vec<usize> = waits_for.iter().map(BTreeSet::len).collect();
+        let ready = (0..calls).filter(|place| waits[*place] == 0).collect();
+        Self { waits, followers, ready, calls }
+    }
+
+    /// Who is next, if it is anybody's turn.
+    pub(crate) fn next(&mut self) -> Option<usize> {
+        self.ready.pop_front()
+    }
+
+    /// Tells that a call is over.
+    pub(crate) fn over(&mut self, place: usize) {
+        let mut followers = std::mem::take(&mut self.followers[place]);
+        while let Some(next) = followers.pop() {
+            self.waits[next] -= 1;
+            if self.waits[next] > 0 {
+                continue;
+            }
+            if next < self.calls {
+                let at = self.ready.partition_point(|ready| *ready < next);
+                self.ready.insert(at, next);
+            } else {
+                followers.append(&mut self.followers[next]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+    use crate::tool::ToolSpec;
+
+    /// What a call touches that reads and writes these paths.
+    fn touching(reads: &[&str], writes: &[&str]) -> Touches {
+        let spec = ToolSpec::new("t", "").reads("reads").writes("writes");
+        Touches::of(&spec, &json!({ "reads": reads, "writes": writes }))
+    }
+
+    fn order(touches: &[Touches]) -> WaitsFor {
+        let (mut waits_for, mut touched) = (vec![BTreeSet::new(); touches.len()], Touched::default());
+        for (call, touches) in touches.iter().enumerate() {
+            touched.add(call, touches, &mut waits_for);
+        }
+        waits_for
+    }
+
+    /// Which of the first `calls` come before each one, directly or not.
+    fn all_before(waits_for: &[BTreeSet<usize>], calls: usize) -> Vec<BTreeSet<usize>> {
+        let before = |call: usize| {
+            let (mut open, mut seen) = (vec![call], BTreeSet::new());
+            while let Some(next) = open.pop() {
+                open.extend(waits_for[next].iter().copied().filter(|before| seen.insert(*before)));
+            }
+            seen.into_iter().filter(|before| *before < calls).collect()
+        };
+        (0..calls).map(before).collect()
+    }
+
+    fn some_paths() -> impl Strategy<Value = Vec<&'static str>> {
+        let paths = prop::sample::select(vec![".", "a", "a/x", "a/x/1", "a/y", "b", "b/x", "/c"]);
+        prop::collection::vec(paths, 0..3)
+    }
+
+    proptest! {
+        #[test]
+        fn a_call_comes_after_those_it_conflicts_with_and_what_they_came_after(
+            calls in prop::collection::vec((some_paths(), some_paths()), 0..20)
+        ) {
+            let touches: Vec<Touches> = calls.iter().map(|(reads, writes)| touching(reads, writes)).collect();
+            let conflicting = |later: &Touches, before: &[Touches]| {
+                before.iter().enumerate().filter(|(_, earlier)| earlier.conflicts(later)).map(|(at, _)| at).collect()
+            };
+            let by_pairs: Vec<BTreeSet<usize>> =
+                touches.iter().enumerate().map(|(at, later)| conflicting(later, &touches[..at])).collect();
+            let count = touches.len();
+            prop_assert_eq!(all_before(&order(&touches), count), all_before(&by_pairs, count));
+        }
+    }
+
+    #[test]
+    fn what_is_waited_for_grows_with_the_calls_and_not_with_their_pairs() {
+        let count = 20_000;
+        let paths: Vec<String> = (0..count).map(|number| format!("some/{}/{number}", number % 100)).collect();
+        let write = |path: &str| touching(&[], &[path]);
+        let read = |path: &str| touching(&[path], &[]);
+        let one_path: Vec<Touches> = paths.iter().map(|_| write("a")).collect();
+        let distinct: Vec<Touches> = paths.iter().map(|path| write(path)).collect();
+        let whole_then_parts =
+            (0..count).map(|at| if at < count / 2 { read(".") } else { write(&paths[at]) }).collect();
+        let parts_then_whole =
+            (0..count).map(|at| if at < count / 2 { write(&paths[at]) } else { read(".") }).collect();
+        let in_turn = (0..count).map(|at| if at % 2 == 0 { write(&paths[at]) } else { read(".") }).collect();
+        let cases: [(&str, Vec<Touches>); 5] = [
+            ("one path", one_path),
+            ("distinct paths", distinct),
+            ("reads of the whole, then writes", whole_then_parts),
+            ("writes, then reads of the whole", parts_then_whole),
+            ("in turn", in_turn),
+        ];
+        for (case, touches) in cases {
+            let waits_for = order(&touches);
+            let waits: usize = waits_for.iter().map(BTreeSet::len).sum();
+            assert!(waits_for.len() <= 2 * count && waits <= 6 * count, "{case}: {} {waits}", waits_for.len());
+            let mut turns = Turns::new(&waits_for, count);
+            let mut over = 0;
+            while let Some(next) = turns.next() {
+                turns.over(next);
+                over += 1;
+            }
+            assert_eq!(over, count, "{case}");
+        }
+    }
+}
