@@ -108,6 +108,15 @@ impl Caller {
         }
     }
 
+    /// A hash of the tenant, where there is one: tells tenants apart in what is kept, and gives nothing away.
+    pub fn tenant_hash(&self) -> Option<String> {
+        self.tenant_hashed().map(|hash| hash.to_hex().to_string())
+    }
+
+    pub(crate) fn tenant_hashed(&self) -> Option<blake3::Hash> {
+        self.tenant.as_ref().map(|tenant| blake3::hash(tenant.as_bytes()))
+    }
+
     /// Whose session this is, told apart from those of others; nothing where there is none.
     pub fn session_key(&self) -> Option<SessionKey> {
         let session = self.session.clone()?;

@@ -45,6 +45,7 @@ struct Shelf {
 
 struct Known {
     tool: Arc<str>,
+    /// The hash of the tenant that began it.
     tenant: Option<String>,
     result: watch::Receiver<Option<Arc<ToolResult>>>,
     /// Set when it is over.
@@ -53,7 +54,7 @@ struct Known {
 
 impl Known {
     fn is_there(&self, asker: &Caller, ttl: Duration) -> bool {
-        self.tenant == asker.tenant && !self.is_forgotten(ttl)
+        self.tenant == asker.tenant_hash() && !self.is_forgotten(ttl)
     }
 
     fn is_forgotten(&self, ttl: Duration) -> bool {
@@ -140,8 +141,9 @@ impl Tasks {
     }
 
     /// Takes in the result of a task that an earlier executor ended.
-    pub(crate) fn restore(&self, result: ToolResult, tenant: Option<String>, ended_at: Timestamp) {
-        let ago = Duration::try_from(Timestamp::now().duration_since(ended_at)).unwrap_or_default();
+    pub(crate) fn restore(&self, result: ToolResult, tenant: Option<String>) {
+        let ago = Timestamp::now().duration_since(result.timing.completed_at);
+        let ago = Duration::try_from(ago).unwrap_or_default();
         let Some(ended) = Instant::now().checked_sub(ago).filter(|_| ago < self.ttl) else { return };
         let (id, tool) = (result.execution_id, Arc::clone(&result.tool));
         let (_, result) = watch::channel(Some(Arc::new(result)));
@@ -167,7 +169,7 @@ impl Begun {
     /// Lets the call go on in the background, as a task that is asked for later. Its result outlives no executor.
     pub fn into_task(self) -> ExecutionId {
         let Self { executor, id, tool, caller, work } = self;
-        executor.carry_on(id, tool, caller.tenant.clone(), work);
+        executor.carry_on(id, tool, caller.tenant_hash(), work);
         id
     }
 }
@@ -197,7 +199,7 @@ impl Executor {
 
     /// Carries a call on in the background.
     pub(crate) fn go_on(&self, entry: Box<Entry>) -> ExecutionId {
-        let (tool, tenant) = (Arc::clone(&entry.call.tool), entry.call.caller.tenant.clone());
+        let (tool, tenant) = (Arc::clone(&entry.call.tool), entry.call.caller.tenant_hash());
         let (id, executor) = (entry.flight.id, self.clone());
         self.carry_on(id, tool, tenant, async move { executor.walk(entry).await });
         id

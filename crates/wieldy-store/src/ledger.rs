@@ -174,11 +174,24 @@ fn words(call: &mut OpenCall) -> String {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum AnswerChange {
     /// Somebody may ask for what will come of the call.
-    Expect { id: i64, task: bool, key: Option<String>, fingerprint: Option<String>, expires_at: i64 },
+    Expect {
+        id: i64,
+        task: bool,
+        tenant: Option<String>,
+        key: Option<String>,
+        fingerprint: Option<String>,
+        expires_at: i64,
+    },
     /// It came.
     Give { id: i64, result: String, expires_at: Option<i64> },
     /// Nothing will come.
     Forget { id: i64 },
+}
+
+/// The result of a task is expected.
+fn expect_task(id: i64, record: &Record) -> AnswerChange {
+    let tenant = record.tenant.clone();
+    AnswerChange::Expect { id, task: true, tenant, key: None, fingerprint: None, expires_at: i64::MAX }
 }
 
 /// A record in its place.
@@ -337,8 +350,7 @@ impl Ledger {
             // Where results of tasks are not kept, none is expected.
             let is_task = opened.is_task && self.task_ttl > 0;
             if is_task {
-                let (key, fingerprint, expires_at) = (None, None, i64::MAX);
-                draft.answers.push(AnswerChange::Expect { id: seq, task: true, key, fingerprint, expires_at });
+                draft.answers.push(expect_task(seq, record));
             }
             let words = if self.takes_words { first_words(&row) } else { String::new() };
             draft.touched.insert(call, OpenCall { words, row, has_answer: is_task, is_task, is_over: false });
@@ -359,8 +371,9 @@ impl Ledger {
         open.row.apply(record.at, &record.meaning);
         if let Meaning::Started { keyed: Some(keyed), .. } = &record.meaning {
             let (key, fingerprint) = (Some(keyed.key.clone()), Some(keyed.fingerprint.clone()));
-            let (task, expires_at) = (open.is_task, keyed.expires_at.as_microsecond());
-            draft.answers.push(AnswerChange::Expect { id, task, key, fingerprint, expires_at });
+            let (task, tenant) = (open.is_task, record.tenant.clone());
+            let expires_at = keyed.expires_at.as_microsecond();
+            draft.answers.push(AnswerChange::Expect { id, task, tenant, key, fingerprint, expires_at });
             open.has_answer = true;
         }
         if open.row.is_over() && open.has_answer {

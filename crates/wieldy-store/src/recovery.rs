@@ -179,17 +179,15 @@ impl Found {
     }
 }
 
-/// The answers that somebody may still ask for. Those whose time is over are forgotten. A key is known for its time, even
-/// where its call was dropped; but then nobody knows any more whose task it was.
+/// The answers that somebody may still ask for. Those whose time is over are forgotten. All that is needed of them is kept
+/// with them: a key is known for its time, even where its call was dropped.
 pub(crate) fn remembered(database: &mut dyn Database, interrupted: Vec<Interrupted>) -> Result<Remembered, StoreError> {
     let now = Timestamp::now().as_microsecond();
     // What is yet to come has no end.
     let over = "DELETE FROM answers WHERE expires_at <= ?1 AND result_json IS NOT NULL";
     database.execute(over, &[Value::Time(now)])?;
-    let sql = "SELECT a.result_json, e.tenant_id, CASE WHEN e.id IS NULL THEN 0 ELSE a.task END, a.key, a.fingerprint,
-           a.expires_at, e.completed_at
-         FROM answers a LEFT JOIN tool_executions e ON e.id = a.id WHERE a.result_json IS NOT NULL
-         ORDER BY a.id DESC LIMIT ?1";
+    let sql = "SELECT result_json, tenant, task, key, fingerprint, expires_at FROM answers
+         WHERE result_json IS NOT NULL ORDER BY id DESC LIMIT ?1";
     let mut answers = Vec::new();
     database.query(sql, &[ANSWERS_MAX.into()], &mut |row| {
         // One that a later program wrote differently is not worth failing for.
@@ -216,7 +214,6 @@ fn answer(row: &dyn Row, result: ToolResult) -> Result<RememberedAnswer, StoreEr
         tenant: row.text_or_none(1)?.map(str::to_owned),
         task: row.int(2)? != 0,
         keyed,
-        ended_at: time(row.int_or_none(6)?.unwrap_or_default()),
         result,
     })
 }
