@@ -191,9 +191,7 @@ impl Executor {
             None => Redacted::new(Arc::clone(&call.arguments), marked),
             Some(_) => Value::Null.into(),
         };
-        // Whoever has a key comes back with it: a run that does not know of the key would be one more.
-        let may_rerun = call.options.rerun && call.options.idempotency_key.is_none();
-        let rerun = may_rerun.then(|| Arc::clone(&call.caller));
+        let rerun = call.options.may_rerun().then(|| Arc::clone(&call.caller));
         let opened = flight.record_at(Body::CallPending { arguments, task, rerun }, flight.opened_at);
         let refused = match (opened, too_large) {
             (Receipt::Refused(error), _) => Some(error.into()),

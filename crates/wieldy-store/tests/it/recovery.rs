@@ -2,10 +2,14 @@
 //!
 //! Executors are stopped by leaving them behind with their calls open: their journals end, and the next one finds the calls.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use wieldy_core::{Call, Caller, Code, Options, Status, ToolSpec};
+use wieldy_core::{
+    Answer, BoxFuture, Call, Caller, Code, Confirmation, Confirmer, Level, Network, Options, Priority,
+    ResourceLimits, RetryIf, Status, ToolSpec,
+};
 use wieldy_store::{JournalOptions, Query};
 use wieldy_testkit::{Act, Puppet};
 
@@ -18,6 +22,7 @@ on_each_database!(
     the_result_of_a_task_and_of_a_key_is_given_by_the_next_executor,
     a_key_whose_call_was_interrupted_never_runs_again_unless_that_does_no_harm,
     an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_tool_may_be,
+    a_call_that_asked_for_stricter_terms_is_not_run_again_under_weaker_ones,
     a_call_with_a_key_is_run_again_by_whoever_has_the_key_and_by_nobody_else,
     the_calls_of_an_executor_that_lives_are_left_alone,
     the_key_of_a_task_has_its_time_too,
@@ -170,6 +175,65 @@ async fn an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_t
     );
     drop(second);
     place.check();
+}
+
+async fn a_call_that_asked_for_stricter_terms_is_not_run_again_under_weaker_ones(place: Place) {
+    let put = |act: Act| Puppet::new(ToolSpec::new("put", "").idempotent(), [act]);
+    let (hanging, strings) = put(Act::Hang);
+    let first = place.executor_with([hanging], &place.options(), |builder| builder.limits.calls_running_max = 1);
+    let start = |options: Options| first.executor.spawn(Call::new("put", json!({})).with(options));
+    let plain = || Options { rerun: true, ..Options::default() };
+    let runs = start(plain());
+    running(&strings).await;
+    // There is no room for the others: they were accepted, whoever had to agree has agreed, and they never start.
+    let waits = start(Options { priority: Priority::LOW, labels: vec!["x".into()], ..plain() });
+    let (long, limits) = (Some(Duration::from_secs(600)), ResourceLimits { processes: Some(9), ..Default::default() });
+    let agreeing = Arc::new(Agreeing);
+    let strict: Vec<_> = [
+        Options { timeout: long, ..plain() },
+        Options { queue_timeout: long, ..plain() },
+        Options { deadline: long, ..plain() },
+        Options { silence: long, ..plain() },
+        Options { retries: Some(0), ..plain() },
+        Options { retry_if: Some(RetryIf::new(|_| false)), ..plain() },
+        Options { confirmer: Some(agreeing.clone()), ..plain() },
+        Options { require_confirmation: true, confirmer: Some(agreeing), ..plain() },
+        Options { fresh: true, ..plain() },
+        Options { limits, ..plain() },
+        Options { isolation: Some(Level::Firecracker), ..plain() },
+        Options { network: Some(Network::None), ..plain() },
+    ]
+    .into_iter()
+    .map(start)
+    .collect();
+    until("all of them wait", || async { first.executor.load().waiting == 1 + strict.len() }).await;
+    leave(&place, first).await;
+
+    let (putting, ran) = put(Act::Echo);
+    let second = place.executor_with([putting], &JournalOptions { resumes: true, ..place.options() }, |_| {});
+    let mut resumed = second.executor.resume();
+    resumed.sort_unstable();
+    assert_eq!(resumed, [runs, waits]);
+    for id in resumed {
+        assert!(second.executor.wait(id, &Caller::local()).await.unwrap().is_success());
+    }
+    for id in strict {
+        let told = second.executor.wait(id, &Caller::local()).await.unwrap();
+        assert_eq!(told.error.as_ref().map(|error| error.code), Some(Code::OutcomeUnknown), "{told:?}");
+    }
+    assert_eq!(ran.runs(), 2);
+    second.journal.flush().await.unwrap();
+    drop(second);
+    place.check();
+}
+
+/// Agrees to everything.
+struct Agreeing;
+
+impl Confirmer for Agreeing {
+    fn confirm<'a>(&'a self, question: &'a Confirmation) -> BoxFuture<'a, Result<Answer, String>> {
+        Box::pin(async { Ok(question.approve()) })
+    }
 }
 
 async fn a_call_with_a_key_is_run_again_by_whoever_has_the_key_and_by_nobody_else(place: Place) {
