@@ -68,6 +68,9 @@ pub enum Body {
         timeout_ms: u64,
         /// Whether it can change nothing.
         read_only: bool,
+        /// Whether it may change something, but does the same when it is run twice.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        idempotent: bool,
         /// The idempotency key that it runs under.
         #[serde(skip_serializing_if = "Option::is_none")]
         keyed: Option<Arc<Keyed>>,

@@ -102,7 +102,7 @@ fn claim(database: &mut dyn Database, own: i64) -> Result<Vec<CallRow>, StoreErr
 struct Found {
     has_answer: bool,
     is_task: bool,
-    /// Whether it may be run again without harm: it never ran, or only reads.
+    /// Whether it may be run again without harm: it never ran, only reads, or does the same when it is run twice.
     repeatable: bool,
     /// Whether whoever comes back with its idempotency key must be told.
     keyed: bool,
@@ -117,7 +117,7 @@ impl Found {
             (has_answer, is_task, keyed) = (true, answer.int(0)? != 0, answer.text_or_none(1)?.is_some());
             Ok(())
         })?;
-        let (mut state, mut read_only, mut opening) = (CallState::Open, true, None);
+        let (mut state, mut repeatable, mut opening) = (CallState::Open, true, None);
         let sql =
             "SELECT name, subject, data FROM events WHERE execution = ?1 AND name <> 'tool.call.progress' ORDER BY seq";
         database.query(sql, &[row.id.into()], &mut |event| {
@@ -129,7 +129,7 @@ impl Found {
                     opening = Some((subject.unwrap_or_default(), data));
                 }
                 "tool.call.started" => {
-                    read_only = data["read_only"] == json!(true);
+                    repeatable = data["read_only"] == json!(true) || data["idempotent"] == json!(true);
                     state = CallState::Running { attempt };
                 }
                 "tool.retry.attempt" => state = CallState::Waiting { next_attempt: attempt },
@@ -155,7 +155,7 @@ impl Found {
             })
         });
         let never_ran = matches!(state, CallState::Open | CallState::Asking);
-        Ok(Self { has_answer, is_task, repeatable: read_only || never_ran, keyed, again })
+        Ok(Self { has_answer, is_task, repeatable: repeatable || never_ran, keyed, again })
     }
 
     /// The record that closes the call.

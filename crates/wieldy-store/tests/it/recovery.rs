@@ -20,6 +20,7 @@ on_each_database!(
     what_others_left_open_is_closed_by_one_that_is_never_idle,
     a_call_that_was_open_ends_as_unknown_and_a_task_says_so,
     the_result_of_a_task_and_of_a_key_is_given_by_the_next_executor,
+    what_may_be_run_twice_is_worth_another_try,
     a_key_whose_call_was_interrupted_never_runs_again_unless_that_does_no_harm,
     an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_tool_may_be,
     a_call_that_asked_for_stricter_terms_is_not_run_again_under_weaker_ones,
@@ -60,6 +61,25 @@ async fn a_call_that_was_open_ends_as_unknown_and_a_task_says_so(place: Place) {
     drop(second);
     let verdict = place.check();
     assert_eq!((verdict.executions, verdict.open), (1, 0));
+}
+
+async fn what_may_be_run_twice_is_worth_another_try(place: Place) {
+    let specs = [ToolSpec::new("look", "").read_only(), ToolSpec::new("put", "").idempotent(), ToolSpec::new("pay", "")];
+    let (tools, strings): (Vec<_>, Vec<_>) = specs.map(|spec| Puppet::new(spec, [Act::Hang])).into_iter().unzip();
+    let first = place.executor(tools);
+    let tasks = ["look", "put", "pay"].map(|tool| first.executor.spawn(Call::new(tool, json!({}))));
+    for strings in &strings {
+        running(strings).await;
+    }
+    leave(&place, first).await;
+
+    let second = place.executor([]);
+    let told = |task| second.executor.task(task, &Caller::local()).unwrap().result.unwrap().error.clone().unwrap();
+    let retryable = tasks.map(told).map(|error| (error.code, error.retryable));
+    let unknown = |retryable| (Code::OutcomeUnknown, retryable);
+    assert_eq!(retryable, [unknown(true), unknown(true), unknown(false)]);
+    drop(second);
+    place.check();
 }
 
 /// Leaves an executor behind as a killed process does: its calls stay open, its instance is not alive.
