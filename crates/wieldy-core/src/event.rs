@@ -36,7 +36,7 @@ pub struct Subject {
     pub batch: Option<BatchId>,
     /// The caller's own id of the call.
     pub call_id: Option<String>,
-    /// The tool's name, as known when the call was accepted.
+    /// The tool's own name; where there is no such tool, the name that was asked for.
     pub tool: Option<Arc<str>>,
     /// On whose behalf.
     pub caller: Arc<Caller>,
@@ -51,6 +51,9 @@ pub enum Body {
     CallPending {
         /// What it was called with; secrets are taken out.
         arguments: Redacted,
+        /// The name that was asked for, where it is not the tool's own: an alias, or a short name.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        called_as: Option<Arc<str>>,
         /// Whether it is polled instead of waited for.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         task: bool,

@@ -90,14 +90,22 @@ impl AsRef<Log> for Flight {
 }
 
 impl Flight {
-    pub(crate) fn new(call: &Call, recorder: &Arc<Recorder>, batch: Option<&Arc<BatchFlight>>, task: bool) -> Self {
+    /// A call of the tool with this name, whatever name was asked for.
+    pub(crate) fn new(
+        call: &Call,
+        tool: Arc<str>,
+        recorder: &Arc<Recorder>,
+        batch: Option<&Arc<BatchFlight>>,
+        task: bool,
+    ) -> Self {
         let opened_at = Timestamp::now();
-        Self::of(ExecutionId::next_at(opened_at), opened_at, call, recorder, batch, task)
+        Self::of(ExecutionId::next_at(opened_at), opened_at, call, tool, recorder, batch, task)
     }
 
     /// A call that was open when an earlier executor stopped, as it stood then.
     pub(crate) fn resumed(was: &Interrupted, call: &Call, recorder: &Arc<Recorder>) -> Self {
-        let flight = Self::of(was.execution, was.opened_at, call, recorder, None, was.task);
+        let tool = Arc::clone(&call.tool);
+        let flight = Self::of(was.execution, was.opened_at, call, tool, recorder, None, was.task);
         flight.log.pen().set_state(was.state);
         flight
     }
@@ -106,6 +114,7 @@ impl Flight {
         id: ExecutionId,
         opened_at: Timestamp,
         call: &Call,
+        tool: Arc<str>,
         recorder: &Arc<Recorder>,
         batch: Option<&Arc<BatchFlight>>,
         task: bool,
@@ -114,7 +123,7 @@ impl Flight {
             execution: Some(id),
             batch: batch.map(|batch| batch.id),
             call_id: call.call_id.clone(),
-            tool: Some(Arc::clone(&call.tool)),
+            tool: Some(tool),
             caller: Arc::clone(&call.caller),
         };
         Self {

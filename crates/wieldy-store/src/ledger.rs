@@ -43,10 +43,13 @@ pub(crate) struct CallRow {
 impl CallRow {
     /// The row of a call that was just accepted.
     pub(crate) fn open(id: i64, at: i64, opened: &Opened) -> Self {
-        let Opened { subject, parameters, is_task, is_rerun } = opened;
+        let Opened { subject, parameters, called_as, is_task, is_rerun } = opened;
         let mut metadata = Map::new();
         if let Some(call_id) = &subject.call_id {
             metadata.insert("call_id".into(), Value::String(call_id.clone().into_owned()));
+        }
+        if let Some(name) = called_as {
+            metadata.insert("called_as".into(), Value::String(name.clone()));
         }
         for (name, told) in [("task", *is_task), ("rerun", *is_rerun)] {
             if told {

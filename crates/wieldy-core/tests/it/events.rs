@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use serde_json::json;
 use wieldy_core::{
     Batch, Body, Call, CallError, Caller, Code, Content, Filter, JournalError, Level, MemoryArtifacts, NotFound,
@@ -36,6 +37,32 @@ async fn an_observer_sees_everything_however_late_it_comes() {
     assert_eq!(early.await.unwrap(), all);
     assert_eq!(middle.await.unwrap(), all);
     assert_eq!(names(world.executor.observe(id, &Caller::local())).await, all, "even after the end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_is_known_by_its_tools_own_name_whatever_it_was_called() {
+    let world = World::new([Puppet::new(ToolSpec::new("Write", "").alias("WriteFile"), [Act::Echo]).0]);
+    let wanted = Filter { tool: Some("Write".into()), ..Filter::default() };
+    let mut subscription = world.executor.subscribe(wanted, 100);
+    for name in ["Write", "WriteFile", "Missing"] {
+        world.executor.call(Call::new(name, json!({}))).await;
+    }
+    let told: Vec<_> = world
+        .events()
+        .iter()
+        .filter_map(|event| match &event.body {
+            Body::CallPending { called_as, .. } => Some((event.subject.tool.clone(), called_as.clone())),
+            _ => None,
+        })
+        .collect();
+    let pending = |tool: &str, called_as: Option<&str>| (Some(tool.into()), called_as.map(Into::into));
+    assert_eq!(told, [pending("Write", None), pending("Write", Some("WriteFile")), pending("Missing", None)]);
+    let mut seen = 0;
+    while let Some(Some(_)) = subscription.next().now_or_never() {
+        seen += 1;
+    }
+    assert_eq!(seen, 6, "three of each call to the tool");
+    world.check();
 }
 
 #[tokio::test(start_paused = true)]
