@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use wieldy::{
-    Address, CallError, Caller, Code, JournalOptions, Retention, Store, StoreError, StoreJournal, ToolFilter,
+    Address, CallError, Caller, Code, JournalOptions, Retention, Store, StoreError, StoreJournal, TASK_TTL, ToolFilter,
 };
 
 use crate::assemble;
@@ -25,11 +25,11 @@ pub(crate) struct History {
 
 impl History {
     /// Opens the history, if there is a place for one. Where there is and it cannot be used, nothing may run.
-    pub(crate) fn open(config: &Config) -> Result<Option<Self>, Failure> {
+    pub(crate) fn open(config: &Config, tasks: Tasks) -> Result<Option<Self>, Failure> {
         let Some(address) = &config.history.address else { return Ok(None) };
         let open = || {
             let store = Store::open(address)?;
-            let journal = Arc::new(store.journal(&journal_options(config))?);
+            let journal = Arc::new(store.journal(&journal_options(config, tasks))?);
             Ok(Self { store, journal })
         };
         open().map(Some).map_err(|error: StoreError| {
@@ -59,11 +59,24 @@ impl Drop for History {
     }
 }
 
-/// How the journal is kept.
-pub(crate) fn journal_options(config: &Config) -> JournalOptions {
-    // Nobody can ask for a command's task once the command is over.
+/// What becomes of the results of tasks when the command is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tasks {
+    /// Nobody can ask for them then.
+    Forgotten,
+    /// Clients ask the next server for them, however the last one ended.
+    Kept,
+}
+
+/// How the journal is kept. What was left open is never run again here: the history may be that of other workspaces too, with
+/// other tools.
+pub(crate) fn journal_options(config: &Config, tasks: Tasks) -> JournalOptions {
     let retention = Retention { age_max: config.history.age_max, bytes_max: config.history.bytes_max };
-    JournalOptions { key: key(config), task_ttl: Duration::ZERO, retention, ..JournalOptions::default() }
+    let task_ttl = match tasks {
+        Tasks::Forgotten => Duration::ZERO,
+        Tasks::Kept => TASK_TTL,
+    };
+    JournalOptions { key: key(config), task_ttl, retention, ..JournalOptions::default() }
 }
 
 /// Where the key is that the trail is signed with; none where nothing is kept on disk.

@@ -97,7 +97,7 @@ impl Entry {
             usage: result.usage.clone(),
             sandbox: result.sandbox.clone(),
             error: result.error.clone(),
-            answer: (self.flight.task || is_kept).then(|| Arc::new(result.clone())),
+            answer: (self.flight.is_task() || is_kept).then(|| Arc::new(result.clone())),
         });
         let closed = self.flight.record_at(closing, result.timing.completed_at);
         self.over();

@@ -61,6 +61,8 @@ pub enum Body {
         #[serde(skip_serializing_if = "Option::is_none")]
         rerun: Option<Arc<Caller>>,
     },
+    /// The call takes longer than its caller waits: from now on it is a task, polled instead of waited for.
+    CallTask {},
     /// An attempt starts.
     CallStarted {
         /// Which, from 1.
@@ -268,6 +270,7 @@ impl Body {
     pub fn name(&self) -> &'static str {
         match self {
             Self::CallPending { .. } => "tool.call.pending",
+            Self::CallTask {} => "tool.call.task",
             Self::CallStarted { .. } => "tool.call.started",
             Self::CallProgress { .. } => "tool.call.progress",
             Self::CallWarning { .. } => "tool.call.warning",
@@ -293,8 +296,9 @@ impl Body {
     }
 
     /// The names of all events there are.
-    pub const NAMES: [&str; 22] = [
+    pub const NAMES: [&str; 23] = [
         "tool.call.pending",
+        "tool.call.task",
         "tool.call.started",
         "tool.call.progress",
         "tool.call.warning",
@@ -343,7 +347,9 @@ impl Body {
     fn is_clean(&self) -> bool {
         match self {
             Self::CallPending { rerun, .. } => rerun.is_none(),
-            Self::CallStarted { .. } | Self::RetrySuccess { .. } | Self::BatchStarted { .. } => true,
+            Self::CallTask {} | Self::CallStarted { .. } | Self::RetrySuccess { .. } | Self::BatchStarted { .. } => {
+                true
+            }
             Self::CallSuccess(closing) => closing.error.is_none(),
             _ => false,
         }
@@ -456,7 +462,7 @@ impl CallState {
             (Running { attempt }, Body::RetrySuccess { attempts }) if *attempts == attempt && attempt > 1 => Ok(self),
             (Running { .. } | Waiting { .. }, Body::RetryExhausted { .. }) => Ok(self),
             (Running { .. }, Body::CallProgress { .. }) => Ok(self),
-            (Open | Asking | Running { .. } | Waiting { .. }, Body::CallWarning { .. }) => Ok(self),
+            (Open | Asking | Running { .. } | Waiting { .. }, Body::CallWarning { .. } | Body::CallTask {}) => Ok(self),
             // A recalled answer ends a call that never ran.
             (Open | Running { .. }, Body::CallSuccess(closing)) => Ok(Closed { status: closing.status }),
             (

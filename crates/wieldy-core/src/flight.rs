@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -67,8 +67,8 @@ pub(crate) struct Flight {
     pub(crate) subject: Arc<Subject>,
     pub(crate) opened: Instant,
     pub(crate) opened_at: Timestamp,
-    /// Whether it is polled instead of waited for.
-    pub(crate) task: bool,
+    /// Whether it is polled instead of waited for; it may become so later.
+    task: AtomicBool,
     /// The idempotency key that it runs under.
     pub(crate) keyed: OnceLock<Arc<Keyed>>,
     recorder: Arc<Recorder>,
@@ -131,7 +131,7 @@ impl Flight {
             subject: Arc::new(subject),
             opened: Instant::now(),
             opened_at,
-            task,
+            task: AtomicBool::new(task),
             keyed: OnceLock::new(),
             recorder: Arc::clone(recorder),
             batch: batch.cloned(),
@@ -181,6 +181,16 @@ impl Flight {
 
     pub(crate) fn state(&self) -> CallState {
         self.log.state()
+    }
+
+    pub(crate) fn is_task(&self) -> bool {
+        self.task.load(Ordering::Relaxed)
+    }
+
+    /// Makes it a task from now on.
+    pub(crate) fn become_task(&self) -> Receipt {
+        self.task.store(true, Ordering::Relaxed);
+        self.record(Body::CallTask {})
     }
 
     /// The number of the run that would be next: more than 1 only for a call that an earlier executor left behind.

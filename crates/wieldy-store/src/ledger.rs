@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use uuid::Uuid;
-use wieldy_core::ExecutionId;
+use wieldy_core::{ExecutionId, TASK_TTL};
 
 use crate::audit::SignedHead;
 use crate::meaning::{Closed, Meaning, Opened};
@@ -77,6 +77,7 @@ impl CallRow {
     /// What a later record means for the row.
     pub(crate) fn apply(&mut self, at: i64, meaning: &Meaning) {
         match meaning {
+            Meaning::Task => self.extend_metadata([("task".to_owned(), Value::Bool(true))]),
             Meaning::Started { attempt, .. } => {
                 self.status = "running".into();
                 self.attempts = *attempt;
@@ -99,11 +100,15 @@ impl CallRow {
         self.sandbox = closed.sandbox.as_deref().map(column);
         self.usage = closed.usage.clone();
         if !closed.rest.is_empty() {
-            let known = self.metadata.as_deref().and_then(|text| serde_json::from_str(text).ok());
-            let mut metadata: Map<String, Value> = known.unwrap_or_default();
-            metadata.extend(closed.rest.clone());
-            self.metadata = text_of(metadata);
+            self.extend_metadata(closed.rest.clone());
         }
+    }
+
+    fn extend_metadata(&mut self, more: impl IntoIterator<Item = (String, Value)>) {
+        let known = self.metadata.as_deref().and_then(|text| serde_json::from_str(text).ok());
+        let mut metadata: Map<String, Value> = known.unwrap_or_default();
+        metadata.extend(more);
+        self.metadata = text_of(metadata);
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -251,6 +256,10 @@ impl From<CallRef> for Handle {
     }
 }
 
+/// How long the result of a task is kept at least that another executor left open, in microseconds: whoever closes it may
+/// be a command that keeps no tasks itself.
+const LEFT_TASK_TTL: i64 = TASK_TTL.as_micros() as i64;
+
 /// The calls of one executor that are open, and those of others that it closes.
 #[derive(Debug)]
 pub(crate) struct Ledger {
@@ -372,6 +381,10 @@ impl Ledger {
         };
         let id = open.row.id;
         open.row.apply(record.at, &record.meaning);
+        if matches!(record.meaning, Meaning::Task) && self.task_ttl > 0 {
+            draft.answers.push(expect_task(id, record));
+            (open.has_answer, open.is_task) = (true, true);
+        }
         if let Meaning::Started { keyed: Some(keyed), .. } = &record.meaning {
             let (key, fingerprint) = (Some(keyed.key.clone()), Some(keyed.fingerprint.clone()));
             let (task, tenant) = (open.is_task, record.tenant.clone());
@@ -382,7 +395,11 @@ impl Ledger {
         if open.row.is_over() && open.has_answer {
             draft.answers.push(match &record.answer {
                 Some(result) => {
-                    let expires_at = open.is_task.then(|| record.at.saturating_add(self.task_ttl));
+                    let ttl = match call {
+                        Handle::Own(_) => self.task_ttl,
+                        Handle::Left(_) => self.task_ttl.max(LEFT_TASK_TTL),
+                    };
+                    let expires_at = open.is_task.then(|| record.at.saturating_add(ttl));
                     AnswerChange::Give { id, result: result.clone(), expires_at }
                 }
                 None => AnswerChange::Forget { id },

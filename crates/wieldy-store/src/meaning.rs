@@ -13,7 +13,12 @@ use wieldy_core::{Body, Closing, Event, Keyed, redact};
 pub(crate) enum Meaning {
     Nothing,
     Opened(Box<Opened>),
-    Started { attempt: i64, keyed: Option<Box<Keyed>> },
+    /// It is a task from now on.
+    Task,
+    Started {
+        attempt: i64,
+        keyed: Option<Box<Keyed>>,
+    },
     Asked,
     Answered,
     Closed(Box<Closed>),
@@ -224,6 +229,7 @@ impl Meaning {
                     is_rerun: read.rerun.is_some(),
                 }))
             }
+            "tool.call.task" => Self::Task,
             "tool.call.started" => {
                 let StartRead { attempt, keyed } = serde_json::from_str(data).ok()?;
                 Self::Started { attempt, keyed }

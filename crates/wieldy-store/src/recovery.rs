@@ -2,11 +2,12 @@
 //! to the next executor where their callers wanted that.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::{Value as Json, json};
 use wieldy_core::{
-    CallError, CallState, Caller, ExecutionId, Interrupted, Keyed, Remembered, RememberedAnswer, ToolResult,
+    CallError, CallState, Caller, ExecutionId, Interrupted, Keyed, Remembered, RememberedAnswer, TASK_TTL, ToolResult,
 };
 
 use crate::database::{Database, Row, Value, one_int};
@@ -20,12 +21,15 @@ use crate::writer::Writer;
 /// How many answers are handed to an executor at most.
 const ANSWERS_MAX: i64 = 10_000;
 
+/// How long a call that is to be run again is left to an executor that does so. Then it is closed like all others.
+const RERUN_PATIENCE: Duration = TASK_TTL;
+
 /// Takes over what others left open. Returns the calls to be run again, if `rerun` says that somebody will.
 pub(crate) fn recover(writer: &mut Writer, rerun: bool) -> Result<Vec<Interrupted>, StoreError> {
     let mut interrupted = Vec::new();
     let mut records = Vec::new();
     let mut rows = unclosed(writer)?;
-    rows.extend(claim(&mut *writer.database, writer.number)?);
+    rows.extend(claim(&mut *writer.database, writer.number, rerun)?);
     for row in rows {
         let found = Found::look(&mut *writer.database, &row)?;
         let call = OpenCall::found(row.clone(), found.has_answer, found.is_task);
@@ -65,8 +69,9 @@ fn unclosed(writer: &mut Writer) -> Result<Vec<CallRow>, StoreError> {
     Ok(rows)
 }
 
-/// Makes the open calls of executors that are gone this one's own: whoever does so closes them, and nobody else.
-fn claim(database: &mut dyn Database, own: i64) -> Result<Vec<CallRow>, StoreError> {
+/// Makes the open calls of executors that are gone this one's own: whoever does so closes them, and nobody else. Calls that
+/// are to be run again are left for a while to those who `rerun` them.
+fn claim(database: &mut dyn Database, own: i64, rerun: bool) -> Result<Vec<CallRow>, StoreError> {
     let mut instances = Vec::new();
     let unended = "SELECT number, id FROM instances WHERE ended_at IS NULL AND number <> ?1";
     database.query(unended, &[own.into()], &mut |row| {
@@ -79,18 +84,19 @@ fn claim(database: &mut dyn Database, own: i64) -> Result<Vec<CallRow>, StoreErr
             database.execute(sql, &[number.into()])?;
         }
     }
-    let open = "SELECT count(*) FROM tool_executions WHERE completed_at IS NULL AND instance <> ?1
-                  AND instance IN (SELECT number FROM instances WHERE ended_at IS NOT NULL)";
-    if one_int(database, open, &[own.into()])? == Some(0) {
+    let now = Timestamp::now().as_microsecond();
+    let old = if rerun { i64::MAX } else { now - RERUN_PATIENCE.as_micros() as i64 };
+    let values = [own.into(), Value::Time(old)];
+    let left = r#"completed_at IS NULL AND instance <> ?1
+           AND instance IN (SELECT number FROM instances WHERE ended_at IS NOT NULL)
+           AND (started_at <= ?2 OR coalesce(metadata_json, '') NOT LIKE '%"rerun":true%')"#;
+    let open = format!("SELECT count(*) FROM tool_executions WHERE {left}");
+    if one_int(database, &open, &values)? == Some(0) {
         return Ok(Vec::new());
     }
-    let sql = format!(
-        "UPDATE tool_executions SET instance = ?1 WHERE completed_at IS NULL AND instance <> ?1
-           AND instance IN (SELECT number FROM instances WHERE ended_at IS NOT NULL) RETURNING {}",
-        COLUMNS
-    );
+    let sql = format!("UPDATE tool_executions SET instance = ?1 WHERE {left} RETURNING {COLUMNS}");
     let mut rows = Vec::new();
-    database.query(&sql, &[own.into()], &mut |row| {
+    database.query(&sql, &values, &mut |row| {
         rows.push(row_of(row)?);
         Ok(())
     })?;
@@ -210,10 +216,5 @@ fn answer(row: &dyn Row, result: ToolResult) -> Result<RememberedAnswer, StoreEr
         }
         _ => None,
     };
-    Ok(RememberedAnswer {
-        tenant: row.text_or_none(1)?.map(str::to_owned),
-        task: row.int(2)? != 0,
-        keyed,
-        result,
-    })
+    Ok(RememberedAnswer { tenant: row.text_or_none(1)?.map(str::to_owned), task: row.int(2)? != 0, keyed, result })
 }

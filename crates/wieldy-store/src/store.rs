@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use serde_json::json;
 use uuid::Uuid;
-use wieldy_core::ExecutionId;
+use wieldy_core::{ExecutionId, TASK_TTL};
 
 use crate::audit::{SignedHead, Signer};
 use crate::database::{Database, Dialect, Value, one_int};
@@ -89,7 +89,8 @@ pub struct JournalOptions {
     pub key: Option<PathBuf>,
     /// How long results of tasks are kept.
     pub task_ttl: Duration,
-    /// Whether the executor will run again what others left open, by `Executor::resume`.
+    /// Whether the executor will run again what others left open, by `Executor::resume`. One that does not leaves such calls
+    /// alone for an hour, so that one that does finds them.
     pub resumes: bool,
     /// How much is kept; the executor drops what is more by itself, now and then.
     pub retention: Retention,
@@ -97,7 +98,7 @@ pub struct JournalOptions {
 
 impl Default for JournalOptions {
     fn default() -> Self {
-        Self { key: None, task_ttl: Duration::from_secs(60 * 60), resumes: false, retention: Retention::default() }
+        Self { key: None, task_ttl: TASK_TTL, resumes: false, retention: Retention::default() }
     }
 }
 

@@ -56,6 +56,7 @@ impl Record {
         let (meaning, data) = Meaning::of(event);
         let expects_answer = match &event.body {
             Body::CallPending { task, .. } => *task,
+            Body::CallTask {} => true,
             Body::CallStarted { keyed, .. } => keyed.is_some(),
             _ => false,
         };

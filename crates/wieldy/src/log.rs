@@ -119,6 +119,7 @@ fn write_event(event: &Event) {
         Body::CallPending { .. } => {
             line!(DEBUG, "wieldy::call", event, "call accepted", arguments = display(json(event, "/arguments")));
         }
+        Body::CallTask {} => line!(DEBUG, "wieldy::call", event, "call is a task from now on"),
         Body::CallStarted { attempt, attempts_max, timeout_ms, read_only, .. } => line!(
             INFO,
             "wieldy::call",

@@ -152,13 +152,17 @@ async fn a_call_that_was_begun_may_become_a_task() {
     let waited = tokio::time::timeout(Duration::from_secs(1), &mut begun).await;
     assert!(waited.is_err() && world.executor.is_executing(id));
     assert_eq!(world.executor.task(id, &Caller::local()), None, "whoever awaits it needs no other way to ask");
-    assert_eq!(begun.into_task(), id);
+    assert_eq!(begun.into_task().await, id);
     let result = world.executor.wait(id, &Caller::local()).await.unwrap();
     assert_eq!((result.execution_id, result.text()), (id, "{}".to_owned()));
     drop(world.executor.begin(Call::new("t", json!({}))));
     assert_eq!(world.executor.output_so_far(id, &Caller::local()), None);
-    let ends: Vec<&str> = world.events().iter().filter(|e| e.body.closing().is_some()).map(|e| e.body.name()).collect();
-    assert_eq!(ends, ["tool.call.success", "tool.call.cancelled"]);
+    let names: Vec<&str> = world.events().iter().map(|event| event.body.name()).collect();
+    let as_task = ["tool.call.pending", "tool.call.started", "tool.call.task", "tool.call.success"];
+    assert_eq!(names, [&as_task[..], &["tool.call.pending", "tool.call.cancelled"]].concat());
+    let answers: Vec<bool> =
+        world.events().iter().filter_map(|event| Some(event.body.closing()?.answer.is_some())).collect();
+    assert_eq!(answers, [true, false], "what was handed over is kept for those who ask later");
     world.check();
 }
 

@@ -183,7 +183,9 @@ fn put_answer(transaction: &Transaction<'_>, change: &AnswerChange) -> rusqlite:
         AnswerChange::Expect { id, task, tenant, key, fingerprint, expires_at } => transaction
             .prepare_cached(
                 "INSERT INTO answers (id, task, tenant, key, fingerprint, expires_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
-                 ON CONFLICT DO UPDATE SET key = ?4, fingerprint = ?5, expires_at = ?6",
+                 ON CONFLICT DO UPDATE SET task = CASE WHEN excluded.task = 1 THEN 1 ELSE answers.task END,
+                   key = coalesce(excluded.key, answers.key), fingerprint = coalesce(excluded.fingerprint, answers.fingerprint),
+                   expires_at = CASE WHEN excluded.key IS NULL THEN answers.expires_at ELSE excluded.expires_at END",
             )?
             .execute(params![id, task, tenant, key, fingerprint, expires_at])?,
         AnswerChange::Give { id, result, expires_at } => transaction
