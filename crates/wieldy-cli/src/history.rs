@@ -6,11 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::anyhow;
-use wieldy::{
-    Address, CallError, Caller, Code, JournalOptions, Retention, Store, StoreError, StoreJournal, TASK_TTL, ToolFilter,
-};
+use wieldy::{Address, CallError, Code, JournalOptions, Retention, Store, StoreError, StoreJournal, TASK_TTL};
 
-use crate::assemble;
 use crate::config::{Config, Environment, Origin};
 use crate::exit::Failure;
 
@@ -39,16 +36,9 @@ impl History {
         })
     }
 
-    /// How long the last runs of all tools took.
-    pub(crate) fn durations(
-        &self,
-        config: &Config,
-        environment: &Environment,
-    ) -> Result<HashMap<String, Vec<Duration>>, Failure> {
-        let executor = assemble::catalogue(config, environment)?;
-        let tools = executor.registry().list(&Caller::local(), &ToolFilter::default());
-        let names: Vec<String> = tools.iter().map(|tool| tool.spec().name.clone()).collect();
-        self.store.durations(&names, RUNS_MAX).map_err(|error| failed(error, config))
+    /// How long the last runs of all tools took, those of MCP servers included.
+    pub(crate) fn durations(&self, config: &Config) -> Result<HashMap<String, Vec<Duration>>, Failure> {
+        self.store.durations(RUNS_MAX).map_err(|error| failed(error, config))
     }
 }
 
