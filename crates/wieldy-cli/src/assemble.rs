@@ -50,7 +50,7 @@ pub(crate) fn executor(
         builder.journal = Arc::clone(&history.journal) as _;
         builder.durability = config.history.durability;
         if config.dynamic_timeouts {
-            builder.known_durations = history.durations(config, environment)?;
+            builder.known_durations = history.durations(config)?;
         }
     }
     if let Some(artifacts) = artifacts(config)? {

@@ -6,11 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::anyhow;
-use wieldy::{
-    Address, CallError, Caller, Code, JournalOptions, Retention, Store, StoreError, StoreJournal, ToolFilter,
-};
+use wieldy::{Address, CallError, Code, JournalOptions, Retention, Store, StoreError, StoreJournal, TASK_TTL};
 
-use crate::assemble;
 use crate::config::{Config, Environment, Origin};
 use crate::exit::Failure;
 
@@ -25,11 +22,11 @@ pub(crate) struct History {
 
 impl History {
     /// Opens the history, if there is a place for one. Where there is and it cannot be used, nothing may run.
-    pub(crate) fn open(config: &Config) -> Result<Option<Self>, Failure> {
+    pub(crate) fn open(config: &Config, tasks: Tasks) -> Result<Option<Self>, Failure> {
         let Some(address) = &config.history.address else { return Ok(None) };
         let open = || {
             let store = Store::open(address)?;
-            let journal = Arc::new(store.journal(&journal_options(config))?);
+            let journal = Arc::new(store.journal(&journal_options(config, tasks))?);
             Ok(Self { store, journal })
         };
         open().map(Some).map_err(|error: StoreError| {
@@ -39,16 +36,9 @@ impl History {
         })
     }
 
-    /// How long the last runs of all tools took.
-    pub(crate) fn durations(
-        &self,
-        config: &Config,
-        environment: &Environment,
-    ) -> Result<HashMap<String, Vec<Duration>>, Failure> {
-        let executor = assemble::catalogue(config, environment)?;
-        let tools = executor.registry().list(&Caller::local(), &ToolFilter::default());
-        let names: Vec<String> = tools.iter().map(|tool| tool.spec().name.clone()).collect();
-        self.store.durations(&names, RUNS_MAX).map_err(|error| failed(error, config))
+    /// How long the last runs of all tools took, those of MCP servers included.
+    pub(crate) fn durations(&self, config: &Config) -> Result<HashMap<String, Vec<Duration>>, Failure> {
+        self.store.durations(RUNS_MAX).map_err(|error| failed(error, config))
     }
 }
 
@@ -59,11 +49,24 @@ impl Drop for History {
     }
 }
 
-/// How the journal is kept.
-pub(crate) fn journal_options(config: &Config) -> JournalOptions {
-    // Nobody can ask for a command's task once the command is over.
+/// What becomes of the results of tasks when the command is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tasks {
+    /// Nobody can ask for them then.
+    Forgotten,
+    /// Clients ask the next server for them, however the last one ended.
+    Kept,
+}
+
+/// How the journal is kept. What was left open is never run again here: the history may be that of other workspaces too, with
+/// other tools.
+pub(crate) fn journal_options(config: &Config, tasks: Tasks) -> JournalOptions {
     let retention = Retention { age_max: config.history.age_max, bytes_max: config.history.bytes_max };
-    JournalOptions { key: key(config), task_ttl: Duration::ZERO, retention, ..JournalOptions::default() }
+    let task_ttl = match tasks {
+        Tasks::Forgotten => Duration::ZERO,
+        Tasks::Kept => TASK_TTL,
+    };
+    JournalOptions { key: key(config), task_ttl, retention, ..JournalOptions::default() }
 }
 
 /// Where the key is that the trail is signed with; none where nothing is kept on disk.

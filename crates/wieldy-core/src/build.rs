@@ -24,7 +24,7 @@ use crate::policy::Policy;
 use crate::rate::{Rate, Rates};
 use crate::registry::{RegisterError, Registration, Registry};
 use crate::sandbox::{Level, Sandbox, SandboxChange};
-use crate::task::Tasks;
+use crate::task::{TASK_TTL, Tasks};
 use crate::tool::{AnyTool, SharedTool};
 
 /// The longest that anything is kept or waited for; more means the same, and clocks can count it.
@@ -157,7 +157,7 @@ impl Default for ExecutorBuilder {
             output_bytes_max: 64 * 1024,
             // Few enough to stay in the processor's caches: what is kept is touched again when it is forgotten.
             observable_max: 16,
-            task_ttl: Duration::from_secs(60 * 60),
+            task_ttl: TASK_TTL,
         }
     }
 }

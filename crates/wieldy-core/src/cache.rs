@@ -27,8 +27,8 @@ use crate::tool::Outcome;
 /// What an answer is found by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CacheKey {
-    /// In whose share the answer is.
-    tenant: blake3::Hash,
+    /// In whose share the answer is: the hash of a tenant, or that of all who have none.
+    tenant: Option<blake3::Hash>,
     hash: blake3::Hash,
 }
 
@@ -39,20 +39,14 @@ impl CacheKey {
         canonical(input.value(), &mut bytes);
         let who = json!([caller.tenant, caller.agent, caller.user, caller.scopes, caller.permissions]);
         canonical(&who, &mut bytes);
-        Self::new(caller.tenant.as_deref(), blake3::hash(&bytes))
+        Self { tenant: caller.tenant_hashed(), hash: blake3::hash(&bytes) }
     }
 
     /// The same key, given by the same caller for the same tool.
     pub(crate) fn of_idempotency_key(tool: &Registered, key: &str, caller: &Caller) -> Self {
         let mut bytes = Vec::new();
         canonical(&json!([tool.name, key, caller.tenant, caller.agent]), &mut bytes);
-        Self::new(caller.tenant.as_deref(), blake3::hash(&bytes))
-    }
-
-    fn new(tenant: Option<&str>, hash: blake3::Hash) -> Self {
-        let mut bytes = Vec::new();
-        canonical(&json!(tenant), &mut bytes);
-        Self { tenant: blake3::hash(&bytes), hash }
+        Self { tenant: caller.tenant_hashed(), hash: blake3::hash(&bytes) }
     }
 }
 
@@ -68,7 +62,7 @@ pub(crate) struct Recall {
 #[derive(Default)]
 struct Shelf {
     /// What each tenant has here; none is empty.
-    shares: HashMap<blake3::Hash, Share>,
+    shares: HashMap<Option<blake3::Hash>, Share>,
     /// Runs that others may wait for.
     under_way: HashMap<CacheKey, UnderWay>,
     runs: u64,
@@ -154,18 +148,19 @@ impl Recall {
         Lead { recall: self, key, fingerprint, run, _over: over_sender }
     }
 
-    /// Takes in an answer that an earlier executor gave.
+    /// Takes in an answer that an earlier executor gave, to callers of the tenant with this hash.
     pub(crate) fn restore(&self, keyed: &Keyed, tenant: Option<&str>, outcome: &Outcome) {
         let remaining =
             Timestamp::now().until(keyed.expires_at).ok().and_then(|span| span.total(jiff::Unit::Second).ok());
         let ttl = Duration::try_from_secs_f64(remaining.unwrap_or_default()).unwrap_or_default();
-        let (Ok(key), Ok(fingerprint)) =
-            (blake3::Hash::from_hex(&keyed.key), blake3::Hash::from_hex(&keyed.fingerprint))
+        let read = |hex: &str| blake3::Hash::from_hex(hex);
+        let (Ok(tenant), Ok(key), Ok(fingerprint)) =
+            (tenant.map(read).transpose(), read(&keyed.key), read(&keyed.fingerprint))
         else {
             return;
         };
         let mut shelf = self.lock();
-        let (key, fingerprint) = (CacheKey::new(tenant, key), CacheKey::new(tenant, fingerprint));
+        let (key, fingerprint) = (CacheKey { tenant, hash: key }, CacheKey { tenant, hash: fingerprint });
         let lead = self.lead(&mut shelf, key, fingerprint, &Touches::nothing());
         drop(shelf);
         lead.keep(outcome, ttl);
@@ -331,7 +326,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn key(text: &str) -> CacheKey {
-        CacheKey::new(None, blake3::hash(text.as_bytes()))
+        CacheKey { tenant: None, hash: blake3::hash(text.as_bytes()) }
     }
 
     fn reads(path: &str) -> Touches {
@@ -369,17 +364,20 @@ mod tests {
         assert!(led(&recall, "a").await.is_some(), "expired");
     }
 
+    fn key_of(tenant: &str, name: &str) -> CacheKey {
+        CacheKey { tenant: Some(blake3::hash(tenant.as_bytes())), ..key(name) }
+    }
+
     /// Keeps an answer for a tenant.
     async fn keep_for(recall: &Recall, tenant: &str, name: &str) {
-        let key = CacheKey::new(Some(tenant), blake3::hash(name.as_bytes()));
+        let key = key_of(tenant, name);
         let Recalled::Lead(lead) = recall.get(key, key, &Touches::nothing()).await else { panic!("nobody has it") };
         lead.keep(&Outcome::text(name), SECOND);
     }
 
     /// Which of these are kept for a tenant.
     fn kept_for(recall: &Recall, tenant: &str, names: [&str; 3]) -> [bool; 3] {
-        let key = |name: &str| CacheKey::new(Some(tenant), blake3::hash(name.as_bytes()));
-        names.map(|name| recall.lock().fresh(&key(name)).is_some())
+        names.map(|name| recall.lock().fresh(&key_of(tenant, name)).is_some())
     }
 
     #[tokio::test(start_paused = true)]

@@ -108,6 +108,15 @@ impl Caller {
         }
     }
 
+    /// A hash of the tenant, where there is one: tells tenants apart in what is kept, and gives nothing away.
+    pub fn tenant_hash(&self) -> Option<String> {
+        self.tenant_hashed().map(|hash| hash.to_hex().to_string())
+    }
+
+    pub(crate) fn tenant_hashed(&self) -> Option<blake3::Hash> {
+        self.tenant.as_ref().map(|tenant| blake3::hash(tenant.as_bytes()))
+    }
+
     /// Whose session this is, told apart from those of others; nothing where there is none.
     pub fn session_key(&self) -> Option<SessionKey> {
         let session = self.session.clone()?;
@@ -178,10 +187,48 @@ pub struct Options {
     pub network: Option<Network>,
     /// Should the executor stop while the call is open, the next one on the same history runs it again, if its tool may
     /// be run twice and nothing of its arguments had to be hidden. A call with an idempotency key is left to whoever comes
-    /// back with the key.
+    /// back with the key. These options are not written down, so one that asks for anything but a priority and labels is
+    /// not run again: it would run under weaker terms.
     pub rerun: bool,
     /// Free words that come back in the result.
     pub labels: Vec<String>,
+}
+
+impl Options {
+    /// Whether an executor that knows nothing of these options may run the call again, as the caller wants.
+    pub(crate) fn may_rerun(&self) -> bool {
+        // All of them by name, so that nobody adds one without a thought about it.
+        let Self {
+            timeout,
+            queue_timeout,
+            deadline,
+            silence,
+            retries,
+            retry_if,
+            priority: _,
+            require_confirmation,
+            confirmer,
+            idempotency_key,
+            fresh,
+            limits,
+            isolation,
+            network,
+            rerun,
+            labels: _,
+        } = self;
+        *rerun
+            // Whoever has a key comes back with it: a run that does not know of the key would be one more.
+            && idempotency_key.is_none()
+            && [timeout, queue_timeout, deadline, silence].into_iter().all(Option::is_none)
+            && retries.is_none()
+            && retry_if.is_none()
+            && !require_confirmation
+            && confirmer.is_none()
+            && !fresh
+            && *limits == ResourceLimits::default()
+            && isolation.is_none()
+            && network.is_none()
+    }
 }
 
 /// Who goes first when calls wait: higher first, and everybody rises with time.

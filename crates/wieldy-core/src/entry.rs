@@ -97,7 +97,7 @@ impl Entry {
             usage: result.usage.clone(),
             sandbox: result.sandbox.clone(),
             error: result.error.clone(),
-            answer: (self.flight.task || is_kept).then(|| Arc::new(result.clone())),
+            answer: (self.flight.is_task() || is_kept).then(|| Arc::new(result.clone())),
         });
         let closed = self.flight.record_at(closing, result.timing.completed_at);
         self.over();
@@ -174,14 +174,15 @@ impl Executor {
     /// Opens the call's entry. From here on it is in flight, can be observed and cancelled, and will be closed.
     pub(crate) fn open(&self, call: Call, batch: Option<&Arc<BatchFlight>>, task: bool) -> Box<Entry> {
         let engine = &*self.inner;
-        let flight = Arc::new(Flight::new(&call, &engine.recorder, batch, task));
-        engine.flights.add(Arc::clone(&flight));
-        // The tool is looked up before anything is written down: it says which arguments must not be.
+        // The tool is looked up before anything is written down: it says which arguments must not be, and what it is called.
         let tool = engine.registry.find(&call.tool, &call.caller);
-        let marked = match &tool {
-            Ok(tool) => tool.sensitive.clone(),
-            Err(_) => engine.registry.sensitive(&call.tool),
+        let (name, marked) = match &tool {
+            Ok(tool) => (tool.name.shared(), tool.sensitive.clone()),
+            Err(_) => (Arc::clone(&call.tool), engine.registry.sensitive(&call.tool)),
         };
+        let called_as = (name != call.tool).then(|| Arc::clone(&call.tool));
+        let flight = Arc::new(Flight::new(&call, name, &engine.recorder, batch, task));
+        engine.flights.add(Arc::clone(&flight));
         // Arguments that are too large to be looked at are not written down either.
         let (size, too_large) = match check_size(&call.arguments) {
             Ok(size) => (size, None),
@@ -191,10 +192,8 @@ impl Executor {
             None => Redacted::new(Arc::clone(&call.arguments), marked),
             Some(_) => Value::Null.into(),
         };
-        // Whoever has a key comes back with it: a run that does not know of the key would be one more.
-        let may_rerun = call.options.rerun && call.options.idempotency_key.is_none();
-        let rerun = may_rerun.then(|| Arc::clone(&call.caller));
-        let opened = flight.record_at(Body::CallPending { arguments, task, rerun }, flight.opened_at);
+        let rerun = call.options.may_rerun().then(|| Arc::clone(&call.caller));
+        let opened = flight.record_at(Body::CallPending { arguments, called_as, task, rerun }, flight.opened_at);
         let refused = match (opened, too_large) {
             (Receipt::Refused(error), _) => Some(error.into()),
             (_, Some(too_large)) => Some(too_large.into()),

@@ -36,7 +36,7 @@ pub struct Subject {
     pub batch: Option<BatchId>,
     /// The caller's own id of the call.
     pub call_id: Option<String>,
-    /// The tool's name, as known when the call was accepted.
+    /// The tool's own name; where there is no such tool, the name that was asked for.
     pub tool: Option<Arc<str>>,
     /// On whose behalf.
     pub caller: Arc<Caller>,
@@ -51,6 +51,9 @@ pub enum Body {
     CallPending {
         /// What it was called with; secrets are taken out.
         arguments: Redacted,
+        /// The name that was asked for, where it is not the tool's own: an alias, or a short name.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        called_as: Option<Arc<str>>,
         /// Whether it is polled instead of waited for.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         task: bool,
@@ -58,6 +61,8 @@ pub enum Body {
         #[serde(skip_serializing_if = "Option::is_none")]
         rerun: Option<Arc<Caller>>,
     },
+    /// The call takes longer than its caller waits: from now on it is a task, polled instead of waited for.
+    CallTask {},
     /// An attempt starts.
     CallStarted {
         /// Which, from 1.
@@ -68,6 +73,9 @@ pub enum Body {
         timeout_ms: u64,
         /// Whether it can change nothing.
         read_only: bool,
+        /// Whether it may change something, but does the same when it is run twice.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        idempotent: bool,
         /// The idempotency key that it runs under.
         #[serde(skip_serializing_if = "Option::is_none")]
         keyed: Option<Arc<Keyed>>,
@@ -262,6 +270,7 @@ impl Body {
     pub fn name(&self) -> &'static str {
         match self {
             Self::CallPending { .. } => "tool.call.pending",
+            Self::CallTask {} => "tool.call.task",
             Self::CallStarted { .. } => "tool.call.started",
             Self::CallProgress { .. } => "tool.call.progress",
             Self::CallWarning { .. } => "tool.call.warning",
@@ -287,8 +296,9 @@ impl Body {
     }
 
     /// The names of all events there are.
-    pub const NAMES: [&str; 22] = [
+    pub const NAMES: [&str; 23] = [
         "tool.call.pending",
+        "tool.call.task",
         "tool.call.started",
         "tool.call.progress",
         "tool.call.warning",
@@ -337,7 +347,9 @@ impl Body {
     fn is_clean(&self) -> bool {
         match self {
             Self::CallPending { rerun, .. } => rerun.is_none(),
-            Self::CallStarted { .. } | Self::RetrySuccess { .. } | Self::BatchStarted { .. } => true,
+            Self::CallTask {} | Self::CallStarted { .. } | Self::RetrySuccess { .. } | Self::BatchStarted { .. } => {
+                true
+            }
             Self::CallSuccess(closing) => closing.error.is_none(),
             _ => false,
         }
@@ -450,7 +462,7 @@ impl CallState {
             (Running { attempt }, Body::RetrySuccess { attempts }) if *attempts == attempt && attempt > 1 => Ok(self),
             (Running { .. } | Waiting { .. }, Body::RetryExhausted { .. }) => Ok(self),
             (Running { .. }, Body::CallProgress { .. }) => Ok(self),
-            (Open | Asking | Running { .. } | Waiting { .. }, Body::CallWarning { .. }) => Ok(self),
+            (Open | Asking | Running { .. } | Waiting { .. }, Body::CallWarning { .. } | Body::CallTask {}) => Ok(self),
             // A recalled answer ends a call that never ran.
             (Open | Running { .. }, Body::CallSuccess(closing)) => Ok(Closed { status: closing.status }),
             (

@@ -29,7 +29,7 @@ use crate::policy::{self, Grant};
 use crate::registry::{NotFound, Registered};
 use crate::run::Run;
 use crate::terms::Terms;
-use crate::tool::Outcome;
+use crate::tool::{Annotations, Outcome};
 
 /// Runs tools for agents. Cheap to clone; all clones are the same executor.
 #[derive(Clone)]
@@ -135,7 +135,7 @@ impl Executor {
             let slot =
                 engine.admission.admit(consent, flight, &tool.name, slots, call.options.priority, clocks).await?;
             tally.queued += slot.waited();
-            self.start(flight, attempt, terms, spec.annotations.read_only).await?;
+            self.start(flight, attempt, terms, spec.annotations).await?;
             tally.attempts = attempt;
             let run = self.run(flight, attempt, terms, spec.constraints.output_bytes_max);
             let spoiling = Spoiling::new(&engine.cache, &touches);
@@ -261,8 +261,14 @@ impl Executor {
     }
 
     /// Records that an attempt starts. What may change something is safe in the history before it runs.
-    async fn start(&self, flight: &Flight, attempt: u32, terms: &Terms, read_only: bool) -> Result<(), CallError> {
-        let engine = &*self.inner;
+    async fn start(
+        &self,
+        flight: &Flight,
+        attempt: u32,
+        terms: &Terms,
+        annotations: Annotations,
+    ) -> Result<(), CallError> {
+        let (engine, read_only) = (&*self.inner, annotations.read_only);
         // Somebody may have cancelled while the call was handed its slot.
         if let Some(cause) = flight.cancelled() {
             return Err(cause.error());
@@ -272,6 +278,7 @@ impl Executor {
             attempts_max: terms.retry.retries.saturating_add(1),
             timeout_ms: u64::try_from(terms.clocks.attempt.as_millis()).unwrap_or(u64::MAX),
             read_only,
+            idempotent: annotations.idempotent && !read_only,
             keyed: flight.keyed.get().cloned(),
         });
         match started {

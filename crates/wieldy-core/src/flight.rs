@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -70,8 +70,8 @@ pub(crate) struct Flight {
     pub(crate) subject: Arc<Subject>,
     pub(crate) opened: Instant,
     pub(crate) opened_at: Timestamp,
-    /// Whether it is polled instead of waited for.
-    pub(crate) task: bool,
+    /// Whether it is polled instead of waited for; it may become so later.
+    task: AtomicBool,
     /// The idempotency key that it runs under.
     pub(crate) keyed: OnceLock<Arc<Keyed>>,
     recorder: Arc<Recorder>,
@@ -93,14 +93,22 @@ impl AsRef<Log> for Flight {
 }
 
 impl Flight {
-    pub(crate) fn new(call: &Call, recorder: &Arc<Recorder>, batch: Option<&Arc<BatchFlight>>, task: bool) -> Self {
+    /// A call of the tool with this name, whatever name was asked for.
+    pub(crate) fn new(
+        call: &Call,
+        tool: Arc<str>,
+        recorder: &Arc<Recorder>,
+        batch: Option<&Arc<BatchFlight>>,
+        task: bool,
+    ) -> Self {
         let opened_at = Timestamp::now();
-        Self::of(ExecutionId::next_at(opened_at), opened_at, call, recorder, batch, task)
+        Self::of(ExecutionId::next_at(opened_at), opened_at, call, tool, recorder, batch, task)
     }
 
     /// A call that was open when an earlier executor stopped, as it stood then.
     pub(crate) fn resumed(was: &Interrupted, call: &Call, recorder: &Arc<Recorder>) -> Self {
-        let flight = Self::of(was.execution, was.opened_at, call, recorder, None, was.task);
+        let tool = Arc::clone(&call.tool);
+        let flight = Self::of(was.execution, was.opened_at, call, tool, recorder, None, was.task);
         flight.log.pen().set_state(was.state);
         flight
     }
@@ -109,6 +117,7 @@ impl Flight {
         id: ExecutionId,
         opened_at: Timestamp,
         call: &Call,
+        tool: Arc<str>,
         recorder: &Arc<Recorder>,
         batch: Option<&Arc<BatchFlight>>,
         task: bool,
@@ -117,7 +126,7 @@ impl Flight {
             execution: Some(id),
             batch: batch.map(|batch| batch.id),
             call_id: call.call_id.clone(),
-            tool: Some(Arc::clone(&call.tool)),
+            tool: Some(tool),
             caller: Arc::clone(&call.caller),
         };
         Self {
@@ -125,7 +134,7 @@ impl Flight {
             subject: Arc::new(subject),
             opened: Instant::now(),
             opened_at,
-            task,
+            task: AtomicBool::new(task),
             keyed: OnceLock::new(),
             recorder: Arc::clone(recorder),
             batch: batch.cloned(),
@@ -175,6 +184,16 @@ impl Flight {
 
     pub(crate) fn state(&self) -> CallState {
         self.log.state()
+    }
+
+    pub(crate) fn is_task(&self) -> bool {
+        self.task.load(Ordering::Relaxed)
+    }
+
+    /// Makes it a task from now on.
+    pub(crate) fn become_task(&self) -> Receipt {
+        self.task.store(true, Ordering::Relaxed);
+        self.record(Body::CallTask {})
     }
 
     /// The number of the run that would be next: more than 1 only for a call that an earlier executor left behind.

@@ -101,14 +101,12 @@ pub struct Remembered {
 pub struct RememberedAnswer {
     /// The result, as far as it may be written down.
     pub result: ToolResult,
-    /// Whose it is.
+    /// Whose it is: [`Caller::tenant_hash`] of whoever called.
     pub tenant: Option<String>,
     /// Whether it is asked for as a task.
     pub task: bool,
     /// The idempotency key that it is asked for by.
     pub keyed: Option<Keyed>,
-    /// When the call ended.
-    pub ended_at: Timestamp,
 }
 
 /// A call whose executor stopped while it was open.

@@ -142,7 +142,7 @@ pub use sandbox::{
     SandboxId, SandboxStatus, Stream, Usage,
 };
 pub use schema::SchemaError;
-pub use task::{Begun, Load, Target, Task};
+pub use task::{Begun, Load, TASK_TTL, Target, Task};
 pub use tool::{
     Annotations, AnyTool, CachePolicy, Constraints, Footprint, Outcome, Provider, RunError, SharedTool, Tool, ToolSpec,
     schema_of, tool,

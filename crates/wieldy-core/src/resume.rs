@@ -50,12 +50,12 @@ impl Executor {
 
     /// Takes in what earlier executors answered.
     pub(crate) fn restore(&self, answers: Vec<RememberedAnswer>) {
-        for RememberedAnswer { result, tenant, task, keyed, ended_at } in answers {
+        for RememberedAnswer { result, tenant, task, keyed } in answers {
             if let Some(keyed) = &keyed {
                 self.inner.keys.restore(keyed, tenant.as_deref(), &outcome_of(&result));
             }
             if task {
-                self.inner.tasks.restore(result, tenant, ended_at);
+                self.inner.tasks.restore(result, tenant);
             }
         }
     }

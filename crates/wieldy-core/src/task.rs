@@ -16,16 +16,19 @@ use tokio_util::task::TaskTracker;
 use crate::batch::{Batch, BatchResult};
 use crate::breaker::BreakerState;
 use crate::call::{BatchId, Call, Caller, ExecutionId, Status, ToolResult};
-use crate::entry::Entry;
+use crate::entry::{CLOSING_PATIENCE, Entry};
 use crate::error::CallError;
 use crate::event::Subject;
 use crate::executor::Executor;
-use crate::flight::{BatchFlight, CancelCause, Flights};
+use crate::flight::{BatchFlight, CancelCause, Flight, Flights};
 use crate::input::{Input, Violations, check_size};
 use crate::journal::{Filter, Recorder, Subscription};
 use crate::observe::Observer;
 use crate::policy::Policy;
 use crate::registry::Registered;
+
+/// How long the result of a task is kept, where nobody says otherwise.
+pub const TASK_TTL: Duration = Duration::from_secs(60 * 60);
 
 /// How many finished tasks are remembered at most.
 const TASKS_MAX: usize = 10_000;
@@ -45,6 +48,7 @@ struct Shelf {
 
 struct Known {
     tool: Arc<str>,
+    /// The hash of the tenant that began it.
     tenant: Option<String>,
     result: watch::Receiver<Option<Arc<ToolResult>>>,
     /// Set when it is over.
@@ -53,7 +57,7 @@ struct Known {
 
 impl Known {
     fn is_there(&self, asker: &Caller, ttl: Duration) -> bool {
-        self.tenant == asker.tenant && !self.is_forgotten(ttl)
+        self.tenant == asker.tenant_hash() && !self.is_forgotten(ttl)
     }
 
     fn is_forgotten(&self, ttl: Duration) -> bool {
@@ -140,8 +144,9 @@ impl Tasks {
     }
 
     /// Takes in the result of a task that an earlier executor ended.
-    pub(crate) fn restore(&self, result: ToolResult, tenant: Option<String>, ended_at: Timestamp) {
-        let ago = Duration::try_from(Timestamp::now().duration_since(ended_at)).unwrap_or_default();
+    pub(crate) fn restore(&self, result: ToolResult, tenant: Option<String>) {
+        let ago = Timestamp::now().duration_since(result.timing.completed_at);
+        let ago = Duration::try_from(ago).unwrap_or_default();
         let Some(ended) = Instant::now().checked_sub(ago).filter(|_| ago < self.ttl) else { return };
         let (id, tool) = (result.execution_id, Arc::clone(&result.tool));
         let (_, result) = watch::channel(Some(Arc::new(result)));
@@ -152,23 +157,29 @@ impl Tasks {
 /// A call that was begun: whoever awaits it carries it on, and gets its result. Dropped, it ends as cancelled.
 pub struct Begun {
     executor: Executor,
-    id: ExecutionId,
+    flight: Arc<Flight>,
     tool: Arc<str>,
-    caller: Arc<Caller>,
     work: BoxFuture<'static, ToolResult>,
 }
 
 impl Begun {
     /// The engine's id of the call, to observe and to cancel it by.
     pub fn id(&self) -> ExecutionId {
-        self.id
+        self.flight.id
     }
 
-    /// Lets the call go on in the background, as a task that is asked for later. Its result outlives no executor.
-    pub fn into_task(self) -> ExecutionId {
-        let Self { executor, id, tool, caller, work } = self;
-        executor.carry_on(id, tool, caller.tenant.clone(), work);
-        id
+    /// Lets the call go on in the background, as a task that is asked for later, also of the next executor on the same
+    /// history. The id comes once it is safe there that the call is a task; the call goes on meanwhile, and also where
+    /// nobody waits for that. Must be called within a tokio runtime.
+    pub async fn into_task(self) -> ExecutionId {
+        let Self { executor, flight, tool, work } = self;
+        let recorded = flight.become_task();
+        executor.carry_on(flight.id, tool, flight.subject.caller.tenant_hash(), work);
+        // The same as for an answer: who has the id may ask for it after a crash.
+        if executor.inner.durability.waits_to_answer(&recorded, false) {
+            let _ = tokio::time::timeout(CLOSING_PATIENCE, executor.inner.recorder.kept(recorded)).await;
+        }
+        flight.id
     }
 }
 
@@ -184,9 +195,9 @@ impl Executor {
     /// Begins a call that may become a task later, should it take too long to be waited for.
     pub fn begin(&self, call: Call) -> Begun {
         let entry = self.open(call, None, false);
-        let (id, tool, caller) = (entry.flight.id, Arc::clone(&entry.call.tool), Arc::clone(&entry.call.caller));
+        let (flight, tool) = (Arc::clone(&entry.flight), Arc::clone(&entry.call.tool));
         let executor = self.clone();
-        Begun { executor: self.clone(), id, tool, caller, work: Box::pin(async move { executor.walk(entry).await }) }
+        Begun { executor: self.clone(), flight, tool, work: Box::pin(async move { executor.walk(entry).await }) }
     }
 
     /// Begins a call in the background and returns its id at once. Must be called within a tokio runtime.
@@ -197,7 +208,7 @@ impl Executor {
 
     /// Carries a call on in the background.
     pub(crate) fn go_on(&self, entry: Box<Entry>) -> ExecutionId {
-        let (tool, tenant) = (Arc::clone(&entry.call.tool), entry.call.caller.tenant.clone());
+        let (tool, tenant) = (Arc::clone(&entry.call.tool), entry.call.caller.tenant_hash());
         let (id, executor) = (entry.flight.id, self.clone());
         self.carry_on(id, tool, tenant, async move { executor.walk(entry).await });
         id

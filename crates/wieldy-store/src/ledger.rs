@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 use uuid::Uuid;
-use wieldy_core::ExecutionId;
+use wieldy_core::{ExecutionId, TASK_TTL};
 
 use crate::audit::SignedHead;
 use crate::meaning::{Closed, Meaning, Opened};
@@ -43,10 +43,13 @@ pub(crate) struct CallRow {
 impl CallRow {
     /// The row of a call that was just accepted.
     pub(crate) fn open(id: i64, at: i64, opened: &Opened) -> Self {
-        let Opened { subject, parameters, is_task, is_rerun } = opened;
+        let Opened { subject, parameters, called_as, is_task, is_rerun } = opened;
         let mut metadata = Map::new();
         if let Some(call_id) = &subject.call_id {
             metadata.insert("call_id".into(), Value::String(call_id.clone().into_owned()));
+        }
+        if let Some(name) = called_as {
+            metadata.insert("called_as".into(), Value::String(name.clone()));
         }
         for (name, told) in [("task", *is_task), ("rerun", *is_rerun)] {
             if told {
@@ -74,6 +77,7 @@ impl CallRow {
     /// What a later record means for the row.
     pub(crate) fn apply(&mut self, at: i64, meaning: &Meaning) {
         match meaning {
+            Meaning::Task => self.extend_metadata([("task".to_owned(), Value::Bool(true))]),
             Meaning::Started { attempt, .. } => {
                 self.status = "running".into();
                 self.attempts = *attempt;
@@ -96,11 +100,15 @@ impl CallRow {
         self.sandbox = closed.sandbox.as_deref().map(column);
         self.usage = closed.usage.clone();
         if !closed.rest.is_empty() {
-            let known = self.metadata.as_deref().and_then(|text| serde_json::from_str(text).ok());
-            let mut metadata: Map<String, Value> = known.unwrap_or_default();
-            metadata.extend(closed.rest.clone());
-            self.metadata = text_of(metadata);
+            self.extend_metadata(closed.rest.clone());
         }
+    }
+
+    fn extend_metadata(&mut self, more: impl IntoIterator<Item = (String, Value)>) {
+        let known = self.metadata.as_deref().and_then(|text| serde_json::from_str(text).ok());
+        let mut metadata: Map<String, Value> = known.unwrap_or_default();
+        metadata.extend(more);
+        self.metadata = text_of(metadata);
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -174,11 +182,24 @@ fn words(call: &mut OpenCall) -> String {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum AnswerChange {
     /// Somebody may ask for what will come of the call.
-    Expect { id: i64, task: bool, key: Option<String>, fingerprint: Option<String>, expires_at: i64 },
+    Expect {
+        id: i64,
+        task: bool,
+        tenant: Option<String>,
+        key: Option<String>,
+        fingerprint: Option<String>,
+        expires_at: i64,
+    },
     /// It came.
     Give { id: i64, result: String, expires_at: Option<i64> },
     /// Nothing will come.
     Forget { id: i64 },
+}
+
+/// The result of a task is expected.
+fn expect_task(id: i64, record: &Record) -> AnswerChange {
+    let tenant = record.tenant.clone();
+    AnswerChange::Expect { id, task: true, tenant, key: None, fingerprint: None, expires_at: i64::MAX }
 }
 
 /// A record in its place.
@@ -234,6 +255,10 @@ impl From<CallRef> for Handle {
         }
     }
 }
+
+/// How long the result of a task is kept at least that another executor left open, in microseconds: whoever closes it may
+/// be a command that keeps no tasks itself.
+const LEFT_TASK_TTL: i64 = TASK_TTL.as_micros() as i64;
 
 /// The calls of one executor that are open, and those of others that it closes.
 #[derive(Debug)]
@@ -337,8 +362,7 @@ impl Ledger {
             // Where results of tasks are not kept, none is expected.
             let is_task = opened.is_task && self.task_ttl > 0;
             if is_task {
-                let (key, fingerprint, expires_at) = (None, None, i64::MAX);
-                draft.answers.push(AnswerChange::Expect { id: seq, task: true, key, fingerprint, expires_at });
+                draft.answers.push(expect_task(seq, record));
             }
             let words = if self.takes_words { first_words(&row) } else { String::new() };
             draft.touched.insert(call, OpenCall { words, row, has_answer: is_task, is_task, is_over: false });
@@ -357,16 +381,25 @@ impl Ledger {
         };
         let id = open.row.id;
         open.row.apply(record.at, &record.meaning);
+        if matches!(record.meaning, Meaning::Task) && self.task_ttl > 0 {
+            draft.answers.push(expect_task(id, record));
+            (open.has_answer, open.is_task) = (true, true);
+        }
         if let Meaning::Started { keyed: Some(keyed), .. } = &record.meaning {
             let (key, fingerprint) = (Some(keyed.key.clone()), Some(keyed.fingerprint.clone()));
-            let (task, expires_at) = (open.is_task, keyed.expires_at.as_microsecond());
-            draft.answers.push(AnswerChange::Expect { id, task, key, fingerprint, expires_at });
+            let (task, tenant) = (open.is_task, record.tenant.clone());
+            let expires_at = keyed.expires_at.as_microsecond();
+            draft.answers.push(AnswerChange::Expect { id, task, tenant, key, fingerprint, expires_at });
             open.has_answer = true;
         }
         if open.row.is_over() && open.has_answer {
             draft.answers.push(match &record.answer {
                 Some(result) => {
-                    let expires_at = open.is_task.then(|| record.at.saturating_add(self.task_ttl));
+                    let ttl = match call {
+                        Handle::Own(_) => self.task_ttl,
+                        Handle::Left(_) => self.task_ttl.max(LEFT_TASK_TTL),
+                    };
+                    let expires_at = open.is_task.then(|| record.at.saturating_add(ttl));
                     AnswerChange::Give { id, result: result.clone(), expires_at }
                 }
                 None => AnswerChange::Forget { id },

@@ -13,7 +13,12 @@ use wieldy_core::{Body, Closing, Event, Keyed, redact};
 pub(crate) enum Meaning {
     Nothing,
     Opened(Box<Opened>),
-    Started { attempt: i64, keyed: Option<Box<Keyed>> },
+    /// It is a task from now on.
+    Task,
+    Started {
+        attempt: i64,
+        keyed: Option<Box<Keyed>>,
+    },
     Asked,
     Answered,
     Closed(Box<Closed>),
@@ -24,6 +29,8 @@ pub(crate) enum Meaning {
 pub(crate) struct Opened {
     pub(crate) subject: Subject<'static>,
     pub(crate) parameters: String,
+    /// The name that was asked for, where it is not the tool's own.
+    pub(crate) called_as: Option<String>,
     pub(crate) is_task: bool,
     pub(crate) is_rerun: bool,
 }
@@ -98,6 +105,7 @@ pub(crate) struct Closed {
 /// The facts of an opening that count, as they are read.
 #[derive(Deserialize)]
 struct OpeningRead {
+    called_as: Option<String>,
     #[serde(default)]
     task: bool,
     rerun: Option<IgnoredAny>,
@@ -165,7 +173,7 @@ impl Meaning {
     }
 
     fn of_opening(event: &Event) -> (Self, String) {
-        let Body::CallPending { arguments, task, rerun } = &event.body else {
+        let Body::CallPending { arguments, called_as, task, rerun } = &event.body else {
             unreachable!("an opening is asked for where there is one")
         };
         let mut parameters = text(&*arguments.value());
@@ -176,6 +184,9 @@ impl Meaning {
         }
         // Put together by hand: arguments may be long, and are needed on their own too.
         let mut data = format!("{ARGUMENTS}{parameters}");
+        if let Some(name) = called_as {
+            data.push_str(&format!(",\"called_as\":{}", json!(name)));
+        }
         if *task {
             data.push_str(",\"task\":true");
         }
@@ -192,7 +203,8 @@ impl Meaning {
         }
         data.push('}');
         let subject = Subject::of(event).into_owned();
-        let opened = Opened { subject, parameters, is_task: *task, is_rerun: rerun.is_some() };
+        let called_as = called_as.as_deref().map(str::to_owned);
+        let opened = Opened { subject, parameters, called_as, is_task: *task, is_rerun: rerun.is_some() };
         (Self::Opened(Box::new(opened)), data)
     }
 
@@ -212,10 +224,12 @@ impl Meaning {
                 Self::Opened(Box::new(Opened {
                     subject: subject.into_owned(),
                     parameters: after[..arguments.byte_offset()].to_owned(),
+                    called_as: read.called_as,
                     is_task: read.task,
                     is_rerun: read.rerun.is_some(),
                 }))
             }
+            "tool.call.task" => Self::Task,
             "tool.call.started" => {
                 let StartRead { attempt, keyed } = serde_json::from_str(data).ok()?;
                 Self::Started { attempt, keyed }

@@ -2,11 +2,12 @@
 //! to the next executor where their callers wanted that.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use serde_json::{Value as Json, json};
 use wieldy_core::{
-    CallError, CallState, Caller, ExecutionId, Interrupted, Keyed, Remembered, RememberedAnswer, ToolResult,
+    CallError, CallState, Caller, ExecutionId, Interrupted, Keyed, Remembered, RememberedAnswer, TASK_TTL, ToolResult,
 };
 
 use crate::database::{Database, Row, Value, one_int};
@@ -20,12 +21,15 @@ use crate::writer::Writer;
 /// How many answers are handed to an executor at most.
 const ANSWERS_MAX: i64 = 10_000;
 
+/// How long a call that is to be run again is left to an executor that does so. Then it is closed like all others.
+const RERUN_PATIENCE: Duration = TASK_TTL;
+
 /// Takes over what others left open. Returns the calls to be run again, if `rerun` says that somebody will.
 pub(crate) fn recover(writer: &mut Writer, rerun: bool) -> Result<Vec<Interrupted>, StoreError> {
     let mut interrupted = Vec::new();
     let mut records = Vec::new();
     let mut rows = unclosed(writer)?;
-    rows.extend(claim(&mut *writer.database, writer.number)?);
+    rows.extend(claim(&mut *writer.database, writer.number, rerun)?);
     for row in rows {
         let found = Found::look(&mut *writer.database, &row)?;
         let call = OpenCall::found(row.clone(), found.has_answer, found.is_task);
@@ -65,8 +69,9 @@ fn unclosed(writer: &mut Writer) -> Result<Vec<CallRow>, StoreError> {
     Ok(rows)
 }
 
-/// Makes the open calls of executors that are gone this one's own: whoever does so closes them, and nobody else.
-fn claim(database: &mut dyn Database, own: i64) -> Result<Vec<CallRow>, StoreError> {
+/// Makes the open calls of executors that are gone this one's own: whoever does so closes them, and nobody else. Calls that
+/// are to be run again are left for a while to those who `rerun` them.
+fn claim(database: &mut dyn Database, own: i64, rerun: bool) -> Result<Vec<CallRow>, StoreError> {
     let mut instances = Vec::new();
     let unended = "SELECT number, id FROM instances WHERE ended_at IS NULL AND number <> ?1";
     database.query(unended, &[own.into()], &mut |row| {
@@ -79,18 +84,19 @@ fn claim(database: &mut dyn Database, own: i64) -> Result<Vec<CallRow>, StoreErr
             database.execute(sql, &[number.into()])?;
         }
     }
-    let open = "SELECT count(*) FROM tool_executions WHERE completed_at IS NULL AND instance <> ?1
-                  AND instance IN (SELECT number FROM instances WHERE ended_at IS NOT NULL)";
-    if one_int(database, open, &[own.into()])? == Some(0) {
+    let now = Timestamp::now().as_microsecond();
+    let old = if rerun { i64::MAX } else { now - RERUN_PATIENCE.as_micros() as i64 };
+    let values = [own.into(), Value::Time(old)];
+    let left = r#"completed_at IS NULL AND instance <> ?1
+           AND instance IN (SELECT number FROM instances WHERE ended_at IS NOT NULL)
+           AND (started_at <= ?2 OR coalesce(metadata_json, '') NOT LIKE '%"rerun":true%')"#;
+    let open = format!("SELECT count(*) FROM tool_executions WHERE {left}");
+    if one_int(database, &open, &values)? == Some(0) {
         return Ok(Vec::new());
     }
-    let sql = format!(
-        "UPDATE tool_executions SET instance = ?1 WHERE completed_at IS NULL AND instance <> ?1
-           AND instance IN (SELECT number FROM instances WHERE ended_at IS NOT NULL) RETURNING {}",
-        COLUMNS
-    );
+    let sql = format!("UPDATE tool_executions SET instance = ?1 WHERE {left} RETURNING {COLUMNS}");
     let mut rows = Vec::new();
-    database.query(&sql, &[own.into()], &mut |row| {
+    database.query(&sql, &values, &mut |row| {
         rows.push(row_of(row)?);
         Ok(())
     })?;
@@ -102,7 +108,7 @@ fn claim(database: &mut dyn Database, own: i64) -> Result<Vec<CallRow>, StoreErr
 struct Found {
     has_answer: bool,
     is_task: bool,
-    /// Whether it may be run again without harm: it never ran, or only reads.
+    /// Whether it may be run again without harm: it never ran, only reads, or does the same when it is run twice.
     repeatable: bool,
     /// Whether whoever comes back with its idempotency key must be told.
     keyed: bool,
@@ -117,7 +123,7 @@ impl Found {
             (has_answer, is_task, keyed) = (true, answer.int(0)? != 0, answer.text_or_none(1)?.is_some());
             Ok(())
         })?;
-        let (mut state, mut read_only, mut opening) = (CallState::Open, true, None);
+        let (mut state, mut repeatable, mut opening) = (CallState::Open, true, None);
         let sql =
             "SELECT name, subject, data FROM events WHERE execution = ?1 AND name <> 'tool.call.progress' ORDER BY seq";
         database.query(sql, &[row.id.into()], &mut |event| {
@@ -129,7 +135,7 @@ impl Found {
                     opening = Some((subject.unwrap_or_default(), data));
                 }
                 "tool.call.started" => {
-                    read_only = data["read_only"] == json!(true);
+                    repeatable = data["read_only"] == json!(true) || data["idempotent"] == json!(true);
                     state = CallState::Running { attempt };
                 }
                 "tool.retry.attempt" => state = CallState::Waiting { next_attempt: attempt },
@@ -155,7 +161,7 @@ impl Found {
             })
         });
         let never_ran = matches!(state, CallState::Open | CallState::Asking);
-        Ok(Self { has_answer, is_task, repeatable: read_only || never_ran, keyed, again })
+        Ok(Self { has_answer, is_task, repeatable: repeatable || never_ran, keyed, again })
     }
 
     /// The record that closes the call.
@@ -179,17 +185,15 @@ impl Found {
     }
 }
 
-/// The answers that somebody may still ask for. Those whose time is over are forgotten. A key is known for its time, even
-/// where its call was dropped; but then nobody knows any more whose task it was.
+/// The answers that somebody may still ask for. Those whose time is over are forgotten. All that is needed of them is kept
+/// with them: a key is known for its time, even where its call was dropped.
 pub(crate) fn remembered(database: &mut dyn Database, interrupted: Vec<Interrupted>) -> Result<Remembered, StoreError> {
     let now = Timestamp::now().as_microsecond();
     // What is yet to come has no end.
     let over = "DELETE FROM answers WHERE expires_at <= ?1 AND result_json IS NOT NULL";
     database.execute(over, &[Value::Time(now)])?;
-    let sql = "SELECT a.result_json, e.tenant_id, CASE WHEN e.id IS NULL THEN 0 ELSE a.task END, a.key, a.fingerprint,
-           a.expires_at, e.completed_at
-         FROM answers a LEFT JOIN tool_executions e ON e.id = a.id WHERE a.result_json IS NOT NULL
-         ORDER BY a.id DESC LIMIT ?1";
+    let sql = "SELECT result_json, tenant, task, key, fingerprint, expires_at FROM answers
+         WHERE result_json IS NOT NULL ORDER BY id DESC LIMIT ?1";
     let mut answers = Vec::new();
     database.query(sql, &[ANSWERS_MAX.into()], &mut |row| {
         // One that a later program wrote differently is not worth failing for.
@@ -212,11 +216,5 @@ fn answer(row: &dyn Row, result: ToolResult) -> Result<RememberedAnswer, StoreEr
         }
         _ => None,
     };
-    Ok(RememberedAnswer {
-        tenant: row.text_or_none(1)?.map(str::to_owned),
-        task: row.int(2)? != 0,
-        keyed,
-        ended_at: time(row.int_or_none(6)?.unwrap_or_default()),
-        result,
-    })
+    Ok(RememberedAnswer { tenant: row.text_or_none(1)?.map(str::to_owned), task: row.int(2)? != 0, keyed, result })
 }

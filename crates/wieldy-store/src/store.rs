@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use serde_json::json;
 use uuid::Uuid;
-use wieldy_core::ExecutionId;
+use wieldy_core::{ExecutionId, TASK_TTL};
 
 use crate::audit::{SignedHead, Signer};
 use crate::database::{Database, Dialect, Value, one_int};
@@ -89,7 +89,8 @@ pub struct JournalOptions {
     pub key: Option<PathBuf>,
     /// How long results of tasks are kept.
     pub task_ttl: Duration,
-    /// Whether the executor will run again what others left open, by `Executor::resume`.
+    /// Whether the executor will run again what others left open, by `Executor::resume`. One that does not leaves such calls
+    /// alone for an hour, so that one that does finds them.
     pub resumes: bool,
     /// How much is kept; the executor drops what is more by itself, now and then.
     pub retention: Retention,
@@ -97,7 +98,7 @@ pub struct JournalOptions {
 
 impl Default for JournalOptions {
     fn default() -> Self {
-        Self { key: None, task_ttl: Duration::from_secs(60 * 60), resumes: false, retention: Retention::default() }
+        Self { key: None, task_ttl: TASK_TTL, resumes: false, retention: Retention::default() }
     }
 }
 
@@ -200,22 +201,32 @@ impl Store {
         self.with(|database| query::stats(database, query, by))
     }
 
-    /// How long the last runs of each tool took that went well, for clocks that follow them.
-    pub fn durations(&self, tools: &[String], runs_max: usize) -> Result<HashMap<String, Vec<Duration>>, StoreError> {
+    /// How long the last runs of each tool took that went well, for clocks that follow them: the runs themselves, without
+    /// what came before them (waiting for a slot, for a person, for the next attempt), and no answers that were kept.
+    pub fn durations(&self, runs_max: usize) -> Result<HashMap<String, Vec<Duration>>, StoreError> {
+        let runs_max = Value::Int(i64::try_from(runs_max).unwrap_or(i64::MAX));
         self.with(|database| {
-            let sql = "SELECT duration_ms FROM tool_executions WHERE tool_name = ?1 AND status = 'success'
-                       ORDER BY id DESC LIMIT ?2";
+            let mut tools = Vec::new();
+            // What went well is a tool that there is, or was: of these there are few.
+            database.query("SELECT DISTINCT tool_name FROM tallies WHERE status = 'success'", &[], &mut |row| {
+                tools.push(row.text(0)?.to_owned());
+                Ok(())
+            })?;
+            let sql = "SELECT t.completed_at,
+                 (SELECT max(s.at) FROM events s WHERE s.execution = t.id AND s.name = 'tool.call.started')
+               FROM (SELECT id, completed_at FROM tool_executions
+                 WHERE tool_name = ?1 AND status = 'success' AND attempts > 0 ORDER BY id DESC LIMIT ?2) t
+               ORDER BY t.id";
             let mut durations = HashMap::new();
             for tool in tools {
                 let mut took = Vec::new();
-                let values = [tool.as_str().into(), Value::Int(i64::try_from(runs_max).unwrap_or(i64::MAX))];
-                database.query(sql, &values, &mut |row| {
-                    let seconds = row.real_or_none(0)?.unwrap_or_default() / 1000.0;
-                    took.extend(Duration::try_from_secs_f64(seconds));
+                database.query(sql, &[tool.as_str().into(), runs_max.clone()], &mut |row| {
+                    if let (Some(ended), Some(started)) = (row.int_or_none(0)?, row.int_or_none(1)?) {
+                        took.extend(u64::try_from(ended - started).map(Duration::from_micros));
+                    }
                     Ok(())
                 })?;
-                took.reverse();
-                durations.insert(tool.clone(), took);
+                durations.insert(tool, took);
             }
             Ok(durations)
         })

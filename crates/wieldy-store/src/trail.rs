@@ -32,6 +32,8 @@ pub(crate) struct Record {
     pub(crate) data: String,
     /// What it means for the row of its call.
     pub(crate) meaning: Meaning,
+    /// Whose result it will be, where somebody may ask for it later: the hash of a tenant.
+    pub(crate) tenant: Option<String>,
     /// The whole result, where somebody may ask for it later.
     pub(crate) answer: Option<String>,
 }
@@ -52,6 +54,12 @@ impl Record {
         // What happens to a call later is known by the call's number.
         let is_told = subject.execution.is_some() && !matches!(event.body, Body::CallPending { .. });
         let (meaning, data) = Meaning::of(event);
+        let expects_answer = match &event.body {
+            Body::CallPending { task, .. } => *task,
+            Body::CallTask {} => true,
+            Body::CallStarted { keyed, .. } => keyed.is_some(),
+            _ => false,
+        };
         let answer = event.body.closing().and_then(|closing| closing.answer.as_ref());
         Self {
             instance_seq: event.seq,
@@ -61,6 +69,7 @@ impl Record {
             subject: (!is_told).then(|| json!(Subject::of(event)).to_string()),
             data,
             meaning,
+            tenant: if expects_answer { subject.caller.tenant_hash() } else { None },
             answer: answer.map(|result| redact::value(&json!(result)).to_string()),
         }
     }
@@ -69,7 +78,7 @@ impl Record {
     pub(crate) fn own(name: &'static str, at: i64, call: Option<i64>, data: &Value) -> Self {
         let (call, data) = (call.map(CallRef::Left), data.to_string());
         let meaning = Meaning::read(name, None, &data);
-        Self { instance_seq: 0, at, name, call, subject: None, data, meaning, answer: None }
+        Self { instance_seq: 0, at, name, call, subject: None, data, meaning, tenant: None, answer: None }
     }
 }
 

@@ -273,6 +273,7 @@ const TABLES: &[Table] = &[
         columns: &[
             ("id", 'i'),
             ("task", 'i'),
+            ("tenant", 't'),
             ("key", 't'),
             ("fingerprint", 't'),
             ("result_json", 't'),

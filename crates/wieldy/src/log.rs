@@ -119,6 +119,7 @@ fn write_event(event: &Event) {
         Body::CallPending { .. } => {
             line!(DEBUG, "wieldy::call", event, "call accepted", arguments = display(json(event, "/arguments")));
         }
+        Body::CallTask {} => line!(DEBUG, "wieldy::call", event, "call is a task from now on"),
         Body::CallStarted { attempt, attempts_max, timeout_ms, read_only, .. } => line!(
             INFO,
             "wieldy::call",
@@ -315,7 +316,7 @@ mod tests {
             seq: 1,
             at: "2026-01-01T00:00:00Z".parse().expect("a time"),
             subject: Arc::new(Subject { execution: None, batch: None, call_id: None, tool: None, caller }),
-            body: Body::CallPending { arguments: Redacted::from(arguments), task: false, rerun: None },
+            body: Body::CallPending { arguments: Redacted::from(arguments), called_as: None, task: false, rerun: None },
         };
         let shown = super::json(&event, "/arguments");
         assert_eq!(shown, r#"{"text":"it's \"a\" \\ é ✓ 𝄞 \u009b31m \u202e\udb40\udc41\n","password":"[redacted]"}"#);

@@ -16,7 +16,7 @@ use super::request;
 use crate::args::BatchArgs;
 use crate::config::{Config, Environment};
 use crate::exit::{Exit, Failure};
-use crate::history::History;
+use crate::history::{History, Tasks};
 use crate::interrupt::{CANCELLING, Interrupts};
 use crate::output::{Printer, counted, hint_for, shown, shown_in_line};
 use crate::{assemble, confirm, in_runtime, log, upstreams};
@@ -44,7 +44,7 @@ pub(crate) fn run(
 ) -> Result<Exit, Failure> {
     let entries = read(&args.file)?;
     // It outlives the runtime, so that the last records of what was running are in it.
-    let history = History::open(config)?;
+    let history = History::open(config, Tasks::Forgotten)?;
     let work = async {
         let progress = progress_bar(entries.len(), "{bar:40} {pos}/{len} {wide_msg}");
         let confirmer = confirm::confirmer(args.run.yes, printer, &progress);

@@ -12,7 +12,7 @@ use super::request;
 use crate::args::CallArgs;
 use crate::config::{Config, Environment};
 use crate::exit::{Exit, Failure};
-use crate::history::History;
+use crate::history::{History, Tasks};
 use crate::interrupt::{CANCELLING, Interrupts};
 use crate::output::{Printer, counted};
 use crate::{assemble, confirm, in_runtime, log, upstreams};
@@ -29,7 +29,7 @@ pub(crate) fn run(
     }
     let arguments = arguments(args.args.as_deref(), &args.pairs)?;
     // It outlives the runtime, so that the last records of what was running are in it.
-    let history = History::open(config)?;
+    let history = History::open(config, Tasks::Forgotten)?;
     let work = async {
         let confirmer = confirm::confirmer(args.run.yes, printer, &ProgressBar::hidden());
         let one = assemble::Work::OneCall;

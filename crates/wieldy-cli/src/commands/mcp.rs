@@ -11,7 +11,7 @@ use super::request;
 use crate::args::McpArgs;
 use crate::config::{Config, Environment};
 use crate::exit::{Exit, Failure};
-use crate::history::History;
+use crate::history::{History, Tasks};
 use crate::interrupt::{CANCELLING, Interrupts};
 use crate::output::Printer;
 use crate::{assemble, confirm, in_runtime, log, standard, upstreams};
@@ -23,7 +23,7 @@ pub(crate) fn run(
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     // It outlives the runtime, so that the last records of what was running are in it.
-    let history = History::open(config)?;
+    let history = History::open(config, Tasks::Kept)?;
     let work = async {
         let confirmer = confirm::beforehand(args.serving.yes);
         let many = assemble::Work::ManyCalls;

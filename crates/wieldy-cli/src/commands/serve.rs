@@ -13,7 +13,7 @@ use super::request;
 use crate::args::ServeArgs;
 use crate::config::{Config, Environment};
 use crate::exit::{Exit, Failure};
-use crate::history::History;
+use crate::history::{History, Tasks};
 use crate::interrupt::Interrupts;
 use crate::output::Printer;
 use crate::{assemble, confirm, in_runtime, log, upstreams};
@@ -28,7 +28,7 @@ pub(crate) fn run(
 ) -> Result<Exit, Failure> {
     let http = http_options(args, config, environment)?;
     // It outlives the runtime, so that the last records of what was running are in it.
-    let history = History::open(config)?;
+    let history = History::open(config, Tasks::Kept)?;
     let work = async {
         let server = HttpServer::bind(http).await.map_err(|error| unable(error, args))?;
         let confirmer = confirm::beforehand(args.serving.yes);

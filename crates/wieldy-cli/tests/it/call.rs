@@ -1,5 +1,7 @@
 //! `wieldy call`.
 
+use serde_json::json;
+
 use crate::world::World;
 
 #[test]
@@ -320,4 +322,22 @@ fn what_runs_in_the_background_is_told_to_end_with_the_command() {
     error[E3303]: what runs in the background belongs to a session, and this call is part of none
     hint: make the call in a session, or wait for the command's end
     ");
+}
+
+#[test]
+fn a_call_by_an_alias_is_on_record_as_one_of_its_tool() {
+    let world = World::new().file("a.txt", "one\n");
+    for name in ["ReadFile", "Read"] {
+        assert_eq!(world.code(&["call", name, "path=a.txt"]), Some(0), "{name}");
+    }
+    let of = |tool: &str| world.json(&["history", "--tool", tool, "--json"])["executions"].take();
+    let found: Vec<_> = of("Read")
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|call| json!([call["tool"], call["metadata"]["called_as"]]))
+        .collect();
+    assert_eq!(found, [json!(["Read", null]), json!(["Read", "ReadFile"])]);
+    assert_eq!(of("ReadFile"), json!([]));
+    assert_eq!(world.code(&["audit", "verify"]), Some(0));
 }

@@ -486,9 +486,9 @@ fn nothing_runs_where_the_history_cannot_be_used() {
     hint: see that it can be reached and written to, and that the disk has room; `--state DIR` names another folder
     error: cannot use the history `[root]/folder/history.db`: unable to open database file: [root]/folder/history.db
     hint: see that it can be reached and written to, and that the disk has room; `--state DIR` names another folder
-    error[E3111]: nothing was run, as it could not be recorded: the history has the form 99, and this program knows those up to 1
+    error[E3111]: nothing was run, as it could not be recorded: the history has the form 99, and this program knows those up to 2
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
-    error: the history has the form 99, and this program knows those up to 1
+    error: the history has the form 99, and this program knows those up to 2
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
     ");
 }

@@ -46,21 +46,37 @@ impl Server {
 
     /// Calls a tool as a client of the newest revision.
     fn call(&self, headers: &[&str], tool: &str, arguments: Value) -> (u16, String) {
-        let meta = json!({
+        self.ask(headers, "tools/call", tool, json!({"name": tool, "arguments": arguments}), json!({}))
+    }
+
+    /// Asks as a client that can do this.
+    fn ask(&self, headers: &[&str], method: &str, name: &str, mut params: Value, can: Value) -> (u16, String) {
+        params["_meta"] = json!({
             "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-            "io.modelcontextprotocol/clientCapabilities": {},
+            "io.modelcontextprotocol/clientCapabilities": can,
         });
-        let params = json!({"name": tool, "arguments": arguments, "_meta": meta});
-        let message = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params});
-        let name = format!("mcp-name: {tool}");
+        let message = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
+        let (method, name) = (format!("mcp-method: {method}"), format!("mcp-name: {name}"));
         let usual = [
             "content-type: application/json",
             "accept: application/json, text/event-stream",
             "mcp-protocol-version: 2026-07-28",
-            "mcp-method: tools/call",
+            &method,
             &name,
         ];
         self.send("POST", "/mcp", &[&usual, headers].concat(), &message.to_string())
+    }
+
+    /// The same for one that knows tasks: the answer, whether it came alone or in a stream.
+    fn ask_of_tasks(&self, headers: &[&str], method: &str, name: &str, params: Value) -> Value {
+        let can = json!({"extensions": {"io.modelcontextprotocol/tasks": {}}});
+        message(&self.ask(headers, method, name, params, can).1)
+    }
+
+    /// Kills it, and waits until it is gone.
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
     }
 
     /// Tells it to stop, and waits: what it said on standard error.
@@ -71,6 +87,12 @@ impl Server {
         assert!(self.child.wait().unwrap().success(), "{said}");
         said
     }
+}
+
+/// The message in an answer, which may come in a stream.
+fn message(answer: &str) -> Value {
+    let (Some(start), Some(end)) = (answer.find('{'), answer.rfind('}')) else { panic!("no message: {answer}") };
+    serde_json::from_str(&answer[start..=end]).unwrap_or_else(|error| panic!("{error}: {answer}"))
 }
 
 const OPEN: &str = "warning: no token is configured, so every program on this machine may call\n";
@@ -187,4 +209,68 @@ fn a_running_call_may_end_when_the_server_stops() {
     let mut server = server;
     assert!(server.child.wait().unwrap().success());
     assert_eq!(world.json(&["history", "--json"])["executions"][0]["status"], "success");
+}
+
+#[test]
+fn tasks_survive_the_server_for_those_whose_they_are() {
+    let config = r#"
+        [serve.tokens.ada]
+        token = "${ADAS}"
+        tenant = "acme"
+        scopes = ["*"]
+        permissions = ["*"]
+        [serve.tokens.bob]
+        token = "${BOBS}"
+        scopes = ["*"]
+        permissions = ["*"]
+        [serve.mcp]
+        task-after = "300ms"
+        patience = "300ms"
+    "#;
+    let world = World::new()
+        .file("a.txt", "hi")
+        .file("wieldy.toml", config)
+        .variable("ADAS", "a-secret-of-ada-0123456789")
+        .variable("BOBS", "a-secret-of-bob-0123456789");
+    let ada: &[&str] = &["Authorization: Bearer a-secret-of-ada-0123456789"];
+    let bob: &[&str] = &["Authorization: Bearer a-secret-of-bob-0123456789"];
+    let start = || Server::start(&world, &["--isolation", "none"]);
+    let bash = |command: &str| json!({"name": "Bash", "arguments": {"command": command}});
+    let get =
+        |server: &Server, who: &[&str], id: &str| server.ask_of_tasks(who, "tasks/get", id, json!({"taskId": id}));
+
+    let server = start();
+    let done = server.ask_of_tasks(ada, "tools/call", "Bash", bash("sleep 1; echo done"));
+    let done = done["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no task: {done}")).to_owned();
+    let (_, runs) = server.call(ada, "Bash", json!({"command": "touch begun; sleep 20"}));
+    let runs = message(&runs)["result"]["_meta"]["wieldy/execution"].as_str().unwrap().to_owned();
+    assert!(world.path("begun").exists());
+    let expected = loop {
+        let told = get(&server, ada, &done);
+        if told["result"]["status"] != "working" {
+            break told;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    assert_eq!(expected["result"]["result"]["content"], json!([{"type": "text", "text": "done\n"}]));
+    server.kill();
+    // Who comes in between keeps no tasks, and takes none away.
+    assert_eq!(world.code(&["call", "Read", "path=a.txt"]), Some(0));
+
+    let server = start();
+    assert_eq!(get(&server, ada, &done), expected);
+    let (_, waited) = server.call(ada, "result_wait", json!({"id": done}));
+    assert_eq!(message(&waited)["result"]["content"], json!([{"type": "text", "text": "done\n"}]));
+    let told = get(&server, ada, &runs);
+    assert_eq!(told["result"]["status"], "completed", "{told}");
+    assert_eq!(told["result"]["result"]["_meta"]["wieldy/error"]["code"], "E3110", "{told}");
+    let (_, waited) = server.call(ada, "result_wait", json!({"id": runs}));
+    assert_eq!(message(&waited)["result"]["_meta"]["wieldy/error"]["code"], "E3110", "{waited}");
+    for id in [&done, &runs] {
+        assert_eq!(get(&server, bob, id)["error"]["message"], "there is no such task");
+        let (_, waited) = server.call(bob, "result_wait", json!({"id": id}));
+        assert_eq!(message(&waited)["result"]["_meta"]["wieldy/error"]["code"], "E3303", "{waited}");
+    }
+    server.stop();
+    assert_eq!(world.code(&["audit", "verify"]), Some(0));
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use serde_json::json;
 use wieldy_core::{
     Batch, Body, Call, CallError, Caller, Code, Content, Filter, JournalError, Level, MemoryArtifacts, NotFound,
@@ -36,6 +37,32 @@ async fn an_observer_sees_everything_however_late_it_comes() {
     assert_eq!(early.await.unwrap(), all);
     assert_eq!(middle.await.unwrap(), all);
     assert_eq!(names(world.executor.observe(id, &Caller::local())).await, all, "even after the end");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_is_known_by_its_tools_own_name_whatever_it_was_called() {
+    let world = World::new([Puppet::new(ToolSpec::new("Write", "").alias("WriteFile"), [Act::Echo]).0]);
+    let wanted = Filter { tool: Some("Write".into()), ..Filter::default() };
+    let mut subscription = world.executor.subscribe(wanted, 100);
+    for name in ["Write", "WriteFile", "Missing"] {
+        world.executor.call(Call::new(name, json!({}))).await;
+    }
+    let told: Vec<_> = world
+        .events()
+        .iter()
+        .filter_map(|event| match &event.body {
+            Body::CallPending { called_as, .. } => Some((event.subject.tool.clone(), called_as.clone())),
+            _ => None,
+        })
+        .collect();
+    let pending = |tool: &str, called_as: Option<&str>| (Some(tool.into()), called_as.map(Into::into));
+    assert_eq!(told, [pending("Write", None), pending("Write", Some("WriteFile")), pending("Missing", None)]);
+    let mut seen = 0;
+    while let Some(Some(_)) = subscription.next().now_or_never() {
+        seen += 1;
+    }
+    assert_eq!(seen, 6, "three of each call to the tool");
+    world.check();
 }
 
 #[tokio::test(start_paused = true)]
@@ -125,13 +152,17 @@ async fn a_call_that_was_begun_may_become_a_task() {
     let waited = tokio::time::timeout(Duration::from_secs(1), &mut begun).await;
     assert!(waited.is_err() && world.executor.is_executing(id));
     assert_eq!(world.executor.task(id, &Caller::local()), None, "whoever awaits it needs no other way to ask");
-    assert_eq!(begun.into_task(), id);
+    assert_eq!(begun.into_task().await, id);
     let result = world.executor.wait(id, &Caller::local()).await.unwrap();
     assert_eq!((result.execution_id, result.text()), (id, "{}".to_owned()));
     drop(world.executor.begin(Call::new("t", json!({}))));
     assert_eq!(world.executor.output_so_far(id, &Caller::local()), None);
-    let ends: Vec<&str> = world.events().iter().filter(|e| e.body.closing().is_some()).map(|e| e.body.name()).collect();
-    assert_eq!(ends, ["tool.call.success", "tool.call.cancelled"]);
+    let names: Vec<&str> = world.events().iter().map(|event| event.body.name()).collect();
+    let as_task = ["tool.call.pending", "tool.call.started", "tool.call.task", "tool.call.success"];
+    assert_eq!(names, [&as_task[..], &["tool.call.pending", "tool.call.cancelled"]].concat());
+    let answers: Vec<bool> =
+        world.events().iter().filter_map(|event| Some(event.body.closing()?.answer.is_some())).collect();
+    assert_eq!(answers, [true, false], "what was handed over is kept for those who ask later");
     world.check();
 }
 

@@ -145,12 +145,15 @@ fn event(token: &str) -> Body {
         answer: None,
     };
     match &token[..1] {
-        "p" => Body::CallPending { arguments: json!({}).into(), task: false, rerun: None },
+        "p" => Body::CallPending { arguments: json!({}).into(), called_as: None, task: false, rerun: None },
         "q" => {
             Body::ConfirmationRequested { confirmation, digest: String::new(), reason: String::new(), expires_in_ms: 1 }
         }
         "r" => Body::ConfirmationReceived { confirmation, approved: true, by: None },
-        "s" => Body::CallStarted { attempt: number, attempts_max: 3, timeout_ms: 1, read_only: true, keyed: None },
+        "s" => {
+            let (attempts_max, timeout_ms, read_only, idempotent) = (3, 1, true, false);
+            Body::CallStarted { attempt: number, attempts_max, timeout_ms, read_only, idempotent, keyed: None }
+        }
         "g" => Body::CallProgress { percent: None, message: None, stream: None, elapsed_ms: 0.0 },
         "w" => Body::CallWarning { message: String::new() },
         "t" => Body::RetryAttempt { attempt: number, attempts_max: 3, delay_ms: 0, error: error() },

@@ -121,6 +121,7 @@ fn shown(place: usize, secret: &str, around: &str, cuts: &[prop::sample::Index])
         12 => Body::CallPending {
             arguments: json!({"deep": {"text": json!({"c": text}).to_string()}}).into(),
             task: false,
+            called_as: None,
             rerun: None,
         },
         _ => Body::CallProgress { percent: None, message: Some(text), stream: None, elapsed_ms: 0.0 },

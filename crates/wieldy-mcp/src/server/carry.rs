@@ -87,9 +87,9 @@ impl Work {
         }
     }
 
-    fn into_task(self) {
+    async fn into_task(self) {
         if let Self::Own(begun) = self {
-            begun.into_task();
+            begun.into_task().await;
         }
     }
 }
@@ -126,7 +126,7 @@ impl Request<'_> {
                 }
                 Poll::Ready(Step::Forgotten) => return Ok(unknown(id).into()),
                 Poll::Ready(Step::Asks(question)) if client.way == Way::InputRequired => {
-                    work.into_task();
+                    work.into_task().await;
                     return Ok(shared.desk.input_required(&question, &self.asked).into());
                 }
                 Poll::Ready(Step::Asks(question)) => {
@@ -151,7 +151,7 @@ impl Request<'_> {
                     Poll::Pending
                 }
                 () = until(waits_until) => {
-                    work.into_task();
+                    work.into_task().await;
                     return Ok(if client.knows_tasks { self.as_task(id).into() } else { self.handle(id).into() });
                 }
                 Some(()) = OptionFuture::from(sending.as_mut()) => {

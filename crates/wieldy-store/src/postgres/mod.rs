@@ -42,10 +42,16 @@ const STATEMENTS_MAX: usize = 64;
 /// What is locked while the tables change their form: "wieldy" in ASCII.
 const FORM_LOCK: i64 = 0x7769_656c_6479;
 
-pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
-    up: include_str!("../../migrations/postgres/0001_history.up.sql"),
-    down: include_str!("../../migrations/postgres/0001_history.down.sql"),
-}];
+pub(crate) const MIGRATIONS: &[Migration] = &[
+    Migration {
+        up: include_str!("../../migrations/postgres/0001_history.up.sql"),
+        down: include_str!("../../migrations/postgres/0001_history.down.sql"),
+    },
+    Migration {
+        up: include_str!("../../migrations/postgres/0002_answers_tenant.up.sql"),
+        down: include_str!("../../migrations/postgres/0002_answers_tenant.down.sql"),
+    },
+];
 
 /// What every session begins with. A server that would lose what it committed is told not to; the rest keeps one that is
 /// stuck from holding up the others.

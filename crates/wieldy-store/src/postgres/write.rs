@@ -204,13 +204,15 @@ fn send(database: &mut Postgres, instance: i64, draft: &Draft) -> Result<bool, S
 
 fn answer(change: &AnswerChange) -> (&'static str, Vec<Value>) {
     match change {
-        AnswerChange::Expect { id, task, key, fingerprint, expires_at } => (
-            "INSERT INTO answers (id, task, key, fingerprint, expires_at) VALUES (?1, ?2, ?3, ?4, ?5)
-             ON CONFLICT (id) DO UPDATE SET key = excluded.key, fingerprint = excluded.fingerprint,
-               expires_at = excluded.expires_at",
+        AnswerChange::Expect { id, task, tenant, key, fingerprint, expires_at } => (
+            "INSERT INTO answers (id, task, tenant, key, fingerprint, expires_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+             ON CONFLICT (id) DO UPDATE SET task = CASE WHEN excluded.task = 1 THEN 1 ELSE answers.task END,
+               key = coalesce(excluded.key, answers.key), fingerprint = coalesce(excluded.fingerprint, answers.fingerprint),
+               expires_at = CASE WHEN excluded.key IS NULL THEN answers.expires_at ELSE excluded.expires_at END",
             vec![
                 (*id).into(),
                 i64::from(*task).into(),
+                tenant.as_deref().into(),
                 key.as_deref().into(),
                 fingerprint.as_deref().into(),
                 Value::Time(*expires_at),

@@ -25,10 +25,16 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Says in the file itself whose it is: "wldy".
 const APPLICATION: i32 = 0x776c_6479;
 
-pub(crate) const MIGRATIONS: &[Migration] = &[Migration {
-    up: include_str!("../../migrations/sqlite/0001_history.up.sql"),
-    down: include_str!("../../migrations/sqlite/0001_history.down.sql"),
-}];
+pub(crate) const MIGRATIONS: &[Migration] = &[
+    Migration {
+        up: include_str!("../../migrations/sqlite/0001_history.up.sql"),
+        down: include_str!("../../migrations/sqlite/0001_history.down.sql"),
+    },
+    Migration {
+        up: include_str!("../../migrations/sqlite/0002_answers_tenant.up.sql"),
+        down: include_str!("../../migrations/sqlite/0002_answers_tenant.down.sql"),
+    },
+];
 
 /// The calls that ended somewhere along the trail; where, is for whoever asks to say.
 const UNTAKEN: &str = "SELECT execution FROM events WHERE name IN

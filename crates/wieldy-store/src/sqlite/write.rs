@@ -180,12 +180,14 @@ fn put_ends(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rusq
 
 fn put_answer(transaction: &Transaction<'_>, change: &AnswerChange) -> rusqlite::Result<()> {
     match change {
-        AnswerChange::Expect { id, task, key, fingerprint, expires_at } => transaction
+        AnswerChange::Expect { id, task, tenant, key, fingerprint, expires_at } => transaction
             .prepare_cached(
-                "INSERT INTO answers (id, task, key, fingerprint, expires_at) VALUES (?1, ?2, ?3, ?4, ?5)
-                 ON CONFLICT DO UPDATE SET key = ?3, fingerprint = ?4, expires_at = ?5",
+                "INSERT INTO answers (id, task, tenant, key, fingerprint, expires_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
+                 ON CONFLICT DO UPDATE SET task = CASE WHEN excluded.task = 1 THEN 1 ELSE answers.task END,
+                   key = coalesce(excluded.key, answers.key), fingerprint = coalesce(excluded.fingerprint, answers.fingerprint),
+                   expires_at = CASE WHEN excluded.key IS NULL THEN answers.expires_at ELSE excluded.expires_at END",
             )?
-            .execute(params![id, task, key, fingerprint, expires_at])?,
+            .execute(params![id, task, tenant, key, fingerprint, expires_at])?,
         AnswerChange::Give { id, result, expires_at } => transaction
             .prepare_cached(
                 "UPDATE answers SET result_json = ?2, expires_at =

@@ -7,6 +7,7 @@ mod world;
 mod server;
 
 mod close;
+mod durations;
 mod first;
 mod forms;
 mod kill;

@@ -2,10 +2,14 @@
 //!
 //! Executors are stopped by leaving them behind with their calls open: their journals end, and the next one finds the calls.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use wieldy_core::{Call, Caller, Code, Options, Status, ToolSpec};
+use wieldy_core::{
+    Answer, BoxFuture, Call, Caller, Code, Confirmation, Confirmer, ExecutionId, Level, Network, Options, Priority,
+    ResourceLimits, RetryIf, Status, ToolSpec,
+};
 use wieldy_store::{JournalOptions, Query};
 use wieldy_testkit::{Act, Puppet};
 
@@ -16,8 +20,13 @@ on_each_database!(
     what_others_left_open_is_closed_by_one_that_is_never_idle,
     a_call_that_was_open_ends_as_unknown_and_a_task_says_so,
     the_result_of_a_task_and_of_a_key_is_given_by_the_next_executor,
+    a_call_that_was_handed_over_is_a_task_for_the_next_executor_too,
+    whoever_keeps_no_tasks_takes_away_none,
+    whoever_runs_nothing_again_leaves_it_to_those_who_do,
+    what_may_be_run_twice_is_worth_another_try,
     a_key_whose_call_was_interrupted_never_runs_again_unless_that_does_no_harm,
     an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_tool_may_be,
+    a_call_that_asked_for_stricter_terms_is_not_run_again_under_weaker_ones,
     a_call_with_a_key_is_run_again_by_whoever_has_the_key_and_by_nobody_else,
     the_calls_of_an_executor_that_lives_are_left_alone,
     the_key_of_a_task_has_its_time_too,
@@ -55,6 +64,104 @@ async fn a_call_that_was_open_ends_as_unknown_and_a_task_says_so(place: Place) {
     drop(second);
     let verdict = place.check();
     assert_eq!((verdict.executions, verdict.open), (1, 0));
+}
+
+/// Begins a call, and hands it over once it runs.
+async fn hand_over(living: &crate::world::Living, call: Call) -> ExecutionId {
+    let mut begun = living.executor.begin(call);
+    assert!(tokio::time::timeout(Duration::from_millis(50), &mut begun).await.is_err(), "it takes longer");
+    begun.into_task().await
+}
+
+async fn a_call_that_was_handed_over_is_a_task_for_the_next_executor_too(place: Place) {
+    let brief = Act::Take(Duration::from_millis(200));
+    let (quick, _) = Puppet::new(ToolSpec::new("quick", ""), [brief]);
+    let (hanging, _) = Puppet::new(ToolSpec::new("hang", ""), [Act::Hang]);
+    let first = place.executor([quick, hanging]);
+    let caller = Caller { tenant: Some("acme".into()), ..Caller::local() };
+    let call = |tool: &str, options| Call::new(tool, json!({"n": 1})).by(caller.clone()).with(options);
+    let done = hand_over(&first, call("quick", with_key("k1"))).await;
+    let result = first.executor.wait(done, &caller).await.unwrap();
+    assert!(result.is_success());
+    let runs = hand_over(&first, call("hang", Options::default())).await;
+    // Whoever has the id of a task may be killed at once.
+    let known = place.sql("SELECT count(*) FROM answers WHERE task = 1 AND result_json IS NULL");
+    assert!(known[0][0].contains('1'), "{known:?}");
+    leave(&place, first).await;
+
+    let second = place.executor([Puppet::new(ToolSpec::new("quick", ""), [Act::Echo]).0]);
+    let told = second.executor.task(done, &caller).expect("it was over before").result.unwrap();
+    assert_eq!((told.status, &told.content), (Status::Success, &result.content));
+    let told = second.executor.wait(runs, &caller).await.expect("it was running");
+    assert_eq!(told.error.as_ref().map(|error| error.code), Some(Code::OutcomeUnknown));
+    for task in [done, runs] {
+        assert_eq!(second.executor.task(task, &Caller::local()), None, "others do not see it");
+        let row = place.store().show(task).unwrap().unwrap().0;
+        assert_eq!(row.metadata.unwrap()["task"], json!(true));
+    }
+    let again = second.executor.call(call("quick", with_key("k1"))).await;
+    assert!(again.is_success() && again.cached, "its key is known as well: {again:?}");
+    second.journal.flush().await.unwrap();
+    drop(second);
+    place.check();
+}
+
+async fn whoever_keeps_no_tasks_takes_away_none(place: Place) {
+    let (hanging, _) = Puppet::new(ToolSpec::new("hang", ""), [Act::Hang]);
+    let first = place.executor([hanging]);
+    let task = hand_over(&first, Call::new("hang", json!({}))).await;
+    leave(&place, first).await;
+    for _ in 0..2 {
+        drop(place.executor_with([], &JournalOptions { task_ttl: Duration::ZERO, ..place.options() }, |_| {}));
+    }
+    let last = place.executor([]);
+    let told = last.executor.task(task, &Caller::local()).expect("tasks survive").result.unwrap();
+    assert_eq!(told.error.as_ref().map(|error| error.code), Some(Code::OutcomeUnknown));
+    drop(last);
+    place.check();
+}
+
+async fn whoever_runs_nothing_again_leaves_it_to_those_who_do(place: Place) {
+    let put = |act: Act| Puppet::new(ToolSpec::new("put", "").idempotent(), [act]);
+    let rerun = || Call::new("put", json!({})).with(Options { rerun: true, ..Options::default() });
+    let (hanging, strings) = put(Act::Hang);
+    let first = place.executor([hanging]);
+    let task = first.executor.spawn(rerun());
+    running(&strings).await;
+    leave(&place, first).await;
+    let status = |id| place.store().show(id).unwrap().unwrap().0.status;
+    drop(place.executor([]));
+    assert_eq!((status(task).as_str(), place.check().open), ("running", 1));
+    let (hanging, strings) = put(Act::Hang);
+    let second = place.executor_with([hanging], &JournalOptions { resumes: true, ..place.options() }, |_| {});
+    assert_eq!(second.executor.resume(), [task]);
+    running(&strings).await;
+    leave(&place, second).await;
+    // After a while nobody will come for it.
+    let then = if place.is_postgres() { "now() - interval '2 hours'" } else { "(unixepoch() - 7200) * 1000000" };
+    place.sql(&format!("UPDATE tool_executions SET started_at = {then}"));
+    drop(place.executor([]));
+    assert_eq!(status(task), "failed");
+}
+
+async fn what_may_be_run_twice_is_worth_another_try(place: Place) {
+    let specs =
+        [ToolSpec::new("look", "").read_only(), ToolSpec::new("put", "").idempotent(), ToolSpec::new("pay", "")];
+    let (tools, strings): (Vec<_>, Vec<_>) = specs.map(|spec| Puppet::new(spec, [Act::Hang])).into_iter().unzip();
+    let first = place.executor(tools);
+    let tasks = ["look", "put", "pay"].map(|tool| first.executor.spawn(Call::new(tool, json!({}))));
+    for strings in &strings {
+        running(strings).await;
+    }
+    leave(&place, first).await;
+
+    let second = place.executor([]);
+    let told = |task| second.executor.task(task, &Caller::local()).unwrap().result.unwrap().error.clone().unwrap();
+    let retryable = tasks.map(told).map(|error| (error.code, error.retryable));
+    let unknown = |retryable| (Code::OutcomeUnknown, retryable);
+    assert_eq!(retryable, [unknown(true), unknown(true), unknown(false)]);
+    drop(second);
+    place.check();
 }
 
 /// Leaves an executor behind as a killed process does: its calls stay open, its instance is not alive.
@@ -170,6 +277,65 @@ async fn an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_t
     );
     drop(second);
     place.check();
+}
+
+async fn a_call_that_asked_for_stricter_terms_is_not_run_again_under_weaker_ones(place: Place) {
+    let put = |act: Act| Puppet::new(ToolSpec::new("put", "").idempotent(), [act]);
+    let (hanging, strings) = put(Act::Hang);
+    let first = place.executor_with([hanging], &place.options(), |builder| builder.limits.calls_running_max = 1);
+    let start = |options: Options| first.executor.spawn(Call::new("put", json!({})).with(options));
+    let plain = || Options { rerun: true, ..Options::default() };
+    let runs = start(plain());
+    running(&strings).await;
+    // There is no room for the others: they were accepted, whoever had to agree has agreed, and they never start.
+    let waits = start(Options { priority: Priority::LOW, labels: vec!["x".into()], ..plain() });
+    let (long, limits) = (Some(Duration::from_secs(600)), ResourceLimits { processes: Some(9), ..Default::default() });
+    let agreeing = Arc::new(Agreeing);
+    let strict: Vec<_> = [
+        Options { timeout: long, ..plain() },
+        Options { queue_timeout: long, ..plain() },
+        Options { deadline: long, ..plain() },
+        Options { silence: long, ..plain() },
+        Options { retries: Some(0), ..plain() },
+        Options { retry_if: Some(RetryIf::new(|_| false)), ..plain() },
+        Options { confirmer: Some(agreeing.clone()), ..plain() },
+        Options { require_confirmation: true, confirmer: Some(agreeing), ..plain() },
+        Options { fresh: true, ..plain() },
+        Options { limits, ..plain() },
+        Options { isolation: Some(Level::Firecracker), ..plain() },
+        Options { network: Some(Network::None), ..plain() },
+    ]
+    .into_iter()
+    .map(start)
+    .collect();
+    until("all of them wait", || async { first.executor.load().waiting == 1 + strict.len() }).await;
+    leave(&place, first).await;
+
+    let (putting, ran) = put(Act::Echo);
+    let second = place.executor_with([putting], &JournalOptions { resumes: true, ..place.options() }, |_| {});
+    let mut resumed = second.executor.resume();
+    resumed.sort_unstable();
+    assert_eq!(resumed, [runs, waits]);
+    for id in resumed {
+        assert!(second.executor.wait(id, &Caller::local()).await.unwrap().is_success());
+    }
+    for id in strict {
+        let told = second.executor.wait(id, &Caller::local()).await.unwrap();
+        assert_eq!(told.error.as_ref().map(|error| error.code), Some(Code::OutcomeUnknown), "{told:?}");
+    }
+    assert_eq!(ran.runs(), 2);
+    second.journal.flush().await.unwrap();
+    drop(second);
+    place.check();
+}
+
+/// Agrees to everything.
+struct Agreeing;
+
+impl Confirmer for Agreeing {
+    fn confirm<'a>(&'a self, question: &'a Confirmation) -> BoxFuture<'a, Result<Answer, String>> {
+        Box::pin(async { Ok(question.approve()) })
+    }
 }
 
 async fn a_call_with_a_key_is_run_again_by_whoever_has_the_key_and_by_nobody_else(place: Place) {

@@ -57,8 +57,7 @@ fn everything(store: &Store) -> Value {
         .collect();
     let stats = [GroupBy::Tool, GroupBy::Day, GroupBy::ToolAndDay]
         .map(|by| json!([store.stats(&Query::default(), by).unwrap(), store.stats(&agent, by).unwrap()]));
-    let durations: std::collections::BTreeMap<_, _> =
-        store.durations(&["read".into(), "write".into()], 5).unwrap().into_iter().collect();
+    let durations: std::collections::BTreeMap<_, _> = store.durations(5).unwrap().into_iter().collect();
     let verdict = store.verify(&[], None, &mut |_| ()).unwrap();
     json!({"text": words.map(|word| json!([word, text(word)])), "named": named, "shown": shown, "stats": stats,
            "durations": durations, "verdict": verdict})

@@ -176,9 +176,18 @@ async fn the_row_of_a_call_whose_opening_was_dropped_is_still_compared(place: Pl
 
 async fn a_key_is_known_for_its_time_whatever_is_dropped(place: Place) {
     let first = living(&place);
-    let keyed =
-        || Call::new("write", json!({})).with(Options { idempotency_key: Some("k".into()), ..Options::default() });
-    assert!(first.executor.call(keyed()).await.is_success());
+    // The last two are not written down as they are.
+    let looks_secret = format!("ghp_{}", "x1Y2".repeat(9));
+    let tenants = [None, Some("acme"), Some("a\0b"), Some(looks_secret.as_str())];
+    let keyed = |tenant: Option<&str>| {
+        let caller = Caller { tenant: tenant.map(str::to_owned), ..Caller::local() };
+        let options = Options { idempotency_key: Some("k".into()), ..Options::default() };
+        Call::new("write", json!({})).by(caller).with(options)
+    };
+    for tenant in tenants {
+        let result = first.executor.call(keyed(tenant)).await;
+        assert!(result.is_success() && !result.cached, "{tenant:?}");
+    }
     let task = first.executor.spawn(Call::new("write", json!({})));
     first.executor.wait(task, &Caller::local()).await.unwrap();
     write(&first, 5).await;
@@ -188,9 +197,13 @@ async fn a_key_is_known_for_its_time_whatever_is_dropped(place: Place) {
     place.store().prune(&everything, &place.options()).unwrap();
     assert_eq!(place.store().search(&Query::default(), 9).unwrap().executions.len(), 0);
     let next = living(&place);
-    let again = next.executor.call(keyed()).await;
-    assert!(again.is_success() && again.cached, "it did not run again: {again:?}");
-    assert_eq!(next.executor.task(task, &Caller::local()), None, "whose it was, nobody knows any more");
+    for tenant in tenants {
+        let again = next.executor.call(keyed(tenant)).await;
+        assert!(again.is_success() && again.cached, "{tenant:?}: it did not run again: {again:?}");
+    }
+    let other = next.executor.call(keyed(Some("another"))).await;
+    assert!(!other.cached, "their key is theirs");
+    assert_eq!(next.executor.task(task, &Caller::local()), None, "a task goes with its call");
     drop(next);
     place.check();
 }

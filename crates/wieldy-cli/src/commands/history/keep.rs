@@ -9,7 +9,7 @@ use wieldy::{Retention, Store, StoreError};
 use super::filter;
 use crate::config::{self, Config};
 use crate::exit::{Exit, Failure};
-use crate::history::{WHERE_HISTORY_IS, existing, failed, journal_options};
+use crate::history::{Tasks, WHERE_HISTORY_IS, existing, failed, journal_options};
 use crate::output::Printer;
 
 /// A size for people.
@@ -86,7 +86,11 @@ pub(super) fn prune(how: &How<'_>, config: &Config, printer: &Printer) -> Result
         return Err(Failure::usage(told).hint("`--older-than 90d` or `--larger-than 1GB`; see `history.keep-days` too"));
     }
     let store = there(config)?;
-    let pruned = if how.dry { store.prunable(&retention) } else { store.prune(&retention, &journal_options(config)) };
+    let pruned = if how.dry {
+        store.prunable(&retention)
+    } else {
+        store.prune(&retention, &journal_options(config, Tasks::Forgotten))
+    };
     let pruned = pruned.map_err(|error| failed(error, config))?;
     if printer.json {
         printer.json(&pruned)?;
