@@ -14,7 +14,9 @@ use crate::error::StoreError;
 use crate::failpoint;
 use crate::ledger::{CallRow, OpenCall};
 use crate::query::{COLUMNS, row_of};
+use crate::tally::DAY;
 use crate::trail::Record;
+use crate::upkeep::believed_now;
 use crate::writer::Writer;
 
 /// How many answers are handed to an executor at most.
@@ -183,15 +185,16 @@ impl Found {
 /// where its call was dropped; but then nobody knows any more whose task it was.
 pub(crate) fn remembered(database: &mut dyn Database, interrupted: Vec<Interrupted>) -> Result<Remembered, StoreError> {
     let now = Timestamp::now().as_microsecond();
-    // What is yet to come has no end.
+    // Should the clock be ahead just now, they are there again when it is right. What is yet to come has no end.
+    let long_ago = believed_now(database)?.saturating_sub(DAY);
     let over = "DELETE FROM answers WHERE expires_at <= ?1 AND result_json IS NOT NULL";
-    database.execute(over, &[Value::Time(now)])?;
+    database.execute(over, &[Value::Time(long_ago)])?;
     let sql = "SELECT a.result_json, e.tenant_id, CASE WHEN e.id IS NULL THEN 0 ELSE a.task END, a.key, a.fingerprint,
            a.expires_at, e.completed_at
-         FROM answers a LEFT JOIN tool_executions e ON e.id = a.id WHERE a.result_json IS NOT NULL
+         FROM answers a LEFT JOIN tool_executions e ON e.id = a.id WHERE a.result_json IS NOT NULL AND a.expires_at > ?2
          ORDER BY a.id DESC LIMIT ?1";
     let mut answers = Vec::new();
-    database.query(sql, &[ANSWERS_MAX.into()], &mut |row| {
+    database.query(sql, &[ANSWERS_MAX.into(), Value::Time(now)], &mut |row| {
         // One that a later program wrote differently is not worth failing for.
         if let Ok(result) = serde_json::from_str(row.text(0)?) {
             answers.push(answer(row, result)?);

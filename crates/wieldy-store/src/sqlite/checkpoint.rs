@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, OpenFlags};
 
+use crate::failpoint;
+
 /// How long the log may get before it is brought in, and before commits have to wait for that.
 const LONG: u64 = 8 * 1024 * 1024;
 const TOO_LONG: u64 = 256 * 1024 * 1024;
@@ -56,7 +58,9 @@ pub(super) fn log(path: &Path) -> PathBuf {
 }
 
 fn bring_in(connection: &Connection) {
+    failpoint::reach("checkpoint.begun");
     let brought = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+    failpoint::reach("checkpoint.done");
     if let Err(error) = brought {
         tracing::debug!(error = &error as &dyn std::error::Error, "the log of the history is not brought in");
     }

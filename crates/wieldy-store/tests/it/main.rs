@@ -22,4 +22,5 @@ mod secure;
 mod together;
 mod trail;
 mod trouble;
+mod twice;
 mod upkeep;
