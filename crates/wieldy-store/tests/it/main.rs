@@ -24,3 +24,4 @@ mod trail;
 mod trouble;
 mod twice;
 mod upkeep;
+mod victim;
