@@ -414,7 +414,7 @@ pub(crate) enum HistoryCommand {
         /// The new file
         file: PathBuf,
     },
-    /// Copy the history to another address: a file, or postgres://user@host/database
+    /// Copy the history as it is now to another address: a file, or postgres://user@host/database; others may go on writing
     Copy {
         /// The address
         url: String,
@@ -424,7 +424,7 @@ pub(crate) enum HistoryCommand {
         /// Drop records that are older than this, such as 90d
         #[arg(long, value_name = "TIME")]
         older_than: Option<String>,
-        /// Drop the oldest records until the history is no larger than this, such as 500MB or 1GB
+        /// Drop the oldest records until the history is no larger than this, such as 500MB or 1GB; open calls keep theirs
         #[arg(long, value_name = "SIZE")]
         larger_than: Option<String>,
         /// Only tell what would be dropped

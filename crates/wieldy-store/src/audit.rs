@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::database::{Database, Value};
 use crate::error::StoreError;
+use crate::failpoint;
 use crate::trail::Head;
 
 /// The end of the trail at some time, signed. Kept elsewhere, it is an anchor: the trail must still lead through it.
@@ -90,7 +91,9 @@ fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     fs::create_dir_all(folder)?;
     let draft = folder.join(format!(".{}.{}", std::process::id(), uuid::Uuid::now_v7()));
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft)?;
-    let written = file.write_all(bytes).and_then(|()| file.sync_all()).and_then(|()| fs::hard_link(&draft, path));
+    let drafted = file.write_all(bytes).and_then(|()| file.sync_all());
+    failpoint::reach("key.drafted");
+    let written = drafted.and_then(|()| fs::hard_link(&draft, path));
     fs::remove_file(&draft)?;
     match written {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),

@@ -167,6 +167,10 @@ pub(crate) trait Database: Send {
     /// How many bytes the history takes.
     fn size(&mut self) -> Result<u64, StoreError>;
 
+    /// How many of these it takes for its rows. Room that will be used again, or be given back, does not count: retention
+    /// would drop ever more to get rid of it.
+    fn size_of_rows(&mut self) -> Result<u64, StoreError>;
+
     /// Goes to another form of the tables.
     fn migrate(&mut self, form: u32) -> Result<(), StoreError>;
 

@@ -238,10 +238,22 @@ impl Conditions {
     }
 }
 
+/// Asks several things about one moment. On a server the last statement alone knows all that is to be known.
+fn asked_together(
+    database: &mut dyn Database,
+    ask: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    match database.dialect() {
+        Dialect::Sqlite => database.at_one_moment(ask),
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => ask(database),
+    }
+}
+
 /// Up to `limit` calls, the latest first.
 pub(crate) fn search(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Page, StoreError> {
     let mut page = Page { executions: Vec::new(), next: None };
-    database.at_one_moment(&mut |database| {
+    asked_together(database, &mut |database| {
         page = page_of(database, query, limit)?;
         Ok(())
     })?;
@@ -249,55 +261,11 @@ pub(crate) fn search(database: &mut dyn Database, query: &Query, limit: usize) -
 }
 
 fn page_of(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Page, StoreError> {
-    let mut wanted = Conditions::default();
-    let equal = [
-        ("tool_name = ?", query.tool.as_deref()),
-        ("status = ?", query.status.map(Status::as_str)),
-        ("session_id = ?", query.session.as_deref()),
-        ("agent_id = ?", query.agent.as_deref()),
-        ("batch_id = ?", query.batch.as_deref()),
-    ];
-    for (sql, value) in equal {
-        if let Some(value) = value {
-            wanted.add(sql, value);
-        }
-    }
-    match query.tenant.as_deref() {
-        Some("") => wanted.sql.push("tenant_id IS NULL".into()),
-        Some(tenant) => wanted.add("tenant_id = ?", tenant),
-        None => {}
-    }
-    if let Some(since) = query.since {
-        wanted.add("started_at >= ?", Value::Time(since.as_microsecond()));
-    }
-    if let Some(until) = query.until {
-        wanted.add("started_at < ?", Value::Time(until.as_microsecond()));
-    }
-    let before = query.cursor.map(|Cursor(id)| {
-        wanted.values.push(id.into());
-        wanted.values.len()
-    });
-    let (ways, values) = match query.text.as_deref().filter(|text| !text.trim().is_empty()) {
-        None => (vec![vec![Source { from: "tool_executions", id: "id", condition: "true".into() }]], Vec::new()),
-        Some(text) => {
-            let few = query.session.is_some() || query.batch.is_some();
-            let words = Words { text, tool: query.tool.as_deref(), few, before };
-            database.words(&words, wanted.values.len() + 1)?
-        }
-    };
-    wanted.values.extend(values);
+    let wanted = Wanted::of(database, query)?;
     let mut rows = Vec::new();
-    for sources in ways {
-        let selects = sources.into_iter().map(|Source { from, id, condition }| {
-            let before = before.map(|place| format!("{id} < ?{place}"));
-            let all: Vec<&str> =
-                wanted.sql.iter().chain(before.iter()).map(String::as_str).chain([condition.as_str()]).collect();
-            format!("SELECT {COLUMNS}, {id} AS place FROM {from} WHERE {}", all.join(" AND "))
-        });
-        let selects = selects.collect::<Vec<_>>().join(" UNION ALL ");
-        let sql = format!("{selects} ORDER BY place DESC LIMIT {}", limit + 1);
+    for sql in wanted.pages(limit) {
         rows.clear();
-        database.query(&sql, &wanted.values, &mut |row| {
+        database.query(&sql, &wanted.conditions.values, &mut |row| {
             rows.push(row_of(row)?);
             Ok(())
         })?;
@@ -309,6 +277,102 @@ fn page_of(database: &mut dyn Database, query: &Query, limit: usize) -> Result<P
     rows.truncate(limit);
     let next = rows.last().filter(|_| more).map(|row| Cursor(row.id));
     Ok(Page { executions: rows.into_iter().map(Execution::from).collect(), next })
+}
+
+/// How the database would look for what [`search`] asks for, a text for each statement.
+pub(crate) fn plans(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Vec<String>, StoreError> {
+    let wanted = Wanted::of(database, query)?;
+    let (explain, column) = match database.dialect() {
+        Dialect::Sqlite => ("EXPLAIN QUERY PLAN", 3),
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => ("EXPLAIN", 0),
+    };
+    let mut plans = Vec::new();
+    for sql in wanted.pages(limit) {
+        let mut lines = Vec::new();
+        database.query(&format!("{explain} {sql}"), &wanted.conditions.values, &mut |row| {
+            lines.push(row.text(column)?.to_owned());
+            Ok(())
+        })?;
+        plans.push(lines.join("\n"));
+    }
+    Ok(plans)
+}
+
+/// What is asked of calls, and where they are looked for.
+struct Wanted {
+    conditions: Conditions,
+    /// The place of the value that they must come before.
+    before: Option<usize>,
+    /// Ways to look for them: all but the last may find only the latest.
+    ways: Vec<Vec<Source>>,
+}
+
+impl Wanted {
+    fn of(database: &mut dyn Database, query: &Query) -> Result<Self, StoreError> {
+        let mut wanted = Conditions::default();
+        let equal = [
+            ("tool_name = ?", query.tool.as_deref()),
+            ("status = ?", query.status.map(Status::as_str)),
+            ("session_id = ?", query.session.as_deref()),
+            ("agent_id = ?", query.agent.as_deref()),
+            ("batch_id = ?", query.batch.as_deref()),
+        ];
+        for (sql, value) in equal {
+            if let Some(value) = value {
+                wanted.add(sql, value);
+            }
+        }
+        match query.tenant.as_deref() {
+            Some("") => wanted.sql.push("tenant_id IS NULL".into()),
+            Some(tenant) => wanted.add("tenant_id = ?", tenant),
+            None => {}
+        }
+        if let Some(since) = query.since {
+            wanted.add("started_at >= ?", Value::Time(since.as_microsecond()));
+        }
+        if let Some(until) = query.until {
+            wanted.add("started_at < ?", Value::Time(until.as_microsecond()));
+        }
+        let before = query.cursor.map(|Cursor(id)| {
+            wanted.values.push(id.into());
+            wanted.values.len()
+        });
+        let (ways, values) = match query.text.as_deref().filter(|text| !text.trim().is_empty()) {
+            None => (vec![vec![Source { from: "tool_executions", id: "id", condition: "true".into() }]], Vec::new()),
+            Some(text) => {
+                let few = query.session.is_some() || query.batch.is_some();
+                let words = Words { text, tool: query.tool.as_deref(), few, before };
+                database.words(&words, wanted.values.len() + 1)?
+            }
+        };
+        wanted.values.extend(values);
+        Ok(Self { conditions: wanted, before, ways })
+    }
+
+    /// What finds a page of them, in the order in which it is tried.
+    fn pages(&self, limit: usize) -> impl Iterator<Item = String> {
+        self.ways.iter().map(move |sources| {
+            let selects =
+                sources.iter().map(|source| self.select(&format!("{COLUMNS}, {} AS place", source.id), source));
+            let selects = selects.collect::<Vec<_>>().join(" UNION ALL ");
+            format!("{selects} ORDER BY place DESC LIMIT {}", limit + 1)
+        })
+    }
+
+    /// What finds all of them that are over.
+    fn all_over(&self, columns: &str) -> String {
+        let sources = self.ways.last().map(Vec::as_slice).unwrap_or_default();
+        let selects = sources.iter().map(|source| self.select(columns, source) + " AND completed_at IS NOT NULL");
+        selects.collect::<Vec<_>>().join(" UNION ALL ")
+    }
+
+    fn select(&self, columns: &str, Source { from, id, condition }: &Source) -> String {
+        let before = self.before.map(|place| format!("{id} < ?{place}"));
+        let conditions = self.conditions.sql.iter().chain(before.iter()).map(String::as_str);
+        let all: Vec<&str> = conditions.chain([condition.as_str()]).collect();
+        format!("SELECT {columns} FROM {from} WHERE {}", all.join(" AND "))
+    }
 }
 
 /// One call with everything that happened to it.
@@ -382,12 +446,16 @@ pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> 
         group.output_bytes += bytes;
     };
     if query.session.is_some() || query.batch.is_some() || query.text.is_some() {
-        let page = search(database, query, STATS_CALLS_MAX)?;
-        for call in page.executions.iter().filter(|call| call.completed_at.is_some()) {
-            let day = call.started_at.as_microsecond().div_euclid(tally::DAY);
-            let bucket = tally::bucket(call.duration_ms.unwrap_or_default());
-            count(day, &call.tool, &call.status, bucket, 1, call.output_bytes.unwrap_or_default());
-        }
+        let columns = "started_at, tool_name, status, duration_ms, output_size_bytes";
+        asked_together(database, &mut |database| {
+            let wanted = Wanted::of(database, query)?;
+            database.query(&wanted.all_over(columns), &wanted.conditions.values, &mut |row| {
+                let day = row.int(0)?.div_euclid(tally::DAY);
+                let bucket = tally::bucket(row.real_or_none(3)?.unwrap_or_default());
+                count(day, row.text(1)?, row.text(2)?, bucket, 1, row.int_or_none(4)?.unwrap_or_default());
+                Ok(())
+            })
+        })?;
     } else {
         let mut wanted = Conditions::default();
         let day = |micros: i64| micros.div_euclid(tally::DAY);
@@ -426,9 +494,6 @@ pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> 
     }
     Ok(counted.into_iter().map(|((day, tool), group)| stat(day, tool, group)).collect())
 }
-
-/// How many calls are counted one by one at most.
-const STATS_CALLS_MAX: usize = 100_000;
 
 fn stat(day: Option<i64>, tool: Option<String>, group: Counted) -> Stat {
     let buckets: Vec<(i64, i64)> = group.buckets.into_iter().collect();

@@ -15,7 +15,9 @@ use crate::error::StoreError;
 use crate::failpoint;
 use crate::ledger::{CallRow, OpenCall};
 use crate::query::{COLUMNS, row_of};
+use crate::tally::DAY;
 use crate::trail::Record;
+use crate::upkeep::believed_now;
 use crate::writer::Writer;
 
 /// How many answers are handed to an executor at most.
@@ -189,13 +191,14 @@ impl Found {
 /// with them: a key is known for its time, even where its call was dropped.
 pub(crate) fn remembered(database: &mut dyn Database, interrupted: Vec<Interrupted>) -> Result<Remembered, StoreError> {
     let now = Timestamp::now().as_microsecond();
-    // What is yet to come has no end.
+    // Should the clock be ahead just now, they are there again when it is right. What is yet to come has no end.
+    let long_ago = believed_now(database)?.saturating_sub(DAY);
     let over = "DELETE FROM answers WHERE expires_at <= ?1 AND result_json IS NOT NULL";
-    database.execute(over, &[Value::Time(now)])?;
+    database.execute(over, &[Value::Time(long_ago)])?;
     let sql = "SELECT result_json, tenant, task, key, fingerprint, expires_at FROM answers
-         WHERE result_json IS NOT NULL ORDER BY id DESC LIMIT ?1";
+         WHERE result_json IS NOT NULL AND expires_at > ?2 ORDER BY id DESC LIMIT ?1";
     let mut answers = Vec::new();
-    database.query(sql, &[ANSWERS_MAX.into()], &mut |row| {
+    database.query(sql, &[ANSWERS_MAX.into(), Value::Time(now)], &mut |row| {
         // One that a later program wrote differently is not worth failing for.
         if let Ok(result) = serde_json::from_str(row.text(0)?) {
             answers.push(answer(row, result)?);

@@ -140,6 +140,7 @@ impl Store {
         let mut writer = self.writer(options)?;
         let interrupted = recovery::recover(&mut writer, options.resumes)?;
         let remembered = recovery::remembered(&mut *writer.database, interrupted)?;
+        failpoint::reach("journal.recovered");
         StoreJournal::start(writer, remembered)
     }
 
@@ -175,6 +176,12 @@ impl Store {
     /// Up to `limit` calls, the latest first.
     pub fn search(&self, query: &Query, limit: usize) -> Result<Page, StoreError> {
         self.with(|database| query::search(database, query, limit))
+    }
+
+    /// How the database looks for what [`Store::search`] asks for, for tests of that.
+    #[doc(hidden)]
+    pub fn plans(&self, query: &Query, limit: usize) -> Result<Vec<String>, StoreError> {
+        self.with(|database| query::plans(database, query, limit))
     }
 
     /// One call with everything that happened to it.
@@ -290,8 +297,16 @@ fn register(database: &mut dyn Database, id: Uuid) -> Result<i64, StoreError> {
     // First the sign of life: who sees the row sees a living process.
     database.show_life(&id.to_string())?;
     let now = Timestamp::now().as_microsecond();
-    let sql = "INSERT INTO instances (id, version, host, process, started_at, seen_at) VALUES (?1, ?2, ?3, ?4, ?5, ?5)
-               RETURNING number";
+    // Machines that share a server may differ about the time, so that is asked who was last seen when.
+    let seen_at = match database.dialect() {
+        Dialect::Sqlite => "?5",
+        #[cfg(feature = "postgres")]
+        Dialect::Postgres => "clock_timestamp()",
+    };
+    let sql = format!(
+        "INSERT INTO instances (id, version, host, process, started_at, seen_at) VALUES (?1, ?2, ?3, ?4, ?5, {seen_at})
+         RETURNING number"
+    );
     let values = [
         id.to_string().as_str().into(),
         env!("CARGO_PKG_VERSION").into(),
@@ -299,7 +314,7 @@ fn register(database: &mut dyn Database, id: Uuid) -> Result<i64, StoreError> {
         i64::from(std::process::id()).into(),
         Value::Time(now),
     ];
-    let number = one_int(database, sql, &values)?;
+    let number = one_int(database, &sql, &values)?;
     number.ok_or_else(|| StoreError::Damaged("the history gives no number to this executor".into()))
 }
 

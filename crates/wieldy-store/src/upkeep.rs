@@ -15,6 +15,7 @@ use crate::failpoint;
 use crate::ledger::{WORDS_BYTES_MAX, first_words};
 use crate::query::{COLUMNS, row_of};
 use crate::store::{JournalOptions, Store};
+use crate::tally::DAY;
 use crate::trail::Record;
 use crate::writer::Writer;
 
@@ -52,23 +53,35 @@ pub struct Copied {
 impl Store {
     /// What [`Store::prune`] would drop.
     pub fn prunable(&self, retention: &Retention) -> Result<Pruned, StoreError> {
-        self.with(|database| {
-            let cut = cut(database, retention, i64::MAX)?;
-            count(database, cut)
-        })
+        self.with(|database| prunable(database, retention, i64::MAX))
     }
 
     /// Drops the oldest records, as the retention says. The trail says itself what was dropped, and stays provable. A call
-    /// that is open keeps everything since it was opened.
+    /// that is open keeps everything since it was opened: where that is more than may be kept, `bytes` says so.
     pub fn prune(&self, retention: &Retention, options: &JournalOptions) -> Result<Pruned, StoreError> {
         let mut pruned = self.prunable(retention)?;
-        if pruned.records > 0 {
-            let mut writer = self.writer(options)?;
-            writer.drop_up_to(&pruned)?;
-            writer.database.shrink()?;
-            pruned.bytes = writer.database.size()?;
-            writer.end();
+        if pruned.records == 0 {
+            return Ok(pruned);
         }
+        let last = self.with(|database| one_int(database, "SELECT seq FROM trail", &[]))?.unwrap_or(0);
+        let mut writer = self.writer(options)?;
+        writer.drop_up_to(&pruned)?;
+        // Records are not all of one size, and something is there without any: a share of them is not that share of the bytes.
+        let rest = Retention { age_max: None, ..*retention };
+        for _ in 0..ROUNDS_MAX {
+            // Each round adds a record, so those are left alone.
+            let more = prunable(&mut *writer.database, &rest, last)?;
+            if more.records == 0 {
+                break;
+            }
+            writer.drop_up_to(&more)?;
+            pruned.records += more.records;
+            pruned.executions += more.executions;
+            pruned.up_to_seq = more.up_to_seq;
+        }
+        writer.end();
+        writer.database.shrink()?;
+        pruned.bytes = writer.database.size()?;
         Ok(pruned)
     }
 
@@ -77,26 +90,20 @@ impl Store {
         self.with(|database| database.backup(target))
     }
 
-    /// Copies everything into another history, which must be new. Nobody may write here meanwhile.
+    /// Copies everything into another history, which must be new: what there is now, whatever is written here meanwhile. Calls
+    /// that are open are closed there, as *outcome unknown*, by whoever writes there first.
     pub fn copy_to(&self, target: &Store) -> Result<Copied, StoreError> {
         self.with(|from| {
             target.with(|to| {
-                if one_int(to, "SELECT seq FROM trail", &[])? != Some(0) {
-                    return Err(StoreError::Query(format!("the history `{}` is not empty", target.address())));
-                }
                 let mut copied = Copied::default();
-                to.atomically(&mut |to| {
-                    for table in TABLES {
-                        let rows = copy_table(from, to, table)?;
-                        match table.name {
-                            "events" => copied.records = rows,
-                            "tool_executions" => copied.executions = rows,
-                            _ => {}
+                from.at_one_moment(&mut |from| {
+                    to.atomically(&mut |to| {
+                        if one_int(to, "SELECT seq FROM trail", &[])? != Some(0) {
+                            return Err(StoreError::Query(format!("the history `{}` is not empty", target.address())));
                         }
-                    }
-                    copy_words(from, to)?;
-                    to.execute("UPDATE instances SET ended_at = seen_at WHERE ended_at IS NULL", &[])?;
-                    to.settle_numbers()
+                        copied = copy_all(from, to)?;
+                        Ok(())
+                    })
                 })?;
                 Ok(copied)
             })
@@ -108,7 +115,8 @@ impl Writer {
     /// Drops what is too old or too much, a little at a time, if that is worth it; whether there is more.
     pub(crate) fn prune(&mut self, retention: &Retention) -> Result<bool, StoreError> {
         let first = one_int(&mut *self.database, "SELECT min(seq) FROM events", &[])?.unwrap_or(1);
-        let last = cut(&mut *self.database, retention, first + PRUNED_TOGETHER)?;
+        let now = believed_now(&mut *self.database)?;
+        let last = cut(&mut *self.database, retention, first + PRUNED_TOGETHER, now)?;
         if last - first < WORTH_PRUNING {
             return Ok(false);
         }
@@ -132,6 +140,7 @@ impl Writer {
         self.write(&[Arc::new(dropped)], false)?;
         failpoint::reach("upkeep.recorded");
         self.database.atomically(&mut |database| drop_up_to(database, cut))?;
+        failpoint::reach("upkeep.dropped");
         self.database.forget_words(cut)
     }
 }
@@ -140,13 +149,29 @@ impl Writer {
 const WORTH_PRUNING: i64 = 1_000;
 const PRUNED_TOGETHER: i64 = 5_000;
 
-/// The last record that may go, up to `most`.
-fn cut(database: &mut dyn Database, retention: &Retention, most: i64) -> Result<i64, StoreError> {
+/// How often to look whether what was dropped is enough.
+const ROUNDS_MAX: usize = 100;
+
+fn prunable(database: &mut dyn Database, retention: &Retention, most: i64) -> Result<Pruned, StoreError> {
+    let cut = cut(database, retention, most, Timestamp::now().as_microsecond())?;
+    count(database, cut)
+}
+
+/// What time it is, as far as the history bears that out. A clock that is far ahead is not believed for a day, so that nobody
+/// drops what is new because of it: until then no more than a day has passed since the last call before the clock jumped.
+pub(crate) fn believed_now(database: &mut dyn Database) -> Result<i64, StoreError> {
+    let now = Timestamp::now().as_microsecond();
+    let sql = "SELECT max(started_at) FROM tool_executions WHERE started_at < ?1";
+    let before = one_int(database, sql, &[Value::Time(now.saturating_sub(DAY))])?;
+    Ok(before.map_or(now, |before| now.min(before.saturating_add(DAY))))
+}
+
+/// The last record that may go, up to `most`, if it is `now`.
+fn cut(database: &mut dyn Database, retention: &Retention, most: i64, now: i64) -> Result<i64, StoreError> {
     let first = one_int(database, "SELECT min(seq) FROM events", &[])?.unwrap_or(1);
     let last = one_int(database, "SELECT seq FROM trail", &[])?.unwrap_or(0);
     let mut cut = first - 1;
     if let Some(age) = retention.age_max {
-        let now = Timestamp::now().as_microsecond();
         let oldest = now.saturating_sub(i64::try_from(age.as_micros()).unwrap_or(i64::MAX));
         cut = last_before(database, first, last, oldest)?.min(most);
         // Where the clock was wrong for a while, what is young may stand before what seems to be old.
@@ -156,7 +181,7 @@ fn cut(database: &mut dyn Database, retention: &Retention, most: i64) -> Result<
         }
     }
     if let Some(bytes_max) = retention.bytes_max {
-        let bytes = database.size()?;
+        let bytes = database.size_of_rows()?;
         if bytes > bytes_max {
             // About as much of the records as of the bytes, and a little more, so that not every call makes room.
             let share = 1.0 - (bytes_max as f64 * 0.9) / bytes as f64;
@@ -296,6 +321,21 @@ const TABLES: &[Table] = &[
     },
     Table { name: "trail", columns: &[("one", 'i'), ("seq", 'i'), ("hash", 'b')] },
 ];
+
+fn copy_all(from: &mut dyn Database, to: &mut dyn Database) -> Result<Copied, StoreError> {
+    let mut copied = Copied::default();
+    for table in TABLES {
+        let rows = copy_table(from, to, table)?;
+        match table.name {
+            "events" => copied.records = rows,
+            "tool_executions" => copied.executions = rows,
+            _ => {}
+        }
+    }
+    copy_words(from, to)?;
+    to.settle_numbers()?;
+    Ok(copied)
+}
 
 /// How many values one statement takes at most.
 const VALUES_MAX: usize = 8_000;

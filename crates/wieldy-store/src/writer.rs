@@ -437,6 +437,7 @@ impl Writer {
             draft.ends = ends;
             if ends || unsigned.is_due(draft.head.seq) {
                 draft.signed = signer.as_ref().map(|signer| signer.sign(&draft.head, Timestamp::now()));
+                failpoint::reach("writer.signed");
             }
             draft
         })?;

@@ -587,6 +587,11 @@ fn what_is_old_is_dropped_and_the_rest_stays_provable() {
     let text = told(&world, &["audit", "verify"]);
     let dropped = format!("; {} records before them dropped by retention\n", pruned["records"]);
     assert!(text.starts_with("exit: 0\n") && text.contains(&dropped), "{text}");
+    let text = told(&world, &["history", "prune", "--larger-than", "1KB"]);
+    let more = "that is more than 1.0 KB: open calls need what is left, or the tables do themselves\n";
+    assert!(text.starts_with("exit: 0\n") && text.ends_with(more), "{text}");
+    let text = told(&world, &["history", "prune", "--larger-than", "1GB"]);
+    assert!(text.starts_with("exit: 0\n") && !text.contains("that is more"), "{text}");
 }
 
 #[test]

@@ -23,6 +23,7 @@ use tokio_postgres::{Client, Statement};
 use self::server::{CONNECT, Server, told};
 use crate::database::{Database, Dialect, EachRow, Source, Value, Words, one_int};
 use crate::error::StoreError;
+use crate::failpoint;
 use crate::ledger::Draft;
 use crate::migrations::{self, Migration};
 use crate::trail::Head;
@@ -388,7 +389,13 @@ impl Database for Postgres {
         &mut self,
         work: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        work(self) // the last statement alone knows all that is to be known
+        self.at_length(|this| {
+            this.batch("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")?;
+            let done = work(this);
+            // Nothing was written, so there is nothing to lose.
+            let ended = this.batch("ROLLBACK");
+            done.and(ended)
+        })
     }
 
     fn words(&mut self, words: &Words<'_>, first: usize) -> Result<(Vec<Vec<Source>>, Vec<Value>), StoreError> {
@@ -422,9 +429,13 @@ impl Database for Postgres {
         self.at_length(|this| this.execute(sql, &[up_to.into()]).map(drop))
     }
 
-    /// About how many bytes the rows take that are there. Room that is free within the server's files does not count: it is
-    /// used again, and retention would drop ever more to get rid of it.
+    /// Of what the server's files take only what is not free within them.
     fn size(&mut self) -> Result<u64, StoreError> {
+        self.size_of_rows()
+    }
+
+    /// About how many bytes the rows take that are there.
+    fn size_of_rows(&mut self) -> Result<u64, StoreError> {
         let files = "SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c
                      WHERE c.relnamespace = 'agent_tools'::regnamespace AND c.relkind = 'r'";
         let files = one_int(self, files, &[])?.unwrap_or_default();
@@ -471,7 +482,9 @@ impl Database for Postgres {
                 for sql in migrations::path(found, target, MIGRATIONS) {
                     this.batch(sql)?;
                 }
-                this.batch(&format!("UPDATE version SET version = {target}; COMMIT"))
+                this.batch(&format!("UPDATE version SET version = {target}"))?;
+                failpoint::reach("migrate.changed");
+                this.batch("COMMIT")
             };
             let done = change();
             if done.is_err() {

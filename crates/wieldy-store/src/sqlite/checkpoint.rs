@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 use rusqlite::hooks::Wal;
 use rusqlite::{Connection, OpenFlags};
 
+use crate::failpoint;
+
 /// How many pages the log may have before it is brought in: 8 MiB.
 const LONG: i32 = 2048;
 /// How much time there is between two times: somebody who reads for long may keep the log from beginning anew.
@@ -72,7 +74,9 @@ pub(super) fn log(path: &Path) -> PathBuf {
 }
 
 fn bring_in(connection: &Connection) {
+    failpoint::reach("checkpoint.begun");
     let brought = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+    failpoint::reach("checkpoint.done");
     if let Err(error) = brought {
         tracing::debug!(error = &error as &dyn std::error::Error, "the log of the history is not brought in");
     }

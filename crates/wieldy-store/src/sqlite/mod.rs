@@ -16,6 +16,7 @@ use checkpoint::Checkpoint;
 
 use crate::database::{Database, Dialect, EachRow, Row, Source, Value, Words, one_int};
 use crate::error::StoreError;
+use crate::failpoint;
 use crate::ledger::Draft;
 use crate::migrations::{self, Migration};
 use crate::trail::Head;
@@ -151,6 +152,7 @@ fn migrate(connection: &mut Connection, target: u32) -> rusqlite::Result<()> {
     }
     transaction.pragma_update(None, "application_id", APPLICATION)?;
     transaction.pragma_update(None, "user_version", target)?;
+    failpoint::reach("migrate.changed");
     transaction.commit()
 }
 
@@ -164,9 +166,15 @@ fn opened(path: &Path, error: &rusqlite::Error) -> StoreError {
 
 fn told(what: &str, error: &rusqlite::Error) -> StoreError {
     use rusqlite::ErrorCode;
+    use rusqlite::ffi::{SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_ROWID, SQLITE_CONSTRAINT_UNIQUE};
     let message = format!("{what}: {error}");
-    match error.sqlite_error_code() {
-        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => StoreError::Damaged(message),
+    // What must be there once is there already: that does not pass.
+    let is_there = [SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_ROWID, SQLITE_CONSTRAINT_UNIQUE];
+    match error.sqlite_error() {
+        Some(told) if matches!(told.code, ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
+            StoreError::Damaged(message)
+        }
+        Some(told) if is_there.contains(&told.extended_code) => StoreError::Damaged(message),
         _ => StoreError::Unavailable(message),
     }
 }
@@ -342,6 +350,12 @@ impl Database for Sqlite {
     fn size(&mut self) -> Result<u64, StoreError> {
         let length = |path: PathBuf| fs::metadata(path).map_or(0, |file| file.len());
         Ok(length(self.path.clone()) + length(checkpoint::log(&self.path)))
+    }
+
+    fn size_of_rows(&mut self) -> Result<u64, StoreError> {
+        let sql = "SELECT (page_count - freelist_count) * page_size
+                   FROM pragma_page_count, pragma_freelist_count, pragma_page_size";
+        Ok(one_int(self, sql, &[])?.unwrap_or_default() as u64)
     }
 
     fn migrate(&mut self, form: u32) -> Result<(), StoreError> {

@@ -1,151 +1,88 @@
 //! Killed at any moment, also at the worst ones: nothing that was answered is lost, nothing runs twice, and what nobody
-//! knows is said to be unknown.
-//!
-//! The victim is this test program once more, with a tool whose effects are counted outside of it.
+//! knows is said to be unknown. How much of that holds for an answer is what its durability promises.
 
-use std::collections::{HashMap, HashSet};
-use std::fs::{self, File, OpenOptions};
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
-use wieldy_core::{AnyTool, Call, Durability, Options, Outcome, Run, ToolSpec, tool};
-use wieldy_store::{Address, Execution, JournalOptions, Query, Store};
+use wieldy_core::Durability;
+use wieldy_store::{Execution, Query};
 
+use crate::victim::{HOARD, Victim, lines};
 use crate::world::{Place, shared_server};
 
-/// How many calls the victim makes at once.
-const CALLERS: usize = 16;
+const DURABILITIES: [Durability; 3] = [Durability::Strict, Durability::Effects, Durability::Relaxed];
 
-/// Adds a line to a file as a whole.
-fn note(path: &Path, line: &str) {
-    let mut file = OpenOptions::new().create(true).append(true).open(path).unwrap();
-    // Who is killed may leave half a line: each begins on its own, and one without a full stop was never said.
-    file.write_all(format!("\n{line} .").as_bytes()).unwrap();
-}
-
-fn lines(path: &Path) -> Vec<String> {
-    let text = fs::read_to_string(path).unwrap_or_default();
-    text.lines().filter_map(|line| line.strip_suffix(" .")).map(str::to_owned).collect()
-}
-
-/// Dies as if the machine had stopped, where the environment says so.
-fn die_at(place: &str, reached: &AtomicU64) {
-    let wanted = std::env::var("WIELDY_FAILPOINT").unwrap_or_default();
-    let (name, times) = wanted.split_once(':').unwrap_or((&wanted, "1"));
-    if name == place && reached.fetch_add(1, Ordering::SeqCst) + 1 == times.parse::<u64>().unwrap() {
-        std::process::abort();
-    }
-}
-
-/// The tools of the victim: `pay` leaves a mark, once; `look` leaves none.
-fn tools(folder: PathBuf) -> [Arc<dyn AnyTool>; 2] {
-    let (before, after) = (AtomicU64::new(0), AtomicU64::new(0));
-    let pay = tool(ToolSpec::new("pay", ""), move |arguments: Value, _: Run| {
-        die_at("tool.before_effect", &before);
-        note(&folder.join("effects"), arguments["mark"].as_str().unwrap());
-        die_at("tool.after_effect", &after);
-        async { Ok(Outcome::text("paid")) }
-    });
-    let look = tool(ToolSpec::new("look", "").read_only(), |_: Value, _: Run| async { Ok(Outcome::text("seen")) });
-    [Arc::new(pay), Arc::new(look)]
-}
-
-/// The victim of the other tests; on its own it has nothing to do.
-#[test]
-fn victim() {
-    let Ok(address) = std::env::var("WIELDY_VICTIM") else { return };
-    let folder = PathBuf::from(std::env::var("WIELDY_VICTIM_FOLDER").unwrap());
-    let store = Store::open(&address.parse::<Address>().unwrap()).unwrap();
-    let options = JournalOptions { key: Some(folder.join("audit.key")), ..JournalOptions::default() };
-    let journal = Arc::new(store.journal(&options).unwrap());
-    let mut builder = wieldy_core::Executor::builder().tools(tools(folder.clone()));
-    builder.journal = Arc::clone(&journal) as _;
-    builder.durability = Durability::Strict;
-    builder.limits.calls_running_per_agent_max = CALLERS as u32;
-    let executor = builder.build().unwrap();
-    let run = std::process::id();
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(async {
-        let began = Instant::now();
-        let callers = (0..CALLERS).map(|caller| {
-            let (executor, folder) = (executor.clone(), folder.clone());
-            tokio::spawn(async move {
-                for round in 0.. {
-                    let mark = format!("{run}-{caller}-{round}");
-                    let name = if caller % 4 == 0 { "look" } else { "pay" };
-                    let key = (caller % 4 == 1).then(|| mark.clone());
-                    let options = Options { idempotency_key: key, ..Options::default() };
-                    let result = executor.call(Call::new(name, json!({ "mark": mark })).with(options)).await;
-                    note(&folder.join("answers"), &format!("{} {} {mark}", result.execution_id, result.status));
-                    // A victim that its killer forgot does not live for ever.
-                    if began.elapsed() > Duration::from_secs(20) {
-                        break;
-                    }
-                }
-            })
-        });
-        for caller in callers.collect::<Vec<_>>() {
-            caller.await.unwrap();
-        }
-    });
-}
-
-fn start(place: &Place, failpoint: &str) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "kill::victim", "--nocapture"])
-        .env("WIELDY_VICTIM", place.url())
-        .env("WIELDY_VICTIM_FOLDER", place.folder.path())
-        .env("WIELDY_FAILPOINT", failpoint)
-        .stdout(Stdio::null())
-        .stderr(File::create(place.folder.path().join("stderr")).unwrap())
-        .spawn()
-        .unwrap()
-}
-
-/// What must be true after every death: the invariants of the history, seen from outside.
-fn check(place: &Place) -> usize {
-    // The next executor closes what was left open.
-    drop(place.store().journal(&place.options()).unwrap());
-    let mut rows: HashMap<String, Execution> = HashMap::new();
-    let mut query = Query::default();
+/// Every call in the history, by its id.
+fn rows(place: &Place) -> HashMap<String, Execution> {
+    let (store, mut rows, mut query) = (place.store(), HashMap::new(), Query::default());
     loop {
-        let page = place.store().search(&query, 5_000).unwrap();
+        let page = store.search(&query, 5_000).unwrap();
         for row in page.executions {
             assert!(rows.insert(row.execution_id.clone(), row).is_none(), "a call has one row");
         }
         query.cursor = page.next;
         if query.cursor.is_none() {
-            break;
+            return rows;
         }
     }
-    for answer in lines(&place.folder.path().join("answers")) {
-        let (id, rest) = answer.split_once(' ').unwrap();
-        let (status, mark) = rest.split_once(' ').unwrap();
-        let row = rows.get(id).unwrap_or_else(|| panic!("{answer}: an answered call is lost"));
-        assert_eq!((row.status.as_str(), &row.parameters), (status, &Some(json!({ "mark": mark }))));
+}
+
+/// Whether the history keeps what was promised for an answer.
+fn keeps(answer: &str, rows: &HashMap<String, Execution>) -> bool {
+    let [id, status, durability, ran, mark] = answer.split(' ').collect::<Vec<_>>().try_into().unwrap();
+    let may_change = !mark.starts_with("look") && ran == "ran" && status == "success";
+    let (opening_is_safe, closing_is_safe) = match durability {
+        "strict" => (true, true),
+        "effects" => (!mark.starts_with("look"), !mark.starts_with("look")),
+        _ => (may_change, false),
+    };
+    match rows.get(id) {
+        None => !opening_is_safe,
+        Some(row) => {
+            let is_unknown = !closing_is_safe && row.error_code.as_deref() == Some("E3110");
+            mark_of(row) == mark && (row.status == status || is_unknown)
+        }
+    }
+}
+
+fn mark_of(row: &Execution) -> &str {
+    row.parameters.as_ref().and_then(|given| given["mark"].as_str()).unwrap()
+}
+
+/// What must be true after every death: the invariants of the history, seen from outside.
+pub(crate) fn check(place: &Place) -> usize {
+    // The next executor closes what was left open.
+    drop(place.store().journal(&place.options()).unwrap());
+    let rows = rows(place);
+    let told = |name: &str| lines(&place.folder.path().join(name));
+    let was_pruned = !told("pruned").is_empty();
+    for answer in told("answers") {
+        assert!(was_pruned || keeps(&answer, &rows), "{answer}: {:?}", rows.get(answer.split_once(' ').unwrap().0));
     }
     let mut effects = HashSet::new();
-    for mark in lines(&place.folder.path().join("effects")) {
+    for mark in told("effects") {
         assert!(effects.insert(mark.clone()), "{mark} was paid twice");
     }
-    let mut paid = HashSet::new();
+    let puts: HashSet<String> = told("puts").into_iter().collect();
     for row in rows.values() {
         assert!(row.completed_at.is_some(), "{row:?} is still open");
-        let mark = row.parameters.as_ref().and_then(|given| given["mark"].as_str()).unwrap().to_owned();
+        let had_effect = match row.tool.as_str() {
+            "pay" => effects.contains(mark_of(row)),
+            "put" => puts.contains(mark_of(row)),
+            _ => true,
+        };
         match (row.status.as_str(), row.error_code.as_deref()) {
-            ("success", None) => assert!(row.tool == "look" || effects.contains(&mark), "{row:?} had no effect"),
+            ("success", None) => assert!(had_effect, "{row:?} had no effect"),
             ("failed", Some("E3110")) => {}
             _ => panic!("{row:?} ended in a way that nothing explains"),
         }
-        paid.insert(mark);
     }
-    for mark in &effects {
-        assert!(paid.contains(mark), "{mark} was paid and nothing is known of it");
+    let known: HashSet<&str> = rows.values().map(mark_of).collect();
+    for mark in effects.iter().chain(&puts) {
+        assert!(was_pruned || known.contains(mark.as_str()), "{mark} had its effect and nothing is known of it");
     }
     place.check();
     rows.len()
@@ -158,11 +95,14 @@ fn kill_at_random(place: impl Fn() -> Place, victims: usize, together: usize) {
     let mut calls = 0;
     for _ in 0..victims / ROUNDS / together {
         let place = place();
-        for _ in 0..ROUNDS {
+        for round in 0..ROUNDS {
             let answers = place.folder.path().join("answers");
             let before = fs::metadata(&answers).map_or(0, |file| file.len());
             let began = Instant::now();
-            let victims: Vec<Child> = (0..together).map(|_| start(&place, "")).collect();
+            // Keys are known to the executors that begin after the one that ran them, not to those that live beside it.
+            let does = if together == 1 { "work" } else { "together" };
+            let victim = |n: usize| Victim { does, durability: DURABILITIES[(round + n) % 3], ..Victim::default() };
+            let victims: Vec<Child> = (0..together).map(|n| victim(n).start(&place)).collect();
             while fs::metadata(&answers).map_or(0, |file| file.len()) == before
                 && began.elapsed() < Duration::from_secs(10)
             {
@@ -214,41 +154,140 @@ fn killed_at_every_named_place_on_postgres_nothing_is_lost_doubled_or_guessed() 
     }
 }
 
+/// Where victims die, what they do until then, and how often they come there.
+const PLACES: &[(&str, &str, &[u32])] = &[
+    ("migrate.changed", "work", &[1]),
+    ("key.drafted", "work", &[1]),
+    ("journal.registered", "work", &[1]),
+    ("journal.opened", "work", &[1]),
+    ("recovery.claimed", "work", &[1]),
+    ("recovery.closed", "work", &[1, 2]),
+    ("journal.recovered", "work", &[1]),
+    ("writer.taken", "work", &[1, 3, 20]),
+    ("write.begun", "work", &[1, 3, 20]),
+    ("write.put", "work", &[1, 3, 20]),
+    ("writer.committed", "work", &[1, 3, 20]),
+    ("tool.before_effect", "work", &[1, 3, 20]),
+    ("tool.after_effect", "work", &[1, 3, 20]),
+    ("checkpoint.begun", "fill", &[1, 2]),
+    ("checkpoint.done", "fill", &[1, 2]),
+    ("upkeep.recorded", "prune", &[1, 2]),
+    ("upkeep.dropped", "prune", &[1, 2]),
+    ("writer.signed", "prune", &[1, 2, 3]),
+    ("writer.ending", "prune", &[1, 2]),
+];
+
 fn killed_at_every_named_place(place: &dyn Fn() -> Place) {
-    let places = [
-        "journal.registered",
-        "journal.opened",
-        "writer.taken",
-        "write.begun",
-        "write.put",
-        "writer.committed",
-        "tool.before_effect",
-        "tool.after_effect",
-        "recovery.claimed",
-        "recovery.closed",
-    ];
-    for name in places {
+    for (name, does, times) in PLACES {
         let place = place();
-        for times in [1, 3, 20] {
-            // What recovers must have something to recover.
-            let is_early = name.starts_with("journal") || name.starts_with("recovery");
-            if is_early {
-                let mut first = start(&place, "tool.before_effect:5");
-                assert!(!first.wait().unwrap().success());
+        if place.is_postgres() && name.starts_with("checkpoint") {
+            continue;
+        }
+        for (times, durability) in times.iter().zip(DURABILITIES.iter().cycle()) {
+            // What recovers must have something to recover, and more than it does at once.
+            if name.starts_with("journal") || name.starts_with("recovery") {
+                leave_many_open(&place);
             }
-            let times = if is_early { 1 } else { times };
-            let mut victim = start(&place, &format!("{name}:{times}"));
-            let began = Instant::now();
-            let status = loop {
-                if let Some(status) = victim.try_wait().unwrap() {
-                    break status;
-                }
-                assert!(began.elapsed() < Duration::from_secs(10), "{name} was not reached {times} times");
-                std::thread::sleep(Duration::from_millis(5));
-            };
+            let failpoint = format!("{name}:{times}");
+            let victim = Victim { does, durability: *durability, failpoint: &failpoint, ..Victim::default() };
+            let status = wait(victim.start(&place), &failpoint);
             let stderr = fs::read_to_string(place.folder.path().join("stderr")).unwrap();
-            assert_eq!(status.code(), None, "{name}: it was not killed: {stderr}");
+            assert_eq!(status.code(), None, "{failpoint}: it was not killed: {stderr}");
             check(&place);
         }
     }
+}
+
+fn wait(mut victim: Child, what: &str) -> std::process::ExitStatus {
+    let began = Instant::now();
+    loop {
+        if let Some(status) = victim.try_wait().unwrap() {
+            return status;
+        }
+        assert!(began.elapsed() < Duration::from_secs(15), "{what} was not reached");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Kills a victim that has many calls open.
+fn leave_many_open(place: &Place) {
+    let hoarded = place.folder.path().join("hoarded");
+    let _ = fs::remove_file(&hoarded);
+    let mut victim = Victim { does: "hoard", ..Victim::default() }.start(place);
+    let began = Instant::now();
+    while lines(&hoarded).is_empty() {
+        assert!(began.elapsed() < Duration::from_secs(15), "the calls were not opened");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    let open = rows(place).values().filter(|row| row.completed_at.is_none()).count();
+    assert!(open >= HOARD, "{open}");
+}
+
+#[test]
+fn a_clock_that_jumps_loses_doubles_and_guesses_nothing() {
+    with_a_clock_that_jumps(&Place::sqlite);
+}
+
+#[test]
+fn a_clock_that_jumps_on_postgres_loses_doubles_and_guesses_nothing() {
+    if shared_server().is_some() {
+        with_a_clock_that_jumps(&|| Place::postgres().unwrap());
+    }
+}
+
+/// Victims whose clock is an hour ahead or behind, when they begin or from some time on.
+fn with_a_clock_that_jumps(place: &dyn Fn() -> Place) {
+    let place = place();
+    let library = place.folder.path().join("clock.so");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/clock.c");
+    let made = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(source).status().unwrap();
+    assert!(made.success());
+    let (file, answers) = (place.folder.path().join("later"), place.folder.path().join("answers"));
+    for (clock, durability) in ["3600,-3600", "-3600,3600", "0,3600", "0,-3600"].iter().zip(DURABILITIES.iter().cycle())
+    {
+        let _ = fs::remove_file(&file);
+        let clock = format!("{clock},{}", file.display());
+        let victim = Victim { durability: *durability, clock: Some((&clock, &library)), ..Victim::default() };
+        let mut victim = victim.start(&place);
+        for _ in 0..2 {
+            let (before, began) = (lines(&answers).len(), Instant::now());
+            while lines(&answers).len() < before + 100 {
+                assert!(began.elapsed() < Duration::from_secs(15), "{clock}: it does nothing");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            fs::write(&file, "").unwrap();
+        }
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        check(&place);
+    }
+    // The order is that of what happened, whatever the clock said.
+    let calls = place.store().search(&Query::default(), 100_000).unwrap().executions;
+    let times: Vec<_> = calls.iter().rev().map(|call| call.started_at).collect();
+    let minutes = |pair: &[jiff::Timestamp]| (pair[1].duration_since(pair[0]).as_secs_f64() / 60.0).round() as i64;
+    let jumps: Vec<i64> = times.windows(2).map(minutes).filter(|minutes| *minutes != 0).collect();
+    for jump in [-120, 120, -60, 60] {
+        assert!(jumps.contains(&jump), "{jump}: {jumps:?}");
+    }
+}
+
+#[test]
+fn victims_die_at_every_place_that_has_a_name() {
+    fn find(folder: &Path, found: &mut BTreeSet<String>) {
+        for file in fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()) {
+            if file.is_dir() {
+                find(&file, found);
+                continue;
+            }
+            let text = fs::read_to_string(&file).unwrap();
+            let names = text.split("failpoint::reach(\"").skip(1).map(|rest| rest.split_once('"').unwrap().0);
+            found.extend(names.map(str::to_owned));
+        }
+    }
+    let mut named = BTreeSet::new();
+    find(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut named);
+    let listed = PLACES.iter().map(|(name, ..)| (*name).to_owned()).filter(|name| !name.starts_with("tool."));
+    assert_eq!(listed.collect::<BTreeSet<_>>(), named);
 }

@@ -23,4 +23,6 @@ mod secure;
 mod together;
 mod trail;
 mod trouble;
+mod twice;
 mod upkeep;
+mod victim;

@@ -115,6 +115,38 @@ async fn a_file_that_somebody_took_away() {
     live_through(&place, begin, "is gone from its place", end).await;
 }
 
+/// Files that nobody may change, also through what is open already: as on a disk that the system takes for broken. A mount
+/// that is made read-only would be closer to that, but none can be while a file on it is open.
+struct Fixed(Vec<PathBuf>);
+
+impl Fixed {
+    /// All but what SQLite shares between processes in memory.
+    fn fix(folder: &Path) -> Self {
+        let fixed = Self(["history.db", "history.db-wal", ""].map(|name| folder.join(name)).to_vec());
+        fixed.change("+i");
+        fixed
+    }
+
+    fn change(&self, how: &str) {
+        let done = Command::new("chattr").arg(how).args(&self.0).status().unwrap();
+        assert!(done.success(), "chattr {how}: tests of disks need root");
+    }
+}
+
+impl Drop for Fixed {
+    fn drop(&mut self) {
+        self.change("-i");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_that_cannot_be_written_for_a_while() {
+    let place = Place::sqlite();
+    let fixed: std::cell::RefCell<Option<Fixed>> = Default::default();
+    let begin = async || *fixed.borrow_mut() = Some(Fixed::fix(place.folder.path()));
+    live_through(&place, begin, "disk I/O error", async || drop(fixed.borrow_mut().take())).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_somebody_holds() {
     let place = Place::sqlite();

@@ -99,5 +99,9 @@ pub(super) fn prune(how: &How<'_>, config: &Config, printer: &Printer) -> Result
     let (would, size) = (if how.dry { "would drop" } else { "dropped" }, human_size(pruned.bytes));
     printer
         .tell(&format!("{would} {} records of {} calls; the history takes {size}", pruned.records, pruned.executions));
+    if let Some(most) = retention.bytes_max.filter(|most| !how.dry && pruned.bytes > *most) {
+        let most = human_size(most);
+        printer.tell(&format!("that is more than {most}: open calls need what is left, or the tables do themselves"));
+    }
     Ok(Exit::Success)
 }

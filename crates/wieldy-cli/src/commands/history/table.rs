@@ -271,7 +271,7 @@ pub(super) fn call(call: &Execution, moments: &[Moment], zone: &TimeZone, colour
     for moment in moments {
         let after = moment.at.duration_since(call.started_at).as_secs_f64() * 1000.0;
         let told = shown_in_line(&what(moment));
-        let _ = writeln!(text, "{:>12}  {} {told}", format!("+{after:.1} ms"), moment.name);
+        let _ = writeln!(text, "{:>12}  {} {told}", format!("{after:+.1} ms"), moment.name);
     }
     let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
     lines.join("\n") + "\n"
