@@ -182,7 +182,8 @@ impl Run {
         }
     }
 
-    /// Everything printed so far as the answer: head and tail within the limit, the whole in an artifact.
+    /// Everything printed so far as the answer: head and tail within the limit of a result, and as much as the run's limit
+    /// `output_bytes` lets be kept in an artifact.
     pub fn captured(&self) -> Outcome {
         self.show_rest();
         let Some(captured) = self.shared.flight.captured() else { return Outcome::default() };
@@ -246,9 +247,9 @@ impl Run {
     }
 
     fn new_capture(&self) -> Capture {
-        let inline_max = usize::try_from(self.shared.inline_max).unwrap_or(usize::MAX);
+        let kept_max = self.shared.confinement.limits.output_bytes.unwrap_or(u64::MAX);
         let owner = Arc::clone(&self.shared.flight.subject.caller);
-        Capture::new(inline_max, Arc::clone(&self.shared.artifacts), owner)
+        Capture::new(self.shared.inline_max, kept_max, Arc::clone(&self.shared.artifacts), owner)
     }
 
     /// Runs a program in the run's sandbox. Its output is captured; on a stop its whole tree is gone before this returns.

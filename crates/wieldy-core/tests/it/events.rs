@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use wieldy_core::{
     Batch, Body, Call, CallError, Caller, Code, Content, Filter, JournalError, Level, MemoryArtifacts, NotFound,
-    Options, Outcome, Seen, Status, Target, ToolSpec, artifact,
+    Options, Outcome, Run, Seen, Status, Stream, Target, ToolSpec, artifact,
 };
 use wieldy_testkit::{Act, FakeSandbox, Puppet, World, bounded};
 
@@ -262,6 +262,42 @@ async fn large_answers_go_to_an_artifact_and_their_head_and_tail_come_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn output_beyond_its_limit_is_counted_and_said_and_the_call_goes_well() {
+    // What a tool prints, and what it answers.
+    let print = wieldy_core::tool(ToolSpec::new("print", "").read_only(), |_: serde_json::Value, run: Run| async move {
+        for _ in 0..10 {
+            run.output(Stream::Stdout, &[b'x'; 100]);
+        }
+        Ok(run.captured())
+    });
+    let say = wieldy_core::tool(ToolSpec::new("say", "").read_only(), |_: serde_json::Value, _| async {
+        Ok(Outcome::text("x".repeat(1000)))
+    });
+    let world = World::with([Arc::new(print) as _, Arc::new(say) as _], |builder| builder.output_bytes_max = 10);
+    let (head, store, me) = ("x".repeat(5), world.executor.artifacts(), Caller::local());
+    for tool in ["print", "say"] {
+        for (limit, kept, told) in [
+            (None, 1000, "the whole is"),
+            (Some(1000), 1000, "the whole is"),
+            (Some(999), 999, "the first 999 of 1000 bytes are"),
+            (Some(100), 100, "the first 100 of 1000 bytes are"),
+        ] {
+            let mut call = Call::new(tool, json!({}));
+            call.options.limits.output_bytes = limit;
+            let result = world.executor.call(call).await;
+            let id = result.artifact.unwrap();
+            assert_eq!(
+                (result.status, result.partial, result.text()),
+                (Status::Success, true, format!("{head}\n… 990 bytes left out; {told} {id} …\n{head}"))
+            );
+            let info = store.describe(id, &me).unwrap();
+            assert_eq!((info.kept_bytes, info.total_bytes), (kept, 1000));
+        }
+    }
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
 async fn structured_content_that_is_too_large_goes_to_an_artifact_as_a_whole() {
     let answer = |bytes: usize| json!({ "text": "a".repeat(bytes - r#"{"text":""}"#.len()) });
     let schema = json!({"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]});
@@ -327,7 +363,7 @@ async fn text_and_structured_content_that_are_too_large_get_an_artifact_each() {
 async fn an_artifact_store_that_panics_fails_the_call_and_nobody_else() {
     struct Panicking;
     impl wieldy_core::Artifacts for Panicking {
-        fn create(&self, _: &Caller) -> Result<Box<dyn wieldy_core::ArtifactWriter>, artifact::ArtifactError> {
+        fn create(&self, _: &Caller, _: u64) -> Result<Box<dyn wieldy_core::ArtifactWriter>, artifact::ArtifactError> {
             panic!("told to panic")
         }
         fn describe(
