@@ -206,10 +206,7 @@ mod tests {
         assert_eq!((seen.text.as_str(), seen.cut), ("0123456789", false));
         let (seen, _) = captured_within(100, 10, "0123456789a", 3);
         let id = seen.artifact.expect("it did not fit");
-        assert_eq!(
-            seen.text,
-            format!("01234\n… 1 bytes left out; the first 10 of 11 bytes are {id} …\n6789a")
-        );
+        assert_eq!(seen.text, format!("01234\n… 1 bytes left out; the first 10 of 11 bytes are {id} …\n6789a"));
     }
 
     proptest::proptest! {

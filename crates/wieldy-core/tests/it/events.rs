@@ -264,12 +264,13 @@ async fn large_answers_go_to_an_artifact_and_their_head_and_tail_come_back() {
 #[tokio::test(start_paused = true)]
 async fn output_beyond_its_limit_is_counted_and_said_and_the_call_goes_well() {
     // What a tool prints, and what it answers.
-    let print = wieldy_core::tool(ToolSpec::new("print", "").read_only(), |_: serde_json::Value, run: Run| async move {
-        for _ in 0..10 {
-            run.output(Stream::Stdout, &[b'x'; 100]);
-        }
-        Ok(run.captured())
-    });
+    let print =
+        wieldy_core::tool(ToolSpec::new("print", "").read_only(), |_: serde_json::Value, run: Run| async move {
+            for _ in 0..10 {
+                run.output(Stream::Stdout, &[b'x'; 100]);
+            }
+            Ok(run.captured())
+        });
     let say = wieldy_core::tool(ToolSpec::new("say", "").read_only(), |_: serde_json::Value, _| async {
         Ok(Outcome::text("x".repeat(1000)))
     });
@@ -504,4 +505,59 @@ async fn a_run_that_talks_without_end_is_not_kept_whole_for_observers() {
     world.executor.wait(id, &Caller::local()).await.unwrap();
     let names = names(world.executor.observe(id, &Caller::local())).await;
     assert_eq!((names.len(), names.first(), names.last()), (12, Some(&"missed"), Some(&"tool.call.success")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_refusal_is_one_event_whether_it_is_told_at_once_or_at_the_end() {
+    struct Refusing;
+    impl wieldy_core::Sandbox for Refusing {
+        fn level(&self) -> Level {
+            Level::None
+        }
+        fn execute<'a>(
+            &'a self,
+            _: &'a wieldy_core::Command,
+            _: &'a wieldy_core::Confinement,
+            output: Arc<dyn wieldy_core::OutputSink>,
+            _: tokio_util::sync::CancellationToken,
+        ) -> wieldy_core::BoxFuture<'a, Result<wieldy_core::Exit, wieldy_core::SandboxError>> {
+            let breach = |path: &str| wieldy_core::Breach::Filesystem { path: path.into(), reason: "hidden".into() };
+            let sandbox = wieldy_core::SandboxRef { id: wieldy_core::SandboxId("s".into()), level: Level::None };
+            Box::pin(async move {
+                output.refused(&sandbox, &breach("at-once"));
+                output.write(Stream::Stdout, b"between");
+                let (ended, usage) = (wieldy_core::Ended::Code(0), wieldy_core::Usage::default());
+                let breaches = vec![breach("at-once"), breach("at-the-end")];
+                Ok(wieldy_core::Exit { ended, usage, sandbox, overrun: None, breaches })
+            })
+        }
+    }
+    let tool = wieldy_core::tool(ToolSpec::new("sh", ""), |_: serde_json::Value, run: Run| async move {
+        let command = wieldy_core::Command {
+            program: "true".into(),
+            arguments: Vec::new(),
+            environment: Default::default(),
+            folder: ".".into(),
+            stdin: wieldy_core::Stdin::Nothing,
+            terminal: None,
+        };
+        run.execute(&command).await?;
+        Ok(run.captured())
+    });
+    let world = World::with([Arc::new(tool) as _], |builder| {
+        builder.isolation = Level::None;
+        *builder = std::mem::take(builder).sandbox(Refusing);
+    });
+    let result = world.call("sh", json!({})).await;
+    assert_eq!((result.status, result.text().as_str()), (Status::Success, "between"));
+    let events = world.events();
+    let told = events.iter().filter_map(|event| match &event.body {
+        Body::SandboxViolation { sandbox, message } => Some((sandbox.as_str(), message.as_str())),
+        Body::CallProgress { message: Some(message), .. } => Some(("", message.as_str())),
+        _ => None,
+    });
+    let told: Vec<_> = told.collect();
+    let wanted = [("s", "file system: at-once: hidden"), ("s", "file system: at-the-end: hidden"), ("", "between")];
+    assert_eq!(told, wanted);
+    world.check();
 }

@@ -3,6 +3,7 @@
 mod artifact;
 mod background;
 mod confinement;
+mod custody;
 mod delete;
 mod edit;
 mod look;
