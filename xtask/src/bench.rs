@@ -24,6 +24,8 @@ mod mcp_servers;
 #[cfg(feature = "bench")]
 mod memory;
 #[cfg(feature = "bench")]
+mod neighbours;
+#[cfg(feature = "bench")]
 mod ours;
 #[cfg(feature = "bench")]
 mod sandbox;

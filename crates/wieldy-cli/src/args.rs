@@ -178,7 +178,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "LEVEL")]
     pub(crate) isolation: Option<Level>,
     /// How much of a processor programs may use, in thousandths of a core (not enforced at level none)
-    #[arg(long, value_name = "MILLI", value_parser = clap::value_parser!(u64).range(1..=1_024_000))]
+    #[arg(long, value_name = "MILLI", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) cpu: Option<u64>,
     /// How much memory programs may use, in megabytes (not enforced at level none)
     #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=16_777_216))]

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use clap::Parser;
 
-use args::{Arguments, Command, ConfigCommand, GlobalArgs, ToolsCommand};
+use args::{Arguments, Command, ConfigCommand, GlobalArgs, RunArgs, ToolsCommand};
 use config::{Config, Environment, Overrides};
 use exit::{Exit, Failure};
 use output::Printer;
@@ -140,11 +140,14 @@ impl<'a> Overrides<'a> {
             set: &global.set,
             workspace: None,
             isolation: None,
+            cpu: None,
+            memory: None,
         }
     }
 
-    fn run(self, run: &'a args::RunArgs) -> Self {
-        Self { workspace: run.workspace.as_deref(), isolation: run.isolation, ..self }
+    fn run(self, run: &'a RunArgs) -> Self {
+        let RunArgs { isolation, cpu, memory, .. } = *run;
+        Self { workspace: run.workspace.as_deref(), isolation, cpu, memory, ..self }
     }
 
     fn serving(self, serving: &'a args::ServingArgs) -> Self {

@@ -13,8 +13,9 @@ use crate::call::Caller;
 
 /// A place to keep artifacts. Core has one in memory; others keep them on disk.
 pub trait Artifacts: Send + Sync + 'static {
-    /// Opens a new artifact that belongs to `owner`'s tenant. What is written counts from now on.
-    fn create(&self, owner: &Caller) -> Result<Box<dyn ArtifactWriter>, ArtifactError>;
+    /// Opens a new artifact that belongs to `owner`'s tenant, of which at most `bytes_max` are kept, or fewer where the store
+    /// has less room. What is written counts from now on.
+    fn create(&self, owner: &Caller, bytes_max: u64) -> Result<Box<dyn ArtifactWriter>, ArtifactError>;
 
     /// What is known of an artifact, if it is there and `reader` may know of it.
     fn describe(&self, id: ArtifactId, reader: &Caller) -> Result<ArtifactInfo, ArtifactError>;
@@ -28,8 +29,11 @@ pub trait ArtifactWriter: Send {
     /// The artifact's id.
     fn id(&self) -> ArtifactId;
 
-    /// Adds bytes. Beyond the store's bound they are counted and not kept.
+    /// Adds bytes. Beyond the bound they are counted and not kept.
     fn write(&mut self, bytes: &[u8]) -> Result<(), ArtifactError>;
+
+    /// How many bytes of what was written are kept: the first ones.
+    fn kept_bytes(&self) -> u64;
 }
 
 /// The id of an artifact, written `artifact:…`.
@@ -212,12 +216,13 @@ impl Default for MemoryArtifacts {
 }
 
 impl Artifacts for MemoryArtifacts {
-    fn create(&self, owner: &Caller) -> Result<Box<dyn ArtifactWriter>, ArtifactError> {
+    fn create(&self, owner: &Caller, bytes_max: u64) -> Result<Box<dyn ArtifactWriter>, ArtifactError> {
         let id = ArtifactId::next();
         let info = ArtifactInfo { id, tenant: owner.tenant.clone(), kept_bytes: 0, total_bytes: 0 };
         let mut shelf = self.shelf.lock().expect("no code panics while it holds the shelf");
         shelf.artifacts.push_back((info, Vec::new()));
-        Ok(Box::new(MemoryWriter { id, store: self.clone() }))
+        let bytes_max = bytes_max.min(self.each_bytes_max);
+        Ok(Box::new(MemoryWriter { id, store: self.clone(), bytes_max, kept_bytes: 0 }))
     }
 
     fn describe(&self, id: ArtifactId, reader: &Caller) -> Result<ArtifactInfo, ArtifactError> {
@@ -236,6 +241,8 @@ impl Artifacts for MemoryArtifacts {
 struct MemoryWriter {
     id: ArtifactId,
     store: MemoryArtifacts,
+    bytes_max: u64,
+    kept_bytes: u64,
 }
 
 impl ArtifactWriter for MemoryWriter {
@@ -249,17 +256,22 @@ impl ArtifactWriter for MemoryWriter {
         let Some((info, kept)) = shelf.artifacts.iter_mut().find(|(info, _)| info.id == self.id) else {
             return Ok(());
         };
-        let room = self.store.each_bytes_max.saturating_sub(info.kept_bytes);
+        let room = self.bytes_max.saturating_sub(info.kept_bytes);
         let taken = (bytes.len() as u64).min(room);
         kept.extend_from_slice(&bytes[..taken as usize]);
         info.kept_bytes += taken;
         info.total_bytes += bytes.len() as u64;
+        self.kept_bytes = info.kept_bytes;
         shelf.bytes += taken;
         while shelf.bytes > shelf.bytes_max && shelf.artifacts.len() > 1 {
             let (info, _) = shelf.artifacts.pop_front().expect("there is more than one");
             shelf.bytes -= info.kept_bytes;
         }
         Ok(())
+    }
+
+    fn kept_bytes(&self) -> u64 {
+        self.kept_bytes
     }
 }
 
@@ -268,7 +280,7 @@ mod tests {
     use super::*;
 
     fn written(store: &MemoryArtifacts, owner: &Caller, text: &str) -> ArtifactId {
-        let mut writer = store.create(owner).expect("memory");
+        let mut writer = store.create(owner, u64::MAX).expect("memory");
         for chunk in text.as_bytes().chunks(7) {
             writer.write(chunk).expect("memory");
         }

@@ -109,9 +109,9 @@ pub struct ExecutorBuilder {
     pub files: FileRules,
     /// What processes may reach where the call does not say; nothing by default.
     pub network: Network,
-    /// What processes may use where neither call nor tool says.
+    /// What processes may use where the tool does not say; a call may only ask for less.
     pub resource_limits: ResourceLimits,
-    /// What processes may use at most, whatever call or tool say.
+    /// What processes may use at most, whatever a tool says.
     pub resource_limits_max: ResourceLimits,
     /// What all processes of one sandbox may use together; by default nothing but the sum of what each of them may.
     pub sandbox_limits: ResourceLimits,

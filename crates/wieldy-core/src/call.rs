@@ -179,7 +179,7 @@ pub struct Options {
     pub idempotency_key: Option<String>,
     /// Run even where a cached result would do.
     pub fresh: bool,
-    /// Tighter limits than the tool's own.
+    /// Tighter limits than the tool's own; one that is higher changes nothing.
     pub limits: ResourceLimits,
     /// A stronger isolation than the executor's default.
     pub isolation: Option<Level>,

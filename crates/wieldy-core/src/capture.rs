@@ -1,4 +1,4 @@
-//! Capture: what a process prints, kept as head and tail in memory and whole in an artifact.
+//! Capture: what a process prints, kept as head and tail in memory and, up to a limit, whole in an artifact.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,6 +12,8 @@ pub(crate) struct Capture {
     tail: VecDeque<u8>,
     total_bytes: u64,
     inline_max: usize,
+    /// How much of it is kept anywhere; what is beyond is counted.
+    kept_max: u64,
     artifacts: Arc<dyn Artifacts>,
     owner: Arc<Caller>,
     spilled: Spilled,
@@ -32,12 +34,14 @@ pub(crate) struct Captured {
 }
 
 impl Capture {
-    pub(crate) fn new(inline_max: usize, artifacts: Arc<dyn Artifacts>, owner: Arc<Caller>) -> Self {
+    pub(crate) fn new(inline_max: u64, kept_max: u64, artifacts: Arc<dyn Artifacts>, owner: Arc<Caller>) -> Self {
+        let inline_max = usize::try_from(inline_max.min(kept_max)).unwrap_or(usize::MAX);
         Self {
             head: Vec::new(),
             tail: VecDeque::new(),
             total_bytes: 0,
             inline_max: inline_max.max(2),
+            kept_max,
             artifacts,
             owner,
             spilled: Spilled::NotYet,
@@ -68,9 +72,9 @@ impl Capture {
         self.tail.drain(..surplus);
     }
 
-    /// From here on the whole goes to an artifact, and memory keeps the head and the tail.
+    /// From here on everything goes to an artifact, and memory keeps the head and the tail.
     fn spill(&mut self) {
-        let written = self.artifacts.create(&self.owner).and_then(|mut writer| {
+        let written = self.artifacts.create(&self.owner, self.kept_max).and_then(|mut writer| {
             writer.write(&self.head)?;
             Ok(writer)
         });
@@ -102,9 +106,13 @@ impl Capture {
         Captured { text, artifact, cut: true }
     }
 
-    /// Where the whole is, and the same in words.
+    /// Where the whole is, or as much of it as is kept, and the same in words.
     pub(crate) fn kept(&self) -> (Option<ArtifactId>, String) {
         match &self.spilled {
+            Spilled::Into(writer) if writer.kept_bytes() < self.total_bytes => {
+                let (id, kept, total) = (writer.id(), writer.kept_bytes(), self.total_bytes);
+                (Some(id), format!("the first {kept} of {total} bytes are {id}"))
+            }
             Spilled::Into(writer) => (Some(writer.id()), format!("the whole is {}", writer.id())),
             Spilled::Failed(reason) => (None, format!("the whole could not be kept: {reason}")),
             Spilled::NotYet => (None, "the whole is not kept".into()),
@@ -137,9 +145,13 @@ mod tests {
     use super::*;
     use crate::artifact::MemoryArtifacts;
 
-    fn captured(inline_max: usize, text: &str, chunk: usize) -> (Captured, MemoryArtifacts) {
+    fn captured(inline_max: u64, text: &str, chunk: usize) -> (Captured, MemoryArtifacts) {
+        captured_within(inline_max, u64::MAX, text, chunk)
+    }
+
+    fn captured_within(inline_max: u64, kept_max: u64, text: &str, chunk: usize) -> (Captured, MemoryArtifacts) {
         let store = MemoryArtifacts::default();
-        let mut capture = Capture::new(inline_max, Arc::new(store.clone()), Arc::new(Caller::local()));
+        let mut capture = Capture::new(inline_max, kept_max, Arc::new(store.clone()), Arc::new(Caller::local()));
         for bytes in text.as_bytes().chunks(chunk) {
             capture.write(bytes);
         }
@@ -167,9 +179,39 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_is_beyond_the_limit_is_counted_and_not_kept() {
+        let text: String = (0..100).map(|number| format!("line {number}\n")).collect();
+        for chunk in [1, 7, 64, 4096] {
+            // As much as may be kept is the whole; one byte more is not.
+            for (kept, told) in [(790, "the whole is"), (789, "the first 789 of 790 bytes are")] {
+                let (seen, store) = captured_within(20, kept, &text, chunk);
+                let id = seen.artifact.expect("it did not fit");
+                assert_eq!(
+                    (seen.text, seen.cut),
+                    (format!("line 0\nlin\n… 770 bytes left out; {told} {id} …\n8\nline 99\n"), true),
+                    "in chunks of {chunk}"
+                );
+                let info = store.describe(id, &Caller::local()).expect("kept");
+                assert_eq!((info.kept_bytes, info.total_bytes), (kept, 790));
+                let bytes = store.read(id, &Caller::local(), 0, u64::MAX).expect("kept");
+                assert_eq!(bytes, &text.as_bytes()[..kept as usize]);
+            }
+        }
+    }
+
+    #[test]
+    fn a_limit_below_that_of_a_result_bounds_the_result_too() {
+        let (seen, _) = captured_within(100, 10, "0123456789", 3);
+        assert_eq!((seen.text.as_str(), seen.cut), ("0123456789", false));
+        let (seen, _) = captured_within(100, 10, "0123456789a", 3);
+        let id = seen.artifact.expect("it did not fit");
+        assert_eq!(seen.text, format!("01234\n… 1 bytes left out; the first 10 of 11 bytes are {id} …\n6789a"));
+    }
+
     proptest::proptest! {
         #[test]
-        fn no_character_is_ever_cut(text in "\\PC{0,60}", inline_max in 2usize..40, chunk in 1usize..9) {
+        fn no_character_is_ever_cut(text in "\\PC{0,60}", inline_max in 2u64..40, chunk in 1usize..9) {
             let (seen, _) = captured(inline_max, &text, chunk);
             let is_cut = |text: &str| text.contains(char::REPLACEMENT_CHARACTER);
             proptest::prop_assert!(!is_cut(&seen.text) || is_cut(&text));

@@ -146,6 +146,11 @@ impl Flight {
         }
     }
 
+    /// Where the history is written.
+    pub(crate) fn recorder(&self) -> &Arc<Recorder> {
+        &self.recorder
+    }
+
     /// Records what happened to the call just now.
     pub(crate) fn record(&self, body: Body) -> Receipt {
         self.record_at(body, Timestamp::now())

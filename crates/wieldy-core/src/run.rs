@@ -1,21 +1,24 @@
 //! What a running tool has in its hands: [`Run`].
 
 use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::artifact::{ArtifactId, Artifacts};
-use crate::call::{Caller, Content, ExecutionId};
+use crate::call::{Caller, Content, ExecutionId, SandboxRef};
 use crate::capture::Capture;
 use crate::confinement::{Command, Confinement, Place, SessionKey};
 use crate::error::{CallError, Code};
-use crate::event::{Body, CallState, Note};
+use crate::event::{Body, CallState, Note, Subject};
 use crate::flight::Flight;
+use crate::journal::Recorder;
 use crate::redact::StreamRedactor;
-use crate::sandbox::{Exit, Level, OutputSink, Sandbox, SandboxError, Stream};
+use crate::sandbox::{Breach, Exit, Level, OutputSink, Sandbox, SandboxError, Stream};
 use crate::tool::{Outcome, RunError};
 
 /// Output is shown as progress at most this often, and then together.
@@ -182,7 +185,8 @@ impl Run {
         }
     }
 
-    /// Everything printed so far as the answer: head and tail within the limit, the whole in an artifact.
+    /// Everything printed so far as the answer: head and tail within the limit of a result, and as much as the run's limit
+    /// `output_bytes` lets be kept in an artifact.
     pub fn captured(&self) -> Outcome {
         self.show_rest();
         let Some(captured) = self.shared.flight.captured() else { return Outcome::default() };
@@ -246,9 +250,9 @@ impl Run {
     }
 
     fn new_capture(&self) -> Capture {
-        let inline_max = usize::try_from(self.shared.inline_max).unwrap_or(usize::MAX);
+        let kept_max = self.shared.confinement.limits.output_bytes.unwrap_or(u64::MAX);
         let owner = Arc::clone(&self.shared.flight.subject.caller);
-        Capture::new(inline_max, Arc::clone(&self.shared.artifacts), owner)
+        Capture::new(self.shared.inline_max, kept_max, Arc::clone(&self.shared.artifacts), owner)
     }
 
     /// Runs a program in the run's sandbox. Its output is captured; on a stop its whole tree is gone before this returns.
@@ -262,16 +266,19 @@ impl Run {
         let Some(sandbox) = &self.shared.sandbox else {
             return Err(RunError::from(unavailable(self.shared.level)).before_effect());
         };
-        let exit = sandbox.execute(command, &self.placed(), output, self.stop().clone()).await.map_err(|error| {
+        let flight = Arc::clone(&self.shared.flight);
+        // A run that was left behind may go on for a moment, and its call's history is closed.
+        let watched = Watched::new(output, move |violation| {
+            if !flight.is_over() {
+                flight.record(violation);
+            }
+        });
+        let exit = watched.execute(&**sandbox, command, &self.placed(), self.stop().clone()).await;
+        exit.map_err(|error| {
             let unstarted = matches!(error, SandboxError::Creation { .. } | SandboxError::Start { .. });
             let error = RunError::from(CallError::from(error));
             if unstarted { error.before_effect() } else { error }
-        })?;
-        for breach in &exit.breaches {
-            let (sandbox, message) = (exit.sandbox.id.0.clone(), breach.to_string());
-            self.shared.flight.record(Body::SandboxViolation { sandbox, message });
-        }
-        Ok(exit)
+        })
     }
 
     /// What it takes to run a program that goes on when this run is over, in the sandbox of the caller's session.
@@ -285,7 +292,12 @@ impl Run {
         let Some(sandbox) = self.shared.sandbox.clone() else {
             return Err(RunError::from(unavailable(self.shared.level)).before_effect());
         };
-        Ok(Background { session, sandbox, confinement: self.placed() })
+        let flight = &self.shared.flight;
+        // When something is refused, the call will be over: it is the session's.
+        let (tool, caller) = (flight.subject.tool.clone(), Arc::clone(&flight.subject.caller));
+        let subject = Arc::new(Subject { execution: None, batch: None, call_id: None, tool, caller });
+        let recorder = Arc::clone(flight.recorder());
+        Ok(Background { session, sandbox, confinement: self.placed(), recorder, subject })
     }
 
     /// The confinement with the sandbox that the caller's processes run in.
@@ -345,12 +357,15 @@ impl Run {
     }
 }
 
-/// Runs programs beyond the end of the run that it came from, for as long as its holder wants. Nobody records what they do.
+/// Runs programs beyond the end of the run that it came from, for as long as its holder wants. Of what they do, only that is recorded
+/// which they were refused.
 #[derive(Clone)]
 pub struct Background {
     session: SessionKey,
     sandbox: Arc<dyn Sandbox>,
     confinement: Confinement,
+    recorder: Arc<Recorder>,
+    subject: Arc<Subject>,
 }
 
 impl Background {
@@ -366,7 +381,57 @@ impl Background {
         output: Arc<dyn OutputSink>,
         stop: CancellationToken,
     ) -> Result<Exit, SandboxError> {
-        self.sandbox.execute(command, &self.confinement, output, stop).await
+        let (recorder, subject) = (Arc::clone(&self.recorder), Arc::clone(&self.subject));
+        // Nobody waits for it: a history that cannot be written stops new calls.
+        let watched = Watched::new(output, move |violation| {
+            let _ = recorder.append(&subject, violation, Timestamp::now(), None);
+        });
+        watched.execute(&*self.sandbox, command, &self.confinement, stop).await
+    }
+}
+
+/// Where a program's output goes, and an event for each thing that it is refused.
+struct Watched<F> {
+    output: Arc<dyn OutputSink>,
+    record: F,
+    /// How many refusals were recorded.
+    recorded: AtomicUsize,
+}
+
+impl<F: Fn(Body) + Send + Sync + 'static> Watched<F> {
+    fn new(output: Arc<dyn OutputSink>, record: F) -> Arc<Self> {
+        Arc::new(Self { output, record, recorded: AtomicUsize::new(0) })
+    }
+
+    async fn execute(
+        self: Arc<Self>,
+        sandbox: &dyn Sandbox,
+        command: &Command,
+        confinement: &Confinement,
+        stop: CancellationToken,
+    ) -> Result<Exit, SandboxError> {
+        let exit = sandbox.execute(command, confinement, Arc::clone(&self) as _, stop).await?;
+        // Those that came while it ran are the first ones.
+        for breach in exit.breaches.iter().skip(self.recorded.load(Ordering::Acquire)) {
+            self.record(&exit.sandbox, breach);
+        }
+        Ok(exit)
+    }
+
+    fn record(&self, sandbox: &SandboxRef, breach: &Breach) {
+        (self.record)(Body::SandboxViolation { sandbox: sandbox.id.0.clone(), message: breach.to_string() });
+    }
+}
+
+impl<F: Fn(Body) + Send + Sync + 'static> OutputSink for Watched<F> {
+    fn write(&self, stream: Stream, bytes: &[u8]) {
+        self.output.write(stream, bytes);
+    }
+
+    fn refused(&self, sandbox: &SandboxRef, breach: &Breach) {
+        self.record(sandbox, breach);
+        self.recorded.fetch_add(1, Ordering::AcqRel);
+        self.output.refused(sandbox, breach);
     }
 }
 

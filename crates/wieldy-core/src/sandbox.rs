@@ -107,10 +107,14 @@ pub enum Enforcer {
     Nobody,
 }
 
-/// Takes the output of a process as it comes. Called from the reading task: it must not block for long.
+/// Takes the output of a process as it comes, and what else there is to say of it. Called from the reading task: it must not block for long.
 pub trait OutputSink: Send + Sync {
     /// Takes the next bytes of one stream.
     fn write(&self, stream: Stream, bytes: &[u8]);
+
+    /// Hears that something was refused, where a backend knows when it happens. It is among [`Exit::breaches`] too, in this order
+    /// and before all that is known only at the end.
+    fn refused(&self, _sandbox: &SandboxRef, _breach: &Breach) {}
 }
 
 /// Which stream bytes came from.
@@ -227,6 +231,8 @@ pub enum Breach {
         port: u16,
         /// Why not.
         reason: String,
+        /// Whether other commands ran in the same sandbox at that time: it may have been one of them.
+        shared: bool,
     },
     /// To read or write something.
     Filesystem {
@@ -237,10 +243,20 @@ pub enum Breach {
     },
 }
 
+impl Breach {
+    /// Whether it may have been another command that tried.
+    pub fn is_shared(&self) -> bool {
+        matches!(self, Self::Network { shared: true, .. })
+    }
+}
+
 impl fmt::Display for Breach {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Network { host, port, reason } => write!(f, "network: {host}:{port}: {reason}"),
+            Self::Network { host, port, reason, shared } => {
+                let whose = if *shared { " (by this or another command in the same sandbox)" } else { "" };
+                write!(f, "network: {host}:{port}: {reason}{whose}")
+            }
             Self::Filesystem { path, reason } => write!(f, "file system: {path}: {reason}"),
         }
     }

@@ -61,7 +61,9 @@ impl Executor {
         if options.network.is_none() && options.limits == unsaid && tool.spec.limits == unsaid {
             return None;
         }
-        let limits = options.limits.or(tool.spec.limits).or(own.limits).within(self.inner.limits_max);
+        // What the tool was registered with replaces what the executor has for all tools; a call may only ask for less than that.
+        let granted = tool.spec.limits.or(own.limits).within(self.inner.limits_max);
+        let limits = options.limits.within(granted);
         let network = options.network.clone().unwrap_or_else(|| own.network.clone());
         Some(Arc::new(Confinement { network, limits, ..Confinement::clone(own) }))
     }

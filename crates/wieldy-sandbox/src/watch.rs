@@ -2,11 +2,14 @@
 //! files it has made and, where there is no cgroup, how much memory and how many processes it has.
 
 use std::ffi::CString;
-use std::fs;
+use std::fs::{self, Metadata};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use rustix::fs::Access;
+use rustix::io::Errno;
 use rustix::process::Pid;
 
 use crate::tree::Tree;
@@ -23,8 +26,10 @@ pub(crate) struct Watch<'a> {
     /// What the whole file system of the workspace held, and from how much more on it is worth while to look at the workspace itself.
     before: Option<Taken>,
     look_from: Taken,
-    /// File systems that are only the sandbox's own.
+    /// Folders of file systems that are only the sandbox's own.
     private: &'a [CString],
+    /// What these held together.
+    private_before: Taken,
     processes_peak: u64,
 }
 
@@ -43,7 +48,9 @@ impl<'a> Watch<'a> {
         let before = limits.disk_files.or(limits.disk_bytes).and_then(|_| Taken::of_file_system(workspace));
         let look_from =
             Taken { files: limits.disk_files.unwrap_or(u64::MAX), bytes: limits.disk_bytes.unwrap_or(u64::MAX) };
-        Self { limits: *limits, workspace: workspace.to_owned(), since, before, look_from, private, processes_peak: 0 }
+        let private_before = Taken::of_private(private);
+        let workspace = workspace.to_owned();
+        Self { limits: *limits, workspace, since, before, look_from, private, private_before, processes_peak: 0 }
     }
 
     /// Whether there is anything to look at.
@@ -71,7 +78,8 @@ impl<'a> Watch<'a> {
         if passed(self.limits.disk_bytes, written) {
             return Some((Limit::DiskBytes, written));
         }
-        if let Some(taken) = self.taken() {
+        let in_private = Taken::of_private(self.private).beyond(self.private_before);
+        for taken in std::iter::once(in_private).chain(self.taken()) {
             if passed(self.limits.disk_files, taken.files) {
                 return Some((Limit::DiskFiles, taken.files));
             }
@@ -85,9 +93,7 @@ impl<'a> Watch<'a> {
     /// What is new in the workspace, if so much is new on its whole file system that it could be too much. That alone says nothing: others
     /// write there, too. And what processes say that they have written says too little where nobody waits for them.
     fn taken(&mut self) -> Option<Taken> {
-        let (before, now) = (self.before?, Taken::of_file_system(&self.workspace)?);
-        let more =
-            Taken { files: now.files.saturating_sub(before.files), bytes: now.bytes.saturating_sub(before.bytes) };
+        let more = Taken::of_file_system(&self.workspace)?.beyond(self.before?);
         if more.files <= self.look_from.files && more.bytes <= self.look_from.bytes {
             return None;
         }
@@ -96,9 +102,10 @@ impl<'a> Watch<'a> {
             files: further(self.limits.disk_files, more.files),
             bytes: further(self.limits.disk_bytes, more.bytes),
         };
-        let mut taken = Taken::default();
-        taken.add_new(&self.workspace, self.since, DEPTH_MAX);
-        Some(taken)
+        let mut look = Look::new(self.since, &self.workspace)?;
+        look.through(&self.workspace);
+        // Where commands can put things out of our sight, it may all be theirs.
+        Some(if look.missed { look.taken.or_more(more) } else { look.taken })
     }
 
     /// The limit that a command has run into which did not end well and left a private file system full, or wrote a file
@@ -176,30 +183,95 @@ struct Taken {
     bytes: u64,
 }
 
-/// Deeper folders are looked into no more: whoever makes them wants us to be busy.
-const DEPTH_MAX: usize = 64;
-
 impl Taken {
-    fn of_file_system(folder: &Path) -> Option<Self> {
+    fn of_file_system(folder: impl rustix::path::Arg) -> Option<Self> {
         let state = rustix::fs::statvfs(folder).ok()?;
         // Some file systems do not count files: there it is none before and after.
         let files = state.f_files.saturating_sub(state.f_ffree);
         Some(Self { files, bytes: state.f_blocks.saturating_sub(state.f_bfree) * state.f_frsize })
     }
 
-    /// Adds what was made or changed since then.
-    fn add_new(&mut self, folder: &Path, since: SystemTime, depth: usize) {
-        let since_seconds = since.duration_since(UNIX_EPOCH).unwrap_or_default();
-        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-            let Ok(found) = entry.metadata() else { continue };
-            let changed = Duration::new(found.ctime().unsigned_abs(), found.ctime_nsec() as u32);
-            if changed >= since_seconds {
-                self.files += 1;
-                self.bytes += found.blocks() * BLOCK_BYTES;
+    /// What the file systems of these folders hold together; several may be parts of one.
+    fn of_private(folders: &[CString]) -> Self {
+        let (mut sum, mut counted) = (Self::default(), Vec::new());
+        for folder in folders {
+            let Ok(found) = rustix::fs::stat(folder.as_c_str()) else { continue };
+            if counted.contains(&found.st_dev) {
+                continue;
             }
-            if found.is_dir() && depth > 0 {
-                self.add_new(&entry.path(), since, depth - 1);
+            counted.push(found.st_dev);
+            let held = Self::of_file_system(folder.as_c_str()).unwrap_or_default();
+            sum = Self { files: sum.files + held.files, bytes: sum.bytes + held.bytes };
+        }
+        sum
+    }
+
+    /// What there is more than before.
+    fn beyond(self, before: Self) -> Self {
+        Self { files: self.files.saturating_sub(before.files), bytes: self.bytes.saturating_sub(before.bytes) }
+    }
+
+    fn or_more(self, other: Self) -> Self {
+        Self { files: self.files.max(other.files), bytes: self.bytes.max(other.bytes) }
+    }
+}
+
+/// A look at what was made or changed in a folder since some time.
+struct Look {
+    since: Duration,
+    /// The file system that it is about.
+    device: u64,
+    taken: Taken,
+    /// Whether there is something that could not be looked at and that commands can fill.
+    missed: bool,
+}
+
+impl Look {
+    fn new(since: SystemTime, folder: &Path) -> Option<Self> {
+        let (since, device) = (since.duration_since(UNIX_EPOCH).unwrap_or_default(), fs::metadata(folder).ok()?.dev());
+        Some(Self { since, device, taken: Taken::default(), missed: false })
+    }
+
+    /// Counts what is new in a folder and all below it.
+    fn through(&mut self, folder: &Path) {
+        let Ok(about) = fs::metadata(folder) else { return };
+        let mut ahead = vec![(folder.to_owned(), about)];
+        while let Some((folder, about)) = ahead.pop() {
+            let entries = match fs::read_dir(&folder) {
+                Ok(entries) => entries,
+                Err(error) => {
+                    self.miss(&folder, &about, &error);
+                    continue;
+                }
+            };
+            for entry in entries {
+                match entry.and_then(|entry| Ok((entry.metadata()?, entry))) {
+                    Ok((found, entry)) => {
+                        self.count(&found);
+                        if found.is_dir() {
+                            ahead.push((entry.path(), found));
+                        }
+                    }
+                    Err(error) => self.miss(&folder, &about, &error),
+                }
             }
         }
+    }
+
+    fn count(&mut self, found: &Metadata) {
+        if Duration::new(found.ctime().unsigned_abs(), found.ctime_nsec() as u32) >= self.since {
+            self.taken.files += 1;
+            self.taken.bytes += found.blocks() * BLOCK_BYTES;
+        }
+    }
+
+    /// Notes that a folder, or something in it, could not be looked at. That is nothing where it has just gone, where something else is
+    /// mounted, and where commands, who are the same user, cannot get in either: they can wherever they may, and may wherever
+    /// the folder is theirs.
+    fn miss(&mut self, folder: &Path, about: &Metadata, error: &io::Error) {
+        let is_theirs = about.uid() == rustix::process::geteuid().as_raw();
+        let is_closed = || rustix::fs::access(folder, Access::EXEC_OK) == Err(Errno::ACCESS);
+        let is_elsewhere = about.dev() != self.device;
+        self.missed |= error.kind() != ErrorKind::NotFound && !is_elsewhere && (is_theirs || !is_closed());
     }
 }

@@ -11,17 +11,14 @@ use std::path::{Path, PathBuf};
 use wieldy_core::artifact::ArtifactError;
 use wieldy_core::{ArtifactId, ArtifactInfo, ArtifactWriter, Artifacts, Caller};
 
-/// How many bytes of one artifact are kept, unless told otherwise.
-const EACH_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// How many bytes of all artifacts are kept, unless told otherwise.
-const ALL_BYTES_MAX: u64 = 1024 * 1024 * 1024;
+const BYTES_MAX: u64 = 1024 * 1024 * 1024;
 
 /// Keeps artifacts in a folder that only this user can open. The oldest go when the space is used up.
 #[derive(Debug, Clone)]
 pub struct FolderArtifacts {
     folder: PathBuf,
-    each_bytes_max: u64,
-    all_bytes_max: u64,
+    bytes_max: u64,
 }
 
 /// Why a folder cannot keep artifacts.
@@ -35,11 +32,11 @@ pub struct FolderError {
 impl FolderArtifacts {
     /// Opens the folder `artifacts` in the folder `state`, making both where they are missing.
     pub fn open(state: &Path) -> Result<Self, FolderError> {
-        Self::with_bounds(state, EACH_BYTES_MAX, ALL_BYTES_MAX)
+        Self::with_bound(state, BYTES_MAX)
     }
 
-    /// The same with bounds of its own: bytes of one artifact, and of all together.
-    pub fn with_bounds(state: &Path, each_bytes_max: u64, all_bytes_max: u64) -> Result<Self, FolderError> {
+    /// The same with a bound of its own for all artifacts together.
+    pub fn with_bound(state: &Path, bytes_max: u64) -> Result<Self, FolderError> {
         let folder = state.join("artifacts");
         let make = || {
             DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
@@ -47,7 +44,7 @@ impl FolderArtifacts {
             fs::set_permissions(&folder, fs::Permissions::from_mode(0o700))
         };
         make().map_err(|source| FolderError { folder: folder.clone(), source })?;
-        Ok(Self { folder, each_bytes_max, all_bytes_max })
+        Ok(Self { folder, bytes_max })
     }
 
     fn bytes_path(&self, id: ArtifactId) -> PathBuf {
@@ -80,7 +77,7 @@ impl FolderArtifacts {
         kept.sort_unstable();
         let mut bytes: u64 = kept.iter().map(|(_, length)| length).sum();
         for (id, length) in kept.iter().take(kept.len().saturating_sub(1)) {
-            if bytes <= self.all_bytes_max {
+            if bytes <= self.bytes_max {
                 break;
             }
             // What is known goes first: an artifact without it is not there any more.
@@ -113,7 +110,7 @@ fn failed(doing: &'static str, id: ArtifactId) -> impl Fn(io::Error) -> Artifact
 }
 
 impl Artifacts for FolderArtifacts {
-    fn create(&self, owner: &Caller) -> Result<Box<dyn ArtifactWriter>, ArtifactError> {
+    fn create(&self, owner: &Caller, bytes_max: u64) -> Result<Box<dyn ArtifactWriter>, ArtifactError> {
         let id = ArtifactId::next();
         let info = ArtifactInfo { id, tenant: owner.tenant.clone(), kept_bytes: 0, total_bytes: 0 };
         let make = || {
@@ -124,7 +121,9 @@ impl Artifacts for FolderArtifacts {
         };
         // A folder that is gone is trouble with the store, not an artifact that nobody made.
         let file = make().map_err(|source| ArtifactError::Store { doing: "make", id, source })?;
-        Ok(Box::new(FolderWriter { store: self.clone(), info, file }))
+        // The newest always stays, so it must not be larger than all may be.
+        let bytes_max = bytes_max.min(self.bytes_max);
+        Ok(Box::new(FolderWriter { store: self.clone(), info, file, bytes_max }))
     }
 
     fn describe(&self, id: ArtifactId, reader: &Caller) -> Result<ArtifactInfo, ArtifactError> {
@@ -156,6 +155,7 @@ struct FolderWriter {
     store: FolderArtifacts,
     info: ArtifactInfo,
     file: File,
+    bytes_max: u64,
 }
 
 impl ArtifactWriter for FolderWriter {
@@ -164,7 +164,7 @@ impl ArtifactWriter for FolderWriter {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), ArtifactError> {
-        let room = self.store.each_bytes_max.saturating_sub(self.info.kept_bytes);
+        let room = self.bytes_max.saturating_sub(self.info.kept_bytes);
         let taken = (bytes.len() as u64).min(room);
         self.file.write_all(&bytes[..taken as usize]).map_err(|source| ArtifactError::Store {
             doing: "write",
@@ -174,6 +174,10 @@ impl ArtifactWriter for FolderWriter {
         self.info.kept_bytes += taken;
         self.info.total_bytes += bytes.len() as u64;
         Ok(())
+    }
+
+    fn kept_bytes(&self) -> u64 {
+        self.info.kept_bytes
     }
 }
 

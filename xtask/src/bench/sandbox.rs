@@ -15,6 +15,7 @@ use wieldy_sandbox::{Native, NativeOptions};
 
 use super::containers;
 use super::harness::{Contestant, Effort, compete};
+use super::neighbours;
 use super::table::{Figure, Goal, Row};
 
 pub(super) const FORK: &str = "fork + exec";
@@ -89,6 +90,7 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
         goal: Some(Goal::RatioAtMost(1.11)),
     });
     rows.push(runtime.block_on(idle_memory())?);
+    rows.extend(neighbours::measure(quick, &runtime)?);
     if !quick {
         rows.push(subject.flood(&runtime)?);
     }
@@ -215,7 +217,11 @@ pub(super) fn executor(workspace: &std::path::Path, sandbox: impl Sandbox) -> Re
     let flood = tool(spec("Flood"), |_: serde_json::Map<String, Value>, run: Run| async move {
         execute(&run, "head", &["-c", "10000000000", "/dev/zero"]).await
     });
-    builder.tool(run_true).tool(flood).build().context("the executor cannot be built")
+    let bomb = tool(spec("Bomb"), |arguments: serde_json::Map<String, Value>, run: Run| async move {
+        let script = arguments.get("script").and_then(Value::as_str).unwrap_or_default();
+        execute(&run, "bash", &["-c", script]).await
+    });
+    builder.tool(run_true).tool(flood).tool(bomb).build().context("the executor cannot be built")
 }
 
 async fn execute(run: &Run, program: &str, arguments: &[&str]) -> Result<Outcome, RunError> {

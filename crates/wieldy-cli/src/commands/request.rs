@@ -30,6 +30,7 @@ pub(crate) fn options(run: &RunArgs) -> Options {
         silence: run.silence,
         retries: run.retries,
         priority: run.priority,
+        // They are the executor's own for this command; here they also hold a tool to less than it has by its manifest.
         limits: ResourceLimits {
             cpu_millicores: run.cpu,
             memory_bytes: run.memory.map(|megabytes| megabytes * 1024 * 1024),

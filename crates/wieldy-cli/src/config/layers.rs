@@ -178,7 +178,10 @@ impl Layers {
 
     /// Puts the value of a flag on top that has a key of its own.
     pub(crate) fn put_flag(&mut self, flag: &str, key: &str, text: &str) -> Result<(), ConfigError> {
-        self.put_text(&[key.to_owned()], &Value::String(String::new()), text, &Origin::Flag(flag.to_owned()))
+        let key: Key = key.split('.').map(str::to_owned).collect();
+        let known = self.defaults.iter().find(|(known, _)| *known == key);
+        let default = known.map_or_else(|| Value::String(String::new()), |(_, default)| default.clone());
+        self.put_text(&key, &default, text, &Origin::Flag(flag.to_owned()))
     }
 
     /// Every key with its value and where it came from.

@@ -100,6 +100,8 @@ pub(crate) struct Overrides<'a> {
     pub(crate) set: &'a [String],
     pub(crate) workspace: Option<&'a Path>,
     pub(crate) isolation: Option<Level>,
+    pub(crate) cpu: Option<u64>,
+    pub(crate) memory: Option<u64>,
 }
 
 impl Environment {
@@ -162,6 +164,8 @@ impl Config {
             ("--log", "log", overrides.log.map(str::to_owned)),
             ("--workspace", "workspace", overrides.workspace.map(path)),
             ("--isolation", "isolation", overrides.isolation.map(|level| level.to_string())),
+            ("--cpu", "resources.cpu-millicores", overrides.cpu.map(|millicores| millicores.to_string())),
+            ("--memory", "resources.memory-mb", overrides.memory.map(|megabytes| megabytes.to_string())),
         ];
         for (flag, key, text) in flags {
             if let Some(text) = text {

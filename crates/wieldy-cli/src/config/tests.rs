@@ -72,6 +72,21 @@ fn the_template_says_the_defaults_and_names_every_key() {
 }
 
 #[test]
+fn flags_of_a_command_are_the_executors_limits_for_it() {
+    let overrides = Overrides { cpu: Some(1500), memory: Some(4096), ..Overrides::default() };
+    let config = Config::load(&environment(&[]), &overrides).unwrap();
+    assert_eq!(
+        changed(&config),
+        "resources.cpu-millicores = 1500 [flag --cpu]\nresources.memory-mb = 4096 [flag --memory]"
+    );
+    let (cpu_millicores, memory_bytes) = (Some(1500), Some(4 << 30));
+    assert_eq!(
+        config.resources,
+        wieldy::ResourceLimits { cpu_millicores, memory_bytes, ..wieldy::ResourceLimits::DEFAULT }
+    );
+}
+
+#[test]
 fn a_file_changes_what_it_names() {
     insta::assert_snapshot!(file(r#"
         workspace = "work"

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use serde_json::json;
 use wieldy_core::{
-    Backoff, Call, Code, Content, DynamicTimeout, Options, RetryIf, RetryPolicy, Status, ToolResult, ToolSpec,
+    Backoff, Call, Code, Content, DynamicTimeout, Options, Outcome, ResourceLimits, RetryIf, RetryPolicy, Status,
+    ToolResult, ToolSpec,
 };
 use wieldy_testkit::{Act, Puppet, World};
 
@@ -219,4 +220,49 @@ async fn an_answer_that_breaks_the_tools_own_promise_is_an_error() {
         assert_eq!(error.message, format!("the tool's answer does not fit its output schema {told}"));
         assert!(error.suggestion.is_some_and(|advice| advice.starts_with("report it as a bug of the tool")));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_may_ask_for_less_than_its_tool_or_the_executor_grants_and_never_for_more() {
+    let limits = |memory_bytes, processes| ResourceLimits { memory_bytes, processes, ..ResourceLimits::default() };
+    let tool = |name: &str, limits: ResourceLimits| {
+        let spec = ToolSpec { limits, ..ToolSpec::new(name, "").read_only() };
+        let tool = wieldy_core::tool(spec, |_: serde_json::Value, run: wieldy_core::Run| async move {
+            Ok(Outcome::default().structured(json!(run.confinement().limits)))
+        });
+        std::sync::Arc::new(tool) as std::sync::Arc<dyn wieldy_core::AnyTool>
+    };
+    let tools = [
+        tool("plain", ResourceLimits::default()),
+        tool("small", limits(Some(50), None)),
+        tool("large", limits(Some(200), None)),
+        tool("huge", limits(Some(2000), None)),
+    ];
+    let world = World::with(tools, |builder| {
+        builder.resource_limits = limits(Some(100), Some(10));
+        builder.resource_limits_max = limits(Some(1000), None);
+    });
+    for (name, asked, memory_bytes, processes) in [
+        ("plain", limits(None, None), 100, 10),
+        ("plain", limits(Some(99), Some(9)), 99, 9),
+        ("plain", limits(Some(101), Some(11)), 100, 10),
+        ("small", limits(None, None), 50, 10),
+        ("small", limits(Some(49), None), 49, 10),
+        ("small", limits(Some(100), Some(u64::MAX)), 50, 10),
+        ("large", limits(None, None), 200, 10),
+        ("large", limits(Some(150), None), 150, 10),
+        ("large", limits(Some(201), None), 200, 10),
+        ("huge", limits(Some(1500), None), 1000, 10),
+    ] {
+        let call = Call::new(name, json!({})).with(Options { limits: asked, ..Options::default() });
+        let held = world.executor.call(call).await.structured;
+        let expected = json!({"memory_bytes": memory_bytes, "processes": processes});
+        assert_eq!(held, Some(expected), "`{name}`, asked for {asked:?}");
+    }
+    // What the executor leaves open a call may still bound.
+    let call = Call::new("plain", json!({}));
+    let open_files = ResourceLimits { open_files: Some(7), ..ResourceLimits::default() };
+    let held = world.executor.call(call.with(Options { limits: open_files, ..Options::default() })).await.structured;
+    assert_eq!(held, Some(json!({"memory_bytes": 100, "processes": 10, "open_files": 7})));
+    world.check();
 }

@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use serde_json::json;
 use wieldy_core::{
     Batch, Body, Call, CallError, Caller, Code, Content, Filter, JournalError, Level, MemoryArtifacts, NotFound,
-    Options, Outcome, Seen, Status, Target, ToolSpec, artifact,
+    Options, Outcome, Run, Seen, Status, Stream, Target, ToolSpec, artifact,
 };
 use wieldy_testkit::{Act, FakeSandbox, Puppet, World, bounded};
 
@@ -295,6 +295,43 @@ async fn large_answers_go_to_an_artifact_and_their_head_and_tail_come_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn output_beyond_its_limit_is_counted_and_said_and_the_call_goes_well() {
+    // What a tool prints, and what it answers.
+    let print =
+        wieldy_core::tool(ToolSpec::new("print", "").read_only(), |_: serde_json::Value, run: Run| async move {
+            for _ in 0..10 {
+                run.output(Stream::Stdout, &[b'x'; 100]);
+            }
+            Ok(run.captured())
+        });
+    let say = wieldy_core::tool(ToolSpec::new("say", "").read_only(), |_: serde_json::Value, _| async {
+        Ok(Outcome::text("x".repeat(1000)))
+    });
+    let world = World::with([Arc::new(print) as _, Arc::new(say) as _], |builder| builder.output_bytes_max = 10);
+    let (head, store, me) = ("x".repeat(5), world.executor.artifacts(), Caller::local());
+    for tool in ["print", "say"] {
+        for (limit, kept, told) in [
+            (None, 1000, "the whole is"),
+            (Some(1000), 1000, "the whole is"),
+            (Some(999), 999, "the first 999 of 1000 bytes are"),
+            (Some(100), 100, "the first 100 of 1000 bytes are"),
+        ] {
+            let mut call = Call::new(tool, json!({}));
+            call.options.limits.output_bytes = limit;
+            let result = world.executor.call(call).await;
+            let id = result.artifact.unwrap();
+            assert_eq!(
+                (result.status, result.partial, result.text()),
+                (Status::Success, true, format!("{head}\n… 990 bytes left out; {told} {id} …\n{head}"))
+            );
+            let info = store.describe(id, &me).unwrap();
+            assert_eq!((info.kept_bytes, info.total_bytes), (kept, 1000));
+        }
+    }
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
 async fn structured_content_that_is_too_large_goes_to_an_artifact_as_a_whole() {
     let answer = |bytes: usize| json!({ "text": "a".repeat(bytes - r#"{"text":""}"#.len()) });
     let schema = json!({"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]});
@@ -360,7 +397,7 @@ async fn text_and_structured_content_that_are_too_large_get_an_artifact_each() {
 async fn an_artifact_store_that_panics_fails_the_call_and_nobody_else() {
     struct Panicking;
     impl wieldy_core::Artifacts for Panicking {
-        fn create(&self, _: &Caller) -> Result<Box<dyn wieldy_core::ArtifactWriter>, artifact::ArtifactError> {
+        fn create(&self, _: &Caller, _: u64) -> Result<Box<dyn wieldy_core::ArtifactWriter>, artifact::ArtifactError> {
             panic!("told to panic")
         }
         fn describe(
@@ -502,4 +539,59 @@ async fn a_run_that_talks_without_end_is_not_kept_whole_for_observers() {
     world.executor.wait(id, &Caller::local()).await.unwrap();
     let names = names(world.executor.observe(id, &Caller::local())).await;
     assert_eq!((names.len(), names.first(), names.last()), (12, Some(&"missed"), Some(&"tool.call.success")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_refusal_is_one_event_whether_it_is_told_at_once_or_at_the_end() {
+    struct Refusing;
+    impl wieldy_core::Sandbox for Refusing {
+        fn level(&self) -> Level {
+            Level::None
+        }
+        fn execute<'a>(
+            &'a self,
+            _: &'a wieldy_core::Command,
+            _: &'a wieldy_core::Confinement,
+            output: Arc<dyn wieldy_core::OutputSink>,
+            _: tokio_util::sync::CancellationToken,
+        ) -> wieldy_core::BoxFuture<'a, Result<wieldy_core::Exit, wieldy_core::SandboxError>> {
+            let breach = |path: &str| wieldy_core::Breach::Filesystem { path: path.into(), reason: "hidden".into() };
+            let sandbox = wieldy_core::SandboxRef { id: wieldy_core::SandboxId("s".into()), level: Level::None };
+            Box::pin(async move {
+                output.refused(&sandbox, &breach("at-once"));
+                output.write(Stream::Stdout, b"between");
+                let (ended, usage) = (wieldy_core::Ended::Code(0), wieldy_core::Usage::default());
+                let breaches = vec![breach("at-once"), breach("at-the-end")];
+                Ok(wieldy_core::Exit { ended, usage, sandbox, overrun: None, breaches })
+            })
+        }
+    }
+    let tool = wieldy_core::tool(ToolSpec::new("sh", ""), |_: serde_json::Value, run: Run| async move {
+        let command = wieldy_core::Command {
+            program: "true".into(),
+            arguments: Vec::new(),
+            environment: Default::default(),
+            folder: ".".into(),
+            stdin: wieldy_core::Stdin::Nothing,
+            terminal: None,
+        };
+        run.execute(&command).await?;
+        Ok(run.captured())
+    });
+    let world = World::with([Arc::new(tool) as _], |builder| {
+        builder.isolation = Level::None;
+        *builder = std::mem::take(builder).sandbox(Refusing);
+    });
+    let result = world.call("sh", json!({})).await;
+    assert_eq!((result.status, result.text().as_str()), (Status::Success, "between"));
+    let events = world.events();
+    let told = events.iter().filter_map(|event| match &event.body {
+        Body::SandboxViolation { sandbox, message } => Some((sandbox.as_str(), message.as_str())),
+        Body::CallProgress { message: Some(message), .. } => Some(("", message.as_str())),
+        _ => None,
+    });
+    let told: Vec<_> = told.collect();
+    let wanted = [("s", "file system: at-once: hidden"), ("s", "file system: at-the-end: hidden"), ("", "between")];
+    assert_eq!(told, wanted);
+    world.check();
 }

@@ -12,6 +12,7 @@ pub(crate) mod owners;
 pub(crate) mod plan;
 mod planned;
 pub(crate) mod planner;
+mod refusals;
 pub(crate) mod seccomp;
 pub(crate) mod secrets;
 pub(crate) mod standing;
@@ -154,7 +155,7 @@ impl Sandbox for Native {
         stop: CancellationToken,
     ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
         let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
-        Box::pin(see_through(stop, |stop| async move { shared.execute(&command, &confinement, &*output, &stop).await }))
+        Box::pin(see_through(stop, |stop| async move { shared.execute(&command, &confinement, &output, &stop).await }))
     }
 
     fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
@@ -192,7 +193,7 @@ impl Shared {
         self: &Arc<Self>,
         command: &Command,
         confinement: &Confinement,
-        output: &dyn OutputSink,
+        output: &Arc<dyn OutputSink>,
         stop: &CancellationToken,
     ) -> Result<Exit, SandboxError> {
         if confinement.place == Place::Own {

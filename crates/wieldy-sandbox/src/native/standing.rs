@@ -10,8 +10,8 @@ use jiff::Timestamp;
 use rustix::process::Pid;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Breach, Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, Overrun, Place,
-    ResourceLimits, SandboxError, SandboxRef, SandboxStatus, SessionKey, Usage,
+    Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, Overrun, Place, ResourceLimits,
+    SandboxError, SandboxRef, SandboxStatus, SessionKey, Usage,
 };
 
 use super::blank::{
@@ -20,6 +20,7 @@ use super::blank::{
 use super::owners::Owners;
 use super::plan::{self, Step};
 use super::planned::Planned;
+use super::refusals::Refusals;
 use crate::bare;
 use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy, Used, Whose};
 use crate::custody::{Berth, Went};
@@ -27,9 +28,6 @@ use crate::link::{Link, Warden, settle};
 use crate::prepare::prepare;
 use crate::proxy::{self, Allowed, Proxy, Refusal};
 use crate::wire::{BuildOrder, HeldPlace, InitOrder, InitReport, Limit, WardenOrder};
-
-/// How many refusals by the proxy are remembered until somebody asks.
-const BREACHES_MAX: usize = 64;
 
 /// What a command must have had at least for it to be worth while to look what is left.
 const SETTLE_BYTES_MIN: u64 = 16 << 20;
@@ -50,7 +48,7 @@ pub(super) struct Standing {
     covered: Vec<Covered>,
     environment: Vec<(String, String)>,
     idle: Mutex<Vec<Mooring>>,
-    breaches: Arc<Mutex<Vec<Breach>>>,
+    refusals: Arc<Refusals>,
     _proxy: Option<Proxy>,
     berths_made: AtomicU64,
     executed: AtomicU64,
@@ -104,10 +102,10 @@ impl Standing {
         let InitReport::Ready { proxy_port, .. } = received.message else {
             return Err(creation("its first process is out of step".into()).into());
         };
-        let breaches = Arc::default();
+        let refusals = Arc::new(Refusals::new(made.clone()));
         let proxy = match (allowed, received.descriptors.into_iter().next()) {
             (Some(allowed), Some(listener)) => {
-                Some(serve(listener, allowed, &breaches).map_err(|error| failed("starting the proxy", &error))?)
+                Some(serve(listener, allowed, &refusals).map_err(|error| failed("starting the proxy", &error))?)
             }
             _ => None,
         };
@@ -130,7 +128,7 @@ impl Standing {
             covered,
             environment,
             idle: Mutex::new(vec![first]),
-            breaches,
+            refusals,
             _proxy: proxy,
             berths_made: AtomicU64::new(1),
             executed: AtomicU64::new(0),
@@ -176,10 +174,11 @@ impl Standing {
         self: &Arc<Self>,
         command: &Command,
         confinement: &Confinement,
-        output: &dyn OutputSink,
+        output: &Arc<dyn OutputSink>,
         stop: &CancellationToken,
     ) -> Result<Exit, SandboxError> {
         let _busy = Busy::new(self);
+        let hearing = self.refusals.hear(output);
         let mut order = prepare(command, confinement)
             .map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
         for (name, value) in &self.environment {
@@ -204,7 +203,7 @@ impl Standing {
         let set = mooring.group.set(&group_limits(limits, mooring.residents));
         set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
         let meter = mooring.group.go_on();
-        let went = mooring.berth.run(command, order, output, stop).await;
+        let went = mooring.berth.run(command, order, &**output, stop).await;
         let mut used = mooring.group.used(&meter);
         used.leave_out(mooring.residents);
         match &went {
@@ -218,8 +217,8 @@ impl Standing {
             Err(error) if error.is_crash() => match self.overrun_of_group(&used, limits) {
                 Some(overrun) if overrun.limit == "memory_bytes" => {
                     let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used));
-                    let sandbox = self.made.clone();
-                    return Ok(Exit { ended, usage, sandbox, overrun: Some(overrun), breaches: Vec::new() });
+                    let (sandbox, breaches) = (self.made.clone(), hearing.breaches());
+                    return Ok(Exit { ended, usage, sandbox, overrun: Some(overrun), breaches });
                 }
                 _ => return Err(error),
             },
@@ -231,14 +230,14 @@ impl Standing {
             None => self.overrun_of_group(&used, limits),
         };
         let usage = usage(bare::usage(&report), &used);
-        let breaches = std::mem::take(&mut *lock(&self.breaches));
-        Ok(Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches })
+        Ok(Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches: hearing.breaches() })
     }
 
     /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.
     pub(super) async fn warm_up(self: &Arc<Self>, confinement: &Confinement) {
+        let nowhere: Arc<dyn OutputSink> = Arc::new(Nowhere);
         // Whatever comes of it, the command that follows will tell.
-        let _ = self.run(&idle_command(), confinement, &Nowhere, &CancellationToken::new()).await;
+        let _ = self.run(&idle_command(), confinement, &nowhere, &CancellationToken::new()).await;
         self.executed.store(0, Ordering::Relaxed);
     }
 
@@ -340,20 +339,11 @@ fn session_of(place: &Place) -> Option<SessionKey> {
     }
 }
 
-fn serve(listener: OwnedFd, allowed: Allowed, breaches: &Arc<Mutex<Vec<Breach>>>) -> io::Result<Proxy> {
+fn serve(listener: OwnedFd, allowed: Allowed, refusals: &Arc<Refusals>) -> io::Result<Proxy> {
     let listener = std::net::TcpListener::from(listener);
     listener.set_nonblocking(true)?;
-    let breaches = Arc::clone(breaches);
-    let refused = move |refusal: Refusal| {
-        let mut breaches = lock(&breaches);
-        if breaches.len() < BREACHES_MAX {
-            breaches.push(Breach::Network {
-                host: refusal.host,
-                port: refusal.port,
-                reason: refusal.reason.as_str().into(),
-            });
-        }
-    };
+    let refusals = Arc::clone(refusals);
+    let refused = move |refusal: Refusal| refusals.tell(refusal);
     let listener = tokio::net::TcpListener::from_std(listener)?;
     Ok(Proxy::serve(listener, allowed, Arc::new(proxy::SystemResolver), Arc::new(refused)))
 }

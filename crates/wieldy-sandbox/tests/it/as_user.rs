@@ -91,6 +91,11 @@ fn every_promise_of_starting_and_measuring_holds() {
 }
 
 #[test]
+fn every_promise_of_sessions_holds() {
+    passes(&["sessions::"], 8);
+}
+
+#[test]
 fn every_promise_of_ending_holds() {
     passes(&["::ending::", "ending::native::", "escape::leaving"], 15);
 }

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 use futures_util::future::BoxFuture;
 use serde_json::Value;
 use wieldy_core::{
-    AnyTool, CallError, Code, Command, CommandSpec, Input, Outcome, OutputForm, OutputSink, Provider, Run, RunError,
-    Stdin, Stream, ToolSpec,
+    AnyTool, CallError, Code, Command, CommandSpec, Content, Input, Outcome, OutputForm, OutputSink, Provider, Run,
+    RunError, Stdin, Stream, ToolSpec,
 };
 
-use super::process::{run_command, run_command_into, start_folder};
+use super::process::{REFUSED, run_command, run_command_into, start_folder};
 use super::template::Template;
 
 /// How much of an output is read as JSON; whoever has more should answer with a file.
@@ -63,7 +63,11 @@ impl CommandTool {
     }
 
     /// The same answer with what came on stdout as its structured form, or as a failure where that is no JSON.
-    fn read_json(&self, outcome: Outcome, stdout: &Stdout) -> Outcome {
+    fn read_json(&self, mut outcome: Outcome, stdout: &Stdout) -> Outcome {
+        // The structured form will be the program's own, so what it was refused goes to the text.
+        if let Some(refused) = outcome.structured.as_ref().and_then(|structured| structured.get(REFUSED)) {
+            outcome.content.push(Content::text(format!("[refused: {refused}]\n")));
+        }
         let kept = stdout.kept.lock().expect("no code panics while it holds the bytes");
         match serde_json::from_slice(&kept) {
             Ok(value) => outcome.structured(value),

@@ -10,6 +10,9 @@ use wieldy_core::{Breach, CallError, Code, Command, Ended, Exit, Outcome, Output
 /// The kernel's own limit for one argument, its ending zero included.
 const WORD_BYTES_MAX: usize = 128 * 1024 - 1;
 
+/// The name under which a result has what its command was refused.
+pub(super) const REFUSED: &str = "refused";
+
 /// Runs the command and answers with what it printed, how it ended and what it used. A run that was stopped answers
 /// with the output so far, and leaves it to the engine to say why.
 pub(super) async fn run_command(command: &Command, run: &Run) -> Result<Outcome, RunError> {
@@ -29,6 +32,9 @@ pub(super) async fn run_command_into(
         Ended::Code(code) => json!({ "exit_code": code }),
         Ended::Signal(signal) => json!({ "exit_code": null, "signal": signal }),
     });
+    if let (Some(structured), false) = (&mut outcome.structured, breaches.is_empty()) {
+        structured[REFUSED] = breaches.iter().map(ToString::to_string).collect();
+    }
     outcome.usage = Some(Box::new(usage));
     outcome.sandbox = Some(sandbox);
     if run.stop().is_cancelled() {
@@ -37,7 +43,8 @@ pub(super) async fn run_command_into(
     }
     let failure = match (overrun, failure(&command.program, ended)) {
         (Some(overrun), _) => Some(overrun.error()),
-        (None, Some(failure)) => Some(breaches.first().map_or(failure, forbidden)),
+        // What may have been another's is no reason for this one.
+        (None, Some(failure)) => Some(breaches.iter().find(|breach| !breach.is_shared()).map_or(failure, forbidden)),
         (None, None) => None,
     };
     outcome.failure = failure.map(Box::new);
@@ -47,7 +54,7 @@ pub(super) async fn run_command_into(
 /// A command that failed after it was refused something most likely failed for that.
 fn forbidden(breach: &Breach) -> CallError {
     match breach {
-        Breach::Network { host, port, reason } => {
+        Breach::Network { host, port, reason, .. } => {
             let told = format!("the command was refused `{host}:{port}`: {reason}");
             CallError::new(Code::NetworkPolicyViolation, told)
                 .suggest(format!("do without it, or ask for `{host}` to be put on the list of allowed hosts"))

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use wieldy_core::{Content, Ended, Outcome, Provider, Run, RunError, SessionKey, Stream, Tool, ToolSpec};
 
+use super::process::REFUSED;
 use super::processes::{Process, Processes, State, Unread};
 
 /// How long a read waits at most for something to read.
@@ -118,7 +119,7 @@ fn stands(process: &Process, state: &State) -> (String, Value) {
                 structured["error"] = json!(error);
             }
             if !exit.breaches.is_empty() {
-                structured["refused"] = exit.breaches.iter().map(ToString::to_string).collect();
+                structured[REFUSED] = exit.breaches.iter().map(ToString::to_string).collect();
             }
             (told, structured)
         }

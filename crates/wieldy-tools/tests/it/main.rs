@@ -4,6 +4,7 @@ mod artifact;
 mod background;
 mod command_lines;
 mod confinement;
+mod custody;
 mod delete;
 mod edit;
 mod look;

@@ -7,24 +7,27 @@ use tempfile::TempDir;
 use wieldy::artifact::ArtifactError;
 use wieldy::{ArtifactId, Artifacts, Caller, FolderArtifacts, MemoryArtifacts};
 
+/// How much of one artifact its maker wants to be kept.
+const EACH_BYTES_MAX: u64 = 50;
+
 fn written(store: &dyn Artifacts, owner: &Caller, text: &str) -> ArtifactId {
-    let mut writer = store.create(owner).unwrap();
+    let mut writer = store.create(owner, EACH_BYTES_MAX).unwrap();
     for chunk in text.as_bytes().chunks(7) {
         writer.write(chunk).unwrap();
     }
     writer.id()
 }
 
-fn folder(each_bytes_max: u64, all_bytes_max: u64) -> (TempDir, FolderArtifacts) {
+fn folder(bytes_max: u64) -> (TempDir, FolderArtifacts) {
     let state = tempfile::tempdir().unwrap();
-    let store = FolderArtifacts::with_bounds(state.path(), each_bytes_max, all_bytes_max).unwrap();
+    let store = FolderArtifacts::with_bound(state.path(), bytes_max).unwrap();
     (state, store)
 }
 
-/// Asks `question` of a store in memory and of one in a folder, each with room for 100 bytes and 50 of one artifact.
+/// Asks `question` of a store in memory and of one in a folder, each with room for 100 bytes.
 fn of_both(question: impl Fn(&dyn Artifacts)) {
     question(&MemoryArtifacts::new(100));
-    let (_state, store) = folder(50, 100);
+    let (_state, store) = folder(100);
     question(&store);
 }
 
@@ -47,7 +50,7 @@ fn an_artifact_is_read_in_pages() {
 fn an_artifact_can_be_read_while_it_is_written() {
     of_both(|store| {
         let ada = Caller::local();
-        let mut writer = store.create(&ada).unwrap();
+        let mut writer = store.create(&ada, EACH_BYTES_MAX).unwrap();
         writer.write(b"so far").unwrap();
         assert_eq!(store.read(writer.id(), &ada, 0, 99).unwrap(), b"so far");
         assert_eq!(store.describe(writer.id(), &ada).unwrap().total_bytes, 6);
@@ -87,11 +90,30 @@ fn space_is_bounded_the_true_size_known_and_the_oldest_goes_first() {
 }
 
 #[test]
+fn a_writer_knows_how_much_is_kept_at_the_bound_and_beyond() {
+    of_both(|store| {
+        let ada = Caller::local();
+        let mut writer = store.create(&ada, 30).unwrap();
+        for (bytes, kept) in [(20, 20), (10, 30), (1, 30)] {
+            writer.write(&vec![b'x'; bytes]).unwrap();
+            assert_eq!(writer.kept_bytes(), kept);
+        }
+        let info = store.describe(writer.id(), &ada).unwrap();
+        assert_eq!(info.kept_bytes, 30);
+    });
+    // No more is kept of one than of all.
+    let (_state, store) = folder(40);
+    let mut writer = store.create(&Caller::local(), u64::MAX).unwrap();
+    writer.write(&[b'x'; 50]).unwrap();
+    assert_eq!(writer.kept_bytes(), 40);
+}
+
+#[test]
 fn a_folder_of_artifacts_survives_a_restart() {
-    let (state, store) = folder(50, 100);
+    let (state, store) = folder(100);
     let id = written(&store, &acme(), &"x".repeat(80));
     drop(store);
-    let store = FolderArtifacts::with_bounds(state.path(), 50, 100).unwrap();
+    let store = FolderArtifacts::with_bound(state.path(), 100).unwrap();
     let info = store.describe(id, &acme()).unwrap();
     assert_eq!((info.kept_bytes, info.total_bytes, info.tenant.as_deref()), (50, 80, Some("acme")));
     assert_eq!(store.read(id, &acme(), 48, 9).unwrap(), b"xx");
@@ -114,9 +136,9 @@ fn nobody_else_can_open_the_folder_or_a_file_of_it() {
 
 #[test]
 fn an_artifact_swept_away_while_it_is_written_does_not_come_back() {
-    let (state, store) = folder(50, 60);
+    let (state, store) = folder(60);
     let ada = Caller::local();
-    let mut early = store.create(&ada).unwrap();
+    let mut early = store.create(&ada, EACH_BYTES_MAX).unwrap();
     early.write(&[b'x'; 50]).unwrap();
     written(&store, &ada, &"y".repeat(50));
     early.write(b"more").unwrap();

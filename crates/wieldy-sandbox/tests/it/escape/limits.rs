@@ -1,10 +1,11 @@
 //! Promise 10: what a command may use is limited, what it ran into is named, and its neighbours go on working.
 
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use wieldy_core::{Enforcer, Overrun, Place, ResourceLimits, Sandbox};
 
-use super::arena::{Arena, Ran};
+use super::arena::{Arena, Ran, is_root};
 
 const MIB: u64 = 1 << 20;
 
@@ -207,12 +208,65 @@ async fn many_small_files_are_stopped() {
     }
 }
 
+/// Ways for a script to be in a folder that cannot be looked into from where the workspace begins, in Python.
+const OUT_OF_SIGHT: [&str; 3] = [
+    // It can be entered and written to, and not be read.
+    "os.mkdir(top); os.chmod(top, 0o300); os.chdir(top)",
+    // It is deep.
+    "os.mkdir(top); os.chdir(top)\nfor _ in range(100): os.mkdir('d'); os.chdir('d')",
+    // It has a path that is longer than paths may be.
+    "os.mkdir(top); os.chdir(top)\nfor _ in range(20): os.mkdir('d' * 250); os.chdir('d' * 250)",
+];
+
+/// A script that goes out of sight and makes this many files there.
+fn out_of_sight(way: &str, files: u32) -> String {
+    format!(
+        "python3 -c \"import os, time\ntop = f'top-{{time.time_ns()}}'\n{way}\nfor i in range({files}): open(str(i), 'w').close()\ntime.sleep(0.3)\" && echo fine"
+    )
+}
+
+#[tokio::test]
+async fn many_files_out_of_sight_are_stopped() {
+    // Where it is the growth of the whole file system that counts, somebody else may write more than this makes files.
+    for way in OUT_OF_SIGHT {
+        overruns(&out_of_sight(way, 20_000), &[FILES, DISK]).await;
+    }
+    // One folder after the other is closed once it has something in it.
+    let closing = "python3 -c \"import os, time\nfor n in range(10):\n    top = f'top-{time.time_ns()}'; os.mkdir(top)\n    \
+                   for i in range(1500): open(f'{top}/{i}', 'w').close()\n    os.chmod(top, 0o400)\ntime.sleep(0.3)\"";
+    overruns(closing, &[FILES, DISK]).await;
+}
+
+#[tokio::test]
+async fn much_written_out_of_sight_by_children_that_nobody_waits_for_is_stopped() {
+    let script = r#"top=top-$RANDOM; mkdir -m 0300 $top; cd $top; exec perl -e '$SIG{CHLD} = "IGNORE"; for my $i (1..100) { if (!fork) { open(F, ">part-$i"); print F "x" x (9 << 20); close F; exit } select(undef, undef, undef, 0.03); } exit 1'"#;
+    overruns(script, &[DISK]).await;
+}
+
+#[tokio::test]
+async fn what_is_out_of_sight_and_within_the_limits_is_fine() {
+    let mut arena = Arena::new();
+    // With room for what others do meanwhile.
+    arena.confinement.limits = ResourceLimits { disk_bytes: Some(8 << 30), disk_files: Some(1_000_000), ..limits() };
+    for way in OUT_OF_SIGHT {
+        assert_eq!(arena.run(Place::Own, &out_of_sight(way, 500)).await, "fine\n", "{way}");
+    }
+}
+
 #[tokio::test]
 async fn what_others_make_on_the_same_disk_is_not_counted() {
     let mut arena = Arena::new();
     arena.confinement.limits = limits();
     let beside = arena.root.join("many");
     std::fs::create_dir(&beside).unwrap();
+    // Deep folders can be looked into, and what the command cannot enter it cannot fill.
+    std::fs::create_dir_all(arena.workspace.join("d/".repeat(100))).unwrap();
+    if is_root() {
+        let theirs = arena.workspace.join("theirs");
+        std::fs::create_dir(&theirs).unwrap();
+        std::fs::set_permissions(&theirs, std::fs::Permissions::from_mode(0o700)).unwrap();
+        std::os::unix::fs::chown(&theirs, Some(12345), Some(12345)).unwrap();
+    }
     let run = arena.run(Place::Own, "until [ -e go ]; do sleep 0.05; done; sleep 0.2; echo fine");
     let others = async {
         for number in 0..4000 {
@@ -228,6 +282,37 @@ async fn what_others_make_on_the_same_disk_is_not_counted() {
         others.await;
     };
     assert_eq!(tokio::join!(run, others).0, "fine\n");
+}
+
+#[tokio::test]
+async fn private_folders_are_limited_by_the_call_and_not_by_whoever_built_the_sandbox() {
+    let mut arena = Arena::with(1);
+    arena.confinement.limits = ResourceLimits { memory_bytes: Some(1 << 30), ..limits() };
+    arena.confinement.place_limits = ResourceLimits { disk_bytes: Some(512 * MIB), ..ResourceLimits::default() };
+    let large = ResourceLimits { disk_bytes: Some(512 * MIB), disk_files: Some(100_000), ..arena.confinement.limits };
+    let bytes =
+        "head -c 40M /dev/zero > /tmp/one-$RANDOM; head -c 40M /dev/zero > /dev/shm/two-$RANDOM; sleep 0.3; echo fine";
+    let files =
+        "cd $(mktemp -d); python3 -c '\nfor i in range(5000): open(str(i), \"w\").close()'; sleep 0.3; echo fine";
+    for (place, script, passed) in [
+        (Arena::session("one"), bytes, ("disk_bytes", 64 * MIB)),
+        (Arena::session("one"), files, ("disk_files", 2000)),
+        (Place::Own, bytes, ("disk_bytes", 64 * MIB)),
+    ] {
+        let small = arena.confinement(place);
+        let large = wieldy_core::Confinement { limits: large, ..small.clone() };
+        // What was there before is not the call's.
+        for (confinement, overrun) in [(&large, None), (&small, Some(passed)), (&large, None)] {
+            let ran = arena.run_in(confinement, script).await.unwrap();
+            let found = ran.exit.overrun.as_ref().map(|overrun| (overrun.limit, overrun.allowed));
+            assert_eq!(found, overrun, "{ran:?}");
+            assert_eq!(ran.stdout, if overrun.is_none() { "fine\n" } else { "" }, "{ran:?}");
+        }
+        assert_eq!(
+            arena.run(small.place, "head -c 30M /dev/zero > /tmp/three-$RANDOM; sleep 0.1; echo fine").await,
+            "fine\n"
+        );
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,323 @@
+//! Limits, refusals and sandboxes as callers see them: results, errors and events of calls whose programs run in native sandboxes.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use wieldy_core::{
+    Body, Call, Caller, Code, Enforcer, Event, Executor, ExecutorBuilder, Level, Manifest, MemoryJournal, Network,
+    Options, ResourceLimits, SandboxId, Seen, Status, ToolResult,
+};
+use wieldy_sandbox::{Native, NativeOptions};
+use wieldy_tools::shell::{CommandTool, shell_tools};
+
+const MIB: u64 = 1 << 20;
+
+struct World {
+    workspace: tempfile::TempDir,
+    executor: Executor,
+    journal: Arc<MemoryJournal>,
+}
+
+impl World {
+    /// An executor with the shell tools and those of a manifest.
+    fn new(manifest: &str, change: impl FnOnce(&mut ExecutorBuilder)) -> Self {
+        let workspace = tempfile::tempdir().unwrap();
+        let environment = || BTreeMap::from([("PATH".into(), "/usr/bin:/bin".into())]);
+        let native = Native::new(NativeOptions { spares: 0, blanks: 0, ..NativeOptions::default() });
+        let mut builder = Executor::builder().sandbox(native).tools(shell_tools(environment()));
+        for tool in Manifest::from_toml(manifest).unwrap().tools {
+            builder = builder.tool(CommandTool::new(tool.spec, tool.command.unwrap(), environment()).unwrap());
+        }
+        let journal = Arc::new(MemoryJournal::default());
+        builder.journal = journal.clone();
+        builder.workspace = workspace.path().canonicalize().unwrap();
+        builder.grace = Duration::from_millis(200);
+        change(&mut builder);
+        Self { workspace, executor: builder.build().unwrap(), journal }
+    }
+
+    async fn by(&self, caller: Caller, tool: &str, arguments: Value) -> ToolResult {
+        self.executor.call(Call::new(tool, arguments).by(Arc::new(caller))).await
+    }
+
+    async fn bash(&self, command: &str, options: Options) -> ToolResult {
+        self.executor.call(Call::new("Bash", json!({"command": command})).with(options)).await
+    }
+
+    /// The messages of all `sandbox.violation`, and the calls they happened to, as numbers in the order of the calls.
+    fn violations(&self) -> Vec<(Option<usize>, String)> {
+        let events = self.journal.events();
+        let opened: Vec<_> = events.iter().filter(|event| matches!(event.body, Body::CallPending { .. })).collect();
+        let number = |event: &Event| {
+            event.subject.execution.and_then(|id| opened.iter().position(|opened| opened.subject.execution == Some(id)))
+        };
+        let violations = events.iter().filter_map(|event| match &event.body {
+            Body::SandboxViolation { message, .. } => Some((number(event), message.clone())),
+            _ => None,
+        });
+        violations.collect()
+    }
+
+    /// What happened to a sandbox.
+    fn life_of(&self, id: &SandboxId) -> Vec<&'static str> {
+        let events = self.journal.events();
+        let about = events.iter().filter(|event| match &event.body {
+            Body::SandboxCreated { sandbox, .. } | Body::SandboxDestroyed { sandbox } => *sandbox == id.0,
+            _ => false,
+        });
+        about.map(|event| event.body.name()).collect()
+    }
+}
+
+fn session(name: &str) -> Caller {
+    Caller { session: Some(name.into()), ..Caller::local() }
+}
+
+const MEMORY: &str = "x = bytearray(300 << 20)";
+const PROCESSES: &str = "import os, time\ntry:\n  for _ in range(100):\n    if os.fork() == 0: time.sleep(20); os._exit(0)\nexcept OSError: os._exit(1)";
+const DISK: &str = "import os\nfile = open('large', 'wb')\nwhile True: file.write(bytes(1 << 20))";
+
+fn assert_passed(result: &ToolResult, limit: &str, allowed: u64) {
+    let error = result.error.as_ref().unwrap_or_else(|| panic!("{result:?}"));
+    assert_eq!((result.status, error.code), (Status::Failed, Code::ResourceLimitExceeded), "{result:?}");
+    assert_eq!((&error.details["limit"], &error.details["allowed"]), (&json!(limit), &json!(allowed)));
+    let used = error.details["used"].as_u64().unwrap();
+    assert!(used >= allowed / 2 && used < allowed * 20, "{result:?}");
+    assert_eq!(error.message, format!("the run passed its limit `{limit}`: {used} of {allowed} allowed"));
+    assert_eq!(result.sandbox.as_ref().unwrap().level, Level::Native);
+    assert!(result.text().starts_with("begun\n"), "what it printed before is there: {result:?}");
+}
+
+#[tokio::test]
+async fn a_limit_that_was_passed_is_named_with_what_was_allowed_and_used() {
+    let tool = |name: &str, code: &str, limit: &str| {
+        format!(
+            "[[tool]]\nname = \"{name}\"\ndescription = \"\"\ncommand = [\"python3\", \"-uc\", {}]\n[tool.limits]\n{limit}\n",
+            json!(format!("print('begun')\n{code}"))
+        )
+    };
+    let manifest = [
+        tool("memory", MEMORY, "memory-mb = 64"),
+        tool("processes", PROCESSES, "processes = 16"),
+        tool("disk", DISK, "disk-mb = 16"),
+    ];
+    let world = World::new(&manifest.concat(), |_| ());
+    let none = ResourceLimits::default;
+    for (name, code, limits, limit, allowed) in [
+        ("memory", MEMORY, ResourceLimits { memory_bytes: Some(64 * MIB), ..none() }, "memory_bytes", 64 * MIB),
+        ("processes", PROCESSES, ResourceLimits { processes: Some(16), ..none() }, "processes", 16),
+        ("disk", DISK, ResourceLimits { disk_bytes: Some(16 * MIB), ..none() }, "disk_bytes", 16 * MIB),
+    ] {
+        // By the call, in its own sandbox and in a session's; by the tool's manifest.
+        let command = format!("echo begun; python3 -c \"{code}\"");
+        for caller in [Caller::local(), session("one")] {
+            let call = Call::new("Bash", json!({"command": command})).by(Arc::new(caller));
+            let result = world.executor.call(call.with(Options { limits, ..Options::default() })).await;
+            assert_passed(&result, limit, allowed);
+        }
+        let result = world.by(Caller::local(), name, json!({})).await;
+        assert_passed(&result, limit, allowed);
+        let closed = world.journal.events();
+        let closed = closed.iter().rev().find_map(|event| event.body.closing()).unwrap();
+        assert_eq!(closed.error.as_ref().map(|error| &error.details), Some(&result.error.unwrap().details));
+    }
+    let fine = world.bash("python3 -c 'x = bytearray(100 << 20); print(len(x) >> 20)'", Options::default()).await;
+    assert_eq!((fine.status, fine.text().as_str()), (Status::Success, "100\n"));
+}
+
+#[tokio::test]
+async fn output_beyond_its_limit_is_counted_and_the_call_goes_well() {
+    let world = World::new("", |_| ());
+    let command = "head -c 300000 /dev/zero | tr '\\0' x; head -c 300000 /dev/zero | tr '\\0' y >&2";
+    for (output_bytes, kept, told) in [
+        (600_000, 600_000, "the whole is"),
+        (599_999, 599_999, "the first 599999 of 600000 bytes are"),
+        (100, 100, "the first 100 of 600000 bytes are"),
+    ] {
+        let limits = ResourceLimits { output_bytes: Some(output_bytes), ..ResourceLimits::default() };
+        let result = world.bash(command, Options { limits, ..Options::default() }).await;
+        assert_eq!((result.status, result.partial), (Status::Success, true));
+        let id = result.artifact.unwrap();
+        let inline = output_bytes.min(64 * 1024);
+        assert!(result.text().contains(&format!("\n… {} bytes left out; {told} {id} …\n", 600_000 - inline)), "{told}");
+        let info = world.executor.artifacts().describe(id, &Caller::local()).unwrap();
+        assert_eq!((info.kept_bytes, info.total_bytes), (kept, 600_000));
+    }
+}
+
+#[tokio::test]
+async fn floods_of_single_bytes_and_of_what_is_no_text_pass_and_the_neighbour_works() {
+    let world = World::new("", |_| ());
+    let [single, invalid] = [
+        (
+            "dd if=/dev/zero bs=1 count=100000 status=none | tr '\\0' x & dd if=/dev/zero bs=1 count=100000 status=none >&2; wait",
+            200_000,
+        ),
+        // Neither a line end nor a character in it; and one that is cut at each end of what is shown.
+        ("head -c 3000000 /dev/zero | tr '\\0' '\\377'; printf '\\303'", 3_000_001),
+    ];
+    for (command, bytes) in [single, invalid] {
+        let flood = world.by(session("flood"), "Bash", json!({"command": command}));
+        let neighbour = world.by(session("neighbour"), "Bash", json!({"command": "echo hi"}));
+        let (flood, neighbour) = tokio::join!(flood, neighbour);
+        assert_eq!((neighbour.status, neighbour.text().as_str()), (Status::Success, "hi\n"));
+        assert_eq!((flood.status, flood.partial), (Status::Success, true), "{:?}", flood.error);
+        let info = world.executor.artifacts().describe(flood.artifact.unwrap(), &Caller::local()).unwrap();
+        assert_eq!((info.kept_bytes, info.total_bytes), (bytes, bytes));
+        // Of bytes that are no character, each is shown as three.
+        assert!(flood.text().len() < 3 * 64 * 1024 + 200, "{}", flood.text().len());
+    }
+}
+
+/// Asks the proxy for a host that is not on the list; the answer is printed.
+const ASK: &str = r#"proxy=${http_proxy#http://}; exec 7<>/dev/tcp/${proxy%:*}/${proxy#*:}; printf 'CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n\r\n' >&7; read -r _ status _ <&7; exec 7<&-; "#;
+const REFUSED: &str = "network: example.com:443: not-listed";
+
+fn listed(builder: &mut ExecutorBuilder) {
+    builder.network = Network::Hosts(vec!["listed.example".into()]);
+}
+
+#[tokio::test]
+async fn what_a_command_was_refused_is_in_its_result_and_an_event_of_its_call() {
+    let manifest = format!(
+        "[[tool]]\nname = \"json\"\ndescription = \"\"\noutput = \"json\"\ncommand = [\"bash\", \"-c\", {}]\n",
+        json!(format!("{ASK} echo $status").replace('{', "{{").replace('}', "}}"))
+    );
+    let world = World::new(&manifest, listed);
+    let fine = world.bash(&format!("{ASK} echo $status"), Options::default()).await;
+    assert_eq!((fine.status, fine.text().as_str()), (Status::Success, "403\n"));
+    assert_eq!(fine.structured, Some(json!({"exit_code": 0, "refused": [REFUSED]})));
+
+    let failed = world.bash(&format!("{ASK} {ASK} exit 3"), Options::default()).await;
+    let error = failed.error.as_ref().unwrap();
+    assert_eq!((failed.status, error.code), (Status::PermissionDenied, Code::NetworkPolicyViolation));
+    assert_eq!(error.message, "the command was refused `example.com:443`: not-listed");
+    assert_eq!((&error.details["host"], &error.details["port"]), (&json!("example.com"), &json!(443)));
+    assert_eq!(failed.structured, Some(json!({"exit_code": 3, "refused": [REFUSED, REFUSED]})));
+
+    let parsed = world.by(Caller::local(), "json", json!({})).await;
+    assert_eq!((parsed.structured.as_ref(), parsed.status), (Some(&json!(403)), Status::Success));
+    assert_eq!(parsed.text(), format!("403\n[refused: [\"{REFUSED}\"]]\n"));
+
+    let nothing = world.bash("exit 3", Options::default()).await;
+    assert_eq!(nothing.structured, Some(json!({"exit_code": 3})));
+    assert_eq!(nothing.error.unwrap().code, Code::NonzeroExit);
+    let events: Vec<_> = [0, 1, 1, 2].map(|call| (Some(call), REFUSED.to_owned())).into();
+    assert_eq!(world.violations(), events);
+}
+
+#[tokio::test]
+async fn refusals_of_a_process_in_the_background_come_as_events_and_fail_nobody_else() {
+    let world = World::new("", listed);
+    let mut seen = world.executor.subscribe(wieldy_core::Filter::default(), 1000);
+    let mut next_violation = async || {
+        let violation = async {
+            loop {
+                if let Some(Seen::Event(event)) = seen.next().await
+                    && let Body::SandboxViolation { message, .. } = &event.body
+                {
+                    return (event.subject.execution, event.subject.caller.session.clone(), message.clone());
+                }
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), violation).await.expect("nothing was told")
+    };
+    let command = format!("echo begun; read -r _; {ASK} read -r _; {ASK} read -r _; {ASK} exit 0");
+    let started = world.by(session("one"), "Bash", json!({"command": command, "background": true})).await;
+    let process = started.structured.unwrap()["process"].clone();
+    let go_on = async || {
+        let written = world.by(session("one"), "ProcessWrite", json!({"process": process, "text": "\n"})).await;
+        assert!(written.is_success(), "{written:?}");
+    };
+
+    // While it runs alone, it is told at once, and by nobody's read.
+    go_on().await;
+    assert_eq!(next_violation().await, (None, Some("one".into()), REFUSED.into()));
+
+    // Beside it a call fails by itself: it is told of what was refused, and keeps its own error.
+    let beside = "touch there; until [ -e asked ]; do sleep 0.02; done; rm asked; exit 3";
+    let innocent = world.by(session("one"), "Bash", json!({"command": beside}));
+    let asking = async {
+        while !world.workspace.path().join("there").exists() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        go_on().await;
+        let told = [next_violation().await, next_violation().await];
+        std::fs::write(world.workspace.path().join("asked"), "").unwrap();
+        told
+    };
+    let (innocent, told) = tokio::join!(innocent, asking);
+    let shared = format!("{REFUSED} (by this or another command in the same sandbox)");
+    assert_eq!(innocent.error.as_ref().unwrap().code, Code::NonzeroExit, "{innocent:?}");
+    assert_eq!(innocent.structured, Some(json!({"exit_code": 3, "refused": [shared]})));
+    let mut told_to = told.map(|(execution, _, message)| {
+        assert_eq!(message, shared);
+        execution
+    });
+    told_to.sort();
+    assert_eq!(told_to, [None, Some(innocent.execution_id)]);
+
+    // One that comes after it has nothing to do with it.
+    let after = world.by(session("one"), "Bash", json!({"command": "exit 4"})).await;
+    assert_eq!(after.structured, Some(json!({"exit_code": 4})));
+    assert_eq!(after.error.unwrap().code, Code::NonzeroExit);
+    go_on().await;
+    next_violation().await;
+    let ended = loop {
+        let read = world.by(session("one"), "ProcessRead", json!({"process": process, "wait": 10})).await;
+        let structured = read.structured.unwrap();
+        if structured["state"] == "ended" {
+            break structured;
+        }
+    };
+    assert_eq!(ended["refused"], json!([REFUSED, shared, REFUSED]));
+    assert_eq!(world.violations().len(), 4, "what was told is not told again");
+}
+
+#[tokio::test]
+async fn a_sandbox_made_by_name_is_shared_limited_listed_and_destroyed() {
+    let world = World::new("", |builder| {
+        builder.sandbox_limits = ResourceLimits { memory_bytes: Some(128 * MIB), ..ResourceLimits::default() };
+    });
+    let limits = |mib: u64| ResourceLimits { memory_bytes: Some(mib * MIB), ..ResourceLimits::default() };
+    let made = world.executor.create_sandbox(&Caller::local(), None, limits(64)).await.unwrap();
+    assert_eq!((made.sandbox.level, made.limits, made.running, made.executed), (Level::Native, limits(64), 0, 0));
+    let id = made.sandbox.id.clone();
+    assert_eq!(world.life_of(&id), ["sandbox.created"]);
+
+    // Whoever has it as a parent runs in it, and all share what is there.
+    let child = |agent: &str| Caller { parent_sandbox: Some(id.clone()), ..Caller::agent(agent) };
+    let left = world.by(child("did:a"), "Bash", json!({"command": "echo hi > /tmp/left"})).await;
+    let found = world.by(child("did:b"), "Bash", json!({"command": "cat /tmp/left"})).await;
+    assert_eq!((left.sandbox.unwrap().id, found.text().as_str()), (id.clone(), "hi\n"));
+    let elsewhere = world.by(Caller::local(), "Bash", json!({"command": "ls /tmp"})).await;
+    assert_eq!((elsewhere.text().as_str(), elsewhere.sandbox.unwrap().id == id), ("", false));
+    let is_by_kernel = |limit| made.enforcement.iter().any(|one| one.limit == limit && one.by == Enforcer::Kernel);
+    if is_by_kernel("memory_bytes") {
+        let bomb = json!({"command": format!("echo begun; python3 -c '{MEMORY}'")});
+        assert_passed(&world.by(child("did:a"), "Bash", bomb).await, "memory_bytes", 64 * MIB);
+    }
+
+    // No more than the executor allows, and nothing weaker.
+    let second = world.executor.create_sandbox(&session("one"), None, limits(1024)).await.unwrap();
+    assert_eq!(second.limits, limits(128));
+    let weaker = world.executor.create_sandbox(&Caller::local(), Some(Level::None), limits(1)).await.unwrap_err();
+    assert_eq!(weaker.code, Code::SandboxCreationFailed);
+    let in_session = world.by(session("one"), "Bash", json!({"command": "true"})).await;
+    assert_eq!(in_session.sandbox.unwrap().id, second.sandbox.id, "that of a session is the one its calls run in");
+    let listed: Vec<_> =
+        world.executor.sandboxes().into_iter().map(|one| (one.sandbox.id, one.session.is_some())).collect();
+    assert_eq!(listed, [(id.clone(), false), (second.sandbox.id.clone(), true)]);
+
+    assert!(world.executor.destroy_sandbox(&id).await);
+    assert!(!world.executor.destroy_sandbox(&id).await);
+    assert_eq!(world.life_of(&id), ["sandbox.created", "sandbox.destroyed"]);
+    let gone = world.by(child("did:a"), "Bash", json!({"command": "true"})).await;
+    assert_eq!((gone.status, gone.error.unwrap().code), (Status::Failed, Code::SandboxCreationFailed));
+    let left: Vec<_> = world.executor.sandboxes().into_iter().map(|one| one.sandbox.id).collect();
+    assert_eq!(left, [second.sandbox.id]);
+}
