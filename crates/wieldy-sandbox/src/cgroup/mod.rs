@@ -24,7 +24,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub(crate) use group::Group;
+pub(crate) use group::{Group, KnownGroup};
 pub(crate) use limits::GroupLimits;
 pub(crate) use meter::{Used, Whose};
 
@@ -69,6 +69,13 @@ impl Hierarchy {
     /// Whether a controller can be used.
     pub(crate) fn can(&self, controller: Controller) -> bool {
         self.inner.findings.iter().any(|finding| finding.controller == controller && finding.usable.is_ok())
+    }
+
+    /// Which interface a controller is used by.
+    pub(crate) fn version(&self, controller: Controller) -> Option<Version> {
+        let mut findings = self.inner.findings.iter();
+        let finding = findings.find(|finding| finding.controller == controller)?;
+        finding.usable.as_ref().ok().map(|place| place.version)
     }
 
     /// The executor's own group.

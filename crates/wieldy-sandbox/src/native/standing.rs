@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use jiff::Timestamp;
@@ -11,17 +11,18 @@ use rustix::process::Pid;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
     Breach, Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, Overrun, Place,
-    ResourceLimits, SandboxError, SandboxRef, SandboxStatus, SessionKey, Usage,
+    ResourceLimits, SandboxError, SandboxId, SandboxRef, SandboxStatus, SessionKey, Usage,
 };
 
 use super::blank::{
     Blank, Covered, NotBuilt, Nowhere, are_the_same, covered_by, creation, failed, file_id, idle_command, report,
 };
+use super::nest;
 use super::owners::Owners;
 use super::plan::{self, Step};
 use super::planned::Planned;
 use crate::bare;
-use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy, Used, Whose};
+use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy, Used, Version, Whose};
 use crate::custody::{Berth, Went};
 use crate::link::{Link, Warden, settle};
 use crate::prepare::prepare;
@@ -33,6 +34,9 @@ const BREACHES_MAX: usize = 64;
 
 /// What a command must have had at least for it to be worth while to look what is left.
 const SETTLE_BYTES_MIN: u64 = 16 << 20;
+
+/// How many berths are kept for later commands.
+const IDLE_MAX: usize = 8;
 
 /// A sandbox that stands.
 pub(super) struct Standing {
@@ -46,8 +50,12 @@ pub(super) struct Standing {
     group: Group,
     enforcement: Vec<Enforcement>,
     counts_processes: bool,
+    /// Whether what a group has written is counted at once, and not when the page cache is emptied, perhaps long after the call.
+    counts_writes: bool,
     /// What is hidden or protected in it, and which file each was.
     covered: Vec<Covered>,
+    /// Why what ran in it was ended.
+    condemned: OnceLock<String>,
     environment: Vec<(String, String)>,
     idle: Mutex<Vec<Mooring>>,
     breaches: Arc<Mutex<Vec<Breach>>>,
@@ -80,13 +88,13 @@ impl Standing {
             Some(ahead) => ahead,
             None => blank.get_ahead(plan::of_the_system(&steps)).await?,
         };
+        let limits = confinement.place_limits;
+        blank.limit(&limits)?;
         let Blank { made, warden, init, init_pid, group, first, .. } = blank;
         let allowed = match &confinement.network {
             Network::Hosts(hosts) => Some(Allowed::new(hosts).map_err(|error| creation(error.to_string()))?),
             Network::None | Network::Open => None,
         };
-        let limits = confinement.place_limits;
-        group.set(&group_limits(&limits, 0)).map_err(|error| failed("limiting a cgroup", &error))?;
         let covered = hold(&warden, init_pid, &group, &steps, placeholders).await?;
         let covered = covered.into_iter().map(|cover| ahead.as_covered(cover)).collect::<Vec<_>>();
         // What was done ahead are some of the same steps, in the same order.
@@ -127,7 +135,9 @@ impl Standing {
             group,
             enforcement: enforcement(hierarchy),
             counts_processes: hierarchy.can(Controller::Pids),
+            counts_writes: hierarchy.version(Controller::Io) == Some(Version::V1),
             covered,
+            condemned: OnceLock::new(),
             environment,
             idle: Mutex::new(vec![first]),
             breaches,
@@ -151,6 +161,22 @@ impl Standing {
     /// Whether everything that it hides or protects is still the same on the machine.
     pub(super) fn is_intact(&self) -> bool {
         are_the_same(&self.covered)
+    }
+
+    /// Remembers why what runs in it is about to be ended, if that is because something was replaced.
+    pub(super) fn condemn(&self) {
+        if let Some((path, _)) = self.covered.iter().find(|(path, id)| file_id(path) != *id) {
+            let reason = format!(
+                "`{}` was replaced on the machine, which it hides or protects, so what ran in it was ended; call again for a new one",
+                path.display()
+            );
+            let _ = self.condemned.set(reason);
+        }
+    }
+
+    /// Makes a group for a sandbox within this one, unless this one is about to go.
+    pub(super) fn room_for(&self, id: &SandboxId) -> io::Result<Option<Group>> {
+        nest::below(&self.group, id)
     }
 
     /// How long nothing has run in it; nothing while something does.
@@ -217,11 +243,14 @@ impl Standing {
             // What a command leaves in private folders is memory, too: its berth may have found none left for itself.
             Err(error) if error.is_crash() => match self.overrun_of_group(&used, limits) {
                 Some(overrun) if overrun.limit == "memory_bytes" => {
-                    let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used));
+                    let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used, self.counts_writes));
                     let sandbox = self.made.clone();
                     return Ok(Exit { ended, usage, sandbox, overrun: Some(overrun), breaches: Vec::new() });
                 }
-                _ => return Err(error),
+                _ => {
+                    let reason = self.condemned.get().cloned();
+                    return Err(reason.map_or(error, |reason| SandboxError::Crashed { reason }));
+                }
             },
             went => went?,
         };
@@ -230,7 +259,7 @@ impl Standing {
             None if ended == Ended::Code(0) || stop.is_cancelled() => None,
             None => self.overrun_of_group(&used, limits),
         };
-        let usage = usage(bare::usage(&report), &used);
+        let usage = usage(bare::usage(&report), &used, self.counts_writes);
         let breaches = std::mem::take(&mut *lock(&self.breaches));
         Ok(Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches })
     }
@@ -292,7 +321,21 @@ impl Standing {
     }
 
     fn moor(&self, mooring: Mooring) {
-        lock(&self.idle).push(mooring);
+        let surplus = {
+            let mut idle = lock(&self.idle);
+            idle.push(mooring);
+            // The one beside the init stays: nobody can be ended there without it.
+            let from = if idle.len() > IDLE_MAX { idle.iter().position(|mooring| mooring.residents == 1) } else { None };
+            from.map(|at| idle.swap_remove(at))
+        };
+        if let Some(surplus) = surplus {
+            tokio::task::spawn_blocking(move || {
+                let Mooring { berth, group, .. } = surplus;
+                // Nothing runs in it, so it goes by itself; this only waits for it, to remove the group.
+                drop(berth);
+                let _ = group.kill();
+            });
+        }
     }
 
     /// Ends what a lost berth has left behind.
@@ -393,17 +436,20 @@ pub(crate) fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
 }
 
 /// What a group may use in which so many processes live that are not a command's.
-fn group_limits(limits: &ResourceLimits, residents: u64) -> GroupLimits {
+pub(super) fn group_limits(limits: &ResourceLimits, residents: u64) -> GroupLimits {
     let ResourceLimits { cpu_millicores, memory_bytes, processes, .. } = *limits;
     GroupLimits { cpu_millicores, memory_bytes, processes: processes.map(|count| count.saturating_add(residents)) }
 }
 
-/// What the berth saw of a run, and what the kernel counted of its group, which is more exact.
-fn usage(seen: Usage, used: &Used) -> Usage {
+/// What the berth saw of a run, and what the kernel counted of its group, which is more exact. Of what was read and written, the berth
+/// saw what processes did that were waited for, and the kernel may leave out what did not reach a disk: the more counts.
+fn usage(seen: Usage, used: &Used, counts_writes: bool) -> Usage {
     Usage {
         cpu_ms: used.cpu_us.map_or(seen.cpu_ms, |us| us as f64 / 1e3),
         memory_peak_bytes: used.memory_peak_bytes.map_or(seen.memory_peak_bytes, |peak| peak.least),
         processes_peak: used.processes_peak.map_or(seen.processes_peak, |peak| peak.least.max(1)),
+        read_bytes: seen.read_bytes.max(used.bytes_read.unwrap_or(0)),
+        written_bytes: seen.written_bytes.max(used.bytes_written.filter(|_| counts_writes).unwrap_or(0)),
         ..seen
     }
 }
@@ -420,4 +466,24 @@ pub(crate) fn overrun(limit: Limit, used: u64, limits: &ResourceLimits) -> Overr
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_read_and_written_is_the_more_of_what_was_seen_and_counted() {
+        let seen = Usage { read_bytes: 1, written_bytes: 20, ..Usage::default() };
+        let used = Used { bytes_read: Some(10), bytes_written: Some(2), ..Used::default() };
+        let of = |used: &Used, counts_writes| {
+            let usage = usage(seen, used, counts_writes);
+            (usage.read_bytes, usage.written_bytes)
+        };
+        assert_eq!(of(&used, true), (10, 20));
+        assert_eq!(of(&Used { bytes_written: Some(30), ..used }, true), (10, 30));
+        // What is written later may be an earlier call's.
+        assert_eq!(of(&Used { bytes_written: Some(30), ..used }, false), (10, 20));
+        assert_eq!(of(&Used::default(), true), (1, 20));
+    }
 }

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{FileRules, Place, Sandbox};
 
 use super::arena::{Arena, is_root, say};
-use crate::world::{PATIENCE, Printed, eventually};
+use crate::world::{PATIENCE, Printed, alive, eventually};
 
 /// What is tried on each protected path.
 const FUNCTIONS: &str = r#"
@@ -243,6 +243,41 @@ async fn protection_holds_when_a_person_replaces_what_is_protected() {
         }
     }
     arena.rest().await;
+}
+
+/// What runs already when a person replaces something would find the new one open.
+#[tokio::test]
+async fn what_runs_when_a_person_replaces_what_it_must_not_touch_is_ended_with_the_reason() {
+    let arena = Arc::new(Arena::new());
+    git(&arena.workspace, &["init", "-q"]);
+    fs::write(arena.workspace.join(".env"), "canary").unwrap();
+    let twin = "sleep 2.5; echo fine";
+    assert_eq!(arena.run(Arena::session("before"), twin).await, "fine\n");
+    for (place, replaced) in
+        [(Arena::session("long"), ".env"), (Place::Own, ".git/config"), (Arena::session("long"), ".git/config")]
+    {
+        let printed = Arc::<Printed>::default();
+        // It is not the fastest: what it could do in the first second is not promised.
+        let script = "echo ready; sleep 4; attack bash -c 'echo evil >> .git/config'; attack grep canary .env; echo late; sleep 1000";
+        let running = tokio::spawn({
+            let (arena, printed, place) = (arena.clone(), printed.clone(), place.clone());
+            let stop = CancellationToken::new();
+            async move { arena.run_stoppable(&arena.confinement(place), script, &printed, stop).await }
+        });
+        printed.contains("ready").await;
+        let path = arena.workspace.join(replaced);
+        fs::copy(&path, arena.workspace.join("new")).unwrap();
+        fs::rename(arena.workspace.join("new"), &path).unwrap();
+        let told = running.await.unwrap().unwrap_err().to_string();
+        let expected = format!(
+            "the sandbox ended unexpectedly: `{}` was replaced on the machine, which it hides or protects, \
+             so what ran in it was ended; call again for a new one",
+            path.display()
+        );
+        assert_eq!((told, printed.stdout().as_str()), (expected, "ready\n"), "{place:?}");
+        assert_eq!(alive(&arena.mark), Vec::<String>::new());
+        assert_eq!(arena.run(place, "attack grep canary .env; echo again").await, "again\n");
+    }
 }
 
 /// A sandbox to come has covered what is hidden in the system before anybody knows what it will be used for.
