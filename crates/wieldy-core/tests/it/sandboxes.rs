@@ -116,8 +116,7 @@ async fn a_sandbox_is_for_the_agent_that_made_it_and_for_the_session_whose_it_is
         let id = stranger.parent_sandbox.clone().unwrap().0;
         let made = world.executor.create_sandbox(&stranger, None, no_limits).await.unwrap_err();
         for error in [refused(&world, stranger.clone()).await.unwrap(), made] {
-            let told =
-                format!("cannot make a sandbox: there is no sandbox `{id}`; it was destroyed, or never made");
+            let told = format!("cannot make a sandbox: there is no sandbox `{id}`; it was destroyed, or never made");
             assert_eq!((error.code, error.message), (Code::SandboxCreationFailed, told), "{stranger:?}");
         }
     }
