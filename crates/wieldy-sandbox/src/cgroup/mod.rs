@@ -71,13 +71,6 @@ impl Hierarchy {
         self.inner.findings.iter().any(|finding| finding.controller == controller && finding.usable.is_ok())
     }
 
-    /// Which interface a controller is used by.
-    pub(crate) fn version(&self, controller: Controller) -> Option<Version> {
-        let mut findings = self.inner.findings.iter();
-        let finding = findings.find(|finding| finding.controller == controller)?;
-        finding.usable.as_ref().ok().map(|place| place.version)
-    }
-
     /// The executor's own group.
     #[cfg(test)]
     pub(crate) fn own(&self) -> &Group {

@@ -267,7 +267,8 @@ impl Shared {
             Place::Sandbox(id) if !create => {
                 let kept = lock(&self.kept);
                 let mut all = kept.iter().filter_map(|(key, cell)| Some((key, cell.get()?)));
-                let (made_for, known) = all.find(|(_, one)| one.made.id == *id).ok_or_else(|| SandboxError::missing(id))?;
+                let (made_for, known) =
+                    all.find(|(_, one)| one.made.id == *id).ok_or_else(|| SandboxError::missing(id))?;
                 // What a call asks for is never less than what it gets.
                 let asked = Key { place: made_for.place.clone(), ..key };
                 return if *made_for == asked { Ok(Arc::clone(known)) } else { Err(of_another_shape(id)) };

@@ -22,7 +22,7 @@ use super::owners::Owners;
 use super::plan::{self, Step};
 use super::planned::Planned;
 use crate::bare;
-use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy, Used, Version, Whose};
+use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy, Used, Whose};
 use crate::custody::{Berth, Went};
 use crate::link::{Link, Warden, settle};
 use crate::prepare::prepare;
@@ -50,8 +50,6 @@ pub(super) struct Standing {
     group: Group,
     enforcement: Vec<Enforcement>,
     counts_processes: bool,
-    /// Whether what a group has written is counted at once, and not when the page cache is emptied, perhaps long after the call.
-    counts_writes: bool,
     /// What is hidden or protected in it, and which file each was.
     covered: Vec<Covered>,
     /// Why what ran in it was ended.
@@ -135,7 +133,6 @@ impl Standing {
             group,
             enforcement: enforcement(hierarchy),
             counts_processes: hierarchy.can(Controller::Pids),
-            counts_writes: hierarchy.version(Controller::Io) == Some(Version::V1),
             covered,
             condemned: OnceLock::new(),
             environment,
@@ -243,7 +240,7 @@ impl Standing {
             // What a command leaves in private folders is memory, too: its berth may have found none left for itself.
             Err(error) if error.is_crash() => match self.overrun_of_group(&used, limits) {
                 Some(overrun) if overrun.limit == "memory_bytes" => {
-                    let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used, self.counts_writes));
+                    let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used));
                     let sandbox = self.made.clone();
                     return Ok(Exit { ended, usage, sandbox, overrun: Some(overrun), breaches: Vec::new() });
                 }
@@ -259,7 +256,7 @@ impl Standing {
             None if ended == Ended::Code(0) || stop.is_cancelled() => None,
             None => self.overrun_of_group(&used, limits),
         };
-        let usage = usage(bare::usage(&report), &used, self.counts_writes);
+        let usage = usage(bare::usage(&report), &used);
         let breaches = std::mem::take(&mut *lock(&self.breaches));
         Ok(Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches })
     }
@@ -325,7 +322,8 @@ impl Standing {
             let mut idle = lock(&self.idle);
             idle.push(mooring);
             // The one beside the init stays: nobody can be ended there without it.
-            let from = if idle.len() > IDLE_MAX { idle.iter().position(|mooring| mooring.residents == 1) } else { None };
+            let from =
+                if idle.len() > IDLE_MAX { idle.iter().position(|mooring| mooring.residents == 1) } else { None };
             from.map(|at| idle.swap_remove(at))
         };
         if let Some(surplus) = surplus {
@@ -441,15 +439,15 @@ pub(super) fn group_limits(limits: &ResourceLimits, residents: u64) -> GroupLimi
     GroupLimits { cpu_millicores, memory_bytes, processes: processes.map(|count| count.saturating_add(residents)) }
 }
 
-/// What the berth saw of a run, and what the kernel counted of its group, which is more exact. Of what was read and written, the berth
-/// saw what processes did that were waited for, and the kernel may leave out what did not reach a disk: the more counts.
-fn usage(seen: Usage, used: &Used, counts_writes: bool) -> Usage {
+/// What the berth saw of a run, and what the kernel counted of its group, which is more exact. Of what was read, the berth saw only what those
+/// processes did that were waited for; kernels that count it for no group say 0. What was written is counted for a group when the
+/// page cache is emptied, which may be during another call.
+fn usage(seen: Usage, used: &Used) -> Usage {
     Usage {
         cpu_ms: used.cpu_us.map_or(seen.cpu_ms, |us| us as f64 / 1e3),
         memory_peak_bytes: used.memory_peak_bytes.map_or(seen.memory_peak_bytes, |peak| peak.least),
         processes_peak: used.processes_peak.map_or(seen.processes_peak, |peak| peak.least.max(1)),
         read_bytes: seen.read_bytes.max(used.bytes_read.unwrap_or(0)),
-        written_bytes: seen.written_bytes.max(used.bytes_written.filter(|_| counts_writes).unwrap_or(0)),
         ..seen
     }
 }
@@ -473,17 +471,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_read_and_written_is_the_more_of_what_was_seen_and_counted() {
-        let seen = Usage { read_bytes: 1, written_bytes: 20, ..Usage::default() };
-        let used = Used { bytes_read: Some(10), bytes_written: Some(2), ..Used::default() };
-        let of = |used: &Used, counts_writes| {
-            let usage = usage(seen, used, counts_writes);
+    fn what_was_read_is_the_more_of_what_was_seen_and_counted() {
+        let seen = Usage { read_bytes: 5, written_bytes: 20, ..Usage::default() };
+        let of = |bytes_read| {
+            let usage = usage(seen, &Used { bytes_read, bytes_written: Some(30), ..Used::default() });
             (usage.read_bytes, usage.written_bytes)
         };
-        assert_eq!(of(&used, true), (10, 20));
-        assert_eq!(of(&Used { bytes_written: Some(30), ..used }, true), (10, 30));
-        // What is written later may be an earlier call's.
-        assert_eq!(of(&Used { bytes_written: Some(30), ..used }, false), (10, 20));
-        assert_eq!(of(&Used::default(), true), (1, 20));
+        assert_eq!([Some(10), Some(0), None].map(of), [(10, 20), (5, 20), (5, 20)]);
     }
 }
