@@ -4,6 +4,7 @@
 //! calls without a session one each, of which a few are built ahead.
 
 mod blank;
+pub(crate) mod deep;
 pub(crate) mod facts;
 pub(crate) mod held;
 pub(crate) mod init;
