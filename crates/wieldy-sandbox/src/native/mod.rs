@@ -10,6 +10,7 @@ pub(crate) mod held;
 pub(crate) mod init;
 mod janitor;
 pub(crate) mod landlock;
+mod ledger;
 mod nest;
 pub(crate) mod owners;
 pub(crate) mod plan;
@@ -41,6 +42,7 @@ use wieldy_core::{
 };
 
 use self::blank::{Blank, NotBuilt, failed};
+use self::ledger::Ledger;
 use self::nest::Nests;
 use self::owners::Owners;
 use self::plan::{Plan, Step};
@@ -81,6 +83,7 @@ struct Shared {
     hierarchy: OnceLock<Hierarchy>,
     kept: Mutex<HashMap<Key, Arc<OnceCell<Arc<Standing>>>>>,
     nests: Nests,
+    ledger: Ledger,
     /// Those of calls without a session, while they run.
     in_use: Mutex<Vec<Arc<Standing>>>,
     spares: Mutex<HashMap<Shape, Vec<Arc<Standing>>>>,
@@ -118,6 +121,7 @@ impl Native {
             hierarchy: OnceLock::new(),
             kept: Mutex::default(),
             nests: Nests::default(),
+            ledger: Ledger::default(),
             in_use: Mutex::default(),
             spares: Mutex::default(),
             blanks: Mutex::default(),
@@ -163,7 +167,14 @@ impl Sandbox for Native {
         stop: CancellationToken,
     ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
         let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
-        Box::pin(see_through(stop, |stop| async move { shared.execute(&command, &confinement, &*output, &stop).await }))
+        Box::pin(see_through(stop, |stop| async move {
+            let left = shared.ledger.rest(&confinement);
+            let mut exit = shared.execute(&command, &left, &*output, &stop).await;
+            if let Ok(exit) = &mut exit {
+                shared.ledger.enter(&confinement, exit);
+            }
+            exit
+        }))
     }
 
     fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {

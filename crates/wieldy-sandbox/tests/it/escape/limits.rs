@@ -300,6 +300,34 @@ async fn a_session_with_several_sandboxes_has_no_more_than_one_with_one() {
 }
 
 #[tokio::test]
+async fn what_a_session_writes_is_limited_for_all_of_its_calls() {
+    let mut arena = Arena::new();
+    arena.confinement.limits = limits();
+    arena.confinement.place_limits = ResourceLimits { disk_bytes: Some(70 * MIB), ..ResourceLimits::default() };
+    let without = arena.confinement(Arena::session("writer"));
+    let with = Confinement { network: Network::Open, ..without.clone() };
+    let neighbour = arena.confinement(Arena::session("neighbour"));
+    let write = |name: &str| format!("head -c 30M /dev/zero > {name}; exit $?");
+    for (confinement, name) in [(&without, "one"), (&with, "two"), (&neighbour, "three"), (&neighbour, "four")] {
+        let ran = arena.run_in(confinement, &write(name)).await.unwrap();
+        if ran.exit.usage.written_bytes == 0 {
+            return super::arena::say("what a session writes: the kernel does not count it on this file system");
+        }
+        assert_eq!(ran.exit.overrun, None, "{ran:?}");
+    }
+    // Who loses its sandbox does not begin anew.
+    for one in arena.native.list() {
+        assert!(arena.native.destroy(&one.sandbox.id).await);
+    }
+    for confinement in [&without, &with] {
+        let overrun = arena.run_in(confinement, &write("more")).await.unwrap().exit.overrun.unwrap();
+        assert_eq!((overrun.limit, overrun.allowed), ("disk_bytes", 70 * MIB));
+        assert!(overrun.used >= 70 * MIB && overrun.used < 140 * MIB, "{overrun:?}");
+    }
+    assert_eq!(arena.run_in(&without, "cat one | wc -c").await.unwrap().stdout, format!("{}\n", 30 * MIB));
+}
+
+#[tokio::test]
 async fn a_sandbox_within_another_has_no_more_than_that_one() {
     if !is_by_kernel("memory_bytes").await {
         return super::arena::say("sandboxes within others: there is no writable cgroup here");
