@@ -24,6 +24,7 @@ use crate::policy::Policy;
 use crate::rate::{Rate, Rates};
 use crate::registry::{RegisterError, Registration, Registry};
 use crate::sandbox::{Level, Sandbox, SandboxChange};
+use crate::sandboxes::Owners;
 use crate::task::{TASK_TTL, Tasks};
 use crate::tool::{AnyTool, SharedTool};
 
@@ -57,6 +58,7 @@ pub(crate) struct Inner {
     pub(crate) timings: Option<Timings>,
     pub(crate) retry: RetryPolicy,
     pub(crate) sandboxes: BTreeMap<Level, Arc<dyn Sandbox>>,
+    pub(crate) owners: Arc<Owners>,
     pub(crate) isolation: Level,
     pub(crate) confinement: Arc<Confinement>,
     pub(crate) limits_max: ResourceLimits,
@@ -217,6 +219,7 @@ impl ExecutorBuilder {
             timings: self.dynamic_timeout.map(|policy| Timings::new(policy, &self.known_durations)),
             retry: self.retry,
             sandboxes: self.sandboxes,
+            owners: Arc::default(),
             isolation: self.isolation,
             confinement: Arc::new(Confinement {
                 workspace: self.workspace,
@@ -233,7 +236,7 @@ impl ExecutorBuilder {
             stopping: AtomicBool::new(false),
         };
         for sandbox in inner.sandboxes.values() {
-            sandbox.listen(tell(Arc::clone(&inner.recorder)));
+            sandbox.listen(tell(Arc::clone(&inner.recorder), Arc::clone(&inner.owners)));
         }
         let executor = Executor { inner: Arc::new(inner) };
         executor.restore(remembered.answers);
@@ -245,7 +248,7 @@ impl ExecutorBuilder {
 }
 
 /// Makes events of what happens to sandboxes.
-fn tell(recorder: Arc<Recorder>) -> Arc<dyn Fn(SandboxChange) + Send + Sync> {
+fn tell(recorder: Arc<Recorder>, owners: Arc<Owners>) -> Arc<dyn Fn(SandboxChange) + Send + Sync> {
     let caller = Arc::new(Caller::local());
     let subject = Arc::new(Subject { execution: None, batch: None, call_id: None, tool: None, caller });
     Arc::new(move |change| {
@@ -253,7 +256,10 @@ fn tell(recorder: Arc<Recorder>) -> Arc<dyn Fn(SandboxChange) + Send + Sync> {
             SandboxChange::Created(made) => {
                 Body::SandboxCreated { sandbox: made.id.0, level: made.level.as_str().to_owned() }
             }
-            SandboxChange::Destroyed(gone) => Body::SandboxDestroyed { sandbox: gone.id.0 },
+            SandboxChange::Destroyed(gone) => {
+                owners.forget(&gone.id);
+                Body::SandboxDestroyed { sandbox: gone.id.0 }
+            }
         };
         // Nobody waits for this: what a sandbox is used for has entries of its own.
         let _ = recorder.append(&subject, body, Timestamp::now(), None);

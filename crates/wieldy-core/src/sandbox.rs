@@ -320,6 +320,11 @@ pub enum SandboxError {
 }
 
 impl SandboxError {
+    /// The error of who names a sandbox that is not there.
+    pub fn missing(id: &SandboxId) -> Self {
+        Self::Creation { reason: format!("there is no sandbox `{}`; it was destroyed, or never made", id.0) }
+    }
+
     /// Whether the sandbox itself was lost.
     pub fn is_crash(&self) -> bool {
         matches!(self, Self::Crashed { .. })

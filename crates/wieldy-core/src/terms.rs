@@ -44,6 +44,7 @@ impl Executor {
             )
             .suggest("leave the isolation level to the executor"));
         }
+        self.check_parent(&call.caller)?;
         let learnt = engine.timings.as_ref().and_then(|timings| timings.timeout(&tool.name));
         let mut retry = spec.retry.unwrap_or(engine.retry);
         retry.retries = options.retries.unwrap_or(retry.retries);

@@ -3,15 +3,20 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
+use std::panic::AssertUnwindSafe;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::process::ExitStatus;
 use std::sync::Mutex;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::runtime::Handle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, Ended, Exit, OutputSink, SandboxError, Stdin, Stream};
@@ -29,7 +34,8 @@ const WAKE_EVERY: Duration = Duration::from_millis(50);
 /// How long after the grace time a berth may take before it is killed itself, and the rest left to whoever made it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Runs a command in a task of its own: it must be seen to its end even if nobody waits for it any more, and is then told to stop.
+/// Runs a command, which must be seen to its end even if nobody waits for it any more: it is then told to stop, and a task of its own
+/// does the waiting.
 pub(crate) async fn see_through<F>(
     stop: CancellationToken,
     run: impl FnOnce(CancellationToken) -> F,
@@ -41,9 +47,44 @@ where
         return Err(SandboxError::Creation { reason: "the run was stopped before it began".into() });
     }
     let stop = stop.child_token();
-    let _ended_with_us = stop.clone().drop_guard();
-    let run = tokio::spawn(run(stop));
-    run.await.map_err(|error| SandboxError::Crashed { reason: error.to_string() })?
+    // Whatever a panic leaves behind is as if the future had been dropped there.
+    let run = AssertUnwindSafe(run(stop.clone())).catch_unwind();
+    let ended = Unfinished { run: Some(Box::pin(run)), stop, runtime: Handle::try_current().ok() }.await;
+    ended.unwrap_or_else(|panic| {
+        let said = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let said = said.or_else(|| panic.downcast_ref::<String>().cloned());
+        let reason = format!("the code that runs commands panicked: {}", said.as_deref().unwrap_or("no reason given"));
+        Err(SandboxError::Crashed { reason })
+    })
+}
+
+/// What is left of a run. Dropped before its end, it is told to stop, and goes on in a task of the runtime that it began in.
+struct Unfinished<F: Future<Output: Send> + Send + 'static> {
+    run: Option<Pin<Box<F>>>,
+    stop: CancellationToken,
+    runtime: Option<Handle>,
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Future for Unfinished<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(run) = &mut self.run else { return Poll::Pending };
+        let poll = run.as_mut().poll(context);
+        if poll.is_ready() {
+            self.run = None;
+        }
+        poll
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Drop for Unfinished<F> {
+    fn drop(&mut self) {
+        if let (Some(run), Some(runtime)) = (self.run.take(), &self.runtime) {
+            self.stop.cancel();
+            runtime.spawn(run);
+        }
+    }
 }
 
 /// A berth, waiting for commands. Dropping it ends it and all that is in it.
@@ -332,5 +373,69 @@ pub(crate) fn ended(status: i32) -> Ended {
     match (status.code(), status.signal()) {
         (Some(code), _) => Ended::Code(code),
         (None, signal) => Ended::Signal(signal.unwrap_or_default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::sync::Arc;
+
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    fn not_started() -> Result<Exit, SandboxError> {
+        Err(SandboxError::Creation { reason: "nothing was started".into() })
+    }
+
+    #[tokio::test]
+    async fn a_run_goes_on_where_its_caller_is_and_a_panic_in_it_is_told() {
+        let here = tokio::spawn(async {
+            let caller = tokio::task::id();
+            let run = see_through(CancellationToken::new(), |_| async move {
+                tokio::task::yield_now().await;
+                assert_eq!(tokio::task::id(), caller);
+                panic!("as {}", "planned")
+            });
+            run.await.unwrap_err().to_string()
+        });
+        let told = "the sandbox ended unexpectedly: the code that runs commands panicked: as planned";
+        assert_eq!(here.await.unwrap(), told);
+    }
+
+    #[tokio::test]
+    async fn a_run_that_is_dropped_is_told_to_stop_and_seen_to_its_end() {
+        let (go_on, ended) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let stop = CancellationToken::new();
+        let mut run = Box::pin(see_through(stop.clone(), {
+            let (go_on, ended) = (Arc::clone(&go_on), Arc::clone(&ended));
+            |stop| async move {
+                stop.cancelled().await;
+                go_on.notified().await;
+                ended.notify_one();
+                not_started()
+            }
+        }));
+        poll_fn(|context| {
+            assert!(run.as_mut().poll(context).is_pending());
+            Poll::Ready(())
+        })
+        .await;
+        drop(run);
+        go_on.notify_one();
+        ended.notified().await;
+        assert!(!stop.is_cancelled(), "only this run was to stop");
+    }
+
+    #[tokio::test]
+    async fn a_run_that_ended_leaves_no_task() {
+        let tasks = Handle::current().metrics();
+        let run = see_through(CancellationToken::new(), |_| async move {
+            assert_eq!(Handle::current().metrics().num_alive_tasks(), 0);
+            not_started()
+        });
+        assert_eq!(run.await.unwrap_err().to_string(), "cannot make a sandbox: nothing was started");
+        assert_eq!(tasks.num_alive_tasks(), 0);
     }
 }

@@ -4,7 +4,7 @@
 //! any memory, so a copy of it is made quickly and may do whatever it likes. It goes when the executor does, in whatever way that
 //! goes, and takes everything with it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ffi::CStr;
 use std::fs;
 use std::io;
@@ -92,13 +92,14 @@ impl Warden {
         let children = std::mem::take(&mut self.children);
         // The executor's own group holds those of its sandboxes; if it was killed, nobody else takes it away.
         let was_killed = process::getppid() != self.parent;
+        let mut above = BTreeSet::new();
         for (_, belongings) in children {
-            let above: Vec<PathBuf> =
-                belongings.groups.iter().filter_map(|group| Some(group.parent()?.to_owned())).collect();
+            above.extend(belongings.groups.iter().flat_map(|group| above_it(group)));
             belongings.remove(&mut self.held);
-            for group in above.iter().filter(|_| was_killed) {
-                let _ = fs::remove_dir(group);
-            }
+        }
+        // Those in others before those.
+        for group in above.iter().rev().filter(|_| was_killed) {
+            let _ = fs::remove_dir(group);
         }
         served
     }
@@ -278,12 +279,21 @@ impl Belongings {
     }
 }
 
-/// Removes a cgroup and those in it; nobody is in them any more.
+/// Removes a sandbox's cgroup and those of its berths; nobody is in them any more. Other sandboxes may still be in it, and then it stays
+/// for the executor to remove.
 fn remove_group(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            remove_group(&entry.path());
+        if entry.file_name().as_encoded_bytes().starts_with(b"berth-") {
+            let _ = fs::remove_dir(entry.path());
         }
     }
     let _ = fs::remove_dir(folder);
+}
+
+/// The cgroups that a sandbox's is in, up to the executor's own.
+fn above_it(group: &Path) -> Vec<PathBuf> {
+    let is_own = |folder: &Path| folder.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"wieldy-"));
+    let above: Vec<&Path> = group.ancestors().skip(1).collect();
+    let own = above.iter().position(|folder| is_own(folder)).unwrap_or(0);
+    above.into_iter().take(own + 1).map(Path::to_owned).collect()
 }

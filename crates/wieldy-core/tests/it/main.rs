@@ -12,5 +12,6 @@ mod properties;
 mod recall;
 mod redaction;
 mod refusals;
+mod sandboxes;
 mod simulation;
 mod traps;

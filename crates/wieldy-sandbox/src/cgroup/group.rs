@@ -15,8 +15,21 @@ use super::{Controller, Version, explained, folder, limits, meter};
 ///
 /// It removes itself when it and its children are dropped, as far as nothing runs in it any more. On cgroup v2 processes
 /// live only in groups without children: add them to a child.
+#[derive(Clone)]
 pub(crate) struct Group {
     node: Arc<Node>,
+}
+
+/// A group that goes whether or not somebody knows it like this.
+pub(crate) struct KnownGroup {
+    node: Weak<Node>,
+}
+
+impl KnownGroup {
+    /// The group, if it is still there.
+    pub(crate) fn get(&self) -> Option<Group> {
+        self.node.upgrade().map(|node| Group { node })
+    }
 }
 
 /// Which mounts are in use, and for what.
@@ -125,6 +138,11 @@ impl Group {
         if let Some((version, folder)) = self.node.place(Controller::Memory) {
             folder::settle(folder, version);
         }
+    }
+
+    /// The same group, for somebody who does not keep it.
+    pub(crate) fn known(&self) -> KnownGroup {
+        KnownGroup { node: Arc::downgrade(&self.node) }
     }
 
     /// Its folders, one for each mount in use.

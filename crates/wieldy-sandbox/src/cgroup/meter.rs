@@ -16,7 +16,7 @@ pub(crate) struct Meter {
 }
 
 /// What was used since a [`Meter`] was begun. `None` is not measured here.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Used {
     /// Processor time, of all processors together.
     pub(crate) cpu_us: Option<u64>,

@@ -24,7 +24,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-pub(crate) use group::Group;
+pub(crate) use group::{Group, KnownGroup};
 pub(crate) use limits::GroupLimits;
 pub(crate) use meter::{Used, Whose};
 

@@ -42,7 +42,7 @@ pub(crate) use self::agent::{NAME as AGENT_NAME, live as live_as_agent};
 use self::machine::Machine;
 use crate::cgroup::Hierarchy;
 use crate::custody::see_through;
-use crate::native::{not_there, of_another_shape};
+use crate::native::of_another_shape;
 use crate::oci::home::{self, Home};
 use crate::{Native, NativeOptions};
 
@@ -267,7 +267,8 @@ impl Shared {
             Place::Sandbox(id) if !create => {
                 let kept = lock(&self.kept);
                 let mut all = kept.iter().filter_map(|(key, cell)| Some((key, cell.get()?)));
-                let (made_for, known) = all.find(|(_, one)| one.made.id == *id).ok_or_else(|| not_there(id))?;
+                let (made_for, known) =
+                    all.find(|(_, one)| one.made.id == *id).ok_or_else(|| SandboxError::missing(id))?;
                 // What a call asks for is never less than what it gets.
                 let asked = Key { place: made_for.place.clone(), ..key };
                 return if *made_for == asked { Ok(Arc::clone(known)) } else { Err(of_another_shape(id)) };

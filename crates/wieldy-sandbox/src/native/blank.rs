@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Command, OutputSink, SandboxError, SandboxRef, Stdin, Stream};
+use wieldy_core::{Command, OutputSink, ResourceLimits, SandboxError, SandboxRef, Stdin, Stream};
 
 use super::plan::{self, Step};
-use crate::cgroup::{Group, Hierarchy};
+use super::standing::group_limits;
+use crate::cgroup::Group;
 use crate::custody::Berth;
 use crate::link::{Link, Warden};
 use crate::wire::{InitOrder, InitReport, Received, RunOrder, WardenOrder};
@@ -76,14 +77,15 @@ impl Blank {
     pub(super) async fn make(
         made: SandboxRef,
         open_network: bool,
-        hierarchy: &Hierarchy,
+        group: impl FnOnce() -> io::Result<Group>,
     ) -> Result<Self, SandboxError> {
         let warden = Warden::of_this_process().map_err(|error| failed("starting the warden", &error))?;
         let (init, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
         let ordered = warden.order(&WardenOrder::Blank { open_network }, &socket);
         ordered.map_err(|error| failed("asking the warden", &error))?;
         drop(socket);
-        let group = hierarchy.group(&made.id.0).map_err(|error| failed("making a cgroup", &error))?;
+        // While the warden is at its work.
+        let group = group().map_err(|error| failed("making a cgroup", &error))?;
         let first = group.child("berth-0").map_err(|error| failed("making a cgroup", &error))?;
         let received = report(&init).await?;
         let init_pid = received.sender.ok_or_else(|| creation("its first process did not say who it is".into()))?;
@@ -130,6 +132,11 @@ impl Blank {
             Ok(_) => Ok(()),
             Err(_) => Err(creation("a program that does nothing does not end".into())),
         }
+    }
+
+    /// Limits what all that runs in it may use together.
+    pub(super) fn limit(&self, limits: &ResourceLimits) -> Result<(), SandboxError> {
+        self.group.set(&group_limits(limits, 0)).map_err(|error| failed("limiting a cgroup", &error))
     }
 
     /// Since when it waits.

@@ -2,8 +2,9 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use super::deep::secrets_below;
 use super::plan::{Entry, Look, without_dots};
 
 /// The files of this machine, as they are now.
@@ -32,6 +33,10 @@ impl Look for Disk {
     fn names(&self, folder: &Path) -> Vec<OsString> {
         let entries = fs::read_dir(folder).into_iter().flatten();
         entries.take(NAMES_MAX).filter_map(|entry| Some(entry.ok()?.file_name())).collect()
+    }
+
+    fn deep_secrets(&self, workspace: &Path) -> Vec<PathBuf> {
+        secrets_below(workspace)
     }
 }
 

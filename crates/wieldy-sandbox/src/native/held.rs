@@ -2,6 +2,8 @@
 //!
 //! A place that is missing is made, to be mounted on, and taken away after the last sandbox that needs it. A mount goes when
 //! what it covers is removed, in every sandbox: so whoever needs a place keeps a lock on it, for other executors to see.
+//! What was made has a mark, by which other executors know it. Whoever sets one where it does not belong gains nothing: only what is
+//! just as we would make it is taken for ours.
 //! Workspaces are full of what commands have made: no link in one is ever followed here.
 
 use std::collections::{BTreeMap, HashMap};
@@ -12,9 +14,15 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, ResolveFlags, XattrFlags};
 
 use crate::wire::HeldPlace;
+
+/// The name of the mark, an extended attribute.
+const MARK: &str = "user.wieldy.held";
+
+/// No place that is held has more in it.
+const CONTENT_BYTES_MAX: usize = 64;
 
 /// The places that are held now.
 #[derive(Default)]
@@ -110,11 +118,17 @@ fn is_at(file: &File, path: &Path) -> bool {
 fn make(place: &HeldPlace) -> io::Result<()> {
     let (folder, name) = parent(&place.path)?;
     let made = match &place.content {
-        None => rustix::fs::mkdirat(&folder, name, Mode::from_raw_mode(0o755)),
+        None => rustix::fs::mkdirat(&folder, name, Mode::from_raw_mode(0o755)).inspect(|()| {
+            let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            if let Ok(made) = rustix::fs::openat(&folder, name, flags, Mode::empty()) {
+                set_mark(&made, b"");
+            }
+        }),
         Some(content) => {
             let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
             match rustix::fs::openat(&folder, name, flags, Mode::from_raw_mode(0o644)) {
                 Ok(file) => {
+                    set_mark(&file, content.as_bytes());
                     File::from(file).write_all(content.as_bytes())?;
                     Ok(())
                 }
@@ -133,6 +147,18 @@ fn make(place: &HeldPlace) -> io::Result<()> {
         rustix::fs::chownat(&folder, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
     }
     Ok(())
+}
+
+/// Marks something as made to hold a place, with the content that it has. Where the file system keeps no such notes, only this executor knows.
+fn set_mark(file: &OwnedFd, content: &[u8]) {
+    let _ = rustix::fs::fsetxattr(file, MARK, content, XattrFlags::CREATE);
+}
+
+/// What something was made with, if that was to hold a place.
+pub(crate) fn mark(path: &Path) -> Option<Vec<u8>> {
+    let mut content = [0; CONTENT_BYTES_MAX];
+    let count = rustix::fs::lgetxattr(path, MARK, &mut content).ok()?;
+    content.get(..count).map(<[u8]>::to_vec)
 }
 
 fn remove(place: &HeldPlace) -> io::Result<()> {

@@ -4,10 +4,14 @@
 //! calls without a session one each, of which a few are built ahead.
 
 mod blank;
+pub(crate) mod deep;
 pub(crate) mod facts;
 pub(crate) mod held;
 pub(crate) mod init;
+mod janitor;
 pub(crate) mod landlock;
+mod ledger;
+mod nest;
 pub(crate) mod owners;
 pub(crate) mod plan;
 mod planned;
@@ -27,23 +31,25 @@ pub(crate) mod alone;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
     Command, Confinement, Exit, FileRules, Level, Network, OutputSink, Place, Sandbox, SandboxChange, SandboxError,
-    SandboxId, SandboxRef, SandboxStatus,
+    SandboxId, SandboxRef, SandboxStatus, SessionKey,
 };
 
-use self::blank::{Blank, NotBuilt};
+use self::blank::{Blank, NotBuilt, failed};
+use self::ledger::Ledger;
+use self::nest::Nests;
 use self::owners::Owners;
 use self::plan::{Plan, Step};
 use self::planned::Planned;
 use self::standing::Standing;
-use crate::cgroup::Hierarchy;
+use crate::cgroup::{Hierarchy, KnownGroup};
 use crate::custody::see_through;
 
 /// How the native level is set up.
@@ -77,6 +83,10 @@ struct Shared {
     options: NativeOptions,
     hierarchy: OnceLock<Hierarchy>,
     kept: Mutex<HashMap<Key, Arc<OnceCell<Arc<Standing>>>>>,
+    nests: Nests,
+    ledger: Ledger,
+    /// Those of calls without a session, while they run.
+    in_use: Mutex<Vec<Arc<Standing>>>,
     spares: Mutex<HashMap<Shape, Vec<Arc<Standing>>>>,
     blanks: Mutex<Vec<Blank>>,
     /// The steps that the last sandbox began with, and the next one most likely will.
@@ -111,6 +121,9 @@ impl Native {
             options,
             hierarchy: OnceLock::new(),
             kept: Mutex::default(),
+            nests: Nests::default(),
+            ledger: Ledger::default(),
+            in_use: Mutex::default(),
             spares: Mutex::default(),
             blanks: Mutex::default(),
             system: Mutex::default(),
@@ -155,16 +168,27 @@ impl Sandbox for Native {
         stop: CancellationToken,
     ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
         let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
-        Box::pin(see_through(stop, |stop| async move { shared.execute(&command, &confinement, &output, &stop).await }))
+        Box::pin(see_through(stop, |stop| async move {
+            let left = shared.ledger.rest(&confinement);
+            let mut exit = shared.execute(&command, &left, &output, &stop).await;
+            if let Ok(exit) = &mut exit {
+                shared.ledger.enter(&confinement, exit);
+            }
+            exit
+        }))
     }
 
     fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
         Box::pin(async move {
             let mut confinement = confinement.clone();
-            if confinement.place == Place::Own {
-                confinement.place = Place::Sandbox(next_id());
-            }
-            Ok(self.shared.kept(&confinement, true).await?.status())
+            let within = match &confinement.place {
+                Place::Session(_) => return Ok(self.shared.kept(&confinement, None).await?.status()),
+                Place::Sandbox(id) => Some(self.shared.known(id)?.1),
+                Place::Own => None,
+            };
+            // Each has a name of its own, also one that is made within another.
+            confinement.place = Place::Sandbox(next_id());
+            Ok(self.shared.kept(&confinement, within.as_deref()).await?.status())
         })
     }
 
@@ -198,12 +222,17 @@ impl Shared {
     ) -> Result<Exit, SandboxError> {
         if confinement.place == Place::Own {
             let standing = self.own(confinement).await?;
+            let in_use = InUse::new(&self.in_use, &standing);
             let exit = standing.run(command, confinement, output, stop).await;
+            drop(in_use);
             // No process is left; the rest need not be waited for.
             self.clear_away(standing, confinement);
             return exit;
         }
-        let standing = self.kept(confinement, false).await?;
+        let standing = match &confinement.place {
+            Place::Sandbox(id) => self.named(id, confinement)?,
+            Place::Own | Place::Session(_) => self.kept(confinement, None).await?,
+        };
         let exit = standing.run(command, confinement, output, stop).await;
         if exit.as_ref().is_err_and(SandboxError::is_crash) {
             // Whatever has happened to it, the next call gets a new one.
@@ -221,8 +250,9 @@ impl Shared {
         let spare = std::iter::from_fn(pop).find(|spare| spare.is_alive() && spare.is_intact());
         let standing = match spare {
             Some(spare) => spare,
-            None => self.build(confinement).await?,
+            None => self.build(confinement, None).await?,
         };
+        self.employ_janitor();
         self.tell(SandboxChange::Created(standing.made().clone()));
         Ok(standing)
     }
@@ -247,7 +277,7 @@ impl Shared {
         };
         if has_room() {
             self.employ_janitor();
-            let Ok(standing) = self.build(confinement).await else { return };
+            let Ok(standing) = self.build(confinement, None).await else { return };
             standing.warm_up(confinement).await;
             self.refill_blanks().await;
             if has_room() {
@@ -258,34 +288,40 @@ impl Shared {
         }
     }
 
-    /// The sandbox of a session or of an id; made if there is none and it may be.
-    async fn kept(self: &Arc<Self>, confinement: &Confinement, create: bool) -> Result<Arc<Standing>, SandboxError> {
-        if let (Place::Sandbox(id), false) = (&confinement.place, create) {
-            let kept = lock(&self.kept);
-            let mut all = kept.iter().filter_map(|(key, cell)| Some((&key.shape, cell.get()?)));
-            let (shape, known) = all.find(|(_, one)| one.made().id == *id).ok_or_else(|| not_there(id))?;
-            // What a call asks for is never less than what it gets.
-            if *shape != Shape::of(confinement) {
-                return Err(of_another_shape(id));
-            }
-            return if known.is_intact() { Ok(Arc::clone(known)) } else { Err(no_longer_intact(id)) };
+    /// The sandbox of this id, and for whom it was made.
+    fn known(&self, id: &SandboxId) -> Result<(Key, Arc<Standing>), SandboxError> {
+        let kept = lock(&self.kept);
+        let mut all = kept.iter().filter_map(|(key, cell)| Some((key, cell.get()?)));
+        let found = all.find(|(_, one)| one.made().id == *id);
+        found.map(|(key, one)| (key.clone(), Arc::clone(one))).ok_or_else(|| SandboxError::missing(id))
+    }
+
+    /// The sandbox of this id, if it can run what is asked for.
+    fn named(&self, id: &SandboxId, confinement: &Confinement) -> Result<Arc<Standing>, SandboxError> {
+        let (key, known) = self.known(id)?;
+        // What a call asks for is never less than what it gets.
+        if key.shape != Shape::of(confinement) {
+            return Err(of_another_shape(id));
         }
+        if known.is_intact() { Ok(known) } else { Err(no_longer_intact(id)) }
+    }
+
+    /// The sandbox of a session, made if there is none, or a new one with a name, perhaps within another.
+    async fn kept(
+        self: &Arc<Self>,
+        confinement: &Confinement,
+        within: Option<&Standing>,
+    ) -> Result<Arc<Standing>, SandboxError> {
         let key = Key { place: confinement.place.clone(), shape: Shape::of(confinement) };
         // Only this one is looked at: a look costs a system call.
         let known = lock(&self.kept).get(&key).and_then(|cell| cell.get().cloned());
         if let Some(lost) = known.filter(|standing| !standing.is_alive() || !standing.is_intact()) {
-            self.forget(|_, other| other.made() == lost.made());
-            if lost.is_alive() {
-                // What still runs in it goes on; it ends with the last of them.
-                self.tell(SandboxChange::Destroyed(lost.made().clone()));
-            } else {
-                self.end(lost).await;
-            }
+            self.give_up(lost).await;
         }
         let cell = Arc::clone(lock(&self.kept).entry(key.clone()).or_default());
         let made = cell
             .get_or_try_init(|| async {
-                let standing = self.build(confinement).await?;
+                let standing = self.build(confinement, within).await?;
                 self.tell(SandboxChange::Created(standing.made().clone()));
                 let shared = Arc::clone(self);
                 tokio::spawn(async move { shared.refill_blanks().await });
@@ -300,37 +336,72 @@ impl Shared {
         made
     }
 
-    async fn build(self: &Arc<Self>, confinement: &Confinement) -> Result<Arc<Standing>, SandboxError> {
+    async fn build(
+        self: &Arc<Self>,
+        confinement: &Confinement,
+        within: Option<&Standing>,
+    ) -> Result<Arc<Standing>, SandboxError> {
         const ATTEMPTS_MAX: u32 = 5;
         for _ in 1..ATTEMPTS_MAX {
-            match self.try_to_build(confinement).await {
+            match self.try_to_build(confinement, within).await {
                 // What was planned for is gone; look again.
                 Err(NotBuilt::Changed(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
                 built => return Ok(built?),
             }
         }
-        Ok(self.try_to_build(confinement).await?)
+        Ok(self.try_to_build(confinement, within).await?)
     }
 
-    async fn try_to_build(self: &Arc<Self>, confinement: &Confinement) -> Result<Arc<Standing>, NotBuilt> {
+    async fn try_to_build(
+        self: &Arc<Self>,
+        confinement: &Confinement,
+        within: Option<&Standing>,
+    ) -> Result<Arc<Standing>, NotBuilt> {
         let planned = Planned::new(confinement, &self.options)?;
-        let id = match &confinement.place {
-            Place::Sandbox(id) => Some(id.clone()),
-            Place::Own | Place::Session(_) => None,
+        let open_network = confinement.network == Network::Open;
+        let blank = match &confinement.place {
+            Place::Own => self.blank(open_network, &planned.steps).await?,
+            Place::Session(key) => self.nested(key, confinement, &planned.steps).await?,
+            Place::Sandbox(id) => match within {
+                None => self.make_blank(id.clone(), open_network).await?,
+                Some(outer) => {
+                    let group = outer.room_for(id).map_err(|error| failed("making a cgroup", &error))?;
+                    let group = group.ok_or_else(|| SandboxError::missing(&outer.made().id))?;
+                    Blank::make(reference(id.clone()), open_network, || Ok(group)).await?
+                }
+            },
         };
-        let blank = self.blank(id, confinement.network == Network::Open, &planned.steps).await?;
         Standing::build(blank, confinement, planned, &self.owners, self.hierarchy()).await
     }
 
-    /// The first process of a new sandbox: one that waits already and suits, or a new one.
-    async fn blank(
+    /// The first process of a session's new sandbox, whose limits are those of all that it has.
+    async fn nested(
         self: &Arc<Self>,
-        id: Option<SandboxId>,
-        open_network: bool,
+        session: &SessionKey,
+        confinement: &Confinement,
         steps: &[Step],
     ) -> Result<Blank, SandboxError> {
-        if id.is_some() || open_network {
-            return self.make_blank(id.unwrap_or_else(next_id), open_network).await;
+        let open_network = confinement.network == Network::Open;
+        let nest = self.nests.of(session);
+        let mut nest = nest.lock().await;
+        if let Some(above) = nest.as_ref().and_then(KnownGroup::get) {
+            let id = next_id();
+            let group = nest::below(&above, &id).map_err(|error| failed("making a cgroup", &error))?;
+            if let Some(group) = group {
+                return Blank::make(reference(id), open_network, || Ok(group)).await;
+            }
+        }
+        let blank = self.blank(open_network, steps).await?;
+        // Before anybody else is in it.
+        blank.limit(&confinement.place_limits)?;
+        *nest = Some(blank.group.known());
+        Ok(blank)
+    }
+
+    /// The first process of a new sandbox: one that waits already and suits, or a new one.
+    async fn blank(self: &Arc<Self>, open_network: bool, steps: &[Step]) -> Result<Blank, SandboxError> {
+        if open_network {
+            return self.make_blank(next_id(), open_network).await;
         }
         let system = plan::of_the_system(steps);
         let mut waiting = lock(&self.blanks).pop();
@@ -366,7 +437,8 @@ impl Shared {
     }
 
     async fn make_blank(&self, id: SandboxId, open_network: bool) -> Result<Blank, SandboxError> {
-        Blank::make(SandboxRef { id, level: Level::Native }, open_network, self.hierarchy()).await
+        let name = id.0.clone();
+        Blank::make(reference(id), open_network, || self.hierarchy().group(&name)).await
     }
 
     fn hierarchy(&self) -> &Hierarchy {
@@ -406,32 +478,27 @@ impl Shared {
             listener(change);
         }
     }
+}
 
-    /// Lets somebody look from time to time for sandboxes that nobody uses.
-    fn employ_janitor(self: &Arc<Self>) {
-        if self.has_janitor.set(()).is_err() {
-            return;
+/// Keeps a sandbox in the list of those in use as long as it lives.
+struct InUse<'a> {
+    list: &'a Mutex<Vec<Arc<Standing>>>,
+    standing: &'a Arc<Standing>,
+}
+
+impl<'a> InUse<'a> {
+    fn new(list: &'a Mutex<Vec<Arc<Standing>>>, standing: &'a Arc<Standing>) -> Self {
+        lock(list).push(Arc::clone(standing));
+        Self { list, standing }
+    }
+}
+
+impl Drop for InUse<'_> {
+    fn drop(&mut self) {
+        let mut list = lock(self.list);
+        if let Some(at) = list.iter().position(|one| Arc::ptr_eq(one, self.standing)) {
+            list.swap_remove(at);
         }
-        let (shared, idle_max) = (Arc::downgrade(self), self.options.idle_max);
-        let every = (idle_max / 4).clamp(Duration::from_millis(50), Duration::from_secs(30));
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(every).await;
-                let Some(shared) = Weak::upgrade(&shared) else { return };
-                let is_stale = |one: &Standing| one.idle_since().is_some_and(|since| since + idle_max < Instant::now());
-                let mut stale = shared.forget(|_, one| is_stale(one));
-                for spares in lock(&shared.spares).values_mut() {
-                    let (old, fresh) = std::mem::take(spares).into_iter().partition(|spare| is_stale(spare));
-                    *spares = fresh;
-                    stale.extend::<Vec<_>>(old);
-                }
-                lock(&shared.spares).retain(|_, spares| !spares.is_empty());
-                lock(&shared.blanks).retain(|blank| blank.since() + idle_max >= Instant::now());
-                for standing in stale {
-                    shared.end(standing).await;
-                }
-            }
-        });
     }
 }
 
@@ -440,11 +507,6 @@ impl Shape {
         let Confinement { workspace, network, files, .. } = confinement;
         Self { workspace: workspace.clone(), network: network.clone(), files: Arc::clone(files) }
     }
-}
-
-pub(crate) fn not_there(id: &SandboxId) -> SandboxError {
-    let reason = format!("there is no sandbox `{}`; it was destroyed, or never made", id.0);
-    SandboxError::Creation { reason }
 }
 
 pub(crate) fn of_another_shape(id: &SandboxId) -> SandboxError {
@@ -461,6 +523,10 @@ fn no_longer_intact(id: &SandboxId) -> SandboxError {
         id.0
     );
     SandboxError::Creation { reason }
+}
+
+fn reference(id: SandboxId) -> SandboxRef {
+    SandboxRef { id, level: Level::Native }
 }
 
 /// A name of its own for each sandbox, also among several executors on one machine.

@@ -142,6 +142,8 @@ pub(crate) trait Look {
     fn entry(&self, path: &Path) -> Option<Entry>;
     /// What is in a folder; nothing where it cannot be read.
     fn names(&self, folder: &Path) -> Vec<OsString>;
+    /// Secrets in the folders of a workspace, by their names.
+    fn deep_secrets(&self, workspace: &Path) -> Vec<PathBuf>;
 }
 
 /// What is at a path of the host.

@@ -14,6 +14,7 @@ use wieldy_core::{Confinement, SandboxError};
 
 use super::NativeOptions;
 use super::facts::Disk;
+use super::held::mark;
 use super::owners::Identity;
 use super::plan::{Entry, Held, HostFacts, Look, Placeholder, Plan, Room, Step};
 use super::planner::{Request, plan};
@@ -53,7 +54,9 @@ pub(super) fn draw(confinement: &Confinement, options: &NativeOptions) -> Result
         network: &confinement.network,
         room: Room { bytes: limits.disk_bytes.unwrap_or(ROOM.bytes), inodes: limits.disk_files.unwrap_or(ROOM.inodes) },
     };
-    let facts = HostFacts { look: &WithoutOurs, home, state, user, group };
+    let writable = confinement.files.mounts.iter().filter(|mount| mount.writable).map(|mount| mount.source.as_path());
+    let roots = writable.chain([workspace.as_path()]).collect();
+    let facts = HostFacts { look: &WithoutHeld { roots }, home, state, user, group };
     plan(&request, &facts).map_err(|error| creation(error.to_string()))
 }
 
@@ -79,7 +82,7 @@ struct Ours {
 }
 
 /// Which file something is, and when it was last changed: seconds and nanoseconds.
-type Stamp = ((u64, u64), (i64, i64));
+pub(super) type Stamp = ((u64, u64), (i64, i64));
 
 /// Every place that a warden of this process was asked to hold. Not all of them need be there now.
 fn ours() -> MutexGuard<'static, HashMap<PathBuf, Ours>> {
@@ -102,26 +105,40 @@ fn remember(placeholders: &[HeldPlace], ours: &mut HashMap<PathBuf, Ours>) {
     }
 }
 
-/// The files of this machine without those that are there only for the sake of other sandboxes of ours, which may go at any time:
-/// a new sandbox needs them itself.
-struct WithoutOurs;
+/// The files of this machine without those that are there only for the sake of other sandboxes, ours or another executor's, which may go
+/// at any time: a new sandbox needs them itself.
+struct WithoutHeld<'a> {
+    /// Where something may be held.
+    roots: Vec<&'a Path>,
+}
 
-impl Look for WithoutOurs {
+impl Look for WithoutHeld<'_> {
     fn entry(&self, path: &Path) -> Option<Entry> {
         let entry = Disk.entry(path)?;
-        let is_only_held = !matches!(entry, Entry::Link { .. }) && is_as_made(path, &mut ours());
+        let is_held = || self.roots.iter().any(|root| path.starts_with(root)) && is_as_made(path, &mut ours());
+        let is_only_held = !matches!(entry, Entry::Link { .. }) && is_held();
         (!is_only_held).then_some(entry)
     }
 
     fn names(&self, folder: &Path) -> Vec<OsString> {
         Disk.names(folder)
     }
+
+    fn deep_secrets(&self, workspace: &Path) -> Vec<PathBuf> {
+        Disk.deep_secrets(workspace)
+    }
 }
 
-/// Whether something is a place that we hold and nobody has put anything into it. One that has gone meanwhile is, too: its last sandbox
-/// has just ended.
+/// Whether something is a place that is held and nobody has put anything into it. One of ours that has gone meanwhile is, too: its last
+/// sandbox has just ended.
 fn is_as_made(path: &Path, ours: &mut HashMap<PathBuf, Ours>) -> bool {
-    let Some(held) = ours.get(path) else { return false };
+    let Some(held) = ours.get(path) else {
+        return match mark(path) {
+            None => false,
+            Some(_) if path.is_dir() => is_filled_with_held(path, ours),
+            Some(content) => is_file_of(path, &content).unwrap_or(false),
+        };
+    };
     // To look inside takes much longer than to ask whether there was a change.
     let stamp = stamp(path);
     if stamp.is_some() && held.seen == stamp {
@@ -147,6 +164,12 @@ fn is_as_made(path: &Path, ours: &mut HashMap<PathBuf, Ours>) -> bool {
     is_alone
 }
 
+/// Whether everything in a folder is held and as it was made.
+fn is_filled_with_held(folder: &Path, ours: &mut HashMap<PathBuf, Ours>) -> bool {
+    let all = fs::read_dir(folder);
+    all.is_ok_and(|mut all| all.all(|entry| entry.is_ok_and(|entry| is_as_made(&entry.path(), ours))))
+}
+
 /// Whether something is a file of this content. Whatever else somebody has put in its place, nobody waits for it or reads it.
 fn is_file_of(path: &Path, content: &[u8]) -> io::Result<bool> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
@@ -159,13 +182,13 @@ fn is_file_of(path: &Path, content: &[u8]) -> io::Result<bool> {
     Ok(file.read_exact(&mut read).is_ok() && read == content)
 }
 
-fn stamp(path: &Path) -> Option<Stamp> {
+pub(super) fn stamp(path: &Path) -> Option<Stamp> {
     let found = fs::symlink_metadata(path).ok()?;
     Some(((found.dev(), found.ino()), (found.ctime(), found.ctime_nsec())))
 }
 
 /// Whether whatever changes from now on has another time than this.
-fn is_long_ago(seconds: i64) -> bool {
+pub(super) fn is_long_ago(seconds: i64) -> bool {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     i64::try_from(now).is_ok_and(|now| seconds + 1 < now)
 }

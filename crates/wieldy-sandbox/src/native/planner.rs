@@ -52,6 +52,9 @@ pub(crate) fn plan(request: &Request<'_>, facts: &HostFacts<'_>) -> Result<Plan,
 const HOME: &str = "/home/agent";
 const HOME_ELSEWHERE: &str = "/run/agent";
 
+/// Nobody has more of one kind that must be covered; what was put there to make the plan large does.
+const NAMES_MAX: usize = 100;
+
 /// As many links as the kernel would follow.
 const LINKS_MAX: usize = 40;
 
@@ -180,7 +183,6 @@ impl Planner<'_> {
 
     /// What is in a folder, if that is not more than anybody needs: each name may become a mount.
     fn names(&self, folder: &Path, wanted: fn(&str) -> bool) -> Result<Vec<PathBuf>, PlanError> {
-        const NAMES_MAX: usize = 100;
         let names = self.facts.look.names(folder).into_iter();
         let paths: Vec<_> =
             names.filter(|name| name.to_str().is_some_and(wanted)).map(|name| folder.join(name)).collect();
@@ -343,6 +345,11 @@ impl Planner<'_> {
             paths.extend(HIDDEN.iter().map(|name| root.join(name)));
             paths.extend(self.names(root, is_environment)?);
         }
+        let deep = self.facts.look.deep_secrets(self.request.workspace);
+        if deep.len() > NAMES_MAX {
+            return Err(PlanError::TooMany(self.request.workspace.to_owned()));
+        }
+        paths.extend(deep);
         Ok(paths)
     }
 

@@ -80,6 +80,21 @@ pub(crate) fn is_environment(name: &str) -> bool {
     name.strip_prefix(".env.").is_some_and(|ending| !PATTERNS.iter().any(|pattern| ending.ends_with(pattern)))
 }
 
+/// Whether something of this name is hidden in deeper folders of the workspace, too.
+pub(crate) fn is_deep_secret(name: &str) -> bool {
+    HIDDEN.contains(&name) || is_environment(name)
+}
+
+/// Whether a folder of this name is passed by in the search for secrets: what tools keep there is much, and can be made again.
+pub(crate) fn is_passed_by(name: &str) -> bool {
+    [".cache", ".git", ".venv", "__pycache__", "node_modules", "target", "vendor", "venv"].contains(&name)
+}
+
+/// What runs on the machine of a person who works here, where it exists. A new one does nothing until that person has agreed to it or
+/// set it up, so those that are missing need not be held.
+pub(crate) const PROTECTED_WHERE_THERE: [&str; 7] =
+    [".devcontainer", ".devcontainer.json", ".envrc", ".exrc", ".husky", ".nvim.lua", ".nvimrc"];
+
 /// What editors and agents execute when they open the workspace, or take orders from. (`AGENTS.md` and its like are texts
 /// that agents are asked to write, and are not here.)
 ///

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use jiff::Timestamp;
@@ -11,12 +11,13 @@ use rustix::process::Pid;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
     Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, Overrun, Place, ResourceLimits,
-    SandboxError, SandboxRef, SandboxStatus, SessionKey, Usage,
+    SandboxError, SandboxId, SandboxRef, SandboxStatus, SessionKey, Usage,
 };
 
 use super::blank::{
     Blank, Covered, NotBuilt, Nowhere, are_the_same, covered_by, creation, failed, file_id, idle_command, report,
 };
+use super::nest;
 use super::owners::Owners;
 use super::plan::{self, Step};
 use super::planned::Planned;
@@ -32,6 +33,9 @@ use crate::wire::{BuildOrder, HeldPlace, InitOrder, InitReport, Limit, WardenOrd
 /// What a command must have had at least for it to be worth while to look what is left.
 const SETTLE_BYTES_MIN: u64 = 16 << 20;
 
+/// How many berths are kept for later commands.
+const IDLE_MAX: usize = 8;
+
 /// A sandbox that stands.
 pub(super) struct Standing {
     made: SandboxRef,
@@ -46,6 +50,8 @@ pub(super) struct Standing {
     counts_processes: bool,
     /// What is hidden or protected in it, and which file each was.
     covered: Vec<Covered>,
+    /// Why what ran in it was ended.
+    condemned: OnceLock<String>,
     environment: Vec<(String, String)>,
     idle: Mutex<Vec<Mooring>>,
     refusals: Arc<Refusals>,
@@ -78,13 +84,13 @@ impl Standing {
             Some(ahead) => ahead,
             None => blank.get_ahead(plan::of_the_system(&steps)).await?,
         };
+        let limits = confinement.place_limits;
+        blank.limit(&limits)?;
         let Blank { made, warden, init, init_pid, group, first, .. } = blank;
         let allowed = match &confinement.network {
             Network::Hosts(hosts) => Some(Allowed::new(hosts).map_err(|error| creation(error.to_string()))?),
             Network::None | Network::Open => None,
         };
-        let limits = confinement.place_limits;
-        group.set(&group_limits(&limits, 0)).map_err(|error| failed("limiting a cgroup", &error))?;
         let covered = hold(&warden, init_pid, &group, &steps, placeholders).await?;
         let covered = covered.into_iter().map(|cover| ahead.as_covered(cover)).collect::<Vec<_>>();
         // What was done ahead are some of the same steps, in the same order.
@@ -126,6 +132,7 @@ impl Standing {
             enforcement: enforcement(hierarchy),
             counts_processes: hierarchy.can(Controller::Pids),
             covered,
+            condemned: OnceLock::new(),
             environment,
             idle: Mutex::new(vec![first]),
             refusals,
@@ -149,6 +156,22 @@ impl Standing {
     /// Whether everything that it hides or protects is still the same on the machine.
     pub(super) fn is_intact(&self) -> bool {
         are_the_same(&self.covered)
+    }
+
+    /// Remembers why what runs in it is about to be ended, if that is because something was replaced.
+    pub(super) fn condemn(&self) {
+        if let Some((path, _)) = self.covered.iter().find(|(path, id)| file_id(path) != *id) {
+            let reason = format!(
+                "`{}` was replaced on the machine, which it hides or protects, so what ran in it was ended; call again for a new one",
+                path.display()
+            );
+            let _ = self.condemned.set(reason);
+        }
+    }
+
+    /// Makes a group for a sandbox within this one, unless this one is about to go.
+    pub(super) fn room_for(&self, id: &SandboxId) -> io::Result<Option<Group>> {
+        nest::below(&self.group, id)
     }
 
     /// How long nothing has run in it; nothing while something does.
@@ -220,7 +243,10 @@ impl Standing {
                     let (sandbox, breaches) = (self.made.clone(), hearing.breaches());
                     return Ok(Exit { ended, usage, sandbox, overrun: Some(overrun), breaches });
                 }
-                _ => return Err(error),
+                _ => {
+                    let reason = self.condemned.get().cloned();
+                    return Err(reason.map_or(error, |reason| SandboxError::Crashed { reason }));
+                }
             },
             went => went?,
         };
@@ -291,7 +317,22 @@ impl Standing {
     }
 
     fn moor(&self, mooring: Mooring) {
-        lock(&self.idle).push(mooring);
+        let surplus = {
+            let mut idle = lock(&self.idle);
+            idle.push(mooring);
+            // The one beside the init stays: nobody can be ended there without it.
+            let from =
+                if idle.len() > IDLE_MAX { idle.iter().position(|mooring| mooring.residents == 1) } else { None };
+            from.map(|at| idle.swap_remove(at))
+        };
+        if let Some(surplus) = surplus {
+            tokio::task::spawn_blocking(move || {
+                let Mooring { berth, group, .. } = surplus;
+                // Nothing runs in it, so it goes by itself; this only waits for it, to remove the group.
+                drop(berth);
+                let _ = group.kill();
+            });
+        }
     }
 
     /// Ends what a lost berth has left behind.
@@ -383,17 +424,20 @@ pub(crate) fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
 }
 
 /// What a group may use in which so many processes live that are not a command's.
-fn group_limits(limits: &ResourceLimits, residents: u64) -> GroupLimits {
+pub(super) fn group_limits(limits: &ResourceLimits, residents: u64) -> GroupLimits {
     let ResourceLimits { cpu_millicores, memory_bytes, processes, .. } = *limits;
     GroupLimits { cpu_millicores, memory_bytes, processes: processes.map(|count| count.saturating_add(residents)) }
 }
 
-/// What the berth saw of a run, and what the kernel counted of its group, which is more exact.
+/// What the berth saw of a run, and what the kernel counted of its group, which is more exact. Of what was read, the berth saw only what those
+/// processes did that were waited for; kernels that count it for no group say 0. What was written is counted for a group when the
+/// page cache is emptied, which may be during another call.
 fn usage(seen: Usage, used: &Used) -> Usage {
     Usage {
         cpu_ms: used.cpu_us.map_or(seen.cpu_ms, |us| us as f64 / 1e3),
         memory_peak_bytes: used.memory_peak_bytes.map_or(seen.memory_peak_bytes, |peak| peak.least),
         processes_peak: used.processes_peak.map_or(seen.processes_peak, |peak| peak.least.max(1)),
+        read_bytes: seen.read_bytes.max(used.bytes_read.unwrap_or(0)),
         ..seen
     }
 }
@@ -410,4 +454,19 @@ pub(crate) fn overrun(limit: Limit, used: u64, limits: &ResourceLimits) -> Overr
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_read_is_the_more_of_what_was_seen_and_counted() {
+        let seen = Usage { read_bytes: 5, written_bytes: 20, ..Usage::default() };
+        let of = |bytes_read| {
+            let usage = usage(seen, &Used { bytes_read, bytes_written: Some(30), ..Used::default() });
+            (usage.read_bytes, usage.written_bytes)
+        };
+        assert_eq!([Some(10), Some(0), None].map(of), [(10, 20), (5, 20), (5, 20)]);
+    }
 }

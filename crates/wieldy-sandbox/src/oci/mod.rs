@@ -47,7 +47,7 @@ use self::runtime::Runtime;
 use self::site::Ground;
 use crate::cgroup::Hierarchy;
 use crate::custody::see_through;
-use crate::native::{not_there, of_another_shape};
+use crate::native::of_another_shape;
 
 /// Where runtimes are looked for.
 const FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
@@ -295,7 +295,8 @@ impl Shared {
             Place::Sandbox(id) if !create => {
                 let kept = lock(&self.kept);
                 let mut all = kept.iter().filter_map(|(key, cell)| Some((key, cell.get()?)));
-                let (made_for, known) = all.find(|(_, one)| one.made().id == *id).ok_or_else(|| not_there(id))?;
+                let (made_for, known) =
+                    all.find(|(_, one)| one.made().id == *id).ok_or_else(|| SandboxError::missing(id))?;
                 // What a call asks for is never less than what it gets.
                 let asked = Key { place: made_for.place.clone(), ..key };
                 return if *made_for == asked { Ok(Arc::clone(known)) } else { Err(of_another_shape(id)) };

@@ -8,7 +8,7 @@ use wieldy_core::{
 };
 use wieldy_sandbox::{Native, NativeOptions};
 
-use crate::world::{World, eventually};
+use crate::world::{World, below, eventually};
 
 fn session(name: &str) -> Place {
     Place::Session(SessionKey { tenant: None, agent: "tester".into(), session: name.into() })
@@ -145,6 +145,65 @@ async fn calls_of_a_session_run_at_the_same_time() {
         said(&native, session("a"), &home, "echo through > /tmp/meet; echo written"),
     );
     assert_eq!((reads.as_str(), writes.as_str()), ("through\n", "written\n"));
+}
+
+#[tokio::test]
+async fn a_sandbox_that_is_made_within_another_is_one_of_its_own() {
+    let (native, mut world) = (native(), World::bash(":"));
+    world.confinement.network = wieldy_core::Network::None;
+    let outer = native.create(&world.confinement).await.unwrap().sandbox.id;
+    world.confinement.place = Place::Sandbox(outer.clone());
+    let same = native.create(&world.confinement).await.unwrap().sandbox.id;
+    world.confinement.network = wieldy_core::Network::Open;
+    let other = native.create(&world.confinement).await.unwrap().sandbox.id;
+    let ids = || native.list().into_iter().map(|one| one.sandbox.id).collect::<std::collections::BTreeSet<_>>();
+    assert_eq!(ids(), [&outer, &same, &other].map(Clone::clone).into());
+    said(&native, Place::Sandbox(outer.clone()), &world, "touch /tmp/note").await;
+    assert_eq!(said(&native, Place::Sandbox(same.clone()), &world, "ls /tmp").await, "");
+    assert!(native.destroy(&outer).await);
+    assert_eq!(ids(), [&same, &other].map(Clone::clone).into());
+    assert_eq!(said(&native, Place::Sandbox(same), &world, "echo here").await, "here\n");
+    let refused = native.create(&world.confinement).await.unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        format!("cannot make a sandbox: there is no sandbox `{}`; it was destroyed, or never made", outer.0)
+    );
+}
+
+#[tokio::test]
+async fn only_some_berths_wait_for_later_commands() {
+    let (native, home) = (native(), World::bash(":"));
+    let meet = "touch here-$$; until [ $(ls here-* | wc -l) = 12 ]; do sleep 0.01; done; echo met";
+    let met = futures_util::future::join_all((0..12).map(|_| said(&native, session("a"), &home, meet))).await;
+    assert_eq!(met, ["met\n"; 12]);
+    let is_berth =
+        |id: &i32| std::fs::read_to_string(format!("/proc/{id}/comm")).is_ok_and(|name| name.trim() == "wieldy-berth");
+    let berths = || below(std::process::id() as i32).iter().filter(|id| is_berth(id)).count();
+    eventually(Duration::from_secs(10), "the others are gone", || berths() == 8).await;
+    assert_eq!(said(&native, session("a"), &home, "echo on").await, "on\n");
+    assert_eq!((berths(), native.list().len()), (8, 1));
+}
+
+#[tokio::test]
+async fn what_a_child_reads_that_nobody_waits_for_is_measured() {
+    let native = native();
+    let read = |first: &str| {
+        format!(
+            r#"head -c 8M /dev/zero > file; sync file; perl -e '{first}
+            if (!fork) {{ system("dd if=file of=/dev/null bs=1M iflag=direct status=none"); open(F, ">done"); exit }}
+            wait; select(undef, undef, undef, 0.01) until -e "done"'"#
+        )
+    };
+    let waited = script(&native, session("a"), &read("")).run().await.unwrap().usage.read_bytes;
+    let controllers = std::fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
+    let is_counted = controllers.split_whitespace().any(|name| name == "io") && rustix::process::geteuid().is_root();
+    if waited < 8 << 20 || !is_counted {
+        return crate::escape::arena::say(
+            "what a child reads: there is no disk here, or nothing that counts for groups",
+        );
+    }
+    let usage = script(&native, session("b"), &read("$SIG{CHLD} = \"IGNORE\";")).run().await.unwrap().usage;
+    assert!(usage.read_bytes >= 8 << 20, "{usage:?}");
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Behind, LINKS_MAX, Planner};
 use crate::native::plan::{Entry, Held, PlanError, Step};
-use crate::native::secrets::PROTECTED;
+use crate::native::secrets::{PROTECTED, PROTECTED_WHERE_THERE};
 
 /// An empty folder: git would copy sample hooks into a new repository, whose hooks are protected already.
 const GIT_TEMPLATES: &str = "/run/git-templates";
@@ -21,6 +21,11 @@ impl Planner<'_> {
         let workspace = self.request.workspace;
         for name in PROTECTED {
             self.protect_one(&workspace.join(name), Held::Folder)?;
+        }
+        for path in PROTECTED_WHERE_THERE.map(|name| workspace.join(name)) {
+            if self.entry(&path).is_some() {
+                self.protect_one(&path, Held::Folder)?;
+            }
         }
         let git = workspace.join(".git");
         match self.entry(&git) {

@@ -7,8 +7,9 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
 use super::*;
+use crate::native::deep::DEPTH_MAX;
 use crate::native::plan::Look;
-use crate::native::secrets::PROTECTED;
+use crate::native::secrets::{PROTECTED, is_deep_secret, is_passed_by};
 use wieldy_core::Mount;
 
 /// A host that is a list of its files; folders above them are there too.
@@ -56,6 +57,17 @@ impl Look for Host {
     fn names(&self, folder: &Path) -> Vec<OsString> {
         let inside = self.0.keys().filter(|path| path.parent() == Some(folder));
         inside.filter_map(|path| path.file_name().map(OsString::from)).collect()
+    }
+
+    fn deep_secrets(&self, workspace: &Path) -> Vec<PathBuf> {
+        let deep = self.0.keys().filter(|path| {
+            let Ok(rest) = path.strip_prefix(workspace) else { return false };
+            let names: Vec<&str> = rest.iter().filter_map(|name| name.to_str()).collect();
+            let Some((name, above)) = names.split_last() else { return false };
+            let is_seen = (1..=DEPTH_MAX).contains(&above.len());
+            is_seen && is_deep_secret(name) && !above.iter().any(|name| is_passed_by(name) || is_deep_secret(name))
+        });
+        deep.cloned().collect()
     }
 }
 

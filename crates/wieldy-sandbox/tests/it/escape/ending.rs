@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Ended, Place, Sandbox};
+use wieldy_core::{Confinement, Ended, Network, Place, Sandbox};
 
 use super::arena::{Arena, is_root};
 use crate::world::{PATIENCE, Printed, alive, below, eventually};
@@ -152,9 +152,11 @@ fn execute(mark: &str, workspace: &Path) {
         let arena = Arc::new(arena);
         let runs = (0..20).map(|number| {
             let arena = arena.clone();
-            let place = if number % 2 == 0 { Place::Own } else { Arena::session(&number.to_string()) };
+            // Of the sessions each has two sandboxes.
+            let place = if number % 2 == 0 { Place::Own } else { Arena::session(&(number / 4).to_string()) };
+            let network = if number % 4 == 3 { Network::Open } else { Network::None };
             tokio::spawn(async move {
-                let confinement = arena.confinement(place);
+                let confinement = Confinement { network, ..arena.confinement(place) };
                 let printed = Arc::<Printed>::default();
                 let _ = arena.run_stoppable(&confinement, STUBBORN, &printed, CancellationToken::new()).await;
             })

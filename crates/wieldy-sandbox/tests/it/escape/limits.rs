@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
-use wieldy_core::{Enforcer, Overrun, Place, ResourceLimits, Sandbox};
+use wieldy_core::{Confinement, Enforcer, Network, Overrun, Place, ResourceLimits, Sandbox};
 
 use super::arena::{Arena, Ran, is_root};
 
@@ -344,14 +344,88 @@ async fn a_session_has_limits_of_its_own_for_all_of_its_calls() {
         let ran = arena.run_in(&confinement, &hold(70)).await.unwrap();
         assert_eq!(ran.stdout, "fine\n", "{ran:?}");
     }
-    let script = hold(80);
-    let (one, two) = tokio::join!(arena.run_in(&confinement, &script), arena.run_in(&confinement, &script));
+    assert_exceed(&arena, &confinement, &confinement).await;
+}
+
+/// Two commands of 80 MiB at once are too much for 120 MiB.
+async fn assert_exceed(arena: &Arena, one: &Confinement, two: &Confinement) {
+    let script = "python3 -c 'x = bytearray(80 << 20); import time; time.sleep(2); print(\"fine\")'";
+    let (one, two) = tokio::join!(arena.run_in(one, script), arena.run_in(two, script));
     let overruns: Vec<_> = [one.unwrap(), two.unwrap()]
         .into_iter()
         .filter_map(|ran| ran.exit.overrun)
         .map(|o| (o.limit, o.allowed))
         .collect();
     assert!(!overruns.is_empty() && overruns.iter().all(|o| *o == ("memory_bytes", 120 * MIB)), "{overruns:?}");
+}
+
+#[tokio::test]
+async fn a_session_with_several_sandboxes_has_no_more_than_one_with_one() {
+    if !is_by_kernel("memory_bytes").await {
+        return super::arena::say("limits of a session as a whole: there is no writable cgroup here");
+    }
+    let mut arena = Arena::new();
+    arena.confinement.limits = ResourceLimits { memory_bytes: Some(100 * MIB), ..limits() };
+    arena.confinement.place_limits = ResourceLimits { memory_bytes: Some(120 * MIB), ..ResourceLimits::default() };
+    let without = arena.confinement(Arena::session("small"));
+    let with = Confinement { network: Network::Open, ..without.clone() };
+    let other = Confinement { network: Network::Hosts(vec!["one.example".into()]), ..without.clone() };
+    // Also when they are all new at once, and when the first one is gone.
+    assert_exceed(&arena, &without, &with).await;
+    let mut first = arena.native.list();
+    first.sort_by(|one, other| one.created_at.cmp(&other.created_at));
+    assert!(arena.native.destroy(&first[0].sandbox.id).await);
+    assert_exceed(&arena, &other, &with).await;
+    assert_exceed(&arena, &other, &without).await;
+    // The neighbour has as much again.
+    let neighbour = Confinement { place: Arena::session("neighbour"), ..with.clone() };
+    let fine = "python3 -c 'x = bytearray(80 << 20); import time; time.sleep(2); print(\"fine\")'";
+    let (one, two) = tokio::join!(arena.run_in(&without, fine), arena.run_in(&neighbour, fine));
+    assert_eq!([one.unwrap().stdout, two.unwrap().stdout], ["fine\n", "fine\n"]);
+}
+
+#[tokio::test]
+async fn what_a_session_writes_is_limited_for_all_of_its_calls() {
+    let mut arena = Arena::new();
+    arena.confinement.limits = limits();
+    arena.confinement.place_limits = ResourceLimits { disk_bytes: Some(70 * MIB), ..ResourceLimits::default() };
+    let without = arena.confinement(Arena::session("writer"));
+    let with = Confinement { network: Network::Open, ..without.clone() };
+    let neighbour = arena.confinement(Arena::session("neighbour"));
+    let write = |name: &str| format!("head -c 30M /dev/zero > {name}; exit $?");
+    for (confinement, name) in [(&without, "one"), (&with, "two"), (&neighbour, "three"), (&neighbour, "four")] {
+        let ran = arena.run_in(confinement, &write(name)).await.unwrap();
+        if ran.exit.usage.written_bytes == 0 {
+            return super::arena::say("what a session writes: the kernel does not count it on this file system");
+        }
+        assert_eq!(ran.exit.overrun, None, "{ran:?}");
+    }
+    // Who loses its sandbox does not begin anew.
+    for one in arena.native.list() {
+        assert!(arena.native.destroy(&one.sandbox.id).await);
+    }
+    for confinement in [&without, &with] {
+        let overrun = arena.run_in(confinement, &write("more")).await.unwrap().exit.overrun.unwrap();
+        assert_eq!((overrun.limit, overrun.allowed), ("disk_bytes", 70 * MIB));
+        assert!(overrun.used >= 70 * MIB && overrun.used < 140 * MIB, "{overrun:?}");
+    }
+    assert_eq!(arena.run_in(&without, "cat one | wc -c").await.unwrap().stdout, format!("{}\n", 30 * MIB));
+}
+
+#[tokio::test]
+async fn a_sandbox_within_another_has_no_more_than_that_one() {
+    if !is_by_kernel("memory_bytes").await {
+        return super::arena::say("sandboxes within others: there is no writable cgroup here");
+    }
+    let mut arena = Arena::new();
+    arena.confinement.limits = ResourceLimits { memory_bytes: Some(100 * MIB), ..limits() };
+    arena.confinement.place_limits = ResourceLimits { memory_bytes: Some(120 * MIB), ..ResourceLimits::default() };
+    let outer = arena.native.create(&arena.confinement(Place::Own)).await.unwrap().sandbox.id;
+    let outer = arena.confinement(Place::Sandbox(outer));
+    let inner = Confinement { network: Network::Open, ..outer.clone() };
+    let made = arena.native.create(&inner).await.unwrap().sandbox.id;
+    let inner = Confinement { place: Place::Sandbox(made), ..inner };
+    assert_exceed(&arena, &outer, &inner).await;
 }
 
 #[tokio::test]

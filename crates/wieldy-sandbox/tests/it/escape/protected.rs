@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{FileRules, Place, Sandbox};
 
 use super::arena::{Arena, is_root, say};
-use crate::world::{PATIENCE, Printed, eventually};
+use crate::world::{PATIENCE, Printed, alive, eventually};
 
 /// What is tried on each protected path.
 const FUNCTIONS: &str = r#"
@@ -156,6 +156,21 @@ async fn links_on_the_way_to_what_is_protected_stay_too() {
     arena.attack(&script).await;
 }
 
+#[tokio::test]
+async fn what_runs_on_a_persons_machine_is_protected_where_it_exists() {
+    let arena = Arena::new();
+    for name in [".devcontainer/devcontainer.json", ".husky/pre-commit", ".envrc", ".exrc"] {
+        let file = arena.workspace.join(name);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, "").unwrap();
+    }
+    let script = "for name in .devcontainer/devcontainer.json .husky/pre-commit .envrc .exrc; do
+            attack bash -c \"echo evil > $name\"; attack mv $name moved; attack rm $name; twin cat $name
+        done
+        attack mv .husky moved; attack touch .husky/post-checkout; twin touch .nvimrc; twin rm .nvimrc";
+    arena.attack(script).await;
+}
+
 /// Sandboxes come and go; what one has put there for protection must hold for all others.
 #[tokio::test]
 async fn protection_holds_when_another_sandbox_of_the_same_workspace_ends() {
@@ -245,6 +260,41 @@ async fn protection_holds_when_a_person_replaces_what_is_protected() {
     arena.rest().await;
 }
 
+/// What runs already when a person replaces something would find the new one open.
+#[tokio::test]
+async fn what_runs_when_a_person_replaces_what_it_must_not_touch_is_ended_with_the_reason() {
+    let arena = Arc::new(Arena::new());
+    git(&arena.workspace, &["init", "-q"]);
+    fs::write(arena.workspace.join(".env"), "canary").unwrap();
+    let twin = "sleep 2.5; echo fine";
+    assert_eq!(arena.run(Arena::session("before"), twin).await, "fine\n");
+    for (place, replaced) in
+        [(Arena::session("long"), ".env"), (Place::Own, ".git/config"), (Arena::session("long"), ".git/config")]
+    {
+        let printed = Arc::<Printed>::default();
+        // It is not the fastest: what it could do in the first second is not promised.
+        let script = "echo ready; sleep 4; attack bash -c 'echo evil >> .git/config'; attack grep canary .env; echo late; sleep 1000";
+        let running = tokio::spawn({
+            let (arena, printed, place) = (arena.clone(), printed.clone(), place.clone());
+            let stop = CancellationToken::new();
+            async move { arena.run_stoppable(&arena.confinement(place), script, &printed, stop).await }
+        });
+        printed.contains("ready").await;
+        let path = arena.workspace.join(replaced);
+        fs::copy(&path, arena.workspace.join("new")).unwrap();
+        fs::rename(arena.workspace.join("new"), &path).unwrap();
+        let told = running.await.unwrap().unwrap_err().to_string();
+        let expected = format!(
+            "the sandbox ended unexpectedly: `{}` was replaced on the machine, which it hides or protects, \
+             so what ran in it was ended; call again for a new one",
+            path.display()
+        );
+        assert_eq!((told, printed.stdout().as_str()), (expected, "ready\n"), "{place:?}");
+        assert_eq!(alive(&arena.mark), Vec::<String>::new());
+        assert_eq!(arena.run(place, "attack grep canary .env; echo again").await, "again\n");
+    }
+}
+
 /// A sandbox to come has covered what is hidden in the system before anybody knows what it will be used for.
 #[tokio::test]
 async fn what_is_hidden_ahead_stays_hidden_when_a_person_replaces_it() {
@@ -271,11 +321,52 @@ async fn what_is_hidden_ahead_stays_hidden_when_a_person_replaces_it() {
     arena.rest().await;
 }
 
+/// Whoever comes later must not take what the first one holds for somebody's own: then nobody would remove it.
+#[tokio::test]
+async fn what_two_executors_hold_is_gone_after_the_last_one() {
+    for first_ends_first in [true, false] {
+        let arena = Arena::new();
+        if rustix::fs::setxattr(&arena.workspace, "user.test", b"", rustix::fs::XattrFlags::empty()).is_err() {
+            return say("places that two executors hold: this file system keeps no marks");
+        }
+        arena.run(Arena::session("first"), "true").await;
+        let path = |name: &str| arena.workspace.join(name);
+        let mut second = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "escape::protected::another_executor", "--nocapture"])
+            .env("WIELDY_TEST_SECOND", &arena.workspace)
+            .env("WIELDY_TEST_UNTIL", "yes")
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        eventually(PATIENCE, "the second one runs", || path("up").exists()).await;
+        let first = arena.native.list()[0].sandbox.id.clone();
+        if first_ends_first {
+            assert!(arena.native.destroy(&first).await);
+        }
+        assert!(path(".git/hooks").exists() && path(".claude").exists());
+        fs::write(path("go"), "").unwrap();
+        assert!(second.wait().unwrap().success());
+        if !first_ends_first {
+            assert!(path(".git/hooks").exists() && path(".claude").exists());
+            assert!(arena.native.destroy(&first).await);
+        }
+        let left = || {
+            let names = fs::read_dir(&arena.workspace).unwrap().map(|entry| entry.unwrap().file_name());
+            names.collect::<std::collections::BTreeSet<_>>()
+        };
+        eventually(PATIENCE, "nothing is held", || left() == ["go".into(), "up".into()].into()).await;
+    }
+}
+
 #[tokio::test]
 async fn another_executor() {
     let Some(workspace) = std::env::var_os("WIELDY_TEST_SECOND") else { return };
     let mut arena = Arena::new();
     arena.confinement.workspace = workspace.into();
+    if std::env::var_os("WIELDY_TEST_UNTIL").is_some() {
+        arena.run(Place::Own, "touch up; until [ -e go ]; do sleep 0.02; done").await;
+        return;
+    }
     assert_eq!(arena.run(Place::Own, "attack touch .claude/evil; echo done").await, "done\n");
 }
 

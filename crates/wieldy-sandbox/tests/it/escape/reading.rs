@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
 
-use wieldy_core::{FileRules, Mount};
+use wieldy_core::{Confinement, FileRules, Mount};
 
 use super::arena::Arena;
 
@@ -77,4 +77,36 @@ async fn secrets_in_the_workspace_and_in_what_is_mounted_are_hidden() {
     "#;
     arena.attack(script).await;
     assert_eq!(fs::read_to_string(arena.workspace.join(".env")).unwrap(), arena.canary);
+}
+
+#[tokio::test]
+async fn secrets_in_deeper_folders_of_the_workspace_are_hidden() {
+    let arena = Arena::new();
+    for file in ["sub/.env", "sub/deep/er/.env.local", "sub/.ssh/id", "beside/.netrc"] {
+        let file = arena.workspace.join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, &arena.canary).unwrap();
+    }
+    fs::write(arena.workspace.join("sub/.env.example"), "example").unwrap();
+    let script = r#"
+        attack grep -rsq canary.of .
+        for file in sub/.env sub/deep/er/.env.local sub/.ssh/id beside/.netrc; do
+            attack grep canary $file
+            attack mv $file moved
+            attack ln $file linked
+            attack rm -f $file
+        done
+        attack mv sub node_modules
+        attack mv sub/deep sub/moved
+        attack rm -rf beside
+        twin grep -q example sub/.env.example
+        twin bash -c 'echo text > sub/deep/file; mkdir sub/deep/new; mv sub/deep/file sub/deep/new/; rm -r sub/deep/new'
+        twin mkdir -p plain/folder
+        twin mv plain other
+        twin rm -r other
+    "#;
+    arena.attack(script).await;
+    let named = FileRules { shown: vec!["sub/.env".into()], ..FileRules::default() };
+    let shown = Confinement { files: Arc::new(named), ..arena.confinement.clone() };
+    assert_eq!(arena.run_in(&shown, "cat sub/.env").await.unwrap().stdout, arena.canary);
 }

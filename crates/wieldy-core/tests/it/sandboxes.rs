@@ -1,0 +1,136 @@
+//! Sandboxes that are named by callers: each is for those whose it is.
+
+use std::sync::{Arc, Mutex};
+
+use futures_util::future::BoxFuture;
+use jiff::Timestamp;
+use serde_json::json;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{
+    Call, CallError, Caller, Code, Command, Confinement, Exit, Level, OutputSink, Place, ResourceLimits, Sandbox,
+    SandboxChange, SandboxError, SandboxId, SandboxRef, SandboxStatus,
+};
+use wieldy_testkit::{Act, Puppet, World};
+
+/// A sandbox without processes that keeps books.
+#[derive(Clone, Default)]
+struct Books {
+    kept: Arc<Mutex<Vec<SandboxStatus>>>,
+    listener: Arc<Mutex<Option<Listener>>>,
+}
+
+type Listener = Arc<dyn Fn(SandboxChange) + Send + Sync>;
+
+impl Sandbox for Books {
+    fn level(&self) -> Level {
+        Level::Native
+    }
+
+    fn execute<'a>(
+        &'a self,
+        _: &'a Command,
+        _: &'a Confinement,
+        _: Arc<dyn OutputSink>,
+        _: CancellationToken,
+    ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
+        Box::pin(async { Err(SandboxError::Creation { reason: "there are no processes here".into() }) })
+    }
+
+    fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
+        Box::pin(async {
+            let mut kept = self.kept.lock().unwrap();
+            let id = SandboxId(format!("books-{}", kept.len() + 1));
+            let session = match &confinement.place {
+                Place::Session(key) => Some(key.clone()),
+                Place::Own | Place::Sandbox(_) => None,
+            };
+            kept.push(SandboxStatus {
+                sandbox: SandboxRef { id, level: Level::Native },
+                session,
+                created_at: Timestamp::UNIX_EPOCH,
+                running: 0,
+                executed: 0,
+                limits: confinement.place_limits,
+                enforcement: Vec::new(),
+            });
+            Ok(kept.last().unwrap().clone())
+        })
+    }
+
+    fn list(&self) -> Vec<SandboxStatus> {
+        self.kept.lock().unwrap().clone()
+    }
+
+    fn destroy<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, bool> {
+        Box::pin(async {
+            let gone = self.kept.lock().unwrap().extract_if(.., |one| one.sandbox.id == *id).next();
+            let Some(gone) = gone else { return false };
+            self.listener.lock().unwrap().as_ref().unwrap()(SandboxChange::Destroyed(gone.sandbox));
+            true
+        })
+    }
+
+    fn listen(&self, listener: Listener) {
+        *self.listener.lock().unwrap() = Some(listener);
+    }
+}
+
+fn world() -> World {
+    World::with([Puppet::reading("t", Act::Echo)], |builder| {
+        *builder = std::mem::take(builder).sandbox(Books::default());
+        builder.isolation = Level::Native;
+    })
+}
+
+fn caller(tenant: &str, agent: &str, session: Option<&str>) -> Caller {
+    let tenant = Some(tenant.to_owned());
+    Caller { tenant, session: session.map(str::to_owned), agent: agent.into(), ..Caller::local() }
+}
+
+fn within(id: &SandboxId, caller: &Caller) -> Caller {
+    Caller { parent_sandbox: Some(id.clone()), ..caller.clone() }
+}
+
+async fn refused(world: &World, caller: Caller) -> Option<CallError> {
+    world.executor.call(Call::new("t", json!({})).by(caller)).await.error.map(|error| *error)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sandbox_is_for_the_agent_that_made_it_and_for_the_session_whose_it_is() {
+    let world = world();
+    let (mine, no_limits) = (caller("one", "a", None), ResourceLimits::default());
+    let made = world.executor.create_sandbox(&mine, None, no_limits).await.unwrap().sandbox.id;
+    let in_session = caller("one", "a", Some("s"));
+    let session = world.executor.create_sandbox(&in_session, None, no_limits).await.unwrap().sandbox.id;
+    assert_eq!(refused(&world, within(&made, &mine)).await, None);
+    assert_eq!(refused(&world, within(&made, &in_session)).await, None);
+    assert_eq!(refused(&world, within(&session, &in_session)).await, None);
+    let strangers = [
+        within(&made, &caller("two", "a", None)),
+        within(&made, &caller("one", "b", None)),
+        within(&session, &caller("two", "a", Some("s"))),
+        within(&session, &caller("one", "a", Some("other"))),
+        within(&session, &mine),
+    ];
+    for stranger in strangers {
+        let id = stranger.parent_sandbox.clone().unwrap().0;
+        let made = world.executor.create_sandbox(&stranger, None, no_limits).await.unwrap_err();
+        for error in [refused(&world, stranger.clone()).await.unwrap(), made] {
+            let told = format!("cannot make a sandbox: there is no sandbox `{id}`; it was destroyed, or never made");
+            assert_eq!((error.code, error.message), (Code::SandboxCreationFailed, told), "{stranger:?}");
+        }
+    }
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn whose_a_sandbox_was_is_forgotten_with_it() {
+    let world = world();
+    let mine = caller("one", "a", None);
+    let id = world.executor.create_sandbox(&mine, None, ResourceLimits::default()).await.unwrap().sandbox.id;
+    let other = within(&id, &caller("two", "a", None));
+    assert!(refused(&world, other.clone()).await.is_some());
+    assert!(world.executor.destroy_sandbox(&id).await);
+    // The tool runs no process, so nobody looks for the sandbox.
+    assert_eq!(refused(&world, other).await, None);
+}

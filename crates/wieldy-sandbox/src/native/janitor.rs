@@ -1,0 +1,77 @@
+//! Looks from time to time for sandboxes that nobody uses, and for those whose walls no longer hold.
+//!
+//! A mount covers a file, not a name: where a person replaces a file that is hidden or protected by another, as editors do when they save, the new one
+//! lies open in every sandbox that stands. The next call gets a new sandbox; but what still runs in the old one could read the new
+//! secret, or write what programs outside execute. So it is ended, which is noticed within [`LOOK_EVERY`].
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use wieldy_core::SandboxChange;
+
+use super::standing::Standing;
+use super::{Shared, lock};
+
+/// How often sandboxes are looked at in which something runs.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+impl Shared {
+    /// Has somebody look from time to time.
+    pub(super) fn employ_janitor(self: &Arc<Self>) {
+        if self.has_janitor.set(()).is_err() {
+            return;
+        }
+        let (shared, idle_max) = (Arc::downgrade(self), self.options.idle_max);
+        let every = (idle_max / 4).clamp(Duration::from_millis(50), LOOK_EVERY);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(every).await;
+                let Some(shared) = Weak::upgrade(&shared) else { return };
+                shared.end_open().await;
+                shared.end_stale(idle_max).await;
+            }
+        });
+    }
+
+    /// Ends what nobody has used for so long.
+    async fn end_stale(&self, idle_max: Duration) {
+        let is_stale = |one: &Standing| one.idle_since().is_some_and(|since| since + idle_max < Instant::now());
+        let mut stale = self.forget(|_, one| is_stale(one));
+        for spares in lock(&self.spares).values_mut() {
+            let (old, fresh) = std::mem::take(spares).into_iter().partition(|spare| is_stale(spare));
+            *spares = fresh;
+            stale.extend::<Vec<_>>(old);
+        }
+        lock(&self.spares).retain(|_, spares| !spares.is_empty());
+        lock(&self.blanks).retain(|blank| blank.since() + idle_max >= Instant::now());
+        for standing in stale {
+            self.end(standing).await;
+        }
+    }
+
+    /// Ends what runs in sandboxes whose walls no longer hold. The others are looked at when they are next used.
+    async fn end_open(&self) {
+        let mut busy: Vec<Arc<Standing>> = lock(&self.kept).values().filter_map(|cell| cell.get().cloned()).collect();
+        busy.retain(|one| one.idle_since().is_none());
+        busy.extend(lock(&self.in_use).iter().cloned());
+        if busy.is_empty() {
+            return;
+        }
+        // There may be many, and each look is some system calls.
+        let look = move || busy.into_iter().filter(|one| !one.is_intact()).collect::<Vec<_>>();
+        for open in tokio::task::spawn_blocking(look).await.unwrap_or_default() {
+            self.give_up(open).await;
+        }
+    }
+
+    /// Ends a sandbox that is lost, or whose walls no longer hold, and everything in it.
+    pub(super) async fn give_up(&self, standing: Arc<Standing>) {
+        standing.condemn();
+        let made = standing.made().clone();
+        let was_known = !self.forget(|_, other| *other.made() == made).is_empty();
+        standing.end(false).await;
+        if was_known {
+            self.tell(SandboxChange::Destroyed(made));
+        }
+    }
+}
