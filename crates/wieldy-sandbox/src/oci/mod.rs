@@ -13,7 +13,7 @@
 //! what others print after the first process's end is lost.
 //!
 //! In reading order: the container (`container.rs`) and the commands in it (`calls.rs`, `gvisor.rs`); the runtime's program (`runtime.rs`); what is
-//! prepared for a container (`site.rs`, `bundle.rs`, `seccomp.rs`, `image.rs`), for whom (`owners.rs`) and where (`home.rs`).
+//! prepared for a container (`site.rs`, `bundle.rs`, `seccomp.rs`, `image.rs`, `layout.rs`), for whom (`owners.rs`) and where (`home.rs`).
 
 mod bundle;
 mod calls;
@@ -21,6 +21,7 @@ pub(crate) mod container;
 mod gvisor;
 pub(crate) mod home;
 mod image;
+mod layout;
 mod owners;
 pub(crate) mod runtime;
 mod seccomp;
@@ -339,7 +340,7 @@ impl Shared {
             let image = match rootfs {
                 Rootfs::Host => None,
                 Rootfs::Folder(folder) => Some(folder.canonicalize()?),
-                Rootfs::Layout(layout) => Some(image::unpack(&layout, &state)?),
+                Rootfs::Layout(layout) => Some(layout::unpack(&layout, &state)?),
             };
             let home = Home::make(&state, level.as_str())?;
             let runtime = Runtime { level, program, root: home.runtime() };

@@ -610,14 +610,22 @@ fn layout_of(system: &Path) -> tempfile::TempDir {
     fs::create_dir_all(upper.path().join("var/lib")).unwrap();
     fs::write(upper.path().join("var/lib/.wh.gone"), "").unwrap();
     fs::write(system.join("var/lib/gone"), "").unwrap();
-    for (name, folder) in [("aa", system), ("bb", upper.path())] {
+    let put = |bytes: &[u8]| {
+        let hash = ring::digest::digest(&ring::digest::SHA256, bytes);
+        let hash: String = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        fs::write(blobs.join(&hash), bytes).unwrap();
+        serde_json::json!({"digest": format!("sha256:{hash}"), "size": bytes.len()})
+    };
+    let layers = [system, upper.path()].map(|folder| {
         let mut tar = std::process::Command::new("tar");
-        let status = tar.arg("-czf").arg(blobs.join(name)).arg("-C").arg(folder).arg(".").status();
-        assert!(status.unwrap().success());
-    }
-    let manifest = r#"{"schemaVersion":2,"layers":[{"digest":"sha256:aa"},{"digest":"sha256:bb"}]}"#;
-    fs::write(blobs.join("cc"), manifest).unwrap();
-    fs::write(layout.path().join("index.json"), r#"{"manifests":[{"digest":"sha256:cc"}]}"#).unwrap();
+        put(&tar.args(["-czf", "-", "-C"]).arg(folder).arg(".").output().unwrap().stdout)
+    });
+    let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
+    let config = put(format!(r#"{{"os":"linux","architecture":"{architecture}"}}"#).as_bytes());
+    let manifest = serde_json::json!({"schemaVersion": 2, "config": config, "layers": layers});
+    let index = serde_json::json!({"manifests": [put(manifest.to_string().as_bytes())]});
+    fs::write(layout.path().join("index.json"), index.to_string()).unwrap();
+    fs::write(layout.path().join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
     layout
 }
 
