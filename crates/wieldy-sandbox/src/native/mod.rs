@@ -3,14 +3,14 @@
 //! [`Native`] keeps the sandboxes: one for each session, made when it is first needed and gone when it has been idle for long; and for
 //! calls without a session one each, of which a few are built ahead.
 
-mod blank;
+pub(crate) mod blank;
 pub(crate) mod facts;
 pub(crate) mod held;
 pub(crate) mod init;
 pub(crate) mod landlock;
 pub(crate) mod owners;
 pub(crate) mod plan;
-mod planned;
+pub(crate) mod planned;
 pub(crate) mod planner;
 pub(crate) mod seccomp;
 pub(crate) mod secrets;
@@ -454,7 +454,7 @@ pub(crate) fn of_another_shape(id: &SandboxId) -> SandboxError {
     SandboxError::Creation { reason }
 }
 
-fn no_longer_intact(id: &SandboxId) -> SandboxError {
+pub(crate) fn no_longer_intact(id: &SandboxId) -> SandboxError {
     let reason = format!(
         "what the sandbox `{}` hides or protects was replaced on the machine; destroy it and make a new one",
         id.0

@@ -340,7 +340,7 @@ fn session_of(place: &Place) -> Option<SessionKey> {
     }
 }
 
-fn serve(listener: OwnedFd, allowed: Allowed, breaches: &Arc<Mutex<Vec<Breach>>>) -> io::Result<Proxy> {
+pub(crate) fn serve(listener: OwnedFd, allowed: Allowed, breaches: &Arc<Mutex<Vec<Breach>>>) -> io::Result<Proxy> {
     let listener = std::net::TcpListener::from(listener);
     listener.set_nonblocking(true)?;
     let breaches = Arc::clone(breaches);

@@ -11,6 +11,24 @@ use crate::native::secrets::SYSTEM;
 /// Folders of an image that a sandbox has of its own.
 const OWN: [&str; 5] = ["/dev", "/proc", "/run", "/sys", "/tmp"];
 
+/// The folder with another system as it is without links, if programs may see all of it.
+pub(super) fn checked(folder: &Path, state: &Path, home: Option<&Path>) -> io::Result<PathBuf> {
+    let refused = |problem: String| {
+        let told = format!("the root `{}` cannot be used: {problem}", folder.display());
+        io::Error::new(io::ErrorKind::InvalidInput, told)
+    };
+    let root = folder.canonicalize().map_err(|error| refused(error.to_string()))?;
+    if !root.is_dir() {
+        return Err(refused("it is not a folder".into()));
+    }
+    let home = home.and_then(|home| home.canonicalize().ok());
+    if state.starts_with(&root) || home.is_some_and(|home| home.starts_with(&root)) {
+        let problem = "it holds the executor's own files or a home folder; give programs a folder of their own";
+        return Err(refused(problem.into()));
+    }
+    Ok(root)
+}
+
 /// Replaces the machine's system in a plan by the one in the folder `image`.
 pub(super) fn transplant(steps: Vec<Step>, image: &Path) -> io::Result<Vec<Step>> {
     let mut kept: Vec<Step> = steps.into_iter().filter(|step| !is_of_machine(step)).collect();

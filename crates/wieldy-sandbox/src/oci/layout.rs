@@ -392,10 +392,7 @@ mod tests {
         let index = world.folder.path().join("index.json");
         assert_eq!(world.unpack(), cannot("its `index.json`: No such file or directory (os error 2)"));
         fs::write(&index, "{").unwrap();
-        assert_eq!(
-            world.unpack(),
-            cannot("its `index.json`: EOF while parsing an object at line 1 column 1")
-        );
+        assert_eq!(world.unpack(), cannot("its `index.json`: EOF while parsing an object at line 1 column 1"));
         fs::write(&index, "{}").unwrap();
         assert_eq!(world.unpack(), cannot("its `index.json` lists no `manifests`"));
         let gone = json!({"digest": "sha256:00"});
