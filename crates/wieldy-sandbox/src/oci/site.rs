@@ -67,6 +67,11 @@ impl Site {
         let held = Holdings::take(&protected(&planned.steps), &missing)
             .map_err(|error| creation(format!("holding a place for protection: {error}")))?;
         let steps = match &ground.image {
+            // What is hidden in it would be seen there.
+            Some(image) if workspace.starts_with(image) => {
+                let image = image.display();
+                return Err(creation(format!("the workspace lies in the root `{image}`; give programs another root")));
+            }
             Some(image) => transplant(planned.steps, image)
                 .map_err(|error| creation(format!("the image `{}`: {error}", image.display())))?,
             None => planned.steps,

@@ -128,3 +128,19 @@ async fn a_root_that_would_show_the_machine_or_is_none_is_refused() {
         driver.close().await;
     }
 }
+
+#[tokio::test]
+async fn a_workspace_in_the_root_of_programs_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().canonicalize().unwrap();
+    let rootfs = Rootfs::Folder(root.clone());
+    let Some(driver) = Driver::with(Level::Runc, |options| OciOptions { rootfs, ..options }) else { return };
+    let mut world = driver.world("true", &[]);
+    world.confinement.workspace = root.join("workspace");
+    fs::create_dir(&world.confinement.workspace).unwrap();
+    let error = world.run().await.unwrap_err().to_string();
+    let wanted = format!("the workspace lies in the root `{}`; give programs another root", root.display());
+    assert_eq!(error, format!("cannot make a sandbox: {wanted}"));
+    drop(world);
+    driver.close().await;
+}
