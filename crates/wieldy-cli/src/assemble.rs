@@ -7,8 +7,8 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 use wieldy::{
     CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FileRules, FolderArtifacts, Level, Manifest,
-    ManifestError, ManifestTool, Native, NativeOptions, Oci, OciOptions, ProbeOptions, Problem, SharedTool, Store,
-    Unbound, history_tools,
+    ManifestError, ManifestTool, Native, NativeOptions, Oci, OciOptions, ProbeOptions, Problem, Rootfs, SharedTool,
+    Store, Unbound, history_tools,
 };
 
 use crate::config::{Config, Environment, Origin};
@@ -34,10 +34,9 @@ pub(crate) fn executor(
     let builder = builder(config, environment)?.tools(manifest_tools(config, environment)?);
     let mut builder = builder.sandbox(Native::new(native(config, environment, work)));
     if !config.state.as_os_str().is_empty() {
+        check_system(config)?;
         for level in [Level::Runc, Level::Crun, Level::Youki, Level::Gvisor] {
-            let state = config.state.join("oci");
-            let (home, idle_max) = (environment.home().map(Path::to_owned), config.sandbox.idle);
-            builder = builder.sandbox(Oci::new(OciOptions { home, idle_max, ..OciOptions::new(level, state) }));
+            builder = builder.sandbox(Oci::new(oci(config, environment, level)));
         }
         #[cfg(feature = "firecracker")]
         {
@@ -139,6 +138,35 @@ fn native(config: &Config, environment: &Environment, work: Work) -> NativeOptio
     }
 }
 
+/// How a level with an OCI runtime is set up.
+fn oci(config: &Config, environment: &Environment, level: Level) -> OciOptions {
+    OciOptions {
+        rootfs: config.sandbox.system.clone(),
+        home: environment.home().map(Path::to_owned),
+        idle_max: config.sandbox.idle,
+        ..OciOptions::new(level, config.state.join("oci"))
+    }
+}
+
+/// What can be told of programs' system before it is needed.
+fn check_system(config: &Config) -> Result<(), Failure> {
+    let (key, path, problem) = match &config.sandbox.system {
+        Rootfs::Folder(folder) if !folder.is_dir() => ("rootfs", folder, "is not a folder"),
+        Rootfs::Layout(layout) if !layout.is_dir() => ("layout", layout, "is not a folder"),
+        Rootfs::Layout(layout) if !["oci-layout", "index.json"].iter().all(|name| layout.join(name).is_file()) => {
+            ("layout", layout, "is no OCI image layout: it has no `oci-layout` or no `index.json`")
+        }
+        _ => return Ok(()),
+    };
+    let hint = match key {
+        "rootfs" => "name a folder with a system in it, or leave the key out to use this machine's",
+        _ => {
+            "`skopeo copy docker://debian:stable-slim oci:DIR` makes one; or leave the key out to use this machine's system"
+        }
+    };
+    Err(Failure::usage(anyhow!("`sandbox.oci.{key}`: `{}` {problem}", path.display())).hint(hint))
+}
+
 /// How the level `firecracker` is set up.
 #[cfg(feature = "firecracker")]
 fn firecracker(config: &Config, environment: &Environment) -> wieldy::FirecrackerOptions {
@@ -159,6 +187,7 @@ pub(crate) fn probe_options(config: &Config, environment: &Environment) -> Probe
     options.confinement.network = config.sandbox.network.clone();
     options.confinement.files = Arc::new(files(config));
     options.native = native(config, environment, Work::OneCall);
+    options.system = config.sandbox.system.clone();
     #[cfg(feature = "firecracker")]
     {
         options.firecracker = firecracker(config, environment);

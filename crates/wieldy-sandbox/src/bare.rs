@@ -22,7 +22,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::BoxFuture;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Command, Confinement, Exit, Level, OutputSink, Sandbox, SandboxError, SandboxId, SandboxRef, Usage};
+use wieldy_core::{
+    Command, Confinement, Enforcement, Enforcer, Exit, Level, OutputSink, Sandbox, SandboxError, SandboxId, SandboxRef,
+    Usage,
+};
 
 use crate::custody::{Berth, Went, see_through};
 use crate::link::{Link, Warden, settle};
@@ -114,6 +117,20 @@ fn next_sandbox() -> SandboxRef {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     SandboxRef { id: SandboxId(format!("bare-{}-{number}", std::process::id())), level: Level::None }
+}
+
+/// What sees to each limit here.
+pub(crate) fn enforcement() -> Vec<Enforcement> {
+    let by = [
+        ("cpu_millicores", Enforcer::Nobody),
+        ("memory_bytes", Enforcer::Nobody),
+        ("processes", Enforcer::Nobody),
+        ("open_files", Enforcer::KernelPerProcess),
+        ("disk_bytes", Enforcer::Nobody),
+        ("disk_files", Enforcer::Nobody),
+        ("output_bytes", Enforcer::Executor),
+    ];
+    by.map(|(limit, by)| Enforcement { limit, by }).into()
 }
 
 /// What a berth measured.

@@ -36,4 +36,4 @@ pub use firecracker::{Firecracker, FirecrackerOptions, FirecrackerProblem};
 pub use link::finish;
 pub use native::{Native, NativeOptions};
 pub use oci::{Oci, OciOptions, OciProblem, OciVersion, Rootfs};
-pub use probe::{ProbeOptions, ProbeState, Probed, RefusedCall, Report, probe};
+pub use probe::{Holds, ProbeOptions, ProbeState, Probed, RefusedCall, Report, probe};

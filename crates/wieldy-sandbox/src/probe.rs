@@ -15,7 +15,7 @@ use wieldy_core::{Confinement, Enforcement, FileRules, Level, Network, Place, Re
 
 use crate::cgroup::{Finding, Kind, Version};
 use crate::native::{seccomp, standing};
-use crate::{Native, NativeOptions};
+use crate::{Native, NativeOptions, Rootfs};
 
 /// What is tried, and for whom.
 #[derive(Debug, Clone)]
@@ -24,6 +24,8 @@ pub struct ProbeOptions {
     pub confinement: Confinement,
     /// How the native level is set up.
     pub native: NativeOptions,
+    /// The system that programs come from at the levels with an OCI runtime.
+    pub system: Rootfs,
     /// How the level `firecracker` is set up.
     #[cfg(feature = "firecracker")]
     pub firecracker: crate::FirecrackerOptions,
@@ -45,6 +47,7 @@ impl ProbeOptions {
                 grace: Duration::from_secs(1),
             },
             native: NativeOptions::default(),
+            system: Rootfs::Host,
             #[cfg(feature = "firecracker")]
             firecracker: crate::FirecrackerOptions::new(std::env::temp_dir()),
             path: "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin".into(),
@@ -71,6 +74,8 @@ pub struct Report {
     pub controllers: Vec<Probed>,
     /// Who sees to each limit at the native level.
     pub limits: Vec<Enforcement>,
+    /// What each level holds programs to, where it works.
+    pub holds: Vec<Holds>,
     /// The system calls that programs are refused at the native level.
     pub refused: Vec<RefusedCall>,
     /// What programs see at the native level, a line for each step; or why there is no such plan.
@@ -83,6 +88,17 @@ impl Report {
     pub fn works(&self, level: Level) -> bool {
         self.levels.iter().any(|probed| probed.name == level.as_str() && probed.state == ProbeState::Works)
     }
+}
+
+/// What a level holds programs to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Holds {
+    /// The level.
+    pub level: Level,
+    /// Who sees to each limit.
+    pub limits: Vec<Enforcement>,
+    /// What programs can be given to reach: `none`, `open`, and `hosts` for those of a list.
+    pub networks: Vec<&'static str>,
 }
 
 /// What was found out about one thing.
@@ -157,6 +173,7 @@ pub async fn probe(options: &ProbeOptions) -> Report {
         },
         controllers: hierarchy.findings().iter().map(controller).collect(),
         limits: standing::enforcement(hierarchy),
+        holds: levels::holds(hierarchy),
         refused: seccomp::refused().collect(),
         plan: plan.map(|plan| plan.to_string().lines().map(str::to_owned).collect()).map_err(|error| error.to_string()),
     }

@@ -35,7 +35,7 @@ pub use wieldy_core::*;
 /// MCP in both directions.
 pub use wieldy_mcp as mcp;
 pub use wieldy_sandbox::{
-    Bare, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions, ProbeState, Probed,
+    Bare, Holds, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions, ProbeState, Probed,
     RefusedCall, Report, Rootfs, finish, probe,
 };
 #[cfg(feature = "firecracker")]

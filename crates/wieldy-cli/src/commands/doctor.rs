@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use anyhow::anyhow;
 use serde::Serialize;
-use wieldy::{Enforcement, Enforcer, Level, ProbeState, Probed, Report};
+use wieldy::{Enforcement, Enforcer, Holds, Level, ProbeState, Probed, Report};
 
 use crate::args::DoctorArgs;
 use crate::assemble;
@@ -98,19 +98,23 @@ fn history(config: &Config) -> ProbedHistory {
 
 /// Everything for people: a paragraph for each kind of thing, a line for each thing, advice below it.
 fn text(report: &Report, history: &ProbedHistory, isolation: Level, colours: bool) -> String {
-    let limits: Vec<Probed> = report.limits.iter().map(limit).collect();
+    let of_level = report.holds.iter().find(|holds| holds.level == isolation);
+    let limits = of_level.iter().flat_map(|holds| holds.limits.iter().map(|it| limit(isolation, it)));
+    let limits: Vec<Probed> = limits.collect();
+    let holds: Vec<Probed> = report.holds.iter().map(held).collect();
     let user = if report.user == 0 { "root".to_owned() } else { format!("user {}", report.user) };
     let history = vec![history.probed.clone()];
     let paragraphs = [
         (format!("isolation levels (configured: {isolation})"), &report.levels),
         (format!("kernel {} on {}, as {user}", report.kernel, report.architecture), &report.features),
         (format!("control groups: {}", report.cgroups), &report.controllers),
-        ("limits at level native, and who sees to them".to_owned(), &limits),
+        (format!("limits at level {isolation}, and who sees to them"), &limits),
+        ("what each level holds programs to, where it works".to_owned(), &holds),
         ("where calls are recorded".to_owned(), &history),
     ];
     let lines = paragraphs.iter().flat_map(|(_, lines)| lines.iter());
     let width = lines.map(|probed| probed.name.chars().count()).max().unwrap_or_default();
-    let paragraphs = paragraphs.iter().map(|(title, lines)| {
+    let paragraphs = paragraphs.iter().filter(|(_, lines)| !lines.is_empty()).map(|(title, lines)| {
         let lines: String = lines.iter().map(|probed| line(probed, width, colours)).collect();
         format!("{}\n{lines}", shown_in_line(title))
     });
@@ -131,17 +135,41 @@ fn line(probed: &Probed, width: usize, colours: bool) -> String {
     text
 }
 
-fn limit(enforcement: &Enforcement) -> Probed {
+fn limit(level: Level, enforcement: &Enforcement) -> Probed {
     let (state, told, hint) = match enforcement.by {
         Enforcer::Kernel => (ProbeState::Works, "the kernel, for all processes of a call together", None),
         Enforcer::KernelPerProcess => (ProbeState::Works, "the kernel, for each process by itself", None),
         Enforcer::Watcher => (ProbeState::Works, "a watcher, which ends what has gone too far", None),
         Enforcer::Executor => (ProbeState::Works, "wieldy itself, which keeps no more", None),
         Enforcer::Nobody => {
-            (ProbeState::Fails, "nobody", Some("a control group sees to it; do what is advised for it above"))
+            let hint = match level {
+                Level::None => "this level limits next to nothing; use `native`",
+                Level::Gvisor if enforcement.limit == "processes" => {
+                    "gVisor's kernel has no such limit; that of memory holds, or use `runc`"
+                }
+                _ => "a control group sees to it; do what is advised for it above",
+            };
+            (ProbeState::Fails, "nobody", Some(hint))
         }
     };
     Probed { name: enforcement.limit.to_owned(), state, told: told.into(), hint: hint.map(str::to_owned) }
+}
+
+/// What a level holds to, on one line.
+fn held(holds: &Holds) -> Probed {
+    let unheld: Vec<&str> = holds.limits.iter().filter(|it| it.by == Enforcer::Nobody).map(|it| it.limit).collect();
+    let (state, limits) = match unheld.as_slice() {
+        [] => (ProbeState::Works, "every limit".to_owned()),
+        unheld => (ProbeState::Fails, format!("every limit but {}", unheld.join(", "))),
+    };
+    let can = |network: &str| holds.networks.contains(&network);
+    let network = match (can("none"), can("open"), can("hosts")) {
+        (true, true, true) => "no network, listed hosts or an open one",
+        (true, true, false) => "no network or an open one; lists of hosts are refused",
+        (true, false, _) => "no network; anything else is refused",
+        (false, ..) => "the machine's network, whatever is asked for",
+    };
+    Probed { name: holds.level.to_string(), state, told: format!("{limits}; {network}"), hint: None }
 }
 
 fn plan_text(report: &Report) -> String {
@@ -179,6 +207,21 @@ mod tests {
                 Enforcement { limit: "cpu_millicores", by: Enforcer::Nobody },
                 Enforcement { limit: "memory_bytes", by: Enforcer::Watcher },
             ],
+            holds: vec![
+                Holds {
+                    level: Level::Native,
+                    limits: vec![
+                        Enforcement { limit: "cpu_millicores", by: Enforcer::Nobody },
+                        Enforcement { limit: "memory_bytes", by: Enforcer::Watcher },
+                    ],
+                    networks: vec!["none", "open", "hosts"],
+                },
+                Holds {
+                    level: Level::Gvisor,
+                    limits: vec![Enforcement { limit: "processes", by: Enforcer::Nobody }],
+                    networks: vec!["none", "open"],
+                },
+            ],
             refused: Vec::new(),
             plan: Ok(vec!["bind /usr read".into()]),
         }
@@ -210,9 +253,22 @@ mod tests {
                             → a control group sees to it; do what is advised for it above
           ✓ memory_bytes    a watcher, which ends what has gone too far
 
+        what each level holds programs to, where it works
+          ✗ native          every limit but cpu_millicores; no network, listed hosts or an open one
+          ✗ gvisor          every limit but processes; no network or an open one; lists of hosts are refused
+
         where calls are recorded
           ✓ history         told\u{1b}
         "#);
+    }
+
+    #[test]
+    fn a_limit_that_nobody_sees_to_comes_with_advice_for_the_level() {
+        let of = |level| limit(level, &Enforcement { limit: "processes", by: Enforcer::Nobody }).hint.unwrap();
+        assert_eq!(of(Level::Gvisor), "gVisor's kernel has no such limit; that of memory holds, or use `runc`");
+        assert_eq!(of(Level::None), "this level limits next to nothing; use `native`");
+        assert_eq!(of(Level::Runc), "a control group sees to it; do what is advised for it above");
+        assert!(text(&report(), &probed_history(), Level::Gvisor, false).contains("limits at level gvisor,"));
     }
 
     #[test]
@@ -291,6 +347,39 @@ mod tests {
             {
               "limit": "memory_bytes",
               "by": "watcher"
+            }
+          ],
+          "holds": [
+            {
+              "level": "native",
+              "limits": [
+                {
+                  "limit": "cpu_millicores",
+                  "by": "nobody"
+                },
+                {
+                  "limit": "memory_bytes",
+                  "by": "watcher"
+                }
+              ],
+              "networks": [
+                "none",
+                "open",
+                "hosts"
+              ]
+            },
+            {
+              "level": "gvisor",
+              "limits": [
+                {
+                  "limit": "processes",
+                  "by": "nobody"
+                }
+              ],
+              "networks": [
+                "none",
+                "open"
+              ]
             }
           ],
           "refused": [],

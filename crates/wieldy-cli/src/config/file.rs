@@ -113,7 +113,13 @@ section! {
         spares: CountOrNone,
         floor: Level,
         limits: FileSandboxLimits,
+        oci: FileOci,
         firecracker: FileFirecracker,
+    }
+    /// Where programs come from at the levels with an OCI runtime.
+    FileOci {
+        rootfs: PathBuf,
+        layout: PathBuf,
     }
     /// What guests of the level `firecracker` are made of.
     FileFirecracker {
@@ -315,6 +321,7 @@ impl FileConfig {
                     disk_mb: Some(Whole(0)),
                     disk_files: Some(Whole(0)),
                 }),
+                oci: Some(FileOci { rootfs: Some(PathBuf::new()), layout: Some(PathBuf::new()) }),
                 firecracker: Some(FileFirecracker { kernel: Some(PathBuf::new()), rootfs: Some(PathBuf::new()) }),
             }),
             output: Some(FileOutput { bytes_max: Some(Whole(executor.output_bytes_max)) }),
@@ -352,10 +359,14 @@ impl FileConfig {
         if let Some(serve) = &mut self.serve {
             serve.begin_paths_at(folder);
         }
-        let guests = self.sandbox.iter_mut().flat_map(|sandbox| &mut sandbox.firecracker);
-        for path in guests.flat_map(|guest| guest.kernel.iter_mut().chain(&mut guest.rootfs)) {
-            if !path.as_os_str().is_empty() && !path.starts_with("~") {
-                *path = folder.join(&*path);
+        for sandbox in self.sandbox.iter_mut() {
+            let guest =
+                sandbox.firecracker.iter_mut().flat_map(|guest| guest.kernel.iter_mut().chain(&mut guest.rootfs));
+            let system = sandbox.oci.iter_mut().flat_map(|oci| oci.rootfs.iter_mut().chain(&mut oci.layout));
+            for path in guest.chain(system) {
+                if !path.as_os_str().is_empty() && !path.starts_with("~") {
+                    *path = folder.join(&*path);
+                }
             }
         }
         let mounts = self.sandbox.iter_mut().flat_map(|sandbox| &mut sandbox.mounts).flatten();

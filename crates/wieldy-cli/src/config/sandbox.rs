@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use wieldy::{FileRules, Level, Mount, Network, ResourceLimits};
+use wieldy::{FileRules, Level, Mount, Network, ResourceLimits, Rootfs};
 
 use super::file::{FileSandbox, FileSandboxLimits};
 use super::value::Whole;
@@ -22,6 +22,8 @@ pub(crate) struct SandboxConfig {
     /// What all programs of one session may use together.
     pub(crate) limits: ResourceLimits,
     pub(crate) floor: Level,
+    /// The system that programs come from at the levels with an OCI runtime.
+    pub(crate) system: Rootfs,
     /// The kernel and the root file system of guests at the level `firecracker`, where they are named.
     pub(crate) kernel: Option<PathBuf>,
     pub(crate) rootfs: Option<PathBuf>,
@@ -34,10 +36,18 @@ impl SandboxConfig {
         let paths = |paths: Option<Vec<PathBuf>>| {
             paths.expect(SET).iter().map(|path| at_home(path, home)).collect::<Result<Vec<_>, _>>()
         };
-        let guest = file.firecracker.expect(SET);
+        let (oci, guest) = (file.oci.expect(SET), file.firecracker.expect(SET));
         let named = |path: Option<PathBuf>| match path.expect(SET) {
             path if path.as_os_str().is_empty() => Ok(None),
             path => at_home(&path, home).map(Some),
+        };
+        let system = match (named(oci.rootfs)?, named(oci.layout)?) {
+            (None, None) => Rootfs::Host,
+            (Some(folder), None) => Rootfs::Folder(folder),
+            (None, Some(layout)) => Rootfs::Layout(layout),
+            (Some(_), Some(_)) => {
+                return Err("`oci.rootfs` and `oci.layout` both say where programs come from; keep one of them".into());
+            }
         };
         let mounts = file.mounts.expect(SET).into_iter().map(|mount| mount.resolve(home));
         Ok(Self {
@@ -52,6 +62,7 @@ impl SandboxConfig {
             spares: file.spares.expect(SET).0 as usize,
             limits: limits(&file.limits.expect(SET)),
             floor: file.floor.expect(SET),
+            system,
             kernel: named(guest.kernel)?,
             rootfs: named(guest.rootfs)?,
         })

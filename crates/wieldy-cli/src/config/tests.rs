@@ -1,6 +1,6 @@
 //! Tests of the configuration: layers, mistakes and the template.
 
-use wieldy::{FileRules, Mount, Network};
+use wieldy::{FileRules, Mount, Network, Rootfs};
 
 use super::*;
 
@@ -150,6 +150,7 @@ fn mistakes_are_told_with_their_key_and_line() {
         "[sandbox]\nhidden = [\"~/x\"]",
         "isolation = \"none\"\n[sandbox]\nfloor = \"native\"",
         "[sandbox.limits]\nopen-files = 3",
+        "[sandbox.oci]\nrootfs = \"/a\"\nlayout = \"/b\"",
     ];
     let told: Vec<String> = mistakes.iter().map(|text| file(text)).collect();
     insta::assert_snapshot!(told.join("\n"), @"
@@ -182,6 +183,7 @@ fn mistakes_are_told_with_their_key_and_line() {
     the section `sandbox`: `~/x`: there is no home folder, as HOME is not set
     file wieldy.toml: the isolation level `none` is below `sandbox.floor`, which is `native` (file wieldy.toml) (choose a level that is as strong; a floor can be raised by every layer, and lowered by none)
     wieldy.toml:2: there is no key `sandbox.limits.open-files`
+    the section `sandbox`: `oci.rootfs` and `oci.layout` both say where programs come from; keep one of them
     ");
 }
 
@@ -247,6 +249,8 @@ fn the_section_sandbox_says_what_programs_see_reach_and_use() {
         idle = "1m"
         [sandbox.limits]
         memory-mb = 10
+        [sandbox.oci]
+        layout = "images/debian"
         [sandbox.firecracker]
         kernel = "~/vm/kernel"
         rootfs = "vm/root.ext4"
@@ -266,6 +270,7 @@ fn the_section_sandbox_says_what_programs_see_reach_and_use() {
         spares: 1,
         limits: ResourceLimits { memory_bytes: Some(10 << 20), ..ResourceLimits::default() },
         floor: Level::None,
+        system: Rootfs::Layout("/project/images/debian".into()),
         kernel: Some("/home/ada/vm/kernel".into()),
         rootfs: Some("/project/vm/root.ext4".into()),
     };

@@ -79,6 +79,8 @@ fn every_value_is_shown_with_its_origin() {
     sandbox.limits.processes = 0  # default
     sandbox.mounts = []  # default
     sandbox.network = "none"  # default
+    sandbox.oci.layout = ""  # default
+    sandbox.oci.rootfs = ""  # default
     sandbox.protected = []  # default
     sandbox.shown = []  # default
     sandbox.spares = 1  # default

@@ -46,6 +46,7 @@ fn every_level_is_told_and_the_native_one_works() {
             "cgroups",
             "controllers",
             "limits",
+            "holds",
             "refused",
             "history"
         ]
@@ -55,6 +56,13 @@ fn every_level_is_told_and_the_native_one_works() {
         limits,
         ["cpu_millicores", "memory_bytes", "processes", "open_files", "disk_bytes", "disk_files", "output_bytes"]
     );
+    let holds = told["holds"].as_array().unwrap();
+    let of = |level: &str| holds.iter().find(|it| it["level"] == level).unwrap();
+    assert_eq!(of("native")["limits"], told["limits"]);
+    assert_eq!(of("native")["networks"], json!(["none", "open", "hosts"]));
+    assert_eq!(of("runc")["networks"], json!(["none", "open", "hosts"]));
+    let processes = json!({"limit": "processes", "by": "nobody"});
+    assert!(of("gvisor")["limits"].as_array().unwrap().contains(&processes), "{told}");
     assert!(told["refused"].as_array().unwrap().iter().any(|it| it["name"] == "bpf"), "{told}");
 }
 

@@ -6,6 +6,7 @@ mod bad_input;
 mod batch;
 mod call;
 mod configuration;
+mod containers;
 mod doctor;
 mod encrypted;
 mod exit_codes;

@@ -10,7 +10,7 @@ use rustix::process::{Pid, geteuid, getpid};
 
 use super::group::Layout;
 use super::mounts::{Mount, mounts};
-use super::sweep::{Home, make_home};
+use super::sweep::{Home, make_home, next_number};
 use super::{Controller, Finding, Group, Kind, Place, Reason, Version, folder};
 
 /// The group to which an executor moves itself on v2.
@@ -33,7 +33,8 @@ pub(super) fn find() -> Found {
     let kind = kind(&mounts);
     let choice = Controller::ALL.map(|controller| choose(&mounts, controller));
     let layout = Layout { versions: Vec::new(), places: [None; _], passed_on: Vec::new(), quotas: Mutex::default() };
-    let mut search = Search { layout, bases: Vec::new(), homes: Vec::new(), reasons: [const { None }; _] };
+    let mut search =
+        Search { layout, bases: Vec::new(), homes: Vec::new(), number: next_number(), reasons: [const { None }; _] };
     for (index, mount) in mounts.iter().enumerate() {
         let wanted = Controller::ALL.into_iter().filter(|it| choice[*it as usize] == Some(index)).collect::<Vec<_>>();
         if !wanted.is_empty() {
@@ -97,6 +98,8 @@ struct Search {
     layout: Layout,
     bases: Vec<PathBuf>,
     homes: Vec<Home>,
+    /// The executor's, in every mount.
+    number: usize,
     reasons: [Option<Reason>; Controller::ALL.len()],
 }
 
@@ -114,7 +117,7 @@ impl Search {
             Version::V1 => (own_folder.clone(), None),
             Version::V2 => make_base(own_folder, wanted),
         };
-        let home = match make_home(&base) {
+        let home = match make_home(&base, self.number) {
             Ok(home) => home,
             Err(error) => return refuse(&why_not(&error, &base, mount.version)),
         };

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
 
@@ -15,16 +16,23 @@ pub(super) struct Home {
     pub(super) lock: File,
 }
 
+/// A number for the executor's folders that no other executor of this process has: so they have the same name in every mount, by which
+/// runtimes of containers find them.
+pub(super) fn next_number() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Makes a folder for this executor below `base`, under a name of its own: `wieldy-<process>-<its start>-<number>`.
-pub(super) fn make_home(base: &Path) -> io::Result<Home> {
+pub(super) fn make_home(base: &Path, first: usize) -> io::Result<Home> {
     let process = std::process::id();
     let start = start_time(process).unwrap_or(0);
     const TRIES_MAX: usize = 1000;
-    for number in 0..TRIES_MAX {
+    for number in first..first + TRIES_MAX {
         let folder = base.join(format!("wieldy-{process}-{start}-{number}"));
         match fs::create_dir(&folder) {
             Ok(()) => {}
-            // Another executor of this process has it.
+            // An executor in another process namespace has it.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
             Err(error) => return Err(error),
         }

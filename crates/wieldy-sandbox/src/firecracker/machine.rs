@@ -514,7 +514,7 @@ fn group_limits(limits: &ResourceLimits) -> GroupLimits {
 }
 
 /// What sees to each limit here.
-fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
+pub(crate) fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
     let cpu = if hierarchy.can(Controller::Cpu) { Enforcer::Kernel } else { Enforcer::Nobody };
     let by = [
         ("cpu_millicores", cpu),

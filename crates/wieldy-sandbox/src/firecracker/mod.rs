@@ -40,6 +40,7 @@ use wieldy_core::{
 
 pub(crate) use self::agent::{NAME as AGENT_NAME, live as live_as_agent};
 use self::machine::Machine;
+pub(crate) use self::machine::enforcement;
 use crate::cgroup::Hierarchy;
 use crate::custody::see_through;
 use crate::native::of_another_shape;

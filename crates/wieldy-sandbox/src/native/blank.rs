@@ -55,16 +55,16 @@ impl Ahead {
 }
 
 /// What is hidden or protected, and which file it was: its device and number there.
-pub(super) type Covered = (PathBuf, Option<(u64, u64)>);
+pub(crate) type Covered = (PathBuf, Option<(u64, u64)>);
 
 /// What the steps hide or protect, and which file each is now.
-pub(super) fn covered_by(steps: &[Step]) -> Vec<Covered> {
+pub(crate) fn covered_by(steps: &[Step]) -> Vec<Covered> {
     plan::covered(steps).into_iter().map(|path| (path.clone(), file_id(&path))).collect()
 }
 
 /// Whether everything is still the same on the machine. Where somebody has replaced a file by another, as editors do, what covered
 /// the old one is gone, and the new one lies open.
-pub(super) fn are_the_same(covered: &[Covered]) -> bool {
+pub(crate) fn are_the_same(covered: &[Covered]) -> bool {
     covered.iter().all(|(path, id)| file_id(path) == *id)
 }
 

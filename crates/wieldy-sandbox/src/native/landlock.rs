@@ -14,7 +14,7 @@ use landlock::{
 };
 use rustix::fs::{Mode, OFlags};
 
-use super::sys_landlock;
+use super::{held, sys_landlock};
 
 /// What may be done with a path and all that is below it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -96,9 +96,11 @@ impl Rules {
             rules.grant(path, access)?;
         }
         for device in DEVICES {
-            match rules.grant(Path::new(device), Access::ReadWrite) {
-                Err(LandlockError::Open { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
-                granted => granted?,
+            // Some are links, and all are where no command can change them.
+            match rustix::fs::open(device, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+                Ok(opened) => rules.grant_opened(opened, Access::ReadWrite)?,
+                Err(rustix::io::Errno::NOENT) => {}
+                Err(error) => return Err(LandlockError::Open { path: device.into(), source: error.into() }),
             }
         }
         Ok(Ok(rules))
@@ -106,7 +108,13 @@ impl Rules {
 
     /// Grants one more path, to whoever puts itself under the ruleset from now on.
     pub(crate) fn grant(&mut self, path: &Path, access: Access) -> Result<(), LandlockError> {
-        (&mut self.ruleset).add_rule(beneath(open(path)?, self.abi, access)?)?;
+        // A link that a command has put on the way would have something else granted.
+        let opened = held::open_plain(path, OFlags::PATH);
+        self.grant_opened(opened.map_err(|source| LandlockError::Open { path: path.to_owned(), source })?, access)
+    }
+
+    fn grant_opened(&mut self, opened: OwnedFd, access: Access) -> Result<(), LandlockError> {
+        (&mut self.ruleset).add_rule(beneath(opened, self.abi, access)?)?;
         Ok(())
     }
 
@@ -125,11 +133,6 @@ pub(crate) const DEVICES: [&str; 8] =
 fn known(version: u32) -> ABI {
     // From version 9 on, a rule is needed to connect to a socket by its path; sockets in the granted folders are ours.
     ABI::from(i32::try_from(version).unwrap_or(i32::MAX))
-}
-
-fn open(path: &Path) -> Result<OwnedFd, LandlockError> {
-    rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|error| LandlockError::Open { path: path.to_owned(), source: error.into() })
 }
 
 fn beneath(opened: OwnedFd, abi: ABI, access: Access) -> Result<PathBeneath<OwnedFd>, LandlockError> {
@@ -203,10 +206,10 @@ mod tests {
             fs::write(at(folder).join("file"), folder).unwrap();
         }
         fs::write(at("single"), "one file").unwrap();
-        let system = [Path::new("/usr"), Path::new("/bin"), Path::new("/lib"), Path::new("/lib64"), Path::new("/etc")];
+        // Some are links on some machines.
+        let system = ["/usr", "/bin", "/lib", "/lib64", "/etc"].map(|path| fs::canonicalize(path).ok());
         let (read, write, single) = (at("read"), at("write"), at("single"));
-        let mut paths: Vec<_> =
-            system.into_iter().filter(|path| path.exists()).map(|path| (path, Access::Read)).collect();
+        let mut paths: Vec<_> = system.iter().flatten().map(|path| (path.as_path(), Access::Read)).collect();
         paths.extend([(read.as_path(), Access::Read), (&write, Access::ReadWrite), (&single, Access::ReadWrite)]);
         lock(&paths);
 
@@ -267,6 +270,24 @@ mod tests {
         let missing = Path::new("/no/such/path");
         let error = Rules::new([(missing, Access::Read)]).unwrap_err();
         assert_eq!(error.to_string(), "could not open `/no/such/path` for a Landlock rule");
+    }
+
+    #[test]
+    fn a_link_grants_nothing() {
+        if lacks(1) {
+            return;
+        }
+        let world = tempfile::tempdir().unwrap();
+        let world = world.path().canonicalize().unwrap();
+        let (real, link) = (world.join("real"), world.join("link"));
+        fs::create_dir_all(real.join("inner")).unwrap();
+        std::os::unix::fs::symlink(&real, &link).unwrap();
+        let mut rules = Rules::new([(real.as_path(), Access::Read)]).unwrap().unwrap();
+        for path in [link.clone(), link.join("inner")] {
+            let error = rules.grant(&path, Access::ReadWrite).unwrap_err();
+            assert_eq!(error.to_string(), format!("could not open `{}` for a Landlock rule", path.display()));
+        }
+        rules.grant(&real.join("inner"), Access::ReadWrite).unwrap();
     }
 
     #[test]

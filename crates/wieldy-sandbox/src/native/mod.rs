@@ -3,7 +3,7 @@
 //! [`Native`] keeps the sandboxes: one for each session, made when it is first needed and gone when it has been idle for long; and for
 //! calls without a session one each, of which a few are built ahead.
 
-mod blank;
+pub(crate) mod blank;
 pub(crate) mod deep;
 pub(crate) mod facts;
 pub(crate) mod held;
@@ -14,9 +14,9 @@ mod ledger;
 mod nest;
 pub(crate) mod owners;
 pub(crate) mod plan;
-mod planned;
+pub(crate) mod planned;
 pub(crate) mod planner;
-mod refusals;
+pub(crate) mod refusals;
 pub(crate) mod seccomp;
 pub(crate) mod secrets;
 pub(crate) mod standing;
@@ -517,7 +517,7 @@ pub(crate) fn of_another_shape(id: &SandboxId) -> SandboxError {
     SandboxError::Creation { reason }
 }
 
-fn no_longer_intact(id: &SandboxId) -> SandboxError {
+pub(crate) fn no_longer_intact(id: &SandboxId) -> SandboxError {
     let reason = format!(
         "what the sandbox `{}` hides or protects was replaced on the machine; destroy it and make a new one",
         id.0

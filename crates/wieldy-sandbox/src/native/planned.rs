@@ -33,8 +33,7 @@ pub(super) struct Planned {
 impl Planned {
     pub(super) fn new(confinement: &Confinement, options: &NativeOptions) -> Result<Self, SandboxError> {
         let Plan { steps, placeholders, environment } = draw(confinement, options)?;
-        let placeholders: Vec<HeldPlace> = placeholders.into_iter().map(held_place).collect();
-        remember(&placeholders, &mut ours());
+        let placeholders = to_hold(placeholders);
         let environment = environment.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         Ok(Self { steps, environment, placeholders })
     }
@@ -62,6 +61,13 @@ pub(super) fn draw(confinement: &Confinement, options: &NativeOptions) -> Result
 
 fn creation(reason: String) -> SandboxError {
     SandboxError::Creation { reason }
+}
+
+/// What must be made for a plan. From now on, other plans know that it is ours.
+pub(crate) fn to_hold(placeholders: Vec<Placeholder>) -> Vec<HeldPlace> {
+    let places: Vec<HeldPlace> = placeholders.into_iter().map(held_place).collect();
+    remember(&places, &mut ours());
+    places
 }
 
 fn held_place(Placeholder { path, held }: Placeholder) -> HeldPlace {
@@ -107,9 +113,9 @@ fn remember(placeholders: &[HeldPlace], ours: &mut HashMap<PathBuf, Ours>) {
 
 /// The files of this machine without those that are there only for the sake of other sandboxes, ours or another executor's, which may go
 /// at any time: a new sandbox needs them itself.
-struct WithoutHeld<'a> {
+pub(crate) struct WithoutHeld<'a> {
     /// Where something may be held.
-    roots: Vec<&'a Path>,
+    pub(crate) roots: Vec<&'a Path>,
 }
 
 impl Look for WithoutHeld<'_> {

@@ -14,7 +14,7 @@ use crate::proxy::Refusal;
 const BREACHES_MAX: usize = 64;
 
 /// Those who hear of a sandbox's refusals.
-pub(super) struct Refusals {
+pub(crate) struct Refusals {
     sandbox: SandboxRef,
     running: Mutex<Running>,
 }
@@ -31,18 +31,18 @@ struct Heard {
 }
 
 /// A command that hears of refusals until this is dropped.
-pub(super) struct Hearing<'a> {
+pub(crate) struct Hearing<'a> {
     refusals: &'a Refusals,
     number: u64,
 }
 
 impl Refusals {
-    pub(super) fn new(sandbox: SandboxRef) -> Self {
+    pub(crate) fn new(sandbox: SandboxRef) -> Self {
         Self { sandbox, running: Mutex::default() }
     }
 
     /// A command begins; its `output` hears of what is refused from now on.
-    pub(super) fn hear(&self, output: &Arc<dyn OutputSink>) -> Hearing<'_> {
+    pub(crate) fn hear(&self, output: &Arc<dyn OutputSink>) -> Hearing<'_> {
         let mut running = self.running();
         running.begun += 1;
         let number = running.begun;
@@ -69,7 +69,7 @@ impl Refusals {
 
 impl Hearing<'_> {
     /// All that was refused so far.
-    pub(super) fn breaches(&self) -> Vec<Breach> {
+    pub(crate) fn breaches(&self) -> Vec<Breach> {
         self.refusals.running().commands.get(&self.number).map(|heard| heard.breaches.clone()).unwrap_or_default()
     }
 }

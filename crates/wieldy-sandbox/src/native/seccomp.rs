@@ -119,8 +119,7 @@ fn checked() -> Vec<(i64, Ways)> {
         let makes = (libc::O_CREAT | libc::O_TMPFILE & !libc::O_DIRECTORY) as u64;
         [vec![(vec![(flags, MaskedEq(makes), 0)], ALLOW)], mode(flags + 1)].concat()
     };
-    let terminal = [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD, libc::TIOCCONS];
-    let mut ioctl: Ways = terminal.iter().map(|request| (vec![(1, Eq, *request)], REFUSE)).collect();
+    let mut ioctl: Ways = OF_TERMINALS.iter().map(|request| (vec![(1, Eq, *request)], REFUSE)).collect();
     ioctl.push((vec![], ALLOW));
     vec![
         (libc::SYS_ioctl, ioctl),
@@ -161,12 +160,17 @@ fn socket() -> Ways {
         (vec![(0, Ne, libc::AF_INET as u64), (0, Ne, libc::AF_INET6 as u64)], REFUSE),
         (vec![(1, MaskedEq(KIND), libc::SOCK_RAW as u64)], REFUSE),
     ];
-    // Any other protocol would have the kernel load a module for it, whoever asks.
-    let protocols = [libc::IPPROTO_IP, libc::IPPROTO_TCP, libc::IPPROTO_UDP, libc::IPPROTO_ICMP, libc::IPPROTO_ICMPV6];
-    ways.extend(protocols.map(|number| (vec![protocol(number)], ALLOW)));
+    ways.extend(PROTOCOLS.map(|number| (vec![protocol(number)], ALLOW)));
     ways.push((vec![], REFUSE));
     ways
 }
+
+/// Any other protocol of the internet would have the kernel load a module for it, whoever asks.
+pub(crate) const PROTOCOLS: [i32; 5] =
+    [libc::IPPROTO_IP, libc::IPPROTO_TCP, libc::IPPROTO_UDP, libc::IPPROTO_ICMP, libc::IPPROTO_ICMPV6];
+
+/// What types into a terminal, or changes what one is.
+pub(crate) const OF_TERMINALS: [u64; 4] = [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD, libc::TIOCCONS];
 
 /// The flags of `clone` that ask for a new namespace. (That of time is no flag of `clone`: its bit is part of the
 /// signal's number there.)
@@ -188,7 +192,7 @@ pub(crate) const GIVING_BACK: [u64; 2] =
 
 /// Linux, 32-bit Linux as `uname` shows it, an old version number as `uname` shows it, fixed addresses as debuggers
 /// want them, and the question what it is.
-const PERSONALITIES: [u64; 6] = [0, 0x8, 0x2_0000, 0x2_0008, 0x4_0000, 0xffff_ffff];
+pub(crate) const PERSONALITIES: [u64; 6] = [0, 0x8, 0x2_0000, 0x2_0008, 0x4_0000, 0xffff_ffff];
 
 fn compile(ways: Ways) -> Result<BpfProgram, seccompiler::BackendError> {
     let mut block = BpfProgram::new();

@@ -380,7 +380,7 @@ fn session_of(place: &Place) -> Option<SessionKey> {
     }
 }
 
-fn serve(listener: OwnedFd, allowed: Allowed, refusals: &Arc<Refusals>) -> io::Result<Proxy> {
+pub(crate) fn serve(listener: OwnedFd, allowed: Allowed, refusals: &Arc<Refusals>) -> io::Result<Proxy> {
     let listener = std::net::TcpListener::from(listener);
     listener.set_nonblocking(true)?;
     let refusals = Arc::clone(refusals);

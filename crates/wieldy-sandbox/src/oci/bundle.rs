@@ -39,6 +39,8 @@ const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys",
 pub(super) struct Frame<'a> {
     pub(super) level: Level,
     pub(super) network: &'a Network,
+    /// The network to join, where it is there already.
+    pub(super) joined: Option<PathBuf>,
     pub(super) groups: Option<PathBuf>,
     pub(super) annotations: Vec<(String, String)>,
 }
@@ -85,13 +87,17 @@ impl Tree {
     /// The `config.json` of a container in which something is done.
     pub(super) fn config(&self, doing: &Doing<'_>, frame: &Frame<'_>) -> Result<Spec, OciSpecError> {
         use LinuxNamespaceType::{Cgroup, Ipc, Mount, Network as Net, Pid, Uts};
-        let mut namespaces = vec![Pid, Ipc, Uts, Mount, Cgroup];
+        let namespaces = [Pid, Ipc, Uts, Mount, Cgroup].map(|kind| LinuxNamespaceBuilder::default().typ(kind).build());
+        let mut namespaces = namespaces.into_iter().collect::<Result<Vec<_>, _>>()?;
         if *frame.network != Network::Open {
-            namespaces.push(Net);
+            let network = LinuxNamespaceBuilder::default().typ(Net);
+            namespaces.push(match &frame.joined {
+                Some(path) => network.path(path).build()?,
+                None => network.build()?,
+            });
         }
-        let namespaces = namespaces.into_iter().map(|kind| LinuxNamespaceBuilder::default().typ(kind).build());
         let mut linux = LinuxBuilder::default()
-            .namespaces(namespaces.collect::<Result<Vec<_>, _>>()?)
+            .namespaces(namespaces)
             .masked_paths(MASKED.map(String::from))
             .readonly_paths(READ_ONLY.map(String::from));
         if let Some(groups) = &frame.groups {

@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 use tokio::io::Interest;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Overrun, SandboxError, Usage};
+use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Overrun, ResourceLimits, SandboxError, Usage};
 
 use super::bundle::{Doing, Frame, process};
 use super::container::{Container, blocking, group_limits, make_site, text, write_json};
-use super::gvisor;
-use super::home::groups_by_controller;
 use super::owners::AGENT;
 use super::runtime::{Hand, complaint, ended, not_started};
+use super::{groups, gvisor};
 use crate::cgroup::{Group, Used, Whose};
 use crate::custody::Went;
 use crate::prepare::prepare;
 use crate::sys;
+use crate::wire::Limit;
 
 /// How often we look whether something has come about that nobody tells us.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
@@ -46,7 +46,7 @@ impl Container {
         &self,
         command: &Command,
         confinement: &Confinement,
-        output: &dyn OutputSink,
+        output: &Arc<dyn OutputSink>,
         stop: &CancellationToken,
     ) -> Result<Exit, SandboxError> {
         let _busy = Busy::new(self);
@@ -57,6 +57,7 @@ impl Container {
         }
         let mut environment = command.environment.clone();
         environment.extend(self.site.environment.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+        environment.extend(self.outlet.iter().flat_map(|outlet| outlet.environment.clone()));
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
         let workspace = confinement.workspace.canonicalize().unwrap_or_else(|_| confinement.workspace.clone());
         let folder = workspace.join(&command.folder);
@@ -69,14 +70,17 @@ impl Container {
             has_terminal: command.terminal.is_some(),
         };
         let log = self.file(&format!("{number}.log"));
-        let call = Call { command, confinement, output, stop, doing, number, log };
+        let call = Call { command, confinement, output: &**output, stop, doing, number, log };
+        let hearing = self.outlet.as_ref().map(|outlet| outlet.refusals.hear(output));
         let began = Instant::now();
         let (went, used) = match self.made.level {
             Level::Gvisor => self.run_unseen(&call).await?,
             _ => self.run_in_group(&call).await?,
         };
         let wall_ms = began.elapsed().as_secs_f64() * 1e3;
-        let overrun = (!stop.is_cancelled()).then(|| self.overrun(&used, confinement)).flatten();
+        let of_disk = went.as_ref().ok().and_then(|went| overrun_of_disk(went, &confinement.limits));
+        let of_group = || (!stop.is_cancelled()).then(|| self.overrun(&used, confinement)).flatten();
+        let overrun = of_disk.or_else(of_group);
         let told = complaint(&call.log);
         self.forget(number);
         let ended = match (went, told) {
@@ -93,7 +97,8 @@ impl Container {
             (Err(error), _) => return Err(error),
         };
         let overrun = overrun.filter(|_| ended != Ended::Code(0));
-        Ok(Exit { ended, usage: self.usage(&used, wall_ms), sandbox: self.made.clone(), overrun, breaches: Vec::new() })
+        let breaches = hearing.map(|hearing| hearing.breaches()).unwrap_or_default();
+        Ok(Exit { ended, usage: self.usage(&used, wall_ms), sandbox: self.made.clone(), overrun, breaches })
     }
 
     /// Runs a command whose processes the machine's kernel sees, in a cgroup of its own.
@@ -105,7 +110,7 @@ impl Container {
         let (pid_text, place) = (text(&pid_file), self.sub_group(call.number));
         let words = self.exec_words(call, &["--pid-file", &pid_text, "--cgroup", &place]).map_err(failed)?;
         let meter = group.begin();
-        let hand = Hand::new().await.map_err(failed)?;
+        let hand = self.hand(call).await?;
         let watcher = tokio::spawn(follow(pid_file, Arc::clone(&group), call.stop.clone(), call.confinement.grace));
         let went =
             hand.run(&self.runtime.program, words, call.command, call.confinement.grace, call.output, call.stop).await;
@@ -119,6 +124,12 @@ impl Container {
         Ok((went, group.used(&meter)))
     }
 
+    /// A berth that watches how much comes into the workspace.
+    async fn hand(&self, call: &Call<'_>) -> Result<Hand, SandboxError> {
+        let hand = Hand::new().await.map_err(|error| self.failed(&error))?;
+        Ok(hand.watching(&call.confinement.workspace, &call.confinement.limits))
+    }
+
     /// How the runtime is told which cgroup below the container's is meant.
     fn sub_group(&self, number: u64) -> String {
         let name = format!("call-{number}");
@@ -126,7 +137,7 @@ impl Container {
             return name;
         }
         // Where each controller has a mount of its own, only those that we use have such a group.
-        let known = groups_by_controller(&self.runtime.root.join(&self.made.id.0));
+        let known = groups::noted(&self.runtime.root.join(&self.made.id.0));
         let ours =
             known.iter().filter(|(controller, path)| !controller.is_empty() && self.group.folders().contains(path));
         let ours: Vec<&str> = ours.map(|(controller, _)| controller.as_str()).collect();
@@ -139,8 +150,8 @@ impl Container {
         let went = match self.lane.try_lock() {
             Ok(_lane) => {
                 let words = self.exec_words(call, &[]).map_err(|error| self.failed(&error))?;
-                let hand = Hand::new().await.map_err(|error| self.failed(&error))?;
-                let (went, deadline) = self.run_by_hand(hand, words, call, self.signal_agent("TERM")).await;
+                let hand = self.hand(call).await?;
+                let (went, deadline) = self.run_by_hand(hand, words, call, self.signal_agent(&["TERM", "CONT"])).await;
                 self.clear_lane(deadline).await;
                 went
             }
@@ -155,14 +166,20 @@ impl Container {
         let id = format!("{}-{}", self.made.id.0, call.number);
         let site = make_site(Arc::clone(&self.site.ground), id.clone(), call.confinement.clone()).await?;
         let annotations = self.annotations("container");
-        let frame = Frame { level: self.made.level, network: &self.network, groups: None, annotations };
+        // It lives in the sandbox, and so in its network.
+        let (level, network) = (self.made.level, &self.network);
+        let frame = Frame { level, network, joined: None, groups: None, annotations };
         let config = site.tree.config(&call.doing, &frame).map_err(io::Error::other).map_err(failed)?;
         write_json(&site.folder().join("config.json"), &config).map_err(failed)?;
-        let hand = Hand::new().await.map_err(failed)?;
+        let hand = self.hand(call).await?;
         self.join(&hand).await?;
         let bundle = text(&site.folder());
         let words = self.runtime.words(&call.log, &self.network, &["run", "--bundle", &bundle, &id]);
-        let telling = async { drop(self.ask(&["kill", "--all", &id, "TERM"]).await) };
+        let telling = async {
+            for signal in ["TERM", "CONT"] {
+                let _ = self.ask(&["kill", "--all", &id, signal]).await;
+            }
+        };
         let (went, _) = self.run_by_hand(hand, words, call, telling).await;
         let _ = self.ask(&["delete", "--force", &id]).await;
         Ok(went)
@@ -213,9 +230,10 @@ impl Container {
         Ok(self.runtime.words(&call.log, &self.network, &words))
     }
 
-    /// Signals every process of the agent in the container itself.
-    async fn signal_agent(&self, signal: &str) {
-        let (user, kill) = (format!("{AGENT}:{AGENT}"), format!("kill -s {signal} -- -1"));
+    /// Signals every process of the agent in the container itself. Who is stopped hears it only if told to go on.
+    async fn signal_agent(&self, signals: &[&str]) {
+        let kill: Vec<String> = signals.iter().map(|signal| format!("kill -s {signal} -- -1")).collect();
+        let (user, kill) = (format!("{AGENT}:{AGENT}"), kill.join("; "));
         let _ = self.ask(&["exec", "--user", &user, &self.made.id.0, "sh", "-c", &kill]).await;
     }
 
@@ -233,7 +251,7 @@ impl Container {
                 continue;
             }
             kills += 1;
-            self.signal_agent("KILL").await;
+            self.signal_agent(&["KILL"]).await;
         }
         self.stop.cancel();
         self.gone.cancelled().await;
@@ -289,6 +307,20 @@ impl Container {
             return Some(Overrun { limit: "processes", allowed, used });
         }
         None
+    }
+}
+
+/// The limit of the workspace that a command has passed, if it has.
+fn overrun_of_disk(went: &Went, limits: &ResourceLimits) -> Option<Overrun> {
+    let overrun = |limit, allowed: Option<u64>, used| Some(Overrun { limit, allowed: allowed?, used });
+    match went.report.overrun {
+        Some((Limit::DiskBytes, used)) => overrun("disk_bytes", limits.disk_bytes, used),
+        Some((Limit::DiskFiles, used)) => overrun("disk_files", limits.disk_files, used),
+        // A single file that was as large as all may be.
+        _ if ended(went.ended) == Ended::Signal(libc::SIGXFSZ) => {
+            overrun("disk_bytes", limits.disk_bytes, limits.disk_bytes?)
+        }
+        _ => None,
     }
 }
 

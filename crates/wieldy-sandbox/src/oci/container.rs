@@ -25,10 +25,13 @@ use wieldy_core::{
 };
 
 use super::bundle::{Doing, Frame};
+use super::groups;
+use super::outlet::Outlet;
 use super::owners::SLEEPER;
 use super::runtime::{Hand, Runtime, complaint};
 use super::site::{Ground, Site};
 use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy, Kind};
+use crate::native::blank::are_the_same;
 use crate::native::plan::Step;
 
 /// How long a container may take to stand.
@@ -50,10 +53,14 @@ pub(super) struct Container {
     created_at: Timestamp,
     pub(super) limits: ResourceLimits,
     pub(super) network: Network,
+    /// The way out, if there is one to listed hosts.
+    pub(super) outlet: Option<Outlet>,
     pub(super) runtime: Runtime,
     pub(super) site: Site,
     /// All of the container's.
     pub(super) group: Group,
+    /// What the runtime makes for it beside that.
+    foreign_groups: Vec<PathBuf>,
     enforcement: Vec<Enforcement>,
     keeper: Mutex<Option<JoinHandle<()>>>,
     /// Told to end the container; also cancelled when it has ended.
@@ -85,14 +92,13 @@ impl Container {
         ground: Arc<Ground>,
         hierarchy: &Hierarchy,
     ) -> Result<Arc<Self>, SandboxError> {
-        if let Network::Hosts(_) = confinement.network {
-            let reason = format!(
-                "the level `{}` has no way out to listed hosts only; use the level `native`, or the network `none` or `open`",
-                made.level
-            );
-            return Err(SandboxError::Creation { reason });
-        }
         let failed = |doing: &str, error: io::Error| SandboxError::Creation { reason: format!("{doing}: {error}") };
+        let outlet = match &confinement.network {
+            Network::Hosts(hosts) => {
+                Some(Outlet::open(&made, hosts).await.map_err(|error| failed("making a way out", error))?)
+            }
+            Network::None | Network::Open => None,
+        };
         let limits = match (made.level, &confinement.place) {
             // Nobody outside can tell one command in a gVisor sandbox from another, so they share what the first one may use.
             (Level::Gvisor, _) | (_, Place::Own) => confinement.place_limits.within(confinement.limits),
@@ -104,6 +110,9 @@ impl Container {
             let (id, confinement) = (made.id.0.clone(), confinement.clone());
             make_site(ground, id, confinement).await?
         };
+        let foreign_groups = if made.level == Level::Gvisor { Vec::new() } else { groups::beside(&group) };
+        // Before there are any: a start that fails has made some, too.
+        site.ground.home.note_groups(&foreign_groups);
         let container = Self {
             session: match &confinement.place {
                 Place::Session(key) => Some(key.clone()),
@@ -112,11 +121,13 @@ impl Container {
             created_at: Timestamp::now(),
             limits,
             network: confinement.network.clone(),
+            outlet,
             enforcement: enforcement(made.level, hierarchy),
             made,
             runtime,
             site,
             group,
+            foreign_groups,
             keeper: Mutex::default(),
             stop: CancellationToken::new(),
             gone: CancellationToken::new(),
@@ -141,7 +152,12 @@ impl Container {
             self.write_config(hierarchy)?;
             self.employ_keeper().await?;
             self.stand().await?;
-            self.settle_groups(hierarchy)
+            self.settle_groups(hierarchy)?;
+            if self.is_intact() {
+                return Ok(());
+            }
+            let reason = format!("{}: something that it covers was replaced meanwhile; try again", self.made.level);
+            Err(SandboxError::Creation { reason })
         };
         match risen.await {
             Ok(()) => {
@@ -165,7 +181,8 @@ impl Container {
         };
         let groups = (self.made.level != Level::Gvisor).then(|| groups_path(&self.group, hierarchy)).flatten();
         let annotations = self.annotations("sandbox");
-        let frame = Frame { level: self.made.level, network: &self.network, groups, annotations };
+        let joined = self.outlet.as_ref().map(Outlet::path);
+        let frame = Frame { level: self.made.level, network: &self.network, joined, groups, annotations };
         let config = self.site.tree.config(&doing, &frame).map_err(io::Error::other);
         config.and_then(|config| write_json(&self.file("config.json"), &config)).map_err(|error| self.failed(&error))
     }
@@ -250,7 +267,6 @@ impl Container {
         if self.made.level == Level::Gvisor {
             return Ok(());
         }
-        self.site.ground.home.note_groups(&self.made.id.0, self.group.folders());
         let pid = fs::read_to_string(self.file("pid")).map_err(|error| self.failed(&error))?;
         let is_there = |folder: &PathBuf| {
             let there = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
@@ -304,6 +320,11 @@ impl Container {
         pid.is_empty() || !is_of_living(&stat)
     }
 
+    /// Whether what it hides and protects is still the same on the machine.
+    pub(super) fn is_intact(&self) -> bool {
+        are_the_same(&self.site.covered)
+    }
+
     /// Ends everything in it and takes it away.
     pub(super) async fn end(self: Arc<Self>) {
         self.stop.cancel();
@@ -321,6 +342,8 @@ impl Container {
         }
         let _ = self.group.kill();
         let _ = self.runtime.ask(&self.file("asked.log"), &self.network, &["delete", "--force", &self.made.id.0]);
+        // Usually the runtime has done this, but not if it failed early.
+        self.foreign_groups.iter().for_each(|group| drop(fs::remove_dir(group)));
     }
 
     pub(super) async fn ask(&self, words: &[&str]) -> io::Result<Vec<u8>> {
@@ -381,7 +404,7 @@ pub(super) fn group_limits(level: Level, limits: &ResourceLimits) -> GroupLimits
 }
 
 /// What sees to each limit here.
-fn enforcement(level: Level, hierarchy: &Hierarchy) -> Vec<Enforcement> {
+pub(crate) fn enforcement(level: Level, hierarchy: &Hierarchy) -> Vec<Enforcement> {
     let kernel = |controller| if hierarchy.can(controller) { Enforcer::Kernel } else { Enforcer::Nobody };
     let processes = if level == Level::Gvisor { Enforcer::Nobody } else { kernel(Controller::Pids) };
     let by = [
@@ -389,9 +412,9 @@ fn enforcement(level: Level, hierarchy: &Hierarchy) -> Vec<Enforcement> {
         ("memory_bytes", kernel(Controller::Memory)),
         ("processes", processes),
         ("open_files", Enforcer::KernelPerProcess),
-        // Private folders hold no more than this, but nobody counts what goes to the workspace.
-        ("disk_bytes", Enforcer::Nobody),
-        ("disk_files", Enforcer::Nobody),
+        // Private folders hold no more than this; a watcher counts what comes into the workspace.
+        ("disk_bytes", Enforcer::Watcher),
+        ("disk_files", Enforcer::Watcher),
         ("output_bytes", Enforcer::Executor),
     ];
     by.map(|(limit, by)| Enforcement { limit, by }).into()

@@ -13,6 +13,7 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
 
+use super::groups::noted;
 use super::owners::give_back;
 use super::site::let_go;
 
@@ -62,10 +63,9 @@ impl Home {
         self.folder.join("lent").join(format!("{id}-{number}"))
     }
 
-    /// Notes which control groups a container has that are not in `ours`, to remove what is above them in the end.
-    pub(super) fn note_groups(&self, id: &str, ours: &[PathBuf]) {
-        let foreign = groups_of(&self.runtime().join(id)).into_iter().filter(|group| !ours.contains(group));
-        let above = foreign.filter_map(|group| Some(group.parent()?.to_owned()));
+    /// Notes control groups that only the runtime makes, to remove what is above them in the end.
+    pub(super) fn note_groups(&self, foreign: &[PathBuf]) {
+        let above = foreign.iter().filter_map(|group| Some(group.parent()?.to_owned()));
         self.foreign_groups.lock().unwrap_or_else(PoisonError::into_inner).extend(above);
     }
 }
@@ -92,14 +92,14 @@ fn sweep_one(folder: &Path, program: Option<&Path>) -> bool {
     let containers = fs::read_dir(folder.join("containers")).into_iter().flatten().flatten();
     for id in containers.map(|entry| entry.file_name()) {
         let_go(&folder.join("containers").join(&id));
-        let groups = groups_of(&runtime.join(&id));
+        let groups = noted(&runtime.join(&id));
         if let Some(program) = program {
             let mut delete = Command::new(program);
             delete.arg("--root").arg(&runtime).args(["delete", "--force"]).arg(&id);
             let _ = delete.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
         }
         // Only those that are empty go, so none that somebody uses.
-        groups.iter().filter_map(|group| group.parent()).for_each(|above| drop(fs::remove_dir(above)));
+        groups.iter().filter_map(|(_, group)| group.parent()).for_each(|above| drop(fs::remove_dir(above)));
     }
     clear(folder);
     !folder.exists()
@@ -128,20 +128,6 @@ fn locked(folder: &Path) -> io::Result<File> {
         return Ok(file);
     }
     Err(io::Error::other("the folder was replaced"))
-}
-
-/// The control groups of a container, as runc notes them; other runtimes keep no such note.
-pub(super) fn groups_of(container: &Path) -> Vec<PathBuf> {
-    groups_by_controller(container).into_iter().map(|(_, path)| path).collect()
-}
-
-/// The same, each with its controller.
-pub(super) fn groups_by_controller(container: &Path) -> Vec<(String, PathBuf)> {
-    let note = fs::read(container.join("state.json")).unwrap_or_default();
-    let note: serde_json::Value = serde_json::from_slice(&note).unwrap_or_default();
-    let paths = note.get("cgroup_paths").and_then(|paths| paths.as_object());
-    let paths = paths.into_iter().flatten();
-    paths.filter_map(|(name, path)| Some((name.clone(), PathBuf::from(path.as_str()?)))).collect()
 }
 
 #[cfg(test)]

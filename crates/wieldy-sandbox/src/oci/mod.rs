@@ -5,22 +5,25 @@
 //!
 //! It needs root: the runtimes make cgroups and devices, and the workspace is mounted under another owner.
 //!
-//! What it does not: `Network::Hosts` is refused, as the proxy has no way in. What goes to the workspace is not counted (`disk_bytes`,
-//! `disk_files`); private folders have these as their size. A code above 128 is taken for a signal, which is how runtimes say it. The
-//! runtime's own words are the reason why a program does not start, and runc has none for a file that is no program: it ends with code 1.
-//! runc also passes on to a command the signal for a closed pipe if that closes its input without reading it. In gVisor the limits are
-//! those of all commands in a sandbox together and of gVisor's kernel, and so are the figures; processes are neither limited nor counted;
-//! what others print after the first process's end is lost.
+//! What it does not: a code above 128 is taken for a signal, which is how runtimes say it. That a private folder is full, a command sees, and
+//! nobody else. The runtime's own words are the reason why a program does not start, and runc has none for a file that is no program: it
+//! ends with code 1. runc also passes on to a command the signal for a closed pipe if that closes its input without reading it. In gVisor
+//! the limits are those of all commands in a sandbox together and of gVisor's kernel, and so are the figures; processes are neither limited
+//! nor counted; what others print after the first process's end is lost.
 //!
-//! In reading order: the container (`container.rs`) and the commands in it (`calls.rs`, `gvisor.rs`); the runtime's program (`runtime.rs`); what is
-//! prepared for a container (`site.rs`, `bundle.rs`, `seccomp.rs`, `image.rs`), for whom (`owners.rs`) and where (`home.rs`).
+//! In reading order: the container (`container.rs`, `groups.rs`, `outlet.rs`) and the commands in it (`calls.rs`, `gvisor.rs`); the runtime's
+//! program (`runtime.rs`); what is prepared for a container (`site.rs`, `bundle.rs`, `seccomp.rs`, `image.rs`, `layout.rs`), for whom
+//! (`owners.rs`) and where (`home.rs`).
 
 mod bundle;
 mod calls;
 pub(crate) mod container;
+mod groups;
 mod gvisor;
 pub(crate) mod home;
 mod image;
+mod layout;
+mod outlet;
 mod owners;
 pub(crate) mod runtime;
 mod seccomp;
@@ -47,7 +50,7 @@ use self::runtime::Runtime;
 use self::site::Ground;
 use crate::cgroup::Hierarchy;
 use crate::custody::see_through;
-use crate::native::of_another_shape;
+use crate::native::{no_longer_intact, of_another_shape};
 
 /// Where runtimes are looked for.
 const FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
@@ -217,7 +220,7 @@ impl Sandbox for Oci {
         stop: CancellationToken,
     ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
         let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
-        Box::pin(see_through(stop, |stop| async move { shared.execute(&command, &confinement, &*output, &stop).await }))
+        Box::pin(see_through(stop, |stop| async move { shared.execute(&command, &confinement, &output, &stop).await }))
     }
 
     fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
@@ -253,7 +256,7 @@ impl Shared {
         self: &Arc<Self>,
         command: &Command,
         confinement: &Confinement,
-        output: &dyn OutputSink,
+        output: &Arc<dyn OutputSink>,
         stop: &CancellationToken,
     ) -> Result<Exit, SandboxError> {
         if confinement.place == Place::Own {
@@ -265,14 +268,7 @@ impl Shared {
             tokio::spawn(async move { shared.end(container).await });
             return exit;
         }
-        let mut container = self.kept(confinement, false).await?;
-        if container.is_gone() {
-            // It was lost while nobody used it.
-            for lost in self.forget(|other| other.made() == container.made()) {
-                self.end(lost).await;
-            }
-            container = self.kept(confinement, false).await?;
-        }
+        let container = self.kept(confinement, false).await?;
         let exit = container.run(command, confinement, output, stop).await;
         if container.is_gone() {
             // Whatever has happened to it, the next call gets a new one.
@@ -299,11 +295,26 @@ impl Shared {
                     all.find(|(_, one)| one.made().id == *id).ok_or_else(|| SandboxError::missing(id))?;
                 // What a call asks for is never less than what it gets.
                 let asked = Key { place: made_for.place.clone(), ..key };
-                return if *made_for == asked { Ok(Arc::clone(known)) } else { Err(of_another_shape(id)) };
+                if *made_for != asked {
+                    return Err(of_another_shape(id));
+                }
+                return if known.is_intact() { Ok(Arc::clone(known)) } else { Err(no_longer_intact(id)) };
             }
             Place::Sandbox(id) => id.clone(),
             Place::Own | Place::Session(_) => next_id(self.options.level),
         };
+        let known = lock(&self.kept).get(&key).and_then(|cell| cell.get().cloned());
+        if let Some(lost) = known.filter(|container| container.is_gone() || !container.is_intact()) {
+            self.forget(|other| other.made() == lost.made());
+            if lost.is_gone() {
+                // While nobody used it.
+                self.end(lost).await;
+            } else {
+                // What still runs in it goes on; it ends with the last of them.
+                self.tell(SandboxChange::Destroyed(lost.made().clone()));
+                let _ = tokio::task::spawn_blocking(move || drop(lost)).await;
+            }
+        }
         let cell = Arc::clone(lock(&self.kept).entry(key.clone()).or_default());
         let build = async || {
             let container = self.build(confinement, id).await?;
@@ -339,8 +350,8 @@ impl Shared {
             hierarchy.sweep();
             let image = match rootfs {
                 Rootfs::Host => None,
-                Rootfs::Folder(folder) => Some(folder.canonicalize()?),
-                Rootfs::Layout(layout) => Some(image::unpack(&layout, &state)?),
+                Rootfs::Folder(folder) => Some(image::checked(&folder, &state, user_home.as_deref())?),
+                Rootfs::Layout(layout) => Some(layout::unpack(&layout, &state)?),
             };
             let home = Home::make(&state, level.as_str())?;
             let runtime = Runtime { level, program, root: home.runtime() };
@@ -433,7 +444,6 @@ impl Shared {
     }
 }
 
-/// A name of its own for each container, also among several executors on one machine.
 /// Removes a folder as soon as it is empty: what is held in it goes with the container, which is removed in the background.
 pub(crate) async fn remove_emptied(folder: &Path) {
     const TRIES: usize = 500;
@@ -447,6 +457,7 @@ pub(crate) async fn remove_emptied(folder: &Path) {
     }
 }
 
+/// A name of its own for each container, also among several executors on one machine.
 fn next_id(level: Level) -> SandboxId {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);

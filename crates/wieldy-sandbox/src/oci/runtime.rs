@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Ended, Level, Network, OutputSink, SandboxError};
+use wieldy_core::{Ended, Level, Network, OutputSink, ResourceLimits, SandboxError};
 
 use crate::custody::{Berth, Went};
 use crate::link::{Link, Warden, settle};
@@ -36,7 +36,8 @@ impl Runtime {
         let mut whole = vec!["--root".into(), text(&self.root), "--log".into(), text(log)];
         whole.extend(["--log-format".into(), "json".into()]);
         if self.level == Level::Gvisor {
-            let network = if *network == Network::Open { "host" } else { "none" };
+            // Listed hosts are reached by the loopback of a network that the container is handed.
+            let network = if *network == Network::None { "none" } else { "host" };
             // Its cgroup is that of the berth it runs in. Nothing is laid over the workspace: what is written, is written.
             whole.extend([format!("--network={network}"), "--ignore-cgroups".into(), "--overlay2=none".into()]);
         }
@@ -61,6 +62,9 @@ impl Runtime {
 pub(crate) struct Hand {
     berth: Berth,
     warden: Arc<Warden>,
+    /// What the berth looks at while something runs.
+    workspace: PathBuf,
+    limits: RunLimits,
 }
 
 impl Hand {
@@ -69,7 +73,16 @@ impl Hand {
         let (link, socket) = Link::pair()?;
         warden.order(&WardenOrder::Berth, &socket)?;
         drop(socket);
-        Ok(Self { berth: Berth::arrive(link).await?, warden })
+        let (berth, workspace) = (Berth::arrive(link).await?, PathBuf::from("/"));
+        Ok(Self { berth, warden, workspace, limits: RunLimits::default() })
+    }
+
+    /// The same, but whatever it runs is ended once more comes into the workspace than the limits allow.
+    pub(super) fn watching(mut self, workspace: &Path, limits: &ResourceLimits) -> Self {
+        let ResourceLimits { disk_bytes, disk_files, .. } = *limits;
+        self.workspace = workspace.to_owned();
+        self.limits = RunLimits { disk_bytes, disk_files, ..RunLimits::default() };
+        self
     }
 
     pub(crate) fn pid(&self) -> rustix::process::Pid {
@@ -91,14 +104,14 @@ impl Hand {
             arguments: words,
             environment: vec![("PATH".into(), PATH.into())],
             folder: "/".into(),
-            workspace: "/".into(),
+            workspace: self.workspace.clone(),
             grace_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
             terminal: command.terminal.map(|terminal| (terminal.rows, terminal.columns)),
-            limits: RunLimits::default(),
+            limits: self.limits,
         };
         let went = self.berth.run(command, order, output, stop).await;
         if went.as_ref().map_or_else(SandboxError::is_crash, |went| went.berth_lost) {
-            let Self { berth, warden } = self;
+            let Self { berth, warden, .. } = self;
             let child = berth.pid();
             drop(berth);
             let _ = settle(&warden, child, false).await;

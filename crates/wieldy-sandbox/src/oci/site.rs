@@ -1,10 +1,9 @@
 //! Everything a container needs on the machine before its runtime is called, and its removal afterwards.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use wieldy_core::{Confinement, Level, SandboxError};
 
@@ -12,8 +11,10 @@ use super::bundle::Tree;
 use super::home::Home;
 use super::image::transplant;
 use super::owners::AGENT;
-use crate::native::facts::Disk;
-use crate::native::plan::{Held, HostFacts, Placeholder, Room, Step};
+use crate::native::blank::{Covered, covered_by};
+use crate::native::held::Held;
+use crate::native::plan::{HostFacts, Room, Step, protected};
+use crate::native::planned::{WithoutHeld, to_hold};
 use crate::native::planner::{Request, plan};
 use crate::wire::HeldPlace;
 
@@ -42,8 +43,9 @@ pub(super) struct Site {
     pub(super) tree: Tree,
     pub(super) steps: Vec<Step>,
     pub(super) environment: Vec<(&'static str, String)>,
-    /// The last to be made comes first.
-    held: Vec<Holding>,
+    /// What is hidden or protected, and which file each was before it was.
+    pub(super) covered: Vec<Covered>,
+    _held: Holdings,
 }
 
 impl Site {
@@ -59,35 +61,35 @@ impl Site {
         let (rules, network) = (&confinement.files, &confinement.network);
         let request = Request { workspace: &workspace, rules, network, room };
         let (home, state) = (ground.user_home.clone(), Some(ground.state.clone()));
-        let facts = HostFacts { look: &Disk, home, state, user: AGENT, group: AGENT };
+        let writable = rules.mounts.iter().filter(|mount| mount.writable).map(|mount| mount.source.as_path());
+        let roots = writable.chain([workspace.as_path()]).collect();
+        let facts = HostFacts { look: &WithoutHeld { roots }, home, state, user: AGENT, group: AGENT };
         let planned = plan(&request, &facts).map_err(|error| creation(error.to_string()))?;
-        let held = hold(planned.placeholders, &workspace)
+        let missing = to_hold(planned.placeholders);
+        let held = Holdings::take(&protected(&planned.steps), &missing)
             .map_err(|error| creation(format!("holding a place for protection: {error}")))?;
         let steps = match &ground.image {
+            // What is hidden in it would be seen there.
+            Some(image) if workspace.starts_with(image) => {
+                let image = image.display();
+                return Err(creation(format!("the workspace lies in the root `{image}`; give programs another root")));
+            }
             Some(image) => transplant(planned.steps, image)
                 .map_err(|error| creation(format!("the image `{}`: {error}", image.display())))?,
             None => planned.steps,
         };
+        let covered = covered_by(&steps);
         let tree = Tree::make(id, &steps, ground.level, &ground.home).map_err(|error| {
             let _ = fs::remove_dir_all(ground.home.container(id));
             creation(error.to_string())
         })?;
-        let site = Self { ground, id: id.to_owned(), tree, steps, environment: planned.environment, held };
-        site.noteheld().map_err(|error| creation(format!("noting what is held: {error}")))?;
+        let environment = planned.environment;
+        let site = Self { ground, id: id.to_owned(), tree, steps, environment, covered, _held: held };
+        // What is to be taken away should nobody be left to do it.
+        let noted = serde_json::to_vec(&missing).map_err(io::Error::from);
+        let noted = noted.and_then(|note| fs::write(site.folder().join(NOTE), note));
+        noted.map_err(|error| creation(format!("noting what is held: {error}")))?;
         Ok(site)
-    }
-
-    /// Writes down what is to be taken away should nobody be left to do it.
-    fn noteheld(&self) -> io::Result<()> {
-        let all = HELD.lock().unwrap_or_else(PoisonError::into_inner);
-        let note = self.held.iter().filter_map(|holding| {
-            let content = match all.get(&holding.path)?.0 {
-                Held::Folder => None,
-                Held::File(content) => Some(content.to_owned()),
-            };
-            Some(HeldPlace { path: holding.path.clone(), content })
-        });
-        fs::write(self.folder().join(NOTE), serde_json::to_vec(&note.collect::<Vec<_>>())?)
     }
 
     /// The container's own folder.
@@ -103,69 +105,36 @@ impl Drop for Site {
     }
 }
 
-/// Something that was put on the machine only to be mounted on; the last one to let go of it takes it away if it is as it was.
-struct Holding {
-    path: PathBuf,
-}
+/// What is held on the machine for a container, parents first. The last one to let go of a place that was made only to be mounted on takes
+/// it away if it is as it was.
+struct Holdings(Vec<PathBuf>);
 
-/// What was put there and how many hold it.
-static HELD: Mutex<BTreeMap<PathBuf, (Held, usize)>> = Mutex::new(BTreeMap::new());
+/// All that containers of this process hold. Other executors see by its locks what is needed.
+static HELD: LazyLock<Mutex<Held>> = LazyLock::new(Mutex::default);
 
-/// Holds these places, and those in the workspace that others of ours hold already: they must stay as long as we do, too.
-fn hold(missing: Vec<Placeholder>, workspace: &Path) -> io::Result<Vec<Holding>> {
-    let mut all = HELD.lock().unwrap_or_else(PoisonError::into_inner);
-    for Placeholder { path, held } in missing {
-        let made = match held {
-            Held::Folder => fs::create_dir(&path),
-            Held::File(content) => fs::File::create_new(&path).and_then(|mut file| file.write_all(content.as_bytes())),
-        };
-        match made {
-            Ok(()) => drop(all.insert(path, (held, 0))),
-            // Somebody else's, unless it is in the books.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(io::Error::new(error.kind(), format!("`{}`: {error}", path.display()))),
-        }
+impl Holdings {
+    /// Holds what is protected, and makes what is missing.
+    fn take(protected: &[PathBuf], missing: &[HeldPlace]) -> io::Result<Self> {
+        let mut holdings = Self(Vec::new());
+        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = held.hold(protected, missing, &mut holdings.0);
+        // Or what was taken could not be let go of.
+        drop(held);
+        taken.map(|()| holdings)
     }
-    let ours = all.iter_mut().filter(|(path, _)| path.starts_with(workspace));
-    let mut holdings: Vec<Holding> = ours
-        .map(|(path, (_, holders))| {
-            *holders += 1;
-            Holding { path: path.clone() }
-        })
-        .collect();
-    // What lies in another goes before it.
-    holdings.reverse();
-    Ok(holdings)
 }
 
-impl Drop for Holding {
+impl Drop for Holdings {
     fn drop(&mut self) {
-        let mut all = HELD.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some((held, holders)) = all.get_mut(&self.path) else { return };
-        *holders = holders.saturating_sub(1);
-        if *holders == 0 {
-            let content = match held {
-                Held::Folder => None,
-                Held::File(content) => Some(*content),
-            };
-            remove_unchanged(&self.path, content);
-            all.remove(&self.path);
-        }
+        let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
+        self.0.iter().rev().for_each(|path| held.let_go(path));
     }
 }
 
-/// Takes away what a dead executor held for the container in this folder.
+/// Takes away what a dead executor held for the container in this folder, and nobody else does.
 pub(super) fn let_go(container: &Path) {
     let note = fs::read(container.join(NOTE)).unwrap_or_default();
-    let held: Vec<HeldPlace> = serde_json::from_slice(&note).unwrap_or_default();
-    held.iter().for_each(|HeldPlace { path, content }| remove_unchanged(path, content.as_deref()));
-}
-
-/// Removes an empty folder, or a file with just this content.
-fn remove_unchanged(path: &Path, content: Option<&str>) {
-    match content {
-        None => drop(fs::remove_dir(path)),
-        Some(content) if fs::read(path).is_ok_and(|found| found == content.as_bytes()) => drop(fs::remove_file(path)),
-        Some(_) => {}
-    }
+    let made: Vec<HeldPlace> = serde_json::from_slice(&note).unwrap_or_default();
+    let there: Vec<HeldPlace> = made.into_iter().filter(|place| fs::symlink_metadata(&place.path).is_ok()).collect();
+    drop(Holdings::take(&[], &there));
 }

@@ -10,9 +10,11 @@ use std::{fs, io};
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Place, Sandbox, SandboxError, Stdin, Stream};
 
-use super::{ProbeOptions, ProbeState, Probed};
-use crate::oci::{Oci, OciOptions, OciProblem, remove_emptied};
-use crate::{Bare, Native};
+use super::{Holds, ProbeOptions, ProbeState, Probed};
+use crate::cgroup::Hierarchy;
+use crate::native::standing;
+use crate::oci::{Oci, OciOptions, OciProblem, container, remove_emptied};
+use crate::{Bare, Native, bare};
 
 /// How long a program that does nothing may take.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -34,6 +36,25 @@ pub(super) async fn levels(options: &ProbeOptions, native: &Native, features: &[
         });
     }
     checks
+}
+
+/// What each level that there is a backend for holds programs to.
+pub(super) fn holds(hierarchy: &Hierarchy) -> Vec<Holds> {
+    let held = |level: Level| {
+        let (limits, networks) = match level {
+            Level::None => (bare::enforcement(), vec!["open"]),
+            Level::Native => (standing::enforcement(hierarchy), vec!["none", "open", "hosts"]),
+            Level::Runc | Level::Crun | Level::Youki | Level::Gvisor => {
+                (container::enforcement(level, hierarchy), vec!["none", "open", "hosts"])
+            }
+            #[cfg(feature = "firecracker")]
+            Level::Firecracker => (crate::firecracker::enforcement(hierarchy), vec!["none"]),
+            #[cfg(not(feature = "firecracker"))]
+            Level::Firecracker => return None,
+        };
+        Some(Holds { level, limits, networks })
+    };
+    Level::ALL.into_iter().filter_map(held).collect()
 }
 
 async fn none(options: &ProbeOptions) -> Probed {
@@ -77,11 +98,13 @@ async fn by_oci(options: &ProbeOptions, level: Level, program: &str) -> Probed {
             }
         },
     };
-    let probed = match Oci::new(OciOptions::new(level, state)).probe().await {
+    let (rootfs, home) = (options.system.clone(), options.native.home.clone());
+    let probed = match Oci::new(OciOptions { rootfs, home, ..OciOptions::new(level, state) }).probe().await {
         Ok(version) => Probed::works(level.as_str(), version.0),
         Err(OciProblem { problem, hint }) => Probed::fails(level.as_str(), problem, hint),
     };
     if let Some(folder) = passing {
+        let _ = fs::remove_dir_all(folder.join("images"));
         remove_emptied(&folder).await;
     }
     probed

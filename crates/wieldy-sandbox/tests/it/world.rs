@@ -15,6 +15,8 @@ use wieldy_core::{
 };
 use wieldy_sandbox::{Bare, Native, NativeOptions};
 
+use crate::oci;
+
 /// Nothing in these tests takes this long unless it hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -58,9 +60,17 @@ impl World {
             grace: Duration::from_millis(300),
         };
         let sandbox = backend();
-        let network = if sandbox.level() == Level::Firecracker { Network::None } else { Network::Open };
+        let network = match sandbox.level() {
+            Level::None | Level::Native => Network::Open,
+            _ => Network::None,
+        };
         let confinement = Confinement { network, ..confinement };
         Self { sandbox, workspace, command, confinement, printed: Arc::default(), stop: CancellationToken::new(), mark }
+    }
+
+    /// The level that the tests are about.
+    pub(crate) fn level() -> Level {
+        level().0
     }
 
     pub(crate) fn bash(script: &str) -> Self {
@@ -184,6 +194,12 @@ macro_rules! conformance {
         mod native {
             $crate::world::conformance!(@ wieldy_core::Level::Native; $($case)*; $($alone)*);
         }
+        mod runc {
+            $crate::world::conformance!(@ wieldy_core::Level::Runc; $($case)*; $($alone)*);
+        }
+        mod gvisor {
+            $crate::world::conformance!(@ wieldy_core::Level::Gvisor; $($case)*; $($alone)*);
+        }
         #[cfg(feature = "firecracker")]
         mod firecracker {
             $crate::world::conformance!(@ wieldy_core::Level::Firecracker; $($case)*; $($alone)*);
@@ -193,14 +209,14 @@ macro_rules! conformance {
         $(
             #[tokio::test]
             async fn $case() {
-                $crate::world::at($level, super::$case()).await;
+                $crate::world::at($level, stringify!($case), super::$case()).await;
             }
         )*
         $(
             #[test]
             fn $alone() {
                 let name = concat!(module_path!(), "::", stringify!($alone)).trim_start_matches("it::");
-                if $crate::world::in_own_process_at($level, name) {
+                if $crate::world::can($level, stringify!($alone)) && $crate::world::in_own_process_at($level, name) {
                     super::$alone();
                 }
             }
@@ -210,16 +226,38 @@ macro_rules! conformance {
 pub(crate) use conformance;
 
 tokio::task_local! {
-    static LEVEL: Level;
+    /// The level, and where its driver keeps its files if it needs to be told.
+    static LEVEL: (Level, PathBuf);
 }
 
 /// Runs a case with worlds of this level.
-pub(crate) async fn at(level: Level, case: impl Future<Output = ()>) {
-    LEVEL.scope(level, case).await;
+pub(crate) async fn at(level: Level, name: &str, case: impl Future<Output = ()>) {
+    if !can(level, name) {
+        return;
+    }
+    let state = tempfile::tempdir().unwrap();
+    LEVEL.scope((level, state.path().to_owned()), case).await;
+    if is_oci(level) {
+        oci::nothing_is_left(state.path()).await;
+    }
+}
+
+/// Whether a level can pass a case at all on this machine; says why not.
+pub(crate) fn can(level: Level, name: &str) -> bool {
+    if let Some(reason) = oci::suite::exception(level, name) {
+        oci::say(&format!("EXCEPTION: {level} cannot pass `{name}`: {reason}"));
+        return false;
+    }
+    !is_oci(level) || oci::is_there(level)
+}
+
+fn is_oci(level: Level) -> bool {
+    matches!(level, Level::Runc | Level::Gvisor)
 }
 
 const OWN_NAME: &str = "WIELDY_TEST_ALONE";
 const OWN_LEVEL: &str = "WIELDY_TEST_LEVEL";
+const OWN_STATE: &str = "WIELDY_TEST_STATE";
 
 /// The name of the test that this process runs alone.
 pub(crate) fn own_name() -> String {
@@ -236,10 +274,12 @@ pub(crate) fn in_own_process_at(level: Level, name: &str) -> bool {
     if std::env::var(OWN_NAME).as_deref() == Ok(name) {
         return true;
     }
+    let state = tempfile::tempdir().unwrap();
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
         .env(OWN_NAME, name)
         .env(OWN_LEVEL, level.as_str())
+        .env(OWN_STATE, state.path())
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
@@ -247,12 +287,22 @@ pub(crate) fn in_own_process_at(level: Level, name: &str) -> bool {
     false
 }
 
+/// The level that the tests are about, and its driver's folder.
+fn level() -> (Level, PathBuf) {
+    let of_process = || {
+        let level = std::env::var(OWN_LEVEL).map_or(Level::None, |level| level.parse().unwrap());
+        (level, std::env::var_os(OWN_STATE).map(PathBuf::from).unwrap_or_default())
+    };
+    LEVEL.try_with(Clone::clone).unwrap_or_else(|_| of_process())
+}
+
 /// The backend that the tests are about.
 fn backend() -> Arc<dyn Sandbox> {
-    let of_process = || std::env::var(OWN_LEVEL).map_or(Level::None, |level| level.parse().unwrap());
-    match LEVEL.try_with(|level| *level).unwrap_or_else(|_| of_process()) {
+    let (level, state) = level();
+    match level {
         Level::Native => Arc::new(Native::new(NativeOptions { spares: 0, blanks: 0, ..NativeOptions::default() })),
         Level::None => Arc::new(Bare::default()),
+        Level::Runc | Level::Gvisor => oci::suite::backend(level, &state),
         #[cfg(feature = "firecracker")]
         Level::Firecracker => Arc::new(crate::firecracker::Driver::new()),
         level => panic!("there are no tests of `{level}` yet"),

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Command, Confinement, Ended, Exit, FileRules, Mount, Network, Place, ResourceLimits, Sandbox, SandboxError,
+    Command, Confinement, Ended, Exit, FileRules, Level, Mount, Network, Place, ResourceLimits, Sandbox, SandboxError,
     SessionKey, Stdin,
 };
-use wieldy_sandbox::{Native, NativeOptions};
+use wieldy_sandbox::{Native, NativeOptions, Oci, OciOptions};
 
 use crate::world::{PATIENCE, Printed, alive, eventually};
 
@@ -23,11 +23,33 @@ pub(crate) struct Arena {
     pub(crate) workspace: PathBuf,
     /// A text that is in every secret, and nowhere else.
     pub(crate) canary: String,
+    /// Where scripts run: what is next, unless the attack is on a container.
+    pub(crate) sandbox: Arc<dyn Sandbox>,
     pub(crate) native: Arc<Native>,
     pub(crate) confinement: Confinement,
     pub(crate) environment: BTreeMap<String, String>,
     pub(crate) mark: String,
 }
+
+/// Makes a test of each attack for the native level and for containers of runc.
+macro_rules! attacks {
+    ($($name:ident)*) => {
+        mod native {
+            $(#[tokio::test] async fn $name() { super::$name($crate::escape::arena::Arena::new()).await })*
+        }
+        mod runc {
+            $(
+                #[tokio::test]
+                async fn $name() {
+                    if let Some(arena) = $crate::escape::arena::Arena::of(wieldy_core::Level::Runc) {
+                        super::$name(arena).await;
+                    }
+                }
+            )*
+        }
+    };
+}
+pub(crate) use attacks;
 
 /// How a command went.
 #[derive(Debug)]
@@ -81,16 +103,29 @@ impl Arena {
             place_limits: ResourceLimits::default(),
             grace: Duration::from_millis(300),
         };
+        let native = Arc::new(Native::new(options));
         Self {
             _root: temporary,
             root,
             workspace,
             canary,
-            native: Arc::new(Native::new(options)),
+            sandbox: native.clone(),
+            native,
             confinement,
             environment: environment.map(|(name, value)| (name.into(), value.into())).into(),
             mark,
         }
+    }
+
+    /// The same with containers of this level, where its runtime is there.
+    pub(crate) fn of(level: Level) -> Option<Self> {
+        if !crate::oci::is_there(level) {
+            return None;
+        }
+        let mut arena = Self::new();
+        let (state, home) = (arena.root.join("state"), Some(arena.root.join("home")));
+        arena.sandbox = Arc::new(Oci::new(OciOptions { home, ..OciOptions::new(level, state) }));
+        Some(arena)
     }
 
     /// The attack program, this very test binary, is there as `/attack`.
@@ -138,7 +173,7 @@ impl Arena {
         stop: CancellationToken,
     ) -> Result<Ran, SandboxError> {
         let command = self.command(script);
-        let running = self.native.execute(&command, confinement, printed.clone(), stop);
+        let running = self.sandbox.execute(&command, confinement, printed.clone(), stop);
         let exit = tokio::time::timeout(PATIENCE * 2, running).await.expect("the command hangs")?;
         Ok(Ran { exit, stdout: printed.stdout(), stderr: printed.stderr() })
     }
@@ -162,10 +197,11 @@ impl Arena {
         assert_eq!(alive(&self.mark), Vec::<String>::new(), "processes are left");
     }
 
-    /// Everything below the arena's root but the workspace, as text: what must not change.
+    /// Everything below the arena's root but the workspace and what drivers keep, as text: what must not change.
     pub(crate) fn outside(&self) -> String {
         let mut found = Vec::new();
         collect(&self.root, &self.workspace, &mut found);
+        found.retain(|line| !line.contains("/state/runc-"));
         found.sort();
         found.join("\n")
     }

@@ -3,12 +3,17 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use super::arena::Arena;
+use super::arena::{Arena, attacks};
 use wieldy_core::Place;
 
-#[tokio::test]
-async fn a_command_has_no_rights_and_gains_none() {
-    let arena = Arena::new();
+attacks! {
+    a_command_has_no_rights_and_gains_none
+    device_files_cannot_be_made
+    programs_that_change_their_user_cannot_be_made
+    programs_that_change_their_user_do_not_in_a_sandbox
+}
+
+async fn a_command_has_no_rights_and_gains_none(arena: Arena) {
     for place in [Place::Own, Arena::session("one")] {
         let said = arena
             .run(
@@ -56,9 +61,7 @@ async fn a_command_has_no_rights_and_gains_none() {
     arena.attack(&script.replace("attack nice -n -5 true\n", "")).await;
 }
 
-#[tokio::test]
-async fn device_files_cannot_be_made() {
-    let arena = Arena::new();
+async fn device_files_cannot_be_made(arena: Arena) {
     arena
         .attack(
             "for folder in . /tmp /dev /dev/shm; do attack mknod $folder/d c 1 3; attack mknod $folder/d b 8 0; done
@@ -69,9 +72,7 @@ async fn device_files_cannot_be_made() {
 
 /// As root, what a command makes belongs to the workspace's owner: such a program would give that owner's rights to whoever
 /// can reach the workspace from outside.
-#[tokio::test]
-async fn programs_that_change_their_user_cannot_be_made() {
-    let arena = Arena::new();
+async fn programs_that_change_their_user_cannot_be_made(arena: Arena) {
     let script = r#"
         cp /usr/bin/id program
         for mode in 4755 2755 6755 u+s g+s; do attack chmod $mode program; done
@@ -93,9 +94,7 @@ async fn programs_that_change_their_user_cannot_be_made() {
     }
 }
 
-#[tokio::test]
-async fn programs_that_change_their_user_do_not_in_a_sandbox() {
-    let arena = Arena::new();
+async fn programs_that_change_their_user_do_not_in_a_sandbox(arena: Arena) {
     let program = arena.workspace.join("program");
     fs::copy("/usr/bin/id", &program).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o6755)).unwrap();

@@ -9,8 +9,15 @@ use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{FileRules, Place, Sandbox};
 
-use super::arena::{Arena, is_root, say};
+use super::arena::{Arena, attacks, is_root, say};
 use crate::world::{PATIENCE, Printed, alive, eventually};
+
+attacks! {
+    what_does_not_exist_yet_cannot_be_made
+    a_repository_that_is_there_is_used_but_its_settings_and_hooks_stay
+    protection_holds_when_another_sandbox_of_the_same_workspace_ends
+    places_held_for_protection_belong_to_the_owner_of_the_workspace
+}
 
 /// What is tried on each protected path.
 const FUNCTIONS: &str = r#"
@@ -46,9 +53,7 @@ fn git(folder: &Path, words: &[&str]) {
     assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
-#[tokio::test]
-async fn what_does_not_exist_yet_cannot_be_made() {
-    let arena = Arena::new();
+async fn what_does_not_exist_yet_cannot_be_made(arena: Arena) {
     let script = format!(
         "{FUNCTIONS} tamper {ALWAYS} .git/hooks .git/commondir
          attack mv .git moved
@@ -65,9 +70,9 @@ async fn what_does_not_exist_yet_cannot_be_made() {
     );
     arena.attack(&script).await;
     let workspace = arena.workspace.clone();
-    let kept = arena.native.list().into_iter().map(|status| status.sandbox.id);
+    let kept = arena.sandbox.list().into_iter().map(|status| status.sandbox.id);
     for id in kept {
-        assert!(arena.native.destroy(&id).await);
+        assert!(arena.sandbox.destroy(&id).await);
     }
     // What was there only to be protected is gone again.
     let names = || fs::read_dir(&workspace).unwrap().flatten().map(|entry| entry.file_name()).collect::<Vec<_>>();
@@ -98,9 +103,7 @@ async fn a_repository_can_be_made_but_not_its_hooks() {
     arena.rest().await;
 }
 
-#[tokio::test]
-async fn a_repository_that_is_there_is_used_but_its_settings_and_hooks_stay() {
-    let arena = Arena::new();
+async fn a_repository_that_is_there_is_used_but_its_settings_and_hooks_stay(arena: Arena) {
     git(&arena.workspace, &["init", "-q"]);
     fs::write(arena.workspace.join(".git/hooks/pre-commit"), "#!/bin/sh\n").unwrap();
     for module in ["inner", "deep/er"] {
@@ -172,9 +175,7 @@ async fn what_runs_on_a_persons_machine_is_protected_where_it_exists() {
 }
 
 /// Sandboxes come and go; what one has put there for protection must hold for all others.
-#[tokio::test]
-async fn protection_holds_when_another_sandbox_of_the_same_workspace_ends() {
-    let arena = Arena::new();
+async fn protection_holds_when_another_sandbox_of_the_same_workspace_ends(arena: Arena) {
     arena.run(Place::Own, "true").await;
     let session = Arena::session("long");
     arena.run(session.clone(), "true").await;
@@ -182,8 +183,8 @@ async fn protection_holds_when_another_sandbox_of_the_same_workspace_ends() {
         arena.run(Place::Own, "true").await;
     }
 
-    let other = arena.native.create(&arena.confinement(Arena::session("other"))).await.unwrap();
-    assert!(arena.native.destroy(&other.sandbox.id).await);
+    let other = arena.sandbox.create(&arena.confinement(Arena::session("other"))).await.unwrap();
+    assert!(arena.sandbox.destroy(&other.sandbox.id).await);
     let script = format!("{FUNCTIONS} tamper {ALWAYS} .git/hooks .git/commondir; attack mv .git moved; echo done");
     assert_eq!(arena.run(session, &script).await, "done\n");
 }
@@ -412,12 +413,10 @@ while True:
     assert!(built > 0, "what is never built proves nothing");
 }
 
-#[tokio::test]
-async fn places_held_for_protection_belong_to_the_owner_of_the_workspace() {
+async fn places_held_for_protection_belong_to_the_owner_of_the_workspace(arena: Arena) {
     if !is_root() {
         return say("workspaces of other owners: needs root");
     }
-    let arena = Arena::new();
     for path in [&arena.root, &arena.workspace] {
         std::os::unix::fs::chown(path, Some(4321), Some(4321)).unwrap();
     }

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use wieldy_core::{Breach, Network, Place};
+use wieldy_core::{Breach, Level, Network, Place};
 
 use super::arena::Arena;
 
@@ -28,8 +28,20 @@ fn server() -> (u16, Arc<AtomicUsize>) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn listed_hosts_are_reached_and_no_others() {
+    reaches_listed_hosts_and_no_others(Arena::new()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn listed_hosts_are_reached_from_a_container_and_no_others() {
+    for level in [Level::Runc, Level::Gvisor] {
+        if let Some(arena) = Arena::of(level) {
+            reaches_listed_hosts_and_no_others(arena).await;
+        }
+    }
+}
+
+async fn reaches_listed_hosts_and_no_others(mut arena: Arena) {
     let ((allowed, asked), (other, never_asked)) = (server(), server());
-    let mut arena = Arena::new();
     arena.confinement.network = Network::Hosts(vec![format!("127.0.0.1:{allowed}")]);
     let script = format!(
         r#"

@@ -6,11 +6,14 @@ use std::sync::Arc;
 
 use wieldy_core::{Confinement, FileRules, Mount};
 
-use super::arena::Arena;
+use super::arena::{Arena, attacks};
 
-#[tokio::test]
-async fn secrets_of_the_machine_and_of_others_cannot_be_read() {
-    let arena = Arena::new();
+attacks! {
+    secrets_of_the_machine_and_of_others_cannot_be_read
+    secrets_in_the_workspace_and_in_what_is_mounted_are_hidden
+}
+
+async fn secrets_of_the_machine_and_of_others_cannot_be_read(arena: Arena) {
     let root = arena.root.display();
     for (link, target) in [("key", "home/.ssh/id_ed25519"), ("all", ""), ("up", "other")] {
         symlink(arena.root.join(target), arena.workspace.join(link)).unwrap();
@@ -46,9 +49,7 @@ async fn secrets_of_the_machine_and_of_others_cannot_be_read() {
     arena.attack(&script).await;
 }
 
-#[tokio::test]
-async fn secrets_in_the_workspace_and_in_what_is_mounted_are_hidden() {
-    let mut arena = Arena::new();
+async fn secrets_in_the_workspace_and_in_what_is_mounted_are_hidden(mut arena: Arena) {
     let mounted = arena.root.join("mounted");
     for folder in [&arena.workspace, &mounted] {
         fs::create_dir_all(folder.join(".ssh")).unwrap();

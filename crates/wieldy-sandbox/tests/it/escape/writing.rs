@@ -6,11 +6,14 @@ use std::sync::Arc;
 
 use wieldy_core::{FileRules, Mount};
 
-use super::arena::Arena;
+use super::arena::{Arena, attacks};
 
-#[tokio::test]
-async fn nothing_outside_of_the_workspace_changes() {
-    let arena = Arena::new();
+attacks! {
+    nothing_outside_of_the_workspace_changes
+    what_is_mounted_for_reading_is_only_read
+}
+
+async fn nothing_outside_of_the_workspace_changes(arena: Arena) {
     let (root, mark) = (arena.root.display(), &arena.mark);
     for (link, target) in [("to-other", "other"), ("to-key", "home/.ssh/id_ed25519"), ("to-root", "")] {
         symlink(arena.root.join(target), arena.workspace.join(link)).unwrap();
@@ -54,9 +57,7 @@ async fn nothing_outside_of_the_workspace_changes() {
     }
 }
 
-#[tokio::test]
-async fn what_is_mounted_for_reading_is_only_read() {
-    let mut arena = Arena::new();
+async fn what_is_mounted_for_reading_is_only_read(mut arena: Arena) {
     let folders = ["readable", "writable"].map(|name| arena.root.join(name));
     for folder in &folders {
         fs::create_dir(folder).unwrap();
