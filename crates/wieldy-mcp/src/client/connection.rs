@@ -1,15 +1,14 @@
 //! One connection to a server, over which many calls go at once.
 
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rmcp::ClientHandler;
 use rmcp::model::{
-    CallToolRequest, CallToolRequestParams, CancelTaskParams, CancelledNotificationParam, ClientCapabilities,
-    ClientConfig, ClientRequest, GetTaskParams, Implementation, PaginatedRequestParams, ProgressToken, ProtocolVersion,
-    RequestId, SubscriptionFilter, Task, TaskPayload,
+    CallToolRequest, CallToolRequestParams, CancelledNotificationParam, ClientCapabilities, ClientConfig, ClientRequest,
+    Implementation, PaginatedRequestParams, ProgressToken, ProtocolVersion, RequestId, SubscriptionFilter, Task,
 };
 use rmcp::service::{
     ClientInitializeError, ClientLifecycleMode, ClientServiceExt, NotificationContext, Peer, PeerRequestOptions,
@@ -20,21 +19,17 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Outcome, Run, RunError, Sandbox};
 
-use super::answer::{self, Answer};
+use super::answer::Answer;
 use super::definition::Definition;
 use super::direct::Direct;
-use super::failure::{Failure, first_of};
+use super::failure::{CLOSED, Failure, first_of};
 use super::settings::{Reach, ServerSettings};
 use super::watched::{Waiting, Watched};
-use super::{http, stdio};
+use super::{http, stdio, task};
 
 /// How many tools a server may have, and on how many pages: one that goes on and on has none.
 const TOOLS_MAX: usize = 4096;
 const PAGES_MAX: usize = 1024;
-/// How often a task is asked for, where the server does not say.
-const POLL_DEFAULT: Duration = Duration::from_millis(500);
-/// What is told of a connection that is over.
-const CLOSED: &str = "the connection is closed";
 /// The revisions that are tried without a handshake.
 const STATELESS: [ProtocolVersion; 1] = [ProtocolVersion::V_2026_07_28];
 
@@ -47,8 +42,7 @@ pub(super) struct Connection {
     /// How tools are called, where that does not go through the SDK.
     direct: Option<Direct>,
     closed: CancellationToken,
-    /// Whether the last call was refused for want of a login.
-    wants_login: AtomicBool,
+    trouble: Trouble,
 }
 
 impl Connection {
@@ -117,7 +111,7 @@ impl Connection {
             waiting,
             direct,
             closed: CancellationToken::new(),
-            wants_login: AtomicBool::default(),
+            trouble: Trouble::default(),
         })
     }
 
@@ -137,9 +131,9 @@ impl Connection {
         info.server_info.as_ref().map(|server| format!("{} {}", server.name, server.version))
     }
 
-    /// Whether the server wants a login before it does anything.
-    pub(super) fn wants_login(&self) -> bool {
-        self.wants_login.load(Ordering::Relaxed)
+    /// Why the last calls did not get through to the server, and how many in a row.
+    pub(super) fn trouble(&self) -> Option<(Failure, u32)> {
+        self.trouble.kept().clone()
     }
 
     /// Waits for the end of the connection and says how it came.
@@ -252,7 +246,7 @@ impl Connection {
         sent.forget();
         match answer {
             Ok(Answer::Outcome(outcome)) => {
-                self.wants_login.store(false, Ordering::Relaxed);
+                self.trouble.end();
                 Ok(outcome)
             }
             // Boxed, as all that is rare, so that the others are small.
@@ -271,43 +265,22 @@ impl Connection {
 
     /// What a call is told that failed.
     fn failed(&self, failure: Failure) -> RunError {
-        self.wants_login.store(failure == Failure::NeedsLogin, Ordering::Relaxed);
+        self.trouble.heed(&failure);
         failure.of_a_call(&self.name)
     }
 
-    /// Asks for a task until it is over.
-    async fn follow(&self, mut task: Task, run: &Run) -> Result<Outcome, RunError> {
-        let failed = |failure: Failure| failure.of_a_call(&self.name);
-        loop {
-            let poll = task.poll_interval_ms.map_or(POLL_DEFAULT, Duration::from_millis);
-            tokio::select! {
-                () = tokio::time::sleep(poll.clamp(Duration::from_millis(10), Duration::from_secs(30))) => {}
-                () = run.stop().cancelled() => {
-                    let _ = self.service.cancel_task(CancelTaskParams::new(task.task_id)).await;
-                    return Ok(Outcome::default());
-                }
+    /// What comes of a call that the server made a task of.
+    async fn follow(&self, task: Task, run: &Run) -> Result<Outcome, RunError> {
+        match task::follow(task, self.service.peer(), run, &self.closed).await {
+            Ok(outcome) => {
+                self.trouble.end();
+                Ok(outcome)
             }
-            let known = self.service.get_task(GetTaskParams::new(task.task_id.clone())).await;
-            let known = known.map_err(|error| failed(error.into()))?.task;
-            match known.payload {
-                TaskPayload::Completed { result } => {
-                    let result = serde_json::from_value(Value::Object(result));
-                    return result
-                        .map(answer::outcome)
-                        .map_err(|_| failed(Failure::protocol("a task whose result is none")));
-                }
-                TaskPayload::Failed { error } => {
-                    let message = error.get("message").and_then(Value::as_str).unwrap_or("its task failed");
-                    return Err(failed(Failure::protocol(message)));
-                }
-                TaskPayload::Cancelled => return Err(failed(Failure::protocol("its task was cancelled"))),
-                TaskPayload::InputRequired { .. } => {
-                    let _ = self.service.cancel_task(CancelTaskParams::new(task.task_id)).await;
-                    return Err(failed(Failure::protocol("a question to the user, which nobody here can answer")));
-                }
-                _ => run.progress(None, known.task.status_message.clone().unwrap_or_default()),
+            Err(failure) => {
+                let failure = self.reason(failure).await;
+                self.trouble.heed(&failure);
+                Err(failure.of_a_task(&self.name))
             }
-            task = known.task;
         }
     }
 
@@ -326,6 +299,42 @@ impl Connection {
         if let Some(process) = &self.process {
             process.farewell().await;
         }
+    }
+}
+
+/// Why the last calls did not get through to a server that is connected: over HTTP nothing else would tell.
+#[derive(Default)]
+struct Trouble {
+    /// Whether there is any, so that calls that succeed have next to nothing to do.
+    is_there: AtomicBool,
+    kept: Mutex<Option<(Failure, u32)>>,
+}
+
+impl Trouble {
+    /// Notes how a call failed. What the server itself answered shows that it is there.
+    fn heed(&self, failure: &Failure) {
+        match failure {
+            Failure::Unreached(_) | Failure::NeedsLogin => {
+                let mut kept = self.kept();
+                let times = kept.as_ref().map_or(0, |(_, times)| *times);
+                *kept = Some((failure.clone(), times.saturating_add(1)));
+                self.is_there.store(true, Ordering::Release);
+            }
+            Failure::Protocol { .. } | Failure::Busy { .. } | Failure::Forbidden { .. } => self.end(),
+            Failure::Transport(_) | Failure::Configuration(_) | Failure::Redirected(_) => {}
+        }
+    }
+
+    /// A call got through.
+    fn end(&self) {
+        if self.is_there.load(Ordering::Acquire) {
+            self.is_there.store(false, Ordering::Release);
+            *self.kept() = None;
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<(Failure, u32)>> {
+        self.kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

@@ -21,7 +21,7 @@ use wieldy_core::Run;
 use super::answer::{Answer, Message};
 use super::copies::Copies;
 use super::exchange::Response;
-use super::failure::Failure;
+use super::failure::{CLOSED, Failure};
 use super::watched::Waiting;
 use super::wire::{self, Heard, Way, Wire};
 use super::{events, http};
@@ -149,7 +149,7 @@ impl Direct {
                 Some(Err(error)) if events::is_too_large(&error) => return Err(Failure::transport(events::TOO_LARGE)),
                 broken => {
                     let response = self.resume(way, &mut place, broken.is_none()).await;
-                    let response = response.ok_or_else(|| Failure::transport("the connection is closed"))?;
+                    let response = response.ok_or_else(|| Failure::transport(CLOSED))?;
                     enough = response.body().enough();
                     stream = Box::pin(wire::events(response));
                     continue;

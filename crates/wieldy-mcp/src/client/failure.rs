@@ -38,6 +38,9 @@ pub enum Failure {
     /// Something that it needs is missing here.
     #[error("{0}")]
     Configuration(Arc<str>),
+    /// It answered by sending us elsewhere, which is not followed: it may have done first what it was asked.
+    #[error("{0}")]
+    Redirected(Arc<str>),
     /// It wants to know who asks.
     #[error("it wants a login")]
     NeedsLogin,
@@ -49,6 +52,8 @@ pub enum Failure {
     },
 }
 
+/// What is told of a connection that is over.
+pub(super) const CLOSED: &str = "the connection is closed";
 /// Marks an error that did not come from the server but was made here, because of what the server did.
 const OURS: &str = "wieldy/transport";
 
@@ -82,7 +87,7 @@ impl Failure {
                     None => error,
                 }
             }
-            Self::Configuration(why) => {
+            Self::Configuration(why) | Self::Redirected(why) => {
                 CallError::new(Code::Configuration, format!("the MCP server `{name}` cannot be used: {why}"))
                     .suggest(format!("put the section `mcp.servers.{name}` of the configuration right"))
             }
@@ -105,6 +110,11 @@ impl Failure {
         }
     }
 
+    /// Whether trying again is in vain until somebody has done something about it.
+    pub(crate) fn is_for_the_operator(&self) -> bool {
+        matches!(self, Self::NeedsLogin | Self::Configuration(_) | Self::Redirected(_))
+    }
+
     /// How long the server asked to be left alone.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -121,10 +131,15 @@ impl Failure {
             // Whoever counts requests does so before anything else; what else is busy may have begun.
             Self::Busy { status, .. } => *status == 429,
             Self::Protocol { code, .. } => code.is_some_and(|code| refused.iter().any(|known| known.0 == code)),
-            Self::Transport(_) => false,
+            Self::Transport(_) | Self::Redirected(_) => false,
         };
         let error = RunError::from(self.error(name, None));
         if had_no_effect { error.before_effect() } else { error }
+    }
+
+    /// The same for a call that the server made a task of: whatever is learnt of that later, it may have had its effect.
+    pub(crate) fn of_a_task(&self, name: &str) -> RunError {
+        self.error(name, None).into()
     }
 }
 
@@ -159,7 +174,7 @@ impl From<ServiceError> for Failure {
         match error {
             ServiceError::McpError(error) => error.into(),
             ServiceError::TransportSend(error) => Self::of_transport(error.error.as_ref()),
-            ServiceError::TransportClosed => Self::transport("the connection is closed"),
+            ServiceError::TransportClosed => Self::transport(CLOSED),
             ServiceError::UnexpectedResponse => Self::protocol("something that is no answer to what it was asked"),
             other => Self::transport(other.to_string()),
         }

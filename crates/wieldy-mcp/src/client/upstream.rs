@@ -158,7 +158,7 @@ impl Upstream {
             }
             let server = &self.settings.name;
             tracing::warn!(target: "wieldy::mcp", server, %why, failures, "a server is down");
-            if self.settings.start == Start::Lazy || matches!(why, Failure::NeedsLogin | Failure::Configuration(_)) {
+            if self.settings.start == Start::Lazy || why.is_for_the_operator() {
                 return;
             }
             tokio::time::sleep(patience).await;
