@@ -177,6 +177,7 @@ fn settings(server: &ServerConfig, config: &Config, environment: &Environment) -
         start: server.start,
         start_timeout: server.start_timeout.unwrap_or(START_TIMEOUT_DEFAULT),
         timeout: server.timeout,
+        silence: server.silence,
         calls_max: server.calls_max.unwrap_or(CALLS_MAX_DEFAULT),
         trusted: server.trusted,
         on_change: server.on_change,

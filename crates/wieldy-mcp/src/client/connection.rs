@@ -1,14 +1,15 @@
 //! One connection to a server, over which many calls go at once.
 
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rmcp::ClientHandler;
 use rmcp::model::{
-    CallToolRequest, CallToolRequestParams, CancelledNotificationParam, ClientCapabilities, ClientConfig, ClientRequest,
-    Implementation, PaginatedRequestParams, ProgressToken, ProtocolVersion, RequestId, SubscriptionFilter, Task,
+    CallToolRequest, CallToolRequestParams, CancelledNotificationParam, ClientCapabilities, ClientConfig,
+    ClientRequest, Implementation, PaginatedRequestParams, ProgressToken, ProtocolVersion, RequestId,
+    SubscriptionFilter, Task,
 };
 use rmcp::service::{
     ClientInitializeError, ClientLifecycleMode, ClientServiceExt, NotificationContext, Peer, PeerRequestOptions,
@@ -16,6 +17,7 @@ use rmcp::service::{
 };
 use serde_json::{Map, Value};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Outcome, Run, RunError, Sandbox};
 
@@ -30,6 +32,10 @@ use super::{http, stdio, task};
 /// How many tools a server may have, and on how many pages: one that goes on and on has none.
 const TOOLS_MAX: usize = 4096;
 const PAGES_MAX: usize = 1024;
+/// How long it takes until a server that stopped telling of changes is asked again: so long at first, and twice as long each time,
+/// but never longer than that.
+const SUBSCRIBE_AGAIN_MIN: Duration = Duration::from_millis(500);
+const SUBSCRIBE_AGAIN_MAX: Duration = Duration::from_secs(60);
 /// The revisions that are tried without a handshake.
 const STATELESS: [ProtocolVersion; 1] = [ProtocolVersion::V_2026_07_28];
 
@@ -42,6 +48,8 @@ pub(super) struct Connection {
     /// How tools are called, where that does not go through the SDK.
     direct: Option<Direct>,
     closed: CancellationToken,
+    /// That the server does not know us any more, so that we have to introduce ourselves anew.
+    lost: CancellationToken,
     trouble: Trouble,
 }
 
@@ -54,15 +62,21 @@ impl Connection {
         changed: Arc<Notify>,
     ) -> Result<Self, Failure> {
         let is_old = revision.is_some_and(|revision| STATELESS.iter().all(|known| known.as_str() != revision));
-        if !is_old {
-            let newest = Some(ProtocolVersion::V_2025_11_25);
-            let auto = ClientLifecycleMode::Auto { preferred_versions: STATELESS.to_vec(), legacy_version: newest };
-            match Self::begin(settings, sandbox.clone(), auto, Arc::clone(&changed)).await {
-                Err(Unopened::SpeaksOlder) => {}
-                opened => return opened.map_err(Unopened::failure),
+        let begin = async |lifecycle| Self::begin(settings, sandbox.clone(), lifecycle, Arc::clone(&changed)).await;
+        if is_old {
+            match begin(ClientLifecycleMode::Initialize).await.map_err(Unopened::failure) {
+                // It may have left that revision behind.
+                Err(Failure::Protocol { .. }) => {}
+                opened => return opened,
             }
         }
-        Self::begin(settings, sandbox, ClientLifecycleMode::Initialize, changed).await.map_err(Unopened::failure)
+        let newest = Some(ProtocolVersion::V_2025_11_25);
+        let auto = ClientLifecycleMode::Auto { preferred_versions: STATELESS.to_vec(), legacy_version: newest };
+        let opened = match begin(auto).await {
+            Err(Unopened::SpeaksOlder) if !is_old => begin(ClientLifecycleMode::Initialize).await,
+            opened => opened,
+        };
+        opened.map_err(Unopened::failure)
     }
 
     async fn begin(
@@ -111,13 +125,15 @@ impl Connection {
             waiting,
             direct,
             closed: CancellationToken::new(),
+            lost: CancellationToken::new(),
             trouble: Trouble::default(),
         })
     }
 
     /// Whether calls can go over it.
     pub(super) fn is_alive(&self) -> bool {
-        !self.service.is_transport_closed() && self.process.as_ref().is_none_or(|process| process.end().is_none())
+        let is_open = !self.service.is_transport_closed() && !self.lost.is_cancelled();
+        is_open && self.process.as_ref().is_none_or(|process| process.end().is_none())
     }
 
     /// The revision of MCP that the two ends agreed on.
@@ -145,28 +161,57 @@ impl Connection {
         };
         match &self.process {
             Some(process) => Failure::Transport(process.ended().await),
-            None => {
-                closed.await;
-                Failure::transport(CLOSED)
-            }
+            None => tokio::select! {
+                () = closed => Failure::transport(CLOSED),
+                () = self.lost.cancelled() => Failure::transport("it does not know us any more"),
+            },
         }
     }
 
-    /// Waits until a server that tells of changes only to those who ask does so.
+    /// Says that the tools may have changed whenever that cannot be known otherwise: when a server of HTTP has begun another
+    /// session, and when one that tells of changes only to those who ask was asked, as it is again whenever it stops telling.
     pub(super) async fn listen(&self) {
+        let sessions = async {
+            match &self.direct {
+                Some(direct) => direct.sessions(|| self.changed()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::join!(sessions, self.subscribe());
+    }
+
+    /// Subscribes to changes, for as long as the server lets us.
+    async fn subscribe(&self) {
         let wants_to_be_asked = self.service.peer_info().is_some_and(|info| {
             !info.protocol_version.has_initialize()
                 && info.capabilities.tools.as_ref().is_some_and(|tools| tools.list_changed == Some(true))
         });
-        if !wants_to_be_asked {
-            return;
-        }
-        let filter = SubscriptionFilter::builder().tools_list_changed().build();
-        if let Ok(mut subscription) = self.service.listen(filter).await {
-            while let Ok(Some(_)) = subscription.next().await {
-                self.service.service().changed.notify_one();
+        let mut patience = SUBSCRIBE_AGAIN_MIN;
+        while wants_to_be_asked {
+            let filter = SubscriptionFilter::builder().tools_list_changed().build();
+            match self.service.listen(filter).await.map_err(Failure::from) {
+                Ok(mut subscription) => {
+                    let since = Instant::now();
+                    // What changed while nobody listened was not told.
+                    self.changed();
+                    while let Ok(Some(_)) = subscription.next().await {
+                        self.changed();
+                    }
+                    if since.elapsed() > SUBSCRIBE_AGAIN_MAX {
+                        patience = SUBSCRIBE_AGAIN_MIN;
+                    }
+                }
+                // Asking again would change nothing.
+                Err(Failure::Protocol { code: Some(_), .. }) => return,
+                Err(_) => {}
             }
+            tokio::time::sleep(patience).await;
+            patience = patience.saturating_mul(2).min(SUBSCRIBE_AGAIN_MAX);
         }
+    }
+
+    fn changed(&self) {
+        self.service.service().changed.notify_one();
     }
 
     /// All tools that the server tells of.
@@ -265,8 +310,16 @@ impl Connection {
 
     /// What a call is told that failed.
     fn failed(&self, failure: Failure) -> RunError {
-        self.trouble.heed(&failure);
+        self.heed(&failure);
         failure.of_a_call(&self.name)
+    }
+
+    /// Notes what a failure says of the connection.
+    fn heed(&self, failure: &Failure) {
+        self.trouble.heed(failure);
+        if failure.ends_the_connection() {
+            self.lost.cancel();
+        }
     }
 
     /// What comes of a call that the server made a task of.
@@ -278,7 +331,7 @@ impl Connection {
             }
             Err(failure) => {
                 let failure = self.reason(failure).await;
-                self.trouble.heed(&failure);
+                self.heed(&failure);
                 Err(failure.of_a_task(&self.name))
             }
         }
@@ -314,7 +367,7 @@ impl Trouble {
     /// Notes how a call failed. What the server itself answered shows that it is there.
     fn heed(&self, failure: &Failure) {
         match failure {
-            Failure::Unreached(_) | Failure::NeedsLogin => {
+            Failure::Unreached(_) | Failure::Forgotten(_) | Failure::NeedsLogin => {
                 let mut kept = self.kept();
                 let times = kept.as_ref().map_or(0, |(_, times)| *times);
                 *kept = Some((failure.clone(), times.saturating_add(1)));

@@ -56,6 +56,11 @@ impl Direct {
         }
     }
 
+    /// Says whenever another session was begun.
+    pub(super) async fn sessions(&self, another: impl Fn()) {
+        self.wire.sessions(another).await;
+    }
+
     /// A number for a call; it is the token of its progress too.
     pub(super) fn number(&self) -> i64 {
         self.next.fetch_add(1, Ordering::Relaxed)
@@ -134,7 +139,11 @@ impl Direct {
         // What the server says to the ping does not matter.
         match (Arc::ptr_eq(&now, &forgotten), pinged) {
             (false, _) => Ok(now),
-            (true, Err(error)) => Err(error.into()),
+            (true, Err(error)) => Err(match error.into() {
+                // That is what it says to our introduction, of whatever kind.
+                Failure::Protocol { message, .. } => Failure::Forgotten(message),
+                failure => failure,
+            }),
             (true, Ok(_)) => Err(Failure::unreached("it has forgotten the session")),
         }
     }

@@ -19,6 +19,9 @@ pub enum Failure {
     /// It never got what was meant for it.
     #[error("{0}")]
     Unreached(Arc<str>),
+    /// The same, and it never will: it has forgotten us, and does not let us introduce ourselves again as we did.
+    #[error("it has forgotten the session and opens no other: {0}")]
+    Forgotten(Arc<str>),
     /// It is there, but does not serve us now.
     #[error("it is busy: {}", http_status(*status))]
     Busy {
@@ -73,7 +76,7 @@ impl Failure {
     /// What a call is told that needed the server `name`; `patience` is how long it is left alone.
     pub(crate) fn error(&self, name: &str, patience: Option<Duration>) -> CallError {
         let error = match self {
-            Self::Transport(_) | Self::Unreached(_) | Self::Busy { .. } => {
+            Self::Transport(_) | Self::Unreached(_) | Self::Forgotten(_) | Self::Busy { .. } => {
                 CallError::new(Code::TransportFailed, format!("the MCP server `{name}` cannot be reached: {self}"))
                     .suggest(format!("`wieldy mcp test {name}` tells more"))
             }
@@ -115,6 +118,12 @@ impl Failure {
         matches!(self, Self::NeedsLogin | Self::Configuration(_) | Self::Redirected(_))
     }
 
+    /// Whether the server does not know us any more as we introduced ourselves.
+    pub(crate) fn ends_the_connection(&self) -> bool {
+        let unknown = Some(ErrorCode::UNSUPPORTED_PROTOCOL_VERSION.0);
+        matches!(self, Self::Forgotten(_)) || matches!(self, Self::Protocol { code, .. } if *code == unknown)
+    }
+
     /// How long the server asked to be left alone.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -125,9 +134,15 @@ impl Failure {
 
     /// The same for a call that was sent: whether it had its effect is known only where it never arrived, or was refused.
     pub(crate) fn of_a_call(&self, name: &str) -> RunError {
-        let refused = [ErrorCode::METHOD_NOT_FOUND, ErrorCode::INVALID_PARAMS, ErrorCode::INVALID_REQUEST];
+        let refused = [
+            ErrorCode::METHOD_NOT_FOUND,
+            ErrorCode::INVALID_PARAMS,
+            ErrorCode::INVALID_REQUEST,
+            ErrorCode::UNSUPPORTED_PROTOCOL_VERSION,
+        ];
         let had_no_effect = match self {
-            Self::Unreached(_) | Self::NeedsLogin | Self::Forbidden { .. } | Self::Configuration(_) => true,
+            Self::Unreached(_) | Self::Forgotten(_) => true,
+            Self::NeedsLogin | Self::Forbidden { .. } | Self::Configuration(_) => true,
             // Whoever counts requests does so before anything else; what else is busy may have begun.
             Self::Busy { status, .. } => *status == 429,
             Self::Protocol { code, .. } => code.is_some_and(|code| refused.iter().any(|known| known.0 == code)),
@@ -210,9 +225,7 @@ impl From<&StreamableHttpError<Self>> for Failure {
             }
             // It said so instead of doing anything.
             StreamableHttpError::SessionExpired => Self::unreached("it has forgotten the session"),
-            StreamableHttpError::ReinitializationFailed(error) => {
-                Self::unreached(format!("it has forgotten the session and opens no other: {}", error.message))
-            }
+            StreamableHttpError::ReinitializationFailed(error) => Self::Forgotten(first_of(&error.message).into()),
             other => Self::transport(other.to_string()),
         }
     }

@@ -78,11 +78,7 @@ pub(super) async fn follow(
 }
 
 /// Asks how a task stands, after a while.
-async fn ask(
-    sdk: &Peer<RoleClient>,
-    task: &str,
-    patience: Duration,
-) -> Result<rmcp::model::DetailedTask, Failure> {
+async fn ask(sdk: &Peer<RoleClient>, task: &str, patience: Duration) -> Result<rmcp::model::DetailedTask, Failure> {
     tokio::time::sleep(patience).await;
     Ok(sdk.get_task(GetTaskParams::new(task)).await?.task)
 }

@@ -2,8 +2,10 @@
 
 pub(crate) mod bad_http;
 mod behaving;
+mod changes;
 mod login;
 mod misbehaving;
+mod names;
 mod over_http;
 mod over_the_wire;
 mod pinning;

@@ -110,7 +110,10 @@ async fn a_call_whose_task_is_not_known_any_more_is_not_made_again() {
     let options = Options { retry_if: Some(anything), ..Options::default() };
     let result = stage.world.executor.call(Call { options, ..call("echo", "x") }).await;
     let error = result.error.clone().unwrap();
-    assert_eq!((error.code.as_str(), error.message.as_str()), ("E3202", "the MCP server `test` answered: no such task"));
+    assert_eq!(
+        (error.code.as_str(), error.message.as_str()),
+        ("E3202", "the MCP server `test` answered: no such task")
+    );
     assert_eq!(server.calls(), 1);
     until(|| server.asked("tasks/cancel") == 1).await;
 }
@@ -153,9 +156,9 @@ async fn a_call_ends_while_its_task_is_asked_for() {
     let server = ByHand::new(async |_, _, message: Value| match message["method"].as_str() {
         Some("tools/call") => Some(of(task("task", "working", &json!({})), message["id"].clone()).await),
         Some("tasks/get") => std::future::pending().await,
-        Some("tasks/cancel") => Some(
-            of(json_answer(200, &json!({"result": {"resultType": "complete"}})), message["id"].clone()).await,
-        ),
+        Some("tasks/cancel") => {
+            Some(of(json_answer(200, &json!({"result": {"resultType": "complete"}})), message["id"].clone()).await)
+        }
         _ => modern(&message),
     })
     .await;
