@@ -119,21 +119,6 @@ fn number(id: &NumberOrString) -> Option<i64> {
     }
 }
 
-/// The same message with a number for its id where it is an answer: the questions of the SDK have no others.
-fn numbered(mut message: Received) -> Received {
-    let id = match &mut message {
-        JsonRpcMessage::Response(response) => Some(&mut response.id),
-        JsonRpcMessage::Error(error) => error.id.as_mut(),
-        _ => None,
-    };
-    if let Some(id) = id
-        && let Some(number) = number(id)
-    {
-        *id = RequestId::Number(number);
-    }
-    message
-}
-
 /// A transport whose messages are looked at first.
 pub(super) struct Watched<T> {
     inner: T,
@@ -191,7 +176,7 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for Watched<T> {
                 message = self.inner.receive() => message?,
                 Some(message) = self.overheard.recv() => message,
             };
-            let message = self.waiting.take(numbered(message));
+            let message = self.waiting.take(message);
             if let Some(message) = message.filter(|message| !self.is_late(message)) {
                 return Some(message);
             }
