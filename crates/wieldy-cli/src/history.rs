@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use wieldy::{Address, CallError, Code, JournalOptions, Retention, Store, StoreError, StoreJournal, TASK_TTL};
 
-use crate::config::{Config, Environment, Origin};
+use crate::config::{Config, Environment, Origin, names_files};
 use crate::exit::Failure;
 
 /// How many runs of a tool the clock that follows them looks at.
@@ -155,9 +155,7 @@ pub(crate) fn is_secret(name: &str, value: &str) -> bool {
     let looks_secret = ends.iter().any(|end| name.ends_with(end))
         || ["PASSWORD_", "PASSWD_", "SECRET_", "TOKEN_"].iter().any(|part| name.contains(part));
     let value = value.trim();
-    looks_secret
-        && value.chars().count() >= 8
-        && !value.split(':').any(|part| std::path::Path::new(part).is_absolute() && std::path::Path::new(part).exists())
+    looks_secret && value.chars().count() >= 8 && !names_files(value)
 }
 
 /// A text with `%40` and its like read as the characters they stand for.

@@ -177,6 +177,7 @@ fn settings(server: &ServerConfig, config: &Config, environment: &Environment) -
         start: server.start,
         start_timeout: server.start_timeout.unwrap_or(START_TIMEOUT_DEFAULT),
         timeout: server.timeout,
+        silence: server.silence,
         calls_max: server.calls_max.unwrap_or(CALLS_MAX_DEFAULT),
         trusted: server.trusted,
         on_change: server.on_change,
@@ -188,6 +189,7 @@ fn settings(server: &ServerConfig, config: &Config, environment: &Environment) -
 fn address(server: &ServerConfig, config: &Config, environment: &Environment) -> anyhow::Result<Address> {
     let url = filled(server.url.as_deref().unwrap_or_default(), environment)?;
     let headers = texts(&server.headers, environment)?;
+    headers.values().for_each(|value| hide_header(value));
     let oauth = &server.oauth;
     let secret = oauth.client_secret.as_ref().map(|text| text.value(environment)).transpose()?;
     if let Some(secret) = &secret {
@@ -363,6 +365,14 @@ fn texts(texts: &BTreeMap<String, Text>, environment: &Environment) -> anyhow::R
             Ok((name.clone(), value))
         })
         .collect()
+}
+
+/// Hides what a header says from now on, also by itself where a word before it says of what kind it is, as in `Bearer …`.
+pub(crate) fn hide_header(value: &str) {
+    redact::hide(value);
+    if let Some((_, secret)) = value.trim().split_once(' ') {
+        redact::hide(secret);
+    }
 }
 
 #[cfg(test)]

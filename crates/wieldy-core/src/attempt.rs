@@ -210,6 +210,10 @@ pub(crate) async fn attempt(
         None => tokio::time::timeout(patience, &mut work).await.ok(),
     };
     run.show_rest();
+    // One that says that it had not begun may be made again, whatever it would have done.
+    let effect_possible = !matches!(late, Some(Ok(Err(RunError { effect_possible: false, .. }))));
+    let is_late = cut_short.code == Code::Timeout;
+    let cut_short = if is_late && !effect_possible { cut_short.retryable(true) } else { cut_short };
     let so_far = match late {
         Some(Ok(Ok(outcome))) if !outcome.content.is_empty() || outcome.usage.is_some() => *outcome,
         // An artifact store is foreign code; what it panics over is lost, the call is not.
@@ -218,7 +222,7 @@ pub(crate) async fn attempt(
     let content =
         so_far.content.into_iter().filter(|block| !matches!(block, Content::Text { text } if text.is_empty()));
     let outcome = Outcome { content: content.collect(), partial: true, ..so_far };
-    Ended { outcome: Box::new(outcome.failed(cut_short)), effect_possible: true }
+    Ended { outcome: Box::new(outcome.failed(cut_short)), effect_possible }
 }
 
 type Done = Result<Result<Box<Outcome>, RunError>, Box<dyn std::any::Any + Send>>;

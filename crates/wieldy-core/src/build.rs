@@ -277,13 +277,19 @@ impl Executor {
         let name = tool.spec().name;
         let registration = self.inner.registry.add(tool)?;
         if let Registration::Changed { previous, current } = registration {
-            let caller = Arc::new(Caller::local());
-            let subject = Subject { execution: None, batch: None, call_id: None, tool: Some(name.into()), caller };
-            let (previous_hash, current_hash) = (previous.to_hex().to_string(), current.to_hex().to_string());
-            let body = Body::DefinitionChanged { previous_hash, current_hash };
-            let _ = self.inner.recorder.append(&Arc::new(subject), body, Timestamp::now(), None);
+            self.tell_changed(&name, &previous.to_hex(), &current.to_hex());
         }
         Ok(registration)
+    }
+
+    /// Makes an event of a promise that changed where the registry does not see it: whoever provides the tool says something
+    /// else of it now, and it stays as it was.
+    pub fn tell_changed(&self, tool: &str, previous_hash: &str, current_hash: &str) {
+        let (caller, tool) = (Arc::new(Caller::local()), Some(tool.into()));
+        let subject = Subject { execution: None, batch: None, call_id: None, tool, caller };
+        let (previous_hash, current_hash) = (previous_hash.to_owned(), current_hash.to_owned());
+        let body = Body::DefinitionChanged { previous_hash, current_hash };
+        let _ = self.inner.recorder.append(&Arc::new(subject), body, Timestamp::now(), None);
     }
 
     /// Takes a tool away while the executor runs; calls to it that run go on. Says whether it was there.

@@ -256,10 +256,13 @@ fn import(
     Ok(Exit::Success)
 }
 
-/// A server as the configuration writes it. What looks like a secret goes to a file of its own.
+/// A server as the configuration writes it. What looks like a secret goes to a file of its own, and so does every header.
 fn written(server: Imported, config: &Config, print: bool) -> Result<(String, FileServer), Failure> {
     let name = server.name.clone();
-    let texts = |texts: std::collections::BTreeMap<String, String>| -> Result<_, Failure> {
+    server.headers.values().for_each(|value| upstreams::hide_header(value));
+    let texts = |texts: std::collections::BTreeMap<String, String>,
+                 is_secret: fn(&str, &str) -> bool|
+     -> Result<_, Failure> {
         let mut all = std::collections::BTreeMap::new();
         for (key, text) in texts {
             let is_kept_apart = !text.contains("${") && is_secret(&key, &text) && !config.state.as_os_str().is_empty();
@@ -275,19 +278,17 @@ fn written(server: Imported, config: &Config, print: bool) -> Result<(String, Fi
     let file = FileServer {
         command: server.command,
         args: Some(server.args).filter(|args| !args.is_empty()),
-        env: texts(server.env)?,
+        env: texts(server.env, is_secret)?,
         cwd: server.cwd.map(PathBuf::from),
         url: server.url,
-        headers: texts(server.headers)?,
+        headers: texts(server.headers, |_, _| true)?,
         ..FileServer::default()
     };
     Ok((server.name, file))
 }
 
 fn is_secret(name: &str, value: &str) -> bool {
-    history::is_secret(name, value)
-        || name.eq_ignore_ascii_case("authorization")
-        || wieldy::redact::text(value) != value
+    history::is_secret(name, value) || wieldy::redact::text(value) != value
 }
 
 /// Where a secret is kept; written there unless everything is only shown.

@@ -178,6 +178,7 @@ section! {
         start: FileStart,
         start_timeout: Time,
         timeout: Time,
+        silence: Time,
         calls_max: Count,
         trusted: bool,
         on_change: FileOnChange,
@@ -202,6 +203,7 @@ section! {
         open_world: bool,
         confirm: bool,
         timeout: Time,
+        silence: Time,
     }
     /// Where tools are served, and to whom.
     FileServe {

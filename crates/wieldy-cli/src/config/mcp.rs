@@ -39,6 +39,7 @@ pub(crate) struct ServerConfig {
     pub(crate) start: Start,
     pub(crate) start_timeout: Option<Duration>,
     pub(crate) timeout: Option<Duration>,
+    pub(crate) silence: Option<Duration>,
     pub(crate) calls_max: Option<usize>,
     pub(crate) trusted: bool,
     pub(crate) on_change: OnChange,
@@ -136,6 +137,7 @@ fn server_of(name: String, file: FileServer, home: Option<&Path>) -> Result<Serv
         },
         start_timeout: file.start_timeout.map(|time| time.0),
         timeout: file.timeout.map(|time| time.0),
+        silence: file.silence.map(|time| time.0),
         calls_max: file.calls_max.map(|count| count.0 as usize),
         trusted: file.trusted.unwrap_or(false),
         on_change: match file.on_change {
@@ -159,6 +161,7 @@ fn rule_of(file: FileToolRule) -> ToolRule {
         open_world: file.open_world,
         confirm: file.confirm,
         timeout: file.timeout.map(|time| time.0),
+        silence: file.silence.map(|time| time.0),
     }
 }
 

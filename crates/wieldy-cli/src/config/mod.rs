@@ -36,7 +36,7 @@ pub(crate) use history::{HistoryConfig, address};
 pub(crate) use layers::Origin;
 pub(crate) use log::{Levels, LogConfig, LogFileConfig, LogFormat, Rotate};
 pub(crate) use mcp::{McpConfig, ServerConfig};
-pub(crate) use text::{FileText, InFile, Text, bounded, filled};
+pub(crate) use text::{FileText, InFile, Text, bounded, filled, names_files};
 
 /// What `wieldy init` writes: every key with its default, as a comment.
 pub(crate) const TEMPLATE: &str = include_str!("template.toml");

@@ -84,17 +84,26 @@ impl std::fmt::Debug for Text {
     }
 }
 
-/// A text with each `${NAME}` replaced by the variable of that name.
+/// A text with each `${NAME}` replaced by the variable of that name. What a variable holds is a secret, and hidden from now on,
+/// unless it names a file that is there.
 pub(crate) fn filled(text: &str, environment: &Environment) -> anyhow::Result<String> {
     let (mut filled, mut rest) = (String::new(), text);
     while let Some((before, after)) = rest.split_once("${") {
         let Some((name, after)) = after.split_once('}') else { break };
         filled.push_str(before);
         let value = environment.0.get(name).ok_or_else(|| anyhow!("the variable `{name}` is not set"))?;
+        if !names_files(value) {
+            wieldy::redact::hide(value);
+        }
         filled.push_str(value);
         rest = after;
     }
     Ok(filled + rest)
+}
+
+/// Whether this is the whole path of a file that is there, or a list with one.
+pub(crate) fn names_files(value: &str) -> bool {
+    value.split(':').map(Path::new).any(|part| part.is_absolute() && part.exists())
 }
 
 /// The text of a file that others wrote.
@@ -116,5 +125,14 @@ mod tests {
         assert_eq!(value("Bearer ${TOKEN}, ${TOKEN}"), Ok("Bearer abc, abc".into()));
         assert_eq!(value("a $b ${c"), Ok("a $b ${c".into()));
         assert_eq!(value("${NONE}"), Err("the variable `NONE` is not set".into()));
+    }
+
+    #[test]
+    fn what_variables_hold_is_hidden_but_for_paths() {
+        let variables = [("PLACE", "/usr/bin:/nowhere/at/all"), ("WORD", "correct-horse-staple")];
+        let environment = Environment(variables.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+        let value = filled("${PLACE} ${WORD} written-here", &environment).unwrap();
+        assert_eq!(value, "/usr/bin:/nowhere/at/all correct-horse-staple written-here");
+        assert_eq!(wieldy::redact::text(&value), "/usr/bin:/nowhere/at/all [redacted] written-here");
     }
 }

@@ -354,3 +354,92 @@ fn sleeping(mark: &str) -> usize {
         std::fs::read_dir("/proc").unwrap().filter_map(|entry| std::fs::read(entry.ok()?.path().join("cmdline")).ok());
     lines.filter(|line| *line == format!("sleep\0{mark}\0").into_bytes()).count()
 }
+
+/// A server that says all that it was sent, as a result and as an error.
+fn telltale() -> (std::net::SocketAddr, tokio::runtime::Runtime) {
+    use axum::http::{HeaderMap, StatusCode};
+    use axum::response::IntoResponse;
+    let answer = async |headers: HeaderMap, message: axum::Json<serde_json::Value>| {
+        let sent: Vec<&str> = headers.values().filter_map(|value| value.to_str().ok()).collect();
+        // Each word by itself.
+        let sent = sent.join(" ").replace(' ', "\n");
+        let told = match message["method"].as_str().unwrap_or_default() {
+            "initialize" => (
+                "result",
+                json!({"protocolVersion": "2025-11-25", "capabilities": {"tools": {}},
+                "serverInfo": {"name": "telltale", "version": "1"}}),
+            ),
+            "tools/list" => {
+                let tool = |name: &str| json!({"name": name, "inputSchema": {"type": "object"}});
+                ("result", json!({"tools": [tool("tell"), tool("fail")]}))
+            }
+            "tools/call" if message["params"]["name"] == "tell" => {
+                ("result", json!({"content": [{"type": "text", "text": sent}]}))
+            }
+            "tools/call" => ("error", json!({"code": -32000, "message": format!("no: {sent}")})),
+            _ if message["id"].is_null() => return StatusCode::ACCEPTED.into_response(),
+            _ => ("error", json!({"code": -32601, "message": "method not found"})),
+        };
+        axum::Json(json!({"jsonrpc": "2.0", "id": message["id"], told.0: told.1})).into_response()
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let address = listener.local_addr().unwrap();
+    runtime.spawn(async move { axum::serve(listener, axum::Router::new().fallback(answer)).await });
+    (address, runtime)
+}
+
+/// Every file below a folder whose bytes hold this.
+fn holding(folder: &std::path::Path, text: &str) -> Vec<std::path::PathBuf> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
+    let holds = |path: std::path::PathBuf| {
+        if path.is_dir() {
+            return holding(&path, text);
+        }
+        let bytes = std::fs::read(&path).unwrap();
+        let is_held = bytes.windows(text.len()).any(|window| window == text.as_bytes());
+        if is_held { vec![path] } else { Vec::new() }
+    };
+    entries.flat_map(holds).collect()
+}
+
+#[test]
+fn what_headers_say_is_nowhere_but_where_the_server_says_it() {
+    let (address, _runtime) = telltale();
+    let config = format!(
+        "[log]\nlevel = \"trace\"\nfile = \"log/log.txt\"\n[mcp.servers.hub]\nurl = \"http://{address}/mcp\"\n[mcp.servers.hub.headers]\nX-Api-Key = \"canary-of-a-key\"\nAuthorization = \"Bearer canary-of-a-bearer\"\nX-Place = \"${{PLACE_OF_IT}}\"\nX-Kept = {{ file = \"kept\" }}\n"
+    );
+    let world = World::new()
+        .file("wieldy.toml", &config)
+        .file("kept", "Basic canary-in-a-file")
+        .file("log/.keep", "")
+        .variable("PLACE_OF_IT", "canary-of-a-variable");
+    let told = world.run(&["call", "hub__tell"]);
+    for canary in ["canary-of-a-key", "canary-of-a-bearer", "canary-in-a-file", "canary-of-a-variable"] {
+        assert!(told.contains(canary), "it was sent, and a result is what the server says: {told}");
+    }
+    assert!(world.run(&["call", "hub__fail"]).contains("canary-of-a-key"));
+    assert_eq!(world.code(&["mcp", "test"]), Some(0));
+    for shown in [&["config", "show"][..], &["mcp", "list", "--json"], &["history", "--json"]] {
+        let shown = world.run(shown);
+        assert!(shown.contains("hub") && !shown.contains("canary"), "{shown}");
+    }
+    assert_eq!(holding(&world.path("../home"), "canary"), Vec::<std::path::PathBuf>::new());
+    assert!(!holding(&world.path("log"), "hub__tell").is_empty());
+    assert_eq!(holding(&world.path("log"), "canary"), Vec::<std::path::PathBuf>::new());
+}
+
+#[test]
+fn every_header_that_is_imported_is_kept_apart() {
+    let world = World::new().file(
+        "mcp.json",
+        r#"{"mcpServers": {"hub": {"url": "https://hub.test/mcp",
+            "headers": {"X-Api-Key": "canary-of-a-key", "X-Given": "${env:GIVEN}"}}}}"#,
+    );
+    let told = world.run(&["mcp", "import", "mcp.json"]);
+    assert!(!told.contains("canary"), "{told}");
+    let config = std::fs::read_to_string(world.path("wieldy.toml")).unwrap();
+    assert!(!config.contains("canary") && config.contains(r#"X-Given = "${GIVEN}""#), "{config}");
+    let kept = holding(&world.path("../home"), "canary-of-a-key");
+    assert_eq!(kept.iter().filter_map(|path| path.file_name()).collect::<Vec<_>>(), ["hub.X-Api-Key"]);
+}

@@ -1,15 +1,15 @@
 //! One connection to a server, over which many calls go at once.
 
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rmcp::ClientHandler;
 use rmcp::model::{
-    CallToolRequest, CallToolRequestParams, CancelTaskParams, CancelledNotificationParam, ClientCapabilities,
-    ClientConfig, ClientRequest, GetTaskParams, Implementation, PaginatedRequestParams, ProgressToken, ProtocolVersion,
-    RequestId, SubscriptionFilter, Task, TaskPayload,
+    CallToolRequest, CallToolRequestParams, CancelledNotificationParam, ClientCapabilities, ClientConfig,
+    ClientRequest, Implementation, PaginatedRequestParams, ProgressToken, ProtocolVersion, RequestId,
+    SubscriptionFilter, Task,
 };
 use rmcp::service::{
     ClientInitializeError, ClientLifecycleMode, ClientServiceExt, NotificationContext, Peer, PeerRequestOptions,
@@ -17,24 +17,25 @@ use rmcp::service::{
 };
 use serde_json::{Map, Value};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Outcome, Run, RunError, Sandbox};
 
-use super::answer::{self, Answer};
+use super::answer::Answer;
 use super::definition::Definition;
 use super::direct::Direct;
-use super::failure::{Failure, first_of};
+use super::failure::{CLOSED, Failure, first_of};
 use super::settings::{Reach, ServerSettings};
 use super::watched::{Waiting, Watched};
-use super::{http, stdio};
+use super::{http, stdio, task};
 
 /// How many tools a server may have, and on how many pages: one that goes on and on has none.
 const TOOLS_MAX: usize = 4096;
 const PAGES_MAX: usize = 1024;
-/// How often a task is asked for, where the server does not say.
-const POLL_DEFAULT: Duration = Duration::from_millis(500);
-/// What is told of a connection that is over.
-const CLOSED: &str = "the connection is closed";
+/// How long it takes until a server that stopped telling of changes is asked again: so long at first, and twice as long each time,
+/// but never longer than that.
+const SUBSCRIBE_AGAIN_MIN: Duration = Duration::from_millis(500);
+const SUBSCRIBE_AGAIN_MAX: Duration = Duration::from_secs(60);
 /// The revisions that are tried without a handshake.
 const STATELESS: [ProtocolVersion; 1] = [ProtocolVersion::V_2026_07_28];
 
@@ -47,8 +48,9 @@ pub(super) struct Connection {
     /// How tools are called, where that does not go through the SDK.
     direct: Option<Direct>,
     closed: CancellationToken,
-    /// Whether the last call was refused for want of a login.
-    wants_login: AtomicBool,
+    /// That the server does not know us any more, so that we have to introduce ourselves anew.
+    lost: CancellationToken,
+    trouble: Trouble,
 }
 
 impl Connection {
@@ -60,15 +62,21 @@ impl Connection {
         changed: Arc<Notify>,
     ) -> Result<Self, Failure> {
         let is_old = revision.is_some_and(|revision| STATELESS.iter().all(|known| known.as_str() != revision));
-        if !is_old {
-            let newest = Some(ProtocolVersion::V_2025_11_25);
-            let auto = ClientLifecycleMode::Auto { preferred_versions: STATELESS.to_vec(), legacy_version: newest };
-            match Self::begin(settings, sandbox.clone(), auto, Arc::clone(&changed)).await {
-                Err(Unopened::SpeaksOlder) => {}
-                opened => return opened.map_err(Unopened::failure),
+        let begin = async |lifecycle| Self::begin(settings, sandbox.clone(), lifecycle, Arc::clone(&changed)).await;
+        if is_old {
+            match begin(ClientLifecycleMode::Initialize).await.map_err(Unopened::failure) {
+                // It may have left that revision behind.
+                Err(Failure::Protocol { .. }) => {}
+                opened => return opened,
             }
         }
-        Self::begin(settings, sandbox, ClientLifecycleMode::Initialize, changed).await.map_err(Unopened::failure)
+        let newest = Some(ProtocolVersion::V_2025_11_25);
+        let auto = ClientLifecycleMode::Auto { preferred_versions: STATELESS.to_vec(), legacy_version: newest };
+        let opened = match begin(auto).await {
+            Err(Unopened::SpeaksOlder) if !is_old => begin(ClientLifecycleMode::Initialize).await,
+            opened => opened,
+        };
+        opened.map_err(Unopened::failure)
     }
 
     async fn begin(
@@ -117,13 +125,15 @@ impl Connection {
             waiting,
             direct,
             closed: CancellationToken::new(),
-            wants_login: AtomicBool::default(),
+            lost: CancellationToken::new(),
+            trouble: Trouble::default(),
         })
     }
 
     /// Whether calls can go over it.
     pub(super) fn is_alive(&self) -> bool {
-        !self.service.is_transport_closed() && self.process.as_ref().is_none_or(|process| process.end().is_none())
+        let is_open = !self.service.is_transport_closed() && !self.lost.is_cancelled();
+        is_open && self.process.as_ref().is_none_or(|process| process.end().is_none())
     }
 
     /// The revision of MCP that the two ends agreed on.
@@ -137,9 +147,9 @@ impl Connection {
         info.server_info.as_ref().map(|server| format!("{} {}", server.name, server.version))
     }
 
-    /// Whether the server wants a login before it does anything.
-    pub(super) fn wants_login(&self) -> bool {
-        self.wants_login.load(Ordering::Relaxed)
+    /// Why the last calls did not get through to the server, and how many in a row.
+    pub(super) fn trouble(&self) -> Option<(Failure, u32)> {
+        self.trouble.kept().clone()
     }
 
     /// Waits for the end of the connection and says how it came.
@@ -151,28 +161,57 @@ impl Connection {
         };
         match &self.process {
             Some(process) => Failure::Transport(process.ended().await),
-            None => {
-                closed.await;
-                Failure::transport(CLOSED)
-            }
+            None => tokio::select! {
+                () = closed => Failure::transport(CLOSED),
+                () = self.lost.cancelled() => Failure::transport("it does not know us any more"),
+            },
         }
     }
 
-    /// Waits until a server that tells of changes only to those who ask does so.
+    /// Says that the tools may have changed whenever that cannot be known otherwise: when a server of HTTP has begun another
+    /// session, and when one that tells of changes only to those who ask was asked, as it is again whenever it stops telling.
     pub(super) async fn listen(&self) {
+        let sessions = async {
+            match &self.direct {
+                Some(direct) => direct.sessions(|| self.changed()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::join!(sessions, self.subscribe());
+    }
+
+    /// Subscribes to changes, for as long as the server lets us.
+    async fn subscribe(&self) {
         let wants_to_be_asked = self.service.peer_info().is_some_and(|info| {
             !info.protocol_version.has_initialize()
                 && info.capabilities.tools.as_ref().is_some_and(|tools| tools.list_changed == Some(true))
         });
-        if !wants_to_be_asked {
-            return;
-        }
-        let filter = SubscriptionFilter::builder().tools_list_changed().build();
-        if let Ok(mut subscription) = self.service.listen(filter).await {
-            while let Ok(Some(_)) = subscription.next().await {
-                self.service.service().changed.notify_one();
+        let mut patience = SUBSCRIBE_AGAIN_MIN;
+        while wants_to_be_asked {
+            let filter = SubscriptionFilter::builder().tools_list_changed().build();
+            match self.service.listen(filter).await.map_err(Failure::from) {
+                Ok(mut subscription) => {
+                    let since = Instant::now();
+                    // What changed while nobody listened was not told.
+                    self.changed();
+                    while let Ok(Some(_)) = subscription.next().await {
+                        self.changed();
+                    }
+                    if since.elapsed() > SUBSCRIBE_AGAIN_MAX {
+                        patience = SUBSCRIBE_AGAIN_MIN;
+                    }
+                }
+                // Asking again would change nothing.
+                Err(Failure::Protocol { code: Some(_), .. }) => return,
+                Err(_) => {}
             }
+            tokio::time::sleep(patience).await;
+            patience = patience.saturating_mul(2).min(SUBSCRIBE_AGAIN_MAX);
         }
+    }
+
+    fn changed(&self) {
+        self.service.service().changed.notify_one();
     }
 
     /// All tools that the server tells of.
@@ -252,7 +291,7 @@ impl Connection {
         sent.forget();
         match answer {
             Ok(Answer::Outcome(outcome)) => {
-                self.wants_login.store(false, Ordering::Relaxed);
+                self.trouble.end();
                 Ok(outcome)
             }
             // Boxed, as all that is rare, so that the others are small.
@@ -271,43 +310,30 @@ impl Connection {
 
     /// What a call is told that failed.
     fn failed(&self, failure: Failure) -> RunError {
-        self.wants_login.store(failure == Failure::NeedsLogin, Ordering::Relaxed);
+        self.heed(&failure);
         failure.of_a_call(&self.name)
     }
 
-    /// Asks for a task until it is over.
-    async fn follow(&self, mut task: Task, run: &Run) -> Result<Outcome, RunError> {
-        let failed = |failure: Failure| failure.of_a_call(&self.name);
-        loop {
-            let poll = task.poll_interval_ms.map_or(POLL_DEFAULT, Duration::from_millis);
-            tokio::select! {
-                () = tokio::time::sleep(poll.clamp(Duration::from_millis(10), Duration::from_secs(30))) => {}
-                () = run.stop().cancelled() => {
-                    let _ = self.service.cancel_task(CancelTaskParams::new(task.task_id)).await;
-                    return Ok(Outcome::default());
-                }
+    /// Notes what a failure says of the connection.
+    fn heed(&self, failure: &Failure) {
+        self.trouble.heed(failure);
+        if failure.ends_the_connection() {
+            self.lost.cancel();
+        }
+    }
+
+    /// What comes of a call that the server made a task of.
+    async fn follow(&self, task: Task, run: &Run) -> Result<Outcome, RunError> {
+        match task::follow(task, self.service.peer(), run, &self.closed).await {
+            Ok(outcome) => {
+                self.trouble.end();
+                Ok(outcome)
             }
-            let known = self.service.get_task(GetTaskParams::new(task.task_id.clone())).await;
-            let known = known.map_err(|error| failed(error.into()))?.task;
-            match known.payload {
-                TaskPayload::Completed { result } => {
-                    let result = serde_json::from_value(Value::Object(result));
-                    return result
-                        .map(answer::outcome)
-                        .map_err(|_| failed(Failure::protocol("a task whose result is none")));
-                }
-                TaskPayload::Failed { error } => {
-                    let message = error.get("message").and_then(Value::as_str).unwrap_or("its task failed");
-                    return Err(failed(Failure::protocol(message)));
-                }
-                TaskPayload::Cancelled => return Err(failed(Failure::protocol("its task was cancelled"))),
-                TaskPayload::InputRequired { .. } => {
-                    let _ = self.service.cancel_task(CancelTaskParams::new(task.task_id)).await;
-                    return Err(failed(Failure::protocol("a question to the user, which nobody here can answer")));
-                }
-                _ => run.progress(None, known.task.status_message.clone().unwrap_or_default()),
+            Err(failure) => {
+                let failure = self.reason(failure).await;
+                self.heed(&failure);
+                Err(failure.of_a_task(&self.name))
             }
-            task = known.task;
         }
     }
 
@@ -326,6 +352,42 @@ impl Connection {
         if let Some(process) = &self.process {
             process.farewell().await;
         }
+    }
+}
+
+/// Why the last calls did not get through to a server that is connected: over HTTP nothing else would tell.
+#[derive(Default)]
+struct Trouble {
+    /// Whether there is any, so that calls that succeed have next to nothing to do.
+    is_there: AtomicBool,
+    kept: Mutex<Option<(Failure, u32)>>,
+}
+
+impl Trouble {
+    /// Notes how a call failed. What the server itself answered shows that it is there.
+    fn heed(&self, failure: &Failure) {
+        match failure {
+            Failure::Unreached(_) | Failure::Forgotten(_) | Failure::NeedsLogin => {
+                let mut kept = self.kept();
+                let times = kept.as_ref().map_or(0, |(_, times)| *times);
+                *kept = Some((failure.clone(), times.saturating_add(1)));
+                self.is_there.store(true, Ordering::Release);
+            }
+            Failure::Protocol { .. } | Failure::Busy { .. } | Failure::Forbidden { .. } => self.end(),
+            Failure::Transport(_) | Failure::Configuration(_) | Failure::Redirected(_) => {}
+        }
+    }
+
+    /// A call got through.
+    fn end(&self) {
+        if self.is_there.load(Ordering::Acquire) {
+            self.is_there.store(false, Ordering::Release);
+            *self.kept() = None;
+        }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Option<(Failure, u32)>> {
+        self.kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 

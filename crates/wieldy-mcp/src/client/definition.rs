@@ -76,6 +76,7 @@ impl Definition {
         spec.annotations = rule.annotations(if settings.trusted { self.hints() } else { Annotations::default() });
         spec.requires_confirmation = rule.confirm.unwrap_or(false);
         spec.constraints.timeout = rule.timeout.or(settings.timeout);
+        spec.constraints.silence = rule.silence.or(settings.silence);
         spec
     }
 

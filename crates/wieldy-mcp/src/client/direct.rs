@@ -21,7 +21,7 @@ use wieldy_core::Run;
 use super::answer::{Answer, Message};
 use super::copies::Copies;
 use super::exchange::Response;
-use super::failure::Failure;
+use super::failure::{CLOSED, Failure};
 use super::watched::Waiting;
 use super::wire::{self, Heard, Way, Wire};
 use super::{events, http};
@@ -54,6 +54,11 @@ impl Direct {
         if let Some(copies) = &self.copies {
             copies.learn(tools);
         }
+    }
+
+    /// Says whenever another session was begun.
+    pub(super) async fn sessions(&self, another: impl Fn()) {
+        self.wire.sessions(another).await;
     }
 
     /// A number for a call; it is the token of its progress too.
@@ -134,7 +139,11 @@ impl Direct {
         // What the server says to the ping does not matter.
         match (Arc::ptr_eq(&now, &forgotten), pinged) {
             (false, _) => Ok(now),
-            (true, Err(error)) => Err(error.into()),
+            (true, Err(error)) => Err(match error.into() {
+                // That is what it says to our introduction, of whatever kind.
+                Failure::Protocol { message, .. } => Failure::Forgotten(message),
+                failure => failure,
+            }),
             (true, Ok(_)) => Err(Failure::unreached("it has forgotten the session")),
         }
     }
@@ -149,7 +158,7 @@ impl Direct {
                 Some(Err(error)) if events::is_too_large(&error) => return Err(Failure::transport(events::TOO_LARGE)),
                 broken => {
                     let response = self.resume(way, &mut place, broken.is_none()).await;
-                    let response = response.ok_or_else(|| Failure::transport("the connection is closed"))?;
+                    let response = response.ok_or_else(|| Failure::transport(CLOSED))?;
                     enough = response.body().enough();
                     stream = Box::pin(wire::events(response));
                     continue;

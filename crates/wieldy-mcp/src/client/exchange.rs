@@ -96,8 +96,12 @@ fn redirected(status: StatusCode, here: &Url, next: Option<&Url>) -> Failure {
         Some(origin) => format!("`{}`", origin.ascii_serialization()),
         None => "nowhere".to_owned(),
     };
-    let status = http_status(status.as_u16());
-    Failure::Configuration(format!("it redirects to {place} by {status}, which is not followed").into())
+    let told = format!("it redirects to {place} by {}, which is not followed", http_status(status.as_u16()));
+    // By these two the message is to be sent again as it is, so that nothing was done with it here.
+    match status {
+        StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => Failure::Configuration(told.into()),
+        _ => Failure::Redirected(told.into()),
+    }
 }
 
 /// What an error came from.

@@ -19,6 +19,9 @@ pub enum Failure {
     /// It never got what was meant for it.
     #[error("{0}")]
     Unreached(Arc<str>),
+    /// The same, and it never will: it has forgotten us, and does not let us introduce ourselves again as we did.
+    #[error("it has forgotten the session and opens no other: {0}")]
+    Forgotten(Arc<str>),
     /// It is there, but does not serve us now.
     #[error("it is busy: {}", http_status(*status))]
     Busy {
@@ -38,6 +41,9 @@ pub enum Failure {
     /// Something that it needs is missing here.
     #[error("{0}")]
     Configuration(Arc<str>),
+    /// It answered by sending us elsewhere, which is not followed: it may have done first what it was asked.
+    #[error("{0}")]
+    Redirected(Arc<str>),
     /// It wants to know who asks.
     #[error("it wants a login")]
     NeedsLogin,
@@ -49,6 +55,8 @@ pub enum Failure {
     },
 }
 
+/// What is told of a connection that is over.
+pub(super) const CLOSED: &str = "the connection is closed";
 /// Marks an error that did not come from the server but was made here, because of what the server did.
 const OURS: &str = "wieldy/transport";
 
@@ -68,7 +76,7 @@ impl Failure {
     /// What a call is told that needed the server `name`; `patience` is how long it is left alone.
     pub(crate) fn error(&self, name: &str, patience: Option<Duration>) -> CallError {
         let error = match self {
-            Self::Transport(_) | Self::Unreached(_) | Self::Busy { .. } => {
+            Self::Transport(_) | Self::Unreached(_) | Self::Forgotten(_) | Self::Busy { .. } => {
                 CallError::new(Code::TransportFailed, format!("the MCP server `{name}` cannot be reached: {self}"))
                     .suggest(format!("`wieldy mcp test {name}` tells more"))
             }
@@ -82,7 +90,7 @@ impl Failure {
                     None => error,
                 }
             }
-            Self::Configuration(why) => {
+            Self::Configuration(why) | Self::Redirected(why) => {
                 CallError::new(Code::Configuration, format!("the MCP server `{name}` cannot be used: {why}"))
                     .suggest(format!("put the section `mcp.servers.{name}` of the configuration right"))
             }
@@ -105,6 +113,17 @@ impl Failure {
         }
     }
 
+    /// Whether trying again is in vain until somebody has done something about it.
+    pub(crate) fn is_for_the_operator(&self) -> bool {
+        matches!(self, Self::NeedsLogin | Self::Configuration(_) | Self::Redirected(_))
+    }
+
+    /// Whether the server does not know us any more as we introduced ourselves.
+    pub(crate) fn ends_the_connection(&self) -> bool {
+        let unknown = Some(ErrorCode::UNSUPPORTED_PROTOCOL_VERSION.0);
+        matches!(self, Self::Forgotten(_)) || matches!(self, Self::Protocol { code, .. } if *code == unknown)
+    }
+
     /// How long the server asked to be left alone.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -115,16 +134,27 @@ impl Failure {
 
     /// The same for a call that was sent: whether it had its effect is known only where it never arrived, or was refused.
     pub(crate) fn of_a_call(&self, name: &str) -> RunError {
-        let refused = [ErrorCode::METHOD_NOT_FOUND, ErrorCode::INVALID_PARAMS, ErrorCode::INVALID_REQUEST];
+        let refused = [
+            ErrorCode::METHOD_NOT_FOUND,
+            ErrorCode::INVALID_PARAMS,
+            ErrorCode::INVALID_REQUEST,
+            ErrorCode::UNSUPPORTED_PROTOCOL_VERSION,
+        ];
         let had_no_effect = match self {
-            Self::Unreached(_) | Self::NeedsLogin | Self::Forbidden { .. } | Self::Configuration(_) => true,
+            Self::Unreached(_) | Self::Forgotten(_) => true,
+            Self::NeedsLogin | Self::Forbidden { .. } | Self::Configuration(_) => true,
             // Whoever counts requests does so before anything else; what else is busy may have begun.
             Self::Busy { status, .. } => *status == 429,
             Self::Protocol { code, .. } => code.is_some_and(|code| refused.iter().any(|known| known.0 == code)),
-            Self::Transport(_) => false,
+            Self::Transport(_) | Self::Redirected(_) => false,
         };
         let error = RunError::from(self.error(name, None));
         if had_no_effect { error.before_effect() } else { error }
+    }
+
+    /// The same for a call that the server made a task of: whatever is learnt of that later, it may have had its effect.
+    pub(crate) fn of_a_task(&self, name: &str) -> RunError {
+        self.error(name, None).into()
     }
 }
 
@@ -159,7 +189,7 @@ impl From<ServiceError> for Failure {
         match error {
             ServiceError::McpError(error) => error.into(),
             ServiceError::TransportSend(error) => Self::of_transport(error.error.as_ref()),
-            ServiceError::TransportClosed => Self::transport("the connection is closed"),
+            ServiceError::TransportClosed => Self::transport(CLOSED),
             ServiceError::UnexpectedResponse => Self::protocol("something that is no answer to what it was asked"),
             other => Self::transport(other.to_string()),
         }
@@ -195,9 +225,7 @@ impl From<&StreamableHttpError<Self>> for Failure {
             }
             // It said so instead of doing anything.
             StreamableHttpError::SessionExpired => Self::unreached("it has forgotten the session"),
-            StreamableHttpError::ReinitializationFailed(error) => {
-                Self::unreached(format!("it has forgotten the session and opens no other: {}", error.message))
-            }
+            StreamableHttpError::ReinitializationFailed(error) => Self::Forgotten(first_of(&error.message).into()),
             other => Self::transport(other.to_string()),
         }
     }

@@ -15,6 +15,7 @@ mod login;
 mod pins;
 mod settings;
 mod stdio;
+mod task;
 mod tool;
 mod upstream;
 mod upstreams;

@@ -25,6 +25,8 @@ pub struct ServerSettings {
     pub start_timeout: Duration,
     /// How long one call may take, where the call does not say.
     pub timeout: Option<Duration>,
+    /// How long one call may show no sign of life, where the call does not say.
+    pub silence: Option<Duration>,
     /// How many calls it gets at once.
     pub calls_max: usize,
     /// Whether what it says of its tools (that they only read, for instance) is believed.
@@ -44,6 +46,7 @@ impl ServerSettings {
             start: Start::default(),
             start_timeout: START_TIMEOUT_DEFAULT,
             timeout: None,
+            silence: None,
             calls_max: CALLS_MAX_DEFAULT,
             trusted: false,
             on_change: OnChange::default(),
@@ -191,6 +194,8 @@ pub struct ToolRule {
     pub confirm: Option<bool>,
     /// How long one call may take.
     pub timeout: Option<Duration>,
+    /// How long one call may show no sign of life.
+    pub silence: Option<Duration>,
 }
 
 impl ToolRule {

@@ -21,6 +21,8 @@ use super::settings::Program;
 const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// How much may wait to be understood.
 const WAITING_BYTES_MAX: usize = 2 * MESSAGE_BYTES_MAX;
+/// What a line that waits costs besides its bytes.
+const LINE_BYTES: usize = 64;
 /// How much of its last complaints is kept to be told.
 const COMPLAINTS_BYTES_MAX: usize = 2 * 1024;
 /// How long a server may take to end after its input has.
@@ -67,14 +69,8 @@ pub(super) fn start(program: &Program, sandbox: Arc<dyn Sandbox>) -> (Process, P
     let mut command = program.command.clone();
     command.stdin = Stdin::Live(stdin);
     let confinement = program.confinement.clone();
-    let (lines, received) = mpsc::unbounded_channel();
     let stop = CancellationToken::new();
-    let hearing = Arc::new(Hearing {
-        out: Mutex::new(Out { partial: Vec::new(), lines: Some(lines), fault: None }),
-        complaints: Mutex::default(),
-        waiting: AtomicUsize::new(0),
-        stop: stop.clone(),
-    });
+    let (hearing, received) = Hearing::new(stop.clone());
     let (tell, ended) = watch::channel(None);
     let (heard, stopped) = (Arc::clone(&hearing), stop.clone());
     tokio::spawn(async move {
@@ -111,6 +107,13 @@ struct Complaints {
 }
 
 impl Hearing {
+    /// Hears what comes until it is too much, and then stops it. The lines wait in the other half.
+    fn new(stop: CancellationToken) -> (Arc<Self>, mpsc::UnboundedReceiver<Vec<u8>>) {
+        let (lines, received) = mpsc::unbounded_channel();
+        let out = Mutex::new(Out { partial: Vec::new(), lines: Some(lines), fault: None });
+        (Arc::new(Self { out, complaints: Mutex::default(), waiting: AtomicUsize::new(0), stop }), received)
+    }
+
     fn out(&self) -> MutexGuard<'_, Out> {
         self.out.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -136,8 +139,11 @@ impl Hearing {
             partial.extend_from_slice(piece);
             if end.is_some() {
                 let line = std::mem::take(partial);
-                self.waiting.fetch_add(line.len(), Ordering::Relaxed);
-                let _ = lines.send(line);
+                // Some servers print what they should complain.
+                if !line.trim_ascii().is_empty() {
+                    self.waiting.fetch_add(line.len() + LINE_BYTES, Ordering::Relaxed);
+                    let _ = lines.send(line);
+                }
             }
             bytes = rest;
         }
@@ -210,11 +216,9 @@ impl Transport<RoleClient> for Pipe {
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
         loop {
             let line = self.received.recv().await?;
-            self.hearing.waiting.fetch_sub(line.len(), Ordering::Relaxed);
+            self.hearing.waiting.fetch_sub(line.len() + LINE_BYTES, Ordering::Relaxed);
             match understood(&line) {
                 Some(message) => return Some(message),
-                // Some servers print what they should complain.
-                None if line.trim_ascii().is_empty() => {}
                 None => tracing::debug!(target: "wieldy::mcp", bytes = line.len(), "a server sent what is no message"),
             }
         }
@@ -241,4 +245,34 @@ fn understood(line: &[u8]) -> Option<RxJsonRpcMessage<RoleClient>> {
         let error = ErrorData::new(ErrorCode::PARSE_ERROR, "the answer is none that MCP knows", None);
         Some(RxJsonRpcMessage::<RoleClient>::error(error, Some(answer.id)))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is heard of so many of these pieces while nobody reads: how many lines wait, and why it was stopped.
+    fn heard(piece: &[u8], times: usize) -> (usize, Option<&'static str>) {
+        let stop = CancellationToken::new();
+        let (hearing, received) = Hearing::new(stop.clone());
+        for _ in 0..times {
+            hearing.write(Stream::Stdout, piece);
+        }
+        assert_eq!(stop.is_cancelled(), hearing.out().fault.is_some());
+        (received.len(), hearing.out().fault)
+    }
+
+    #[test]
+    fn a_flood_of_short_lines_is_as_bounded_as_one_of_long_ones() {
+        let too_much = Some("it sends more than can be read");
+        let lines_max = WAITING_BYTES_MAX / (1 + LINE_BYTES) + 1;
+        assert_eq!(heard(&b"x\n".repeat(1000), 1000), (lines_max, too_much));
+        assert_eq!(heard(&[&vec![b'x'; MESSAGE_BYTES_MAX][..], b"\n"].concat(), 4), (2, too_much));
+    }
+
+    #[test]
+    fn lines_without_anything_in_them_do_not_wait() {
+        assert_eq!(heard(&b"\n \r\n\t\n".repeat(1000), 1000), (0, None));
+        assert_eq!(heard(b"\n\nx\n\n", 1), (1, None));
+    }
 }

@@ -38,7 +38,10 @@ impl AnyTool for UpstreamTool {
             };
             let (_slot, connection) = tokio::select! {
                 ready = ready => ready?,
-                () = run.stop().cancelled() => return Ok(Outcome::default()),
+                () = run.stop().cancelled() => {
+                    let server = &self.upstream.settings.name;
+                    return Err(RunError::from(format!("nothing was sent to the MCP server `{server}` yet")).before_effect());
+                }
             };
             // Asked only now: that it changed may have been learnt when the server was started for this call.
             if let Some(refusal) = self.upstream.refusal(&self.name) {

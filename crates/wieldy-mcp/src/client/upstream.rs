@@ -1,13 +1,13 @@
 //! One upstream server: started when it is needed, by one at a time; left alone for a while when it fails; its tools known even
 //! while it is down.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
-use wieldy_core::{CallError, Code, Executor, RegisterError, RunError, Sandbox};
+use wieldy_core::{CallError, Code, Executor, RegisterError, Registration, RunError, Sandbox};
 
 use super::connection::Connection;
 use super::definition::Definition;
@@ -70,6 +70,14 @@ struct Tools {
     changed: BTreeMap<String, String>,
     /// Those that cannot be used, with the reason.
     unusable: BTreeMap<String, String>,
+    /// The hashes of those that changed, as far as there are events of it.
+    events: BTreeMap<String, String>,
+}
+
+/// Of tools that a server calls alike, the first.
+fn firsts(told: &[Definition]) -> impl Iterator<Item = &Definition> {
+    let mut names = BTreeSet::new();
+    told.iter().filter(move |tool| names.insert(&tool.name))
 }
 
 impl Upstream {
@@ -158,7 +166,7 @@ impl Upstream {
             }
             let server = &self.settings.name;
             tracing::warn!(target: "wieldy::mcp", server, %why, failures, "a server is down");
-            if self.settings.start == Start::Lazy || matches!(why, Failure::NeedsLogin | Failure::Configuration(_)) {
+            if self.settings.start == Start::Lazy || why.is_for_the_operator() {
                 return;
             }
             tokio::time::sleep(patience).await;
@@ -197,11 +205,16 @@ impl Upstream {
             self.learn(tools, connection.revision());
             Ok(connection)
         };
-        let connection = tokio::time::timeout(settings.start_timeout, opened).await.unwrap_or_else(|_| {
-            Err(Failure::transport(format!("it did not tell its tools within {:?}", settings.start_timeout)))
-        })?;
+        let connection = self.within_start_timeout(opened).await?;
         self.heed_changes(changed);
         Ok(connection)
+    }
+
+    /// Waits for tools no longer than a server may take to tell them.
+    async fn within_start_timeout<T>(&self, told: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+        let within = self.settings.start_timeout;
+        let late = |_| Err(Failure::transport(format!("it did not tell its tools within {within:?}")));
+        tokio::time::timeout(within, told).await.unwrap_or_else(late)
     }
 
     /// Asks again for the tools whenever the server says that they changed, for as long as it runs.
@@ -217,7 +230,7 @@ impl Upstream {
                 loop {
                     changed.notified().await;
                     let (Some(this), Some(connection)) = (this.upgrade(), connection.upgrade()) else { return };
-                    match connection.tools().await {
+                    match this.within_start_timeout(connection.tools()).await {
                         Ok(tools) => this.learn(tools, connection.revision()),
                         // That it ended is told elsewhere.
                         Err(_) if !connection.is_alive() => return,
@@ -248,7 +261,9 @@ impl Upstream {
         let known = self.pins.server(&self.settings.name);
         let listed: Vec<Definition> =
             known.tools.into_values().filter(|tool| tool.listed).map(|tool| tool.definition).collect();
-        listed.iter().filter(|tool| self.settings.tools.takes(&tool.name)).for_each(|tool| self.register(tool));
+        for tool in listed.iter().filter(|tool| self.settings.tools.takes(&tool.name)) {
+            self.register(tool);
+        }
         known.revision.is_some()
     }
 
@@ -259,7 +274,7 @@ impl Upstream {
         let kept = self.pins.change(server, |pinned| {
             pinned.revision = revision;
             pinned.tools.values_mut().for_each(|tool| tool.listed = false);
-            for definition in &told {
+            for definition in firsts(&told) {
                 let name = definition.name.clone();
                 let tool = pinned.tools.entry(name).or_insert_with(|| PinnedTool::of(definition.clone()));
                 tool.listed = true;
@@ -275,33 +290,65 @@ impl Upstream {
         }
         self.tools().told.clone_from(&told);
         self.tools().changed = changes.iter().map(|(name, (_, diff))| (name.clone(), diff.clone())).collect();
-        let taken: Vec<&Definition> = told.iter().filter(|tool| self.settings.tools.takes(&tool.name)).collect();
+        let taken = firsts(&told).filter(|tool| self.settings.tools.takes(&tool.name));
+        let taken: Vec<&Definition> = taken.collect();
         self.unregister(|name| taken.iter().all(|tool| tool.name != name));
-        for definition in taken {
-            match (changes.get(&definition.name), self.settings.on_change) {
-                (None, _) => self.register(definition),
-                (Some((_, diff)), OnChange::Warn) => {
-                    tracing::warn!(target: "wieldy::mcp", server, tool = definition.name, diff, "a tool changed");
-                    self.register(definition);
+        for definition in &taken {
+            let Some((agreed, diff)) = changes.get(&definition.name) else {
+                self.tools().events.remove(&definition.name);
+                self.register(definition);
+                continue;
+            };
+            let tool = &definition.name;
+            let registered = match self.settings.on_change {
+                OnChange::Warn => {
+                    tracing::warn!(target: "wieldy::mcp", server, tool, diff, "a tool changed");
+                    self.register(definition)
                 }
-                (Some((agreed, diff)), OnChange::Refuse) => {
-                    tracing::warn!(target: "wieldy::mcp", server, tool = definition.name, diff, "a tool changed and is refused");
-                    self.register(agreed);
+                OnChange::Refuse => {
+                    tracing::warn!(target: "wieldy::mcp", server, tool, diff, "a tool changed and is refused");
+                    self.register(agreed)
                 }
+            };
+            self.tell_changed(definition, agreed, registered);
+        }
+        self.leave_out_others(&told, &taken);
+    }
+
+    /// Makes an event of a change, once for each, unless registering the tool made one.
+    fn tell_changed(&self, definition: &Definition, agreed: &Definition, registered: Option<Registration>) {
+        let name = self.tools().registered.get(&definition.name).cloned();
+        let (Some(executor), Some(name)) = (self.executor(), name) else { return };
+        let last = self.tools().events.insert(definition.name.clone(), definition.hash());
+        if last.as_ref() != Some(&definition.hash()) && !matches!(registered, Some(Registration::Changed { .. })) {
+            executor.tell_changed(&name, &last.unwrap_or_else(|| agreed.hash()), &definition.hash());
+        }
+    }
+
+    /// Of tools that the server calls alike, says that only the first is taken.
+    fn leave_out_others(&self, told: &[Definition], taken: &[&Definition]) {
+        for first in taken {
+            if told.iter().any(|other| other.name == first.name && other != *first) {
+                self.leave_out(&first.name, "the server tells of several tools of this name, and the first is taken");
             }
         }
     }
 
-    /// Registers a tool as it is defined.
-    fn register(&self, definition: &Definition) {
-        let (Some(this), Some(executor)) = (self.this.upgrade(), self.executor()) else { return };
+    /// Notes that a tool cannot be used.
+    fn leave_out(&self, tool: &str, reason: impl Into<String>) {
+        let (server, reason) = (&self.settings.name, reason.into());
+        tracing::warn!(target: "wieldy::mcp", server, tool, reason, "a tool is left out");
+        self.tools().unusable.insert(tool.to_owned(), reason);
+    }
+
+    /// Registers a tool as it is defined. Says what that did, if it could be done.
+    fn register(&self, definition: &Definition) -> Option<Registration> {
+        let (this, executor) = (self.this.upgrade()?, self.executor()?);
         let mut spec = definition.spec(&self.settings);
         let holder = self.tools().registered.iter().find(|(_, name)| **name == spec.name).map(|(tool, _)| tool.clone());
         if let Some(holder) = holder.filter(|holder| *holder != definition.name) {
-            let reason = format!("its tool `{holder}` has the name `{}` already", spec.name);
-            tracing::warn!(target: "wieldy::mcp", server = self.settings.name, tool = definition.name, reason, "a tool is left out");
-            self.tools().unusable.insert(definition.name.clone(), reason);
-            return;
+            self.leave_out(&definition.name, format!("its tool `{holder}` has the name `{}` already", spec.name));
+            return None;
         }
         let make = |spec| Arc::new(UpstreamTool::new(Arc::clone(&this), definition.name.clone(), spec));
         let mut registered = executor.register(make(spec.clone()));
@@ -310,17 +357,17 @@ impl Upstream {
             spec.output_schema = None;
             registered = executor.register(make(spec.clone()));
         }
-        let mut tools = self.tools();
         match registered {
-            Ok(_) => {
+            Ok(registration) => {
+                let mut tools = self.tools();
                 tools.unusable.remove(&definition.name);
                 tools.registered.insert(definition.name.clone(), spec.name);
+                Some(registration)
             }
             Err(error) => {
                 let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
-                let reason = format!("{error}{source}");
-                tracing::warn!(target: "wieldy::mcp", server = self.settings.name, tool = definition.name, reason, "a tool is left out");
-                tools.unusable.insert(definition.name.clone(), reason);
+                self.leave_out(&definition.name, format!("{error}{source}"));
+                None
             }
         }
     }
@@ -364,7 +411,7 @@ impl Upstream {
         }
         let revision = self.pins.server(server).revision;
         let agreed = self.pins.change(server, |pinned| {
-            pinned.tools = told.iter().map(|tool| (tool.name.clone(), PinnedTool::of(tool.clone()))).collect();
+            pinned.tools = firsts(&told).map(|tool| (tool.name.clone(), PinnedTool::of(tool.clone()))).collect();
         });
         agreed.map_err(|error| {
             let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();

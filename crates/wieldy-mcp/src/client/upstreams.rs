@@ -162,9 +162,9 @@ fn status(server: &Upstream) -> ServerStatus {
     let state = match server.life() {
         Life::Up(connection) => {
             (revision, info) = (connection.revision(), connection.server());
-            match connection.wants_login() {
-                true => ServerState::Degraded { error: Failure::NeedsLogin.error(&settings.name, None), failures: 0 },
-                false => ServerState::Ready,
+            match connection.trouble() {
+                Some((why, failures)) => ServerState::Degraded { error: why.error(&settings.name, None), failures },
+                None => ServerState::Ready,
             }
         }
         Life::Starting => ServerState::Starting,

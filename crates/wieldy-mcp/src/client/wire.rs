@@ -98,6 +98,17 @@ impl Wire {
         let _ = self.server.way.subscribe().wait_for(|now| !Arc::ptr_eq(now, way)).await;
     }
 
+    /// Says whenever calls go on in another session.
+    pub(super) async fn sessions(&self, another: impl Fn()) {
+        let mut ways = self.server.way.subscribe();
+        // The sender lives as long as this does.
+        while ways.changed().await.is_ok() {
+            if ways.borrow_and_update().session.is_some() {
+                another();
+            }
+        }
+    }
+
     /// Notes that the server does not know the session any more, so that the SDK begins another with whatever it sends next.
     pub(super) fn forget(way: &Way) {
         way.is_forgotten.store(true, Ordering::Relaxed);

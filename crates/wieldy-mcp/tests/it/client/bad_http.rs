@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use http::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 use wieldy_core::CallError;
 use wieldy_mcp::client::Address;
 
@@ -20,6 +21,8 @@ pub(crate) struct ByHand {
     pub(crate) address: SocketAddr,
     /// What it got: the method of HTTP and the path, the headers, the message.
     pub(crate) seen: Arc<Mutex<Vec<(String, HeaderMap, Value)>>>,
+    router: axum::Router,
+    stop: CancellationToken,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -34,8 +37,6 @@ impl ByHand {
     where
         F: Future<Output = Option<Response>> + Send,
     {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
         let seen = Arc::<Mutex<Vec<_>>>::default();
         let noted = Arc::clone(&seen);
         let handle = async move |request: Request| {
@@ -47,9 +48,24 @@ impl ByHand {
             noted.lock().unwrap().push((asked.clone(), head.headers.clone(), message.clone()));
             answer(asked, head.headers, message.clone()).await.unwrap_or_else(|| well(&message))
         };
-        let router = axum::Router::new().fallback(handle);
-        let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-        Self { address, seen, task }
+        let (router, stop) = (axum::Router::new().fallback(handle), CancellationToken::new());
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let task = serving(listener, router.clone(), stop.clone());
+        Self { address, seen, router, stop, task }
+    }
+
+    /// Ends it with all its connections, once what it was asked is answered.
+    pub(crate) async fn end(&mut self) {
+        self.stop.cancel();
+        (&mut self.task).await.unwrap();
+    }
+
+    /// Begins it again at the same place.
+    pub(crate) async fn begin(&mut self) {
+        let listener = tokio::net::TcpListener::bind(self.address).await.unwrap();
+        self.stop = CancellationToken::new();
+        self.task = serving(listener, self.router.clone(), self.stop.clone());
     }
 
     /// One that answers calls so, and everything else well.
@@ -65,14 +81,28 @@ impl ByHand {
         format!("http://{}/mcp", self.address)
     }
 
-    fn calls(&self) -> usize {
-        self.seen.lock().unwrap().iter().filter(|(_, _, message)| message["method"] == "tools/call").count()
+    pub(crate) fn calls(&self) -> usize {
+        self.asked("tools/call")
+    }
+
+    /// How often it was asked this.
+    pub(crate) fn asked(&self, method: &str) -> usize {
+        self.seen.lock().unwrap().iter().filter(|(_, _, message)| message["method"] == method).count()
     }
 
     pub(crate) fn headers(&self, name: &str) -> Vec<Option<String>> {
         let seen = self.seen.lock().unwrap();
         seen.iter().map(|(_, headers, _)| Some(headers.get(name)?.to_str().unwrap().to_owned())).collect()
     }
+}
+
+fn serving(
+    listener: tokio::net::TcpListener,
+    router: axum::Router,
+    stop: CancellationToken,
+) -> tokio::task::JoinHandle<()> {
+    let stopped = async move { stop.cancelled().await };
+    tokio::spawn(async move { axum::serve(listener, router).with_graceful_shutdown(stopped).await.unwrap() })
 }
 
 pub(crate) fn json_answer(status: u16, body: &Value) -> Response {

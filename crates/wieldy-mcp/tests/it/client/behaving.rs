@@ -243,3 +243,56 @@ async fn a_hundred_and_eighty_agents_call_ten_servers_and_nothing_is_left() {
     assert_eq!(processes(&mark), 0, "no process is left");
     stage.world.check();
 }
+
+/// A journal that is never safe: whoever waits for it waits for good.
+struct NeverKept(wieldy_core::MemoryJournal);
+
+impl wieldy_core::Journal for NeverKept {
+    fn append(&self, event: &std::sync::Arc<wieldy_core::Event>) -> wieldy_core::Receipt {
+        self.0.append(event);
+        wieldy_core::Receipt::Pending(event.seq)
+    }
+
+    fn kept(&self, _seq: u64) -> wieldy_core::BoxFuture<'_, Result<(), wieldy_core::JournalError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn next_seq(&self) -> u64 {
+        self.0.next_seq()
+    }
+}
+
+/// P-MCP-06: a server that claims that its tools only read. Unless it is trusted, they run one after another in a smart batch, and
+/// none before it is safe in the history that it does.
+#[tokio::test]
+async fn what_an_untrusted_server_claims_changes_neither_the_order_nor_the_wait_for_the_history() {
+    for trusted in [false, true] {
+        let stage = Stage::with("swapped", |settings| {
+            settings.trusted = trusted;
+            settings.timeout = Some(Duration::from_millis(500));
+        })
+        .await;
+        let batch = wieldy_core::Batch::new([call("echo", "one"), call("echo", "two")]);
+        let result = stage.world.executor.batch(batch).await.unwrap();
+        // Each is answered when the other has come: only together can they succeed.
+        let succeeded = result.results.iter().filter(|result| result.status == Status::Success).count();
+        assert_eq!((result.summary.read_only, succeeded == 2), (if trusted { 2 } else { 0 }, trusted), "{result:?}");
+        stage.world.check();
+
+        let folder = tempfile::tempdir().unwrap();
+        let world = wieldy_testkit::World::with([], |builder| {
+            builder.isolation = wieldy_core::Level::None;
+            builder.journal = std::sync::Arc::new(NeverKept(wieldy_core::MemoryJournal::new(1_000)));
+            *builder = std::mem::take(builder).sandbox(wieldy_sandbox::Bare::default());
+        });
+        let mut server = settings("test", "", folder.path());
+        server.trusted = trusted;
+        let upstreams = wieldy_mcp::client::Upstreams::new(&world.executor, vec![server], Default::default()).unwrap();
+        upstreams.discover(|_| true).await;
+        let called = tokio::time::timeout(Duration::from_secs(1), world.call("echo", json!({"text": "x"}))).await;
+        assert_eq!(called.is_ok(), trusted);
+        let notes = std::fs::read_to_string(folder.path().join("notes")).unwrap();
+        assert_eq!(notes.contains("called echo"), trusted);
+        upstreams.close().await;
+    }
+}

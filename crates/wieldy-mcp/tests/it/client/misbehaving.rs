@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use serde_json::json;
-use wieldy_core::Status;
+use wieldy_core::{Call, Caller, Options, Status};
+use wieldy_mcp::client::{ServerSettings, ToolRule};
 
 use super::{Stage, until};
 
@@ -87,7 +88,7 @@ async fn a_list_of_tools_without_an_end_is_no_list() {
 
 #[tokio::test]
 async fn what_is_no_message_is_passed_over() {
-    for behaviour in ["garbage", "wrong ids", "slow drip"] {
+    for behaviour in ["garbage", "wrong ids", "slow drip", "ids as text"] {
         let stage = Stage::of(behaviour).await;
         let result = stage.call("echo", "hello").await;
         assert_eq!(
@@ -156,4 +157,57 @@ async fn one_bad_tool_does_not_hide_the_others() {
     assert_eq!(status.unusable.keys().collect::<Vec<_>>(), ["broken", "far"]);
     assert_eq!(stage.call("test__odd_name_x_6d46d829", "x").await.status, Status::Success);
     assert_eq!(stage.notes().last().unwrap(), "called odd.name/x");
+}
+
+#[tokio::test]
+async fn a_flood_of_complaints_costs_little() {
+    let stage = Stage::of("complains").await;
+    let before = resident_bytes();
+    assert_eq!(stage.call("echo", "done").await.text(), "done");
+    let more = resident_bytes().saturating_sub(before);
+    assert!(more < 32 * 1024 * 1024, "{more} more bytes are resident");
+}
+
+#[tokio::test]
+async fn progress_is_a_sign_of_life_and_without_it_the_silence_clock_ends_the_call() {
+    let silent_for =
+        |time: u64| move |settings: &mut ServerSettings| settings.silence = Some(Duration::from_millis(time));
+    assert_eq!(Stage::with("slow progress", silent_for(600)).await.call("echo", "done").await.text(), "done");
+    let ruled = |settings: &mut ServerSettings| {
+        settings.silence = Some(Duration::from_secs(60));
+        let rule = ToolRule { silence: Some(Duration::from_millis(600)), ..ToolRule::default() };
+        settings.tools.rules.insert("echo".into(), rule);
+    };
+    for stage in [Stage::with("slow", silent_for(600)).await, Stage::with("slow", ruled).await] {
+        let error = stage.error("echo").await;
+        assert_eq!((error.code.as_str(), error.details["clock"].as_str()), ("E3103", Some("silence")));
+        stage.world.check();
+    }
+}
+
+/// The server never tells its tools again once it is known: whoever waits for it has sent nothing, and may try again.
+#[tokio::test]
+async fn a_call_that_waits_for_its_server_has_sent_nothing() {
+    let folder = Stage::of("").await.folder();
+    std::fs::write(folder.path().join("notes"), "").unwrap();
+    let stage =
+        Stage::in_folder(folder, "silent at start", |settings| settings.timeout = Some(Duration::from_millis(500)));
+    let error = stage.error("echo").await;
+    assert_eq!((error.code.as_str(), error.details["clock"].as_str()), ("E3103", Some("attempt")));
+    assert!(error.retryable);
+    assert_eq!(stage.notes(), ["started"]);
+    let one_at_once = Stage::with("silent", |settings| {
+        settings.calls_max = 1;
+        settings.timeout = Some(Duration::from_millis(500));
+    });
+    let stage = one_at_once.await;
+    let first = stage.world.executor.spawn(super::call("echo", "first"));
+    stage.until_noted("called echo").await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let options = Options { timeout: Some(Duration::from_millis(100)), ..Options::default() };
+    let second = stage.world.executor.call(Call { options, ..super::call("echo", "second") }).await;
+    assert!(second.error.as_ref().unwrap().retryable);
+    let first = stage.world.executor.wait(first, &Caller::local()).await.unwrap();
+    assert!(!first.error.as_ref().unwrap().retryable);
+    assert_eq!(stage.notes().iter().filter(|note| *note == "called echo").count(), 1);
 }

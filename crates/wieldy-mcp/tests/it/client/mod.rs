@@ -2,12 +2,16 @@
 
 pub(crate) mod bad_http;
 mod behaving;
+mod changes;
 mod login;
 mod misbehaving;
+mod names;
 mod over_http;
 mod over_the_wire;
 mod pinning;
 mod program;
+mod retries;
+mod tasks;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,7 +20,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use wieldy_core::{
-    Call, CallError, Command, Confinement, FileRules, Level, Limits, Mount, Network, Place, ResourceLimits,
+    Backoff, Call, CallError, Command, Confinement, FileRules, Level, Limits, Mount, Network, Place, ResourceLimits,
     RetryPolicy, Stdin, ToolResult,
 };
 use wieldy_mcp::client::{Address, OnChange, Pins, Program, Reach, ServerSettings, Upstreams};
@@ -48,8 +52,27 @@ impl Stage {
         Self::with("", |settings| settings.reach = Reach::Http(address)).await
     }
 
-    /// The same in a folder that may know it already; it is not asked yet.
+    /// The same where calls that fail are made up to two more times, if that is safe.
+    pub(crate) async fn that_retries(behaviour: &str, change: impl FnOnce(&mut ServerSettings)) -> Self {
+        // Longer than a server that crashed is left alone.
+        let base = Duration::from_secs(1);
+        let retry = RetryPolicy { retries: 2, base, backoff: Backoff::Linear, ..RetryPolicy::default() };
+        let stage = Self::retrying(retry, Arc::new(tempfile::tempdir().unwrap()), behaviour, change);
+        stage.upstreams.discover(|_| true).await;
+        stage
+    }
+
+    /// A server in a folder that may know it already; it is not asked yet.
     pub(crate) fn in_folder(
+        folder: Arc<tempfile::TempDir>,
+        behaviour: &str,
+        change: impl FnOnce(&mut ServerSettings),
+    ) -> Self {
+        Self::retrying(RetryPolicy::NEVER, folder, behaviour, change)
+    }
+
+    fn retrying(
+        retry: RetryPolicy,
         folder: Arc<tempfile::TempDir>,
         behaviour: &str,
         change: impl FnOnce(&mut ServerSettings),
@@ -62,7 +85,7 @@ impl Stage {
                 calls_waiting_max: 2_000,
                 ..Limits::default()
             };
-            builder.retry = RetryPolicy { retries: 0, ..RetryPolicy::default() };
+            builder.retry = retry;
             *builder = std::mem::take(builder).sandbox(Bare::default()).sandbox(Native::new(NativeOptions::default()));
         });
         let mut settings = settings("test", behaviour, folder.path());

@@ -282,7 +282,10 @@ async fn a_server_that_is_away_is_told_as_such_and_the_call_may_be_made_again() 
             error.message,
             "the MCP server `test` cannot be reached: no connection could be made: Connection refused (os error 111)"
         );
+        assert_eq!((&stage.state()["is"], &stage.state()["failures"]), (&json!("degraded"), &json!(1)));
+        assert_eq!(stage.state()["error"]["message"], error.message);
         server.restart(kind);
         assert_eq!(stage.call("echo", "again").await.text(), "again");
+        assert_eq!(stage.state(), json!({"is": "ready"}));
     }
 }

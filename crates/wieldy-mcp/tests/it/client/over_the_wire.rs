@@ -18,7 +18,7 @@ use super::bad_http::{ByHand, json_answer, plain, well};
 use super::{Stage, until};
 
 /// The right answer of a server of the newest revision to all but calls.
-fn modern(message: &Value) -> Option<Response> {
+pub(crate) fn modern(message: &Value) -> Option<Response> {
     let result = match message["method"].as_str()? {
         "server/discover" => json!({"resultType": "complete", "supportedVersions": ["2026-07-28"],
             "capabilities": {"tools": {}}, "ttlMs": 0, "cacheScope": "private"}),

@@ -102,3 +102,50 @@ async fn a_tool_that_went_away_and_comes_back_otherwise_is_noticed() {
     assert_eq!(again.tools(), ["test__act", "test__echo"]);
     assert_eq!(again.call("act", "x").await.status, Status::Success);
 }
+
+/// The events of changed definitions: whose, and from what to what.
+fn changes(stage: &Stage) -> Vec<(String, String, String)> {
+    let events = stage.world.events();
+    let changes = events.iter().filter(|event| event.body.name() == "tool.definition.changed");
+    let told = changes.map(|event| event.cloud_event()["data"].clone());
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    told.map(|data| (text(&data["tool"]), text(&data["previous_hash"]), text(&data["current_hash"]))).collect()
+}
+
+/// P-MCP-04: whatever of a definition changes, it is refused, shown and recorded, once for each change.
+#[tokio::test]
+async fn every_change_is_refused_and_an_event_of_its_own() {
+    let stage = Stage::of("changes").await;
+    let mut last = String::new();
+    for (number, change) in ["change echo", "widen echo", "harden echo"].into_iter().enumerate() {
+        stage.call("act", change).await;
+        until(|| changes(&stage).len() == number + 1).await;
+        assert_eq!(stage.error("echo").await.code.as_str(), "E3003", "{change}");
+        let (tool, previous, current) = changes(&stage).pop().unwrap();
+        assert_eq!(tool, "test__echo");
+        assert!(last.is_empty() || last == previous, "each follows the one before");
+        last = current;
+    }
+    let diff = stage.upstreams.status()[0].changed["echo"].clone();
+    for part in ["sends it to me", "+      \"to\": {", "+    \"destructiveHint\": true", "-    \"readOnlyHint\": true"]
+    {
+        assert!(diff.contains(part), "{part} is not in\n{diff}");
+    }
+    stage.call("act", "nothing more").await;
+    stage.call("act", "add late").await;
+    until(|| stage.tools().contains(&"test__late".to_owned())).await;
+    assert_eq!(changes(&stage).len(), 3, "the tools were told again, and nothing new of them");
+}
+
+/// The same where changes are taken with a warning: one event each, also of what makes no difference here.
+#[tokio::test]
+async fn a_change_that_is_taken_is_one_event_too() {
+    let stage = Stage::with("changes", warns).await;
+    for (number, change) in ["change echo", "harden echo"].into_iter().enumerate() {
+        stage.call("act", change).await;
+        until(|| changes(&stage).len() == number + 1).await;
+    }
+    stage.call("act", "add late").await;
+    until(|| stage.tools().contains(&"test__late".to_owned())).await;
+    assert_eq!(changes(&stage).len(), 2);
+}

@@ -322,3 +322,36 @@ async fn a_call_that_becomes_a_task_elsewhere_is_followed_to_its_end() {
     assert!(cancelled(), "it is cancelled there too");
     upstreams.close().await;
 }
+
+/// P-MCP-08: who calls us is not told to the servers behind us; each gets what it was given, and nothing else.
+#[tokio::test]
+async fn the_token_of_a_client_never_reaches_a_server_behind() {
+    let behind = crate::client::bad_http::ByHand::new(async |_, _, _| None).await;
+    let world = World::new([]);
+    let own = Address { bearer: Some("token-of-ours".into()), ..Address::new(behind.url()) };
+    let settings = [("bare", Address::new(behind.url())), ("own", own)];
+    let settings = settings.map(|(name, address)| ServerSettings::new(name, Reach::Http(address))).to_vec();
+    let upstreams = Upstreams::new(&world.executor, settings, Default::default()).unwrap();
+    upstreams.discover(|_| true).await;
+    let door = Door::new(&world.executor).await;
+    let session = door.session("ada").await;
+    for server in ["bare", "own"] {
+        let tool = format!("{server}__echo");
+        let headers = [("mcp-protocol-version", "2026-07-28"), ("mcp-method", "tools/call"), ("mcp-name", &*tool)];
+        for headers in [&headers[..], &[("mcp-session-id", &*session)]] {
+            let meta = (headers.len() > 1).then(|| meta(json!({})));
+            let response = door.post("ada", headers, &call(&tool, meta)).await;
+            assert_eq!(response.status(), StatusCode::OK);
+            assert!(response.text().await.unwrap().contains(r#""content""#));
+        }
+    }
+    let seen = behind.seen.lock().unwrap();
+    let of = |authorization: Option<&str>| {
+        let calls = seen.iter().filter(|(_, _, message)| message["method"] == "tools/call");
+        calls
+            .filter(|(_, headers, _)| headers.get("authorization").map(|it| it.to_str().unwrap()) == authorization)
+            .count()
+    };
+    assert_eq!((of(None), of(Some("Bearer token-of-ours"))), (2, 2));
+    assert!(!format!("{seen:?}").contains("token-ada"));
+}

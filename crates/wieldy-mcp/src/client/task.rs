@@ -1,0 +1,121 @@
+//! A call that its server made a task of: asked for until it is over, and cancelled when nobody waits for it any more.
+
+use std::time::Duration;
+
+use rmcp::model::{CancelTaskParams, GetTaskParams, Task, TaskPayload};
+use rmcp::service::{Peer, RoleClient};
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{Outcome, Run};
+
+use super::answer;
+use super::failure::{CLOSED, Failure};
+
+/// How often a task is asked for, where the server does not say, and what of that which it says is heeded.
+const POLL_DEFAULT: Duration = Duration::from_millis(500);
+const POLL_MIN: Duration = Duration::from_millis(10);
+const POLL_MAX: Duration = Duration::from_secs(30);
+/// How long a server may take to hear that nobody waits for its task.
+const CANCEL_MAX: Duration = Duration::from_secs(10);
+
+/// Asks for a task until it is over. That the server cannot be asked for a while says nothing of the task: only the clocks of the
+/// run end the asking.
+pub(super) async fn follow(
+    mut task: Task,
+    sdk: &Peer<RoleClient>,
+    run: &Run,
+    closed: &CancellationToken,
+) -> Result<Outcome, Failure> {
+    let begun = Begun { sdk, task: Some(task.task_id.clone()) };
+    let (mut in_vain, mut asked_for) = (0, None);
+    loop {
+        let poll = task.poll_interval_ms.map_or(POLL_DEFAULT, Duration::from_millis).clamp(POLL_MIN, POLL_MAX);
+        // Twice as long each time that it could not be asked.
+        let patience = poll.saturating_mul(1 << in_vain.min(16)).min(POLL_MAX).max(asked_for.unwrap_or_default());
+        let known = tokio::select! {
+            known = ask(sdk, &task.task_id, patience) => known,
+            () = run.stop().cancelled() => {
+                begun.cancel().await;
+                return Ok(Outcome::default());
+            }
+            () = closed.cancelled() => return Err(Failure::transport(CLOSED)),
+        };
+        let known = match known {
+            Ok(known) => known,
+            Err(failure) if is_passing(&failure) && !sdk.is_transport_closed() => {
+                if in_vain == 0 {
+                    run.warn(format!("the server cannot be asked how its task stands, and is asked again: {failure}"));
+                }
+                (in_vain, asked_for) = (in_vain + 1, failure.retry_after());
+                continue;
+            }
+            Err(failure) => return Err(failure),
+        };
+        (in_vain, asked_for) = (0, None);
+        match known.payload {
+            TaskPayload::Completed { result } => {
+                begun.forget();
+                let result = serde_json::from_value(Value::Object(result));
+                return result.map(answer::outcome).map_err(|_| Failure::protocol("a task whose result is none"));
+            }
+            TaskPayload::Failed { error } => {
+                begun.forget();
+                let message = error.get("message").and_then(Value::as_str).unwrap_or("its task failed");
+                return Err(Failure::protocol(message));
+            }
+            TaskPayload::Cancelled => {
+                begun.forget();
+                return Err(Failure::protocol("its task was cancelled"));
+            }
+            TaskPayload::InputRequired { .. } => {
+                begun.cancel().await;
+                return Err(Failure::protocol("a question to the user, which nobody here can answer"));
+            }
+            _ => run.progress(None, known.task.status_message.clone().unwrap_or_default()),
+        }
+        task = known.task;
+    }
+}
+
+/// Asks how a task stands, after a while.
+async fn ask(sdk: &Peer<RoleClient>, task: &str, patience: Duration) -> Result<rmcp::model::DetailedTask, Failure> {
+    tokio::time::sleep(patience).await;
+    Ok(sdk.get_task(GetTaskParams::new(task)).await?.task)
+}
+
+/// Whether the server may know the answer, but could not give it now.
+fn is_passing(failure: &Failure) -> bool {
+    matches!(failure, Failure::Transport(_) | Failure::Unreached(_) | Failure::Busy { .. })
+}
+
+/// A task that the server began for us. Dropped before it is over, it is cancelled.
+struct Begun<'a> {
+    sdk: &'a Peer<RoleClient>,
+    task: Option<String>,
+}
+
+impl Begun<'_> {
+    /// It is over.
+    fn forget(mut self) {
+        self.task = None;
+    }
+
+    async fn cancel(mut self) {
+        if let Some(task) = self.task.take() {
+            tell(self.sdk.clone(), task).await;
+        }
+    }
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            tokio::spawn(tell(self.sdk.clone(), task));
+        }
+    }
+}
+
+/// Tells the server that nobody waits for its task.
+async fn tell(sdk: Peer<RoleClient>, task: String) {
+    let _ = tokio::time::timeout(CANCEL_MAX, sdk.cancel_task(CancelTaskParams::new(task))).await;
+}
