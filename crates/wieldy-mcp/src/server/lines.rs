@@ -134,7 +134,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> Lines<R, W> {
         let (write, unanswered) = (Arc::clone(&self.write), Arc::clone(&self.unanswered));
         async move {
             for line in &lines {
-                let mut bytes = serde_json::to_vec(line)?;
+                let mut bytes = serde_json::to_vec(&line.messages)?;
                 bytes.push(b'\n');
                 let mut write = write.lock().await;
                 let write = write.as_mut().ok_or(io::ErrorKind::NotConnected)?;
