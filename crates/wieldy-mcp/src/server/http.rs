@@ -242,7 +242,7 @@ impl Endpoint {
                 None => told(StatusCode::NO_CONTENT, ""),
             };
         }
-        direct::events(Changes::new(&self.shared, session.over.clone(), self.stop.clone()))
+        direct::events(Changes::new(&self.shared, session, self.stop.clone()))
     }
 
     fn session(&self, id: &str, caller: &Arc<Caller>) -> Option<Arc<Session>> {
