@@ -25,6 +25,10 @@ impl Refused {
     pub(crate) fn invalid(id: Option<RequestId>, message: impl Into<Cow<'static, str>>) -> Self {
         Self { id, error: ErrorData::invalid_request(message, None) }
     }
+
+    pub(crate) fn not_json(error: &serde_json::Error) -> Self {
+        Self { id: None, error: ErrorData::parse_error(format!("this is not JSON: {error}"), None) }
+    }
 }
 
 impl From<Refused> for ServerJsonRpcMessage {

@@ -1,4 +1,4 @@
-//! Whatever a client writes, it gets an answer or its end, and the server stays as it was.
+//! P-MCP-01 over lines: whatever a client writes, it gets an answer or its end, and the server stays as it was.
 
 use serde_json::{Value, json};
 use wieldy_mcp::server::ServerOptions;
