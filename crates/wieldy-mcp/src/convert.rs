@@ -12,6 +12,8 @@ use wieldy_core::{ArtifactId, CallError, Content, ToolResult, ToolSpec};
 pub(crate) const META_EXECUTION: &str = "wieldy/execution";
 /// Under this name a failed result has the whole error in its `_meta`.
 pub(crate) const META_ERROR: &str = "wieldy/error";
+/// Under this name the result of another MCP server's tool says in its `_meta` whose words it has.
+pub(crate) const META_UNTRUSTED: &str = "wieldy/untrusted";
 /// What the addresses of artifacts begin with.
 pub(crate) const ARTIFACT_SCHEME: &str = "wieldy://artifact/";
 
@@ -55,6 +57,9 @@ pub(crate) fn answer(result: ToolResult, is_modern: bool) -> CallToolResult {
     }
     let mut meta = MetaObject::new();
     meta.insert(META_EXECUTION.into(), result.execution_id.to_string().into());
+    if result.provider.starts_with("mcp:") {
+        meta.insert(META_UNTRUSTED.into(), (*result.provider).into());
+    }
     if let Some(error) = &result.error {
         meta.insert(META_ERROR.into(), json!(error));
     }
