@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use rmcp::ErrorData;
 use rmcp::model::{
     CallToolResult, ContentBlock, EmbeddedResource, JsonObject, MetaObject, Resource, Tool, ToolAnnotations,
 };
 use serde_json::{Map, Value, json};
-use wieldy_core::{ArtifactId, CallError, Content, ToolResult, ToolSpec};
+use wieldy_core::{ArtifactId, CallError, Category, Code, Content, ToolResult, ToolSpec};
 
 /// Under this name a result says in its `_meta` which call it is the result of.
 pub(crate) const META_EXECUTION: &str = "wieldy/execution";
@@ -68,6 +69,14 @@ pub(crate) fn answer(result: ToolResult, is_modern: bool) -> CallToolResult {
     answer.structured_content = result.structured.filter(|structured| is_modern || structured.is_object());
     answer.meta = Some(meta);
     answer
+}
+
+/// Why a task has no answer of its tool's, if it is so: it broke, or the protocol did. A tool that could not do what it was asked has
+/// answered.
+pub(crate) fn broken(result: &ToolResult) -> Option<ErrorData> {
+    let error = result.error.as_ref()?;
+    let is_broken = error.code.category() == Category::RuntimeError || error.code == Code::UpstreamProtocolError;
+    is_broken.then(|| ErrorData::internal_error(told(error, ""), Some(json!(error))))
 }
 
 /// An error that belongs to no call on record.
