@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -30,6 +30,14 @@ impl Server {
 
     /// Sends a request: its status and its body.
     fn send(&self, method: &str, path: &str, headers: &[&str], body: &str) -> (u16, String) {
+        let mut answer = String::new();
+        self.sent(method, path, headers, body).read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head[9..12].parse().unwrap(), body.to_owned())
+    }
+
+    /// Sends a request, and leaves the answer to be read.
+    fn sent(&self, method: &str, path: &str, headers: &[&str], body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
         let (host, length) = (&self.address, body.len());
@@ -38,29 +46,14 @@ impl Server {
             "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
         )
         .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head[9..12].parse().unwrap(), body.to_owned())
+        stream
     }
 
     /// Calls a tool as a client of the newest revision.
     fn call(&self, headers: &[&str], tool: &str, arguments: Value) -> (u16, String) {
-        let meta = json!({
-            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-            "io.modelcontextprotocol/clientCapabilities": {},
-        });
-        let params = json!({"name": tool, "arguments": arguments, "_meta": meta});
-        let message = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params});
-        let name = format!("mcp-name: {tool}");
-        let usual = [
-            "content-type: application/json",
-            "accept: application/json, text/event-stream",
-            "mcp-protocol-version: 2026-07-28",
-            "mcp-method: tools/call",
-            &name,
-        ];
-        self.send("POST", "/mcp", &[&usual, headers].concat(), &message.to_string())
+        let (usual, message) = calling(tool, &arguments);
+        let usual: Vec<&str> = usual.iter().map(String::as_str).chain(headers.iter().copied()).collect();
+        self.send("POST", "/mcp", &usual, &message)
     }
 
     /// Tells it to stop, and waits: what it said on standard error.
@@ -71,6 +64,24 @@ impl Server {
         assert!(self.child.wait().unwrap().success(), "{said}");
         said
     }
+}
+
+/// The headers and the body by which a client of the newest revision calls a tool.
+fn calling(tool: &str, arguments: &Value) -> ([String; 5], String) {
+    let meta = json!({
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {},
+    });
+    let params = json!({"name": tool, "arguments": arguments, "_meta": meta});
+    let message = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params});
+    let headers = [
+        "content-type: application/json".into(),
+        "accept: application/json, text/event-stream".into(),
+        "mcp-protocol-version: 2026-07-28".into(),
+        "mcp-method: tools/call".into(),
+        format!("mcp-name: {tool}"),
+    ];
+    (headers, message.to_string())
 }
 
 const OPEN: &str = "warning: no token is configured, so every program on this machine may call\n";
@@ -187,4 +198,44 @@ fn a_running_call_may_end_when_the_server_stops() {
     let mut server = server;
     assert!(server.child.wait().unwrap().success());
     assert_eq!(world.json(&["history", "--json"])["executions"][0]["status"], "success");
+}
+
+/// The processes on this machine with this among their arguments.
+fn running(argument: &str) -> usize {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path().join("cmdline"));
+    let arguments = processes.filter_map(|path| std::fs::read(path).ok());
+    arguments.filter(|all| all.split(|byte| *byte == 0).any(|one| one == argument.as_bytes())).count()
+}
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(30), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// P-MCP-11. The twin is somebody who waits for the answer meanwhile.
+#[test]
+fn whoever_hangs_up_leaves_no_process_and_one_record() {
+    let world = World::new();
+    let server = Server::start(&world, &["--isolation", "native"]);
+    let seconds = format!("100000.{}", std::process::id());
+    let (headers, message) = calling("Bash", &json!({"command": format!("sleep {seconds}; echo never")}));
+    let headers: Vec<&str> = headers.iter().map(String::as_str).collect();
+    let hanging_up = server.sent("POST", "/mcp", &headers, &message);
+    until("it begins", || running(&seconds) > 0);
+    let (status, answer) = server.call(&[], "Bash", json!({"command": "echo fine"}));
+    assert!(status == 200 && answer.contains(r#""text":"fine\n""#), "{answer}");
+    assert!(running(&seconds) > 0, "nobody has hung up yet");
+    drop(hanging_up);
+    until("its process is gone", || running(&seconds) == 0);
+    let statuses = || {
+        let history = world.json(&["history", "--json"]);
+        let each = history["executions"].as_array().unwrap().iter().map(|call| call["status"].clone());
+        each.collect::<Vec<_>>()
+    };
+    until("it is recorded", || statuses().contains(&json!("cancelled")));
+    assert_eq!(statuses(), ["success", "cancelled"]);
+    assert_eq!(server.stop(), format!("{OPEN}{STOPPING}"));
 }
