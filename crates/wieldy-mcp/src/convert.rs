@@ -2,16 +2,19 @@
 
 use std::sync::Arc;
 
+use rmcp::ErrorData;
 use rmcp::model::{
     CallToolResult, ContentBlock, EmbeddedResource, JsonObject, MetaObject, Resource, Tool, ToolAnnotations,
 };
 use serde_json::{Map, Value, json};
-use wieldy_core::{ArtifactId, CallError, Content, ToolResult, ToolSpec};
+use wieldy_core::{ArtifactId, CallError, Category, Code, Content, ToolResult, ToolSpec};
 
 /// Under this name a result says in its `_meta` which call it is the result of.
 pub(crate) const META_EXECUTION: &str = "wieldy/execution";
 /// Under this name a failed result has the whole error in its `_meta`.
 pub(crate) const META_ERROR: &str = "wieldy/error";
+/// Under this name the result of another MCP server's tool says in its `_meta` whose words it has.
+pub(crate) const META_UNTRUSTED: &str = "wieldy/untrusted";
 /// What the addresses of artifacts begin with.
 pub(crate) const ARTIFACT_SCHEME: &str = "wieldy://artifact/";
 
@@ -55,6 +58,9 @@ pub(crate) fn answer(result: ToolResult, is_modern: bool) -> CallToolResult {
     }
     let mut meta = MetaObject::new();
     meta.insert(META_EXECUTION.into(), result.execution_id.to_string().into());
+    if result.provider.starts_with("mcp:") {
+        meta.insert(META_UNTRUSTED.into(), (*result.provider).into());
+    }
     if let Some(error) = &result.error {
         meta.insert(META_ERROR.into(), json!(error));
     }
@@ -63,6 +69,14 @@ pub(crate) fn answer(result: ToolResult, is_modern: bool) -> CallToolResult {
     answer.structured_content = result.structured.filter(|structured| is_modern || structured.is_object());
     answer.meta = Some(meta);
     answer
+}
+
+/// Why a task has no answer of its tool's, if it is so: it broke, or the protocol did. A tool that could not do what it was asked has
+/// answered.
+pub(crate) fn broken(result: &ToolResult) -> Option<ErrorData> {
+    let error = result.error.as_ref()?;
+    let is_broken = error.code.category() == Category::RuntimeError || error.code == Code::UpstreamProtocolError;
+    is_broken.then(|| ErrorData::internal_error(told(error, ""), Some(json!(error))))
 }
 
 /// An error that belongs to no call on record.

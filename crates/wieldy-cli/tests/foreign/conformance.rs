@@ -1,4 +1,5 @@
-//! The official conformance suite, as a client of `wieldy serve` and as a server for `wieldy call`.
+//! The official conformance suite, as a client of `wieldy serve` and as a server for `wieldy call`. As a client it judges twice:
+//! wieldy in front of an MCP server that has the tools which it wants to call, and wieldy with these tools as its own.
 //!
 //! `conformance.toml` lists what wieldy does not offer, with the reason. A scenario that is not in the list must pass and one that
 //! is must fail, so that the list is neither too short nor too long.
@@ -7,14 +8,17 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::process::Stdio;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use crate::own::{Own, PNG, TASK_AFTER, WAV};
 use crate::world::{Served, World};
 
 /// A gateway: the tools that the suite wants to call are those of an MCP server in a sandbox, but for one.
 const GATEWAY: &str = r#"
 [serve]
 listen = "127.0.0.1:0"
+[serve.mcp]
+task-after = "[task-after]"
 [mcp.servers.fixtures]
 command = "[programs]/bin/node"
 args = ["[root]/work/fixtures.mjs"]
@@ -25,6 +29,8 @@ test_streaming_elicitation = { confirm = true }
 test_input_required_result_elicitation = { confirm = true }
 test_input_required_result_request_state = { confirm = true }
 test_input_required_result_tampered_state = { confirm = true }
+confirm_delete = { confirm = true }
+test_tool_with_task = { confirm = true }
 "#;
 /// A tool of wieldy's own, under the name that the suite looks for in the list.
 const OWN: &str = include_str!("fixtures.toml");
@@ -36,23 +42,38 @@ const OLD: &str = "conformance";
 const NEXT: &str = "conformance-next";
 
 #[test]
+fn a_gateway_of_2025_11_25_conforms_by_the_old_suite() {
+    judge_gateway(OLD, &["--suite", "all"]);
+}
+
+#[test]
+fn a_gateway_of_2025_11_25_conforms() {
+    judge_gateway(NEXT, &["--requirements", "2025-11-25"]);
+}
+
+#[test]
+fn a_gateway_of_2026_07_28_conforms() {
+    judge_gateway(NEXT, &["--requirements", "2026-07-28"]);
+}
+
+#[test]
 fn a_server_of_2025_11_25_conforms_by_the_old_suite() {
-    judge_server(OLD, &["--suite", "all"]);
+    judge_own(OLD, &["--suite", "all"]);
 }
 
 #[test]
 fn a_server_of_2025_11_25_conforms() {
-    judge_server(NEXT, &["--requirements", "2025-11-25"]);
+    judge_own(NEXT, &["--requirements", "2025-11-25"]);
 }
 
 #[test]
 fn a_server_of_2026_07_28_conforms() {
-    judge_server(NEXT, &["--requirements", "2026-07-28"]);
+    judge_own(NEXT, &["--requirements", "2026-07-28"]);
 }
 
 #[test]
 fn a_client_of_2025_11_25_conforms_by_the_old_suite() {
-    judge_client(OLD, &["--suite", "core"]);
+    judge_client(OLD, &["--suite", "all"]);
 }
 
 #[test]
@@ -65,14 +86,57 @@ fn a_client_of_2026_07_28_conforms() {
     judge_client(NEXT, &["--requirements", "2026-07-28"]);
 }
 
-fn judge_server(suite: &str, which: &[&str]) {
-    let Some(world) = World::new(GATEWAY) else { return };
-    let world = world.file(".wieldy/tools/fixtures.toml", OWN).script("fixtures.mjs", FIXTURES);
+/// The suite looks whether there is an image; here it must be the very one.
+#[test]
+fn what_the_fixtures_answer_comes_through_as_it_is() {
+    let Some(world) = gateway() else { return };
+    let own = Own::new();
+    let config = fs::read_to_string(world.path("wieldy.toml")).unwrap();
+    let config = format!("{config}[mcp.servers.own]\nurl = \"{}\"\n", own.url);
+    fs::write(world.path("wieldy.toml"), config).unwrap();
+    let text = |text: &str| json!({"type": "text", "text": text});
+    let image = json!({"type": "image", "data": PNG, "mimeType": "image/png"});
+    let resource = |uri: &str, mime: &str, text: &str| json!({"type": "resource", "resource": {"uri": uri, "mimeType": mime, "text": text}});
+    let plain = resource("test://embedded-resource", "text/plain", "This is an embedded resource content.");
+    let mixed = resource("test://mixed-content-resource", "application/json", r#"{"test":"data","value":123}"#);
+    for (tool, content) in [
+        ("test_simple_text", json!([text("This is a simple text response for testing.")])),
+        ("test_image_content", json!([image])),
+        ("test_audio_content", json!([{"type": "audio", "data": WAV, "mimeType": "audio/wav"}])),
+        ("test_embedded_resource", json!([plain])),
+        ("test_multiple_content_types", json!([text("Multiple content types test:"), image, mixed])),
+        ("greet", json!([text("Hello, Ada!")])),
+        ("slow_compute", json!([text("computed \"x\"")])),
+    ] {
+        let told = json!({"status": "success", "content": content});
+        for server in ["fixtures", "own"] {
+            // The last one becomes a task on its way, which is followed to its end.
+            let arguments = json!({"name": "Ada", "seconds": 1, "label": "x"});
+            assert_eq!(world.call(&format!("{server}__{tool}"), &arguments), told, "{server}__{tool}");
+        }
+    }
+    world.is_left_empty();
+}
+
+/// A workspace whose configuration is that of the gateway.
+fn gateway() -> Option<World> {
+    let config = GATEWAY.replace("[task-after]", &format!("{}ms", TASK_AFTER.as_millis()));
+    let world = World::new(&config)?;
+    Some(world.file(".wieldy/tools/fixtures.toml", OWN).script("fixtures.mjs", FIXTURES))
+}
+
+fn judge_gateway(suite: &str, which: &[&str]) {
+    let Some(world) = gateway() else { return };
     let served = Served::new(&world, &[]);
-    let arguments = [&["server", "--url", &served.url], which].concat();
-    judge(&world, suite, &arguments, "server");
+    judge(&world, suite, &[&["server", "--url", &served.url], which].concat(), "server");
     served.stop();
     world.is_left_empty();
+}
+
+fn judge_own(suite: &str, which: &[&str]) {
+    let Some(world) = World::new("") else { return };
+    let own = Own::new();
+    judge(&world, suite, &[&["server", "--url", &own.url], which].concat(), "server");
 }
 
 fn judge_client(suite: &str, which: &[&str]) {

@@ -1,13 +1,13 @@
 // The tools that the conformance suite wants to call, as an MCP server for wieldy to stand in front of.
 import { Server } from '@modelcontextprotocol/sdk/server/index.js';
 import { StdioServerTransport } from '@modelcontextprotocol/sdk/server/stdio.js';
-import { CallToolRequestSchema, ListToolsRequestSchema } from '@modelcontextprotocol/sdk/types.js';
+import { CallToolRequestSchema, ListToolsRequestSchema, McpError } from '@modelcontextprotocol/sdk/types.js';
 
 const PNG = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg==';
 const WAV = 'UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAAB9AAACABAAZGF0YQIAAAA=';
 const text = (text) => ({ type: 'text', text });
 const image = { type: 'image', data: PNG, mimeType: 'image/png' };
-const pause = () => new Promise((done) => setTimeout(done, 50));
+const pause = (ms = 50) => new Promise((done) => setTimeout(done, ms));
 
 const tools = {
   test_simple_text: () => [text('This is a simple text response for testing.')],
@@ -65,6 +65,25 @@ const tools = {
   test_input_required_result_elicitation: () => [text('confirmed')],
   test_input_required_result_request_state: () => [text('confirmed')],
   test_input_required_result_tampered_state: () => [text('confirmed')],
+  confirm_delete: () => [text('confirmed')],
+  // These take long enough to become tasks, but for the first.
+  greet: (_, { name }) => [text(`Hello, ${name}!`)],
+  slow_compute: async (_, { seconds, label }) => {
+    await pause(seconds * 1000);
+    return [text(`computed "${label}"`)];
+  },
+  failing_job: async () => {
+    await pause(1000);
+    throw new Error('it failed');
+  },
+  protocol_error_job: async () => {
+    await pause(1000);
+    throw new McpError(-32603, 'it broke');
+  },
+  test_tool_with_task: async () => {
+    await pause(1000);
+    return [text('done')];
+  },
 };
 
 // What a proxy may read in a header must be what is called.
@@ -77,8 +96,9 @@ server.setRequestHandler(ListToolsRequestSchema, () => ({
 }));
 server.setRequestHandler(CallToolRequestSchema, async ({ params }, extra) => {
   try {
-    return { content: await tools[params.name](extra) };
+    return { content: await tools[params.name](extra, params.arguments ?? {}) };
   } catch (error) {
+    if (error instanceof McpError) throw error;
     return { isError: true, content: [text(error.message)] };
   }
 });

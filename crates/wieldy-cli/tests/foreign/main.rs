@@ -5,5 +5,6 @@
 
 mod clients;
 mod conformance;
+mod own;
 mod servers;
 mod world;

@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpListener;
-use std::process::Command;
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -189,7 +190,74 @@ fn wrong_arguments_do_not_reach_a_server() {
 #[test]
 fn progress_comes_through_and_cancelling_ends_one_call_alone() {
     let Some(world) = World::new(EVERYTHING) else { return };
-    let mut wire = Wire::new(&world);
+    follow_and_cancel(&world);
+    world.is_left_empty();
+}
+
+#[test]
+fn a_server_over_http_is_called_followed_and_cancelled() {
+    let Some(world) = World::new("") else { return };
+    let everything = OverHttp::new(&world);
+    fs::write(world.path("wieldy.toml"), &everything.config).unwrap();
+    let told = world.json(&["mcp", "test", "--json"]);
+    let shown = |name: &str| told[0][name].clone();
+    assert_eq!(
+        ["transport", "state", "revision", "server"].map(shown),
+        [json!("http"), json!({"is": "ready"}), json!("2025-11-25"), json!("mcp-servers/everything 2.0.0")]
+    );
+    let call = |tool: &str, arguments: Value| world.call(&format!("everything__{tool}"), &arguments);
+    assert_eq!(call("get-sum", json!({"a": 2, "b": 0.5})), text("The sum of 2 and 0.5 is 2.5."));
+    let weather = json!({"temperature": 33, "conditions": "Cloudy", "humidity": 82});
+    assert_eq!(call("get-structured-content", json!({"location": "New York"}))["structured"], weather);
+    follow_and_cancel(&world);
+    drop(everything);
+    world.is_left_empty();
+    let gone = call("echo", json!({"message": "still there?"}));
+    assert_eq!(gone["error"]["code"], "E3201", "{gone}");
+}
+
+/// Revision 2025-11-25 had tasks that a client asks for, which are gone from the next one. A tool that wants to be called so, and no other way,
+/// says that it does.
+#[test]
+fn a_tool_that_wants_to_be_asked_for_a_task_says_so() {
+    let Some(world) = World::new(EVERYTHING) else { return };
+    let said = "MCP error -32601: Tool simulate-research-query requires task augmentation (taskSupport: 'required')";
+    assert_eq!(world.call("everything__simulate-research-query", &json!({"topic": "milk"})), failed(said));
+    world.is_left_empty();
+}
+
+/// The reference server over HTTP, until it is dropped.
+struct OverHttp {
+    process: Child,
+    config: String,
+}
+
+impl OverHttp {
+    fn new(world: &World) -> Self {
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let script = "npm/node_modules/@modelcontextprotocol/server-everything/dist/index.js";
+        let mut command = world.any(&world.program("bin/node"));
+        command.arg(world.program(script)).arg("streamableHttp").env("PORT", address.port().to_string());
+        let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let began = Instant::now();
+        while TcpStream::connect(address).is_err() {
+            assert!(began.elapsed() < Duration::from_secs(60), "it does not listen");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Self { process, config: format!("[mcp.servers.everything]\nurl = \"http://{address}/mcp\"\n") }
+    }
+}
+
+impl Drop for OverHttp {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Follows a call of the reference server to its end, and cancels another one.
+fn follow_and_cancel(world: &World) {
+    let mut wire = Wire::new(world);
     let long = "everything__trigger-long-running-operation";
     wire.call(1, long, &json!({"duration": 1, "steps": 2}));
     // Whatever a tool counts, we tell in hundredths.
@@ -200,7 +268,8 @@ fn progress_comes_through_and_cancelling_ends_one_call_alone() {
     let said = "Long running operation completed. Duration: 1 seconds, Steps: 2.";
     let answer = |id: u32, text: &str| {
         json!({"jsonrpc": "2.0", "id": id, "result": {
-            "content": [{"type": "text", "text": text}], "isError": false, "_meta": {"wieldy/execution": "[id]"},
+            "content": [{"type": "text", "text": text}], "isError": false,
+            "_meta": {"wieldy/execution": "[id]", "wieldy/untrusted": "mcp:everything"},
         }})
     };
     let told = [wire.next(), wire.next(), wire.next()].map(|message| world.filtered(&message));
@@ -217,10 +286,9 @@ fn progress_comes_through_and_cancelling_ends_one_call_alone() {
     assert_eq!(world.filtered(&last), answer(3, "Echo: still there"));
     let rest = wire.close();
     assert!(rest.iter().all(|message| message["id"] != 2), "nobody wanted that answer: {rest:?}");
-    world.is_left_empty();
     let history = world.json(&["history", "--json"]);
     let ends: Vec<_> = history["executions"].as_array().unwrap().iter().map(|call| &call["status"]).collect();
-    assert_eq!(ends, ["success", "cancelled", "success"]);
+    assert_eq!(ends[..3], ["success", "cancelled", "success"]);
 }
 
 #[test]
@@ -316,7 +384,7 @@ fn a_page_is_fetched_through_an_open_network_and_not_without_one() {
 }
 
 /// Answers one request: with a page, or that there are no rules for robots.
-fn serve_a_page(mut client: std::net::TcpStream) {
+fn serve_a_page(mut client: TcpStream) {
     let mut request = [0; 4096];
     let length = client.read(&mut request).unwrap_or(0);
     let (status, body) = match request[..length].starts_with(b"GET /page ") {

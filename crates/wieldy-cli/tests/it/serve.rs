@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -30,6 +30,14 @@ impl Server {
 
     /// Sends a request: its status and its body.
     fn send(&self, method: &str, path: &str, headers: &[&str], body: &str) -> (u16, String) {
+        let mut answer = String::new();
+        self.sent(method, path, headers, body).read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head[9..12].parse().unwrap(), body.to_owned())
+    }
+
+    /// Sends a request, and leaves the answer to be read.
+    fn sent(&self, method: &str, path: &str, headers: &[&str], body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
         let (host, length) = (&self.address, body.len());
@@ -38,10 +46,7 @@ impl Server {
             "{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
         )
         .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        (head[9..12].parse().unwrap(), body.to_owned())
+        stream
     }
 
     /// Calls a tool as a client of the newest revision.
@@ -50,21 +55,10 @@ impl Server {
     }
 
     /// Asks as a client that can do this.
-    fn ask(&self, headers: &[&str], method: &str, name: &str, mut params: Value, can: Value) -> (u16, String) {
-        params["_meta"] = json!({
-            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
-            "io.modelcontextprotocol/clientCapabilities": can,
-        });
-        let message = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
-        let (method, name) = (format!("mcp-method: {method}"), format!("mcp-name: {name}"));
-        let usual = [
-            "content-type: application/json",
-            "accept: application/json, text/event-stream",
-            "mcp-protocol-version: 2026-07-28",
-            &method,
-            &name,
-        ];
-        self.send("POST", "/mcp", &[&usual, headers].concat(), &message.to_string())
+    fn ask(&self, headers: &[&str], method: &str, name: &str, params: Value, can: Value) -> (u16, String) {
+        let (usual, message) = asking(method, name, params, &can);
+        let usual: Vec<&str> = usual.iter().map(String::as_str).chain(headers.iter().copied()).collect();
+        self.send("POST", "/mcp", &usual, &message)
     }
 
     /// The same for one that knows tasks: the answer, whether it came alone or in a stream.
@@ -93,6 +87,23 @@ impl Server {
 fn message(answer: &str) -> Value {
     let (Some(start), Some(end)) = (answer.find('{'), answer.rfind('}')) else { panic!("no message: {answer}") };
     serde_json::from_str(&answer[start..=end]).unwrap_or_else(|error| panic!("{error}: {answer}"))
+}
+
+/// The headers and the body by which a client of the newest revision that can do this asks.
+fn asking(method: &str, name: &str, mut params: Value, can: &Value) -> ([String; 5], String) {
+    params["_meta"] = json!({
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": can,
+    });
+    let message = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params});
+    let headers = [
+        "content-type: application/json".into(),
+        "accept: application/json, text/event-stream".into(),
+        "mcp-protocol-version: 2026-07-28".into(),
+        format!("mcp-method: {method}"),
+        format!("mcp-name: {name}"),
+    ];
+    (headers, message.to_string())
 }
 
 const OPEN: &str = "warning: no token is configured, so every program on this machine may call\n";
@@ -273,4 +284,45 @@ fn tasks_survive_the_server_for_those_whose_they_are() {
     }
     server.stop();
     assert_eq!(world.code(&["audit", "verify"]), Some(0));
+}
+
+/// The processes on this machine with this among their arguments.
+fn running(argument: &str) -> usize {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path().join("cmdline"));
+    let arguments = processes.filter_map(|path| std::fs::read(path).ok());
+    arguments.filter(|all| all.split(|byte| *byte == 0).any(|one| one == argument.as_bytes())).count()
+}
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(30), "{what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// P-MCP-11. The twin is somebody who waits for the answer meanwhile.
+#[test]
+fn whoever_hangs_up_leaves_no_process_and_one_record() {
+    let world = World::new();
+    let server = Server::start(&world, &["--isolation", "native"]);
+    let seconds = format!("100000.{}", std::process::id());
+    let bash = json!({"name": "Bash", "arguments": {"command": format!("sleep {seconds}; echo never")}});
+    let (headers, message) = asking("tools/call", "Bash", bash, &json!({}));
+    let headers: Vec<&str> = headers.iter().map(String::as_str).collect();
+    let hanging_up = server.sent("POST", "/mcp", &headers, &message);
+    until("it begins", || running(&seconds) > 0);
+    let (status, answer) = server.call(&[], "Bash", json!({"command": "echo fine"}));
+    assert!(status == 200 && answer.contains(r#""text":"fine\n""#), "{answer}");
+    assert!(running(&seconds) > 0, "nobody has hung up yet");
+    drop(hanging_up);
+    until("its process is gone", || running(&seconds) == 0);
+    let statuses = || {
+        let history = world.json(&["history", "--json"]);
+        let each = history["executions"].as_array().unwrap().iter().map(|call| call["status"].clone());
+        each.collect::<Vec<_>>()
+    };
+    until("it is recorded", || statuses().contains(&json!("cancelled")));
+    assert_eq!(statuses(), ["success", "cancelled"]);
+    assert_eq!(server.stop(), format!("{OPEN}{STOPPING}"));
 }

@@ -125,6 +125,23 @@ fn a_server_that_is_broken_does_not_hide_the_others_and_says_why() {
     assert_eq!(world.code(&["mcp", "test"]), Some(7));
 }
 
+/// What the guide says to write into the files of clients is what such files look like, as far as we know them.
+#[test]
+fn the_guide_shows_each_client_its_own_words() {
+    let guide = include_str!("../../../../docs/guide/16-in-front-of-mcp-servers.md");
+    let (_, section) = guide.split_once("\n## In the client's words\n").unwrap();
+    let (section, _) = section.split_once("\n## ").unwrap();
+    let mut places = Vec::new();
+    for (kind, text) in section.split("```").skip(1).step_by(2).map(|shown| shown.split_once('\n').unwrap()) {
+        let file = format!("client.{kind}");
+        let printed = World::new().file(&file, text).run(&["mcp", "import", &file, "--print"]);
+        let ours = "[mcp.servers.wieldy]\ncommand = \"wieldy\"\nargs = [\"mcp\", \"--config\", ";
+        assert!(printed.contains(ours), "{text}{printed}");
+        places.push(text.split(['"', '.', '[']).nth(1).unwrap());
+    }
+    assert_eq!(places, ["mcpServers", "servers", "context_servers", "mcp", "mcp_servers"]);
+}
+
 #[test]
 fn servers_of_another_client_are_imported_and_their_secrets_kept_apart() {
     let world = World::new().file(

@@ -208,10 +208,13 @@ impl ServerHandler for Connection {
         let payload = match task.result {
             None => TaskPayload::Working,
             Some(result) if result.status == Status::Cancelled => TaskPayload::Cancelled,
-            Some(result) => {
-                let answer = convert::answer(Arc::unwrap_or_clone(result), is_modern(&context));
-                TaskPayload::Completed { result: convert::object(&answer) }
-            }
+            Some(result) => match convert::broken(&result) {
+                Some(error) => TaskPayload::Failed { error: convert::object(&error) },
+                None => {
+                    let answer = convert::answer(Arc::unwrap_or_clone(result), is_modern(&context));
+                    TaskPayload::Completed { result: convert::object(&answer) }
+                }
+            },
         };
         Ok(GetTaskResult::new(DetailedTask::new(carry::task(&self.shared, task.id, changed), payload)))
     }

@@ -20,7 +20,7 @@ use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use rmcp::ErrorData;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CancelledNotificationParam, ClientCapabilities, ErrorCode,
-    ProtocolVersion, RequestId,
+    ProtocolVersion, RequestId, ServerJsonRpcMessage,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -35,6 +35,7 @@ use super::client::{self, Client, Line, Way};
 use super::http::{Endpoint, HttpResponse};
 use super::session::{Noted, Session};
 use super::stream::{Ending, Reader, Source, Stream};
+use super::unanswered::Refused;
 
 /// After how long a client that hears nothing gets a stream, on which it is told that we are still there.
 const STREAM_AFTER: Duration = Duration::from_secs(5);
@@ -334,6 +335,13 @@ fn written(id: &RequestId, answered: Answered, is_modern: bool) -> Written {
 
 fn json(answer: Written) -> HttpResponse {
     reply(answer.status, JSON, Full::new(answer.message).boxed())
+}
+
+/// The answer to what is no message.
+pub(crate) fn refused(refused: Refused) -> HttpResponse {
+    let refused = ServerJsonRpcMessage::from(refused);
+    let message = serde_json::to_vec(&refused).expect("what MCP's types hold can be written").into();
+    json(Written { status: StatusCode::BAD_REQUEST, message })
 }
 
 /// An answer of events.

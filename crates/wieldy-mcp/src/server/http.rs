@@ -20,9 +20,10 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, Limited};
-use rmcp::model::ClientCapabilities;
+use rmcp::model::{ClientCapabilities, ClientJsonRpcMessage};
 use rmcp::transport::streamable_http_server::session::never::NeverSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -31,9 +32,9 @@ use wieldy_core::Caller;
 use super::connection::{Connection, Who};
 use super::direct::{self, Message};
 use super::session::Session;
-use super::several;
 use super::stream::{Changes, EventId, Reader};
-use super::{Server, Shared};
+use super::unanswered::Refused;
+use super::{Server, Shared, lines, several};
 
 /// The header that names a session.
 pub(crate) const SESSION: &str = "mcp-session-id";
@@ -188,6 +189,11 @@ impl Endpoint {
             (Message::Opening(capabilities), None) => {
                 return Box::pin(self.open(parts, body, caller, &capabilities)).await;
             }
+            (Message::Other { .. }, _) => {
+                if let Some(refused) = refusal(&body) {
+                    return direct::refused(refused);
+                }
+            }
             _ => {}
         }
         self.rest(Request::from_parts(parts, Full::new(body))).await
@@ -242,7 +248,7 @@ impl Endpoint {
                 None => told(StatusCode::NO_CONTENT, ""),
             };
         }
-        direct::events(Changes::new(&self.shared, session.over.clone(), self.stop.clone()))
+        direct::events(Changes::new(&self.shared, session, self.stop.clone()))
     }
 
     fn session(&self, id: &str, caller: &Arc<Caller>) -> Option<Arc<Session>> {
@@ -283,6 +289,21 @@ impl Endpoint {
 async fn read<B: http_body::Body<Error: std::fmt::Display>>(body: B, bytes_max: usize) -> Option<Bytes> {
     let whole = Limited::new(body.map_err(|error| error.to_string()), bytes_max).collect().await;
     whole.ok().map(http_body_util::Collected::to_bytes)
+}
+
+/// Why a body is no message, if it is none: what rmcp could not read it would take for another kind of thing.
+fn refusal(body: &[u8]) -> Option<Refused> {
+    if serde_json::from_slice::<ClientJsonRpcMessage>(body).is_ok() {
+        return None;
+    }
+    match serde_json::from_slice(body) {
+        Ok(Value::Array(_)) => {
+            let one = "a request is one message; several at once are part of revision 2025-03-26 only";
+            Some(Refused::invalid(None, one))
+        }
+        Ok(value) => lines::parse(value).err(),
+        Err(error) => Some(Refused::not_json(&error)),
+    }
 }
 
 /// The body of an answer, which counts as being asked until it is gone.

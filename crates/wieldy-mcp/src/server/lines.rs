@@ -109,10 +109,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> Lines<R, W> {
                 None => (values, Some(unanswered.begin())),
             },
             Ok(one) => (vec![one], None),
-            Err(error) => {
-                let error = ErrorData::parse_error(format!("this is not JSON: {error}"), None);
-                return vec![Refused { id: None, error }.into()];
-            }
+            Err(error) => return vec![Refused::not_json(&error).into()],
         };
         let mut told = Vec::new();
         for value in values {
@@ -134,7 +131,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> Lines<R, W> {
         let (write, unanswered) = (Arc::clone(&self.write), Arc::clone(&self.unanswered));
         async move {
             for line in &lines {
-                let mut bytes = serde_json::to_vec(line)?;
+                let mut bytes = serde_json::to_vec(&line.messages)?;
                 bytes.push(b'\n');
                 let mut write = write.lock().await;
                 let write = write.as_mut().ok_or(io::ErrorKind::NotConnected)?;
@@ -220,7 +217,7 @@ fn lock(unanswered: &Mutex<Unanswered>) -> MutexGuard<'_, Unanswered> {
 }
 
 /// Reads a message; nothing where it is a notification that nobody knows.
-fn parse(value: Value) -> Result<Option<ClientJsonRpcMessage>, Refused> {
+pub(super) fn parse(value: Value) -> Result<Option<ClientJsonRpcMessage>, Refused> {
     let invalid = Refused::invalid;
     let Value::Object(mut message) = value else { return Err(invalid(None, "a message is an object")) };
     if message.get("jsonrpc").and_then(Value::as_str) != Some("2.0") {

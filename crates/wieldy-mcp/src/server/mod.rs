@@ -5,8 +5,8 @@
 //! the tools as MCP lists them, `call` makes a call of the executor's from each `tools/call`, `carry` follows it to its end or
 //! hands it over, `client` is what it knows of whom it is made for, `ask` puts questions to the client's user, `meta` has the
 //! tools that are about tools and calls, `resources` the artifacts. `lines` is the transport over standard input and output
-//! (`unanswered` knows what it still owes), `http` the one for the rest of the world, where calls go the straight way (`direct`, with `session` and `stream`; `several`
-//! where one request has several messages). No door
+//! (`unanswered` knows what it still owes), `http` the one for the rest of the world, where calls go the straight way (`direct`,
+//! with `session` and `stream`; `several` where one request has several messages). No door
 //! checks anything: every `tools/call` becomes a [`Call`](wieldy_core::Call), and the executor decides.
 
 mod ask;

@@ -48,6 +48,10 @@ struct Open {
     questions: HashMap<u64, oneshot::Sender<Value>>,
     /// The streams that clients may come back to, oldest first.
     streams: VecDeque<Arc<Stream>>,
+    /// The streams on which it hears what it did not ask for, oldest first.
+    listening: Vec<u64>,
+    /// Up to which change of the tools it was told, once it has listened.
+    told: Option<u64>,
 }
 
 impl Session {
@@ -67,6 +71,8 @@ impl Session {
                 calls: HashMap::new(),
                 questions: HashMap::new(),
                 streams: VecDeque::new(),
+                listening: Vec::new(),
+                told: None,
             }),
             numbers: AtomicU64::new(0),
         }
@@ -198,6 +204,15 @@ impl Session {
         open.streams.iter().find(|stream| stream.id() == Some(event.stream)).cloned()
     }
 
+    /// Begins a stream on which it hears what it did not ask for; the tools have changed so often by now.
+    pub(crate) fn listen(self: &Arc<Self>, changes: u64) -> Listening {
+        let number = self.number();
+        let mut open = self.open();
+        open.told.get_or_insert(changes);
+        open.listening.push(number);
+        Listening { session: Arc::clone(self), number }
+    }
+
     /// Ends everything that is open.
     pub(crate) fn close(&self) {
         let mut open = self.open();
@@ -231,6 +246,36 @@ impl Noted {
 impl Drop for Noted {
     fn drop(&mut self) {
         self.session.end(&self.id, self.number);
+    }
+}
+
+/// A stream on which a session hears what it did not ask for, until this is dropped.
+pub(crate) struct Listening {
+    session: Arc<Session>,
+    number: u64,
+}
+
+impl Listening {
+    /// Whether the client is to be told here that the tools have changed so often. Whatever the number of streams it is told once: on
+    /// the newest, as older ones may be left over from connections that broke.
+    pub(crate) fn takes(&self, changes: u64) -> bool {
+        let mut open = self.session.open();
+        let takes = open.listening.last() == Some(&self.number) && open.told.is_none_or(|told| told < changes);
+        if takes {
+            open.told = Some(changes);
+        }
+        takes
+    }
+
+    /// Waits until the session is over.
+    pub(crate) async fn over(&self) {
+        self.session.over.cancelled().await;
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.session.open().listening.retain(|number| *number != self.number);
     }
 }
 
@@ -285,6 +330,18 @@ mod tests {
         assert_eq!((count(true), count(false)), (READ_MAX, UNREAD_MAX));
         session.close();
         assert_eq!(ends(), []);
+    }
+
+    #[test]
+    fn a_change_is_told_once_and_on_the_newest_stream() {
+        let session = Arc::new(Session::new(Arc::new(Caller::local()), &ClientCapabilities::default(), "2025-06-18"));
+        let (older, newer) = (session.listen(5), session.listen(5));
+        assert_eq!((older.takes(5), newer.takes(5)), (false, false), "nothing has changed");
+        assert_eq!((older.takes(6), newer.takes(6), newer.takes(6)), (false, true, false));
+        drop(newer);
+        assert_eq!((older.takes(6), older.takes(7)), (false, true));
+        drop(older);
+        assert!(session.listen(8).takes(8), "what came while there was no stream");
     }
 
     #[test]

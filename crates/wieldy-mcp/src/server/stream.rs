@@ -14,7 +14,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::Shared;
-use super::session::Session;
+use super::session::{Listening, Session};
 
 /// How many events are kept; of more, the client is told the last ones. The answer is the very last.
 const EVENTS_MAX: usize = 256;
@@ -229,26 +229,33 @@ impl Source for Reader {
 /// What a session is told that asked for nothing in particular: that there are other tools now.
 pub(crate) struct Changes {
     tools: watch::Receiver<u64>,
-    session_over: CancellationToken,
+    listening: Listening,
     stop: CancellationToken,
 }
 
 impl Changes {
-    pub(crate) fn new(shared: &Shared, session_over: CancellationToken, stop: CancellationToken) -> Self {
-        Self { tools: shared.executor.registry().changes(), session_over, stop }
+    pub(crate) fn new(shared: &Shared, session: &Arc<Session>, stop: CancellationToken) -> Self {
+        let mut tools = shared.executor.registry().changes();
+        let listening = session.listen(*tools.borrow_and_update());
+        Self { tools, listening, stop }
     }
 }
 
 impl Source for Changes {
     async fn next(&mut self) -> Option<Bytes> {
-        tokio::select! {
-            changed = self.tools.changed() => changed.ok().map(|()| {
+        loop {
+            // Also what came while there was no stream, or what a newer one left untold.
+            let changes = *self.tools.borrow_and_update();
+            if self.listening.takes(changes) {
                 let message = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
-                format!("data: {message}\n\n").into()
-            }),
-            () = self.session_over.cancelled() => None,
-            () = self.stop.cancelled() => None,
-            () = tokio::time::sleep(KEEP_ALIVE) => Some(Bytes::from_static(ALIVE)),
+                return Some(format!("data: {message}\n\n").into());
+            }
+            tokio::select! {
+                changed = self.tools.changed() => changed.ok()?,
+                () = self.listening.over() => return None,
+                () = self.stop.cancelled() => return None,
+                () = tokio::time::sleep(KEEP_ALIVE) => return Some(Bytes::from_static(ALIVE)),
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Whatever a client writes, it gets an answer or its end, and the server stays as it was.
+//! P-MCP-01 over lines: whatever a client writes, it gets an answer or its end, and the server stays as it was.
 
 use serde_json::{Value, json};
 use wieldy_mcp::server::ServerOptions;
@@ -131,7 +131,12 @@ async fn an_id_that_is_in_use_is_refused_and_the_first_request_goes_on() {
     let mut wire = Wire::new(&world.executor).initialized("2025-06-18", json!({})).await;
     wire.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "hangs"}})).await;
     let told = wire.ask(1, "tools/call", json!({"name": "echo"})).await;
-    assert_eq!(told, error(None, -32600, "the id is that of a request that has no answer yet"));
+    let used = error(None, -32600, "the id is that of a request that has no answer yet");
+    assert_eq!(told, used);
+    // What is refused for something else does not free the id either.
+    let refused = wire.ask(1, "tools/call", json!([])).await;
+    assert_eq!(refused, error(Some(json!(1)), -32602, "`params` is an object with the tool's `name`"));
+    assert_eq!(wire.ask(1, "ping", json!({})).await, used);
     assert_eq!(wire.call(2, "echo", json!({})).await["id"], 2);
     assert_eq!(wire.call(2, "echo", json!({})).await["id"], 2, "an answered one may be used again");
     assert_eq!(world.executor.load().running, 1);

@@ -1,9 +1,10 @@
 //! Calls that take longer than a client waits: tasks for those that know them, handles for the others.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use wieldy_core::{Caller, SharedTool, ToolSpec};
+use wieldy_core::{CallError, Caller, Code, Outcome, RunError, SharedTool, ToolSpec, tool};
 use wieldy_mcp::server::{Server, ServerOptions};
 use wieldy_testkit::{Act, Puppet, World};
 
@@ -132,6 +133,75 @@ async fn a_client_that_knows_tasks_gets_one() {
     assert_eq!(told["error"], json!({"code": -32602, "message": "there is no such task"}));
     let told = wire.ask(5, "tasks/get", json!({"taskId": id, "_meta": meta(json!({}))})).await;
     assert_eq!(told["error"]["code"], -32021, "whoever asks for tasks must say that it knows them: {told}");
+    wire.close().await;
+    world.check();
+}
+
+/// A tool that takes ten seconds and then fails in its own way.
+fn failing(name: &str, end: fn() -> Result<Outcome, RunError>) -> SharedTool {
+    Arc::new(tool(ToolSpec::new(name, name), move |_: serde_json::Map<String, Value>, _run| async move {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        end()
+    }))
+}
+
+/// What a task of the tool comes to.
+async fn task_of(wire: &mut Wire, tool: &str) -> Value {
+    let answer = wire.ask(1, "tools/call", json!({"name": tool, "_meta": with_tasks()})).await;
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let get = json!({"taskId": answer["result"]["taskId"], "_meta": with_tasks()});
+    let mut told = shown(wire.ask(2, "tasks/get", get).await)["result"].take();
+    for name in ["taskId", "createdAt", "lastUpdatedAt", "ttlMs", "pollIntervalMs", "resultType"] {
+        assert!(told.as_object_mut().unwrap().remove(name).is_some(), "{name}: {told}");
+    }
+    told
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_has_failed_where_its_tool_did_not_answer() {
+    let error = |code: Code, message: &str| CallError::new(code, message);
+    let world = World::new([
+        failing("says", || Ok(Outcome::text("no").failed(CallError::new(Code::ToolReportedError, "it could not")))),
+        failing("breaks", || Err("it broke".into())),
+        failing("garbles", || Err(CallError::new(Code::UpstreamProtocolError, "nonsense").into())),
+    ]);
+    let mut wire = Wire::new(&world.executor);
+    let said = error(Code::ToolReportedError, "it could not");
+    let content = |text: &str| json!({"type": "text", "text": text});
+    let reported = "Error E3203 TOOL_REPORTED_ERROR: it could not\nOutput so far:\n";
+    assert_eq!(
+        task_of(&mut wire, "says").await,
+        json!({"status": "completed", "result": {
+            "resultType": "complete", "isError": true, "content": [content(reported), content("no")],
+            "_meta": {"wieldy/execution": "[id]", "wieldy/error": said},
+        }})
+    );
+    let failed = |code: Code, message: &str| {
+        let shown = format!("Error {code} {}: {message}", code.name());
+        json!({"status": "failed", "error": {"code": -32603, "message": shown, "data": error(code, message)}})
+    };
+    assert_eq!(task_of(&mut wire, "breaks").await, failed(Code::ExecutionError, "it broke"));
+    assert_eq!(task_of(&mut wire, "garbles").await, failed(Code::UpstreamProtocolError, "nonsense"));
+    wire.close().await;
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_confirmed_call_becomes_a_task() {
+    let spec = ToolSpec::new("slow", "slow").confirm().timeout(LONG);
+    let world = World::new([Puppet::new(spec, [Act::Take(Duration::from_secs(30))]).0]);
+    let mut wire = Wire::new(&world.executor);
+    let knows = meta(json!({"elicitation": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}}));
+    let mut params = json!({"name": "slow", "arguments": {"a": 1}, "_meta": knows});
+    let asked = wire.ask(1, "tools/call", params.clone()).await["result"].take();
+    assert_eq!((&asked["resultType"], asked.get("taskId")), (&json!("input_required"), None));
+    params["requestState"] = asked["requestState"].clone();
+    params["inputResponses"] = json!({"confirm": {"action": "accept"}});
+    let task = wire.ask(2, "tools/call", params).await["result"].take();
+    assert_eq!((&task["resultType"], task.get("requestState")), (&json!("task"), None));
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let told = wire.ask(3, "tasks/get", json!({"taskId": task["taskId"], "_meta": with_tasks()})).await;
+    assert_eq!(told["result"]["result"]["content"], json!([{"type": "text", "text": r#"{"a":1}"#}]));
     wire.close().await;
     world.check();
 }

@@ -3,6 +3,7 @@
 mod calls;
 mod consent;
 mod hostile;
+mod hostile_http;
 mod http;
 mod lists;
 mod long;

@@ -281,6 +281,19 @@ async fn whoever_listens_is_told_when_the_tools_change() {
 }
 
 #[tokio::test]
+async fn a_session_with_several_streams_is_told_on_one_of_them() {
+    let world = World::new([Puppet::reading("one", Act::Echo)]);
+    let door = Door::new(&world.executor).await;
+    let session = door.session("ada").await;
+    let (older, mut newer) = (get(&door, &session, None).await, get(&door, &session, None).await);
+    world.executor.unregister("one");
+    let told = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
+    assert_eq!(newer.next().await, Some((String::new(), told)));
+    delete(&door, &session).await;
+    assert_eq!((older.rest().await, newer.rest().await), (vec![], vec![]));
+}
+
+#[tokio::test]
 async fn what_is_no_introduction_begins_no_session() {
     let world = World::new([]);
     let door = Door::new(&world.executor).await;

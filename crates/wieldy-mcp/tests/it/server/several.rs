@@ -89,6 +89,22 @@ async fn what_was_let_go_of_is_not_waited_for() {
 }
 
 #[tokio::test]
+async fn what_is_answered_cannot_be_let_go_of_and_the_rest_is_waited_for() {
+    let world = world();
+    let mut wire = Wire::new(&world.executor).initialized("2025-03-26", json!({})).await;
+    wire.send(&json!([ping(json!(1)), call(json!(2), "hangs"), call(json!(3), "hangs")])).await;
+    // Requests are answered in the order in which they can be, so the first is answered once this one is.
+    assert_eq!(wire.ask(4, "ping", json!({})).await, pong(json!(4)));
+    wire.send(&cancelled(json!(1))).await;
+    wire.send(&cancelled(json!(2))).await;
+    assert_eq!(wire.ask(5, "ping", json!({})).await, pong(json!(5)), "the third has no answer yet");
+    wire.send(&cancelled(json!(3))).await;
+    assert_eq!(sorted(wire.next().await.unwrap()), [pong(json!(1))]);
+    assert_eq!(wire.close().await, [Value::Null; 0]);
+    world.check();
+}
+
+#[tokio::test]
 async fn none_or_too_many_at_once_are_refused() {
     let world = world();
     let options = ServerOptions { requests_max: 3, ..ServerOptions::default() };

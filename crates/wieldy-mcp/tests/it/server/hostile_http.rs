@@ -1,0 +1,104 @@
+//! P-MCP-01 over HTTP: whatever is posted gets an answer or the end of its connection, nothing is called, and the server stays as it was.
+
+use std::net::SocketAddr;
+
+use reqwest::{Client, StatusCode};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use wieldy_testkit::{Act, Puppet, World};
+
+use super::http::{Door, MODERN, call};
+use super::meta;
+
+/// Posts these bytes: the status, and the code of the error where there is one.
+async fn posted(door: &Door, headers: &[(&str, &str)], body: &[u8]) -> (StatusCode, Option<i64>) {
+    let mut request = Client::new()
+        .post(door.url())
+        .bearer_auth("token-ada")
+        .header("accept", "application/json, text/event-stream")
+        .header("content-type", "application/json")
+        .body(body.to_vec());
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let response = request.send().await.unwrap();
+    let status = response.status();
+    let answer: Value = serde_json::from_str(&response.text().await.unwrap()).unwrap_or_default();
+    (status, answer["error"]["code"].as_i64())
+}
+
+/// A call of `echo` whose id is written like this.
+fn with_id(id: &str, meta: Option<&Value>) -> Vec<u8> {
+    let mut message = call("echo", meta.cloned());
+    message["id"] = json!("[id]");
+    message.to_string().replace(r#""[id]""#, id).into_bytes()
+}
+
+#[tokio::test]
+async fn messages_that_are_none_are_refused() {
+    let world = World::new([Puppet::reading("echo", Act::Echo)]);
+    let door = Door::new(&world.executor).await;
+    let session = door.session("ada").await;
+    let in_session = [("mcp-session-id", &*session)];
+    let modern = meta(json!({}));
+    let deep = format!("{}1{}", "[".repeat(10_000), "]".repeat(10_000));
+    let called = || world.events().iter().filter(|event| event.body.name() == "tool.call.pending").count();
+    for (round, (headers, meta)) in [(&MODERN[..], Some(&modern)), (&in_session, None)].into_iter().enumerate() {
+        let call = with_id("1", meta);
+        let text = String::from_utf8(call.clone()).unwrap();
+        let (no_json, no_message) = ((StatusCode::BAD_REQUEST, Some(-32700)), (StatusCode::BAD_REQUEST, Some(-32600)));
+        let not_utf8 = call.iter().map(|byte| if *byte == b'o' { 0xFF } else { *byte });
+        for (what, body, told) in [
+            ("null", with_id("null", meta), no_message),
+            ("a float", with_id("1.5", meta), no_message),
+            ("huge", with_id("99999999999999999999", meta), no_message),
+            ("an object", with_id("{}", meta), no_message),
+            ("no message", b"17".to_vec(), no_message),
+            ("several", format!("[{text}]").into_bytes(), no_message),
+            ("a mark of byte order", [b"\xEF\xBB\xBF", &call[..]].concat(), no_json),
+            ("bad UTF-8", not_utf8.collect(), no_json),
+            ("deep", text.replace(r#"{"a":1}"#, &format!(r#"{{"a":{deep}}}"#)).into_bytes(), no_json),
+            ("half", call[..call.len() / 2].to_vec(), no_json),
+            // Without an id it wants no answer, and is none of the notifications that there are.
+            ("no id", text.replace(r#""id":1,"#, "").into_bytes(), (StatusCode::ACCEPTED, None)),
+        ] {
+            assert_eq!(posted(&door, headers, &body).await, told, "{what}");
+        }
+        assert_eq!(called(), round, "nothing was called");
+        assert_eq!(posted(&door, headers, &call).await, (StatusCode::OK, None));
+    }
+    world.check();
+}
+
+/// Bodies that end before their time.
+#[tokio::test]
+async fn half_a_body_is_no_call() {
+    let world = World::new([Puppet::reading("echo", Act::Echo)]);
+    let door = Door::new(&world.executor).await;
+    let body = with_id("1", Some(&meta(json!({}))));
+    let address: SocketAddr = door.url()["http://".len()..].trim_end_matches("/mcp").parse().unwrap();
+    let head = |length: &str| {
+        let named: String = MODERN.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        format!(
+            "POST /mcp HTTP/1.1\r\nhost: {address}\r\nauthorization: Bearer token-ada\r\ncontent-type: application/json\r\n\
+             accept: application/json, text/event-stream\r\n{named}{length}\r\n\r\n"
+        )
+    };
+    let whole = format!("content-length: {}", body.len());
+    let chunked = "transfer-encoding: chunked";
+    let chunk = [format!("{:x}\r\n", body.len()).as_bytes(), &body, b"\r\n"].concat();
+    for (length, sent) in [(&*whole, &body[..body.len() - 1]), (chunked, &chunk[..]), (chunked, b"zz\r\n{}")] {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(head(length).as_bytes()).await.unwrap();
+        client.write_all(sent).await.unwrap();
+        client.shutdown().await.unwrap();
+        let mut answer = Vec::new();
+        let _ = client.read_to_end(&mut answer).await;
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{length}: {answer}");
+    }
+    assert!(world.events().is_empty(), "nothing was called");
+    assert_eq!(posted(&door, &MODERN, &body).await, (StatusCode::OK, None));
+    world.check();
+}
