@@ -273,8 +273,8 @@ fn tasks_survive_the_server_for_those_whose_they_are() {
     let (_, waited) = server.call(ada, "result_wait", json!({"id": done}));
     assert_eq!(message(&waited)["result"]["content"], json!([{"type": "text", "text": "done\n"}]));
     let told = get(&server, ada, &runs);
-    assert_eq!(told["result"]["status"], "completed", "{told}");
-    assert_eq!(told["result"]["result"]["_meta"]["wieldy/error"]["code"], "E3110", "{told}");
+    assert_eq!(told["result"]["status"], "failed", "{told}");
+    assert_eq!(told["result"]["error"]["data"]["code"], "E3110", "{told}");
     let (_, waited) = server.call(ada, "result_wait", json!({"id": runs}));
     assert_eq!(message(&waited)["result"]["_meta"]["wieldy/error"]["code"], "E3110", "{waited}");
     for id in [&done, &runs] {
