@@ -337,7 +337,7 @@ impl Overrun {
         let Self { limit, allowed, used } = self;
         let told = format!("the run passed its limit `{limit}`: {used} of {allowed} allowed");
         CallError::new(Code::ResourceLimitExceeded, told)
-            .suggest(format!("do with less, or ask for a higher `{limit}` where the operator allows it"))
+            .suggest(format!("do with less; a higher `{limit}` is the operator's to give"))
             .detail("limit", *limit)
             .detail("allowed", *allowed)
             .detail("used", *used)
