@@ -63,7 +63,10 @@ impl Warden {
         let _ = process::setsid();
         // Standard input is the socket. It gets another number, so that the standard ones lead nowhere in everything we make.
         let executor = rustix::io::fcntl_dupfd_cloexec(sys::take_descriptor(0), 3)?;
+        // So does this: what was opened under a standard number would be closed there in the end, and the next socket take its place,
+        // and be left in everything that we make.
         let nowhere = fs::File::options().read(true).write(true).open("/dev/null")?;
+        let nowhere = rustix::io::fcntl_dupfd_cloexec(nowhere, 3)?;
         for number in 0..3 {
             sys::duplicate_to(nowhere.as_raw_fd(), number)?;
         }

@@ -384,7 +384,9 @@ impl Shared {
         let open_network = confinement.network == Network::Open;
         let nest = self.nests.of(session);
         let mut nest = nest.lock().await;
-        if let Some(above) = nest.as_ref().and_then(KnownGroup::get) {
+        // Where there are no groups, there is nothing to be below of.
+        let above = nest.as_ref().and_then(KnownGroup::get).filter(|above| !above.folders().is_empty());
+        if let Some(above) = above {
             let id = next_id();
             let group = nest::below(&above, &id).map_err(|error| failed("making a cgroup", &error))?;
             if let Some(group) = group {

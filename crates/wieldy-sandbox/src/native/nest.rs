@@ -28,8 +28,12 @@ impl Nests {
         if let Some(nest) = sessions.get(session) {
             return Arc::clone(nest);
         }
-        // Without those that nobody is in any more.
-        sessions.retain(|_, nest| Arc::strong_count(nest) > 1 || nest.try_lock().is_ok_and(|nest| is_in_use(&nest)));
+        if sessions.len().is_power_of_two() {
+            // Now and then, without those that nobody is in any more.
+            let is_kept =
+                |nest: &Arc<Nest>| Arc::strong_count(nest) > 1 || nest.try_lock().is_ok_and(|nest| is_in_use(&nest));
+            sessions.retain(|_, nest| is_kept(nest));
+        }
         Arc::clone(sessions.entry(session.clone()).or_default())
     }
 }

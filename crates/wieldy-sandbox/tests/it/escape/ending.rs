@@ -80,6 +80,24 @@ fn kill(id: i32) {
     kill_process(Pid::from_raw(id).unwrap(), Signal::KILL).unwrap();
 }
 
+/// Whatever a helper has open under a standard number, all that it makes has open, too: a socket there would never be seen to end.
+#[tokio::test]
+async fn the_standard_streams_of_helpers_lead_nowhere() {
+    let arena = Arc::new(Arena::with(1));
+    for place in [Arena::session("one"), Place::Own] {
+        arena.run(place, "true").await;
+        arena.rest().await;
+    }
+    for name in ["wieldy-warden", "wieldy-init", "wieldy-berth"] {
+        let found = helpers(name);
+        assert!(!found.is_empty(), "{name}");
+        for (id, number) in found.iter().flat_map(|id| [0, 1, 2].map(|number| (id, number))) {
+            let leads_to = fs::read_link(format!("/proc/{id}/fd/{number}")).unwrap();
+            assert_eq!(leads_to, Path::new("/dev/null"), "{name} {number}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn when_a_helper_is_killed_everything_in_its_care_goes_and_the_next_call_works() {
     for name in ["wieldy-berth", "wieldy-init", "wieldy-warden"] {
