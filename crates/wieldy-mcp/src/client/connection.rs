@@ -186,8 +186,11 @@ impl Connection {
             !info.protocol_version.has_initialize()
                 && info.capabilities.tools.as_ref().is_some_and(|tools| tools.list_changed == Some(true))
         });
+        if !wants_to_be_asked {
+            return;
+        }
         let mut patience = SUBSCRIBE_AGAIN_MIN;
-        while wants_to_be_asked {
+        loop {
             let filter = SubscriptionFilter::builder().tools_list_changed().build();
             match self.service.listen(filter).await.map_err(Failure::from) {
                 Ok(mut subscription) => {
