@@ -194,43 +194,6 @@ pub struct Options {
     pub labels: Vec<String>,
 }
 
-impl Options {
-    /// Whether an executor that knows nothing of these options may run the call again, as the caller wants.
-    pub(crate) fn may_rerun(&self) -> bool {
-        // All of them by name, so that nobody adds one without a thought about it.
-        let Self {
-            timeout,
-            queue_timeout,
-            deadline,
-            silence,
-            retries,
-            retry_if,
-            priority: _,
-            require_confirmation,
-            confirmer,
-            idempotency_key,
-            fresh,
-            limits,
-            isolation,
-            network,
-            rerun,
-            labels: _,
-        } = self;
-        *rerun
-            // Whoever has a key comes back with it: a run that does not know of the key would be one more.
-            && idempotency_key.is_none()
-            && [timeout, queue_timeout, deadline, silence].into_iter().all(Option::is_none)
-            && retries.is_none()
-            && retry_if.is_none()
-            && !require_confirmation
-            && confirmer.is_none()
-            && !fresh
-            && *limits == ResourceLimits::default()
-            && isolation.is_none()
-            && network.is_none()
-    }
-}
-
 /// Who goes first when calls wait: higher first, and everybody rises with time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub struct Priority(pub i8);

@@ -78,6 +78,7 @@ async fn a_client_of_the_newest_revision_comes_back_with_the_answer_once() {
     insta::assert_snapshot!(world.tape(), @r#"
     tool.call.pending {"arguments":{"disk":1},"tool":"wipe"}
     tool.call.confirmation.requested {"reason":"the tool requires it","expires_in_ms":300000,"tool":"wipe"}
+    tool.call.task {"tool":"wipe"}
     tool.call.confirmation.received {"approved":true,"tool":"wipe"}
     tool.call.started {"attempt":1,"attempts_max":3,"timeout_ms":30000,"read_only":false,"tool":"wipe"}
     tool.call.success {"status":"success","attempts":1,"cached":false,"output_bytes":5,"tool":"wipe"}
