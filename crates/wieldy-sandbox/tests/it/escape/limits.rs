@@ -384,7 +384,7 @@ async fn a_session_with_several_sandboxes_has_no_more_than_one_with_one() {
     // Also when they are all new at once, and when the first one is gone.
     assert_exceed(&arena, &without, &with).await;
     let mut first = arena.native.list();
-    first.sort_by(|one, other| one.created_at.cmp(&other.created_at));
+    first.sort_by_key(|one| one.created_at);
     assert!(arena.native.destroy(&first[0].sandbox.id).await);
     assert_exceed(&arena, &other, &with).await;
     assert_exceed(&arena, &other, &without).await;
