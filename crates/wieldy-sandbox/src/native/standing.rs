@@ -86,8 +86,7 @@ impl Standing {
             Some(ahead) => ahead,
             None => blank.get_ahead(plan::of_the_system(&steps)).await?,
         };
-        let limits = confinement.place_limits;
-        blank.limit(&limits)?;
+        blank.limit(&confinement.place_limits)?;
         let Blank { made, warden, init, init_pid, group, first, .. } = blank;
         let allowed = match &confinement.network {
             Network::Hosts(hosts) => Some(Allowed::new(hosts).map_err(|error| creation(error.to_string()))?),
@@ -126,7 +125,7 @@ impl Standing {
             made,
             session: session_of(&confinement.place),
             created_at: Timestamp::now(),
-            limits,
+            limits: confinement.place_limits,
             warden,
             init,
             init_pid,
