@@ -43,8 +43,9 @@ struct Living {
 
 impl<'a> Watch<'a> {
     pub(crate) fn new(limits: &RunLimits, workspace: &Path, private: &'a [CString]) -> Self {
-        // Files have the time of the last tick.
-        let since = SystemTime::now() - Duration::from_millis(20);
+        // Files have the time of the last tick, and so has this clock.
+        let tick = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+        let since = UNIX_EPOCH + Duration::new(tick.tv_sec.unsigned_abs(), tick.tv_nsec.unsigned_abs() as u32);
         let before = limits.disk_files.or(limits.disk_bytes).and_then(|_| Taken::of_file_system(workspace));
         let look_from =
             Taken { files: limits.disk_files.unwrap_or(u64::MAX), bytes: limits.disk_bytes.unwrap_or(u64::MAX) };

@@ -567,7 +567,7 @@ fn the_groups_of_a_dead_executor_are_swept_with_what_runs_in_them_and_those_of_a
     let [mut dying, living] = executors;
     dying.child.kill().unwrap();
     dying.child.wait().unwrap();
-    assert_eq!(folders(&names[0]).len(), each, "nobody removed them");
+    // Whoever starts on this machine sweeps too, so some of them may be gone already.
     hierarchy.sweep();
     assert_eq!(folders(&names[0]), Vec::<PathBuf>::new());
     assert_eq!(folders(&names[1]).len(), each);

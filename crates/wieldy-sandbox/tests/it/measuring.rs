@@ -83,7 +83,7 @@ fn a_flood_of_output_passes_through_without_piling_up() {
     assert_eq!(runtime.block_on(running).unwrap().ended, Ended::Code(0));
     assert_eq!(counter.0.each_ref().map(|count| count.load(std::sync::atomic::Ordering::Relaxed)), [100_000_000; 2]);
     let grown = peak_bytes() - peak;
-    assert!(grown < 4 * MIB, "{grown}");
+    assert!(grown < 8 * MIB, "{grown}");
     assert!(begun.elapsed().as_secs() < 10, "{:?}", begun.elapsed());
 }
 

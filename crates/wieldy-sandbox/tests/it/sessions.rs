@@ -159,7 +159,9 @@ async fn a_sandbox_that_is_made_within_another_is_one_of_its_own() {
     let ids = || native.list().into_iter().map(|one| one.sandbox.id).collect::<std::collections::BTreeSet<_>>();
     assert_eq!(ids(), [&outer, &same, &other].map(Clone::clone).into());
     said(&native, Place::Sandbox(outer.clone()), &world, "touch /tmp/note").await;
-    assert_eq!(said(&native, Place::Sandbox(same.clone()), &world, "ls /tmp").await, "");
+    let look = "test -e /tmp/note && echo there || echo nowhere";
+    assert_eq!(said(&native, Place::Sandbox(outer.clone()), &world, look).await, "there\n");
+    assert_eq!(said(&native, Place::Sandbox(same.clone()), &world, look).await, "nowhere\n");
     assert!(native.destroy(&outer).await);
     assert_eq!(ids(), [&same, &other].map(Clone::clone).into());
     assert_eq!(said(&native, Place::Sandbox(same), &world, "echo here").await, "here\n");
