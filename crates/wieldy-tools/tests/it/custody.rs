@@ -289,17 +289,19 @@ async fn a_sandbox_made_by_name_is_shared_limited_listed_and_destroyed() {
     let id = made.sandbox.id.clone();
     assert_eq!(world.life_of(&id), ["sandbox.created"]);
 
-    // Whoever has it as a parent runs in it, and all share what is there.
-    let child = |agent: &str| Caller { parent_sandbox: Some(id.clone()), ..Caller::agent(agent) };
-    let left = world.by(child("did:a"), "Bash", json!({"command": "echo hi > /tmp/left"})).await;
-    let found = world.by(child("did:b"), "Bash", json!({"command": "cat /tmp/left"})).await;
+    // Whoever made it runs in it by naming it as a parent, and finds what is there; to others it does not exist.
+    let child = |caller: Caller| Caller { parent_sandbox: Some(id.clone()), ..caller };
+    let left = world.by(child(Caller::local()), "Bash", json!({"command": "echo hi > /tmp/left"})).await;
+    let found = world.by(child(Caller::local()), "Bash", json!({"command": "cat /tmp/left"})).await;
     assert_eq!((left.sandbox.unwrap().id, found.text().as_str()), (id.clone(), "hi\n"));
+    let other = world.by(child(Caller::agent("did:b")), "Bash", json!({"command": "cat /tmp/left"})).await;
+    assert_eq!((other.text().as_str(), other.error.unwrap().code), ("", Code::SandboxCreationFailed));
     let elsewhere = world.by(Caller::local(), "Bash", json!({"command": "ls /tmp"})).await;
     assert_eq!((elsewhere.text().as_str(), elsewhere.sandbox.unwrap().id == id), ("", false));
     let is_by_kernel = |limit| made.enforcement.iter().any(|one| one.limit == limit && one.by == Enforcer::Kernel);
     if is_by_kernel("memory_bytes") {
         let bomb = json!({"command": format!("echo begun; python3 -c '{MEMORY}'")});
-        assert_passed(&world.by(child("did:a"), "Bash", bomb).await, "memory_bytes", 64 * MIB);
+        assert_passed(&world.by(child(Caller::local()), "Bash", bomb).await, "memory_bytes", 64 * MIB);
     }
 
     // No more than the executor allows, and nothing weaker.
@@ -316,7 +318,7 @@ async fn a_sandbox_made_by_name_is_shared_limited_listed_and_destroyed() {
     assert!(world.executor.destroy_sandbox(&id).await);
     assert!(!world.executor.destroy_sandbox(&id).await);
     assert_eq!(world.life_of(&id), ["sandbox.created", "sandbox.destroyed"]);
-    let gone = world.by(child("did:a"), "Bash", json!({"command": "true"})).await;
+    let gone = world.by(child(Caller::local()), "Bash", json!({"command": "true"})).await;
     assert_eq!((gone.status, gone.error.unwrap().code), (Status::Failed, Code::SandboxCreationFailed));
     let left: Vec<_> = world.executor.sandboxes().into_iter().map(|one| one.sandbox.id).collect();
     assert_eq!(left, [second.sandbox.id]);
