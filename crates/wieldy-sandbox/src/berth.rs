@@ -141,6 +141,11 @@ impl Berth {
         };
         let made = || -> io::Result<[OwnedFd; 3]> {
             let (ours, theirs) = terminal(rows, columns)?;
+            if order.is_raw {
+                let mut modes = rustix::termios::tcgetattr(&theirs)?;
+                modes.make_raw();
+                rustix::termios::tcsetattr(&theirs, rustix::termios::OptionalActions::Now, &modes)?;
+            }
             wire::send(&self.socket, &BerthReport::Terminal, &[ours.as_fd()])?;
             Ok([theirs.try_clone()?, theirs.try_clone()?, theirs])
         };

@@ -28,6 +28,7 @@ pub(crate) fn prepare(command: &Command, confinement: &Confinement) -> io::Resul
         folder: confinement.workspace.join(&command.folder),
         grace_ms: u64::try_from(confinement.grace.as_millis()).unwrap_or(u64::MAX),
         terminal: command.terminal.map(|terminal| (terminal.rows, terminal.columns)),
+        is_raw: false,
         limits: RunLimits { open_files: limits.open_files, ..RunLimits::default() },
     })
 }

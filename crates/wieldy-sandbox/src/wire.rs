@@ -97,6 +97,9 @@ pub(crate) struct RunOrder {
     pub(crate) grace_ms: u64,
     /// Rows and columns of the terminal to make.
     pub(crate) terminal: Option<(u16, u16)>,
+    /// Whether that passes everything on as it is, as the program makes another one further inside.
+    #[serde(default)]
+    pub(crate) is_raw: bool,
     pub(crate) limits: RunLimits,
 }
 

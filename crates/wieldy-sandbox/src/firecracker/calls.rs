@@ -186,6 +186,7 @@ mod tests {
             folder: PathBuf::new(),
             grace_ms: 0,
             terminal: None,
+            is_raw: false,
             limits: RunLimits::default(),
         };
         let stop = CancellationToken::new();

@@ -110,7 +110,7 @@ impl Container {
         let (pid_text, place) = (text(&pid_file), self.sub_group(call.number));
         let words = self.exec_words(call, &["--pid-file", &pid_text, "--cgroup", &place]).map_err(failed)?;
         let meter = group.begin();
-        let hand = self.hand(call).await?;
+        let hand = self.hand(call).await?.raw();
         let watcher = tokio::spawn(follow(pid_file, Arc::clone(&group), call.stop.clone(), call.confinement.grace));
         let went =
             hand.run(&self.runtime.program, words, call.command, call.confinement.grace, call.output, call.stop).await;

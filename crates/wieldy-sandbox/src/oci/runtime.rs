@@ -65,6 +65,7 @@ pub(crate) struct Hand {
     /// What the berth looks at while something runs.
     workspace: PathBuf,
     limits: RunLimits,
+    is_raw: bool,
 }
 
 impl Hand {
@@ -74,7 +75,7 @@ impl Hand {
         warden.order(&WardenOrder::Berth, &socket)?;
         drop(socket);
         let (berth, workspace) = (Berth::arrive(link).await?, PathBuf::from("/"));
-        Ok(Self { berth, warden, workspace, limits: RunLimits::default() })
+        Ok(Self { berth, warden, workspace, limits: RunLimits::default(), is_raw: false })
     }
 
     /// The same, but whatever it runs is ended once more comes into the workspace than the limits allow.
@@ -83,6 +84,12 @@ impl Hand {
         self.workspace = workspace.to_owned();
         self.limits = RunLimits { disk_bytes, disk_files, ..RunLimits::default() };
         self
+    }
+
+    /// The same, but with a terminal that passes everything on as it is, for a program that makes another one further inside. It makes
+    /// this one so itself, after it has begun to write.
+    pub(super) fn raw(self) -> Self {
+        Self { is_raw: true, ..self }
     }
 
     pub(crate) fn pid(&self) -> rustix::process::Pid {
@@ -107,6 +114,7 @@ impl Hand {
             workspace: self.workspace.clone(),
             grace_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
             terminal: command.terminal.map(|terminal| (terminal.rows, terminal.columns)),
+            is_raw: self.is_raw,
             limits: self.limits,
         };
         let went = self.berth.run(command, order, output, stop).await;

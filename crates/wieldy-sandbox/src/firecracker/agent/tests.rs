@@ -55,6 +55,7 @@ impl World {
             folder: PathBuf::new(),
             grace_ms: 100,
             terminal,
+            is_raw: false,
             limits: RunLimits::default(),
         };
         frames::tell(&mut stream, Kind::Run, &Run { order, has_input: true }).unwrap();
@@ -243,6 +244,7 @@ fn as_the_first_process_of_a_machine() {
             folder: PathBuf::new(),
             grace_ms: 100,
             terminal: None,
+            is_raw: false,
             limits: RunLimits { open_files: Some(64), ..RunLimits::default() },
         };
         frames::tell(&mut stream, Kind::Run, &Run { order, has_input: false }).unwrap();
