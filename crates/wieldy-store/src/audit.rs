@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::Write;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
@@ -12,6 +13,10 @@ use crate::database::{Database, Value};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::trail::Head;
+
+/// How many records there may be after the last one whose hash was signed, and how long.
+const SIGN_EVERY: i64 = 10_000;
+const SIGN_AFTER: Duration = Duration::from_secs(60);
 
 /// The end of the trail at some time, signed. Kept elsewhere, it is an anchor: the trail must still lead through it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,4 +129,47 @@ pub(crate) fn from_hex(text: &str) -> Option<Vec<u8>> {
         return None;
     }
     digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
+}
+
+/// What came after the last signature.
+#[derive(Debug)]
+pub(crate) struct Unsigned {
+    /// Where the trail ended when this executor last wrote, unless that is signed.
+    head: Option<Head>,
+    /// How far it was then, for those that come often.
+    signed_seq: i64,
+    signed: Instant,
+}
+
+impl Unsigned {
+    pub(crate) fn since(seq: i64) -> Self {
+        Self { head: None, signed_seq: seq, signed: Instant::now() }
+    }
+
+    /// Where the trail ended when this executor last wrote, unless that is signed.
+    pub(crate) fn head(&self) -> Option<Head> {
+        self.head
+    }
+
+    /// Has what is written next signed.
+    pub(crate) fn make_due(&mut self) {
+        self.signed_seq = i64::MIN / 2;
+    }
+
+    pub(crate) fn is_due(&self, seq: i64) -> bool {
+        seq - self.signed_seq >= SIGN_EVERY || self.signed.elapsed() >= SIGN_AFTER
+    }
+
+    /// A record after which everything comes that this executor has not heard of.
+    pub(crate) fn after(&self) -> i64 {
+        self.head.map_or(self.signed_seq, |head| head.seq)
+    }
+
+    pub(crate) fn note(&mut self, head: Head, signed: bool) {
+        if signed {
+            *self = Self::since(head.seq);
+        } else {
+            self.head = Some(head);
+        }
+    }
 }

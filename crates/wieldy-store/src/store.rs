@@ -12,7 +12,7 @@ use serde_json::json;
 use uuid::Uuid;
 use wieldy_core::{ExecutionId, TASK_TTL};
 
-use crate::audit::{SignedHead, Signer};
+use crate::audit::{SignedHead, Signer, Unsigned};
 use crate::database::{Database, Dialect, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
@@ -25,7 +25,7 @@ use crate::sqlite::Sqlite;
 use crate::trail::{Head, Record};
 use crate::upkeep::Retention;
 use crate::verify::{self, Verdict};
-use crate::writer::{Pace, Pruning, StoreJournal, Unsigned, Writer};
+use crate::writer::{Pace, Pruning, StoreJournal, Writer};
 
 /// Where a history is.
 #[derive(Clone, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use tokio::sync::oneshot;
 use wieldy_core::{Body, BoxFuture, Event, ExecutionId, Journal, JournalError, Receipt, Remembered};
 
-use crate::audit::Signer;
+use crate::audit::{Signer, Unsigned};
 use crate::database::{Database, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
@@ -41,9 +41,6 @@ const QUIET: Duration = Duration::from_millis(200);
 const WORDLESS_MAX: u64 = 15_000;
 /// How much printed text of one call is written down; what comes after it is only counted.
 const PRINTED_BYTES_MAX: usize = 64 * 1024;
-/// How many records there may be after the last one whose hash was signed, and how long.
-const SIGN_EVERY: i64 = 10_000;
-const SIGN_AFTER: Duration = Duration::from_secs(60);
 
 /// The journal of an executor, kept in a database. Dropping it writes what is left and ends the instance.
 pub struct StoreJournal {
@@ -279,44 +276,6 @@ pub(crate) struct Pace {
     took: Duration,
 }
 
-/// What came after the last signature.
-#[derive(Debug)]
-pub(crate) struct Unsigned {
-    /// Where the trail ended when this executor last wrote, unless that is signed.
-    head: Option<Head>,
-    /// How far it was then, for those that come often.
-    signed_seq: i64,
-    signed: Instant,
-}
-
-impl Unsigned {
-    pub(crate) fn since(seq: i64) -> Self {
-        Self { head: None, signed_seq: seq, signed: Instant::now() }
-    }
-
-    /// Has what is written next signed.
-    pub(crate) fn make_due(&mut self) {
-        self.signed_seq = i64::MIN / 2;
-    }
-
-    fn is_due(&self, seq: i64) -> bool {
-        seq - self.signed_seq >= SIGN_EVERY || self.signed.elapsed() >= SIGN_AFTER
-    }
-
-    /// A record after which everything comes that this executor has not heard of.
-    fn after(&self) -> i64 {
-        self.head.map_or(self.signed_seq, |head| head.seq)
-    }
-
-    fn note(&mut self, head: Head, signed: bool) {
-        if signed {
-            *self = Self::since(head.seq);
-        } else {
-            self.head = Some(head);
-        }
-    }
-}
-
 impl Writer {
     fn run(mut self, shared: &Shared) {
         let _going = Going(shared);
@@ -512,7 +471,7 @@ impl Writer {
 
     /// Signs what was written a while ago, should nothing have come since.
     fn sign(&mut self) -> Result<(), StoreError> {
-        if let (Some(signer), Some(head)) = (&self.signer, self.unsigned.head)
+        if let (Some(signer), Some(head)) = (&self.signer, self.unsigned.head())
             && self.unsigned.is_due(head.seq)
         {
             crate::audit::keep(&mut *self.database, &signer.sign(&head, Timestamp::now()))?;
