@@ -28,6 +28,9 @@ use crate::wire::{BerthOrderTo, BerthReport, Received, RunOrder, RunReport, Step
 /// How much is read from a pipe at once: as much as a pipe holds unless somebody changes it.
 const READ_BYTES: usize = 64 * 1024;
 
+/// For how long what comes through a pipe is handed on before others have their turn.
+const TURN: Duration = Duration::from_micros(500);
+
 /// How often a berth that should end a command is woken, as long as it has not: a command may have stopped it.
 const WAKE_EVERY: Duration = Duration::from_millis(50);
 
@@ -302,7 +305,7 @@ fn read(pipe: &AsyncFd<OwnedFd>, buffer: &mut Vec<u8>) -> Result<usize, Errno> {
 
 /// Hands on what comes through a pipe, until its end.
 async fn pass_on(pipe: &AsyncFd<OwnedFd>, stream: Stream, output: &dyn OutputSink) {
-    let mut buffer = Vec::new();
+    let (mut buffer, mut began) = (Vec::new(), std::time::Instant::now());
     while let Ok(mut ready) = pipe.readable().await {
         match read(pipe, &mut buffer) {
             Ok(0) => return,
@@ -311,7 +314,11 @@ async fn pass_on(pipe: &AsyncFd<OwnedFd>, stream: Stream, output: &dyn OutputSin
             // Of a terminal that nobody has open any more, this is the end.
             Err(_) => return,
         }
-        // A pipe that is never empty must not keep us from hearing that the command should stop.
+        // A pipe that is never empty must not keep us from hearing that the command should stop, nor others of this thread waiting.
+        if began.elapsed() >= TURN {
+            tokio::task::yield_now().await;
+            began = std::time::Instant::now();
+        }
         tokio::task::coop::consume_budget().await;
     }
 }
