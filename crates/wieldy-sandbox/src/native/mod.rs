@@ -4,6 +4,7 @@
 //! calls without a session one each, of which a few are built ahead.
 
 pub(crate) mod blank;
+pub(crate) mod complaints;
 pub(crate) mod deep;
 pub(crate) mod facts;
 pub(crate) mod held;
@@ -17,6 +18,7 @@ pub(crate) mod plan;
 pub(crate) mod planned;
 pub(crate) mod planner;
 pub(crate) mod refusals;
+pub(crate) mod rule;
 pub(crate) mod seccomp;
 pub(crate) mod secrets;
 pub(crate) mod standing;

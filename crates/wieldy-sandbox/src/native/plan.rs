@@ -285,15 +285,17 @@ pub(crate) fn of_the_system(steps: &[Step]) -> Vec<Step> {
 
 /// What is hidden or protected, as paths of the host: a mount covers it, and goes when it is replaced there by another.
 pub(crate) fn covered(steps: &[Step]) -> Vec<PathBuf> {
-    let host = |path: &Path| {
-        let shown = steps.iter().rev().find_map(|step| match step {
-            Step::Bind { source, target, .. } => Some((source, path.strip_prefix(target).ok()?)),
-            _ => None,
-        });
-        shown.map(|(source, rest)| if rest.as_os_str().is_empty() { source.clone() } else { source.join(rest) })
-    };
     let covers = steps.iter().filter(|step| matches!(step, Step::Hide { .. } | Step::Protect { .. }));
-    covers.filter_map(|step| host(step.path())).collect()
+    covers.filter_map(|step| host(steps, step.path())).collect()
+}
+
+/// The path of the host that a path of the sandbox shows, if it does.
+pub(crate) fn host(steps: &[Step], path: &Path) -> Option<PathBuf> {
+    let (source, rest) = steps.iter().rev().find_map(|step| match step {
+        Step::Bind { source, target, .. } => Some((source, path.strip_prefix(target).ok()?)),
+        _ => None,
+    })?;
+    Some(if rest.as_os_str().is_empty() { source.clone() } else { source.join(rest) })
 }
 
 /// The places that only the sandbox has and that can be filled.

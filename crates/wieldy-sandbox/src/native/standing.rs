@@ -17,6 +17,7 @@ use wieldy_core::{
 use super::blank::{
     Blank, Covered, NotBuilt, Nowhere, are_the_same, covered_by, creation, failed, file_id, idle_command, report,
 };
+use super::complaints::Complaints;
 use super::nest;
 use super::owners::Owners;
 use super::plan::{self, Step};
@@ -53,6 +54,8 @@ pub(super) struct Standing {
     /// Why what ran in it was ended.
     condemned: OnceLock<String>,
     environment: Vec<(String, String)>,
+    /// How its file tree was put together.
+    steps: Vec<Step>,
     idle: Mutex<Vec<Mooring>>,
     refusals: Arc<Refusals>,
     _proxy: Option<Proxy>,
@@ -94,7 +97,7 @@ impl Standing {
         let covered = covered.into_iter().map(|cover| ahead.as_covered(cover)).collect::<Vec<_>>();
         // What was done ahead are some of the same steps, in the same order.
         let mut done = ahead.steps.iter().peekable();
-        let left: Vec<Step> = steps.into_iter().filter(|step| done.next_if_eq(&step).is_none()).collect();
+        let left: Vec<Step> = steps.iter().filter(|step| done.next_if_eq(step).is_none()).cloned().collect();
         let sources = owners.sources(&left, &warden).await;
         let (sources, mounts) = sources.map_err(|error| failed("mapping the owners of files", &error))?;
         let beside: Vec<BorrowedFd<'_>> = mounts.iter().map(AsFd::as_fd).collect();
@@ -118,7 +121,6 @@ impl Standing {
             return Err(NotBuilt::Changed(creation("something that it covers was replaced meanwhile".into())));
         }
         environment.extend(proxy_port.into_iter().flat_map(proxy::environment));
-        let first = Mooring { berth: ahead.berth, group: first, residents: 2 };
         Ok(Arc::new(Self {
             made,
             session: session_of(&confinement.place),
@@ -133,7 +135,8 @@ impl Standing {
             covered,
             condemned: OnceLock::new(),
             environment,
-            idle: Mutex::new(vec![first]),
+            steps,
+            idle: Mutex::new(vec![Mooring { berth: ahead.berth, group: first, residents: 2 }]),
             refusals,
             _proxy: proxy,
             berths_made: AtomicU64::new(1),
@@ -225,7 +228,8 @@ impl Standing {
         let set = mooring.group.set(&group_limits(limits, mooring.residents));
         set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
         let meter = mooring.group.go_on();
-        let went = mooring.berth.run(command, order, &**output, stop).await;
+        let complaints = Complaints::new(&**output);
+        let went = mooring.berth.run(command, order, &complaints, stop).await;
         let mut used = mooring.group.used(&meter);
         used.leave_out(mooring.residents);
         match &went {
@@ -254,8 +258,12 @@ impl Standing {
             None if ended == Ended::Code(0) || stop.is_cancelled() => None,
             None => self.overrun_of_group(&used, limits),
         };
+        let mut breaches = hearing.breaches();
+        if overrun.is_none() && !stop.is_cancelled() {
+            breaches.extend(complaints.breaches(ended, command, confinement, &self.steps));
+        }
         let usage = usage(bare::usage(&report), &used);
-        Ok(Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches: hearing.breaches() })
+        Ok(Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches })
     }
 
     /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.

@@ -19,6 +19,7 @@ use super::runtime::{Hand, complaint, ended, not_started};
 use super::{groups, gvisor};
 use crate::cgroup::{Group, Used, Whose};
 use crate::custody::Went;
+use crate::native::complaints::Complaints;
 use crate::prepare::prepare;
 use crate::sys;
 use crate::wire::Limit;
@@ -70,7 +71,8 @@ impl Container {
             has_terminal: command.terminal.is_some(),
         };
         let log = self.file(&format!("{number}.log"));
-        let call = Call { command, confinement, output: &**output, stop, doing, number, log };
+        let complaints = Complaints::new(&**output);
+        let call = Call { command, confinement, output: &complaints, stop, doing, number, log };
         let hearing = self.outlet.as_ref().map(|outlet| outlet.refusals.hear(output));
         let began = Instant::now();
         let (went, used) = match self.made.level {
@@ -97,7 +99,10 @@ impl Container {
             (Err(error), _) => return Err(error),
         };
         let overrun = overrun.filter(|_| ended != Ended::Code(0));
-        let breaches = hearing.map(|hearing| hearing.breaches()).unwrap_or_default();
+        let mut breaches = hearing.map(|hearing| hearing.breaches()).unwrap_or_default();
+        if overrun.is_none() && !stop.is_cancelled() {
+            breaches.extend(complaints.breaches(ended, command, confinement, &self.site.steps));
+        }
         Ok(Exit { ended, usage: self.usage(&used, wall_ms), sandbox: self.made.clone(), overrun, breaches })
     }
 

@@ -122,6 +122,11 @@ fn attacks_on_the_machine_fail() {
 }
 
 #[test]
+fn what_a_command_is_refused_is_seen() {
+    passes(&["complaints::native::"], 3);
+}
+
+#[test]
 fn bombs_are_contained() {
     passes(&["escape::limits"], 10);
 }

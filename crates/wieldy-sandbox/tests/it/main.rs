@@ -5,6 +5,7 @@
 
 mod as_user;
 mod cgroup;
+mod complaints;
 mod ending;
 mod escape;
 #[cfg(feature = "firecracker")]

@@ -63,7 +63,11 @@ fn forbidden(breach: &Breach) -> CallError {
         }
         Breach::Filesystem { path, reason } => {
             let told = format!("the command was refused `{path}`: {reason}");
-            CallError::new(Code::FilesystemPolicyViolation, told).detail("path", path.as_str())
+            CallError::new(Code::FilesystemPolicyViolation, told)
+                .suggest(
+                    "do without it, or work in the workspace and in `/tmp`; what else there is, an operator grants",
+                )
+                .detail("path", path.as_str())
         }
     }
 }

@@ -210,6 +210,67 @@ async fn what_a_command_was_refused_is_in_its_result_and_an_event_of_its_call() 
     assert_eq!(world.violations(), events);
 }
 
+/// What a command is told of files that it may not touch.
+fn refused(path: &str, reason: &str) -> (String, String) {
+    (format!("the command was refused `{path}`: {reason}"), format!("file system: {path}: {reason}"))
+}
+
+#[tokio::test]
+async fn a_command_that_failed_at_what_its_sandbox_refuses_ends_with_a_violation() {
+    const READ_ONLY: &str =
+        "it is read-only in a sandbox, as all of the system is; write to the workspace or to `/tmp`";
+    const HIDDEN: &str = "it is hidden, as secrets and the executor's own files are; `sandbox.shown` is where an operator shows a secret";
+    let world = World::new("", |_| ());
+    std::fs::write(world.workspace.path().join(".env"), "SECRET=1").unwrap();
+    let mut told = Vec::new();
+    for (number, (command, path, reason)) in
+        [("touch /etc/new", "/etc/new", READ_ONLY), ("cat .env", ".env", HIDDEN)].into_iter().enumerate()
+    {
+        let result = world.bash(command, Options::default()).await;
+        let (message, line) = refused(path, reason);
+        let error = result.error.as_ref().unwrap();
+        assert_eq!(
+            (result.status, error.code),
+            (Status::PermissionDenied, Code::FilesystemPolicyViolation),
+            "{result:?}"
+        );
+        assert_eq!((&error.message, json!(error.details)), (&message, json!({"path": path})));
+        let suggestion =
+            "do without it, or work in the workspace and in `/tmp`; what else there is, an operator grants";
+        assert_eq!(error.suggestion.as_deref(), Some(suggestion));
+        assert_eq!(result.structured, Some(json!({"exit_code": 1, "refused": [line]})));
+        told.push((Some(number), line));
+    }
+    // A program may make up what it likes: it is told of its own call, a few times, and shows no secret that the executor knows.
+    let secret = format!("sk-{}", "a1B2".repeat(8));
+    wieldy_core::redact::hide(&secret);
+    let lie =
+        format!("for n in 1 2 3 4 5 6 7 8; do echo \"cat: /srv/{secret}/$n: Permission denied\" >&2; done; exit 1");
+    let liar = world.bash(&lie, Options::default()).await;
+    assert_eq!(liar.error.as_ref().unwrap().code, Code::FilesystemPolicyViolation);
+    assert_eq!(liar.structured.as_ref().unwrap()["refused"].as_array().unwrap().len(), 4);
+    let mut violations = world.violations();
+    let lies = violations.split_off(2);
+    assert_eq!(violations, told);
+    assert_eq!(lies.iter().map(|(call, _)| *call).collect::<Vec<_>>(), [Some(2); 4]);
+    let shown: Vec<_> = world.journal.events().iter().map(|event| event.data().to_string()).collect();
+    assert!(shown.iter().any(|event| event.contains("file system: /srv/[")), "{shown:?}");
+    assert!(!shown.iter().any(|event| event.contains(&secret)), "{shown:?}");
+
+    // What a command fails at by itself, and what went well in the end, is as it was.
+    for (command, code) in [
+        ("exit 3", Some(Code::NonzeroExit)),
+        ("cat none", Some(Code::NonzeroExit)),
+        ("echo x > own; chmod 0 own; cat own", Some(Code::NonzeroExit)),
+        ("touch /etc/new || true", None),
+    ] {
+        let result = world.bash(command, Options::default()).await;
+        assert_eq!(result.error.map(|error| error.code), code, "{command}");
+        assert_eq!(result.structured.unwrap().get("refused"), None, "{command}");
+    }
+    assert_eq!(world.violations().len(), 6);
+}
+
 #[tokio::test]
 async fn refusals_of_a_process_in_the_background_come_as_events_and_fail_nobody_else() {
     let world = World::new("", listed);
