@@ -129,6 +129,7 @@ impl Berth {
             blocks_written: used.blocks_written,
             processes_peak: watch.processes_peak(),
             wall_us: u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX),
+            files_made: watch.files_made(),
             overrun: overrun.or_else(|| watch.at_the_end(tree)),
         })
     }

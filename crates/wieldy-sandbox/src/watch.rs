@@ -6,7 +6,7 @@ use std::fs::{self, Metadata};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::Access;
 use rustix::io::Errno;
@@ -18,6 +18,15 @@ use crate::wire::{Limit, RunLimits};
 /// The kernel counts blocks of this size, whatever the disk's own are.
 pub(crate) const BLOCK_BYTES: u64 = 512;
 
+/// To read a file may be to note when, which the kernel counts as written.
+const NOTED_BYTES: u64 = 64 << 10;
+
+/// How soon the workspace is looked at again at the latest, unless that takes long: what others remove meanwhile hides what is made.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// By how many files the file system must have grown at least before it is worth while to look again.
+const FILES_FURTHER_MIN: u64 = 64;
+
 /// The limits of one run and where it stood at its beginning.
 pub(crate) struct Watch<'a> {
     limits: RunLimits,
@@ -26,6 +35,8 @@ pub(crate) struct Watch<'a> {
     /// What the whole file system of the workspace held, and from how much more on it is worth while to look at the workspace itself.
     before: Option<Taken>,
     look_from: Taken,
+    /// When it is worth while again with what is allowed.
+    look_at: Option<Instant>,
     /// Folders of file systems that are only the sandbox's own.
     private: &'a [CString],
     /// What these held together.
@@ -47,11 +58,20 @@ impl<'a> Watch<'a> {
         let tick = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
         let since = UNIX_EPOCH + Duration::new(tick.tv_sec.unsigned_abs(), tick.tv_nsec.unsigned_abs() as u32);
         let before = limits.disk_files.or(limits.disk_bytes).and_then(|_| Taken::of_file_system(workspace));
-        let look_from =
-            Taken { files: limits.disk_files.unwrap_or(u64::MAX), bytes: limits.disk_bytes.unwrap_or(u64::MAX) };
+        let look_from = Taken::allowed(limits);
         let private_before = Taken::of_private(private);
         let workspace = workspace.to_owned();
-        Self { limits: *limits, workspace, since, before, look_from, private, private_before, processes_peak: 0 }
+        Self {
+            limits: *limits,
+            workspace,
+            since,
+            before,
+            look_from,
+            look_at: None,
+            private,
+            private_before,
+            processes_peak: 0,
+        }
     }
 
     /// Whether there is anything to look at.
@@ -76,7 +96,7 @@ impl<'a> Watch<'a> {
         self.processes_peak = self.processes_peak.max(living.processes);
         let written = living.written_bytes + tree.used().blocks_written * BLOCK_BYTES;
         let passed = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
-        if passed(self.limits.disk_bytes, written) {
+        if passed(self.limits.disk_bytes.map(|limit| limit.saturating_add(NOTED_BYTES)), written) {
             return Some((Limit::DiskBytes, written));
         }
         let in_private = Taken::of_private(self.private).beyond(self.private_before);
@@ -95,18 +115,43 @@ impl<'a> Watch<'a> {
     /// write there, too. And what processes say that they have written says too little where nobody waits for them.
     fn taken(&mut self) -> Option<Taken> {
         let more = Taken::of_file_system(&self.workspace)?.beyond(self.before?);
-        if more.files <= self.look_from.files && more.bytes <= self.look_from.bytes {
+        let begun = Instant::now();
+        let is_time = self.look_at.is_some_and(|at| at <= begun);
+        let from = if is_time { Taken::allowed(&self.limits) } else { self.look_from };
+        if more.files <= from.files && more.bytes <= from.bytes {
             return None;
         }
-        let further = |limit: Option<u64>, more: u64| limit.map_or(u64::MAX, |limit| more.max(limit) + limit / 4);
-        self.look_from = Taken {
-            files: further(self.limits.disk_files, more.files),
-            bytes: further(self.limits.disk_bytes, more.bytes),
+        let further = |limit: Option<u64>, more: u64, least: u64| {
+            limit.map_or(u64::MAX, |limit| more.max(limit).saturating_add((limit / 4).max(least)))
         };
-        let mut look = Look::new(self.since, &self.workspace)?;
+        self.look_from = Taken {
+            files: further(self.limits.disk_files, more.files, FILES_FURTHER_MIN),
+            bytes: further(self.limits.disk_bytes, more.bytes, 0),
+        };
+        let taken = self.look(more, true);
+        self.look_at = Some(Instant::now() + LOOK_AGAIN.max(begun.elapsed() * 10));
+        taken
+    }
+
+    /// What is new in the workspace where this much is new on its whole file system; of files alone, it takes less to find out.
+    fn look(&self, more: Taken, with_bytes: bool) -> Option<Taken> {
+        let mut look = Look::new(self.since, &self.workspace, with_bytes)?;
         look.through(&self.workspace);
         // Where commands can put things out of our sight, it may all be theirs.
         Some(if look.missed { look.taken.or_more(more) } else { look.taken })
+    }
+
+    /// How many files and folders there are more than before, in the workspace and in private folders, if somebody wants to know.
+    pub(crate) fn files_made(&self) -> u64 {
+        if !self.limits.counts_files {
+            return 0;
+        }
+        let in_private = Taken::of_private(self.private).beyond(self.private_before).files;
+        let more = Taken::of_file_system(&self.workspace).zip(self.before).map(|(now, before)| now.beyond(before));
+        let Some(more) = more.filter(|more| more.files > 0) else { return in_private };
+        let seen = self.look(more, false).map_or(0, |seen| seen.files);
+        // What was made just before has the same time as what was made at the beginning.
+        in_private.saturating_add(seen.min(more.files))
     }
 
     /// The limit that a command has run into which did not end well and left a private file system full, or wrote a file
@@ -185,6 +230,10 @@ struct Taken {
 }
 
 impl Taken {
+    fn allowed(limits: &RunLimits) -> Self {
+        Self { files: limits.disk_files.unwrap_or(u64::MAX), bytes: limits.disk_bytes.unwrap_or(u64::MAX) }
+    }
+
     fn of_file_system(folder: impl rustix::path::Arg) -> Option<Self> {
         let state = rustix::fs::statvfs(folder).ok()?;
         // Some file systems do not count files: there it is none before and after.
@@ -222,15 +271,17 @@ struct Look {
     since: Duration,
     /// The file system that it is about.
     device: u64,
+    /// Whether it is also about what was changed, which only the files themselves tell.
+    with_bytes: bool,
     taken: Taken,
     /// Whether there is something that could not be looked at and that commands can fill.
     missed: bool,
 }
 
 impl Look {
-    fn new(since: SystemTime, folder: &Path) -> Option<Self> {
+    fn new(since: SystemTime, folder: &Path, with_bytes: bool) -> Option<Self> {
         let (since, device) = (since.duration_since(UNIX_EPOCH).unwrap_or_default(), fs::metadata(folder).ok()?.dev());
-        Some(Self { since, device, taken: Taken::default(), missed: false })
+        Some(Self { since, device, with_bytes, taken: Taken::default(), missed: false })
     }
 
     /// Counts what is new in a folder and all below it.
@@ -245,7 +296,12 @@ impl Look {
                     continue;
                 }
             };
+            // Nothing was put into a folder that is as it was, but perhaps into those in it.
+            let is_old = !self.with_bytes && !self.is_new(&about);
             for entry in entries {
+                if is_old && entry.as_ref().is_ok_and(|entry| entry.file_type().is_ok_and(|kind| !kind.is_dir())) {
+                    continue;
+                }
                 match entry.and_then(|entry| Ok((entry.metadata()?, entry))) {
                     Ok((found, entry)) => {
                         self.count(&found);
@@ -260,10 +316,18 @@ impl Look {
     }
 
     fn count(&mut self, found: &Metadata) {
-        if Duration::new(found.ctime().unsigned_abs(), found.ctime_nsec() as u32) >= self.since {
-            self.taken.files += 1;
-            self.taken.bytes += found.blocks() * BLOCK_BYTES;
+        if !self.is_new(found) {
+            return;
         }
+        self.taken.bytes += found.blocks() * BLOCK_BYTES;
+        // Where nobody notes when a file was made, what was changed counts as well.
+        let made = found.created().ok().and_then(|made| made.duration_since(UNIX_EPOCH).ok());
+        self.taken.files += u64::from(made.is_none_or(|made| made >= self.since));
+    }
+
+    /// Whether something was made or changed since then, itself or its name.
+    fn is_new(&self, found: &Metadata) -> bool {
+        Duration::new(found.ctime().unsigned_abs(), found.ctime_nsec() as u32) >= self.since
     }
 
     /// Notes that a folder, or something in it, could not be looked at. That is nothing where it has just gone, where something else is

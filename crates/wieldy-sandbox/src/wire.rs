@@ -109,6 +109,9 @@ pub(crate) struct RunLimits {
     pub(crate) open_files: Option<u64>,
     pub(crate) disk_bytes: Option<u64>,
     pub(crate) disk_files: Option<u64>,
+    /// Whether somebody wants to know in the end how many files were made.
+    #[serde(default)]
+    pub(crate) counts_files: bool,
     /// Only where nobody else does.
     pub(crate) memory_bytes: Option<u64>,
     /// Only where nobody else does.
@@ -147,6 +150,9 @@ pub(crate) struct RunReport {
     /// As far as the berth saw.
     pub(crate) processes_peak: u64,
     pub(crate) wall_us: u64,
+    /// Files and folders that it made and did not remove, where somebody wants to know.
+    #[serde(default)]
+    pub(crate) files_made: u64,
     /// The limit that it passed, and how much it used.
     pub(crate) overrun: Option<(Limit, u64)>,
 }

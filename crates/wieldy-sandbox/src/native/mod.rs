@@ -50,7 +50,7 @@ use self::nest::Nests;
 use self::owners::Owners;
 use self::plan::{Plan, Step};
 use self::planned::Planned;
-use self::standing::Standing;
+use self::standing::{Ran, Standing};
 use crate::cgroup::{Hierarchy, KnownGroup};
 use crate::custody::see_through;
 
@@ -172,11 +172,8 @@ impl Sandbox for Native {
         let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
         Box::pin(see_through(stop, |stop| async move {
             let left = shared.ledger.rest(&confinement);
-            let mut exit = shared.execute(&command, &left, &output, &stop).await;
-            if let Ok(exit) = &mut exit {
-                shared.ledger.enter(&confinement, exit);
-            }
-            exit
+            let ran = shared.execute(&command, &left, &output, &stop).await?;
+            Ok(shared.ledger.enter(&confinement, ran))
         }))
     }
 
@@ -221,28 +218,28 @@ impl Shared {
         confinement: &Confinement,
         output: &Arc<dyn OutputSink>,
         stop: &CancellationToken,
-    ) -> Result<Exit, SandboxError> {
+    ) -> Result<Ran, SandboxError> {
         if confinement.place == Place::Own {
             let standing = self.own(confinement).await?;
             let in_use = InUse::new(&self.in_use, &standing);
-            let exit = standing.run(command, confinement, output, stop).await;
+            let ran = standing.run(command, confinement, output, stop).await;
             drop(in_use);
             // No process is left; the rest need not be waited for.
             self.clear_away(standing, confinement);
-            return exit;
+            return ran;
         }
         let standing = match &confinement.place {
             Place::Sandbox(id) => self.named(id, confinement)?,
             Place::Own | Place::Session(_) => self.kept(confinement, None).await?,
         };
-        let exit = standing.run(command, confinement, output, stop).await;
-        if exit.as_ref().is_err_and(SandboxError::is_crash) {
+        let ran = standing.run(command, confinement, output, stop).await;
+        if ran.as_ref().is_err_and(SandboxError::is_crash) {
             // Whatever has happened to it, the next call gets a new one.
             for lost in self.forget(|_, other| other.made() == standing.made()) {
                 self.end(lost).await;
             }
         }
-        exit
+        ran
     }
 
     /// A sandbox for one call: one that was built ahead, or a new one.

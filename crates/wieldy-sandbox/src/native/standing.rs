@@ -29,7 +29,7 @@ use crate::custody::{Berth, Went};
 use crate::link::{Link, Warden, settle};
 use crate::prepare::prepare;
 use crate::proxy::{self, Allowed, Proxy, Refusal};
-use crate::wire::{BuildOrder, HeldPlace, InitOrder, InitReport, Limit, WardenOrder};
+use crate::wire::{BuildOrder, HeldPlace, InitOrder, InitReport, Limit, RunOrder, WardenOrder};
 
 /// What a command must have had at least for it to be worth while to look what is left.
 const SETTLE_BYTES_MIN: u64 = 16 << 20;
@@ -63,6 +63,13 @@ pub(super) struct Standing {
     executed: AtomicU64,
     running: AtomicUsize,
     used_at: Mutex<Instant>,
+}
+
+/// How a command went, and what its session or sandbox as a whole must know of it.
+pub(crate) struct Ran {
+    pub(crate) exit: Exit,
+    /// Where the whole may make only so many.
+    pub(crate) files_made: u64,
 }
 
 /// A berth with its part of the cgroup tree.
@@ -201,30 +208,15 @@ impl Standing {
         confinement: &Confinement,
         output: &Arc<dyn OutputSink>,
         stop: &CancellationToken,
-    ) -> Result<Exit, SandboxError> {
+    ) -> Result<Ran, SandboxError> {
         let _busy = Busy::new(self);
         let hearing = self.refusals.hear(output);
-        let mut order = prepare(command, confinement)
-            .map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
-        for (name, value) in &self.environment {
-            order.environment.retain(|(known, _)| known != name);
-            order.environment.push((name.clone(), value.clone()));
-        }
-        order.limits.disk_bytes = confinement.limits.disk_bytes;
-        order.limits.disk_files = confinement.limits.disk_files;
-
+        let order = self.order(command, confinement)?;
         let mut mooring = self
             .take_berth()
             .await
             .map_err(|error| SandboxError::Crashed { reason: format!("the sandbox is gone: {error}") })?;
         let limits = &confinement.limits;
-        let is_watched = |name| self.enforcement.contains(&Enforcement { limit: name, by: Enforcer::Watcher });
-        if is_watched("memory_bytes") {
-            order.limits.memory_bytes = limits.memory_bytes;
-        }
-        if !self.counts_processes {
-            order.limits.processes = limits.processes;
-        }
         let set = mooring.group.set(&group_limits(limits, mooring.residents));
         set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
         let meter = mooring.group.go_on();
@@ -244,7 +236,8 @@ impl Standing {
                 Some(overrun) if overrun.limit == "memory_bytes" => {
                     let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used));
                     let (sandbox, breaches) = (self.made.clone(), hearing.breaches());
-                    return Ok(Exit { ended, usage, sandbox, overrun: Some(overrun), breaches });
+                    let exit = Exit { ended, usage, sandbox, overrun: Some(overrun), breaches };
+                    return Ok(Ran { exit, files_made: 0 });
                 }
                 _ => {
                     let reason = self.condemned.get().cloned();
@@ -263,7 +256,29 @@ impl Standing {
             breaches.extend(complaints.breaches(ended, command, confinement, &self.steps));
         }
         let usage = usage(bare::usage(&report), &used);
-        Ok(Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches })
+        let exit = Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches };
+        Ok(Ran { exit, files_made: report.files_made })
+    }
+
+    /// The order for a command, with what its berth sees to because nobody else does.
+    fn order(&self, command: &Command, confinement: &Confinement) -> Result<RunOrder, SandboxError> {
+        let mut order = prepare(command, confinement)
+            .map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
+        for (name, value) in &self.environment {
+            order.environment.retain(|(known, _)| known != name);
+            order.environment.push((name.clone(), value.clone()));
+        }
+        let limits = &confinement.limits;
+        order.limits.disk_bytes = limits.disk_bytes;
+        order.limits.disk_files = limits.disk_files;
+        order.limits.counts_files = confinement.place_limits.disk_files.is_some();
+        if self.enforcement.contains(&Enforcement { limit: "memory_bytes", by: Enforcer::Watcher }) {
+            order.limits.memory_bytes = limits.memory_bytes;
+        }
+        if !self.counts_processes {
+            order.limits.processes = limits.processes;
+        }
+        Ok(order)
     }
 
     /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.

@@ -425,7 +425,51 @@ async fn what_a_session_writes_is_limited_for_all_of_its_calls() {
     }
     // What was written just before a call is taken for its own, as files have the time of the last tick.
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-    assert_eq!(arena.run_in(&without, "cat one | wc -c").await.unwrap().stdout, format!("{}\n", 30 * MIB));
+    let ran = arena.run_in(&without, "cat one | wc -c").await.unwrap();
+    assert_eq!(ran.stdout, format!("{}\n", 30 * MIB), "{ran:?}");
+}
+
+#[tokio::test]
+async fn what_a_session_makes_is_limited_for_all_of_its_calls() {
+    let mut arena = Arena::new();
+    arena.confinement.limits = limits();
+    arena.confinement.place_limits = ResourceLimits { disk_files: Some(3000), ..ResourceLimits::default() };
+    let without = arena.confinement(Arena::session("maker"));
+    let with = Confinement { network: Network::Open, ..without.clone() };
+    let neighbour = arena.confinement(Arena::session("neighbour"));
+    let make = |folder: &str, files: u32| {
+        format!(
+            "mkdir -p {folder} && cd {folder} && python3 -c '\nfor i in range({files}): open(str(i), \"w\").close()'"
+        )
+    };
+    for (confinement, folder) in
+        [(&without, "one"), (&with, "/tmp/two"), (&neighbour, "three"), (&neighbour, "/tmp/four")]
+    {
+        let ran = arena.run_in(confinement, &make(folder, 1200)).await.unwrap();
+        assert_eq!(ran.exit.overrun, None, "{folder}: {ran:?}");
+    }
+    // What is made and goes again, and what is only changed, is nothing that was made.
+    let busy = "for i in 1 2 3 4 5; do mkdir d; (cd d; touch {1..300}); rm -r d; done; for i in {0..299}; do echo x > one/$i; done";
+    for _ in 0..2 {
+        assert_eq!(arena.run_in(&without, busy).await.unwrap().exit.overrun, None);
+    }
+    // Who loses its sandbox does not begin anew.
+    for one in arena.native.list() {
+        assert!(arena.native.destroy(&one.sandbox.id).await);
+    }
+    for (confinement, folder) in [(&without, "more"), (&with, "/tmp/more")] {
+        let overrun = arena.run_in(confinement, &make(folder, 1500)).await.unwrap().exit.overrun.unwrap();
+        assert_eq!((overrun.limit, overrun.allowed), ("disk_files", 3000), "{folder}");
+        assert!(overrun.used > 3000 && overrun.used < 6000, "{folder}: {overrun:?}");
+    }
+    // A single one more, which is made before anybody looks.
+    let ran = arena.run_in(&without, "echo x > last").await.unwrap();
+    assert_eq!(ran.exit.overrun.as_ref().map(|overrun| (overrun.limit, overrun.allowed)), Some(("disk_files", 3000)));
+    // Whoever makes none goes on, and so does the neighbour. What was made just before a call has the time of its beginning.
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    assert_eq!(arena.run_in(&without, "cat one/7").await.unwrap().stdout, "x\n");
+    let fine = arena.run_in(&neighbour, "touch five && echo fine").await.unwrap();
+    assert_eq!((fine.stdout.as_str(), fine.exit.overrun), ("fine\n", None));
 }
 
 #[tokio::test]
