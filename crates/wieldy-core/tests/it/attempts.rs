@@ -196,6 +196,7 @@ async fn a_dynamic_timeout_learns_only_from_runs_that_finished() {
     }
 }
 
+/// P-QTA-01.
 #[tokio::test(start_paused = true)]
 async fn absurd_options_are_refused_and_huge_ones_capped() {
     let world = World::new([Puppet::reading("t", Act::Echo)]);

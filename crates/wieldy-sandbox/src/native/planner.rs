@@ -56,7 +56,7 @@ const HOME_ELSEWHERE: &str = "/run/agent";
 const NAMES_MAX: usize = 100;
 
 /// As many links as the kernel would follow.
-const LINKS_MAX: usize = 40;
+pub(super) const LINKS_MAX: usize = 40;
 
 const ROOM_OF_ROOT: Room = Room { bytes: 1 << 20, inodes: 4096 };
 const ROOM_OF_RUN: Room = Room { bytes: 16 << 20, inodes: 4096 };

@@ -3,10 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use super::plan::{Step, host, without_dots};
+use super::planner::LINKS_MAX;
 use super::secrets::SYSTEM;
-
-/// As many links as the kernel would follow.
-const LINKS_MAX: usize = 40;
 
 /// What is done with a path of the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]

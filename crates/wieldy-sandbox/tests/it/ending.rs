@@ -50,6 +50,7 @@ async fn a_polite_command_ends_when_it_is_told_and_may_clean_up() {
     assert_eq!((ended, printed.stdout().as_str()), (Ended::Code(7), "ready\ncleaned\n"));
 }
 
+/// P-SBX-11.
 async fn a_command_that_ignores_being_told_is_killed_after_its_grace_time() {
     let grace = Duration::from_millis(200);
     let world = World::bash("trap '' TERM HUP INT; echo ready; while :; do sleep 0.05; done").grace(grace);
@@ -58,6 +59,7 @@ async fn a_command_that_ignores_being_told_is_killed_after_its_grace_time() {
     assert!(took >= grace && took < grace + Duration::from_secs(2), "{took:?}");
 }
 
+/// P-SBX-11.
 async fn a_command_that_stopped_itself_is_ended() {
     let (ended, _) = stopped(World::bash("echo ready; kill -STOP $$; sleep 1000")).await;
     assert_eq!(ended, Ended::Signal(15));
@@ -65,6 +67,7 @@ async fn a_command_that_stopped_itself_is_ended() {
     assert_eq!(ended, Ended::Signal(9));
 }
 
+/// P-SBX-10.
 async fn processes_that_forked_twice_and_opened_sessions_are_ended_with_the_command() {
     let script = "(trap '' TERM; setsid setsid bash -c 'trap \"\" TERM; (sleep 1000 <&- >&- 2>&- &); exec sleep 1000' &); \
                   sleep 0.1; echo ready; sleep 1000";
@@ -86,6 +89,7 @@ async fn what_a_command_leaves_behind_when_it_ends_by_itself_is_killed() {
     assert!(begun.elapsed() < Duration::from_secs(5));
 }
 
+/// P-SBX-12.
 async fn a_background_process_that_keeps_the_pipe_open_does_not_hold_up_the_end() {
     let world = World::bash("(while :; do sleep 0.01; done) & head -c 50000 /dev/zero | tr '\\0' x; exit 4");
     let exit = world.run().await.unwrap();

@@ -67,6 +67,7 @@ async fn bytes_written_to_a_disk_are_measured_where_the_kernel_counts_them() {
     assert!(usage.written_bytes == 0 || usage.written_bytes >= 4_000_000, "{usage:?}");
 }
 
+/// P-SBX-17.
 fn a_flood_of_output_passes_through_without_piling_up() {
     #[derive(Default)]
     struct Counter([std::sync::atomic::AtomicU64; 2]);

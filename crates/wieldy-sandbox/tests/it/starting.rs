@@ -63,6 +63,7 @@ async fn stdout_and_stderr_are_told_apart() {
     assert_eq!((world.printed.stdout().as_str(), world.printed.stderr().as_str()), ("out\n", "err\n"));
 }
 
+/// P-SBX-18.
 async fn a_command_without_input_reads_the_end_of_file_at_once() {
     assert_eq!(World::bash("cat; echo done").output().await, "done\n");
 }

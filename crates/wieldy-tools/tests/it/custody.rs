@@ -92,6 +92,7 @@ fn assert_passed(result: &ToolResult, limit: &str, allowed: u64) {
     assert!(result.text().starts_with("begun\n"), "what it printed before is there: {result:?}");
 }
 
+/// P-SBX-14.
 #[tokio::test]
 async fn a_limit_that_was_passed_is_named_with_what_was_allowed_and_used() {
     let tool = |name: &str, code: &str, limit: &str| {
@@ -149,6 +150,7 @@ async fn output_beyond_its_limit_is_counted_and_the_call_goes_well() {
     }
 }
 
+/// P-SBX-17.
 #[tokio::test]
 async fn floods_of_single_bytes_and_of_what_is_no_text_pass_and_the_neighbour_works() {
     let world = World::new("", |_| ());

@@ -37,6 +37,7 @@ fn the_attack_program_says_how_each_attempt_went() {
     assert_eq!(said, wanted);
 }
 
+/// P-SBX-06.
 #[tokio::test]
 async fn each_forbidden_call_is_refused_inside_of_a_sandbox() {
     let mut arena = Arena::new().with_program();

@@ -31,6 +31,7 @@ async fn started(
     (stop, running)
 }
 
+/// P-SBX-10, P-SBX-11, P-SBX-18.
 #[tokio::test]
 async fn however_a_command_resists_it_is_gone_when_its_call_is_over() {
     let arena = Arc::new(Arena::new());
@@ -118,6 +119,7 @@ async fn when_a_helper_is_killed_everything_in_its_care_goes_and_the_next_call_w
     }
 }
 
+/// P-SBX-20; what the records say afterwards is tried where they are kept.
 #[test]
 fn when_the_executor_is_killed_nothing_of_twenty_sandboxes_is_left() {
     const NAME: &str = "escape::ending::when_the_executor_is_killed_nothing_of_twenty_sandboxes_is_left";

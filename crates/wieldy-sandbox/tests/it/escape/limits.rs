@@ -93,6 +93,7 @@ const MEMORY: (&str, u64) = ("memory_bytes", 96 * MIB);
 const DISK: (&str, u64) = ("disk_bytes", 64 * MIB);
 const FILES: (&str, u64) = ("disk_files", 2000);
 
+/// P-SBX-13.
 #[tokio::test]
 async fn a_fork_bomb_stays_within_its_processes() {
     let script = "exec python3 -c '
@@ -112,6 +113,7 @@ os._exit(1)'";
     }
 }
 
+/// P-SBX-13.
 #[tokio::test]
 async fn ten_thousand_threads_stay_within_the_processes() {
     let script = "python3 -c '
@@ -132,9 +134,20 @@ import os; os._exit(1)'";
     }
 }
 
+/// P-SBX-14.
 #[tokio::test]
 async fn a_memory_bomb_on_the_heap_is_ended() {
+    let before = resident_kib();
     overruns("python3 -c 'x = []\nwhile True: x.append(bytearray(1 << 20))'", &[MEMORY]).await;
+    let after = resident_kib();
+    assert!(after < before + 16 * 1024, "the executor has grown from {before} to {after} KiB");
+}
+
+/// How much memory this process has at the moment.
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim_end_matches("kB").trim().parse().unwrap()
 }
 
 #[tokio::test]
@@ -168,6 +181,7 @@ async fn much_of_a_file_read_is_no_memory_bomb() {
     }
 }
 
+/// P-SBX-15.
 #[tokio::test]
 async fn a_huge_file_is_stopped() {
     for folder in [".", "/tmp", "/dev/shm", "$HOME"] {
@@ -211,6 +225,7 @@ async fn much_written_by_children_that_nobody_waits_for_is_stopped() {
     overruns(script, &[DISK]).await;
 }
 
+/// P-SBX-15.
 #[tokio::test]
 async fn many_small_files_are_stopped() {
     for folder in [".", "/tmp"] {
@@ -329,6 +344,7 @@ async fn private_folders_are_limited_by_the_call_and_not_by_whoever_built_the_sa
     }
 }
 
+/// P-SBX-16.
 #[tokio::test]
 async fn descriptors_run_out_for_the_command_only() {
     let script = "python3 -c '

@@ -59,6 +59,7 @@ fn addresses() -> String {
     format!("127.0.0.1 127.0.0.2 localhost 0.0.0.0 ::1 ::ffff:127.0.0.1 169.254.169.254 192.0.2.1 {own}")
 }
 
+/// P-SBX-03, P-SBX-04.
 #[tokio::test]
 async fn nobody_is_reached_from_a_sandbox_without_a_network() {
     let arena = Arena::new();

@@ -13,6 +13,7 @@ attacks! {
     programs_that_change_their_user_do_not_in_a_sandbox
 }
 
+/// P-SBX-05.
 async fn a_command_has_no_rights_and_gains_none(arena: Arena) {
     for place in [Place::Own, Arena::session("one")] {
         let said = arena
@@ -94,6 +95,7 @@ async fn programs_that_change_their_user_cannot_be_made(arena: Arena) {
     }
 }
 
+/// P-SBX-05.
 async fn programs_that_change_their_user_do_not_in_a_sandbox(arena: Arena) {
     let program = arena.workspace.join("program");
     fs::copy("/usr/bin/id", &program).unwrap();

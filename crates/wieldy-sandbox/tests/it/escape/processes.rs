@@ -26,6 +26,7 @@ impl Drop for Victim {
     }
 }
 
+/// P-SBX-08; P-SBX-09 for the first process.
 #[tokio::test]
 async fn processes_of_the_machine_are_neither_seen_nor_signalled_nor_read() {
     let arena = Arena::new();
@@ -76,6 +77,7 @@ async fn processes_of_the_machine_are_neither_seen_nor_signalled_nor_read() {
     assert!(victim.0.try_wait().unwrap().is_none(), "the victim was killed");
 }
 
+/// P-SBX-09.
 #[tokio::test]
 async fn the_environment_is_the_commands_own() {
     let mut arena = Arena::new();

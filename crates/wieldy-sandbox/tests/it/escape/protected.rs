@@ -53,6 +53,7 @@ fn git(folder: &Path, words: &[&str]) {
     assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
+/// P-SBX-07.
 async fn what_does_not_exist_yet_cannot_be_made(arena: Arena) {
     let script = format!(
         "{FUNCTIONS} tamper {ALWAYS} .git/hooks .git/commondir

@@ -40,6 +40,7 @@ async fn listed_hosts_are_reached_from_a_container_and_no_others() {
     }
 }
 
+/// P-WEB-10.
 async fn reaches_listed_hosts_and_no_others(mut arena: Arena) {
     let ((allowed, asked), (other, never_asked)) = (server(), server());
     arena.confinement.network = Network::Hosts(vec![format!("127.0.0.1:{allowed}")]);

@@ -13,6 +13,7 @@ attacks! {
     secrets_in_the_workspace_and_in_what_is_mounted_are_hidden
 }
 
+/// P-SBX-01.
 async fn secrets_of_the_machine_and_of_others_cannot_be_read(arena: Arena) {
     let root = arena.root.display();
     for (link, target) in [("key", "home/.ssh/id_ed25519"), ("all", ""), ("up", "other")] {

@@ -2,12 +2,13 @@
 
 use std::process::Command;
 
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use wieldy_core::{Place, SandboxError};
 
 use super::arena::Arena;
+use crate::world::{PATIENCE, below, eventually, in_own_process};
 
-/// Without user namespaces there is no native level. (A kernel without Landlock cannot be had here; the refusal is the same line of
-/// `init.rs`, and is not tried.)
+/// P-SBX-19: without user namespaces there is no native level.
 #[test]
 fn without_user_namespaces_nothing_runs() {
     const NAME: &str = "escape::refusing::without_user_namespaces_nothing_runs";
@@ -36,6 +37,36 @@ fn without_user_namespaces_nothing_runs() {
         .unwrap();
     let said = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
     assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+}
+
+/// P-SBX-19: nor is there one without Landlock, here as a kernel would be that does not know it.
+#[test]
+fn without_landlock_nothing_runs() {
+    if !in_own_process("escape::refusing::without_landlock_nothing_runs") {
+        return;
+    }
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime().block_on(async {
+        let arena = Arena::new();
+        assert_eq!(arena.run(Place::Own, "echo with").await, "with\n");
+        let is_over = || below(std::process::id() as i32).is_empty();
+        eventually(PATIENCE, "whoever could know it is gone", is_over).await;
+    });
+    let unknown = [(libc::SYS_landlock_create_ruleset, Vec::new())].into();
+    let (allowed, refused) = (SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32));
+    let filter = SeccompFilter::new(unknown, allowed, refused, std::env::consts::ARCH.try_into().unwrap()).unwrap();
+    seccompiler::apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
+    runtime().block_on(async {
+        let arena = Arena::new();
+        for place in [Place::Own, Arena::session("one")] {
+            let refused = arena.run_in(&arena.confinement(place), "touch ran").await.unwrap_err();
+            let SandboxError::Creation { reason } = &refused else { panic!("{refused:?}") };
+            let wanted =
+                "Landlock: this kernel has no Landlock; build it with CONFIG_SECURITY_LANDLOCK, or take a newer one";
+            assert_eq!(reason, wanted);
+        }
+        assert!(!arena.workspace.join("ran").exists());
+    });
 }
 
 #[tokio::test]

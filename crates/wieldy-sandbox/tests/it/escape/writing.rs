@@ -13,6 +13,7 @@ attacks! {
     what_is_mounted_for_reading_is_only_read
 }
 
+/// P-SBX-02.
 async fn nothing_outside_of_the_workspace_changes(arena: Arena) {
     let (root, mark) = (arena.root.display(), &arena.mark);
     for (link, target) in [("to-other", "other"), ("to-key", "home/.ssh/id_ed25519"), ("to-root", "")] {

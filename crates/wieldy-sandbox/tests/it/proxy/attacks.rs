@@ -165,6 +165,7 @@ async fn odd_spellings_of_hosts_are_refused() {
     }
 }
 
+/// P-WEB-09.
 #[tokio::test]
 async fn a_star_does_not_match_within_a_label() {
     let trap = Host::named("trap").await;
