@@ -11,13 +11,14 @@
 //! the limits are those of all commands in a sandbox together and of gVisor's kernel, and so are the figures; processes are neither limited
 //! nor counted; what others print after the first process's end is lost.
 //!
-//! In reading order: the container (`container.rs`, `groups.rs`, `outlet.rs`) and the commands in it (`calls.rs`, `gvisor.rs`); the runtime's
+//! In reading order: the container (`container.rs`, `groups.rs`, `outlet.rs`) and the commands in it (`calls.rs`, `gvisor.rs`, `control.rs`); the runtime's
 //! program (`runtime.rs`); what is prepared for a container (`site.rs`, `bundle.rs`, `seccomp.rs`, `image.rs`, `layout.rs`), for whom
 //! (`owners.rs`) and where (`home.rs`).
 
 mod bundle;
 mod calls;
 pub(crate) mod container;
+mod control;
 mod groups;
 mod gvisor;
 pub(crate) mod home;
