@@ -90,7 +90,7 @@ impl Container {
                 let reason = told.unwrap_or_else(|| "its first process was ended".into());
                 return Err(SandboxError::Crashed { reason: format!("{}: {reason}", self.made.level) });
             }
-            (Ok(Went { ended: how, .. }), _) => ended(how),
+            (Ok(Went { ended, .. }), _) => ended,
             (Err(error), _) => return Err(error),
         };
         let overrun = overrun.filter(|_| ended != Ended::Code(0));
@@ -111,6 +111,7 @@ impl Container {
         let watcher = tokio::spawn(follow(pid_file, Arc::clone(&group), call.stop.clone(), call.confinement.grace));
         let went =
             hand.run(&self.runtime.program, words, call.command, call.confinement.grace, call.output, call.stop).await;
+        let went = went.map(|went| Went { ended: ended(went.ended), ..went });
         watcher.abort();
         let left = Arc::clone(&group);
         if blocking(move || left.kill()).await.is_err() {
@@ -202,9 +203,7 @@ fn overrun_of_disk(went: &Went, limits: &ResourceLimits) -> Option<Overrun> {
         Some((Limit::DiskBytes, used)) => overrun("disk_bytes", limits.disk_bytes, used),
         Some((Limit::DiskFiles, used)) => overrun("disk_files", limits.disk_files, used),
         // A single file that was as large as all may be.
-        _ if ended(went.ended) == Ended::Signal(libc::SIGXFSZ) => {
-            overrun("disk_bytes", limits.disk_bytes, limits.disk_bytes?)
-        }
+        _ if went.ended == Ended::Signal(libc::SIGXFSZ) => overrun("disk_bytes", limits.disk_bytes, limits.disk_bytes?),
         _ => None,
     }
 }

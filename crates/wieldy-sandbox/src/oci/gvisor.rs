@@ -2,20 +2,27 @@
 //! agent's account in it is killed, and the others each in a container of its own inside the same sandbox.
 
 use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Ended, SandboxError};
+use wieldy_core::{Command, Ended, ResourceLimits, SandboxError};
 
-use super::bundle::Frame;
+use super::bundle::{Doing, Frame};
 use super::calls::{Call, LOOK_EVERY};
-use super::container::{Container, make_site, text, write_json};
-use super::control;
+use super::container::{Container, PATH, make_site, text, write_json};
+use super::control::{Control, Silence};
 use super::owners::AGENT;
-use super::runtime::Hand;
+use super::runtime::{self, Hand, not_started};
+use crate::berth::WATCH_EVERY;
 use crate::cgroup::Used;
-use crate::custody::Went;
+use crate::custody::{Ends, Went, ended};
+use crate::watch::Watch;
+use crate::wire::{Limit, RunLimits, RunReport};
 
 /// How often what is left in a gVisor container is killed before the container itself is.
 const KILLS_MAX: usize = 10;
@@ -24,17 +31,102 @@ impl Container {
     /// Runs a command in gVisor.
     pub(super) async fn run_unseen(&self, call: &Call<'_>) -> Result<(Result<Went, SandboxError>, Used), SandboxError> {
         let meter = self.group.begin();
-        let went = match self.lane.try_lock() {
-            Ok(_lane) => {
-                let words = self.exec_words(call, &[]).map_err(|error| self.failed(&error))?;
-                let hand = self.hand(call).await?;
-                let (went, deadline) = self.run_by_hand(hand, words, call, self.signal_agent(&["TERM", "CONT"])).await;
-                self.clear_lane(deadline).await;
-                went
-            }
-            Err(_) => self.run_beside(call).await?,
+        let went = match (self.lane.try_lock(), &self.control) {
+            (Ok(_lane), Some(control)) => self.run_by_control(control, call).await,
+            (Ok(_lane), None) => self.run_by_program(call).await?,
+            (Err(_), _) => self.run_beside(call).await?,
         };
         Ok((went, self.group.used(&meter)))
+    }
+
+    /// Runs a command that the sandbox itself is asked to start.
+    async fn run_by_control(&self, control: &Control, call: &Call<'_>) -> Result<Went, SandboxError> {
+        let Call { command: Command { program, stdin, terminal, .. }, confinement, .. } = *call;
+        let no_ends = |error: io::Error| SandboxError::Creation { reason: format!("cannot make its streams: {error}") };
+        let (ends, streams, typed) = match terminal {
+            Some(terminal) => {
+                Ends::terminal_beyond(*terminal).map(|(ends, streams, typed)| (ends, streams, Some(typed)))
+            }
+            None => Ends::pipes(stdin).map(|(ends, streams)| (ends, streams, None)),
+        }
+        .map_err(no_ends)?;
+        let watching = watch(&confinement.workspace, &confinement.limits);
+        let pid = match control.start(&call.doing, streams.each_ref().map(AsFd::as_fd)).await {
+            Ok(pid) => pid,
+            Err(Silence::Refused(told)) => return Err(not_started(self.made.level, program, &told)),
+            Err(Silence::Lost(error)) => return Err(self.lose(program, &error).await),
+        };
+        // That nobody else writes any more is nothing to wake up for; but that nobody reads any more is.
+        let [_, _stdout, _stderr] = streams;
+        let over = async {
+            tokio::select! {
+                ended = self.see_through(control, pid, typed, call) => ended.map(|ended| (ended, None)),
+                overrun = watching => {
+                    self.clear_lane(None).await;
+                    Ok((Ended::Signal(libc::SIGKILL), Some(overrun)))
+                }
+            }
+        };
+        match ends.talk_until(stdin, call.output, over).await {
+            Ok((ended, overrun)) => {
+                Ok(Went { ended, report: RunReport { overrun, ..RunReport::default() }, berth_lost: false })
+            }
+            Err(error) => Err(self.lose(program, &error).await),
+        }
+    }
+
+    /// Waits until a command has ended, or has had its grace time after it was told to, and nothing is left of it.
+    async fn see_through(
+        &self,
+        control: &Control,
+        pid: i32,
+        mut typed: Option<mpsc::Receiver<Signal>>,
+        call: &Call<'_>,
+    ) -> io::Result<Ended> {
+        let ending = control.status_of(pid);
+        let passing_on = async {
+            // The terminal is the machine's, and knows nobody in there.
+            while let Some(typed) = &mut typed
+                && let Some(signal) = typed.recv().await
+            {
+                let _ = control.signal_foreground(pid, signal).await;
+            }
+            std::future::pending().await
+        };
+        tokio::pin!(ending);
+        let (status, deadline) = tokio::select! {
+            status = &mut ending => (Some(status), None),
+            never = passing_on => never,
+            () = call.stop.cancelled() => {
+                let deadline = Instant::now() + call.confinement.grace;
+                let telling = self.signal_agent(&["TERM", "CONT"]);
+                let told = async { tokio::join!(telling, ending).1 };
+                (tokio::time::timeout_at(deadline.into(), told).await.ok(), Some(deadline))
+            }
+        };
+        self.clear_lane(deadline).await;
+        match status {
+            Some(Ok(status)) => Ok(ended(status)),
+            Some(Err(silence)) => Err(io::Error::other(silence)),
+            // It was killed with the rest.
+            None => Ok(Ended::Signal(libc::SIGKILL)),
+        }
+    }
+
+    /// Ends the sandbox, of which nobody can tell what it does.
+    async fn lose(&self, program: &str, error: &io::Error) -> SandboxError {
+        self.stop.cancel();
+        self.gone.cancelled().await;
+        SandboxError::Crashed { reason: format!("{}: `{program}` was lost: {error}", self.made.level) }
+    }
+
+    /// Runs a command by the runtime's program.
+    async fn run_by_program(&self, call: &Call<'_>) -> Result<Result<Went, SandboxError>, SandboxError> {
+        let words = self.exec_words(call, &[]).map_err(|error| self.failed(&error))?;
+        let hand = self.hand(call).await?;
+        let (went, deadline) = self.run_by_hand(hand, words, call, self.signal_agent(&["TERM", "CONT"])).await;
+        self.clear_lane(deadline).await;
+        Ok(went)
     }
 
     /// Runs a command in a container of its own inside the same gVisor sandbox.
@@ -76,9 +168,10 @@ impl Container {
             let mut went =
                 hand.run(&self.runtime.program, words, call.command, Duration::ZERO, call.output, &kill).await;
             done.cancel();
-            if let (Ok(went), true) = (&mut went, kill.is_cancelled()) {
-                // Whatever ended the runtime, its command is killed.
-                went.ended = Ended::Signal(libc::SIGKILL);
+            if let Ok(went) = &mut went {
+                // Whatever ended the runtime that had to be killed, its command is killed.
+                let killed = Ended::Signal(libc::SIGKILL);
+                went.ended = if kill.is_cancelled() { killed } else { runtime::ended(went.ended) };
             }
             went
         };
@@ -100,8 +193,25 @@ impl Container {
     /// Signals every process of the agent in the container itself. Who is stopped hears it only if told to go on.
     async fn signal_agent(&self, signals: &[&str]) {
         let kill: Vec<String> = signals.iter().map(|signal| format!("kill -s {signal} -- -1")).collect();
-        let (user, kill) = (format!("{AGENT}:{AGENT}"), kill.join("; "));
-        let _ = self.ask(&["exec", "--user", &user, &self.made.id.0, "sh", "-c", &kill]).await;
+        let kill = kill.join("; ");
+        match &self.control {
+            Some(control) => {
+                // One by one they could be more by each round.
+                let doing = Doing {
+                    words: vec!["sh".into(), "-c".into(), kill],
+                    environment: vec![PATH.into()],
+                    folder: Path::new("/"),
+                    user: AGENT,
+                    open_files: None,
+                    has_terminal: false,
+                };
+                drop(control.run(&doing).await);
+            }
+            None => {
+                let user = format!("{AGENT}:{AGENT}");
+                drop(self.ask(&["exec", "--user", &user, &self.made.id.0, "sh", "-c", &kill]).await);
+            }
+        }
     }
 
     /// Kills what a command has left, at this time if there is one and else at once; should that fail, the whole sandbox.
@@ -126,11 +236,28 @@ impl Container {
 
     /// Whether no process of the agent is left in the container itself.
     async fn is_clear(&self) -> io::Result<bool> {
-        let id = self.made.id.0.clone();
-        if let Ok(Some(is_clear)) = tokio::task::spawn_blocking(move || control::is_clear_of(AGENT, &id)).await {
-            return Ok(is_clear);
+        match &self.control {
+            Some(control) => control.is_clear_of(AGENT).await.map_err(io::Error::other),
+            None => Ok(of_agent(&self.ask(&["ps", &self.made.id.0]).await?).is_empty()),
         }
-        Ok(of_agent(&self.ask(&["ps", &self.made.id.0]).await?).is_empty())
+    }
+}
+
+/// Looks at what comes into a workspace from now on, until that is too much.
+fn watch(workspace: &Path, limits: &ResourceLimits) -> impl Future<Output = (Limit, u64)> + use<> {
+    let ResourceLimits { disk_bytes, disk_files, .. } = *limits;
+    let mut watch = Watch::new(&RunLimits { disk_bytes, disk_files, ..RunLimits::default() }, workspace, &[]);
+    async move {
+        while watch.is_needed() {
+            tokio::time::sleep(WATCH_EVERY).await;
+            let looking = tokio::task::spawn_blocking(move || (watch.check_disk(), watch));
+            match looking.await {
+                Ok((Some(overrun), _)) => return overrun,
+                Ok((None, same)) => watch = same,
+                Err(_) => break,
+            }
+        }
+        std::future::pending().await
     }
 }
 
