@@ -47,7 +47,14 @@ struct OneWay {
 
 struct Elsewhere {
     keeper: Child,
-    _runtime: tempfile::TempDir,
+    runtime: tempfile::TempDir,
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        let _ = self.keeper.kill();
+        let _ = self.keeper.wait();
+    }
 }
 
 impl OneWay {
@@ -59,16 +66,16 @@ impl OneWay {
             return Some(Self { driver: Driver::new(Level::Gvisor)?, elsewhere: None });
         }
         let keeper = Command::new("unshare").args(["--net", "sleep", "1000"]).spawn().unwrap();
-        let network = PathBuf::from(format!("/proc/{}/ns/net", keeper.id()));
+        let elsewhere = Elsewhere { keeper, runtime: tempfile::tempdir().unwrap() };
+        let network = PathBuf::from(format!("/proc/{}/ns/net", elsewhere.keeper.id()));
         let own = fs::read_link("/proc/self/ns/net").unwrap();
         let is_another = || fs::read_link(&network).is_ok_and(|other| other != own);
         eventually(PATIENCE, "there is another network", is_another).await;
-        let runtime = tempfile::tempdir().unwrap();
-        let program = runtime.path().join("runsc");
+        let program = elsewhere.runtime.path().join("runsc");
         fs::write(&program, format!("#!/bin/sh\nexec nsenter --net={} runsc \"$@\"\n", network.display())).unwrap();
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
         let driver = Driver::with(Level::Gvisor, |options| OciOptions { program: Some(program), ..options })?;
-        Some(Self { driver, elsewhere: Some(Elsewhere { keeper, _runtime: runtime }) })
+        Some(Self { driver, elsewhere: Some(elsewhere) })
     }
 
     /// A command in a session.
@@ -85,10 +92,6 @@ impl OneWay {
         assert_eq!(world.run().await.unwrap().ended, by);
         drop((last, world));
         self.driver.close().await;
-        if let Some(mut elsewhere) = self.elsewhere {
-            elsewhere.keeper.kill().unwrap();
-            elsewhere.keeper.wait().unwrap();
-        }
     }
 }
 
