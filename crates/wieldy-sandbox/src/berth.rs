@@ -37,7 +37,7 @@ pub(crate) struct Berth {
 pub(crate) const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// How often a run is looked at, if there is something to look at.
-const WATCH_EVERY: Duration = Duration::from_millis(20);
+pub(crate) const WATCH_EVERY: Duration = Duration::from_millis(20);
 
 type Failure = (Step, i32);
 
@@ -201,7 +201,7 @@ fn poll(socket: Option<BorrowedFd<'_>>, signals: BorrowedFd<'_>, patience: Optio
 }
 
 /// A new terminal: our end and the command's.
-fn terminal(rows: u16, columns: u16) -> io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn terminal(rows: u16, columns: u16) -> io::Result<(OwnedFd, OwnedFd)> {
     use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let ours = openpt(flags)?;

@@ -17,9 +17,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Command, Ended, Exit, OutputSink, SandboxError, Stdin, Stream};
+use wieldy_core::{Command, Ended, Exit, OutputSink, SandboxError, Stdin, Stream, Terminal};
 
 use crate::link::Link;
 use crate::sys;
@@ -33,6 +34,9 @@ const TURN: Duration = Duration::from_micros(500);
 
 /// How often a berth that should end a command is woken, as long as it has not: a command may have stopped it.
 const WAKE_EVERY: Duration = Duration::from_millis(50);
+
+/// How many typed signals wait for somebody to send them on.
+const TYPED_MAX: usize = 8;
 
 /// How long after the grace time a berth may take before it is killed itself, and the rest left to whoever made it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
@@ -184,15 +188,14 @@ impl Berth {
         output: &dyn OutputSink,
         stop: &CancellationToken,
     ) -> io::Result<Option<BerthReport>> {
-        let told = {
-            let talking = ends.talk(stdin, output);
+        let told = ends.talk_until(stdin, output, async {
             let hearing = self.link.receive::<BerthReport>();
-            tokio::pin!(talking, hearing);
-            let (mut talked, mut given_up_at) = (false, None);
+            tokio::pin!(hearing);
+            let mut given_up_at = None;
             loop {
                 tokio::select! {
-                    biased; // a command that never stops talking must still be heard to end
-                    told = &mut hearing => break told?,
+                    biased;
+                    told = &mut hearing => break told,
                     () = stop.cancelled(), if given_up_at.is_none() => {
                         given_up_at = Some(Instant::now() + grace.saturating_add(PATIENCE));
                         let _ = self.link.try_send(&BerthOrderTo::Stop);
@@ -202,14 +205,10 @@ impl Berth {
                         let given_up = given_up_at.is_some_and(|at| at <= Instant::now());
                         self.signal(if given_up { Signal::KILL } else { Signal::CONT });
                     }
-                    () = &mut talking, if !talked => talked = true,
                 }
             }
-        };
-        // Nobody of the tree is left to write, so what there is, is in the pipes already. Waiting for their end instead would
-        // be waiting for whoever else was handed a descriptor.
-        ends.pass_on_rest(output);
-        Ok(told.map(|received| received.message))
+        });
+        Ok(told.await?.map(|received| received.message))
     }
 
     /// Signals the berth. It was not waited for by us, but as long as its socket is open its number is its own.
@@ -219,17 +218,19 @@ impl Berth {
 }
 
 /// Our ends of a command's input and output.
-struct Ends {
+pub(crate) struct Ends {
     /// Taken by whoever writes to it, since closing it is the end of file.
     stdin: Mutex<Option<AsyncFd<OwnedFd>>>,
     stdout: AsyncFd<OwnedFd>,
     /// Where it is not the same as output.
     stderr: Option<AsyncFd<OwnedFd>>,
+    /// Told which signals are typed, where the terminal's own kernel has nobody to send them to.
+    typed: Option<mpsc::Sender<Signal>>,
 }
 
 impl Ends {
     /// Pipes, and the command's ends of them.
-    fn pipes(stdin: &Stdin) -> io::Result<(Self, [OwnedFd; 3])> {
+    pub(crate) fn pipes(stdin: &Stdin) -> io::Result<(Self, [OwnedFd; 3])> {
         let (stdin_ours, stdin) = match stdin {
             Stdin::Nothing => (None, std::fs::File::open("/dev/null")?.into()),
             Stdin::Bytes(_) | Stdin::Live(_) => {
@@ -241,7 +242,7 @@ impl Ends {
         let (stderr_ours, stderr) = io::pipe()?;
         let readable = |end: io::PipeReader| sys::watched(end.into(), Interest::READABLE);
         let (stdout_ours, stderr_ours) = (readable(stdout_ours)?, readable(stderr_ours)?);
-        let ends = Self { stdin: Mutex::new(stdin_ours), stdout: stdout_ours, stderr: Some(stderr_ours) };
+        let ends = Self { stdin: Mutex::new(stdin_ours), stdout: stdout_ours, stderr: Some(stderr_ours), typed: None };
         Ok((ends, [stdin, stdout.into(), stderr.into()]))
     }
 
@@ -249,7 +250,41 @@ impl Ends {
     fn terminal(descriptors: Vec<OwnedFd>) -> io::Result<Self> {
         let terminal = descriptors.into_iter().next().ok_or_else(|| io::Error::other("no terminal came"))?;
         let stdin = Some(sys::watched(terminal.try_clone()?, Interest::WRITABLE)?);
-        Ok(Self { stdin: Mutex::new(stdin), stdout: sys::watched(terminal, Interest::READABLE)?, stderr: None })
+        let stdout = sys::watched(terminal, Interest::READABLE)?;
+        Ok(Self { stdin: Mutex::new(stdin), stdout, stderr: None, typed: None })
+    }
+
+    /// A terminal for a command that another kernel runs, its end of it three times, and what is typed there to signal the command.
+    pub(crate) fn terminal_beyond(terminal: Terminal) -> io::Result<(Self, [OwnedFd; 3], mpsc::Receiver<Signal>)> {
+        let (ours, theirs) = crate::berth::terminal(terminal.rows, terminal.columns)?;
+        let (typed, signals) = mpsc::channel(TYPED_MAX);
+        let ends = Self { typed: Some(typed), ..Self::terminal(vec![ours])? };
+        Ok((ends, [theirs.try_clone()?, theirs.try_clone()?, theirs], signals))
+    }
+
+    /// Passes bytes on until nothing of the command's tree is left, which `over` waits for.
+    pub(crate) async fn talk_until<T>(
+        &self,
+        stdin: &Stdin,
+        output: &dyn OutputSink,
+        over: impl Future<Output = T>,
+    ) -> T {
+        let over = {
+            let talking = self.talk(stdin, output);
+            tokio::pin!(talking, over);
+            let mut talked = false;
+            loop {
+                tokio::select! {
+                    biased; // a command that never stops talking must still be heard to end
+                    over = &mut over => break over,
+                    () = &mut talking, if !talked => talked = true,
+                }
+            }
+        };
+        // Nobody of the tree is left to write, so what there is, is in the pipes already. Waiting for their end instead would
+        // be waiting for whoever else was handed a descriptor.
+        self.pass_on_rest(output);
+        over
     }
 
     async fn talk(&self, stdin: &Stdin, output: &dyn OutputSink) {
@@ -271,12 +306,25 @@ impl Ends {
         let Some(pipe) = self.stdin.lock().ok().and_then(|mut stdin| stdin.take()) else { return };
         match stdin {
             Stdin::Nothing => {}
-            Stdin::Bytes(bytes) => write_all(&pipe, bytes).await,
+            Stdin::Bytes(bytes) => self.enter(&pipe, bytes).await,
             Stdin::Live(feed) => {
                 while let Some(bytes) = feed.next().await {
-                    write_all(&pipe, &bytes).await;
+                    self.enter(&pipe, &bytes).await;
                 }
             }
+        }
+    }
+
+    async fn enter(&self, pipe: &AsyncFd<OwnedFd>, bytes: &[u8]) {
+        let typed = self.typed.iter();
+        // As the terminal is set before: the program may change that when it is signalled.
+        let signals: Vec<_> = typed
+            .flat_map(|typed| typed_signals(pipe.get_ref(), bytes).into_iter().map(move |signal| (typed, signal)))
+            .collect();
+        write_all(pipe, bytes).await;
+        for (typed, signal) in signals {
+            // Who has not heard of so many yet will not miss this one.
+            let _ = typed.try_send(signal);
         }
     }
 
@@ -334,6 +382,16 @@ async fn write_all(pipe: &AsyncFd<OwnedFd>, mut bytes: &[u8]) {
         }
         tokio::task::coop::consume_budget().await;
     }
+}
+
+/// The signals that a terminal makes of these bytes, as it is set now.
+fn typed_signals(terminal: &OwnedFd, bytes: &[u8]) -> Vec<Signal> {
+    use rustix::termios::{LocalModes, SpecialCodeIndex as Key, tcgetattr};
+    let Ok(modes) = tcgetattr(terminal) else { return Vec::new() };
+    let keys = [(Key::VINTR, Signal::INT), (Key::VQUIT, Signal::QUIT), (Key::VSUSP, Signal::TSTP)];
+    // No key is the zero byte.
+    let is_typed = |key: u8| key != 0 && modes.local_modes.contains(LocalModes::ISIG) && bytes.contains(&key);
+    keys.into_iter().filter(|(key, _)| is_typed(modes.special_codes[*key])).map(|(_, signal)| signal).collect()
 }
 
 /// What was asked for, to say what of it could not be had.

@@ -69,7 +69,7 @@ impl Link {
 }
 
 /// Whether nothing came through a socket that says nothing unasked, not even its end.
-fn is_silent(socket: &OwnedFd) -> bool {
+pub(crate) fn is_silent(socket: &OwnedFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec};
     let mut polled = [PollFd::new(socket, PollFlags::IN)];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -99,16 +99,20 @@ impl<'a> Watch<'a> {
         if passed(self.limits.disk_bytes.map(|limit| limit.saturating_add(NOTED_BYTES)), written) {
             return Some((Limit::DiskBytes, written));
         }
+        let of_memory = passed(self.limits.memory_bytes, living.memory_bytes);
+        self.check_disk().or_else(|| of_memory.then_some((Limit::Memory, living.memory_bytes)))
+    }
+
+    /// The limit of what is on disk that has been passed, if one has.
+    pub(crate) fn check_disk(&mut self) -> Option<(Limit, u64)> {
+        let passed = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
         let in_private = Taken::of_private(self.private).beyond(self.private_before);
-        for taken in std::iter::once(in_private).chain(self.taken()) {
+        std::iter::once(in_private).chain(self.taken()).find_map(|taken| {
             if passed(self.limits.disk_files, taken.files) {
                 return Some((Limit::DiskFiles, taken.files));
             }
-            if passed(self.limits.disk_bytes, taken.bytes) {
-                return Some((Limit::DiskBytes, taken.bytes));
-            }
-        }
-        passed(self.limits.memory_bytes, living.memory_bytes).then_some((Limit::Memory, living.memory_bytes))
+            passed(self.limits.disk_bytes, taken.bytes).then_some((Limit::DiskBytes, taken.bytes))
+        })
     }
 
     /// What is new in the workspace, if so much is new on its whole file system that it could be too much. That alone says nothing: others

@@ -12,11 +12,11 @@ use tokio::io::Interest;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Overrun, ResourceLimits, SandboxError, Usage};
 
-use super::bundle::{Doing, Frame, process};
-use super::container::{Container, blocking, group_limits, make_site, text, write_json};
+use super::bundle::{Doing, process};
+use super::container::{Container, blocking, group_limits, text, write_json};
+use super::groups;
 use super::owners::AGENT;
 use super::runtime::{Hand, complaint, ended, not_started};
-use super::{groups, gvisor};
 use crate::cgroup::{Group, Used, Whose};
 use crate::custody::Went;
 use crate::native::complaints::Complaints;
@@ -25,20 +25,17 @@ use crate::sys;
 use crate::wire::Limit;
 
 /// How often we look whether something has come about that nobody tells us.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
-
-/// How often what is left in a gVisor container is killed before the container itself is.
-const KILLS_MAX: usize = 10;
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// A command on its way.
-struct Call<'a> {
-    command: &'a Command,
-    confinement: &'a Confinement,
-    output: &'a dyn OutputSink,
-    stop: &'a CancellationToken,
-    doing: Doing<'a>,
-    number: u64,
-    log: PathBuf,
+pub(super) struct Call<'a> {
+    pub(super) command: &'a Command,
+    pub(super) confinement: &'a Confinement,
+    pub(super) output: &'a dyn OutputSink,
+    pub(super) stop: &'a CancellationToken,
+    pub(super) doing: Doing<'a>,
+    pub(super) number: u64,
+    pub(super) log: PathBuf,
 }
 
 impl Container {
@@ -95,7 +92,7 @@ impl Container {
                 let reason = told.unwrap_or_else(|| "its first process was ended".into());
                 return Err(SandboxError::Crashed { reason: format!("{}: {reason}", self.made.level) });
             }
-            (Ok(Went { ended: how, .. }), _) => ended(how),
+            (Ok(Went { ended, .. }), _) => ended,
             (Err(error), _) => return Err(error),
         };
         let overrun = overrun.filter(|_| ended != Ended::Code(0));
@@ -119,6 +116,7 @@ impl Container {
         let watcher = tokio::spawn(follow(pid_file, Arc::clone(&group), call.stop.clone(), call.confinement.grace));
         let went =
             hand.run(&self.runtime.program, words, call.command, call.confinement.grace, call.output, call.stop).await;
+        let went = went.map(|went| Went { ended: ended(went.ended), ..went });
         watcher.abort();
         let left = Arc::clone(&group);
         if blocking(move || left.kill()).await.is_err() {
@@ -130,7 +128,7 @@ impl Container {
     }
 
     /// A berth that watches how much comes into the workspace.
-    async fn hand(&self, call: &Call<'_>) -> Result<Hand, SandboxError> {
+    pub(super) async fn hand(&self, call: &Call<'_>) -> Result<Hand, SandboxError> {
         let hand = Hand::new().await.map_err(|error| self.failed(&error))?;
         Ok(hand.watching(&call.confinement.workspace, &call.confinement.limits))
     }
@@ -149,83 +147,7 @@ impl Container {
         if ours.is_empty() { name } else { format!("{}:{name}", ours.join(",")) }
     }
 
-    /// Runs a command in gVisor.
-    async fn run_unseen(&self, call: &Call<'_>) -> Result<(Result<Went, SandboxError>, Used), SandboxError> {
-        let meter = self.group.begin();
-        let went = match self.lane.try_lock() {
-            Ok(_lane) => {
-                let words = self.exec_words(call, &[]).map_err(|error| self.failed(&error))?;
-                let hand = self.hand(call).await?;
-                let (went, deadline) = self.run_by_hand(hand, words, call, self.signal_agent(&["TERM", "CONT"])).await;
-                self.clear_lane(deadline).await;
-                went
-            }
-            Err(_) => self.run_beside(call).await?,
-        };
-        Ok((went, self.group.used(&meter)))
-    }
-
-    /// Runs a command in a container of its own inside the same gVisor sandbox.
-    async fn run_beside(&self, call: &Call<'_>) -> Result<Result<Went, SandboxError>, SandboxError> {
-        let failed = |error: io::Error| self.failed(&error);
-        let id = format!("{}-{}", self.made.id.0, call.number);
-        let site = make_site(Arc::clone(&self.site.ground), id.clone(), call.confinement.clone()).await?;
-        let annotations = self.annotations("container");
-        // It lives in the sandbox, and so in its network.
-        let (level, network) = (self.made.level, &self.network);
-        let frame = Frame { level, network, joined: None, groups: None, annotations };
-        let config = site.tree.config(&call.doing, &frame).map_err(io::Error::other).map_err(failed)?;
-        write_json(&site.folder().join("config.json"), &config).map_err(failed)?;
-        let hand = self.hand(call).await?;
-        self.join(&hand).await?;
-        let bundle = text(&site.folder());
-        let words = self.runtime.words(&call.log, &self.network, &["run", "--bundle", &bundle, &id]);
-        let telling = async {
-            for signal in ["TERM", "CONT"] {
-                let _ = self.ask(&["kill", "--all", &id, signal]).await;
-            }
-        };
-        let (went, _) = self.run_by_hand(hand, words, call, telling).await;
-        let _ = self.ask(&["delete", "--force", &id]).await;
-        Ok(went)
-    }
-
-    /// Runs a runtime that does not pass signals on: who stops the command tells it by `telling`, and the runtime is killed after the grace
-    /// time. Says until when others may go on, if the command was stopped.
-    async fn run_by_hand(
-        &self,
-        hand: Hand,
-        words: Vec<String>,
-        call: &Call<'_>,
-        telling: impl Future<Output = ()>,
-    ) -> (Result<Went, SandboxError>, Option<Instant>) {
-        let (done, kill) = (CancellationToken::new(), CancellationToken::new());
-        let running = async {
-            let mut went =
-                hand.run(&self.runtime.program, words, call.command, Duration::ZERO, call.output, &kill).await;
-            done.cancel();
-            if let (Ok(went), true) = (&mut went, kill.is_cancelled()) {
-                // Whatever ended the runtime, its command is killed.
-                went.ended = Ended::Signal(libc::SIGKILL);
-            }
-            went
-        };
-        let stopping = async {
-            tokio::select! {
-                () = call.stop.cancelled() => {}
-                () = done.cancelled() => return None,
-            }
-            let deadline = Instant::now() + call.confinement.grace;
-            telling.await;
-            if tokio::time::timeout_at(deadline.into(), done.cancelled()).await.is_err() {
-                kill.cancel();
-            }
-            Some(deadline)
-        };
-        tokio::join!(running, stopping)
-    }
-
-    fn exec_words(&self, call: &Call<'_>, more: &[&str]) -> io::Result<Vec<String>> {
+    pub(super) fn exec_words(&self, call: &Call<'_>, more: &[&str]) -> io::Result<Vec<String>> {
         let file = self.file(&format!("{}.json", call.number));
         write_json(&file, &process(&call.doing).map_err(io::Error::other)?)?;
         let file = text(&file);
@@ -233,42 +155,6 @@ impl Container {
         words.extend(more);
         words.push(&self.made.id.0);
         Ok(self.runtime.words(&call.log, &self.network, &words))
-    }
-
-    /// Signals every process of the agent in the container itself. Who is stopped hears it only if told to go on.
-    async fn signal_agent(&self, signals: &[&str]) {
-        let kill: Vec<String> = signals.iter().map(|signal| format!("kill -s {signal} -- -1")).collect();
-        let (user, kill) = (format!("{AGENT}:{AGENT}"), kill.join("; "));
-        let _ = self.ask(&["exec", "--user", &user, &self.made.id.0, "sh", "-c", &kill]).await;
-    }
-
-    /// Kills what a command has left, at this time if there is one and else at once; should that fail, the whole sandbox.
-    async fn clear_lane(&self, deadline: Option<Instant>) {
-        let mut kills = 0;
-        while kills < KILLS_MAX && !self.gone.is_cancelled() {
-            match self.is_clear().await {
-                Ok(true) => return,
-                Ok(false) => {}
-                Err(_) => break,
-            }
-            if deadline.is_some_and(|at| at > Instant::now()) {
-                tokio::time::sleep(LOOK_EVERY).await;
-                continue;
-            }
-            kills += 1;
-            self.signal_agent(&["KILL"]).await;
-        }
-        self.stop.cancel();
-        self.gone.cancelled().await;
-    }
-
-    /// Whether no process of the agent is left in the container itself.
-    async fn is_clear(&self) -> io::Result<bool> {
-        let id = self.made.id.0.clone();
-        if let Ok(Some(is_clear)) = tokio::task::spawn_blocking(move || gvisor::is_clear_of(AGENT, &id)).await {
-            return Ok(is_clear);
-        }
-        Ok(of_agent(&self.ask(&["ps", &self.made.id.0]).await?).is_empty())
     }
 
     /// Removes the files of a call.
@@ -322,9 +208,7 @@ fn overrun_of_disk(went: &Went, limits: &ResourceLimits) -> Option<Overrun> {
         Some((Limit::DiskBytes, used)) => overrun("disk_bytes", limits.disk_bytes, used),
         Some((Limit::DiskFiles, used)) => overrun("disk_files", limits.disk_files, used),
         // A single file that was as large as all may be.
-        _ if ended(went.ended) == Ended::Signal(libc::SIGXFSZ) => {
-            overrun("disk_bytes", limits.disk_bytes, limits.disk_bytes?)
-        }
+        _ if went.ended == Ended::Signal(libc::SIGXFSZ) => overrun("disk_bytes", limits.disk_bytes, limits.disk_bytes?),
         _ => None,
     }
 }
@@ -406,14 +290,6 @@ fn is_below_runtime(pid: Pid) -> bool {
         }
         pid = parent.to_owned();
     }
-}
-
-/// The processes of the agent's account in what `runsc ps` lists: in each line the account comes first, and then the number.
-fn of_agent(listed: &[u8]) -> Vec<String> {
-    let listed = String::from_utf8_lossy(listed);
-    let lines = listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    let agent = AGENT.to_string();
-    lines.filter_map(|line| Some((*line.first()? == agent).then(|| line.get(1))??.to_string())).collect()
 }
 
 /// Counts a run as long as it lasts.

@@ -1,7 +1,7 @@
 //! One container that stands: its sleeper, its cgroup, and the commands that run in it.
 //!
-//! The first process of a container is a shell that does nothing but reap orphans; each command comes in by the runtime's `exec`.
-//! How nothing is left of a command differs:
+//! The first process of a container is a shell that does nothing but reap orphans; each command comes in by the runtime's `exec`, or in
+//! gVisor by what that does. How nothing is left of a command differs:
 //!
 //! - runc, crun, youki: each command has a cgroup of its own below the container's, and whatever is in it is killed.
 //! - runsc: the machine's kernel does not see gVisor's processes. A container runs one command at a time, after which all processes of
@@ -25,6 +25,7 @@ use wieldy_core::{
 };
 
 use super::bundle::{Doing, Frame};
+use super::control::Control;
 use super::groups;
 use super::outlet::Outlet;
 use super::owners::SLEEPER;
@@ -41,7 +42,7 @@ const START_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// Where programs are looked for that nobody gave a `PATH`.
-const PATH: &str = "PATH=/usr/local/bin:/usr/bin:/bin";
+pub(super) const PATH: &str = "PATH=/usr/local/bin:/usr/bin:/bin";
 
 /// The sleeper: it waits for children that are not its own, since it is the one to whom orphans come.
 const SLEEP: [&str; 3] = ["sh", "-c", "while :; do sleep 2147483 & wait; done"];
@@ -66,6 +67,8 @@ pub(super) struct Container {
     /// Told to end the container; also cancelled when it has ended.
     pub(super) stop: CancellationToken,
     pub(super) gone: CancellationToken,
+    /// Where a gVisor sandbox takes orders itself, if it does.
+    pub(super) control: Option<Control>,
     /// Held by the one command that runs in a gVisor container itself.
     pub(super) lane: tokio::sync::Mutex<()>,
     pub(super) calls: AtomicU64,
@@ -131,6 +134,7 @@ impl Container {
             keeper: Mutex::default(),
             stop: CancellationToken::new(),
             gone: CancellationToken::new(),
+            control: None,
             lane: tokio::sync::Mutex::default(),
             calls: AtomicU64::new(0),
             executed: AtomicU64::new(0),
@@ -152,6 +156,9 @@ impl Container {
             self.write_config(hierarchy)?;
             self.employ_keeper().await?;
             self.stand().await?;
+            if self.made.level == Level::Gvisor {
+                self.control = Control::of(&self.made.id.0, &self.runtime.root).await;
+            }
             self.settle_groups(hierarchy)?;
             if self.is_intact() {
                 return Ok(());

@@ -5,19 +5,21 @@
 //!
 //! It needs root: the runtimes make cgroups and devices, and the workspace is mounted under another owner.
 //!
-//! What it does not: a code above 128 is taken for a signal, which is how runtimes say it. That a private folder is full, a command sees, and
-//! nobody else. The runtime's own words are the reason why a program does not start, and runc has none for a file that is no program: it
-//! ends with code 1. runc also passes on to a command the signal for a closed pipe if that closes its input without reading it. In gVisor
-//! the limits are those of all commands in a sandbox together and of gVisor's kernel, and so are the figures; processes are neither limited
-//! nor counted; what others print after the first process's end is lost.
+//! What it does not: a code above 128 is taken for a signal where a runtime's program says it, which is how they say it; only a gVisor sandbox
+//! that is asked itself tells them apart. That a private folder is full, a command sees, and nobody else. The runtime's own words are the
+//! reason why a program does not start, and runc has none for a file that is no program: it ends with code 1. runc also passes on to a
+//! command the signal for a closed pipe if that closes its input without reading it. In gVisor the limits are those of all commands in a
+//! sandbox together and of gVisor's kernel, and so are the figures; processes are neither limited nor counted; what others print after the
+//! first process's end is lost where `runsc` itself runs the command.
 //!
-//! In reading order: the container (`container.rs`, `groups.rs`, `outlet.rs`) and the commands in it (`calls.rs`, `gvisor.rs`); the runtime's
-//! program (`runtime.rs`); what is prepared for a container (`site.rs`, `bundle.rs`, `seccomp.rs`, `image.rs`, `layout.rs`), for whom
+//! In reading order: the container (`container.rs`, `groups.rs`, `outlet.rs`) and the commands in it (`calls.rs`, `gvisor.rs`, `control.rs`); the
+//! runtime's program (`runtime.rs`); what is prepared for a container (`site.rs`, `bundle.rs`, `seccomp.rs`, `image.rs`, `layout.rs`), for whom
 //! (`owners.rs`) and where (`home.rs`).
 
 mod bundle;
 mod calls;
 pub(crate) mod container;
+mod control;
 mod groups;
 mod gvisor;
 pub(crate) mod home;

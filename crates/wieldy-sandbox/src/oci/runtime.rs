@@ -160,7 +160,7 @@ pub(super) fn not_started(level: Level, program: &str, told: &str) -> SandboxErr
     }
 }
 
-/// How a command ended, from how the runtime did. Runtimes say a signal as shells do, as 128 and its number, so that a command which ends
+/// How a command ended, from how the runtime's program did. Runtimes say a signal as shells do, as 128 and its number, so that a command which ends
 /// with such a code by itself cannot be told from one that was killed.
 pub(super) fn ended(runtime: Ended) -> Ended {
     match runtime {

@@ -2,6 +2,7 @@
 //!
 //! What every backend promises is in the suite that they all run; `suite.rs` says what these levels cannot keep of it. Here is the rest.
 
+mod entering;
 mod images;
 pub(crate) mod suite;
 
