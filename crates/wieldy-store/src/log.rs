@@ -27,7 +27,7 @@ const BLOCK: u64 = 4096;
 const HALF: u64 = 32 * 1024 * 1024;
 /// How much is in a half as a rule; more only while the other one is not filed.
 const TURN: u64 = 1024 * 1024;
-/// How much a half grows by: what comes then is written over zeros.
+/// How much a half grows by at first, then by as much as it has: what comes next is written over zeros.
 const GROWTH: u64 = 128 * 1024;
 /// What a log begins with, in its first block.
 const FORM: &[u8; 16] = b"wieldy.log.1\0\0\0\0";
@@ -108,7 +108,7 @@ impl Log {
     fn write(&mut self, offset: u64, length: u64) -> io::Result<()> {
         let (mut end, grown) = (self.used + length, self.grown[self.half]);
         if end > grown {
-            end = end.next_multiple_of(GROWTH);
+            end = (end + grown).next_multiple_of(GROWTH);
         }
         self.frame.resize((end - self.used).min(HALF - self.used) as usize, 0);
         if let Some(head) = &self.head {

@@ -335,7 +335,7 @@ impl Database for Sqlite {
 
     fn size(&mut self) -> Result<u64, StoreError> {
         let length = |path: PathBuf| fs::metadata(path).map_or(0, |file| file.len());
-        Ok(length(self.path.clone()) + length(checkpoint::log(&self.path)))
+        Ok(length(self.path.clone()) + length(checkpoint::wal(&self.path)))
     }
 
     fn size_of_rows(&mut self) -> Result<u64, StoreError> {
