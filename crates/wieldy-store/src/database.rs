@@ -2,9 +2,11 @@
 //! values; where they differ, [`Dialect`] says how.
 
 use std::path::Path;
+use std::time::Duration;
 
 use crate::error::StoreError;
 use crate::ledger::Draft;
+use crate::log::{LeftLog, Log};
 use crate::trail::Head;
 
 /// A value in a statement.
@@ -129,8 +131,24 @@ pub(crate) trait Database: Send {
     /// Holds the sign of life of an instance for as long as this connection is there.
     fn show_life(&mut self, instance: &str) -> Result<(), StoreError>;
 
-    /// Whether the process of an instance that has not ended is there.
+    /// Takes the sign of life of an instance away that has ended and left nothing.
+    fn end_life(&mut self) {}
+
+    /// Whether the process of an instance that has not ended is there, or what it left is not filed yet.
     fn lives(&mut self, instance: &str) -> Result<bool, StoreError>;
+
+    /// A log in which records of the instance whose sign of life this is are safe before they are written, where that is
+    /// quicker.
+    fn log(&mut self, task_ttl: i64) -> Result<Option<Log>, StoreError> {
+        let _ = task_ttl;
+        Ok(None)
+    }
+
+    /// The logs of instances that are gone; none where somebody else has them for longer than that.
+    fn left(&mut self, patience: Duration) -> Result<Vec<LeftLog>, StoreError> {
+        let _ = patience;
+        Ok(Vec::new())
+    }
 
     /// Says that the instance lives where nobody could see it otherwise.
     fn stay_alive(&mut self, instance: i64) -> Result<(), StoreError>;

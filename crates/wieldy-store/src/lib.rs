@@ -2,8 +2,9 @@
 //!
 //! [`Store`] is a history at some address; [`Store::journal`] makes the [`Journal`](wieldy_core::Journal) that an executor
 //! writes it with. In reading order: `trail` says what a record is and how records are chained, `ledger` what they mean for
-//! the tables, `writer` how they get there, `recovery` what happens to what was left open, `query` how to ask, `verify` how
-//! to prove it, `upkeep` how it stays in bounds; `database` is what `sqlite` and `postgres` have to be able to do.
+//! the tables; `writer` is the way of a record, `log` where it is safe, `filing` how it gets into the tables; `recovery` says what
+//! happens to what was left, `query` how to ask, `verify` how to prove it, `upkeep` how it stays in bounds; `database` is what
+//! `sqlite` and `postgres` have to be able to do.
 
 mod trail;
 
@@ -13,6 +14,9 @@ mod tally;
 
 mod failpoint;
 mod writer;
+
+mod filing;
+mod log;
 
 mod recovery;
 

@@ -1,5 +1,5 @@
-//! What executors leave behind that stopped without saying so: their open calls are closed as *outcome unknown*, or handed
-//! to the next executor where their callers wanted that.
+//! What executors leave behind that stopped without saying so: what is in their logs is filed, in their name; then their open
+//! calls are closed as *outcome unknown*, or handed to the next executor where their callers wanted that.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,15 +10,16 @@ use wieldy_core::{
     CallError, CallState, Caller, ExecutionId, Interrupted, Keyed, Remembered, RememberedAnswer, TASK_TTL, ToolResult,
 };
 
-use crate::database::{Database, Row, Value, one_int};
+use crate::database::{Database, Dialect, Row, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
-use crate::ledger::{CallRow, OpenCall};
+use crate::filing::{Filer, GROUP_MAX};
+use crate::ledger::{CallRow, Ledger, OpenCall};
+use crate::log::LeftLog;
 use crate::query::{COLUMNS, row_of};
 use crate::tally::DAY;
 use crate::trail::Record;
 use crate::upkeep::believed_now;
-use crate::writer::Writer;
 
 /// How many answers are handed to an executor at most.
 const ANSWERS_MAX: i64 = 10_000;
@@ -26,22 +27,76 @@ const ANSWERS_MAX: i64 = 10_000;
 /// How long a call that is to be run again is left to an executor that does so. Then it is closed like all others.
 const RERUN_PATIENCE: Duration = TASK_TTL;
 
+/// Files what executors that are gone left in their logs, and takes the logs away. Leaves it to others where they are at it for
+/// longer than that.
+pub(crate) fn settle(database: &mut dyn Database, patience: Duration) -> Result<(), StoreError> {
+    for left in database.left(patience)? {
+        let path = left.path.display().to_string();
+        match file_left(database, &left) {
+            Ok(true) => left.remove(),
+            Ok(false) if left.is_empty() => {} // it may be about to begin
+            Ok(false) => tracing::warn!(path, "a log is not of an executor of this history: whose is it?"),
+            Err(error) if error.is_passing() => return Err(error),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(path, error, "not all of a log could be filed; it is put aside as `.damaged`");
+                left.put_aside()
+                    .map_err(|error| StoreError::Unavailable(format!("cannot rename `{path}`: {error}")))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Files what a log holds, in the name of its executor, as far as that is not done. Whether the history knows the executor.
+fn file_left(database: &mut dyn Database, log: &LeftLog) -> Result<bool, StoreError> {
+    let mut known = None;
+    let sql = "SELECT number, last_seq, ended_at IS NOT NULL FROM instances WHERE id = ?1";
+    database.query(sql, &[log.instance.as_str().into()], &mut |row| {
+        known = Some((row.int(0)?, row.int(1)?, row.flag(2)?));
+        Ok(())
+    })?;
+    let Some((number, last_seq, has_ended)) = known else { return Ok(false) };
+    let left = log.read().map_err(|error| StoreError::Damaged(error.to_string()))?;
+    let takes_words = database.dialect() != Dialect::Sqlite;
+    let mut ledger = Ledger::new(log.instance.parse().unwrap_or_default(), left.task_ttl, takes_words);
+    let (records, is_all) = left.after(last_seq as u64);
+    if has_ended && !records.is_empty() {
+        return Err(StoreError::Damaged("its executor was taken for dead before".into()));
+    }
+    failpoint::reach("settle.read");
+    if !records.is_empty() {
+        for row in open_calls(database, "instance = ?1 AND completed_at IS NULL", number)? {
+            let answer = Expected::look(database, row.id)?;
+            if let Ok(id) = row.execution_id.parse() {
+                ledger.carry_on(id, OpenCall::found(row, answer.is_there, answer.is_task));
+            }
+        }
+    }
+    for group in records.chunks(GROUP_MAX) {
+        let draft = database.write(number, &mut |head| ledger.draft(group, head))?;
+        ledger.accept(draft);
+        failpoint::reach("settle.filed");
+    }
+    if is_all { Ok(true) } else { Err(StoreError::Damaged("records are missing in it".into())) }
+}
+
 /// Takes over what others left open. Returns the calls to be run again, if `rerun` says that somebody will.
-pub(crate) fn recover(writer: &mut Writer, rerun: bool) -> Result<Vec<Interrupted>, StoreError> {
+pub(crate) fn recover(filer: &mut Filer, rerun: bool) -> Result<Vec<Interrupted>, StoreError> {
     let mut interrupted = Vec::new();
     let mut records = Vec::new();
-    let mut rows = unclosed(writer)?;
-    rows.extend(claim(&mut *writer.database, writer.number, rerun)?);
+    let mut rows = unclosed(filer)?;
+    rows.extend(claim(&mut *filer.database, filer.number, rerun)?);
     for row in rows {
-        let found = Found::look(&mut *writer.database, &row)?;
+        let found = Found::look(&mut *filer.database, &row)?;
         let call = OpenCall::found(row.clone(), found.has_answer, found.is_task);
         match found.again.clone().filter(|_| rerun) {
             Some(again) => {
-                writer.ledger.carry_on(again.execution, call);
+                filer.ledger.carry_on(again.execution, call);
                 interrupted.push(again);
             }
             None => {
-                writer.ledger.close_for(call);
+                filer.ledger.close_for(call);
                 records.push(Arc::new(found.closing(&row)));
             }
         }
@@ -51,23 +106,30 @@ pub(crate) fn recover(writer: &mut Writer, rerun: bool) -> Result<Vec<Interrupte
     }
     failpoint::reach("recovery.claimed");
     for group in records.chunks(256) {
-        writer.write(group, false)?;
+        filer.write(group, false)?;
         failpoint::reach("recovery.closed");
     }
     Ok(interrupted)
 }
 
 /// The calls that were taken over to be closed, and are still open because that could not be written.
-fn unclosed(writer: &mut Writer) -> Result<Vec<CallRow>, StoreError> {
+fn unclosed(filer: &mut Filer) -> Result<Vec<CallRow>, StoreError> {
     let mut rows = Vec::new();
-    let sql = format!("SELECT {} FROM tool_executions WHERE id = ?1 AND completed_at IS NULL", COLUMNS);
-    for id in writer.ledger.left() {
-        writer.database.query(&sql, &[id.into()], &mut |row| {
-            rows.push(row_of(row)?);
-            Ok(())
-        })?;
+    for id in filer.ledger.left() {
+        rows.extend(open_calls(&mut *filer.database, "id = ?1 AND completed_at IS NULL", id)?);
     }
-    writer.ledger.forget_left();
+    filer.ledger.forget_left();
+    Ok(rows)
+}
+
+/// The calls for which a condition is so.
+fn open_calls(database: &mut dyn Database, condition: &str, value: i64) -> Result<Vec<CallRow>, StoreError> {
+    let mut rows = Vec::new();
+    let sql = format!("SELECT {COLUMNS} FROM tool_executions WHERE {condition}");
+    database.query(&sql, &[value.into()], &mut |row| {
+        rows.push(row_of(row)?);
+        Ok(())
+    })?;
     Ok(rows)
 }
 
@@ -106,6 +168,26 @@ fn claim(database: &mut dyn Database, own: i64, rerun: bool) -> Result<Vec<CallR
     Ok(rows)
 }
 
+/// Whether the result of a call is expected by somebody.
+#[derive(Default)]
+struct Expected {
+    is_there: bool,
+    is_task: bool,
+    is_keyed: bool,
+}
+
+impl Expected {
+    fn look(database: &mut dyn Database, id: i64) -> Result<Self, StoreError> {
+        let mut expected = Self::default();
+        database.query("SELECT task, key FROM answers WHERE id = ?1", &[id.into()], &mut |row| {
+            let (is_task, is_keyed) = (row.int(0)? != 0, row.text_or_none(1)?.is_some());
+            expected = Self { is_there: true, is_task, is_keyed };
+            Ok(())
+        })?;
+        Ok(expected)
+    }
+}
+
 /// What is known of a call that was left open.
 struct Found {
     has_answer: bool,
@@ -120,11 +202,7 @@ struct Found {
 
 impl Found {
     fn look(database: &mut dyn Database, row: &CallRow) -> Result<Self, StoreError> {
-        let (mut has_answer, mut is_task, mut keyed) = (false, false, false);
-        database.query("SELECT task, key FROM answers WHERE id = ?1", &[row.id.into()], &mut |answer| {
-            (has_answer, is_task, keyed) = (true, answer.int(0)? != 0, answer.text_or_none(1)?.is_some());
-            Ok(())
-        })?;
+        let Expected { is_there: has_answer, is_task, is_keyed: keyed } = Expected::look(database, row.id)?;
         let (mut state, mut repeatable, mut opening) = (CallState::Open, true, None);
         let sql =
             "SELECT name, subject, data FROM events WHERE execution = ?1 AND name <> 'tool.call.progress' ORDER BY seq";

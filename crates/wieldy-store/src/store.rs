@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -16,6 +16,7 @@ use crate::audit::{SignedHead, Signer, Unsigned};
 use crate::database::{Database, Dialect, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
+use crate::filing::{Filer, Pruning};
 use crate::ledger::Ledger;
 #[cfg(feature = "postgres")]
 use crate::postgres;
@@ -25,7 +26,7 @@ use crate::sqlite::Sqlite;
 use crate::trail::{Head, Record};
 use crate::upkeep::Retention;
 use crate::verify::{self, Verdict};
-use crate::writer::{Pace, Pruning, StoreJournal, Writer};
+use crate::writer::{Pace, Shared, StoreJournal};
 
 /// Where a history is.
 #[derive(Clone, PartialEq, Eq)]
@@ -111,18 +112,30 @@ pub struct Store {
     address: Address,
     /// Connections that nobody uses just now.
     idle: Arc<Mutex<Vec<Box<dyn Database>>>>,
+    /// The journals that are written here by this and its clones.
+    journals: Arc<Mutex<Vec<Weak<Shared>>>>,
 }
 
+/// How long whoever opens a history waits for another process that files what executors left in their logs.
+const SETTLING: Duration = Duration::from_secs(10);
+
 impl Store {
-    /// Opens the history, and brings its tables into this program's form.
+    /// Opens the history, and brings its tables into this program's form. What executors that are gone left in their logs is
+    /// filed, so that whoever asks finds all that was answered.
     pub fn open(address: &Address) -> Result<Self, StoreError> {
-        let first = connect(address)?;
-        Ok(Self { address: address.clone(), idle: Arc::new(Mutex::new(vec![first])) })
+        let mut first = connect(address)?;
+        // Whoever may only read still can.
+        if let Err(error) = recovery::settle(&mut *first, SETTLING) {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "what executors left in their logs is not filed");
+        }
+        let (idle, journals) = (Arc::new(Mutex::new(vec![first])), Arc::default());
+        Ok(Self { address: address.clone(), idle, journals })
     }
 
     /// The history as it will be found when it is first asked: nothing is opened or made before.
     pub fn at(address: &Address) -> Self {
-        Self { address: address.clone(), idle: Arc::default() }
+        Self { address: address.clone(), idle: Arc::default(), journals: Arc::default() }
     }
 
     /// Goes to an older form of the tables (0: to none at all), as a program of that time needs it; what it cannot hold is lost.
@@ -137,26 +150,36 @@ impl Store {
 
     /// Begins to write: from now on an executor lives here. What executors left open that are gone is closed.
     pub fn journal(&self, options: &JournalOptions) -> Result<StoreJournal, StoreError> {
-        let mut writer = self.writer(options)?;
-        let interrupted = recovery::recover(&mut writer, options.resumes)?;
-        let remembered = recovery::remembered(&mut *writer.database, interrupted)?;
+        let mut filer = self.filer(options)?;
+        recovery::settle(&mut *filer.database, SETTLING)?;
+        let interrupted = recovery::recover(&mut filer, options.resumes)?;
+        let remembered = recovery::remembered(&mut *filer.database, interrupted)?;
         failpoint::reach("journal.recovered");
-        StoreJournal::start(writer, remembered)
+        let log = filer.database.log(task_ttl(options))?;
+        let journal = StoreJournal::start(filer, log, remembered)?;
+        let mut journals = self.journals();
+        journals.retain(|journal| journal.strong_count() > 0);
+        journals.push(Arc::downgrade(journal.shared()));
+        drop(journals);
+        Ok(journal)
+    }
+
+    fn journals(&self) -> MutexGuard<'_, Vec<Weak<Shared>>> {
+        self.journals.lock().expect("no code panics while it holds the journals")
     }
 
     /// What writes, with an instance of its own.
-    pub(crate) fn writer(&self, options: &JournalOptions) -> Result<Writer, StoreError> {
+    pub(crate) fn filer(&self, options: &JournalOptions) -> Result<Filer, StoreError> {
         let mut database = connect(&self.address)?;
         let id = Uuid::now_v7();
         let signer = options.key.as_deref().map(Signer::open).transpose()?;
         let number = register(&mut *database, id)?;
         failpoint::reach("journal.registered");
         let opened_at = one_int(&mut *database, "SELECT seq FROM trail", &[])?.unwrap_or_default();
-        let task_ttl = i64::try_from(options.task_ttl.as_micros()).unwrap_or(i64::MAX);
         let takes_words = database.dialect() != Dialect::Sqlite;
-        let mut writer = Writer {
+        let mut filer = Filer {
             database,
-            ledger: Ledger::new(id, task_ttl, takes_words),
+            ledger: Ledger::new(id, task_ttl(options), takes_words),
             number,
             id: id.to_string(),
             signer,
@@ -168,9 +191,9 @@ impl Store {
         };
         let about = json!({"instance": id, "version": env!("CARGO_PKG_VERSION"), "host": host(), "process": std::process::id()});
         let opened = Record::own("journal.opened", Timestamp::now().as_microsecond(), None, &about);
-        writer.write(&[Arc::new(opened)], false)?;
+        filer.write(&[Arc::new(opened)], false)?;
         failpoint::reach("journal.opened");
-        Ok(writer)
+        Ok(filer)
     }
 
     /// Up to `limit` calls, the latest first.
@@ -264,11 +287,13 @@ impl Store {
         })
     }
 
-    /// Runs `work` on a connection of its own.
+    /// Runs `work` on a connection of its own, on everything that was answered before.
     pub(crate) fn with<T>(
         &self,
         work: impl FnOnce(&mut dyn Database) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
+        let journals: Vec<_> = self.journals().iter().filter_map(Weak::upgrade).collect();
+        journals.iter().for_each(|journal| journal.catch_up());
         let idle = || self.idle.lock().expect("no code panics while it holds the connections");
         let taken = idle().pop();
         let mut database = match taken.and_then(|mut database| database.is_usable().then_some(database)) {
@@ -291,6 +316,11 @@ fn connect(address: &Address) -> Result<Box<dyn Database>, StoreError> {
         #[cfg(feature = "postgres")]
         Address::Postgres(url) => Ok(Box::new(postgres::Postgres::open(url)?)),
     }
+}
+
+/// How long results of tasks are kept, in microseconds.
+fn task_ttl(options: &JournalOptions) -> i64 {
+    i64::try_from(options.task_ttl.as_micros()).unwrap_or(i64::MAX)
 }
 
 fn register(database: &mut dyn Database, id: Uuid) -> Result<i64, StoreError> {

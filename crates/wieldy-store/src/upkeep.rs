@@ -12,12 +12,12 @@ use crate::audit::to_hex;
 use crate::database::{Database, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
+use crate::filing::Filer;
 use crate::ledger::{WORDS_BYTES_MAX, first_words};
 use crate::query::{COLUMNS, row_of};
 use crate::store::{JournalOptions, Store};
 use crate::tally::DAY;
 use crate::trail::Record;
-use crate::writer::Writer;
 
 /// How much of the history is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -64,24 +64,24 @@ impl Store {
             return Ok(pruned);
         }
         let last = self.with(|database| one_int(database, "SELECT seq FROM trail", &[]))?.unwrap_or(0);
-        let mut writer = self.writer(options)?;
-        writer.drop_up_to(&pruned)?;
+        let mut filer = self.filer(options)?;
+        filer.drop_up_to(&pruned)?;
         // Records are not all of one size, and something is there without any: a share of them is not that share of the bytes.
         let rest = Retention { age_max: None, ..*retention };
         for _ in 0..ROUNDS_MAX {
             // Each round adds a record, so those are left alone.
-            let more = prunable(&mut *writer.database, &rest, last)?;
+            let more = prunable(&mut *filer.database, &rest, last)?;
             if more.records == 0 {
                 break;
             }
-            writer.drop_up_to(&more)?;
+            filer.drop_up_to(&more)?;
             pruned.records += more.records;
             pruned.executions += more.executions;
             pruned.up_to_seq = more.up_to_seq;
         }
-        writer.end();
-        writer.database.shrink()?;
-        pruned.bytes = writer.database.size()?;
+        filer.end();
+        filer.database.shrink()?;
+        pruned.bytes = filer.database.size()?;
         Ok(pruned)
     }
 
@@ -111,7 +111,7 @@ impl Store {
     }
 }
 
-impl Writer {
+impl Filer {
     /// Drops what is too old or too much, a little at a time, if that is worth it; whether there is more.
     pub(crate) fn prune(&mut self, retention: &Retention) -> Result<bool, StoreError> {
         let first = one_int(&mut *self.database, "SELECT min(seq) FROM events", &[])?.unwrap_or(1);

@@ -23,7 +23,7 @@ pub(crate) async fn run() -> Result<String, Box<dyn std::error::Error>> {
     // It will be found without the password. The second one fails, and is found too.
     let sent = executor.call(Call::new("send", json!({"to": "Ada", "password": "hunter2"}))).await;
     executor.call(Call::new("send", json!({"text": "lost"}))).await;
-    journal.flush().await?; // everything until now is safe on the disk
+    journal.flush().await?; // everything until now is safe, and found by others too
 
     // Asking blocks; a server would do so by `spawn_blocking`.
     let mut lines = Vec::new();

@@ -1,6 +1,6 @@
-//! Bringing what was committed from the log into the file itself. Nearly all of it is brought in beside commits, which would wait
-//! for two more syncs of the disk otherwise. What was committed meanwhile is little, and is brought in between two commits, so
-//! that the log begins anew: where it is written over, a sync is one of data; where it grows, the file system has to write down
+//! Bringing what was committed from SQLite's `-wal` file into the database. Nearly all of it is brought in beside commits, which
+//! would wait for two more syncs of the disk otherwise. What was committed meanwhile is little, and is brought in between two
+//! commits, so that the `-wal` file begins anew: where it is written over, a sync is one of data; where it grows, the file system has to write down
 //! its own part too, which takes several times as long.
 
 use std::path::{Path, PathBuf};
@@ -14,15 +14,15 @@ use rusqlite::{Connection, OpenFlags};
 
 use crate::failpoint;
 
-/// How many pages the log may have before it is brought in: 8 MiB.
+/// How many pages the `-wal` file may have before it is brought in: 8 MiB.
 const LONG: i32 = 2048;
-/// How much time there is between two times: somebody who reads for long may keep the log from beginning anew.
+/// How much time there is between two times: somebody who reads for long may keep it from beginning anew.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How long the log is, and who brings it in.
+/// How long the `-wal` file is, and who brings it in.
 #[derive(Default)]
 pub(super) struct Checkpoint {
-    /// How many pages the log had after the last commit.
+    /// How many pages it had after the last commit.
     pages: Arc<AtomicI32>,
     /// The thread that brings it in beside commits.
     beside: Option<JoinHandle<()>>,
@@ -30,7 +30,7 @@ pub(super) struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Has SQLite tell how long the log is.
+    /// Has SQLite tell how long it is.
     pub(super) fn watch(&self, connection: &mut Connection) -> rusqlite::Result<()> {
         let pages = Arc::clone(&self.pages);
         connection.wal_hook(Some(move |_: &mut Wal, length| {
@@ -39,7 +39,7 @@ impl Checkpoint {
         }))
     }
 
-    /// Sees to the log after something was written to it.
+    /// Sees to it after something was written to it.
     pub(super) fn after_write(&mut self, path: &Path, connection: &Connection) {
         if let Some(beside) = &self.beside {
             if beside.is_finished() {
@@ -66,8 +66,8 @@ impl Checkpoint {
     }
 }
 
-/// Where SQLite keeps the log of a file.
-pub(super) fn log(path: &Path) -> PathBuf {
+/// Where SQLite keeps what was committed to a file and is not in it yet.
+pub(super) fn wal(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push("-wal");
     name.into()
@@ -78,6 +78,6 @@ fn bring_in(connection: &Connection) {
     let brought = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
     failpoint::reach("checkpoint.done");
     if let Err(error) = brought {
-        tracing::debug!(error = &error as &dyn std::error::Error, "the log of the history is not brought in");
+        tracing::debug!(error = &error as &dyn std::error::Error, "the `-wal` file of the history is not brought in");
     }
 }

@@ -1,10 +1,11 @@
 //! The history in a SQLite file: no server, one writer at a time, any number of readers.
 
 mod checkpoint;
+mod life;
 mod search;
 mod write;
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,11 +14,13 @@ use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, OpenFlags, ToSql, TransactionBehavior};
 
 use checkpoint::Checkpoint;
+use life::Life;
 
 use crate::database::{Database, Dialect, EachRow, Row, Source, Value, Words, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::ledger::Draft;
+use crate::log::{LeftLog, Log};
 use crate::migrations::{self, Migration};
 use crate::trail::Head;
 
@@ -53,7 +56,7 @@ pub(crate) struct Sqlite {
     file: u64,
     connection: Connection,
     /// Held for as long as an executor lives.
-    life: Option<(PathBuf, File)>,
+    life: Option<Life>,
     checkpoint: Checkpoint,
 }
 
@@ -84,13 +87,6 @@ impl Sqlite {
             Ok(file) if file.ino() == self.file => Ok(()),
             _ => Err(StoreError::Unavailable(format!("the history `{}` is gone from its place", self.path.display()))),
         }
-    }
-
-    /// Where the signs of life of the executors are that write here.
-    fn signs_of_life(&self) -> PathBuf {
-        let mut name = self.path.file_name().unwrap_or_default().to_owned();
-        name.push(".instances");
-        self.path.with_file_name(name)
     }
 }
 
@@ -230,40 +226,30 @@ impl Database for Sqlite {
 
     fn show_life(&mut self, instance: &str) -> Result<(), StoreError> {
         // Who holds it already would wait for itself.
-        if self.life.is_some() {
-            return Ok(());
+        if self.life.is_none() {
+            let life = Life::begin(&self.path, instance).map_err(|error| unusable(&self.path, &error))?;
+            self.life = Some(life);
         }
-        let folder = self.signs_of_life();
-        let path = folder.join(instance);
-        let hold = || -> std::io::Result<(PathBuf, File)> {
-            fs::create_dir_all(&folder)?;
-            let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
-            file.lock()?;
-            Ok((path, file))
-        };
-        self.life = Some(hold().map_err(|error| unusable(&self.path, &error))?);
         Ok(())
     }
 
+    fn end_life(&mut self) {
+        if let Some(life) = self.life.take() {
+            life.end();
+        }
+    }
+
     fn lives(&mut self, instance: &str) -> Result<bool, StoreError> {
-        // A file may come from anywhere; what it calls an executor is not to lead to other files.
-        if uuid::Uuid::try_parse(instance).is_err() {
-            return Ok(false);
-        }
-        let path = self.signs_of_life().join(instance);
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
-            Err(error) => return Err(unusable(&path, &error)),
-        };
-        match file.try_lock() {
-            Ok(()) => {
-                let _ = fs::remove_file(&path);
-                Ok(false)
-            }
-            Err(TryLockError::WouldBlock) => Ok(true),
-            Err(TryLockError::Error(error)) => Err(unusable(&path, &error)),
-        }
+        life::is_there(&self.path, instance).map_err(|error| unusable(&self.path, &error))
+    }
+
+    fn log(&mut self, task_ttl: i64) -> Result<Option<Log>, StoreError> {
+        let log = self.life.as_ref().map(|life| life.log(&self.path, task_ttl)).transpose();
+        log.map_err(|error| unusable(&self.path, &error))
+    }
+
+    fn left(&mut self, patience: Duration) -> Result<Vec<LeftLog>, StoreError> {
+        life::left(&self.path, patience).map_err(|error| unusable(&self.path, &error))
     }
 
     fn stay_alive(&mut self, _: i64) -> Result<(), StoreError> {
@@ -349,7 +335,7 @@ impl Database for Sqlite {
 
     fn size(&mut self) -> Result<u64, StoreError> {
         let length = |path: PathBuf| fs::metadata(path).map_or(0, |file| file.len());
-        Ok(length(self.path.clone()) + length(checkpoint::log(&self.path)))
+        Ok(length(self.path.clone()) + length(checkpoint::wal(&self.path)))
     }
 
     fn size_of_rows(&mut self) -> Result<u64, StoreError> {
@@ -393,15 +379,6 @@ impl Database for Sqlite {
             self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
         };
         shrink().map_err(|error| told("cannot shrink the history", &error))
-    }
-}
-
-impl Drop for Sqlite {
-    fn drop(&mut self) {
-        // The sign of life of an executor that ended is nobody's business any more.
-        if let Some((path, _)) = &self.life {
-            let _ = fs::remove_file(path);
-        }
     }
 }
 

@@ -171,24 +171,32 @@ const PLACES: &[(&str, &str, &[u32])] = &[
     ("recovery.claimed", "work", &[1]),
     ("recovery.closed", "work", &[1, 2]),
     ("journal.recovered", "work", &[1]),
-    ("writer.taken", "work", &[1, 3, 20]),
+    ("log.taken", "work", &[1, 3, 20]),
+    ("log.begun", "work", &[1, 3, 20]),
+    ("log.written", "work", &[1, 3, 20]),
+    ("log.synced", "work", &[1, 3, 20, 200]),
+    ("log.turned", "fill", &[1, 2, 3]),
+    ("filing.taken", "work", &[1, 3, 20]),
     ("write.begun", "work", &[1, 3, 20]),
     ("write.put", "work", &[1, 3, 20]),
-    ("writer.committed", "work", &[1, 3, 20]),
+    ("filing.committed", "work", &[1, 3, 20]),
+    ("settle.read", "work", &[1, 2]),
+    ("settle.filed", "work", &[1, 2]),
     ("tool.before_effect", "work", &[1, 3, 20]),
     ("tool.after_effect", "work", &[1, 3, 20]),
     ("checkpoint.begun", "fill", &[1, 2]),
     ("checkpoint.done", "fill", &[1, 2]),
     ("upkeep.recorded", "prune", &[1, 2]),
     ("upkeep.dropped", "prune", &[1, 2]),
-    ("writer.signed", "prune", &[1, 2, 3]),
-    ("writer.ending", "prune", &[1, 2]),
+    ("filing.signed", "prune", &[1, 2, 3]),
+    ("filing.ending", "prune", &[1, 2]),
 ];
 
 fn killed_at_every_named_place(place: &dyn Fn() -> Place) {
     for (name, does, times) in PLACES {
         let place = place();
-        if place.is_postgres() && name.starts_with("checkpoint") {
+        let is_of_files = ["checkpoint", "log", "settle"].iter().any(|kind| name.starts_with(kind));
+        if place.is_postgres() && is_of_files {
             continue;
         }
         for (times, durability) in times.iter().zip(DURABILITIES.iter().cycle()) {
@@ -196,13 +204,49 @@ fn killed_at_every_named_place(place: &dyn Fn() -> Place) {
             if name.starts_with("journal") || name.starts_with("recovery") {
                 leave_many_open(&place);
             }
+            if name.starts_with("settle") {
+                leave_logs(&place);
+            }
             let failpoint = format!("{name}:{times}");
             let victim = Victim { does, durability: *durability, failpoint: &failpoint, ..Victim::default() };
-            let status = wait(victim.start(&place), &failpoint);
-            let stderr = fs::read_to_string(place.folder.path().join("stderr")).unwrap();
-            assert_eq!(status.code(), None, "{failpoint}: it was not killed: {stderr}");
+            die(&place, &victim);
             check(&place);
         }
+    }
+}
+
+/// Has a victim live until it is killed where it was told to be.
+fn die(place: &Place, victim: &Victim<'_>) {
+    let status = wait(victim.start(place), victim.failpoint);
+    let stderr = fs::read_to_string(place.folder.path().join("stderr")).unwrap();
+    assert_eq!(status.code(), None, "{}: it was not killed: {stderr}", victim.failpoint);
+}
+
+/// Kills two victims with records in their logs that are not filed.
+fn leave_logs(place: &Place) {
+    let victim = Victim { does: "together", durability: Durability::Strict, ..Victim::default() };
+    let mut victims = [victim.start(place), victim.start(place)];
+    let answers = place.folder.path().join("answers");
+    let more = |victims: &[Child]| {
+        for victim in victims {
+            let of_it = format!("-{}-", victim.id());
+            let told = || lines(&answers).iter().filter(|answer| answer.contains(&of_it)).count();
+            let (before, began) = (told(), Instant::now());
+            while told() < before + 20 {
+                assert!(began.elapsed() < Duration::from_secs(15), "it does nothing");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    };
+    more(&victims);
+    // Nobody else can file anything from here on.
+    let holder = rusqlite::Connection::open(place.folder.path().join("history.db")).unwrap();
+    holder.busy_timeout(Duration::from_secs(10)).unwrap();
+    holder.execute_batch("BEGIN IMMEDIATE").unwrap();
+    more(&victims);
+    for victim in &mut victims {
+        victim.kill().unwrap();
+        victim.wait().unwrap();
     }
 }
 

@@ -12,6 +12,7 @@ mod first;
 mod forms;
 mod kill;
 mod large;
+mod log;
 mod lost;
 mod memory;
 mod outage;

@@ -1,0 +1,285 @@
+//! Filing: one thread that writes records into the database in the order in which they come, in groups, and looks after the
+//! history in between. Where there is no log, whoever waits for an event waits for its group.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+
+use crate::audit::{Signer, Unsigned};
+use crate::database::{Database, one_int};
+use crate::error::StoreError;
+use crate::failpoint;
+use crate::ledger::Ledger;
+use crate::trail::{Head, Record};
+use crate::upkeep::Retention;
+use crate::writer::{Pace, Shared, wait};
+
+/// How many records are filed together at most.
+pub(crate) const GROUP_MAX: usize = 1024;
+/// How long what nobody waits for may wait for others to be filed with: a group costs the same pages of the indexes, however
+/// many records are in it.
+const LINGER: Duration = Duration::from_millis(20);
+/// How often to look after the history, and how long to wait for something to happen.
+const IDLE: Duration = Duration::from_secs(5);
+/// For how long after a group the thread looks by itself whether there is more, so that nobody has to wake it.
+const DOZE: Duration = Duration::from_millis(100);
+/// How long nothing must happen before the words of calls are taken, and how many records may wait for that.
+const QUIET: Duration = Duration::from_millis(200);
+const WORDLESS_MAX: u64 = 15_000;
+
+/// What the thread works with.
+pub(crate) struct Filer {
+    pub(crate) database: Box<dyn Database>,
+    pub(crate) ledger: Ledger,
+    pub(crate) number: i64,
+    pub(crate) id: String,
+    pub(crate) signer: Option<Signer>,
+    pub(crate) unsigned: Unsigned,
+    /// How many records there are whose words were not taken.
+    pub(crate) wordless: u64,
+    pub(crate) pace: Pace,
+    /// When it was last seen to what others left.
+    pub(crate) looked: Instant,
+    pub(crate) pruning: Pruning,
+}
+
+/// When to drop what is too old or too much.
+#[derive(Debug)]
+pub(crate) struct Pruning {
+    retention: Retention,
+    next: Instant,
+}
+
+impl Pruning {
+    /// How long to wait where nothing is left to do, and where something is.
+    const PAUSE: Duration = Duration::from_secs(600);
+    const BREATH: Duration = Duration::from_secs(2);
+
+    pub(crate) fn new(retention: Retention) -> Self {
+        Self { retention, next: Instant::now() + Self::PAUSE }
+    }
+}
+
+impl Filer {
+    pub(crate) fn run(mut self, shared: &Shared) {
+        loop {
+            let (records, closing) = self.wait_for_work(shared);
+            if shared.lock().forsaken {
+                return;
+            }
+            if !records.is_empty() {
+                failpoint::reach("filing.taken");
+                self.put(shared, &records, closing);
+            }
+            if closing {
+                let mut queue = shared.lock();
+                if queue.records.is_empty() {
+                    // From here on nothing is taken that nobody would file.
+                    queue.shut("the journal is closed");
+                    // What is safe in the log and cannot be filed is for whoever comes next.
+                    if queue.kept > queue.filed {
+                        return;
+                    }
+                    break;
+                }
+            }
+            let is_quiet = records.is_empty();
+            if self.looked.elapsed() >= IDLE {
+                self.look_after();
+            } else if is_quiet || self.wordless >= WORDLESS_MAX {
+                self.take_words(1);
+            }
+            if self.pruning.next <= Instant::now() {
+                self.prune_a_little();
+            }
+        }
+        self.end();
+    }
+
+    /// Waits until there is something to file that is worth a sync of the disk: all those wait for it who waited together
+    /// before, or there is much of it, or it has waited long enough. Nothing for a while means: look after the history.
+    fn wait_for_work(&self, shared: &Shared) -> (Vec<Arc<Record>>, bool) {
+        let idle = if self.wordless > 0 { QUIET } else { IDLE };
+        let began = Instant::now();
+        let mut looked = began;
+        let mut queue = shared.lock();
+        while queue.records.is_empty() && began.elapsed() < idle && !queue.closing && !queue.forsaken {
+            looked = Instant::now();
+            queue.is_asleep = began.elapsed() >= DOZE;
+            let patience = if queue.is_asleep { idle.saturating_sub(began.elapsed()) } else { LINGER };
+            shared.wake_for(&mut queue, 1);
+            queue = wait(&shared.filer, queue, patience);
+            if began.elapsed() >= DOZE {
+                looked = Instant::now();
+            }
+        }
+        queue.is_asleep = false;
+        let found = Instant::now();
+        while !queue.records.is_empty() && queue.records.len() < GROUP_MAX && !queue.closing && !queue.forsaken {
+            let (patience, since) = match shared.waiting(&queue) {
+                0 => (LINGER, looked),
+                waiting => (self.pace.patience(waiting), found),
+            };
+            let left = patience.saturating_sub(since.elapsed());
+            if left.is_zero() {
+                break;
+            }
+            shared.wake_for(&mut queue, self.pace.told.max(1));
+            queue = wait(&shared.filer, queue, left);
+        }
+        // They stay in the queue until they are filed: whoever waits for them does not wait for that.
+        let count = queue.records.len().min(GROUP_MAX);
+        (queue.records.range(..count).cloned().collect(), queue.closing)
+    }
+
+    /// Writes a group, however long that takes. Gives up only where there is no hope, or nobody is left to wait.
+    fn put(&mut self, shared: &Shared, records: &[Arc<Record>], closing: bool) {
+        let mut pause = Duration::from_millis(50);
+        let began = Instant::now();
+        let mut written = self.write(records, false);
+        while let Err(error) = written {
+            tracing::warn!(error = &error as &dyn std::error::Error, "the history cannot be written");
+            shared.tell_trouble(&error);
+            if shared.lock().forsaken {
+                return;
+            }
+            let hopeless = !error.is_passing() || shared.lock().closing && began.elapsed() > IDLE;
+            if hopeless || closing && began.elapsed() > IDLE {
+                self.give_up(shared, &error);
+                return;
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_secs(1));
+            // What is not known to have failed may have been written: ask before writing it once more.
+            written = self.reconnect().and_then(|kept| match records.last() {
+                Some(last) if last.instance_seq <= kept => self.find_again(records),
+                _ => self.write(records, false),
+            });
+        }
+        failpoint::reach("filing.committed");
+        let seq = records.last().map_or(0, |record| record.instance_seq);
+        let told = shared.note_filed(records.len(), seq);
+        self.pace = Pace { told, took: began.elapsed() };
+    }
+
+    /// Writes a group of records; the last one of all if the executor `ends`.
+    pub(crate) fn write(&mut self, records: &[Arc<Record>], ends: bool) -> Result<(), StoreError> {
+        if records.is_empty() {
+            return Ok(());
+        }
+        let (ledger, signer, unsigned) = (&self.ledger, &self.signer, &self.unsigned);
+        let draft = self.database.write(self.number, &mut |head| {
+            let mut draft = ledger.draft(records, head);
+            draft.ends = ends;
+            if ends || unsigned.is_due(draft.head.seq) {
+                draft.signed = signer.as_ref().map(|signer| signer.sign(&draft.head, Timestamp::now()));
+                failpoint::reach("filing.signed");
+            }
+            draft
+        })?;
+        self.unsigned.note(draft.head, draft.signed.is_some());
+        self.ledger.accept(draft);
+        self.wordless += records.len() as u64;
+        Ok(())
+    }
+
+    /// Connects again; the number of the last event that was written after all.
+    fn reconnect(&mut self) -> Result<u64, StoreError> {
+        self.database.reconnect()?;
+        self.database.show_life(&self.id)?;
+        let sql = "SELECT last_seq FROM instances WHERE number = ?1";
+        let kept = one_int(&mut *self.database, sql, &[self.number.into()])?;
+        Ok(kept.unwrap_or_default() as u64)
+    }
+
+    /// Takes note of a group that was written, though nobody could say so.
+    fn find_again(&mut self, records: &[Arc<Record>]) -> Result<(), StoreError> {
+        let number_of = |record: Option<&Arc<Record>>| record.map_or(0, |record| record.instance_seq as i64);
+        let sql =
+            "SELECT seq, hash FROM events WHERE seq > ?1 AND instance = ?2 AND instance_seq IN (?3, ?4) ORDER BY seq";
+        let (first, last) = (number_of(records.first()), number_of(records.last()));
+        let values = [self.unsigned.after().into(), self.number.into(), first.into(), last.into()];
+        let mut found = Vec::new();
+        self.database.query(sql, &values, &mut |row| {
+            found.push(Head { seq: row.int(0)?, hash: row.bytes(1)?.try_into().unwrap_or_default() });
+            Ok(())
+        })?;
+        let (Some(first), Some(last)) = (found.first(), found.last()) else {
+            return Err(StoreError::Damaged("records are gone that were written".into()));
+        };
+        // Where its records are says all that the ledger needs to know.
+        let draft = self.ledger.draft(records, &Head { seq: first.seq - 1, hash: [0; 32] });
+        self.unsigned.note(*last, false);
+        self.ledger.accept(draft);
+        Ok(())
+    }
+
+    /// Says that the instance lives, and closes what others left open that do not.
+    fn look_after(&mut self) {
+        self.looked = Instant::now();
+        let looked = self.database.stay_alive(self.number);
+        // Where somebody else is at it, it is done.
+        let looked = looked.and_then(|()| crate::recovery::settle(&mut *self.database, Duration::ZERO));
+        let looked = looked.and_then(|()| crate::recovery::recover(self, false));
+        let looked = looked.and_then(|_| self.sign());
+        if let Err(error) = looked {
+            tracing::warn!(error = &error as &dyn std::error::Error, "the history cannot be looked after");
+            let _ = self.reconnect();
+        }
+    }
+
+    fn prune_a_little(&mut self) {
+        let retention = self.pruning.retention;
+        if retention == Retention::default() {
+            return;
+        }
+        let more = self.prune(&retention).unwrap_or_else(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, "what is too old in the history is not dropped");
+            false
+        });
+        self.pruning.next = Instant::now() + if more { Pruning::BREATH } else { Pruning::PAUSE };
+    }
+
+    /// Takes the words of calls, if so many records wait for that.
+    fn take_words(&mut self, at_least: u64) {
+        let taken = self.database.take_words(at_least);
+        self.wordless = taken.unwrap_or_else(|error| {
+            tracing::debug!(error = &error as &dyn std::error::Error, "the words of calls are not taken");
+            0 // those who come next try again
+        });
+    }
+
+    /// Signs what was written a while ago, should nothing have come since.
+    fn sign(&mut self) -> Result<(), StoreError> {
+        if let (Some(signer), Some(head)) = (&self.signer, self.unsigned.head())
+            && self.unsigned.is_due(head.seq)
+        {
+            crate::audit::keep(&mut *self.database, &signer.sign(&head, Timestamp::now()))?;
+            self.unsigned.note(head, true);
+        }
+        Ok(())
+    }
+
+    /// The executor's last word.
+    pub(crate) fn end(&mut self) {
+        failpoint::reach("filing.ending");
+        // Who comes often and stays short leaves more and more of them behind.
+        self.take_words(WORDLESS_MAX);
+        self.prune_a_little();
+        let now = Timestamp::now().as_microsecond();
+        let closed = Arc::new(Record::own("journal.closed", now, None, &serde_json::json!({})));
+        if let Err(error) = self.write(&[closed], true) {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "the history does not know that this executor ended");
+            return;
+        }
+        self.database.end_life();
+    }
+
+    /// There is no hope: whoever waits is told, and nothing is taken any more.
+    fn give_up(&self, shared: &Shared, error: &StoreError) {
+        shared.tell_trouble(error);
+        shared.lock().shut("the journal gave up");
+    }
+}

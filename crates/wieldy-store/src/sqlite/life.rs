@@ -1,0 +1,101 @@
+//! Signs of life: a file for each executor that writes here, which its process holds by a lock. It is the executor's log too, so
+//! whoever finds one that nobody holds files what is in it before it takes it away.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::log::{LeftLog, Log};
+
+/// How long to wait before asking again for a lock.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Where the signs of life of the executors are that write a history.
+pub(super) fn folder(history: &Path) -> PathBuf {
+    let mut name = history.file_name().unwrap_or_default().to_owned();
+    name.push(".instances");
+    history.with_file_name(name)
+}
+
+/// The sign of life of an executor of this process.
+pub(super) struct Life {
+    instance: String,
+    path: PathBuf,
+    _file: File,
+}
+
+impl Life {
+    pub(super) fn begin(history: &Path, instance: &str) -> io::Result<Self> {
+        let folder = folder(history);
+        match fs::DirBuilder::new().mode(0o700).create(&folder) {
+            Ok(()) => File::open(folder.parent().unwrap_or(Path::new(".")))?.sync_all()?,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+        let path = folder.join(instance);
+        let file = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path)?;
+        file.lock()?;
+        Ok(Self { instance: instance.to_owned(), path, _file: file })
+    }
+
+    pub(super) fn log(&self, history: &Path, task_ttl: i64) -> io::Result<Log> {
+        Log::new(self.path.clone(), history.to_owned(), &self.instance, task_ttl)
+    }
+
+    pub(super) fn end(self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Whether an executor is there, or what it left is still to be filed.
+pub(super) fn is_there(history: &Path, instance: &str) -> io::Result<bool> {
+    // A file may come from anywhere; what it calls an executor is not to lead to other files.
+    match uuid::Uuid::try_parse(instance) {
+        Ok(_) => folder(history).join(instance).try_exists(),
+        Err(_) => Ok(false),
+    }
+}
+
+/// The logs of executors that are gone. One at a time gets them: whoever comes meanwhile waits, unless that takes long, so that it
+/// begins with everything that they did.
+pub(super) fn left(history: &Path, patience: Duration) -> io::Result<Vec<LeftLog>> {
+    let folder = folder(history);
+    let turn = match File::open(&folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        opened => Arc::new(opened?),
+    };
+    let began = Instant::now();
+    while !try_hold(&turn)? {
+        if began.elapsed() >= patience {
+            return Ok(Vec::new());
+        }
+        std::thread::sleep(PAUSE);
+    }
+    let mut left = Vec::new();
+    for entry in fs::read_dir(&folder)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if uuid::Uuid::try_parse(name).is_err() {
+            continue;
+        }
+        let file = match File::open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            opened => opened?,
+        };
+        if try_hold(&file)? {
+            left.push(LeftLog { instance: name.to_owned(), path, file, _turn: Arc::clone(&turn) });
+        }
+    }
+    Ok(left)
+}
+
+fn try_hold(file: &File) -> io::Result<bool> {
+    match file.try_lock() {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
