@@ -164,6 +164,7 @@ const NOT_THERE: &[&str] = &[
     "escape::limits::a_flood_of_output_passes_and_the_neighbour_works",
     "escape::protected::a_link_that_comes_and_goes_never_moves_a_mount",
     "measuring::native::a_flood_of_output_passes_through_without_piling_up",
+    "measuring::native::processor_time_of_the_whole_tree_is_measured",
 ];
 
 /// A boot takes one or two minutes on a quiet machine.
