@@ -29,8 +29,11 @@ enum Chore {
     Test,
     /// The rules of this repository that no compiler knows
     Tidy,
-    /// Tests of the sandbox in virtual machines with only cgroup v2, or only v1
-    Vm,
+    /// Tests of the sandbox in virtual machines with an older kernel: with only cgroup v2, only v1, none, without Landlock
+    Vm {
+        /// The machines to boot, such as `cgroup-v2`; all if none is named
+        names: Vec<String>,
+    },
     /// Tests with MCP servers, clients and a conformance suite that others wrote
     Foreign,
     /// A command with a PostgreSQL server beside it, for the tests of the history
@@ -50,7 +53,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().chore {
         Chore::Test => stages::run_all(&repository()),
         Chore::Tidy => tidy::run(&repository()),
-        Chore::Vm => vm::run(&repository()),
+        Chore::Vm { names } => vm::run(&repository(), &names),
         Chore::Foreign => stages::run_foreign(&repository()),
         Chore::Postgres { command } => postgres::run(&command),
         Chore::Bench(arguments) => bench::start(&arguments, &repository()),

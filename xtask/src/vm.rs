@@ -1,10 +1,13 @@
-//! `cargo xtask vm`: tests of the sandbox in virtual machines whose kernel is set up otherwise than this machine's.
+//! `cargo xtask vm`: tests of the sandbox in virtual machines, whose kernel is older than this machine's and set up otherwise.
 //!
-//! Each [`Boot`] is a Debian kernel with nothing but busybox and the test binary in its memory: no disk, no network, and no
-//! help from the processor, so that it runs wherever qemu does. It says on its console how the tests went. Everything is
-//! kept below `target/vm`, the last console of each boot too.
+//! Each [`Boot`] is Debian's kernel, with no network and no help from the processor, so that it runs wherever qemu does. Most of them have
+//! a disk with so much of this machine's system as the tests need (`vm/system.rs`); that of the agent of virtual machines has its own
+//! (`vm/guest.rs`). A machine says on its console how the tests went, and what `wieldy` itself said there. Everything is kept below
+//! `target/vm`, the last console of each boot too.
 
 mod guest;
+mod modules;
+mod system;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -15,46 +18,163 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// A way to set the machine up, and the tests that run in it.
+/// A way to set the machine up, and what is tried in it.
 struct Boot {
     name: &'static str,
-    /// Shell commands that mount what this is about.
-    mounts: &'static str,
-    /// Names of tests, or the beginnings of such: every test that contains one of them runs.
+    /// What the kernel is told.
+    kernel: &'static str,
+    /// Shell commands that set up what this is about.
+    setup: &'static str,
+    /// Names of tests, or parts of such: every test that contains one of them runs.
     tests: &'static [&'static str],
+    /// What must be said to each of these shell commands, word for word: with it `wieldy` is held to the truth.
+    says: &'static [(&'static str, &'static [&'static str])],
     /// Whether it has the disks of a guest, and the tests are those beside the code.
     is_guest: bool,
 }
 
+const DOCTOR: &str = "wieldy doctor --json";
+/// What the doctor says of a kernel where the native level works, with the version of Landlock that Debian 12's has.
+const NATIVE: &str = r#"{"name":"native","state":"works","#;
+const LANDLOCK: &str = r#"{"name":"Landlock","state":"works","told":"version 2","#;
+/// Who sees to the limits that are the kernel's where it has control groups.
+const CPU_BY_KERNEL: &str = r#"{"limit":"cpu_millicores","by":"kernel"}"#;
+const MEMORY_BY_KERNEL: &str = r#"{"limit":"memory_bytes","by":"kernel"}"#;
+const PROCESSES_BY_KERNEL: &str = r#"{"limit":"processes","by":"kernel"}"#;
+
+/// A call that leaves a file behind if it runs, by root and by somebody else; and what is said where it does not.
+const CALL: &str = "wieldy call Bash command='touch ran'; ls ran";
+const CALL_AS_USER: &str = "as_user wieldy call Bash command='touch ran'; ls ran";
+const NOTHING_RAN: &str = "cannot access 'ran': No such file";
+const WITHOUT_LANDLOCK: &str =
+    "error[E3101]: cannot make a sandbox: Landlock: this kernel's Landlock is switched off; add `landlock` to `lsm=`";
+
 const BOOTS: &[Boot] = &[
     Boot {
         name: "cgroup-v2",
-        mounts: "mount -t cgroup2 cgroup2 /sys/fs/cgroup",
-        tests: &["cgroup::"],
+        kernel: "",
+        setup: "mount -t cgroup2 cgroup2 /sys/fs/cgroup",
+        tests: &["cgroup::", "starting::native::", "measuring::native::", "sessions::", "ending::", "escape::"],
+        says: &[(
+            DOCTOR,
+            &[NATIVE, LANDLOCK, r#""cgroups":"v2""#, CPU_BY_KERNEL, MEMORY_BY_KERNEL, PROCESSES_BY_KERNEL],
+        )],
         is_guest: false,
     },
     Boot {
         name: "cgroup-v1",
-        mounts: "mount -t tmpfs tmpfs /sys/fs/cgroup
+        kernel: "",
+        setup: "mount -t tmpfs tmpfs /sys/fs/cgroup
 for names in cpu,cpuacct memory pids blkio freezer; do
     mkdir /sys/fs/cgroup/$names && mount -t cgroup -o $names cgroup /sys/fs/cgroup/$names
 done",
-        tests: &["cgroup::"],
+        tests: &["cgroup::", "measuring::native::", "escape::limits::a_memory_bomb", "escape::limits::a_fork_bomb"],
+        says: &[(
+            DOCTOR,
+            &[NATIVE, LANDLOCK, r#""cgroups":"v1""#, CPU_BY_KERNEL, MEMORY_BY_KERNEL, PROCESSES_BY_KERNEL],
+        )],
+        is_guest: false,
+    },
+    Boot {
+        name: "no-cgroup",
+        kernel: "",
+        setup: "",
+        tests: &[
+            "starting::native::",
+            "measuring::native::",
+            "escape::limits::a_memory_bomb",
+            "escape::limits::a_fork_bomb",
+        ],
+        says: &[(
+            DOCTOR,
+            &[
+                NATIVE,
+                LANDLOCK,
+                r#""cgroups":"none""#,
+                r#"{"limit":"cpu_millicores","by":"nobody"}"#,
+                r#"{"limit":"memory_bytes","by":"watcher"}"#,
+                PROCESSES_BY_KERNEL,
+            ],
+        )],
+        is_guest: false,
+    },
+    Boot {
+        name: "refusing",
+        kernel: "lsm=lockdown,yama",
+        setup: "",
+        tests: &["escape::refusing::"],
+        says: &[
+            (
+                DOCTOR,
+                &[
+                    r#"{"name":"native","state":"fails","told":"cannot make a sandbox: Landlock: this kernel's Landlock is switched off"#,
+                    r#"{"name":"Landlock","state":"fails","told":"this kernel's Landlock is switched off","hint":"add `landlock`"#,
+                ],
+            ),
+            (CALL, &[WITHOUT_LANDLOCK, NOTHING_RAN]),
+            (CALL_AS_USER, &[WITHOUT_LANDLOCK, NOTHING_RAN]),
+            ("sysctl -w kernel.unprivileged_userns_clone=0", &["= 0"]),
+            (
+                CALL_AS_USER,
+                &[
+                    "error[E3101]: cannot make a sandbox: making namespaces: Operation not permitted (os error 1), \
+                     as `kernel.unprivileged_userns_clone` is 0; as root: `sysctl -w kernel.unprivileged_userns_clone=1`",
+                    NOTHING_RAN,
+                ],
+            ),
+            ("sysctl -w user.max_user_namespaces=0", &["= 0"]),
+            (
+                CALL,
+                &[
+                    "error[E3101]: cannot make a sandbox: making namespaces: No space left on device (os error 28), \
+                     as `user.max_user_namespaces` is 0; as root: `sysctl -w user.max_user_namespaces=65536`",
+                    NOTHING_RAN,
+                ],
+            ),
+            (
+                DOCTOR,
+                &[
+                    r#"{"name":"user namespaces","state":"fails","told":"cannot be made, as `user.max_user_namespaces` is 0"#,
+                ],
+            ),
+        ],
         is_guest: false,
     },
     Boot {
         name: "guest",
-        mounts: guest::MOUNTS,
+        kernel: "",
+        setup: guest::SETUP,
         tests: &["firecracker::agent::tests::as_the_first_process_of_a_machine"],
+        says: &[],
         is_guest: true,
     },
 ];
 
-/// A boot takes well under a minute on a quiet machine.
-const BOOT_PATIENCE: Duration = Duration::from_secs(300);
+/// Tests that these machines are too slow for, or that need what is not there; this machine runs them.
+const NOT_THERE: &[&str] = &[
+    "::runc::",
+    "::gvisor::",
+    "::bare::",
+    "::firecracker::",
+    "as_user::",
+    "ending::native::everything_printed_before_the_end_arrives",
+    "ending::native::fifty_children_are_ended",
+    "escape::ending::when_the_executor_is_killed_nothing_of_twenty_sandboxes_is_left",
+    "escape::leaving::ten_thousand_calls_leave_nothing",
+    "escape::limits::a_flood_of_output_passes_and_the_neighbour_works",
+    "escape::protected::a_link_that_comes_and_goes_never_moves_a_mount",
+    "measuring::native::a_flood_of_output_passes_through_without_piling_up",
+    "measuring::native::processor_time_of_the_whole_tree_is_measured",
+];
+
+/// A boot takes one or two minutes on a quiet machine.
+const BOOT_PATIENCE: Duration = Duration::from_secs(900);
 
 /// What the machine says last, with the exit code of the tests behind it.
 const RESULT: &str = "wieldy-vm: the tests ended with ";
+
+/// What it says before the answer to a command, with the command's number behind it.
+const ANSWER: &str = "wieldy-vm: answer ";
 
 /// The Debian package that depends on the newest kernel for virtual machines.
 const KERNEL: &str = "linux-image-cloud-amd64";
@@ -65,34 +185,49 @@ pub(crate) fn run_as_stage(root: &Path) -> Result<()> {
     if !debian.is_ok_and(|status| status.success()) {
         eprintln!("WARNING: skipped, as there is no apt-get to take qemu and a kernel from:");
         eprintln!(
-            "WARNING: control groups are tested only as this machine has them, and no agent as the first process of a machine"
+            "WARNING: the native level is tested only on this machine's kernel and control groups, and no agent as the first process of a machine"
         );
         return Ok(());
     }
-    run(root)
+    run(root, &[])
 }
 
-/// Boots every machine in turn, and fails if tests failed in one.
-pub(crate) fn run(root: &Path) -> Result<()> {
+/// Boots the machines of these names in turn, or all if there is none, and fails if tests failed in one.
+pub(crate) fn run(root: &Path, names: &[String]) -> Result<()> {
+    if let Some(unknown) = names.iter().find(|name| BOOTS.iter().all(|boot| boot.name != **name)) {
+        let known: Vec<&str> = BOOTS.iter().map(|boot| boot.name).collect();
+        bail!("there is no machine `{unknown}`; there are {}", known.join(", "));
+    }
     let folder = root.join("target/vm");
     fs::create_dir_all(&folder).with_context(|| format!("cannot make `{}`", folder.display()))?;
     require_qemu()?;
     let kernel = kernel(&folder)?;
     let busybox = unpacked(&folder, "busybox-static", "bin/busybox")?;
-    let (unit_tests, tests) = (test_binary(root, "lib")?, test_binary(root, "test")?);
-    for boot in BOOTS {
+    let tests =
+        ["test", "--package", "wieldy-sandbox", "--features", "firecracker", "--lib", "--test", "it", "--no-run"];
+    let built = build(root, &tests)?;
+    let (unit_tests, tests) = (program(&built, "lib")?, program(&built, "test")?);
+    let command = program(&build(root, &["build", "--package", "wieldy-cli", "--bin", "wieldy"])?, "bin")?;
+    let system = system::disk(&folder, &busybox, &tests, &command)?;
+    for boot in BOOTS.iter().filter(|boot| names.is_empty() || names.iter().any(|name| name == boot.name)) {
         let began = Instant::now();
         let (memory, console) = (folder.join(format!("{}.cpio", boot.name)), folder.join(format!("{}.log", boot.name)));
-        let mut files = initial_files(boot, &busybox, if boot.is_guest { &unit_tests } else { &tests })?;
-        let mut disks = Vec::new();
-        if boot.is_guest {
-            guest::add_modules(&mut files, &folder)?;
-            disks.extend(guest::disks(&folder, &busybox, &unit_tests)?);
-        }
+        let mut files = initial_files(boot, &busybox)?;
+        let disks = match boot.is_guest {
+            true => {
+                add_program(&mut files, "it", &unit_tests)?;
+                modules::add(&mut files, &folder, &guest::MODULES)?;
+                guest::disks(&folder, &busybox, &unit_tests)?.to_vec()
+            }
+            false => {
+                modules::add(&mut files, &folder, &system::MODULES)?;
+                vec![system.clone()]
+            }
+        };
         fs::write(&memory, files.end()).context("cannot write the machine's files")?;
-        start(&kernel, &memory, &disks, &console)?;
+        start(boot, &kernel, &memory, &disks, &console)?;
         let said = String::from_utf8_lossy(&fs::read(&console).context("cannot read the console")?).into_owned();
-        if let Err(error) = judge(&said) {
+        if let Err(error) = judge(boot.says, &said) {
             eprintln!("{said}");
             bail!("{}: {error:#} (see `{}`)", boot.name, console.display());
         }
@@ -102,26 +237,36 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether the tests ran to their end and passed, and there were some.
-fn judge(console: &str) -> Result<()> {
+/// Whether the tests ran to their end and passed, there were some, and commands said what they must.
+fn judge(says: &[(&str, &[&str])], console: &str) -> Result<()> {
     let result = console.lines().find_map(|line| line.trim().strip_prefix(RESULT));
     match result.context("the machine ended before its tests did")? {
         "0" if console.contains("running 0 tests") => bail!("no test has such a name"),
-        "0" => Ok(()),
+        "0" => {}
         code => bail!("the tests ended with exit code {code}"),
     }
+    for (number, (command, wanted)) in says.iter().enumerate() {
+        let answer = console.split_once(&format!("{ANSWER}{number}")).map_or("", |(_, rest)| rest);
+        let answer = answer.split_once("wieldy-vm: ").map_or(answer, |(answer, _)| answer);
+        if let Some(missing) = wanted.iter().find(|wanted| !answer.contains(**wanted)) {
+            bail!("`{command}` does not say `{missing}`");
+        }
+    }
+    Ok(())
 }
 
 /// Runs a machine to its end, with what it says in a file.
-fn start(kernel: &Path, memory: &Path, disks: &[PathBuf], console: &Path) -> Result<()> {
+fn start(boot: &Boot, kernel: &Path, memory: &Path, disks: &[PathBuf], console: &Path) -> Result<()> {
     let file = File::create(console).context("cannot write the console")?;
     let mut command = Command::new("qemu-system-x86_64");
-    command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "1024"]);
+    command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048"]);
     command.args(["-nodefaults", "-no-user-config", "-nographic", "-no-reboot", "-serial", "stdio", "-net", "none"]);
     command.arg("-kernel").arg(kernel).arg("-initrd").arg(memory);
-    command.args(["-append", "console=ttyS0 quiet panic=-1 cgroup_no_v1=none"]);
+    // It says nothing below a panic: tests have it run out of memory.
+    command.args(["-append", &format!("console=ttyS0 quiet loglevel=1 panic=-1 cgroup_no_v1=none {}", boot.kernel)]);
     for disk in disks {
-        command.arg("-drive").arg(format!("file={},format=raw,if=virtio", disk.display()));
+        // What a machine writes is gone with it.
+        command.arg("-drive").arg(format!("file={},format=raw,if=virtio,snapshot=on", disk.display()));
     }
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     let mut machine = Killed(command.spawn().context("cannot start qemu-system-x86_64")?);
@@ -146,36 +291,49 @@ impl Drop for Killed {
 }
 
 /// What the machine has in memory when it starts, as the kernel wants it.
-fn initial_files(boot: &Boot, busybox: &Path, tests: &Path) -> Result<Archive> {
+fn initial_files(boot: &Boot, busybox: &Path) -> Result<Archive> {
     let mut archive = Archive::default();
     for folder in ["bin", "dev", "proc", "sys", "tmp", "etc"] {
         archive.folder(folder);
     }
-    let init = format!(
-        "#!/bin/busybox sh
-/bin/busybox --install -s /bin
-export PATH=/bin RUST_BACKTRACE=0
+    let skipped: String = NOT_THERE.iter().map(|name| format!(" --skip {name}")).collect();
+    let asked: String =
+        (0..).zip(boot.says).map(|(number, (command, _))| format!("echo {ANSWER}{number}\n{command} 2>&1\n")).collect();
+    let tests = format!(
+        "#!/bin/sh
+export PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin HOME=/root RUST_BACKTRACE=0 NO_COLOR=1
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
-mount -t tmpfs -o mode=1777 tmpfs /tmp
-ip link set lo up
+mkdir -p /dev/pts && mount -t devpts devpts /dev/pts
+busybox ip link set lo up
+as_user() {{ setpriv --reuid=65534 --regid=65534 --clear-groups env HOME=/srv/project \"$@\"; }}
+cd /srv/project
 {}
-/it {} --test-threads 1
-echo \"{RESULT}$?\"
-poweroff -f
+/it {}{skipped} --test-threads 1
+code=$?
+{asked}
+echo \"{RESULT}$code\"
+busybox poweroff -f
 ",
-        boot.mounts,
-        boot.tests.join(" ")
+        boot.setup,
+        boot.tests.join(" "),
     );
+    let init = if boot.is_guest { tests.as_str() } else { system::INIT };
     archive.file("init", init.as_bytes());
+    archive.file("tests", tests.as_bytes());
     archive.file("bin/busybox", &fs::read(busybox).context("cannot read busybox")?);
-    archive.file("it", &fs::read(tests).context("cannot read the tests")?);
-    for library in libraries(tests)? {
+    Ok(archive)
+}
+
+/// Puts a program into the machine's memory, with the libraries that it needs.
+fn add_program(archive: &mut Archive, name: &str, program: &Path) -> Result<()> {
+    archive.file(name, &fs::read(program).context("cannot read the tests")?);
+    for library in libraries(program)? {
         let bytes = fs::read(&library).with_context(|| format!("cannot read `{library}`"))?;
         archive.file(library.trim_start_matches('/'), &bytes);
     }
-    Ok(archive)
+    Ok(())
 }
 
 /// The shared libraries that a program needs, and the loader of these.
@@ -232,24 +390,26 @@ impl Archive {
     }
 }
 
-/// The test binary of the sandbox of this kind, `lib` or `test`; built if it has to be.
-fn test_binary(root: &Path, kind: &str) -> Result<PathBuf> {
+/// What cargo says while it builds this.
+fn build(root: &Path, arguments: &[&str]) -> Result<Vec<Value>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["test", "--package", "wieldy-sandbox", "--features", "firecracker", "--lib", "--test", "it"]);
-    command.args(["--no-run", "--locked"]);
-    command.args(["--message-format", "json-render-diagnostics"]).current_dir(root).stderr(Stdio::inherit());
-    let output = command.output().context("cannot start cargo")?;
+    command.args(arguments).args(["--locked", "--message-format", "json-render-diagnostics"]);
+    let output = command.current_dir(root).stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     if !output.status.success() {
-        bail!("the tests of wieldy-sandbox do not build");
+        bail!("`cargo {}` failed", arguments.join(" "));
     }
     let messages = output.stdout.split(|byte| *byte == b'\n');
-    let mut programs = messages.filter_map(|line| {
-        let message: Value = serde_json::from_slice(line).ok()?;
+    Ok(messages.filter_map(|line| serde_json::from_slice(line).ok()).collect())
+}
+
+/// The program of this kind (`lib`, `test`, `bin`) that was built last.
+fn program(built: &[Value], kind: &str) -> Result<PathBuf> {
+    let mut programs = built.iter().filter_map(|message| {
         message.get("target")?.get("kind")?.as_array()?.iter().find(|it| *it == kind)?;
         Some(PathBuf::from(message.get("executable")?.as_str()?))
     });
-    programs.next_back().context("cargo does not say where the tests of wieldy-sandbox are")
+    programs.next_back().with_context(|| format!("cargo does not say where it built the `{kind}`"))
 }
 
 /// Sees to it that qemu is there.
@@ -319,12 +479,25 @@ mod tests {
 
     #[test]
     fn a_machine_that_does_not_say_that_all_is_well_has_failed() {
-        let why = |console: &str| judge(console).err().map(|error| error.to_string());
+        let why = |console: &str| judge(&[], console).err().map(|error| error.to_string());
         assert_eq!(why("running 3 tests\nwieldy-vm: the tests ended with 0\r\n"), None);
         assert_eq!(why("wieldy-vm: the tests ended with 101\n").unwrap(), "the tests ended with exit code 101");
         assert_eq!(why("Kernel panic").unwrap(), "the machine ended before its tests did");
         let none = "running 0 tests\nwieldy-vm: the tests ended with 0\n";
         assert_eq!(why(none).unwrap(), "no test has such a name");
+    }
+
+    #[test]
+    fn each_command_must_say_all_that_it_has_to_itself() {
+        let says: &[(&str, &[&str])] = &[("first", &["one", "two"]), ("second", &["three"])];
+        let why = |first: &str, second: &str| {
+            let console = format!("{ANSWER}0\n{first}\n{ANSWER}1\n{second}\n{RESULT}0\n");
+            judge(says, &console).err().map(|error| error.to_string())
+        };
+        assert_eq!(why("one and two", "three"), None);
+        assert_eq!(why("one", "two and three").unwrap(), "`first` does not say `two`");
+        assert_eq!(why("one, two, three", "").unwrap(), "`second` does not say `three`");
+        assert_eq!(judge(says, &format!("{RESULT}0\n")).unwrap_err().to_string(), "`first` does not say `one`");
     }
 
     #[test]

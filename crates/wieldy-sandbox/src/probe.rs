@@ -13,6 +13,8 @@ use std::time::Duration;
 use serde::Serialize;
 use wieldy_core::{Confinement, Enforcement, FileRules, Level, Network, Place, ResourceLimits};
 
+pub(crate) use kernel::explained;
+
 use crate::cgroup::{Finding, Kind, Version};
 use crate::native::{seccomp, standing};
 use crate::{Native, NativeOptions, Rootfs};

@@ -22,6 +22,7 @@ use crate::native::held::Held;
 use crate::native::init::Init;
 use crate::native::owners::{self, Identity};
 use crate::native::seccomp;
+use crate::probe;
 use crate::sys;
 use crate::tree::Tree;
 use crate::wire::{self, InitReport, WardenOrder, WardenReport};
@@ -229,7 +230,7 @@ impl Warden {
         if !open_network {
             flags |= libc::CLONE_NEWNET;
         }
-        match sys::fork(flags).map_err(|error| ("making namespaces", error))? {
+        match sys::fork(flags).map_err(|error| ("making namespaces", probe::explained(error)))? {
             None => {
                 let Ok(socket) = socket.try_clone() else { sys::exit_now(1) };
                 // What is closed here must not be closed again.

@@ -12,6 +12,7 @@ use rustix::fs::Access;
 use rustix::io::Errno;
 use rustix::process::Pid;
 
+use crate::sys;
 use crate::tree::Tree;
 use crate::wire::{Limit, RunLimits};
 
@@ -214,7 +215,7 @@ fn resident_bytes(process: &Path) -> u64 {
     let mut fields = statm.split_ascii_whitespace().skip(1).map(|pages| pages.parse().unwrap_or(0_u64));
     let (resident, shared) = (fields.next().unwrap_or(0), fields.next().unwrap_or(0));
     // What is shared, mostly programs and libraries, is counted once by the page cache and not once for each process.
-    resident.saturating_sub(shared) * rustix::param::page_size() as u64
+    resident.saturating_sub(shared) * sys::page_bytes()
 }
 
 fn written_bytes(process: &Path) -> u64 {

@@ -11,44 +11,20 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Archive, libraries};
+use super::libraries;
 
 /// Loads the modules and starts the agent.
-pub(super) const MOUNTS: &str = "for module in /modules/*; do insmod $module; done
+pub(super) const SETUP: &str = "for module in /modules/*; do insmod $module; done
 mkdir /guest
 mount -o ro /dev/vda /guest
 export WIELDY_TEST_GUEST=1
 unshare -m -p -f chroot /guest /sbin/wieldy-guest &";
 
-/// The modules below the kernel's folder, each after those that it needs.
-const MODULES: [&str; 9] = [
-    "drivers/virtio/virtio",
-    "drivers/virtio/virtio_ring",
-    "drivers/virtio/virtio_pci_modern_dev",
-    "drivers/virtio/virtio_pci_legacy_dev",
-    "drivers/virtio/virtio_pci",
-    "drivers/block/virtio_blk",
-    "net/vmw_vsock/vsock",
-    "net/vmw_vsock/vmw_vsock_virtio_transport_common",
-    "net/vmw_vsock/vsock_loopback",
-];
+/// Disks, and virtual sockets.
+pub(super) const MODULES: [&str; 3] = ["virtio_pci", "virtio_blk", "vsock_loopback"];
 
 /// The programs that commands find in the guest.
 const PROGRAMS: [&str; 10] = ["cat", "cut", "grep", "id", "ls", "mkdir", "ps", "setsid", "sh", "tr"];
-
-/// Puts the modules into the machine's memory, in the order in which they are loaded.
-pub(super) fn add_modules(archive: &mut Archive, folder: &Path) -> Result<()> {
-    let packages = fs::read_dir(folder)?.flatten().map(|entry| entry.path());
-    let mut modules = packages.map(|package| package.join("lib/modules")).filter(|modules| modules.is_dir());
-    let modules = modules.next().context("the kernel's package has no modules")?;
-    let version = fs::read_dir(&modules)?.flatten().next().context("the kernel's package has no modules")?;
-    for (number, module) in MODULES.iter().enumerate() {
-        let path = version.path().join("kernel").join(format!("{module}.ko"));
-        let bytes = fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
-        archive.file(&format!("modules/{number}"), &bytes);
-    }
-    Ok(())
-}
 
 /// Makes the root file system and the disk for the workspace.
 pub(super) fn disks(folder: &Path, busybox: &Path, program: &Path) -> Result<[PathBuf; 2]> {
@@ -75,7 +51,7 @@ pub(super) fn disks(folder: &Path, busybox: &Path, program: &Path) -> Result<[Pa
     Ok(disks)
 }
 
-fn make_file_system(path: &Path, megabytes: u64, content: Option<&Path>) -> Result<()> {
+pub(super) fn make_file_system(path: &Path, megabytes: u64, content: Option<&Path>) -> Result<()> {
     fs::File::create(path)?.set_len(megabytes << 20)?;
     let mut command = Command::new("mkfs.ext4");
     command.args(["-q", "-F"]);

@@ -71,9 +71,13 @@ pub(crate) struct Peak {
 
 impl Peak {
     /// The peak, if it is known to the last byte.
-    #[cfg(test)]
     pub(crate) fn exact(self) -> Option<u64> {
         (self.most == Some(self.least)).then_some(self.least)
+    }
+
+    /// As much as there was for sure, where somebody else has seen so much.
+    pub(crate) fn with_seen(self, seen: u64) -> u64 {
+        self.least.max(seen.min(self.most.unwrap_or(u64::MAX)))
     }
 }
 
@@ -342,5 +346,13 @@ mod tests {
         assert_eq!(mark(false, Some(5), Some(5)).since(Some(5), || Some(2)), exactly(5));
         assert_eq!(mark(false, None, Some(1)).since(None, || Some(2)), Some(Peak { least: 2, most: None }));
         assert_eq!(mark(false, None, None).since(None, || None), None);
+    }
+
+    #[test]
+    fn what_others_have_seen_counts_where_the_peak_is_not_known() {
+        let of = |least, most| Peak { least, most };
+        let with_seen = [of(2, Some(5)), of(2, Some(3)), of(2, None), of(9, Some(9))].map(|peak| peak.with_seen(4));
+        assert_eq!(with_seen, [4, 3, 4, 9]);
+        assert_eq!(of(3, Some(3)).with_seen(4), 3, "what is known exactly is not more than that");
     }
 }

@@ -27,6 +27,9 @@ const PATH_BYTES_MAX: usize = 1024;
 /// The code by which shells say that something could not be executed, of which being denied says nothing about writing.
 const NOT_EXECUTABLE: i32 = 126;
 
+/// Folders that every machine has, and no sandbox shows of itself. Elsewhere, what is missing is most likely missing.
+const KEPT_BACK: [&str; 7] = ["/boot", "/home", "/media", "/mnt", "/root", "/srv", "/var"];
+
 /// Hands output on, and keeps the end of it.
 pub(crate) struct Complaints<'a> {
     output: &'a dyn OutputSink,
@@ -137,8 +140,10 @@ impl Place<'_> {
                 }
                 Rule::Open | Rule::Held | Rule::Kernel => false,
             },
-            // From inside, what is not shown cannot be told from what does not exist. Nor is it told here.
-            Word::Missing => rule == Rule::Outside && complaint.path.starts_with('/'),
+            // From inside, what is not shown cannot be told from what does not exist. Nor is it told here: what counts is where it would be.
+            Word::Missing => {
+                rule == Rule::Outside && KEPT_BACK.iter().any(|folder| Path::new(complaint.path).starts_with(folder))
+            }
         };
         let reason = is_refused.then(|| reason(&rule))??;
         let path =

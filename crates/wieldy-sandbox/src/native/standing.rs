@@ -24,7 +24,7 @@ use super::plan::{self, Step};
 use super::planned::Planned;
 use super::refusals::Refusals;
 use crate::bare;
-use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy, Used, Whose};
+use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy, Peak, Used, Whose};
 use crate::custody::{Berth, Went};
 use crate::link::{Link, Warden, settle};
 use crate::prepare::prepare;
@@ -289,7 +289,7 @@ impl Standing {
         self.executed.store(0, Ordering::Relaxed);
     }
 
-    /// The limit that the kernel has seen to, if it had to.
+    /// The limit that the kernel has seen to, if it had to. Where it does not tell the peak of just this call, it was what is allowed.
     fn overrun_of_group(&self, used: &Used, limits: &ResourceLimits) -> Option<Overrun> {
         let allowed = |whose: Option<Whose>, own: Option<u64>, parent: Option<u64>| match whose {
             Some(Whose::Above) => parent.or(own),
@@ -297,12 +297,12 @@ impl Standing {
         };
         if used.oom_kills.is_some_and(|kills| kills > 0) {
             let allowed = allowed(used.oom_kills_by, limits.memory_bytes, self.limits.memory_bytes)?;
-            let used = used.memory_peak_bytes.map_or(allowed, |peak| peak.least);
+            let used = used.memory_peak_bytes.and_then(Peak::exact).unwrap_or(allowed);
             return Some(Overrun { limit: "memory_bytes", allowed, used });
         }
         if used.process_refusals.is_some_and(|refusals| refusals > 0) {
             let allowed = allowed(used.process_refusals_by, limits.processes, self.limits.processes)?;
-            let used = used.processes_peak.map_or(allowed, |peak| peak.least);
+            let used = used.processes_peak.and_then(Peak::exact).unwrap_or(allowed);
             return Some(Overrun { limit: "processes", allowed, used });
         }
         None
@@ -454,11 +454,15 @@ pub(super) fn group_limits(limits: &ResourceLimits, residents: u64) -> GroupLimi
 /// What the berth saw of a run, and what the kernel counted of its group, which is more exact. Of what was read, the berth saw only what those
 /// processes did that were waited for; kernels that count it for no group say 0. What was written is counted for a group when the
 /// page cache is emptied, which may be during another call.
+///
+/// Kernels that cannot forget a peak (cgroup v2 before 6.12) or keep none (of processes) do not tell it for each call of a session. Then it
+/// is the most that anybody saw: the kernel before and after the call, the berth in the largest process and at its looks.
 fn usage(seen: Usage, used: &Used) -> Usage {
+    let peak = |seen: u64, counted: Option<Peak>| counted.map_or(seen, |peak| peak.with_seen(seen));
     Usage {
         cpu_ms: used.cpu_us.map_or(seen.cpu_ms, |us| us as f64 / 1e3),
-        memory_peak_bytes: used.memory_peak_bytes.map_or(seen.memory_peak_bytes, |peak| peak.least),
-        processes_peak: used.processes_peak.map_or(seen.processes_peak, |peak| peak.least.max(1)),
+        memory_peak_bytes: peak(seen.memory_peak_bytes, used.memory_peak_bytes),
+        processes_peak: peak(seen.processes_peak, used.processes_peak).max(1),
         read_bytes: seen.read_bytes.max(used.bytes_read.unwrap_or(0)),
         ..seen
     }
@@ -490,5 +494,18 @@ mod tests {
             (usage.read_bytes, usage.written_bytes)
         };
         assert_eq!([Some(10), Some(0), None].map(of), [(10, 20), (5, 20), (5, 20)]);
+    }
+
+    #[test]
+    fn a_peak_that_the_kernel_does_not_know_is_the_most_that_was_seen() {
+        let seen = Usage { memory_peak_bytes: 50, processes_peak: 4, ..Usage::default() };
+        let of = |memory, processes| {
+            let usage = usage(seen, &Used { memory_peak_bytes: memory, processes_peak: processes, ..Used::default() });
+            (usage.memory_peak_bytes, usage.processes_peak)
+        };
+        let exactly = |value| Some(Peak { least: value, most: Some(value) });
+        assert_eq!(of(exactly(70), exactly(3)), (70, 3));
+        assert_eq!(of(Some(Peak { least: 2, most: Some(60) }), Some(Peak { least: 0, most: None })), (50, 4));
+        assert_eq!(of(None, None), (50, 4));
     }
 }

@@ -17,7 +17,7 @@ use super::container::{Container, blocking, group_limits, text, write_json};
 use super::groups;
 use super::owners::AGENT;
 use super::runtime::{Hand, complaint, ended, not_started};
-use crate::cgroup::{Group, Used, Whose};
+use crate::cgroup::{Group, Peak, Used, Whose};
 use crate::custody::Went;
 use crate::native::complaints::Complaints;
 use crate::prepare::prepare;
@@ -180,7 +180,7 @@ impl Container {
         }
     }
 
-    /// The limit that the kernel has seen to, if it had to.
+    /// The limit that the kernel has seen to, if it had to. Where it does not tell the peak of just this call, it was what is allowed.
     fn overrun(&self, used: &Used, confinement: &Confinement) -> Option<Overrun> {
         let own = &confinement.limits;
         let allowed = |whose: Option<Whose>, own: Option<u64>, above: Option<u64>| match whose {
@@ -189,12 +189,12 @@ impl Container {
         };
         if used.oom_kills.is_some_and(|kills| kills > 0) {
             let allowed = allowed(used.oom_kills_by, own.memory_bytes, self.limits.memory_bytes)?;
-            let used = used.memory_peak_bytes.map_or(allowed, |peak| peak.least);
+            let used = used.memory_peak_bytes.and_then(Peak::exact).unwrap_or(allowed);
             return Some(Overrun { limit: "memory_bytes", allowed, used });
         }
         if self.made.level != Level::Gvisor && used.process_refusals.is_some_and(|refusals| refusals > 0) {
             let allowed = allowed(used.process_refusals_by, own.processes, self.limits.processes)?;
-            let used = used.processes_peak.map_or(allowed, |peak| peak.least);
+            let used = used.processes_peak.and_then(Peak::exact).unwrap_or(allowed);
             return Some(Overrun { limit: "processes", allowed, used });
         }
         None

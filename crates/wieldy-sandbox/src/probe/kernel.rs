@@ -48,19 +48,29 @@ fn read(setting: &str) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// What can be set such that nobody but root, or nobody at all, may make user namespaces: the value that forbids it, and
-/// what to set instead.
-const FORBIDDING: [(&str, &str, &str); 3] = [
-    ("kernel.unprivileged_userns_clone", "0", "1"),
-    ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
-    ("user.max_user_namespaces", "0", "65536"),
+/// What can be set such that nobody but root, or nobody at all, may make user namespaces: the value that forbids it, what to set instead, and
+/// whether the kernel then says that there may be no more of them, rather than that it is not permitted.
+const FORBIDDING: [(&str, &str, &str, bool); 3] = [
+    ("kernel.unprivileged_userns_clone", "0", "1", false),
+    ("kernel.apparmor_restrict_unprivileged_userns", "1", "0", false),
+    ("user.max_user_namespaces", "0", "65536", true),
 ];
 
-/// The setting that forbids, if one does.
-fn forbidden_by(read: &dyn Fn(&str) -> Option<String>) -> Option<(String, String)> {
-    let (setting, value, instead) =
-        FORBIDDING.into_iter().find(|(setting, value, _)| read(setting).is_some_and(|found| found == *value))?;
+/// The setting that is the reason for this error, if one is, and what to do about it.
+fn forbidden_by(error: &io::Error, read: &dyn Fn(&str) -> Option<String>) -> Option<(String, String)> {
+    let too_many = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EUSERS));
+    let mut settings = FORBIDDING.into_iter().filter(|(.., counts)| *counts == too_many);
+    let (setting, value, instead, _) =
+        settings.find(|(setting, value, ..)| read(setting).is_some_and(|found| found == *value))?;
     Some((format!("`{setting}` is {value}"), format!("as root: `sysctl -w {setting}={instead}`")))
+}
+
+/// Why no namespaces could be made, with the setting that is the reason, if one is, and what to do about it.
+pub(crate) fn explained(error: io::Error) -> io::Error {
+    match forbidden_by(&error, &read) {
+        Some((told, hint)) => io::Error::new(error.kind(), format!("{error}, as {told}; {hint}")),
+        None => error,
+    }
 }
 
 fn user_namespaces(tried: io::Result<()>, read: &dyn Fn(&str) -> Option<String>) -> Probed {
@@ -69,7 +79,7 @@ fn user_namespaces(tried: io::Result<()>, read: &dyn Fn(&str) -> Option<String>)
 
 fn namespace(name: &str, tried: io::Result<()>, read: &dyn Fn(&str) -> Option<String>) -> Probed {
     let Err(error) = tried else { return Probed::works(name, "can be made") };
-    if let Some((told, hint)) = forbidden_by(read) {
+    if let Some((told, hint)) = forbidden_by(&error, read) {
         return Probed::fails(name, format!("cannot be made, as {told}: {error}"), hint);
     }
     let hint = match error.raw_os_error() {
@@ -89,7 +99,7 @@ fn owners(workspace: &Path) -> Probed {
         Err(error) => Probed::fails(
             name,
             format!("the workspace `{}` cannot be mounted so: {error}", workspace.display()),
-            "use a workspace on another file system (ext4, xfs, btrfs, tmpfs), or run as an ordinary user",
+            "use a workspace on another file system (ext4, xfs, btrfs, or tmpfs from Linux 6.3 on), or run as an ordinary user",
         ),
     }
 }
@@ -137,7 +147,8 @@ mod tests {
                 "as root: `sysctl -w kernel.unprivileged_userns_clone=1`"
             )
         );
-        let read = |name: &str| (name == "user.max_user_namespaces").then(|| "0".to_owned());
+        // Both are 0 here, and root is not bound by the first.
+        let read = |name: &str| (!name.contains("apparmor")).then(|| "0".to_owned());
         let check = user_namespaces(failing(libc::ENOSPC), &read);
         assert_eq!(check.hint.as_deref(), Some("as root: `sysctl -w user.max_user_namespaces=65536`"));
         let read = |name: &str| (name == "kernel.apparmor_restrict_unprivileged_userns").then(|| "1".to_owned());

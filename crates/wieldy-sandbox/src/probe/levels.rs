@@ -73,8 +73,8 @@ async fn by_native(options: &ProbeOptions, native: &Native, features: &[Probed])
             // The first part that does not work is the likeliest reason.
             let broken = features.iter().find(|check| check.state == ProbeState::Fails);
             let hint = broken.map(|check| match &check.hint {
-                Some(hint) => format!("{} do not work here: {hint}", check.name),
-                None => format!("{} do not work here", check.name),
+                Some(hint) => format!("this machine lacks {}: {hint}", check.name),
+                None => format!("this machine lacks {}", check.name),
             });
             Probed::fails(name, told, hint.unwrap_or_else(|| "every part of it works by itself; see the reason".into()))
         }
@@ -322,7 +322,7 @@ mod tests {
             Probed::fails(
                 "native",
                 "cannot make a sandbox: the workspace `/no/such/workspace`: No such file or directory (os error 2)",
-                "user namespaces do not work here: do this"
+                "this machine lacks user namespaces: do this"
             )
         );
     }

@@ -209,6 +209,21 @@ async fn what_a_child_reads_that_nobody_waits_for_is_measured() {
 }
 
 #[tokio::test]
+async fn the_peaks_of_a_call_are_its_own_also_after_a_larger_one() {
+    const MIB: u64 = 1 << 20;
+    let native = native();
+    let hold = |mib: u64| format!("exec python3 -c 'bytearray(b\"x\") * ({mib} << 20)'");
+    let mut peaks = Vec::new();
+    for text in [hold(90), hold(45), "sleep 0.5 & sleep 0.5 & sleep 0.5 & wait".into()] {
+        let usage = script(&native, session("one"), &text).run().await.unwrap().usage;
+        peaks.push((usage.memory_peak_bytes / MIB, usage.processes_peak));
+    }
+    let [(large, _), (small, _), (none, four)] = peaks[..] else { panic!("{peaks:?}") };
+    assert!((90..130).contains(&large) && (45..85).contains(&small) && none < 20, "{peaks:?}");
+    assert_eq!(four, 4, "{peaks:?}");
+}
+
+#[tokio::test]
 async fn sandboxes_are_built_ahead_and_used_once() {
     let native = Native::new(NativeOptions { spares: 2, ..NativeOptions::default() });
     let home = World::bash(":");

@@ -17,8 +17,8 @@ use wieldy_sandbox::{Bare, Native, NativeOptions};
 
 use crate::oci;
 
-/// Nothing in these tests takes this long unless it hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Nothing in these tests takes this long unless it hangs, not even where the processor is a program (`cargo xtask vm`).
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A command in a workspace of its own. All processes that come of it carry its mark in their environment.
 pub(crate) struct World {

@@ -128,6 +128,7 @@ fn programs_of_many_kinds_are_understood() {
         ("cat: /tmp/x: Read-only file system", vec![]),
         ("cat: /usr/x: No such file or directory", vec![]),
         ("cat: srv/x: No such file or directory", vec![]),
+        ("cat: /no/such/file: No such file or directory", vec![]),
         ("cat: /etc/shadow: No such file or directory", vec![]),
         ("rm: cannot remove '/tmp/x': Device or resource busy", vec![]),
         ("cat: /proc/1/mem: Permission denied", vec![]),

@@ -7,7 +7,8 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 
 use wieldy_core::{Network, Place};
 
-use super::arena::Arena;
+use super::arena::{Arena, say};
+use super::syscalls::landlock_version;
 
 /// Somebody on the machine who must not be reached.
 struct Listeners {
@@ -129,13 +130,22 @@ async fn with_an_open_network_sockets_without_a_path_are_still_out_of_reach() {
     arena.confinement.network = Network::Open;
     let listeners = Listeners::new(&arena);
     let port = listeners.tcp[0].local_addr().unwrap().port();
+    // They are of the network. Landlock knows them from version 6 on, and before that nobody does.
+    let connect = match landlock_version() {
+        6.. => {
+            format!("attack python3 -c 'import socket; socket.socket(socket.AF_UNIX).connect(\"\\0{}\")'", arena.mark)
+        }
+        old => {
+            say(&format!("sockets without a path on an open network: Landlock {old} lets them through"));
+            String::new()
+        }
+    };
     let script = format!(
         r#"
-        attack timeout 5 python3 -c 'import socket; socket.socket(socket.AF_UNIX).connect("\0{}")'
+        {connect}
         attack python3 -c 'import socket; socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)'
         twin timeout 5 bash -c 'echo x > /dev/tcp/127.0.0.1/{port}'
-        echo done"#,
-        arena.mark
+        echo done"#
     );
     assert_eq!(arena.run(Place::Own, &script).await, "done\n");
     assert!(listeners.tcp[0].accept().is_ok(), "the twin has reached us");

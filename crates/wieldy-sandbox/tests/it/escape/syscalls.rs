@@ -23,6 +23,14 @@ pub(crate) fn expected(which: Numbers) -> Vec<(&'static str, i32)> {
     attempts(which).iter().map(|attempt| (attempt.name, attempt.errno)).collect()
 }
 
+/// The version of Landlock that this kernel has; 0 where it has none, or none that is switched on.
+pub(crate) fn landlock_version() -> u32 {
+    const VERSION: u32 = 1;
+    // SAFETY: with this flag the kernel reads no memory; it wants a null pointer and a size of 0.
+    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0, VERSION) };
+    u32::try_from(version).unwrap_or(0)
+}
+
 /// Which numbers are tried.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Numbers {
