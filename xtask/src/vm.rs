@@ -293,7 +293,7 @@ impl Drop for Killed {
 /// What the machine has in memory when it starts, as the kernel wants it.
 fn initial_files(boot: &Boot, busybox: &Path) -> Result<Archive> {
     let mut archive = Archive::default();
-    for folder in ["bin", "dev", "proc", "sys", "tmp", "etc"] {
+    for folder in ["bin", "dev", "proc", "sys", "tmp", "etc", "srv/project"] {
         archive.folder(folder);
     }
     let skipped: String = NOT_THERE.iter().map(|name| format!(" --skip {name}")).collect();
@@ -319,7 +319,7 @@ busybox poweroff -f
         boot.setup,
         boot.tests.join(" "),
     );
-    let init = if boot.is_guest { tests.as_str() } else { system::INIT };
+    let init = if boot.is_guest { guest::INIT } else { system::INIT };
     archive.file("init", init.as_bytes());
     archive.file("tests", tests.as_bytes());
     archive.file("bin/busybox", &fs::read(busybox).context("cannot read busybox")?);
