@@ -68,7 +68,13 @@ const BOOTS: &[Boot] = &[
 for names in cpu,cpuacct memory pids blkio freezer; do
     mkdir /sys/fs/cgroup/$names && mount -t cgroup -o $names cgroup /sys/fs/cgroup/$names
 done",
-        tests: &["cgroup::", "measuring::native::", "escape::limits::a_memory_bomb", "escape::limits::a_fork_bomb"],
+        tests: &[
+            "cgroup::",
+            "measuring::native::",
+            "sessions::the_peaks_of_a_call",
+            "escape::limits::a_memory_bomb",
+            "escape::limits::a_fork_bomb",
+        ],
         says: &[(
             DOCTOR,
             &[NATIVE, LANDLOCK, r#""cgroups":"v1""#, CPU_BY_KERNEL, MEMORY_BY_KERNEL, PROCESSES_BY_KERNEL],
@@ -165,6 +171,7 @@ const NOT_THERE: &[&str] = &[
     "escape::protected::a_link_that_comes_and_goes_never_moves_a_mount",
     "measuring::native::a_flood_of_output_passes_through_without_piling_up",
     "measuring::native::processor_time_of_the_whole_tree_is_measured",
+    "measuring::native::the_peak_of_memory_is_that_of_the_largest_process",
 ];
 
 /// A boot takes one or two minutes on a quiet machine.
