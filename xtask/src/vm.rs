@@ -68,7 +68,13 @@ const BOOTS: &[Boot] = &[
 for names in cpu,cpuacct memory pids blkio freezer; do
     mkdir /sys/fs/cgroup/$names && mount -t cgroup -o $names cgroup /sys/fs/cgroup/$names
 done",
-        tests: &["cgroup::", "measuring::native::", "escape::limits::a_memory_bomb", "escape::limits::a_fork_bomb"],
+        tests: &[
+            "cgroup::",
+            "measuring::native::",
+            "sessions::the_peaks_of_a_call",
+            "escape::limits::a_memory_bomb",
+            "escape::limits::a_fork_bomb",
+        ],
         says: &[(
             DOCTOR,
             &[NATIVE, LANDLOCK, r#""cgroups":"v1""#, CPU_BY_KERNEL, MEMORY_BY_KERNEL, PROCESSES_BY_KERNEL],
@@ -165,6 +171,7 @@ const NOT_THERE: &[&str] = &[
     "escape::protected::a_link_that_comes_and_goes_never_moves_a_mount",
     "measuring::native::a_flood_of_output_passes_through_without_piling_up",
     "measuring::native::processor_time_of_the_whole_tree_is_measured",
+    "measuring::native::the_peak_of_memory_is_that_of_the_largest_process",
 ];
 
 /// A boot takes one or two minutes on a quiet machine.
@@ -293,7 +300,7 @@ impl Drop for Killed {
 /// What the machine has in memory when it starts, as the kernel wants it.
 fn initial_files(boot: &Boot, busybox: &Path) -> Result<Archive> {
     let mut archive = Archive::default();
-    for folder in ["bin", "dev", "proc", "sys", "tmp", "etc"] {
+    for folder in ["bin", "dev", "proc", "sys", "tmp", "etc", "srv/project"] {
         archive.folder(folder);
     }
     let skipped: String = NOT_THERE.iter().map(|name| format!(" --skip {name}")).collect();
@@ -319,7 +326,7 @@ busybox poweroff -f
         boot.setup,
         boot.tests.join(" "),
     );
-    let init = if boot.is_guest { tests.as_str() } else { system::INIT };
+    let init = if boot.is_guest { guest::INIT } else { system::INIT };
     archive.file("init", init.as_bytes());
     archive.file("tests", tests.as_bytes());
     archive.file("bin/busybox", &fs::read(busybox).context("cannot read busybox")?);

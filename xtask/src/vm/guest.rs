@@ -13,6 +13,12 @@ use anyhow::{Context, Result, bail};
 
 use super::libraries;
 
+/// Goes on in memory.
+pub(super) const INIT: &str = "#!/bin/busybox sh
+/bin/busybox --install -s /bin
+exec /tests
+";
+
 /// Loads the modules and starts the agent.
 pub(super) const SETUP: &str = "for module in /modules/*; do insmod $module; done
 mkdir /guest
