@@ -20,7 +20,7 @@ use rustix::{process, thread};
 use crate::native::sys_landlock;
 use crate::sys::{self, Program, Stack};
 use crate::tree::Tree;
-use crate::watch::Watch;
+use crate::watch::{self, Watch};
 use crate::wire::{self, BerthOrderTo, BerthReport, RunOrder, RunReport, Step};
 
 /// What else a berth needs to know of where it lives.
@@ -50,7 +50,7 @@ impl Berth {
         sys::exit_now(i32::from(!matches!(lived, Ok(Ok(())))))
     }
 
-    fn serve(&self) -> io::Result<()> {
+    fn serve(mut self) -> io::Result<()> {
         // No terminal, and no signals that were meant for somebody else's group.
         let _ = process::setsid();
         process::set_child_subreaper(Some(process::getpid()))?;
@@ -60,6 +60,8 @@ impl Berth {
         let signals = sys::child_signals()?;
         let mut tree = Tree::new(signals)?;
         let mut stack = Stack::new();
+        // Once: nobody can mount anything on them any more.
+        self.private = watch::one_of_each(std::mem::take(&mut self.private));
         wire::send(&self.socket, &BerthReport::Here, &[])?;
         self.rehearse(&mut tree, &mut stack);
         while let Some(received) = wire::receive::<BerthOrderTo>(&self.socket)? {

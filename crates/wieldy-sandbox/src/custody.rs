@@ -328,12 +328,15 @@ impl Ends {
         }
     }
 
-    /// Hands on what is in the pipes, at most as much as they can hold: whoever still writes is none of ours.
+    /// Hands on what is in the pipes, and no more: whoever still writes is none of ours.
     fn pass_on_rest(&self, output: &dyn OutputSink) {
         let stderr = self.stderr.as_ref().map(|stderr| (Stream::Stderr, stderr));
         let mut buffer = Vec::new();
         for (stream, pipe) in std::iter::once((Stream::Stdout, &self.stdout)).chain(stderr) {
-            let mut left = rustix::pipe::fcntl_getpipe_size(pipe.get_ref()).unwrap_or(READ_BYTES);
+            // Of a terminal, some may be under way.
+            let in_pipe =
+                || rustix::io::ioctl_fionread(pipe.get_ref()).ok().and_then(|count| usize::try_from(count).ok());
+            let mut left = if self.stderr.is_some() { in_pipe().unwrap_or(READ_BYTES) } else { READ_BYTES };
             // Read past the runtime, which may not yet have heard that there is something.
             while left > 0
                 && let Ok(count @ 1..) = read(pipe, &mut buffer)

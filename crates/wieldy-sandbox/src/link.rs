@@ -124,20 +124,34 @@ impl Warden {
 impl Warden {
     /// Gives an order and waits for the answer.
     pub(crate) async fn ask(&self, order: &WardenOrder) -> io::Result<Vec<OwnedFd>> {
+        self.begin(order)?.wait().await
+    }
+
+    /// Gives an order that will be answered.
+    pub(crate) fn begin(&self, order: &WardenOrder) -> io::Result<Answer> {
         let (link, socket) = Link::pair()?;
         self.order(order, &socket)?;
-        drop(socket);
-        match link.receive::<WardenReport>().await? {
-            None => Err(io::Error::other("the warden is gone")),
-            Some(Received { message: WardenReport { error: Some(error) }, .. }) => Err(io::Error::other(error)),
-            Some(received) => Ok(received.descriptors),
-        }
+        Ok(Answer(link))
     }
 
     /// A user namespace in which the files of this owner are those of the sandboxes' account.
     pub(crate) async fn owner(&self, uid: u32, gid: u32) -> io::Result<OwnedFd> {
         let namespace = self.ask(&WardenOrder::Owner { uid, gid }).await?.into_iter().next();
         namespace.ok_or_else(|| io::Error::other("the warden sent nothing"))
+    }
+}
+
+/// What the warden will say to an order.
+pub(crate) struct Answer(Link);
+
+impl Answer {
+    /// Waits until it is said; what was asked for comes beside it.
+    pub(crate) async fn wait(self) -> io::Result<Vec<OwnedFd>> {
+        match self.0.receive::<WardenReport>().await? {
+            None => Err(io::Error::other("the warden is gone")),
+            Some(Received { message: WardenReport { error: Some(error) }, .. }) => Err(io::Error::other(error)),
+            Some(received) => Ok(received.descriptors),
+        }
     }
 }
 

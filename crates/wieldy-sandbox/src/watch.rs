@@ -38,11 +38,24 @@ pub(crate) struct Watch<'a> {
     look_from: Taken,
     /// When it is worth while again with what is allowed.
     look_at: Option<Instant>,
-    /// Folders of file systems that are only the sandbox's own.
+    /// A folder of each file system that is only the sandbox's own.
     private: &'a [CString],
     /// What these held together.
     private_before: Taken,
     processes_peak: u64,
+}
+
+/// Of folders, several of which may be parts of one file system, the first of each.
+pub(crate) fn one_of_each(mut folders: Vec<CString>) -> Vec<CString> {
+    let mut known = Vec::new();
+    folders.retain(|folder| match rustix::fs::stat(folder.as_c_str()) {
+        Ok(found) if !known.contains(&found.st_dev) => {
+            known.push(found.st_dev);
+            true
+        }
+        _ => false,
+    });
+    folders
 }
 
 /// What living processes have and have done.
@@ -246,19 +259,10 @@ impl Taken {
         Some(Self { files, bytes: state.f_blocks.saturating_sub(state.f_bfree) * state.f_frsize })
     }
 
-    /// What the file systems of these folders hold together; several may be parts of one.
+    /// What the file systems of these folders hold together.
     fn of_private(folders: &[CString]) -> Self {
-        let (mut sum, mut counted) = (Self::default(), Vec::new());
-        for folder in folders {
-            let Ok(found) = rustix::fs::stat(folder.as_c_str()) else { continue };
-            if counted.contains(&found.st_dev) {
-                continue;
-            }
-            counted.push(found.st_dev);
-            let held = Self::of_file_system(folder.as_c_str()).unwrap_or_default();
-            sum = Self { files: sum.files + held.files, bytes: sum.bytes + held.bytes };
-        }
-        sum
+        let all = folders.iter().filter_map(|folder| Self::of_file_system(folder.as_c_str()));
+        all.fold(Self::default(), |sum, held| Self { files: sum.files + held.files, bytes: sum.bytes + held.bytes })
     }
 
     /// What there is more than before.
@@ -343,5 +347,17 @@ impl Look {
         let is_closed = || rustix::fs::access(folder, Access::EXEC_OK) == Err(Errno::ACCESS);
         let is_elsewhere = about.dev() != self.device;
         self.missed |= error.kind() != ErrorKind::NotFound && !is_elsewhere && (is_theirs || !is_closed());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_several_folders_of_one_file_system_one_is_counted() {
+        let folders = |paths: &[&str]| paths.iter().map(|path| CString::new(*path).unwrap()).collect::<Vec<_>>();
+        let all = folders(&["/proc/self", "/nowhere", "/sys/kernel", "/proc", "/sys", "/proc/self"]);
+        assert_eq!(one_of_each(all), folders(&["/proc/self", "/sys/kernel"]));
     }
 }

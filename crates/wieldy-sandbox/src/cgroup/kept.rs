@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -13,7 +14,7 @@ use super::folder;
 pub(super) struct Kept(OnceLock<Option<File>>);
 
 /// Enough for the figures of some hundred disks, the longest of these files.
-pub(super) type Buffer = [u8; 16 * 1024];
+pub(super) type Buffer = [MaybeUninit<u8>; 16 * 1024];
 
 impl Kept {
     /// The first of these files that is there.
@@ -30,8 +31,8 @@ impl Kept {
 
     /// What the file says.
     pub(super) fn read<'b>(&self, folder: &Path, names: &[&str], buffer: &'b mut Buffer) -> Option<&'b [u8]> {
-        let count = self.file(folder, names)?.read_at(buffer, 0).ok()?;
-        buffer.get(..count)
+        let (text, _) = rustix::io::pread(self.file(folder, names)?, &mut buffer[..], 0).ok()?;
+        Some(text)
     }
 
     /// The number that is all the file says.

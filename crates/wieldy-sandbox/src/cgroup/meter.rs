@@ -1,5 +1,6 @@
 //! What a group used since a moment: counters noted then and read again, on descriptors that stay open.
 
+use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt;
 use std::sync::Mutex;
 
@@ -95,7 +96,7 @@ struct Counters {
 }
 
 /// A peak and what it is the peak of, at one moment.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Mark {
     /// Whether the peak was forgotten at that moment.
     reset: bool,
@@ -128,23 +129,29 @@ pub(super) struct Files {
     pids_peak: Kept,
     pids_now: Kept,
     io: Kept,
-    /// The counters when a meter was last read.
-    last: Mutex<Option<Counters>>,
+    last: Mutex<Option<Last>>,
+}
+
+/// What was found when a meter was last read.
+#[derive(Debug, Clone, Copy)]
+struct Last {
+    counters: Counters,
+    processes: Mark,
 }
 
 /// Notes the counters and forgets the peaks.
 pub(super) fn begin(node: &Node) -> Meter {
-    begin_from(node, count(node, &mut [0; _]))
+    begin_from(node, Last { counters: count(node, &mut [MaybeUninit::uninit(); _]), processes: Mark::default() })
 }
 
-/// The same, with the counters as they were when a meter was last read.
+/// The same, with counters and processes as they were when a meter was last read.
 pub(super) fn go_on(node: &Node) -> Meter {
     let last = node.files.last.lock().expect("no code panics while it holds the counters").take();
     last.map_or_else(|| begin(node), |last| begin_from(node, last))
 }
 
-fn begin_from(node: &Node, counters: Counters) -> Meter {
-    let mut buffer = [0; _];
+fn begin_from(node: &Node, last: Last) -> Meter {
+    let mut buffer = [MaybeUninit::uninit(); _];
     let files = &node.files;
     let memory = node.place(Controller::Memory).map(|(version, folder)| {
         let name = memory_peak_name(version);
@@ -161,29 +168,31 @@ fn begin_from(node: &Node, counters: Counters) -> Meter {
     });
     let processes = node.place(Controller::Pids).map(|(_, folder)| Mark {
         reset: false,
-        peak: files.pids_peak.number(folder, &["pids.peak"], &mut buffer),
-        now: files.pids_now.number(folder, &["pids.current"], &mut buffer),
+        peak: last.processes.peak.or_else(|| files.pids_peak.number(folder, &["pids.peak"], &mut buffer)),
+        now: last.processes.now.or_else(|| files.pids_now.number(folder, &["pids.current"], &mut buffer)),
     });
-    let none = Mark { reset: false, peak: None, now: None };
-    let (memory, processes) = (memory.unwrap_or(none), processes.unwrap_or(none));
-    Meter { counters, memory, processes }
+    Meter { counters: last.counters, memory: memory.unwrap_or_default(), processes: processes.unwrap_or_default() }
 }
 
 /// What was used since then.
 pub(super) fn used(node: &Node, meter: &Meter) -> Used {
-    let mut buffer = [0; _];
+    let mut buffer = [MaybeUninit::uninit(); _];
     let files = &node.files;
     let (before, now) = (&meter.counters, count(node, &mut buffer));
-    *files.last.lock().expect("no code panics while it holds the counters") = Some(now);
     let since = |before: Option<u64>, now: Option<u64>| Some(now?.saturating_sub(before?));
     let memory_peak_bytes = node.place(Controller::Memory).and_then(|(version, folder)| {
         let peak = files.memory_peak.number(folder, &[memory_peak_name(version)], &mut buffer);
         meter.memory.since(peak, || files.memory_now.number(folder, &[memory_now_name(version)], &mut buffer))
     });
+    let mut processes = Mark::default();
     let processes_peak = node.place(Controller::Pids).and_then(|(_, folder)| {
-        let peak = files.pids_peak.number(folder, &["pids.peak"], &mut buffer);
-        meter.processes.since(peak, || files.pids_now.number(folder, &["pids.current"], &mut buffer))
+        processes.peak = files.pids_peak.number(folder, &["pids.peak"], &mut buffer);
+        meter.processes.since(processes.peak, || {
+            processes.now = files.pids_now.number(folder, &["pids.current"], &mut buffer);
+            processes.now
+        })
     });
+    *files.last.lock().expect("no code panics while it holds the counters") = Some(Last { counters: now, processes });
     let oom_kills = since(before.oom_kills, now.oom_kills);
     let memory_hits = since(before.memory_hits, now.memory_hits);
     let process_refusals = since(before.process_refusals, now.process_refusals);

@@ -15,19 +15,7 @@ const NAMES_MAX: usize = 100_000;
 
 impl Look for Disk {
     fn entry(&self, path: &Path) -> Option<Entry> {
-        let kind = fs::symlink_metadata(path).ok()?.file_type();
-        if kind.is_dir() {
-            return Some(Entry::Folder);
-        }
-        if !kind.is_symlink() {
-            return Some(Entry::File);
-        }
-        let target = fs::read_link(path).ok()?;
-        let resolved = fs::canonicalize(path).unwrap_or_else(|_| {
-            let folder = path.parent().unwrap_or(Path::new("/"));
-            without_dots(&fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned()).join(&target))
-        });
-        Some(Entry::Link { target, resolved })
+        entry_of(path, &fs::symlink_metadata(path).ok()?)
     }
 
     fn names(&self, folder: &Path) -> Vec<OsString> {
@@ -38,6 +26,22 @@ impl Look for Disk {
     fn deep_secrets(&self, workspace: &Path) -> Vec<PathBuf> {
         secrets_below(workspace)
     }
+}
+
+/// What is at a path, of which this was found.
+pub(super) fn entry_of(path: &Path, found: &fs::Metadata) -> Option<Entry> {
+    if found.is_dir() {
+        return Some(Entry::Folder);
+    }
+    if !found.is_symlink() {
+        return Some(Entry::File);
+    }
+    let target = fs::read_link(path).ok()?;
+    let resolved = fs::canonicalize(path).unwrap_or_else(|_| {
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        without_dots(&fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned()).join(&target))
+    });
+    Some(Entry::Link { target, resolved })
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 
 pub(crate) mod blank;
 pub(crate) mod complaints;
+mod covers;
 pub(crate) mod deep;
 pub(crate) mod facts;
 pub(crate) mod held;
@@ -17,6 +18,7 @@ pub(crate) mod owners;
 pub(crate) mod plan;
 pub(crate) mod planned;
 pub(crate) mod planner;
+mod plans;
 pub(crate) mod refusals;
 pub(crate) mod rule;
 pub(crate) mod seccomp;
@@ -50,6 +52,7 @@ use self::nest::Nests;
 use self::owners::Owners;
 use self::plan::{Plan, Step};
 use self::planned::Planned;
+use self::plans::Plans;
 use self::standing::{Ran, Standing};
 use crate::cgroup::{Hierarchy, KnownGroup};
 use crate::custody::see_through;
@@ -86,6 +89,7 @@ struct Shared {
     hierarchy: OnceLock<Hierarchy>,
     kept: Mutex<HashMap<Key, Arc<OnceCell<Arc<Standing>>>>>,
     nests: Nests,
+    plans: Plans,
     ledger: Ledger,
     /// Those of calls without a session, while they run.
     in_use: Mutex<Vec<Arc<Standing>>>,
@@ -124,6 +128,7 @@ impl Native {
             hierarchy: OnceLock::new(),
             kept: Mutex::default(),
             nests: Nests::default(),
+            plans: Plans::default(),
             ledger: Ledger::default(),
             in_use: Mutex::default(),
             spares: Mutex::default(),
@@ -153,7 +158,7 @@ impl Native {
 
     /// What programs see under a confinement, with nothing done yet.
     pub(crate) fn draw(&self, confinement: &Confinement) -> Result<Plan, SandboxError> {
-        planned::draw(confinement, &self.shared.options)
+        self.shared.plans.draw(confinement, &self.shared.options)
     }
 }
 
@@ -356,7 +361,7 @@ impl Shared {
         confinement: &Confinement,
         within: Option<&Standing>,
     ) -> Result<Arc<Standing>, NotBuilt> {
-        let planned = Planned::new(confinement, &self.options)?;
+        let planned = Planned::new(self.plans.draw(confinement, &self.options)?);
         let open_network = confinement.network == Network::Open;
         let blank = match &confinement.place {
             Place::Own => self.blank(open_network, &planned.steps).await?,

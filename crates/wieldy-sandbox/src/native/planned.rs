@@ -1,4 +1,4 @@
-//! From a confinement to a plan for this machine.
+//! What is held for the sake of plans, and what the machine looks like without it.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -9,19 +9,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::fs::OFlags;
-use wieldy_core::{Confinement, SandboxError};
-
-use super::NativeOptions;
-use super::facts::Disk;
+use super::facts::{Disk, entry_of};
 use super::held::mark;
-use super::owners::Identity;
-use super::plan::{Entry, Held, HostFacts, Look, Placeholder, Plan, Room, Step};
-use super::planner::{Request, plan};
+use super::plan::{Entry, Held, Look, Placeholder, Plan, Step};
 use crate::wire::HeldPlace;
-
-/// How much private folders hold where nobody says.
-const ROOM: Room = Room { bytes: 1 << 30, inodes: 250_000 };
+use rustix::fs::OFlags;
 
 /// A plan, and what the warden must make for it.
 pub(super) struct Planned {
@@ -31,36 +23,12 @@ pub(super) struct Planned {
 }
 
 impl Planned {
-    pub(super) fn new(confinement: &Confinement, options: &NativeOptions) -> Result<Self, SandboxError> {
-        let Plan { steps, placeholders, environment } = draw(confinement, options)?;
+    pub(super) fn new(plan: Plan) -> Self {
+        let Plan { steps, placeholders, environment } = plan;
         let placeholders = to_hold(placeholders);
         let environment = environment.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-        Ok(Self { steps, environment, placeholders })
+        Self { steps, environment, placeholders }
     }
-}
-
-/// The plan, with nothing done yet.
-pub(super) fn draw(confinement: &Confinement, options: &NativeOptions) -> Result<Plan, SandboxError> {
-    let workspace = confinement.workspace.canonicalize();
-    let workspace =
-        workspace.map_err(|error| creation(format!("the workspace `{}`: {error}", confinement.workspace.display())))?;
-    let (user, group) = Identity::of_this_process().inside();
-    let (home, state) = (options.home.clone(), options.state.clone());
-    let limits = confinement.place_limits.or(confinement.limits);
-    let request = Request {
-        workspace: &workspace,
-        rules: &confinement.files,
-        network: &confinement.network,
-        room: Room { bytes: limits.disk_bytes.unwrap_or(ROOM.bytes), inodes: limits.disk_files.unwrap_or(ROOM.inodes) },
-    };
-    let writable = confinement.files.mounts.iter().filter(|mount| mount.writable).map(|mount| mount.source.as_path());
-    let roots = writable.chain([workspace.as_path()]).collect();
-    let facts = HostFacts { look: &WithoutHeld { roots }, home, state, user, group };
-    plan(&request, &facts).map_err(|error| creation(error.to_string()))
-}
-
-fn creation(reason: String) -> SandboxError {
-    SandboxError::Creation { reason }
 }
 
 /// What must be made for a plan. From now on, other plans know that it is ours.
@@ -120,8 +88,10 @@ pub(crate) struct WithoutHeld<'a> {
 
 impl Look for WithoutHeld<'_> {
     fn entry(&self, path: &Path) -> Option<Entry> {
-        let entry = Disk.entry(path)?;
-        let is_held = || self.roots.iter().any(|root| path.starts_with(root)) && is_as_made(path, &mut ours());
+        let found = path.symlink_metadata().ok()?;
+        let entry = entry_of(path, &found)?;
+        let may_be_held = || self.roots.iter().any(|root| path.starts_with(root));
+        let is_held = || may_be_held() && is_as_made(path, Some(stamp_of(&found)), &mut ours());
         let is_only_held = !matches!(entry, Entry::Link { .. }) && is_held();
         (!is_only_held).then_some(entry)
     }
@@ -135,9 +105,9 @@ impl Look for WithoutHeld<'_> {
     }
 }
 
-/// Whether something is a place that is held and nobody has put anything into it. One of ours that has gone meanwhile is, too: its last
+/// Whether something, which was found with this stamp, is a place that is held and nobody has put anything into it. One of ours that has gone meanwhile is, too: its last
 /// sandbox has just ended.
-fn is_as_made(path: &Path, ours: &mut HashMap<PathBuf, Ours>) -> bool {
+fn is_as_made(path: &Path, stamp: Option<Stamp>, ours: &mut HashMap<PathBuf, Ours>) -> bool {
     let Some(held) = ours.get(path) else {
         return match mark(path) {
             None => false,
@@ -146,7 +116,6 @@ fn is_as_made(path: &Path, ours: &mut HashMap<PathBuf, Ours>) -> bool {
         };
     };
     // To look inside takes much longer than to ask whether there was a change.
-    let stamp = stamp(path);
     if stamp.is_some() && held.seen == stamp {
         return true;
     }
@@ -158,7 +127,7 @@ fn is_as_made(path: &Path, ours: &mut HashMap<PathBuf, Ours>) -> bool {
                 None => true,
                 Some(first) => {
                     let mut all = std::iter::once(first).chain(entries);
-                    return all.all(|entry| entry.is_ok_and(|entry| is_as_made(&entry.path(), ours)));
+                    return all.all(|entry| entry.is_ok_and(|entry| is_as_made_now(&entry.path(), ours)));
                 }
             },
             Err(error) => is_gone(&error),
@@ -170,10 +139,14 @@ fn is_as_made(path: &Path, ours: &mut HashMap<PathBuf, Ours>) -> bool {
     is_alone
 }
 
+fn is_as_made_now(path: &Path, ours: &mut HashMap<PathBuf, Ours>) -> bool {
+    is_as_made(path, stamp(path), ours)
+}
+
 /// Whether everything in a folder is held and as it was made.
 fn is_filled_with_held(folder: &Path, ours: &mut HashMap<PathBuf, Ours>) -> bool {
     let all = fs::read_dir(folder);
-    all.is_ok_and(|mut all| all.all(|entry| entry.is_ok_and(|entry| is_as_made(&entry.path(), ours))))
+    all.is_ok_and(|mut all| all.all(|entry| entry.is_ok_and(|entry| is_as_made_now(&entry.path(), ours))))
 }
 
 /// Whether something is a file of this content. Whatever else somebody has put in its place, nobody waits for it or reads it.
@@ -189,8 +162,11 @@ fn is_file_of(path: &Path, content: &[u8]) -> io::Result<bool> {
 }
 
 pub(super) fn stamp(path: &Path) -> Option<Stamp> {
-    let found = fs::symlink_metadata(path).ok()?;
-    Some(((found.dev(), found.ino()), (found.ctime(), found.ctime_nsec())))
+    fs::symlink_metadata(path).ok().map(|found| stamp_of(&found))
+}
+
+pub(super) fn stamp_of(found: &fs::Metadata) -> Stamp {
+    ((found.dev(), found.ino()), (found.ctime(), found.ctime_nsec()))
 }
 
 /// Whether whatever changes from now on has another time than this.
@@ -215,7 +191,7 @@ mod tests {
         fs::write(&places[2].path, "a").unwrap();
         let mut ours = HashMap::new();
         remember(&places, &mut ours);
-        let look = |ours: &mut _| places.each_ref().map(|place| is_as_made(&place.path, ours));
+        let look = |ours: &mut _| places.each_ref().map(|place| is_as_made_now(&place.path, ours));
         // The answer is the same before and after the look inside is spared.
         while ours[&places[1].path].seen.is_none() || ours[&places[2].path].seen.is_none() {
             assert_eq!(look(&mut ours), [true; 4]);
@@ -235,6 +211,6 @@ mod tests {
         assert_eq!(look(&mut ours), [false, false, false, true]);
         fs::remove_file(places[1].path.join("new")).unwrap();
         assert_eq!(look(&mut ours), [true, true, false, true]);
-        assert!(!is_as_made(world.path(), &mut ours));
+        assert!(!is_as_made_now(world.path(), &mut ours));
     }
 }

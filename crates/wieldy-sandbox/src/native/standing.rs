@@ -18,6 +18,7 @@ use super::blank::{
     Blank, Covered, NotBuilt, Nowhere, are_the_same, covered_by, creation, failed, file_id, idle_command, report,
 };
 use super::complaints::Complaints;
+use super::covers::Covers;
 use super::nest;
 use super::owners::Owners;
 use super::plan::{self, Step};
@@ -49,8 +50,7 @@ pub(super) struct Standing {
     group: Group,
     enforcement: Vec<Enforcement>,
     counts_processes: bool,
-    /// What is hidden or protected in it, and which file each was.
-    covered: Vec<Covered>,
+    covers: Covers,
     /// Why what ran in it was ended.
     condemned: OnceLock<String>,
     environment: Vec<(String, String)>,
@@ -139,7 +139,7 @@ impl Standing {
             group,
             enforcement: enforcement(hierarchy),
             counts_processes: hierarchy.can(Controller::Pids),
-            covered,
+            covers: Covers::new(covered),
             condemned: OnceLock::new(),
             environment,
             steps,
@@ -164,12 +164,12 @@ impl Standing {
 
     /// Whether everything that it hides or protects is still the same on the machine.
     pub(super) fn is_intact(&self) -> bool {
-        are_the_same(&self.covered)
+        self.covers.are_the_same()
     }
 
     /// Remembers why what runs in it is about to be ended, if that is because something was replaced.
     pub(super) fn condemn(&self) {
-        if let Some((path, _)) = self.covered.iter().find(|(path, id)| file_id(path) != *id) {
+        if let Some(path) = self.covers.replaced() {
             let reason = format!(
                 "`{}` was replaced on the machine, which it hides or protects, so what ran in it was ended; call again for a new one",
                 path.display()
@@ -382,17 +382,19 @@ async fn hold(
     steps: &[Step],
     placeholders: Vec<HeldPlace>,
 ) -> Result<Vec<Covered>, NotBuilt> {
-    let before = covered_by(steps);
     let kept = WardenOrder::Keep {
         child: init_pid.as_raw_pid(),
         protected: plan::protected(steps),
         placeholders,
         groups: group.folders().to_vec(),
     };
-    let held = warden.ask(&kept).await;
-    held.map_err(|error| NotBuilt::Changed(failed("holding places for protection", &error)))?;
+    let not_held = |error: io::Error| NotBuilt::Changed(failed("holding places for protection", &error));
+    let holding = warden.begin(&kept).map_err(not_held)?;
+    // While the warden is at its work, and before anything is covered.
+    let covered = covered_by(steps);
+    holding.wait().await.map_err(not_held)?;
     // What was missing before is held now.
-    Ok(before.into_iter().map(|(path, id)| (path.clone(), id.or_else(|| file_id(&path)))).collect())
+    Ok(covered.into_iter().map(|(path, id)| (path.clone(), id.or_else(|| file_id(&path)))).collect())
 }
 
 fn session_of(place: &Place) -> Option<SessionKey> {

@@ -15,7 +15,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::process::Pid;
-use tree::meter::Peak;
+use tree::meter::{Meter, Peak};
 use tree::{Controller, Group, GroupLimits, Hierarchy, Kind, Version, Whose};
 
 const MIB: u64 = 1 << 20;
@@ -462,6 +462,27 @@ fn what_is_measured_is_what_was_used_and_begins_anew_each_time() {
     let old_v2 = hierarchy.kind() == Kind::V2 && again.most == peak.most;
     assert!(again.exact().is_some() || old_v2, "{used:?}");
     assert_eq!(used.processes_peak.unwrap().least, all, "{used:?}");
+}
+
+#[test]
+fn what_goes_on_from_the_last_reading_is_as_what_begins() {
+    let Some(hierarchy) = tree() else { return };
+    let group = hierarchy.group(&unique()).unwrap();
+    let load = Load::start_in(&group);
+    let own = load.threads();
+    let processes = |meter: &Meter| group.used(meter).processes_peak.unwrap();
+    assert_eq!(processes(&group.go_on()).least, own);
+    let growing = group.go_on();
+    let mut others = Load::start_in(&group);
+    let all = own + others.threads() + 5;
+    others.ask("fork 5").unwrap();
+    drop(others);
+    let peak = processes(&growing);
+    // A kernel that keeps no peak leaves us with what is there now.
+    assert_eq!(peak, peak.most.map_or(Peak { least: own, most: None }, |_| Peak { least: all, most: Some(all) }));
+    // What there was at once before is not taken for what there is now, however often it is read.
+    let again = [group.go_on(), group.go_on(), group.begin()].map(|meter| processes(&meter));
+    assert_eq!(again, [Peak { least: own, most: peak.most }; 3]);
 }
 
 #[test]
