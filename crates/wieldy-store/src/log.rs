@@ -364,7 +364,7 @@ mod tests {
             assert!(place.log.append(&[record(number, quarter)], number.saturating_sub(6)).unwrap());
         }
         let length = place.bytes().len() as u64;
-        assert!((HALF..HALF + 4 * TURN).contains(&length), "{length}");
+        assert!((HALF..HALF + 8 * TURN).contains(&length), "{length}");
         assert_eq!(after(&place.bytes(), 393), Some(((394..400).collect(), true)));
         let mut number = 400;
         while place.log.append(&[record(number, quarter)], 393).unwrap() {

@@ -7,7 +7,7 @@ use wieldy_core::{Call, Caller, Options, ToolSpec};
 use wieldy_store::{Copied, GroupBy, Pruned, Query, Retention, Store};
 use wieldy_testkit::{Act, Puppet};
 
-use crate::world::{Living, Place};
+use crate::world::{Living, Place, until};
 
 on_each_database!(
     what_is_dropped_is_recorded_and_the_rest_is_still_provable,
@@ -133,6 +133,7 @@ async fn a_copy_is_of_one_moment_whatever_is_written_meanwhile(place: Place) {
     let first = living(&place);
     write(&first, 300).await;
     let open = first.executor.spawn(Call::new("wait", json!({})));
+    until("it is open", async || place.store().show(open).unwrap().is_some()).await;
     let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     let writers: Vec<_> = (0..8)
         .map(|_| {
