@@ -22,6 +22,7 @@ fn opening(seq: u64, execution: ExecutionId) -> Arc<Event> {
 async fn an_id_that_is_given_twice_ends_the_journal_of_who_gives_it_and_nobody_elses(place: Place) {
     let first = place.executor([Puppet::writing("write", Act::Echo)]);
     let done = first.executor.call(Call::new("write", json!({}))).await;
+    first.journal.flush().await.unwrap();
     // As of a machine that was copied while it ran.
     let second = place.executor([Puppet::writing("write", Act::Echo)]);
     let seq = second.journal.next_seq();
