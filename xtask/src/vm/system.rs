@@ -67,6 +67,10 @@ pub(super) fn disk(folder: &Path, busybox: &Path, tests: &Path, command: &Path) 
         let from = Path::new("/etc").join(file);
         fs::copy(&from, root.join("etc").join(file)).with_context(|| format!("cannot copy `{}`", from.display()))?;
     }
+    // Something for attacks to take away.
+    for (file, text) in [("hostname", "machine\n"), ("resolv.conf", "nameserver 127.0.0.1\n")] {
+        fs::write(root.join("etc").join(file), text)?;
+    }
     let mut programs: BTreeSet<PathBuf> = BTreeSet::new();
     for name in PROGRAMS.split_whitespace() {
         let Some(found) = PLACES.map(|place| Path::new(place).join(name)).into_iter().find(|path| path.exists()) else {
