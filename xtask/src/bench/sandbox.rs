@@ -278,6 +278,8 @@ pub(super) fn by_hand(program: &str, arguments: &[String]) {
 fn command(program: &str, arguments: &[String]) -> Process {
     let mut command = Process::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // The environment that our commands get: cargo's own has a search path for libraries, which every program would go through.
+    command.env_clear().env("PATH", "/usr/bin:/bin");
     command
 }
 
