@@ -452,7 +452,8 @@ async fn a_command_can_have_a_terminal(level: Level) {
     let Some(driver) = Driver::new(level) else { return };
     let mut world = driver.bash("[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && echo terminal");
     world.command.terminal = Some(Terminal { rows: 25, columns: 100 });
-    assert_eq!(world.output().await, "terminal\r\n");
+    // Until runc has set both of its terminals up, each of them ends a line.
+    assert_eq!(world.output().await.replace("\r\r\n", "\r\n"), "terminal\r\n");
     drop(world);
     driver.close().await;
 }
