@@ -18,7 +18,7 @@ pub(crate) mod owners;
 pub(crate) mod plan;
 pub(crate) mod planned;
 pub(crate) mod planner;
-mod plans;
+pub(crate) mod plans;
 pub(crate) mod refusals;
 pub(crate) mod rule;
 pub(crate) mod seccomp;

@@ -70,12 +70,7 @@ struct Asked {
 
 impl Asked {
     fn of(confinement: &Confinement) -> Result<Self, SandboxError> {
-        let workspace = confinement.workspace.canonicalize();
-        let workspace = workspace
-            .map_err(|error| creation(format!("the workspace `{}`: {error}", confinement.workspace.display())))?;
-        let limits = confinement.place_limits.or(confinement.limits);
-        let room =
-            Room { bytes: limits.disk_bytes.unwrap_or(ROOM.bytes), inodes: limits.disk_files.unwrap_or(ROOM.inodes) };
+        let (workspace, room) = (workspace(confinement)?, room(confinement));
         Ok(Self { workspace, rules: Arc::clone(&confinement.files), network: confinement.network.clone(), room })
     }
 
@@ -91,6 +86,18 @@ impl Asked {
         let facts = HostFacts { look, home, state, user, group };
         plan(&Request { workspace, rules, network, room: *room }, &facts).map_err(|error| creation(error.to_string()))
     }
+}
+
+/// Where the workspace of a confinement really is.
+pub(crate) fn workspace(confinement: &Confinement) -> Result<PathBuf, SandboxError> {
+    let Confinement { workspace, .. } = confinement;
+    workspace.canonicalize().map_err(|error| creation(format!("the workspace `{}`: {error}", workspace.display())))
+}
+
+/// How much the private folders of a confinement hold.
+pub(crate) fn room(confinement: &Confinement) -> Room {
+    let limits = confinement.place_limits.or(confinement.limits);
+    Room { bytes: limits.disk_bytes.unwrap_or(ROOM.bytes), inodes: limits.disk_files.unwrap_or(ROOM.inodes) }
 }
 
 fn creation(reason: String) -> SandboxError {

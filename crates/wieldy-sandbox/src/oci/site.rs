@@ -13,13 +13,11 @@ use super::image::transplant;
 use super::owners::AGENT;
 use crate::native::blank::{Covered, covered_by};
 use crate::native::held::Held;
-use crate::native::plan::{HostFacts, Room, Step, protected};
+use crate::native::plan::{HostFacts, Step, protected};
 use crate::native::planned::{WithoutHeld, to_hold};
 use crate::native::planner::{Request, plan};
+use crate::native::plans;
 use crate::wire::HeldPlace;
-
-/// How much private folders hold where nobody says.
-const ROOM: Room = Room { bytes: 1 << 30, inodes: 250_000 };
 
 /// The file in a container's folder that says what is held for it.
 const NOTE: &str = "held.json";
@@ -52,12 +50,7 @@ impl Site {
     /// Plans and makes the tree of a container. Blocks.
     pub(super) fn make(ground: Arc<Ground>, id: &str, confinement: &Confinement) -> Result<Self, SandboxError> {
         let creation = |reason: String| SandboxError::Creation { reason };
-        let workspace = confinement.workspace.canonicalize();
-        let workspace = workspace
-            .map_err(|error| creation(format!("the workspace `{}`: {error}", confinement.workspace.display())))?;
-        let limits = confinement.place_limits.or(confinement.limits);
-        let room =
-            Room { bytes: limits.disk_bytes.unwrap_or(ROOM.bytes), inodes: limits.disk_files.unwrap_or(ROOM.inodes) };
+        let (workspace, room) = (plans::workspace(confinement)?, plans::room(confinement));
         let (rules, network) = (&confinement.files, &confinement.network);
         let request = Request { workspace: &workspace, rules, network, room };
         let (home, state) = (ground.user_home.clone(), Some(ground.state.clone()));
