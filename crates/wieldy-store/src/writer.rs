@@ -16,12 +16,12 @@ use tokio::sync::oneshot;
 use wieldy_core::{Body, BoxFuture, Event, ExecutionId, Journal, JournalError, Receipt, Remembered};
 
 use crate::error::StoreError;
-use crate::filing::{Filer, GROUP_MAX};
+use crate::filing::{Filer, GROUP_ENOUGH, GROUP_MAX};
 use crate::log::Log;
 use crate::trail::Record;
 
 /// How many events may wait to be filed before those who cause them have to wait too.
-const BEHIND: usize = 16 * GROUP_MAX;
+const BEHIND: usize = 8 * GROUP_MAX;
 /// How many bytes of records are held while they cannot be filed; what comes then is refused.
 const HELD_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// How long those who wait may be kept waiting for others.
@@ -50,7 +50,7 @@ pub(crate) struct Shared {
     logger: Condvar,
     /// Tells that something was filed.
     filed: Condvar,
-    has_log: bool,
+    pub(crate) has_log: bool,
 }
 
 /// Who waits for the event of some number.
@@ -325,7 +325,7 @@ impl Journal for StoreJournal {
         queue.taken = event.seq;
         queue.records.push_back(record);
         let is_behind = queue.records.len() > BEHIND;
-        let wakes = std::mem::take(&mut queue.is_asleep) || queue.records.len() == GROUP_MAX;
+        let wakes = std::mem::take(&mut queue.is_asleep) || queue.records.len() == GROUP_ENOUGH;
         // Who is woken wants the queue at once.
         drop(queue);
         if wakes {
