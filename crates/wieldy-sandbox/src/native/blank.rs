@@ -190,6 +190,8 @@ impl OutputSink for Nowhere {
 pub(super) enum NotBuilt {
     /// A place could not be held: another executor may just have taken its own away, and a new plan can help.
     Changed(SandboxError),
+    /// It was built by a plan that does not hold any more.
+    Outdated,
     Failed(SandboxError),
 }
 
@@ -200,8 +202,11 @@ impl From<SandboxError> for NotBuilt {
 }
 
 impl From<NotBuilt> for SandboxError {
-    fn from((NotBuilt::Changed(error) | NotBuilt::Failed(error)): NotBuilt) -> Self {
-        error
+    fn from(not_built: NotBuilt) -> Self {
+        match not_built {
+            NotBuilt::Changed(error) | NotBuilt::Failed(error) => error,
+            NotBuilt::Outdated => creation("what it should show changes all the time".into()),
+        }
     }
 }
 

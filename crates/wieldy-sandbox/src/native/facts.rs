@@ -1,11 +1,10 @@
 //! Looks at this machine's files for the planner.
 
-use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::deep::secrets_below;
-use super::plan::{Entry, Look, without_dots};
+use super::plan::{Entry, Look, Wanted, without_dots};
 
 /// The files of this machine, as they are now.
 pub(crate) struct Disk;
@@ -18,9 +17,12 @@ impl Look for Disk {
         entry_of(path, &fs::symlink_metadata(path).ok()?)
     }
 
-    fn names(&self, folder: &Path) -> Vec<OsString> {
+    fn names(&self, folder: &Path, wanted: Wanted) -> Vec<String> {
         let entries = fs::read_dir(folder).into_iter().flatten();
-        entries.take(NAMES_MAX).filter_map(|entry| Some(entry.ok()?.file_name())).collect()
+        let names = entries.take(NAMES_MAX).filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut names: Vec<_> = names.filter(|name| wanted(name)).collect();
+        names.sort_unstable();
+        names
     }
 
     fn deep_secrets(&self, workspace: &Path) -> Vec<PathBuf> {
@@ -79,10 +81,9 @@ mod tests {
             None,
         ];
         assert_eq!(found, wanted);
-        let mut names = Disk.names(&root);
-        names.sort();
-        assert_eq!(names, ["chain", "circle", "folder", "link"]);
-        assert_eq!(Disk.names(&root.join("missing")), Vec::<OsString>::new());
+        assert_eq!(Disk.names(&root, |_| true), ["chain", "circle", "folder", "link"]);
+        assert_eq!(Disk.names(&root, |name| name.starts_with('c')), ["chain", "circle"]);
+        assert_eq!(Disk.names(&root.join("missing"), |_| true), Vec::<String>::new());
     }
 
     #[test]

@@ -3,9 +3,9 @@
 //! Most of that it does ahead, before anybody knows whose sandbox it will be; the first berth, too, which has given up all rights by itself
 //! and waits. What is left then is to show what was granted, and to leave the machine's root.
 //!
-//! From the moment it says that it is ready it can do no more than the commands themselves: no capabilities, no way to new
-//! privileges, the same filter of system calls. Its end is the end of everything in the sandbox; it comes when its
-//! socket's other end is gone, or when the warden is.
+//! From the moment it says that it is ready it can do no more than the commands themselves: no capabilities, and no way to new
+//! privileges. The filter of system calls, which the kernel takes a while to get ready, it puts on right after that, before it listens to
+//! anybody. Its end is the end of everything in the sandbox; it comes when its socket's other end is gone, or when the warden is.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -83,7 +83,12 @@ impl Init {
         wire::send(&self.socket, &InitReport::Prepared, &[])?;
         let Some((InitOrder::Build(order), beside)) = self.order()? else { return Ok(()) };
         match self.build(prepared, &order, beside) {
-            Ok(mut ready) => ready.serve(&self.socket),
+            Ok(mut ready) => {
+                // The first command need not wait for that, whose berth has the filter already; only its processor time, a tenth of a
+                // millisecond, counts for it. If the filter cannot be had, this is the end of both.
+                seccomp::install(&self.filter)?;
+                ready.serve(&self.socket)
+            }
             Err(failure) => self.give_up(failure),
         }
     }
@@ -123,7 +128,8 @@ impl Init {
         let mut ready = Ready { tree, landlock, private, berths: HashMap::new() };
         let first =
             beside.into_iter().next().ok_or_else(|| ("making a berth".into(), io::ErrorKind::InvalidData.into()))?;
-        ready.make_berth(first, || give_up_rights(&self.filter)).map_err(doing("making a berth"))?;
+        let sealed = || give_up_rights().and_then(|()| seccomp::install(&self.filter));
+        ready.make_berth(first, sealed).map_err(doing("making a berth"))?;
         Ok(Prepared { site, rules, ready })
     }
 
@@ -139,8 +145,7 @@ impl Init {
             let made = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(doing("listening for the proxy"))?;
             listener = Some(made);
         }
-        give_up_rights(&self.filter).map_err(doing("giving up all rights"))?;
-
+        give_up_rights().map_err(doing("giving up all rights"))?;
         let proxy_port = listener.as_ref().and_then(|listener| Some(listener.local_addr().ok()?.port()));
         let beside: Vec<BorrowedFd<'_>> = listener.iter().map(AsFd::as_fd).collect();
         let report = InitReport::Ready { landlock_abi: landlock::abi(), proxy_port };
@@ -166,13 +171,13 @@ fn bound_rights() {
 }
 
 /// Gives up every right that the namespaces gave us, for ever.
-fn give_up_rights(filter: &BpfProgram) -> io::Result<()> {
+fn give_up_rights() -> io::Result<()> {
     let none = CapabilitySet::empty();
     let _ = thread::clear_ambient_capability_set();
     thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
     thread::set_no_new_privs(true)?;
     process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-    seccomp::install(filter)
+    Ok(())
 }
 
 impl Ready {

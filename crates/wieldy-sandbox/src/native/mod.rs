@@ -350,6 +350,7 @@ impl Shared {
             match self.try_to_build(confinement, within).await {
                 // What was planned for is gone; look again.
                 Err(NotBuilt::Changed(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
+                Err(NotBuilt::Outdated) => {}
                 built => return Ok(built?),
             }
         }
@@ -361,7 +362,8 @@ impl Shared {
         confinement: &Confinement,
         within: Option<&Standing>,
     ) -> Result<Arc<Standing>, NotBuilt> {
-        let planned = Planned::new(self.plans.draw(confinement, &self.options)?);
+        let (plan, recalled) = self.plans.recall(confinement, &self.options)?;
+        let planned = Planned::new(plan);
         let open_network = confinement.network == Network::Open;
         let blank = match &confinement.place {
             Place::Own => self.blank(open_network, &planned.steps).await?,
@@ -375,7 +377,11 @@ impl Shared {
                 }
             },
         };
-        Standing::build(blank, confinement, planned, &self.owners, self.hierarchy()).await
+        // To look at everything again takes long, so that is done while it is built.
+        let mut unchecked = Some(recalled);
+        let mut holds = || unchecked.take().is_none_or(|recalled| self.plans.still_hold(recalled));
+        let built = Standing::build(blank, confinement, planned, &mut holds, &self.owners, self.hierarchy()).await;
+        if built.is_err() && !holds() { Err(NotBuilt::Outdated) } else { built }
     }
 
     /// The first process of a session's new sandbox, whose limits are those of all that it has.

@@ -3,7 +3,6 @@
 //!
 //! Parents come before children, and a later step covers an earlier one.
 
-use std::ffi::OsString;
 use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
@@ -140,11 +139,14 @@ pub(crate) struct HostFacts<'a> {
 pub(crate) trait Look {
     /// What is there; a link is not followed.
     fn entry(&self, path: &Path) -> Option<Entry>;
-    /// What is in a folder; nothing where it cannot be read.
-    fn names(&self, folder: &Path) -> Vec<OsString>;
+    /// What is in a folder, as far as it is `wanted`, in order; nothing where it cannot be read.
+    fn names(&self, folder: &Path, wanted: Wanted) -> Vec<String>;
     /// Secrets in the folders of a workspace, by their names.
     fn deep_secrets(&self, workspace: &Path) -> Vec<PathBuf>;
 }
+
+/// Whether a name matters.
+pub(crate) type Wanted = fn(&str) -> bool;
 
 /// What is at a path of the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -281,6 +283,16 @@ pub(crate) fn of_the_system(steps: &[Step]) -> Vec<Step> {
         is_apart && !matches!(step, Step::Folder { .. } | Step::Protect { .. } | Step::Seal)
     };
     steps.iter().filter(is_of_the_system).cloned().collect()
+}
+
+/// The steps that are left where some of them were taken already, in the same order.
+pub(crate) fn left_after(taken: &[Step], steps: &[Step]) -> Vec<Step> {
+    // What a step makes it makes with the folders above it; but not everything that may be missing was there.
+    let is_sure = |step: &&Step| !matches!(step, Step::Bind { optional: true, .. } | Step::Hide { .. });
+    let is_made = |path: &Path| taken.iter().filter(is_sure).any(|made| made.path().starts_with(path));
+    let mut taken = taken.iter().peekable();
+    let left = steps.iter().filter(|step| taken.next_if_eq(step).is_none());
+    left.filter(|step| !matches!(step, Step::Folder { path } if is_made(path))).cloned().collect()
 }
 
 /// What is hidden or protected, as paths of the host: a mount covers it, and goes when it is replaced there by another.

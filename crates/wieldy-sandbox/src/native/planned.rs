@@ -1,7 +1,6 @@
 //! What is held for the sake of plans, and what the machine looks like without it.
 
 use std::collections::HashMap;
-use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -11,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::facts::{Disk, entry_of};
 use super::held::mark;
-use super::plan::{Entry, Held, Look, Placeholder, Plan, Step};
+use super::plan::{Entry, Held, Look, Placeholder, Plan, Step, Wanted};
 use crate::wire::HeldPlace;
 use rustix::fs::OFlags;
 
@@ -96,8 +95,8 @@ impl Look for WithoutHeld<'_> {
         (!is_only_held).then_some(entry)
     }
 
-    fn names(&self, folder: &Path) -> Vec<OsString> {
-        Disk.names(folder)
+    fn names(&self, folder: &Path, wanted: Wanted) -> Vec<String> {
+        Disk.names(folder, wanted)
     }
 
     fn deep_secrets(&self, workspace: &Path) -> Vec<PathBuf> {

@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 
 use wieldy_core::{FileRules, Network};
 
-use super::plan::{Entry, Held, HostFacts, Kind, Placeholder, Plan, PlanError, Room, Step, without_dots};
+use super::plan::{Entry, Held, HostFacts, Kind, Placeholder, Plan, PlanError, Room, Step, Wanted, without_dots};
 use super::secrets::{HIDDEN, HIDDEN_IN_SYSTEM, KERNEL, SHARED, SYSTEM, is_environment};
 
 mod protect;
@@ -182,10 +182,9 @@ impl Planner<'_> {
     }
 
     /// What is in a folder, if that is not more than anybody needs: each name may become a mount.
-    fn names(&self, folder: &Path, wanted: fn(&str) -> bool) -> Result<Vec<PathBuf>, PlanError> {
-        let names = self.facts.look.names(folder).into_iter();
-        let paths: Vec<_> =
-            names.filter(|name| name.to_str().is_some_and(wanted)).map(|name| folder.join(name)).collect();
+    fn names(&self, folder: &Path, wanted: Wanted) -> Result<Vec<PathBuf>, PlanError> {
+        let names = self.facts.look.names(folder, wanted).into_iter();
+        let paths: Vec<_> = names.map(|name| folder.join(name)).collect();
         if paths.len() > NAMES_MAX { Err(PlanError::TooMany(folder.to_owned())) } else { Ok(paths) }
     }
 

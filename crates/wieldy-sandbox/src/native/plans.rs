@@ -6,16 +6,15 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use wieldy_core::{Confinement, FileRules, Network, SandboxError};
 
 use super::NativeOptions;
 use super::covers::{folder_stamp, settled};
 use super::owners::Identity;
-use super::plan::{Entry, HostFacts, Look, Plan, Room};
+use super::plan::{Entry, HostFacts, Look, Placeholder, Plan, Room, Wanted};
 use super::planned::{Stamp, WithoutHeld};
 use super::planner::{Request, plan};
 
@@ -34,30 +33,65 @@ pub(super) struct Plans {
 impl Plans {
     /// The plan for a confinement, with nothing done yet.
     pub(super) fn draw(&self, confinement: &Confinement, options: &NativeOptions) -> Result<Plan, SandboxError> {
+        loop {
+            let (plan, recalled) = self.recall(confinement, options)?;
+            if self.still_hold(recalled) {
+                return Ok(plan);
+            }
+        }
+    }
+
+    /// The plan that was made for the same before, about which nobody knows whether it still holds; or a new one.
+    pub(super) fn recall(
+        &self,
+        confinement: &Confinement,
+        options: &NativeOptions,
+    ) -> Result<(Plan, Option<Recalled>), SandboxError> {
         let asked = Asked::of(confinement)?;
-        let look = asked.look();
-        // Taken out meanwhile, so that nobody waits for the disk while others plan.
         let known = {
-            let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = self.known();
             all.iter().position(|known| known.asked == asked).map(|at| all.remove(at))
         };
-        let known = match known.and_then(|known| known.if_it_holds(&look)) {
-            Some(known) => known,
-            None => {
-                let noting = Noting { look: &look, noted: RefCell::default() };
-                let plan = asked.plan(&noting, options)?;
-                Known { noted: noting.noted.into_inner(), plan, asked: asked.clone() }
-            }
-        };
-        let plan = known.plan.clone();
-        let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = known {
+            return Ok((known.plan.clone(), Some(Recalled(known))));
+        }
+        let look = asked.look();
+        let noting = Noting { look: &look, noted: RefCell::default() };
+        let plan = asked.plan(&noting, options)?;
+        let mut noted = noting.noted.into_inner();
+        noted.will_hold(&plan);
+        drop(look);
+        self.remember(Known { asked, noted, plan: plan.clone() });
+        Ok((plan, None))
+    }
+
+    /// Whether a plan is right that was recalled, which is forgotten otherwise; a new one is.
+    pub(super) fn still_hold(&self, recalled: Option<Recalled>) -> bool {
+        let Some(Recalled(mut known)) = recalled else { return true };
+        // While it is taken out, so that nobody waits for the disk while others plan.
+        let holds = known.noted.still_holds(&known.asked.look());
+        if holds {
+            self.remember(known);
+        }
+        holds
+    }
+
+    fn remember(&self, known: Known) {
+        let mut all = self.known();
+        all.retain(|other| other.asked != known.asked);
         if all.len() >= KNOWN_MAX {
             all.remove(0);
         }
         all.push(known);
-        Ok(plan)
+    }
+
+    fn known(&self) -> MutexGuard<'_, Vec<Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// A plan that was made before, and may not hold any more.
+pub(super) struct Recalled(Known);
 
 /// What a plan is made for, as far as it differs from call to call.
 #[derive(Clone, PartialEq, Eq)]
@@ -125,19 +159,28 @@ struct Noted {
 #[derive(Default)]
 struct Folder {
     entries: Vec<(PathBuf, Option<Entry>)>,
-    names: Option<Vec<OsString>>,
+    /// Those names that mattered, and which would.
+    names: Vec<(Wanted, Vec<String>)>,
     /// When the folder was last changed, if all this was so then and no change after that can look the same.
     seen: Option<Stamp>,
 }
 
-impl Known {
-    /// The same, if everything is as it was.
-    fn if_it_holds(mut self, look: &dyn Look) -> Option<Self> {
-        let Noted { folders, unsure, deep } = &mut self.noted;
-        let holds = folders.iter_mut().all(|(path, folder)| folder.still_holds(path, look))
+impl Noted {
+    /// Whether everything is as it was.
+    fn still_holds(&mut self, look: &dyn Look) -> bool {
+        let Self { folders, unsure, deep } = self;
+        folders.iter_mut().all(|(path, folder)| folder.still_holds(path, look))
             && unsure.iter().all(|(path, entry)| look.entry(path) == *entry)
-            && deep.iter().all(|(workspace, found)| look.deep_secrets(workspace) == *found);
-        holds.then_some(self)
+            && deep.iter().all(|(workspace, found)| look.deep_secrets(workspace) == *found)
+    }
+
+    /// Takes note of what is about to be held where something was missing: it can change without its folder.
+    fn will_hold(&mut self, plan: &Plan) {
+        for Placeholder { path, .. } in &plan.placeholders {
+            if let Some(folder) = path.parent().and_then(|folder| self.folders.get_mut(folder)) {
+                self.unsure.extend(folder.entries.extract_if(.., |(entry, _)| entry == path));
+            }
+        }
     }
 }
 
@@ -152,14 +195,14 @@ impl Folder {
         let is_as_noted =
             |path: &Path, entry: &Option<Entry>| look.entry(path) == *entry && !(entry.is_none() && is_there(path));
         let holds = self.entries.iter().all(|(path, entry)| is_as_noted(path, entry))
-            && self.names.as_ref().is_none_or(|names| look.names(path) == *names);
+            && self.names.iter().all(|(wanted, names)| look.names(path, *wanted) == *names);
         self.seen = if holds { settled(path, now) } else { None };
         holds
     }
 
     /// Whether there was nothing, as there is in a folder that does not exist.
     fn is_missing(&self) -> bool {
-        self.entries.iter().all(|(_, entry)| entry.is_none()) && self.names.as_ref().is_none_or(Vec::is_empty)
+        self.entries.iter().all(|(_, entry)| entry.is_none()) && self.names.iter().all(|(_, names)| names.is_empty())
     }
 }
 
@@ -187,9 +230,9 @@ impl Look for Noting<'_> {
         entry
     }
 
-    fn names(&self, folder: &Path) -> Vec<OsString> {
-        let names = self.look.names(folder);
-        self.noted.borrow_mut().folders.entry(folder.to_owned()).or_default().names = Some(names.clone());
+    fn names(&self, folder: &Path, wanted: Wanted) -> Vec<String> {
+        let names = self.look.names(folder, wanted);
+        self.noted.borrow_mut().folders.entry(folder.to_owned()).or_default().names.push((wanted, names.clone()));
         names
     }
 
@@ -328,15 +371,41 @@ mod tests {
         let noted = || {
             let noting = Noting { look: &look, noted: RefCell::default() };
             assert_eq!(noting.entry(&place.path), None);
-            Known { noted: noting.noted.into_inner(), plan: world.plan(), asked: asked.clone() }
+            noting.noted.into_inner()
         };
-        let missing = noted().if_it_holds(&look).unwrap();
+        let mut missing = noted();
+        assert!(missing.still_holds(&look));
         to_hold(vec![place.clone()]);
         fs::create_dir(&place.path).unwrap();
-        assert!(missing.if_it_holds(&look).is_none(), "what is put into it would not be noticed");
-        let held = noted().if_it_holds(&look).unwrap();
+        assert!(!missing.still_holds(&look), "what is put into it would not be noticed");
+        let mut held = noted();
+        assert!(held.still_holds(&look));
         fs::write(place.path.join("own"), "").unwrap();
-        assert!(held.if_it_holds(&look).is_none());
+        assert!(!held.still_holds(&look));
+    }
+
+    #[test]
+    fn a_plan_that_was_recalled_is_remembered_only_where_it_holds() {
+        let world = World::new();
+        let confinement = world.confinement(1);
+        let recall = || world.plans.recall(&confinement, &world.options).unwrap();
+        let (first, recalled) = recall();
+        assert!(recalled.is_none() && world.plans.still_hold(None));
+        // What is held for it changes nothing, as it is known that it will be.
+        world.hold(&first);
+        let (same, recalled) = recall();
+        assert_eq!(same, first);
+        assert!(recalled.is_some() && world.plans.still_hold(recalled));
+        // Nor does what makes no difference.
+        fs::write(world.at("workspace/notes"), "").unwrap();
+        assert!(world.plans.still_hold(recall().1));
+        fs::write(world.at("workspace/.env"), "").unwrap();
+        let (outdated, recalled) = recall();
+        assert_eq!(outdated, first, "nobody has looked yet");
+        assert!(!world.plans.still_hold(recalled));
+        let (second, recalled) = recall();
+        assert!(second != first && recalled.is_none());
+        assert_eq!(second, world.plan());
     }
 
     #[test]
@@ -352,13 +421,13 @@ mod tests {
             noting.entry(&link),
             Some(Entry::Link { target: elsewhere.clone(), resolved: world.at("home/.other") })
         );
-        let mut known = Known { noted: noting.noted.into_inner(), plan: world.plan(), asked: asked.clone() };
-        while known.noted.folders.values().any(|folder| folder.seen.is_none()) {
-            known = known.if_it_holds(&look).unwrap();
+        let mut noted = noting.noted.into_inner();
+        while noted.folders.values().any(|folder| folder.seen.is_none()) {
+            assert!(noted.still_holds(&look));
         }
         fs::remove_file(&elsewhere).unwrap();
         symlink("../../workspace", &elsewhere).unwrap();
-        assert!(known.if_it_holds(&look).is_none());
+        assert!(!noted.still_holds(&look));
     }
 
     #[test]

@@ -81,11 +81,12 @@ struct Mooring {
 }
 
 impl Standing {
-    /// Builds a sandbox.
+    /// Builds a sandbox. Whether the plan `holds` is asked meanwhile.
     pub(super) async fn build(
         mut blank: Blank,
         confinement: &Confinement,
         planned: Planned,
+        holds: impl FnOnce() -> bool,
         owners: &Owners,
         hierarchy: &Hierarchy,
     ) -> Result<Arc<Self>, NotBuilt> {
@@ -94,25 +95,27 @@ impl Standing {
             Some(ahead) => ahead,
             None => blank.get_ahead(plan::of_the_system(&steps)).await?,
         };
-        blank.limit(&confinement.place_limits)?;
         let Blank { made, warden, init, init_pid, group, first, .. } = blank;
         let allowed = match &confinement.network {
             Network::Hosts(hosts) => Some(Allowed::new(hosts).map_err(|error| creation(error.to_string()))?),
             Network::None | Network::Open => None,
         };
+        let left = plan::left_after(&ahead.steps, &steps);
         let covered = hold(&warden, init_pid, &group, &steps, placeholders).await?;
         let covered = covered.into_iter().map(|cover| ahead.as_covered(cover)).collect::<Vec<_>>();
-        // What was done ahead are some of the same steps, in the same order.
-        let mut done = ahead.steps.iter().peekable();
-        let left: Vec<Step> = steps.iter().filter(|step| done.next_if_eq(step).is_none()).cloned().collect();
         let sources = owners.sources(&left, &warden).await;
         let (sources, mounts) = sources.map_err(|error| failed("mapping the owners of files", &error))?;
         let beside: Vec<BorrowedFd<'_>> = mounts.iter().map(AsFd::as_fd).collect();
         let order = InitOrder::Build(Box::new(BuildOrder { steps: left, sources, proxied: allowed.is_some() }));
         init.send(&order, &beside).await.map_err(|error| failed("giving the order", &error))?;
         drop(mounts);
-        // Beside the berth, the init itself is in that group. What the first command may use is most likely this.
-        first.set(&group_limits(&confinement.limits, 2)).map_err(|error| failed("limiting a cgroup", &error))?;
+        // From here on it is at work. Beside the berth, the init itself is in the first group; what the first command may use is most likely this.
+        let limited = group.set(&group_limits(&confinement.place_limits, 0));
+        let limited = limited.and_then(|()| first.set(&group_limits(&confinement.limits, 2)));
+        limited.map_err(|error| failed("limiting a cgroup", &error))?;
+        if !holds() {
+            return Err(NotBuilt::Outdated);
+        }
         let received = report(&init).await?;
         let InitReport::Ready { proxy_port, .. } = received.message else {
             return Err(creation("its first process is out of step".into()).into());

@@ -1,7 +1,5 @@
 //! Whole plans for whole hosts, and what must hold for any set of rules.
 
-use std::ffi::OsString;
-
 use insta::assert_snapshot;
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -54,9 +52,10 @@ impl Look for Host {
         self.0.get(path).cloned()
     }
 
-    fn names(&self, folder: &Path) -> Vec<OsString> {
+    fn names(&self, folder: &Path, wanted: Wanted) -> Vec<String> {
         let inside = self.0.keys().filter(|path| path.parent() == Some(folder));
-        inside.filter_map(|path| path.file_name().map(OsString::from)).collect()
+        let names = inside.filter_map(|path| path.file_name()?.to_str());
+        names.filter(|name| wanted(name)).map(str::to_owned).collect()
     }
 
     fn deep_secrets(&self, workspace: &Path) -> Vec<PathBuf> {
