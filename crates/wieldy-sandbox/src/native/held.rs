@@ -2,8 +2,8 @@
 //!
 //! A place that is missing is made, to be mounted on, and taken away after the last sandbox that needs it. A mount goes when
 //! what it covers is removed, in every sandbox: so whoever needs a place keeps a lock on it, for other executors to see.
-//! What was made has a mark, by which other executors know it. Whoever sets one where it does not belong gains nothing: only what is
-//! just as we would make it is taken for ours.
+//! What was made has a mark, by which executors know it; what has none is somebody's own, and stays. Whoever sets one where it does not
+//! belong gains nothing: only what is just as we would make it is taken for ours.
 //! Workspaces are full of what commands have made: no link in one is ever followed here.
 
 use std::collections::{BTreeMap, HashMap};
@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, ResolveFlags, XattrFlags};
+use rustix::io::Errno;
 
 use crate::wire::HeldPlace;
 
@@ -57,14 +58,15 @@ impl Held {
     }
 
     fn hold_one(&mut self, path: &Path, missing: Option<&HeldPlace>) -> io::Result<()> {
-        let lock = match self.places.get_mut(path) {
-            Some(Place { lock, .. }) if lock.as_ref().is_some_and(|lock| is_at(lock, path)) => lock.take(),
+        let (lock, made) = match self.places.get_mut(path) {
+            Some(Place { lock, made, .. }) if lock.as_ref().is_some_and(|lock| is_at(lock, path)) => {
+                (lock.take(), made.take())
+            }
             _ => lock(path, missing)?,
         };
         let place = self.places.entry(path.to_owned()).or_insert(Place { sandboxes: 0, lock: None, made: None });
         place.sandboxes += 1;
-        place.lock = lock;
-        place.made = missing.cloned().or(place.made.take());
+        (place.lock, place.made) = (lock, made);
         Ok(())
     }
 
@@ -83,27 +85,33 @@ impl Held {
     }
 }
 
-/// Makes a place where it is missing, and takes a lock on it. What cannot be read has no lock: nobody but its owner removes it.
-fn lock(path: &Path, missing: Option<&HeldPlace>) -> io::Result<Option<File>> {
+/// Makes a place where it is missing, and takes a lock on it; also says what was made there, by us or by another executor. What cannot be
+/// read has no lock: nobody but its owner removes it.
+fn lock(path: &Path, missing: Option<&HeldPlace>) -> io::Result<(Option<File>, Option<HeldPlace>)> {
     // What was there before may be locked by a command, for as long as it likes. Nobody but its owner removes that.
     let attempts_max = if missing.is_some() { 100 } else { 3 };
+    let mut is_ours = false;
     for _ in 0..attempts_max {
         if let Some(missing) = missing {
-            make(missing)?;
+            is_ours |= make(missing)?;
         }
         match open(path) {
+            Ok(file) if missing.is_some() && !is_ours && marked(&file) == Marked::No => {
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, "somebody has put something there meanwhile"));
+            }
             Ok(file) if flock(&file, FlockOperation::NonBlockingLockShared) && is_at(&file, path) => {
-                return Ok(Some(file));
+                let made = missing.filter(|_| is_ours || marked(&file) == Marked::Yes);
+                return Ok((Some(file), made.cloned()));
             }
             // Another executor is about to take it away.
             Ok(_) => std::thread::sleep(Duration::from_millis(1)),
             Err(error) if missing.is_some() && error.kind() == io::ErrorKind::NotFound => {}
-            Err(_) => return Ok(None),
+            Err(_) => return Ok((None, None)),
         }
     }
     match missing {
         Some(_) => Err(io::Error::other("somebody else keeps a lock on it; end whoever has it open")),
-        None => Ok(None),
+        None => Ok((None, None)),
     }
 }
 
@@ -114,8 +122,8 @@ fn is_at(file: &File, path: &Path) -> bool {
     matches!((rustix::fs::fstat(file), rustix::fs::lstat(path)), (Ok(one), Ok(other)) if same(&one, &other))
 }
 
-/// Makes a place, for the owner of the folder that it is in, unless something is there already.
-fn make(place: &HeldPlace) -> io::Result<()> {
+/// Makes a place, for the owner of the folder that it is in, unless something is there already; whether it did.
+pub(crate) fn make(place: &HeldPlace) -> io::Result<bool> {
     let (folder, name) = parent(&place.path)?;
     let made = match &place.content {
         None => rustix::fs::mkdirat(&folder, name, Mode::from_raw_mode(0o755)).inspect(|()| {
@@ -138,7 +146,7 @@ fn make(place: &HeldPlace) -> io::Result<()> {
     };
     match made {
         Ok(()) => {}
-        Err(rustix::io::Errno::EXIST) => return Ok(()),
+        Err(Errno::EXIST) => return Ok(false),
         Err(error) => return Err(error.into()),
     }
     if rustix::process::geteuid().is_root() {
@@ -146,7 +154,7 @@ fn make(place: &HeldPlace) -> io::Result<()> {
         let (user, group) = (rustix::fs::Uid::from_raw(owner.st_uid), rustix::fs::Gid::from_raw(owner.st_gid));
         rustix::fs::chownat(&folder, name, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Marks something as made to hold a place, with the content that it has. Where the file system keeps no such notes, only this executor knows.
@@ -159,6 +167,32 @@ pub(crate) fn mark(path: &Path) -> Option<Vec<u8>> {
     let mut content = [0; CONTENT_BYTES_MAX];
     let count = rustix::fs::lgetxattr(path, MARK, &mut content).ok()?;
     content.get(..count).map(<[u8]>::to_vec)
+}
+
+/// Whether something was made to hold a place.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Marked {
+    Yes,
+    No,
+    /// The file system keeps no such notes, or it is gone.
+    Unknown,
+}
+
+fn marked(file: &File) -> Marked {
+    marked_by(rustix::fs::fgetxattr(file, MARK, &mut [0; CONTENT_BYTES_MAX]))
+}
+
+/// The same of what is at a path.
+pub(crate) fn is_marked(path: &Path) -> Marked {
+    marked_by(rustix::fs::lgetxattr(path, MARK, &mut [0; CONTENT_BYTES_MAX]))
+}
+
+fn marked_by(read: Result<usize, Errno>) -> Marked {
+    match read {
+        Ok(_) => Marked::Yes,
+        Err(Errno::NODATA) => Marked::No,
+        Err(_) => Marked::Unknown,
+    }
 }
 
 fn remove(place: &HeldPlace) -> io::Result<()> {

@@ -9,7 +9,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::facts::{Disk, entry_of};
-use super::held::mark;
+use super::held::{Marked, is_marked, mark};
 use super::plan::{Entry, Held, Look, Placeholder, Plan, Step, Wanted};
 use crate::wire::HeldPlace;
 use rustix::fs::OFlags;
@@ -118,6 +118,10 @@ fn is_as_made(path: &Path, stamp: Option<Stamp>, ours: &mut HashMap<PathBuf, Our
     if stamp.is_some() && held.seen == stamp {
         return true;
     }
+    // Ours was taken away, and people made one of their own.
+    if is_marked(path) == Marked::No {
+        return false;
+    }
     let is_gone = |error: &io::Error| error.kind() == io::ErrorKind::NotFound;
     let is_alone = match &held.content {
         Some(content) => is_file_of(path, content.as_bytes()).unwrap_or_else(|error| is_gone(&error)),
@@ -176,6 +180,7 @@ pub(super) fn is_long_ago(seconds: i64) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::held::make;
     use super::*;
 
     #[test]
@@ -186,8 +191,7 @@ mod tests {
             content: content.map(str::to_owned),
         };
         let places = [held("around", None), held("around/folder", None), held("file", Some("a")), held("gone", None)];
-        fs::create_dir_all(&places[1].path).unwrap();
-        fs::write(&places[2].path, "a").unwrap();
+        assert_eq!([0, 1, 2].map(|place| make(&places[place]).unwrap()), [true; 3]);
         let mut ours = HashMap::new();
         remember(&places, &mut ours);
         let look = |ours: &mut _| places.each_ref().map(|place| is_as_made_now(&place.path, ours));
@@ -211,5 +215,8 @@ mod tests {
         fs::remove_file(places[1].path.join("new")).unwrap();
         assert_eq!(look(&mut ours), [true, true, false, true]);
         assert!(!is_as_made_now(world.path(), &mut ours));
+        // One of their own.
+        fs::create_dir(&places[3].path).unwrap();
+        assert_eq!(look(&mut ours), [true, true, false, false]);
     }
 }

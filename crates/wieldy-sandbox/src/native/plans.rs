@@ -251,6 +251,7 @@ mod tests {
 
     use wieldy_core::{Mount, Place, ResourceLimits};
 
+    use super::super::held::make;
     use super::super::plan::{Held, Placeholder};
     use super::super::planned::to_hold;
     use super::*;
@@ -318,10 +319,7 @@ mod tests {
         /// Puts there what the plan needs, as the warden does.
         fn hold(&self, plan: &Plan) {
             for place in to_hold(plan.placeholders.clone()) {
-                match place.content {
-                    None => fs::create_dir(place.path).unwrap(),
-                    Some(content) => fs::write(place.path, content).unwrap(),
-                }
+                assert!(make(&place).unwrap());
             }
         }
     }
@@ -375,8 +373,7 @@ mod tests {
         };
         let mut missing = noted();
         assert!(missing.still_holds(&look));
-        to_hold(vec![place.clone()]);
-        fs::create_dir(&place.path).unwrap();
+        assert!(make(&to_hold(vec![place.clone()])[0]).unwrap());
         assert!(!missing.still_holds(&look), "what is put into it would not be noticed");
         let mut held = noted();
         assert!(held.still_holds(&look));

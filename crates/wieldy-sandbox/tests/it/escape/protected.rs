@@ -428,3 +428,29 @@ async fn places_held_for_protection_belong_to_the_owner_of_the_workspace(arena: 
         assert_eq!((about.uid(), about.gid()), (4321, 4321), "{path}");
     }
 }
+
+/// As empty as what is made to hold a place, but not made for that.
+#[tokio::test]
+async fn what_people_make_where_a_place_was_held_is_theirs() {
+    let arena = Arena::new();
+    let names = [".vscode", "wieldy.toml", ".zed"].map(|name| arena.workspace.join(name));
+    let are_there = || names.each_ref().map(|path| path.exists());
+    for place in [Place::Own, Arena::session("theirs")] {
+        // By then the plan is known, and which places are held for it.
+        for _ in 0..2 {
+            arena.run(Place::Own, "true").await;
+        }
+        eventually(PATIENCE, "nothing is held", || are_there() == [false; 3]).await;
+        fs::create_dir(&names[0]).unwrap();
+        fs::write(&names[1], "").unwrap();
+        assert_eq!(arena.run(place, "echo .vscode wieldy.toml .zed").await, ".vscode wieldy.toml .zed\n");
+        assert_eq!(are_there(), [true; 3], "the last one is held");
+        for standing in arena.sandbox.list() {
+            assert!(arena.sandbox.destroy(&standing.sandbox.id).await);
+        }
+        eventually(PATIENCE, "nothing is held", || !names[2].exists()).await;
+        assert_eq!(are_there(), [true, true, false]);
+        fs::remove_dir(&names[0]).unwrap();
+        fs::remove_file(&names[1]).unwrap();
+    }
+}

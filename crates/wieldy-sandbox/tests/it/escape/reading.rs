@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
 
-use wieldy_core::{Confinement, FileRules, Mount};
+use wieldy_core::{Confinement, FileRules, Mount, Place};
 
 use super::arena::{Arena, attacks};
 
@@ -111,4 +111,21 @@ async fn secrets_in_deeper_folders_of_the_workspace_are_hidden() {
     let named = FileRules { shown: vec!["sub/.env".into()], ..FileRules::default() };
     let shown = Confinement { files: Arc::new(named), ..arena.confinement.clone() };
     assert_eq!(arena.run_in(&shown, "cat sub/.env").await.unwrap().stdout, arena.canary);
+}
+
+/// A new sandbox is built by the plan of the last one, as far as that still holds.
+#[tokio::test]
+async fn secrets_that_come_between_two_calls_are_hidden_in_the_second() {
+    let arena = Arena::new();
+    let look = "cat .env sub/.env 2>&1 | grep -c canary.of; ls -A";
+    for _ in 0..3 {
+        assert!(arena.run(Place::Own, look).await.starts_with("0\n"));
+    }
+    for secret in [".env", "sub/.env"] {
+        let secret = arena.workspace.join(secret);
+        fs::create_dir_all(secret.parent().unwrap()).unwrap();
+        fs::write(&secret, &arena.canary).unwrap();
+        assert!(arena.run(Place::Own, look).await.starts_with("0\n"), "{}", secret.display());
+        assert_eq!(fs::read_to_string(&secret).unwrap(), arena.canary);
+    }
 }
