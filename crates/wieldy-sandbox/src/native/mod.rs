@@ -362,12 +362,11 @@ impl Shared {
         confinement: &Confinement,
         within: Option<&Standing>,
     ) -> Result<Arc<Standing>, NotBuilt> {
-        let (plan, recalled) = self.plans.recall(confinement, &self.options)?;
-        let planned = Planned::new(plan);
+        let (plan, mut recalled) = self.plans.recall(confinement, &self.options)?;
         let open_network = confinement.network == Network::Open;
         let blank = match &confinement.place {
-            Place::Own => self.blank(open_network, &planned.steps).await?,
-            Place::Session(key) => self.nested(key, confinement, &planned.steps).await?,
+            Place::Own => self.blank(open_network, &plan.steps).await?,
+            Place::Session(key) => self.nested(key, confinement, &plan.steps).await?,
             Place::Sandbox(id) => match within {
                 None => self.make_blank(id.clone(), open_network).await?,
                 Some(outer) => {
@@ -378,9 +377,9 @@ impl Shared {
             },
         };
         // To look at everything again takes long, so that is done while it is built.
-        let mut unchecked = Some(recalled);
-        let mut holds = || unchecked.take().is_none_or(|recalled| self.plans.still_hold(recalled));
-        let built = Standing::build(blank, confinement, planned, &mut holds, &self.owners, self.hierarchy()).await;
+        let mut holds = || self.plans.still_hold(recalled.take());
+        let (planned, hierarchy) = (Planned::new(plan), self.hierarchy());
+        let built = Standing::build(blank, confinement, planned, &mut holds, &self.owners, hierarchy).await;
         if built.is_err() && !holds() { Err(NotBuilt::Outdated) } else { built }
     }
 

@@ -121,12 +121,9 @@ impl Standing {
             return Err(creation("its first process is out of step".into()).into());
         };
         let refusals = Arc::new(Refusals::new(made.clone()));
-        let proxy = match (allowed, received.descriptors.into_iter().next()) {
-            (Some(allowed), Some(listener)) => {
-                Some(serve(listener, allowed, &refusals).map_err(|error| failed("starting the proxy", &error))?)
-            }
-            _ => None,
-        };
+        let proxy = allowed.zip(received.descriptors.into_iter().next());
+        let proxy = proxy.map(|(allowed, listener)| serve(listener, allowed, &refusals)).transpose();
+        let proxy = proxy.map_err(|error| failed("starting the proxy", &error))?;
         if !are_the_same(&covered) {
             return Err(NotBuilt::Changed(creation("something that it covers was replaced meanwhile".into())));
         }
