@@ -23,8 +23,8 @@ pub(crate) const GROUP_ENOUGH: usize = 1024;
 const LINGER: Duration = Duration::from_millis(20);
 /// How often to look after the history, and how long to wait for something to happen.
 const IDLE: Duration = Duration::from_secs(5);
-/// How far the thread steps back behind those who wait for their calls, where they do not wait for it. Else it would keep a
-/// processor from them until the kernel's next tick, several times as long as a sync takes.
+/// How far the thread steps back behind those who wait for their calls, once there is much to do and they do not wait for it. Else it
+/// would keep a processor from them until the kernel's next tick, several times as long as a sync takes.
 const NICE: i32 = 10;
 /// For how long after a group the thread looks by itself whether there is more, so that nobody has to wake it.
 const DOZE: Duration = Duration::from_millis(100);
@@ -67,14 +67,17 @@ impl Pruning {
 
 impl Filer {
     pub(crate) fn run(mut self, shared: &Shared) {
-        if shared.has_log {
-            // Of this thread alone, on Linux. Where it cannot be had, calls are as slow as they are.
-            let _ = rustix::process::nice(NICE);
-        }
+        let mut is_back = !shared.has_log;
         loop {
             let (records, closing) = self.wait_for_work(shared);
             if shared.lock().forsaken {
                 return;
+            }
+            // Not where there is little to do: who ends soon waits for it in the end.
+            if !is_back && records.len() >= GROUP_ENOUGH {
+                is_back = true;
+                // Of this thread alone, on Linux. Where it cannot be had, calls are as slow as they are.
+                let _ = rustix::process::nice(NICE);
             }
             if !records.is_empty() {
                 failpoint::reach("filing.taken");
