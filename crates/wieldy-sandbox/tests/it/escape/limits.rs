@@ -230,7 +230,7 @@ async fn much_written_by_children_that_nobody_waits_for_is_stopped() {
 async fn many_small_files_are_stopped() {
     for folder in [".", "/tmp"] {
         let script = format!(
-            "mkdir -p {folder}/many && cd {folder}/many && python3 -c '\nfor i in range(300000): open(str(i), \"w\").close()'; code=$?; cd ..; exit $code"
+            "mkdir -p {folder}/many && cd {folder}/many && python3 -c '\nfor i in range(1000000): open(str(i), \"w\").close()'; code=$?; cd ..; exit $code"
         );
         overruns(&script, &[FILES]).await;
     }
