@@ -127,7 +127,11 @@ impl Drop for Holdings {
 /// Takes away what a dead executor held for the container in this folder, and nobody else does.
 pub(super) fn let_go(container: &Path) {
     let note = fs::read(container.join(NOTE)).unwrap_or_default();
-    let made: Vec<HeldPlace> = serde_json::from_slice(&note).unwrap_or_default();
-    let there: Vec<HeldPlace> = made.into_iter().filter(|place| fs::symlink_metadata(&place.path).is_ok()).collect();
-    drop(Holdings::take(&[], &there));
+    let mut made: Vec<HeldPlace> = serde_json::from_slice(&note).unwrap_or_default();
+    made.retain(|place| fs::symlink_metadata(&place.path).is_ok());
+    made.sort_by(|one, other| one.path.cmp(&other.path));
+    // Each by itself: where one was, people may have made something of their own.
+    let mut holdings: Vec<_> = made.into_iter().filter_map(|place| Holdings::take(&[], &[place]).ok()).collect();
+    // What is in others goes before those.
+    while holdings.pop().is_some() {}
 }

@@ -509,12 +509,17 @@ async fn what_a_killed_executor_left_is_swept(level: Level) {
     .await;
     assert_ne!(fs::read_dir(&state).unwrap().count(), 0, "there is something to sweep");
     assert_ne!(fs::read_dir(workspace).unwrap().count(), 0, "also in the workspace");
+    // Just as empty, but somebody's own.
+    let theirs = Path::new(workspace).join(".claude");
+    fs::remove_dir(&theirs).unwrap();
+    fs::create_dir(&theirs).unwrap();
     driver.bash("true").run().await.unwrap();
     let homes = || fs::read_dir(&state).unwrap().count();
     eventually(PATIENCE, "only our own home is there", || homes() == 1).await;
     eventually(PATIENCE, "no cgroup is left", || cgroups_of(victim.id()).is_empty()).await;
-    // Empty, or it could not be removed.
-    fs::remove_dir(workspace).unwrap();
+    let left: Vec<_> = fs::read_dir(workspace).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!(left, [theirs]);
+    fs::remove_dir_all(workspace).unwrap();
     driver.close().await;
 }
 
