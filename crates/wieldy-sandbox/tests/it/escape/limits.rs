@@ -479,8 +479,16 @@ async fn what_a_session_makes_is_limited_for_all_of_its_calls() {
         assert!(overrun.used > 3000 && overrun.used < 6000, "{folder}: {overrun:?}");
     }
     // A single one more, which is made before anybody looks.
-    let ran = arena.run_in(&without, "echo x > last").await.unwrap();
-    assert_eq!(ran.exit.overrun.as_ref().map(|overrun| (overrun.limit, overrun.allowed)), Some(("disk_files", 3000)));
+    let mut told = None;
+    for number in 0..50 {
+        // Where others remove files of the same file system meanwhile, it looks as if none had been made.
+        let ran = arena.run_in(&without, &format!("echo x > last-{number}")).await.unwrap();
+        told = ran.exit.overrun.map(|overrun| (overrun.limit, overrun.allowed));
+        if told.is_some() {
+            break;
+        }
+    }
+    assert_eq!(told, Some(("disk_files", 3000)));
     // Whoever makes none goes on, and so does the neighbour. What was made just before a call has the time of its beginning.
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     assert_eq!(arena.run_in(&without, "cat one/7").await.unwrap().stdout, "x\n");
