@@ -33,8 +33,8 @@ pub(crate) struct Watch<'a> {
     limits: RunLimits,
     workspace: PathBuf,
     since: SystemTime,
-    /// What the whole file system of the workspace held, and from how much more on it is worth while to look at the workspace itself.
-    before: Option<Taken>,
+    /// How the whole file system of the workspace has grown, and from how much on it is worth while to look at the workspace itself.
+    growth: Option<Growth>,
     look_from: Taken,
     /// When it is worth while again with what is allowed.
     look_at: Option<Instant>,
@@ -71,7 +71,8 @@ impl<'a> Watch<'a> {
         // Files have the time of the last tick, and so has this clock.
         let tick = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
         let since = UNIX_EPOCH + Duration::new(tick.tv_sec.unsigned_abs(), tick.tv_nsec.unsigned_abs() as u32);
-        let before = limits.disk_files.or(limits.disk_bytes).and_then(|_| Taken::of_file_system(workspace));
+        let is_watched = limits.disk_files.or(limits.disk_bytes).is_some();
+        let growth = is_watched.then(|| Taken::of_file_system(workspace)).flatten().map(Growth::from);
         let look_from = Taken::allowed(limits);
         let private_before = Taken::of_private(private);
         let workspace = workspace.to_owned();
@@ -79,7 +80,7 @@ impl<'a> Watch<'a> {
             limits: *limits,
             workspace,
             since,
-            before,
+            growth,
             look_from,
             look_at: None,
             private,
@@ -132,7 +133,7 @@ impl<'a> Watch<'a> {
     /// What is new in the workspace, if so much is new on its whole file system that it could be too much. That alone says nothing: others
     /// write there, too. And what processes say that they have written says too little where nobody waits for them.
     fn taken(&mut self) -> Option<Taken> {
-        let more = Taken::of_file_system(&self.workspace)?.beyond(self.before?);
+        let more = self.grown()?;
         let begun = Instant::now();
         let is_time = self.look_at.is_some_and(|at| at <= begun);
         let from = if is_time { Taken::allowed(&self.limits) } else { self.look_from };
@@ -151,6 +152,12 @@ impl<'a> Watch<'a> {
         taken
     }
 
+    /// By how much the file system has grown.
+    fn grown(&mut self) -> Option<Taken> {
+        let now = Taken::of_file_system(&self.workspace)?;
+        Some(self.growth.as_mut()?.note(now))
+    }
+
     /// What is new in the workspace where this much is new on its whole file system; of files alone, it takes less to find out.
     fn look(&self, more: Taken, with_bytes: bool) -> Option<Taken> {
         let mut look = Look::new(self.since, &self.workspace, with_bytes)?;
@@ -160,13 +167,12 @@ impl<'a> Watch<'a> {
     }
 
     /// How many files and folders there are more than before, in the workspace and in private folders, if somebody wants to know.
-    pub(crate) fn files_made(&self) -> u64 {
+    pub(crate) fn files_made(&mut self) -> u64 {
         if !self.limits.counts_files {
             return 0;
         }
         let in_private = Taken::of_private(self.private).beyond(self.private_before).files;
-        let more = Taken::of_file_system(&self.workspace).zip(self.before).map(|(now, before)| now.beyond(before));
-        let Some(more) = more.filter(|more| more.files > 0) else { return in_private };
+        let Some(more) = self.grown().filter(|more| more.files > 0) else { return in_private };
         let seen = self.look(more, false).map_or(0, |seen| seen.files);
         // What was made just before has the same time as what was made at the beginning.
         in_private.saturating_add(seen.min(more.files))
@@ -262,7 +268,7 @@ impl Taken {
     /// What the file systems of these folders hold together.
     fn of_private(folders: &[CString]) -> Self {
         let all = folders.iter().filter_map(|folder| Self::of_file_system(folder.as_c_str()));
-        all.fold(Self::default(), |sum, held| Self { files: sum.files + held.files, bytes: sum.bytes + held.bytes })
+        all.fold(Self::default(), Self::and)
     }
 
     /// What there is more than before.
@@ -270,8 +276,32 @@ impl Taken {
         Self { files: self.files.saturating_sub(before.files), bytes: self.bytes.saturating_sub(before.bytes) }
     }
 
+    fn and(self, other: Self) -> Self {
+        Self { files: self.files.saturating_add(other.files), bytes: self.bytes.saturating_add(other.bytes) }
+    }
+
     fn or_more(self, other: Self) -> Self {
         Self { files: self.files.max(other.files), bytes: self.bytes.max(other.bytes) }
+    }
+}
+
+/// What has come to a file system, look by look: what others remove between two looks does not make up for what came before.
+struct Growth {
+    last: Taken,
+    sum: Taken,
+}
+
+impl From<Taken> for Growth {
+    fn from(first: Taken) -> Self {
+        Self { last: first, sum: Taken::default() }
+    }
+}
+
+impl Growth {
+    fn note(&mut self, now: Taken) -> Taken {
+        self.sum = self.sum.and(now.beyond(self.last));
+        self.last = now;
+        self.sum
     }
 }
 

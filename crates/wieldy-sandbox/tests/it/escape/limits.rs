@@ -265,10 +265,39 @@ async fn many_files_out_of_sight_are_stopped() {
     overruns(closing, &[FILES, DISK]).await;
 }
 
+/// A script that writes 900 MB into a folder that cannot be read, a child that nobody waits for after the other.
+const WRITTEN_OUT_OF_SIGHT: &str = r#"top=top-$RANDOM; mkdir -m 0300 $top; cd $top; exec perl -e '$SIG{CHLD} = "IGNORE"; for my $i (1..100) { if (!fork) { open(F, ">part-$i"); print F "x" x (9 << 20); close F; exit } select(undef, undef, undef, 0.03); } exit 1'"#;
+
 #[tokio::test]
 async fn much_written_out_of_sight_by_children_that_nobody_waits_for_is_stopped() {
-    let script = r#"top=top-$RANDOM; mkdir -m 0300 $top; cd $top; exec perl -e '$SIG{CHLD} = "IGNORE"; for my $i (1..100) { if (!fork) { open(F, ">part-$i"); print F "x" x (9 << 20); close F; exit } select(undef, undef, undef, 0.03); } exit 1'"#;
-    overruns(script, &[DISK]).await;
+    // Somebody else may make more files meanwhile than this writes.
+    overruns(WRITTEN_OUT_OF_SIGHT, &[FILES, DISK]).await;
+}
+
+#[tokio::test]
+async fn what_others_remove_does_not_hide_what_is_written_out_of_sight() {
+    let mut arena = Arena::new();
+    arena.confinement.limits = limits();
+    let beside = arena.root.join("large");
+    let made = std::process::Command::new("fallocate").args(["-l", "2G"]).arg(&beside).status().unwrap();
+    assert!(made.success());
+    let script =
+        WRITTEN_OUT_OF_SIGHT.replace("cd $top;", "cd $top; touch ../on; while [ -e ../on ]; do sleep 0.05; done;");
+    let on = arena.workspace.join("on");
+    let confinement = arena.confinement(Place::Own);
+    let removed = async {
+        while !on.exists() {
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        std::fs::remove_file(&beside).unwrap();
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        std::fs::remove_file(&on).unwrap();
+    };
+    let (ran, ()) = tokio::join!(arena.run_in(&confinement, &script), removed);
+    let ran = ran.unwrap();
+    let overrun = ran.exit.overrun.as_ref().map(|overrun| (overrun.limit, overrun.allowed));
+    assert!(overrun == Some(DISK) || overrun == Some(FILES), "{ran:?}");
+    open_up(&arena);
 }
 
 #[tokio::test]
