@@ -279,7 +279,7 @@ async fn what_others_remove_does_not_hide_what_is_written_out_of_sight() {
     let mut arena = Arena::new();
     arena.confinement.limits = limits();
     let beside = arena.root.join("large");
-    let made = std::process::Command::new("fallocate").args(["-l", "2G"]).arg(&beside).status().unwrap();
+    let made = std::process::Command::new("fallocate").args(["-l", "400M"]).arg(&beside).status().unwrap();
     assert!(made.success());
     let script =
         WRITTEN_OUT_OF_SIGHT.replace("cd $top;", "cd $top; touch ../on; while [ -e ../on ]; do sleep 0.05; done;");
