@@ -44,7 +44,7 @@ async fn the_peak_of_memory_is_that_of_the_largest_process() {
 }
 
 fn the_peak_of_memory_does_not_count_the_embedding_process() {
-    // Both on the heap proper and in a mapping of its own.
+    // Both on the heap proper and in a mapping of its own. What the berth has for itself may be counted: of a test, some megabytes.
     let large = vec![1_u8; 300 * MIB as usize];
     let small: Vec<Vec<u8>> = (0..50_000).map(|_| vec![1; 1024]).collect();
     for runtime in
@@ -55,7 +55,7 @@ fn the_peak_of_memory_does_not_count_the_embedding_process() {
             .build()
             .unwrap()
             .block_on(async { tokio::spawn(used(World::new("true", &[]))).await.unwrap() });
-        assert!(usage.memory_peak_bytes > 100 * 1024 && usage.memory_peak_bytes < 8 * MIB, "{usage:?}");
+        assert!(usage.memory_peak_bytes > 100 * 1024 && usage.memory_peak_bytes < 16 * MIB, "{usage:?}");
     }
     assert_eq!((large[large.len() - 1], small[49_999][1023]), (1, 1), "our own memory is untouched");
 }
