@@ -9,9 +9,6 @@ use super::plan::{Entry, Look, Wanted, without_dots};
 /// The files of this machine, as they are now.
 pub(crate) struct Disk;
 
-/// Nobody keeps more in one folder by hand; what was put there to keep us busy does.
-const NAMES_MAX: usize = 100_000;
-
 impl Look for Disk {
     fn entry(&self, path: &Path) -> Option<Entry> {
         entry_of(path, &fs::symlink_metadata(path).ok()?)
@@ -19,7 +16,8 @@ impl Look for Disk {
 
     fn names(&self, folder: &Path, wanted: Wanted) -> Vec<String> {
         let entries = fs::read_dir(folder).into_iter().flatten();
-        let names = entries.take(NAMES_MAX).filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        // All of them, as many as a command may have put there to have one overlooked.
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
         let mut names: Vec<_> = names.filter(|name| wanted(name)).collect();
         names.sort_unstable();
         names

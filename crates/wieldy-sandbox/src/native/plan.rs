@@ -246,8 +246,24 @@ pub(crate) enum PlanError {
         protected: PathBuf,
     },
     /// Somebody filled a folder to make the plan large.
-    #[error("`{0}` holds more secrets, modules or work trees than a sandbox can cover; remove some")]
+    #[error("`{0}` holds more modules or work trees than a sandbox can cover; remove some")]
     TooMany(PathBuf),
+    /// The same with secrets.
+    #[error(
+        "`{workspace}` and what is mounted hold {count} files with names of secrets, more than a sandbox can cover; remove some, \
+         or show those that are none by `sandbox.shown`"
+    )]
+    TooManySecrets {
+        /// Where they are.
+        workspace: PathBuf,
+        /// How many there are.
+        count: usize,
+    },
+    /// Nobody can tell which secrets a workspace holds.
+    #[error(
+        "the workspace `{0}` cannot be read, so its secrets cannot be hidden; give its owner the right to read it: `chmod u+rwx`"
+    )]
+    Closed(PathBuf),
     /// What is protected is not in the workspace.
     #[error(
         "`{0}` cannot be protected: it is not in the workspace; what is mounted is protected by mounting it read-only"

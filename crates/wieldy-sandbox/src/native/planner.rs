@@ -53,7 +53,7 @@ const HOME: &str = "/home/agent";
 const HOME_ELSEWHERE: &str = "/run/agent";
 
 /// Nobody has more of one kind that must be covered; what was put there to make the plan large does.
-const NAMES_MAX: usize = 100;
+const NAMES_MAX: usize = 1000;
 
 /// As many links as the kernel would follow.
 pub(super) const LINKS_MAX: usize = 40;
@@ -315,10 +315,8 @@ impl Planner<'_> {
     fn hide(&mut self) -> Result<(), PlanError> {
         let rules = self.request.rules;
         let shown = rules.shown.iter().map(|path| self.in_workspace(path)).collect::<Result<Vec<_>, _>>()?;
-        for path in self.usually_hidden()? {
-            if !shown.iter().any(|shown| path.starts_with(shown)) {
-                self.hide_one(&path, false)?;
-            }
+        for path in self.usually_hidden(&shown)? {
+            self.hide_one(&path, false)?;
         }
         if let Some(state) = &self.facts.state {
             self.hide_one(state, false)?;
@@ -334,22 +332,29 @@ impl Planner<'_> {
         Ok(())
     }
 
-    fn usually_hidden(&self) -> Result<Vec<PathBuf>, PlanError> {
-        let mut paths: Vec<_> = HIDDEN_IN_SYSTEM.map(PathBuf::from).into();
+    /// What is hidden without a rule, except for what is shown by one.
+    fn usually_hidden(&self, shown: &[PathBuf]) -> Result<Vec<PathBuf>, PlanError> {
+        let workspace = self.request.workspace;
         let mounts = self.request.rules.mounts.iter().map(|mount| mount.source.as_path());
         // What is at home can only be seen through something larger that was mounted.
-        let is_seen = |home: &&Path| mounts.clone().chain([self.request.workspace]).any(|root| home.starts_with(root));
+        let is_seen = |home: &&Path| mounts.clone().chain([workspace]).any(|root| home.starts_with(root));
         let home = self.facts.home.as_deref().filter(is_seen);
-        for root in mounts.clone().chain([self.request.workspace]).chain(home) {
-            paths.extend(HIDDEN.iter().map(|name| root.join(name)));
-            paths.extend(self.names(root, is_environment)?);
+        let roots = mounts.clone().chain([workspace]).chain(home);
+        let mut found = self.facts.look.deep_secrets(workspace);
+        if found.iter().any(|path| path == workspace) {
+            return Err(PlanError::Closed(workspace.to_owned()));
         }
-        let deep = self.facts.look.deep_secrets(self.request.workspace);
-        if deep.len() > NAMES_MAX {
-            return Err(PlanError::TooMany(self.request.workspace.to_owned()));
+        for root in roots.clone() {
+            found.extend(self.facts.look.names(root, is_environment).iter().map(|name| root.join(name)));
         }
-        paths.extend(deep);
-        Ok(paths)
+        let is_shown = |path: &PathBuf| shown.iter().any(|shown| path.starts_with(shown));
+        found.retain(|path| !is_shown(path));
+        if found.len() > NAMES_MAX {
+            return Err(PlanError::TooManySecrets { workspace: workspace.to_owned(), count: found.len() });
+        }
+        let known = roots.flat_map(|root| HIDDEN.iter().map(|name| root.join(name)));
+        let known = HIDDEN_IN_SYSTEM.map(PathBuf::from).into_iter().chain(known).filter(|path| !is_shown(path));
+        Ok(known.chain(found).collect())
     }
 
     /// Covers a path of the host wherever it can be seen, unless it was mounted by itself.

@@ -1,7 +1,7 @@
 //! Promise 1: a command reads what was granted, and nothing else of the machine.
 
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::sync::Arc;
 
 use wieldy_core::{Confinement, FileRules, Mount, Place};
@@ -127,5 +127,37 @@ async fn secrets_that_come_between_two_calls_are_hidden_in_the_second() {
         fs::write(&secret, &arena.canary).unwrap();
         assert!(arena.run(Place::Own, look).await.starts_with("0\n"), "{}", secret.display());
         assert_eq!(fs::read_to_string(&secret).unwrap(), arena.canary);
+    }
+}
+
+/// What a command makes, or closes, must not keep the search from what it would have found.
+#[tokio::test]
+async fn what_a_command_makes_uncovers_no_secret() {
+    let arena = Arena::new();
+    let secrets = [".env.local", "sub/.env", "deep/er/.npmrc"];
+    for file in secrets {
+        let file = arena.workspace.join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, &arena.canary).unwrap();
+    }
+    let look = format!(
+        "chmod 755 . sub deep deep/er; grep -c canary.of {}; grep -rsc canary.of . | grep -v ':0$'; echo looked",
+        secrets.join(" ")
+    );
+    for noise in [
+        "mkdir {0..2000} a{0..2000} sub/{0..200}",
+        "python3 -c 'for i in range(15000): open(f\"sub/a{i}\", \"w\").close()'",
+        "chmod 0 deep",
+        "chmod 300 sub",
+        "chmod 300 .",
+    ] {
+        arena.run(Place::Own, noise).await;
+        let found = arena.run_in(&arena.confinement(Place::Own), &look).await;
+        let found = found.map_or_else(|error| error.to_string(), |ran| ran.stdout);
+        assert!(!found.contains(":1"), "{noise}: {found}");
+        assert!(found.contains("looked") || found.contains("cannot be read"), "{noise}: {found}");
+        for folder in ["", "sub", "deep"] {
+            fs::set_permissions(arena.workspace.join(folder), fs::Permissions::from_mode(0o755)).unwrap();
+        }
     }
 }
