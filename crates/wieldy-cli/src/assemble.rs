@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
+use wieldy::secrets::PROTECTED_AT_HOME;
 use wieldy::{
     CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FileRules, FolderArtifacts, Level, Manifest,
     ManifestError, ManifestTool, Native, NativeOptions, Oci, OciOptions, ProbeOptions, Problem, Rootfs, SharedTool,
@@ -103,7 +104,7 @@ fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder
     builder.dynamic_timeout = config.dynamic_timeouts.then(DynamicTimeout::default);
     builder.retry = config.retry;
     builder.isolation = config.isolation;
-    builder.files = files(config);
+    builder.files = files(config, environment);
     builder.network = config.sandbox.network.clone();
     builder.sandbox_limits = config.sandbox.limits;
     builder.resource_limits = config.resources;
@@ -112,10 +113,23 @@ fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder
 }
 
 /// What programs see and do not see: what the configuration says, and never the history and its key.
-pub(crate) fn files(config: &Config) -> FileRules {
+/// What programs and file tools see and may change of the files, with what is the executor's own.
+pub(crate) fn files(config: &Config, environment: &Environment) -> FileRules {
     let mut files = config.sandbox.files.clone();
     // What is not there yet is not seen either.
     files.hidden.extend(history::files(config).iter().filter_map(|path| path.canonicalize().ok()));
+    let state = Some(&config.state).filter(|state| !state.as_os_str().is_empty()).cloned();
+    files.own.extend(environment.config_folder().into_iter().chain(state).map(|path| whole(&path)));
+    let workspace = whole(&config.workspace);
+    // By the name that they were asked for, and by their own if that was a link.
+    let settings = config.file.iter().chain(&config.manifests).flat_map(|path| {
+        let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        [path.file_name().map(|name| whole(above).join(name)), Some(whole(path))].into_iter().flatten()
+    });
+    files.protected.extend(settings.filter(|path| path.starts_with(&workspace) && *path != workspace));
+    if environment.home().is_some_and(|home| whole(home) == workspace) {
+        files.protected.extend(PROTECTED_AT_HOME.map(PathBuf::from));
+    }
     files
 }
 
@@ -185,7 +199,7 @@ pub(crate) fn probe_options(config: &Config, environment: &Environment) -> Probe
     options.confinement.limits = config.resources;
     options.confinement.place_limits = config.sandbox.limits;
     options.confinement.network = config.sandbox.network.clone();
-    options.confinement.files = Arc::new(files(config));
+    options.confinement.files = Arc::new(files(config, environment));
     options.native = native(config, environment, Work::OneCall);
     options.system = config.sandbox.system.clone();
     #[cfg(feature = "firecracker")]

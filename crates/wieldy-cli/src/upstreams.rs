@@ -232,7 +232,7 @@ fn program(
     let search = variables.get("PATH").cloned().unwrap_or_default();
     let found = find(&command, &search, &cwd)
         .ok_or_else(|| anyhow!("there is no program `{command}`; it is looked for in {search}"))?;
-    let mut files = assemble::files(config);
+    let mut files = assemble::files(config, environment);
     if level != Level::None {
         // A home of its own, which it may fill as it likes: package managers keep there what they fetched.
         if let Some(home) = own_home(server, config)? {

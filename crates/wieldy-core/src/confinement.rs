@@ -113,6 +113,8 @@ pub struct FileRules {
     pub shown: Vec<PathBuf>,
     /// What they may not write although it lies in the workspace, beyond what is always protected.
     pub protected: Vec<PathBuf>,
+    /// What is the executor's own, its state and its configuration: neither seen nor made, wherever it lies.
+    pub own: Vec<PathBuf>,
 }
 
 /// A file or folder that processes see.

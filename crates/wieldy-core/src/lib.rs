@@ -92,6 +92,7 @@ pub mod artifact;
 mod confinement;
 mod sandbox;
 mod sandboxes;
+pub mod secrets;
 
 mod error;
 mod present;

@@ -49,6 +49,8 @@ const FILE_BYTES_MAX: u64 = 1024 * 1024;
 /// Everything that can be set, resolved.
 #[derive(Debug)]
 pub(crate) struct Config {
+    /// The file that it was read from, if there was one.
+    pub(crate) file: Option<PathBuf>,
     pub(crate) workspace: PathBuf,
     /// Where large outputs and the history are kept; empty means in memory.
     pub(crate) state: PathBuf,
@@ -148,8 +150,9 @@ impl Config {
     /// Puts all layers on each other.
     pub(crate) fn load(environment: &Environment, overrides: &Overrides<'_>) -> Result<Self, Failure> {
         let mut layers = Layers::new(&FileConfig::defaults(environment.state_folder()));
-        if let Some((path, text)) = find_file(environment, overrides.file)? {
-            layers.put_file(&path, &text)?;
+        let file = find_file(environment, overrides.file)?;
+        if let Some((path, text)) = &file {
+            layers.put_file(path, text)?;
         }
         if let Some((path, text)) = usual_file(environment.config_file())? {
             layers.put_floor_of_file(&path, &text)?;
@@ -172,7 +175,8 @@ impl Config {
                 layers.put_flag(flag, key, &text)?;
             }
         }
-        Ok(Self { warnings, ..Self::resolve(&layers, environment.home())? })
+        let file = file.map(|(path, _)| path);
+        Ok(Self { file, warnings, ..Self::resolve(&layers, environment.home())? })
     }
 
     /// Where the value of a key comes from.
@@ -196,6 +200,7 @@ impl Config {
         let history = history(layers, file.history.expect(SET), &state)?;
         let mcp = mcp(file.mcp.expect(SET), home, sandbox.floor)?;
         Ok(Self {
+            file: None,
             workspace: file.workspace.expect(SET),
             state,
             history,

@@ -56,6 +56,7 @@ impl SandboxConfig {
                 hidden: paths(file.hidden)?,
                 shown: paths(file.shown)?,
                 protected: paths(file.protected)?,
+                own: Vec::new(),
             },
             network: file.network.expect(SET).0,
             idle: file.idle.expect(SET).0,

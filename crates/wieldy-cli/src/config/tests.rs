@@ -264,6 +264,7 @@ fn the_section_sandbox_says_what_programs_see_reach_and_use() {
             hidden: vec!["/home/ada/notes".into(), "private".into()],
             shown: Vec::new(),
             protected: vec!["Makefile".into()],
+            own: Vec::new(),
         },
         network: Network::Hosts(vec!["a.example".into(), "b.example".into()]),
         idle: Duration::from_secs(60),

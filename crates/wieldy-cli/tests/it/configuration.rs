@@ -270,3 +270,52 @@ fn everything_works_without_a_home() {
     let output = world.command(&["call", "Read", "path=a.txt"]).env_remove("HOME").output().unwrap();
     assert_eq!(output.status.code(), Some(0));
 }
+
+/// P-SBX-07, where the workspace is somebody's home folder.
+#[test]
+fn what_wieldy_and_its_user_go_by_is_not_changed_by_what_it_runs() {
+    let world = World::new();
+    let home = world.path("").to_str().unwrap().trim_end_matches('/').to_owned();
+    let world = world
+        .variable("HOME", &home)
+        .file(".config/wieldy/wieldy.toml", "")
+        .file("conf/my.toml", "tools.manifests = [\"conf/my-tools.toml\"]\n")
+        .file("conf/my-tools.toml", "")
+        .file(".bashrc", "");
+    std::os::unix::fs::symlink("conf/my.toml", world.path("linked.toml")).unwrap();
+    let call = |tool: &str, arguments: &[&str]| {
+        let words = [&["call", tool, "--config", "linked.toml", "--isolation", "native"], arguments].concat();
+        world.run(&words)
+    };
+    let paths = [
+        ".config/wieldy/wieldy.toml",
+        ".config/wieldy/tools/mine.toml",
+        "linked.toml",
+        "conf/my.toml",
+        "conf/my-tools.toml",
+        ".bashrc",
+        ".zshrc",
+        ".config/autostart/mine.desktop",
+    ];
+    for path in paths {
+        let before = std::fs::read(world.path(path)).ok();
+        let told = call("Write", &[&format!("path={path}"), "content=mine", "create_folders:=true"]);
+        assert!(told.contains("E3105"), "{path}: {told}");
+        let script = format!("mkdir -p $(dirname {path}); rm -rf {path}; echo mine > {path}; ln -sf mine {path}; true");
+        let told = call("Bash", &[&format!("command={script}")]);
+        assert!(!told.contains("E3101"), "{path}: {told}");
+        assert_eq!(std::fs::read(world.path(path)).ok(), before, "{path}: {told}");
+    }
+    assert!(world.path("linked.toml").is_symlink());
+    for secret in [".config/wieldy/wieldy.toml", ".local/state/wieldy/audit.key", ".local/state/wieldy/history.db"] {
+        assert!(world.path(secret).exists(), "{secret}");
+        let told = call("Read", &[&format!("path={secret}")]);
+        assert!(told.contains("E3105"), "{secret}: {told}");
+        let told = call("Bash", &[&format!("command=cat {secret}")]);
+        assert!(told.contains("E3105"), "{secret}: {told}");
+    }
+    // All else of a home folder is a workspace as any other.
+    let told = call("Bash", &["command=echo on > notes; cat notes"]);
+    assert!(told.starts_with("exit: 0\n----- stdout -----\non\n"), "{told}");
+    assert!(!world.path(".zshrc").exists(), "what was held is gone");
+}

@@ -14,8 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use wieldy_core::secrets::{is_deep_secret, is_passed_by};
+
 use super::planned::{Stamp, is_long_ago, stamp_of};
-use super::secrets::{is_deep_secret, is_passed_by};
 
 /// How many folders are looked into. Each costs every new sandbox most of a microsecond.
 const FOLDERS_MAX: usize = 1000;

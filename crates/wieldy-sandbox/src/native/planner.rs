@@ -8,10 +8,11 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Component, Path, PathBuf};
 
+use wieldy_core::secrets::{HIDDEN, is_environment};
 use wieldy_core::{FileRules, Network};
 
 use super::plan::{Entry, Held, HostFacts, Kind, Placeholder, Plan, PlanError, Room, Step, Wanted, without_dots};
-use super::secrets::{HIDDEN, HIDDEN_IN_SYSTEM, KERNEL, SHARED, SYSTEM, is_environment};
+use super::secrets::{HIDDEN_IN_SYSTEM, KERNEL, SHARED, SYSTEM};
 
 mod protect;
 
@@ -318,8 +319,8 @@ impl Planner<'_> {
         for path in self.usually_hidden(&shown)? {
             self.hide_one(&path, false)?;
         }
-        if let Some(state) = &self.facts.state {
-            self.hide_one(state, false)?;
+        for own in self.facts.state.iter().chain(&rules.own) {
+            self.hide_one(own, false)?;
         }
         for path in &rules.hidden {
             let path = self.in_workspace(path)?;

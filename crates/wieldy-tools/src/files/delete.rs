@@ -93,6 +93,9 @@ fn delete(workspace: &Workspace, args: &DeleteArgs, run: &Run) -> Result<Outcome
     let metadata = place.folder.symlink_metadata(name);
     let metadata = metadata.map_err(|source| FileError::io("look at", &place.key, source))?;
     let removed = if metadata.is_dir() {
+        if args.recursive {
+            check_all(workspace, Path::new(&place.key), run)?;
+        }
         let mut removal = Removal { removed: 0, stop: run.stop() };
         removal.folder(&place, args.recursive).map_err(|error| NotDeleted { error, removed: removal.removed })?;
         removal.removed
@@ -115,7 +118,7 @@ fn delete(workspace: &Workspace, args: &DeleteArgs, run: &Run) -> Result<Outcome
 
 fn find(workspace: &Workspace, args: &DeleteArgs, run: &Run) -> Result<Place, FileError> {
     let given = workspace.given(&args.path)?;
-    let place = match workspace.place(&given, Folders::Demanded, LastLink::Itself) {
+    let place = match workspace.place(&given, Folders::Demanded, LastLink::Itself, &run.confinement().files) {
         // A path that ends in no name is the root, or goes up from somewhere.
         Err(FileError::Kind { is: "a folder", .. }) => {
             return Err(FileError::refused(
@@ -132,6 +135,26 @@ fn find(workspace: &Workspace, args: &DeleteArgs, run: &Run) -> Result<Place, Fi
         return Err(workspace.missing(&given, FileError::io("delete", &given, error)));
     }
     Ok(place)
+}
+
+/// Refuses to remove a folder with something in it that must stay, before anything is gone.
+fn check_all(workspace: &Workspace, folder: &Path, run: &Run) -> Result<(), FileError> {
+    let mut ahead = vec![folder.to_owned()];
+    while let Some(folder) = ahead.pop() {
+        let failed = |source| FileError::io("look into", folder.display(), source);
+        for entry in workspace.root().read_dir(&folder).map_err(failed)? {
+            if run.stop().is_cancelled() {
+                return Err(FileError::Stopped);
+            }
+            let entry = entry.map_err(failed)?;
+            let path = folder.join(entry.file_name());
+            workspace.check_changed(&run.confinement().files, &path)?;
+            if entry.file_type().map_err(failed)?.is_dir() {
+                ahead.push(path);
+            }
+        }
+    }
+    Ok(())
 }
 
 /// A folder on its way out, and how much of it is gone.

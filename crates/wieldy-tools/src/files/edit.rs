@@ -69,7 +69,7 @@ impl Tool for Edit {
 
 fn edit(workspace: &Workspace, args: &EditArgs, run: &Run) -> Result<Outcome, FileError> {
     let given = workspace.given(&args.path)?;
-    let place = workspace.place(&given, Folders::Demanded, LastLink::Target)?;
+    let place = workspace.place(&given, Folders::Demanded, LastLink::Target, &run.confinement().files)?;
     let _alone = workspace.writing(&place.key);
     let Some(existing) = place.existing()? else {
         note_gone(workspace, run, &place.key);

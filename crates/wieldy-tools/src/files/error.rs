@@ -18,6 +18,10 @@ pub(crate) enum FileError {
     Links { path: String },
     #[error("the operating system does not let us {doing} `{path}`")]
     Denied { doing: &'static str, path: String },
+    #[error("`{path}` is hidden, as secrets and the executor's own files are")]
+    Hidden { path: String },
+    #[error("`{path}` is protected, as what others execute or take orders from is")]
+    Protected { path: String },
     #[error("there is no `{path}`")]
     Missing { path: String, near: Option<String> },
     #[error("there is no folder for `{path}`")]
@@ -73,6 +77,8 @@ impl FileError {
             Self::Path(PathError::Elsewhere { .. })
             | Self::Outside { .. }
             | Self::Links { .. }
+            | Self::Hidden { .. }
+            | Self::Protected { .. }
             | Self::Denied { .. } => Code::FilesystemPolicyViolation,
             Self::Missing { .. } | Self::NoFolder { .. } => Code::FileNotFound,
             Self::Path(_)
@@ -90,6 +96,8 @@ impl FileError {
             Self::Path(PathError::Elsewhere { .. }) | Self::Outside { .. } | Self::Links { .. } => {
                 "give a path relative to the workspace, such as `src/main.rs`; what lies outside cannot be reached"
             }
+            Self::Hidden { .. } => "do without it; an operator shows a secret by `sandbox.shown`",
+            Self::Protected { .. } => "leave it to the people who work here; it can be read",
             Self::Path(_) => "give the path of a file or folder in the workspace, such as `src/main.rs`",
             Self::Missing { near, .. } => {
                 near.as_deref().unwrap_or("look for it with `Glob`, such as `**/name*`, or with `List`")

@@ -1,6 +1,7 @@
 //! The workspace tools: read, write, edit, delete, list, search and find files; and read kept outputs.
 
 mod error;
+mod guard;
 mod path;
 mod stale;
 mod text;

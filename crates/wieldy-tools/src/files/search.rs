@@ -103,17 +103,18 @@ impl Tool for Search {
 
     async fn run(&self, args: SearchArgs, run: &Run) -> Result<Outcome, RunError> {
         let (workspace, run) = (self.workspace.clone(), run.clone());
-        Ok(blocking(move || search(&workspace, &args, run.stop())).await?)
+        Ok(blocking(move || search(&workspace, &args, &run)).await?)
     }
 }
 
-fn search(workspace: &Workspace, args: &SearchArgs, stop: &CancellationToken) -> Result<Outcome, FileError> {
+fn search(workspace: &Workspace, args: &SearchArgs, run: &Run) -> Result<Outcome, FileError> {
+    let (stop, rules) = (run.stop(), &run.confinement().files);
     let matcher = matcher(args)?;
     let wanted = args.glob.as_deref().map(glob::filter).transpose()?;
     let given = workspace.given(&args.path)?;
     let mut search =
         FileSearch { matcher, searcher: searcher(args), stop, findings: Findings::new(args.limit.get() as usize) };
-    match workspace.open_file(&given) {
+    match workspace.open_file(&given, rules) {
         Ok((file, _)) => search.file(given.relative(), file),
         Err(FileError::Kind { is: "a folder", .. }) => {
             let base = workspace.key(&given)?;
@@ -125,8 +126,8 @@ fn search(workspace: &Workspace, args: &SearchArgs, stop: &CancellationToken) ->
                     continue;
                 }
                 match entry.open() {
-                    Ok(file) => search.file(&entry.path, file),
-                    Err(_) => search.findings.skipped += 1,
+                    Ok(file) if workspace.check_shown(rules, &entry.path).is_ok() => search.file(&entry.path, file),
+                    _ => search.findings.skipped += 1,
                 }
                 if search.findings.enough() {
                     break;

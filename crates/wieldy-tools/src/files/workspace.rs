@@ -14,6 +14,7 @@ use cap_std::ambient_authority;
 use cap_std::fs::{Dir, File, FileType, FileTypeExt, Metadata, OpenOptions, OpenOptionsExt};
 use rustix::fs::OFlags;
 use tokio_util::sync::CancellationToken;
+use wieldy_core::FileRules;
 use wieldy_core::name::{did_you_mean, near_misses};
 
 use super::error::FileError;
@@ -100,8 +101,12 @@ impl Workspace {
         Ok(GivenPath::new(text, &self.roots)?)
     }
 
-    /// Opens a regular file to read. Anything else is refused, and not opened if that can be known before.
-    pub(crate) fn open_file(&self, given: &GivenPath) -> Result<(File, Metadata), FileError> {
+    pub(crate) fn root(&self) -> &Dir {
+        &self.root
+    }
+
+    /// Opens a regular file to read that is no secret. Anything else is refused, and not opened if that can be known before.
+    pub(crate) fn open_file(&self, given: &GivenPath, rules: &FileRules) -> Result<(File, Metadata), FileError> {
         let failed = |source| self.missing(given, FileError::io("open", given, source));
         let metadata = self.root.metadata(given.relative()).map_err(failed)?;
         let wanted = if given.names_folder() { "a folder" } else { "a file" };
@@ -111,6 +116,8 @@ impl Workspace {
         }
         let file = self.root.open_with(given.relative(), &reading()).map_err(failed)?;
         let metadata = regular(&file, given)?;
+        let real = self.real(&file).map_or_else(|| self.key(given).map(PathBuf::from), Ok)?;
+        self.check_shown(rules, &real)?;
         Ok((file, metadata))
     }
 
@@ -151,28 +158,36 @@ impl Workspace {
     pub(crate) fn names_of(&self, text: &str) -> Vec<String> {
         let Ok(given) = self.given(text) else { return vec![String::new()] };
         let path = given.relative();
-        // What is not there yet has the name of what is, and the rest as it was written.
-        let resolved = |path: &Path| {
-            path.ancestors().find_map(|above| {
-                let found = self.root.canonicalize(if above.as_os_str().is_empty() { Path::new(".") } else { above });
-                let rest = path.strip_prefix(above).expect("an ancestor is a prefix");
-                match found {
-                    Ok(found) => Some(joined(&found, rest).to_string_lossy().into_owned()),
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-                    Err(_) => Some(String::new()),
-                }
-            })
-        };
         let own = match (path.parent(), path.file_name()) {
-            (Some(above), Some(name)) => resolved(above).map(|above| joined(Path::new(&above), Path::new(name))),
+            (Some(above), Some(name)) => self.resolved(above).map(|above| joined(&above, Path::new(name))),
             _ => None,
         };
-        let own = own.map(|own| own.to_string_lossy().into_owned());
-        own.into_iter().chain([resolved(path).unwrap_or_default()]).collect()
+        let names = own.into_iter().chain([self.resolved(path).unwrap_or_default()]);
+        names.map(|name| name.to_string_lossy().into_owned()).collect()
     }
 
-    /// Finds the folder and the name that a path stands for, to put something there or take it away.
-    pub(crate) fn place(&self, given: &GivenPath, folders: Folders, link: LastLink) -> Result<Place, FileError> {
+    /// The path from the root with all links resolved. What is not there yet has the name of what is, and the rest as it was written; what cannot
+    /// be told is the empty path.
+    fn resolved(&self, path: &Path) -> Option<PathBuf> {
+        path.ancestors().find_map(|above| {
+            let found = self.root.canonicalize(if above.as_os_str().is_empty() { Path::new(".") } else { above });
+            let rest = path.strip_prefix(above).expect("an ancestor is a prefix");
+            match found {
+                Ok(found) => Some(joined(&found, rest)),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(_) => Some(PathBuf::new()),
+            }
+        })
+    }
+
+    /// Finds the folder and the name that a path stands for, to put something there or take it away, unless the rules protect it.
+    pub(crate) fn place(
+        &self,
+        given: &GivenPath,
+        folders: Folders,
+        link: LastLink,
+        rules: &FileRules,
+    ) -> Result<Place, FileError> {
         let mut path = given.relative().to_owned();
         if link == LastLink::Target && self.root.symlink_metadata(&path).is_ok_and(|metadata| metadata.is_symlink()) {
             path = self.root.canonicalize(&path).map_err(|source| match FileError::io("follow", given, source) {
@@ -187,6 +202,9 @@ impl Workspace {
             return Err(FileError::Kind { path: given.to_string(), is: "a folder", wanted: "a file" });
         };
         let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        // Before folders are made.
+        let ahead = self.resolved(above).unwrap_or_default();
+        self.check_changed(rules, &joined(&ahead, Path::new(&name)))?;
         let failed = |source| self.missing(given, FileError::io("open the folder of", given, source));
         let folder = match self.root.open_dir(above) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && folders == Folders::Made => {
@@ -196,6 +214,10 @@ impl Workspace {
         }
         .map_err(failed)?;
         let above = self.root.canonicalize(above).map_err(failed)?;
+        // A link on the way may have been changed since.
+        if let Some(real) = self.real(&folder).filter(|real| *real != ahead) {
+            self.check_changed(rules, &joined(&real, Path::new(&name)))?;
+        }
         let key = joined(&above, Path::new(&name)).to_string_lossy().into_owned();
         Ok(Place { folder, name, key })
     }

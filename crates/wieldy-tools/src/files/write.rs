@@ -71,10 +71,11 @@ fn write(workspace: &Workspace, args: &WriteArgs, run: &Run) -> Result<Outcome, 
         return Err(FileError::Kind { path: args.path.clone(), is: "a folder", wanted: "a file" });
     }
     let folders = if args.create_folders { Folders::Made } else { Folders::Demanded };
-    let place = workspace.place(&given, folders, LastLink::Target).map_err(|error| match error {
-        FileError::Missing { path, .. } => FileError::NoFolder { path },
-        other => other,
-    })?;
+    let place =
+        workspace.place(&given, folders, LastLink::Target, &run.confinement().files).map_err(|error| match error {
+            FileError::Missing { path, .. } => FileError::NoFolder { path },
+            other => other,
+        })?;
     let _alone = workspace.writing(&place.key);
     let existing = place.existing()?;
     if let Some(expected) = &args.expect_hash {

@@ -7,6 +7,7 @@ mod confinement;
 mod custody;
 mod delete;
 mod edit;
+mod guard;
 mod look;
 mod order;
 mod read;

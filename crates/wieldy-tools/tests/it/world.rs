@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use wieldy_core::{Body, Call, Caller, Executor, MemoryJournal, ToolResult};
+use wieldy_core::{Body, Call, Caller, Executor, FileRules, MemoryJournal, ToolResult};
 use wieldy_tools::{Workspace, file_tools};
 
 /// What must never be seen in a result, and never change.
@@ -30,12 +30,22 @@ impl World {
         Self::at(folder.path().join("ws"), folder)
     }
 
+    /// The same with other rules about files.
+    pub(crate) fn ruled(self, files: FileRules) -> Self {
+        Self::under(files, self.path(""), self.folder)
+    }
+
     /// A world whose workspace is another folder.
     pub(crate) fn at(root: PathBuf, folder: tempfile::TempDir) -> Self {
+        Self::under(FileRules::default(), root, folder)
+    }
+
+    fn under(files: FileRules, root: PathBuf, folder: tempfile::TempDir) -> Self {
         let workspace = Workspace::open(&root).expect("the folder is there");
         let journal = Arc::new(MemoryJournal::default());
         let mut builder = Executor::builder().tools(file_tools(Arc::new(workspace)));
         builder.journal = journal.clone();
+        builder.files = files;
         let executor = builder.build().expect("the tools have different names");
         Self { folder, executor, journal, caller: Arc::new(Caller::local()) }
     }

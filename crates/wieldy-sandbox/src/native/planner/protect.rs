@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use wieldy_core::secrets::{PROTECTED, PROTECTED_WHERE_THERE};
+
 use super::{Behind, LINKS_MAX, Planner};
 use crate::native::plan::{Entry, Held, PlanError, Step};
-use crate::native::secrets::{PROTECTED, PROTECTED_WHERE_THERE};
 
 /// An empty folder: git would copy sample hooks into a new repository, whose hooks are protected already.
 const GIT_TEMPLATES: &str = "/run/git-templates";
@@ -51,6 +52,10 @@ impl Planner<'_> {
                 return Err(PlanError::NotInWorkspace(path));
             }
             self.protect_one(&path, Held::Folder)?;
+        }
+        // What of it is there is hidden already.
+        for path in self.request.rules.own.iter().filter(|path| path.starts_with(workspace) && *path != workspace) {
+            self.protect_one(path, Held::Folder)?;
         }
         Ok(())
     }

@@ -7,8 +7,8 @@ use proptest::strategy::ValueTree;
 use super::*;
 use crate::native::deep::DEPTH_MAX;
 use crate::native::plan::Look;
-use crate::native::secrets::{PROTECTED, is_deep_secret, is_passed_by};
 use wieldy_core::Mount;
+use wieldy_core::secrets::{PROTECTED, is_deep_secret, is_passed_by};
 
 /// A host that is a list of its files; folders above them are there too.
 #[derive(Default)]
@@ -598,11 +598,13 @@ fn whoever_mounts_a_home_has_it() {
 fn rules_show_hide_and_protect() {
     let host =
         Host::debian().file("/w/.env").file("/w/.npmrc").folder("/w/private").file("/w/Makefile").folder("/w/.git");
+    let host = host.folder("/w/state").folder("/elsewhere");
     let rules = FileRules {
         mounts: vec![],
         hidden: vec!["private".into(), "/usr/sbin".into(), "/w/missing".into()],
         shown: vec![".env".into(), "/etc/sudoers.d".into()],
         protected: vec!["Makefile".into(), "ci/deploy.sh".into(), ".git".into()],
+        own: vec!["/w/state".into(), "/w/settings".into(), "/elsewhere".into(), "/nowhere".into()],
     };
     let plan = planned(&host, "/root", "/w", &rules).unwrap();
     assert_snapshot!(about(&plan, &["/w", "/usr", "/etc/sudo"]), @r#"
@@ -622,12 +624,15 @@ fn rules_show_hide_and_protect() {
     mount  /w/ci  read and write
     protect  /w/ci/deploy.sh
     hide  /w/private  folder
+    protect  /w/settings
+    hide  /w/state  folder
     hold  /w/.git/commondir  file of 2 bytes on the host
     hold  /w/.git/config  file of 0 bytes on the host
     hold  /w/.git/config.worktree  file of 0 bytes on the host
     hold  /w/.git/hooks  empty folder on the host
     hold  /w/ci  empty folder on the host
     hold  /w/ci/deploy.sh  empty folder on the host
+    hold  /w/settings  empty folder on the host
     "#);
 }
 
@@ -822,7 +827,8 @@ prop_compose! {
         hidden in prop::collection::vec(place(), 0..2),
         protected in prop::collection::vec(prop::sample::select(vec!["x", "x/y", "new/one", ".git"]), 0..2),
     ) -> FileRules {
-        FileRules { mounts, hidden, shown: vec![], protected: protected.into_iter().map(PathBuf::from).collect() }
+        let protected = protected.into_iter().map(PathBuf::from).collect();
+        FileRules { mounts, hidden, protected, ..FileRules::default() }
     }
 }
 
