@@ -36,7 +36,7 @@ struct Boot {
 const DOCTOR: &str = "wieldy doctor --json";
 /// What the doctor says of a kernel where the native level works, with the version of Landlock that Debian 12's has.
 const NATIVE: &str = r#"{"name":"native","state":"works","#;
-const LANDLOCK: &str = r#"{"name":"Landlock","state":"works","told":"version 2","#;
+const LANDLOCK: &str = r#"{"name":"Landlock","state":"works","told":"version 2; before 6 (Linux 6.12) signals and"#;
 /// Who sees to the limits that are the kernel's where it has control groups.
 const CPU_BY_KERNEL: &str = r#"{"limit":"cpu_millicores","by":"kernel"}"#;
 const MEMORY_BY_KERNEL: &str = r#"{"limit":"memory_bytes","by":"kernel"}"#;

@@ -227,8 +227,8 @@ pub enum Breach {
     Network {
         /// Whom.
         host: String,
-        /// At which port.
-        port: u16,
+        /// At which port, where that is known.
+        port: Option<u16>,
         /// Why not.
         reason: String,
         /// Whether other commands ran in the same sandbox at that time: it may have been one of them.
@@ -255,7 +255,8 @@ impl fmt::Display for Breach {
         match self {
             Self::Network { host, port, reason, shared } => {
                 let whose = if *shared { " (by this or another command in the same sandbox)" } else { "" };
-                write!(f, "network: {host}:{port}: {reason}{whose}")
+                let port = port.map(|port| format!(":{port}")).unwrap_or_default();
+                write!(f, "network: {host}{port}: {reason}{whose}")
             }
             Self::Filesystem { path, reason } => write!(f, "file system: {path}: {reason}"),
         }

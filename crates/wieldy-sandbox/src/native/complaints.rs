@@ -1,4 +1,4 @@
-//! What a command was refused of files, as far as it can be seen: the kernel tells nobody but the program, and that complains.
+//! What a command was refused, of files in particular, as far as it can be seen: the kernel tells nobody but the program, and that complains.
 //!
 //! When a command has failed, the end of its complaints is searched for the C library's words of refusal and the path beside them.
 //! What is reported is what the sandbox's own plan refuses there; a file whose permissions are in the way is nobody's breach. A program
@@ -12,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 
 use wieldy_core::{Breach, Command, Confinement, Ended, OutputSink, Stream};
 
+use super::offline;
 use super::plan::{Step, without_dots};
 use super::rule::{ReadOnly, Rule, rule};
 
@@ -64,7 +65,9 @@ impl<'a> Complaints<'a> {
         let text = self.text();
         let workspace = confinement.workspace.canonicalize().unwrap_or_else(|_| confinement.workspace.clone());
         let place = Place { workspace: &workspace, folder: &workspace.join(&command.folder), steps, code };
-        place.breaches(&text)
+        let mut breaches = place.breaches(&text);
+        breaches.extend(offline::breaches(&text, &confinement.network));
+        breaches.split_off(breaches.len().saturating_sub(BREACHES_MAX))
     }
 
     /// What was complained. Who complains nowhere else does it where it prints: on a terminal, and where both are one stream.
@@ -119,7 +122,7 @@ impl Place<'_> {
                 breaches.push(breach);
             }
         }
-        breaches.split_off(breaches.len().saturating_sub(BREACHES_MAX))
+        breaches
     }
 
     /// What is true of a complaint, if the plan is the reason.

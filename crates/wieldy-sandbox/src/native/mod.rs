@@ -14,6 +14,7 @@ mod janitor;
 pub(crate) mod landlock;
 mod ledger;
 mod nest;
+mod offline;
 pub(crate) mod owners;
 pub(crate) mod plan;
 pub(crate) mod planned;
@@ -317,8 +318,8 @@ impl Shared {
         within: Option<&Standing>,
     ) -> Result<Arc<Standing>, SandboxError> {
         let key = Key { place: confinement.place.clone(), shape: Shape::of(confinement) };
-        // Only this one is looked at: a look costs a system call.
-        let known = lock(&self.kept).get(&key).and_then(|cell| cell.get().cloned());
+        // Only this one is looked at: a look costs a system call. It is used from now on, so that nobody ends it meanwhile for being idle.
+        let known = lock(&self.kept).get(&key).and_then(|cell| cell.get().cloned()).inspect(|known| known.touch());
         if let Some(lost) = known.filter(|standing| !standing.is_alive() || !standing.is_intact()) {
             self.give_up(lost).await;
         }

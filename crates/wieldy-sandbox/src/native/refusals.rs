@@ -55,7 +55,7 @@ impl Refusals {
         let mut running = self.running();
         let Refusal { host, port, reason } = refusal;
         let shared = running.commands.len() > 1;
-        let breach = Breach::Network { host, port, reason: reason.as_str().into(), shared };
+        let breach = Breach::Network { host, port: Some(port), reason: reason.as_str().into(), shared };
         for heard in running.commands.values_mut().filter(|heard| heard.breaches.len() < BREACHES_MAX) {
             heard.output.refused(&self.sandbox, &breach);
             heard.breaches.push(breach.clone());

@@ -183,6 +183,11 @@ impl Standing {
         nest::below(&self.group, id)
     }
 
+    /// Somebody is about to use it.
+    pub(super) fn touch(&self) {
+        *lock(&self.used_at) = Instant::now();
+    }
+
     /// How long nothing has run in it; nothing while something does.
     pub(super) fn idle_since(&self) -> Option<Instant> {
         let is_idle = self.running.load(Ordering::Acquire) == 0;
@@ -426,7 +431,7 @@ impl<'a> Busy<'a> {
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
-        *lock(&self.0.used_at) = Instant::now();
+        self.0.touch();
         self.0.running.fetch_sub(1, Ordering::AcqRel);
     }
 }

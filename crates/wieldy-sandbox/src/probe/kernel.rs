@@ -104,9 +104,20 @@ fn owners(workspace: &Path) -> Probed {
     }
 }
 
+/// A version of Landlock, and what it lacks of what nothing else stands in for.
+fn landlock_of(version: u32) -> String {
+    const LATER: [(u32, &str, &str); 2] = [
+        (2, "5.19", "nothing can be moved from one folder to another, programs copy"),
+        (6, "6.12", "signals and sockets without a path are kept within a sandbox, not within a call"),
+    ];
+    let lacks = LATER.iter().filter(|(since, ..)| version < *since);
+    let lacks = lacks.map(|(since, linux, lack)| format!("; before {since} (Linux {linux}) {lack}"));
+    format!("version {version}{}", lacks.collect::<String>())
+}
+
 fn landlock() -> Probed {
     match landlock::absent() {
-        None => Probed::works("Landlock", format!("version {}", landlock::abi())),
+        None => Probed::works("Landlock", landlock_of(landlock::abi())),
         Some(absent) => {
             let text = absent.to_string();
             let (problem, hint) = text.split_once("; ").unwrap_or((&text, "use a newer kernel"));
@@ -123,7 +134,12 @@ fn seccomp() -> Probed {
     let actions = read("kernel.seccomp.actions_avail").unwrap_or_default();
     if actions.split_whitespace().any(|action| action == "errno") {
         let (calls, steps) = (seccomp::refused().count(), filter.len());
-        return Probed::works("seccomp", format!("{calls} kinds of system calls refused, by {steps} instructions"));
+        return Probed::works(
+            "seccomp",
+            format!(
+                "a list of what is allowed, which refuses {calls} known kinds of system calls and all unknown ones, in {steps} instructions"
+            ),
+        );
     }
     Probed::fails("seccomp", "this kernel has no filters", "use a kernel that was built with CONFIG_SECCOMP_FILTER")
 }

@@ -76,7 +76,14 @@ async fn by_native(options: &ProbeOptions, native: &Native, features: &[Probed])
                 Some(hint) => format!("this machine lacks {}: {hint}", check.name),
                 None => format!("this machine lacks {}", check.name),
             });
-            Probed::fails(name, told, hint.unwrap_or_else(|| "every part of it works by itself; see the reason".into()))
+            let hint = match hint {
+                Some(hint) => hint,
+                None if works_elsewhere(native, options).await => {
+                    "it works in other workspaces: go to a folder of your own, or name one by `--workspace DIR`".into()
+                }
+                None => "every part of it works by itself; see the reason".into(),
+            };
+            Probed::fails(name, told, hint)
         }
     }
 }
@@ -129,6 +136,16 @@ async fn try_level(sandbox: &dyn Sandbox, confinement: &Confinement, options: &P
 }
 
 /// The same in a sandbox of its own, which is gone when this returns.
+/// Whether the native level works in a new folder, so that it is the workspace that does not.
+async fn works_elsewhere(native: &Native, options: &ProbeOptions) -> bool {
+    let Ok(folder) = passing_folder(Level::Native) else { return false };
+    let mut options = options.clone();
+    options.confinement.workspace = folder.clone();
+    let works = try_native(native, &options).await.is_ok();
+    remove_emptied(&folder).await;
+    works
+}
+
 async fn try_native(native: &Native, options: &ProbeOptions) -> Result<(), String> {
     let confinement = Confinement { place: Place::Own, ..options.confinement.clone() };
     let made = native.create(&confinement).await.map_err(|error| error.to_string())?;

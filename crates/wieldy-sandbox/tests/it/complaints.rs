@@ -43,6 +43,7 @@ levels! {
     what_the_plan_refuses_is_reported_with_its_rule
     what_a_command_fails_at_by_itself_is_no_breach
     on_a_terminal_it_is_seen_as_well
+    whom_a_command_without_a_network_cannot_reach_is_reported
 }
 
 /// A workspace with a repository, a secret and something that is mounted for reading.
@@ -159,4 +160,22 @@ async fn on_a_terminal_it_is_seen_as_well(arena: Arena) {
     let exit = arena.sandbox.execute(&command, &confinement, printed.clone(), stop).await.unwrap();
     assert_eq!((exit.ended, exit.breaches), (Ended::Code(4), vec![breach("/etc/new", SYSTEM)]), "{}", printed.stdout());
     assert_ne!(exit.sandbox.level, Level::None);
+}
+
+async fn whom_a_command_without_a_network_cannot_reach_is_reported(arena: Arena) {
+    let refused = |host: &str| {
+        vec![Breach::Network { host: host.into(), port: None, reason: "no-network".into(), shared: false }]
+    };
+    let unnamed = "a host without a name";
+    for (script, wanted) in [
+        ("python3 -c 'import socket; socket.create_connection((\"example.com\", 80))'", refused(unnamed)),
+        ("python3 -c 'import socket; socket.create_connection((\"192.0.2.1\", 80))'", refused(unnamed)),
+        ("git ls-remote https://example.com/x", refused("example.com")),
+        // Who gets over it, and who fails for another reason, was refused nothing.
+        ("git ls-remote https://example.com/x; true", vec![]),
+        ("python3 -c 'import socket; socket.create_connection((\"127.0.0.1\", 1))'", vec![]),
+    ] {
+        let ran = arena.run_in(&arena.confinement(Place::Own), script).await.unwrap();
+        assert_eq!(ran.exit.breaches, wanted, "{script}: {ran:?}");
+    }
 }

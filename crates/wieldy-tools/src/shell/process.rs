@@ -55,11 +55,20 @@ pub(super) async fn run_command_into(
 fn forbidden(breach: &Breach) -> CallError {
     match breach {
         Breach::Network { host, port, reason, .. } => {
-            let told = format!("the command was refused `{host}:{port}`: {reason}");
-            CallError::new(Code::NetworkPolicyViolation, told)
-                .suggest(format!("do without it, or ask for `{host}` to be put on the list of allowed hosts"))
-                .detail("host", host.as_str())
-                .detail("port", *port)
+            let whom = port.map_or_else(|| host.clone(), |port| format!("{host}:{port}"));
+            let told = format!("the command was refused `{whom}`: {reason}");
+            let suggestion = match reason.as_str() {
+                "not-by-the-proxy" => {
+                    "ask the proxy that `HTTPS_PROXY` and `HTTP_PROXY` name; there is no other way".into()
+                }
+                _ => format!("do without it, or ask for `{host}` to be put on the list of allowed hosts"),
+            };
+            let error = CallError::new(Code::NetworkPolicyViolation, told).suggest(suggestion);
+            let error = error.detail("host", host.as_str());
+            match port {
+                Some(port) => error.detail("port", *port),
+                None => error,
+            }
         }
         Breach::Filesystem { path, reason } => {
             let told = format!("the command was refused `{path}`: {reason}");

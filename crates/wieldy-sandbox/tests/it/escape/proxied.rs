@@ -79,7 +79,7 @@ print(u.build_opener(u.ProxyHandler({{'http': '$http_proxy'}})).open('$1').read(
             .breaches
             .iter()
             .map(|breach| match breach {
-                Breach::Network { host, port, .. } => (host.as_str(), *port),
+                Breach::Network { host, port, .. } => (host.as_str(), port.unwrap_or_default()),
                 breach => panic!("{breach:?}"),
             })
             .collect();
