@@ -12,7 +12,7 @@ use rustix::fs::Access;
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-use crate::sys;
+use crate::memory::{Found, Memory};
 use crate::tree::Tree;
 use crate::wire::{Limit, RunLimits};
 
@@ -42,6 +42,8 @@ pub(crate) struct Watch<'a> {
     private: &'a [CString],
     /// What these held together.
     private_before: Taken,
+    /// Where nobody else counts it.
+    memory: Option<Memory>,
     processes_peak: u64,
 }
 
@@ -62,8 +64,9 @@ pub(crate) fn one_of_each(mut folders: Vec<CString>) -> Vec<CString> {
 #[derive(Default)]
 struct Living {
     processes: u64,
-    memory_bytes: u64,
     written_bytes: u64,
+    /// Where somebody wants to know.
+    memory: Option<Found>,
 }
 
 impl<'a> Watch<'a> {
@@ -85,6 +88,7 @@ impl<'a> Watch<'a> {
             look_at: None,
             private,
             private_before,
+            memory: limits.memory_bytes.map(Memory::new),
             processes_peak: 0,
         }
     }
@@ -104,7 +108,7 @@ impl<'a> Watch<'a> {
         if !self.is_needed() {
             return None;
         }
-        let mut living = Living::default();
+        let mut living = Living { memory: self.memory.is_some().then(Found::default), ..Living::default() };
         for pid in tree.children() {
             living.count(pid);
         }
@@ -114,8 +118,9 @@ impl<'a> Watch<'a> {
         if passed(self.limits.disk_bytes.map(|limit| limit.saturating_add(NOTED_BYTES)), written) {
             return Some((Limit::DiskBytes, written));
         }
-        let of_memory = passed(self.limits.memory_bytes, living.memory_bytes);
-        self.check_disk().or_else(|| of_memory.then_some((Limit::Memory, living.memory_bytes)))
+        let memory = self.memory.as_mut().zip(living.memory).map_or(0, |(memory, found)| memory.bytes(found));
+        let of_memory = passed(self.limits.memory_bytes, memory);
+        self.check_disk().or_else(|| of_memory.then_some((Limit::Memory, memory)))
     }
 
     /// The limit of what is on disk that has been passed, if one has.
@@ -216,25 +221,20 @@ impl Living {
     /// Adds a process and all below it.
     fn count(&mut self, pid: Pid) {
         let process = PathBuf::from(format!("/proc/{}", pid.as_raw_pid()));
-        self.memory_bytes += resident_bytes(&process);
         self.written_bytes += written_bytes(&process);
         let Ok(threads) = fs::read_dir(process.join("task")) else { return };
-        for thread in threads.flatten() {
+        let threads: Vec<PathBuf> = threads.flatten().map(|thread| thread.path()).collect();
+        if let Some(memory) = &mut self.memory {
+            memory.add(&threads);
+        }
+        for thread in threads {
             self.processes += 1;
-            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            let children = fs::read_to_string(thread.join("children")).unwrap_or_default();
             for child in children.split_ascii_whitespace().filter_map(|number| Pid::from_raw(number.parse().ok()?)) {
                 self.count(child);
             }
         }
     }
-}
-
-fn resident_bytes(process: &Path) -> u64 {
-    let statm = fs::read_to_string(process.join("statm")).unwrap_or_default();
-    let mut fields = statm.split_ascii_whitespace().skip(1).map(|pages| pages.parse().unwrap_or(0_u64));
-    let (resident, shared) = (fields.next().unwrap_or(0), fields.next().unwrap_or(0));
-    // What is shared, mostly programs and libraries, is counted once by the page cache and not once for each process.
-    resident.saturating_sub(shared) * sys::page_bytes()
 }
 
 fn written_bytes(process: &Path) -> u64 {
