@@ -125,9 +125,15 @@ impl<'a> Watch<'a> {
 
     /// The limit of what is on disk that has been passed, if one has.
     pub(crate) fn check_disk(&mut self) -> Option<(Limit, u64)> {
+        let in_workspace = self.taken();
+        self.passed_by(in_workspace)
+    }
+
+    /// The limit that is passed by what is new in private folders, or by this in the workspace.
+    fn passed_by(&self, in_workspace: Option<Taken>) -> Option<(Limit, u64)> {
         let passed = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
         let in_private = Taken::of_private(self.private).beyond(self.private_before);
-        std::iter::once(in_private).chain(self.taken()).find_map(|taken| {
+        std::iter::once(in_private).chain(in_workspace).find_map(|taken| {
             if passed(self.limits.disk_files, taken.files) {
                 return Some((Limit::DiskFiles, taken.files));
             }
@@ -157,6 +163,15 @@ impl<'a> Watch<'a> {
         taken
     }
 
+    /// What is new in the workspace once a command has ended that has written so much, if it could be too much. Others may have removed as
+    /// much meanwhile, so the file system alone does not tell.
+    fn taken_in_the_end(&mut self, written: u64) -> Option<Taken> {
+        let (more, allowed) = (self.grown()?, Taken::allowed(&self.limits));
+        let has_grown = more.files > allowed.files || more.bytes > allowed.bytes;
+        let has_written = written > 0 && written >= allowed.bytes;
+        if has_grown || has_written { self.look(more, true) } else { None }
+    }
+
     /// By how much the file system has grown.
     fn grown(&mut self) -> Option<Taken> {
         let now = Taken::of_file_system(&self.workspace)?;
@@ -183,15 +198,18 @@ impl<'a> Watch<'a> {
         in_private.saturating_add(seen.min(more.files))
     }
 
-    /// The limit that a command has run into which did not end well and left a private file system full, or wrote a file
-    /// as large as it might.
-    pub(crate) fn at_the_end(&self, tree: &Tree) -> Option<(Limit, u64)> {
+    /// The limit that a command has run into, as far as that can be seen once it has ended. What was cut off for the disk is told whatever it
+    /// made of that; what it was refused, only if it did not end well.
+    pub(crate) fn at_the_end(&mut self, tree: &Tree) -> Option<(Limit, u64)> {
         let status = tree.status()?;
-        if status == 0 {
-            return None;
-        }
         let written = tree.used().blocks_written * BLOCK_BYTES;
-        if libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGXFSZ {
+        let in_workspace = self.taken_in_the_end(written);
+        let cut_off = self.passed_by(in_workspace);
+        let cut_off = cut_off.or_else(|| self.full_private().filter(|_| self.has_filled_private()));
+        if status == 0 || cut_off.is_some() {
+            return cut_off;
+        }
+        if is_by_file_size(status) {
             return Some((Limit::DiskBytes, self.limits.disk_bytes.unwrap_or(written)));
         }
         if self.limits.disk_bytes.is_some_and(|limit| written >= limit) {
@@ -206,6 +224,11 @@ impl<'a> Watch<'a> {
         if close(self.limits.processes, self.processes_peak) {
             return Some((Limit::Processes, self.processes_peak));
         }
+        self.full_private()
+    }
+
+    /// The limit of a private file system that is full, if one is.
+    fn full_private(&self) -> Option<(Limit, u64)> {
         self.private.iter().find_map(|place| {
             let state = rustix::fs::statvfs(place.as_c_str()).ok()?;
             match (state.f_bavail, state.f_ffree) {
@@ -215,6 +238,19 @@ impl<'a> Watch<'a> {
             }
         })
     }
+
+    /// Whether there is more in private file systems than before.
+    fn has_filled_private(&self) -> bool {
+        let more = Taken::of_private(self.private).beyond(self.private_before);
+        more.files > 0 || more.bytes > 0
+    }
+}
+
+/// Whether a command was ended since a file became too large, or is a shell that tells so of its last command.
+fn is_by_file_size(status: i32) -> bool {
+    const TOLD_BY_SHELL: i32 = 128 + libc::SIGXFSZ;
+    (libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGXFSZ)
+        || (libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == TOLD_BY_SHELL)
 }
 
 impl Living {

@@ -248,8 +248,8 @@ impl Standing {
         };
         let overrun = match report.overrun {
             Some((limit, used)) => Some(overrun(limit, used, limits)),
-            None if ended == Ended::Code(0) || stop.is_cancelled() => None,
-            None => self.overrun_of_group(&used, limits),
+            None if stop.is_cancelled() => None,
+            None => self.overrun_of_group(&used, limits).filter(|overrun| is_told(overrun, ended)),
         };
         let mut breaches = hearing.breaches();
         if overrun.is_none() && !stop.is_cancelled() {
@@ -478,6 +478,12 @@ pub(crate) fn overrun(limit: Limit, used: u64, limits: &ResourceLimits) -> Overr
         Limit::Processes => ("processes", limits.processes),
     };
     Overrun { limit, allowed: allowed.unwrap_or(used), used }
+}
+
+/// Whether what the kernel has seen to is an error. A process that it killed for memory is lost, whatever came after; one that it
+/// refused to make is not, where the command got over that.
+pub(crate) fn is_told(overrun: &Overrun, ended: Ended) -> bool {
+    overrun.limit != "processes" || ended != Ended::Code(0)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

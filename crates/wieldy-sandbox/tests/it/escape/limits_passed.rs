@@ -1,11 +1,15 @@
 //! Promise 10 once more: ways to pass a limit without being seen, and limits that somebody else got over.
 
-use wieldy_core::{Overrun, Place, ResourceLimits};
+use wieldy_core::{Ended, Level, Overrun, Place, ResourceLimits};
 
-use super::arena::{Arena, attacks};
+use super::arena::{Arena, attacks, say};
+use super::limits::is_by_kernel;
 
 attacks! {
     memory_that_processes_share_counts
+    a_process_that_is_killed_for_memory_is_told_whatever_comes_after
+    what_is_cut_off_for_the_disk_is_told_whatever_comes_after
+    a_refused_process_that_a_command_gets_over_is_no_error
 }
 
 const MIB: u64 = 1 << 20;
@@ -76,4 +80,78 @@ async fn memory_that_processes_share_counts(arena: Arena) {
                   for _ in range(3):\n    if not os.fork(): break\n\
                   for i in range(0, len(m), 4096): m[i] = 1\ntime.sleep(0.4)\" && echo fine";
     assert_eq!(passed(&arena, common).await, (None, "fine\n".into()));
+}
+
+async fn a_process_that_is_killed_for_memory_is_told_whatever_comes_after(arena: Arena) {
+    if !is_by_kernel("memory_bytes").await {
+        return say("what the kernel kills for memory: there is no writable cgroup here");
+    }
+    let arena = with(arena, limits());
+    let script = "echo before; python3 -c 'x = bytearray(300 << 20)' 2>/dev/null; echo after";
+    let told = (Some(("memory_bytes", 96 * MIB)), "before\nafter\n".into());
+    assert_eq!(passed(&arena, script).await, told);
+    // What the kernel only takes back, since it is in files, is nobody's harm.
+    let cache = "head -c 60M /dev/zero > file; cat file file file > /dev/null; head -c 60M /dev/urandom > file; rm file; echo fine";
+    let arena = with(arena, ResourceLimits { disk_bytes: Some(1 << 30), ..limits() });
+    assert_eq!(passed(&arena, cache).await, (None, "fine\n".into()));
+}
+
+async fn what_is_cut_off_for_the_disk_is_told_whatever_comes_after(arena: Arena) {
+    let arena = with(arena, ResourceLimits { memory_bytes: Some(1 << 30), ..limits() });
+    // In containers nobody looks into private folders.
+    let is_native = arena.sandbox.level() == Level::Native;
+    let folders: &[&str] = if is_native { &[".", "/tmp", "/dev/shm"] } else { &["."] };
+    for folder in folders {
+        let script = format!("head -c 100M /dev/zero 2>/dev/null > {folder}/huge; echo after");
+        let told = (Some(("disk_bytes", 64 * MIB)), "after\n".to_owned());
+        // Where somebody looked before it was over, it was ended there.
+        let found = passed(&arena, &script).await;
+        assert!(found == told || found == (told.0, String::new()), "{folder}: {found:?}");
+        let fine = format!("head -c 50M /dev/zero > {folder}/large && rm {folder}/large && echo fine");
+        std::fs::remove_file(arena.workspace.join("huge")).unwrap_or_default();
+        assert_eq!(passed(&arena, &fine).await, (None, "fine\n".into()), "{folder}");
+    }
+    // A shell tells of a signal by its own code.
+    assert_eq!(passed(&arena, "truncate -s 500M sparse; exit $?").await.0, Some(("disk_bytes", 64 * MIB)));
+}
+
+#[tokio::test]
+async fn private_folders_may_be_small() {
+    let arena = with(Arena::new(), ResourceLimits { disk_bytes: Some(8 * MIB), ..limits() });
+    for end in ["exit $?", "true"] {
+        let script = format!("head -c 12M /dev/zero > /tmp/huge; {end}");
+        assert_eq!(passed(&arena, &script).await.0, Some(("disk_bytes", 8 * MIB)), "{end}");
+    }
+    assert_eq!(passed(&arena, "head -c 6M /dev/zero > /tmp/some && echo fine").await, (None, "fine\n".into()));
+}
+
+#[tokio::test]
+async fn the_room_of_a_session_that_is_used_up_is_told_whatever_comes_after() {
+    let mut arena = with(Arena::new(), limits());
+    arena.confinement.place_limits = ResourceLimits { disk_bytes: Some(70 * MIB), ..ResourceLimits::default() };
+    let confinement = arena.confinement(Arena::session("writer"));
+    let mut told = None;
+    for name in ["one", "two", "three"] {
+        assert_eq!(told, None, "{name} comes too late");
+        let script = format!("head -c 30M /dev/zero 2>/dev/null > {name}; echo after");
+        let ran = arena.run_in(&confinement, &script).await.unwrap();
+        if ran.exit.usage.written_bytes == 0 {
+            return say("what a session writes: the kernel does not count it on this file system");
+        }
+        told = ran.exit.overrun.map(|overrun| overrun.limit);
+    }
+    assert_eq!(told, Some("disk_bytes"));
+    // Whoever writes nothing goes on. What was written just before a call has the time of its beginning.
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    let ran = arena.run_in(&confinement, "cat one | wc -c").await.unwrap();
+    assert_eq!((ran.stdout, ran.exit.overrun), (format!("{}\n", 30 * MIB), None));
+}
+
+async fn a_refused_process_that_a_command_gets_over_is_no_error(arena: Arena) {
+    let arena = with(arena, ResourceLimits { processes: Some(12), ..limits() });
+    let script = "python3 -c \"import os, time\ntry:\n    while True:\n        if not os.fork(): time.sleep(9); os._exit(0)\n\
+                  except OSError: print('fine', flush=True)\nos.kill(0, 9)\"; echo on";
+    // It kills its whole group, the shell too, so that it is a group of its own.
+    let ran = arena.run_in(&arena.confinement(Place::Own), &format!("set -m; {script}")).await.unwrap();
+    assert_eq!((ran.exit.ended, ran.exit.overrun, ran.stdout.as_str()), (Ended::Code(0), None, "fine\non\n"));
 }
