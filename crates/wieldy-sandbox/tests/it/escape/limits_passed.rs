@@ -122,7 +122,15 @@ async fn private_folders_may_be_small() {
         let script = format!("head -c 12M /dev/zero > /tmp/huge; {end}");
         assert_eq!(passed(&arena, &script).await.0, Some(("disk_bytes", 8 * MIB)), "{end}");
     }
+    let parts = "for i in 1 2 3; do head -c 4M /dev/zero > /tmp/$i || exit 1; done";
+    assert_eq!(passed(&arena, parts).await.0, Some(("disk_bytes", 8 * MIB)));
     assert_eq!(passed(&arena, "head -c 6M /dev/zero > /tmp/some && echo fine").await, (None, "fine\n".into()));
+    // A size of 0 is no limit to the kernel.
+    let arena = with(arena, ResourceLimits { disk_bytes: Some(0), ..limits() });
+    let script = "for i in {1..9}; do head -c 4M /dev/zero > /tmp/$i; done; exit 0";
+    let ran = arena.run_in(&arena.confinement(Place::Own), script).await.unwrap();
+    let overrun = ran.exit.overrun.as_ref().map(|overrun| (overrun.limit, overrun.allowed, overrun.used <= 4096));
+    assert_eq!(overrun, Some(("disk_bytes", 0, true)), "{ran:?}");
 }
 
 #[tokio::test]
