@@ -211,11 +211,12 @@ impl Standing {
     ) -> Result<Ran, SandboxError> {
         let _busy = Busy::new(self);
         let hearing = self.refusals.hear(output);
-        let order = self.order(command, confinement)?;
+        let mut order = self.order(command, confinement)?;
         let mut mooring = self
             .take_berth()
             .await
             .map_err(|error| SandboxError::Crashed { reason: format!("the sandbox is gone: {error}") })?;
+        order.limits.residents = self.residents();
         let limits = &confinement.limits;
         let set = mooring.group.set(&group_limits(limits, mooring.residents));
         set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
@@ -306,6 +307,12 @@ impl Standing {
             return Some(Overrun { limit: "processes", allowed, used });
         }
         None
+    }
+
+    /// How many processes of the sandbox's user are no command's: its first one and its berths, while each run has one.
+    fn residents(&self) -> u64 {
+        let berths = self.running.load(Ordering::Acquire) + lock(&self.idle).len();
+        1 + berths as u64
     }
 
     async fn take_berth(&self) -> io::Result<Mooring> {
@@ -438,7 +445,7 @@ pub(crate) fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
         ("cpu_millicores", kernel_or(Controller::Cpu, Enforcer::Nobody)),
         ("memory_bytes", kernel_or(Controller::Memory, Enforcer::Watcher)),
         // Without the controller, the kernel counts the processes of the sandbox's own user.
-        ("processes", Enforcer::Kernel),
+        ("processes", kernel_or(Controller::Pids, Enforcer::KernelPerSandbox)),
         ("open_files", Enforcer::KernelPerProcess),
         ("disk_bytes", Enforcer::Watcher),
         ("disk_files", Enforcer::Watcher),

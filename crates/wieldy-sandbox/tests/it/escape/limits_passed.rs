@@ -1,6 +1,6 @@
 //! Promise 10 once more: ways to pass a limit without being seen, and limits that somebody else got over.
 
-use wieldy_core::{Ended, Level, Overrun, Place, ResourceLimits};
+use wieldy_core::{Ended, Enforcer, Level, Overrun, Place, ResourceLimits, Sandbox};
 
 use super::arena::{Arena, attacks, say};
 use super::limits::is_by_kernel;
@@ -162,4 +162,26 @@ async fn a_refused_process_that_a_command_gets_over_is_no_error(arena: Arena) {
     // It kills its whole group, the shell too, so that it is a group of its own.
     let ran = arena.run_in(&arena.confinement(Place::Own), &format!("set -m; {script}")).await.unwrap();
     assert_eq!((ran.exit.ended, ran.exit.overrun, ran.stdout.as_str()), (Ended::Code(0), None, "fine\non\n"));
+}
+
+#[tokio::test]
+async fn as_many_processes_as_are_allowed_can_be_had() {
+    let arena = with(Arena::new(), ResourceLimits { processes: Some(8), ..limits() });
+    let made = arena.native.create(&arena.confinement(Arena::session("one"))).await.unwrap();
+    let by = |limit| made.enforcement.iter().find(|known| known.limit == limit).unwrap().by;
+    // Who cannot write the one control group cannot write the other either.
+    let expected = if by("memory_bytes") == Enforcer::Kernel { Enforcer::Kernel } else { Enforcer::KernelPerSandbox };
+    assert_eq!(by("processes"), expected);
+    let script = "for i in {1..7}; do sleep 0.3 & done; wait; echo fine";
+    for place in [Place::Own, Arena::session("one")] {
+        assert_eq!(arena.run(place, script).await, "fine\n");
+    }
+    // One more is refused, also after several calls have run at once, each with a supervisor of its own.
+    let together = || arena.run(Arena::session("several"), "sleep 0.2; echo fine");
+    assert_eq!(tokio::join!(together(), together(), together()), ("fine\n".into(), "fine\n".into(), "fine\n".into()));
+    assert_eq!(arena.run(Arena::session("several"), script).await, "fine\n");
+    let one_more = "python3 -c 'import os, time\ntry:\n    for i in range(8):\n        \
+                    if not os.fork(): time.sleep(1); os._exit(0)\nexcept OSError: time.sleep(0.2); raise'";
+    let ran = arena.run_in(&arena.confinement(Arena::session("several")), &format!("exec {one_more}")).await.unwrap();
+    assert_eq!(ran.exit.overrun.map(|overrun| (overrun.limit, overrun.allowed)), Some(("processes", 8)));
 }
