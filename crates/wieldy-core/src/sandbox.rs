@@ -99,6 +99,8 @@ pub enum Enforcer {
     Kernel,
     /// The kernel, for each process by itself.
     KernelPerProcess,
+    /// The kernel, for all that runs in a sandbox: calls that run there at the same time share it.
+    KernelPerSandbox,
     /// A watcher that looks many times a second and ends what has gone too far.
     Watcher,
     /// The executor, which stops keeping what comes after.

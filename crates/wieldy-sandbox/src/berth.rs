@@ -240,12 +240,15 @@ fn text(bytes: &[u8]) -> Result<CString, i32> {
 
 /// The kernel's limits for single processes.
 fn rlimits(order: &RunOrder) -> [(Resource, Option<u64>); 5] {
+    // A file that was cut off is larger than what is allowed, by which it is known; one that is just as large is fine.
+    let file_bytes = order.limits.disk_bytes.map(|limit| limit.saturating_add(1));
+    let processes = order.limits.processes.map(|limit| limit.saturating_add(order.limits.residents));
     [
         (Resource::Core, Some(0)),
         (Resource::Nofile, order.limits.open_files),
-        (Resource::Fsize, order.limits.disk_bytes),
+        (Resource::Fsize, file_bytes),
         (Resource::Data, order.limits.memory_bytes),
-        (Resource::Nproc, order.limits.processes),
+        (Resource::Nproc, processes),
     ]
 }
 

@@ -24,6 +24,7 @@ mod cgroup;
 pub mod proxy;
 
 mod berth;
+mod memory;
 #[expect(unsafe_code, reason = "the one place for it; every block says why it is sound")]
 mod sys;
 mod tree;

@@ -247,15 +247,6 @@ pub(crate) fn wait(block: bool) -> io::Result<Option<Reaped>> {
     Ok(Some((pid, status, used)))
 }
 
-/// How many bytes a page of memory has.
-///
-/// The C library was told when the program began. Others ask the kernel when they are first asked, and before 6.4 a process has no other way than
-/// a file in `/proc` that one whose memory is not to be looked at may not open.
-pub(crate) fn page_bytes() -> u64 {
-    // SAFETY: takes and returns a plain number.
-    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
-}
-
 /// How mounts are changed.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct MountChange<'a> {

@@ -12,7 +12,7 @@ use rustix::fs::Access;
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-use crate::sys;
+use crate::memory::{Found, Memory};
 use crate::tree::Tree;
 use crate::wire::{Limit, RunLimits};
 
@@ -42,6 +42,8 @@ pub(crate) struct Watch<'a> {
     private: &'a [CString],
     /// What these held together.
     private_before: Taken,
+    /// Where nobody else counts it.
+    memory: Option<Memory>,
     processes_peak: u64,
 }
 
@@ -62,8 +64,9 @@ pub(crate) fn one_of_each(mut folders: Vec<CString>) -> Vec<CString> {
 #[derive(Default)]
 struct Living {
     processes: u64,
-    memory_bytes: u64,
     written_bytes: u64,
+    /// Where somebody wants to know.
+    memory: Option<Found>,
 }
 
 impl<'a> Watch<'a> {
@@ -85,6 +88,7 @@ impl<'a> Watch<'a> {
             look_at: None,
             private,
             private_before,
+            memory: limits.memory_bytes.map(Memory::new),
             processes_peak: 0,
         }
     }
@@ -104,7 +108,7 @@ impl<'a> Watch<'a> {
         if !self.is_needed() {
             return None;
         }
-        let mut living = Living::default();
+        let mut living = Living { memory: self.memory.is_some().then(Found::default), ..Living::default() };
         for pid in tree.children() {
             living.count(pid);
         }
@@ -114,15 +118,22 @@ impl<'a> Watch<'a> {
         if passed(self.limits.disk_bytes.map(|limit| limit.saturating_add(NOTED_BYTES)), written) {
             return Some((Limit::DiskBytes, written));
         }
-        let of_memory = passed(self.limits.memory_bytes, living.memory_bytes);
-        self.check_disk().or_else(|| of_memory.then_some((Limit::Memory, living.memory_bytes)))
+        let memory = self.memory.as_mut().zip(living.memory).map_or(0, |(memory, found)| memory.bytes(found));
+        let of_memory = passed(self.limits.memory_bytes, memory);
+        self.check_disk().or_else(|| of_memory.then_some((Limit::Memory, memory)))
     }
 
     /// The limit of what is on disk that has been passed, if one has.
     pub(crate) fn check_disk(&mut self) -> Option<(Limit, u64)> {
+        let in_workspace = self.taken();
+        self.passed_by(in_workspace)
+    }
+
+    /// The limit that is passed by what is new in private folders, or by this in the workspace.
+    fn passed_by(&self, in_workspace: Option<Taken>) -> Option<(Limit, u64)> {
         let passed = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
         let in_private = Taken::of_private(self.private).beyond(self.private_before);
-        std::iter::once(in_private).chain(self.taken()).find_map(|taken| {
+        std::iter::once(in_private).chain(in_workspace).find_map(|taken| {
             if passed(self.limits.disk_files, taken.files) {
                 return Some((Limit::DiskFiles, taken.files));
             }
@@ -152,6 +163,15 @@ impl<'a> Watch<'a> {
         taken
     }
 
+    /// What is new in the workspace once a command has ended that has written so much, if it could be too much. Others may have removed as
+    /// much meanwhile, so the file system alone does not tell.
+    fn taken_in_the_end(&mut self, written: u64) -> Option<Taken> {
+        let (more, allowed) = (self.grown()?, Taken::allowed(&self.limits));
+        let has_grown = more.files > allowed.files || more.bytes > allowed.bytes;
+        let has_written = written > 0 && written >= allowed.bytes;
+        if has_grown || has_written { self.look(more, true) } else { None }
+    }
+
     /// By how much the file system has grown.
     fn grown(&mut self) -> Option<Taken> {
         let now = Taken::of_file_system(&self.workspace)?;
@@ -178,15 +198,18 @@ impl<'a> Watch<'a> {
         in_private.saturating_add(seen.min(more.files))
     }
 
-    /// The limit that a command has run into which did not end well and left a private file system full, or wrote a file
-    /// as large as it might.
-    pub(crate) fn at_the_end(&self, tree: &Tree) -> Option<(Limit, u64)> {
+    /// The limit that a command has run into, as far as that can be seen once it has ended. What was cut off for the disk is told whatever it
+    /// made of that; what it was refused, only if it did not end well.
+    pub(crate) fn at_the_end(&mut self, tree: &Tree) -> Option<(Limit, u64)> {
         let status = tree.status()?;
-        if status == 0 {
-            return None;
-        }
         let written = tree.used().blocks_written * BLOCK_BYTES;
-        if libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGXFSZ {
+        let in_workspace = self.taken_in_the_end(written);
+        let cut_off = self.passed_by(in_workspace);
+        let cut_off = cut_off.or_else(|| self.full_private().filter(|_| self.has_filled_private()));
+        if status == 0 || cut_off.is_some() {
+            return cut_off;
+        }
+        if is_by_file_size(status) {
             return Some((Limit::DiskBytes, self.limits.disk_bytes.unwrap_or(written)));
         }
         if self.limits.disk_bytes.is_some_and(|limit| written >= limit) {
@@ -201,6 +224,11 @@ impl<'a> Watch<'a> {
         if close(self.limits.processes, self.processes_peak) {
             return Some((Limit::Processes, self.processes_peak));
         }
+        self.full_private()
+    }
+
+    /// The limit of a private file system that is full, if one is.
+    fn full_private(&self) -> Option<(Limit, u64)> {
         self.private.iter().find_map(|place| {
             let state = rustix::fs::statvfs(place.as_c_str()).ok()?;
             match (state.f_bavail, state.f_ffree) {
@@ -210,31 +238,39 @@ impl<'a> Watch<'a> {
             }
         })
     }
+
+    /// Whether there is more in private file systems than before.
+    fn has_filled_private(&self) -> bool {
+        let more = Taken::of_private(self.private).beyond(self.private_before);
+        more.files > 0 || more.bytes > 0
+    }
+}
+
+/// Whether a command was ended since a file became too large, or is a shell that tells so of its last command.
+fn is_by_file_size(status: i32) -> bool {
+    const TOLD_BY_SHELL: i32 = 128 + libc::SIGXFSZ;
+    (libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGXFSZ)
+        || (libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == TOLD_BY_SHELL)
 }
 
 impl Living {
     /// Adds a process and all below it.
     fn count(&mut self, pid: Pid) {
         let process = PathBuf::from(format!("/proc/{}", pid.as_raw_pid()));
-        self.memory_bytes += resident_bytes(&process);
         self.written_bytes += written_bytes(&process);
         let Ok(threads) = fs::read_dir(process.join("task")) else { return };
-        for thread in threads.flatten() {
+        let threads: Vec<PathBuf> = threads.flatten().map(|thread| thread.path()).collect();
+        if let Some(memory) = &mut self.memory {
+            memory.add(&threads);
+        }
+        for thread in threads {
             self.processes += 1;
-            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            let children = fs::read_to_string(thread.join("children")).unwrap_or_default();
             for child in children.split_ascii_whitespace().filter_map(|number| Pid::from_raw(number.parse().ok()?)) {
                 self.count(child);
             }
         }
     }
-}
-
-fn resident_bytes(process: &Path) -> u64 {
-    let statm = fs::read_to_string(process.join("statm")).unwrap_or_default();
-    let mut fields = statm.split_ascii_whitespace().skip(1).map(|pages| pages.parse().unwrap_or(0_u64));
-    let (resident, shared) = (fields.next().unwrap_or(0), fields.next().unwrap_or(0));
-    // What is shared, mostly programs and libraries, is counted once by the page cache and not once for each process.
-    resident.saturating_sub(shared) * sys::page_bytes()
 }
 
 fn written_bytes(process: &Path) -> u64 {

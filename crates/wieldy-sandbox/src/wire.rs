@@ -116,6 +116,9 @@ pub(crate) struct RunLimits {
     pub(crate) memory_bytes: Option<u64>,
     /// Only where nobody else does.
     pub(crate) processes: Option<u64>,
+    /// How many processes the kernel counts with these that are no command's.
+    #[serde(default)]
+    pub(crate) residents: u64,
 }
 
 /// What the warden tells the executor; beside it comes what was asked for.

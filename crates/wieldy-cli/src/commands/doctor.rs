@@ -139,6 +139,10 @@ fn limit(level: Level, enforcement: &Enforcement) -> Probed {
     let (state, told, hint) = match enforcement.by {
         Enforcer::Kernel => (ProbeState::Works, "the kernel, for all processes of a call together", None),
         Enforcer::KernelPerProcess => (ProbeState::Works, "the kernel, for each process by itself", None),
+        Enforcer::KernelPerSandbox => {
+            let hint = "calls of one session that run at the same time share it; a control group sees to it for each";
+            (ProbeState::Works, "the kernel, for all processes of a sandbox together", Some(hint))
+        }
         Enforcer::Watcher => (ProbeState::Works, "a watcher, which ends what has gone too far", None),
         Enforcer::Executor => (ProbeState::Works, "wieldy itself, which keeps no more", None),
         Enforcer::Nobody => {
@@ -269,6 +273,16 @@ mod tests {
         assert_eq!(of(Level::None), "this level limits next to nothing; use `native`");
         assert_eq!(of(Level::Runc), "a control group sees to it; do what is advised for it above");
         assert!(text(&report(), &probed_history(), Level::Gvisor, false).contains("limits at level gvisor,"));
+    }
+
+    #[test]
+    fn a_limit_of_a_whole_sandbox_is_not_told_as_one_of_a_call() {
+        let told = limit(Level::Native, &Enforcement { limit: "processes", by: Enforcer::KernelPerSandbox });
+        assert_eq!(
+            (told.state, told.told.as_str()),
+            (ProbeState::Works, "the kernel, for all processes of a sandbox together")
+        );
+        assert!(told.hint.is_some_and(|hint| hint.contains("share it")));
     }
 
     #[test]

@@ -216,11 +216,12 @@ impl Standing {
     ) -> Result<Ran, SandboxError> {
         let _busy = Busy::new(self);
         let hearing = self.refusals.hear(output);
-        let order = self.order(command, confinement)?;
+        let mut order = self.order(command, confinement)?;
         let mut mooring = self
             .take_berth()
             .await
             .map_err(|error| SandboxError::Crashed { reason: format!("the sandbox is gone: {error}") })?;
+        order.limits.residents = self.residents();
         let limits = &confinement.limits;
         let set = mooring.group.set(&group_limits(limits, mooring.residents));
         set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
@@ -253,8 +254,8 @@ impl Standing {
         };
         let overrun = match report.overrun {
             Some((limit, used)) => Some(overrun(limit, used, limits)),
-            None if ended == Ended::Code(0) || stop.is_cancelled() => None,
-            None => self.overrun_of_group(&used, limits),
+            None if stop.is_cancelled() => None,
+            None => self.overrun_of_group(&used, limits).filter(|overrun| is_told(overrun, ended)),
         };
         let mut breaches = hearing.breaches();
         if overrun.is_none() && !stop.is_cancelled() {
@@ -311,6 +312,12 @@ impl Standing {
             return Some(Overrun { limit: "processes", allowed, used });
         }
         None
+    }
+
+    /// How many processes of the sandbox's user are no command's: its first one and its berths, while each run has one.
+    fn residents(&self) -> u64 {
+        let berths = self.running.load(Ordering::Acquire) + lock(&self.idle).len();
+        1 + berths as u64
     }
 
     async fn take_berth(&self) -> io::Result<Mooring> {
@@ -443,7 +450,7 @@ pub(crate) fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
         ("cpu_millicores", kernel_or(Controller::Cpu, Enforcer::Nobody)),
         ("memory_bytes", kernel_or(Controller::Memory, Enforcer::Watcher)),
         // Without the controller, the kernel counts the processes of the sandbox's own user.
-        ("processes", Enforcer::Kernel),
+        ("processes", kernel_or(Controller::Pids, Enforcer::KernelPerSandbox)),
         ("open_files", Enforcer::KernelPerProcess),
         ("disk_bytes", Enforcer::Watcher),
         ("disk_files", Enforcer::Watcher),
@@ -483,6 +490,12 @@ pub(crate) fn overrun(limit: Limit, used: u64, limits: &ResourceLimits) -> Overr
         Limit::Processes => ("processes", limits.processes),
     };
     Overrun { limit, allowed: allowed.unwrap_or(used), used }
+}
+
+/// Whether what the kernel has seen to is an error. A process that it killed for memory is lost, whatever came after; one that it
+/// refused to make is not, where the command got over that.
+pub(crate) fn is_told(overrun: &Overrun, ended: Ended) -> bool {
+    overrun.limit != "processes" || ended != Ended::Code(0)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

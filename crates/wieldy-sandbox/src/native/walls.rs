@@ -88,10 +88,9 @@ impl Site {
     /// Moves to an empty root, from which the old one can still be seen. Of the steps that will follow, only those that say how large
     /// something is are looked at.
     pub(crate) fn begin(steps: &[Step]) -> io::Result<Self> {
-        let rooms = || steps.iter().filter_map(Step::room);
         let no_room = || io::Error::other("the plan has no root");
-        let (root_room, private_room) = (rooms().next(), rooms().skip(1).max_by_key(|room| room.bytes));
-        let (root_room, private_room) = (root_room.ok_or_else(no_room)?, private_room.ok_or_else(no_room)?);
+        let root_room = steps.iter().find_map(Step::room).ok_or_else(no_room)?;
+        let private_room = private_room(steps).ok_or_else(no_room)?;
         let mount = memory(root_room, 0o755)?;
         attach(&mount, SITE)?;
         rustix::process::chdir(SITE)?;
@@ -310,8 +309,16 @@ fn attach_at(mount: &OwnedFd, place: &OwnedFd) -> io::Result<()> {
     Ok(move_mount(mount, "", place, "", flags)?)
 }
 
+/// How much the folders that are the sandbox's own hold together: as much as one of them may. That of `/run` is the same whatever is
+/// allowed, and may be more.
+fn private_room(steps: &[Step]) -> Option<Room> {
+    let is_limited = |step: &&Step| ![Path::new("/"), Path::new("/run")].contains(&step.path());
+    steps.iter().filter(is_limited).filter_map(Step::room).max_by_key(|room| room.bytes)
+}
+
 fn memory(room: Room, mode: u32) -> io::Result<OwnedFd> {
-    let (bytes, inodes, mode) = (room.bytes.to_string(), room.inodes.to_string(), format!("{mode:o}"));
+    // None at all would be no limit.
+    let (bytes, inodes, mode) = (room.bytes.max(1).to_string(), room.inodes.max(1).to_string(), format!("{mode:o}"));
     let options = [("size", bytes.as_str()), ("nr_inodes", &inodes), ("mode", &mode)];
     file_system("tmpfs", &options, MountAttrFlags::MOUNT_ATTR_NODEV)
 }

@@ -20,6 +20,7 @@ use super::runtime::{Hand, complaint, ended, not_started};
 use crate::cgroup::{Group, Peak, Used, Whose};
 use crate::custody::Went;
 use crate::native::complaints::Complaints;
+use crate::native::standing::is_told;
 use crate::prepare::prepare;
 use crate::sys;
 use crate::wire::Limit;
@@ -95,7 +96,7 @@ impl Container {
             (Ok(Went { ended, .. }), _) => ended,
             (Err(error), _) => return Err(error),
         };
-        let overrun = overrun.filter(|_| ended != Ended::Code(0));
+        let overrun = overrun.filter(|overrun| is_told(overrun, ended));
         let mut breaches = hearing.map(|hearing| hearing.breaches()).unwrap_or_default();
         if overrun.is_none() && !stop.is_cancelled() {
             breaches.extend(complaints.breaches(ended, command, confinement, &self.site.steps));

@@ -82,7 +82,7 @@ async fn overruns(script: &str, allowed: &[(&'static str, u64)]) {
 }
 
 /// Whether the kernel sees to a limit for whole trees here; where it does not, a watcher does, or each process is limited by itself.
-async fn is_by_kernel(limit: &str) -> bool {
+pub(super) async fn is_by_kernel(limit: &str) -> bool {
     let arena = Arena::new();
     let status = arena.native.create(&arena.confinement(Arena::session("asked"))).await.unwrap();
     let by = status.enforcement.iter().find(|enforcement| enforcement.limit == limit).unwrap().by;
