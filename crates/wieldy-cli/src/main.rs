@@ -141,13 +141,15 @@ impl<'a> Overrides<'a> {
             workspace: None,
             isolation: None,
             cpu: None,
+            network: None,
             memory: None,
         }
     }
 
     fn run(self, run: &'a RunArgs) -> Self {
         let RunArgs { isolation, cpu, memory, .. } = *run;
-        Self { workspace: run.workspace.as_deref(), isolation, cpu, memory, ..self }
+        let (workspace, network) = (run.workspace.as_deref(), run.network.as_ref());
+        Self { workspace, isolation, cpu, memory, network, ..self }
     }
 
     fn serving(self, serving: &'a args::ServingArgs) -> Self {

@@ -183,7 +183,7 @@ pub struct Options {
     pub limits: ResourceLimits,
     /// A stronger isolation than the executor's default.
     pub isolation: Option<Level>,
-    /// What the tool's process may reach.
+    /// Less than what the executor lets processes reach.
     pub network: Option<Network>,
     /// Should the executor stop while the call is open, the next one on the same history runs it again, if its tool may
     /// be run twice and nothing of its arguments had to be hidden. A call with an idempotency key is left to whoever comes

@@ -166,6 +166,27 @@ pub enum Network {
     Open,
 }
 
+impl Network {
+    /// Whether it reaches nobody that the other does not. Hosts must be written as they are granted.
+    pub fn is_within(&self, granted: &Self) -> bool {
+        match (self, granted) {
+            (Self::None, _) | (_, Self::Open) => true,
+            (Self::Hosts(asked), Self::Hosts(granted)) => asked.iter().all(|host| granted.contains(host)),
+            (Self::Hosts(_) | Self::Open, _) => false,
+        }
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Hosts(hosts) => f.write_str(&hosts.join(",")),
+            Self::Open => f.write_str("open"),
+        }
+    }
+}
+
 impl FromStr for Network {
     type Err = String;
 

@@ -44,6 +44,11 @@ impl Executor {
             )
             .suggest("leave the isolation level to the executor"));
         }
+        if let Some(network) = options.network.as_ref().filter(|asked| !asked.is_within(&engine.confinement.network)) {
+            let told =
+                format!("the network `{network}` is wider than this executor's, `{}`", engine.confinement.network);
+            return Err(CallError::new(Code::PermissionDenied, told).suggest("leave the network to the executor"));
+        }
         self.check_parent(&call.caller)?;
         let learnt = engine.timings.as_ref().and_then(|timings| timings.timeout(&tool.name));
         let mut retry = spec.retry.unwrap_or(engine.retry);

@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
-use wieldy::{Backoff, BreakerPolicy, Level, Limits, Plan, Rate, ResourceLimits, RetryPolicy};
+use wieldy::{Backoff, BreakerPolicy, Level, Limits, Network, Plan, Rate, ResourceLimits, RetryPolicy};
 
 use crate::exit::Failure;
 use file::{FileBackoff, FileConfig, FileHistory, FileLog, FileMcp, FilePlan, FileRate, FileSandbox, FileServe};
@@ -104,6 +104,7 @@ pub(crate) struct Overrides<'a> {
     pub(crate) isolation: Option<Level>,
     pub(crate) cpu: Option<u64>,
     pub(crate) memory: Option<u64>,
+    pub(crate) network: Option<&'a Network>,
 }
 
 impl Environment {
@@ -169,6 +170,7 @@ impl Config {
             ("--isolation", "isolation", overrides.isolation.map(|level| level.to_string())),
             ("--cpu", "resources.cpu-millicores", overrides.cpu.map(|millicores| millicores.to_string())),
             ("--memory", "resources.memory-mb", overrides.memory.map(|megabytes| megabytes.to_string())),
+            ("--network", "sandbox.network", overrides.network.map(Network::to_string)),
         ];
         for (flag, key, text) in flags {
             if let Some(text) = text {

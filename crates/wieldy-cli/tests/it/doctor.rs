@@ -123,6 +123,15 @@ fn a_workspace_that_is_not_there_is_told_as_the_reason() {
 }
 
 #[test]
+fn a_workspace_that_can_be_none_is_told_from_a_level_that_does_not_work() {
+    let told = World::new().json(&["doctor", "--json", "--workspace", "/"]);
+    let native = named(&told["levels"], "native");
+    assert_eq!(native["state"], "fails");
+    let hint = "it works in other workspaces: go to a folder of your own, or name one by `--workspace DIR`";
+    assert_eq!(native["hint"], hint);
+}
+
+#[test]
 fn the_plan_is_shown_when_asked_for() {
     let world = World::new();
     let told = world.run(&["doctor", "--plan"]);

@@ -106,7 +106,7 @@ async fn the_digest_covers_tool_arguments_and_terms() {
         with(Options::default()),
         with(Options::default()),
         with(one_minute),
-        with(Options { network: Some(wieldy_core::Network::Open), ..Options::default() }),
+        with(Options { network: Some(wieldy_core::Network::None), ..Options::default() }),
         Call::new("t", json!({"n": 2})),
     ];
     for call in calls {

@@ -470,6 +470,31 @@ async fn a_process_needs_a_sandbox_of_the_level_asked_for() {
     );
 }
 
+/// P-POL-04.
+#[tokio::test]
+async fn a_call_reaches_no_more_than_the_executor_grants() {
+    let tool = wieldy_core::tool(
+        ToolSpec::new("t", ""),
+        |_: serde_json::Map<String, serde_json::Value>, run: Run| async move {
+            Ok::<_, wieldy_core::RunError>(Outcome::text(run.confinement().network.to_string()))
+        },
+    );
+    let mut builder = wieldy_core::Executor::builder().tool(tool);
+    builder.network = wieldy_core::Network::Hosts(vec!["a.example".into(), "b.example".into()]);
+    let executor = builder.build().unwrap();
+    let asked = async |network: &str| {
+        let options = Options { network: Some(network.parse().unwrap()), ..Options::default() };
+        let result = executor.call(Call::new("t", json!({})).with(options)).await;
+        result.error.clone().map_or_else(|| result.text(), |error| format!("{}: {}", error.code, error.message))
+    };
+    assert_eq!(asked("none").await, "none");
+    assert_eq!(asked("b.example").await, "b.example");
+    for wider in ["open", "c.example", "a.example,c.example"] {
+        let told = format!("E3003: the network `{wider}` is wider than this executor's, `a.example,b.example`");
+        assert_eq!(asked(wider).await, told);
+    }
+}
+
 #[test]
 fn every_event_name_is_listed_once() {
     let mut names = Body::NAMES.to_vec();

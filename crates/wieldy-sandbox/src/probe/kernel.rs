@@ -153,6 +153,16 @@ mod tests {
     }
 
     #[test]
+    fn what_an_older_landlock_lacks_is_told() {
+        assert_eq!(landlock_of(6), "version 6");
+        let signals =
+            "; before 6 (Linux 6.12) signals and sockets without a path are kept within a sandbox, not within a call";
+        assert_eq!(landlock_of(2), format!("version 2{signals}"));
+        let moving = "; before 2 (Linux 5.19) nothing can be moved from one folder to another, programs copy";
+        assert_eq!(landlock_of(1), format!("version 1{moving}{signals}"));
+    }
+
+    #[test]
     fn the_setting_that_forbids_namespaces_is_named_with_the_way_out() {
         let read = |name: &str| (name == "kernel.unprivileged_userns_clone").then(|| "0".to_owned());
         assert_eq!(
