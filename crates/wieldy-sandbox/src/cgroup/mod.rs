@@ -72,7 +72,6 @@ impl Hierarchy {
     }
 
     /// The executor's own group.
-    #[cfg(test)]
     pub(crate) fn own(&self) -> &Group {
         &self.inner.own
     }

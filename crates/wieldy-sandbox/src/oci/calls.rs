@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Overrun, ResourceLimits, SandboxError, Usage};
 
 use super::bundle::{Doing, process};
-use super::container::{Container, blocking, group_limits, text, write_json};
+use super::container::{Container, blocking, text, write_json};
 use super::groups;
 use super::owners::AGENT;
 use super::runtime::{Hand, complaint, ended, not_started};
@@ -106,19 +106,25 @@ impl Container {
     /// Runs a command whose processes the machine's kernel sees, in a cgroup of its own.
     async fn run_in_group(&self, call: &Call<'_>) -> Result<(Result<Went, SandboxError>, Used), SandboxError> {
         let failed = |error: io::Error| self.failed(&error);
-        let group = Arc::new(self.group.child(&format!("call-{}", call.number)).map_err(failed)?);
-        group.set(&group_limits(self.made.level, &call.confinement.limits)).map_err(failed)?;
+        let nest = self.nest.of_command(call.number, self.made.level, &call.confinement.limits).map_err(failed)?;
+        let group = &nest.group;
         let pid_file = self.file(&format!("{}.pid", call.number));
         let (pid_text, place) = (text(&pid_file), self.sub_group(call.number));
         let words = self.exec_words(call, &["--pid-file", &pid_text, "--cgroup", &place]).map_err(failed)?;
         let meter = group.begin();
         let hand = self.hand(call).await?.raw();
-        let watcher = tokio::spawn(follow(pid_file, Arc::clone(&group), call.stop.clone(), call.confinement.grace));
-        let went =
-            hand.run(&self.runtime.program, words, call.command, call.confinement.grace, call.output, call.stop).await;
+        let running =
+            hand.run(&self.runtime.program, words, call.command, call.confinement.grace, call.output, call.stop);
+        let following = async {
+            follow(&pid_file, group, call.stop, call.confinement.grace).await;
+            std::future::pending().await
+        };
+        let went = tokio::select! {
+            went = running => went,
+            never = following => never,
+        };
         let went = went.map(|went| Went { ended: ended(went.ended), ..went });
-        watcher.abort();
-        let left = Arc::clone(&group);
+        let left = group.clone();
         if blocking(move || left.kill()).await.is_err() {
             // Nobody can tell what is left, so nothing may be.
             self.stop.cancel();
@@ -141,8 +147,9 @@ impl Container {
         }
         // Where each controller has a mount of its own, only those that we use have such a group.
         let known = groups::noted(&self.runtime.root.join(&self.made.id.0));
-        let ours =
-            known.iter().filter(|(controller, path)| !controller.is_empty() && self.group.folders().contains(path));
+        let ours = known
+            .iter()
+            .filter(|(controller, path)| !controller.is_empty() && self.nest.group.folders().contains(path));
         let ours: Vec<&str> = ours.map(|(controller, _)| controller.as_str()).collect();
         if ours.is_empty() { name } else { format!("{}:{name}", ours.join(",")) }
     }
@@ -215,10 +222,10 @@ fn overrun_of_disk(went: &Went, limits: &ResourceLimits) -> Option<Overrun> {
 
 /// Waits for the first process of a command to end, and then ends the others: the runtime itself would wait until the last of them has
 /// closed its output. Where the command was told to end, all others are told as well and have as long.
-async fn follow(pid_file: PathBuf, group: Arc<Group>, stop: CancellationToken, grace: Duration) {
+async fn follow(pid_file: &Path, group: &Group, stop: &CancellationToken, grace: Duration) {
     let first = async {
         let pid = loop {
-            let known = fs::read_to_string(&pid_file).ok().and_then(|text| Pid::from_raw(text.trim().parse().ok()?));
+            let known = fs::read_to_string(pid_file).ok().and_then(|text| Pid::from_raw(text.trim().parse().ok()?));
             match known {
                 Some(pid) => break pid,
                 None => tokio::time::sleep(LOOK_EVERY).await,
@@ -244,8 +251,8 @@ async fn follow(pid_file: PathBuf, group: Arc<Group>, stop: CancellationToken, g
         };
         let telling = async {
             loop {
-                tell_orphans(&group, &mut told);
-                if has_ended.is_cancelled() && (at.elapsed() >= grace || processes(&group).is_empty()) {
+                tell_orphans(group, &mut told);
+                if has_ended.is_cancelled() && (at.elapsed() >= grace || processes(group).is_empty()) {
                     return;
                 }
                 tokio::time::sleep(LOOK_EVERY).await;
@@ -253,7 +260,8 @@ async fn follow(pid_file: PathBuf, group: Arc<Group>, stop: CancellationToken, g
         };
         tokio::join!(waiting, telling);
     }
-    let _ = blocking(move || group.kill()).await;
+    let left = group.clone();
+    let _ = blocking(move || left.kill()).await;
 }
 
 /// Tells those processes to end, each once, that the berth does not see, since their parent is gone.

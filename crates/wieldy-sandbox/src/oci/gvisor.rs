@@ -30,13 +30,14 @@ const KILLS_MAX: usize = 10;
 impl Container {
     /// Runs a command in gVisor.
     pub(super) async fn run_unseen(&self, call: &Call<'_>) -> Result<(Result<Went, SandboxError>, Used), SandboxError> {
-        let meter = self.group.begin();
+        let group = self.sentry.as_ref().unwrap_or(&self.nest.group);
+        let meter = group.begin();
         let went = match (self.lane.try_lock(), &self.control) {
             (Ok(_lane), Some(control)) => self.run_by_control(control, call).await,
             (Ok(_lane), None) => self.run_by_program(call).await?,
             (Err(_), _) => self.run_beside(call).await?,
         };
-        Ok((went, self.group.used(&meter)))
+        Ok((went, group.used(&meter)))
     }
 
     /// Runs a command that the sandbox itself is asked to start.

@@ -13,14 +13,14 @@ use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::groups::noted;
+use super::groups::{above, noted};
 use super::owners::give_back;
 use super::site::let_go;
 
 /// A driver's own folder; what is in it goes with it.
 pub(crate) struct Home {
     folder: PathBuf,
-    /// Folders of control groups that only the runtime has made, above those of its containers.
+    /// Folders of control groups that only the runtime has made, above all those of its containers.
     foreign_groups: Mutex<BTreeSet<PathBuf>>,
     _lock: File,
 }
@@ -63,9 +63,9 @@ impl Home {
         self.folder.join("lent").join(format!("{id}-{number}"))
     }
 
-    /// Notes control groups that only the runtime makes, to remove what is above them in the end.
+    /// Notes control groups that only the runtime makes, to remove what is above all of them in the end.
     pub(super) fn note_groups(&self, foreign: &[PathBuf]) {
-        let above = foreign.iter().filter_map(|group| Some(group.parent()?.to_owned()));
+        let above = foreign.iter().filter_map(|group| above(group).pop());
         self.foreign_groups.lock().unwrap_or_else(PoisonError::into_inner).extend(above);
     }
 }
@@ -99,7 +99,7 @@ fn sweep_one(folder: &Path, program: Option<&Path>) -> bool {
             let _ = delete.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
         }
         // Only those that are empty go, so none that somebody uses.
-        groups.iter().filter_map(|(_, group)| group.parent()).for_each(|above| drop(fs::remove_dir(above)));
+        groups.iter().flat_map(|(_, group)| above(group)).for_each(|group| drop(fs::remove_dir(group)));
     }
     clear(folder);
     !folder.exists()

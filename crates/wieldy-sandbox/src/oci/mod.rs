@@ -12,7 +12,7 @@
 //! sandbox together and of gVisor's kernel, and so are the figures; processes are neither limited nor counted; what others print after the
 //! first process's end is lost where `runsc` itself runs the command.
 //!
-//! In reading order: the container (`container.rs`, `groups.rs`, `outlet.rs`) and the commands in it (`calls.rs`, `gvisor.rs`, `control.rs`); the
+//! In reading order: the container (`container.rs`, `nest.rs`, `groups.rs`, `outlet.rs`) and the commands in it (`calls.rs`, `gvisor.rs`, `control.rs`); the
 //! runtime's program (`runtime.rs`); what is prepared for a container (`site.rs`, `bundle.rs`, `seccomp.rs`, `image.rs`, `layout.rs`), for whom
 //! (`owners.rs`) and where (`home.rs`).
 
@@ -25,6 +25,7 @@ mod gvisor;
 pub(crate) mod home;
 mod image;
 mod layout;
+mod nest;
 mod outlet;
 mod owners;
 pub(crate) mod runtime;
@@ -46,8 +47,9 @@ use wieldy_core::{
     SandboxChange, SandboxError, SandboxId, SandboxRef, SandboxStatus, Stdin,
 };
 
-use self::container::{Container, Nowhere};
+use self::container::{Container, Nowhere, Within};
 use self::home::Home;
+use self::nest::Sessions;
 use self::runtime::Runtime;
 use self::site::Ground;
 use crate::cgroup::Hierarchy;
@@ -121,6 +123,7 @@ pub struct Oci {
 struct Shared {
     options: OciOptions,
     kept: Mutex<HashMap<Key, Arc<OnceCell<Arc<Container>>>>>,
+    sessions: Sessions,
     // After the containers, which are in it.
     base: OnceCell<Base>,
     listener: OnceLock<Arc<dyn Fn(SandboxChange) + Send + Sync>>,
@@ -143,12 +146,20 @@ struct Key {
     files: Arc<FileRules>,
 }
 
+impl Key {
+    fn of(confinement: &Confinement) -> Self {
+        let Confinement { place, workspace, network, files, .. } = confinement.clone();
+        Self { place, workspace, network, files }
+    }
+}
+
 impl Oci {
     /// The level, set up as the options say. Nothing is made before it is needed.
     pub fn new(options: OciOptions) -> Self {
         let shared = Shared {
             options,
             kept: Mutex::default(),
+            sessions: Sessions::default(),
             base: OnceCell::new(),
             listener: OnceLock::new(),
             has_janitor: OnceLock::new(),
@@ -228,10 +239,20 @@ impl Sandbox for Oci {
     fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
         Box::pin(async move {
             let mut confinement = confinement.clone();
-            if confinement.place == Place::Own {
-                confinement.place = Place::Sandbox(next_id(self.level()));
+            let outer = match &confinement.place {
+                Place::Session(_) => return Ok(self.shared.kept(&confinement, None).await?.status()),
+                Place::Sandbox(id) => Some(self.shared.known(id)?.1),
+                Place::Own => None,
+            };
+            // Each has a name of its own, also one that is made within another.
+            confinement.place = Place::Sandbox(next_id(self.level()));
+            let made = self.shared.kept(&confinement, outer.as_deref()).await?;
+            if let Some(outer) = outer.filter(|outer| self.shared.known(&outer.made().id).is_err()) {
+                // It went while this one was made, which should have gone with it.
+                self.destroy(&made.made().id).await;
+                return Err(SandboxError::missing(&outer.made().id));
             }
-            Ok(self.shared.kept(&confinement, true).await?.status())
+            Ok(made.status())
         })
     }
 
@@ -242,9 +263,12 @@ impl Sandbox for Oci {
 
     fn destroy<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, bool> {
         Box::pin(async move {
-            let Some(container) = self.shared.forget(|one| one.made().id == *id).pop() else { return false };
-            self.shared.end(container).await;
-            true
+            let forgotten = self.shared.forget(|one| one.made().id == *id);
+            let was_there = !forgotten.is_empty();
+            for container in forgotten {
+                self.shared.end(container).await;
+            }
+            was_there
         })
     }
 
@@ -262,7 +286,7 @@ impl Shared {
         stop: &CancellationToken,
     ) -> Result<Exit, SandboxError> {
         if confinement.place == Place::Own {
-            let container = self.build(confinement, next_id(self.options.level)).await?;
+            let container = self.build(confinement, next_id(self.options.level), None).await?;
             self.tell(SandboxChange::Created(container.made().clone()));
             let exit = container.run(command, confinement, output, stop).await;
             let shared = Arc::clone(self);
@@ -270,7 +294,10 @@ impl Shared {
             tokio::spawn(async move { shared.end(container).await });
             return exit;
         }
-        let container = self.kept(confinement, false).await?;
+        let container = match &confinement.place {
+            Place::Sandbox(id) => self.named(id, confinement)?,
+            Place::Own | Place::Session(_) => self.kept(confinement, None).await?,
+        };
         let exit = container.run(command, confinement, output, stop).await;
         if container.is_gone() {
             // Whatever has happened to it, the next call gets a new one.
@@ -285,41 +312,42 @@ impl Shared {
         exit
     }
 
-    /// The container of a session or of an id; made if there is none and it may be.
-    async fn kept(self: &Arc<Self>, confinement: &Confinement, create: bool) -> Result<Arc<Container>, SandboxError> {
-        let Confinement { place, workspace, network, files, .. } = confinement.clone();
-        let key = Key { place, workspace, network, files };
+    /// The container of this id, and what it was made for.
+    fn known(&self, id: &SandboxId) -> Result<(Key, Arc<Container>), SandboxError> {
+        let kept = lock(&self.kept);
+        let mut all = kept.iter().filter_map(|(key, cell)| Some((key, cell.get()?)));
+        let found = all.find(|(_, one)| one.made().id == *id);
+        found.map(|(key, one)| (key.clone(), Arc::clone(one))).ok_or_else(|| SandboxError::missing(id))
+    }
+
+    /// The container of this id, if it can run what is asked for.
+    fn named(&self, id: &SandboxId, confinement: &Confinement) -> Result<Arc<Container>, SandboxError> {
+        let (made_for, known) = self.known(id)?;
+        // What a call asks for is never less than what it gets.
+        if made_for != (Key { place: made_for.place.clone(), ..Key::of(confinement) }) {
+            return Err(of_another_shape(id));
+        }
+        if known.is_intact() { Ok(known) } else { Err(no_longer_intact(id)) }
+    }
+
+    /// The container of a session, made if there is none, or a new one with a name, perhaps within another.
+    async fn kept(
+        self: &Arc<Self>,
+        confinement: &Confinement,
+        outer: Option<&Container>,
+    ) -> Result<Arc<Container>, SandboxError> {
+        let key = Key::of(confinement);
         let id = match &confinement.place {
-            Place::Sandbox(id) if !create => {
-                let kept = lock(&self.kept);
-                let mut all = kept.iter().filter_map(|(key, cell)| Some((key, cell.get()?)));
-                let (made_for, known) =
-                    all.find(|(_, one)| one.made().id == *id).ok_or_else(|| SandboxError::missing(id))?;
-                // What a call asks for is never less than what it gets.
-                let asked = Key { place: made_for.place.clone(), ..key };
-                if *made_for != asked {
-                    return Err(of_another_shape(id));
-                }
-                return if known.is_intact() { Ok(Arc::clone(known)) } else { Err(no_longer_intact(id)) };
-            }
             Place::Sandbox(id) => id.clone(),
             Place::Own | Place::Session(_) => next_id(self.options.level),
         };
         let known = lock(&self.kept).get(&key).and_then(|cell| cell.get().cloned());
         if let Some(lost) = known.filter(|container| container.is_gone() || !container.is_intact()) {
-            self.forget(|other| other.made() == lost.made());
-            if lost.is_gone() {
-                // While nobody used it.
-                self.end(lost).await;
-            } else {
-                // What still runs in it goes on; it ends with the last of them.
-                self.tell(SandboxChange::Destroyed(lost.made().clone()));
-                let _ = tokio::task::spawn_blocking(move || drop(lost)).await;
-            }
+            self.give_up(lost).await;
         }
         let cell = Arc::clone(lock(&self.kept).entry(key.clone()).or_default());
         let build = async || {
-            let container = self.build(confinement, id).await?;
+            let container = self.build(confinement, id, outer).await?;
             self.tell(SandboxChange::Created(container.made().clone()));
             Ok(container)
         };
@@ -331,11 +359,37 @@ impl Shared {
         made
     }
 
-    async fn build(&self, confinement: &Confinement, id: SandboxId) -> Result<Arc<Container>, SandboxError> {
+    async fn build(
+        &self,
+        confinement: &Confinement,
+        id: SandboxId,
+        outer: Option<&Container>,
+    ) -> Result<Arc<Container>, SandboxError> {
         let base = self.base.get_or_try_init(|| self.lay_base()).await?;
-        let made = SandboxRef { id, level: self.options.level };
-        let (runtime, ground) = (base.runtime.clone(), Arc::clone(&base.ground));
-        Container::start(made, confinement, runtime, ground, &base.hierarchy).await
+        let level = self.options.level;
+        let within = match (&confinement.place, outer) {
+            (_, Some(outer)) => Within::Container(outer),
+            (Place::Session(key), None) => {
+                let nest = self.sessions.nest(key, level, &confinement.place_limits, &base.hierarchy);
+                let failed = |error| SandboxError::Creation { reason: format!("{level}: making a cgroup: {error}") };
+                Within::Session(nest.map_err(failed)?)
+            }
+            (Place::Own | Place::Sandbox(_), None) => Within::Executor,
+        };
+        Container::start(SandboxRef { id, level }, confinement, base, within).await
+    }
+
+    /// Takes a container out of the books that is lost, or whose walls no longer hold.
+    async fn give_up(&self, lost: Arc<Container>) {
+        for one in self.forget(|other| other.made() == lost.made()) {
+            if Arc::ptr_eq(&one, &lost) && !lost.is_gone() {
+                // What still runs in it goes on; it ends with the last of them.
+                self.tell(SandboxChange::Destroyed(lost.made().clone()));
+            } else {
+                self.end(one).await;
+            }
+        }
+        let _ = tokio::task::spawn_blocking(move || drop(lost)).await;
     }
 
     /// Makes what all containers need, and removes what dead executors left of theirs.
@@ -400,16 +454,16 @@ impl Shared {
         format!("see that the runtime runs containers by itself, or use another level than `{}`", self.options.level)
     }
 
-    /// Takes containers out of the books.
+    /// Takes containers out of the books, with those that were made within them, which come first.
     fn forget(&self, which: impl Fn(&Container) -> bool) -> Vec<Arc<Container>> {
+        let mut kept = lock(&self.kept);
         let mut forgotten = Vec::new();
-        lock(&self.kept).retain(|_, cell| match cell.get() {
-            Some(container) if which(container) => {
-                forgotten.push(Arc::clone(container));
-                false
-            }
-            _ => true,
-        });
+        let mut found = take(&mut kept, which);
+        while !found.is_empty() {
+            forgotten.extend(found.iter().cloned());
+            found = take(&mut kept, |one| found.iter().any(|outer| one.within.as_ref() == Some(&outer.made().id)));
+        }
+        forgotten.reverse();
         forgotten
     }
 
@@ -425,6 +479,13 @@ impl Shared {
         }
     }
 
+    /// Takes those out of the books that nobody uses, or that are gone. One with others in it is in use.
+    fn unused(&self, idle_max: Duration) -> Vec<Arc<Container>> {
+        let is_stale = |one: &Container| one.idle_since().is_some_and(|since| since + idle_max < Instant::now());
+        let outer: Vec<_> = lock(&self.kept).values().filter_map(|cell| cell.get()?.within.clone()).collect();
+        self.forget(|one| one.is_gone() || is_stale(one) && !outer.contains(&one.made().id))
+    }
+
     /// Lets somebody look from time to time for containers that nobody uses.
     fn employ_janitor(self: &Arc<Self>) {
         if self.has_janitor.set(()).is_err() {
@@ -436,14 +497,21 @@ impl Shared {
             loop {
                 tokio::time::sleep(every).await;
                 let Some(shared) = Weak::upgrade(&shared) else { return };
-                let is_stale =
-                    |one: &Container| one.idle_since().is_some_and(|since| since + idle_max < Instant::now());
-                for container in shared.forget(|one| is_stale(one) || one.is_gone()) {
+                for container in shared.unused(idle_max) {
                     shared.end(container).await;
                 }
             }
         });
     }
+}
+
+/// Takes containers out of the books, and nothing else.
+fn take(
+    kept: &mut HashMap<Key, Arc<OnceCell<Arc<Container>>>>,
+    which: impl Fn(&Container) -> bool,
+) -> Vec<Arc<Container>> {
+    let taken = kept.extract_if(|_, cell| cell.get().is_some_and(|container| which(container)));
+    taken.filter_map(|(_, cell)| cell.get().cloned()).collect()
 }
 
 /// Removes a folder as soon as it is empty: what is held in it goes with the container, which is removed in the background.

@@ -2,8 +2,21 @@
 //!
 //! What every backend promises is in the suite that they all run; `suite.rs` says what these levels cannot keep of it. Here is the rest.
 
+/// Each of these tests with each of the runtimes.
+macro_rules! with_each_runtime {
+    ($($name:ident)*) => {
+        mod runc {
+            $(#[tokio::test] async fn $name() { super::$name(super::Level::Runc).await })*
+        }
+        mod gvisor {
+            $(#[tokio::test] async fn $name() { super::$name(super::Level::Gvisor).await })*
+        }
+    };
+}
+
 mod entering;
 mod images;
+mod nesting;
 pub(crate) mod suite;
 
 use std::fs;
@@ -109,6 +122,11 @@ fn processes_of(state: &str) -> Vec<String> {
 }
 
 fn cgroups_of(process: u32) -> Vec<String> {
+    cgroups_named(&format!("wieldy-{process}-"))
+}
+
+/// All control groups whose names begin like this.
+fn cgroups_named(name: &str) -> Vec<String> {
     fn search(folder: &Path, name: &str, found: &mut Vec<String>) {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -121,7 +139,7 @@ fn cgroups_of(process: u32) -> Vec<String> {
         }
     }
     let mut found = Vec::new();
-    search(Path::new("/sys/fs/cgroup"), &format!("wieldy-{process}-"), &mut found);
+    search(Path::new("/sys/fs/cgroup"), name, &mut found);
     found
 }
 
@@ -132,18 +150,6 @@ pub(crate) fn say(text: &str) {
 
 fn session(name: &str) -> Place {
     Place::Session(SessionKey { tenant: None, agent: "agent".into(), session: name.into() })
-}
-
-/// Each of these tests with each of the runtimes.
-macro_rules! with_each_runtime {
-    ($($name:ident)*) => {
-        mod runc {
-            $(#[tokio::test] async fn $name() { super::$name(super::Level::Runc).await })*
-        }
-        mod gvisor {
-            $(#[tokio::test] async fn $name() { super::$name(super::Level::Gvisor).await })*
-        }
-    };
 }
 
 with_each_runtime! {
