@@ -35,6 +35,8 @@ pub(crate) fn executor(
     let mut builder = builder.sandbox(Native::new(native(config, environment, work)));
     if !config.state.as_os_str().is_empty() {
         check_system(config)?;
+        // Of whatever level, also of one that is not used now.
+        wieldy::sweep(&whole(&config.state));
         for level in [Level::Runc, Level::Crun, Level::Youki, Level::Gvisor] {
             builder = builder.sandbox(Oci::new(oci(config, environment, level)));
         }

@@ -35,5 +35,6 @@ pub use bare::Bare;
 pub use firecracker::{Firecracker, FirecrackerOptions, FirecrackerProblem};
 pub use link::finish;
 pub use native::{Native, NativeOptions};
+pub use oci::home::sweep;
 pub use oci::{Oci, OciOptions, OciProblem, OciVersion, Rootfs};
 pub use probe::{Holds, ProbeOptions, ProbeState, Probed, RefusedCall, Report, probe};

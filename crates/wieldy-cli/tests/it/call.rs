@@ -341,3 +341,18 @@ fn a_call_by_an_alias_is_on_record_as_one_of_its_tool() {
     assert_eq!(of("ReadFile"), json!([]));
     assert_eq!(world.code(&["audit", "verify"]), Some(0));
 }
+
+#[test]
+fn what_killed_executors_left_goes_at_the_next_start_at_whatever_level() {
+    let world = World::new();
+    let homes = ["oci/gvisor-4000000000-0", "oci/runc-4000000000-1", "firecracker/firecracker-4000000000-0"];
+    let homes = homes.map(|home| world.path("state").join(home));
+    for home in &homes {
+        std::fs::create_dir_all(home.join("containers")).unwrap();
+    }
+    let of_others = world.path("state/oci/images");
+    std::fs::create_dir(&of_others).unwrap();
+    world.run(&["call", "Bash", "command=true", "--isolation", "none", "--state", "state"]);
+    assert_eq!(homes.map(|home| home.exists()), [false; 3]);
+    assert!(of_others.exists());
+}

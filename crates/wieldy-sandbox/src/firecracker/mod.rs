@@ -45,6 +45,7 @@ use crate::cgroup::Hierarchy;
 use crate::custody::see_through;
 use crate::native::of_another_shape;
 use crate::oci::home::{self, Home};
+use crate::oci::runtime;
 use crate::{Native, NativeOptions};
 
 /// Where programs are looked for.
@@ -308,7 +309,7 @@ impl Shared {
             let make = || -> std::io::Result<Home> {
                 std::fs::create_dir_all(&options.state)?;
                 let state = options.state.canonicalize()?;
-                home::sweep(&state, level, None);
+                home::sweep_folder(&state, runtime::installed);
                 Home::make(&state, level)
             };
             let home = make().map_err(|error| format!("`{}`: {error}", options.state.display()))?;

@@ -12,9 +12,9 @@
 //! sandbox together and of gVisor's kernel, and so are the figures; processes are neither limited nor counted; what others print after the
 //! first process's end is lost where `runsc` itself runs the command.
 //!
-//! In reading order: the container (`container.rs`, `nest.rs`, `groups.rs`, `outlet.rs`) and the commands in it (`calls.rs`, `gvisor.rs`, `control.rs`); the
-//! runtime's program (`runtime.rs`); what is prepared for a container (`site.rs`, `bundle.rs`, `seccomp.rs`, `image.rs`, `layout.rs`), for whom
-//! (`owners.rs`) and where (`home.rs`).
+//! In reading order: the container (`container.rs`, `nest.rs`, `groups.rs`, `outlet.rs`) and the commands in it (`calls.rs`, `gvisor.rs`,
+//! `control.rs`); the runtime's program (`runtime.rs`); who looks for containers that nobody uses (`janitor.rs`); what is prepared for a
+//! container (`site.rs`, `bundle.rs`, `seccomp.rs`, `image.rs`, `layout.rs`), for whom (`owners.rs`) and where (`home.rs`).
 
 mod bundle;
 mod calls;
@@ -24,6 +24,7 @@ mod groups;
 mod gvisor;
 pub(crate) mod home;
 mod image;
+mod janitor;
 mod layout;
 mod nest;
 mod outlet;
@@ -36,8 +37,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::sync::OnceCell;
@@ -55,9 +56,6 @@ use self::site::Ground;
 use crate::cgroup::Hierarchy;
 use crate::custody::see_through;
 use crate::native::{no_longer_intact, of_another_shape};
-
-/// Where runtimes are looked for.
-const FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 /// How a level with an OCI runtime is set up.
 #[derive(Debug, Clone)]
@@ -401,7 +399,7 @@ impl Shared {
             let OciOptions { level, rootfs, state, home: user_home, .. } = options;
             std::fs::create_dir_all(&state)?;
             let state = state.canonicalize()?;
-            home::sweep(&state, level.as_str(), Some(&program));
+            home::sweep_folder(&state, |of| if of == level { Some(program.clone()) } else { runtime::installed(of) });
             let hierarchy = Hierarchy::find();
             hierarchy.sweep();
             let image = match rootfs {
@@ -420,15 +418,9 @@ impl Shared {
     /// The runtime's program, if it can be used at all.
     fn program(&self) -> Result<PathBuf, OciProblem> {
         let level = self.options.level;
-        let (name, package) = match level {
-            Level::Runc => ("runc", "apt-get install runc"),
-            Level::Crun => ("crun", "apt-get install crun"),
-            Level::Youki => ("youki", "see its releases at github.com/youki-dev/youki"),
-            Level::Gvisor => ("runsc", "apt-get install runsc"),
-            Level::None | Level::Native | Level::Firecracker => {
-                let problem = format!("the level `{level}` has no OCI runtime");
-                return Err(OciProblem { problem, hint: "choose `runc`, `crun`, `youki` or `gvisor`".into() });
-            }
+        let Some(name) = runtime::name(level) else {
+            let problem = format!("the level `{level}` has no OCI runtime");
+            return Err(OciProblem { problem, hint: "choose `runc`, `crun`, `youki` or `gvisor`".into() });
         };
         if !rustix::process::geteuid().is_root() {
             let problem = format!("the level `{level}` needs root");
@@ -436,12 +428,16 @@ impl Shared {
         }
         let candidates = match &self.options.program {
             Some(program) => vec![program.clone()],
-            None => FOLDERS.map(|folder| Path::new(folder).join(name)).into(),
+            None => runtime::candidates(level),
         };
         let found = candidates.iter().find(|path| path.is_file());
         found.cloned().ok_or_else(|| {
             let looked: Vec<_> = candidates.iter().map(|path| path.display().to_string()).collect();
             let problem = format!("there is no runtime `{name}`: none of {} is a program", looked.join(", "));
+            let package = match level {
+                Level::Youki => "see its releases at github.com/youki-dev/youki".to_owned(),
+                _ => format!("apt-get install {name}"),
+            };
             OciProblem { problem, hint: format!("install it ({package}), or say where it is") }
         })
     }
@@ -477,31 +473,6 @@ impl Shared {
         if let Some(listener) = self.listener.get() {
             listener(change);
         }
-    }
-
-    /// Takes those out of the books that nobody uses, or that are gone. One with others in it is in use.
-    fn unused(&self, idle_max: Duration) -> Vec<Arc<Container>> {
-        let is_stale = |one: &Container| one.idle_since().is_some_and(|since| since + idle_max < Instant::now());
-        let outer: Vec<_> = lock(&self.kept).values().filter_map(|cell| cell.get()?.within.clone()).collect();
-        self.forget(|one| one.is_gone() || is_stale(one) && !outer.contains(&one.made().id))
-    }
-
-    /// Lets somebody look from time to time for containers that nobody uses.
-    fn employ_janitor(self: &Arc<Self>) {
-        if self.has_janitor.set(()).is_err() {
-            return;
-        }
-        let (shared, idle_max) = (Arc::downgrade(self), self.options.idle_max);
-        let every = (idle_max / 4).clamp(Duration::from_millis(50), Duration::from_secs(30));
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(every).await;
-                let Some(shared) = Weak::upgrade(&shared) else { return };
-                for container in shared.unused(idle_max) {
-                    shared.end(container).await;
-                }
-            }
-        });
     }
 }
 
