@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -15,9 +15,11 @@ use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Overrun,
 use super::bundle::{Doing, process};
 use super::container::{Container, blocking, text, write_json};
 use super::groups;
+use super::nest::{Room, STARTING, group_limits};
 use super::owners::AGENT;
-use super::runtime::{Hand, complaint, ended, not_started};
-use crate::cgroup::{Group, Peak, Used, Whose};
+use super::runtime::{Hand, complaint, ended, not_started, too_little};
+use crate::berth::WATCH_EVERY;
+use crate::cgroup::{Group, GroupLimits, Meter, Peak, Used, Whose};
 use crate::custody::Went;
 use crate::native::complaints::Complaints;
 use crate::prepare::prepare;
@@ -26,6 +28,9 @@ use crate::wire::Limit;
 
 /// How often we look whether something has come about that nobody tells us.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// How long a runtime may take to become the command after it has said which process that is.
+const BECOME_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A command on its way.
 pub(super) struct Call<'a> {
@@ -86,6 +91,7 @@ impl Container {
             // The limit took the runtime with it.
             (_, _) if overrun.is_some() && self.made.level == Level::Gvisor => Ended::Signal(libc::SIGKILL),
             (Ok(Went { ended: Ended::Code(code), .. }), Some(told)) if code != 0 && !self.is_gone() => {
+                let told = overrun.map_or(told.clone(), |it| too_little(&told, it.limit, it.allowed));
                 return Err(not_started(self.made.level, &command.program, &told));
             }
             (Ok(_) | Err(_), told) if self.is_gone() => {
@@ -106,17 +112,22 @@ impl Container {
     /// Runs a command whose processes the machine's kernel sees, in a cgroup of its own.
     async fn run_in_group(&self, call: &Call<'_>) -> Result<(Result<Went, SandboxError>, Used), SandboxError> {
         let failed = |error: io::Error| self.failed(&error);
-        let nest = self.nest.of_command(call.number, self.made.level, &call.confinement.limits).map_err(failed)?;
-        let group = &nest.group;
+        let group = &self.nest.group.child(&format!("call-{}", call.number)).map_err(failed)?;
+        let limits = group_limits(self.made.level, &call.confinement.limits);
+        // What is less is for the command, and not for its runtime.
+        let processes = limits.processes.map(|count| count.max(STARTING));
+        group.set(&GroupLimits { processes, ..limits }).map_err(failed)?;
         let pid_file = self.file(&format!("{}.pid", call.number));
         let (pid_text, place) = (text(&pid_file), self.sub_group(call.number));
         let words = self.exec_words(call, &["--pid-file", &pid_text, "--cgroup", &place]).map_err(failed)?;
-        let meter = group.begin();
+        let starting = self.nest.let_start().map_err(failed)?;
+        let count = Mutex::new(Count::begin(group.clone(), limits));
         let hand = self.hand(call).await?.raw();
         let running =
             hand.run(&self.runtime.program, words, call.command, call.confinement.grace, call.output, call.stop);
         let following = async {
-            follow(&pid_file, group, call.stop, call.confinement.grace).await;
+            let first = self.first_process(&pid_file, starting, &count);
+            follow(first, group, call.stop, call.confinement.grace).await;
             std::future::pending().await
         };
         let went = tokio::select! {
@@ -130,7 +141,43 @@ impl Container {
             self.stop.cancel();
             self.gone.cancelled().await;
         }
-        Ok((went, group.used(&meter)))
+        let count = count.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok((went, count.used()))
+    }
+
+    /// Waits for the first process of a command to end, or until it has more than it may. Once the runtime has become that process, it needs no
+    /// room any more, and those are counted that there are from then on.
+    async fn first_process(&self, pid_file: &Path, starting: Room, count: &Mutex<Count>) {
+        let pid = loop {
+            let known = fs::read_to_string(pid_file).ok().and_then(|text| Pid::from_raw(text.trim().parse().ok()?));
+            match known {
+                Some(pid) => break pid,
+                None => tokio::time::sleep(LOOK_EVERY).await,
+            }
+        };
+        // One that is gone already has ended.
+        let handle = pidfd_open(pid, PidfdFlags::NONBLOCK).ok();
+        let handle = handle.and_then(|handle| sys::watched(handle, Interest::READABLE).ok());
+        let name = self.made.level.as_str();
+        let noted_at = Instant::now();
+        while is_on_its_way(pid, name) && noted_at.elapsed() < BECOME_PATIENCE {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        drop(starting);
+        count.lock().unwrap_or_else(PoisonError::into_inner).begin_command();
+        let Some(handle) = handle else { return };
+        let looking = async {
+            loop {
+                tokio::time::sleep(WATCH_EVERY).await;
+                if count.lock().unwrap_or_else(PoisonError::into_inner).is_overrun() {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            _ = handle.readable() => {}
+            () = looking => {}
+        }
     }
 
     /// A berth that watches how much comes into the workspace.
@@ -175,7 +222,7 @@ impl Container {
         let processes_peak = match self.made.level {
             // The machine's kernel sees threads of gVisor's, not the command's processes: not measured.
             Level::Gvisor => 0,
-            _ => used.processes_peak.map_or(0, |peak| peak.least),
+            _ => used.processes_peak.map_or(0, |peak| peak.least.max(1)),
         };
         Usage {
             cpu_ms: used.cpu_us.map_or(0.0, |us| us as f64 / 1e3),
@@ -222,21 +269,7 @@ fn overrun_of_disk(went: &Went, limits: &ResourceLimits) -> Option<Overrun> {
 
 /// Waits for the first process of a command to end, and then ends the others: the runtime itself would wait until the last of them has
 /// closed its output. Where the command was told to end, all others are told as well and have as long.
-async fn follow(pid_file: &Path, group: &Group, stop: &CancellationToken, grace: Duration) {
-    let first = async {
-        let pid = loop {
-            let known = fs::read_to_string(pid_file).ok().and_then(|text| Pid::from_raw(text.trim().parse().ok()?));
-            match known {
-                Some(pid) => break pid,
-                None => tokio::time::sleep(LOOK_EVERY).await,
-            }
-        };
-        // One that is gone already has ended.
-        let Ok(handle) = pidfd_open(pid, PidfdFlags::NONBLOCK) else { return };
-        if let Ok(handle) = sys::watched(handle, Interest::READABLE) {
-            let _ = handle.readable().await;
-        }
-    };
+async fn follow(first: impl Future<Output = ()>, group: &Group, stop: &CancellationToken, grace: Duration) {
     tokio::pin!(first);
     let stopped_at = tokio::select! {
         () = &mut first => None,
@@ -297,6 +330,60 @@ fn is_below_runtime(pid: Pid) -> bool {
             return true;
         }
         pid = parent.to_owned();
+    }
+}
+
+/// Whether a process is still the runtime, on its way to become the command.
+fn is_on_its_way(pid: Pid, runtime: &str) -> bool {
+    let name = fs::read_to_string(Path::new("/proc").join(pid.as_raw_pid().to_string()).join("comm"));
+    // `runc:[2:INIT]`
+    name.is_ok_and(|name| name.strip_prefix(runtime).is_some_and(|rest| rest.starts_with(":[")))
+}
+
+/// What a command uses, and how many processes it has had at once, as far as that can be told from those of its runtime.
+struct Count {
+    group: Group,
+    limits: GroupLimits,
+    meter: Meter,
+    /// Whether the runtime has become the command.
+    has_become: bool,
+    seen: u64,
+    is_overrun: bool,
+}
+
+impl Count {
+    fn begin(group: Group, limits: GroupLimits) -> Self {
+        let meter = group.begin();
+        Self { group, limits, meter, has_become: false, seen: 1, is_overrun: false }
+    }
+
+    /// Takes note that there are only the command's from now on, for which its own limits hold.
+    fn begin_command(&mut self) {
+        // Where this fails, we see to it.
+        let _ = self.group.set(&self.limits);
+        self.group.count_anew(&mut self.meter);
+        self.has_become = true;
+    }
+
+    /// Looks whether there are more than are allowed: before the limit was the command's own, it may have made some.
+    fn is_overrun(&mut self) -> bool {
+        let now = self.group.processes_now().unwrap_or(0);
+        self.seen = self.seen.max(now);
+        self.is_overrun = self.limits.processes.is_some_and(|allowed| now > allowed);
+        self.is_overrun
+    }
+
+    fn used(&self) -> Used {
+        let mut used = self.group.used(&self.meter);
+        if let Some(peak) = &mut used.processes_peak {
+            // Until then, the most that there were at once were the runtime's.
+            peak.least = if self.has_become { peak.with_seen(self.seen) } else { 1 };
+        }
+        if self.is_overrun {
+            (used.process_refusals, used.process_refusals_by) = (Some(1), Some(Whose::Own));
+            used.processes_peak = Some(Peak { least: self.seen, most: Some(self.seen) });
+        }
+        used
     }
 }
 

@@ -30,7 +30,7 @@ use super::control::Control;
 use super::nest::{Nest, OnTop, Room, path_from_executor};
 use super::outlet::Outlet;
 use super::owners::SLEEPER;
-use super::runtime::{Hand, Runtime, complaint};
+use super::runtime::{Hand, Runtime, complaint, too_little};
 use super::site::{Ground, Site};
 use crate::cgroup::{Controller, Group, Hierarchy, Kind};
 use crate::native::blank::are_the_same;
@@ -179,9 +179,11 @@ impl Container {
 
     async fn rise(mut self, hierarchy: &Hierarchy) -> Result<Self, (Self, SandboxError)> {
         let risen = async {
+            let starting = self.nest.let_start().map_err(|error| self.failed(&error))?;
             self.write_config(hierarchy)?;
             self.employ_keeper().await?;
             self.stand().await?;
+            drop(starting);
             if self.made.level == Level::Gvisor {
                 self.control = Control::of(&self.made.id.0, &self.runtime.root).await;
             }
@@ -279,7 +281,10 @@ impl Container {
                 }
                 tokio::time::sleep(LOOK_EVERY).await;
             }
-            Err(complaint(&self.file("log")).unwrap_or_else(|| "its first process ended at once".into()))
+            let told = complaint(&self.file("log")).unwrap_or_else(|| "its first process ended at once".into());
+            // The runtime removes the group that could tell more.
+            let allowed = self.limits.memory_bytes.filter(|_| told.contains("OOM-killed"));
+            Err(allowed.map_or(told.clone(), |allowed| too_little(&told, "memory_bytes", allowed)))
         };
         let stood = tokio::time::timeout(START_PATIENCE, standing).await;
         let stood = stood.unwrap_or_else(|_| Err(format!("it did not stand within {} s", START_PATIENCE.as_secs())));

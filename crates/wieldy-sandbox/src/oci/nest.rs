@@ -1,5 +1,5 @@
-//! The control groups of containers, one in the other: a session's, in which all of its containers are; a container's, in which those are
-//! that were made within it; and a command's. What one of them is limited to holds for everything in it together.
+//! The control groups of containers, one in the other: a session's, in which all of its containers are; and a container's, in which those are
+//! that were made within it, and those of its commands. What one of them is limited to holds for everything in it together.
 
 use std::collections::HashMap;
 use std::fs;
@@ -31,6 +31,9 @@ pub(super) struct OnTop {
     pub(super) processes: u64,
 }
 
+/// How many processes and threads a runtime has until it has become what it starts.
+pub(super) const STARTING: u64 = 8;
+
 impl Nest {
     /// Makes a group for one container or for several, in another one's if there is one.
     pub(super) fn of_containers(
@@ -48,31 +51,7 @@ impl Nest {
             Level::Gvisor => Vec::new(),
             _ => groups::beside(&group, hierarchy),
         };
-        Self::limited(group, level, limits, foreign, above)
-    }
-
-    /// Makes a group for a command in a container's.
-    pub(super) fn of_command(
-        self: &Arc<Self>,
-        number: u64,
-        level: Level,
-        limits: &ResourceLimits,
-    ) -> io::Result<Arc<Self>> {
-        let group = self.group.child(&format!("call-{number}"))?;
-        Self::limited(group, level, limits, Vec::new(), Some(Arc::clone(self)))
-    }
-
-    fn limited(
-        group: Group,
-        level: Level,
-        limits: &ResourceLimits,
-        foreign: Vec<PathBuf>,
-        above: Option<Arc<Self>>,
-    ) -> io::Result<Arc<Self>> {
-        let ResourceLimits { cpu_millicores, memory_bytes, processes, .. } = *limits;
-        // The processes in gVisor are none of the machine's, but the threads of its kernel are.
-        let processes = processes.filter(|_| level != Level::Gvisor);
-        let limits = GroupLimits { cpu_millicores, memory_bytes, processes };
+        let limits = group_limits(level, limits);
         group.set(&limits)?;
         Ok(Arc::new(Self { group, limits, on_top: Mutex::default(), foreign, above }))
     }
@@ -80,6 +59,11 @@ impl Nest {
     /// What the runtime makes for it beside our groups.
     pub(super) fn foreign(&self) -> &[PathBuf] {
         &self.foreign
+    }
+
+    /// Leaves room for a runtime that starts something, in this group and in those above it.
+    pub(super) fn let_start(self: &Arc<Self>) -> io::Result<Room> {
+        self.make_room(OnTop { memory_bytes: 0, processes: STARTING })
     }
 
     /// Leaves room for something that is no command's, in this group and in those above it.
@@ -160,6 +144,13 @@ impl Sessions {
         sessions.insert(session.clone(), Arc::downgrade(&nest));
         Ok(nest)
     }
+}
+
+/// What the kernel limits of what there are limits for.
+pub(super) fn group_limits(level: Level, limits: &ResourceLimits) -> GroupLimits {
+    let ResourceLimits { cpu_millicores, memory_bytes, processes, .. } = *limits;
+    // The processes in gVisor are none of the machine's, but the threads of its kernel are.
+    GroupLimits { cpu_millicores, memory_bytes, processes: processes.filter(|_| level != Level::Gvisor) }
 }
 
 /// The path of a group from where the executor's own one is, with the name of that.

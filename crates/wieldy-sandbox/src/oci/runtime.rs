@@ -165,6 +165,11 @@ pub(super) fn complaint(log: &Path) -> Option<String> {
     errors.filter_map(|entry| Some(entry.get("msg")?.as_str()?.trim().to_owned())).last()
 }
 
+/// A complaint of a runtime that had too little for itself, with the reason.
+pub(super) fn too_little(told: &str, limit: &str, allowed: u64) -> String {
+    format!("{told}; the limit `{limit}`, which is {allowed} here, leaves too little for the runtime itself")
+}
+
 /// Why a command could not be started, from what the runtime complained.
 pub(super) fn not_started(level: Level, program: &str, told: &str) -> SandboxError {
     let kinds = [

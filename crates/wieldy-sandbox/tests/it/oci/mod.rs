@@ -15,6 +15,7 @@ macro_rules! with_each_runtime {
 }
 
 mod entering;
+mod figures;
 mod images;
 mod nesting;
 pub(crate) mod suite;
