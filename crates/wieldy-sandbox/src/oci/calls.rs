@@ -24,6 +24,7 @@ use crate::custody::Went;
 use crate::native::complaints::Complaints;
 use crate::prepare::prepare;
 use crate::sys;
+use crate::watch::BLOCK_BYTES;
 use crate::wire::Limit;
 
 /// How often we look whether something has come about that nobody tells us.
@@ -82,6 +83,9 @@ impl Container {
             _ => self.run_in_group(&call).await?,
         };
         let wall_ms = began.elapsed().as_secs_f64() * 1e3;
+        // The runtime waits for the command, so what the berth saw of it is both of theirs.
+        let blocks_written = went.as_ref().map_or(0, |went| went.report.blocks_written);
+        let usage = Usage { wall_ms, ..self.usage(&used, blocks_written * BLOCK_BYTES) };
         let of_disk = went.as_ref().ok().and_then(|went| overrun_of_disk(went, &confinement.limits));
         let of_group = || (!stop.is_cancelled()).then(|| self.overrun(&used, confinement)).flatten();
         let overrun = of_disk.or_else(of_group);
@@ -106,7 +110,7 @@ impl Container {
         if overrun.is_none() && !stop.is_cancelled() {
             breaches.extend(complaints.breaches(ended, command, confinement, &self.site.steps));
         }
-        Ok(Exit { ended, usage: self.usage(&used, wall_ms), sandbox: self.made.clone(), overrun, breaches })
+        Ok(Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches })
     }
 
     /// Runs a command whose processes the machine's kernel sees, in a cgroup of its own.
@@ -218,7 +222,7 @@ impl Container {
         }
     }
 
-    fn usage(&self, used: &Used, wall_ms: f64) -> Usage {
+    fn usage(&self, used: &Used, seen_written_bytes: u64) -> Usage {
         let processes_peak = match self.made.level {
             // The machine's kernel sees threads of gVisor's, not the command's processes: not measured.
             Level::Gvisor => 0,
@@ -228,9 +232,10 @@ impl Container {
             cpu_ms: used.cpu_us.map_or(0.0, |us| us as f64 / 1e3),
             memory_peak_bytes: used.memory_peak_bytes.map_or(0, |peak| peak.least),
             read_bytes: used.bytes_read.unwrap_or(0),
-            written_bytes: used.bytes_written.unwrap_or(0),
+            // On cgroup v1 the kernel counts only what goes past the page cache.
+            written_bytes: used.bytes_written.unwrap_or(0).max(seen_written_bytes),
             processes_peak,
-            wall_ms,
+            wall_ms: 0.0,
         }
     }
 
@@ -307,7 +312,7 @@ fn tell_orphans(group: &Group, told: &mut Vec<Pid>) {
     }
 }
 
-fn processes(group: &Group) -> Vec<Pid> {
+pub(super) fn processes(group: &Group) -> Vec<Pid> {
     let listed =
         group.folders().first().map(|folder| fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default());
     listed.iter().flat_map(|text| text.lines()).filter_map(|line| Pid::from_raw(line.parse().ok()?)).collect()

@@ -51,3 +51,23 @@ async fn a_limit_that_leaves_no_room_to_the_runtime_is_named() {
     drop(world);
     driver.close().await;
 }
+
+with_each_runtime! {
+    what_a_command_writes_is_measured
+}
+
+async fn what_a_command_writes_is_measured(level: Level) {
+    let Some(driver) = Driver::new(level) else { return };
+    // A folder in memory has no disk.
+    let folder = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    let mut written = Vec::new();
+    for script in ["true", "head -c 9000000 /dev/zero >file", "true"] {
+        let mut world = driver.bash(script);
+        world.workspace = tempfile::tempdir_in(&folder).unwrap();
+        world.confinement.workspace = world.workspace.path().to_owned();
+        written.push(world.run().await.unwrap().usage.written_bytes);
+    }
+    let [nothing, much, _] = written[..] else { panic!("{written:?}") };
+    assert!(nothing < 64 << 10 && (9_000_000..9_100_000).contains(&much), "{written:?}");
+    driver.close().await;
+}
