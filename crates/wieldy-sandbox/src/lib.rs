@@ -14,6 +14,7 @@ mod native;
 mod oci;
 mod probe;
 
+mod books;
 mod custody;
 mod link;
 mod prepare;

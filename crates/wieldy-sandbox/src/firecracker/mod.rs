@@ -22,7 +22,6 @@ mod frames;
 mod machine;
 mod sync;
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,6 +40,7 @@ use wieldy_core::{
 pub(crate) use self::agent::{NAME as AGENT_NAME, live as live_as_agent};
 use self::machine::Machine;
 pub(crate) use self::machine::enforcement;
+use crate::books::{Books, kept_or_built};
 use crate::cgroup::Hierarchy;
 use crate::custody::see_through;
 use crate::native::of_another_shape;
@@ -105,7 +105,7 @@ pub struct Firecracker {
 
 struct Shared {
     options: FirecrackerOptions,
-    kept: Mutex<HashMap<Key, Arc<OnceCell<Arc<Machine>>>>>,
+    kept: Books<Key, Machine>,
     // After the guests, which are in it.
     base: OnceCell<Base>,
     listener: OnceLock<Arc<dyn Fn(SandboxChange) + Send + Sync>>,
@@ -278,13 +278,9 @@ impl Shared {
             Place::Sandbox(id) => id.clone(),
             Place::Own | Place::Session(_) => next_id(),
         };
-        let cell = Arc::clone(lock(&self.kept).entry(key.clone()).or_default());
-        let made = cell.get_or_try_init(|| self.build(confinement, id)).await.cloned();
-        match &made {
-            Ok(_) => self.employ_janitor(),
-            Err(_) => drop(lock(&self.kept).remove(&key)),
-        }
-        made
+        let made = kept_or_built(&self.kept, key, self.build(confinement, id)).await?;
+        self.employ_janitor();
+        Ok(made)
     }
 
     async fn build(&self, confinement: &Confinement, id: SandboxId) -> Result<Arc<Machine>, SandboxError> {

@@ -53,6 +53,7 @@ use self::home::Home;
 use self::nest::Sessions;
 use self::runtime::Runtime;
 use self::site::Ground;
+use crate::books::{Books, kept_or_built};
 use crate::cgroup::Hierarchy;
 use crate::custody::see_through;
 use crate::native::{no_longer_intact, of_another_shape};
@@ -120,7 +121,7 @@ pub struct Oci {
 
 struct Shared {
     options: OciOptions,
-    kept: Mutex<HashMap<Key, Arc<OnceCell<Arc<Container>>>>>,
+    kept: Books<Key, Container>,
     sessions: Sessions,
     // After the containers, which are in it.
     base: OnceCell<Base>,
@@ -343,18 +344,14 @@ impl Shared {
         if let Some(lost) = known.filter(|container| container.is_gone() || !container.is_intact()) {
             self.give_up(lost).await;
         }
-        let cell = Arc::clone(lock(&self.kept).entry(key.clone()).or_default());
-        let build = async || {
+        let made = kept_or_built(&self.kept, key, async {
             let container = self.build(confinement, id, outer).await?;
             self.tell(SandboxChange::Created(container.made().clone()));
             Ok(container)
-        };
-        let made = cell.get_or_try_init(build).await.cloned();
-        match &made {
-            Ok(_) => self.employ_janitor(),
-            Err(_) => drop(lock(&self.kept).remove(&key)),
-        }
-        made
+        });
+        let made = made.await?;
+        self.employ_janitor();
+        Ok(made)
     }
 
     async fn build(

@@ -556,6 +556,37 @@ async fn a_runtime_that_does_not_work_says_why_and_nothing_else_runs_instead() {
     driver.close().await;
 }
 
+/// Two calls come at once; the container that the first one makes fails, and the second one makes another.
+#[tokio::test]
+async fn a_container_that_is_made_after_another_failed_is_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let (runtime, tried) = (folder.path().join("runtime"), folder.path().join("tried"));
+    let fail_once = format!(
+        "#!/bin/sh\ncase \"$*\" in *' run '*) mkdir {} 2>/dev/null && sleep 0.5 && exit 1;; esac\nexec runc \"$@\"\n",
+        tried.display()
+    );
+    fs::write(&runtime, fail_once).unwrap();
+    fs::set_permissions(&runtime, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let Some(driver) = Driver::with(Level::Runc, |options| OciOptions { program: Some(runtime), ..options }) else {
+        return;
+    };
+    let mut first = driver.bash("echo first");
+    first.confinement.place = session("s");
+    let second = driver.bash_beside(&first, "echo ready; sleep 1000");
+    let (first, failing) = first.start();
+    eventually(PATIENCE, "the first one is being made", || tried.exists()).await;
+    let (second, running) = second.start();
+    let error = failing.await.unwrap().unwrap_err().to_string();
+    assert!(error.contains("its first process ended at once"), "{error}");
+    second.printed.contains("ready").await;
+    let listed: Vec<_> = driver.oci.list().into_iter().map(|one| one.sandbox.id).collect();
+    assert_eq!(listed.len(), 1);
+    assert!(driver.oci.destroy(&listed[0]).await);
+    assert!(running.await.unwrap().is_err_and(|error| error.is_crash()));
+    drop((first, second));
+    driver.close().await;
+}
+
 #[tokio::test]
 async fn crun_works_or_says_in_its_own_words_why_not() {
     let Some(driver) = Driver::new(Level::Crun) else { return };
