@@ -298,9 +298,13 @@ impl Shared {
     async fn lay_base(&self) -> Result<Base, SandboxError> {
         let creation = |reason: String| SandboxError::Creation { reason: format!("firecracker: {reason}") };
         let options = self.options.clone();
-        let work = move || -> Result<Base, String> {
-            let told = |FirecrackerProblem { problem, hint }| format!("{problem}; {hint}");
-            let (program, _) = options.probe().map_err(told)?;
+        let work = move || -> Result<Base, SandboxError> {
+            let unavailable = |FirecrackerProblem { problem, hint }| SandboxError::Unavailable {
+                level: Level::Firecracker,
+                problem,
+                hint,
+            };
+            let (program, _) = options.probe().map_err(unavailable)?;
             let level = Level::Firecracker.as_str();
             let make = || -> std::io::Result<Home> {
                 std::fs::create_dir_all(&options.state)?;
@@ -308,13 +312,12 @@ impl Shared {
                 home::sweep_folder(&state, runtime::installed);
                 Home::make(&state, level)
             };
-            let home = make().map_err(|error| format!("`{}`: {error}", options.state.display()))?;
+            let home = make().map_err(|error| creation(format!("`{}`: {error}", options.state.display())))?;
             let hierarchy = Hierarchy::find();
             hierarchy.sweep();
             Ok(Base { program, home, hierarchy })
         };
-        let laid = tokio::task::spawn_blocking(work).await.map_err(|error| creation(error.to_string()))?;
-        laid.map_err(creation)
+        tokio::task::spawn_blocking(work).await.map_err(|error| creation(error.to_string()))?
     }
 
     /// Takes guests out of the books.

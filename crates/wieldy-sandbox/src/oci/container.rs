@@ -24,7 +24,6 @@ use wieldy_core::{
     SandboxId, SandboxRef, SandboxStatus, SessionKey, Stdin, Stream,
 };
 
-use super::Base;
 use super::bundle::{Doing, Frame};
 use super::control::Control;
 use super::nest::{Nest, OnTop, Room, path_from_executor};
@@ -32,6 +31,7 @@ use super::outlet::Outlet;
 use super::owners::SLEEPER;
 use super::runtime::{Hand, Runtime, complaint, too_little};
 use super::site::{Ground, Site};
+use super::{Base, OciProblem, unusable};
 use crate::cgroup::{Controller, Group, Hierarchy, Kind};
 use crate::native::blank::are_the_same;
 use crate::native::plan::Step;
@@ -281,14 +281,19 @@ impl Container {
                 }
                 tokio::time::sleep(LOOK_EVERY).await;
             }
-            let told = complaint(&self.file("log")).unwrap_or_else(|| "its first process ended at once".into());
-            // The runtime removes the group that could tell more.
-            let allowed = self.limits.memory_bytes.filter(|_| told.contains("OOM-killed"));
-            Err(allowed.map_or(told.clone(), |allowed| too_little(&told, "memory_bytes", allowed)))
+            Err(complaint(&self.file("log")).unwrap_or_else(|| "its first process ended at once".into()))
         };
         let stood = tokio::time::timeout(START_PATIENCE, standing).await;
         let stood = stood.unwrap_or_else(|_| Err(format!("it did not stand within {} s", START_PATIENCE.as_secs())));
-        stood.map_err(|reason| SandboxError::Creation { reason: format!("{}: {reason}", self.made.level) })
+        let level = self.made.level;
+        stood.map_err(|told| match self.limits.memory_bytes {
+            // The runtime has removed the group that could tell more.
+            Some(allowed) if told.contains("OOM-killed") => {
+                let told = too_little(&told, "memory_bytes", allowed);
+                SandboxError::Creation { reason: format!("{level}: {told}") }
+            }
+            _ => unusable(level, told).at(level),
+        })
     }
 
     /// runc writes the file when the sleeper runs, runsc before it does.
@@ -313,9 +318,9 @@ impl Container {
         };
         let folders = self.nest.group.folders();
         if folders.is_empty() || !folders.iter().all(is_there) {
-            let reason = "the runtime did not put the container where we can limit and end it; \
-                          let wieldy make control groups, see `wieldy doctor`";
-            return Err(SandboxError::Creation { reason: format!("{}: {reason}", self.made.level) });
+            let problem = "the runtime did not put the container where we can limit and end it".into();
+            let hint = "let wieldy make control groups, see `wieldy doctor`".into();
+            return Err(OciProblem { problem, hint }.at(self.made.level));
         }
         if hierarchy.kind() == Kind::V2 {
             // There, only groups without processes may have limited children.

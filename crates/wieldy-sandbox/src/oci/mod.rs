@@ -107,6 +107,14 @@ pub struct OciProblem {
     pub hint: String,
 }
 
+impl OciProblem {
+    /// The error of a call that needs this level.
+    fn at(self, level: Level) -> SandboxError {
+        let Self { problem, hint } = self;
+        SandboxError::Unavailable { level, problem, hint }
+    }
+}
+
 impl fmt::Display for OciProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}; {}", self.problem, self.hint)
@@ -179,13 +187,10 @@ impl Oci {
             let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             return Err(OciProblem { problem: format!("`{}`: {said}", program.display()), hint: hint() });
         };
-        self.try_once().await.map_err(|error| {
-            let problem = match error {
-                SandboxError::Creation { reason } => reason,
-                error => error.to_string(),
-            };
-            let hint = self.shared.hint(&problem);
-            OciProblem { problem, hint }
+        self.try_once().await.map_err(|error| match error {
+            SandboxError::Unavailable { problem, hint, .. } => OciProblem { problem, hint },
+            SandboxError::Creation { reason } => unusable(self.level(), reason),
+            error => unusable(self.level(), error.to_string()),
         })?;
         Ok(OciVersion(version.to_owned()))
     }
@@ -390,7 +395,7 @@ impl Shared {
     /// Makes what all containers need, and removes what dead executors left of theirs.
     async fn lay_base(&self) -> Result<Base, SandboxError> {
         let creation = |reason: String| SandboxError::Creation { reason };
-        let program = self.program().map_err(|problem| creation(problem.to_string()))?;
+        let program = self.program().map_err(|problem| problem.at(self.options.level))?;
         let options = self.options.clone();
         let work = move || -> std::io::Result<Base> {
             let OciOptions { level, rootfs, state, home: user_home, .. } = options;
@@ -435,16 +440,8 @@ impl Shared {
                 Level::Youki => "see its releases at github.com/youki-dev/youki".to_owned(),
                 _ => format!("apt-get install {name}"),
             };
-            OciProblem { problem, hint: format!("install it ({package}), or say where it is") }
+            OciProblem { problem, hint: format!("install it ({package})") }
         })
-    }
-
-    fn hint(&self, problem: &str) -> String {
-        if problem.contains("hybrid") {
-            return "boot with `systemd.unified_cgroup_hierarchy=1` to have cgroup v2 alone, or use the level `runc`"
-                .into();
-        }
-        format!("see that the runtime runs containers by itself, or use another level than `{}`", self.options.level)
     }
 
     /// Takes containers out of the books, with those that were made within them, which come first.
@@ -493,6 +490,18 @@ pub(crate) async fn remove_emptied(folder: &Path) {
             _ => break,
         }
     }
+}
+
+/// What to do about a runtime that complains like this.
+fn unusable(level: Level, problem: String) -> OciProblem {
+    let hint = if problem.contains("hybrid") {
+        "boot with `systemd.unified_cgroup_hierarchy=1` to have cgroup v2 alone, or use the level `runc`".into()
+    } else if problem.contains("\"sh\"") {
+        "give programs a system with `sh` and `sleep` in it".into()
+    } else {
+        format!("see that the runtime runs containers by itself, or use another level than `{level}`")
+    };
+    OciProblem { problem, hint }
 }
 
 /// A name of its own for each container, also among several executors on one machine.

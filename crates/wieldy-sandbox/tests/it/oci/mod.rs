@@ -28,8 +28,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wieldy_core::{
-    Confinement, Ended, Enforcement, Enforcer, Level, Network, Overrun, Place, ResourceLimits, Sandbox, SandboxError,
-    SessionKey, Terminal,
+    CallError, Code, Confinement, Ended, Enforcement, Enforcer, Level, Network, Overrun, Place, ResourceLimits,
+    Sandbox, SandboxError, SessionKey, Terminal,
 };
 use wieldy_sandbox::{Oci, OciOptions, OciProblem};
 
@@ -546,11 +546,13 @@ async fn a_runtime_that_does_not_work_says_why_and_nothing_else_runs_instead() {
         return;
     };
     let problem = "there is no runtime `runc`: none of /no/runc is a program".to_owned();
-    let hint = "install it (apt-get install runc), or say where it is".to_owned();
-    let wanted = format!("cannot make a sandbox: {problem}; {hint}");
-    assert_eq!(driver.oci.probe().await, Err(OciProblem { problem, hint }));
+    let hint = "install it (apt-get install runc)".to_owned();
+    let wanted = format!("the isolation level `runc` does not work here: {problem}");
+    assert_eq!(driver.oci.probe().await, Err(OciProblem { problem, hint: hint.clone() }));
     let world = driver.bash("touch ran");
-    assert_eq!(world.run().await.unwrap_err().to_string(), wanted);
+    let error = CallError::from(world.run().await.unwrap_err());
+    assert_eq!((error.code, error.message, error.suggestion), (Code::SandboxCreationFailed, wanted, Some(hint)));
+    assert_eq!(error.details["level"], "runc");
     assert!(!world.workspace.path().join("ran").exists());
     drop(world);
     driver.close().await;
@@ -595,6 +597,10 @@ async fn crun_works_or_says_in_its_own_words_why_not() {
         Err(OciProblem { problem, hint }) => {
             assert!(problem.contains("cgroups in hybrid mode not supported"), "{problem}");
             assert!(hint.contains("cgroup v2 alone"), "{hint}");
+            // A call is told the same.
+            let error = CallError::from(driver.bash("true").run().await.unwrap_err());
+            assert!(error.message.ends_with(&problem), "{}", error.message);
+            assert_eq!((error.suggestion, error.details["level"].as_str()), (Some(hint), Some("crun")));
         }
     }
     driver.close().await;
