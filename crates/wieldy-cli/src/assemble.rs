@@ -7,9 +7,9 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow};
 use wieldy::secrets::PROTECTED_AT_HOME;
 use wieldy::{
-    CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FileRules, FolderArtifacts, Level, Manifest,
-    ManifestError, ManifestTool, Native, NativeOptions, Oci, OciOptions, ProbeOptions, Problem, Rootfs, SharedTool,
-    Store, Unbound, history_tools,
+    Absent, CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FileRules, FolderArtifacts, Level,
+    Manifest, ManifestError, ManifestTool, Native, NativeOptions, Oci, OciOptions, ProbeOptions, Problem, Rootfs,
+    SharedTool, Store, Unbound, history_tools,
 };
 
 use crate::config::{Config, Environment, Origin};
@@ -34,15 +34,23 @@ pub(crate) fn executor(
 ) -> Result<Executor, Failure> {
     let builder = builder(config, environment)?.tools(manifest_tools(config, environment)?);
     let mut builder = builder.sandbox(Native::new(native(config, environment, work)));
-    if !config.state.as_os_str().is_empty() {
+    if config.state.as_os_str().is_empty() {
+        for level in [Level::Runc, Level::Crun, Level::Youki, Level::Gvisor, Level::Firecracker] {
+            let hint = "`--state DIR` or the key `state` names one";
+            builder = builder.sandbox(Absent::new(level, "there is no folder for wieldy's own files", hint));
+        }
+    } else {
         check_system(config)?;
+        // Of whatever level, also of one that is not used now.
+        wieldy::sweep(&whole(&config.state));
         for level in [Level::Runc, Level::Crun, Level::Youki, Level::Gvisor] {
             builder = builder.sandbox(Oci::new(oci(config, environment, level)));
         }
         #[cfg(feature = "firecracker")]
-        {
-            builder = builder.sandbox(wieldy::Firecracker::new(firecracker(config, environment)));
-        }
+        let guests = wieldy::Firecracker::new(firecracker(config, environment));
+        #[cfg(not(feature = "firecracker"))]
+        let guests = Absent::firecracker();
+        builder = builder.sandbox(guests);
     }
     builder.confirmer = confirmer;
     if let Some(history) = history {

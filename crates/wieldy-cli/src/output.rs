@@ -139,7 +139,8 @@ pub(crate) fn hint_for(error: &CallError, tool: &str) -> Option<String> {
     let own = || error.suggestion.clone();
     match error.code {
         Code::SandboxCreationFailed if error.details.contains_key("level") => {
-            Some("`wieldy doctor` tells which levels work here, and why the others do not".into())
+            let doctor = "`wieldy doctor` tells which levels work here";
+            Some(own().map_or(doctor.into(), |own| format!("{own}; {doctor}")))
         }
         Code::ConfirmationRequired => Some("`--yes` agrees to it".into()),
         Code::ToolNotFound if error.details.get("near").is_some_and(|near| near == &serde_json::json!([])) => {

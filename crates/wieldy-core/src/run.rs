@@ -275,7 +275,7 @@ impl Run {
         });
         let exit = watched.execute(&**sandbox, command, &self.placed(), self.stop().clone()).await;
         exit.map_err(|error| {
-            let unstarted = matches!(error, SandboxError::Creation { .. } | SandboxError::Start { .. });
+            let unstarted = error.is_before_start();
             let error = RunError::from(CallError::from(error));
             if unstarted { error.before_effect() } else { error }
         })
@@ -445,8 +445,9 @@ pub(crate) fn place(caller: &Caller) -> Place {
 
 /// A weaker level is never used instead: whoever wants one must ask for it.
 pub(crate) fn unavailable(level: Level) -> CallError {
-    CallError::new(Code::SandboxCreationFailed, format!("the isolation level `{level}` is not available here"))
-        .suggest("ask for a level that is available; `none` runs the program without any isolation")
+    let told = format!("the isolation level `{level}` is not available here: this executor has none");
+    CallError::new(Code::SandboxCreationFailed, told)
+        .suggest("have the operator add it; tools that start no program still work")
         .detail("level", level.as_str())
 }
 

@@ -305,6 +305,16 @@ pub enum SandboxError {
         /// What is missing.
         reason: String,
     },
+    /// The level does not work on this machine.
+    #[error("the isolation level `{level}` does not work here: {problem}")]
+    Unavailable {
+        /// Which level.
+        level: Level,
+        /// Why it does not.
+        problem: String,
+        /// What helps.
+        hint: String,
+    },
     /// The program could not be started.
     #[error("cannot start `{program}`")]
     Start {
@@ -326,6 +336,11 @@ impl SandboxError {
     /// The error of who names a sandbox that is not there.
     pub fn missing(id: &SandboxId) -> Self {
         Self::Creation { reason: format!("there is no sandbox `{}`; it was destroyed, or never made", id.0) }
+    }
+
+    /// Whether nothing was started.
+    pub fn is_before_start(&self) -> bool {
+        matches!(self, Self::Creation { .. } | Self::Unavailable { .. } | Self::Start { .. })
     }
 
     /// Whether the sandbox itself was lost.
@@ -351,6 +366,11 @@ impl From<SandboxError> for CallError {
     fn from(error: SandboxError) -> Self {
         match &error {
             SandboxError::Creation { .. } => CallError::new(Code::SandboxCreationFailed, error.to_string()),
+            SandboxError::Unavailable { level, hint, .. } => {
+                CallError::new(Code::SandboxCreationFailed, error.to_string())
+                    .suggest(hint.as_str())
+                    .detail("level", level.as_str())
+            }
             SandboxError::Start { program, source } => {
                 let code = match source.kind() {
                     std::io::ErrorKind::NotFound => Code::FileNotFound,

@@ -1,12 +1,13 @@
 //! Custody of the processes that wieldy starts.
 //!
-//! In reading order: the backends ([`Bare`], [`Native`], [`Oci`], and with the feature `firecracker` virtual machines); the executor's side of a command; the way out to listed hosts
+//! In reading order: the backends ([`Bare`], [`Native`], [`Oci`], [`Absent`], and with the feature `firecracker` virtual machines); the executor's side of a command; the way out to listed hosts
 //! ([`proxy`]) and the tree of limits; what is said between processes; and then those processes themselves, which are this
 //! program once more: the *warden* that makes sandboxes, the *init* of each, the *berths* in which commands run.
 //!
 //! The only crate with `unsafe` code, which is in `sys.rs` and `native/sys_landlock.rs` and nowhere else.
 #![deny(unsafe_code)]
 
+mod absent;
 mod bare;
 #[cfg(feature = "firecracker")]
 mod firecracker;
@@ -14,6 +15,7 @@ mod native;
 mod oci;
 mod probe;
 
+mod books;
 mod custody;
 mod link;
 mod prepare;
@@ -31,10 +33,12 @@ mod tree;
 mod warden;
 mod watch;
 
+pub use absent::Absent;
 pub use bare::Bare;
 #[cfg(feature = "firecracker")]
 pub use firecracker::{Firecracker, FirecrackerOptions, FirecrackerProblem};
 pub use link::finish;
 pub use native::{Native, NativeOptions};
+pub use oci::home::sweep;
 pub use oci::{Oci, OciOptions, OciProblem, OciVersion, Rootfs};
 pub use probe::{Holds, ProbeOptions, ProbeState, Probed, RefusedCall, Report, probe};

@@ -35,8 +35,8 @@ pub use wieldy_core::*;
 /// MCP in both directions.
 pub use wieldy_mcp as mcp;
 pub use wieldy_sandbox::{
-    Bare, Holds, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions, ProbeState, Probed,
-    RefusedCall, Report, Rootfs, finish, probe,
+    Absent, Bare, Holds, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions, ProbeState,
+    Probed, RefusedCall, Report, Rootfs, finish, probe, sweep,
 };
 #[cfg(feature = "firecracker")]
 pub use wieldy_sandbox::{Firecracker, FirecrackerOptions, FirecrackerProblem};

@@ -452,8 +452,10 @@ async fn a_process_needs_a_sandbox_of_the_level_asked_for() {
     let error = native.call("sh", json!({})).await.error.unwrap();
     assert_eq!(
         (error.code, error.message.as_str()),
-        (Code::SandboxCreationFailed, "the isolation level `native` is not available here")
+        (Code::SandboxCreationFailed, "the isolation level `native` is not available here: this executor has none")
     );
+    let suggestion = error.suggestion.unwrap();
+    assert!(!suggestion.contains("none"), "a model is not told to do without: {suggestion}");
     let mut builder = wieldy_core::Executor::builder().tool(tool()).sandbox(FakeSandbox);
     builder.isolation = Level::None;
     let executor = builder.build().unwrap();

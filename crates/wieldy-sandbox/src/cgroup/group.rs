@@ -112,6 +112,16 @@ impl Group {
         meter::go_on(&self.node)
     }
 
+    /// Begins anew with processes alone: those that there were before are no longer meant.
+    pub(crate) fn count_anew(&self, meter: &mut Meter) {
+        meter::count_anew(&self.node, meter);
+    }
+
+    /// How many processes and threads there are now, if that is counted.
+    pub(crate) fn processes_now(&self) -> Option<u64> {
+        meter::processes_now(&self.node)
+    }
+
     /// What was used since `meter` was begun.
     pub(crate) fn used(&self, meter: &Meter) -> Used {
         meter::used(&self.node, meter)

@@ -166,12 +166,27 @@ fn begin_from(node: &Node, last: Last) -> Meter {
             },
         }
     });
-    let processes = node.place(Controller::Pids).map(|(_, folder)| Mark {
-        reset: false,
-        peak: last.processes.peak.or_else(|| files.pids_peak.number(folder, &["pids.peak"], &mut buffer)),
-        now: last.processes.now.or_else(|| files.pids_now.number(folder, &["pids.current"], &mut buffer)),
-    });
-    Meter { counters: last.counters, memory: memory.unwrap_or_default(), processes: processes.unwrap_or_default() }
+    let processes = mark_processes(node, last.processes);
+    Meter { counters: last.counters, memory: memory.unwrap_or_default(), processes }
+}
+
+/// Forgets the processes that there were since the meter was begun.
+pub(super) fn count_anew(node: &Node, meter: &mut Meter) {
+    meter.processes = mark_processes(node, Mark::default());
+}
+
+/// How many processes there are now, if that is counted.
+pub(super) fn processes_now(node: &Node) -> Option<u64> {
+    let (_, folder) = node.place(Controller::Pids)?;
+    node.files.pids_now.number(folder, &["pids.current"], &mut [MaybeUninit::uninit(); _])
+}
+
+/// The peak of processes as it is now, as far as it is not `known`.
+fn mark_processes(node: &Node, known: Mark) -> Mark {
+    let mut buffer = [MaybeUninit::uninit(); _];
+    let Some((_, folder)) = node.place(Controller::Pids) else { return Mark::default() };
+    let peak = || node.files.pids_peak.number(folder, &["pids.peak"], &mut buffer);
+    Mark { reset: false, peak: known.peak.or_else(peak), now: known.now.or_else(|| processes_now(node)) }
 }
 
 /// What was used since then.

@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 pub(crate) use group::{Group, KnownGroup};
 pub(crate) use limits::GroupLimits;
-pub(crate) use meter::{Peak, Used, Whose};
+pub(crate) use meter::{Meter, Peak, Used, Whose};
 
 /// Where each controller of this machine is and which of them we may use. Cheap to clone.
 ///
@@ -72,7 +72,6 @@ impl Hierarchy {
     }
 
     /// The executor's own group.
-    #[cfg(test)]
     pub(crate) fn own(&self) -> &Group {
         &self.inner.own
     }

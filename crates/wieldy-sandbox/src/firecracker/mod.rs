@@ -22,7 +22,6 @@ mod frames;
 mod machine;
 mod sync;
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,10 +40,12 @@ use wieldy_core::{
 pub(crate) use self::agent::{NAME as AGENT_NAME, live as live_as_agent};
 use self::machine::Machine;
 pub(crate) use self::machine::enforcement;
+use crate::books::{Books, kept_or_built};
 use crate::cgroup::Hierarchy;
 use crate::custody::see_through;
 use crate::native::of_another_shape;
 use crate::oci::home::{self, Home};
+use crate::oci::runtime;
 use crate::{Native, NativeOptions};
 
 /// Where programs are looked for.
@@ -104,7 +105,7 @@ pub struct Firecracker {
 
 struct Shared {
     options: FirecrackerOptions,
-    kept: Mutex<HashMap<Key, Arc<OnceCell<Arc<Machine>>>>>,
+    kept: Books<Key, Machine>,
     // After the guests, which are in it.
     base: OnceCell<Base>,
     listener: OnceLock<Arc<dyn Fn(SandboxChange) + Send + Sync>>,
@@ -277,13 +278,9 @@ impl Shared {
             Place::Sandbox(id) => id.clone(),
             Place::Own | Place::Session(_) => next_id(),
         };
-        let cell = Arc::clone(lock(&self.kept).entry(key.clone()).or_default());
-        let made = cell.get_or_try_init(|| self.build(confinement, id)).await.cloned();
-        match &made {
-            Ok(_) => self.employ_janitor(),
-            Err(_) => drop(lock(&self.kept).remove(&key)),
-        }
-        made
+        let made = kept_or_built(&self.kept, key, self.build(confinement, id)).await?;
+        self.employ_janitor();
+        Ok(made)
     }
 
     async fn build(&self, confinement: &Confinement, id: SandboxId) -> Result<Arc<Machine>, SandboxError> {
@@ -301,23 +298,26 @@ impl Shared {
     async fn lay_base(&self) -> Result<Base, SandboxError> {
         let creation = |reason: String| SandboxError::Creation { reason: format!("firecracker: {reason}") };
         let options = self.options.clone();
-        let work = move || -> Result<Base, String> {
-            let told = |FirecrackerProblem { problem, hint }| format!("{problem}; {hint}");
-            let (program, _) = options.probe().map_err(told)?;
+        let work = move || -> Result<Base, SandboxError> {
+            let unavailable = |FirecrackerProblem { problem, hint }| SandboxError::Unavailable {
+                level: Level::Firecracker,
+                problem,
+                hint,
+            };
+            let (program, _) = options.probe().map_err(unavailable)?;
             let level = Level::Firecracker.as_str();
             let make = || -> std::io::Result<Home> {
                 std::fs::create_dir_all(&options.state)?;
                 let state = options.state.canonicalize()?;
-                home::sweep(&state, level, None);
+                home::sweep_folder(&state, runtime::installed);
                 Home::make(&state, level)
             };
-            let home = make().map_err(|error| format!("`{}`: {error}", options.state.display()))?;
+            let home = make().map_err(|error| creation(format!("`{}`: {error}", options.state.display())))?;
             let hierarchy = Hierarchy::find();
             hierarchy.sweep();
             Ok(Base { program, home, hierarchy })
         };
-        let laid = tokio::task::spawn_blocking(work).await.map_err(|error| creation(error.to_string()))?;
-        laid.map_err(creation)
+        tokio::task::spawn_blocking(work).await.map_err(|error| creation(error.to_string()))?
     }
 
     /// Takes guests out of the books.

@@ -40,7 +40,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
     Command, Confinement, Exit, FileRules, Level, Network, OutputSink, Place, Sandbox, SandboxChange, SandboxError,
@@ -55,6 +54,7 @@ use self::plan::{Plan, Step};
 use self::planned::Planned;
 use self::plans::Plans;
 use self::standing::{Ran, Standing};
+use crate::books::{Books, kept_or_built};
 use crate::cgroup::{Hierarchy, KnownGroup};
 use crate::custody::see_through;
 
@@ -88,7 +88,7 @@ pub struct Native {
 struct Shared {
     options: NativeOptions,
     hierarchy: OnceLock<Hierarchy>,
-    kept: Mutex<HashMap<Key, Arc<OnceCell<Arc<Standing>>>>>,
+    kept: Books<Key, Standing>,
     nests: Nests,
     plans: Plans,
     ledger: Ledger,
@@ -323,22 +323,16 @@ impl Shared {
         if let Some(lost) = known.filter(|standing| !standing.is_alive() || !standing.is_intact()) {
             self.give_up(lost).await;
         }
-        let cell = Arc::clone(lock(&self.kept).entry(key.clone()).or_default());
-        let made = cell
-            .get_or_try_init(|| async {
-                let standing = self.build(confinement, within).await?;
-                self.tell(SandboxChange::Created(standing.made().clone()));
-                let shared = Arc::clone(self);
-                tokio::spawn(async move { shared.refill_blanks().await });
-                Ok(standing)
-            })
-            .await
-            .cloned();
-        match &made {
-            Ok(_) => self.employ_janitor(),
-            Err(_) => drop(lock(&self.kept).remove(&key)),
-        }
-        made
+        let made = kept_or_built(&self.kept, key, async {
+            let standing = self.build(confinement, within).await?;
+            self.tell(SandboxChange::Created(standing.made().clone()));
+            let shared = Arc::clone(self);
+            tokio::spawn(async move { shared.refill_blanks().await });
+            Ok(standing)
+        });
+        let made = made.await?;
+        self.employ_janitor();
+        Ok(made)
     }
 
     async fn build(

@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -13,20 +13,26 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Overrun, ResourceLimits, SandboxError, Usage};
 
 use super::bundle::{Doing, process};
-use super::container::{Container, blocking, group_limits, text, write_json};
+use super::container::{Container, blocking, text, write_json};
 use super::groups;
+use super::nest::{Room, STARTING, group_limits};
 use super::owners::AGENT;
-use super::runtime::{Hand, complaint, ended, not_started};
-use crate::cgroup::{Group, Peak, Used, Whose};
+use super::runtime::{Hand, complaint, ended, not_started, too_little};
+use crate::berth::WATCH_EVERY;
+use crate::cgroup::{Group, GroupLimits, Meter, Peak, Used, Whose};
 use crate::custody::Went;
 use crate::native::complaints::Complaints;
 use crate::native::standing::is_told;
 use crate::prepare::prepare;
 use crate::sys;
+use crate::watch::BLOCK_BYTES;
 use crate::wire::Limit;
 
 /// How often we look whether something has come about that nobody tells us.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// How long a runtime may take to become the command after it has said which process that is.
+const BECOME_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A command on its way.
 pub(super) struct Call<'a> {
@@ -78,6 +84,9 @@ impl Container {
             _ => self.run_in_group(&call).await?,
         };
         let wall_ms = began.elapsed().as_secs_f64() * 1e3;
+        // The runtime waits for the command, so what the berth saw of it is both of theirs.
+        let blocks_written = went.as_ref().map_or(0, |went| went.report.blocks_written);
+        let usage = Usage { wall_ms, ..self.usage(&used, blocks_written * BLOCK_BYTES) };
         let of_disk = went.as_ref().ok().and_then(|went| overrun_of_disk(went, &confinement.limits));
         let of_group = || (!stop.is_cancelled()).then(|| self.overrun(&used, confinement)).flatten();
         let overrun = of_disk.or_else(of_group);
@@ -87,6 +96,7 @@ impl Container {
             // The limit took the runtime with it.
             (_, _) if overrun.is_some() && self.made.level == Level::Gvisor => Ended::Signal(libc::SIGKILL),
             (Ok(Went { ended: Ended::Code(code), .. }), Some(told)) if code != 0 && !self.is_gone() => {
+                let told = overrun.map_or(told.clone(), |it| too_little(&told, it.limit, it.allowed));
                 return Err(not_started(self.made.level, &command.program, &told));
             }
             (Ok(_) | Err(_), told) if self.is_gone() => {
@@ -101,31 +111,78 @@ impl Container {
         if overrun.is_none() && !stop.is_cancelled() {
             breaches.extend(complaints.breaches(ended, command, confinement, &self.site.steps));
         }
-        Ok(Exit { ended, usage: self.usage(&used, wall_ms), sandbox: self.made.clone(), overrun, breaches })
+        Ok(Exit { ended, usage, sandbox: self.made.clone(), overrun, breaches })
     }
 
     /// Runs a command whose processes the machine's kernel sees, in a cgroup of its own.
     async fn run_in_group(&self, call: &Call<'_>) -> Result<(Result<Went, SandboxError>, Used), SandboxError> {
         let failed = |error: io::Error| self.failed(&error);
-        let group = Arc::new(self.group.child(&format!("call-{}", call.number)).map_err(failed)?);
-        group.set(&group_limits(self.made.level, &call.confinement.limits)).map_err(failed)?;
+        let group = &self.nest.group.child(&format!("call-{}", call.number)).map_err(failed)?;
+        let limits = group_limits(self.made.level, &call.confinement.limits);
+        // What is less is for the command, and not for its runtime.
+        let processes = limits.processes.map(|count| count.max(STARTING));
+        group.set(&GroupLimits { processes, ..limits }).map_err(failed)?;
         let pid_file = self.file(&format!("{}.pid", call.number));
         let (pid_text, place) = (text(&pid_file), self.sub_group(call.number));
         let words = self.exec_words(call, &["--pid-file", &pid_text, "--cgroup", &place]).map_err(failed)?;
-        let meter = group.begin();
+        let starting = self.nest.let_start().map_err(failed)?;
+        let count = Mutex::new(Count::begin(group.clone(), limits));
         let hand = self.hand(call).await?.raw();
-        let watcher = tokio::spawn(follow(pid_file, Arc::clone(&group), call.stop.clone(), call.confinement.grace));
-        let went =
-            hand.run(&self.runtime.program, words, call.command, call.confinement.grace, call.output, call.stop).await;
+        let running =
+            hand.run(&self.runtime.program, words, call.command, call.confinement.grace, call.output, call.stop);
+        let following = async {
+            let first = self.first_process(&pid_file, starting, &count);
+            follow(first, group, call.stop, call.confinement.grace).await;
+            std::future::pending().await
+        };
+        let went = tokio::select! {
+            went = running => went,
+            never = following => never,
+        };
         let went = went.map(|went| Went { ended: ended(went.ended), ..went });
-        watcher.abort();
-        let left = Arc::clone(&group);
+        let left = group.clone();
         if blocking(move || left.kill()).await.is_err() {
             // Nobody can tell what is left, so nothing may be.
             self.stop.cancel();
             self.gone.cancelled().await;
         }
-        Ok((went, group.used(&meter)))
+        let count = count.into_inner().unwrap_or_else(PoisonError::into_inner);
+        Ok((went, count.used()))
+    }
+
+    /// Waits for the first process of a command to end, or until it has more than it may. Once the runtime has become that process, it needs no
+    /// room any more, and those are counted that there are from then on.
+    async fn first_process(&self, pid_file: &Path, starting: Room, count: &Mutex<Count>) {
+        let pid = loop {
+            let known = fs::read_to_string(pid_file).ok().and_then(|text| Pid::from_raw(text.trim().parse().ok()?));
+            match known {
+                Some(pid) => break pid,
+                None => tokio::time::sleep(LOOK_EVERY).await,
+            }
+        };
+        // One that is gone already has ended.
+        let handle = pidfd_open(pid, PidfdFlags::NONBLOCK).ok();
+        let handle = handle.and_then(|handle| sys::watched(handle, Interest::READABLE).ok());
+        let name = self.made.level.as_str();
+        let noted_at = Instant::now();
+        while is_on_its_way(pid, name) && noted_at.elapsed() < BECOME_PATIENCE {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        drop(starting);
+        count.lock().unwrap_or_else(PoisonError::into_inner).begin_command();
+        let Some(handle) = handle else { return };
+        let looking = async {
+            loop {
+                tokio::time::sleep(WATCH_EVERY).await;
+                if count.lock().unwrap_or_else(PoisonError::into_inner).is_overrun() {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            _ = handle.readable() => {}
+            () = looking => {}
+        }
     }
 
     /// A berth that watches how much comes into the workspace.
@@ -142,8 +199,9 @@ impl Container {
         }
         // Where each controller has a mount of its own, only those that we use have such a group.
         let known = groups::noted(&self.runtime.root.join(&self.made.id.0));
-        let ours =
-            known.iter().filter(|(controller, path)| !controller.is_empty() && self.group.folders().contains(path));
+        let ours = known
+            .iter()
+            .filter(|(controller, path)| !controller.is_empty() && self.nest.group.folders().contains(path));
         let ours: Vec<&str> = ours.map(|(controller, _)| controller.as_str()).collect();
         if ours.is_empty() { name } else { format!("{}:{name}", ours.join(",")) }
     }
@@ -165,19 +223,20 @@ impl Container {
         }
     }
 
-    fn usage(&self, used: &Used, wall_ms: f64) -> Usage {
+    fn usage(&self, used: &Used, seen_written_bytes: u64) -> Usage {
         let processes_peak = match self.made.level {
             // The machine's kernel sees threads of gVisor's, not the command's processes: not measured.
             Level::Gvisor => 0,
-            _ => used.processes_peak.map_or(0, |peak| peak.least),
+            _ => used.processes_peak.map_or(0, |peak| peak.least.max(1)),
         };
         Usage {
             cpu_ms: used.cpu_us.map_or(0.0, |us| us as f64 / 1e3),
             memory_peak_bytes: used.memory_peak_bytes.map_or(0, |peak| peak.least),
             read_bytes: used.bytes_read.unwrap_or(0),
-            written_bytes: used.bytes_written.unwrap_or(0),
+            // On cgroup v1 the kernel counts only what goes past the page cache.
+            written_bytes: used.bytes_written.unwrap_or(0).max(seen_written_bytes),
             processes_peak,
-            wall_ms,
+            wall_ms: 0.0,
         }
     }
 
@@ -216,21 +275,7 @@ fn overrun_of_disk(went: &Went, limits: &ResourceLimits) -> Option<Overrun> {
 
 /// Waits for the first process of a command to end, and then ends the others: the runtime itself would wait until the last of them has
 /// closed its output. Where the command was told to end, all others are told as well and have as long.
-async fn follow(pid_file: PathBuf, group: Arc<Group>, stop: CancellationToken, grace: Duration) {
-    let first = async {
-        let pid = loop {
-            let known = fs::read_to_string(&pid_file).ok().and_then(|text| Pid::from_raw(text.trim().parse().ok()?));
-            match known {
-                Some(pid) => break pid,
-                None => tokio::time::sleep(LOOK_EVERY).await,
-            }
-        };
-        // One that is gone already has ended.
-        let Ok(handle) = pidfd_open(pid, PidfdFlags::NONBLOCK) else { return };
-        if let Ok(handle) = sys::watched(handle, Interest::READABLE) {
-            let _ = handle.readable().await;
-        }
-    };
+async fn follow(first: impl Future<Output = ()>, group: &Group, stop: &CancellationToken, grace: Duration) {
     tokio::pin!(first);
     let stopped_at = tokio::select! {
         () = &mut first => None,
@@ -245,8 +290,8 @@ async fn follow(pid_file: PathBuf, group: Arc<Group>, stop: CancellationToken, g
         };
         let telling = async {
             loop {
-                tell_orphans(&group, &mut told);
-                if has_ended.is_cancelled() && (at.elapsed() >= grace || processes(&group).is_empty()) {
+                tell_orphans(group, &mut told);
+                if has_ended.is_cancelled() && (at.elapsed() >= grace || processes(group).is_empty()) {
                     return;
                 }
                 tokio::time::sleep(LOOK_EVERY).await;
@@ -254,7 +299,8 @@ async fn follow(pid_file: PathBuf, group: Arc<Group>, stop: CancellationToken, g
         };
         tokio::join!(waiting, telling);
     }
-    let _ = blocking(move || group.kill()).await;
+    let left = group.clone();
+    let _ = blocking(move || left.kill()).await;
 }
 
 /// Tells those processes to end, each once, that the berth does not see, since their parent is gone.
@@ -267,7 +313,7 @@ fn tell_orphans(group: &Group, told: &mut Vec<Pid>) {
     }
 }
 
-fn processes(group: &Group) -> Vec<Pid> {
+pub(super) fn processes(group: &Group) -> Vec<Pid> {
     let listed =
         group.folders().first().map(|folder| fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default());
     listed.iter().flat_map(|text| text.lines()).filter_map(|line| Pid::from_raw(line.parse().ok()?)).collect()
@@ -290,6 +336,60 @@ fn is_below_runtime(pid: Pid) -> bool {
             return true;
         }
         pid = parent.to_owned();
+    }
+}
+
+/// Whether a process is still the runtime, on its way to become the command.
+fn is_on_its_way(pid: Pid, runtime: &str) -> bool {
+    let name = fs::read_to_string(Path::new("/proc").join(pid.as_raw_pid().to_string()).join("comm"));
+    // `runc:[2:INIT]`
+    name.is_ok_and(|name| name.strip_prefix(runtime).is_some_and(|rest| rest.starts_with(":[")))
+}
+
+/// What a command uses, and how many processes it has had at once, as far as that can be told from those of its runtime.
+struct Count {
+    group: Group,
+    limits: GroupLimits,
+    meter: Meter,
+    /// Whether the runtime has become the command.
+    has_become: bool,
+    seen: u64,
+    is_overrun: bool,
+}
+
+impl Count {
+    fn begin(group: Group, limits: GroupLimits) -> Self {
+        let meter = group.begin();
+        Self { group, limits, meter, has_become: false, seen: 1, is_overrun: false }
+    }
+
+    /// Takes note that there are only the command's from now on, for which its own limits hold.
+    fn begin_command(&mut self) {
+        // Where this fails, we see to it.
+        let _ = self.group.set(&self.limits);
+        self.group.count_anew(&mut self.meter);
+        self.has_become = true;
+    }
+
+    /// Looks whether there are more than are allowed: before the limit was the command's own, it may have made some.
+    fn is_overrun(&mut self) -> bool {
+        let now = self.group.processes_now().unwrap_or(0);
+        self.seen = self.seen.max(now);
+        self.is_overrun = self.limits.processes.is_some_and(|allowed| now > allowed);
+        self.is_overrun
+    }
+
+    fn used(&self) -> Used {
+        let mut used = self.group.used(&self.meter);
+        if let Some(peak) = &mut used.processes_peak {
+            // Until then, the most that there were at once were the runtime's.
+            peak.least = if self.has_become { peak.with_seen(self.seen) } else { 1 };
+        }
+        if self.is_overrun {
+            (used.process_refusals, used.process_refusals_by) = (Some(1), Some(Whose::Own));
+            used.processes_peak = Some(Peak { least: self.seen, most: Some(self.seen) });
+        }
+        used
     }
 }
 

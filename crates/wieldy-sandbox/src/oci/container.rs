@@ -21,17 +21,18 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
     Command, Confinement, Enforcement, Enforcer, Level, Network, OutputSink, Place, ResourceLimits, SandboxError,
-    SandboxRef, SandboxStatus, SessionKey, Stdin, Stream,
+    SandboxId, SandboxRef, SandboxStatus, SessionKey, Stdin, Stream,
 };
 
 use super::bundle::{Doing, Frame};
 use super::control::Control;
-use super::groups;
+use super::nest::{Nest, OnTop, Room, path_from_executor};
 use super::outlet::Outlet;
 use super::owners::SLEEPER;
-use super::runtime::{Hand, Runtime, complaint};
+use super::runtime::{Hand, Runtime, complaint, too_little};
 use super::site::{Ground, Site};
-use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy, Kind};
+use super::{Base, OciProblem, unusable};
+use crate::cgroup::{Controller, Group, Hierarchy, Kind};
 use crate::native::blank::are_the_same;
 use crate::native::plan::Step;
 
@@ -47,21 +48,38 @@ pub(super) const PATH: &str = "PATH=/usr/local/bin:/usr/bin:/bin";
 /// The sleeper: it waits for children that are not its own, since it is the one to whom orphans come.
 const SLEEP: [&str; 3] = ["sh", "-c", "while :; do sleep 2147483 & wait; done"];
 
+/// How many processes the sleeper is.
+const SLEEPER_PROCESSES: u64 = 2;
+
+/// What gVisor itself needs of the memory that its processes may use.
+const SENTRY_BYTES: u64 = 64 << 20;
+
+/// What a container is made in.
+pub(super) enum Within<'a> {
+    Executor,
+    Session(Arc<Nest>),
+    Container(&'a Container),
+}
+
 /// A container that stands.
 pub(super) struct Container {
     pub(super) made: SandboxRef,
     session: Option<SessionKey>,
+    /// The container that it was made within, with which it goes.
+    pub(super) within: Option<SandboxId>,
     created_at: Timestamp,
     pub(super) limits: ResourceLimits,
     pub(super) network: Network,
     /// The way out, if there is one to listed hosts.
     pub(super) outlet: Option<Outlet>,
     pub(super) runtime: Runtime,
-    pub(super) site: Site,
+    /// Where gVisor itself is, since groups with others in them may have no processes of their own.
+    pub(super) sentry: Option<Group>,
+    _room: Room,
     /// All of the container's.
-    pub(super) group: Group,
-    /// What the runtime makes for it beside that.
-    foreign_groups: Vec<PathBuf>,
+    pub(super) nest: Arc<Nest>,
+    // After the groups: with the last site goes what is above all of them.
+    pub(super) site: Site,
     enforcement: Vec<Enforcement>,
     keeper: Mutex<Option<JoinHandle<()>>>,
     /// Told to end the container; also cancelled when it has ended.
@@ -91,9 +109,8 @@ impl Container {
     pub(super) async fn start(
         made: SandboxRef,
         confinement: &Confinement,
-        runtime: Runtime,
-        ground: Arc<Ground>,
-        hierarchy: &Hierarchy,
+        base: &Base,
+        within: Within<'_>,
     ) -> Result<Arc<Self>, SandboxError> {
         let failed = |doing: &str, error: io::Error| SandboxError::Creation { reason: format!("{doing}: {error}") };
         let outlet = match &confinement.network {
@@ -107,30 +124,39 @@ impl Container {
             (Level::Gvisor, _) | (_, Place::Own) => confinement.place_limits.within(confinement.limits),
             _ => confinement.place_limits,
         };
-        let group = hierarchy.group(&made.id.0).map_err(|error| failed("making a cgroup", error))?;
-        group.set(&group_limits(made.level, &limits)).map_err(|error| failed("limiting a cgroup", error))?;
+        let (above, outer, limits) = match within {
+            Within::Executor => (None, None, limits),
+            Within::Session(nest) => (Some(nest), None, limits),
+            Within::Container(outer) => {
+                (Some(Arc::clone(&outer.nest)), Some(outer.made.id.clone()), limits.within(outer.limits))
+            }
+        };
+        let nest = Nest::of_containers(&made.id.0, made.level, &limits, above, &base.hierarchy)
+            .map_err(|error| failed("making a cgroup", error))?;
+        let (room, sentry) = lodge(&nest, made.level).map_err(|error| failed("limiting a cgroup", error))?;
         let site = {
             let (id, confinement) = (made.id.0.clone(), confinement.clone());
-            make_site(ground, id, confinement).await?
+            make_site(Arc::clone(&base.ground), id, confinement).await?
         };
-        let foreign_groups = if made.level == Level::Gvisor { Vec::new() } else { groups::beside(&group) };
         // Before there are any: a start that fails has made some, too.
-        site.ground.home.note_groups(&foreign_groups);
+        site.ground.home.note_groups(nest.foreign());
         let container = Self {
             session: match &confinement.place {
                 Place::Session(key) => Some(key.clone()),
                 Place::Own | Place::Sandbox(_) => None,
             },
+            within: outer,
             created_at: Timestamp::now(),
             limits,
             network: confinement.network.clone(),
             outlet,
-            enforcement: enforcement(made.level, hierarchy),
+            enforcement: enforcement(made.level, &base.hierarchy),
             made,
-            runtime,
+            runtime: base.runtime.clone(),
+            sentry,
+            _room: room,
+            nest,
             site,
-            group,
-            foreign_groups,
             keeper: Mutex::default(),
             stop: CancellationToken::new(),
             gone: CancellationToken::new(),
@@ -142,7 +168,7 @@ impl Container {
             used_at: Mutex::new(Instant::now()),
             is_razed: AtomicBool::new(false),
         };
-        match container.rise(hierarchy).await {
+        match container.rise(&base.hierarchy).await {
             Ok(container) => Ok(Arc::new(container)),
             Err((container, error)) => {
                 Arc::new(container).end().await;
@@ -153,9 +179,11 @@ impl Container {
 
     async fn rise(mut self, hierarchy: &Hierarchy) -> Result<Self, (Self, SandboxError)> {
         let risen = async {
+            let starting = self.nest.let_start().map_err(|error| self.failed(&error))?;
             self.write_config(hierarchy)?;
             self.employ_keeper().await?;
             self.stand().await?;
+            drop(starting);
             if self.made.level == Level::Gvisor {
                 self.control = Control::of(&self.made.id.0, &self.runtime.root).await;
             }
@@ -186,7 +214,7 @@ impl Container {
             open_files: self.limits.open_files.filter(|_| self.made.level == Level::Gvisor),
             has_terminal: false,
         };
-        let groups = (self.made.level != Level::Gvisor).then(|| groups_path(&self.group, hierarchy)).flatten();
+        let groups = (self.made.level != Level::Gvisor).then(|| groups_path(&self.nest.group, hierarchy)).flatten();
         let annotations = self.annotations("sandbox");
         let joined = self.outlet.as_ref().map(Outlet::path);
         let frame = Frame { level: self.made.level, network: &self.network, joined, groups, annotations };
@@ -233,9 +261,10 @@ impl Container {
         Ok(())
     }
 
-    /// Moves a berth to the container's cgroup, so that what it starts is there.
+    /// Moves a berth to where gVisor is, so that what it starts is there.
     pub(super) async fn join(&self, hand: &Hand) -> Result<(), SandboxError> {
-        let (folders, pid) = (self.group.folders().to_vec(), hand.pid());
+        let group = self.sentry.as_ref().unwrap_or(&self.nest.group);
+        let (folders, pid) = (group.folders().to_vec(), hand.pid());
         let join = move || {
             let number = pid.as_raw_pid().to_string();
             folders.iter().try_for_each(|folder| fs::write(folder.join("cgroup.procs"), &number))
@@ -256,7 +285,15 @@ impl Container {
         };
         let stood = tokio::time::timeout(START_PATIENCE, standing).await;
         let stood = stood.unwrap_or_else(|_| Err(format!("it did not stand within {} s", START_PATIENCE.as_secs())));
-        stood.map_err(|reason| SandboxError::Creation { reason: format!("{}: {reason}", self.made.level) })
+        let level = self.made.level;
+        stood.map_err(|told| match self.limits.memory_bytes {
+            // The runtime has removed the group that could tell more.
+            Some(allowed) if told.contains("OOM-killed") => {
+                let told = too_little(&told, "memory_bytes", allowed);
+                SandboxError::Creation { reason: format!("{level}: {told}") }
+            }
+            _ => unusable(level, told).at(level),
+        })
     }
 
     /// runc writes the file when the sleeper runs, runsc before it does.
@@ -279,14 +316,15 @@ impl Container {
             let there = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
             there.lines().any(|line| line == pid.trim())
         };
-        if self.group.folders().is_empty() || !self.group.folders().iter().all(is_there) {
-            let reason = "the runtime did not put the container where we can limit and end it; \
-                          let wieldy make control groups, see `wieldy doctor`";
-            return Err(SandboxError::Creation { reason: format!("{}: {reason}", self.made.level) });
+        let folders = self.nest.group.folders();
+        if folders.is_empty() || !folders.iter().all(is_there) {
+            let problem = "the runtime did not put the container where we can limit and end it".into();
+            let hint = "let wieldy make control groups, see `wieldy doctor`".into();
+            return Err(OciProblem { problem, hint }.at(self.made.level));
         }
         if hierarchy.kind() == Kind::V2 {
             // There, only groups without processes may have limited children.
-            for folder in self.group.folders() {
+            for folder in folders {
                 let inner = folder.join("sleeper");
                 let moved = fs::create_dir(&inner).and_then(|()| fs::write(inner.join("cgroup.procs"), pid.trim()));
                 moved.map_err(|error| self.failed(&error))?;
@@ -347,10 +385,8 @@ impl Container {
         if self.is_razed.swap(true, Ordering::AcqRel) {
             return;
         }
-        let _ = self.group.kill();
+        let _ = self.nest.group.kill();
         let _ = self.runtime.ask(&self.file("asked.log"), &self.network, &["delete", "--force", &self.made.id.0]);
-        // Usually the runtime has done this, but not if it failed early.
-        self.foreign_groups.iter().for_each(|group| drop(fs::remove_dir(group)));
     }
 
     pub(super) async fn ask(&self, words: &[&str]) -> io::Result<Vec<u8>> {
@@ -397,17 +433,13 @@ pub(crate) fn idle_command() -> Command {
     Command { program, arguments, environment, folder: PathBuf::new(), stdin: Stdin::Nothing, terminal: None }
 }
 
-/// What gVisor itself needs of the memory that its processes may use.
-const SENTRY_BYTES: u64 = 64 << 20;
-
-pub(super) fn group_limits(level: Level, limits: &ResourceLimits) -> GroupLimits {
-    let ResourceLimits { cpu_millicores, memory_bytes, processes, .. } = *limits;
+/// Makes room in a container's groups for what is always there, and a group for it if it needs one.
+fn lodge(nest: &Arc<Nest>, level: Level) -> io::Result<(Room, Option<Group>)> {
     if level == Level::Gvisor {
-        // Its processes are none of the machine's, but the threads of its kernel are.
-        let memory_bytes = memory_bytes.map(|bytes| bytes.saturating_add(SENTRY_BYTES));
-        return GroupLimits { cpu_millicores, memory_bytes, processes: None };
+        let room = nest.make_room(OnTop { memory_bytes: SENTRY_BYTES, processes: 0 })?;
+        return Ok((room, Some(nest.group.child("sentry")?)));
     }
-    GroupLimits { cpu_millicores, memory_bytes, processes }
+    Ok((nest.make_room(OnTop { memory_bytes: 0, processes: SLEEPER_PROCESSES })?, None))
 }
 
 /// What sees to each limit here.
@@ -435,8 +467,7 @@ fn groups_path(group: &Group, hierarchy: &Hierarchy) -> Option<PathBuf> {
         let mount = mount_point(folder);
         return Some(Path::new("/").join(folder.strip_prefix(mount).ok()?));
     }
-    let (own, executor) = (folder.file_name()?, folder.parent()?.file_name()?);
-    Some(Path::new(executor).join(own))
+    path_from_executor(group, hierarchy).map(Path::to_owned)
 }
 
 /// Where the file system of a folder is mounted.

@@ -4,15 +4,29 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::cgroup::Group;
+use super::nest::path_from_executor;
+use crate::cgroup::{Group, Hierarchy};
 
-/// Where a runtime makes groups of its own for a container whose group is `ours`, if it calls it by the last two names of ours.
-pub(super) fn beside(ours: &Group) -> Vec<PathBuf> {
-    let names = ours.folders().first().and_then(|folder| Some((folder.parent()?.file_name()?, folder.file_name()?)));
-    let Some((executor, container)) = names else { return Vec::new() };
+/// How the names of executors' groups begin.
+const EXECUTOR: &str = "wieldy-";
+
+/// Where a runtime makes groups of its own for a container whose group is `ours`, if it calls it by the path of ours from the executor on.
+pub(super) fn beside(ours: &Group, hierarchy: &Hierarchy) -> Vec<PathBuf> {
+    let Some(path) = path_from_executor(ours, hierarchy) else { return Vec::new() };
     let read = |name: &str| fs::read_to_string(Path::new("/proc/self").join(name)).unwrap_or_default();
     let all = own_folders(&read("cgroup"), &read("mountinfo")).into_iter();
-    all.map(|folder| folder.join(executor).join(container)).filter(|group| !ours.folders().contains(group)).collect()
+    all.map(|folder| folder.join(path)).filter(|group| !ours.folders().contains(group)).collect()
+}
+
+/// The groups above a container's that are only there for it and others of its executor, innermost first.
+pub(super) fn above(container: &Path) -> Vec<PathBuf> {
+    let is_executor = |group: &&Path| {
+        let name = group.file_name().unwrap_or_default();
+        name.to_string_lossy().starts_with(EXECUTOR)
+    };
+    let all: Vec<&Path> = container.ancestors().skip(1).collect();
+    let last = all.iter().position(is_executor);
+    last.and_then(|last| all.get(..=last)).into_iter().flatten().map(|group| (*group).to_owned()).collect()
 }
 
 /// The groups of a container, as runc notes them, each with its controller; other runtimes keep no such note.
@@ -47,6 +61,14 @@ fn own_folders(memberships: &str, mount_table: &str) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_above_a_container_ends_with_its_executor() {
+        let container = Path::new("/sys/fs/cgroup/devices/of-others/wieldy-1-2-3/session-1/runc-1-1");
+        let executor = Path::new("/sys/fs/cgroup/devices/of-others/wieldy-1-2-3");
+        assert_eq!(above(container), [executor.join("session-1"), executor.to_owned()]);
+        assert_eq!(above(Path::new("/sys/fs/cgroup/devices/a/b")), Vec::<PathBuf>::new());
+    }
 
     #[test]
     fn our_folder_is_found_in_every_tree_of_the_first_version() {

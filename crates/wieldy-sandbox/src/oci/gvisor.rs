@@ -1,25 +1,26 @@
 //! Commands in gVisor, whose processes the machine's kernel does not see: one at a time in the container itself, after which everybody of the
 //! agent's account in it is killed, and the others each in a container of its own inside the same sandbox.
 
+use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, Ended, ResourceLimits, SandboxError};
 
 use super::bundle::{Doing, Frame};
-use super::calls::{Call, LOOK_EVERY};
+use super::calls::{Call, LOOK_EVERY, processes};
 use super::container::{Container, PATH, make_site, text, write_json};
 use super::control::{Control, Silence};
 use super::owners::AGENT;
 use super::runtime::{self, Hand, not_started};
 use crate::berth::WATCH_EVERY;
-use crate::cgroup::Used;
+use crate::cgroup::{Group, Used};
 use crate::custody::{Ends, Went, ended};
 use crate::watch::Watch;
 use crate::wire::{Limit, RunLimits, RunReport};
@@ -30,13 +31,18 @@ const KILLS_MAX: usize = 10;
 impl Container {
     /// Runs a command in gVisor.
     pub(super) async fn run_unseen(&self, call: &Call<'_>) -> Result<(Result<Went, SandboxError>, Used), SandboxError> {
-        let meter = self.group.begin();
+        let group = self.sentry.as_ref().unwrap_or(&self.nest.group);
+        let (meter, written_before) = (group.begin(), written_bytes(group));
         let went = match (self.lane.try_lock(), &self.control) {
             (Ok(_lane), Some(control)) => self.run_by_control(control, call).await,
             (Ok(_lane), None) => self.run_by_program(call).await?,
             (Err(_), _) => self.run_beside(call).await?,
         };
-        Ok((went, self.group.used(&meter)))
+        let mut used = group.used(&meter);
+        // Not all kernels count it for groups.
+        let written = written_bytes(group).saturating_sub(written_before);
+        used.bytes_written = Some(written.max(used.bytes_written.unwrap_or(0)));
+        Ok((went, used))
     }
 
     /// Runs a command that the sandbox itself is asked to start.
@@ -241,6 +247,15 @@ impl Container {
             None => Ok(of_agent(&self.ask(&["ps", &self.made.id.0]).await?).is_empty()),
         }
     }
+}
+
+/// What gVisor's own processes have written to disks so far: they do it for those in the sandbox.
+fn written_bytes(group: &Group) -> u64 {
+    let of = |pid: Pid| {
+        let figures = fs::read_to_string(Path::new("/proc").join(pid.as_raw_pid().to_string()).join("io")).ok()?;
+        figures.lines().find_map(|line| line.strip_prefix("write_bytes: "))?.parse::<u64>().ok()
+    };
+    processes(group).into_iter().filter_map(of).sum()
 }
 
 /// Looks at what comes into a workspace from now on, until that is too much.

@@ -12,15 +12,18 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use rustix::fs::{FlockOperation, flock};
+use wieldy_core::Level;
 
-use super::groups::noted;
+use super::groups::{above, noted};
 use super::owners::give_back;
+use super::runtime::installed;
 use super::site::let_go;
+use crate::cgroup::Hierarchy;
 
 /// A driver's own folder; what is in it goes with it.
 pub(crate) struct Home {
     folder: PathBuf,
-    /// Folders of control groups that only the runtime has made, above those of its containers.
+    /// Folders of control groups that only the runtime has made, above all those of its containers.
     foreign_groups: Mutex<BTreeSet<PathBuf>>,
     _lock: File,
 }
@@ -63,9 +66,9 @@ impl Home {
         self.folder.join("lent").join(format!("{id}-{number}"))
     }
 
-    /// Notes control groups that only the runtime makes, to remove what is above them in the end.
+    /// Notes control groups that only the runtime makes, to remove what is above all of them in the end.
     pub(super) fn note_groups(&self, foreign: &[PathBuf]) {
-        let above = foreign.iter().filter_map(|group| Some(group.parent()?.to_owned()));
+        let above = foreign.iter().filter_map(|group| above(group).pop());
         self.foreign_groups.lock().unwrap_or_else(PoisonError::into_inner).extend(above);
     }
 }
@@ -78,28 +81,41 @@ impl Drop for Home {
     }
 }
 
-/// Removes what dead executors left below `state` of containers of the runtime `level`, which must forget them if it has a program
-/// that remembers them; says of how many executors.
-pub(crate) fn sweep(state: &Path, level: &str, program: Option<&Path>) -> usize {
-    let homes = fs::read_dir(state).into_iter().flatten().flatten();
-    let homes = homes.filter(|entry| entry.file_name().to_str().is_some_and(|name| is_home(name, level)));
-    homes.filter(|entry| sweep_one(&entry.path(), program)).count()
+/// Removes what executors left of their containers and guests that are gone, where `state` is the folder in which executors keep their own
+/// files: those of containers in `oci`, those of guests in `firecracker`. Says of how many executors; where nothing is left, this is but a look.
+pub fn sweep(state: &Path) -> usize {
+    let folders = ["oci", "firecracker"].map(|folder| state.join(folder));
+    let swept = folders.iter().map(|folder| sweep_folder(folder, installed)).sum();
+    if swept > 0 {
+        // Their control groups are left, too.
+        Hierarchy::find().sweep();
+    }
+    swept
 }
 
-fn sweep_one(folder: &Path, program: Option<&Path>) -> bool {
+/// Removes what dead executors left in a folder of containers and guests of all levels; says of how many executors. The runtime
+/// of a level must forget its containers, if it has a program.
+pub(crate) fn sweep_folder(folder: &Path, program: impl Fn(Level) -> Option<PathBuf>) -> usize {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let homes = entries.filter_map(|entry| Some((entry.path(), level_of(entry.file_name().to_str()?)?)));
+    homes.filter(|(home, level)| sweep_one(home, || program(*level))).count()
+}
+
+fn sweep_one(folder: &Path, program: impl FnOnce() -> Option<PathBuf>) -> bool {
     let Ok(_lock) = locked(folder) else { return false };
+    let program = program();
     let runtime = folder.join("runtime");
     let containers = fs::read_dir(folder.join("containers")).into_iter().flatten().flatten();
     for id in containers.map(|entry| entry.file_name()) {
         let_go(&folder.join("containers").join(&id));
         let groups = noted(&runtime.join(&id));
-        if let Some(program) = program {
+        if let Some(program) = &program {
             let mut delete = Command::new(program);
             delete.arg("--root").arg(&runtime).args(["delete", "--force"]).arg(&id);
             let _ = delete.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
         }
         // Only those that are empty go, so none that somebody uses.
-        groups.iter().filter_map(|(_, group)| group.parent()).for_each(|above| drop(fs::remove_dir(above)));
+        groups.iter().flat_map(|(_, group)| above(group)).for_each(|group| drop(fs::remove_dir(group)));
     }
     clear(folder);
     !folder.exists()
@@ -114,9 +130,12 @@ fn clear(folder: &Path) {
     }
 }
 
-fn is_home(name: &str, level: &str) -> bool {
-    let parts = name.strip_prefix(level).and_then(|rest| rest.strip_prefix('-')).and_then(|rest| rest.split_once('-'));
-    parts.is_some_and(|(process, number)| process.parse::<u32>().is_ok() && number.parse::<usize>().is_ok())
+/// The level of a home's driver, if this is the name of a home: `<level>-<process>-<number>`.
+fn level_of(name: &str) -> Option<Level> {
+    let mut parts = name.split('-');
+    let (level, process, number) = (parts.next()?, parts.next()?, parts.next()?);
+    let is_home = process.parse::<u32>().is_ok() && number.parse::<usize>().is_ok() && parts.next().is_none();
+    level.parse().ok().filter(|_| is_home)
 }
 
 /// Locks a folder that is still where it was.
@@ -138,11 +157,12 @@ mod tests {
     fn a_home_whose_driver_lives_is_left_alone_and_one_whose_driver_is_gone_is_removed() {
         let state = tempfile::tempdir().unwrap();
         let home = Home::make(state.path(), "runc").unwrap();
-        let dead = state.path().join("runc-4000000000-0");
-        fs::create_dir_all(dead.join("containers")).unwrap();
+        let dead = ["runc-4000000000-0", "gvisor-4000000000-0"].map(|name| state.path().join(name));
+        dead.iter().for_each(|dead| fs::create_dir_all(dead.join("containers")).unwrap());
         fs::create_dir(state.path().join("runc-of-somebody")).unwrap();
-        assert_eq!(sweep(state.path(), "runc", Some(Path::new("/bin/true"))), 1);
-        assert!(home.runtime().exists() && !dead.exists() && state.path().join("runc-of-somebody").exists());
+        assert_eq!(sweep_folder(state.path(), |_| Some("/bin/true".into())), 2);
+        assert!(home.runtime().exists() && state.path().join("runc-of-somebody").exists());
+        assert_eq!(dead.map(|dead| dead.exists()), [false; 2]);
         drop(home);
         assert_eq!(fs::read_dir(state.path()).unwrap().count(), 1);
     }

@@ -12,9 +12,9 @@
 //! sandbox together and of gVisor's kernel, and so are the figures; processes are neither limited nor counted; what others print after the
 //! first process's end is lost where `runsc` itself runs the command.
 //!
-//! In reading order: the container (`container.rs`, `groups.rs`, `outlet.rs`) and the commands in it (`calls.rs`, `gvisor.rs`, `control.rs`); the
-//! runtime's program (`runtime.rs`); what is prepared for a container (`site.rs`, `bundle.rs`, `seccomp.rs`, `image.rs`, `layout.rs`), for whom
-//! (`owners.rs`) and where (`home.rs`).
+//! In reading order: the container (`container.rs`, `nest.rs`, `groups.rs`, `outlet.rs`) and the commands in it (`calls.rs`, `gvisor.rs`,
+//! `control.rs`); the runtime's program (`runtime.rs`); who looks for containers that nobody uses (`janitor.rs`); what is prepared for a
+//! container (`site.rs`, `bundle.rs`, `seccomp.rs`, `image.rs`, `layout.rs`), for whom (`owners.rs`) and where (`home.rs`).
 
 mod bundle;
 mod calls;
@@ -24,7 +24,9 @@ mod groups;
 mod gvisor;
 pub(crate) mod home;
 mod image;
+mod janitor;
 mod layout;
+mod nest;
 mod outlet;
 mod owners;
 pub(crate) mod runtime;
@@ -35,8 +37,8 @@ use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::sync::OnceCell;
@@ -46,16 +48,15 @@ use wieldy_core::{
     SandboxChange, SandboxError, SandboxId, SandboxRef, SandboxStatus, Stdin,
 };
 
-use self::container::{Container, Nowhere};
+use self::container::{Container, Nowhere, Within};
 use self::home::Home;
+use self::nest::Sessions;
 use self::runtime::Runtime;
 use self::site::Ground;
+use crate::books::{Books, kept_or_built};
 use crate::cgroup::Hierarchy;
 use crate::custody::see_through;
 use crate::native::{no_longer_intact, of_another_shape};
-
-/// Where runtimes are looked for.
-const FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 /// How a level with an OCI runtime is set up.
 #[derive(Debug, Clone)]
@@ -106,6 +107,14 @@ pub struct OciProblem {
     pub hint: String,
 }
 
+impl OciProblem {
+    /// The error of a call that needs this level.
+    fn at(self, level: Level) -> SandboxError {
+        let Self { problem, hint } = self;
+        SandboxError::Unavailable { level, problem, hint }
+    }
+}
+
 impl fmt::Display for OciProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}; {}", self.problem, self.hint)
@@ -120,7 +129,8 @@ pub struct Oci {
 
 struct Shared {
     options: OciOptions,
-    kept: Mutex<HashMap<Key, Arc<OnceCell<Arc<Container>>>>>,
+    kept: Books<Key, Container>,
+    sessions: Sessions,
     // After the containers, which are in it.
     base: OnceCell<Base>,
     listener: OnceLock<Arc<dyn Fn(SandboxChange) + Send + Sync>>,
@@ -143,12 +153,20 @@ struct Key {
     files: Arc<FileRules>,
 }
 
+impl Key {
+    fn of(confinement: &Confinement) -> Self {
+        let Confinement { place, workspace, network, files, .. } = confinement.clone();
+        Self { place, workspace, network, files }
+    }
+}
+
 impl Oci {
     /// The level, set up as the options say. Nothing is made before it is needed.
     pub fn new(options: OciOptions) -> Self {
         let shared = Shared {
             options,
             kept: Mutex::default(),
+            sessions: Sessions::default(),
             base: OnceCell::new(),
             listener: OnceLock::new(),
             has_janitor: OnceLock::new(),
@@ -169,13 +187,10 @@ impl Oci {
             let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             return Err(OciProblem { problem: format!("`{}`: {said}", program.display()), hint: hint() });
         };
-        self.try_once().await.map_err(|error| {
-            let problem = match error {
-                SandboxError::Creation { reason } => reason,
-                error => error.to_string(),
-            };
-            let hint = self.shared.hint(&problem);
-            OciProblem { problem, hint }
+        self.try_once().await.map_err(|error| match error {
+            SandboxError::Unavailable { problem, hint, .. } => OciProblem { problem, hint },
+            SandboxError::Creation { reason } => unusable(self.level(), reason),
+            error => unusable(self.level(), error.to_string()),
         })?;
         Ok(OciVersion(version.to_owned()))
     }
@@ -228,10 +243,20 @@ impl Sandbox for Oci {
     fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
         Box::pin(async move {
             let mut confinement = confinement.clone();
-            if confinement.place == Place::Own {
-                confinement.place = Place::Sandbox(next_id(self.level()));
+            let outer = match &confinement.place {
+                Place::Session(_) => return Ok(self.shared.kept(&confinement, None).await?.status()),
+                Place::Sandbox(id) => Some(self.shared.known(id)?.1),
+                Place::Own => None,
+            };
+            // Each has a name of its own, also one that is made within another.
+            confinement.place = Place::Sandbox(next_id(self.level()));
+            let made = self.shared.kept(&confinement, outer.as_deref()).await?;
+            if let Some(outer) = outer.filter(|outer| self.shared.known(&outer.made().id).is_err()) {
+                // It went while this one was made, which should have gone with it.
+                self.destroy(&made.made().id).await;
+                return Err(SandboxError::missing(&outer.made().id));
             }
-            Ok(self.shared.kept(&confinement, true).await?.status())
+            Ok(made.status())
         })
     }
 
@@ -242,9 +267,12 @@ impl Sandbox for Oci {
 
     fn destroy<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, bool> {
         Box::pin(async move {
-            let Some(container) = self.shared.forget(|one| one.made().id == *id).pop() else { return false };
-            self.shared.end(container).await;
-            true
+            let forgotten = self.shared.forget(|one| one.made().id == *id);
+            let was_there = !forgotten.is_empty();
+            for container in forgotten {
+                self.shared.end(container).await;
+            }
+            was_there
         })
     }
 
@@ -262,7 +290,7 @@ impl Shared {
         stop: &CancellationToken,
     ) -> Result<Exit, SandboxError> {
         if confinement.place == Place::Own {
-            let container = self.build(confinement, next_id(self.options.level)).await?;
+            let container = self.build(confinement, next_id(self.options.level), None).await?;
             self.tell(SandboxChange::Created(container.made().clone()));
             let exit = container.run(command, confinement, output, stop).await;
             let shared = Arc::clone(self);
@@ -270,7 +298,10 @@ impl Shared {
             tokio::spawn(async move { shared.end(container).await });
             return exit;
         }
-        let container = self.kept(confinement, false).await?;
+        let container = match &confinement.place {
+            Place::Sandbox(id) => self.named(id, confinement)?,
+            Place::Own | Place::Session(_) => self.kept(confinement, None).await?,
+        };
         let exit = container.run(command, confinement, output, stop).await;
         if container.is_gone() {
             // Whatever has happened to it, the next call gets a new one.
@@ -285,69 +316,92 @@ impl Shared {
         exit
     }
 
-    /// The container of a session or of an id; made if there is none and it may be.
-    async fn kept(self: &Arc<Self>, confinement: &Confinement, create: bool) -> Result<Arc<Container>, SandboxError> {
-        let Confinement { place, workspace, network, files, .. } = confinement.clone();
-        let key = Key { place, workspace, network, files };
+    /// The container of this id, and what it was made for.
+    fn known(&self, id: &SandboxId) -> Result<(Key, Arc<Container>), SandboxError> {
+        let kept = lock(&self.kept);
+        let mut all = kept.iter().filter_map(|(key, cell)| Some((key, cell.get()?)));
+        let found = all.find(|(_, one)| one.made().id == *id);
+        found.map(|(key, one)| (key.clone(), Arc::clone(one))).ok_or_else(|| SandboxError::missing(id))
+    }
+
+    /// The container of this id, if it can run what is asked for.
+    fn named(&self, id: &SandboxId, confinement: &Confinement) -> Result<Arc<Container>, SandboxError> {
+        let (made_for, known) = self.known(id)?;
+        // What a call asks for is never less than what it gets.
+        if made_for != (Key { place: made_for.place.clone(), ..Key::of(confinement) }) {
+            return Err(of_another_shape(id));
+        }
+        if known.is_intact() { Ok(known) } else { Err(no_longer_intact(id)) }
+    }
+
+    /// The container of a session, made if there is none, or a new one with a name, perhaps within another.
+    async fn kept(
+        self: &Arc<Self>,
+        confinement: &Confinement,
+        outer: Option<&Container>,
+    ) -> Result<Arc<Container>, SandboxError> {
+        let key = Key::of(confinement);
         let id = match &confinement.place {
-            Place::Sandbox(id) if !create => {
-                let kept = lock(&self.kept);
-                let mut all = kept.iter().filter_map(|(key, cell)| Some((key, cell.get()?)));
-                let (made_for, known) =
-                    all.find(|(_, one)| one.made().id == *id).ok_or_else(|| SandboxError::missing(id))?;
-                // What a call asks for is never less than what it gets.
-                let asked = Key { place: made_for.place.clone(), ..key };
-                if *made_for != asked {
-                    return Err(of_another_shape(id));
-                }
-                return if known.is_intact() { Ok(Arc::clone(known)) } else { Err(no_longer_intact(id)) };
-            }
             Place::Sandbox(id) => id.clone(),
             Place::Own | Place::Session(_) => next_id(self.options.level),
         };
         let known = lock(&self.kept).get(&key).and_then(|cell| cell.get().cloned());
         if let Some(lost) = known.filter(|container| container.is_gone() || !container.is_intact()) {
-            self.forget(|other| other.made() == lost.made());
-            if lost.is_gone() {
-                // While nobody used it.
-                self.end(lost).await;
-            } else {
-                // What still runs in it goes on; it ends with the last of them.
-                self.tell(SandboxChange::Destroyed(lost.made().clone()));
-                let _ = tokio::task::spawn_blocking(move || drop(lost)).await;
-            }
+            self.give_up(lost).await;
         }
-        let cell = Arc::clone(lock(&self.kept).entry(key.clone()).or_default());
-        let build = async || {
-            let container = self.build(confinement, id).await?;
+        let made = kept_or_built(&self.kept, key, async {
+            let container = self.build(confinement, id, outer).await?;
             self.tell(SandboxChange::Created(container.made().clone()));
             Ok(container)
-        };
-        let made = cell.get_or_try_init(build).await.cloned();
-        match &made {
-            Ok(_) => self.employ_janitor(),
-            Err(_) => drop(lock(&self.kept).remove(&key)),
-        }
-        made
+        });
+        let made = made.await?;
+        self.employ_janitor();
+        Ok(made)
     }
 
-    async fn build(&self, confinement: &Confinement, id: SandboxId) -> Result<Arc<Container>, SandboxError> {
+    async fn build(
+        &self,
+        confinement: &Confinement,
+        id: SandboxId,
+        outer: Option<&Container>,
+    ) -> Result<Arc<Container>, SandboxError> {
         let base = self.base.get_or_try_init(|| self.lay_base()).await?;
-        let made = SandboxRef { id, level: self.options.level };
-        let (runtime, ground) = (base.runtime.clone(), Arc::clone(&base.ground));
-        Container::start(made, confinement, runtime, ground, &base.hierarchy).await
+        let level = self.options.level;
+        let within = match (&confinement.place, outer) {
+            (_, Some(outer)) => Within::Container(outer),
+            (Place::Session(key), None) => {
+                let nest = self.sessions.nest(key, level, &confinement.place_limits, &base.hierarchy);
+                let failed = |error| SandboxError::Creation { reason: format!("{level}: making a cgroup: {error}") };
+                Within::Session(nest.map_err(failed)?)
+            }
+            (Place::Own | Place::Sandbox(_), None) => Within::Executor,
+        };
+        Container::start(SandboxRef { id, level }, confinement, base, within).await
+    }
+
+    /// Takes a container out of the books that is lost, or whose walls no longer hold.
+    async fn give_up(&self, lost: Arc<Container>) {
+        for one in self.forget(|other| other.made() == lost.made()) {
+            if Arc::ptr_eq(&one, &lost) && !lost.is_gone() {
+                // What still runs in it goes on; it ends with the last of them.
+                self.tell(SandboxChange::Destroyed(lost.made().clone()));
+            } else {
+                self.end(one).await;
+            }
+        }
+        let _ = tokio::task::spawn_blocking(move || drop(lost)).await;
     }
 
     /// Makes what all containers need, and removes what dead executors left of theirs.
     async fn lay_base(&self) -> Result<Base, SandboxError> {
         let creation = |reason: String| SandboxError::Creation { reason };
-        let program = self.program().map_err(|problem| creation(problem.to_string()))?;
+        let program = self.program().map_err(|problem| problem.at(self.options.level))?;
         let options = self.options.clone();
         let work = move || -> std::io::Result<Base> {
             let OciOptions { level, rootfs, state, home: user_home, .. } = options;
             std::fs::create_dir_all(&state)?;
             let state = state.canonicalize()?;
-            home::sweep(&state, level.as_str(), Some(&program));
+            home::sweep_folder(&state, |of| if of == level { Some(program.clone()) } else { runtime::installed(of) });
             let hierarchy = Hierarchy::find();
             hierarchy.sweep();
             let image = match rootfs {
@@ -366,15 +420,9 @@ impl Shared {
     /// The runtime's program, if it can be used at all.
     fn program(&self) -> Result<PathBuf, OciProblem> {
         let level = self.options.level;
-        let (name, package) = match level {
-            Level::Runc => ("runc", "apt-get install runc"),
-            Level::Crun => ("crun", "apt-get install crun"),
-            Level::Youki => ("youki", "see its releases at github.com/youki-dev/youki"),
-            Level::Gvisor => ("runsc", "apt-get install runsc"),
-            Level::None | Level::Native | Level::Firecracker => {
-                let problem = format!("the level `{level}` has no OCI runtime");
-                return Err(OciProblem { problem, hint: "choose `runc`, `crun`, `youki` or `gvisor`".into() });
-            }
+        let Some(name) = runtime::name(level) else {
+            let problem = format!("the level `{level}` has no OCI runtime");
+            return Err(OciProblem { problem, hint: "choose `runc`, `crun`, `youki` or `gvisor`".into() });
         };
         if !rustix::process::geteuid().is_root() {
             let problem = format!("the level `{level}` needs root");
@@ -382,34 +430,30 @@ impl Shared {
         }
         let candidates = match &self.options.program {
             Some(program) => vec![program.clone()],
-            None => FOLDERS.map(|folder| Path::new(folder).join(name)).into(),
+            None => runtime::candidates(level),
         };
         let found = candidates.iter().find(|path| path.is_file());
         found.cloned().ok_or_else(|| {
             let looked: Vec<_> = candidates.iter().map(|path| path.display().to_string()).collect();
             let problem = format!("there is no runtime `{name}`: none of {} is a program", looked.join(", "));
-            OciProblem { problem, hint: format!("install it ({package}), or say where it is") }
+            let package = match level {
+                Level::Youki => "see its releases at github.com/youki-dev/youki".to_owned(),
+                _ => format!("apt-get install {name}"),
+            };
+            OciProblem { problem, hint: format!("install it ({package})") }
         })
     }
 
-    fn hint(&self, problem: &str) -> String {
-        if problem.contains("hybrid") {
-            return "boot with `systemd.unified_cgroup_hierarchy=1` to have cgroup v2 alone, or use the level `runc`"
-                .into();
-        }
-        format!("see that the runtime runs containers by itself, or use another level than `{}`", self.options.level)
-    }
-
-    /// Takes containers out of the books.
+    /// Takes containers out of the books, with those that were made within them, which come first.
     fn forget(&self, which: impl Fn(&Container) -> bool) -> Vec<Arc<Container>> {
+        let mut kept = lock(&self.kept);
         let mut forgotten = Vec::new();
-        lock(&self.kept).retain(|_, cell| match cell.get() {
-            Some(container) if which(container) => {
-                forgotten.push(Arc::clone(container));
-                false
-            }
-            _ => true,
-        });
+        let mut found = take(&mut kept, which);
+        while !found.is_empty() {
+            forgotten.extend(found.iter().cloned());
+            found = take(&mut kept, |one| found.iter().any(|outer| one.within.as_ref() == Some(&outer.made().id)));
+        }
+        forgotten.reverse();
         forgotten
     }
 
@@ -424,26 +468,15 @@ impl Shared {
             listener(change);
         }
     }
+}
 
-    /// Lets somebody look from time to time for containers that nobody uses.
-    fn employ_janitor(self: &Arc<Self>) {
-        if self.has_janitor.set(()).is_err() {
-            return;
-        }
-        let (shared, idle_max) = (Arc::downgrade(self), self.options.idle_max);
-        let every = (idle_max / 4).clamp(Duration::from_millis(50), Duration::from_secs(30));
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(every).await;
-                let Some(shared) = Weak::upgrade(&shared) else { return };
-                let is_stale =
-                    |one: &Container| one.idle_since().is_some_and(|since| since + idle_max < Instant::now());
-                for container in shared.forget(|one| is_stale(one) || one.is_gone()) {
-                    shared.end(container).await;
-                }
-            }
-        });
-    }
+/// Takes containers out of the books, and nothing else.
+fn take(
+    kept: &mut HashMap<Key, Arc<OnceCell<Arc<Container>>>>,
+    which: impl Fn(&Container) -> bool,
+) -> Vec<Arc<Container>> {
+    let taken = kept.extract_if(|_, cell| cell.get().is_some_and(|container| which(container)));
+    taken.filter_map(|(_, cell)| cell.get().cloned()).collect()
 }
 
 /// Removes a folder as soon as it is empty: what is held in it goes with the container, which is removed in the background.
@@ -457,6 +490,18 @@ pub(crate) async fn remove_emptied(folder: &Path) {
             _ => break,
         }
     }
+}
+
+/// What to do about a runtime that complains like this.
+fn unusable(level: Level, problem: String) -> OciProblem {
+    let hint = if problem.contains("hybrid") {
+        "boot with `systemd.unified_cgroup_hierarchy=1` to have cgroup v2 alone, or use the level `runc`".into()
+    } else if problem.contains("\"sh\"") {
+        "give programs a system with `sh` and `sleep` in it".into()
+    } else {
+        format!("see that the runtime runs containers by itself, or use another level than `{level}`")
+    };
+    OciProblem { problem, hint }
 }
 
 /// A name of its own for each container, also among several executors on one machine.

@@ -20,6 +20,31 @@ use crate::wire::{RunLimits, RunOrder, WardenOrder};
 /// All the environment that a runtime gets.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// Where runtimes are looked for.
+const FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+
+/// What the program of a level's runtime is called, if it has one.
+pub(super) fn name(level: Level) -> Option<&'static str> {
+    match level {
+        Level::Runc => Some("runc"),
+        Level::Crun => Some("crun"),
+        Level::Youki => Some("youki"),
+        Level::Gvisor => Some("runsc"),
+        Level::None | Level::Native | Level::Firecracker => None,
+    }
+}
+
+/// Where the program of a level's runtime may be.
+pub(super) fn candidates(level: Level) -> Vec<PathBuf> {
+    let name = name(level).into_iter();
+    name.flat_map(|name| FOLDERS.map(|folder| Path::new(folder).join(name))).collect()
+}
+
+/// The program of a level's runtime, if it is there.
+pub(crate) fn installed(level: Level) -> Option<PathBuf> {
+    candidates(level).into_iter().find(|path| path.is_file())
+}
+
 /// A runtime's program.
 #[derive(Debug, Clone)]
 pub(super) struct Runtime {
@@ -138,6 +163,11 @@ pub(super) fn complaint(log: &Path) -> Option<String> {
         matches!(level, "error" | "fatal" | "ERROR")
     });
     errors.filter_map(|entry| Some(entry.get("msg")?.as_str()?.trim().to_owned())).last()
+}
+
+/// A complaint of a runtime that had too little for itself, with the reason.
+pub(super) fn too_little(told: &str, limit: &str, allowed: u64) -> String {
+    format!("{told}; the limit `{limit}`, which is {allowed} here, leaves too little for the runtime itself")
 }
 
 /// Why a command could not be started, from what the runtime complained.

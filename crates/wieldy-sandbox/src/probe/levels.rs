@@ -201,9 +201,9 @@ async fn installed(options: &ProbeOptions, level: Level, program: &str) -> Probe
 /// Without it there is nothing to try.
 #[cfg(not(feature = "firecracker"))]
 async fn firecracker(_options: &ProbeOptions) -> Probed {
-    let hint = "build wieldy with `--features firecracker`; it also needs `firecracker` itself, /dev/kvm, and a kernel and a root file \
-                system for guests";
-    Probed::fails(Level::Firecracker.as_str(), "this program was built without it", hint)
+    let absent = crate::Absent::firecracker();
+    let (problem, hint) = absent.reason();
+    Probed::fails(Level::Firecracker.as_str(), problem, hint)
 }
 
 /// Whether everything is there that a guest needs, and if so, whether one boots and runs a program.

@@ -103,7 +103,8 @@ async fn a_container_that_does_not_start_leaves_nothing(level: Level) {
     for _ in 0..2 {
         let world = driver.world("true", &[]);
         let error = world.run().await.unwrap_err();
-        assert!(matches!(error, SandboxError::Creation { .. }), "{error:?}");
+        let SandboxError::Unavailable { hint, .. } = &error else { panic!("{error:?}") };
+        assert_eq!(hint, "give programs a system with `sh` and `sleep` in it", "{error}");
     }
     driver.close().await;
 }

@@ -2,8 +2,22 @@
 //!
 //! What every backend promises is in the suite that they all run; `suite.rs` says what these levels cannot keep of it. Here is the rest.
 
+/// Each of these tests with each of the runtimes.
+macro_rules! with_each_runtime {
+    ($($name:ident)*) => {
+        mod runc {
+            $(#[tokio::test] async fn $name() { super::$name(super::Level::Runc).await })*
+        }
+        mod gvisor {
+            $(#[tokio::test] async fn $name() { super::$name(super::Level::Gvisor).await })*
+        }
+    };
+}
+
 mod entering;
+mod figures;
 mod images;
+mod nesting;
 pub(crate) mod suite;
 
 use std::fs;
@@ -14,8 +28,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use wieldy_core::{
-    Confinement, Ended, Enforcement, Enforcer, Level, Network, Overrun, Place, ResourceLimits, Sandbox, SandboxError,
-    SessionKey, Terminal,
+    CallError, Code, Confinement, Ended, Enforcement, Enforcer, Level, Network, Overrun, Place, ResourceLimits,
+    Sandbox, SandboxError, SessionKey, Terminal,
 };
 use wieldy_sandbox::{Oci, OciOptions, OciProblem};
 
@@ -109,6 +123,11 @@ fn processes_of(state: &str) -> Vec<String> {
 }
 
 fn cgroups_of(process: u32) -> Vec<String> {
+    cgroups_named(&format!("wieldy-{process}-"))
+}
+
+/// All control groups whose names begin like this.
+fn cgroups_named(name: &str) -> Vec<String> {
     fn search(folder: &Path, name: &str, found: &mut Vec<String>) {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -121,7 +140,7 @@ fn cgroups_of(process: u32) -> Vec<String> {
         }
     }
     let mut found = Vec::new();
-    search(Path::new("/sys/fs/cgroup"), &format!("wieldy-{process}-"), &mut found);
+    search(Path::new("/sys/fs/cgroup"), name, &mut found);
     found
 }
 
@@ -132,18 +151,6 @@ pub(crate) fn say(text: &str) {
 
 fn session(name: &str) -> Place {
     Place::Session(SessionKey { tenant: None, agent: "agent".into(), session: name.into() })
-}
-
-/// Each of these tests with each of the runtimes.
-macro_rules! with_each_runtime {
-    ($($name:ident)*) => {
-        mod runc {
-            $(#[tokio::test] async fn $name() { super::$name(super::Level::Runc).await })*
-        }
-        mod gvisor {
-            $(#[tokio::test] async fn $name() { super::$name(super::Level::Gvisor).await })*
-        }
-    };
 }
 
 with_each_runtime! {
@@ -488,7 +495,9 @@ async fn what_a_killed_executor_left_is_swept(level: Level) {
         say(&format!("ready {} {}", world.command.environment["MARK"], world.workspace.path().display()));
         std::future::pending::<()>().await;
     }
-    let Some(driver) = Driver::new(level) else { return };
+    // Whoever comes next, at whatever level, removes what is left of all.
+    let next = if level == Level::Runc { Level::Gvisor } else { Level::Runc };
+    let Some(driver) = Driver::new(next).filter(|_| is_there(level)) else { return };
     let state = driver.state.path().to_str().unwrap().to_owned();
     let name =
         format!("oci::{}::what_a_killed_executor_left_is_swept", if level == Level::Runc { "runc" } else { "gvisor" });
@@ -537,13 +546,46 @@ async fn a_runtime_that_does_not_work_says_why_and_nothing_else_runs_instead() {
         return;
     };
     let problem = "there is no runtime `runc`: none of /no/runc is a program".to_owned();
-    let hint = "install it (apt-get install runc), or say where it is".to_owned();
-    let wanted = format!("cannot make a sandbox: {problem}; {hint}");
-    assert_eq!(driver.oci.probe().await, Err(OciProblem { problem, hint }));
+    let hint = "install it (apt-get install runc)".to_owned();
+    let wanted = format!("the isolation level `runc` does not work here: {problem}");
+    assert_eq!(driver.oci.probe().await, Err(OciProblem { problem, hint: hint.clone() }));
     let world = driver.bash("touch ran");
-    assert_eq!(world.run().await.unwrap_err().to_string(), wanted);
+    let error = CallError::from(world.run().await.unwrap_err());
+    assert_eq!((error.code, error.message, error.suggestion), (Code::SandboxCreationFailed, wanted, Some(hint)));
+    assert_eq!(error.details["level"], "runc");
     assert!(!world.workspace.path().join("ran").exists());
     drop(world);
+    driver.close().await;
+}
+
+/// Two calls come at once; the container that the first one makes fails, and the second one makes another.
+#[tokio::test]
+async fn a_container_that_is_made_after_another_failed_is_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let (runtime, tried) = (folder.path().join("runtime"), folder.path().join("tried"));
+    let fail_once = format!(
+        "#!/bin/sh\ncase \"$*\" in *' run '*) mkdir {} 2>/dev/null && sleep 0.5 && exit 1;; esac\nexec runc \"$@\"\n",
+        tried.display()
+    );
+    fs::write(&runtime, fail_once).unwrap();
+    fs::set_permissions(&runtime, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let Some(driver) = Driver::with(Level::Runc, |options| OciOptions { program: Some(runtime), ..options }) else {
+        return;
+    };
+    let mut first = driver.bash("echo first");
+    first.confinement.place = session("s");
+    let second = driver.bash_beside(&first, "echo ready; sleep 1000");
+    let (first, failing) = first.start();
+    eventually(PATIENCE, "the first one is being made", || tried.exists()).await;
+    let (second, running) = second.start();
+    let error = failing.await.unwrap().unwrap_err().to_string();
+    assert!(error.contains("its first process ended at once"), "{error}");
+    second.printed.contains("ready").await;
+    let listed: Vec<_> = driver.oci.list().into_iter().map(|one| one.sandbox.id).collect();
+    assert_eq!(listed.len(), 1);
+    assert!(driver.oci.destroy(&listed[0]).await);
+    assert!(running.await.unwrap().is_err_and(|error| error.is_crash()));
+    drop((first, second));
     driver.close().await;
 }
 
@@ -555,6 +597,10 @@ async fn crun_works_or_says_in_its_own_words_why_not() {
         Err(OciProblem { problem, hint }) => {
             assert!(problem.contains("cgroups in hybrid mode not supported"), "{problem}");
             assert!(hint.contains("cgroup v2 alone"), "{hint}");
+            // A call is told the same.
+            let error = CallError::from(driver.bash("true").run().await.unwrap_err());
+            assert!(error.message.ends_with(&problem), "{}", error.message);
+            assert_eq!((error.suggestion, error.details["level"].as_str()), (Some(hint), Some("crun")));
         }
     }
     driver.close().await;
