@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use wieldy_core::SandboxChange;
 
 use super::standing::Standing;
-use super::{Shared, lock};
+use super::{Key, Shared, lock};
 
 /// How often sandboxes are looked at in which something runs.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -33,10 +33,29 @@ impl Shared {
         });
     }
 
-    /// Ends what nobody has used for so long.
+    /// Takes sandboxes out of the books, with those that were made within them, which come first.
+    pub(super) fn forget(&self, which: impl Fn(&Key, &Standing) -> bool) -> Vec<Arc<Standing>> {
+        let mut kept = lock(&self.kept);
+        let mut take = |which: &dyn Fn(&Key, &Standing) -> bool| {
+            let taken = kept.extract_if(|key, cell| cell.get().is_some_and(|standing| which(key, standing)));
+            taken.filter_map(|(_, cell)| cell.get().cloned()).collect::<Vec<_>>()
+        };
+        let mut forgotten = Vec::new();
+        let mut found = take(&which);
+        while !found.is_empty() {
+            let outer: Vec<_> = found.iter().map(|outer| outer.made().id.clone()).collect();
+            forgotten.append(&mut found);
+            found = take(&|_, one| one.within().is_some_and(|within| outer.contains(within)));
+        }
+        forgotten.reverse();
+        forgotten
+    }
+
+    /// Ends what nobody has used for so long. One with others in it is in use.
     async fn end_stale(&self, idle_max: Duration) {
         let is_stale = |one: &Standing| one.idle_since().is_some_and(|since| since + idle_max < Instant::now());
-        let mut stale = self.forget(|_, one| is_stale(one));
+        let outer: Vec<_> = lock(&self.kept).values().filter_map(|cell| cell.get()?.within().cloned()).collect();
+        let mut stale = self.forget(|_, one| is_stale(one) && !outer.contains(&one.made().id));
         for spares in lock(&self.spares).values_mut() {
             let (old, fresh) = std::mem::take(spares).into_iter().partition(|spare| is_stale(spare));
             *spares = fresh;
@@ -68,7 +87,13 @@ impl Shared {
     pub(super) async fn give_up(&self, standing: Arc<Standing>) {
         standing.condemn();
         let made = standing.made().clone();
-        let was_known = !self.forget(|_, other| *other.made() == made).is_empty();
+        let (own, inner): (Vec<_>, Vec<_>) =
+            self.forget(|_, other| *other.made() == made).into_iter().partition(|one| *one.made() == made);
+        for inner in inner {
+            self.end(inner).await;
+        }
+        let was_known = !own.is_empty();
+        drop(own);
         standing.end(false).await;
         if was_known {
             self.tell(SandboxChange::Destroyed(made));

@@ -193,7 +193,13 @@ impl Sandbox for Native {
             };
             // Each has a name of its own, also one that is made within another.
             confinement.place = Place::Sandbox(next_id());
-            Ok(self.shared.kept(&confinement, within.as_deref()).await?.status())
+            let made = self.shared.kept(&confinement, within.as_deref()).await?;
+            if let Some(outer) = within.filter(|outer| self.shared.known(&outer.made().id).is_err()) {
+                // It went while this one was made, which should have gone with it.
+                self.destroy(&made.made().id).await;
+                return Err(SandboxError::missing(&outer.made().id));
+            }
+            Ok(made.status())
         })
     }
 
@@ -204,11 +210,12 @@ impl Sandbox for Native {
 
     fn destroy<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, bool> {
         Box::pin(async move {
-            let Some(standing) = self.shared.forget(|_, standing| standing.made().id == *id).pop() else {
-                return false;
-            };
-            self.shared.end(standing).await;
-            true
+            let forgotten = self.shared.forget(|_, standing| standing.made().id == *id);
+            let was_there = !forgotten.is_empty();
+            for standing in forgotten {
+                self.shared.end(standing).await;
+            }
+            was_there
         })
     }
 
@@ -297,7 +304,8 @@ impl Shared {
     fn known(&self, id: &SandboxId) -> Result<(Key, Arc<Standing>), SandboxError> {
         let kept = lock(&self.kept);
         let mut all = kept.iter().filter_map(|(key, cell)| Some((key, cell.get()?)));
-        let found = all.find(|(_, one)| one.made().id == *id);
+        // It is used from now on, so that nobody ends it meanwhile for being idle.
+        let found = all.find(|(_, one)| one.made().id == *id).inspect(|(_, one)| one.touch());
         found.map(|(key, one)| (key.clone(), Arc::clone(one))).ok_or_else(|| SandboxError::missing(id))
     }
 
@@ -375,7 +383,10 @@ impl Shared {
         let mut holds = || self.plans.still_hold(recalled.take());
         let (planned, hierarchy) = (Planned::new(plan), self.hierarchy());
         let built = Standing::build(blank, confinement, planned, &mut holds, &self.owners, hierarchy).await;
-        if built.is_err() && !holds() { Err(NotBuilt::Outdated) } else { built }
+        match built {
+            Err(_) if !holds() => Err(NotBuilt::Outdated),
+            built => built.inspect(|built| built.is_within(within)),
+        }
     }
 
     /// The first process of a session's new sandbox, whose limits are those of all that it has.
@@ -454,19 +465,6 @@ impl Shared {
             let _ = std::thread::Builder::new().name("wieldy-sweep".into()).spawn(move || of_the_dead.sweep());
             hierarchy
         })
-    }
-
-    /// Takes sandboxes out of the books.
-    fn forget(&self, which: impl Fn(&Key, &Standing) -> bool) -> Vec<Arc<Standing>> {
-        let mut forgotten = Vec::new();
-        lock(&self.kept).retain(|key, cell| match cell.get() {
-            Some(standing) if which(key, standing) => {
-                forgotten.push(Arc::clone(standing));
-                false
-            }
-            _ => true,
-        });
-        forgotten
     }
 
     async fn end(&self, standing: Arc<Standing>) {

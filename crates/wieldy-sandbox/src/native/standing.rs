@@ -63,6 +63,8 @@ pub(super) struct Standing {
     executed: AtomicU64,
     running: AtomicUsize,
     used_at: Mutex<Instant>,
+    /// Which one it was made within.
+    within: OnceLock<SandboxId>,
 }
 
 /// How a command went, and what its session or sandbox as a whole must know of it.
@@ -109,10 +111,8 @@ impl Standing {
         let order = InitOrder::Build(Box::new(BuildOrder { steps: left, sources, proxied: allowed.is_some() }));
         init.send(&order, &beside).await.map_err(|error| failed("giving the order", &error))?;
         drop(mounts);
-        // From here on it is at work. Beside the berth, the init itself is in the first group; what the first command may use is most likely this.
-        let limited = group.set(&group_limits(&confinement.place_limits, 0));
-        let limited = limited.and_then(|()| first.set(&group_limits(&confinement.limits, 2)));
-        limited.map_err(|error| failed("limiting a cgroup", &error))?;
+        // From here on it is at work.
+        limit(&group, &first, confinement).map_err(|error| failed("limiting a cgroup", &error))?;
         if !holds() {
             return Err(NotBuilt::Outdated);
         }
@@ -150,6 +150,7 @@ impl Standing {
             executed: AtomicU64::new(0),
             running: AtomicUsize::new(0),
             used_at: Mutex::new(Instant::now()),
+            within: OnceLock::new(),
         }))
     }
 
@@ -181,6 +182,18 @@ impl Standing {
     /// Makes a group for a sandbox within this one, unless this one is about to go.
     pub(super) fn room_for(&self, id: &SandboxId) -> io::Result<Option<Group>> {
         nest::below(&self.group, id)
+    }
+
+    /// Notes which one it was made within, if it was.
+    pub(super) fn is_within(&self, outer: Option<&Self>) {
+        if let Some(outer) = outer {
+            let _ = self.within.set(outer.made.id.clone());
+        }
+    }
+
+    /// Which one it was made within.
+    pub(super) fn within(&self) -> Option<&SandboxId> {
+        self.within.get()
     }
 
     /// Somebody is about to use it.
@@ -384,6 +397,13 @@ impl Standing {
     pub(super) async fn end(self: Arc<Self>, linger: bool) {
         let _ = settle(&self.warden, self.init_pid, linger).await;
     }
+}
+
+/// Limits what a sandbox may use as a whole, and the group of its first berth: what the first command may use is most likely this.
+fn limit(group: &Group, first: &Group, confinement: &Confinement) -> io::Result<()> {
+    group.set(&group_limits(&confinement.place_limits, 0))?;
+    // Beside the berth, the init itself is in it.
+    first.set(&group_limits(&confinement.limits, 2))
 }
 
 /// Has the warden hold what a sandbox protects, and says which file each thing is that is hidden or protected in it.

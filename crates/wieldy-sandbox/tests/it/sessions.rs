@@ -162,9 +162,15 @@ async fn a_sandbox_that_is_made_within_another_is_one_of_its_own() {
     let look = "test -e /tmp/note && echo there || echo nowhere";
     assert_eq!(said(&native, Place::Sandbox(outer.clone()), &world, look).await, "there\n");
     assert_eq!(said(&native, Place::Sandbox(same.clone()), &world, look).await, "nowhere\n");
+    world.confinement.place = Place::Sandbox(same.clone());
+    let innermost = native.create(&world.confinement).await.unwrap().sandbox.id;
+    assert!(native.destroy(&other).await);
+    assert_eq!(ids(), [&outer, &same, &innermost].map(Clone::clone).into());
+    assert_eq!(said(&native, Place::Sandbox(outer.clone()), &world, look).await, "there\n");
+    // What is in it goes with it.
     assert!(native.destroy(&outer).await);
-    assert_eq!(ids(), [&same, &other].map(Clone::clone).into());
-    assert_eq!(said(&native, Place::Sandbox(same), &world, "echo here").await, "here\n");
+    assert_eq!(ids(), [].into());
+    world.confinement.place = Place::Sandbox(outer.clone());
     let refused = native.create(&world.confinement).await.unwrap_err().to_string();
     assert_eq!(
         refused,
