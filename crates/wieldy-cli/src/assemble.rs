@@ -1,7 +1,7 @@
 //! From a configuration to an executor: the one place where the parts are plugged together.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
@@ -12,9 +12,12 @@ use wieldy::{
     SharedTool, Store, Unbound, history_tools,
 };
 
-use crate::config::{Config, Environment, Origin};
+use crate::config::{Config, Environment, FILE_NAME, Origin};
 use crate::exit::Failure;
 use crate::history::{self, History};
+
+/// The folder of a project for what this program should know.
+const PROJECT_FOLDER: &str = ".wieldy";
 
 /// What an executor is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,8 +123,8 @@ fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder
     Ok(builder)
 }
 
-/// What programs see and do not see: what the configuration says, and never the history and its key.
-/// What programs and file tools see and may change of the files, with what is the executor's own.
+/// What programs and file tools see and may change of the files: what the configuration says, and never the history, its key, and what the
+/// executor goes by.
 pub(crate) fn files(config: &Config, environment: &Environment) -> FileRules {
     let mut files = config.sandbox.files.clone();
     // What is not there yet is not seen either.
@@ -129,21 +132,33 @@ pub(crate) fn files(config: &Config, environment: &Environment) -> FileRules {
     let state = Some(&config.state).filter(|state| !state.as_os_str().is_empty()).cloned();
     files.own.extend(environment.config_folder().into_iter().chain(state).map(|path| whole(&path)));
     let workspace = whole(&config.workspace);
-    // By the name that they were asked for, and by their own if that was a link.
-    let settings = config.file.iter().chain(&config.manifests).flat_map(|path| {
-        let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        [path.file_name().map(|name| whole(above).join(name)), Some(whole(path))].into_iter().flatten()
-    });
-    files.protected.extend(settings.filter(|path| path.starts_with(&workspace) && *path != workspace));
+    // What is read from the folder that the next one starts in, too, whether it is there or not.
+    let here = [PathBuf::from(FILE_NAME), PathBuf::from(PROJECT_FOLDER)];
+    let settings = config.file.iter().chain(&config.manifests).chain(&here);
+    files.protected.extend(settings.flat_map(|path| in_workspace(path, &config.workspace)));
     if environment.home().is_some_and(|home| whole(home) == workspace) {
         files.protected.extend(PROTECTED_AT_HOME.map(PathBuf::from));
     }
     files
 }
 
-/// The path that means the same wherever a sandbox starts.
+/// The path that means the same wherever a sandbox starts: without links, as far as it is there.
 pub(crate) fn whole(path: &Path) -> PathBuf {
-    path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned())
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let real = |above: &Path| Some(above.canonicalize().ok()?.join(path.strip_prefix(above).ok()?));
+    let mut ways = path.ancestors().filter_map(real);
+    // Joining nothing would add a slash.
+    path.canonicalize().ok().or_else(|| ways.next()).unwrap_or_else(|| path.clone())
+}
+
+/// The way to a file from the workspace that it is in, through the links that it was asked for by.
+fn in_workspace(path: &Path, workspace: &Path) -> Vec<PathBuf> {
+    let (asked, given) = (std::path::absolute(path).ok(), std::path::absolute(workspace).ok());
+    let roots = [Some(whole(workspace)), given].into_iter().flatten();
+    let ways = roots.filter_map(|root| asked.as_ref()?.strip_prefix(root).ok().map(Path::to_owned));
+    let real = whole(path).strip_prefix(whole(workspace)).ok().map(Path::to_owned);
+    let is_way = |way: &PathBuf| way.components().all(|part| matches!(part, Component::Normal(_)));
+    ways.chain(real).filter(|way| !way.as_os_str().is_empty() && is_way(way)).collect()
 }
 
 /// How the native level is set up.
@@ -276,7 +291,7 @@ pub(crate) fn implement(
 fn manifest_paths(config: &Config, environment: &Environment) -> Result<Vec<PathBuf>, Failure> {
     let mut paths = config.manifests.clone();
     let of_user = environment.config_folder().map(|folder| folder.join("tools"));
-    for folder in std::iter::once(PathBuf::from(".wieldy/tools")).chain(of_user) {
+    for folder in std::iter::once(Path::new(PROJECT_FOLDER).join("tools")).chain(of_user) {
         let Ok(entries) = folder.read_dir() else { continue };
         let found = entries.filter_map(|entry| Some(entry.ok()?.path()));
         let mut found: Vec<PathBuf> = found.filter(|path| is_manifest(path)).collect();

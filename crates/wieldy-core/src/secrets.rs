@@ -77,7 +77,9 @@ pub const PROTECTED: [&str; 12] = [
 ];
 
 /// What is executed when somebody logs in, or opens a terminal, where the workspace is that person's home folder.
-pub const PROTECTED_AT_HOME: [&str; 16] = [
+pub const PROTECTED_AT_HOME: [&str; 20] = [
+    ".aws",
+    ".bash_aliases",
     ".bash_login",
     ".bash_logout",
     ".bash_profile",
@@ -88,8 +90,10 @@ pub const PROTECTED_AT_HOME: [&str; 16] = [
     ".config/git",
     ".config/systemd",
     ".gitconfig",
+    ".kube",
     ".pam_environment",
     ".profile",
+    ".ssh",
     ".zlogin",
     ".zprofile",
     ".zshenv",

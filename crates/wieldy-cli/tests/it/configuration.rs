@@ -319,3 +319,27 @@ fn what_wieldy_and_its_user_go_by_is_not_changed_by_what_it_runs() {
     assert!(told.starts_with("exit: 0\n----- stdout -----\non\n"), "{told}");
     assert!(!world.path(".zshrc").exists(), "what was held is gone");
 }
+
+/// P-SBX-07, where what wieldy goes by is reached through links, or is in the folder that it starts in.
+#[test]
+fn what_wieldy_goes_by_is_found_through_links_and_below_the_workspace() {
+    let world = World::new().file("real/my.toml", "").file("sub/x", "").file("home/x", "");
+    std::os::unix::fs::symlink("real", world.path("conf")).unwrap();
+    std::os::unix::fs::symlink("home", world.path("linked-home")).unwrap();
+    let told = world.run(&["call", "Delete", "path=conf", "--config", "conf/my.toml"]);
+    assert!(told.contains("E3105"), "{told}");
+    let told = world.run(&["call", "Bash", "command=rm conf", "--config", "conf/my.toml"]);
+    assert!(world.path("conf").is_symlink(), "{told}");
+    let home = world.path("linked-home").to_str().unwrap().to_owned();
+    let world = world.variable("HOME", &home);
+    for (folder, workspace, path) in [
+        ("sub", "..", "sub/wieldy.toml"),
+        ("sub", "..", "sub/.wieldy/tools/mine.toml"),
+        ("linked-home", ".", ".config/wieldy/wieldy.toml"),
+    ] {
+        let mut command = world.command(&["call", "Write", &format!("path={path}"), "content=mine"]);
+        command.args(["create_folders:=true", "--workspace", workspace]).current_dir(world.path(folder));
+        let told = String::from_utf8(command.output().unwrap().stderr).unwrap();
+        assert!(told.contains("E3105"), "{path}: {told}");
+    }
+}

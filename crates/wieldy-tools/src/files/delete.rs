@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
+use super::guard::Guard;
 use super::stale::{note_gone, refuse_stale};
 use super::workspace::{Folders, LastLink, Place, Workspace, open_plain_folder};
 
@@ -87,14 +88,16 @@ impl From<NotDeleted> for RunError {
 }
 
 fn delete(workspace: &Workspace, args: &DeleteArgs, run: &Run) -> Result<Outcome, NotDeleted> {
-    let place = find(workspace, args, run)?;
+    let guard = &workspace.guard(&run.confinement().files);
+    let place = find(workspace, args, guard, run)?;
     let _alone = workspace.writing(&place.key);
     let name = Path::new(&place.name);
     let metadata = place.folder.symlink_metadata(name);
     let metadata = metadata.map_err(|source| FileError::io("look at", &place.key, source))?;
     let removed = if metadata.is_dir() {
         if args.recursive {
-            check_all(workspace, Path::new(&place.key), run)?;
+            let real = workspace.real(&place.folder).map_or_else(|| place.key.clone().into(), |above| above.join(name));
+            check_all(guard, &place.folder, name, &real, 0)?;
         }
         let mut removal = Removal { removed: 0, stop: run.stop() };
         removal.folder(&place, args.recursive).map_err(|error| NotDeleted { error, removed: removal.removed })?;
@@ -116,9 +119,9 @@ fn delete(workspace: &Workspace, args: &DeleteArgs, run: &Run) -> Result<Outcome
         .structured(json!({ "path": place.key, "removed": removed })))
 }
 
-fn find(workspace: &Workspace, args: &DeleteArgs, run: &Run) -> Result<Place, FileError> {
+fn find(workspace: &Workspace, args: &DeleteArgs, guard: &Guard<'_>, run: &Run) -> Result<Place, FileError> {
     let given = workspace.given(&args.path)?;
-    let place = match workspace.place(&given, Folders::Demanded, LastLink::Itself, &run.confinement().files) {
+    let place = match workspace.place(&given, Folders::Demanded, LastLink::Itself, guard) {
         // A path that ends in no name is the root, or goes up from somewhere.
         Err(FileError::Kind { is: "a folder", .. }) => {
             return Err(FileError::refused(
@@ -132,26 +135,24 @@ fn find(workspace: &Workspace, args: &DeleteArgs, run: &Run) -> Result<Place, Fi
         if error.kind() == io::ErrorKind::NotFound {
             note_gone(workspace, run, &place.key);
         }
-        return Err(workspace.missing(&given, FileError::io("delete", &given, error)));
+        return Err(workspace.missing(guard, &given, FileError::io("delete", &given, error)));
     }
     Ok(place)
 }
 
-/// Refuses to remove a folder with something in it that must stay, before anything is gone.
-fn check_all(workspace: &Workspace, folder: &Path, run: &Run) -> Result<(), FileError> {
-    let mut ahead = vec![folder.to_owned()];
-    while let Some(folder) = ahead.pop() {
-        let failed = |source| FileError::io("look into", folder.display(), source);
-        for entry in workspace.root().read_dir(&folder).map_err(failed)? {
-            if run.stop().is_cancelled() {
-                return Err(FileError::Stopped);
-            }
-            let entry = entry.map_err(failed)?;
-            let path = folder.join(entry.file_name());
-            workspace.check_changed(&run.confinement().files, &path)?;
-            if entry.file_type().map_err(failed)?.is_dir() {
-                ahead.push(path);
-            }
+/// Refuses to remove a folder with something in it that must stay, before anything is gone. The path is where the folder is.
+fn check_all(guard: &Guard<'_>, above: &Dir, name: &Path, path: &Path, depth: u32) -> Result<(), FileError> {
+    let failed = |source| FileError::io("look into", path.display(), source);
+    if depth == DEPTH_MAX {
+        return Err(failed(io::Error::other(format!("it is more than {DEPTH_MAX} folders deep"))));
+    }
+    let folder = open_plain_folder(above, name).map_err(failed)?;
+    for entry in folder.entries().map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let (name, inner) = (entry.file_name(), path.join(entry.file_name()));
+        guard.check_changed(&inner)?;
+        if entry.file_type().map_err(failed)?.is_dir() {
+            check_all(guard, &folder, Path::new(&name), &inner, depth + 1)?;
         }
     }
     Ok(())

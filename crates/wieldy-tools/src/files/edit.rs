@@ -69,11 +69,12 @@ impl Tool for Edit {
 
 fn edit(workspace: &Workspace, args: &EditArgs, run: &Run) -> Result<Outcome, FileError> {
     let given = workspace.given(&args.path)?;
-    let place = workspace.place(&given, Folders::Demanded, LastLink::Target, &run.confinement().files)?;
+    let guard = workspace.guard(&run.confinement().files);
+    let place = workspace.place(&given, Folders::Demanded, LastLink::Target, &guard)?;
     let _alone = workspace.writing(&place.key);
     let Some(existing) = place.existing()? else {
         note_gone(workspace, run, &place.key);
-        return Err(workspace.missing(&given, FileError::Missing { path: given.to_string(), near: None }));
+        return Err(workspace.missing(&guard, &given, FileError::Missing { path: given.to_string(), near: None }));
     };
     refuse_stale(workspace, run, &place, existing.hash)?;
     let old = whole(&place.key, &existing)?;

@@ -79,8 +79,9 @@ fn glob(workspace: &Workspace, args: &GlobArgs, run: &Run) -> Result<Outcome, Fi
     let matcher = matcher(&args.pattern)?;
     let given = workspace.given(&args.path)?;
     let options = WalkOptions { depth: u32::MAX, hidden: args.hidden, ignored: args.ignored };
-    let base = workspace.key(&given).map_err(|error| workspace.missing(&given, error))?;
-    let mut walk = workspace.walk(&given, options, run.stop())?;
+    let guard = &workspace.guard(&run.confinement().files);
+    let base = workspace.key(&given).map_err(|error| workspace.missing(guard, &given, error))?;
+    let mut walk = workspace.walk(&given, options, guard, run.stop())?;
     let mut found = walk.by_ref().filter(|entry| {
         let below = entry.path.strip_prefix(&base).unwrap_or(&entry.path);
         !entry.file_type.is_dir() && matcher.is_match(below)

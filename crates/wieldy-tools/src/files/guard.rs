@@ -3,39 +3,46 @@
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStringExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::readlink;
+use rustix::fs::{AtFlags, FileType, readlink, statat};
 use wieldy_core::FileRules;
+use wieldy_core::secrets::{HIDDEN, PROTECTED, PROTECTED_WHERE_THERE};
 
 use super::error::FileError;
 use super::path::joined;
 use super::workspace::Workspace;
 
-/// The way to the store of a repository.
-const GIT: &str = ".git";
+/// What git executes, or what says where that is, at the top of a repository.
+const OF_GIT: [&str; 5] = [".git", ".git/commondir", ".git/config", ".git/config.worktree", ".git/hooks"];
+
+/// As many links as the kernel would follow.
+const LINKS_MAX: usize = 40;
+
+/// What the kernel puts behind the path of a file that has another one in its place by now.
+const REPLACED: &str = " (deleted)";
+
+/// What a call leaves alone in a workspace.
+pub(crate) struct Guard<'a> {
+    workspace: &'a Workspace,
+    rules: &'a FileRules,
+    /// Where names that are hidden or protected lead that are links, and the names.
+    behind: Vec<(PathBuf, PathBuf)>,
+    /// The links on the way there.
+    links: Vec<PathBuf>,
+}
 
 impl Workspace {
-    /// Refuses to show what is in a secret. The path begins at the root and leads through no link.
-    pub(crate) fn check_shown(&self, rules: &FileRules, path: &Path) -> Result<(), FileError> {
-        match rules.hides(self.path(), path) {
-            true => Err(FileError::Hidden { path: path.display().to_string() }),
-            false => Ok(()),
+    /// What a call under these rules leaves alone.
+    pub(crate) fn guard<'a>(&'a self, rules: &'a FileRules) -> Guard<'a> {
+        let mut guard = Guard { workspace: self, rules, behind: Vec::new(), links: Vec::new() };
+        let usual = HIDDEN.iter().chain(&PROTECTED).chain(&PROTECTED_WHERE_THERE).chain(&OF_GIT).map(Path::new);
+        let by_rule = [&rules.hidden, &rules.protected, &rules.own].into_iter().flatten();
+        let by_rule = by_rule.map(|path| path.strip_prefix(self.path()).unwrap_or(path));
+        for name in usual.chain(by_rule.filter(|path| path.is_relative())) {
+            guard.follow(name);
         }
-    }
-
-    /// Refuses to make, change or remove what is protected, and secrets that are there. The path begins at the root and leads through no link.
-    pub(crate) fn check_changed(&self, rules: &FileRules, path: &Path) -> Result<(), FileError> {
-        let is_there = |path: &Path| self.root().symlink_metadata(path).is_ok();
-        let is_protected = |path: &Path| rules.protects(self.path(), path, is_there);
-        if is_protected(path) || self.in_git(path).is_some_and(|path| is_protected(&path)) {
-            return Err(FileError::Protected { path: path.display().to_string() });
-        }
-        let secret = path.ancestors().find(|above| rules.hides(self.path(), above) && is_there(above));
-        match secret {
-            Some(_) => Err(FileError::Hidden { path: path.display().to_string() }),
-            None => Ok(()),
-        }
+        guard
     }
 
     /// Where something really is that was opened: it may have been moved, or its path have changed, since somebody asked. Nothing where the
@@ -47,11 +54,107 @@ impl Workspace {
         };
         path(opened.as_fd())?.strip_prefix(path(self.root().as_fd())?).ok().map(Path::to_owned)
     }
+}
 
-    /// What a path is called in a repository whose `.git` is a link to a folder that it is in.
-    fn in_git(&self, path: &Path) -> Option<PathBuf> {
-        let is_link = self.root().symlink_metadata(GIT).is_ok_and(|found| found.is_symlink());
-        let store = is_link.then(|| self.root().canonicalize(GIT).ok()).flatten()?;
-        Some(joined(Path::new(GIT), path.strip_prefix(store).ok()?))
+impl Guard<'_> {
+    /// Refuses to show what is in a secret. The path begins at the root and leads through no link.
+    pub(crate) fn check_shown(&self, path: &Path) -> Result<(), FileError> {
+        match self.names(path).iter().any(|name| self.rules.hides(self.workspace.path(), name)) {
+            true => Err(FileError::Hidden { path: path.display().to_string() }),
+            false => Ok(()),
+        }
     }
+
+    /// The same for something that was opened, and was called this when it was.
+    pub(crate) fn check_opened(&self, opened: impl AsFd, name: &Path) -> Result<(), FileError> {
+        self.check_shown(name)?;
+        let Some(real) = self.workspace.real(opened) else { return Ok(()) };
+        let replaced = real.to_str().and_then(|real| real.strip_suffix(REPLACED)).map(Path::new);
+        replaced.into_iter().chain([real.as_path()]).try_for_each(|path| self.check_shown(path))
+    }
+
+    /// Refuses to make, change or remove what is protected, and secrets that are there. The path begins at the root and leads through no link.
+    pub(crate) fn check_changed(&self, path: &Path) -> Result<(), FileError> {
+        let root = self.workspace.path();
+        let is_there = |path: &Path| self.workspace.root().symlink_metadata(path).is_ok();
+        for name in self.names(path) {
+            if self.rules.protects(root, &name, is_there) || self.links.iter().any(|link| *link == name) {
+                return Err(FileError::Protected { path: path.display().to_string() });
+            }
+            if name.ancestors().any(|above| self.rules.hides(root, above) && is_there(above)) {
+                return Err(FileError::Hidden { path: path.display().to_string() });
+            }
+        }
+        Ok(())
+    }
+
+    /// What a path can be called: itself, and what it is behind a name that is a link.
+    fn names(&self, path: &Path) -> Vec<PathBuf> {
+        let behind =
+            self.behind.iter().filter_map(|(real, name)| Some(joined_below(name, path.strip_prefix(real).ok()?)));
+        std::iter::once(path.to_owned()).chain(behind).collect()
+    }
+
+    /// Takes note of where a name leads, if there is a link on the way.
+    fn follow(&mut self, name: &Path) {
+        let Some(Component::Normal(first)) = name.components().next() else { return };
+        // Most of them are not there.
+        if statat(self.workspace.root(), first, AtFlags::SYMLINK_NOFOLLOW).is_err() {
+            return;
+        }
+        let mut path = name.to_owned();
+        for _ in 0..LINKS_MAX {
+            let Some((link, next)) = self.next(&path) else { break };
+            self.links.push(link);
+            let Some(next) = next else { return };
+            path = next;
+        }
+        if path != name {
+            self.behind.push((path, name.to_owned()));
+        }
+    }
+
+    /// The first link on a path, and the path that it makes of it if that is in the workspace.
+    fn next(&self, path: &Path) -> Option<(PathBuf, Option<PathBuf>)> {
+        let root = self.workspace.root();
+        let is_link = |path: &Path| {
+            statat(root, path, AtFlags::SYMLINK_NOFOLLOW)
+                .is_ok_and(|found| FileType::from_raw_mode(found.st_mode) == FileType::Symlink)
+        };
+        let mut above: Vec<_> = path.ancestors().filter(|above| !above.as_os_str().is_empty()).collect();
+        above.reverse();
+        let link = above.into_iter().find(|above| is_link(above))?;
+        let target = root.read_link_contents(link).ok();
+        let next = target.and_then(|target| {
+            let target = match target.is_absolute() {
+                true => target.strip_prefix(self.workspace.path()).ok()?.to_owned(),
+                false => link.parent()?.join(target),
+            };
+            without_dots(&joined_below(&target, path.strip_prefix(link).ok()?))
+        });
+        Some((link.to_owned(), next))
+    }
+}
+
+/// Joins without a slash at the end where there is nothing to join.
+fn joined_below(folder: &Path, rest: &Path) -> PathBuf {
+    if rest.as_os_str().is_empty() { folder.to_owned() } else { joined(folder, rest) }
+}
+
+/// A path that begins at the root without `.` and `..`; nothing if it leads out of there.
+fn without_dots(path: &Path) -> Option<PathBuf> {
+    let mut plain = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::Normal(name) => plain.push(name),
+            Component::CurDir => {}
+            Component::ParentDir => {
+                if !plain.pop() {
+                    return None;
+                }
+            }
+            Component::RootDir | Component::Prefix(_) => return None,
+        }
+    }
+    Some(plain)
 }

@@ -81,7 +81,8 @@ impl Tool for List {
 fn list(workspace: &Workspace, args: &ListArgs, run: &Run) -> Result<Outcome, FileError> {
     let given = workspace.given(&args.path)?;
     let options = WalkOptions { depth: args.depth.get(), hidden: args.hidden, ignored: args.ignored };
-    let mut walk = workspace.walk(&given, options, run.stop())?;
+    let guard = workspace.guard(&run.confinement().files);
+    let mut walk = workspace.walk(&given, options, &guard, run.stop())?;
     let limit = args.limit.get() as usize;
     let (mut lines, mut entries) = (Vec::new(), Vec::new());
     for entry in walk.by_ref().take(limit) {

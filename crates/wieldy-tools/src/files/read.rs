@@ -67,10 +67,10 @@ impl Tool for Read {
 fn read(workspace: &Workspace, args: &ReadArgs, run: &Run) -> Result<Outcome, FileError> {
     let given = workspace.given(&args.path)?;
     let wanted = args.encoding.as_deref().map(encoding).transpose()?;
-    let rules = &run.confinement().files;
-    let (mut file, _) = workspace.open_file(&given, rules).inspect_err(|error| {
+    let guard = &workspace.guard(&run.confinement().files);
+    let (mut file, _) = workspace.open_file(&given, guard).inspect_err(|error| {
         if matches!(error, FileError::Missing { .. })
-            && let Ok(place) = workspace.place(&given, Folders::Demanded, LastLink::Itself, rules)
+            && let Ok(place) = workspace.place(&given, Folders::Demanded, LastLink::Itself, guard)
         {
             note_gone(workspace, run, &place.key);
         }

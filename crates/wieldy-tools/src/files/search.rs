@@ -108,25 +108,25 @@ impl Tool for Search {
 }
 
 fn search(workspace: &Workspace, args: &SearchArgs, run: &Run) -> Result<Outcome, FileError> {
-    let (stop, rules) = (run.stop(), &run.confinement().files);
+    let (stop, guard) = (run.stop(), &workspace.guard(&run.confinement().files));
     let matcher = matcher(args)?;
     let wanted = args.glob.as_deref().map(glob::filter).transpose()?;
     let given = workspace.given(&args.path)?;
     let mut search =
         FileSearch { matcher, searcher: searcher(args), stop, findings: Findings::new(args.limit.get() as usize) };
-    match workspace.open_file(&given, rules) {
+    match workspace.open_file(&given, guard) {
         Ok((file, _)) => search.file(given.relative(), file),
         Err(FileError::Kind { is: "a folder", .. }) => {
             let base = workspace.key(&given)?;
             let options = WalkOptions { depth: u32::MAX, hidden: args.hidden, ignored: args.ignored };
-            let mut walk = workspace.walk(&given, options, stop)?;
+            let mut walk = workspace.walk(&given, options, guard, stop)?;
             for entry in walk.by_ref() {
                 let below = entry.path.strip_prefix(&base).unwrap_or(&entry.path);
                 if !entry.file_type.is_file() || wanted.as_ref().is_some_and(|wanted| !wanted(below)) {
                     continue;
                 }
                 match entry.open() {
-                    Ok(file) if workspace.check_shown(rules, &entry.path).is_ok() => search.file(&entry.path, file),
+                    Ok(file) if guard.check_shown(&entry.path).is_ok() => search.file(&entry.path, file),
                     _ => search.findings.skipped += 1,
                 }
                 if search.findings.enough() {

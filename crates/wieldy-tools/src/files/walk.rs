@@ -14,6 +14,7 @@ use ignore::Match;
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use tokio_util::sync::CancellationToken;
 
+use super::guard::Guard;
 use super::path::joined;
 use super::workspace::{open_plain, open_plain_folder};
 
@@ -61,6 +62,7 @@ impl Entry {
 /// All entries below a folder, each folder before what is in it, names in order.
 pub(crate) struct Walk<'a> {
     options: WalkOptions,
+    guard: &'a Guard<'a>,
     stop: &'a CancellationToken,
     frames: Vec<Frame>,
     seen: usize,
@@ -83,9 +85,10 @@ impl<'a> Walk<'a> {
         folder: Dir,
         path: &Path,
         options: WalkOptions,
+        guard: &'a Guard<'_>,
         stop: &'a CancellationToken,
     ) -> io::Result<Self> {
-        let mut walk = Self { options, stop, frames: Vec::new(), seen: 0, cut: false };
+        let mut walk = Self { options, guard, stop, frames: Vec::new(), seen: 0, cut: false };
         let rules = if options.ignored { Arc::default() } else { Rules::above(root, path) };
         let frame = walk.enter(path.to_owned(), folder, rules)?;
         walk.frames.push(frame);
@@ -143,7 +146,7 @@ impl Iterator for Walk<'_> {
             if !self.shows(&rules, &path, &name, file_type) {
                 continue;
             }
-            if file_type.is_dir() && depth < self.options.depth {
+            if file_type.is_dir() && depth < self.options.depth && self.guard.check_shown(&path).is_ok() {
                 // A folder that is gone, closed to us or no folder any more is shown without what is in it.
                 let inside = open_plain_folder(&folder, Path::new(&name));
                 if depth >= DEPTH_MAX {

@@ -6,7 +6,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blake3::Hash;
@@ -14,10 +14,10 @@ use cap_std::ambient_authority;
 use cap_std::fs::{Dir, File, FileType, FileTypeExt, Metadata, OpenOptions, OpenOptionsExt};
 use rustix::fs::OFlags;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::FileRules;
 use wieldy_core::name::{did_you_mean, near_misses};
 
 use super::error::FileError;
+use super::guard::Guard;
 use super::path::{GivenPath, joined};
 use super::stale::ReadLog;
 use super::walk::{Walk, WalkOptions};
@@ -106,8 +106,8 @@ impl Workspace {
     }
 
     /// Opens a regular file to read that is no secret. Anything else is refused, and not opened if that can be known before.
-    pub(crate) fn open_file(&self, given: &GivenPath, rules: &FileRules) -> Result<(File, Metadata), FileError> {
-        let failed = |source| self.missing(given, FileError::io("open", given, source));
+    pub(crate) fn open_file(&self, given: &GivenPath, guard: &Guard<'_>) -> Result<(File, Metadata), FileError> {
+        let failed = |source| self.missing(guard, given, FileError::io("open", given, source));
         let metadata = self.root.metadata(given.relative()).map_err(failed)?;
         let wanted = if given.names_folder() { "a folder" } else { "a file" };
         let is = kind(metadata.file_type());
@@ -116,13 +116,12 @@ impl Workspace {
         }
         let file = self.root.open_with(given.relative(), &reading()).map_err(failed)?;
         let metadata = regular(&file, given)?;
-        let real = self.real(&file).map_or_else(|| self.key(given).map(PathBuf::from), Ok)?;
-        self.check_shown(rules, &real)?;
+        self.names(given.relative()).iter().try_for_each(|name| guard.check_opened(&file, name))?;
         Ok((file, metadata))
     }
 
     /// Opens a folder to look into.
-    pub(crate) fn open_folder(&self, given: &GivenPath) -> Result<Dir, FileError> {
+    fn open_folder(&self, given: &GivenPath, guard: &Guard<'_>) -> Result<Dir, FileError> {
         self.root.open_dir(given.relative()).map_err(|source| {
             let raw = source.raw_os_error();
             if raw == Some(rustix::io::Errno::NOTDIR.raw_os_error())
@@ -130,20 +129,27 @@ impl Workspace {
             {
                 return FileError::Kind { path: given.to_string(), is: kind(metadata.file_type()), wanted: "a folder" };
             }
-            self.missing(given, FileError::io("open", given, source))
+            self.missing(guard, given, FileError::io("open", given, source))
         })
     }
 
-    /// Walks through a folder, showing paths from the root with all links resolved.
+    /// Walks through a folder, showing paths from the root with all links resolved, and nothing of what is in hidden folders.
     pub(crate) fn walk<'a>(
         &self,
         given: &GivenPath,
         options: WalkOptions,
+        guard: &'a Guard<'_>,
         stop: &'a CancellationToken,
     ) -> Result<Walk<'a>, FileError> {
-        let folder = self.open_folder(given)?;
-        let path = self.key(given)?;
-        let walk = Walk::new(&self.root, folder, Path::new(&path), options, stop);
+        let folder = self.open_folder(given, guard)?;
+        // A link on the way may have been changed since: what counts is what was opened.
+        let path = match self.real(&folder) {
+            Some(real) if real.as_os_str().is_empty() => PathBuf::from("."),
+            Some(real) => real,
+            None => PathBuf::from(self.key(given)?),
+        };
+        self.names(given.relative()).iter().try_for_each(|name| guard.check_opened(&folder, name))?;
+        let walk = Walk::new(&self.root, folder, &path, options, guard, stop);
         walk.map_err(|source| FileError::io("look into", given, source))
     }
 
@@ -157,13 +163,15 @@ impl Workspace {
     /// What cannot be told may be anything, which the empty path stands for.
     pub(crate) fn names_of(&self, text: &str) -> Vec<String> {
         let Ok(given) = self.given(text) else { return vec![String::new()] };
-        let path = given.relative();
+        self.names(given.relative()).iter().map(|name| name.to_string_lossy().into_owned()).collect()
+    }
+
+    fn names(&self, path: &Path) -> Vec<PathBuf> {
         let own = match (path.parent(), path.file_name()) {
             (Some(above), Some(name)) => self.resolved(above).map(|above| joined(&above, Path::new(name))),
             _ => None,
         };
-        let names = own.into_iter().chain([self.resolved(path).unwrap_or_default()]);
-        names.map(|name| name.to_string_lossy().into_owned()).collect()
+        own.into_iter().chain([self.resolved(path).unwrap_or_default()]).collect()
     }
 
     /// The path from the root with all links resolved. What is not there yet has the name of what is, and the rest as it was written; what cannot
@@ -186,10 +194,11 @@ impl Workspace {
         given: &GivenPath,
         folders: Folders,
         link: LastLink,
-        rules: &FileRules,
+        guard: &Guard<'_>,
     ) -> Result<Place, FileError> {
         let mut path = given.relative().to_owned();
         if link == LastLink::Target && self.root.symlink_metadata(&path).is_ok_and(|metadata| metadata.is_symlink()) {
+            self.names(&path).iter().try_for_each(|name| guard.check_changed(name))?;
             path = self.root.canonicalize(&path).map_err(|source| match FileError::io("follow", given, source) {
                 FileError::Missing { path, .. } => FileError::refused(
                     format!("`{path}` is a symbolic link to something that is not there"),
@@ -204,8 +213,14 @@ impl Workspace {
         let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
         // Before folders are made.
         let ahead = self.resolved(above).unwrap_or_default();
-        self.check_changed(rules, &joined(&ahead, Path::new(&name)))?;
-        let failed = |source| self.missing(given, FileError::io("open the folder of", given, source));
+        if ahead.components().any(|part| part == Component::ParentDir) {
+            return Err(FileError::refused(
+                format!("`{given}` leads back from a folder that is not there"),
+                "write the path without `..`",
+            ));
+        }
+        guard.check_changed(&joined(&ahead, Path::new(&name)))?;
+        let failed = |source| self.missing(guard, given, FileError::io("open the folder of", given, source));
         let folder = match self.root.open_dir(above) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && folders == Folders::Made => {
                 self.root.create_dir_all(above).and_then(|()| self.root.open_dir(above))
@@ -216,7 +231,7 @@ impl Workspace {
         let above = self.root.canonicalize(above).map_err(failed)?;
         // A link on the way may have been changed since.
         if let Some(real) = self.real(&folder).filter(|real| *real != ahead) {
-            self.check_changed(rules, &joined(&real, Path::new(&name)))?;
+            guard.check_changed(&joined(&real, Path::new(&name)))?;
         }
         let key = joined(&above, Path::new(&name)).to_string_lossy().into_owned();
         Ok(Place { folder, name, key })
@@ -230,15 +245,15 @@ impl Workspace {
     }
 
     /// Adds to "there is no such file" which one may have been meant.
-    pub(crate) fn missing(&self, given: &GivenPath, error: FileError) -> FileError {
+    pub(crate) fn missing(&self, guard: &Guard<'_>, given: &GivenPath, error: FileError) -> FileError {
         match error {
-            FileError::Missing { path, .. } => FileError::Missing { path, near: self.near(given.relative()) },
+            FileError::Missing { path, .. } => FileError::Missing { path, near: self.near(guard, given.relative()) },
             other => other,
         }
     }
 
     /// Looks in the deepest folder of the path that exists for names like the one that does not.
-    fn near(&self, path: &Path) -> Option<String> {
+    fn near(&self, guard: &Guard<'_>, path: &Path) -> Option<String> {
         let (above, name) = path.ancestors().find_map(|part| {
             let above = part.parent()?;
             let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
@@ -246,6 +261,7 @@ impl Workspace {
             self.root.read_dir(above).ok().map(|entries| ((above, entries), name))
         })?;
         let (above, entries) = above;
+        self.names(above).iter().try_for_each(|name| guard.check_shown(name)).ok()?;
         let names: Vec<String> = entries
             .take(NEIGHBOURS_MAX)
             .filter_map(|entry| Some(joined(above, Path::new(&entry.ok()?.file_name())).to_str()?.to_owned()))

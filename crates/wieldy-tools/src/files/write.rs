@@ -71,8 +71,9 @@ fn write(workspace: &Workspace, args: &WriteArgs, run: &Run) -> Result<Outcome, 
         return Err(FileError::Kind { path: args.path.clone(), is: "a folder", wanted: "a file" });
     }
     let folders = if args.create_folders { Folders::Made } else { Folders::Demanded };
-    let place =
-        workspace.place(&given, folders, LastLink::Target, &run.confinement().files).map_err(|error| match error {
+    let place = workspace
+        .place(&given, folders, LastLink::Target, &workspace.guard(&run.confinement().files))
+        .map_err(|error| match error {
             FileError::Missing { path, .. } => FileError::NoFolder { path },
             other => other,
         })?;

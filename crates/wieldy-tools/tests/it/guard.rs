@@ -129,3 +129,73 @@ async fn a_repository_behind_a_link_is_protected_as_well() {
         assert!(told.starts_with("E3105"), "{path}: {told}");
     }
 }
+
+#[tokio::test]
+async fn what_a_hidden_or_protected_name_leads_to_is_as_the_name() {
+    let rules = FileRules { hidden: vec!["plink".into()], ..FileRules::default() };
+    let world = World::new().ruled(rules);
+    world.put("config/prod.env", CANARY).put("private/a", CANARY).put("deep/secret", CANARY);
+    world.put("config/mcp.json", "").put("editor/x", "").put("githooks/x", "").put(".git/HEAD", "").put("sub/x", "");
+    world.link(".env", "config/prod.env").link("plink", "private").link("sub/.netrc", "../deep/secret");
+    world.link(".mcp.json", "first").link("first", "config/mcp.json").link(".vscode", "editor");
+    world.link(".git/hooks", "../githooks");
+    for path in [".env", "config/prod.env", "plink/a", "private/a", "sub/.netrc"] {
+        let told = world.refusal("Read", json!({"path": path})).await;
+        assert!(told.starts_with("E3105"), "{path}: {told}");
+    }
+    let found = world.call("Search", json!({"pattern": "canary", "path": "config", "hidden": true})).await;
+    assert!(!whole(&found).contains(CANARY), "{found:?}");
+    let written = [
+        ".mcp.json",
+        "first",
+        "config/mcp.json",
+        ".vscode/tasks.json",
+        "editor/tasks.json",
+        ".git/hooks/pre-commit",
+        "githooks/pre-commit",
+        "config/prod.env",
+        "sub/.netrc",
+    ];
+    for path in written {
+        let told = world.refusal("Write", json!({"path": path, "content": "mine"})).await;
+        assert!(told.starts_with("E3105"), "{path}: {told}");
+    }
+    // Nor are the links on the way taken away, or what is around them.
+    for path in ["first", ".mcp.json", ".git/hooks", "plink", "config", "githooks"] {
+        let told = world.refusal("Delete", json!({"path": path, "recursive": true})).await;
+        assert!(told.starts_with("E3105"), "{path}: {told}");
+    }
+    assert!(world.call("Write", json!({"path": "config/other.json", "content": "mine"})).await.is_success());
+}
+
+#[tokio::test]
+async fn what_is_in_a_hidden_folder_is_not_even_named() {
+    let world = with_secrets();
+    let told = world.refusal("Read", json!({"path": ".ssh/ip"})).await;
+    assert!(!told.contains(".ssh/id"), "{told}");
+    for (tool, arguments) in [
+        ("List", json!({"path": ".ssh", "hidden": true, "ignored": true})),
+        ("Glob", json!({"path": "folder", "pattern": "**", "hidden": true, "ignored": true})),
+        ("Search", json!({"path": ".ssh", "pattern": "token", "hidden": true, "ignored": true})),
+    ] {
+        let told = world.refusal(tool, arguments).await;
+        assert!(told.starts_with("E3105: `.ssh` is hidden"), "{tool}: {told}");
+    }
+    for (tool, arguments) in [
+        ("List", json!({"path": ".", "depth": 5, "hidden": true, "ignored": true})),
+        ("Glob", json!({"pattern": "**", "hidden": true, "ignored": true})),
+    ] {
+        let found = whole(&world.call(tool, arguments).await);
+        assert!(!found.contains(".ssh/id") && found.contains("plain.txt"), "{tool}: {found}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_made_on_a_way_that_leads_back() {
+    let world = World::new();
+    for path in ["new/../wieldy.toml/x", "new/../.git/hooks/x", "new/../x"] {
+        let result = world.call("Write", json!({"path": path, "content": "mine", "create_folders": true})).await;
+        assert!(!result.is_success(), "{path}");
+        assert_eq!(world.names(), [""; 0], "{path}");
+    }
+}
