@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use wieldy_core::{Level, SandboxError};
+use wieldy_core::Level;
 
 use crate::world::{World, alive, below, conformance, eventually, own_name};
 

@@ -78,7 +78,7 @@ impl Guard<'_> {
         let root = self.workspace.path();
         let is_there = |path: &Path| self.workspace.root().symlink_metadata(path).is_ok();
         for name in self.names(path) {
-            if self.rules.protects(root, &name, is_there) || self.links.iter().any(|link| *link == name) {
+            if self.rules.protects(root, &name, is_there) || self.links.contains(&name) {
                 return Err(FileError::Protected { path: path.display().to_string() });
             }
             if name.ancestors().any(|above| self.rules.hides(root, above) && is_there(above)) {
