@@ -23,7 +23,6 @@ type Apart = BTreeMap<(&'static str, u64), u64>;
 pub(crate) struct Found {
     /// Of each process a thread that still has its memory, and how much that is.
     mapped: Vec<(PathBuf, u64)>,
-    files: Apart,
 }
 
 impl Found {
@@ -33,12 +32,19 @@ impl Found {
             return;
         };
         self.mapped.push((thread.clone(), bytes));
-        for descriptor in fs::read_dir(thread.join("fd")).into_iter().flatten().flatten() {
+    }
+
+    /// The files without a name that the processes have open.
+    fn files(&self) -> Apart {
+        let mut files = Apart::new();
+        let opened = self.mapped.iter().filter_map(|(thread, _)| fs::read_dir(thread.join("fd")).ok());
+        for descriptor in opened.flatten().flatten() {
             let is_file = fs::read_link(descriptor.path()).is_ok_and(|name| name.to_string_lossy().starts_with(FILE));
             if let (true, Ok(about)) = (is_file, fs::metadata(descriptor.path())) {
-                self.files.insert((FILE, about.ino()), about.blocks() * BLOCK_BYTES);
+                files.insert((FILE, about.ino()), about.blocks() * BLOCK_BYTES);
             }
         }
+        files
     }
 }
 
@@ -47,6 +53,9 @@ pub(crate) struct Memory {
     limit: u64,
     /// The segments that others had made before.
     segments_before: Apart,
+    /// The files without a name when they were last looked for, and when to do that again: it takes long where there are many processes.
+    files: Apart,
+    files_again_at: Option<Instant>,
     /// What was counted more than once when that was last found out, and when to find out again at the latest.
     twice_bytes: u64,
     again_at: Option<Instant>,
@@ -54,12 +63,18 @@ pub(crate) struct Memory {
 
 impl Memory {
     pub(crate) fn new(limit: u64) -> Self {
-        Self { limit, segments_before: segments(), twice_bytes: 0, again_at: None }
+        let (files, files_again_at) = (Apart::new(), None);
+        Self { limit, segments_before: segments(), files, files_again_at, twice_bytes: 0, again_at: None }
     }
 
     /// How much there is, as exactly as it takes to know whether that is more than allowed.
     pub(crate) fn bytes(&mut self, found: Found) -> u64 {
-        let Found { mapped, files: mut apart } = found;
+        let begun = Instant::now();
+        if self.files_again_at.is_none_or(|at| at <= begun) {
+            self.files = found.files();
+            self.files_again_at = Some(Instant::now() + begun.elapsed() * 10);
+        }
+        let (mapped, mut apart) = (found.mapped, self.files.clone());
         for (segment, bytes) in segments() {
             let before = self.segments_before.get(&segment).copied().unwrap_or(0);
             apart.insert(segment, bytes.saturating_sub(before));

@@ -63,10 +63,8 @@ pub(crate) fn one_of_each(mut folders: Vec<CString>) -> Vec<CString> {
 /// What living processes have and have done.
 #[derive(Default)]
 struct Living {
-    processes: u64,
-    written_bytes: u64,
-    /// Where somebody wants to know.
-    memory: Option<Found>,
+    /// Each with its threads.
+    processes: Vec<(PathBuf, Vec<PathBuf>)>,
 }
 
 impl<'a> Watch<'a> {
@@ -108,17 +106,19 @@ impl<'a> Watch<'a> {
         if !self.is_needed() {
             return None;
         }
-        let mut living = Living { memory: self.memory.is_some().then(Found::default), ..Living::default() };
+        let mut living = Living::default();
+        // All of them before anything else is asked of one: they may be many, and soon be others.
         for pid in tree.children() {
-            living.count(pid);
+            living.add(pid);
         }
-        self.processes_peak = self.processes_peak.max(living.processes);
-        let written = living.written_bytes + tree.used().blocks_written * BLOCK_BYTES;
+        let count = living.processes.iter().map(|(_, threads)| threads.len() as u64).sum();
+        self.processes_peak = self.processes_peak.max(count);
+        let written = living.written_bytes() + tree.used().blocks_written * BLOCK_BYTES;
         let passed = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
         if passed(self.limits.disk_bytes.map(|limit| limit.saturating_add(NOTED_BYTES)), written) {
             return Some((Limit::DiskBytes, written));
         }
-        let memory = self.memory.as_mut().zip(living.memory).map_or(0, |(memory, found)| memory.bytes(found));
+        let memory = self.memory.as_mut().map_or(0, |memory| memory.bytes(living.memory()));
         let of_memory = passed(self.limits.memory_bytes, memory);
         self.check_disk().or_else(|| of_memory.then_some((Limit::Memory, memory)))
     }
@@ -255,21 +255,26 @@ fn is_by_file_size(status: i32) -> bool {
 
 impl Living {
     /// Adds a process and all below it.
-    fn count(&mut self, pid: Pid) {
+    fn add(&mut self, pid: Pid) {
         let process = PathBuf::from(format!("/proc/{}", pid.as_raw_pid()));
-        self.written_bytes += written_bytes(&process);
         let Ok(threads) = fs::read_dir(process.join("task")) else { return };
         let threads: Vec<PathBuf> = threads.flatten().map(|thread| thread.path()).collect();
-        if let Some(memory) = &mut self.memory {
-            memory.add(&threads);
+        let children = threads.iter().map(|thread| fs::read_to_string(thread.join("children")).unwrap_or_default());
+        let children = children.collect::<Vec<_>>().join(" ");
+        self.processes.push((process, threads));
+        for child in children.split_ascii_whitespace().filter_map(|number| Pid::from_raw(number.parse().ok()?)) {
+            self.add(child);
         }
-        for thread in threads {
-            self.processes += 1;
-            let children = fs::read_to_string(thread.join("children")).unwrap_or_default();
-            for child in children.split_ascii_whitespace().filter_map(|number| Pid::from_raw(number.parse().ok()?)) {
-                self.count(child);
-            }
-        }
+    }
+
+    fn written_bytes(&self) -> u64 {
+        self.processes.iter().map(|(process, _)| written_bytes(process)).sum()
+    }
+
+    fn memory(&self) -> Found {
+        let mut found = Found::default();
+        self.processes.iter().for_each(|(_, threads)| found.add(threads));
+        found
     }
 }
 

@@ -209,8 +209,13 @@ impl Sandbox for Firecracker {
     fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
         Box::pin(async move {
             let mut confinement = confinement.clone();
-            if confinement.place == Place::Own {
-                confinement.place = Place::Sandbox(next_id());
+            match &confinement.place {
+                Place::Session(_) => {}
+                Place::Own => confinement.place = Place::Sandbox(next_id()),
+                Place::Sandbox(_) => {
+                    let reason = "a machine cannot be made within another, whose limits it would not be held to; make one without a parent";
+                    return Err(SandboxError::Creation { reason: reason.into() });
+                }
             }
             Ok(self.shared.kept(&confinement, true).await?.status())
         })

@@ -350,6 +350,18 @@ async fn limits_are_seen_to() {
 }
 
 #[tokio::test]
+async fn a_guest_is_not_made_within_another() {
+    let driver = Arc::new(Driver::new());
+    let world = driver.bash("");
+    let mut confinement = world.confinement.clone();
+    let outer = driver.create(&confinement).await.unwrap().sandbox.id;
+    confinement.place = Place::Sandbox(outer.clone());
+    let refused = driver.create(&confinement).await.unwrap_err().to_string();
+    assert!(refused.contains("a machine cannot be made within another"), "{refused}");
+    assert_eq!(driver.list().into_iter().map(|one| one.sandbox.id).collect::<Vec<_>>(), [outer]);
+}
+
+#[tokio::test]
 async fn a_guest_that_is_lost_is_told_and_the_next_call_gets_a_new_one() {
     let driver = Arc::new(Driver::new());
     let mut world = driver.bash("echo ready; sleep 1000");
