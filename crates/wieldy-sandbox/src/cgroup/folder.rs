@@ -14,8 +14,8 @@ use super::{Version, explained};
 /// A process that was killed and is not gone by then hangs in the kernel.
 const KILL_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long those who were killed may take to be gone, and the kernel to notice that a group is empty.
-const REMOVE_PATIENCE: Duration = Duration::from_secs(1);
+/// How long the kernel may take to notice that a group is empty.
+const REMOVE_PATIENCE: Duration = Duration::from_millis(250);
 
 /// Page cache below this is not worth the milliseconds that it takes to let go of it.
 const SETTLE_BYTES_MIN: u64 = 4 << 20;
@@ -190,7 +190,7 @@ pub(super) fn settle(folder: &Path, version: Version) {
     };
 }
 
-/// Removes a group and all groups below it. Fails if something goes on running in one of them.
+/// Removes a group and all groups below it. Fails if something runs in one of them.
 pub(super) fn remove(folder: &Path) -> io::Result<()> {
     if fs::remove_dir(folder).is_ok() {
         return Ok(());
@@ -203,7 +203,8 @@ pub(super) fn remove(folder: &Path) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => error,
         };
-        if Instant::now() > deadline {
+        // The last process may be gone from the list and not yet from the group.
+        if Instant::now() > deadline || !processes(folder).is_empty() {
             return Err(explained(&error, format_args!("remove the control group `{}`", folder.display())));
         }
         thread::sleep(Duration::from_micros(500));
