@@ -6,6 +6,8 @@
 //! The benchmark uses the allocator of the `wieldy` command, for floors and ours alike: a faster one helps both.
 
 #[cfg(feature = "bench")]
+mod cli;
+#[cfg(feature = "bench")]
 mod containers;
 #[cfg(feature = "bench")]
 mod engine;
@@ -29,6 +31,8 @@ mod neighbours;
 mod ours;
 #[cfg(feature = "bench")]
 mod sandbox;
+#[cfg(feature = "bench")]
+mod servers;
 #[cfg(feature = "bench")]
 mod table;
 
@@ -64,6 +68,10 @@ enum Subject {
     Journal,
     /// Calls over MCP: directly to a server, through wieldy, and through the gateways of others
     Mcp,
+    /// Calls that are processes of their own: `wieldy call`, `wieldy run`
+    Cli,
+    /// The first start of nine MCP servers that npx and uvx fetch, from empty caches
+    Servers,
 }
 
 #[derive(clap::Args)]
@@ -108,7 +116,10 @@ enum Memory {
 pub(crate) fn start(arguments: &Arguments, root: &Path) -> Result<()> {
     let subject = arguments.subject.to_possible_value().context("the subject has a name")?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    if matches!(arguments.subject, Subject::Mcp) {
+    if matches!(arguments.subject, Subject::Servers) {
+        crate::foreign::install(root)?;
+    }
+    if matches!(arguments.subject, Subject::Mcp | Subject::Cli | Subject::Servers) {
         eprintln!("building wieldy with the profile `dist`…");
         let built = Command::new(&cargo).current_dir(root).args(["build", "--profile", "dist", "--quiet"]).status();
         if !built.context("cannot start cargo")?.success() {
@@ -151,7 +162,9 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
             Subject::Sandbox => sandbox::spin(duration, inner.cold),
             Subject::Journal if inner.strict => journal::spin(duration, wieldy_core::Durability::Strict),
             Subject::Journal => journal::spin(duration, wieldy_core::Durability::Relaxed),
-            Subject::Mcp => bail!("calls over MCP go through processes of their own: look at those"),
+            Subject::Mcp | Subject::Cli | Subject::Servers => {
+                bail!("these calls go through processes of their own: look at those")
+            }
         };
     }
     let Arguments { subject, quick, json } = inner.arguments;
@@ -160,6 +173,8 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
         Subject::Sandbox => sandbox::measure(quick)?,
         Subject::Journal => journal::measure(quick)?,
         Subject::Mcp => mcp::measure(quick)?,
+        Subject::Cli => cli::measure(quick)?,
+        Subject::Servers => servers::measure(quick)?,
     };
     if json { table::print_json(&rows) } else { table::print(&rows) }
 }

@@ -1,4 +1,4 @@
-//! Tests with programs that others wrote: MCP servers, MCP clients, and the official conformance suite.
+//! Runs the tests with programs that others wrote: MCP servers, MCP clients, agents, and the official conformance suite.
 //!
 //! What is needed is installed into `target/foreign`, in the versions that the lists beside the tests name, and stays there
 //! until one of the lists changes. Of the machine it takes Python alone; even Node comes as a package of Python's.
@@ -43,12 +43,13 @@ pub(crate) fn run(root: &Path, nextest: bool, ci: bool) -> Result<()> {
 
 /// Sees to it that everything of the lists is there, and says where.
 ///
-/// In the folder are then: `bin/node`, `npm/node_modules`, and the environments `python` and `python-old`.
-fn install(root: &Path) -> Result<PathBuf> {
+/// In the folder are then: `bin/node`, `npm/node_modules`, and the environments `python`, `python-old` and
+/// `python-agents`.
+pub(crate) fn install(root: &Path) -> Result<PathBuf> {
     let lists = root.join(LISTS);
     let folder = root.join("target/foreign");
     let mut wanted = String::new();
-    for name in ["package.json", "package-lock.json", "python.txt", "python-old.txt"] {
+    for name in ["package.json", "package-lock.json", "python.txt", "python-old.txt", "python-agents.txt"] {
         wanted += &fs::read_to_string(lists.join(name)).with_context(|| format!("cannot read `{LISTS}/{name}`"))?;
     }
     // Environments of Python know their own place, so one that was moved here is made anew.
@@ -57,12 +58,14 @@ fn install(root: &Path) -> Result<PathBuf> {
     if fs::read_to_string(&installed).is_ok_and(|had| had == wanted) {
         return Ok(folder);
     }
-    eprintln!("installing the MCP servers, clients and tests of others into target/foreign (once, a minute or two)");
+    eprintln!(
+        "installing the MCP servers, clients, agents and tests of others into target/foreign (once, some minutes)"
+    );
     if folder.exists() {
         fs::remove_dir_all(&folder)?;
     }
     fs::create_dir_all(folder.join("bin"))?;
-    for name in ["python", "python-old"] {
+    for name in ["python", "python-old", "python-agents"] {
         environment(&folder.join(name), &lists.join(format!("{name}.txt")))?;
     }
     // The program itself: what pip puts into `bin` is a script around it.

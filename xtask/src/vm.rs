@@ -103,6 +103,7 @@ done",
             "measuring::native::",
             "escape::limits::a_memory_bomb",
             "escape::limits::a_fork_bomb",
+            "escape::limits_in_memory::",
         ],
         says: &[(
             DOCTOR,

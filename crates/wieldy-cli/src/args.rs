@@ -1,60 +1,39 @@
 //! The command line as people write it: raw, checked only for its form. `config` and the commands make sense of it.
 
+mod help;
+mod history;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
-use wieldy::{BatchMode, Level, Network, Priority, parse_duration};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand, ValueHint};
+use clap_complete::engine::{ArgValueCandidates, ArgValueCompleter};
+use wieldy::{BatchMode, Level, Network, Priority, Status, parse_duration};
 
-const CONFIGURATION_HELP: &str = "\
-Configuration:
-  One file is read, the first of:
-  --config FILE, $WIELDY_CONFIG, ./wieldy.toml, ~/.config/wieldy/wieldy.toml.
-  Every key can be set by an environment variable, and by --set:
-  `limits.queue-timeout` is WIELDY_LIMITS_QUEUE_TIMEOUT.
+use crate::commands::completions;
 
-Tools of your own:
-  The manifests in `tools.manifests` are read, then ./.wieldy/tools, then ~/.config/wieldy/tools.
-  Where two tools have the same name, the first one counts.
+use help::{ARGUMENTS_HELP, CONFIGURATION_HELP, HISTORY_HELP, IMPORT_HELP, LOGIN_HELP, RUN_HELP, TRUST_HELP};
+pub(crate) use history::{AuditArgs, AuditCommand, FilterArgs, HistoryArgs, HistoryCommand};
 
-Exit codes:
-  0 success                                 4 denied, or confirmation missing
-  1 the tool failed                         5 timeout
-  2 wrong usage or configuration            6 cancelled
-  3 unknown tool or invalid arguments       7 sandbox, store or transport failed";
+/// The isolation levels, by their names.
+fn levels() -> impl TypedValueParser<Value = Level> {
+    PossibleValuesParser::new(Level::ALL.map(|level| level.as_str())).try_map(|name| name.parse::<Level>())
+}
 
-const HISTORY_HELP: &str = "\
-Times:
-  2026-11-16             the beginning of that day, here
-  2026-11-16T08:30:00Z   that moment
-  30m, 2h, 7d, 4w        so long ago
+/// The orders of a batch, by their names.
+fn modes() -> impl TypedValueParser<Value = BatchMode> {
+    PossibleValuesParser::new(["smart", "parallel", "sequential"]).try_map(|name| name.parse::<BatchMode>())
+}
 
-Statuses:
-  success, failed, timeout, cancelled, permission_denied, validation_error, requires_confirmation;
-  of calls that are not over: pending, running, input_required";
-
-const IMPORT_HELP: &str = "\
-Files that are understood:
-  `mcpServers` of Claude, Cursor, Windsurf, Cline and Gemini; `servers` and `mcp.servers` of VS Code;
-  `context_servers` of Zed; `mcp` of opencode; `mcp_servers` of Codex (TOML).
-They are written to --config FILE, or to ./wieldy.toml. Values that look like secrets go to files of their own in the
-state folder, which the configuration then names. To follow such a file instead of copying it, name it in `mcp.files`.";
-
-const LOGIN_HELP: &str = "\
-The answer comes to a port of this machine. Where the browser runs on another one, the page that it is sent to in the end does
-not open; with --paste, its address is what this command reads. The login is kept in the state folder, in a file that only
-you can read, and is renewed by itself. How it is made can be said by `oauth` in the section of the server.";
+/// The statuses of calls, by their names.
+fn statuses() -> impl TypedValueParser<Value = Status> {
+    let status = |name: String| Status::ALL.into_iter().find(|status| status.as_str() == name);
+    PossibleValuesParser::new(Status::ALL.map(Status::as_str)).map(move |name| status(name).expect("one of the names"))
+}
 
 const ON_BEHALF: &str = "On whose behalf";
-
-const ARGUMENTS_HELP: &str = "\
-Arguments:
-  key=value   the value is a text; where the tool wants a number, a text that reads as one will do
-  key:=json   the value is JSON
-  --args      the whole object: as JSON, from a file with @FILE, or from standard input with -
-Where both are given, key=value and key:=json replace the same key of --args.
-A key that is given twice is an error.";
 
 /// Runs tools for AI agents: looked up, validated, confirmed, run in custody, timed, retried, recorded.
 #[derive(Debug, Parser)]
@@ -80,10 +59,10 @@ pub(crate) struct GlobalArgs {
     #[arg(long, global = true, value_name = "DIR")]
     pub(crate) state: Option<PathBuf>,
     /// Log more or less: off, error, warn, info, debug, trace, or TARGET=LEVEL,…
-    #[arg(long, global = true, value_name = "LEVEL")]
+    #[arg(long, global = true, value_name = "LEVEL", add = ArgValueCandidates::new(completions::log_levels))]
     pub(crate) log: Option<String>,
     /// Set a key of the configuration; may be repeated
-    #[arg(long, global = true, value_name = "KEY=VALUE")]
+    #[arg(long, global = true, value_name = "KEY=VALUE", add = ArgValueCandidates::new(completions::keys))]
     pub(crate) set: Vec<String>,
 }
 
@@ -92,32 +71,50 @@ pub(crate) enum Command {
     /// Call a tool and print what it answers
     #[command(after_help = ARGUMENTS_HELP)]
     Call(Box<CallArgs>),
+    /// Run a program in a sandbox, with this terminal attached
+    #[command(after_help = RUN_HELP)]
+    Run(Box<ProgramArgs>),
     /// Run several calls together
+    #[command(after_help = "Example:\n  wieldy batch calls.json --max-concurrency 2")]
     Batch(Box<BatchArgs>),
     /// List the tools there are, or look at one
+    #[command(after_help = "Example:\n  wieldy tools --category shell")]
     Tools(ToolsArgs),
     /// Serve the tools to an MCP client, over standard input and output
+    #[command(after_help = "Example:\n  wieldy mcp --workspace . --scope notes")]
     Mcp(Box<McpArgs>),
     /// Serve the tools over HTTP, to MCP clients at /mcp
+    #[command(after_help = "Example:\n  wieldy serve --listen 127.0.0.1:0")]
     Serve(ServeArgs),
     /// Look up the calls that were made, and what happened in each
     #[command(after_help = HISTORY_HELP)]
     History(Box<HistoryArgs>),
     /// Prove that nobody changed what was recorded
+    #[command(after_help = "Example:\n  wieldy audit verify")]
     Audit(AuditArgs),
     /// Find out which isolation levels and limits work here, and why others do not
+    #[command(after_help = "Example:\n  wieldy doctor --plan")]
     Doctor(DoctorArgs),
     /// Write a commented wieldy.toml into the current folder
+    #[command(after_help = "Example:\n  wieldy init --config my.toml")]
     Init(InitArgs),
+    /// Look at the configuration that came with a folder, and agree to it
+    #[command(after_help = TRUST_HELP)]
+    Trust(TrustArgs),
     /// Look at the configuration
+    #[command(after_help = "Example:\n  wieldy config show")]
     Config(ConfigArgs),
     /// Print a script that completes this command's words in a shell
+    #[command(
+        after_help = "Example:\n  wieldy completions bash > wieldy.bash\n\nIn ~/.bashrc: source <(wieldy completions bash)"
+    )]
     Completions(CompletionsArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct CallArgs {
     /// The tool's name
+    #[arg(add = ArgValueCandidates::new(completions::tools))]
     pub(crate) tool: String,
     /// The tool's arguments
     #[arg(value_name = "KEY=VALUE | KEY:=JSON")]
@@ -128,7 +125,7 @@ pub(crate) struct CallArgs {
     #[command(flatten)]
     pub(crate) run: RunArgs,
     /// Begin the call and return at once (needs the REST API of a server, which this version does not have)
-    #[arg(long = "async")]
+    #[arg(long = "async", hide = true)]
     pub(crate) in_background: bool,
     /// Ask for a confirmation even where neither tool nor policy wants one
     #[arg(long)]
@@ -139,12 +136,21 @@ pub(crate) struct CallArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct ProgramArgs {
+    /// The program and its arguments; no shell reads them
+    #[arg(required = true, trailing_var_arg = true, add = ArgValueCompleter::new(completions::program_words))]
+    pub(crate) command: Vec<String>,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct BatchArgs {
     /// The calls, as a JSON array or JSON lines of {"id","tool","arguments","after"}; - is standard input
-    #[arg(value_name = "FILE|-")]
+    #[arg(value_name = "FILE|-", value_hint = ValueHint::FilePath)]
     pub(crate) file: String,
-    /// How the calls are ordered: smart, parallel or sequential
-    #[arg(long, default_value = "smart")]
+    /// How the calls are ordered
+    #[arg(long, default_value = "smart", value_parser = modes())]
     pub(crate) mode: BatchMode,
     /// How many calls run at once
     #[arg(long, value_name = "COUNT", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -174,8 +180,8 @@ pub(crate) struct RunArgs {
     /// How often a failed run is tried again
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=100))]
     pub(crate) retries: Option<u32>,
-    /// How strongly programs are kept apart: none, native, …; `wieldy doctor` tells which work here
-    #[arg(long, value_name = "LEVEL")]
+    /// How strongly programs are kept apart; `wieldy doctor` tells which levels work here
+    #[arg(long, value_name = "LEVEL", value_parser = levels())]
     pub(crate) isolation: Option<Level>,
     /// How much of a processor programs may use, in thousandths of a core (not enforced at level none)
     #[arg(long, value_name = "MILLI", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
@@ -187,18 +193,19 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIR")]
     pub(crate) workspace: Option<PathBuf>,
     /// What programs may reach: none, open, or the named hosts (not enforced at level none)
-    #[arg(long, value_name = "none|open|HOST,…")]
+    #[arg(long, value_name = "none|open|HOST,…", add = ArgValueCandidates::new(completions::networks))]
     pub(crate) network: Option<Network>,
     /// Agree to whatever has to be confirmed
     #[arg(long)]
     pub(crate) yes: bool,
     /// Who goes first when calls wait: low, normal, high or a number from -128 to 127
-    #[arg(long, value_name = "P", default_value = "normal", allow_hyphen_values = true)]
+    #[arg(long, value_name = "P", default_value = "normal", allow_hyphen_values = true,
+        add = ArgValueCandidates::new(completions::priorities))]
     pub(crate) priority: Priority,
     /// The agent on whose behalf the call is made
     #[arg(long, value_name = "DID", default_value = "local", help_heading = ON_BEHALF)]
     pub(crate) agent: String,
-    /// The session that the call is part of
+    /// The session that the call is recorded under; its `/tmp`, `$HOME` and read marks end with the command
     #[arg(long, value_name = "ID", help_heading = ON_BEHALF)]
     pub(crate) session: Option<String>,
     /// See only tools without a scope or with this one; may be repeated [default: every tool]
@@ -240,11 +247,14 @@ pub(crate) struct ToolsArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum ToolsCommand {
     /// Print a tool's definition with its schema
+    #[command(after_help = "Example:\n  wieldy tools show Search")]
     Show {
         /// The tool's name
+        #[arg(add = ArgValueCandidates::new(completions::tools))]
         name: String,
     },
     /// Check a manifest and print what is wrong with it
+    #[command(after_help = "Example:\n  wieldy tools check lint.toml")]
     Check {
         /// The manifest, in TOML or JSON
         file: PathBuf,
@@ -279,14 +289,17 @@ pub(crate) struct McpArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum McpCommand {
     /// List the MCP servers whose tools are taken, as far as they are known; nothing is started
+    #[command(after_help = "Example:\n  wieldy mcp list")]
     List,
     /// Start MCP servers and find out whether they answer, and with which tools
+    #[command(after_help = "Example:\n  wieldy mcp test tracker")]
     Test {
         /// Their names [default: all]
         #[arg(value_name = "SERVER")]
         servers: Vec<String>,
     },
     /// Agree to the tools of MCP servers as they are now, after showing what changed
+    #[command(after_help = "Example:\n  wieldy mcp pin tracker --yes")]
     Pin {
         /// Their names
         #[arg(value_name = "SERVER", required = true)]
@@ -305,6 +318,7 @@ pub(crate) enum McpCommand {
         paste: bool,
     },
     /// Forget the login to an MCP server
+    #[command(after_help = "Example:\n  wieldy mcp logout tracker")]
     Logout {
         /// Its name
         server: String,
@@ -326,7 +340,7 @@ pub(crate) enum McpCommand {
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     /// Where to listen; port 0 lets the system choose one [default: `serve.listen`, 127.0.0.1:7300]
-    #[arg(long, value_name = "ADDRESS:PORT")]
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = crate::config::listen_address)]
     pub(crate) listen: Option<SocketAddr>,
     #[command(flatten)]
     pub(crate) serving: ServingArgs,
@@ -338,126 +352,12 @@ pub(crate) struct ServingArgs {
     /// The folder that tools work in
     #[arg(long, value_name = "DIR")]
     pub(crate) workspace: Option<PathBuf>,
-    /// How strongly programs are kept apart: none, native, …; `wieldy doctor` tells which work here
-    #[arg(long, value_name = "LEVEL")]
+    /// How strongly programs are kept apart; `wieldy doctor` tells which levels work here
+    #[arg(long, value_name = "LEVEL", value_parser = levels())]
     pub(crate) isolation: Option<Level>,
     /// Agree to whatever has to be confirmed, instead of asking the client's user
     #[arg(long)]
     pub(crate) yes: bool,
-}
-
-/// Which calls are wanted.
-#[derive(Debug, Args)]
-pub(crate) struct FilterArgs {
-    /// Only calls of this tool
-    #[arg(long)]
-    pub(crate) tool: Option<String>,
-    /// Only calls that stand or ended like this
-    #[arg(long)]
-    pub(crate) status: Option<String>,
-    /// Only calls of this session
-    #[arg(long, value_name = "ID")]
-    pub(crate) session: Option<String>,
-    /// Only calls on behalf of this agent
-    #[arg(long, value_name = "DID")]
-    pub(crate) agent: Option<String>,
-    /// Only calls of this tenant
-    #[arg(long)]
-    pub(crate) tenant: Option<String>,
-    /// Only calls of this batch
-    #[arg(long, value_name = "ID")]
-    pub(crate) batch: Option<String>,
-    /// Only calls accepted then or later
-    #[arg(long, value_name = "TIME")]
-    pub(crate) since: Option<String>,
-    /// Only calls accepted before then
-    #[arg(long, value_name = "TIME")]
-    pub(crate) until: Option<String>,
-    /// Only calls with these words, or beginnings of words, in the tool's name, the arguments or the error
-    #[arg(long, value_name = "WORDS")]
-    pub(crate) text: Option<String>,
-}
-
-#[derive(Debug, Args)]
-#[command(args_conflicts_with_subcommands = true)]
-pub(crate) struct HistoryArgs {
-    #[command(subcommand)]
-    pub(crate) command: Option<HistoryCommand>,
-    #[command(flatten)]
-    pub(crate) filter: FilterArgs,
-    /// How many calls, the latest first
-    #[arg(long, value_name = "COUNT", default_value = "20", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub(crate) limit: u32,
-    /// Where the last page ended
-    #[arg(long, value_name = "N")]
-    pub(crate) cursor: Option<String>,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum HistoryCommand {
-    /// Print everything that is known of one call
-    Show {
-        /// The call's id, or its first characters: at least eight, and as many as no other call's id has
-        id: String,
-    },
-    /// Count calls, by tool or day
-    #[command(after_help = HISTORY_HELP)]
-    Stats {
-        #[command(flatten)]
-        filter: FilterArgs,
-        /// What is told apart: tool, day (in UTC), or tool,day
-        #[arg(long, value_name = "WHAT", default_value = "tool")]
-        by: String,
-    },
-    /// Copy the history into a new file while others go on writing
-    Backup {
-        /// The new file
-        file: PathBuf,
-    },
-    /// Copy the history as it is now to another address: a file, or postgres://user@host/database; others may go on writing
-    Copy {
-        /// The address
-        url: String,
-    },
-    /// Drop old records; what is kept can still be proved [default: as the configuration says]
-    Prune {
-        /// Drop records that are older than this, such as 90d
-        #[arg(long, value_name = "TIME")]
-        older_than: Option<String>,
-        /// Drop the oldest records until the history is no larger than this, such as 500MB or 1GB; open calls keep theirs
-        #[arg(long, value_name = "SIZE")]
-        larger_than: Option<String>,
-        /// Only tell what would be dropped
-        #[arg(long)]
-        dry_run: bool,
-    },
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct AuditArgs {
-    #[command(subcommand)]
-    pub(crate) command: AuditCommand,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum AuditCommand {
-    /// Check that every record follows from the one before, and all signatures
-    Verify {
-        /// A signed end of the trail that was kept elsewhere, which the trail must lead through; may be repeated
-        #[arg(long, value_name = "FILE")]
-        anchor: Vec<PathBuf>,
-        /// The public key that must have signed [default: any one]
-        #[arg(long, value_name = "HEX")]
-        key: Option<String>,
-    },
-    /// Print the end of the trail, signed: kept elsewhere, it is an anchor
-    Head {
-        /// Write it into this new file instead
-        #[arg(long, value_name = "FILE")]
-        output: Option<PathBuf>,
-    },
-    /// Print the public key that the trail is signed with
-    Key,
 }
 
 #[derive(Debug, Args)]
@@ -466,7 +366,7 @@ pub(crate) struct DoctorArgs {
     #[arg(long)]
     pub(crate) plan: bool,
     /// The level that must work for this to be a success [default: the configured one]
-    #[arg(long, value_name = "LEVEL")]
+    #[arg(long, value_name = "LEVEL", value_parser = levels())]
     pub(crate) isolation: Option<Level>,
     /// The folder that tools work in
     #[arg(long, value_name = "DIR")]
@@ -481,6 +381,22 @@ pub(crate) struct InitArgs {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct TrustArgs {
+    /// The folder
+    #[arg(default_value = ".")]
+    pub(crate) dir: PathBuf,
+    /// Agree without being asked
+    #[arg(long, conflicts_with_all = ["list", "revoke"])]
+    pub(crate) yes: bool,
+    /// List all files that are trusted, of every folder
+    #[arg(long, conflicts_with_all = ["dir", "revoke"])]
+    pub(crate) list: bool,
+    /// Trust nothing in the folder any more
+    #[arg(long)]
+    pub(crate) revoke: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct ConfigArgs {
     #[command(subcommand)]
     pub(crate) command: ConfigCommand,
@@ -489,6 +405,7 @@ pub(crate) struct ConfigArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Print every value and where it comes from
+    #[command(after_help = "Example:\n  wieldy config show --set timeouts.default=10s")]
     Show,
 }
 
@@ -510,7 +427,8 @@ mod tests {
     /// What the page of the command line should name of a command: the words to type, and its long flags.
     fn words(command: &clap::Command, typed: &str, all: &mut Vec<String>) {
         all.push(typed.to_owned());
-        all.extend(command.get_arguments().filter_map(|flag| Some(format!("--{}", flag.get_long()?))));
+        let told = command.get_arguments().filter(|flag| !flag.is_hide_set());
+        all.extend(told.filter_map(|flag| Some(format!("--{}", flag.get_long()?))));
         for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
             words(inner, &format!("{typed} {}", inner.get_name()), all);
         }

@@ -8,23 +8,33 @@ use anyhow::{Context, anyhow};
 use wieldy::secrets::PROTECTED_AT_HOME;
 use wieldy::{
     Absent, CommandTool, Confirmer, DynamicTimeout, Executor, ExecutorBuilder, FileRules, FolderArtifacts, Level,
-    Manifest, ManifestError, ManifestTool, Native, NativeOptions, Oci, OciOptions, ProbeOptions, Problem, Rootfs,
+    Manifest, ManifestTool, Native, NativeOptions, Oci, OciOptions, OutputSink, ProbeOptions, Problem, Rootfs,
     SharedTool, Store, Unbound, history_tools,
 };
 
-use crate::config::{Config, Environment, FILE_NAME, Origin};
+use crate::config::{
+    Config, Environment, FILE_NAME, MANIFEST_BYTES_MAX, Origin, PROJECT_FOLDER, Text, is_manifest, read_regular,
+};
 use crate::exit::Failure;
 use crate::history::{self, History};
+use crate::toolchains;
+use crate::upstreams;
 
-/// The folder of a project for what this program should know.
-const PROJECT_FOLDER: &str = ".wieldy";
+/// The purpose of an executor; by default one call.
+#[derive(Default)]
+pub(crate) struct Work {
+    /// More than one call, so that sandboxes are built ahead.
+    pub(crate) many_calls: bool,
+    /// A sink that shows output as it comes.
+    pub(crate) output: Option<Arc<dyn OutputSink>>,
+    /// The only tool beside the built-in ones: manifests are not read.
+    pub(crate) program: Option<SharedTool>,
+}
 
-/// What an executor is made for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Work {
-    /// One call, after which nothing is needed any more.
-    OneCall,
-    ManyCalls,
+impl Work {
+    pub(crate) fn many_calls() -> Self {
+        Self { many_calls: true, ..Self::default() }
+    }
 }
 
 /// The executor that the configuration describes, with all tools.
@@ -35,8 +45,13 @@ pub(crate) fn executor(
     history: Option<&History>,
     work: Work,
 ) -> Result<Executor, Failure> {
-    let builder = builder(config, environment)?.tools(manifest_tools(config, environment)?);
-    let mut builder = builder.sandbox(Native::new(native(config, environment, work)));
+    let is_program = work.program.is_some();
+    let builder = builder(config, environment)?.tools(work.program);
+    let mut builder = builder.sandbox(Native::new(native(config, environment, work.many_calls)));
+    builder.output = work.output;
+    if is_program {
+        builder.dynamic_timeout = None;
+    }
     if config.state.as_os_str().is_empty() {
         for level in [Level::Runc, Level::Crun, Level::Youki, Level::Gvisor, Level::Firecracker] {
             let hint = "`--state DIR` or the key `state` names one";
@@ -60,21 +75,27 @@ pub(crate) fn executor(
         builder = builder.tools(history_tools(history.store.clone()));
         builder.journal = Arc::clone(&history.journal) as _;
         builder.durability = config.history.durability;
-        if config.dynamic_timeouts {
+        // Programs that a person runs have nothing in common, so that none tells how long another may take.
+        if config.dynamic_timeouts && !is_program {
             builder.known_durations = history.durations(config)?;
         }
     }
     if let Some(artifacts) = artifacts(config)? {
         builder.artifacts = Arc::new(artifacts);
     }
-    builder.build().map_err(Failure::usage)
+    let executor = builder.build().map_err(Failure::usage)?;
+    if !is_program {
+        add_manifests(&executor, config, environment)?;
+    }
+    Ok(executor)
 }
 
 /// The same to look at and not to run: nothing is written anywhere.
 pub(crate) fn catalogue(config: &Config, environment: &Environment) -> Result<Executor, Failure> {
     let memory = config.history.address.iter().flat_map(|address| history_tools(Store::at(address)));
-    let builder = builder(config, environment)?.tools(manifest_tools(config, environment)?).tools(memory);
-    builder.build().map_err(Failure::usage)
+    let executor = builder(config, environment)?.tools(memory).build().map_err(Failure::usage)?;
+    add_manifests(&executor, config, environment)?;
+    Ok(executor)
 }
 
 /// Where large outputs are kept on disk, if anywhere. A folder that somebody named must be usable; without the usual
@@ -100,7 +121,7 @@ pub(crate) fn executor_of_built_ins(config: &Config, environment: &Environment) 
 
 fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder, Failure> {
     let hint = "`--workspace DIR` or the key `workspace` names another folder";
-    let mut builder = wieldy::builder_with(&config.workspace, program_environment(config, environment))
+    let mut builder = wieldy::builder_with(&config.workspace, tool_environment(config, environment))
         .map_err(|error| Failure::usage(error).hint(hint))?;
     for (name, plan) in &config.plans {
         builder.policy = builder.policy.with_plan(name, *plan);
@@ -115,7 +136,7 @@ fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder
     builder.dynamic_timeout = config.dynamic_timeouts.then(DynamicTimeout::default);
     builder.retry = config.retry;
     builder.isolation = config.isolation;
-    builder.files = files(config, environment);
+    builder.files = tool_files(config, environment);
     builder.network = config.sandbox.network.clone();
     builder.sandbox_limits = config.sandbox.limits;
     builder.resource_limits = config.resources;
@@ -131,15 +152,35 @@ pub(crate) fn files(config: &Config, environment: &Environment) -> FileRules {
     files.hidden.extend(history::files(config).iter().filter_map(|path| path.canonicalize().ok()));
     let state = Some(&config.state).filter(|state| !state.as_os_str().is_empty()).cloned();
     files.own.extend(environment.config_folder().into_iter().chain(state).map(|path| whole(&path)));
+    files.hidden.extend(config.secret_files.iter().flat_map(|path| in_workspace(path, &config.workspace)));
     let workspace = whole(&config.workspace);
     // What is read from the folder that the next one starts in, too, whether it is there or not.
     let here = [PathBuf::from(FILE_NAME), PathBuf::from(PROJECT_FOLDER)];
-    let settings = config.file.iter().chain(&config.manifests).chain(&here);
+    let settings = config.file.iter().chain(&config.manifests).chain(&config.mcp.files).chain(&here);
     files.protected.extend(settings.flat_map(|path| in_workspace(path, &config.workspace)));
     if environment.home().is_some_and(|home| whole(home) == workspace) {
-        files.protected.extend(PROTECTED_AT_HOME.map(PathBuf::from));
+        files.protected.extend(PROTECTED_AT_HOME.iter().map(|name| PathBuf::from(name.path)));
     }
     files
+}
+
+/// The same for the programs of tools, which also see the user's toolchains.
+fn tool_files(config: &Config, environment: &Environment) -> FileRules {
+    let mut files = files(config, environment);
+    if config.sandbox.toolchains {
+        let credentials = toolchains::credentials(environment, &files);
+        files.hidden.extend(credentials);
+        files.mounts.extend(toolchains::mounts(environment, &files.mounts, &whole(&config.workspace)));
+    }
+    files
+}
+
+/// Removes the placeholders that a killed executor left in the workspace.
+pub(crate) fn sweep_placeholders(config: &Config, environment: &Environment) {
+    let mut more = config.sandbox.files.protected.clone();
+    more.extend([&config.state].into_iter().cloned().chain(environment.config_folder()));
+    more.extend(std::env::current_dir().iter().flat_map(|here| [here.join(FILE_NAME), here.join(PROJECT_FOLDER)]));
+    wieldy::sweep_placeholders(&whole(&config.workspace), &more);
 }
 
 /// The path that means the same wherever a sandbox starts: without links, as far as it is there.
@@ -162,16 +203,17 @@ fn in_workspace(path: &Path, workspace: &Path) -> Vec<PathBuf> {
 }
 
 /// How the native level is set up.
-fn native(config: &Config, environment: &Environment, work: Work) -> NativeOptions {
+fn native(config: &Config, environment: &Environment, many_calls: bool) -> NativeOptions {
     let is_unsaid = config.origin("sandbox.spares") == Some(&Origin::Default);
     // Nobody would ever use a sandbox that is built ahead for the call after the last one.
-    let spares = if is_unsaid && work == Work::OneCall { 0 } else { config.sandbox.spares };
+    let spares = if is_unsaid && !many_calls { 0 } else { config.sandbox.spares };
     NativeOptions {
         state: (!config.state.as_os_str().is_empty()).then(|| whole(&config.state)),
         home: environment.home().map(Path::to_owned),
         spares,
         blanks: spares,
         idle_max: config.sandbox.idle,
+        idle_limits: config.sandbox.idle_limits,
     }
 }
 
@@ -181,6 +223,7 @@ fn oci(config: &Config, environment: &Environment, level: Level) -> OciOptions {
         rootfs: config.sandbox.system.clone(),
         home: environment.home().map(Path::to_owned),
         idle_max: config.sandbox.idle,
+        idle_limits: config.sandbox.idle_limits,
         ..OciOptions::new(level, config.state.join("oci"))
     }
 }
@@ -212,6 +255,7 @@ fn firecracker(config: &Config, environment: &Environment) -> wieldy::Firecracke
         rootfs: config.sandbox.rootfs.clone(),
         home: environment.home().map(Path::to_owned),
         idle_max: config.sandbox.idle,
+        idle_limits: config.sandbox.idle_limits,
         ..wieldy::FirecrackerOptions::new(config.state.join("firecracker"))
     }
 }
@@ -222,8 +266,8 @@ pub(crate) fn probe_options(config: &Config, environment: &Environment) -> Probe
     options.confinement.limits = config.resources;
     options.confinement.place_limits = config.sandbox.limits;
     options.confinement.network = config.sandbox.network.clone();
-    options.confinement.files = Arc::new(files(config, environment));
-    options.native = native(config, environment, Work::OneCall);
+    options.confinement.files = Arc::new(tool_files(config, environment));
+    options.native = native(config, environment, false);
     options.system = config.sandbox.system.clone();
     #[cfg(feature = "firecracker")]
     {
@@ -246,73 +290,149 @@ pub(crate) fn program_environment(config: &Config, environment: &Environment) ->
     environment.0.iter().filter(|(name, _)| is_allowed(name)).map(|(n, v)| (n.clone(), v.clone())).collect()
 }
 
-/// The tools of all manifests; where two have the same name, the first one counts.
-fn manifest_tools(config: &Config, environment: &Environment) -> Result<Vec<SharedTool>, Failure> {
-    let (mut tools, mut names) = (Vec::new(), BTreeSet::new());
-    for path in manifest_paths(config, environment)? {
-        let manifest = read_manifest(&path)?.map_err(|error| broken_manifest(&path, &error))?;
-        for tool in manifest.tools {
-            if names.insert(tool.spec.name.clone()) {
-                let line = tool.line;
-                let unusable = |problems| broken_manifest(&path, &ManifestError(problems));
-                tools.push(implement(tool, config, environment).map_err(|problems| unusable(at(line, problems)))?);
-            } else {
-                let (tool, file) = (&tool.spec.name, path.display());
-                tracing::warn!(tool, %file, "a tool is left out: an earlier manifest has one of this name");
+/// The same for the programs of tools, which also find the user's toolchains.
+pub(crate) fn tool_environment(config: &Config, environment: &Environment) -> BTreeMap<String, String> {
+    let mut variables = program_environment(config, environment);
+    if !config.sandbox.toolchains {
+        return variables;
+    }
+    for (name, value) in toolchains::variables(environment) {
+        variables.entry(name).or_insert(value);
+    }
+    if let Some(path) = variables.get_mut("PATH") {
+        for folder in toolchains::programs(environment, &whole(&config.workspace)) {
+            // A folder whose name has a colon in it cannot be on a `PATH`.
+            let folder = folder.to_str().filter(|folder| !folder.contains(':'));
+            if let Some(folder) = folder.filter(|folder| path.split(':').all(|other| other != *folder)) {
+                path.push(':');
+                path.push_str(folder);
             }
         }
     }
-    Ok(tools)
+    variables
+}
+
+/// Adds the tools of all manifests; where two have the same name, the first one counts. A file with mistakes in it is left
+/// out and told of, unless the configuration names it: then it is needed.
+fn add_manifests(executor: &Executor, config: &Config, environment: &Environment) -> Result<(), Failure> {
+    let mut names = BTreeSet::new();
+    for path in manifest_paths(config, environment) {
+        let mut add = || -> Result<(), Failure> {
+            for tool in tools_of(&path, config, environment)? {
+                let name = tool.spec().name;
+                if names.insert(name.clone()) {
+                    executor.register(tool).map_err(|error| {
+                        let doing = format!("the manifest `{}` cannot be used", path.display());
+                        Failure::usage(anyhow::Error::new(error).context(doing)).hint("give the tool another name")
+                    })?;
+                } else {
+                    let file = path.display();
+                    tracing::warn!(tool = name, %file, "a tool is left out: an earlier manifest has one of this name");
+                }
+            }
+            Ok(())
+        };
+        match add() {
+            Err(failure) if !config.manifests.contains(&path) => {
+                let hint = failure.hint.as_deref().unwrap_or_default();
+                tracing::warn!("{}, so it is left out; {hint}", failure.error().message);
+            }
+            added => added?,
+        }
+    }
+    Ok(())
+}
+
+/// The tools of one manifest, or what is wrong with it.
+pub(crate) fn tools_of(path: &Path, config: &Config, environment: &Environment) -> Result<Vec<SharedTool>, Failure> {
+    let (manifest, mut problems) = read_manifest(path, config)?;
+    let mut tools = Vec::new();
+    for tool in manifest.tools {
+        let line = tool.line;
+        match implement(tool, path, config, environment) {
+            Ok(tool) => tools.push(tool),
+            Err(more) => problems.extend(at(line, more)),
+        }
+    }
+    if problems.is_empty() { Ok(tools) } else { Err(broken_manifest(path, &problems)) }
 }
 
 fn at(line: Option<usize>, problems: Vec<Problem>) -> Vec<Problem> {
     problems.into_iter().map(|problem| Problem { line: problem.line.or(line), ..problem }).collect()
 }
 
-/// A tool of a manifest with the program behind it, or everything that is wrong with it.
+/// A tool of a manifest with the program behind it, or everything that is wrong with it. A tool that lacks a variable stays
+/// known, and says what it lacks when it is called.
 pub(crate) fn implement(
-    tool: ManifestTool,
+    mut tool: ManifestTool,
+    manifest: &Path,
     config: &Config,
     environment: &Environment,
 ) -> Result<SharedTool, Vec<Problem>> {
     let (name, line) = (tool.spec.name.clone(), tool.line);
-    let Some(command) = tool.command else {
+    let own = own_variables(&tool, manifest, environment);
+    let Some(mut command) = tool.command.take() else {
         return Ok(Unbound::tool(tool.spec, "a program for it, by a manifest with `command`"));
     };
-    match CommandTool::new(tool.spec, command, program_environment(config, environment)) {
-        Ok(tool) => Ok(Arc::new(tool)),
+    let mut variables = tool_environment(config, environment);
+    command.environment.clear();
+    variables.extend(own.as_ref().ok().cloned().unwrap_or_default());
+    let spec = tool.spec.clone();
+    match CommandTool::new(tool.spec, command, variables) {
+        Ok(tool) => Ok(match own {
+            Err(error) => {
+                let hint = "set the variable or make the file, and start wieldy again";
+                Unbound::because(spec, format!("{error:#}"), hint)
+            }
+            Ok(own) if own.is_empty() => Arc::new(tool),
+            Ok(_) => Arc::new(tool.hiding_secrets()),
+        }),
         Err(messages) => {
             Err(messages.into_iter().map(|message| Problem { line, tool: Some(name.clone()), message }).collect())
         }
     }
 }
 
-/// The manifests in the order in which they count: those of the configuration, this folder's, this user's.
-fn manifest_paths(config: &Config, environment: &Environment) -> Result<Vec<PathBuf>, Failure> {
-    let mut paths = config.manifests.clone();
-    let of_user = environment.config_folder().map(|folder| folder.join("tools"));
-    for folder in std::iter::once(Path::new(PROJECT_FOLDER).join("tools")).chain(of_user) {
-        let Ok(entries) = folder.read_dir() else { continue };
-        let found = entries.filter_map(|entry| Some(entry.ok()?.path()));
-        let mut found: Vec<PathBuf> = found.filter(|path| is_manifest(path)).collect();
-        found.sort_unstable();
-        paths.extend(found);
+/// The variables that a manifest gives to the program of a tool, with their values; the secret ones are hidden from now on. The error
+/// names all that are missing.
+pub(crate) fn own_variables(
+    tool: &ManifestTool,
+    manifest: &Path,
+    environment: &Environment,
+) -> anyhow::Result<BTreeMap<String, String>> {
+    let (mut values, mut problems) = (BTreeMap::new(), Vec::new());
+    for (name, variable) in tool.command.iter().flat_map(|command| &command.environment) {
+        let text = Text::of_manifest(variable, manifest, environment.home());
+        let text = text.map_err(|problem| anyhow!("`{name}`: {problem}"));
+        let value = text.and_then(|text| upstreams::texts(&BTreeMap::from([(name.clone(), text)]), environment));
+        match value {
+            Ok(value) => values.extend(value),
+            Err(problem) => problems.push(format!("{problem:#}")),
+        }
     }
-    Ok(paths)
+    if problems.is_empty() { Ok(values) } else { Err(anyhow!(problems.join("; ")).context("`environment`")) }
 }
 
-fn is_manifest(path: &Path) -> bool {
-    path.is_file() && path.extension().is_some_and(|extension| extension == "toml" || extension == "json")
+/// The manifests in the order in which they count: those of the configuration, this folder's, this user's.
+pub(crate) fn manifest_paths(config: &Config, environment: &Environment) -> Vec<PathBuf> {
+    let mut paths = [config.manifests.as_slice(), config.folder.tools.as_slice()].concat();
+    let of_user = environment.config_folder().map(|folder| folder.join("tools"));
+    let found = of_user.and_then(|folder| folder.read_dir().ok()).into_iter().flatten();
+    let mut found: Vec<PathBuf> = found.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    found.retain(|path| is_manifest(path));
+    found.sort_unstable();
+    paths.extend(found);
+    paths
 }
 
-/// Reads a manifest: the outer error is that it cannot be read at all, the inner one that it is wrong.
-pub(crate) fn read_manifest(path: &Path) -> Result<Result<Manifest, ManifestError>, Failure> {
-    use std::io::Read;
-    // One byte more than core takes, so that core says what is too large.
-    const BYTES_MAX: u64 = 16 * 1024 * 1024 + 1;
+/// Reads what can be read of a manifest, and finds what is wrong with it. The error is that the file cannot be read at all.
+pub(crate) fn read_manifest(path: &Path, config: &Config) -> Result<(Manifest, Vec<Problem>), Failure> {
     let read = || -> anyhow::Result<String> {
-        let mut bytes = Vec::new();
-        std::fs::File::open(path)?.take(BYTES_MAX).read_to_end(&mut bytes)?;
+        // Of a file that came with the folder, the bytes that are trusted count.
+        let bytes = match config.folder.read.get(path) {
+            Some(bytes) => bytes.clone(),
+            None => read_regular(path, MANIFEST_BYTES_MAX)?,
+        };
         String::from_utf8(bytes).map_err(|error| anyhow!("it is not UTF-8 text: {}", error.utf8_error()))
     };
     let hint =
@@ -321,13 +441,26 @@ pub(crate) fn read_manifest(path: &Path) -> Result<Result<Manifest, ManifestErro
         .with_context(|| format!("cannot read the manifest `{}`", path.display()))
         .map_err(|error| Failure::usage(error).hint(hint))?;
     let is_json = path.extension().is_some_and(|extension| extension == "json");
-    Ok(if is_json { Manifest::from_json(&text) } else { Manifest::from_toml(&text) })
+    Ok(if is_json { Manifest::survey_json(&text) } else { Manifest::survey_toml(&text) })
 }
 
-fn broken_manifest(path: &Path, error: &ManifestError) -> Failure {
-    let first = error.0.first().map(|problem| place(path, problem)).unwrap_or_default();
+fn broken_manifest(path: &Path, problems: &[Problem]) -> Failure {
+    let first = problems.first().map(|problem| place(path, problem)).unwrap_or_default();
     Failure::usage(anyhow!(first).context(format!("the manifest `{}` cannot be used", path.display())))
         .hint(format!("`wieldy tools check {}` prints everything that is wrong with it", path.display()))
+}
+
+/// Describes the missing program of a command tool, if programs come from this machine.
+pub(crate) fn missing_program(tool: &ManifestTool, config: &Config, environment: &Environment) -> Option<String> {
+    let program = &tool.command.as_ref().filter(|_| config.sandbox.system == Rootfs::Host)?.program;
+    let folder = tool.command.as_ref().and_then(|command| command.folder.as_deref()).unwrap_or_default();
+    let search = tool_environment(config, environment).remove("PATH").unwrap_or_default();
+    let is_filled = program.contains('{');
+    let found = upstreams::find(program, &search, &whole(&config.workspace).join(folder));
+    (!is_filled && found.is_none()).then(|| match program.contains('/') {
+        true => format!("there is no program `{program}` here, seen from the workspace"),
+        false => format!("there is no program `{program}` on the PATH"),
+    })
 }
 
 /// A problem with its place, as compilers print them.

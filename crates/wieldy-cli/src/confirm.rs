@@ -1,14 +1,23 @@
 //! Asking the person at the terminal, or taking `--yes` for an answer.
 
 use std::io::{self, BufRead, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use indicatif::ProgressBar;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
+use rustix::termios::{QueueSelector, tcflush};
 use wieldy::{Answer, Confirmation, Confirmer};
 
-use crate::output::{Printer, shown_in_line};
+use crate::output::Printer;
+
+/// The time in which a terminal takes up input that it holds back.
+const FOLLOWS: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+/// The number of times that input is discarded before a question is given up.
+const ROUNDS_MAX: usize = 100;
 
 /// Who answers questions: `--yes`, the person at the terminal, or nobody.
 pub(crate) fn confirmer(yes: bool, printer: &Printer, progress: &ProgressBar) -> Option<Arc<dyn Confirmer>> {
@@ -39,7 +48,7 @@ struct Terminal {
 impl Confirmer for Terminal {
     fn confirm<'a>(&'a self, question: &'a Confirmation) -> BoxFuture<'a, Result<Answer, String>> {
         let (one_at_a_time, progress) = (Arc::clone(&self.one_at_a_time), self.progress.clone());
-        let text = wording(question);
+        let text = format!("{}run it? [y/N] ", question.in_words());
         async move {
             let asked = tokio::task::spawn_blocking(move || {
                 let _turn = one_at_a_time.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -53,24 +62,30 @@ impl Confirmer for Terminal {
     }
 }
 
-/// The question in words. The arguments are those that will run, whole: what is not seen cannot be agreed to.
-fn wording(question: &Confirmation) -> String {
-    let arguments = serde_json::to_string_pretty(&*question.arguments).expect("arguments are plain data");
-    let arguments: Vec<String> = arguments.split('\n').map(|line| format!("  {}", shown_in_line(line))).collect();
-    format!(
-        "`{}` wants to run ({}):\n{}\nrun it? [y/N] ",
-        shown_in_line(&question.tool.name),
-        shown_in_line(&question.reason),
-        arguments.join("\n")
-    )
-}
-
-/// Asks a question that is answered by yes or no.
+/// Asks a question that is answered by yes or no. Input that was typed before the question is discarded.
 pub(crate) fn ask(text: &str) -> io::Result<bool> {
+    discard_typed(io::stdin().as_fd())?;
     let mut stderr = io::stderr();
     write!(stderr, "{text}")?;
     stderr.flush()?;
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;
     Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
+}
+
+/// Discards all input that a terminal holds. A terminal takes up only 4,096 characters at once and the rest after they
+/// are gone, so this goes on until no input follows.
+fn discard_typed(terminal: BorrowedFd<'_>) -> io::Result<()> {
+    for _ in 0..ROUNDS_MAX {
+        tcflush(terminal, QueueSelector::IFlush)?;
+        let mut input = [PollFd::new(&terminal, PollFlags::IN)];
+        if retry_on_intr(|| poll(&mut input, Some(&FOLLOWS)))? == 0 {
+            // A line without its end is not reported as input.
+            return Ok(tcflush(terminal, QueueSelector::IFlush)?);
+        }
+        if input[0].revents().contains(PollFlags::HUP) {
+            return Ok(());
+        }
+    }
+    Err(io::Error::other("input keeps coming from the terminal, so no question can be asked there"))
 }

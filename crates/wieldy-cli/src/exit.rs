@@ -7,17 +7,34 @@ use wieldy::{CallError, Category, Code};
 /// The exit codes; part of the stable surface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
-    Success = 0,
-    ToolFailed = 1,
-    WrongUsage = 2,
-    InvalidCall = 3,
-    Denied = 4,
-    Timeout = 5,
-    Cancelled = 6,
-    Broken = 7,
+    Success,
+    ToolFailed,
+    WrongUsage,
+    InvalidCall,
+    Denied,
+    Timeout,
+    Cancelled,
+    Broken,
+    /// The end of `wieldy run`: the program's own exit code, or one of the module `run`.
+    Program(u8),
 }
 
 impl Exit {
+    /// Returns the number that the process ends with.
+    pub(crate) fn code(self) -> u8 {
+        match self {
+            Self::Success => 0,
+            Self::ToolFailed => 1,
+            Self::WrongUsage => 2,
+            Self::InvalidCall => 3,
+            Self::Denied => 4,
+            Self::Timeout => 5,
+            Self::Cancelled => 6,
+            Self::Broken => 7,
+            Self::Program(code) => code,
+        }
+    }
+
     /// The exit code of a call that ended with this error.
     pub(crate) fn of(error: &CallError) -> Self {
         match error.code {
@@ -39,7 +56,7 @@ impl Exit {
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
-        Self::from(exit as u8)
+        Self::from(exit.code())
     }
 }
 
@@ -104,7 +121,7 @@ mod tests {
     #[test]
     fn every_error_code_has_the_documented_exit_code() {
         let exits: Vec<String> =
-            Code::ALL.iter().map(|code| format!("{code}={}", Exit::of(&CallError::new(*code, "")) as u8)).collect();
+            Code::ALL.iter().map(|code| format!("{code}={}", Exit::of(&CallError::new(*code, "")).code())).collect();
         insta::assert_snapshot!(exits.join(" "), @"E3001=3 E3002=3 E3003=4 E3004=4 E3005=4 E3006=4 E3007=1 E3008=1 E3101=7 E3102=1 E3103=5 E3104=4 E3105=4 E3106=1 E3107=7 E3108=1 E3109=6 E3110=7 E3111=7 E3201=7 E3202=7 E3203=1 E3204=1 E3301=2 E3302=1 E3303=1 E3304=1 E3900=1");
     }
 }

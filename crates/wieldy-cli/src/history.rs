@@ -9,7 +9,7 @@ use anyhow::anyhow;
 use wieldy::{Address, CallError, Code, JournalOptions, Retention, Store, StoreError, StoreJournal, TASK_TTL};
 
 use crate::config::{Config, Environment, Origin, names_files};
-use crate::exit::Failure;
+use crate::exit::{Exit, Failure};
 
 /// How many runs of a tool the clock that follows them looks at.
 const RUNS_MAX: usize = 200;
@@ -46,6 +46,21 @@ impl Drop for History {
     fn drop(&mut self) {
         // Whoever else still holds it, such as a sandbox that is being taken away, must not keep the last records.
         self.journal.close();
+    }
+}
+
+/// Closes the history of a command that is over. A command whose last records are lost has failed, however its calls ended.
+pub(crate) fn close(history: Option<History>, ended: Result<Exit, Failure>) -> Result<Exit, Failure> {
+    let Some(history) = history else { return ended };
+    history.journal.close();
+    match (history.journal.lost(), ended) {
+        (Some(error), Ok(_)) => {
+            let told = CallError::new(Code::JournalFailed, format!("what ran could not be recorded: {}", error.0));
+            Err(told
+                .suggest("see that the disk has room; the answer above is true, but it is not in the history")
+                .into())
+        }
+        (_, ended) => ended,
     }
 }
 
@@ -126,7 +141,9 @@ fn advice(error: &StoreError, config: &Config) -> String {
     let another = if is_in_state { "`--state DIR` names another folder" } else { "`history.url` names another place" };
     // A command tries once.
     let advice = match error {
-        StoreError::Unavailable(_) => "see that it can be reached and written to, and that the disk has room",
+        StoreError::Unavailable(_) | StoreError::Full(_) => {
+            "see that it can be reached and written to, and that the disk has room"
+        }
         error => error.suggestion(),
     };
     format!("{advice}; {another}")

@@ -37,7 +37,7 @@ impl Interrupts {
         }
     }
 
-    /// Waits for `work`. At the first wish to stop tells what happens now, calls `cancel` and goes on waiting.
+    /// Waits for `work`. At the first wish to stop calls `cancel`, says so and goes on waiting.
     pub(crate) async fn watch<T>(
         &mut self,
         work: impl Future<Output = T>,
@@ -50,12 +50,12 @@ impl Interrupts {
             result = &mut work => return result,
             () = self.next() => {}
         }
-        printer.tell(told);
         cancel();
+        printer.tell(told);
         tokio::select! {
             result = work => result,
             // Whatever runs is in custody, which ends with this process.
-            () = self.next() => std::process::exit(Exit::Cancelled as i32),
+            () = self.next() => std::process::exit(Exit::Cancelled.code().into()),
         }
     }
 }

@@ -8,9 +8,11 @@ mod confirm;
 mod exit;
 mod history;
 mod interrupt;
+mod live;
 mod log;
 mod output;
 mod standard;
+mod toolchains;
 mod upstreams;
 
 use std::process::ExitCode;
@@ -28,15 +30,19 @@ use output::Printer;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
+    commands::completions::answer();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(refusal) => return refused(&refusal),
     };
     let printer = Printer::new(arguments.global.json);
+    let is_run = matches!(arguments.command, Command::Run(_));
     let exit = run(arguments, &printer).unwrap_or_else(|failure| {
         printer.failure(&failure);
-        failure.exit
+        if is_run { commands::run::NOT_RUN } else { failure.exit }
     });
+    // A command that failed early may have started the warden.
+    wieldy::finish();
     exit.into()
 }
 
@@ -46,6 +52,7 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
     let environment = Environment::of_this_process();
     let load = |overrides: Overrides<'_>| {
         let config = Config::load(&environment, &overrides)?;
+        assemble::sweep_placeholders(&config, &environment);
         history::hide_secrets(&config, &environment);
         log::start(&config.log, printer)?;
         config.warnings.iter().for_each(|warning| printer.tell(&format!("warning: {}", output::shown(warning))));
@@ -53,12 +60,18 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
     };
     match command {
         Command::Call(call) => {
+            compile_patterns();
             let config = load(Overrides::of(&global).run(&call.run))?;
             commands::call::run(&call, &config, &environment, printer)
         }
         Command::Batch(batch) => {
             let config = load(Overrides::of(&global).run(&batch.run))?;
             commands::batch::run(&batch, &config, &environment, printer)
+        }
+        Command::Run(program) => {
+            compile_patterns();
+            let config = load(Overrides::of(&global).run(&program.run))?;
+            commands::run::run(&program, &config, &environment, printer)
         }
         Command::Tools(tools) => {
             let config = load(Overrides::of(&global))?;
@@ -89,12 +102,19 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
             let config = load(Overrides { workspace, isolation, ..Overrides::of(&global) })?;
             in_runtime(commands::doctor::run(&doctor, &config, &environment, printer))
         }
-        Command::Init(init) => commands::init::run(&init, printer),
+        Command::Init(init) => commands::init::run(&init, global.config.as_deref(), &environment, printer),
+        Command::Trust(trust) => commands::trust::run(&trust, &environment, printer),
         Command::Config(config) => match config.command {
             ConfigCommand::Show => commands::config::show(&load(Overrides::of(&global))?, printer),
         },
         Command::Completions(completions) => commands::completions::run(&completions, printer),
     }
+}
+
+/// Compiles what the first record of a call needs, beside the reading of the configuration and the opening of the history.
+fn compile_patterns() {
+    // If there is no thread to be had, the first record compiles them.
+    let _ = std::thread::Builder::new().spawn(wieldy::redact::compile);
 }
 
 /// Runs a command that has to wait for something.
@@ -128,7 +148,8 @@ fn refused(refusal: &clap::Error) -> ExitCode {
         let failure = Failure::usage(anyhow::anyhow!("{told}")).hint("`wieldy help` tells what can be typed");
         let _ = printer.json(&serde_json::json!({ "error": failure.error() }));
     }
-    Exit::WrongUsage.into()
+    let is_run = std::env::args_os().skip(1).find(|word| !word.as_encoded_bytes().starts_with(b"-"));
+    if is_run.is_some_and(|word| word == "run") { commands::run::NOT_RUN.into() } else { Exit::WrongUsage.into() }
 }
 
 impl<'a> Overrides<'a> {

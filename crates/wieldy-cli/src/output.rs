@@ -3,10 +3,10 @@
 //! Text that others wrote (tools, manifests, file names) is shown with its control characters escaped, so that it can
 //! neither move the cursor nor pass for a line of ours.
 
-use std::borrow::Cow;
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
-use wieldy::{CallError, Code, ToolResult};
+use wieldy::{CallError, Code, ToolResult, visible};
+pub(crate) use wieldy::{shown, shown_in_line};
 
 use crate::exit::{Failure, Why};
 
@@ -44,6 +44,10 @@ impl Printer {
         io::stdin().is_terminal() && io::stderr().is_terminal()
     }
 
+    pub(crate) fn stdout_is_terminal(&self) -> bool {
+        self.stdout_is_terminal
+    }
+
     /// How many characters fit on a line of standard output; no bound where no person reads it.
     pub(crate) fn width(&self) -> usize {
         let columns = || rustix::termios::tcgetwinsize(io::stdout()).ok().map(|size| usize::from(size.ws_col));
@@ -66,7 +70,7 @@ impl Printer {
         if !self.stdout_is_terminal {
             return self.data(text.as_bytes());
         }
-        let text = escaped(text, |c| matches!(c, '\n' | '\t'));
+        let text = visible(text);
         let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
         self.data(format!("{text}{end}").as_bytes())
     }
@@ -149,6 +153,10 @@ pub(crate) fn hint_for(error: &CallError, tool: &str) -> Option<String> {
         Code::ValidationFailed if error.details.contains_key("violations") => {
             Some(format!("`wieldy tools show {tool}` prints what it takes"))
         }
+        // Here it is the person at the terminal who cancels, and who knows why.
+        Code::Cancelled if error.details.get("cause").is_some_and(|cause| cause == "caller" || cause == "batch") => {
+            None
+        }
         Code::Timeout => own().map(|own| format!("{own}; see `--timeout`, `--deadline` and `--silence`")),
         _ => own(),
     }
@@ -158,52 +166,4 @@ pub(crate) fn hint_for(error: &CallError, tool: &str) -> Option<String> {
 pub(crate) fn counted(count: usize, thing: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} {thing}{plural}")
-}
-
-/// Text that others wrote, fit for one of our lines.
-pub(crate) fn shown(text: &str) -> String {
-    // A line end stays one, but what follows cannot pass for a line of ours.
-    escaped(text, |c| matches!(c, '\n' | '\t')).trim_end().replace('\n', "\n    ")
-}
-
-/// Text that others wrote, on a single line.
-pub(crate) fn shown_in_line(text: &str) -> String {
-    escaped(text, |_| false).into_owned()
-}
-
-/// The text with everything escaped that does not show itself, except what may stay.
-fn escaped(text: &str, may_stay: impl Fn(char) -> bool) -> Cow<'_, str> {
-    if !text.chars().any(|c| is_hidden(c) && !may_stay(c)) {
-        return text.into();
-    }
-    let mut out = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        if is_hidden(c) && !may_stay(c) {
-            out.extend(c.escape_default());
-        } else {
-            out.push(c);
-        }
-    }
-    out.into()
-}
-
-/// Whether a character controls the terminal, turns the direction of text or cannot be seen.
-fn is_hidden(c: char) -> bool {
-    c.is_control()
-        || matches!(c,
-            '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_others_wrote_cannot_steer_the_terminal_or_pass_for_our_lines() {
-        assert_eq!(shown("a\x1b[31mb\u{202e}c\r"), "a\\u{1b}[31mb\\u{202e}c\\r");
-        assert_eq!(shown("one\nerror: two\n"), "one\n    error: two");
-        assert_eq!(shown_in_line("one\ntwo\t\0é"), "one\\ntwo\\t\\u{0}é");
-        assert_eq!(shown("\"quoted\" — fine ✓"), "\"quoted\" — fine ✓");
-    }
 }

@@ -1,38 +1,47 @@
 //! Other MCP servers: from the configuration and the files of other clients to servers that are in use.
 
-use std::collections::BTreeMap;
+mod sees;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
+use tokio_util::sync::CancellationToken;
 use wieldy::mcp::client::import::{self, Imported};
 use wieldy::mcp::client::{
     Address, CALLS_MAX_DEFAULT, LoginSettings, Pins, Program, Reach, START_TIMEOUT_DEFAULT, ServerSettings,
     ServerState, Start, Upstreams,
 };
 use wieldy::{
-    Caller, Command, Confinement, Executor, FileRules, Level, Mount, Network, Place, ResourceLimits, Stdin, ToolName,
-    redact,
+    Caller, Command, Confinement, Executor, Level, Mount, Network, Place, ResourceLimits, Stdin, ToolName, redact,
 };
 
+use self::sees::{guessed, is_system, named_by_variables, path_in, seen};
 use crate::assemble;
 use crate::config::{Config, Environment, ServerConfig, Text, bounded, filled};
 use crate::exit::Failure;
 use crate::history;
-use crate::output::{Printer, shown_in_line};
+use crate::output::{Printer, counted, shown_in_line};
 
 /// How long a server may take to end after being told to.
 const GRACE: Duration = Duration::from_secs(2);
 /// The home of programs in sandboxes.
 const HOME: &str = "/home/agent";
-/// Folders that every sandbox sees anyway.
-const SYSTEM: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/opt"];
-/// What belongs to a program besides the folder that it is in.
-const BESIDE: [&str; 6] = ["bin", "lib", "lib64", "libexec", "shims", "versions"];
-/// What marks the folder of a program that is run from its sources.
-const MARKS: [&str; 5] = ["package.json", "pyproject.toml", "Cargo.toml", "go.mod", ".git"];
-
+/// Variables that name the certificates by which programs know the servers that they talk to.
+const CERTIFICATES: [&str; 7] = [
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "NODE_EXTRA_CA_CERTS",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "PIP_CERT",
+    "GIT_SSL_CAINFO",
+];
+/// Variables that name the proxy of this network.
+const PROXIES: [&str; 8] =
+    ["http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"];
 /// Takes the configured servers into use: their tools are in the executor's registry as far as they are known.
 pub(crate) fn open(config: &Config, environment: &Environment, executor: &Executor) -> Result<Upstreams, Failure> {
     let servers = servers(config, environment)?;
@@ -99,15 +108,37 @@ pub(crate) async fn open_for(
     Ok(servers)
 }
 
-/// Asks servers that were never asked for their tools, before anybody is served. One that takes long is not waited for: its
-/// tools come when they come.
-pub(crate) async fn introduce(servers: &Upstreams, printer: &Printer) {
-    const PATIENCE: Duration = Duration::from_secs(10);
-    let _ = tokio::time::timeout(PATIENCE, servers.discover(|_| true)).await;
-    for server in servers.status() {
-        if let ServerState::Degraded { error, .. } = &server.state {
-            printer.tell(&format!("warning: {}", shown_in_line(&error.to_string())));
+/// Runs a door while the servers whose tools are not known are started beside it. `ready` is cancelled when they have told
+/// their tools, or `within` is over: lists of tools wait for that and no longer. Servers that fail are told once.
+pub(crate) async fn beside<T>(
+    door: impl Future<Output = T>,
+    servers: &Upstreams,
+    within: Duration,
+    ready: &CancellationToken,
+    printer: &Printer,
+) -> T {
+    let mut told = BTreeSet::new();
+    let mut warn = || {
+        for server in servers.status() {
+            if let ServerState::Degraded { error, .. } = &server.state
+                && told.insert(server.name)
+            {
+                printer.tell(&format!("warning: {}", shown_in_line(&error.to_string())));
+                printer.hint(error.suggestion.as_deref());
+            }
         }
+    };
+    let introduced = async {
+        servers.introduce(within).await;
+        ready.cancel();
+        warn();
+        servers.discover(|_| true).await;
+        warn();
+        std::future::pending::<std::convert::Infallible>().await
+    };
+    tokio::select! {
+        ended = door => ended,
+        never = introduced => match never {},
     }
 }
 
@@ -120,7 +151,7 @@ fn pins_path(config: &Config) -> Option<PathBuf> {
 pub(crate) fn servers(config: &Config, environment: &Environment) -> Result<Vec<ServerConfig>, Failure> {
     let mut servers = config.mcp.servers.clone();
     for path in &config.mcp.files {
-        for imported in read(path)?.into_iter().filter(|imported| !imported.disabled) {
+        for imported in read(path, config)?.into_iter().filter(|imported| !imported.disabled) {
             if servers.iter().all(|server| server.name != imported.name) {
                 servers.push(taken(imported, environment));
             }
@@ -130,10 +161,14 @@ pub(crate) fn servers(config: &Config, environment: &Environment) -> Result<Vec<
 }
 
 /// The servers that a file of another client names.
-pub(crate) fn read(path: &Path) -> Result<Vec<Imported>, Failure> {
+pub(crate) fn read(path: &Path, config: &Config) -> Result<Vec<Imported>, Failure> {
     let doing = || format!("cannot take MCP servers from `{}`", path.display());
     let read = || -> anyhow::Result<Vec<Imported>> {
-        let text = bounded(path)?;
+        // Of a file that came with the folder, the bytes that are trusted count.
+        let text = match config.folder.read.get(path) {
+            Some(bytes) => String::from_utf8(bytes.clone())?,
+            None => bounded(path)?,
+        };
         let file = if path.extension().is_some_and(|extension| extension == "toml") {
             toml::from_str(&text)?
         } else {
@@ -230,9 +265,13 @@ fn program(
     let cwd = server.cwd.as_ref().map_or_else(|| workspace.clone(), |cwd| assemble::whole(cwd));
     let mut variables = assemble::program_environment(config, environment);
     let search = variables.get("PATH").cloned().unwrap_or_default();
-    let found = find(&command, &search, &cwd)
-        .ok_or_else(|| anyhow!("there is no program `{command}`; it is looked for in {search}"))?;
+    let found = find(&command, &search, &cwd).ok_or_else(|| missing(&command, &search, &cwd))?;
+    // Most servers are there to reach something.
+    let network = server.network.clone().unwrap_or(Network::Open);
+    let own = texts(&server.env, environment)?;
     let mut files = assemble::files(config, environment);
+    let (ways_out, certificates) = ways_out(&network, environment);
+    variables.extend(ways_out);
     if level != Level::None {
         // A home of its own, which it may fill as it likes: package managers keep there what they fetched.
         if let Some(home) = own_home(server, config)? {
@@ -243,11 +282,18 @@ fn program(
         let named = if server.mounts.is_none() { arguments.as_slice() } else { &[] };
         files.mounts.extend(guessed(&found, named, &cwd, &workspace, environment));
         files.mounts.extend(server.mounts.iter().flatten().cloned());
+        let is_new = |path: &Path| !seen(path, &workspace, &files) && !is_system(path);
+        let read_only = |path: PathBuf| Mount { source: path.clone(), target: path, writable: false };
+        let certificates: Vec<Mount> = certificates.into_iter().filter(|path| is_new(path)).map(read_only).collect();
+        files.mounts.extend(certificates);
+        let paths = own.iter().filter_map(|(variable, value)| Some((variable.as_str(), path_in(value, &cwd)?)));
+        let by_variables = named_by_variables(server, paths, &workspace, &files, environment);
+        files.mounts.extend(by_variables);
         if server.cwd.is_some() && !seen(&cwd, &workspace, &files) {
             files.mounts.push(Mount { source: cwd.clone(), target: cwd.clone(), writable: false });
         }
     }
-    variables.extend(texts(&server.env, environment)?);
+    variables.extend(own);
     Ok(Program {
         command: Command {
             program: found.display().to_string(),
@@ -261,14 +307,25 @@ fn program(
         confinement: Confinement {
             workspace,
             files: Arc::new(files),
-            // Most servers are there to reach something.
-            network: server.network.clone().unwrap_or(Network::Open),
+            network,
             limits: lasting(config.resources),
             place: Place::Own,
             place_limits: ResourceLimits::default(),
             grace: GRACE,
         },
     })
+}
+
+/// Tells that the program of a server is not there, and what to do.
+fn missing(command: &str, search: &str, cwd: &Path) -> anyhow::Error {
+    if command.contains('/') {
+        return anyhow!("there is no program `{}` that can be run", assemble::whole(&cwd.join(command)).display());
+    }
+    let folders = search.split(':').filter(|folder| !folder.is_empty()).count();
+    let folders = counted(folders, "folder");
+    anyhow!(
+        "there is no program `{command}` in the {folders} of PATH; install it, or write its whole path as `command`"
+    )
 }
 
 /// Of what one call may use, what a server may use that serves many: there is no end to what it reads, writes and computes.
@@ -290,7 +347,7 @@ fn own_home(server: &ServerConfig, config: &Config) -> anyhow::Result<Option<Pat
 }
 
 /// The program of a command, as a shell would find it.
-fn find(command: &str, search: &str, cwd: &Path) -> Option<PathBuf> {
+pub(crate) fn find(command: &str, search: &str, cwd: &Path) -> Option<PathBuf> {
     use std::os::unix::fs::PermissionsExt;
     let is_program =
         |path: &PathBuf| path.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0);
@@ -300,61 +357,48 @@ fn find(command: &str, search: &str, cwd: &Path) -> Option<PathBuf> {
     search.split(':').filter(|folder| !folder.is_empty()).map(|folder| Path::new(folder).join(command)).find(is_program)
 }
 
-/// What a server has to see, as far as its command tells: where its program is, and the files and folders that it is given.
-/// Folders that it is given it may write to: that is what it is given them for.
-fn guessed(
-    program: &Path,
-    arguments: &[String],
-    cwd: &Path,
-    workspace: &Path,
-    environment: &Environment,
-) -> Vec<Mount> {
-    let mut mounts: BTreeMap<PathBuf, bool> = BTreeMap::new();
-    let mut add = |path: PathBuf, writable: bool| {
-        let is_too_much = path.parent().is_none() || environment.home().is_some_and(|home| home.starts_with(&path));
-        let is_seen = path.starts_with(workspace) || SYSTEM.iter().any(|folder| path.starts_with(folder));
-        if !is_too_much && !is_seen {
-            *mounts.entry(path).or_default() |= writable;
-        }
-    };
-    for path in [Some(program.to_owned()), program.canonicalize().ok()].into_iter().flatten() {
-        let Some(folder) = path.parent() else { continue };
-        let prefix = folder.parent().filter(|_| folder.ends_with("bin") || folder.ends_with("shims"));
-        // An environment of Python's is told by a file of its own, and is nothing but what the program needs.
-        if let Some(prefix) = prefix.filter(|prefix| prefix.join("pyvenv.cfg").exists()) {
-            add(prefix.to_owned(), false);
-            continue;
-        }
-        let beside = prefix.into_iter().flat_map(|prefix| BESIDE.map(|name| prefix.join(name)));
-        beside.chain([folder.to_owned()]).filter(|folder| folder.is_dir()).for_each(|folder| add(folder, false));
+/// Returns the variables by which a server reaches others as programs of this machine do, and the certificates that they name.
+/// The sandbox of a server that may reach some hosts only has a proxy of its own.
+fn ways_out(network: &Network, environment: &Environment) -> (BTreeMap<String, String>, Vec<PathBuf>) {
+    let (mut variables, mut certificates) = (BTreeMap::new(), Vec::new());
+    let value = |name: &str| environment.0.get(name).filter(|value| !value.is_empty());
+    if *network == Network::None {
+        return (variables, certificates);
     }
-    for argument in arguments {
-        let text = argument.split_once('=').map_or(argument.as_str(), |(_, value)| value);
-        let path = cwd.join(text);
-        // What is named by its whole path or from here; a word that happens to be a file's name is a word.
-        if !(text.starts_with('/') || text.starts_with("./") || text.starts_with("../")) {
-            continue;
-        }
-        let Ok(path) = path.canonicalize() else { continue };
-        if path.is_dir() {
-            add(path, true);
-        } else if let Some(folder) = path.parent() {
-            // What a package of Node's needs stands beside it, wherever there is room.
-            let packages = folder.ancestors().filter(|folder| folder.ends_with("node_modules")).last();
-            let is_marked = |folder: &&Path| MARKS.iter().any(|mark| folder.join(mark).exists());
-            let marked = packages.or_else(|| folder.ancestors().take(4).find(is_marked));
-            add(marked.unwrap_or(folder).to_owned(), false);
+    for name in CERTIFICATES {
+        let Some(value) = value(name) else { continue };
+        let real: Vec<PathBuf> = value.split(':').filter_map(|path| Path::new(path).canonicalize().ok()).collect();
+        if !real.is_empty() {
+            let named: Vec<String> = real.iter().map(|path| path.display().to_string()).collect();
+            variables.insert(name.to_owned(), named.join(":"));
+            certificates.extend(real);
         }
     }
-    mounts.into_iter().map(|(path, writable)| Mount { source: path.clone(), target: path, writable }).collect()
+    certificates.sort_unstable();
+    certificates.dedup();
+    for name in PROXIES.into_iter().filter(|_| *network == Network::Open) {
+        let Some(value) = value(name) else { continue };
+        hide_credentials(value);
+        variables.insert(name.to_owned(), value.clone());
+    }
+    (variables, certificates)
 }
 
-fn seen(path: &Path, workspace: &Path, files: &FileRules) -> bool {
-    path.starts_with(workspace) || files.mounts.iter().any(|mount| path.starts_with(&mount.target))
+/// Hides the name and the password in the address of a proxy from now on.
+fn hide_credentials(address: &str) {
+    let after = address.split_once("://").map_or(address, |(_, after)| after);
+    let Some((credentials, _)) = after.rsplit_once('@') else { return };
+    redact::hide(credentials);
+    if let Some((_, password)) = credentials.split_once(':') {
+        redact::hide(password);
+    }
 }
 
 /// The texts with what they stand for. What is kept in a file of its own, or looks like a secret, is never shown.
-fn texts(texts: &BTreeMap<String, Text>, environment: &Environment) -> anyhow::Result<BTreeMap<String, String>> {
+pub(crate) fn texts(
+    texts: &BTreeMap<String, Text>,
+    environment: &Environment,
+) -> anyhow::Result<BTreeMap<String, String>> {
     texts
         .iter()
         .map(|(name, text)| {
@@ -372,39 +416,5 @@ pub(crate) fn hide_header(value: &str) {
     redact::hide(value);
     if let Some((_, secret)) = value.trim().split_once(' ') {
         redact::hide(secret);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What is mounted for a command in a folder of files, without that folder's path.
-    fn guessed_in(files: &[&str], program: &str, argument: &str) -> Vec<(String, bool)> {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path().canonicalize().unwrap();
-        for file in files {
-            let path = root.join(file);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, "").unwrap();
-        }
-        let arguments = [root.join(argument).display().to_string()];
-        let mounts = guessed(&root.join(program), &arguments, &root, Path::new("/workspace"), &Environment::default());
-        let shown = |path: &Path| path.strip_prefix(&root).unwrap().display().to_string();
-        mounts.iter().map(|mount| (shown(&mount.target), mount.writable)).collect()
-    }
-
-    #[test]
-    fn a_program_of_an_environment_of_pythons_sees_the_whole_of_it() {
-        let files = ["venv/bin/server", "venv/pyvenv.cfg", "venv/lib/server.py", "data/file"];
-        let mounts = guessed_in(&files, "venv/bin/server", "data");
-        assert_eq!(mounts, [("data".into(), true), ("venv".into(), false)]);
-    }
-
-    #[test]
-    fn a_package_of_nodes_sees_the_packages_beside_it() {
-        let files = ["node/bin/node", "app/node_modules/@a/server/package.json", "app/node_modules/@a/server/index.js"];
-        let mounts = guessed_in(&files, "node/bin/node", "app/node_modules/@a/server/index.js");
-        assert_eq!(mounts, [("app/node_modules".into(), false), ("node/bin".into(), false)]);
     }
 }

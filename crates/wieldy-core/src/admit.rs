@@ -232,6 +232,10 @@ impl Admission {
         Slot { execution: consent.execution(), waited, gate: Arc::clone(&self.gate), taker }
     }
 
+    pub(crate) fn limits(&self) -> Limits {
+        self.gate.limits
+    }
+
     /// How many calls run and how many wait.
     pub(crate) fn load(&self) -> (u32, usize) {
         let queue = self.gate.lock();

@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 
+use jiff::Timestamp;
 use regex::bytes::Regex;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -14,14 +15,26 @@ use crate::call::Caller;
 /// A place to keep artifacts. Core has one in memory; others keep them on disk.
 pub trait Artifacts: Send + Sync + 'static {
     /// Opens a new artifact that belongs to `owner`'s tenant, of which at most `bytes_max` are kept, or fewer where the store
-    /// has less room. What is written counts from now on.
-    fn create(&self, owner: &Caller, bytes_max: u64) -> Result<Box<dyn ArtifactWriter>, ArtifactError>;
+    /// has less room. What is written counts from now on. Only one with a workspace is ever listed.
+    fn create(
+        &self,
+        owner: &Caller,
+        workspace: Option<&str>,
+        bytes_max: u64,
+    ) -> Result<Box<dyn ArtifactWriter>, ArtifactError>;
 
     /// What is known of an artifact, if it is there and `reader` may know of it.
     fn describe(&self, id: ArtifactId, reader: &Caller) -> Result<ArtifactInfo, ArtifactError>;
 
     /// Up to `length` bytes from `offset` on.
     fn read(&self, id: ArtifactId, reader: &Caller, offset: u64, length: u64) -> Result<Vec<u8>, ArtifactError>;
+
+    /// Lists the artifacts that the reader's own calls made in this workspace, the latest first, `limit` of them at most. A
+    /// store that does not know this lists none.
+    fn list(&self, reader: &Caller, workspace: &str, limit: usize) -> Result<Vec<ArtifactInfo>, ArtifactError> {
+        let _ = (reader, workspace, limit);
+        Ok(Vec::new())
+    }
 }
 
 /// Takes the bytes of one artifact. Dropping it closes the artifact; what was written stays.
@@ -44,6 +57,12 @@ impl ArtifactId {
     /// A new id.
     pub fn next() -> Self {
         Self(Uuid::now_v7())
+    }
+
+    /// Returns the time at which the artifact was made; none for an id that was not made here.
+    pub fn made_at(self) -> Option<Timestamp> {
+        let (seconds, nanoseconds) = self.0.get_timestamp()?.to_unix();
+        Timestamp::new(i64::try_from(seconds).ok()?, i32::try_from(nanoseconds).ok()?).ok()
     }
 
     /// The id without its scheme, fit for a file's name.
@@ -96,6 +115,40 @@ pub struct ArtifactInfo {
     pub kept_bytes: u64,
     /// How many bytes there were.
     pub total_bytes: u64,
+    /// The maker, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub maker: Option<ArtifactMaker>,
+}
+
+/// The caller and the workspace of the call that made an artifact.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ArtifactMaker {
+    /// The agent.
+    pub agent: String,
+    /// The person behind the agent.
+    pub user: Option<String>,
+    /// The workspace, as the history names it.
+    pub workspace: String,
+}
+
+impl ArtifactInfo {
+    /// An artifact of this caller that is still empty.
+    pub fn new(id: ArtifactId, owner: &Caller, workspace: Option<&str>) -> Self {
+        let maker = workspace.map(|workspace| ArtifactMaker {
+            agent: owner.agent.clone(),
+            user: owner.user.clone(),
+            workspace: workspace.to_owned(),
+        });
+        Self { id, tenant: owner.tenant.clone(), kept_bytes: 0, total_bytes: 0, maker }
+    }
+
+    /// Returns true if a call of this caller made it in this workspace. One whose maker is not known is nobody's.
+    pub fn is_made_by(&self, caller: &Caller, workspace: &str) -> bool {
+        self.tenant == caller.tenant
+            && self.maker.as_ref().is_some_and(|maker| {
+                (&maker.agent, &maker.user, maker.workspace.as_str()) == (&caller.agent, &caller.user, workspace)
+            })
+    }
 }
 
 /// Why an artifact could not be written or read.
@@ -216,9 +269,14 @@ impl Default for MemoryArtifacts {
 }
 
 impl Artifacts for MemoryArtifacts {
-    fn create(&self, owner: &Caller, bytes_max: u64) -> Result<Box<dyn ArtifactWriter>, ArtifactError> {
+    fn create(
+        &self,
+        owner: &Caller,
+        workspace: Option<&str>,
+        bytes_max: u64,
+    ) -> Result<Box<dyn ArtifactWriter>, ArtifactError> {
         let id = ArtifactId::next();
-        let info = ArtifactInfo { id, tenant: owner.tenant.clone(), kept_bytes: 0, total_bytes: 0 };
+        let info = ArtifactInfo::new(id, owner, workspace);
         let mut shelf = self.shelf.lock().expect("no code panics while it holds the shelf");
         shelf.artifacts.push_back((info, Vec::new()));
         let bytes_max = bytes_max.min(self.each_bytes_max);
@@ -235,6 +293,12 @@ impl Artifacts for MemoryArtifacts {
             let end = offset.saturating_add(length).min(bytes.len() as u64);
             bytes[start as usize..end as usize].to_vec()
         })
+    }
+
+    fn list(&self, reader: &Caller, workspace: &str, limit: usize) -> Result<Vec<ArtifactInfo>, ArtifactError> {
+        let shelf = self.shelf.lock().expect("no code panics while it holds the shelf");
+        let own = shelf.artifacts.iter().rev().map(|(info, _)| info).filter(|info| info.is_made_by(reader, workspace));
+        Ok(own.take(limit).cloned().collect())
     }
 }
 
@@ -280,7 +344,7 @@ mod tests {
     use super::*;
 
     fn written(store: &MemoryArtifacts, owner: &Caller, text: &str) -> ArtifactId {
-        let mut writer = store.create(owner, u64::MAX).expect("memory");
+        let mut writer = store.create(owner, None, u64::MAX).expect("memory");
         for chunk in text.as_bytes().chunks(7) {
             writer.write(chunk).expect("memory");
         }

@@ -16,9 +16,10 @@ use crate::error::{CallError, Code, duration_ms};
 use crate::flight::Flight;
 use crate::input::Input;
 use crate::name::ToolName;
+use crate::outcome::{Outcome, RunError};
 use crate::policy::Grant;
 use crate::run::Run;
-use crate::tool::{Annotations, AnyTool, Outcome, RunError, ToolSpec};
+use crate::tool::{Annotations, AnyTool, ToolSpec};
 
 /// How long a run may take where nobody says anything.
 pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
@@ -213,12 +214,17 @@ pub(crate) async fn attempt(
     // One that says that it had not begun may be made again, whatever it would have done.
     let effect_possible = !matches!(late, Some(Ok(Err(RunError { effect_possible: false, .. }))));
     let is_late = cut_short.code == Code::Timeout;
-    let cut_short = if is_late && !effect_possible { cut_short.retryable(true) } else { cut_short };
+    let mut cut_short = if is_late && !effect_possible { cut_short.retryable(true) } else { cut_short };
     let so_far = match late {
         Some(Ok(Ok(outcome))) if !outcome.content.is_empty() || outcome.usage.is_some() => *outcome,
         // An artifact store is foreign code; what it panics over is lost, the call is not.
         _ => std::panic::catch_unwind(AssertUnwindSafe(|| run.captured())).unwrap_or_default(),
     };
+    if let Some(limit) = so_far.failure.as_ref().filter(|error| is_late && error.code == Code::ResourceLimitExceeded) {
+        // A run that reached a limit often waits for what it did not get.
+        cut_short.message = format!("{}, and {}", cut_short.message, limit.message);
+        cut_short.details.extend((*limit.details).clone());
+    }
     let content =
         so_far.content.into_iter().filter(|block| !matches!(block, Content::Text { text } if text.is_empty()));
     let outcome = Outcome { content: content.collect(), partial: true, ..so_far };

@@ -11,7 +11,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::call::{BatchId, Call, Caller, Status, ToolResult};
@@ -20,8 +20,12 @@ use crate::event::Body;
 use crate::executor::Executor;
 use crate::flight::BatchFlight;
 use crate::footprint::Touches;
-use crate::input::{ARGUMENTS_DEPTH_MAX, check_size};
+use crate::input::{ARGUMENTS_BYTES_MAX, ARGUMENTS_DEPTH_MAX, check_size, too_large};
 use crate::order::{Touched, Turns, WaitsFor};
+use crate::schema::{Spent, measure};
+
+/// The maximal number of bytes that all references of a batch may stand for. Arguments are kept until the batch is over.
+const REFERENCES_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// Several calls to be run together.
 #[derive(Debug, Clone)]
@@ -98,7 +102,7 @@ pub struct BatchResult {
 pub struct BatchSummary {
     /// How many calls there were.
     pub total: usize,
-    /// How many were begun.
+    /// The number of calls that were begun, those included that were refused for their arguments.
     pub executed: usize,
     /// How many were not, because of an error, a cancellation or a call they needed.
     pub skipped: usize,
@@ -250,26 +254,44 @@ fn references<'a>(value: &'a Value, levels_left: usize, found: &mut Vec<&'a str>
 
 /// The arguments with every reference replaced by what it refers to: the text of a result, or what the JSON
 /// pointer finds in the result's JSON.
-fn resolved(value: &Value, results: &HashMap<&str, &ToolResult>) -> Result<Value, CallError> {
-    match value {
-        Value::Object(map) => match map.get("$result") {
-            Some(Value::String(id)) => {
-                let result = results[id.as_str()];
-                let Some(pointer) = map.get("pointer") else { return Ok(json!(result.text())) };
-                let whole = serde_json::to_value(result).expect("a result is plain data");
-                let found = pointer.as_str().and_then(|pointer| whole.pointer(pointer)).cloned();
-                found.ok_or_else(|| {
-                    CallError::new(
-                        Code::ValidationFailed,
-                        format!("there is nothing at {pointer} in the result of `{id}`"),
-                    )
-                    .suggest("a pointer starts at the result: `/structured/…`, `/content/0/text`")
-                })
-            }
-            _ => map.iter().map(|(key, value)| Ok((key.clone(), resolved(value, results)?))).collect(),
-        },
-        Value::Array(items) => items.iter().map(|item| resolved(item, results)).collect(),
-        plain => Ok(plain.clone()),
+struct Filled<'a> {
+    results: HashMap<&'a str, &'a ToolResult>,
+    /// The JSON of results that were referred to by pointers.
+    whole: HashMap<&'a str, Value>,
+    /// The number of bytes by which the arguments may grow.
+    bytes_left: usize,
+    /// The error where they would grow by more.
+    too_large: fn() -> CallError,
+}
+
+impl<'a> Filled<'a> {
+    fn value(&mut self, value: &'a Value) -> Result<Value, CallError> {
+        match value {
+            Value::Object(map) => match map.get("$result") {
+                Some(Value::String(id)) => self.referred(id, map.get("pointer")),
+                _ => map.iter().map(|(key, value)| Ok((key.clone(), self.value(value)?))).collect(),
+            },
+            Value::Array(items) => items.iter().map(|item| self.value(item)).collect(),
+            plain => Ok(plain.clone()),
+        }
+    }
+
+    fn referred(&mut self, id: &'a str, pointer: Option<&Value>) -> Result<Value, CallError> {
+        let result = self.results[id];
+        let Some(pointer) = pointer else {
+            let text = result.text();
+            self.bytes_left = self.bytes_left.checked_sub(text.len()).ok_or_else(self.too_large)?;
+            return Ok(Value::String(text));
+        };
+        let whole =
+            self.whole.entry(id).or_insert_with(|| serde_json::to_value(result).expect("a result is plain data"));
+        let found = pointer.as_str().and_then(|pointer| whole.pointer(pointer)).ok_or_else(|| {
+            CallError::new(Code::ValidationFailed, format!("there is nothing at {pointer} in the result of `{id}`"))
+                .suggest("a pointer starts at the result: `/structured/…`, `/content/0/text`")
+        })?;
+        let size = measure(found, ARGUMENTS_DEPTH_MAX, self.bytes_left).ok_or_else(self.too_large)?;
+        self.bytes_left -= size.bytes;
+        Ok(found.clone())
     }
 }
 
@@ -339,13 +361,14 @@ impl Executor {
         }
         let touches = match self.checked(&tool, &call.arguments) {
             _ if !referred(&call.arguments).is_empty() => Touches::unknown(spec),
-            Ok(input) => Touches::by(&tool, input.value()),
-            Err(_) => Touches::nothing(),
+            Ok(Ok(input)) => Touches::by(&tool, input.value(), &self.inner.confinement),
+            Ok(Err(_)) => Touches::nothing(),
+            Err(Spent) => Touches::unknown(spec),
         };
         (touches, spec.annotations.read_only)
     }
 
-    /// Begins calls as the plan lets them, until all are over. Returns the results in order, and how many never began.
+    /// Begins calls as the plan lets them, until all are over. Returns the results in order, and how many were skipped.
     async fn follow(
         &self,
         plan: &Plan,
@@ -357,14 +380,14 @@ impl Executor {
         let mut turns = Turns::new(&plan.waits_for, results.len());
         let mut calls = Unbegun::new(batch.calls);
         let (mut running, mut skipped, mut failed) = (FuturesUnordered::new(), 0, None);
-        let (mut seat, mut last_refusal) = (Box::pin(None), None);
+        let (mut seat, mut last_refusal, mut references_left) = (Box::pin(None), None, REFERENCES_BYTES_MAX);
         loop {
             let next = if running.len() < max_concurrency { turns.next() } else { None };
             let ended = if let Some(place) = next {
                 let mut call = calls.take(place);
                 call.caller = Arc::clone(&batch.caller);
                 let stopped_by = failed.filter(|_| batch.stop_on_error);
-                match bind(&mut call, &plan.needs[place], &results, stopped_by, flight) {
+                match bind(&mut call, &plan.needs[place], &results, stopped_by, flight, &mut references_left) {
                     Ok(()) => {
                         seat.set(Some(self.walk(self.open(call, Some(flight), false))));
                         // What is done at once need not be kept with those that take a while, and the next can have its seat.
@@ -377,9 +400,10 @@ impl Executor {
                         place
                     }
                     Err(reason) => {
-                        skipped += 1;
                         // A call that only follows others is no failure of its own; one that refers to nothing is.
-                        if reason.code != Code::Cancelled {
+                        if reason.code == Code::Cancelled {
+                            skipped += 1;
+                        } else {
                             failed.get_or_insert(place);
                         }
                         // Nobody waits for its record here: those that run are looked after meanwhile.
@@ -446,6 +470,7 @@ fn bind(
     results: &[Option<ToolResult>],
     stopped_by: Option<usize>,
     flight: &BatchFlight,
+    references_left: &mut usize,
 ) -> Result<(), Box<CallError>> {
     if let Some(cause) = flight.cancelled() {
         return Err(Box::new(cause.error()));
@@ -466,14 +491,29 @@ fn bind(
     if let Some(because) = stopped_by {
         return Err(skipped(format!("the batch stops on errors, and `{}` failed", name(because)), because));
     }
-    // What is too deep to be walked is left as it is; the call will be refused for it.
-    if needs.is_empty() || referred(&call.arguments).is_empty() || check_size(&call.arguments).is_err() {
+    if needs.is_empty() || referred(&call.arguments).is_empty() {
         return Ok(());
     }
-    let by_id: HashMap<&str, &ToolResult> =
-        needs.iter().filter_map(|need| Some((id(*need)?, results[*need].as_ref()?))).collect();
-    call.arguments = Arc::new(resolved(&call.arguments, &by_id)?);
+    // Arguments that are too large as they are stay so; the call will be refused for it.
+    let Ok(size) = check_size(&call.arguments) else { return Ok(()) };
+    let of_arguments = ARGUMENTS_BYTES_MAX.saturating_sub(size.bytes);
+    let allowed = of_arguments.min(*references_left);
+    let mut filled = Filled {
+        results: needs.iter().filter_map(|need| Some((id(*need)?, results[*need].as_ref()?))).collect(),
+        whole: HashMap::new(),
+        bytes_left: allowed,
+        too_large: if allowed < of_arguments { references_too_large } else { || too_large().into() },
+    };
+    let arguments = filled.value(&call.arguments)?;
+    *references_left -= allowed - filled.bytes_left;
+    call.arguments = Arc::new(arguments);
     Ok(())
+}
+
+/// The error of a call whose references would make a batch too large.
+fn references_too_large() -> CallError {
+    let told = format!("the references of this batch are too large: at most {REFERENCES_BYTES_MAX} bytes in all");
+    CallError::new(Code::ValidationFailed, told).suggest("refer to less, or make several batches")
 }
 
 /// A batch that is under way; when dropped, whoever observes it sees the end.

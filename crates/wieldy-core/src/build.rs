@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use jiff::Timestamp;
+use tokio::sync::Semaphore;
 
 use crate::admit::{Admission, Limits};
 use crate::artifact::{Artifacts, MemoryArtifacts};
@@ -22,8 +23,8 @@ use crate::flight::Flights;
 use crate::journal::{Durability, Interrupted, Journal, MemoryJournal, Recorder};
 use crate::policy::Policy;
 use crate::rate::{Rate, Rates};
-use crate::registry::{RegisterError, Registration, Registry};
-use crate::sandbox::{Level, Sandbox, SandboxChange};
+use crate::registry::{Missing, RegisterError, Registration, Registry};
+use crate::sandbox::{Level, OutputSink, Sandbox, SandboxChange};
 use crate::sandboxes::Owners;
 use crate::task::{TASK_TTL, Tasks};
 use crate::tool::{AnyTool, SharedTool};
@@ -33,6 +34,8 @@ pub(crate) const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 6
 
 /// How many answers are kept in the cache, and how many under idempotency keys: those of all tenants together.
 const ANSWERS_MAX: usize = 10_000;
+/// The maximal number of checks of large values at once, each on a thread of its own.
+const APART_MAX: usize = 4;
 /// How many bytes of answers to idempotency keys are kept at least.
 const KEYS_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
@@ -49,6 +52,8 @@ pub(crate) struct Inner {
     pub(crate) flights: Flights,
     pub(crate) tasks: Tasks,
     pub(crate) admission: Admission,
+    /// The slots for checks of large values beside the calls.
+    pub(crate) apart: Arc<Semaphore>,
     pub(crate) rates: Rates,
     pub(crate) breakers: Breakers,
     pub(crate) cache: Recall,
@@ -61,9 +66,12 @@ pub(crate) struct Inner {
     pub(crate) owners: Arc<Owners>,
     pub(crate) isolation: Level,
     pub(crate) confinement: Arc<Confinement>,
+    /// The workspace as it stands in the record of every call, where it has an absolute path.
+    pub(crate) workspace: Option<Arc<str>>,
     pub(crate) limits_max: ResourceLimits,
     pub(crate) artifacts: Arc<dyn Artifacts>,
     pub(crate) output_bytes_max: u64,
+    pub(crate) output: Option<Arc<dyn OutputSink>>,
     pub(crate) stopping: AtomicBool,
 }
 
@@ -121,6 +129,9 @@ pub struct ExecutorBuilder {
     pub grace: Duration,
     /// How many bytes of text a result may have where the tool does not say.
     pub output_bytes_max: u64,
+    /// A sink for the output of all runs as it comes, byte for byte and with its secrets: for a program that shows it to
+    /// the caller. A sink that blocks holds the run up.
+    pub output: Option<Arc<dyn OutputSink>>,
     /// How many calls are remembered for late observers after they are over.
     pub observable_max: usize,
     /// How long the result of a task is kept.
@@ -157,6 +168,7 @@ impl Default for ExecutorBuilder {
             sandbox_limits: ResourceLimits::default(),
             grace: Duration::from_secs(2),
             output_bytes_max: 64 * 1024,
+            output: None,
             // Few enough to stay in the processor's caches: what is kept is touched again when it is forgotten.
             observable_max: 16,
             task_ttl: TASK_TTL,
@@ -196,6 +208,15 @@ impl ExecutorBuilder {
     pub fn build(self) -> Result<Executor, RegisterError> {
         let clocks = ClockDefaults { timeout: self.timeout, queue: self.limits.queue_timeout, timeouts: self.timeouts };
         let remembered = self.journal.remembered();
+        let confinement = Confinement {
+            workspace: self.workspace,
+            files: Arc::new(self.files),
+            network: self.network,
+            limits: self.resource_limits.within(self.resource_limits_max),
+            place: Place::Own,
+            place_limits: self.sandbox_limits,
+            grace: self.grace.min(TIMEOUT_MAX),
+        };
         let inner = Inner {
             registry: Registry::default(),
             policy: self.policy,
@@ -207,6 +228,7 @@ impl ExecutorBuilder {
             flights: Flights::new(self.observable_max),
             tasks: Tasks::new(self.task_ttl),
             admission: Admission::new(self.limits),
+            apart: Arc::new(Semaphore::new(APART_MAX)),
             rates: Rates::new(
                 self.rates.into_iter().map(|rate| Rate { window: rate.window.min(FOR_EVER), ..rate }).collect(),
             ),
@@ -221,18 +243,12 @@ impl ExecutorBuilder {
             sandboxes: self.sandboxes,
             owners: Arc::default(),
             isolation: self.isolation,
-            confinement: Arc::new(Confinement {
-                workspace: self.workspace,
-                files: Arc::new(self.files),
-                network: self.network,
-                limits: self.resource_limits.within(self.resource_limits_max),
-                place: Place::Own,
-                place_limits: self.sandbox_limits,
-                grace: self.grace.min(TIMEOUT_MAX),
-            }),
+            workspace: confinement.recorded_workspace(),
+            confinement: Arc::new(confinement),
             limits_max: self.resource_limits_max,
             artifacts: self.artifacts,
             output_bytes_max: self.output_bytes_max,
+            output: self.output,
             stopping: AtomicBool::new(false),
         };
         for sandbox in inner.sandboxes.values() {
@@ -250,7 +266,7 @@ impl ExecutorBuilder {
 /// Makes events of what happens to sandboxes.
 fn tell(recorder: Arc<Recorder>, owners: Arc<Owners>) -> Arc<dyn Fn(SandboxChange) + Send + Sync> {
     let caller = Arc::new(Caller::local());
-    let subject = Arc::new(Subject { execution: None, batch: None, call_id: None, tool: None, caller });
+    let subject = Arc::new(Subject::of(caller));
     Arc::new(move |change| {
         let body = match change {
             SandboxChange::Created(made) => {
@@ -286,7 +302,7 @@ impl Executor {
     /// else of it now, and it stays as it was.
     pub fn tell_changed(&self, tool: &str, previous_hash: &str, current_hash: &str) {
         let (caller, tool) = (Arc::new(Caller::local()), Some(tool.into()));
-        let subject = Subject { execution: None, batch: None, call_id: None, tool, caller };
+        let subject = Subject { tool, ..Subject::of(caller) };
         let (previous_hash, current_hash) = (previous_hash.to_owned(), current_hash.to_owned());
         let body = Body::DefinitionChanged { previous_hash, current_hash };
         let _ = self.inner.recorder.append(&Arc::new(subject), body, Timestamp::now(), None);
@@ -295,6 +311,11 @@ impl Executor {
     /// Takes a tool away while the executor runs; calls to it that run go on. Says whether it was there.
     pub fn unregister(&self, name: &str) -> bool {
         self.inner.registry.remove(name)
+    }
+
+    /// Says why tools called `SERVER__…` may be missing, to be told to callers who ask for one; `None` takes that back.
+    pub fn explain_missing(&self, server: &str, missing: Option<Missing>) {
+        self.inner.registry.explain_missing(server, missing);
     }
 
     /// The tools there are.

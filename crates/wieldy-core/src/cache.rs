@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -21,8 +22,8 @@ use crate::event::{CallState, Keyed};
 use crate::flight::Flight;
 use crate::footprint::Touches;
 use crate::input::{Input, canonical};
+use crate::outcome::Outcome;
 use crate::registry::Registered;
-use crate::tool::Outcome;
 
 /// What an answer is found by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -42,10 +43,10 @@ impl CacheKey {
         Self { tenant: caller.tenant_hashed(), hash: blake3::hash(&bytes) }
     }
 
-    /// The same key, given by the same caller for the same tool.
-    pub(crate) fn of_idempotency_key(tool: &Registered, key: &str, caller: &Caller) -> Self {
+    /// The same key, given by the same caller for the same tool in the same workspace.
+    pub(crate) fn of_idempotency_key(tool: &Registered, key: &str, caller: &Caller, workspace: &Path) -> Self {
         let mut bytes = Vec::new();
-        canonical(&json!([tool.name, key, caller.tenant, caller.agent]), &mut bytes);
+        canonical(&json!([tool.name, key, caller.tenant, caller.agent, workspace.to_string_lossy()]), &mut bytes);
         Self { tenant: caller.tenant_hashed(), hash: blake3::hash(&bytes) }
     }
 }
@@ -150,9 +151,7 @@ impl Recall {
 
     /// Takes in an answer that an earlier executor gave, to callers of the tenant with this hash.
     pub(crate) fn restore(&self, keyed: &Keyed, tenant: Option<&str>, outcome: &Outcome) {
-        let remaining =
-            Timestamp::now().until(keyed.expires_at).ok().and_then(|span| span.total(jiff::Unit::Second).ok());
-        let ttl = Duration::try_from_secs_f64(remaining.unwrap_or_default()).unwrap_or_default();
+        let ttl = time_left(keyed);
         let read = |hex: &str| blake3::Hash::from_hex(hex);
         let (Ok(tenant), Ok(key), Ok(fingerprint)) =
             (tenant.map(read).transpose(), read(&keyed.key), read(&keyed.fingerprint))
@@ -225,6 +224,16 @@ impl Share {
 }
 
 impl Lead<'_> {
+    /// The key that other executors know the run by.
+    pub(crate) fn key(&self) -> String {
+        self.key.hash.to_hex().to_string()
+    }
+
+    /// Returns true if an earlier answer under the same key was to the same call.
+    pub(crate) fn is_same_call(&self, keyed: &Keyed) -> bool {
+        keyed.fingerprint == self.fingerprint.hash.to_hex().as_str()
+    }
+
     /// Keeps the answer for all who ask the same, unless something was written meanwhile that spoils it.
     pub(crate) fn keep(self, outcome: &Outcome, ttl: Duration) {
         let (mut outcome, mut bytes) = (Cow::Borrowed(outcome), bytes(outcome));
@@ -253,10 +262,17 @@ impl Lead<'_> {
     }
 }
 
+/// Returns how long a key is still remembered.
+pub(crate) fn time_left(keyed: &Keyed) -> Duration {
+    let left = Timestamp::now().until(keyed.expires_at).ok().and_then(|span| span.total(jiff::Unit::Second).ok());
+    Duration::try_from_secs_f64(left.unwrap_or_default()).unwrap_or_default()
+}
+
 /// How much room an answer takes.
 fn bytes(outcome: &Outcome) -> u64 {
     let structured = outcome.structured.as_ref().map_or(0, |value| value.to_string().len() as u64);
-    outcome.content.iter().map(Content::bytes).sum::<u64>() + structured + 512
+    let passed_on = outcome.passed_on.as_ref().map_or(0, |passed_on| passed_on.bytes());
+    outcome.content.iter().map(Content::bytes).sum::<u64>() + structured + passed_on + 512
 }
 
 impl Drop for Lead<'_> {
@@ -282,7 +298,7 @@ impl Promise<'_> {
     pub(crate) fn note(&self) {
         if let Some(lead) = &self.lead {
             let expires_at = Timestamp::now().checked_add(self.ttl).unwrap_or(Timestamp::MAX);
-            let (key, fingerprint) = (lead.key.hash.to_hex().to_string(), lead.fingerprint.hash.to_hex().to_string());
+            let (key, fingerprint) = (lead.key(), lead.fingerprint.hash.to_hex().to_string());
             let _ = self.flight.keyed.set(Arc::new(Keyed { key, fingerprint, expires_at }));
         }
     }

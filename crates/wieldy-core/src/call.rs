@@ -16,6 +16,7 @@ use crate::attempt::RetryIf;
 use crate::confinement::{Network, ResourceLimits, SessionKey};
 use crate::confirm::Confirmer;
 use crate::error::CallError;
+use crate::outcome::PassedOn;
 use crate::sandbox::{Level, SandboxId, Usage};
 
 /// A tool's name with JSON arguments, as the model produced it.
@@ -321,6 +322,9 @@ pub struct ToolResult {
     pub usage: Option<Box<Usage>>,
     /// The custody it ran in, if a process was started.
     pub sandbox: Option<SandboxRef>,
+    /// Notes of a foreign server on its answer, if it sent any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passed_on: Option<Box<PassedOn>>,
     /// The words the caller attached.
     pub labels: Vec<String>,
     /// The arguments that were checked and ran; not part of the JSON, which goes to those who sent them.
@@ -349,6 +353,7 @@ impl ToolResult {
             timing: Timing { queued_ms: 0.0, duration_ms: took.max(0.0), started_at, completed_at },
             usage: None,
             sandbox: None,
+            passed_on: None,
             labels: Vec::new(),
             arguments: Arc::default(),
         }
@@ -392,6 +397,20 @@ pub enum Status {
 }
 
 impl Status {
+    /// Every status, in the order of a call's life.
+    pub const ALL: [Self; 10] = [
+        Self::Pending,
+        Self::Running,
+        Self::InputRequired,
+        Self::Success,
+        Self::Failed,
+        Self::Timeout,
+        Self::Cancelled,
+        Self::PermissionDenied,
+        Self::ValidationError,
+        Self::RequiresConfirmation,
+    ];
+
     /// Whether nothing more will happen.
     pub fn is_terminal(self) -> bool {
         !matches!(self, Self::Pending | Self::Running | Self::InputRequired)

@@ -16,6 +16,7 @@ pub(crate) struct Capture {
     kept_max: u64,
     artifacts: Arc<dyn Artifacts>,
     owner: Arc<Caller>,
+    workspace: Option<Arc<str>>,
     spilled: Spilled,
 }
 
@@ -34,7 +35,13 @@ pub(crate) struct Captured {
 }
 
 impl Capture {
-    pub(crate) fn new(inline_max: u64, kept_max: u64, artifacts: Arc<dyn Artifacts>, owner: Arc<Caller>) -> Self {
+    pub(crate) fn new(
+        inline_max: u64,
+        kept_max: u64,
+        artifacts: Arc<dyn Artifacts>,
+        owner: Arc<Caller>,
+        workspace: Option<Arc<str>>,
+    ) -> Self {
         let inline_max = usize::try_from(inline_max.min(kept_max)).unwrap_or(usize::MAX);
         Self {
             head: Vec::new(),
@@ -44,6 +51,7 @@ impl Capture {
             kept_max,
             artifacts,
             owner,
+            workspace,
             spilled: Spilled::NotYet,
         }
     }
@@ -74,10 +82,11 @@ impl Capture {
 
     /// From here on everything goes to an artifact, and memory keeps the head and the tail.
     fn spill(&mut self) {
-        let written = self.artifacts.create(&self.owner, self.kept_max).and_then(|mut writer| {
-            writer.write(&self.head)?;
-            Ok(writer)
-        });
+        let written =
+            self.artifacts.create(&self.owner, self.workspace.as_deref(), self.kept_max).and_then(|mut writer| {
+                writer.write(&self.head)?;
+                Ok(writer)
+            });
         self.spilled = match written {
             Ok(writer) => Spilled::Into(writer),
             Err(error) => Spilled::Failed(error.to_string()),
@@ -99,8 +108,9 @@ impl Capture {
         let left_out = self.total_bytes - (head.len() + tail.len()) as u64;
         let (artifact, kept) = self.kept();
         let text = format!(
-            "{}\n… {left_out} bytes left out; {kept} …\n{}",
+            "{}\n… {left_out} of {} bytes left out; {kept} …\n{}",
             String::from_utf8_lossy(head),
+            self.total_bytes,
             String::from_utf8_lossy(tail)
         );
         Captured { text, artifact, cut: true }
@@ -151,7 +161,7 @@ mod tests {
 
     fn captured_within(inline_max: u64, kept_max: u64, text: &str, chunk: usize) -> (Captured, MemoryArtifacts) {
         let store = MemoryArtifacts::default();
-        let mut capture = Capture::new(inline_max, kept_max, Arc::new(store.clone()), Arc::new(Caller::local()));
+        let mut capture = Capture::new(inline_max, kept_max, Arc::new(store.clone()), Arc::new(Caller::local()), None);
         for bytes in text.as_bytes().chunks(chunk) {
             capture.write(bytes);
         }
@@ -172,7 +182,7 @@ mod tests {
             let id = seen.artifact.expect("it did not fit");
             assert_eq!(
                 seen.text,
-                format!("line 0\nlin\n… {} bytes left out; the whole is {id} …\n8\nline 99\n", text.len() - 20),
+                format!("line 0\nlin\n… 770 of 790 bytes left out; the whole is {id} …\n8\nline 99\n"),
                 "in chunks of {chunk}"
             );
             assert_eq!(store.read(id, &Caller::local(), 0, u64::MAX).expect("kept"), text.as_bytes());
@@ -189,7 +199,7 @@ mod tests {
                 let id = seen.artifact.expect("it did not fit");
                 assert_eq!(
                     (seen.text, seen.cut),
-                    (format!("line 0\nlin\n… 770 bytes left out; {told} {id} …\n8\nline 99\n"), true),
+                    (format!("line 0\nlin\n… 770 of 790 bytes left out; {told} {id} …\n8\nline 99\n"), true),
                     "in chunks of {chunk}"
                 );
                 let info = store.describe(id, &Caller::local()).expect("kept");
@@ -206,7 +216,7 @@ mod tests {
         assert_eq!((seen.text.as_str(), seen.cut), ("0123456789", false));
         let (seen, _) = captured_within(100, 10, "0123456789a", 3);
         let id = seen.artifact.expect("it did not fit");
-        assert_eq!(seen.text, format!("01234\n… 1 bytes left out; the first 10 of 11 bytes are {id} …\n6789a"));
+        assert_eq!(seen.text, format!("01234\n… 1 of 11 bytes left out; the first 10 of 11 bytes are {id} …\n6789a"));
     }
 
     proptest::proptest! {

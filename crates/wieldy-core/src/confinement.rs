@@ -10,6 +10,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Mutex, mpsc};
 
+use crate::redact;
 use crate::sandbox::SandboxId;
 
 /// A program with its arguments and surroundings; never a line for a shell to take apart.
@@ -100,6 +101,13 @@ pub struct Confinement {
     pub place_limits: ResourceLimits,
     /// How long a process may take to end after being told to, before it is killed.
     pub grace: Duration,
+}
+
+impl Confinement {
+    /// Returns the text that the history names the workspace by. A relative path would name no folder to later readers.
+    pub fn recorded_workspace(&self) -> Option<Arc<str>> {
+        self.workspace.is_absolute().then(|| redact::text(&self.workspace.to_string_lossy()).into())
+    }
 }
 
 /// What processes see of the file system besides the system itself and the workspace.

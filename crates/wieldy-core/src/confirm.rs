@@ -10,13 +10,23 @@ use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use crate::build::Inner;
 use crate::call::{ConfirmationId, ExecutionId, Options};
+use crate::confinement::{Confinement, Network};
 use crate::error::{CallError, Code};
 use crate::event::Body;
 use crate::flight::Flight;
 use crate::input::{Input, canonical};
 use crate::policy::Grant;
+use crate::present::{shown, shown_in_line};
+use crate::program::{Agreed, Program};
+use crate::registry::Registered;
+use crate::sandbox::Level;
+use crate::terms::Terms;
 use crate::tool::ToolSpec;
+
+/// The maximal length of a shown title, which a stranger may have chosen.
+const TITLE_CHARS_MAX: usize = 64;
 
 /// Somebody who can be asked.
 pub trait Confirmer: Send + Sync + 'static {
@@ -43,7 +53,13 @@ pub struct Confirmation {
     pub arguments: Arc<Value>,
     /// Why somebody has to agree.
     pub reason: String,
-    /// What exactly is agreed to: tool, arguments and terms.
+    /// The program that the call would start, where it starts one.
+    pub program: Option<Program>,
+    /// The isolation level of the call's programs.
+    pub isolation: Level,
+    /// The network that the call's programs may reach.
+    pub network: Network,
+    /// The digest of tool, arguments, program and terms that the person agrees to.
     pub digest: Digest,
     /// How long the question stands.
     pub expires_in: Duration,
@@ -58,6 +74,37 @@ impl Confirmation {
     /// The answer "no".
     pub fn refuse(&self) -> Answer {
         Answer { approved: false, ..self.approve() }
+    }
+
+    /// Returns the question in words, the same for every door, with hidden characters escaped. The arguments are those
+    /// that will run, whole: what is not seen cannot be agreed to.
+    pub fn in_words(&self) -> String {
+        let title = self.tool.title.as_ref().map(|title| title.chars().take(TITLE_CHARS_MAX).collect::<String>());
+        let title = title.map(|title| format!(" ({})", shown_in_line(&title))).unwrap_or_default();
+        let (name, reason) = (shown_in_line(&self.tool.name), shown_in_line(&self.reason));
+        let mut lines = vec![format!("May the tool `{name}`{title} run ({reason})?")];
+        let arguments = serde_json::to_string_pretty(&*self.arguments).expect("arguments are plain data");
+        lines.extend(arguments.split('\n').map(|line| format!("  {}", shown_in_line(line))));
+        if let Some(program) = &self.program {
+            lines.push(format!("  command line: {}", shown(&program.command_line)));
+            lines.push(format!("  folder: {}", shown_in_line(&program.folder.to_string_lossy())));
+            let (isolation, network) = match self.isolation {
+                Level::None => ("none, so it runs with the rights of this user".into(), "not limited".into()),
+                level => (level.to_string(), shown_in_line(&self.network.to_string())),
+            };
+            lines.push(format!("  isolation: {isolation}"));
+            lines.push(format!("  network: {network}"));
+            if !program.files.is_empty() {
+                let files: Vec<String> = program.files.iter().map(|file| shown_in_line(&file.path)).collect();
+                lines.push(format!("  files that must stay as they are until it starts: {}", files.join(", ")));
+            }
+            if program.unchecked > 0 {
+                let count = program.unchecked;
+                lines.push(format!("  names that were not looked at, whose files may change unnoticed: {count}"));
+            }
+        }
+        lines.push(String::new());
+        lines.join("\n")
     }
 }
 
@@ -74,12 +121,18 @@ pub struct Answer {
     pub by: Option<String>,
 }
 
-/// A strong hash of a tool's definition, its arguments and the terms it runs under.
+/// A strong hash of a tool's definition, its arguments, the program it starts and the terms it runs under.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest(blake3::Hash);
 
 impl Digest {
-    pub(crate) fn of(tool: &ToolSpec, input: &Input, options: &Options) -> Self {
+    fn of(
+        tool: &ToolSpec,
+        input: &Input,
+        options: &Options,
+        custody: (Level, &Network),
+        program: Option<&Program>,
+    ) -> Self {
         // Everything that changes what would happen; a new field of `Options` must be judged here.
         let terms = json!({
             "timeout": options.timeout.map(|timeout| timeout.as_micros().to_string()),
@@ -87,6 +140,8 @@ impl Digest {
             "limits": options.limits,
             "isolation": options.isolation,
             "network": options.network,
+            "custody": custody,
+            "program": program.map(Program::facts),
         });
         let mut bytes = tool.hash().as_bytes().to_vec();
         canonical(input.value(), &mut bytes);
@@ -131,6 +186,9 @@ pub enum NoConsent {
     /// The answer was for something else.
     #[error("the confirmation was given for another call or for other arguments")]
     Mismatch,
+    /// A file that the person agreed to has changed or is gone.
+    #[error("{0} changed after the call was confirmed")]
+    Changed(String),
     /// Asking failed.
     #[error("nobody could be asked to confirm the call: {0}")]
     Failed(String),
@@ -148,6 +206,9 @@ impl From<NoConsent> for CallError {
                 (Code::ConfirmationDenied, "expired", "call again when somebody is there to answer")
             }
             NoConsent::Mismatch => (Code::ConfirmationDenied, "mismatch", "call again and confirm that very call"),
+            NoConsent::Changed(_) => {
+                (Code::ConfirmationDenied, "changed", "look at it again, then repeat the call and confirm that one")
+            }
             NoConsent::Failed(_) => (Code::ConfirmationDenied, "failed", "call again when the person can be reached"),
         };
         CallError::new(code, message).suggest(suggestion).detail("cause", cause)
@@ -173,23 +234,30 @@ impl Consent {
 
     /// Asks somebody, and waits. Dropped when the call is cancelled or its deadline passes.
     pub(crate) async fn ask(
+        engine: &Inner,
         flight: &Flight,
         grant: &Grant,
-        tool: &ToolSpec,
+        tool: &Registered,
         input: &Input,
         options: &Options,
-        confirmer: Option<&Arc<dyn Confirmer>>,
-        expires_in: Duration,
+        terms: &Terms,
     ) -> Result<Self, CallError> {
-        let reason = Self::reason(grant, tool, options).unwrap_or("it was asked for").to_owned();
+        let reason = Self::reason(grant, &tool.spec, options).unwrap_or("it was asked for").to_owned();
+        let confirmer = options.confirmer.as_ref().or(engine.confirmer.as_ref());
         let Some(confirmer) = confirmer else { return Err(NoConsent::Nobody { reason }.into()) };
+        let confinement = terms.confinement.as_ref().unwrap_or(&engine.confinement);
+        let program = described(tool, input, confinement).await?;
+        let (isolation, network, expires_in) = (terms.level, confinement.network.clone(), engine.confirmation_timeout);
         let question = Confirmation {
             id: ConfirmationId::next(),
             execution: flight.id,
-            tool: tool.clone(),
+            tool: tool.spec.clone(),
             arguments: Arc::clone(input.shared()),
             reason,
-            digest: Digest::of(tool, input, options),
+            digest: Digest::of(&tool.spec, input, options, (isolation, &network), program.as_ref()),
+            program,
+            isolation,
+            network,
             expires_in,
         };
         let asking = Body::ConfirmationRequested {
@@ -215,6 +283,12 @@ impl Consent {
         // What nobody could look up later counts for nothing now.
         flight.record(Body::ConfirmationReceived { confirmation: question.id, approved, by }).taken()?;
         decision?;
+        if let Some(program) = question.program {
+            let (tool, arguments) = (Arc::clone(&tool.tool), question.arguments);
+            let agreed = Agreed { tool, arguments, confinement: Arc::clone(confinement), program };
+            // The only maker: a call asks once.
+            let _ = flight.agreed.set(Arc::new(agreed));
+        }
         Ok(Self { execution: flight.id })
     }
 
@@ -224,5 +298,14 @@ impl Consent {
             return Err(NoConsent::Mismatch);
         }
         if answer.approved { Ok(()) } else { Err(NoConsent::Refused) }
+    }
+}
+
+/// Asks the tool which program it would start. A tool is foreign code: its panic is an error of the call.
+async fn described(tool: &Registered, input: &Input, confinement: &Confinement) -> Result<Option<Program>, CallError> {
+    let asked = AssertUnwindSafe(async { tool.tool.program(input.value(), confinement).await }).catch_unwind();
+    match asked.await {
+        Ok(program) => program.map_err(|error| *error.error),
+        Err(_) => Err(CallError::new(Code::ExecutionError, "the tool panicked when it was asked for its program")),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use serde::Serializer;
 
 /// Reads a duration as people write it: `500ms`, `30s`, `5m`, `1h`; a plain number means seconds.
@@ -33,6 +34,14 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         return Err(format!("`{text}` is longer than a year"));
     }
     Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Reads a time as people write it: `2026-11-16T08:00:00Z`, or back from now such as `2h`.
+pub fn parse_since(text: &str) -> Result<Timestamp, String> {
+    let back = || parse_duration(text).ok().and_then(|back| Timestamp::now().checked_sub(back).ok());
+    text.parse().ok().or_else(back).ok_or_else(|| {
+        format!("`{text}` is neither a time such as `2026-11-16T08:00:00Z` nor one back from now such as `2h`")
+    })
 }
 
 pub(crate) fn serialize<S: Serializer>(duration: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {

@@ -8,16 +8,16 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::call::{Call, Content, Status, Timing, ToolResult};
-use crate::error::{CallError, duration_ms};
+use crate::error::{CallError, Code, duration_ms};
 use crate::event::{Body, CallState, Closing};
 use crate::executor::Executor;
 use crate::flight::{BatchFlight, CancelCause, Flight};
 use crate::input::check_size;
 use crate::journal::Receipt;
+use crate::outcome::Outcome;
 use crate::redact::Redacted;
 use crate::registry::{NotFound, Registered};
 use crate::schema::Measured;
-use crate::tool::Outcome;
 
 /// How long an answer waits for its record to be safe before it is given all the same.
 pub(crate) const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
@@ -83,6 +83,7 @@ impl Entry {
             },
             usage: outcome.usage,
             sandbox: outcome.sandbox,
+            passed_on: outcome.passed_on,
             labels: std::mem::take(&mut self.call.options.labels),
             arguments: tally.arguments.unwrap_or_else(|| Arc::clone(&self.call.arguments)),
         };
@@ -171,6 +172,13 @@ impl Tally {
 }
 
 impl Executor {
+    /// Records a call that was refused before its arguments could be read, and returns its result.
+    pub async fn refuse_unread(&self, call: Call, why: CallError) -> ToolResult {
+        let (result, record) = self.refuse(call, why, None);
+        self.kept_in_time(record).await;
+        result
+    }
+
     /// Opens the call's entry. From here on it is in flight, can be observed and cancelled, and will be closed.
     pub(crate) fn open(&self, call: Call, batch: Option<&Arc<BatchFlight>>, task: bool) -> Box<Entry> {
         let engine = &*self.inner;
@@ -181,8 +189,6 @@ impl Executor {
             Err(_) => (Arc::clone(&call.tool), engine.registry.sensitive(&call.tool)),
         };
         let called_as = (name != call.tool).then(|| Arc::clone(&call.tool));
-        let flight = Arc::new(Flight::new(&call, name, &engine.recorder, batch, task));
-        engine.flights.add(Arc::clone(&flight));
         // Arguments that are too large to be looked at are not written down either.
         let (size, too_large) = match check_size(&call.arguments) {
             Ok(size) => (size, None),
@@ -192,11 +198,18 @@ impl Executor {
             None => Redacted::new(Arc::clone(&call.arguments), marked),
             Some(_) => Value::Null.into(),
         };
+        let flight = Arc::new(Flight::new(&call, name, arguments.clone(), &engine.recorder, batch, task));
+        engine.flights.add(Arc::clone(&flight));
         let rerun = call.options.may_rerun().then(|| Arc::clone(&call.caller));
-        let opened = flight.record_at(Body::CallPending { arguments, called_as, task, rerun }, flight.opened_at);
+        let workspace = engine.workspace.clone();
+        let opening = Body::CallPending { arguments, called_as, workspace, task, rerun };
+        let opened = flight.record_at(opening, flight.opened_at);
         let refused = match (opened, too_large) {
             (Receipt::Refused(error), _) => Some(error.into()),
-            (_, Some(too_large)) => Some(too_large.into()),
+            (_, Some(too_large)) => {
+                let advice = "put what is large into a file of the workspace, and name the file";
+                Some(CallError::new(Code::ValidationFailed, too_large.to_string()).suggest(advice))
+            }
             _ if engine.stopping.load(Ordering::Acquire) => Some(CancelCause::Shutdown.error()),
             _ => None,
         };

@@ -1,6 +1,5 @@
 //! Events: what happened to a call, batch, sandbox, source or agent; and [`CallState`], where a call stands after them.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -28,7 +27,7 @@ pub struct Event {
 }
 
 /// What an event is about.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Subject {
     /// The call it happened to, if it happened to one.
     pub execution: Option<ExecutionId>,
@@ -40,6 +39,15 @@ pub struct Subject {
     pub tool: Option<Arc<str>>,
     /// On whose behalf.
     pub caller: Arc<Caller>,
+    /// The arguments of the call: secrets among them are hidden in everything that is recorded of the call.
+    pub arguments: Redacted,
+}
+
+impl Subject {
+    /// Something of a caller that is no call.
+    pub fn of(caller: Arc<Caller>) -> Self {
+        Self { execution: None, batch: None, call_id: None, tool: None, caller, arguments: Redacted::default() }
+    }
 }
 
 /// What happened, with the facts.
@@ -54,6 +62,9 @@ pub enum Body {
         /// The name that was asked for, where it is not the tool's own: an alias, or a short name.
         #[serde(skip_serializing_if = "Option::is_none")]
         called_as: Option<Arc<str>>,
+        /// The folder that it works in, where that has an absolute path.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        workspace: Option<Arc<str>>,
         /// Whether it is polled instead of waited for.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         task: bool,
@@ -344,7 +355,7 @@ impl Body {
     }
 
     /// Whether it holds no text that could hold a secret: none at all, or one that looks after itself.
-    fn is_clean(&self) -> bool {
+    pub(crate) fn is_clean(&self) -> bool {
         match self {
             Self::CallPending { rerun, .. } => rerun.is_none(),
             Self::CallTask {} | Self::CallStarted { .. } | Self::RetrySuccess { .. } | Self::BatchStarted { .. } => {
@@ -362,18 +373,6 @@ impl Body {
 }
 
 impl Event {
-    /// What happened, without secrets: for whatever is written down or shown. The body itself holds texts as they came.
-    pub fn data(&self) -> Value {
-        let data = serde_json::to_value(&self.body).expect("events are plain data");
-        if self.body.is_clean() {
-            return data;
-        }
-        match redact::value(&data) {
-            Cow::Owned(clean) => clean,
-            Cow::Borrowed(_) => data,
-        }
-    }
-
     /// The event in a CloudEvents 1.0 envelope, as every wire carries it. Secrets are taken out.
     pub fn cloud_event(&self) -> Value {
         let subject = &self.subject;

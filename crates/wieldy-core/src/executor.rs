@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use crate::attempt::{self, Clock, Clocks, Ready};
 use crate::breaker::verdict;
 use crate::build::Inner;
-use crate::cache::{CacheKey, Lead, Promise, Recall, Recalled, Spoiling};
+use crate::cache::{CacheKey, Lead, Promise, Recall, Recalled, Spoiling, time_left};
 use crate::call::{Call, ToolResult};
 use crate::confirm::Consent;
 use crate::entry::{CLOSING_PATIENCE, Entry, Tally};
@@ -23,13 +23,16 @@ use crate::error::{CallError, Code};
 use crate::event::Body;
 use crate::flight::{BatchFlight, Flight};
 use crate::footprint::Touches;
-use crate::input::Input;
-use crate::journal::Receipt;
+use crate::input::{Input, too_costly};
+use crate::journal::{Claim, Claimed, Receipt};
+use crate::outcome::Outcome;
 use crate::policy::{self, Grant};
 use crate::registry::{NotFound, Registered};
-use crate::run::Run;
+use crate::resume::outcome_of;
+use crate::run::{Destination, Run};
+use crate::schema::{Allowance, Measured, Spent};
 use crate::terms::Terms;
-use crate::tool::{Annotations, Outcome};
+use crate::tool::Annotations;
 
 /// Runs tools for agents. Cheap to clone; all clones are the same executor.
 #[derive(Clone)]
@@ -94,7 +97,7 @@ impl Executor {
         let tool = tool.as_ref().map_err(NotFound::clone)?; // 1. resolve: only what this caller may see
         let entered = engine.policy.enter(flight.id, &call.caller, &tool.spec)?; // 2. authorize: permissions, plan
         let terms = self.terms(call, flight, tool)?;
-        let input = Input::check(flight.id, &tool.input, &call.arguments, *size)?; // 3. validate
+        let input = self.validated(call, flight, tool, *size, &terms).await?; // 3. validate
         tally.arguments = Some(Arc::clone(input.shared()));
         let grant = self.judge(call, flight, tool, entered, &input, &terms).await?; //   and judge exactly what will run
         let repeated = match self.repeated(call, flight, tool, &input, &terms).await? {
@@ -119,7 +122,7 @@ impl Executor {
         &self,
         call: &Call,
         flight: &Arc<Flight>,
-        tool: &Registered,
+        tool: &Arc<Registered>,
         grant: &Grant,
         input: &Input,
         consent: &Consent,
@@ -127,7 +130,11 @@ impl Executor {
         tally: &mut Tally,
     ) -> Result<Box<Outcome>, CallError> {
         let (engine, spec, clocks) = (&*self.inner, &tool.spec, &terms.clocks);
-        let touches = if spec.annotations.read_only { Touches::nothing() } else { Touches::by(tool, input.value()) };
+        let touches = if spec.annotations.read_only {
+            Touches::nothing()
+        } else {
+            Touches::by(tool, input.value(), &engine.confinement)
+        };
         engine.rates.count(&call.caller, &tool.name)?;
         for attempt in flight.next_attempt().. {
             let passage = engine.breakers.enter(&tool.name)?;
@@ -143,7 +150,7 @@ impl Executor {
             let ready = Ready::new(grant, input, &slot);
             let mut ended = attempt::attempt(ready, &*tool.tool, spec.annotations, &run, flight, clocks).await;
             drop(spoiling);
-            self.settle(&mut ended.outcome, tool, &run);
+            self.settle(&mut ended.outcome, tool, &run).await;
             drop(slot);
             passage.tell(verdict(ended.outcome.failure.as_deref()));
             let Some(error) = &ended.outcome.failure else {
@@ -159,6 +166,38 @@ impl Executor {
             Box::pin(self.pause(flight, attempt + 1, terms, delay, error.clone())).await?;
         }
         unreachable!("a number of attempts is finite")
+    }
+
+    /// Checks the arguments. A check that is more work than others should wait for is done on a thread of its own; the
+    /// call can be cancelled meanwhile, and its deadline holds.
+    async fn validated(
+        &self,
+        call: &Call,
+        flight: &Flight,
+        tool: &Arc<Registered>,
+        size: Measured,
+        terms: &Terms,
+    ) -> Result<Input, CallError> {
+        let (id, arguments) = (flight.id, &call.arguments);
+        let checked = match Input::check(id, &tool.input, arguments, size, Allowance::IN_PLACE) {
+            Err(Spent) => {
+                let (tool, arguments) = (Arc::clone(tool), Arc::clone(arguments));
+                let check = move || Input::check(id, &tool.input, &arguments, size, Allowance::APART);
+                unless_stopped(flight, &terms.clocks, Box::pin(self.apart(check))).await?
+            }
+            in_place => in_place,
+        };
+        Ok(checked.map_err(|Spent| too_costly())??)
+    }
+
+    /// Does work that takes a while on another thread, and not too much of it at once.
+    async fn apart<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let permit = Arc::clone(&self.inner.apart).acquire_owned().await.expect("the semaphore is never closed");
+        let done = tokio::task::spawn_blocking(move || {
+            let _permit = permit; // a caller that waits no longer does not end the work
+            work()
+        });
+        done.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
     }
 
     /// Asks the policy's checks; the call can be cancelled meanwhile, and its deadline holds.
@@ -189,9 +228,42 @@ impl Executor {
         terms: &Terms,
     ) -> Result<Known<'_>, CallError> {
         let Some(key) = &call.options.idempotency_key else { return Ok(Known::NotYet(None)) };
-        let key = CacheKey::of_idempotency_key(tool, key, &call.caller);
+        let engine = &*self.inner;
+        let key = CacheKey::of_idempotency_key(tool, key, &call.caller, &engine.confinement.workspace);
         let fingerprint = CacheKey::of_call(tool, input, &call.caller);
-        self.known(&self.inner.keys, flight, terms, key, fingerprint, &Touches::nothing()).await
+        match self.known(&engine.keys, flight, terms, key, fingerprint, &Touches::nothing()).await? {
+            Known::NotYet(Some(lead)) => Box::pin(self.claimed(lead, flight, terms)).await,
+            known => Ok(known),
+        }
+    }
+
+    /// Claims the key of a call among all executors of the same history. Waits while another one runs the key.
+    async fn claimed<'a>(&self, lead: Box<Lead<'a>>, flight: &Flight, terms: &Terms) -> Result<Known<'a>, CallError> {
+        let claim = Claim { key: lead.key(), execution: flight.id };
+        let claiming = async {
+            let mut pause = CLAIM_PAUSE_MIN;
+            loop {
+                match self.inner.recorder.claim(claim.clone()).await? {
+                    Claimed::Taken => tokio::time::sleep(pause).await,
+                    claimed => return Ok::<_, CallError>(claimed),
+                }
+                pause = (pause * 2).min(CLAIM_PAUSE_MAX);
+            }
+        };
+        let patience = patience(terms);
+        match unless_stopped(flight, &terms.clocks, tokio::time::timeout(patience, claiming)).await? {
+            Err(_) => Err(Clock::Shared.error(patience, true)),
+            Ok(Err(error)) => Err(error),
+            Ok(Ok(Claimed::Answered(answer))) => {
+                let Some(keyed) = answer.keyed.as_ref().filter(|keyed| lead.is_same_call(keyed)) else {
+                    return Err(other_call());
+                };
+                let outcome = Box::new(outcome_of(&answer.result));
+                lead.keep(&outcome, time_left(keyed));
+                Ok(Known::Already(outcome))
+            }
+            Ok(Ok(_)) => Ok(Known::NotYet(Some(lead))),
+        }
     }
 
     /// The kept result of the same call, where the tool lets results be kept.
@@ -208,7 +280,8 @@ impl Executor {
             return Ok(Known::NotYet(None));
         }
         let key = CacheKey::of_call(tool, input, &call.caller);
-        self.known(&self.inner.cache, flight, terms, key, key, &Touches::by(tool, input.value())).await
+        let touches = Touches::by(tool, input.value(), &self.inner.confinement);
+        self.known(&self.inner.cache, flight, terms, key, key, &touches).await
     }
 
     async fn known<'a>(
@@ -220,18 +293,12 @@ impl Executor {
         fingerprint: CacheKey,
         touches: &Touches,
     ) -> Result<Known<'a>, CallError> {
-        // Who waits for the run of another waits no longer than for a slot and a run of its own.
-        let patience = terms.clocks.queue + terms.clocks.attempt;
+        let patience = patience(terms);
         let answer = Box::pin(tokio::time::timeout(patience, recall.get(key, fingerprint, touches)));
         match unless_stopped(flight, &terms.clocks, answer).await? {
             Ok(Recalled::Hit(outcome)) => Ok(Known::Already(outcome)),
             Ok(Recalled::Lead(lead)) => Ok(Known::NotYet(Some(lead))),
-            Ok(Recalled::OtherCall) => {
-                let told = "the idempotency key was used before for another call: with other arguments, for another user, \
-                            with other scopes or permissions, or with an earlier definition of the tool";
-                let advice = "use another key, or call it exactly as before to get the first result";
-                Err(CallError::new(Code::ValidationFailed, told).suggest(advice))
-            }
+            Ok(Recalled::OtherCall) => Err(other_call()),
             Err(_) => Err(Clock::Shared.error(patience, true)),
         }
     }
@@ -245,7 +312,7 @@ impl Executor {
         input: &Input,
         terms: &Terms,
     ) -> Result<Consent, CallError> {
-        let (engine, options) = (&*self.inner, &call.options);
+        let options = &call.options;
         if let Some(consent) = Consent::not_needed(grant, &tool.spec, options) {
             return Ok(consent);
         }
@@ -253,10 +320,8 @@ impl Executor {
         if flight.next_attempt() > 1 {
             return Err(CallError::interrupted(false));
         }
-        let confirmer = options.confirmer.as_ref().or(engine.confirmer.as_ref());
         // Few calls are asked about: their future need not be part of everybody's.
-        let expires_in = engine.confirmation_timeout;
-        let asked = Box::pin(Consent::ask(flight, grant, &tool.spec, input, options, confirmer, expires_in));
+        let asked = Box::pin(Consent::ask(&self.inner, flight, grant, tool, input, options, terms));
         unless_stopped(flight, &terms.clocks, asked).await?
     }
 
@@ -292,35 +357,32 @@ impl Executor {
 
     fn run(&self, flight: &Arc<Flight>, attempt: u32, terms: &Terms, output_bytes_max: Option<u64>) -> Run {
         let engine = &*self.inner;
-        let inline_max = output_bytes_max.unwrap_or(engine.output_bytes_max);
+        let destination = Destination {
+            inline_max: output_bytes_max.unwrap_or(engine.output_bytes_max),
+            artifacts: Arc::clone(&engine.artifacts),
+            live: engine.output.clone(),
+        };
         let sandbox = engine.sandboxes.get(&terms.level).cloned();
         let confinement = terms.confinement.as_ref().unwrap_or(&engine.confinement);
-        Run::new(
-            Arc::clone(flight),
-            attempt,
-            Arc::clone(confinement),
-            terms.level,
-            sandbox,
-            inline_max,
-            Arc::clone(&engine.artifacts),
-        )
+        Run::new(Arc::clone(flight), attempt, Arc::clone(confinement), terms.level, sandbox, destination, &self.inner)
     }
 
     /// Makes an outcome fit to be returned: as its schema promises, and not larger than a result may be.
-    fn settle(&self, outcome: &mut Outcome, tool: &Registered, run: &Run) {
+    async fn settle(&self, outcome: &mut Outcome, tool: &Arc<Registered>, run: &Run) {
         if let (Some(schema), None) = (&tool.output, &outcome.failure) {
             let structured = outcome.structured.as_ref().unwrap_or(&Value::Null);
-            if let Some(error) = schema.validator().iter_errors(structured).next() {
-                let told = format!(
-                    "the tool's answer does not fit its output schema at `{}`: {}",
-                    error.instance_path(),
-                    error.masked()
-                );
+            let misfit = match schema.misfit(structured, Allowance::IN_PLACE) {
+                Err(Spent) => Box::pin(self.misfit_apart(outcome, tool)).await,
+                in_place => in_place,
+            };
+            let told =
+                misfit.unwrap_or_else(|Spent| Some("as far as can be told: checking it takes too much work".into()));
+            outcome.failure = told.map(|told| {
+                let told = format!("the tool's answer does not fit its output schema {told}");
                 let advice =
                     "report it as a bug of the tool or its output schema; it has run, so do not simply repeat it";
-                let error = CallError::new(Code::OutputSchemaMismatch, told).suggest(advice);
-                outcome.failure = Some(Box::new(error));
-            }
+                Box::new(CallError::new(Code::OutputSchemaMismatch, told).suggest(advice))
+            });
         }
         // An artifact store is foreign code: it may fail the call, not the caller.
         if std::panic::catch_unwind(AssertUnwindSafe(|| run.fit(outcome))).is_err() {
@@ -328,6 +390,20 @@ impl Executor {
             let advice = "ask for less at once; why the store fails is for whoever runs it to find out";
             *outcome = Outcome::default().failed(CallError::new(Code::ExecutionError, told).suggest(advice));
         }
+    }
+
+    /// Compares a large answer with the tool's output schema.
+    async fn misfit_apart(&self, outcome: &mut Outcome, tool: &Arc<Registered>) -> Result<Option<String>, Spent> {
+        let (tool, structured) = (Arc::clone(tool), outcome.structured.take());
+        let compared = self.apart(move || {
+            let schema = tool.output.as_ref();
+            let answer = structured.as_ref().unwrap_or(&Value::Null);
+            let misfit = schema.map_or(Ok(None), |schema| schema.misfit(answer, Allowance::APART));
+            (structured, misfit)
+        });
+        let (structured, misfit) = compared.await;
+        outcome.structured = structured;
+        misfit
     }
 
     fn learn(&self, tool: &Registered, began: Option<Instant>) {
@@ -358,6 +434,23 @@ const _: () = assert!(future_bytes(&Executor::call) <= 2 * 1024);
 
 const fn future_bytes<'a, F: Future>(_: &impl Fn(&'a Executor, Call) -> F) -> usize {
     size_of::<F>()
+}
+
+/// The first and the longest pause before a call asks again for a key that another executor runs.
+const CLAIM_PAUSE_MIN: Duration = Duration::from_millis(10);
+const CLAIM_PAUSE_MAX: Duration = Duration::from_millis(200);
+
+/// Returns how long a call waits for the run of another: as long as for a slot and a run of its own.
+fn patience(terms: &Terms) -> Duration {
+    terms.clocks.queue + terms.clocks.attempt
+}
+
+/// The error of a call whose idempotency key belongs to a different call.
+fn other_call() -> CallError {
+    let told = "the idempotency key was used before for another call: with other arguments, for another user, \
+                with other scopes or permissions, or with an earlier definition of the tool";
+    let advice = "use another key, or call it exactly as before to get the first result";
+    CallError::new(Code::ValidationFailed, told).suggest(advice)
 }
 
 /// What is known of a call before it runs.

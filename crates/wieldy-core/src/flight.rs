@@ -16,6 +16,8 @@ use crate::error::{CallError, Code, duration_ms};
 use crate::event::{Body, CallState, Keyed, Subject};
 use crate::journal::{Interrupted, Receipt, Recorder};
 use crate::observe::Log;
+use crate::program::Agreed;
+use crate::redact::Redacted;
 
 /// Why a call was cancelled; each is told apart in the result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -74,6 +76,8 @@ pub(crate) struct Flight {
     task: AtomicBool,
     /// The idempotency key that it runs under.
     pub(crate) keyed: OnceLock<Arc<Keyed>>,
+    /// The program that a person agreed to, where one was asked.
+    pub(crate) agreed: OnceLock<Arc<Agreed>>,
     recorder: Arc<Recorder>,
     batch: Option<Arc<BatchFlight>>,
     log: Log,
@@ -97,27 +101,30 @@ impl Flight {
     pub(crate) fn new(
         call: &Call,
         tool: Arc<str>,
+        arguments: Redacted,
         recorder: &Arc<Recorder>,
         batch: Option<&Arc<BatchFlight>>,
         task: bool,
     ) -> Self {
         let opened_at = Timestamp::now();
-        Self::of(ExecutionId::next_at(opened_at), opened_at, call, tool, recorder, batch, task)
+        Self::of(ExecutionId::next_at(opened_at), opened_at, call, tool, arguments, recorder, batch, task)
     }
 
     /// A call that was open when an earlier executor stopped, as it stood then.
     pub(crate) fn resumed(was: &Interrupted, call: &Call, recorder: &Arc<Recorder>) -> Self {
-        let tool = Arc::clone(&call.tool);
-        let flight = Self::of(was.execution, was.opened_at, call, tool, recorder, None, was.task);
+        let (tool, arguments) = (Arc::clone(&call.tool), Redacted::new(Arc::clone(&call.arguments), None));
+        let flight = Self::of(was.execution, was.opened_at, call, tool, arguments, recorder, None, was.task);
         flight.log.pen().set_state(was.state);
         flight
     }
 
+    #[expect(clippy::too_many_arguments, reason = "a call in flight is known by all of these")]
     fn of(
         id: ExecutionId,
         opened_at: Timestamp,
         call: &Call,
         tool: Arc<str>,
+        arguments: Redacted,
         recorder: &Arc<Recorder>,
         batch: Option<&Arc<BatchFlight>>,
         task: bool,
@@ -128,6 +135,7 @@ impl Flight {
             call_id: call.call_id.clone(),
             tool: Some(tool),
             caller: Arc::clone(&call.caller),
+            arguments,
         };
         Self {
             id,
@@ -136,6 +144,7 @@ impl Flight {
             opened_at,
             task: AtomicBool::new(task),
             keyed: OnceLock::new(),
+            agreed: OnceLock::new(),
             recorder: Arc::clone(recorder),
             batch: batch.cloned(),
             log: Log::default(),
@@ -291,7 +300,7 @@ impl AsRef<Log> for BatchFlight {
 impl BatchFlight {
     pub(crate) fn new(caller: Arc<crate::call::Caller>) -> Self {
         let id = BatchId::next();
-        let subject = Subject { execution: None, batch: Some(id), call_id: None, tool: None, caller };
+        let subject = Subject { batch: Some(id), ..Subject::of(caller) };
         Self {
             id,
             subject: Arc::new(subject),

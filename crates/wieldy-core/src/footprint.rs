@@ -4,6 +4,7 @@ use std::panic::AssertUnwindSafe;
 
 use serde_json::Value;
 
+use crate::confinement::Confinement;
 use crate::registry::Registered;
 use crate::tool::ToolSpec;
 
@@ -34,8 +35,8 @@ impl Touches {
     }
 
     /// By the arguments that the tool's footprint names, under all names that the tool knows for them.
-    pub(crate) fn by(tool: &Registered, arguments: &Value) -> Self {
-        let named = || Self::with_names(&tool.spec, arguments, &|name| tool.tool.names_of(name));
+    pub(crate) fn by(tool: &Registered, arguments: &Value, confinement: &Confinement) -> Self {
+        let named = || Self::with_names(&tool.spec, arguments, &|name| tool.tool.names_of(name, confinement));
         // A tool is foreign code: where it panics over its own names, nobody knows what it touches.
         std::panic::catch_unwind(AssertUnwindSafe(named)).unwrap_or_else(|_| Self::unknown(&tool.spec))
     }

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::call::ExecutionId;
 use crate::error::{CallError, Code};
 use crate::name::{did_you_mean, near_misses};
-use crate::schema::{Measured, Schema, kind_of, measure};
+use crate::schema::{Allowance, Measured, Schema, Spent, kind_of, measure, spend};
 
 /// How deep arguments may be nested.
 pub const ARGUMENTS_DEPTH_MAX: usize = 128;
@@ -18,6 +18,8 @@ pub const ARGUMENTS_DEPTH_MAX: usize = 128;
 pub const ARGUMENTS_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// How many violations are reported at once.
 const VIOLATIONS_MAX: usize = 50;
+/// The maximal number of correction rounds: a text that is read as JSON may need corrections itself.
+const CORRECTIONS_MAX: usize = 16;
 
 /// The proof that arguments fit the tool's schema. Made only by [`Input::check`].
 #[derive(Debug, Clone)]
@@ -33,37 +35,10 @@ impl Input {
         schema: &Schema,
         arguments: &Arc<Value>,
         size: Measured,
-    ) -> Result<Self, Violations> {
-        let input = |value| Ok(Self { execution, value });
-        // The usual case: nothing to fill in, nothing to correct, nothing to copy.
-        let as_it_is = !schema.has_defaults() && arguments.is_object() && !size.has_float;
-        if as_it_is && schema.validator().is_valid(arguments) {
-            return input(Arc::clone(arguments));
-        }
-        let mut value = match &**arguments {
-            Value::Null => json!({}),
-            Value::Object(_) => Value::clone(arguments),
-            other => {
-                return Err(Violations::one("", format!("the arguments must be an object, not {}", kind_of(other))));
-            }
-        };
-        // Each round corrects what the one before laid open; nesting bounds them.
-        for _ in 0..ARGUMENTS_DEPTH_MAX {
-            complete(schema, schema.root(), &mut value);
-            let corrections: Vec<_> = schema.validator().iter_errors(&value).filter_map(|e| correction(&e)).collect();
-            if corrections.is_empty() {
-                break;
-            }
-            let replaced = corrections.into_iter().filter(|(pointer, new)| replace(&mut value, pointer, new)).count();
-            // Nothing but nulls in lists, which cannot be left out: another round would find the same.
-            if replaced == 0 {
-                break;
-            }
-            check_size(&value)?; // a text that was read as JSON may be deep itself
-        }
-        let violations: Vec<Violation> =
-            schema.validator().iter_errors(&value).take(VIOLATIONS_MAX).map(|e| Violation::of(&e, schema)).collect();
-        if violations.is_empty() { input(Arc::new(value)) } else { Err(Violations(violations)) }
+        allowance: Allowance,
+    ) -> Result<Result<Self, Violations>, Spent> {
+        let checked = schema.within(allowance, || check(schema, arguments, size))?;
+        Ok(checked.map(|value| Self { execution, value }))
     }
 
     /// The arguments that will run.
@@ -80,16 +55,57 @@ impl Input {
     }
 }
 
+fn check(schema: &Schema, arguments: &Arc<Value>, size: Measured) -> Result<Arc<Value>, Violations> {
+    // The usual case: nothing to fill in, nothing to correct, nothing to copy.
+    let as_it_is = !schema.has_defaults() && arguments.is_object() && !size.has_float;
+    if as_it_is && schema.is_valid(arguments) {
+        return Ok(Arc::clone(arguments));
+    }
+    let mut value = match &**arguments {
+        Value::Null => json!({}),
+        Value::Object(_) => Value::clone(arguments),
+        other => return Err(Violations::one("", format!("the arguments must be an object, not {}", kind_of(other)))),
+    };
+    let mut bytes_left = ARGUMENTS_BYTES_MAX.saturating_sub(size.bytes);
+    // Each round corrects what the one before laid open.
+    for _ in 0..CORRECTIONS_MAX {
+        complete(schema, schema.root(), &mut value, &mut bytes_left).ok_or_else(too_large)?;
+        let corrections: Vec<_> = schema.errors(&value).iter().filter_map(correction).collect();
+        if corrections.is_empty() {
+            break;
+        }
+        let replaced = corrections.into_iter().filter(|(pointer, new)| replace(&mut value, pointer, new)).count();
+        // Nothing but nulls in lists, which cannot be left out: another round would find the same.
+        if replaced == 0 {
+            break;
+        }
+        let size = check_size(&value)?; // a text that was read as JSON may be deep itself
+        bytes_left = ARGUMENTS_BYTES_MAX.saturating_sub(size.bytes);
+    }
+    let errors = schema.errors(&value);
+    if errors.is_empty() {
+        return Ok(Arc::new(value));
+    }
+    Err(Violations(errors.iter().take(VIOLATIONS_MAX).map(|error| Violation::of(error, schema)).collect()))
+}
+
 /// Refuses arguments that are too large or too deep to be looked at; cheap and safe for any value.
 pub(crate) fn check_size(arguments: &Value) -> Result<Measured, Violations> {
-    measure(arguments, ARGUMENTS_DEPTH_MAX, ARGUMENTS_BYTES_MAX).ok_or_else(|| {
-        Violations::one(
-            "",
-            format!(
-                "the arguments are too large: at most {ARGUMENTS_BYTES_MAX} bytes and {ARGUMENTS_DEPTH_MAX} levels"
-            ),
+    measure(arguments, ARGUMENTS_DEPTH_MAX, ARGUMENTS_BYTES_MAX).ok_or_else(too_large)
+}
+
+pub(crate) fn too_large() -> Violations {
+    let told =
+        format!("the arguments are too large: at most {ARGUMENTS_BYTES_MAX} bytes and {ARGUMENTS_DEPTH_MAX} levels");
+    Violations::one("", told)
+}
+
+/// The error of a call whose arguments cannot be checked at a bearable price.
+pub(crate) fn too_costly() -> CallError {
+    CallError::new(Code::ValidationFailed, "checking the arguments against the tool's input schema takes too much work")
+        .suggest(
+            "send smaller or simpler arguments; if small ones are refused too, report it as a bug of the tool's schema",
         )
-    })
 }
 
 /// Reads arguments as a model wrote them. Empty text counts as no arguments.
@@ -173,22 +189,31 @@ fn property_names<'a>(schema: &'a Schema, schema_path: &str) -> Vec<&'a str> {
     properties.and_then(Value::as_object).map(|map| map.keys().map(String::as_str).collect()).unwrap_or_default()
 }
 
-/// Fills in defaults, and writes whole numbers without a fraction where the schema wants integers.
-fn complete(schema: &Schema, subschema: &Value, value: &mut Value) {
+/// Fills in defaults, and writes whole numbers without a fraction where the schema wants integers. Defaults take of
+/// `bytes_left`; `None` where that is not enough.
+fn complete(schema: &Schema, subschema: &Value, value: &mut Value, bytes_left: &mut usize) -> Option<()> {
+    spend(1);
     let subschema = schema.resolve(subschema);
     match value {
         Value::Object(map) => {
             for (name, property) in subschema.get("properties").and_then(Value::as_object).into_iter().flatten() {
+                spend(1);
                 match (map.get_mut(name), schema.resolve(property).get("default").or(property.get("default"))) {
-                    (Some(present), _) => complete(schema, property, present),
-                    (None, Some(default)) => drop(map.insert(name.clone(), default.clone())),
+                    (Some(present), _) => complete(schema, property, present, bytes_left)?,
+                    (None, Some(default)) => {
+                        let size = measure(default, ARGUMENTS_DEPTH_MAX, *bytes_left)?;
+                        *bytes_left = bytes_left.checked_sub(size.bytes + name.len())?;
+                        map.insert(name.clone(), default.clone());
+                    }
                     (None, None) => {}
                 }
             }
         }
         Value::Array(items) => {
             if let Some(item_schema) = subschema.get("items") {
-                items.iter_mut().for_each(|item| complete(schema, item_schema, item));
+                for item in items {
+                    complete(schema, item_schema, item, bytes_left)?;
+                }
             }
         }
         Value::Number(number) if subschema.get("type") == Some(&json!("integer")) => {
@@ -198,6 +223,7 @@ fn complete(schema: &Schema, subschema: &Value, value: &mut Value) {
         }
         _ => {}
     }
+    Some(())
 }
 
 /// The other reading of a value of the wrong type, if there is exactly one: where to put what; nothing means "leave it out".
@@ -291,7 +317,8 @@ mod tests {
     fn checked(schema: Value, arguments: Value) -> Result<Value, String> {
         let schema = Schema::compile(&schema).expect("a good schema");
         let size = check_size(&arguments).map_err(|violations| violations.to_string())?;
-        Input::check(ExecutionId::next(), &schema, &Arc::new(arguments), size)
+        Input::check(ExecutionId::next(), &schema, &Arc::new(arguments), size, Allowance::APART)
+            .map_err(|Spent| too_costly().to_string())?
             .map(|input| input.value().clone())
             .map_err(|violations| violations.to_string())
     }
@@ -398,8 +425,8 @@ mod tests {
             nested = json!([nested]);
         }
         assert!(check_size(&nested).is_err());
-        assert_eq!(check_size(&json!({"a": [1]})), Ok(Measured { has_float: false }));
-        assert_eq!(check_size(&json!({"a": [1, {"b": 0.5}]})), Ok(Measured { has_float: true }));
+        assert_eq!(check_size(&json!({"a": [1]})), Ok(Measured { has_float: false, bytes: 13 }));
+        assert_eq!(check_size(&json!({"a": [1, {"b": 0.5}]})), Ok(Measured { has_float: true, bytes: 22 }));
     }
 
     #[test]
@@ -412,6 +439,18 @@ mod tests {
         assert!(told.len() < 10_000, "{} bytes", told.len());
         assert!(told.contains("and 99950 more"), "{told}");
         assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
+    }
+
+    #[test]
+    fn defaults_do_not_make_arguments_larger_than_they_may_be() {
+        let item = json!({"type": "object", "properties": {"a": {"default": "x".repeat(1000)}}});
+        let schema = json!({"type": "object", "properties": {"list": {"type": "array", "items": item}}});
+        let filled = checked(schema.clone(), json!({"list": [{}, {}]})).expect("two are not many");
+        assert_eq!(filled, json!({"list": [{"a": "x".repeat(1000)}, {"a": "x".repeat(1000)}]}));
+        assert_eq!(
+            checked(schema, json!({"list": vec![json!({}); 100_000]})),
+            Err("the arguments are too large: at most 16777216 bytes and 128 levels".into())
+        );
     }
 
     #[test]

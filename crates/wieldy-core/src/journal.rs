@@ -35,10 +35,38 @@ pub trait Journal: Send + Sync + 'static {
     /// The number that the next event gets: one more than the last one taken.
     fn next_seq(&self) -> u64;
 
+    /// Claims an idempotency key for a call, before the call runs. The claim ends with the closing event of the call, or
+    /// with the process. Returns without waiting for another call that holds the key. A journal that belongs to one executor
+    /// grants every claim, because the executor itself lets one call at a time have a key.
+    fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed, JournalError>> {
+        let _ = claim;
+        Box::pin(std::future::ready(Ok(Claimed::Granted)))
+    }
+
     /// What earlier executors left for this one; asked once, when the executor is built.
     fn remembered(&self) -> Remembered {
         Remembered::default()
     }
+}
+
+/// A call that wants to run under an idempotency key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Claim {
+    /// [`Keyed::key`].
+    pub key: String,
+    /// The call.
+    pub execution: ExecutionId,
+}
+
+/// The answer to a [`Claim`].
+#[derive(Debug, Clone, PartialEq)]
+pub enum Claimed {
+    /// No other executor runs the key now, or will before this call is closed.
+    Granted,
+    /// Another call holds the key and is not closed yet.
+    Taken,
+    /// An earlier call ran under the key.
+    Answered(Box<RememberedAnswer>),
 }
 
 /// Tells how safe an event is.
@@ -237,6 +265,11 @@ impl Recorder {
             Receipt::Refused(error) => Err(error),
             Receipt::Pending(seq) | Receipt::Behind(seq) => self.journal.kept(seq).await,
         }
+    }
+
+    /// Claims an idempotency key.
+    pub(crate) async fn claim(&self, claim: Claim) -> Result<Claimed, JournalError> {
+        self.journal.claim(claim).await
     }
 
     pub(crate) fn bus(&self) -> &Bus {

@@ -53,7 +53,10 @@ mod entry;
 mod terms;
 
 mod call;
+#[doc(hidden)]
+pub mod mistakes;
 pub mod name;
+mod outcome;
 mod tool;
 
 mod registry;
@@ -87,6 +90,7 @@ mod event;
 mod journal;
 mod observe;
 pub mod redact;
+mod shown;
 
 pub mod artifact;
 mod confinement;
@@ -96,17 +100,20 @@ pub mod secrets;
 
 mod error;
 mod present;
+mod program;
 
 mod manifest;
+mod unbound;
 
 mod build;
 mod duration;
+mod facts;
 
 /// What the methods of the ports return; named here so that implementing one takes no further crate.
 pub use futures_util::future::BoxFuture;
 
 pub use admit::{Limits, Slot};
-pub use artifact::{ArtifactId, ArtifactInfo, ArtifactWriter, Artifacts, MemoryArtifacts};
+pub use artifact::{ArtifactId, ArtifactInfo, ArtifactMaker, ArtifactWriter, Artifacts, MemoryArtifacts};
 pub use attempt::{Backoff, DynamicTimeout, RetryIf, RetryPolicy, TIMEOUT_DEFAULT, TIMEOUT_MAX};
 pub use batch::{Batch, BatchCall, BatchError, BatchMode, BatchResult, BatchSummary};
 pub use breaker::{BreakerPolicy, BreakerState};
@@ -119,24 +126,26 @@ pub use confinement::{
     Command, Confinement, Feed, FileRules, Mount, Network, Place, ResourceLimits, SessionKey, Stdin, Terminal,
 };
 pub use confirm::{Answer, Confirmation, Confirmer, Consent, Digest, NoConsent};
-pub use duration::parse_duration;
+pub use duration::{parse_duration, parse_since};
 pub use error::{CallError, Category, Code};
 pub use event::{Body, CallState, Closing, Event, Keyed, Note, OutOfOrder, Subject};
 pub use executor::Executor;
 pub use flight::CancelCause;
 pub use input::{ARGUMENTS_BYTES_MAX, ARGUMENTS_DEPTH_MAX, Input, Violation, Violations, parse_arguments};
 pub use journal::{
-    Durability, Filter, Interrupted, Journal, JournalError, MemoryJournal, Receipt, Remembered, RememberedAnswer, Seen,
-    Subscription,
+    Claim, Claimed, Durability, Filter, Interrupted, Journal, JournalError, MemoryJournal, Receipt, Remembered,
+    RememberedAnswer, Seen, Subscription,
 };
-pub use manifest::{CommandSpec, Manifest, ManifestError, ManifestTool, OutputForm, Problem, Unbound};
+pub use manifest::{CommandSpec, Manifest, ManifestError, ManifestTool, OutputForm, Problem, Variable, VariableFile};
 pub use name::{NameError, ToolName};
 pub use observe::Observer;
+pub use outcome::{Outcome, PassedOn, RunError};
 pub use policy::{Check, Decision, Denied, Grant, Plan, Policy, Question};
-pub use present::{Budget, Presentation, present};
+pub use present::{Budget, Presentation, present, shown, shown_in_line, visible};
+pub use program::{NamedFile, Program};
 pub use rate::{Per, Rate, RateKind};
 pub use redact::{REDACTED, Redacted};
-pub use registry::{NotFound, RegisterError, Registered, Registration, Registry, ToolFilter};
+pub use registry::{Missing, NotFound, RegisterError, Registered, Registration, Registry, ToolFilter};
 pub use run::{Background, Run};
 pub use sandbox::{
     Breach, Ended, Enforcement, Enforcer, Exit, Level, OutputSink, Overrun, Sandbox, SandboxChange, SandboxError,
@@ -145,6 +154,6 @@ pub use sandbox::{
 pub use schema::SchemaError;
 pub use task::{Begun, Load, TASK_TTL, Target, Task};
 pub use tool::{
-    Annotations, AnyTool, CachePolicy, Constraints, Footprint, Outcome, Provider, RunError, SharedTool, Tool, ToolSpec,
-    schema_of, tool,
+    Annotations, AnyTool, CachePolicy, Constraints, Footprint, Provider, SharedTool, Tool, ToolSpec, schema_of, tool,
 };
+pub use unbound::Unbound;

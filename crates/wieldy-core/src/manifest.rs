@@ -1,25 +1,24 @@
 //! Manifests: tools that come from a file and need no Rust.
 //!
 //! Three forms are read: our own in TOML, the same in JSON, and the function-calling JSON of models' APIs, which
-//! has definitions only. What cannot be read ends the reading; all other problems of a file are reported at once, each
-//! with its place.
+//! has definitions only. All problems of a file are reported at once, each with its place; only a file that is no TOML or JSON
+//! has just the one.
+
+mod file;
+mod variable;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
-use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
-use crate::attempt::RetryPolicy;
-use crate::confinement::ResourceLimits;
-use crate::duration::parse_duration;
-use crate::input::Input;
-use crate::name::{ToolName, hint_for_unknown_key};
-use crate::run::Run;
+use crate::mistakes::{key_at, read_table};
+use crate::name::{ToolName, hint_for_unknown_key, in_plain_words, near_misses};
 use crate::schema::Schema;
-use crate::tool::{Annotations, AnyTool, CachePolicy, Constraints, Footprint, Outcome, Provider, RunError, ToolSpec};
+use crate::tool::ToolSpec;
+
+use file::FileTool;
+pub use variable::{Variable, VariableFile};
 
 /// How large a manifest may be.
 const BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -52,11 +51,13 @@ pub struct CommandSpec {
     /// What it reads, with placeholders; nothing where absent.
     pub stdin: Option<String>,
     /// What its environment has beside the allowed part of the executor's.
-    pub environment: BTreeMap<String, String>,
+    pub environment: BTreeMap<String, Variable>,
     /// Where it starts, relative to the workspace.
     pub folder: Option<String>,
     /// What its output is.
     pub output: OutputForm,
+    /// A non-zero exit code is worth another attempt: the author names both `idempotent = true` and `retries`.
+    pub repeats_failures: bool,
 }
 
 /// What a command's output is.
@@ -98,95 +99,224 @@ impl std::fmt::Display for Problem {
     }
 }
 
-impl ManifestError {
-    fn one(line: Option<usize>, message: String) -> Self {
-        let message = match hint_for_unknown_key(&message) {
-            // Whoever is told which key was meant need not read the list of all of them.
-            Some(hint) => format!("{}; {hint}", message.split(", expected ").next().unwrap_or(&message)),
-            None => message,
-        };
-        Self(vec![Problem { line, tool: None, message }])
-    }
+/// One thing that is wrong, in plain words.
+fn problem(line: Option<usize>, tool: Option<String>, message: &str) -> Problem {
+    let plain = in_plain_words(message);
+    let message = match hint_for_unknown_key(message) {
+        // With the right key at hand, the list of all of them says nothing more.
+        Some(hint) => format!("{}; {hint}", plain.split(", expected ").next().unwrap_or(&plain)),
+        None => plain,
+    };
+    Problem { line, tool, message }
 }
 
 impl Manifest {
     /// Reads a manifest in TOML.
     pub fn from_toml(text: &str) -> Result<Self, ManifestError> {
-        check_size(text)?;
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct File {
-            #[serde(default)]
-            tool: Vec<toml::Spanned<FileTool>>,
-        }
-        let file: File = toml::from_str(text).map_err(|error| {
-            let line = error.span().map(|span| line_at(text, span.start));
-            ManifestError::one(line, error.message().to_owned())
-        })?;
-        let tools = file.tool.into_iter().map(|tool| (Some(line_at(text, tool.span().start)), tool.into_inner()));
-        Self::resolve(tools)
+        settled(Self::survey_toml(text))
     }
 
     /// Reads a manifest in JSON: our own form `{"tools": […]}`, or a list of functions as models' APIs take it.
     pub fn from_json(text: &str) -> Result<Self, ManifestError> {
-        check_size(text)?;
-        let unreadable = |error: serde_json::Error| {
-            let line = Some(error.line()).filter(|line| *line > 0);
-            let message = error.to_string();
-            let message = message.split(" at line ").next().unwrap_or_default().to_owned();
-            ManifestError::one(line, message)
+        settled(Self::survey_json(text))
+    }
+
+    /// Reads what can be read of a manifest in TOML, and finds everything that is wrong with it.
+    pub fn survey_toml(text: &str) -> (Self, Vec<Problem>) {
+        let none = Self { tools: Vec::new() };
+        if let Some(too_large) = check_size(text) {
+            return (none, vec![too_large]);
+        }
+        let line = |error: &toml::de::Error| error.span().map(|span| line_at(text, span.start));
+        let table = match toml::de::DeTable::parse(text) {
+            Ok(table) => table.into_inner(),
+            Err(error) => return (none, vec![problem(line(&error), None, error.message())]),
         };
-        let value: Value = serde_json::from_str(text).map_err(unreadable)?;
-        if value.get("tools").is_some_and(|tools| tools.as_array().is_some_and(|tools| !tools.iter().any(is_function)))
-        {
-            #[derive(Deserialize)]
-            #[serde(deny_unknown_fields)]
-            struct File {
-                tools: Vec<FileTool>,
+        let (mut tools, mut problems) = (Vec::new(), Vec::new());
+        for (key, value) in table {
+            let at = line_at(text, key.span().start);
+            if key.get_ref() != "tool" {
+                problems.push(problem(Some(at), None, &format!("unknown field `{}`, expected `tool`", key.get_ref())));
+                continue;
             }
-            // Read again from the text, so that mistakes have a line.
-            let file: File = serde_json::from_str(text).map_err(unreadable)?;
-            return Self::resolve(file.tools.into_iter().map(|tool| (None, tool)));
+            let toml::de::DeValue::Array(items) = value.into_inner() else {
+                problems.push(problem(Some(at), None, "`tool` must be a list; write `[[tool]]`"));
+                continue;
+            };
+            for (index, item) in items.into_iter().enumerate() {
+                let (span, item) = (item.span(), item.into_inner());
+                let at = line_at(text, span.start);
+                let toml::de::DeValue::Table(table) = item else {
+                    problems.push(problem(Some(at), None, "a tool must be a table; write `[[tool]]`"));
+                    continue;
+                };
+                let name = table.get("name").and_then(|name| name.get_ref().as_str()).map(shown_name);
+                let mistake = |error: &toml::de::Error| {
+                    let key = error.span().and_then(|span| key_at(&table, span.start));
+                    let mut told = problem(line(error).or(Some(at)), name.clone(), error.message());
+                    // An unknown key is in the message already.
+                    if let Some(key) = key.filter(|_| !error.message().starts_with("unknown field")) {
+                        told.message = format!("`{key}`: {}", told.message);
+                    }
+                    told
+                };
+                let (tool, mistakes) = read_table::<FileTool>(toml::Spanned::new(span, table.clone()));
+                let unknown = unknown_keys(mistakes.iter().map(toml::de::Error::message));
+                let given = |key: &str| table.contains_key(key) || may_mean(&unknown, key);
+                problems.extend(mistakes.iter().map(mistake));
+                let missing = FileTool::missing(given);
+                problems.extend(missing.iter().map(|message| problem(Some(at), name.clone(), message)));
+                tools.extend(tool.map(|mut tool| {
+                    tool.stand_in(index, given);
+                    (Some(at), tool)
+                }));
+            }
+        }
+        let (manifest, more) = Self::resolve(tools.into_iter());
+        problems.extend(more);
+        (manifest, problems)
+    }
+
+    /// Reads what can be read of a manifest in JSON, and finds everything that is wrong with it.
+    pub fn survey_json(text: &str) -> (Self, Vec<Problem>) {
+        let none = Self { tools: Vec::new() };
+        if let Some(too_large) = check_size(text) {
+            return (none, vec![too_large]);
+        }
+        let line = |error: &serde_json::Error| Some(error.line()).filter(|line| *line > 0);
+        let value: Value = match serde_json::from_str(text) {
+            Ok(value) => value,
+            Err(error) => return (none, vec![problem(line(&error), None, &without_place(&error))]),
+        };
+        let own = value.get("tools").and_then(Value::as_array).filter(|tools| !tools.iter().any(is_function));
+        if let Some(own) = own {
+            let (mut tools, mut problems) = (Vec::new(), Vec::new());
+            let unknown = value.as_object().into_iter().flat_map(Map::keys).filter(|key| *key != "tools");
+            problems
+                .extend(unknown.map(|key| problem(None, None, &format!("unknown field `{key}`, expected `tools`"))));
+            for (index, value) in own.iter().enumerate() {
+                let name = value.get("name").and_then(Value::as_str).map(shown_name);
+                let (tool, mistakes) = read_json(value.clone());
+                let unknown = unknown_keys(mistakes.iter().map(String::as_str));
+                let given = |key: &str| value.get(key).is_some() || may_mean(&unknown, key);
+                let missing = if value.is_object() { FileTool::missing(given) } else { Vec::new() };
+                problems.extend(mistakes.iter().chain(&missing).map(|message| problem(None, name.clone(), message)));
+                tools.extend(tool.map(|mut tool| {
+                    tool.stand_in(index, given);
+                    (None, tool)
+                }));
+            }
+            // Read again from the text, so that the first mistake has a line.
+            if let Err(error) = serde_json::from_str::<File>(text) {
+                let message = problem(None, None, &without_place(&error)).message;
+                let first = problems.iter_mut().find(|problem| problem.message == message);
+                first.into_iter().for_each(|first| first.line = line(&error));
+            }
+            let (manifest, more) = Self::resolve(tools.into_iter());
+            problems.extend(more);
+            return (manifest, problems);
         }
         let functions = match value.get("tools").or(value.get("functions")).unwrap_or(&value) {
             Value::Array(functions) => functions,
-            _ => return Err(ManifestError::one(None, "neither `{\"tools\": […]}` nor a list of functions".into())),
+            _ => return (none, vec![problem(None, None, "neither `{\"tools\": […]}` nor a list of functions")]),
         };
-        let functions: Vec<_> =
-            functions.iter().enumerate().map(|(index, function)| from_function(index, function)).collect();
-        Self::gather(functions.into_iter().map(|spec| (None, spec.map(|spec| (spec, None)))))
+        let functions = functions.iter().enumerate().map(|(index, function)| from_function(index, function));
+        Self::gather(functions.map(|(spec, wrong)| (ManifestTool { spec, command: None, line: None }, wrong)))
     }
 
-    fn resolve(tools: impl Iterator<Item = (Option<usize>, FileTool)>) -> Result<Self, ManifestError> {
-        Self::gather(tools.map(|(line, tool)| (line, tool.resolve(line))))
+    fn resolve(tools: impl Iterator<Item = (Option<usize>, FileTool)>) -> (Self, Vec<Problem>) {
+        let resolved = tools.map(|(line, tool)| {
+            let (spec, command, wrong) = tool.resolve();
+            let name = shown_name(&spec.name);
+            let wrong = wrong.into_iter().map(|message| Problem { line, tool: Some(name.clone()), message }).collect();
+            (ManifestTool { spec, command: Some(command), line }, wrong)
+        });
+        Self::gather(resolved)
     }
 
-    fn gather(
-        tools: impl Iterator<Item = (Option<usize>, Result<(ToolSpec, Option<CommandSpec>), Vec<Problem>>)>,
-    ) -> Result<Self, ManifestError> {
-        let (mut good, mut problems) = (Vec::<ManifestTool>::new(), Vec::new());
-        for (line, tool) in tools {
-            match tool {
-                Ok((spec, command)) => {
-                    problems.extend(check(&spec, line));
-                    if good.iter().any(|other| other.spec.name == spec.name) {
-                        let message = "there is another tool of this name in the file".into();
-                        problems.push(Problem { line, tool: Some(spec.name.clone()), message });
-                    }
-                    good.push(ManifestTool { spec, command, line });
-                }
-                Err(more) => problems.extend(more),
+    /// Puts tools together with what is wrong with each of them, and looks for more.
+    fn gather(tools: impl Iterator<Item = (ManifestTool, Vec<Problem>)>) -> (Self, Vec<Problem>) {
+        let (mut read, mut problems) = (Vec::<ManifestTool>::new(), Vec::new());
+        for (tool, wrong) in tools {
+            problems.extend(wrong);
+            problems.extend(check(&tool.spec, tool.line));
+            if read.iter().any(|other| other.spec.name == tool.spec.name) {
+                let message = "there is another tool of this name in the file".into();
+                problems.push(Problem { line: tool.line, tool: Some(tool.spec.name.clone()), message });
             }
+            read.push(tool);
         }
-        if problems.is_empty() { Ok(Self { tools: good }) } else { Err(ManifestError(problems)) }
+        (Self { tools: read }, problems)
     }
 }
 
-fn check_size(text: &str) -> Result<(), ManifestError> {
-    if text.len() <= BYTES_MAX {
-        return Ok(());
+fn settled((manifest, problems): (Manifest, Vec<Problem>)) -> Result<Manifest, ManifestError> {
+    if problems.is_empty() { Ok(manifest) } else { Err(ManifestError(problems)) }
+}
+
+/// Our own form of JSON.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[expect(dead_code, reason = "only its mistakes matter")]
+    tools: Vec<FileTool>,
+}
+
+/// Reads one tool of a JSON file and finds what is wrong with it. An unknown key is taken out, and the rest is read again.
+fn read_json(mut tool: Value) -> (Option<FileTool>, Vec<String>) {
+    let mut mistakes = Vec::new();
+    for _ in 0..20 {
+        let message = match FileTool::deserialize(&tool) {
+            Ok(tool) => return (Some(tool), mistakes),
+            Err(error) => without_place(&error),
+        };
+        let unknown = unknown_key(&message).map(str::to_owned);
+        let at_fault = unknown.or_else(|| unreadable_key(tool.as_object()?));
+        mistakes.push(message);
+        let is_taken_out = match (at_fault, tool.as_object_mut()) {
+            (Some(key), Some(tool)) => tool.shift_remove(&key).is_some(),
+            _ => false,
+        };
+        if !is_taken_out {
+            break;
+        }
     }
-    Err(ManifestError::one(None, format!("the file has {} bytes; at most {BYTES_MAX} are read", text.len())))
+    (None, mistakes)
+}
+
+/// The first key of a tool that cannot be read even alone.
+fn unreadable_key(tool: &Map<String, Value>) -> Option<String> {
+    let alone = |key: &String, value: &Value| Value::Object(Map::from_iter([(key.clone(), value.clone())]));
+    tool.iter().find(|(key, value)| FileTool::deserialize(alone(key, value)).is_err()).map(|(key, _)| key.clone())
+}
+
+/// The keys that have no meaning, from what was told about them.
+fn unknown_keys<'a>(messages: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    messages.filter_map(unknown_key).collect()
+}
+
+fn unknown_key(message: &str) -> Option<&str> {
+    Some(message.strip_prefix("unknown field `")?.split_once('`')?.0)
+}
+
+/// Returns true if one of the unknown keys may be this key, misspelled.
+fn may_mean(unknown: &[&str], key: &str) -> bool {
+    unknown.iter().any(|unknown| !near_misses(unknown, [key]).is_empty())
+}
+
+/// The message without "at line 1 column 2".
+fn without_place(error: &serde_json::Error) -> String {
+    error.to_string().split(" at line ").next().unwrap_or_default().to_owned()
+}
+
+/// A name as it is told, whatever is in it.
+fn shown_name(name: &str) -> String {
+    name.chars().take(64).flat_map(char::escape_debug).collect()
+}
+
+fn check_size(text: &str) -> Option<Problem> {
+    let message = || format!("the file has {} bytes; at most {BYTES_MAX} are read", text.len());
+    (text.len() > BYTES_MAX).then(|| problem(None, None, &message()))
 }
 
 fn line_at(text: &str, offset: usize) -> usize {
@@ -208,240 +338,50 @@ fn check(spec: &ToolSpec, line: Option<usize>) -> Vec<Problem> {
     for argument in footprint.chain(&spec.sensitive).filter(|argument| !argument.starts_with('/')) {
         if properties.is_none_or(|properties| !properties.contains_key(argument)) {
             let known = properties.into_iter().flat_map(Map::keys).map(String::as_str);
-            let hint = crate::name::did_you_mean(&crate::name::near_misses(argument, known));
+            let hint = crate::name::did_you_mean(&near_misses(argument, known));
             let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_default();
             messages.push(format!("there is no argument `{argument}`{hint}"));
         }
     }
     messages.extend(spec.limits.zeroes().iter().map(|name| format!("the limit `{name}` is 0, so it could never run")));
-    let tool: String = spec.name.chars().take(64).flat_map(char::escape_debug).collect();
+    let tool = shown_name(&spec.name);
     messages.into_iter().map(|message| Problem { line, tool: Some(tool.clone()), message }).collect()
-}
-
-/// A tool as people write it.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct FileTool {
-    name: String,
-    description: String,
-    title: Option<String>,
-    version: Option<String>,
-    category: Option<String>,
-    command: Vec<String>,
-    stdin: Option<String>,
-    #[serde(default)]
-    environment: BTreeMap<String, String>,
-    folder: Option<String>,
-    #[serde(default)]
-    output: OutputForm,
-    arguments: Option<Map<String, Value>>,
-    input_schema: Option<Value>,
-    output_schema: Option<Value>,
-    read_only: Option<bool>,
-    destructive: Option<bool>,
-    idempotent: Option<bool>,
-    open_world: Option<bool>,
-    #[serde(default)]
-    permissions: Vec<String>,
-    #[serde(default)]
-    confirm: bool,
-    timeout: Option<FileDuration>,
-    timeout_max: Option<FileDuration>,
-    silence: Option<FileDuration>,
-    output_bytes_max: Option<u64>,
-    concurrency_max: Option<std::num::NonZeroU32>,
-    #[serde(default)]
-    limits: FileLimits,
-    #[serde(default)]
-    scopes: Vec<String>,
-    cache: Option<FileDuration>,
-    retries: Option<u32>,
-    #[serde(default)]
-    sensitive: Vec<String>,
-    reads: Option<Vec<String>>,
-    writes: Option<Vec<String>>,
-    #[serde(default)]
-    aliases: Vec<String>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
-struct FileLimits {
-    cpu_millicores: Option<u64>,
-    memory_mb: Option<u64>,
-    processes: Option<u64>,
-    open_files: Option<u64>,
-    disk_mb: Option<u64>,
-    disk_files: Option<u64>,
-    output_mb: Option<u64>,
-}
-
-/// A duration as people write it: `"30s"`, or a number of seconds.
-#[derive(Debug, Clone, Copy)]
-struct FileDuration(Duration);
-
-impl<'de> Deserialize<'de> for FileDuration {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(untagged)]
-        enum Form {
-            Text(String),
-            Whole(i64),
-            Fraction(f64),
-        }
-        let text = match Form::deserialize(deserializer) {
-            Ok(Form::Text(text)) => text,
-            Ok(Form::Whole(number)) => number.to_string(),
-            Ok(Form::Fraction(number)) => number.to_string(),
-            Err(_) => {
-                return Err(serde::de::Error::custom("a duration is a text such as `30s` or a number of seconds"));
-            }
-        };
-        parse_duration(&text).map(Self).map_err(serde::de::Error::custom)
-    }
-}
-
-impl FileTool {
-    fn resolve(self, line: Option<usize>) -> Result<(ToolSpec, Option<CommandSpec>), Vec<Problem>> {
-        let problem = |message: &str| vec![Problem { line, tool: Some(self.name.clone()), message: message.into() }];
-        let input_schema = match (&self.arguments, &self.input_schema) {
-            (Some(_), Some(_)) => return Err(problem("has both `arguments` and `input-schema`; one says it all")),
-            (Some(arguments), None) => schema_from(arguments).map_err(|message| problem(&message))?,
-            (None, Some(schema)) => schema.clone(),
-            (None, None) => json!({"type": "object", "properties": {}, "additionalProperties": false}),
-        };
-        let [program, arguments @ ..] = self.command.as_slice() else {
-            return Err(problem("`command` is empty; it names the program and its arguments"));
-        };
-        if program.is_empty() {
-            return Err(problem("`command` names no program"));
-        }
-        let megabytes = |count: Option<u64>| count.map(|count| count.saturating_mul(1024 * 1024));
-        let cautious = Annotations::default();
-        let read_only = self.read_only.unwrap_or(false);
-        let spec = ToolSpec {
-            name: self.name.clone(),
-            title: self.title,
-            description: self.description,
-            version: self.version.unwrap_or_else(|| "1".into()),
-            category: self.category.unwrap_or_else(|| "command".into()),
-            input_schema,
-            output_schema: self.output_schema,
-            annotations: Annotations {
-                read_only,
-                destructive: self.destructive.unwrap_or(!read_only),
-                idempotent: self.idempotent.unwrap_or(read_only),
-                open_world: self.open_world.unwrap_or(cautious.open_world),
-            },
-            required_permissions: self.permissions,
-            requires_confirmation: self.confirm,
-            constraints: Constraints {
-                timeout: self.timeout.map(|duration| duration.0),
-                timeout_max: self.timeout_max.map(|duration| duration.0),
-                silence: self.silence.map(|duration| duration.0),
-                output_bytes_max: self.output_bytes_max,
-                concurrency_max: self.concurrency_max.map(Into::into),
-            },
-            limits: ResourceLimits {
-                cpu_millicores: self.limits.cpu_millicores,
-                memory_bytes: megabytes(self.limits.memory_mb),
-                processes: self.limits.processes,
-                open_files: self.limits.open_files,
-                disk_bytes: megabytes(self.limits.disk_mb),
-                disk_files: self.limits.disk_files,
-                output_bytes: megabytes(self.limits.output_mb),
-            },
-            agent_scopes: self.scopes,
-            cache: self.cache.map(|ttl| CachePolicy { ttl: ttl.0 }),
-            retry: self.retries.map(|retries| RetryPolicy { retries, ..RetryPolicy::default() }),
-            sensitive: self.sensitive,
-            footprint: (self.reads.is_some() || self.writes.is_some())
-                .then(|| Footprint { reads: self.reads.unwrap_or_default(), writes: self.writes.unwrap_or_default() }),
-            aliases: self.aliases,
-            provider: Provider::Command,
-        };
-        let command = CommandSpec {
-            program: program.clone(),
-            arguments: arguments.to_vec(),
-            stdin: self.stdin,
-            environment: self.environment,
-            folder: self.folder,
-            output: self.output,
-        };
-        Ok((spec, Some(command)))
-    }
-}
-
-/// The schema of `[tool.arguments]`: each a schema of its own, with `required = true` inside.
-fn schema_from(arguments: &Map<String, Value>) -> Result<Value, String> {
-    let (mut properties, mut required) = (Map::new(), Vec::new());
-    for (name, schema) in arguments {
-        let Value::Object(schema) = schema else {
-            return Err(format!("the argument `{name}` must be a table such as {{ type = \"string\" }}"));
-        };
-        let mut schema = schema.clone();
-        match schema.shift_remove("required") {
-            None | Some(Value::Bool(false)) => {}
-            Some(Value::Bool(true)) => required.push(json!(name)),
-            Some(_) => return Err(format!("`required` of the argument `{name}` is true or false")),
-        }
-        properties.insert(name.clone(), Value::Object(schema));
-    }
-    Ok(json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false}))
 }
 
 fn is_function(value: &Value) -> bool {
     ["function", "parameters", "input_schema"].iter().any(|key| value.get(key).is_some())
 }
 
-/// A function as models' APIs take it, bare or wrapped, with `agent_scope` and `category` beside or inside.
-fn from_function(index: usize, value: &Value) -> Result<ToolSpec, Vec<Problem>> {
+/// A function as models' APIs take it, bare or wrapped, with `agent_scope` and `category` beside or inside. The list is
+/// everything that is wrong with it.
+fn from_function(index: usize, value: &Value) -> (ToolSpec, Vec<Problem>) {
     let function = value.get("function").unwrap_or(value);
-    let problem = |message: String| {
-        let tool = function.get("name").and_then(Value::as_str).map(|name| name.chars().take(64).collect());
-        vec![Problem { line: None, tool: tool.or(Some(format!("#{}", index + 1))), message }]
+    let found = |key: &str| function.get(key).or(value.get(key));
+    let mut wrong = Vec::new();
+    let mut text = |key: &str| match found(key)? {
+        Value::String(text) => Some(text.clone()),
+        _ => {
+            wrong.push(format!("`{key}` must be a text"));
+            None
+        }
     };
-    let text = |key: &str| match function.get(key).or(value.get(key)) {
-        None => Ok(None),
-        Some(Value::String(text)) => Ok(Some(text.clone())),
-        Some(_) => Err(problem(format!("`{key}` must be a text"))),
-    };
-    let name = text("name")?.ok_or_else(|| problem("a function needs a `name`".into()))?;
-    let mut spec = ToolSpec::new(name, text("description")?.unwrap_or_default());
-    spec.input_schema = function.get("parameters").or(function.get("input_schema")).cloned().unwrap_or(Value::Null);
-    if let Some(category) = text("category")? {
-        spec.category = category;
+    let (name, description, category) = (text("name"), text("description"), text("category"));
+    if found("name").is_none() {
+        wrong.push("a function needs a `name`".into());
     }
-    let scopes = function.get("agent_scope").or(value.get("agent_scope"));
-    spec.agent_scopes = match scopes {
+    let shown = name.as_deref().map_or_else(|| format!("#{}", index + 1), shown_name);
+    let name = name.unwrap_or_else(|| format!("unnamed-{}", index + 1));
+    let mut spec = ToolSpec::new(name, description.unwrap_or_default());
+    spec.input_schema = function.get("parameters").or(function.get("input_schema")).cloned().unwrap_or(Value::Null);
+    spec.category = category.unwrap_or(spec.category);
+    spec.agent_scopes = match found("agent_scope") {
         None => Vec::new(),
         Some(Value::String(scope)) => vec![scope.clone()],
-        Some(list) => serde_json::from_value(list.clone())
-            .map_err(|_| problem("`agent_scope` must be a text or a list of texts".into()))?,
+        Some(list) => serde_json::from_value(list.clone()).unwrap_or_else(|_| {
+            wrong.push("`agent_scope` must be a text or a list of texts".into());
+            Vec::new()
+        }),
     };
-    Ok(spec)
-}
-
-/// A definition whose implementation is not there: it can be seen, and says what to do when it is called.
-pub struct Unbound {
-    spec: ToolSpec,
-    needs: String,
-}
-
-impl Unbound {
-    /// A tool that needs something configured, in words such as "a GitHub token (`github.token`)".
-    pub fn tool(spec: ToolSpec, needs: impl Into<String>) -> Arc<dyn AnyTool> {
-        Arc::new(Self { spec, needs: needs.into() })
-    }
-}
-
-impl AnyTool for Unbound {
-    fn spec(&self) -> ToolSpec {
-        self.spec.clone()
-    }
-
-    fn run<'a>(&'a self, _input: &'a Input, _run: &'a Run) -> BoxFuture<'a, Result<Outcome, RunError>> {
-        let told = format!("`{}` is defined, but what it needs is not configured", self.spec.name);
-        Box::pin(async move { Err(RunError::configuration(told, format!("configure {}", self.needs))) })
-    }
+    let problem = |message| Problem { line: None, tool: Some(shown.clone()), message };
+    (spec, wrong.into_iter().map(problem).collect())
 }

@@ -94,13 +94,21 @@ impl<'de> Deserialize<'de> for ToolName {
     }
 }
 
+/// The maximal length of a name that is compared with others.
+const NAME_CHARS_MAX: usize = 64;
+/// The maximal number of names that are compared.
+const NEAR_NAMES_MAX: usize = 1000;
+
 /// Up to three of `known` that a person who wrote `wanted` may have meant, best first.
 pub fn near_misses<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let fold = |text: &str| text.to_lowercase().replace(['-', '_'], "");
-    // Longer texts are never names; comparing them would cost more than it could bring.
-    let folded = fold(&wanted.chars().take(64).collect::<String>());
+    // Longer texts are never names, and of more names than these none is looked for by guessing: comparing them would
+    // cost more than it could bring.
+    let folded = fold(&wanted.chars().take(NAME_CHARS_MAX).collect::<String>());
     let mut scored: Vec<(f64, &str)> = known
         .into_iter()
+        .filter(|name| name.len() <= 4 * NAME_CHARS_MAX)
+        .take(NEAR_NAMES_MAX)
         .map(|name| {
             let other = fold(name);
             let contained =
@@ -134,6 +142,50 @@ pub fn hint_for_unknown_key(message: &str) -> Option<String> {
     did_you_mean(&near_misses(unknown, known))
 }
 
+/// A message of the readers of TOML and JSON, in the words of people who write such files.
+pub fn in_plain_words(message: &str) -> String {
+    if let Some((value, known)) =
+        message.strip_prefix("unknown variant ").and_then(|rest| rest.split_once(", expected "))
+    {
+        return match known.strip_prefix("one of ") {
+            Some(known) => format!("{value} is not one of {known}"),
+            None => format!("{value} is not {known}"),
+        };
+    }
+    if let Some((found, wanted)) =
+        message.strip_prefix("invalid type: ").and_then(|rest| rest.split_once(", expected "))
+    {
+        let wanted = match wanted {
+            "a sequence" => "a list",
+            "a map" => "a table",
+            "a string" => "a text",
+            "a boolean" => "`true` or `false`",
+            "u8" | "u16" | "u32" | "u64" | "usize" | "i32" | "i64" => "a whole number",
+            "a nonzero u32" => "a whole number above 0",
+            wanted => wanted,
+        };
+        let (kind, value) = found.split_once(' ').unwrap_or((found, ""));
+        let kind = match kind {
+            "integer" | "floating" => "the number",
+            "boolean" => "",
+            "string" => "the text",
+            "sequence" => "a list",
+            "map" => "a table",
+            kind => kind,
+        };
+        let value = value.trim_start_matches("point ");
+        let value = value
+            .strip_prefix('"')
+            .and_then(|text| text.strip_suffix('"'))
+            .map_or(value.to_owned(), |text| format!("`{text}`"));
+        return format!("must be {wanted}, not {}", format!("{kind} {value}").trim());
+    }
+    if let Some(field) = message.strip_prefix("missing field ") {
+        return format!("{field} is missing");
+    }
+    message.to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,6 +208,23 @@ mod tests {
     }
 
     #[test]
+    fn messages_of_readers_are_told_in_plain_words() {
+        for (message, plain) in [
+            ("unknown variant `lou`, expected one of `off`, `warn`", "`lou` is not one of `off`, `warn`"),
+            ("unknown variant `xml`, expected `text` or `json`", "`xml` is not `text` or `json`"),
+            ("invalid type: integer `5`, expected a sequence", "must be a list, not the number `5`"),
+            ("invalid type: floating point `5.5`, expected a string", "must be a text, not the number `5.5`"),
+            ("invalid type: boolean `true`, expected a level", "must be a level, not `true`"),
+            ("invalid type: string \"a\", expected a map", "must be a table, not the text `a`"),
+            ("invalid type: sequence, expected a string", "must be a text, not a list"),
+            ("missing field `name`", "`name` is missing"),
+            ("anything else", "anything else"),
+        ] {
+            assert_eq!(in_plain_words(message), plain);
+        }
+    }
+
+    #[test]
     fn a_qualified_name_knows_its_short_form() {
         let name = ToolName::qualified("git", "status").expect("both parts are plain");
         assert_eq!((name.as_str(), name.short()), ("git__status", Some("status")));
@@ -170,6 +239,9 @@ mod tests {
         assert_eq!(near_misses("serach", known), ["Search"]);
         assert_eq!(near_misses("read", known), ["Read", "ReadFile"]);
         assert_eq!(near_misses("quux", known), Vec::<&str>::new());
+        let (long, many) = ("Read".repeat(100_000), vec!["Read"; 100_000]);
+        assert_eq!(near_misses("Reed", [long.as_str(), "Read"]), ["Read"]);
+        assert_eq!(near_misses("Reed", many), ["Read"; 3]);
         assert_eq!(
             hint_for_unknown_key("unknown field `tiemout`, expected one of `name`, `timeout` at line 1").as_deref(),
             Some("did you mean `timeout`?")

@@ -189,7 +189,7 @@ mod tests {
 
     fn event(seq: u64) -> Arc<Event> {
         let caller = Arc::new(Caller::local());
-        let subject = Arc::new(Subject { execution: None, batch: None, call_id: None, tool: None, caller });
+        let subject = Arc::new(Subject::of(caller));
         let body = Body::CallWarning { message: String::new() };
         Arc::new(Event { seq, at: jiff::Timestamp::UNIX_EPOCH, subject, body })
     }

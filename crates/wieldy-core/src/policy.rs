@@ -134,8 +134,13 @@ pub enum Denied {
         missing: Vec<String>,
     },
     /// The caller's plan is not known, so its limits are not either.
-    #[error("the plan `{0}` is not configured")]
-    UnknownPlan(String),
+    #[error("the plan `{plan}` is not configured; there {}", plans(known))]
+    UnknownPlan {
+        /// The plan.
+        plan: String,
+        /// The plans there are.
+        known: Vec<String>,
+    },
     /// The caller's plan has no room for this.
     #[error("a batch of {size} calls is over the limit of {limit} of the plan `{plan}`")]
     Batch {
@@ -156,6 +161,14 @@ pub enum Denied {
     },
 }
 
+/// The plans there are, in words.
+fn plans(known: &[String]) -> String {
+    match known {
+        [] => "is none".into(),
+        known => format!("are `{}`", known.join("`, `")),
+    }
+}
+
 impl From<Denied> for CallError {
     fn from(denied: Denied) -> Self {
         let message = denied.to_string();
@@ -163,7 +176,7 @@ impl From<Denied> for CallError {
             Denied::Permission { missing, .. } => CallError::new(Code::PermissionDenied, message)
                 .suggest("use another tool, or ask the operator to grant the permission")
                 .detail("missing_permissions", json!(missing)),
-            Denied::UnknownPlan(plan) => CallError::new(Code::PlanLimitExceeded, message)
+            Denied::UnknownPlan { plan, .. } => CallError::new(Code::PlanLimitExceeded, message)
                 .suggest("ask the operator to configure the plan")
                 .detail("plan", plan),
             Denied::Batch { plan, size, limit } => CallError::new(Code::PlanLimitExceeded, message)
@@ -247,7 +260,11 @@ impl Policy {
     pub(crate) fn plan(&self, caller: &Caller) -> Result<Plan, Denied> {
         match &caller.plan {
             None => Ok(Plan::UNLIMITED),
-            Some(name) => self.plans.get(name).copied().ok_or_else(|| Denied::UnknownPlan(name.clone())),
+            Some(name) => self
+                .plans
+                .get(name)
+                .copied()
+                .ok_or_else(|| Denied::UnknownPlan { plan: name.clone(), known: self.plans.keys().cloned().collect() }),
         }
     }
 

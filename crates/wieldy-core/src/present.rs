@@ -1,5 +1,7 @@
-//! A result as text for a model's context: within a budget, head and tail kept, nothing cut in the middle of a character.
+//! Text for readers. A result for a model's context: within a budget, head and tail kept, nothing cut in the middle of
+//! a character. Text that others wrote, for people ([`shown`], [`shown_in_line`]): hidden characters are escaped.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 use crate::call::{Content, ToolResult};
@@ -127,6 +129,46 @@ fn cut(text: &str, budget: Budget, artifact: Option<&str>) -> String {
     format!("{head}\n… {left_out} characters left out{read_on} …\n{tail}")
 }
 
+/// Escapes the hidden characters of a text that others wrote. Line ends and tabs stay, and following lines are indented,
+/// so that they cannot pass for lines of ours.
+pub fn shown(text: &str) -> String {
+    visible(text).trim_end().replace('\n', "\n    ")
+}
+
+/// Escapes the hidden characters of a text that others wrote, line ends and tabs among them.
+pub fn shown_in_line(text: &str) -> String {
+    escaped(text, |_| false).into_owned()
+}
+
+/// Escapes the hidden characters of a text that others wrote, except line ends and tabs.
+pub fn visible(text: &str) -> Cow<'_, str> {
+    escaped(text, |c| matches!(c, '\n' | '\t'))
+}
+
+fn escaped(text: &str, may_stay: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.chars().any(|c| is_hidden(c) && !may_stay(c)) {
+        return text.into();
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        if is_hidden(c) && !may_stay(c) {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
+        }
+    }
+    out.into()
+}
+
+/// Returns true for characters that control a terminal, turn the direction of text or have no width.
+fn is_hidden(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{180b}'..='\u{180f}'
+            | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
+            | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -150,6 +192,14 @@ mod tests {
                 prop_assert_eq!(head.chars().count() + left_out + tail.chars().count(), text.chars().count());
             }
         }
+    }
+
+    #[test]
+    fn text_of_others_cannot_steer_the_terminal_or_pass_for_our_lines() {
+        assert_eq!(shown("a\x1b[31mb\u{202e}c\r"), "a\\u{1b}[31mb\\u{202e}c\\r");
+        assert_eq!(shown("one\nerror: two\n"), "one\n    error: two");
+        assert_eq!(shown_in_line("one\ntwo\t\0é"), "one\\ntwo\\t\\u{0}é");
+        assert_eq!(shown("\"quoted\" — fine ✓"), "\"quoted\" — fine ✓");
     }
 
     #[test]

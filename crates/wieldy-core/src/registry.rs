@@ -5,7 +5,7 @@ use std::sync::{Arc, RwLock};
 
 use foldhash::fast::RandomState;
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::call::Caller;
 use crate::error::{CallError, Code};
@@ -36,8 +36,13 @@ impl Registered {
             ToolName::new(alias).map_err(wrong)?;
         }
         let unusable = |which, source| RegisterError::Schema { tool: name.to_string(), which, source };
-        let input = Schema::compile(&spec.input_schema).map_err(|source| unusable("input", source))?;
-        let output = spec.output_schema.as_ref().map(Schema::compile_output).transpose();
+        // Tests compile the schemas of built-in tools. Most commands use one of these tools, and need not wait for the rest.
+        let is_ours = spec.provider == Provider::Builtin;
+        let input = if is_ours { Schema::check(&spec.input_schema) } else { Schema::compile(&spec.input_schema) };
+        let input = input.map_err(|source| unusable("input", source))?;
+        let output = spec.output_schema.as_ref();
+        let output = output.map(|raw| if is_ours { Schema::check_output(raw) } else { Schema::compile_output(raw) });
+        let output = output.transpose();
         let output = output.map_err(|source| unusable("output", source))?;
         let (provider, hash) = (spec.provider.to_string().into(), spec.hash());
         // Only now: the schema is known to be of a depth that can be walked.
@@ -123,12 +128,16 @@ pub enum Registration {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotFound {
     /// No tool of that name is visible.
-    #[error("there is no tool `{name}`")]
+    #[error("there is no tool `{name}`{}", because.as_ref().map(|why| format!(": {why}")).unwrap_or_default())]
     Unknown {
         /// What was asked for, fit to be shown.
         name: String,
         /// What may have been meant.
         near: Vec<String>,
+        /// The reason why the tools of that server are missing, if they are not known.
+        because: Option<String>,
+        /// The advice that goes with the reason.
+        advice: Option<String>,
     },
     /// A short name that several servers have.
     #[error("`{name}` could be any of `{}`", candidates.join("`, `"))]
@@ -144,6 +153,7 @@ impl From<NotFound> for CallError {
     fn from(not_found: NotFound) -> Self {
         let error = CallError::new(Code::ToolNotFound, not_found.to_string());
         match not_found {
+            NotFound::Unknown { advice: Some(advice), near, .. } => error.suggest(advice).detail("near", json!(near)),
             NotFound::Unknown { near, .. } => {
                 let names: Vec<&str> = near.iter().map(String::as_str).collect();
                 let hint = did_you_mean(&names).unwrap_or_else(|| "list the tools to see which there are".into());
@@ -201,6 +211,19 @@ struct Names {
     aliases: HashMap<String, ToolName, RandomState>,
     /// Short names of qualified tools, with every tool that has them.
     short: HashMap<String, Vec<ToolName>>,
+    /// The servers whose tools are missing, each with the reason.
+    missing: HashMap<String, Missing>,
+}
+
+/// The reason why the tools of a server are missing, for callers who ask for one.
+#[derive(Debug, Clone)]
+pub struct Missing {
+    /// The reason.
+    pub why: String,
+    /// The advice to the caller.
+    pub advice: String,
+    /// Wakes those who can start the server: each call of one of its tools does.
+    pub wanted: Arc<Notify>,
 }
 
 impl Registry {
@@ -240,6 +263,15 @@ impl Registry {
         removed
     }
 
+    /// Says why tools of this server may be missing, or that none is.
+    pub(crate) fn explain_missing(&self, server: &str, missing: Option<Missing>) {
+        let mut names = self.names.write().expect("no code panics while it holds the names");
+        match missing {
+            Some(missing) => names.missing.insert(server.to_owned(), missing),
+            None => names.missing.remove(server),
+        };
+    }
+
     fn changed(&self) {
         self.generation.send_modify(|generation| *generation += 1);
     }
@@ -270,7 +302,13 @@ impl Registry {
                     std::iter::once(tool.name.as_str()).chain(tool.spec.aliases.iter().map(String::as_str))
                 });
                 let near = near_misses(name, known).into_iter().map(str::to_owned).collect();
-                Err(NotFound::Unknown { name: shown(name), near })
+                let server = name.split_once(ToolName::SEPARATOR).map(|(server, _)| server);
+                let missing = server.and_then(|server| names.missing.get(server)).cloned();
+                if let Some(missing) = &missing {
+                    missing.wanted.notify_waiters();
+                }
+                let (because, advice) = missing.map(|missing| (missing.why, missing.advice)).unzip();
+                Err(NotFound::Unknown { name: shown(name), near, because, advice })
             }
             several => Err(NotFound::Ambiguous {
                 name: shown(name),

@@ -10,7 +10,7 @@ use crate::event::{Body, CallState};
 use crate::executor::Executor;
 use crate::flight::Flight;
 use crate::journal::{Interrupted, RememberedAnswer};
-use crate::tool::Outcome;
+use crate::outcome::Outcome;
 
 impl Executor {
     /// Runs again, as tasks, what earlier executors left open and whose callers wanted that. Those whose tools must not
@@ -99,7 +99,7 @@ impl Options {
     }
 }
 
-fn outcome_of(result: &ToolResult) -> Outcome {
+pub(crate) fn outcome_of(result: &ToolResult) -> Outcome {
     Outcome {
         content: result.content.clone(),
         structured: result.structured.clone(),
@@ -108,5 +108,6 @@ fn outcome_of(result: &ToolResult) -> Outcome {
         partial: result.partial,
         usage: result.usage.clone(),
         sandbox: result.sandbox.clone(),
+        passed_on: result.passed_on.clone(),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::artifact::{ArtifactId, Artifacts};
+use crate::build::Inner;
 use crate::call::{Caller, Content, ExecutionId, SandboxRef};
 use crate::capture::Capture;
 use crate::confinement::{Command, Confinement, Place, SessionKey};
@@ -17,9 +18,10 @@ use crate::error::{CallError, Code};
 use crate::event::{Body, CallState, Note, Subject};
 use crate::flight::Flight;
 use crate::journal::Recorder;
+use crate::outcome::{Outcome, PassedOn, RunError};
+use crate::program::Agreed;
 use crate::redact::StreamRedactor;
 use crate::sandbox::{Breach, Exit, Level, OutputSink, Sandbox, SandboxError, Stream};
-use crate::tool::{Outcome, RunError};
 
 /// Output is shown as progress at most this often, and then together.
 const OUTPUT_EVERY: Duration = Duration::from_millis(100);
@@ -42,10 +44,20 @@ struct Shared {
     confinement: Arc<Confinement>,
     level: Level,
     sandbox: Option<Arc<dyn Sandbox>>,
-    inline_max: u64,
-    artifacts: Arc<dyn Artifacts>,
+    destination: Destination,
+    /// A tool that keeps its run does not keep the executor.
+    engine: Weak<Inner>,
     /// Few runs print anything.
     unshown: Mutex<Option<Box<Unshown>>>,
+}
+
+/// The places that output goes to.
+pub(crate) struct Destination {
+    /// The maximal size of the text of a result.
+    pub(crate) inline_max: u64,
+    pub(crate) artifacts: Arc<dyn Artifacts>,
+    /// A sink that gets all output as it comes.
+    pub(crate) live: Option<Arc<dyn OutputSink>>,
 }
 
 /// Output that was captured and not yet shown as progress.
@@ -61,8 +73,17 @@ struct Unshown {
 }
 
 impl Unshown {
-    fn new(shown: Instant) -> Self {
-        let (stdout, stderr) = Default::default();
+    /// The stream that was printed to last.
+    fn current(&self) -> &StreamRedactor {
+        match self.stream {
+            Stream::Stdout => &self.stdout,
+            Stream::Stderr => &self.stderr,
+        }
+    }
+
+    fn new(flight: &Flight) -> Self {
+        let arguments = &flight.subject.arguments;
+        let (stdout, stderr, shown) = (arguments.stream(), arguments.stream(), flight.opened);
         Self { bytes: Vec::new(), stream: Stream::Stdout, text: String::new(), stdout, stderr, shown }
     }
 
@@ -95,14 +116,15 @@ impl Run {
         confinement: Arc<Confinement>,
         level: Level,
         sandbox: Option<Arc<dyn Sandbox>>,
-        inline_max: u64,
-        artifacts: Arc<dyn Artifacts>,
+        destination: Destination,
+        engine: &Arc<Inner>,
     ) -> Self {
         if attempt > 1 {
             flight.forget_capture();
         }
         let unshown = Mutex::new(None);
         let stop = OnceLock::new();
+        let engine = Arc::downgrade(engine);
         Self {
             shared: Arc::new(Shared {
                 flight,
@@ -111,8 +133,8 @@ impl Run {
                 confinement,
                 level,
                 sandbox,
-                inline_max,
-                artifacts,
+                destination,
+                engine,
                 unshown,
             }),
         }
@@ -140,7 +162,16 @@ impl Run {
 
     /// Where large outputs are kept.
     pub fn artifacts(&self) -> &Arc<dyn Artifacts> {
-        &self.shared.artifacts
+        &self.shared.destination.artifacts
+    }
+
+    pub(crate) fn level(&self) -> Level {
+        self.shared.level
+    }
+
+    /// Returns the executor, unless it is gone.
+    pub(crate) fn engine(&self) -> Option<Arc<Inner>> {
+        self.shared.engine.upgrade()
     }
 
     /// Is cancelled when the run must end: by a clock, by somebody, with the executor. A tool that heeds it can
@@ -169,11 +200,18 @@ impl Run {
             return;
         }
         flight.live();
+        if let Some(live) = &self.shared.destination.live {
+            live.write(stream, bytes);
+        }
         flight.capture(bytes, || self.new_capture());
         let mut unshown = self.shared.unshown.lock().expect("no code panics while it holds the text");
-        let unshown = unshown.get_or_insert_with(|| Box::new(Unshown::new(flight.opened)));
+        let unshown = unshown.get_or_insert_with(|| Box::new(Unshown::new(flight)));
         if unshown.stream != stream {
             self.flush(unshown);
+            // A result has both streams in one text, in which the rest of the secret would stand apart.
+            if unshown.current().is_within_secret() {
+                flight.subject.arguments.note_parted();
+            }
             unshown.stream = stream;
         }
         unshown.bytes.extend_from_slice(bytes);
@@ -208,7 +246,9 @@ impl Run {
                 Content::Audio { .. } => ("a sound", MEDIA_BYTES_MAX),
                 Content::Resource { resource } if resource.get("blob").is_some() => ("a resource", MEDIA_BYTES_MAX),
                 // A model reads it as it reads text.
-                Content::Resource { .. } | Content::ResourceLink { .. } => ("a resource", self.shared.inline_max),
+                Content::Resource { .. } | Content::ResourceLink { .. } => {
+                    ("a resource", self.shared.destination.inline_max)
+                }
             };
             if block.bytes() <= bytes_max {
                 continue;
@@ -222,7 +262,7 @@ impl Run {
         let is_text = |block: &Content| matches!(block, Content::Text { .. });
         let text_bytes: u64 = outcome.content.iter().filter(|block| is_text(block)).map(Content::bytes).sum();
         // What a tool captured is already cut, with a line that says so.
-        if text_bytes > self.shared.inline_max && outcome.artifact.is_none() {
+        if text_bytes > self.shared.destination.inline_max && outcome.artifact.is_none() {
             let mut capture = self.new_capture();
             capture.write(Content::text_of(&outcome.content).as_bytes());
             let captured = capture.so_far();
@@ -231,7 +271,8 @@ impl Run {
             outcome.artifact = captured.artifact;
             outcome.partial = true;
         }
-        if let Some(structured) = outcome.structured.take_if(|value| json_exceeds(value, self.shared.inline_max.max(2)))
+        if let Some(structured) =
+            outcome.structured.take_if(|value| json_exceeds(value, self.shared.destination.inline_max.max(2)))
         {
             let (artifact, told) = self.left_out(&structured.to_string(), "structured content");
             outcome.content.push(Content::text(told));
@@ -239,6 +280,12 @@ impl Run {
             outcome.artifact = outcome.artifact.or(artifact);
             outcome.partial = true;
         }
+        // Notes on blocks belong to the blocks as they came.
+        if let Some(passed_on) = outcome.passed_on.as_mut().filter(|_| outcome.partial) {
+            passed_on.blocks.clear();
+        }
+        let inline_max = self.shared.destination.inline_max;
+        outcome.passed_on.take_if(|passed_on| **passed_on == PassedOn::default() || passed_on.bytes() > inline_max);
     }
 
     /// Keeps something whole, and says so.
@@ -252,7 +299,13 @@ impl Run {
     fn new_capture(&self) -> Capture {
         let kept_max = self.shared.confinement.limits.output_bytes.unwrap_or(u64::MAX);
         let owner = Arc::clone(&self.shared.flight.subject.caller);
-        Capture::new(self.shared.inline_max, kept_max, Arc::clone(&self.shared.artifacts), owner)
+        Capture::new(
+            self.shared.destination.inline_max,
+            kept_max,
+            Arc::clone(&self.shared.destination.artifacts),
+            owner,
+            self.shared.confinement.recorded_workspace(),
+        )
     }
 
     /// Runs a program in the run's sandbox. Its output is captured; on a stop its whole tree is gone before this returns.
@@ -267,6 +320,9 @@ impl Run {
             return Err(RunError::from(unavailable(self.shared.level)).before_effect());
         };
         let flight = Arc::clone(&self.shared.flight);
+        if let Some(agreed) = flight.agreed.get() {
+            agreed.check().await.map_err(|error| RunError::from(error).before_effect())?;
+        }
         // A run that was left behind may go on for a moment, and its call's history is closed.
         let watched = Watched::new(output, move |violation| {
             if !flight.is_over() {
@@ -295,9 +351,10 @@ impl Run {
         let flight = &self.shared.flight;
         // When something is refused, the call will be over: it is the session's.
         let (tool, caller) = (flight.subject.tool.clone(), Arc::clone(&flight.subject.caller));
-        let subject = Arc::new(Subject { execution: None, batch: None, call_id: None, tool, caller });
+        let subject = Arc::new(Subject { tool, ..Subject::of(caller) });
         let recorder = Arc::clone(flight.recorder());
-        Ok(Background { session, sandbox, confinement: self.placed(), recorder, subject })
+        let agreed = flight.agreed.get().cloned();
+        Ok(Background { session, sandbox, confinement: self.placed(), recorder, subject, agreed })
     }
 
     /// The confinement with the sandbox that the caller's processes run in.
@@ -366,6 +423,7 @@ pub struct Background {
     confinement: Confinement,
     recorder: Arc<Recorder>,
     subject: Arc<Subject>,
+    agreed: Option<Arc<Agreed>>,
 }
 
 impl Background {
@@ -380,13 +438,16 @@ impl Background {
         command: &Command,
         output: Arc<dyn OutputSink>,
         stop: CancellationToken,
-    ) -> Result<Exit, SandboxError> {
+    ) -> Result<Exit, CallError> {
+        if let Some(agreed) = &self.agreed {
+            agreed.check().await?;
+        }
         let (recorder, subject) = (Arc::clone(&self.recorder), Arc::clone(&self.subject));
         // Nobody waits for it: a history that cannot be written stops new calls.
         let watched = Watched::new(output, move |violation| {
             let _ = recorder.append(&subject, violation, Timestamp::now(), None);
         });
-        watched.execute(&*self.sandbox, command, &self.confinement, stop).await
+        Ok(watched.execute(&*self.sandbox, command, &self.confinement, stop).await?)
     }
 }
 

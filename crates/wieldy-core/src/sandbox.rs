@@ -120,7 +120,7 @@ pub trait OutputSink: Send + Sync {
 }
 
 /// Which stream bytes came from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stream {
     /// What the process printed.
@@ -218,8 +218,10 @@ pub struct Overrun {
     pub limit: &'static str,
     /// How much was allowed.
     pub allowed: u64,
-    /// How much was used when it was noticed.
+    /// How much the run had used when it was noticed.
     pub used: u64,
+    /// How much all calls had used together, where the limit is that of their session or sandbox as a whole.
+    pub session_used: Option<u64>,
 }
 
 /// Something that a process tried and was not allowed to.
@@ -246,6 +248,10 @@ pub enum Breach {
 }
 
 impl Breach {
+    /// The reason of a write that was refused because the workspace itself is read-only.
+    pub const WORKSPACE_IS_READ_ONLY: &'static str =
+        "the workspace is read-only on this machine, and so it is in the sandbox";
+
     /// Whether it may have been another command that tried.
     pub fn is_shared(&self) -> bool {
         matches!(self, Self::Network { shared: true, .. })
@@ -324,6 +330,14 @@ pub enum SandboxError {
         #[source]
         source: std::io::Error,
     },
+    /// The machine has the program, and the sandbox does not show it.
+    #[error("cannot start `{program}`: `{}` is on the machine, but the sandbox does not show its folder", path.display())]
+    NotShown {
+        /// The name of the program.
+        program: String,
+        /// The file of the program on the machine.
+        path: std::path::PathBuf,
+    },
     /// The sandbox ended before the process did.
     #[error("the sandbox ended unexpectedly: {reason}")]
     Crashed {
@@ -340,7 +354,7 @@ impl SandboxError {
 
     /// Whether nothing was started.
     pub fn is_before_start(&self) -> bool {
-        matches!(self, Self::Creation { .. } | Self::Unavailable { .. } | Self::Start { .. })
+        matches!(self, Self::Creation { .. } | Self::Unavailable { .. } | Self::Start { .. } | Self::NotShown { .. })
     }
 
     /// Whether the sandbox itself was lost.
@@ -352,13 +366,32 @@ impl SandboxError {
 impl Overrun {
     /// The error that a call ends with whose run ran into this limit.
     pub fn error(&self) -> CallError {
-        let Self { limit, allowed, used } = self;
-        let told = format!("the run passed its limit `{limit}`: {used} of {allowed} allowed");
-        CallError::new(Code::ResourceLimitExceeded, told)
+        let Self { limit, allowed, used, session_used } = self;
+        let [allowed_text, used_text] = [*allowed, *used].map(|amount| self.amount(amount));
+        let told = match session_used {
+            None => format!("the run passed its limit `{limit}`: it used {used_text}, allowed are {allowed_text}"),
+            Some(all) => format!(
+                "the session or sandbox passed its limit `{limit}`: its calls used {} together, this one {used_text}, allowed are {allowed_text}",
+                self.amount(*all)
+            ),
+        };
+        let error = CallError::new(Code::ResourceLimitExceeded, told)
             .suggest(format!("do with less; a higher `{limit}` is the operator's to give"))
             .detail("limit", *limit)
             .detail("allowed", *allowed)
-            .detail("used", *used)
+            .detail("used", *used);
+        match session_used {
+            None => error,
+            Some(all) => error.detail("session_used", *all),
+        }
+    }
+
+    /// Returns an amount of what is limited, with its unit; bytes are told in MiB too.
+    fn amount(&self, amount: u64) -> String {
+        if !self.limit.ends_with("_bytes") {
+            return amount.to_string();
+        }
+        format!("{:.1} MiB ({amount} bytes)", amount as f64 / f64::from(1 << 20))
     }
 }
 
@@ -380,7 +413,42 @@ impl From<SandboxError> for CallError {
                     .suggest(format!("check that `{program}` is installed and may be executed"))
                     .detail("program", program.as_str())
             }
+            SandboxError::NotShown { program, path } => {
+                let path = path.display().to_string();
+                CallError::new(Code::FilesystemPolicyViolation, error.to_string())
+                    .suggest(
+                        "an operator adds the folder to `sandbox.mounts`, or sets `sandbox.toolchains` for a toolchain in the home folder",
+                    )
+                    .detail("program", program.as_str())
+                    .detail("path", path)
+            }
             SandboxError::Crashed { .. } => CallError::new(Code::SandboxCrashed, error.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_that_was_passed_is_told_with_whose_it_is_and_what_each_used() {
+        let told = |limit, allowed, used, session_used| Overrun { limit, allowed, used, session_used }.error();
+        const MIB: u64 = 1 << 20;
+        assert_eq!(
+            told("memory_bytes", 96 * MIB, 100 * MIB + 4096, None).message,
+            "the run passed its limit `memory_bytes`: it used 100.0 MiB (104861696 bytes), allowed are 96.0 MiB (100663296 bytes)"
+        );
+        assert_eq!(
+            told("memory_bytes", 120 * MIB, 80 * MIB, Some(120 * MIB)).message,
+            "the session or sandbox passed its limit `memory_bytes`: its calls used 120.0 MiB (125829120 bytes) together, this one 80.0 MiB (83886080 bytes), allowed are 120.0 MiB (125829120 bytes)"
+        );
+        let files = told("disk_files", 100, 3, Some(104));
+        assert_eq!(
+            files.message,
+            "the session or sandbox passed its limit `disk_files`: its calls used 104 together, this one 3, allowed are 100"
+        );
+        let details = serde_json::json!({"limit": "disk_files", "allowed": 100, "used": 3, "session_used": 104});
+        assert_eq!(serde_json::to_value(&files.details).unwrap(), details);
     }
 }

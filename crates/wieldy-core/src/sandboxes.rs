@@ -2,13 +2,18 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use crate::call::Caller;
-use crate::confinement::{Confinement, ResourceLimits};
+use crate::confinement::{Confinement, ResourceLimits, SessionKey};
 use crate::error::CallError;
 use crate::executor::Executor;
 use crate::run::{place, unavailable};
 use crate::sandbox::{Level, Sandbox, SandboxError, SandboxId, SandboxStatus};
+
+/// The interval at which the sandboxes of an ended session are tried again while they are in use.
+const LOOKS_MAX: u32 = 5;
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Whose each sandbox is that was made by name. Those of sessions say so themselves.
 #[derive(Default)]
@@ -92,6 +97,22 @@ impl Executor {
         let mut all: Vec<SandboxStatus> = self.inner.sandboxes.values().flat_map(|sandbox| sandbox.list()).collect();
         all.sort_by(|one, other| one.sandbox.id.cmp(&other.sandbox.id));
         all
+    }
+
+    /// Takes away the sandboxes of a session whose client is gone. One in which something runs is waited for a little; if it still
+    /// does then, perhaps in the background, it stays until it has been idle for long.
+    pub async fn end_session(&self, session: &SessionKey) {
+        for _ in 0..LOOKS_MAX {
+            let all = self.sandboxes().into_iter().filter(|one| one.session.as_ref() == Some(session));
+            let (idle, busy): (Vec<_>, Vec<_>) = all.partition(|one| one.running == 0);
+            for one in idle {
+                self.destroy_sandbox(&one.sandbox.id).await;
+            }
+            if busy.is_empty() {
+                return;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
     }
 
     /// Ends everything in a sandbox and takes it away; false if there is none of that id.

@@ -1,23 +1,46 @@
 //! Schemas: compiled once, and safe to use although strangers wrote them.
 //!
 //! A schema may come from a manifest or a foreign server. It is never followed to a file or an address, it
-//! cannot loop, and it has a size; what breaks one of these rules is refused when the tool is registered.
+//! cannot loop, and it has a size, as written and with its references filled in (`places.rs`); a schema that breaks one
+//! of these rules is refused when its tool is registered. Checking a value costs a bounded amount of work (`meter.rs`).
 
-use std::collections::{HashMap, HashSet};
+mod meter;
+mod patterns;
+mod places;
 
-use jsonschema::Validator;
-use serde_json::{Map, Value, json};
+use std::sync::OnceLock;
+
+use jsonschema::{PatternOptions, ValidationError, Validator};
+use serde_json::{Value, json};
+
+pub(crate) use meter::{Allowance, Spent, spend};
+use meter::{Metered, Priced, Prices};
+use patterns::Price;
+use places::{CHAIN_MAX, EXPANDED_MAX, PATTERNS_MAX, Places};
+
+use crate::name::{did_you_mean, near_misses};
 
 /// How large a schema may be, written as JSON.
 const BYTES_MAX: usize = 1024 * 1024;
 /// How deep a schema may be nested.
 const DEPTH_MAX: usize = 128;
 
-/// A compiled schema.
+/// The maximal memory of all compiled patterns of a schema.
+const PATTERNS_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// The maximal memory of one compiled pattern.
+const PATTERN_BYTES_MAX: usize = 1024 * 1024;
+/// The maximal number of backtracking steps of a pattern with look-around; beyond it the value counts as wrong.
+const PATTERN_STEPS_MAX: usize = 100_000;
+/// The maximal effort for listing violations, each of which takes memory.
+const VIOLATIONS_UNITS_MAX: u64 = 200_000;
+
+/// A schema that was checked. It is compiled when it is registered or, if it is one of our own, when it is first used.
 pub(crate) struct Schema {
-    validator: Validator,
+    validator: OnceLock<Result<Validator<Metered>, SchemaError>>,
+    pattern_bytes_max: usize,
     raw: Value,
     has_defaults: bool,
+    prices: Prices,
 }
 
 /// Why a schema cannot be used.
@@ -29,6 +52,15 @@ pub enum SchemaError {
     /// Larger or deeper than any honest schema.
     #[error("the schema is too large: at most {BYTES_MAX} bytes and {DEPTH_MAX} levels")]
     TooLarge,
+    /// A few lines that stand for far too many.
+    #[error(
+        "too much applies to the same value at `{0}` when references are followed: at most {EXPANDED_MAX} subschemas, \
+         and {CHAIN_MAX} in a row"
+    )]
+    TooLargeExpanded(String),
+    /// More patterns than any honest schema has.
+    #[error("the schema has too many patterns: at most {PATTERNS_MAX} different ones")]
+    TooManyPatterns,
     /// A reference that leaves the schema.
     #[error("the reference `{target}` at `{at}` leaves the schema; only references within it (`#/…`) are followed")]
     ForeignReference {
@@ -53,6 +85,17 @@ pub enum SchemaError {
 impl Schema {
     /// Checks and compiles a schema. No schema at all stands for an object with any properties.
     pub(crate) fn compile(raw: &Value) -> Result<Self, SchemaError> {
+        Self::check(raw)?.compiled()
+    }
+
+    /// Checks and compiles a schema for any kind of value.
+    pub(crate) fn compile_output(raw: &Value) -> Result<Self, SchemaError> {
+        Self::check_output(raw)?.compiled()
+    }
+
+    /// Checks a schema as [`Schema::compile`] does, and compiles it when the first value is held against it. To a schema that cannot
+    /// be compiled no value fits then.
+    pub(crate) fn check(raw: &Value) -> Result<Self, SchemaError> {
         let raw = if raw.is_null() { json!({"type": "object"}) } else { raw.clone() };
         match raw.get("type") {
             _ if !raw.is_object() => return Err(SchemaError::NotAnObject(kind_of(&raw).into())),
@@ -60,27 +103,83 @@ impl Schema {
             Some(Value::String(kind)) if kind == "object" => {}
             Some(kind) => return Err(SchemaError::NotAnObject(kind.to_string())),
         }
-        check_safe(&raw)?;
-        Self::compile_any(raw)
+        Self::check_any(raw)
     }
 
-    /// Checks and compiles a schema for any kind of value.
-    pub(crate) fn compile_output(raw: &Value) -> Result<Self, SchemaError> {
-        check_safe(raw)?;
-        Self::compile_any(raw.clone())
+    /// The same for any kind of value.
+    pub(crate) fn check_output(raw: &Value) -> Result<Self, SchemaError> {
+        Self::check_any(raw.clone())
     }
 
-    fn compile_any(raw: Value) -> Result<Self, SchemaError> {
-        let validator = jsonschema::options().build(&raw).map_err(|error| SchemaError::Invalid {
-            at: error.instance_path().to_string(),
-            message: error.masked().to_string(),
-        })?;
+    fn check_any(raw: Value) -> Result<Self, SchemaError> {
+        if measure(&raw, DEPTH_MAX, BYTES_MAX).is_none() {
+            return Err(SchemaError::TooLarge);
+        }
+        let mut places = Places::of(&raw)?;
+        places.check()?;
+        let prices =
+            Prices { property: 1 + places.patterns_beside_max() as u64, patterns: Price::of(places.patterns()) };
+        let pattern_bytes_max = (PATTERNS_BYTES_MAX / places.patterns().count().max(1)).min(PATTERN_BYTES_MAX);
         let has_defaults = has_key(&raw, "default");
-        Ok(Self { validator, raw, has_defaults })
+        Ok(Self { validator: OnceLock::new(), pattern_bytes_max, raw, has_defaults, prices })
     }
 
-    pub(crate) fn validator(&self) -> &Validator {
-        &self.validator
+    /// Compiles the schema now.
+    fn compiled(self) -> Result<Self, SchemaError> {
+        self.validator().map_err(Clone::clone)?;
+        Ok(self)
+    }
+
+    fn validator(&self) -> Result<&Validator<Metered>, &SchemaError> {
+        let compiled = self.validator.get_or_init(|| {
+            let patterns = PatternOptions::fancy_regex()
+                .backtrack_limit(PATTERN_STEPS_MAX)
+                .size_limit(self.pattern_bytes_max)
+                .dfa_size_limit(self.pattern_bytes_max);
+            let options = jsonschema::options_for::<Metered>().with_pattern_options(patterns);
+            options.build(&self.raw).map_err(|error| {
+                let at = error.instance_path().to_string();
+                let message = wrong_type(&self.raw, &at).unwrap_or_else(|| error.masked().to_string());
+                SchemaError::Invalid { at, message }
+            })
+        });
+        compiled.as_ref()
+    }
+
+    /// Runs a check against this schema that may cost so much.
+    pub(crate) fn within<T>(&self, allowance: Allowance, check: impl FnOnce() -> T) -> Result<T, Spent> {
+        meter::within(allowance, self.prices, check)
+    }
+
+    /// Returns true if the value fits. To be called in [`Schema::within`], as all that looks at values.
+    pub(crate) fn is_valid(&self, value: &Value) -> bool {
+        self.validator().is_ok_and(|validator| validator.is_valid(Priced(value)))
+    }
+
+    /// Everything that is wrong with a value; of very much, the first.
+    pub(crate) fn errors<'a>(&'a self, value: &'a Value) -> Vec<ValidationError<'a>> {
+        if self.is_valid(value) {
+            return Vec::new();
+        }
+        let validator = match self.validator() {
+            Ok(validator) => validator,
+            Err(error) => return vec![ValidationError::custom(error.to_string())],
+        };
+        let all = || validator.iter_errors(Priced(value)).collect();
+        let first = || Vec::from_iter(validator.validate(Priced(value)).err());
+        meter::at_most(VIOLATIONS_UNITS_MAX, all)
+            .or_else(|Spent| meter::at_most(10 * VIOLATIONS_UNITS_MAX, first))
+            .unwrap_or_else(|Spent| {
+                vec![ValidationError::custom("the value does not fit, and is too large to say where")]
+            })
+    }
+
+    /// Tells where and why a value does not fit.
+    pub(crate) fn misfit(&self, value: &Value, allowance: Allowance) -> Result<Option<String>, Spent> {
+        self.within(allowance, || {
+            let errors = self.errors(value);
+            errors.first().map(|error| format!("at `{}`: {}", error.instance_path(), error.masked()))
+        })
     }
 
     /// Whether values that leave something out may get it filled in.
@@ -95,12 +194,13 @@ impl Schema {
     /// The schema itself, or what it refers to within the same document.
     pub(crate) fn resolve<'a>(&'a self, schema: &'a Value) -> &'a Value {
         let mut current = schema;
-        // A chain that is longer is a loop, and loops were refused.
-        for _ in 0..DEPTH_MAX {
+        // Longer chains were refused.
+        for _ in 0..CHAIN_MAX {
             let Some(pointer) = current.get("$ref").and_then(Value::as_str).and_then(|target| target.strip_prefix('#'))
             else {
                 return current;
             };
+            spend(1 + pointer.len() / 8);
             match self.raw.pointer(pointer) {
                 Some(next) => current = next,
                 None => return current,
@@ -108,6 +208,22 @@ impl Schema {
         }
         current
     }
+}
+
+/// Describes a wrong value of `type` in words; the schema of schemas only says that none of its forms fits.
+fn wrong_type(raw: &Value, at: &str) -> Option<String> {
+    const TYPES: [&str; 7] = ["string", "number", "integer", "boolean", "object", "array", "null"];
+    // One of several types is told by its number in the list.
+    let listed = at.rsplit_once('/').filter(|(_, last)| last.parse::<usize>().is_ok());
+    let schema = listed.map_or(at, |(above, _)| above).strip_suffix("/type")?;
+    let unknown = match raw.pointer(schema)?.get("type")? {
+        Value::Array(kinds) => kinds.iter().find(|kind| !kind.as_str().is_some_and(|kind| TYPES.contains(&kind)))?,
+        kind => kind,
+    };
+    let near = unknown.as_str().and_then(|unknown| did_you_mean(&near_misses(unknown, TYPES)));
+    let near = near.map(|near| format!("; {near}")).unwrap_or_default();
+    let shown: String = unknown.to_string().trim_matches('"').chars().take(64).collect();
+    Some(format!("`{shown}` is no type; the types are {}{near}", TYPES.join(", ")))
 }
 
 /// What a value is, in the words of JSON.
@@ -130,21 +246,13 @@ fn has_key(value: &Value, key: &str) -> bool {
     }
 }
 
-/// Refuses what would be dangerous to compile or to use.
-fn check_safe(raw: &Value) -> Result<(), SchemaError> {
-    if measure(raw, DEPTH_MAX, BYTES_MAX).is_none() {
-        return Err(SchemaError::TooLarge);
-    }
-    let mut places = Places::default();
-    places.walk(raw, String::new(), "")?;
-    places.check_loops()
-}
-
 /// What was seen in a value of a bounded size on the one walk through it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Measured {
     /// Whether a number is written with a fraction.
     pub(crate) has_float: bool,
+    /// Returns its rough size, written as JSON.
+    pub(crate) bytes: usize,
 }
 
 /// Walks a value that is at most so deep and, roughly, so many bytes large; `None` where it is not. Itself safe for any
@@ -174,136 +282,8 @@ pub(crate) fn measure(value: &Value, depth_max: usize, bytes_max: usize) -> Opti
         }
     }
     let (mut bytes_left, mut seen) = (bytes_max, Measured::default());
-    fits(value, depth_max, &mut bytes_left, &mut seen).then_some(seen)
-}
-
-/// The subschemas of a schema by their JSON pointer, with those that apply to the very same value.
-#[derive(Default)]
-struct Places {
-    same_value: HashMap<String, Vec<String>>,
-    anchors: HashMap<String, String>,
-}
-
-impl Places {
-    /// Notes a subschema and all below it. `base` is where the schema with an id of its own begins that it is part of:
-    /// references within it start there.
-    fn walk(&mut self, schema: &Value, at: String, base: &str) -> Result<(), SchemaError> {
-        let Value::Object(map) = schema else { return Ok(()) };
-        let has_id = ["$id", "id"].iter().any(|keyword| map.get(*keyword).is_some_and(Value::is_string));
-        let own = at.clone();
-        let base = if has_id { own.as_str() } else { base };
-        let mut same = Vec::new();
-        for keyword in ["$anchor", "$dynamicAnchor"] {
-            if let Some(Value::String(name)) = map.get(keyword) {
-                self.anchors.insert(format!("{base}#{name}"), at.clone());
-            }
-        }
-        for (key, value) in map {
-            let here = format!("{at}/{}", key.replace('~', "~0").replace('/', "~1"));
-            match (key.as_str(), value) {
-                ("$ref" | "$dynamicRef" | "$recursiveRef", Value::String(target)) => match target.strip_prefix('#') {
-                    Some(pointer) => {
-                        let pointer = percent_decoded(pointer);
-                        let mark = if pointer.is_empty() || pointer.starts_with('/') { "" } else { "#" };
-                        // Drafts differ in what is an id, so both readings count.
-                        same.extend([base, ""].map(|base| format!("{base}{mark}{pointer}")));
-                    }
-                    None => return Err(SchemaError::ForeignReference { at: here, target: target.clone() }),
-                },
-                ("allOf" | "anyOf" | "oneOf", Value::Array(branches)) => {
-                    for (index, branch) in branches.iter().enumerate() {
-                        same.push(format!("{here}/{index}"));
-                        self.walk(branch, format!("{here}/{index}"), base)?;
-                    }
-                }
-                ("not" | "if" | "then" | "else", value) => {
-                    same.push(here.clone());
-                    self.walk(value, here, base)?;
-                }
-                ("dependentSchemas" | "dependencies", Value::Object(branches)) => {
-                    for (name, branch) in branches {
-                        let branch_at = format!("{here}/{}", name.replace('~', "~0").replace('/', "~1"));
-                        same.push(branch_at.clone());
-                        self.walk(branch, branch_at, base)?;
-                    }
-                }
-                // Plain data: what looks like a reference in it is none.
-                ("enum" | "const" | "default" | "examples", _) => {}
-                (_, Value::Object(inner)) => self.walk_inner(inner, value, here, base)?,
-                (_, Value::Array(items)) => {
-                    for (index, item) in items.iter().enumerate() {
-                        self.walk(item, format!("{here}/{index}"), base)?;
-                    }
-                }
-                _ => {}
-            }
-        }
-        self.same_value.insert(at, same);
-        Ok(())
-    }
-
-    /// A keyword's object is a schema, or a map of schemas such as `properties`; both are walked alike.
-    fn walk_inner(
-        &mut self,
-        inner: &Map<String, Value>,
-        value: &Value,
-        at: String,
-        base: &str,
-    ) -> Result<(), SchemaError> {
-        let is_map = ["properties", "patternProperties", "$defs", "definitions"].iter().any(|word| at.ends_with(word));
-        if !is_map {
-            return self.walk(value, at, base);
-        }
-        for (name, schema) in inner {
-            self.walk(schema, format!("{at}/{}", name.replace('~', "~0").replace('/', "~1")), base)?;
-        }
-        Ok(())
-    }
-
-    fn check_loops(&self) -> Result<(), SchemaError> {
-        let mut done = HashSet::new();
-        for start in self.same_value.keys() {
-            // Depth first with an explicit stack: `path` holds the places between `start` and here.
-            let (mut open, mut path) = (vec![(start.as_str(), 0_usize)], Vec::<&str>::new());
-            while let Some((at, depth)) = open.pop() {
-                while path.len() > depth {
-                    done.insert(path.pop().expect("it is longer than `depth`"));
-                }
-                if path.contains(&at) {
-                    return Err(SchemaError::Loop(format!("#{at}")));
-                }
-                if done.contains(at) {
-                    continue;
-                }
-                path.push(at);
-                for target in self.same_value.get(at).into_iter().flatten() {
-                    let target = self.anchors.get(target).unwrap_or(target);
-                    open.push((target, depth + 1));
-                }
-            }
-            done.extend(path);
-        }
-        Ok(())
-    }
-}
-
-fn percent_decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        let hex = tail.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
-        match (first, hex.and_then(|hex| u8::from_str_radix(hex, 16).ok())) {
-            (b'%', Some(byte)) => {
-                bytes.push(byte);
-                rest = &tail[2..];
-            }
-            _ => {
-                bytes.push(*first);
-                rest = tail;
-            }
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
+    let fits = fits(value, depth_max, &mut bytes_left, &mut seen);
+    fits.then_some(Measured { bytes: bytes_max - bytes_left, ..seen })
 }
 
 #[cfg(test)]
@@ -312,6 +292,18 @@ mod tests {
 
     fn refused(schema: Value) -> String {
         Schema::compile(&schema).err().map_or_else(|| "accepted".into(), |error| error.to_string())
+    }
+
+    #[test]
+    fn nothing_fits_a_schema_that_turns_out_to_be_wrong_when_it_is_first_used() {
+        let schema = Schema::check(&json!({"type": "object", "required": 3})).expect("only its form was looked at");
+        assert_eq!(fits(&schema, &json!({})), Ok(false));
+        let errors = schema.within(Allowance::APART, || schema.errors(&json!({})).len());
+        assert_eq!(errors, Ok(1));
+    }
+
+    fn fits(schema: &Schema, value: &Value) -> Result<bool, Spent> {
+        schema.within(Allowance::APART, || schema.is_valid(value))
     }
 
     #[test]
@@ -361,8 +353,156 @@ mod tests {
             "additionalProperties": false
         });
         let schema = Schema::compile(&tree).expect("a tree consumes a level at each step");
-        assert!(schema.validator().is_valid(&json!({"left": {"right": {}}})));
-        assert!(!schema.validator().is_valid(&json!({"left": {"middle": {}}})));
+        assert_eq!(fits(&schema, &json!({"left": {"right": {}}})), Ok(true));
+        assert_eq!(fits(&schema, &json!({"left": {"middle": {}}})), Ok(false));
+    }
+
+    /// A schema of so many levels, each made of references to the next.
+    fn levels(count: usize, level: impl Fn(Value) -> Value) -> Value {
+        let next = |n: usize| level(json!({"$ref": format!("#/$defs/l{n}")}));
+        let mut defs: serde_json::Map<String, Value> = (0..count).map(|n| (format!("l{n}"), next(n + 1))).collect();
+        defs.insert(format!("l{count}"), json!({"type": ["object", "integer"]}));
+        json!({"type": "object", "properties": {"x": {"$ref": "#/$defs/l0"}}, "$defs": defs})
+    }
+
+    #[test]
+    fn schemas_that_double_are_refused_and_those_that_do_so_a_little_are_not() {
+        let doublings: [fn(Value) -> Value; 10] = [
+            |next| json!({"allOf": [next, next]}),
+            |next| json!({"anyOf": [next, next]}),
+            |next| json!({"oneOf": [{"not": next}, next]}),
+            |next| json!({"if": next, "then": next}),
+            |next| json!({"if": true, "else": next, "not": next}),
+            |next| json!({"dependentSchemas": {"a": next, "b": next}}),
+            |next| json!({"dependencies": {"a": next, "b": next}}),
+            |next| json!({"unevaluatedProperties": false, "allOf": [next], "anyOf": [next]}),
+            |next| json!({"unevaluatedItems": {"type": "integer"}, "allOf": [next]}),
+            |next| json!({"$ref": next["$ref"], "allOf": [next]}),
+        ];
+        for (index, doubling) in doublings.into_iter().enumerate() {
+            for count in [30, 40] {
+                let told = refused(levels(count, doubling));
+                assert!(told.starts_with("too much applies to the same value at `#/"), "{index}: {told}");
+            }
+            assert_eq!(refused(levels(3, doubling)), "accepted", "{index}");
+        }
+        // Hidden where no schema is looked for, until a reference leads there.
+        let hidden = levels(30, |next| json!({"allOf": [next, next]})).to_string().replace("$defs", "examples");
+        let told = refused(serde_json::from_str(&hidden).expect("JSON"));
+        assert!(told.starts_with("too much applies"), "{told}");
+        let told = refused(levels(100, |next| next));
+        assert!(told.starts_with("too much applies"), "a long chain: {told}");
+    }
+
+    #[test]
+    fn schemas_that_double_from_level_to_level_of_the_value_are_accepted_and_cost_what_the_value_costs() {
+        let wide: [fn(Value) -> Value; 4] = [
+            |next| json!({"properties": {"a": next, "b": next}}),
+            |next| json!({"items": next, "contains": next}),
+            |next| json!({"additionalProperties": next, "patternProperties": {"^a": next}}),
+            |next| json!({"unevaluatedProperties": next, "properties": {"a": next}}),
+        ];
+        for wide in wide {
+            let schema = Schema::compile(&levels(40, wide)).expect("a level at each step");
+            assert_eq!(fits(&schema, &json!({"x": {"a": {"b": {"a": 1}}}})), Ok(true));
+        }
+    }
+
+    #[test]
+    fn a_check_that_would_not_end_is_ended() {
+        // Each level of the value is looked at twice as often as the one above it.
+        let twice = json!({"anyOf": [{"properties": {"a": {"$ref": "#/$defs/t"}}}, {"properties": {"a": {"$ref": "#/$defs/t"}}}]});
+        let twice = json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/t"}}, "$defs": {
+            "t": {"type": "object", "properties": {"a": {"type": "object"}}, "anyOf": twice["anyOf"]},
+        }});
+        let schema = Schema::compile(&twice).expect("it consumes a level at each step");
+        let mut deep = json!(1);
+        for _ in 0..100 {
+            deep = json!({ "a": deep });
+        }
+        let told = schema.within(Allowance::APART, || schema.errors(&deep).len());
+        assert!(told.is_err() || told.is_ok_and(|count| count > 0), "{told:?}");
+        assert_eq!(fits(&schema, &json!({"a": {"a": {"a": {}}}})), Ok(true));
+        // Many options, many values: a million times a hundred thousand.
+        let options: Vec<Value> = (0..100_000).map(|n| json!(n)).collect();
+        let schema = json!({"properties": {"a": {"items": {"not": {"enum": options}}}}});
+        let schema = Schema::compile(&schema).expect("long, and honest");
+        let _ = fits(&schema, &json!({ "a": vec![json!("x"); 1_000_000] }));
+        // Many patterns, many properties.
+        let patterns: serde_json::Map<String, Value> =
+            (0..900).map(|n| (format!("^(a|b)*x{n}$"), json!(true))).collect();
+        let schema =
+            Schema::compile(&json!({"patternProperties": patterns, "additionalProperties": false})).expect("many");
+        let many: serde_json::Map<String, Value> = (0..300_000).map(|n| (format!("ab{n}"), json!(1))).collect();
+        let _ = fits(&schema, &Value::Object(many));
+    }
+
+    #[test]
+    fn a_check_does_not_use_up_the_stack() {
+        // Sixty steps for each of a hundred levels of the value.
+        let mut defs: serde_json::Map<String, Value> =
+            (0..30).map(|n| (format!("c{n}"), json!({"allOf": [{"$ref": format!("#/$defs/c{}", n + 1)}]}))).collect();
+        defs.insert("c30".into(), json!({"properties": {"a": {"$ref": "#/$defs/c0"}}}));
+        let schema = json!({"properties": {"a": {"$ref": "#/$defs/c0"}}, "$defs": defs});
+        let schema = Schema::compile(&schema).expect("it consumes a level at each step");
+        let mut deep = json!({});
+        for _ in 0..125 {
+            deep = json!({ "a": deep });
+        }
+        assert_eq!(fits(&schema, &deep), Err(Spent));
+        assert_eq!(fits(&schema, &json!({"a": {"a": {}}})), Ok(true));
+    }
+
+    #[test]
+    fn patterns_take_bounded_time_and_memory() {
+        let with = |pattern: &str| json!({"properties": {"a": {"type": "string", "pattern": pattern}}});
+        let told = refused(with("([a-z0]{900}){1000}"));
+        assert!(told.starts_with("the schema is not valid at `"), "{told}");
+        let many: serde_json::Map<String, Value> =
+            (0..500).map(|n| (format!("p{n}"), json!({"pattern": format!("[a-z0]{{{}}}", 1000 + n)}))).collect();
+        let told = refused(json!({ "properties": many }));
+        assert!(told.starts_with("the schema is not valid at `"), "{told}");
+        let many: serde_json::Map<String, Value> =
+            (0..5000).map(|n| (format!("p{n}"), json!({"pattern": format!("^x{n}")}))).collect();
+        assert_eq!(
+            refused(json!({ "properties": many })),
+            "the schema has too many patterns: at most 1000 different ones"
+        );
+        // Look-around is honest; going back for ever is not, and a value that cannot be decided on does not fit.
+        let schema = Schema::compile(&with("^(?=.*[A-Z])(?!.*secret).{1,500}$")).expect("honest");
+        assert_eq!(fits(&schema, &json!({"a": "Hello"})), Ok(true));
+        assert_eq!(fits(&schema, &json!({"a": "Hello secret"})), Ok(false));
+        let schema = Schema::compile(&with("^(?=a)(a|a)*(a|a)*\\1b$")).expect("it can be compiled");
+        assert_eq!(fits(&schema, &json!({"a": "a".repeat(2_000)})), Ok(false));
+    }
+
+    #[test]
+    fn texts_that_would_keep_a_pattern_busy_are_not_held_against_it() {
+        let with = |pattern: &str| {
+            Schema::compile(&json!({"properties": {"a": {"pattern": pattern}}})).expect("it can be compiled")
+        };
+        let long = |length| json!({"a": "a".repeat(length)});
+        let in_place = |schema: &Schema, value: &Value| schema.within(Allowance::IN_PLACE, || schema.is_valid(value));
+        for (pattern, length) in [("(?=[ab]*a[ab]{3000}c)x", 10_000), ("[ab]*a[ab]{7000}c", 600_000)] {
+            let schema = with(pattern);
+            assert_eq!((in_place(&schema, &long(length)), fits(&schema, &long(length))), (Err(Spent), Err(Spent)));
+            assert_eq!(in_place(&schema, &long(4)), Ok(false), "{pattern}");
+        }
+        let names = json!({"patternProperties": {"[ab]*a[ab]{7000}c": {}}});
+        let names = Schema::compile(&names).expect("it can be compiled");
+        assert_eq!(fits(&names, &json!({"a".repeat(600_000): 1})), Err(Spent));
+        // Honest patterns hold texts of a usual length where they stand, and long texts apart.
+        for pattern in ["^[a-z]+$", r"^https?:\/\/[^\s]+$", r"^\d{4}-\d\d-\d\d$", "^a.{0,20}"] {
+            assert!(in_place(&with(pattern), &long(40)).is_ok(), "{pattern}");
+        }
+        assert_eq!(fits(&with("^[a-z]+$"), &long(1_000_000)), Ok(true));
+    }
+
+    #[test]
+    fn long_names_in_schemas_are_not_copied_again_and_again() {
+        let inner: serde_json::Map<String, Value> = (0..30_000).map(|n| (format!("p{n}"), json!({}))).collect();
+        let schema = json!({"properties": {"n".repeat(500_000): {"properties": inner}}});
+        assert_eq!(Schema::compile(&schema).err(), Some(SchemaError::TooLarge));
     }
 
     #[test]
@@ -381,7 +521,7 @@ mod tests {
         );
         assert_eq!(
             refused(json!({"type": "object", "properties": {"a": {"type": "strnig"}}})),
-            r#"the schema is not valid at `/properties/a/type`: value is not valid under any of the schemas listed in the 'anyOf' keyword"#
+            r#"the schema is not valid at `/properties/a/type`: `strnig` is no type; the types are string, number, integer, boolean, object, array, null; did you mean `string`?"#
         );
         assert!(refused(json!({"properties": {"a": {"pattern": "("}}})).starts_with("the schema is not valid"));
     }

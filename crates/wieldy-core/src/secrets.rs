@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::confinement::FileRules;
 
 /// Secrets of people: hidden in the workspace, in everything that is mounted, and in the home folder.
-pub const HIDDEN: [&str; 25] = [
+pub const HIDDEN: [&str; 28] = [
     ".aws",
     ".azure",
     ".bash_history",
@@ -22,8 +22,11 @@ pub const HIDDEN: [&str; 25] = [
     ".env",
     ".git-credentials",
     ".gnupg",
+    ".gradle/gradle.properties",
     ".kube",
     ".local/share/keyrings",
+    ".local/share/uv/credentials",
+    ".m2/settings.xml",
     ".mozilla",
     ".netrc",
     ".npmrc",
@@ -56,49 +59,121 @@ pub fn is_passed_by(name: &str) -> bool {
 pub const PROTECTED_WHERE_THERE: [&str; 7] =
     [".devcontainer", ".devcontainer.json", ".envrc", ".exrc", ".husky", ".nvim.lua", ".nvimrc"];
 
-/// What editors and agents execute when they open the workspace, or take orders from. (`AGENTS.md` and its like are texts
+/// A name in the workspace that programs outside of sandboxes execute, or take orders from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProtectedName {
+    /// The path from the workspace.
+    pub path: &'static str,
+    /// The placeholder that sandboxes put there where the name is missing.
+    pub held: Held,
+    /// The programs that read it, and folders in a home by which they are known. A missing name is held only for a user who has one
+    /// of these; for every user if both are empty.
+    pub programs: &'static [&'static str],
+    /// The folders in the home.
+    pub settings: &'static [&'static str],
+}
+
+/// A placeholder: something with which the readers of a name do the same as where nothing is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Held {
+    /// An empty folder.
+    Folder,
+    /// A file with this content.
+    File(&'static str),
+}
+
+/// The name of the extended attribute that placeholders have. Its value is the content with which one was made.
+pub const PLACEHOLDER_MARK: &str = "user.wieldy.held";
+
+/// The maximal length of a placeholder's content.
+pub const PLACEHOLDER_BYTES_MAX: usize = 128;
+
+const JSON: Held = Held::File("{}\n");
+/// Claude Code refuses a file without the key.
+const NO_SERVERS: Held = Held::File("{\"mcpServers\":{}}\n");
+/// opencode writes this key into a file that lacks it.
+const OPENCODE: Held = Held::File("{\"$schema\":\"https://opencode.ai/config.json\"}\n");
+const EMPTY: Held = Held::File("");
+
+const fn name(
+    path: &'static str,
+    held: Held,
+    programs: &'static [&'static str],
+    settings: &'static [&'static str],
+) -> ProtectedName {
+    ProtectedName { path, held, programs, settings }
+}
+
+/// The names that editors and agents execute when they open the workspace, or take orders from. (`AGENTS.md` and its like are texts
 /// that agents are asked to write, and are not here.)
-///
-/// What is missing is held by an empty folder, also where a file would be: version control does not see an empty
-/// folder, and a folder that somebody put something into is never removed by mistake.
-pub const PROTECTED: [&str; 12] = [
-    ".claude",
-    ".codex",
-    ".cursor",
-    ".gemini",
-    ".idea",
-    ".mcp.json",
-    ".opencode",
-    ".vscode",
-    ".wieldy",
-    ".zed",
-    "opencode.json",
-    "wieldy.toml",
+pub const PROTECTED: [ProtectedName; 13] = [
+    name(".claude", Held::Folder, &["claude"], &[".claude"]),
+    name(".codex", Held::Folder, &["codex"], &[".codex"]),
+    name(".cursor", Held::Folder, &["cursor", "cursor-agent"], &[".cursor"]),
+    name(".gemini", Held::Folder, &["gemini"], &[".gemini"]),
+    name(
+        ".idea",
+        Held::Folder,
+        &["idea", "pycharm", "clion", "goland", "rustrover", "webstorm"],
+        &[".config/JetBrains", ".local/share/JetBrains"],
+    ),
+    name(".mcp.json", NO_SERVERS, &["claude"], &[".claude"]),
+    name(".opencode", Held::Folder, &["opencode"], &[".config/opencode", ".opencode"]),
+    name(
+        ".vscode",
+        Held::Folder,
+        &["code", "codium", "cursor", "windsurf"],
+        &[".vscode", ".vscode-server", ".config/Code", ".config/VSCodium", ".cursor"],
+    ),
+    name(".wieldy", Held::Folder, &[], &[]),
+    name(".zed", Held::Folder, &["zed", "zeditor"], &[".config/zed"]),
+    name("opencode.json", OPENCODE, &["opencode"], &[".config/opencode", ".opencode"]),
+    name("opencode.jsonc", OPENCODE, &["opencode"], &[".config/opencode", ".opencode"]),
+    name("wieldy.toml", EMPTY, &[], &[]),
 ];
 
-/// What is executed when somebody logs in, or opens a terminal, where the workspace is that person's home folder.
-pub const PROTECTED_AT_HOME: [&str; 20] = [
-    ".aws",
-    ".bash_aliases",
-    ".bash_login",
-    ".bash_logout",
-    ".bash_profile",
-    ".bashrc",
-    ".config/autostart",
-    ".config/environment.d",
-    ".config/fish",
-    ".config/git",
-    ".config/systemd",
-    ".gitconfig",
-    ".kube",
-    ".pam_environment",
-    ".profile",
-    ".ssh",
-    ".zlogin",
-    ".zprofile",
-    ".zshenv",
-    ".zshrc",
+/// The names that a login or a new terminal executes, where the workspace is the user's home folder.
+pub const PROTECTED_AT_HOME: [ProtectedName; 20] = [
+    name(".aws", Held::Folder, &["aws"], &[]),
+    name(".bash_aliases", EMPTY, &["bash"], &[]),
+    // Bash reads only the first of `.bash_profile`, `.bash_login` and `.profile`.
+    name(".bash_login", Held::File("[ ! -r ~/.profile ] || . ~/.profile\n"), &["bash"], &[]),
+    name(".bash_logout", EMPTY, &["bash"], &[]),
+    name(
+        ".bash_profile",
+        Held::File("if [ -r ~/.bash_login ]; then . ~/.bash_login; else . ~/.profile; fi\n"),
+        &["bash"],
+        &[],
+    ),
+    name(".bashrc", EMPTY, &["bash"], &[]),
+    name(".config/autostart", Held::Folder, &[], &[]),
+    name(".config/environment.d", Held::Folder, &[], &[]),
+    name(".config/fish", Held::Folder, &["fish"], &[]),
+    name(".config/git", Held::Folder, &[], &[]),
+    name(".config/systemd", Held::Folder, &["systemctl"], &[]),
+    name(".gitconfig", EMPTY, &[], &[]),
+    name(".kube", Held::Folder, &["kubectl"], &[]),
+    name(".pam_environment", EMPTY, &[], &[]),
+    name(".profile", EMPTY, &[], &[]),
+    name(".ssh", Held::Folder, &[], &[]),
+    name(".zlogin", EMPTY, &["zsh"], &[]),
+    name(".zprofile", EMPTY, &["zsh"], &[]),
+    name(".zshenv", EMPTY, &["zsh"], &[]),
+    name(".zshrc", EMPTY, &["zsh"], &[]),
 ];
+
+/// The names that together make a folder a bare repository for git, which then obeys the settings beside them. It needs all three, so
+/// one is enough to be held: the first that is missing. `HEAD` comes last, since a file of this name makes `git diff HEAD` ambiguous.
+pub const BARE_REPOSITORY: [&str; 3] = ["refs", "objects", "HEAD"];
+
+/// Returns the placeholder for a name that a rule protects: a file for a name that has an extension, otherwise a folder.
+pub fn held_by_rule(path: &Path) -> Held {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("json" | "jsonc") => JSON,
+        Some(_) => EMPTY,
+        None => Held::Folder,
+    }
+}
 
 impl FileRules {
     /// Whether what is at a path of the workspace, if anything is, is hidden. The path begins at the workspace and leads through no link.
@@ -107,13 +182,23 @@ impl FileRules {
         is_among(&self.hidden) || is_among(&self.own) || (is_secret(path) && !is_among(&self.shown))
     }
 
+    /// Returns true if sandboxes may have a placeholder at a path of the workspace, which begins there and leads through no link.
+    pub fn may_hold(&self, workspace: &Path, path: &Path) -> bool {
+        let names = PROTECTED.iter().chain(&PROTECTED_AT_HOME).map(|name| Path::new(name.path));
+        let mut own = self.protected.iter().chain(&self.own);
+        path.starts_with(".git")
+            || names.chain(BARE_REPOSITORY.map(Path::new)).any(|name| name.starts_with(path))
+            || own.any(|own| workspace.join(own).starts_with(workspace.join(path)))
+    }
+
     /// Whether nothing may be made, changed or removed at a path of the workspace. The path begins at the workspace and leads through no link.
     pub fn protects(&self, workspace: &Path, path: &Path, is_there: impl Fn(&Path) -> bool) -> bool {
         let is_protected = |name: &&str| path.starts_with(name);
         is_among(&self.protected, workspace, path)
             || is_among(&self.own, workspace, path)
             || is_of_git(path)
-            || PROTECTED.iter().any(is_protected)
+            || is_of_bare_repository(path, &is_there)
+            || PROTECTED.iter().any(|name| is_protected(&name.path))
             || PROTECTED_WHERE_THERE.iter().any(|name| is_protected(name) && is_there(Path::new(name)))
     }
 }
@@ -135,11 +220,25 @@ fn is_secret(path: &Path) -> bool {
     names.any(is_deep_secret)
 }
 
+/// The names in a repository by which git executes programs, or finds the settings that name them.
+const DECIDES: [&str; 4] = ["commondir", "config", "config.worktree", "hooks"];
+
 /// Whether something is what git executes, or says where that is; in modules and work trees, too.
 fn is_of_git(path: &Path) -> bool {
     let Ok(inner) = path.strip_prefix(".git") else { return false };
-    let decides = |name: &str| ["commondir", "config", "config.worktree", "hooks"].contains(&name);
-    inner.as_os_str().is_empty() || inner.iter().any(|name| name.to_str().is_some_and(decides))
+    inner.as_os_str().is_empty() || inner.iter().any(|name| name.to_str().is_some_and(|name| DECIDES.contains(&name)))
+}
+
+/// Returns true for the name that keeps the workspace from being a bare repository, and in one for the names by which git executes.
+/// Those of the three names that are there stay: a sandbox that runs now counts on them.
+fn is_of_bare_repository(path: &Path, is_there: impl Fn(&Path) -> bool) -> bool {
+    if BARE_REPOSITORY.iter().any(|name| path == Path::new(name) && is_there(path)) {
+        return true;
+    }
+    match BARE_REPOSITORY.iter().find(|name| !is_there(Path::new(name))) {
+        Some(missing) => path.starts_with(missing),
+        None => DECIDES.iter().any(|name| path.starts_with(name)),
+    }
 }
 
 #[cfg(test)]
@@ -205,11 +304,54 @@ mod tests {
             "conf/my.toml",
             "state",
             ".envrc",
+            "refs",
+            "refs/heads/main",
         ] {
             assert!(protects(path), "{path}");
         }
-        for path in ["", ".git/info/exclude", ".gitignore", "sub/.git/config", ".husky", "conf", "wieldy.toml.md"] {
+        for path in [
+            "",
+            ".git/info/exclude",
+            ".gitignore",
+            "sub/.git/config",
+            ".husky",
+            "conf",
+            "wieldy.toml.md",
+            "objects/one",
+            "HEAD",
+            "config",
+            "sub/refs",
+        ] {
             assert!(!protects(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn one_name_keeps_a_folder_from_being_a_bare_repository() {
+        let protects = |there: &[&str], path: &str| {
+            let is_there = |path: &Path| there.iter().any(|there| path == Path::new(there));
+            FileRules::default().protects(Path::new("/w"), Path::new(path), is_there)
+        };
+        let all = ["refs", "objects", "HEAD", "config", "hooks/post-checkout", "commondir"];
+        let with = |there: &[&str]| all.into_iter().filter(|path| protects(there, path)).collect::<Vec<_>>();
+        assert_eq!(with(&[]), ["refs"]);
+        assert_eq!(with(&["objects", "HEAD", "config"]), ["refs", "objects", "HEAD"]);
+        assert_eq!(with(&["refs"]), ["refs", "objects"]);
+        assert_eq!(with(&["refs", "objects"]), ["refs", "objects", "HEAD"]);
+        assert_eq!(with(&["refs", "objects", "HEAD"]), all);
+        assert!(!protects(&["refs", "objects"], "refs/heads/main"), "files in the folders are the project's own");
+    }
+
+    #[test]
+    fn placeholders_may_be_where_names_are_protected_and_above() {
+        let may = |path: &str| rules().may_hold(Path::new("/w"), Path::new(path));
+        for path in
+            [".git", ".git/hooks", ".mcp.json", ".config", ".config/git", "refs", "conf", "conf/my.toml", "state"]
+        {
+            assert!(may(path), "{path}");
+        }
+        for path in ["src", "src/.mcp.json", "conf/other.toml", "refs/heads"] {
+            assert!(!may(path), "{path}");
         }
     }
 }

@@ -26,6 +26,7 @@ use crate::journal::{Filter, Recorder, Subscription};
 use crate::observe::Observer;
 use crate::policy::Policy;
 use crate::registry::Registered;
+use crate::schema::{Allowance, Spent};
 
 /// How long the result of a task is kept, where nobody says otherwise.
 pub const TASK_TTL: Duration = Duration::from_secs(60 * 60);
@@ -390,9 +391,15 @@ impl Executor {
         &self.inner.recorder
     }
 
-    /// Checks arguments without running anything.
-    pub(crate) fn checked(&self, tool: &Registered, arguments: &Arc<serde_json::Value>) -> Result<Input, Violations> {
-        let size = check_size(arguments)?;
-        Input::check(ExecutionId::next(), &tool.input, arguments, size)
+    /// Checks arguments without running anything, unless that is much work.
+    pub(crate) fn checked(
+        &self,
+        tool: &Registered,
+        arguments: &Arc<serde_json::Value>,
+    ) -> Result<Result<Input, Violations>, Spent> {
+        match check_size(arguments) {
+            Ok(size) => Input::check(ExecutionId::next(), &tool.input, arguments, size, Allowance::IN_PLACE),
+            Err(too_large) => Ok(Err(too_large)),
+        }
     }
 }

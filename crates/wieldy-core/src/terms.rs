@@ -52,7 +52,7 @@ impl Executor {
         self.check_parent(&call.caller)?;
         let learnt = engine.timings.as_ref().and_then(|timings| timings.timeout(&tool.name));
         let mut retry = spec.retry.unwrap_or(engine.retry);
-        retry.retries = options.retries.unwrap_or(retry.retries);
+        retry.retries = options.retries.or(spec.retries).unwrap_or(retry.retries);
         Ok(Terms {
             clocks: Clocks::new(options, spec, &engine.clocks, learnt, flight.opened),
             retry,

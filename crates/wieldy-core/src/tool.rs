@@ -11,14 +11,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::artifact::ArtifactId;
 use crate::attempt::RetryPolicy;
-use crate::call::{Content, SandboxRef};
-use crate::confinement::ResourceLimits;
-use crate::error::{CallError, Code};
+use crate::confinement::{Confinement, ResourceLimits};
 use crate::input::Input;
+use crate::outcome::{Outcome, RunError};
+use crate::program::Program;
 use crate::run::Run;
-use crate::sandbox::Usage;
 
 /// Something that can be called, comfortable to write: its schema is derived from `Args`, its texts from the comments.
 ///
@@ -52,8 +50,18 @@ pub trait Tool: Send + Sync + 'static {
 
     /// All names of a thing that the footprint names, where a thing can have several: a path through a link has that
     /// of what it leads to as well. Asked before the call runs; it should be quick.
-    fn names_of(&self, thing: &str) -> Vec<String> {
+    fn names_of(&self, thing: &str, _confinement: &Confinement) -> Vec<String> {
         vec![thing.to_owned()]
+    }
+
+    /// Describes the program that a call would start. Asked before a person is, and again directly before the program
+    /// starts: the call is refused if the answers differ. Tools that start no program have none.
+    fn program(
+        &self,
+        _args: Self::Args,
+        _confinement: &Confinement,
+    ) -> impl Future<Output = Result<Option<Program>, RunError>> + Send {
+        async { Ok(None) }
     }
 
     /// Runs the tool once. The arguments have been checked, the caller allowed, a slot taken.
@@ -66,8 +74,17 @@ pub trait AnyTool: Send + Sync + 'static {
     fn spec(&self) -> ToolSpec;
 
     /// All names of a thing that the footprint names.
-    fn names_of(&self, thing: &str) -> Vec<String> {
+    fn names_of(&self, thing: &str, _confinement: &Confinement) -> Vec<String> {
         vec![thing.to_owned()]
+    }
+
+    /// Describes the program that a call with these arguments would start.
+    fn program<'a>(
+        &'a self,
+        _arguments: &'a Value,
+        _confinement: &'a Confinement,
+    ) -> BoxFuture<'a, Result<Option<Program>, RunError>> {
+        Box::pin(async { Ok(None) })
     }
 
     /// Runs the tool once.
@@ -83,19 +100,26 @@ impl<T: Tool> AnyTool for T {
         spec
     }
 
-    fn names_of(&self, thing: &str) -> Vec<String> {
-        Tool::names_of(self, thing)
+    fn names_of(&self, thing: &str, confinement: &Confinement) -> Vec<String> {
+        Tool::names_of(self, thing, confinement)
+    }
+
+    fn program<'a>(
+        &'a self,
+        arguments: &'a Value,
+        confinement: &'a Confinement,
+    ) -> BoxFuture<'a, Result<Option<Program>, RunError>> {
+        Box::pin(async move { Tool::program(self, read(arguments)?, confinement).await })
     }
 
     fn run<'a>(&'a self, input: &'a Input, run: &'a Run) -> BoxFuture<'a, Result<Outcome, RunError>> {
-        Box::pin(async move {
-            let args = T::Args::deserialize(input.value()).map_err(|error| {
-                RunError::from(CallError::new(Code::InvalidInput, format!("the arguments do not fit: {error}")))
-                    .before_effect()
-            })?;
-            Tool::run(self, args, run).await
-        })
+        Box::pin(async move { Tool::run(self, read(input.value())?, run).await })
     }
+}
+
+/// Reads arguments as the type that a tool declares.
+fn read<A: DeserializeOwned>(arguments: &Value) -> Result<A, RunError> {
+    A::deserialize(arguments).map_err(|error| RunError::invalid_input(format!("the arguments do not fit: {error}")))
 }
 
 /// A tool made of a function, for the short way:
@@ -176,6 +200,8 @@ pub struct ToolSpec {
     pub cache: Option<CachePolicy>,
     /// How failed runs are repeated; the executor's policy where absent.
     pub retry: Option<RetryPolicy>,
+    /// The number of times that a failed run is repeated, with the delays of `retry` or of the executor.
+    pub retries: Option<u32>,
     /// Arguments that must not be written down anywhere.
     pub sensitive: Vec<String>,
     /// Which arguments name things it reads or writes; unknown where absent.
@@ -205,6 +231,7 @@ impl ToolSpec {
             agent_scopes: Vec::new(),
             cache: None,
             retry: None,
+            retries: None,
             sensitive: Vec::new(),
             footprint: None,
             aliases: Vec::new(),
@@ -408,131 +435,6 @@ impl std::fmt::Display for Provider {
 impl Serialize for Provider {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
-    }
-}
-
-/// What a tool answered, including "I failed".
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Outcome {
-    /// The answer in blocks.
-    pub content: Vec<Content>,
-    /// The answer for programs.
-    pub structured: Option<Value>,
-    /// Set where the tool ran and could not do what it was asked.
-    pub failure: Option<Box<CallError>>,
-    /// Whether the content is only part of what there was.
-    pub partial: bool,
-    /// Where the whole output is kept.
-    pub artifact: Option<ArtifactId>,
-    /// What the run used, where it was measured.
-    pub usage: Option<Box<Usage>>,
-    /// The custody it ran in, if a process was started.
-    pub sandbox: Option<SandboxRef>,
-}
-
-impl Outcome {
-    /// An answer of one text.
-    pub fn text(text: impl Into<String>) -> Self {
-        Self { content: vec![Content::text(text)], ..Self::default() }
-    }
-
-    /// An answer for programs, with the same as text for models.
-    pub fn json(value: Value) -> Self {
-        let text = serde_json::to_string_pretty(&value).expect("a JSON value is always writable");
-        Self { structured: Some(value), ..Self::text(text) }
-    }
-
-    /// The same answer with a form for programs.
-    #[must_use]
-    pub fn structured(mut self, value: Value) -> Self {
-        self.structured = Some(value);
-        self
-    }
-
-    /// Whether it failed in a way that is safe to repeat.
-    pub(crate) fn is_worth_another_run(&self) -> bool {
-        self.failure.as_ref().is_some_and(|error| error.retryable)
-    }
-
-    /// How it ended, without the answer itself, which is too large to be kept.
-    pub(crate) fn in_brief(&self, bytes: u64) -> Self {
-        let rest = if self.artifact.is_some() { "; its artifact has the whole" } else { "" };
-        let told = format!("this call was run before, and its answer of {bytes} bytes was too large to be kept{rest}");
-        Self {
-            content: vec![Content::text(told)],
-            structured: None,
-            failure: self.failure.clone(),
-            partial: true,
-            artifact: self.artifact,
-            usage: self.usage.clone(),
-            sandbox: self.sandbox.clone(),
-        }
-    }
-
-    /// The same answer, as a failure that the tool reports.
-    #[must_use]
-    pub fn failed(mut self, error: CallError) -> Self {
-        self.failure = Some(Box::new(error));
-        self
-    }
-}
-
-/// Why a run produced no answer.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RunError {
-    /// What the caller is told.
-    pub error: Box<CallError>,
-    /// Whether the run may have changed something before it failed.
-    pub effect_possible: bool,
-}
-
-impl RunError {
-    /// An error of the tool's own check of its arguments, made before anything was changed.
-    pub fn invalid_input(message: impl Into<String>) -> Self {
-        Self::from(CallError::new(Code::InvalidInput, message)).before_effect()
-    }
-
-    /// A file or folder that is not there.
-    pub fn not_found(message: impl Into<String>) -> Self {
-        Self::from(CallError::new(Code::FileNotFound, message)).before_effect()
-    }
-
-    /// Something that has to be configured first; `suggestion` says what.
-    pub fn configuration(message: impl Into<String>, suggestion: impl Into<String>) -> Self {
-        Self::from(CallError::new(Code::Configuration, message).suggest(suggestion)).before_effect()
-    }
-
-    /// The same error, made certain that nothing was changed: it may be tried again.
-    #[must_use]
-    pub fn before_effect(mut self) -> Self {
-        self.effect_possible = false;
-        self
-    }
-
-    /// The same error with what can be done about it.
-    #[must_use]
-    pub fn suggest(mut self, suggestion: impl Into<String>) -> Self {
-        self.error.suggestion = Some(suggestion.into());
-        self
-    }
-}
-
-impl From<CallError> for RunError {
-    fn from(error: CallError) -> Self {
-        Self { error: Box::new(error), effect_possible: true }
-    }
-}
-
-/// The short way for tools to fail: any message becomes `EXECUTION_ERROR`.
-impl From<String> for RunError {
-    fn from(message: String) -> Self {
-        CallError::new(Code::ExecutionError, message).into()
-    }
-}
-
-impl From<&str> for RunError {
-    fn from(message: &str) -> Self {
-        message.to_owned().into()
     }
 }
 

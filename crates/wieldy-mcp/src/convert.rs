@@ -1,30 +1,43 @@
-//! The border between MCP's words and ours: what answers are made of, in both directions.
+//! Converts between MCP's types and ours: tools, results and content blocks, in both directions.
+//!
+//! The one rule for results: clients show their model the structured content and drop the blocks, or all blocks, or the
+//! first block alone. So a tool of ours answers with one block of text and no structured content; each client's model
+//! gets the whole output once. The structured answer goes into `_meta`, for programs. A result of an MCP server behind
+//! wieldy is passed on as the server sent it.
 
 use std::sync::Arc;
 
 use rmcp::ErrorData;
 use rmcp::model::{
-    CallToolResult, ContentBlock, EmbeddedResource, JsonObject, MetaObject, Resource, Tool, ToolAnnotations,
+    Annotations, CallToolResult, ContentBlock, EmbeddedResource, JsonObject, MetaObject, Resource, Tool,
+    ToolAnnotations,
 };
 use serde_json::{Map, Value, json};
-use wieldy_core::{ArtifactId, CallError, Category, Code, Content, ToolResult, ToolSpec};
+use wieldy_core::{ArtifactId, CallError, Category, Code, Content, PassedOn, Provider, ToolResult, ToolSpec};
 
 /// Under this name a result says in its `_meta` which call it is the result of.
 pub(crate) const META_EXECUTION: &str = "wieldy/execution";
 /// Under this name a failed result has the whole error in its `_meta`.
 pub(crate) const META_ERROR: &str = "wieldy/error";
+/// The name in `_meta` of the structured answer of a tool of ours.
+pub(crate) const META_STRUCTURED: &str = "wieldy/structured";
+/// The name in `_meta` of the address of the artifact that holds the whole output.
+pub(crate) const META_ARTIFACT: &str = "wieldy/artifact";
 /// Under this name the result of another MCP server's tool says in its `_meta` whose words it has.
 pub(crate) const META_UNTRUSTED: &str = "wieldy/untrusted";
 /// What the addresses of artifacts begin with.
 pub(crate) const ARTIFACT_SCHEME: &str = "wieldy://artifact/";
 
+/// The beginning of all our names in `_meta`.
+const OURS: &str = "wieldy/";
+/// The text of an answer that has nothing in it.
+const EMPTY: &str = "(empty)";
+
 /// A tool as MCP lists it.
 pub(crate) fn tool(spec: &ToolSpec) -> Tool {
     let mut tool = Tool::new(spec.name.clone(), spec.description.clone(), schema(&spec.input_schema));
     tool.title.clone_from(&spec.title);
-    // MCP knows only objects as answers; what else a tool promises is checked and not announced.
-    let is_object = |schema: &&Value| schema["type"] == "object";
-    tool.output_schema = spec.output_schema.as_ref().filter(is_object).map(schema);
+    tool.output_schema = output_schema(spec).map(schema);
     let hints = spec.annotations;
     tool.with_annotations(
         ToolAnnotations::new()
@@ -35,6 +48,13 @@ pub(crate) fn tool(spec: &ToolSpec) -> Tool {
     )
 }
 
+/// Returns the output schema that clients are told of: only the tools of MCP servers have one, and MCP knows only objects.
+/// A tool of ours sends no structured content, and a client refuses an answer without it where a schema was listed.
+pub(crate) fn output_schema(spec: &ToolSpec) -> Option<&Value> {
+    let schema = spec.output_schema.as_ref().filter(|schema| schema["type"] == "object");
+    schema.filter(|_| matches!(spec.provider, Provider::Mcp(_)))
+}
+
 /// A schema as MCP wants it: an object that says so.
 fn schema(schema: &Value) -> Arc<JsonObject> {
     let mut schema = schema.as_object().cloned().unwrap_or_default();
@@ -42,33 +62,120 @@ fn schema(schema: &Value) -> Arc<JsonObject> {
     Arc::new(schema)
 }
 
-/// A result as MCP writes it; in revisions before 2026-07-28 a structured answer must be an object.
+/// Converts a result. In revisions before 2026-07-28 the structured content of an MCP server must be an object.
 pub(crate) fn answer(result: ToolResult, is_modern: bool) -> CallToolResult {
-    let mut content: Vec<ContentBlock> = Vec::with_capacity(result.content.len() + 1);
-    if let Some(error) = &result.error {
-        let has_output = !result.content.is_empty();
-        content.push(ContentBlock::text(told(error, if has_output { "\nOutput so far:\n" } else { "" })));
-    }
-    content.extend(result.content.into_iter().map(block));
-    if let Some(structured) = result.structured.as_ref().filter(|_| content.is_empty()) {
-        content.push(ContentBlock::text(structured.to_string()));
-    }
-    if let Some(id) = result.artifact {
-        content.push(ContentBlock::ResourceLink(artifact(id)));
-    }
-    let mut meta = MetaObject::new();
+    let is_upstream = result.provider.starts_with("mcp:");
+    let PassedOn { meta: mut notes, blocks: mut notes_on_blocks } =
+        result.passed_on.map(|notes| *notes).unwrap_or_default();
+    // No server speaks in our name.
+    notes.retain(|name, _| !name.starts_with(OURS));
+    let mut meta = MetaObject(notes);
     meta.insert(META_EXECUTION.into(), result.execution_id.to_string().into());
-    if result.provider.starts_with("mcp:") {
+    if is_upstream {
         meta.insert(META_UNTRUSTED.into(), (*result.provider).into());
     }
     if let Some(error) = &result.error {
         meta.insert(META_ERROR.into(), json!(error));
     }
+    if let Some(id) = result.artifact {
+        meta.insert(META_ARTIFACT.into(), artifact_uri(id).into());
+    }
+    // The server's own account of its failure is passed on as it is; any other failure is told by us.
+    let is_told =
+        |error: &CallError| is_upstream && error.code == Code::ToolReportedError && !result.content.is_empty();
+    let failure = result.error.as_deref().filter(|error| !is_told(error));
+    let cut = result.artifact.map(|id| cut(id, &result.content));
+    let has_something = !result.content.is_empty() || result.structured.is_none();
+    let content = if is_upstream && failure.is_none() && has_something {
+        match cut {
+            Some(cut) => headed(cut, result.content),
+            None => result.content,
+        }
+    } else {
+        one_text(failure, cut, result.content, result.structured.as_ref())
+    };
+    if failure.is_some() {
+        notes_on_blocks.clear();
+    }
+    let noted = |(place, content): (usize, Content)| match notes_on_blocks.remove(&place) {
+        Some(notes) => with_notes(block(content), notes),
+        None => block(content),
+    };
+    let blocks = content.into_iter().enumerate().map(noted).collect();
     let is_error = result.error.is_some();
-    let mut answer = if is_error { CallToolResult::error(content) } else { CallToolResult::success(content) };
-    answer.structured_content = result.structured.filter(|structured| is_modern || structured.is_object());
+    let mut answer = if is_error { CallToolResult::error(blocks) } else { CallToolResult::success(blocks) };
+    if is_upstream {
+        answer.structured_content = result.structured.filter(|structured| is_modern || structured.is_object());
+    } else if let Some(structured) = result.structured {
+        meta.insert(META_STRUCTURED.into(), structured);
+    }
     answer.meta = Some(meta);
     answer
+}
+
+/// Marks the answer of a tool with an output schema as an error, where the structured content is too large to be sent: clients
+/// throw a success without it away.
+pub(crate) fn without_promised(mut answer: CallToolResult) -> CallToolResult {
+    let why = "[The call succeeded. Its structured content is too large to be sent, and clients refuse a success without it, so \
+               this is marked as an error.]";
+    match answer.content.first_mut() {
+        Some(ContentBlock::Text(first)) => first.text = format!("{why}\n{}", first.text),
+        _ => answer.content.insert(0, ContentBlock::text(why)),
+    }
+    answer.is_error = Some(true);
+    answer
+}
+
+/// Says how much of an answer is left out, and how to read the whole. Clients cut long texts in the middle, just where the
+/// text itself says so.
+fn cut(id: ArtifactId, content: &[Content]) -> String {
+    let named = id.to_string();
+    let note = |line: &str| Some(line.strip_prefix("… ")?.strip_suffix(" …")?.to_owned());
+    let texts = content.iter().filter_map(|block| if let Content::Text { text } = block { Some(text) } else { None });
+    // No output can fake this line: the id is made when the output is cut.
+    let note = texts.flat_map(|text| text.lines()).filter_map(note).find(|note| note.ends_with(&named));
+    let note = note.unwrap_or_else(|| format!("the whole is {named}"));
+    format!("[{note}: read it with `GetArtifact`, by `offset` or `pattern`]")
+}
+
+/// Puts a line in front of an answer: before its first block if that is text, as some clients show no other after an error.
+fn headed(line: String, mut content: Vec<Content>) -> Vec<Content> {
+    match content.first_mut() {
+        Some(Content::Text { text }) => *text = format!("{line}\n{text}"),
+        _ => content.insert(0, Content::text(line)),
+    }
+    content
+}
+
+/// Joins the error and all text of an answer to one block; images and the like follow it. The line `cut` stands before the
+/// output. An answer without content becomes its structured form as text, and one without anything is told to be empty.
+fn one_text(
+    failure: Option<&CallError>,
+    cut: Option<String>,
+    content: Vec<Content>,
+    structured: Option<&Value>,
+) -> Vec<Content> {
+    let (texts, mut blocks): (Vec<Content>, Vec<Content>) =
+        content.into_iter().partition(|block| matches!(block, Content::Text { .. }));
+    let output = match structured {
+        Some(structured) if texts.is_empty() && blocks.is_empty() && failure.is_none() => structured.to_string(),
+        _ => Content::text_of(&texts),
+    };
+    let output = match cut {
+        Some(cut) => format!("{cut}\n{output}"),
+        None => output,
+    };
+    let text = match failure {
+        None => output,
+        Some(error) if output.is_empty() => told(error),
+        Some(error) => format!("{}\nOutput so far:\n{output}", told(error)),
+    };
+    // Some clients take an answer without blocks for a mistake, and their models get nothing at all.
+    let text = if text.is_empty() && blocks.is_empty() { EMPTY.to_owned() } else { text };
+    if !text.is_empty() {
+        blocks.insert(0, Content::text(text));
+    }
+    blocks
 }
 
 /// Why a task has no answer of its tool's, if it is so: it broke, or the protocol did. A tool that could not do what it was asked has
@@ -76,27 +183,32 @@ pub(crate) fn answer(result: ToolResult, is_modern: bool) -> CallToolResult {
 pub(crate) fn broken(result: &ToolResult) -> Option<ErrorData> {
     let error = result.error.as_ref()?;
     let is_broken = error.code.category() == Category::RuntimeError || error.code == Code::UpstreamProtocolError;
-    is_broken.then(|| ErrorData::internal_error(told(error, ""), Some(json!(error))))
+    is_broken.then(|| ErrorData::internal_error(told(error), Some(json!(error))))
 }
 
 /// An error that belongs to no call on record.
 pub(crate) fn refusal(error: &CallError) -> CallToolResult {
-    let mut answer = CallToolResult::error(vec![ContentBlock::text(told(error, ""))]);
+    let mut answer = CallToolResult::error(vec![ContentBlock::text(told(error))]);
     let mut meta = MetaObject::new();
     meta.insert(META_ERROR.into(), json!(error));
     answer.meta = Some(meta);
     answer
 }
 
-/// An error for a model: its code, what happened, and what can be done.
-fn told(error: &CallError, then: &str) -> String {
+/// Writes an error for a model: its code, what happened, and what can be done.
+fn told(error: &CallError) -> String {
     let suggestion = error.suggestion.as_ref().map(|suggestion| format!("\nSuggestion: {suggestion}"));
-    format!("Error {error}{}{then}", suggestion.unwrap_or_default())
+    format!("Error {error}{}", suggestion.unwrap_or_default())
 }
 
-/// Where an artifact can be read.
+/// Returns the address under which clients read an artifact.
+fn artifact_uri(id: ArtifactId) -> String {
+    format!("{ARTIFACT_SCHEME}{}", id.bare())
+}
+
+/// Describes an artifact as a resource.
 pub(crate) fn artifact(id: ArtifactId) -> Resource {
-    Resource::new(format!("{ARTIFACT_SCHEME}{}", id.bare()), id.to_string()).with_description("the whole output")
+    Resource::new(artifact_uri(id), id.to_string()).with_description("the whole output")
 }
 
 /// A block of an answer as MCP writes it. The kinds are the same; one that others wrote and that is none becomes text.
@@ -135,6 +247,38 @@ pub(crate) fn content(block: ContentBlock) -> Option<Content> {
         }
         _ => return None,
     })
+}
+
+/// Takes the notes that a block has beside its content. A link to a resource keeps its own.
+pub(crate) fn take_notes(block: &mut ContentBlock) -> Map<String, Value> {
+    let mut notes = Map::new();
+    let Some((annotations, meta)) = places_of_notes(block) else { return notes };
+    if let Some(annotations) = annotations.take() {
+        notes.insert("annotations".into(), json!(annotations));
+    }
+    if let Some(meta) = meta.take() {
+        notes.insert("_meta".into(), Value::Object(meta.0));
+    }
+    notes
+}
+
+/// Gives the notes back to a block.
+fn with_notes(mut block: ContentBlock, mut notes: Map<String, Value>) -> ContentBlock {
+    if let Some((annotations, meta)) = places_of_notes(&mut block) {
+        *annotations = notes.remove("annotations").and_then(|notes| serde_json::from_value(notes).ok());
+        *meta = notes.remove("_meta").and_then(|notes| serde_json::from_value(notes).ok());
+    }
+    block
+}
+
+fn places_of_notes(block: &mut ContentBlock) -> Option<(&mut Option<Annotations>, &mut Option<MetaObject>)> {
+    match block {
+        ContentBlock::Text(text) => Some((&mut text.annotations, &mut text.meta)),
+        ContentBlock::Image(image) => Some((&mut image.annotations, &mut image.meta)),
+        ContentBlock::Audio(audio) => Some((&mut audio.annotations, &mut audio.meta)),
+        ContentBlock::Resource(embedded) => Some((&mut embedded.annotations, &mut embedded.meta)),
+        _ => None,
+    }
 }
 
 /// What MCP says of something, as JSON.

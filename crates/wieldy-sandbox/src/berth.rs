@@ -117,6 +117,7 @@ impl Berth {
         drop(standard);
         tree.begin(main);
         let overrun = self.see_through(tree, &mut watch, order.grace_ms);
+        watch.count_left(tree);
         tree.kill();
         if let Some(failure) = start.failure {
             return Err(failure);

@@ -22,6 +22,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, Ended, Exit, OutputSink, SandboxError, Stdin, Stream, Terminal};
 
+use crate::host_program::on_host;
 use crate::link::Link;
 use crate::sys;
 use crate::wire::{BerthOrderTo, BerthReport, Received, RunOrder, RunReport, Step};
@@ -412,6 +413,9 @@ impl Asked {
         let error = io::Error::from_raw_os_error(errno);
         let source = match step {
             Step::Program if !command.program.contains('/') && errno == libc::ENOENT => {
+                if let Some(path) = on_host(&command.program, &self.path) {
+                    return SandboxError::NotShown { program: command.program.clone(), path };
+                }
                 let told = format!("no program of that name exists on the `PATH` {}", self.path);
                 io::Error::new(io::ErrorKind::NotFound, told)
             }

@@ -17,6 +17,7 @@ mod probe;
 
 mod books;
 mod custody;
+mod host_program;
 mod link;
 mod prepare;
 mod wire;
@@ -35,9 +36,12 @@ mod watch;
 
 pub use absent::Absent;
 pub use bare::Bare;
+pub use books::IdleLimits;
 #[cfg(feature = "firecracker")]
 pub use firecracker::{Firecracker, FirecrackerOptions, FirecrackerProblem};
-pub use link::finish;
+pub use link::{WardenAhead, finish};
+pub use native::held::is_placeholder;
+pub use native::left::sweep_placeholders;
 pub use native::{Native, NativeOptions};
 pub use oci::home::sweep;
 pub use oci::{Oci, OciOptions, OciProblem, OciVersion, Rootfs};

@@ -116,7 +116,12 @@ impl Warden {
 
     /// Gives an order; whoever is made by it answers through the socket beside it.
     pub(crate) fn order(&self, order: &WardenOrder, socket: &OwnedFd) -> io::Result<()> {
-        wire::send(&self.socket, order, &[socket.as_fd()])
+        self.send(order, &[socket.as_fd()])
+    }
+
+    /// Gives an order with several descriptors beside it, the socket of the process that answers first.
+    pub(crate) fn send(&self, order: &WardenOrder, beside: &[BorrowedFd<'_>]) -> io::Result<()> {
+        wire::send(&self.socket, order, beside)
             .map_err(|error| io::Error::new(error.kind(), format!("the warden does not listen: {error}")))
     }
 }
@@ -125,6 +130,14 @@ impl Warden {
     /// Gives an order and waits for the answer.
     pub(crate) async fn ask(&self, order: &WardenOrder) -> io::Result<Vec<OwnedFd>> {
         self.begin(order)?.wait().await
+    }
+
+    /// The same with a descriptor beside the order.
+    pub(crate) async fn ask_with(&self, order: &WardenOrder, beside: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
+        let (link, socket) = Link::pair()?;
+        self.send(order, &[socket.as_fd(), beside])?;
+        drop(socket);
+        Answer(link).wait().await
     }
 
     /// Gives an order that will be answered.
@@ -172,6 +185,26 @@ impl Drop for Warden {
         let mut leaving = LEAVING.lock().unwrap_or_else(PoisonError::into_inner);
         leaving.retain(|reaper| !reaper.is_finished());
         leaving.extend(reaper);
+    }
+}
+
+/// The process that makes sandboxes, started while the program still does something else. It stays until this is dropped, and as
+/// long as a sandbox needs it.
+pub struct WardenAhead {
+    starting: Option<JoinHandle<io::Result<Arc<Warden>>>>,
+}
+
+impl WardenAhead {
+    /// Starts it in the background. If that fails, the first command that needs it tries again and tells why.
+    pub fn start() -> Self {
+        Self { starting: std::thread::Builder::new().spawn(Warden::of_this_process).ok() }
+    }
+}
+
+impl Drop for WardenAhead {
+    fn drop(&mut self) {
+        // A warden that is not started yet would otherwise outlive this.
+        let _ = self.starting.take().map(JoinHandle::join);
     }
 }
 

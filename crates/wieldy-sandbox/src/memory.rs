@@ -1,7 +1,8 @@
 //! How much memory processes have, where no control group counts it: what each has by itself, and what they share.
 //!
 //! Most of what is shared is mapped and is found with the processes that map it. What can be there without being mapped is looked for by
-//! itself: files without a name (`memfd_create`), by the descriptors of the processes, and the segments of System V, which the kernel lists.
+//! itself: files without a name (`memfd_create`), by the descriptors of the processes, the segments of System V, which the kernel lists, and
+//! the files in private folders, which are a file system in memory and are counted as a whole.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,6 +18,15 @@ const SEGMENT: &str = "/SYSV";
 
 /// What can be there without being mapped, by the beginning of its name and its number; and how many bytes it holds.
 type Apart = BTreeMap<(&'static str, u64), u64>;
+
+/// The private folders that are kept in memory.
+#[derive(Clone, Copy)]
+pub(crate) struct InFolders<'a> {
+    /// The bytes that the call has added to them.
+    pub(crate) bytes: u64,
+    /// Their file systems' device numbers.
+    pub(crate) devices: &'a [u64],
+}
 
 /// What a look at processes has found.
 #[derive(Default)]
@@ -67,8 +77,11 @@ impl Memory {
         Self { limit, segments_before: segments(), files, files_again_at, twice_bytes: 0, again_at: None }
     }
 
-    /// How much there is, as exactly as it takes to know whether that is more than allowed.
-    pub(crate) fn bytes(&mut self, found: Found) -> u64 {
+    /// Returns how much there is, as exactly as it takes to know whether that is more than allowed.
+    ///
+    /// Pages of a file in a private folder that processes map are in the size of its file system and in their `RssShmem`. They
+    /// are subtracted by their mappings: the larger of both sums would miss that one process maps what another one only wrote.
+    pub(crate) fn bytes(&mut self, found: Found, in_folders: InFolders<'_>) -> u64 {
         let begun = Instant::now();
         if self.files_again_at.is_none_or(|at| at <= begun) {
             self.files = found.files();
@@ -79,7 +92,7 @@ impl Memory {
             let before = self.segments_before.get(&segment).copied().unwrap_or(0);
             apart.insert(segment, bytes.saturating_sub(before));
         }
-        let apart_bytes = apart.values().sum::<u64>();
+        let apart_bytes = apart.values().sum::<u64>() + in_folders.bytes;
         // What several processes map, and what is found in both ways, is counted more than once.
         let most = apart_bytes + mapped.iter().map(|(_, bytes)| bytes).sum::<u64>();
         let begun = Instant::now();
@@ -87,7 +100,11 @@ impl Memory {
         if most <= self.limit || (most.saturating_sub(self.twice_bytes) <= self.limit && !is_time) {
             return most.saturating_sub(self.twice_bytes);
         }
-        let shares = mapped.iter().map(|(thread, bytes)| share_bytes(thread, &apart).unwrap_or(*bytes));
+        // A process that may not be looked at counts whole; one that has ended meanwhile has nothing any more.
+        let whole = |thread: &Path| resident_bytes(thread).unwrap_or(0);
+        let shares = mapped
+            .iter()
+            .map(|(thread, _)| share_bytes(thread, &apart, in_folders.devices).unwrap_or_else(|| whole(thread)));
         let exact = apart_bytes + shares.sum::<u64>();
         self.twice_bytes = most.saturating_sub(exact);
         // It takes the kernel long where there is much of it.
@@ -103,16 +120,19 @@ fn resident_bytes(thread: &Path) -> Option<u64> {
 }
 
 /// A process's share of that, where others have the rest; without what was found apart. Nothing where it may not be looked at.
-fn share_bytes(thread: &Path, apart: &Apart) -> Option<u64> {
+fn share_bytes(thread: &Path, apart: &Apart, devices: &[u64]) -> Option<u64> {
     // In this order: what is unmapped meanwhile must not look as if it were there twice.
-    let of_apart =
-        if apart.is_empty() { 0 } else { mapped_apart_bytes(&fs::read_to_string(thread.join("smaps")).ok()?, apart) };
+    let of_apart = if apart.is_empty() && devices.is_empty() {
+        0
+    } else {
+        mapped_apart_bytes(&fs::read_to_string(thread.join("smaps")).ok()?, apart, devices)
+    };
     let all = fs::read_to_string(thread.join("smaps_rollup")).ok()?;
     Some((field(&all, "Pss_Anon:")? + field(&all, "Pss_Shmem:")?).saturating_sub(of_apart))
 }
 
 /// How much of these mappings is of what was found apart. What was changed in a mapping of one's own is not.
-fn mapped_apart_bytes(mappings: &str, apart: &Apart) -> u64 {
+fn mapped_apart_bytes(mappings: &str, apart: &Apart, devices: &[u64]) -> u64 {
     let (mut sum, mut is_apart) = (0_u64, false);
     for line in mappings.lines() {
         let mut words = line.split_ascii_whitespace();
@@ -123,12 +143,20 @@ fn mapped_apart_bytes(mappings: &str, apart: &Apart) -> u64 {
             continue;
         }
         // `7f00-7f01 rw-s 00000000 00:01 1234 /memfd:name (deleted)`
-        let number = words.nth(3).and_then(|number| number.parse().ok());
+        let is_in_folder = words.nth(2).and_then(device).is_some_and(|device| devices.contains(&device));
+        let number = words.next().and_then(|number| number.parse().ok());
         let name = words.next().unwrap_or_default();
         let kind = [FILE, SEGMENT].into_iter().find(|kind| name.starts_with(kind));
-        is_apart = kind.zip(number).is_some_and(|known| apart.contains_key(&known));
+        is_apart = is_in_folder || kind.zip(number).is_some_and(|known| apart.contains_key(&known));
     }
     sum
+}
+
+/// Returns a device's number, which `/proc` writes as `00:2a`.
+fn device(text: &str) -> Option<u64> {
+    let (major, minor) = text.split_once(':')?;
+    let part = |digits| u32::from_str_radix(digits, 16).ok();
+    Some(rustix::fs::makedev(part(major)?, part(minor)?))
 }
 
 /// The segments of System V of this sandbox.
@@ -159,11 +187,16 @@ mod tests {
                         7f01-7f02 rw-p 00000000 00:01 12   /memfd:a b (deleted)\nPss: 30 kB\nAnonymous: 10 kB\n\
                         7f02-7f03 rw-s 00000000 00:01 13   /memfd:closed (deleted)\nPss: 100 kB\n\
                         7f03-7f04 rw-s 00000000 00:01 12   /SYSV00000000 (deleted)\nPss: 1000 kB\n\
-                        7f04-7f05 rw-p 00000000 00:00 0\nPss: 5000 kB\n";
-        let of = |apart: &[(&'static str, u64)]| {
-            mapped_apart_bytes(mappings, &apart.iter().map(|known| (*known, 0)).collect()) / 1024
+                        7f04-7f05 rw-p 00000000 00:00 0\nPss: 5000 kB\n\
+                        7f05-7f06 rw-p 00000000 00:2a 12   /tmp/a b\nPss: 70000 kB\nAnonymous: 10000 kB\n";
+        let of = |apart: &[(&'static str, u64)], devices: &[u64]| {
+            mapped_apart_bytes(mappings, &apart.iter().map(|known| (*known, 0)).collect(), devices) / 1024
         };
-        assert_eq!([of(&[]), of(&[(FILE, 12)]), of(&[(SEGMENT, 12)]), of(&[(FILE, 99)])], [0, 60, 1000, 0]);
+        assert_eq!(
+            [of(&[], &[]), of(&[(FILE, 12)], &[]), of(&[(SEGMENT, 12)], &[]), of(&[(FILE, 99)], &[])],
+            [0, 60, 1000, 0]
+        );
+        assert_eq!([of(&[], &[0x2a]), of(&[(FILE, 12)], &[7, 0x2a])], [60_000, 60_060]);
     }
 
     #[test]
@@ -172,6 +205,6 @@ mod tests {
         let mut found = Found::default();
         found.add(&["/proc/self/nowhere".into(), thread.clone()]);
         assert!(found.mapped.len() == 1 && found.mapped.iter().all(|(_, bytes)| *bytes > 1 << 16));
-        assert!(share_bytes(&thread, &Apart::new()).is_some_and(|bytes| bytes > 1 << 16));
+        assert!(share_bytes(&thread, &Apart::new(), &[]).is_some_and(|bytes| bytes > 1 << 16));
     }
 }

@@ -16,7 +16,8 @@ use wieldy_core::{Confinement, Enforcement, FileRules, Level, Network, Place, Re
 pub(crate) use kernel::explained;
 
 use crate::cgroup::{Finding, Kind, Version};
-use crate::native::{seccomp, standing};
+use crate::native::plan::Plan;
+use crate::native::{seccomp, usage};
 use crate::{Native, NativeOptions, Rootfs};
 
 /// What is tried, and for whom.
@@ -80,6 +81,8 @@ pub struct Report {
     pub holds: Vec<Holds>,
     /// The system calls that programs are refused at the native level.
     pub refused: Vec<RefusedCall>,
+    /// The paths of the placeholders that sandboxes put into the workspace while a command runs.
+    pub placeholders: Vec<String>,
     /// What programs see at the native level, a line for each step; or why there is no such plan.
     #[serde(skip)]
     pub plan: Result<Vec<String>, String>,
@@ -90,6 +93,13 @@ impl Report {
     pub fn works(&self, level: Level) -> bool {
         self.levels.iter().any(|probed| probed.name == level.as_str() && probed.state == ProbeState::Works)
     }
+}
+
+/// Returns the paths of a plan's placeholders, from the workspace.
+fn placeholders(plan: &Plan, workspace: &Path) -> Vec<String> {
+    let workspace = workspace.canonicalize().unwrap_or_else(|_| workspace.to_owned());
+    let paths = plan.placeholders.iter().map(|held| held.path.strip_prefix(&workspace).unwrap_or(&held.path));
+    paths.map(|path| path.display().to_string()).collect()
 }
 
 /// What a level holds programs to.
@@ -174,9 +184,12 @@ pub async fn probe(options: &ProbeOptions) -> Report {
             Kind::None => "none",
         },
         controllers: hierarchy.findings().iter().map(controller).collect(),
-        limits: standing::enforcement(hierarchy),
+        limits: usage::enforcement(hierarchy),
         holds: levels::holds(hierarchy),
         refused: seccomp::refused().collect(),
+        placeholders: plan
+            .as_ref()
+            .map_or_else(|_| Vec::new(), |plan| placeholders(plan, &options.confinement.workspace)),
         plan: plan.map(|plan| plan.to_string().lines().map(str::to_owned).collect()).map_err(|error| error.to_string()),
     }
 }

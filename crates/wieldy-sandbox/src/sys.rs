@@ -6,10 +6,11 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 
 use rustix::process::Pid;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -126,6 +127,41 @@ pub(crate) fn fork(flags: c_int) -> io::Result<Option<Pid>> {
         -1 => Err(io::Error::last_os_error()),
         pid => Ok(Pid::from_raw(pid as i32)),
     }
+}
+
+/// Makes a copy of this process as [`fork`] does, which starts in a group of cgroup v2. Fails on kernels before 5.7, and where the
+/// group may not be entered.
+pub(crate) fn fork_into(flags: c_int, group: BorrowedFd<'_>) -> io::Result<Option<Pid>> {
+    /// The libraries for some systems do not have it.
+    const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+    let arguments = libc::clone_args {
+        flags: u64::from(flags as u32) | CLONE_INTO_CGROUP,
+        exit_signal: libc::SIGCHLD as u64,
+        cgroup: group.as_raw_fd() as u64,
+        // SAFETY: these are plain numbers and addresses, for which zero stands for none.
+        ..unsafe { std::mem::zeroed() }
+    };
+    // SAFETY: as in `fork`; the arguments are read before the call returns, and no address among them is set.
+    let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const arguments, size_of::<libc::clone_args>()) };
+    match pid {
+        -1 => Err(io::Error::last_os_error()),
+        pid => Ok(Pid::from_raw(pid as i32)),
+    }
+}
+
+/// Enters a mount namespace with all rights there, of which this process must own the user namespace. For processes with one thread only.
+pub(crate) fn enter_mounts(namespace: &OwnedFd) -> io::Result<()> {
+    /// `_IO(0xb7, 1)`: opens the user namespace that a namespace belongs to.
+    const NS_GET_USERNS: libc::c_ulong = 0xb701;
+    // SAFETY: takes no argument, and returns a new descriptor or -1.
+    let owner = unsafe { libc::ioctl(namespace.as_raw_fd(), NS_GET_USERNS as _) };
+    if owner < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made it for us.
+    let owner = unsafe { OwnedFd::from_raw_fd(owner) };
+    move_into_link_name_space(owner.as_fd(), Some(LinkNameSpaceType::User))?;
+    Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))?)
 }
 
 /// Ends this process at once, without running anything that was registered for its end. Quiet.

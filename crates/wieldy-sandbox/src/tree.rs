@@ -97,13 +97,14 @@ impl Tree {
         }
     }
 
-    /// The children that have ended. Those that live and are not `ours` lost their parent by violence: they are killed.
-    pub(crate) fn reap_strangers<T>(&mut self, ours: &std::collections::HashMap<Pid, T>) -> Vec<Pid> {
+    /// Returns the children that have ended, and whether a signal killed them. Those that live and are not `ours` lost their parent
+    /// by violence: they are killed.
+    pub(crate) fn reap_strangers<T>(&mut self, ours: &std::collections::HashMap<Pid, T>) -> Vec<(Pid, bool)> {
         let mut ended = Vec::new();
         loop {
             let _ = rustix::io::read(&self.signals, &mut [0_u8; 512]);
-            while let Ok(Some((pid, ..))) = sys::wait(false) {
-                ended.push(pid);
+            while let Ok(Some((pid, status, _))) = sys::wait(false) {
+                ended.push((pid, libc::WIFSIGNALED(status)));
             }
             let strangers = self.children().into_iter().filter(|pid| !ours.contains_key(pid)).collect::<Vec<_>>();
             if strangers.is_empty() {

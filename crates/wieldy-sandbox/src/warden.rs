@@ -13,19 +13,20 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::process::{self, Pid, Signal};
+use rustix::process::{self, Pid, Signal, WaitOptions};
 use rustix::thread;
 use seccompiler::BpfProgram;
 
 use crate::berth::Berth;
-use crate::native::held::Held;
+use crate::native::held::{Held, Marked, is_marked};
 use crate::native::init::Init;
 use crate::native::owners::{self, Identity};
-use crate::native::seccomp;
+use crate::native::plan::Step;
+use crate::native::{seccomp, walls};
 use crate::probe;
 use crate::sys;
 use crate::tree::Tree;
-use crate::wire::{self, InitReport, WardenOrder, WardenReport};
+use crate::wire::{self, HeldPlace, InitReport, WardenOrder, WardenReport};
 
 /// The name that a program is started by to become a warden.
 pub(crate) const NAME: &CStr = c"wieldy-sandbox-warden";
@@ -51,6 +52,8 @@ struct Warden {
     filter: Option<BpfProgram>,
     /// Those that we made, and what must not outlive them.
     children: HashMap<Pid, Belongings>,
+    /// The cgroups of sandboxes whose first process was killed without an order. The executor may still read their counters.
+    lost: HashMap<Pid, Vec<PathBuf>>,
     /// Who waits for which child's end.
     settling: Vec<(Pid, OwnedFd)>,
 }
@@ -82,6 +85,7 @@ impl Warden {
             lingering: VecDeque::new(),
             filter: None,
             children: HashMap::new(),
+            lost: HashMap::new(),
             settling: Vec::new(),
         })
     }
@@ -93,11 +97,13 @@ impl Warden {
         for (_, path) in std::mem::take(&mut self.lingering) {
             self.held.let_go(&path);
         }
+        let lost = std::mem::take(&mut self.lost).into_values().flatten().collect();
+        let lost = Belongings { groups: lost, held: Vec::new() };
         let children = std::mem::take(&mut self.children);
         // The executor's own group holds those of its sandboxes; if it was killed, nobody else takes it away.
         let was_killed = process::getppid() != self.parent;
         let mut above = BTreeSet::new();
-        for (_, belongings) in children {
+        for belongings in children.into_values().chain([lost]) {
             above.extend(belongings.groups.iter().flat_map(|group| above_it(group)));
             belongings.remove(&mut self.held);
         }
@@ -131,14 +137,19 @@ impl Warden {
             }
             if ordered {
                 let Some(received) = wire::receive(&self.executor)? else { return Ok(()) };
-                self.obey(received.message, received.descriptors.into_iter().next());
+                let mut descriptors = received.descriptors;
+                let socket = (!descriptors.is_empty()).then(|| descriptors.remove(0));
+                self.obey(received.message, socket, descriptors);
             }
         }
     }
 
-    fn obey(&mut self, order: WardenOrder, socket: Option<OwnedFd>) {
+    fn obey(&mut self, order: WardenOrder, socket: Option<OwnedFd>, mut beside: Vec<OwnedFd>) {
         match (order, socket) {
-            (WardenOrder::Blank { open_network }, Some(socket)) => self.make_blank(open_network, &socket),
+            (WardenOrder::Blank { open_network, in_folder }, Some(socket)) => {
+                let folder = (in_folder && !beside.is_empty()).then(|| beside.remove(0));
+                self.make_blank(open_network, &socket, &Joined { folder, tasks: beside });
+            }
             (WardenOrder::Berth, Some(socket)) => self.make_berth(socket),
             (WardenOrder::Owner { uid, gid }, Some(socket)) => {
                 // Whoever waits at the socket's other end sees it end, should nothing come.
@@ -157,6 +168,18 @@ impl Warden {
                 let report = WardenReport { error: held.err().map(|error| error.to_string()) };
                 let _ = wire::send(&socket, &report, &[]);
             }
+            (WardenOrder::Rest { child, places }, Some(socket)) => {
+                if let Some(belongings) = Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid)) {
+                    let resting = belongings.held.extract_if(.., |path| places.contains(path)).collect::<Vec<_>>();
+                    // Children before their parents.
+                    resting.iter().rev().for_each(|path| self.held.let_go(path));
+                }
+                let _ = wire::send(&socket, &WardenReport { error: None }, &[]);
+            }
+            (WardenOrder::Wake { child, placeholders, steps }, Some(socket)) => {
+                let error = self.wake(child, placeholders, beside.pop(), &steps).err().map(|error| error.to_string());
+                let _ = wire::send(&socket, &WardenReport { error }, &[]);
+            }
             (WardenOrder::Settle { child, linger }, Some(socket)) => self.settle(child, linger, socket),
             (_, None) => {}
         }
@@ -164,9 +187,54 @@ impl Warden {
 
     /// Takes note of who has ended. Nobody is our child but those that we made and those that lost their parent by violence.
     fn bury(&mut self) {
-        for pid in self.tree.reap_strangers(&self.children) {
-            if let Some(belongings) = self.children.remove(&pid) {
+        for (pid, was_killed) in self.tree.reap_strangers(&self.children) {
+            if let Some(mut belongings) = self.children.remove(&pid) {
+                if was_killed && self.settling.iter().all(|(child, _)| *child != pid) {
+                    // The kernel may have killed it for its memory, which only the counters of its cgroups tell.
+                    self.lost.insert(pid, std::mem::take(&mut belongings.groups));
+                }
                 belongings.remove(&mut self.held);
+            }
+        }
+    }
+
+    /// Enters a child, and removes the cgroups of a lost one that had the same number.
+    fn enter(&mut self, pid: Pid) {
+        self.remove_lost(pid);
+        self.children.insert(pid, Belongings::default());
+    }
+
+    fn remove_lost(&mut self, pid: Pid) {
+        self.lost.remove(&pid).iter().flatten().for_each(|group| remove_group(group));
+    }
+
+    /// Holds places for a child again, and covers them in its mount namespace.
+    fn wake(
+        &mut self,
+        child: i32,
+        placeholders: Vec<HeldPlace>,
+        namespace: Option<OwnedFd>,
+        steps: &[Step],
+    ) -> io::Result<()> {
+        let gone = || io::Error::other("the sandbox is gone");
+        let namespace = namespace.ok_or_else(gone)?;
+        let belongings = Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid)).ok_or_else(gone)?;
+        // A person may have made one of the names meanwhile: it is covered as it is.
+        let (theirs, missing): (Vec<_>, Vec<_>) =
+            placeholders.into_iter().partition(|place| is_marked(&place.path) == Marked::No);
+        let theirs: Vec<_> = theirs.into_iter().map(|place| place.path).collect();
+        self.held.hold(&theirs, &missing, &mut belongings.held)?;
+        match sys::fork(0)? {
+            None => {
+                let entered = sys::enter_mounts(&namespace).and_then(|()| walls::cover_again(steps));
+                sys::exit_now(entered.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0))
+            }
+            Some(pid) => {
+                match process::waitpid(Some(pid), WaitOptions::empty())?.and_then(|(_, ended)| ended.exit_status()) {
+                    Some(0) => Ok(()),
+                    Some(code) => Err(io::Error::from_raw_os_error(code)),
+                    None => Err(io::Error::other("the helper that mounts was killed")),
+                }
             }
         }
     }
@@ -182,6 +250,8 @@ impl Warden {
             }
             let _ = process::kill_process(pid, Signal::KILL);
             self.settling.push((pid, socket));
+        } else if let Some(pid) = Pid::from_raw(child) {
+            self.remove_lost(pid);
         }
     }
 
@@ -195,17 +265,15 @@ impl Warden {
                 volunteer();
                 Berth { socket, landlock: None, private: Vec::new() }.live()
             }
-            Ok(Some(pid)) => {
-                self.children.insert(pid, Belongings::default());
-            }
+            Ok(Some(pid)) => self.enter(pid),
             // Whoever waits at the socket's other end sees it end.
             Err(_) => {}
         }
     }
 
-    fn make_blank(&mut self, open_network: bool, socket: &OwnedFd) {
-        match self.try_make_blank(open_network, socket) {
-            Ok(pid) => drop(self.children.insert(pid, Belongings::default())),
+    fn make_blank(&mut self, open_network: bool, socket: &OwnedFd, joined: &Joined) {
+        match self.try_make_blank(open_network, socket, joined) {
+            Ok(pid) => self.enter(pid),
             Err((doing, error)) => {
                 let report = InitReport::Failed { doing: doing.into(), error: error.to_string() };
                 let _ = wire::send(socket, &report, &[]);
@@ -213,7 +281,12 @@ impl Warden {
         }
     }
 
-    fn try_make_blank(&mut self, open_network: bool, socket: &OwnedFd) -> Result<Pid, (&'static str, io::Error)> {
+    fn try_make_blank(
+        &mut self,
+        open_network: bool,
+        socket: &OwnedFd,
+        joined: &Joined,
+    ) -> Result<Pid, (&'static str, io::Error)> {
         let identity = Identity::of_this_process();
         let filter = match self.filter.take() {
             Some(filter) => filter,
@@ -230,8 +303,9 @@ impl Warden {
         if !open_network {
             flags |= libc::CLONE_NEWNET;
         }
-        match sys::fork(flags).map_err(|error| ("making namespaces", probe::explained(error)))? {
+        match joined.fork(flags).map_err(|error| ("making namespaces", probe::explained(error)))? {
             None => {
+                joined.enter();
                 let Ok(socket) = socket.try_clone() else { sys::exit_now(1) };
                 // What is closed here must not be closed again.
                 std::mem::forget(go);
@@ -261,6 +335,33 @@ pub(crate) fn volunteer() {
 pub(crate) fn parted() -> io::Result<()> {
     process::set_parent_process_death_signal(Some(Signal::KILL))?;
     Ok(())
+}
+
+/// The control groups that the first process of a sandbox enters before anything else.
+///
+/// Entering by itself takes a process no time. To be moved by another makes the kernel wait for all of its processors, for some
+/// 10 ms. The executor moves the process where entering failed.
+struct Joined {
+    /// The folder of the group of cgroup v2.
+    folder: Option<OwnedFd>,
+    /// The files `tasks` of the groups of v1.
+    tasks: Vec<OwnedFd>,
+}
+
+impl Joined {
+    /// Makes a copy of this process, in the group of v2 where that works.
+    fn fork(&self, flags: i32) -> io::Result<Option<Pid>> {
+        let within = self.folder.as_ref().map(|folder| sys::fork_into(flags, folder.as_fd()));
+        // Without the group the kernel tells what is wrong, should that not have been the group.
+        within.and_then(Result::ok).map_or_else(|| sys::fork(flags), Ok)
+    }
+
+    /// Moves this process, which has one thread, to the groups of v1.
+    fn enter(&self) {
+        for tasks in &self.tasks {
+            let _ = rustix::io::write(tasks, b"0");
+        }
+    }
 }
 
 /// What must not outlive a sandbox.

@@ -12,7 +12,7 @@ use rustix::fs::Access;
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-use crate::memory::{Found, Memory};
+use crate::memory::{Found, InFolders, Memory};
 use crate::tree::Tree;
 use crate::wire::{Limit, RunLimits};
 
@@ -42,8 +42,10 @@ pub(crate) struct Watch<'a> {
     private: &'a [CString],
     /// What these held together.
     private_before: Taken,
-    /// Where nobody else counts it.
+    /// The memory of the call's processes, where no control group counts it.
     memory: Option<Memory>,
+    /// The devices of the private file systems.
+    private_devices: Vec<u64>,
     processes_peak: u64,
 }
 
@@ -77,6 +79,8 @@ impl<'a> Watch<'a> {
         let look_from = Taken::allowed(limits);
         let private_before = Taken::of_private(private);
         let workspace = workspace.to_owned();
+        let session_left = limits.session_memory_bytes.map(|limit| limit.saturating_sub(private_before.bytes));
+        let memory_max = limits.memory_bytes.into_iter().chain(session_left).min();
         Self {
             limits: *limits,
             workspace,
@@ -86,15 +90,19 @@ impl<'a> Watch<'a> {
             look_at: None,
             private,
             private_before,
-            memory: limits.memory_bytes.map(Memory::new),
+            memory: memory_max.map(Memory::new),
+            private_devices: private
+                .iter()
+                .filter_map(|place| Some(rustix::fs::stat(place.as_c_str()).ok()?.st_dev))
+                .collect(),
             processes_peak: 0,
         }
     }
 
     /// Whether there is anything to look at.
     pub(crate) fn is_needed(&self) -> bool {
-        let RunLimits { disk_bytes, disk_files, memory_bytes, .. } = self.limits;
-        disk_bytes.or(disk_files).or(memory_bytes).is_some()
+        let RunLimits { disk_bytes, disk_files, memory_bytes, session_memory_bytes, .. } = self.limits;
+        disk_bytes.or(disk_files).or(memory_bytes).or(session_memory_bytes).is_some()
     }
 
     pub(crate) fn processes_peak(&self) -> u64 {
@@ -106,6 +114,45 @@ impl<'a> Watch<'a> {
         if !self.is_needed() {
             return None;
         }
+        let living = self.count(tree);
+        let written = living.written_bytes() + tree.used().blocks_written * BLOCK_BYTES;
+        let passed = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
+        if passed(self.limits.disk_bytes.map(|limit| limit.saturating_add(NOTED_BYTES)), written) {
+            return Some((Limit::DiskBytes, written));
+        }
+        let in_folders = InFolders { bytes: self.in_private().bytes, devices: &self.private_devices };
+        let memory = self.memory.as_mut().map_or(0, |memory| memory.bytes(living.memory(), in_folders));
+        self.check_disk().or_else(|| self.passed_in_memory(memory))
+    }
+
+    /// Returns the limit of memory that is passed by a call that has this much, if one is. Of its session, the files count too that
+    /// earlier calls have left in private folders.
+    fn passed_in_memory(&self, bytes: u64) -> Option<(Limit, u64)> {
+        let RunLimits { memory_bytes, session_memory_bytes, .. } = self.limits;
+        if memory_bytes.is_some_and(|limit| bytes > limit) {
+            return Some((Limit::Memory, bytes));
+        }
+        let of_session = bytes.saturating_add(self.private_before.bytes);
+        session_memory_bytes
+            .is_some_and(|limit| of_session > limit)
+            .then_some((Limit::SessionMemory { by_call: bytes }, of_session))
+    }
+
+    /// Returns what there is more in private folders than before.
+    fn in_private(&self) -> Taken {
+        Taken::of_private(self.private).beyond(self.private_before)
+    }
+
+    /// Counts the processes that a command leaves behind when it ends, before they are killed. On a busy machine a fork bomb may
+    /// keep this watcher from running until then.
+    pub(crate) fn count_left(&mut self, tree: &mut Tree) {
+        if self.limits.processes.is_some() {
+            self.count(tree);
+        }
+    }
+
+    /// Finds all living processes and raises the peak of their number.
+    fn count(&mut self, tree: &mut Tree) -> Living {
         let mut living = Living::default();
         // All of them before anything else is asked of one: they may be many, and soon be others.
         for pid in tree.children() {
@@ -113,14 +160,7 @@ impl<'a> Watch<'a> {
         }
         let count = living.processes.iter().map(|(_, threads)| threads.len() as u64).sum();
         self.processes_peak = self.processes_peak.max(count);
-        let written = living.written_bytes() + tree.used().blocks_written * BLOCK_BYTES;
-        let passed = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
-        if passed(self.limits.disk_bytes.map(|limit| limit.saturating_add(NOTED_BYTES)), written) {
-            return Some((Limit::DiskBytes, written));
-        }
-        let memory = self.memory.as_mut().map_or(0, |memory| memory.bytes(living.memory()));
-        let of_memory = passed(self.limits.memory_bytes, memory);
-        self.check_disk().or_else(|| of_memory.then_some((Limit::Memory, memory)))
+        living
     }
 
     /// The limit of what is on disk that has been passed, if one has.
@@ -132,7 +172,7 @@ impl<'a> Watch<'a> {
     /// The limit that is passed by what is new in private folders, or by this in the workspace.
     fn passed_by(&self, in_workspace: Option<Taken>) -> Option<(Limit, u64)> {
         let passed = |limit: Option<u64>, used: u64| limit.is_some_and(|limit| used > limit);
-        let in_private = Taken::of_private(self.private).beyond(self.private_before);
+        let in_private = self.in_private();
         std::iter::once(in_private).chain(in_workspace).find_map(|taken| {
             if passed(self.limits.disk_files, taken.files) {
                 return Some((Limit::DiskFiles, taken.files));
@@ -191,7 +231,7 @@ impl<'a> Watch<'a> {
         if !self.limits.counts_files {
             return 0;
         }
-        let in_private = Taken::of_private(self.private).beyond(self.private_before).files;
+        let in_private = self.in_private().files;
         let Some(more) = self.grown().filter(|more| more.files > 0) else { return in_private };
         let seen = self.look(more, false).map_or(0, |seen| seen.files);
         // What was made just before has the same time as what was made at the beginning.
@@ -206,6 +246,9 @@ impl<'a> Watch<'a> {
         let in_workspace = self.taken_in_the_end(written);
         let cut_off = self.passed_by(in_workspace);
         let cut_off = cut_off.or_else(|| self.full_private().filter(|_| self.has_filled_private()));
+        // A short command may have filled private folders between two looks. One that only found much there has passed nothing.
+        let left = self.in_private().bytes;
+        let cut_off = cut_off.or_else(|| self.passed_in_memory(left).filter(|_| left > 0));
         if status == 0 || cut_off.is_some() {
             return cut_off;
         }
@@ -227,13 +270,15 @@ impl<'a> Watch<'a> {
         self.full_private()
     }
 
-    /// The limit of a private file system that is full, if one is.
+    /// Returns the limit of a private file system that is full, if one is, and how much of it the command used itself. Earlier
+    /// commands of its session may have filled the rest.
     fn full_private(&self) -> Option<(Limit, u64)> {
+        let own = self.in_private();
         self.private.iter().find_map(|place| {
             let state = rustix::fs::statvfs(place.as_c_str()).ok()?;
             match (state.f_bavail, state.f_ffree) {
-                (0, _) => Some((Limit::DiskBytes, state.f_blocks * state.f_frsize)),
-                (_, 0) => Some((Limit::DiskFiles, state.f_files)),
+                (0, _) => Some((Limit::DiskBytes, own.bytes)),
+                (_, 0) => Some((Limit::DiskFiles, own.files)),
                 _ => None,
             }
         })
@@ -241,7 +286,7 @@ impl<'a> Watch<'a> {
 
     /// Whether there is more in private file systems than before.
     fn has_filled_private(&self) -> bool {
-        let more = Taken::of_private(self.private).beyond(self.private_before);
+        let more = self.in_private();
         more.files > 0 || more.bytes > 0
     }
 }

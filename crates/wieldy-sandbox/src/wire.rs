@@ -20,8 +20,10 @@ use crate::native::plan;
 /// What the executor tells its warden.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum WardenOrder {
-    /// Make the first process of a sandbox, in namespaces of its own; it waits for orders at the socket beside this.
-    Blank { open_network: bool },
+    /// Make the first process of a sandbox, in namespaces of its own; it waits for orders at the socket beside this. After the
+    /// socket come the folder of the group of cgroup v2 that it starts in, if `in_folder`, and the `tasks` files of groups of
+    /// v1 that it joins. Joining is tried only: the executor sees to it.
+    Blank { open_network: bool, in_folder: bool },
     /// Make a berth without walls; beside it comes its socket.
     Berth,
     /// Hand over a user namespace in which the files of this owner are those of the sandboxes' account, through the socket beside it.
@@ -29,6 +31,10 @@ pub(crate) enum WardenOrder {
     /// Hold these places for this child, the missing ones by placeholders, and say so through the socket beside it. When the child is
     /// gone, let go of them, and remove its cgroups.
     Keep { child: i32, protected: Vec<PathBuf>, placeholders: Vec<HeldPlace>, groups: Vec<PathBuf> },
+    /// Let go of these placeholders of a child that is idle, and say so through the socket beside it.
+    Rest { child: i32, places: Vec<PathBuf> },
+    /// Hold these places for a child again, take the steps that cover them in its mount namespace, which comes beside the socket, and say so.
+    Wake { child: i32, placeholders: Vec<HeldPlace>, steps: Vec<plan::Step> },
     /// Kill this child, and close the socket beside it when it is gone, and with it everything that it left behind; but if `linger`, the
     /// places that were held for it only a little later, since the next one will most likely need them, too.
     Settle { child: i32, linger: bool },
@@ -70,7 +76,7 @@ pub(crate) enum InitReport {
     Blank,
     /// What should be prepared is.
     Prepared,
-    /// The sandbox is ready; beside it comes the socket to listen on, if there should be one.
+    /// The sandbox is ready; beside it come its mount namespace and the socket to listen on, if there should be one.
     Ready { landlock_abi: u32, proxy_port: Option<u16> },
     /// It could not be made.
     Failed { doing: String, error: String },
@@ -114,6 +120,9 @@ pub(crate) struct RunLimits {
     pub(crate) counts_files: bool,
     /// Only where nobody else does.
     pub(crate) memory_bytes: Option<u64>,
+    /// The same for what the call has and what the session's private folders hold.
+    #[serde(default)]
+    pub(crate) session_memory_bytes: Option<u64>,
     /// Only where nobody else does.
     pub(crate) processes: Option<u64>,
     /// How many processes the kernel counts with these that are no command's.
@@ -166,6 +175,7 @@ pub(crate) enum Limit {
     DiskBytes,
     DiskFiles,
     Memory,
+    SessionMemory { by_call: u64 },
     Processes,
 }
 

@@ -13,7 +13,7 @@ use wieldy_core::Caller;
 
 use crate::{HttpOptions, told};
 
-/// A secret that whoever calls must show, and who that is. The secret itself is not kept.
+/// The hash of a secret that a caller must show, and the caller that it stands for.
 #[derive(Debug, Clone)]
 pub struct Token {
     hash: blake3::Hash,
@@ -21,20 +21,20 @@ pub struct Token {
 }
 
 impl Token {
-    /// Whoever shows `secret` is `caller`.
+    /// Makes the token of a caller.
     pub fn new(secret: &str, caller: Caller) -> Self {
         Self { hash: blake3::hash(secret.as_bytes()), caller: Arc::new(caller) }
     }
 }
 
-/// What requests must fulfil.
+/// The conditions that requests must fulfil.
 pub(crate) struct Guard {
     options: HttpOptions,
     /// The names that this server is reached by; any, where others reach it and no name was told.
     hosts: Option<Vec<String>>,
 }
 
-/// Why a request may not pass.
+/// The reason why a request is refused.
 enum Refused {
     Host,
     Origin,
@@ -65,7 +65,7 @@ impl Guard {
         let shown = headers.get(header::AUTHORIZATION).ok_or(Refused::NoToken)?;
         let secret = bearer(shown).ok_or(Refused::WrongToken)?;
         let hash = blake3::hash(secret);
-        // All are compared, each in the same time whatever the difference is, so that time tells nothing.
+        // All tokens are compared in constant time, so that the time tells nothing.
         let mut found = None;
         for token in &self.options.tokens {
             if token.hash == hash {
@@ -88,7 +88,7 @@ impl Guard {
         is_ours.then_some(host)
     }
 
-    /// Whether a web page may call: one of this very server, or one that was named.
+    /// Returns true if a web page may call: one of this server, or one that the settings name.
     fn is_allowed(&self, origin: &HeaderValue, host: &Authority) -> bool {
         let Ok(origin) = origin.to_str() else { return false };
         let named = |allowed: &String| allowed.trim_end_matches('/').eq_ignore_ascii_case(origin);
@@ -103,7 +103,7 @@ fn bare(host: &str) -> &str {
     inner.filter(|inner| inner.parse::<IpAddr>().is_ok()).unwrap_or(host)
 }
 
-/// What stands after `Bearer`.
+/// Returns the text after `Bearer`.
 fn bearer(header: &HeaderValue) -> Option<&[u8]> {
     let (scheme, secret) = header.as_bytes().split_at_checked(7)?;
     let secret = secret.trim_ascii();
@@ -118,7 +118,7 @@ pub(crate) async fn pass(State(guard): State<Arc<Guard>>, mut request: Request, 
         Err(Refused::NoToken | Refused::WrongToken) if is_open => None,
         Err(refused) => return refusal(&refused),
     };
-    // Whatever is behind the door need not know the secret, so it cannot pass it on.
+    // The routes need not know the secret, so they cannot pass it on.
     request.headers_mut().remove(header::AUTHORIZATION);
     if let Some(caller) = caller {
         request.extensions_mut().insert(caller);
@@ -130,7 +130,7 @@ pub(crate) async fn pass(State(guard): State<Arc<Guard>>, mut request: Request, 
     if length.is_some_and(|length: u64| length > options.body_bytes_max as u64) {
         return too_large();
     }
-    // Read here, where it has a time and a size, whatever is behind the door.
+    // The body is read here, where its time and size are bounded.
     match tokio::time::timeout(options.body_timeout, to_bytes(body, options.body_bytes_max)).await {
         Ok(Ok(body)) => next.run(Request::from_parts(parts, Body::from(body))).await,
         Ok(Err(_)) => too_large(),

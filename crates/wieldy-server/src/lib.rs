@@ -1,4 +1,4 @@
-//! The HTTP door: who calls, from where, and how much at once. What is behind it is plugged in by whoever starts it.
+//! The HTTP server: checks the caller and the origin of each request and bounds connections. The program that starts it plugs in the routes.
 //!
 //! [`guard`] decides for each request whether it may pass and on whose behalf it is made; nothing here decides what a caller
 //! may do. [`HttpServer`] takes connections, bounds them, and ends them with patience.
@@ -28,17 +28,17 @@ use wieldy_core::Caller;
 use guard::Guard;
 pub use guard::Token;
 
-/// How long connections may take to end after everything else has.
+/// The time that connections have to end after everything else has ended.
 const CLOSING_PATIENCE: Duration = Duration::from_secs(2);
-/// How long to wait after a connection could not be taken, which happens where files run out.
+/// The pause after a connection could not be accepted, which happens when file descriptors run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How HTTP is served.
+/// The settings of the HTTP server.
 #[derive(Debug, Clone)]
 pub struct HttpOptions {
-    /// Where to listen; port 0 lets the system choose one.
+    /// The address to listen at; port 0 lets the system choose one.
     pub listen: SocketAddr,
-    /// Who may call. Where there is nobody, everybody on this machine may, as `open_to`.
+    /// The tokens of callers. Without any, all users of this machine may call, as `open_to`.
     pub tokens: Vec<Token>,
     /// On whose behalf calls are made where there are no tokens.
     pub open_to: Arc<Caller>,
@@ -46,13 +46,13 @@ pub struct HttpOptions {
     pub hosts: Vec<String>,
     /// Web pages that may call, as `https://example.com`.
     pub origins: Vec<String>,
-    /// How many bytes a request's body may have.
+    /// The maximal size of a request's body, in bytes.
     pub body_bytes_max: usize,
-    /// How many connections there may be.
+    /// The maximal number of connections.
     pub connections_max: usize,
-    /// How long a request's head may take to arrive.
+    /// The time that the head of a request may take to arrive.
     pub head_timeout: Duration,
-    /// How long a request's body may take to arrive.
+    /// The time that the body of a request may take to arrive.
     pub body_timeout: Duration,
 }
 
@@ -73,10 +73,10 @@ impl HttpOptions {
     }
 }
 
-/// Why the door cannot be opened.
+/// The reason why the server cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// Others could call, and nobody would know who they are.
+    /// Other machines could call without a token.
     #[error("without a token only this machine may call, and {0} is an address that others reach")]
     NoToken(SocketAddr),
     /// The address cannot be listened at.
@@ -108,7 +108,7 @@ impl HttpServer {
         Ok(Self { listener, address, options, routes, stopping })
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens at.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -175,7 +175,7 @@ fn connection(
     http.timer(TokioTimer::new()).header_read_timeout(head_timeout).max_buf_size(64 * 1024);
     let served = graceful.watch(http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app)));
     tokio::spawn(async move {
-        // That a client went away is its own business.
+        // A client that went away is no error.
         if let Err(error) = served.await {
             tracing::debug!(error = &error as &dyn std::error::Error, "a connection ended");
         }

@@ -144,6 +144,11 @@ pub(crate) trait Database: Send {
         Ok(None)
     }
 
+    /// Commits without waiting for the disk from now on, or waits again. A later commit that waits makes earlier ones safe, too.
+    fn relax(&mut self, _relaxed: bool) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// The logs of instances that are gone; none where somebody else has them for longer than that.
     fn left(&mut self, patience: Duration) -> Result<Vec<LeftLog>, StoreError> {
         let _ = patience;

@@ -6,9 +6,12 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// It may work later: the disk is full, somebody holds the database, the server is away.
+    /// It may work later: somebody holds the database, the server is away.
     #[error("{0}")]
     Unavailable(String),
+    /// The disk is full. It works again once there is room.
+    #[error("{0}")]
+    Full(String),
     /// What is there is no history, or a damaged one.
     #[error("{0}")]
     Damaged(String),
@@ -42,13 +45,13 @@ pub enum StoreError {
 impl StoreError {
     /// Whether waiting may help.
     pub fn is_passing(&self) -> bool {
-        matches!(self, Self::Unavailable(_))
+        matches!(self, Self::Unavailable(_) | Self::Full(_))
     }
 
     /// What whoever runs the program can do.
     pub fn suggestion(&self) -> &'static str {
         match self {
-            Self::Unavailable(_) => {
+            Self::Unavailable(_) | Self::Full(_) => {
                 "free the disk, or see that the database can be reached; it is tried again by itself"
             }
             Self::Damaged(_) => {

@@ -5,15 +5,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use wieldy_core::{Claimed, JournalError};
 
 use crate::audit::{Signer, Unsigned};
+use crate::claim::{self, Claiming};
 use crate::database::{Database, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::ledger::Ledger;
 use crate::trail::{Head, Record};
 use crate::upkeep::Retention;
-use crate::writer::{Pace, Shared, wait};
+use crate::writer::{Pace, Queue, Shared, wait};
 
 /// How many records are filed together at most, and how many are enough not to wait for more.
 pub(crate) const GROUP_MAX: usize = 2048;
@@ -31,6 +33,8 @@ const DOZE: Duration = Duration::from_millis(100);
 /// How long nothing must happen before the words of calls are taken, and how many records may wait for that.
 const QUIET: Duration = Duration::from_millis(200);
 const WORDLESS_MAX: u64 = 15_000;
+/// The interval at which dead executors are looked for while a call waits for the key of another executor.
+const LOOK_FOR_HOLDER: Duration = Duration::from_millis(250);
 
 /// What the thread works with.
 pub(crate) struct Filer {
@@ -69,10 +73,12 @@ impl Filer {
     pub(crate) fn run(mut self, shared: &Shared) {
         let mut is_back = !shared.has_log;
         loop {
-            let (records, closing) = self.wait_for_work(shared);
+            let (records, claims, closing) = self.wait_for_work(shared);
             if shared.lock().forsaken {
                 return;
             }
+            // First, because a call that claims a key may be closed by one of these records.
+            claims.into_iter().for_each(|claim| self.answer_claim(claim));
             // Not where there is little to do: who ends soon waits for it in the end.
             if !is_back && records.len() >= GROUP_ENOUGH {
                 is_back = true;
@@ -110,12 +116,13 @@ impl Filer {
 
     /// Waits until there is something to file that is worth a sync of the disk: all those wait for it who waited together
     /// before, or there is much of it, or it has waited long enough. Nothing for a while means: look after the history.
-    fn wait_for_work(&self, shared: &Shared) -> (Vec<Arc<Record>>, bool) {
+    fn wait_for_work(&self, shared: &Shared) -> (Vec<Arc<Record>>, Vec<Claiming>, bool) {
         let idle = if self.wordless > 0 { QUIET } else { IDLE };
         let began = Instant::now();
         let mut looked = began;
         let mut queue = shared.lock();
-        while queue.records.is_empty() && began.elapsed() < idle && !queue.closing && !queue.forsaken {
+        let has_work = |queue: &Queue| !queue.records.is_empty() || !queue.claims.is_empty();
+        while !has_work(&queue) && began.elapsed() < idle && !queue.closing && !queue.forsaken {
             looked = Instant::now();
             queue.is_asleep = began.elapsed() >= DOZE;
             let patience = if queue.is_asleep { idle.saturating_sub(began.elapsed()) } else { LINGER };
@@ -127,7 +134,8 @@ impl Filer {
         }
         queue.is_asleep = false;
         let found = Instant::now();
-        while !queue.records.is_empty() && queue.records.len() < GROUP_ENOUGH && !queue.closing && !queue.forsaken {
+        let is_enough = |queue: &Queue| queue.records.len() >= GROUP_ENOUGH || !queue.claims.is_empty();
+        while !queue.records.is_empty() && !is_enough(&queue) && !queue.closing && !queue.forsaken {
             let (patience, since) = match shared.waiting(&queue) {
                 0 => (LINGER, looked),
                 waiting => (self.pace.patience(waiting), found),
@@ -141,7 +149,26 @@ impl Filer {
         }
         // They stay in the queue until they are filed: whoever waits for them does not wait for that.
         let count = queue.records.len().min(GROUP_MAX);
-        (queue.records.range(..count).cloned().collect(), queue.closing)
+        let records = queue.records.range(..count).cloned().collect();
+        (records, std::mem::take(&mut queue.claims), queue.closing)
+    }
+
+    /// Claims an idempotency key for a call that waits for it.
+    fn answer_claim(&mut self, (claim, tell): Claiming) {
+        // A call that waits no longer must not hold the key.
+        if tell.is_closed() {
+            return;
+        }
+        let mut claimed = claim::claim(&mut *self.database, self.number, &claim);
+        if claimed.as_ref().is_err_and(StoreError::is_passing) && self.reconnect().is_ok() {
+            claimed = claim::claim(&mut *self.database, self.number, &claim);
+        }
+        if claimed == Ok(Claimed::Taken) && self.looked.elapsed() >= LOOK_FOR_HOLDER {
+            // The executor that holds it may be gone.
+            self.look_after();
+        }
+        failpoint::reach("claim.made");
+        let _ = tell.send(claimed.map_err(|error| JournalError(error.to_string())));
     }
 
     /// Writes a group, however long that takes. Gives up only where there is no hope, or nobody is left to wait.
@@ -149,14 +176,20 @@ impl Filer {
         let mut pause = Duration::from_millis(50);
         let began = Instant::now();
         let mut written = self.write(records, false);
+        let mut warned = None;
         while let Err(error) = written {
-            tracing::warn!(error = &error as &dyn std::error::Error, "the history cannot be written");
+            if warned.as_ref() != Some(&error) {
+                tracing::warn!(error = &error as &dyn std::error::Error, "the history cannot be written");
+                warned = Some(error.clone());
+            }
             shared.tell_trouble(&error);
             if shared.lock().forsaken {
                 return;
             }
-            let hopeless = !error.is_passing() || shared.lock().closing && began.elapsed() > IDLE;
-            if hopeless || closing && began.elapsed() > IDLE {
+            // Room does not come back by waiting for a few seconds at the end of a command.
+            let is_late = began.elapsed() > IDLE || matches!(error, StoreError::Full(_));
+            let ends = closing || shared.lock().closing;
+            if !error.is_passing() || ends && is_late {
                 self.give_up(shared, &error);
                 return;
             }
@@ -275,11 +308,13 @@ impl Filer {
     /// The executor's last word.
     pub(crate) fn end(&mut self) {
         failpoint::reach("filing.ending");
-        // Who comes often and stays short leaves more and more of them behind.
+        // Short-lived processes would never index the words of their calls, so that is done at the end.
         self.take_words(WORDLESS_MAX);
         self.prune_a_little();
         let now = Timestamp::now().as_microsecond();
         let closed = Arc::new(Record::own("journal.closed", now, None, &serde_json::json!({})));
+        // Should the machine stop before this is on the disk, the next executor takes this one for dead, without open calls.
+        let _ = self.database.relax(true);
         if let Err(error) = self.write(&[closed], true) {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(error, "the history does not know that this executor ended");
@@ -291,6 +326,11 @@ impl Filer {
     /// There is no hope: whoever waits is told, and nothing is taken any more.
     fn give_up(&self, shared: &Shared, error: &StoreError) {
         shared.tell_trouble(error);
-        shared.lock().shut("the journal gave up");
+        let mut queue = shared.lock();
+        let kept = queue.kept;
+        if queue.records.iter().any(|record| record.instance_seq > kept) {
+            queue.lost = queue.trouble.clone();
+        }
+        queue.shut("the journal gave up");
     }
 }

@@ -35,6 +35,7 @@ pub(crate) struct CallRow {
     pub(crate) batch: Option<String>,
     pub(crate) session: Option<String>,
     pub(crate) tenant: Option<String>,
+    pub(crate) workspace: Option<String>,
     pub(crate) attempts: i64,
     pub(crate) usage: Option<String>,
     pub(crate) metadata: Option<String>,
@@ -43,7 +44,7 @@ pub(crate) struct CallRow {
 impl CallRow {
     /// The row of a call that was just accepted.
     pub(crate) fn open(id: i64, at: i64, opened: &Opened) -> Self {
-        let Opened { subject, parameters, called_as, is_task, is_rerun } = opened;
+        let Opened { subject, parameters, called_as, workspace, is_task, is_rerun } = opened;
         let mut metadata = Map::new();
         if let Some(call_id) = &subject.call_id {
             metadata.insert("call_id".into(), Value::String(call_id.clone().into_owned()));
@@ -69,6 +70,7 @@ impl CallRow {
             batch: column(&subject.batch_id),
             session: column(&subject.session),
             tenant: column(&subject.tenant),
+            workspace: workspace.as_deref().map(self::column),
             metadata: text_of(metadata),
             ..Self::default()
         }
@@ -230,6 +232,8 @@ pub(crate) struct Draft {
     /// What calls that are over now can be found by.
     pub(crate) words: Vec<(i64, String)>,
     pub(crate) answers: Vec<AnswerChange>,
+    /// Idempotency keys that are given back, and the calls that had them.
+    pub(crate) released: Vec<(String, String)>,
     pub(crate) tallies: BTreeMap<TallyKey, Tally>,
     /// Where it ends, signed, if it is time for that.
     pub(crate) signed: Option<SignedHead>,
@@ -309,6 +313,7 @@ impl Ledger {
             changed: Vec::new(),
             words: Vec::new(),
             answers: Vec::new(),
+            released: Vec::new(),
             tallies: BTreeMap::new(),
             signed: None,
             ends: false,
@@ -317,6 +322,9 @@ impl Ledger {
         };
         let mut scratch = Vec::new();
         for record in records {
+            if let (Some(key), Some(CallRef::Own(call))) = (&record.released, record.call) {
+                draft.released.push((key.clone(), call.to_string()));
+            }
             let seq = draft.head.seq + 1;
             let execution = record.call.and_then(|call| self.enter(&mut draft, seq, call.into(), record));
             let placed = Placed {

@@ -275,7 +275,7 @@ fn decode(bytes: &mut &[u8]) -> Option<Record> {
     let call = call.map(|id| id.parse().map(CallRef::Own)).transpose().ok()?;
     let meaning = Meaning::read(name, subject.as_deref(), &data);
     *bytes = rest;
-    Some(Record { instance_seq, at, name, call, subject, data, meaning, tenant, answer })
+    Some(Record { instance_seq, at, name, call, subject, data, meaning, tenant, answer, released: None })
 }
 
 fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Option<&'a [u8; N]> {
@@ -308,6 +308,7 @@ mod tests {
             meaning,
             tenant,
             answer,
+            released: None,
         })
     }
 

@@ -31,6 +31,7 @@ pub(crate) struct Opened {
     pub(crate) parameters: String,
     /// The name that was asked for, where it is not the tool's own.
     pub(crate) called_as: Option<String>,
+    pub(crate) workspace: Option<String>,
     pub(crate) is_task: bool,
     pub(crate) is_rerun: bool,
 }
@@ -106,6 +107,7 @@ pub(crate) struct Closed {
 #[derive(Deserialize)]
 struct OpeningRead {
     called_as: Option<String>,
+    workspace: Option<String>,
     #[serde(default)]
     task: bool,
     rerun: Option<IgnoredAny>,
@@ -173,7 +175,7 @@ impl Meaning {
     }
 
     fn of_opening(event: &Event) -> (Self, String) {
-        let Body::CallPending { arguments, called_as, task, rerun } = &event.body else {
+        let Body::CallPending { arguments, called_as, workspace, task, rerun } = &event.body else {
             unreachable!("an opening is asked for where there is one")
         };
         let mut parameters = text(&*arguments.value());
@@ -186,6 +188,9 @@ impl Meaning {
         let mut data = format!("{ARGUMENTS}{parameters}");
         if let Some(name) = called_as {
             data.push_str(&format!(",\"called_as\":{}", json!(name)));
+        }
+        if let Some(folder) = workspace {
+            data.push_str(&format!(",\"workspace\":{}", json!(folder)));
         }
         if *task {
             data.push_str(",\"task\":true");
@@ -203,8 +208,8 @@ impl Meaning {
         }
         data.push('}');
         let subject = Subject::of(event).into_owned();
-        let called_as = called_as.as_deref().map(str::to_owned);
-        let opened = Opened { subject, parameters, called_as, is_task: *task, is_rerun: rerun.is_some() };
+        let [called_as, workspace] = [called_as, workspace].map(|text| text.as_deref().map(str::to_owned));
+        let opened = Opened { subject, parameters, called_as, workspace, is_task: *task, is_rerun: rerun.is_some() };
         (Self::Opened(Box::new(opened)), data)
     }
 
@@ -225,6 +230,7 @@ impl Meaning {
                     subject: subject.into_owned(),
                     parameters: after[..arguments.byte_offset()].to_owned(),
                     called_as: read.called_as,
+                    workspace: read.workspace,
                     is_task: read.task,
                     is_rerun: read.rerun.is_some(),
                 }))

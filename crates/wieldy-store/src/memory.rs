@@ -1,4 +1,4 @@
-//! Calls as memory: tools by which an agent looks at what it did before, and at nobody else's calls.
+//! Calls as memory: tools by which an agent looks at its own earlier calls in the same workspace, and at no others.
 
 use std::sync::Arc;
 
@@ -6,11 +6,10 @@ use jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
-use wieldy_core::{
-    CallError, Caller, Code, Outcome, Provider, Run, RunError, SharedTool, Status, Tool, ToolSpec, parse_duration,
-};
+use wieldy_core::{CallError, Code, Outcome, Provider, Run, RunError, SharedTool, Status, Tool, ToolSpec, parse_since};
 
 use crate::error::StoreError;
+use crate::logs::{GetLogs, GetMetrics};
 use crate::query::{Execution, GroupBy, Query, Stat};
 use crate::store::Store;
 
@@ -20,10 +19,15 @@ const LIMIT_MAX: usize = 50;
 /// How much of a call is told in its line; programs get all of it.
 const LINE_BYTES_MAX: usize = 500;
 
-/// `history_search` and `history_stats`: read-only tools that answer about the caller's own calls, those of the same agent
-/// and tenant. The store need not be open yet: see [`Store::at`].
+/// `history_search`, `history_stats`, `GetMetrics` and `GetLogs`: read-only tools that answer about the caller's own calls, those of the same tenant,
+/// agent, user and workspace. The store need not be open yet: see [`Store::at`].
 pub fn history_tools(store: Store) -> Vec<SharedTool> {
-    vec![Arc::new(HistorySearch(store.clone())), Arc::new(HistoryStats(store))]
+    vec![
+        Arc::new(HistorySearch(store.clone())),
+        Arc::new(HistoryStats(store.clone())),
+        Arc::new(GetMetrics(store.clone())),
+        Arc::new(GetLogs(store)),
+    ]
 }
 
 /// Finds earlier calls.
@@ -54,17 +58,17 @@ struct SearchArgs {
 
 /// Which calls to count; what is absent does not matter.
 #[derive(Debug, Deserialize, JsonSchema)]
-struct StatsArgs {
+pub(crate) struct StatsArgs {
     /// Only calls of this tool.
-    tool: Option<String>,
+    pub(crate) tool: Option<String>,
     /// Only calls since the day of then: a time such as `2026-11-16T08:00:00Z`, or a time back from now such as `2h`.
-    since: Option<String>,
+    pub(crate) since: Option<String>,
     /// What is told apart: `tool` (by default), `day` or `tool,day`.
-    by: Option<By>,
+    pub(crate) by: Option<By>,
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]
-enum By {
+pub(crate) enum By {
     #[serde(rename = "tool")]
     Tool,
     #[serde(rename = "day")]
@@ -92,7 +96,7 @@ impl Tool for HistorySearch {
             text: args.text,
             since: since(args.since.as_deref())?,
             cursor: args.cursor.map(crate::query::Cursor),
-            ..of(run.caller())?
+            ..of(run)?
         };
         let limit = args.limit.unwrap_or(LIMIT_DEFAULT).clamp(1, LIMIT_MAX);
         let page = ask(&self.0, move |store| store.search(&query, limit)).await?;
@@ -118,12 +122,8 @@ impl Tool for HistoryStats {
     }
 
     async fn run(&self, args: StatsArgs, run: &Run) -> Result<Outcome, RunError> {
-        let query = Query { tool: args.tool, since: since(args.since.as_deref())?, ..of(run.caller())? };
-        let by = match args.by {
-            None | Some(By::Tool) => GroupBy::Tool,
-            Some(By::Day) => GroupBy::Day,
-            Some(By::ToolAndDay) => GroupBy::ToolAndDay,
-        };
+        let query = Query { tool: args.tool, since: since(args.since.as_deref())?, ..of(run)? };
+        let by = by(args.by);
         let stats = ask(&self.0, move |store| store.stats(&query, by)).await?;
         let lines: Vec<String> = stats.iter().map(summary).collect();
         let text = if lines.is_empty() { "[no call fits]".to_owned() } else { lines.join("\n") };
@@ -139,7 +139,11 @@ fn line(call: &Execution) -> String {
         (Some(code), Some(message)) => format!(" {code}: {}", message.replace('\n', " ")),
         _ => String::new(),
     };
-    let mut line = format!("{} {} {}{took}{arguments}{error}", call.started_at, call.tool, call.status);
+    cut(format!("{} {} {}{took}{arguments}{error}", call.started_at, call.tool, call.status))
+}
+
+/// Cuts a line where it would be too long to read.
+pub(crate) fn cut(mut line: String) -> String {
     if line.len() > LINE_BYTES_MAX {
         line.truncate(line.floor_char_boundary(LINE_BYTES_MAX));
         line.push('…');
@@ -147,43 +151,58 @@ fn line(call: &Execution) -> String {
     line
 }
 
+pub(crate) fn by(by: Option<By>) -> GroupBy {
+    match by {
+        None | Some(By::Tool) => GroupBy::Tool,
+        Some(By::Day) => GroupBy::Day,
+        Some(By::ToolAndDay) => GroupBy::ToolAndDay,
+    }
+}
+
 /// Statistics in one line, for a model.
-fn summary(stat: &Stat) -> String {
+pub(crate) fn summary(stat: &Stat) -> String {
     let names = [stat.day.as_deref(), stat.tool.as_deref()];
     let name = names.into_iter().flatten().collect::<Vec<_>>().join(" ");
     let Stat { count, errors, p50_ms, p95_ms, p99_ms, .. } = stat;
     format!("{name}: {count} calls, {errors} failed; p50 {p50_ms:.1} ms, p95 {p95_ms:.1} ms, p99 {p99_ms:.1} ms")
 }
 
-fn spec(name: &str, description: &str) -> ToolSpec {
+pub(crate) fn spec(name: &str, description: &str) -> ToolSpec {
     let mut spec = ToolSpec::new(name, description).read_only().category("history").provider(Provider::Builtin);
     spec.annotations.open_world = false;
     spec
 }
 
-/// The calls of the same agent and tenant.
-fn of(caller: &Caller) -> Result<Query, RunError> {
-    let tenant = caller.tenant.clone().unwrap_or_default();
-    // No name means calls without a tenant, which are not those of a tenant with no name.
-    if caller.tenant.as_deref() == Some("") {
-        return Err(RunError::invalid_input("a tenant without a name has no history"));
+/// Selects the calls of the same tenant, agent, user and workspace.
+pub(crate) fn of(run: &Run) -> Result<Query, RunError> {
+    let caller = run.caller();
+    // No name means calls without a tenant or user, which are not those of one with no name.
+    for (what, name) in [("tenant", &caller.tenant), ("user", &caller.user)] {
+        if name.as_deref() == Some("") {
+            return Err(RunError::invalid_input(format!("a {what} without a name has no history")));
+        }
     }
-    Ok(Query { agent: Some(caller.agent.clone()), tenant: Some(tenant), ..Query::default() })
+    // Calls that were recorded without a workspace may be of any folder, so no agent sees them.
+    let Some(workspace) = run.confinement().recorded_workspace() else {
+        return Err(RunError::invalid_input(
+            "the history cannot be asked without a workspace that has an absolute path",
+        ));
+    };
+    Ok(Query {
+        agent: Some(caller.agent.clone()),
+        tenant: Some(caller.tenant.clone().unwrap_or_default()),
+        user: Some(caller.user.clone().unwrap_or_default()),
+        workspace: Some(workspace.to_string()),
+        ..Query::default()
+    })
 }
 
-fn since(text: Option<&str>) -> Result<Option<Timestamp>, RunError> {
-    let Some(text) = text else { return Ok(None) };
-    if let Ok(time) = text.parse() {
-        return Ok(Some(time));
-    }
-    let back = parse_duration(text).ok().and_then(|back| Timestamp::now().checked_sub(back).ok());
-    let wrong =
-        || format!("`{text}` is neither a time such as `2026-11-16T08:00:00Z` nor one back from now such as `2h`");
-    back.map(Some).ok_or_else(|| RunError::invalid_input(wrong()))
+pub(crate) fn since(text: Option<&str>) -> Result<Option<Timestamp>, RunError> {
+    text.map(parse_since).transpose().map_err(RunError::invalid_input)
 }
 
 /// Asks the history, which blocks, where that keeps nobody else.
-async fn ask<T: Send + 'static>(
+pub(crate) async fn ask<T: Send + 'static>(
     store: &Store,
     question: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, RunError> {

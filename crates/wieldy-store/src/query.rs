@@ -10,11 +10,14 @@ use wieldy_core::{ExecutionId, Status};
 use crate::database::{Database, Dialect, Row, Source, Value, Words};
 use crate::error::StoreError;
 use crate::ledger::CallRow;
+use crate::moments::Moment;
 use crate::tally;
 
 /// Which calls are wanted; what is not set does not matter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Query {
+    /// The call with this id.
+    pub execution: Option<String>,
     /// The tool's name.
     pub tool: Option<String>,
     /// How they stand or ended.
@@ -25,6 +28,10 @@ pub struct Query {
     pub agent: Option<String>,
     /// The tenant; `Some("")` means calls without one.
     pub tenant: Option<String>,
+    /// The person behind the agent; `Some("")` means calls without one.
+    pub user: Option<String>,
+    /// The workspace, as an absolute path; `Some("")` means calls without one.
+    pub workspace: Option<String>,
     /// The batch.
     pub batch: Option<String>,
     /// Accepted then or later.
@@ -98,6 +105,8 @@ pub struct Execution {
     pub session: Option<String>,
     /// The person behind the agent.
     pub user: Option<String>,
+    /// The folder that it worked in.
+    pub workspace: Option<String>,
     /// The batch that it was part of.
     pub batch: Option<String>,
     /// The sandbox that it ran in.
@@ -106,19 +115,6 @@ pub struct Execution {
     pub usage: Option<Json>,
     /// What else is known: the caller's own id, time in queues, the artifact, the isolation level.
     pub metadata: Option<Json>,
-}
-
-/// What happened to a call.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Moment {
-    /// The record's number in the trail.
-    pub seq: i64,
-    /// When.
-    pub at: Timestamp,
-    /// The event's name.
-    pub name: String,
-    /// The facts.
-    pub data: Json,
 }
 
 /// What statistics are made for.
@@ -163,7 +159,7 @@ pub struct Stat {
 /// The columns of a call, in the order in which [`row_of`] reads them.
 pub(crate) const COLUMNS: &str = "id, execution_id, tool_name, parameters_json, status, error_message, error_code, started_at,
     completed_at, duration_ms, output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id, tenant_id, attempts,
-    usage_json, metadata_json";
+    usage_json, metadata_json, workspace";
 
 pub(crate) fn row_of(row: &dyn Row) -> Result<CallRow, StoreError> {
     let text = |column| row.text(column).map(str::to_owned);
@@ -189,6 +185,7 @@ pub(crate) fn row_of(row: &dyn Row) -> Result<CallRow, StoreError> {
         attempts: row.int(17)?,
         usage: optional(18)?,
         metadata: optional(19)?,
+        workspace: optional(20)?,
     })
 }
 
@@ -212,6 +209,7 @@ impl From<CallRow> for Execution {
             tenant: row.tenant,
             session: row.session,
             user: row.user,
+            workspace: row.workspace,
             batch: row.batch,
             sandbox: row.sandbox,
             usage: json(row.usage),
@@ -261,6 +259,17 @@ pub(crate) fn search(database: &mut dyn Database, query: &Query, limit: usize) -
 }
 
 fn page_of(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Page, StoreError> {
+    let (rows, more) = rows_of(database, query, limit)?;
+    let next = rows.last().filter(|_| more).map(|row| Cursor(row.id));
+    Ok(Page { executions: rows.into_iter().map(Execution::from).collect(), next })
+}
+
+/// Finds up to `limit` calls, the latest first, and tells whether there are more.
+pub(crate) fn rows_of(
+    database: &mut dyn Database,
+    query: &Query,
+    limit: usize,
+) -> Result<(Vec<CallRow>, bool), StoreError> {
     let wanted = Wanted::of(database, query)?;
     let mut rows = Vec::new();
     for sql in wanted.pages(limit) {
@@ -275,8 +284,7 @@ fn page_of(database: &mut dyn Database, query: &Query, limit: usize) -> Result<P
     }
     let more = rows.len() > limit;
     rows.truncate(limit);
-    let next = rows.last().filter(|_| more).map(|row| Cursor(row.id));
-    Ok(Page { executions: rows.into_iter().map(Execution::from).collect(), next })
+    Ok((rows, more))
 }
 
 /// How the database would look for what [`search`] asks for, a text for each statement.
@@ -312,6 +320,7 @@ impl Wanted {
     fn of(database: &mut dyn Database, query: &Query) -> Result<Self, StoreError> {
         let mut wanted = Conditions::default();
         let equal = [
+            ("execution_id = ?", query.execution.as_deref()),
             ("tool_name = ?", query.tool.as_deref()),
             ("status = ?", query.status.map(Status::as_str)),
             ("session_id = ?", query.session.as_deref()),
@@ -323,10 +332,13 @@ impl Wanted {
                 wanted.add(sql, value);
             }
         }
-        match query.tenant.as_deref() {
-            Some("") => wanted.sql.push("tenant_id IS NULL".into()),
-            Some(tenant) => wanted.add("tenant_id = ?", tenant),
-            None => {}
+        let equal_or_absent = [("tenant_id", &query.tenant), ("user_id", &query.user), ("workspace", &query.workspace)];
+        for (column, value) in equal_or_absent {
+            match value.as_deref() {
+                Some("") => wanted.sql.push(format!("{column} IS NULL")),
+                Some(value) => wanted.add(&format!("{column} = ?"), value),
+                None => {}
+            }
         }
         if let Some(since) = query.since {
             wanted.add("started_at >= ?", Value::Time(since.as_microsecond()));
@@ -431,7 +443,7 @@ struct Counted {
 }
 
 /// How calls went, by tool or day. Of a query's conditions those on tool, status, agent, tenant and time count, the latter
-/// by whole days; with a session, batch or text the calls themselves are counted.
+/// by whole days; with a session, user, workspace, batch or text the calls themselves are counted.
 pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> Result<Vec<Stat>, StoreError> {
     let mut counted: BTreeMap<(Option<i64>, Option<String>), Counted> = BTreeMap::new();
     let key = |day: i64, tool: &str| match by {
@@ -445,7 +457,8 @@ pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> 
         *group.statuses.entry(status.to_owned()).or_default() += calls;
         group.output_bytes += bytes;
     };
-    if query.session.is_some() || query.batch.is_some() || query.text.is_some() {
+    let narrower = [&query.execution, &query.session, &query.user, &query.workspace, &query.batch, &query.text];
+    if narrower.iter().any(|wanted| wanted.is_some()) {
         let columns = "started_at, tool_name, status, duration_ms, output_size_bytes";
         asked_together(database, &mut |database| {
             let wanted = Wanted::of(database, query)?;

@@ -271,6 +271,7 @@ pub(crate) fn remembered(database: &mut dyn Database, interrupted: Vec<Interrupt
     let now = Timestamp::now().as_microsecond();
     // Should the clock be ahead just now, they are there again when it is right. What is yet to come has no end.
     let long_ago = believed_now(database)?.saturating_sub(DAY);
+    crate::claim::sweep(database)?;
     let over = "DELETE FROM answers WHERE expires_at <= ?1 AND result_json IS NOT NULL";
     database.execute(over, &[Value::Time(long_ago)])?;
     let sql = "SELECT result_json, tenant, task, key, fingerprint, expires_at FROM answers
@@ -287,7 +288,7 @@ pub(crate) fn remembered(database: &mut dyn Database, interrupted: Vec<Interrupt
     Ok(Remembered { answers, interrupted })
 }
 
-fn answer(row: &dyn Row, result: ToolResult) -> Result<RememberedAnswer, StoreError> {
+pub(crate) fn answer(row: &dyn Row, result: ToolResult) -> Result<RememberedAnswer, StoreError> {
     let time = |micros: i64| Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
     // What may simply be run again is not held against its key.
     let is_final = result.error.as_ref().is_none_or(|error| !error.retryable);

@@ -18,9 +18,10 @@ use crate::error::StoreError;
 use crate::failpoint;
 use crate::filing::{Filer, Pruning};
 use crate::ledger::Ledger;
+use crate::moments::{self, LogCursor, LogEntry, Moment};
 #[cfg(feature = "postgres")]
 use crate::postgres;
-use crate::query::{self, Execution, GroupBy, Moment, Page, Query, Stat};
+use crate::query::{self, Execution, GroupBy, Page, Query, Stat};
 use crate::recovery;
 use crate::sqlite::Sqlite;
 use crate::trail::{Head, Record};
@@ -173,7 +174,10 @@ impl Store {
         let mut database = connect(&self.address)?;
         let id = Uuid::now_v7();
         let signer = options.key.as_deref().map(Signer::open).transpose()?;
+        // The record below waits for the disk, and with it the row of this executor gets there.
+        database.relax(true)?;
         let number = register(&mut *database, id)?;
+        database.relax(false)?;
         failpoint::reach("journal.registered");
         let opened_at = one_int(&mut *database, "SELECT seq FROM trail", &[])?.unwrap_or_default();
         let takes_words = database.dialect() != Dialect::Sqlite;
@@ -199,6 +203,17 @@ impl Store {
     /// Up to `limit` calls, the latest first.
     pub fn search(&self, query: &Query, limit: usize) -> Result<Page, StoreError> {
         self.with(|database| query::search(database, query, limit))
+    }
+
+    /// Finds up to `limit` events of calls, those of the latest call first, whose names are wanted.
+    pub(crate) fn logs(
+        &self,
+        query: &Query,
+        from: Option<LogCursor>,
+        wanted: &dyn Fn(&str) -> bool,
+        limit: usize,
+    ) -> Result<(Vec<LogEntry>, Option<LogCursor>), StoreError> {
+        self.with(|database| moments::logs(database, query, from, wanted, limit))
     }
 
     /// How the database looks for what [`Store::search`] asks for, for tests of that.

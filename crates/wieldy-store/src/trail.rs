@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use uuid::Uuid;
-use wieldy_core::{Body, Event, ExecutionId, redact};
+use wieldy_core::{Body, Event, ExecutionId};
 
 use crate::meaning::{Meaning, Subject};
 
@@ -36,6 +36,9 @@ pub(crate) struct Record {
     pub(crate) tenant: Option<String>,
     /// The whole result, where somebody may ask for it later.
     pub(crate) answer: Option<String>,
+    /// The idempotency key that the call gives back by ending. A log does not keep it: the claims of an executor that is gone
+    /// are void.
+    pub(crate) released: Option<String>,
 }
 
 /// Which call something happened to.
@@ -60,7 +63,6 @@ impl Record {
             Body::CallStarted { keyed, .. } => keyed.is_some(),
             _ => false,
         };
-        let answer = event.body.closing().and_then(|closing| closing.answer.as_ref());
         Self {
             instance_seq: event.seq,
             at: event.at.as_microsecond(),
@@ -70,7 +72,8 @@ impl Record {
             data,
             meaning,
             tenant: if expects_answer { subject.caller.tenant_hash() } else { None },
-            answer: answer.map(|result| redact::value(&json!(result)).to_string()),
+            answer: event.answer().map(|result| result.to_string()),
+            released: None,
         }
     }
 
@@ -78,7 +81,18 @@ impl Record {
     pub(crate) fn own(name: &'static str, at: i64, call: Option<i64>, data: &Value) -> Self {
         let (call, data) = (call.map(CallRef::Left), data.to_string());
         let meaning = Meaning::read(name, None, &data);
-        Self { instance_seq: 0, at, name, call, subject: None, data, meaning, tenant: None, answer: None }
+        Self {
+            instance_seq: 0,
+            at,
+            name,
+            call,
+            subject: None,
+            data,
+            meaning,
+            tenant: None,
+            answer: None,
+            released: None,
+        }
     }
 }
 

@@ -290,6 +290,7 @@ const TABLES: &[Table] = &[
             ("attempts", 'i'),
             ("usage_json", 't'),
             ("metadata_json", 't'),
+            ("workspace", 't'),
             ("instance", 'i'),
         ],
     },

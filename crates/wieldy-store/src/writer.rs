@@ -13,8 +13,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
-use wieldy_core::{Body, BoxFuture, Event, ExecutionId, Journal, JournalError, Receipt, Remembered};
+use wieldy_core::{Body, BoxFuture, Claim, Claimed, Event, ExecutionId, Journal, JournalError, Receipt, Remembered};
 
+use crate::claim::Claiming;
 use crate::error::StoreError;
 use crate::filing::{Filer, GROUP_ENOUGH, GROUP_MAX};
 use crate::log::Log;
@@ -36,10 +37,19 @@ const PRINTED_BYTES_MAX: usize = 64 * 1024;
 /// The journal of an executor, kept in a database. Dropping it writes what is left and ends the instance.
 pub struct StoreJournal {
     shared: Arc<Shared>,
-    /// How much text the calls that run have printed into the trail.
-    printed: Mutex<HashMap<ExecutionId, usize>>,
+    /// What is remembered of calls that are not closed.
+    open: Mutex<Open>,
     remembered: Mutex<Remembered>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// What is remembered of calls that are not closed.
+#[derive(Default)]
+struct Open {
+    /// The size of the text that they have printed into the trail.
+    printed: HashMap<ExecutionId, usize>,
+    /// The idempotency keys that they claimed.
+    claimed: HashMap<ExecutionId, String>,
 }
 
 /// What those who cause events share with the threads that keep them.
@@ -71,6 +81,8 @@ pub(crate) struct Queue {
     /// Who waits for an event to be safe, and who waits for it to be filed.
     waiting: Waiting,
     flushing: Waiting,
+    /// Claims that are not answered yet.
+    pub(crate) claims: Vec<Claiming>,
     /// How many must wait before the thread is woken that makes events safe; it wakes by itself a little later.
     pub(crate) worth_waking: usize,
     /// Whether the thread that files has to be woken for anything at all.
@@ -79,6 +91,8 @@ pub(crate) struct Queue {
     is_stuck: bool,
     /// Why nothing can be filed just now.
     pub(crate) trouble: Option<JournalError>,
+    /// The reason why records were given up that are not even in the log.
+    pub(crate) lost: Option<JournalError>,
     pub(crate) closing: bool,
     pub(crate) forsaken: bool,
 }
@@ -131,17 +145,17 @@ impl Shared {
         self.filed.notify_all();
     }
 
-    /// Waits until what is safe is filed too, so that whoever asks the history now finds all that was answered before; not for
-    /// long, and not while nothing can be filed.
+    /// Waits until everything that was taken is filed, so that a question finds all that was answered before, calls that only
+    /// read included; not for long, and not while nothing can be filed.
     pub(crate) fn catch_up(&self) {
         let began = Instant::now();
         let mut queue = self.lock();
-        let kept = queue.kept;
-        if queue.filed < kept {
-            queue.flushing.push((kept, oneshot::channel().0));
+        let taken = queue.taken;
+        if queue.filed < taken {
+            queue.flushing.push((taken, oneshot::channel().0));
             self.filer.notify_one();
         }
-        while queue.filed < kept && queue.trouble.is_none() && !queue.forsaken && began.elapsed() < ASKING {
+        while queue.filed < taken && queue.trouble.is_none() && !queue.forsaken && began.elapsed() < ASKING {
             queue = wait(&self.filed, queue, ASKING);
         }
     }
@@ -182,6 +196,9 @@ impl Queue {
         for (_, tell) in self.waiting.drain(..).chain(self.flushing.drain(..)) {
             let _ = tell.send(Err(trouble.clone()));
         }
+        for (_, tell) in self.claims.drain(..) {
+            let _ = tell.send(Err(trouble.clone()));
+        }
     }
 }
 
@@ -217,7 +234,7 @@ impl StoreJournal {
     pub(crate) fn start(filer: Filer, log: Option<Log>, remembered: Remembered) -> Result<Self, StoreError> {
         let shared = Arc::new(Shared::new(log.is_some()));
         let threads = Mutex::default();
-        let journal = Self { shared, printed: Mutex::default(), remembered: Mutex::new(remembered), threads };
+        let journal = Self { shared, open: Mutex::default(), remembered: Mutex::new(remembered), threads };
         journal.spawn("wieldy-journal", move |shared| filer.run(shared))?;
         if let Some(log) = log {
             journal.spawn("wieldy-log", move |shared| Logger { log, pace: Pace::default() }.run(shared))?;
@@ -267,6 +284,11 @@ impl StoreJournal {
         self.join();
     }
 
+    /// Returns why records were lost, if any were. Asked after [`StoreJournal::close`].
+    pub fn lost(&self) -> Option<JournalError> {
+        self.shared.lock().lost.clone()
+    }
+
     /// Stops writing as if the process had been killed, for tests of what comes after that.
     #[doc(hidden)]
     pub fn forsake(&self) {
@@ -287,11 +309,11 @@ impl StoreJournal {
     fn record(&self, event: &Event) -> Record {
         let mut record = Record::of(event);
         let Some(id) = event.subject.execution else { return record };
-        let printed = || self.printed.lock().expect("no code panics while it holds the numbers");
+        let open = || self.open.lock().expect("no code panics while it holds the open calls");
         match &event.body {
             Body::CallProgress { message: Some(message), .. } => {
-                let mut all_printed = printed();
-                let bytes = all_printed.entry(id).or_default();
+                let mut open = open();
+                let bytes = open.printed.entry(id).or_default();
                 *bytes += message.len();
                 if *bytes > PRINTED_BYTES_MAX {
                     let mut data = event.data();
@@ -299,7 +321,11 @@ impl StoreJournal {
                     record.data = data.to_string();
                 }
             }
-            body if body.closing().is_some() => drop(printed().remove(&id)),
+            body if body.closing().is_some() => {
+                let mut open = open();
+                open.printed.remove(&id);
+                record.released = open.claimed.remove(&id);
+            }
             _ => {}
         }
         record
@@ -350,6 +376,22 @@ impl Journal for StoreJournal {
         if wakes {
             bell.notify_one();
         }
+        Box::pin(async move { told.await.unwrap_or_else(|_| Err(gone())) })
+    }
+
+    fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed, JournalError>> {
+        let (tell, told) = oneshot::channel();
+        // Before the claim itself, so that a call that is closed meanwhile gives the key back.
+        let mut open = self.open.lock().expect("no code panics while it holds the open calls");
+        open.claimed.insert(claim.execution, claim.key.clone());
+        drop(open);
+        let mut queue = self.shared.lock();
+        if let Some(trouble) = &queue.trouble {
+            return Box::pin(std::future::ready(Err(trouble.clone())));
+        }
+        queue.claims.push((claim, tell));
+        drop(queue);
+        self.shared.filer.notify_one();
         Box::pin(async move { told.await.unwrap_or_else(|_| Err(gone())) })
     }
 
@@ -465,7 +507,7 @@ mod tests {
         let shared = Arc::new(Shared::new(false));
         shared.lock().taken = 1;
         let journal =
-            StoreJournal { shared, printed: Mutex::default(), remembered: Mutex::default(), threads: Mutex::default() };
+            StoreJournal { shared, open: Mutex::default(), remembered: Mutex::default(), threads: Mutex::default() };
         let waits = journal.kept(1);
         let theirs = Arc::clone(&journal.shared);
         let thread = std::thread::spawn(move || {

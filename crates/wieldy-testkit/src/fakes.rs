@@ -14,7 +14,7 @@ use wieldy_core::{
     ToolSpec, Usage,
 };
 
-/// What a puppet does in one run.
+/// The behaviour of a puppet in one run.
 #[derive(Debug, Clone)]
 pub enum Act {
     /// Answers with the arguments as text.
@@ -46,7 +46,7 @@ pub struct Puppet {
     strings: Arc<Strings>,
 }
 
-/// What is known of a puppet's runs.
+/// The record of a puppet's runs.
 #[derive(Debug, Default)]
 pub struct Strings {
     runs: AtomicUsize,
@@ -55,17 +55,17 @@ pub struct Strings {
 }
 
 impl Strings {
-    /// How many runs began.
+    /// Returns the number of runs that began.
     pub fn runs(&self) -> usize {
         self.runs.load(Ordering::SeqCst)
     }
 
-    /// How many runs there were at once, at the most.
+    /// Returns the largest number of runs at once.
     pub fn most_at_once(&self) -> usize {
         self.most.load(Ordering::SeqCst)
     }
 
-    /// How many runs there are now.
+    /// Returns the number of runs under way.
     pub fn now(&self) -> usize {
         self.now.load(Ordering::SeqCst)
     }
@@ -167,7 +167,7 @@ impl FailingJournal {
         self.refusing.store(refusing, Ordering::SeqCst);
     }
 
-    /// What it kept.
+    /// Returns the records that it kept.
     pub fn events(&self) -> Vec<Arc<Event>> {
         self.kept.events()
     }

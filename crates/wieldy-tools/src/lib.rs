@@ -15,7 +15,7 @@ pub use shell::{Bash, CommandTool};
 
 /// The workspace tools, all on the same workspace, and `GetArtifact`.
 pub fn file_tools(workspace: Arc<Workspace>) -> Vec<SharedTool> {
-    use files::{Delete, Edit, GetArtifact, Glob, List, Read, Search, Write};
+    use files::{Delete, Edit, GetArtifact, Glob, List, QueryVfs, Read, Search, Write};
     vec![
         Arc::new(Read::new(workspace.clone())),
         Arc::new(Write::new(workspace.clone())),
@@ -23,7 +23,8 @@ pub fn file_tools(workspace: Arc<Workspace>) -> Vec<SharedTool> {
         Arc::new(Delete::new(workspace.clone())),
         Arc::new(List::new(workspace.clone())),
         Arc::new(Search::new(workspace.clone())),
-        Arc::new(Glob::new(workspace)),
+        Arc::new(Glob::new(workspace.clone())),
+        Arc::new(QueryVfs::new(workspace)),
         Arc::new(GetArtifact),
     ]
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use wieldy::{Body, Call, Caller, Executor, Run, Seen, Stream, ToolSpec, tool};
 
-/// What a tool does that heeds being told to stop; one that does not is dropped after a grace time.
+/// A tool that stops when it is told to. One that does not is dropped after a grace time.
 async fn tidy_up() {
     tokio::time::sleep(std::time::Duration::from_millis(10)).await;
 }

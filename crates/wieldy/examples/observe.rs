@@ -1,4 +1,4 @@
-//! Watching a call: whoever looks, however late, sees its events from the first one on until it is over.
+//! Watching a call: a late observer sees its events from the first one on until it is over.
 
 use serde_json::{Value, json};
 use wieldy::{Call, Caller, Executor, Outcome, Run, Seen, ToolSpec, tool};

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use wieldy_core::artifact::ArtifactError;
 use wieldy_core::{ArtifactId, ArtifactInfo, ArtifactWriter, Artifacts, Caller};
 
-/// How many bytes of all artifacts are kept, unless told otherwise.
+/// The default for the size of all artifacts together, in bytes.
 const BYTES_MAX: u64 = 1024 * 1024 * 1024;
 
 /// Keeps artifacts in a folder that only this user can open. The oldest go when the space is used up.
@@ -21,7 +21,7 @@ pub struct FolderArtifacts {
     bytes_max: u64,
 }
 
-/// Why a folder cannot keep artifacts.
+/// The reason why a folder cannot keep artifacts.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot keep artifacts in `{}`", folder.display())]
 pub struct FolderError {
@@ -62,25 +62,31 @@ impl FolderArtifacts {
         fs::rename(draft, self.info_path(info.id))
     }
 
-    /// Removes the oldest artifacts until all fit; the newest always stays. Ids are in the order of their making.
-    fn sweep(&self) -> io::Result<()> {
+    /// Returns the artifacts that are there, with their sizes, in no order.
+    fn kept(&self) -> io::Result<Vec<(ArtifactId, u64)>> {
         let mut kept = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
             let name = entry.file_name();
             let id = name.to_str().and_then(|name| name.parse::<ArtifactId>().ok().filter(|id| id.bare() == name));
-            // An artifact that somebody else has just removed takes no space.
+            // An artifact that another process has just removed takes no space.
             if let (Some(id), Ok(metadata)) = (id, entry.metadata()) {
                 kept.push((id, metadata.len()));
             }
         }
+        Ok(kept)
+    }
+
+    /// Removes the oldest artifacts until all fit; the newest always stays. Ids are in the order of their making.
+    fn sweep(&self) -> io::Result<()> {
+        let mut kept = self.kept()?;
         kept.sort_unstable();
         let mut bytes: u64 = kept.iter().map(|(_, length)| length).sum();
         for (id, length) in kept.iter().take(kept.len().saturating_sub(1)) {
             if bytes <= self.bytes_max {
                 break;
             }
-            // What is known goes first: an artifact without it is not there any more.
+            // The record goes first: an artifact without one does not exist any more.
             remove(&self.info_path(*id))?;
             remove(&self.bytes_path(*id))?;
             bytes -= length;
@@ -89,7 +95,7 @@ impl FolderArtifacts {
     }
 }
 
-/// A new file that nobody else can read.
+/// Makes a new file that only its owner can read.
 fn private_file(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
 }
@@ -110,16 +116,21 @@ fn failed(doing: &'static str, id: ArtifactId) -> impl Fn(io::Error) -> Artifact
 }
 
 impl Artifacts for FolderArtifacts {
-    fn create(&self, owner: &Caller, bytes_max: u64) -> Result<Box<dyn ArtifactWriter>, ArtifactError> {
+    fn create(
+        &self,
+        owner: &Caller,
+        workspace: Option<&str>,
+        bytes_max: u64,
+    ) -> Result<Box<dyn ArtifactWriter>, ArtifactError> {
         let id = ArtifactId::next();
-        let info = ArtifactInfo { id, tenant: owner.tenant.clone(), kept_bytes: 0, total_bytes: 0 };
+        let info = ArtifactInfo::new(id, owner, workspace);
         let make = || {
             self.sweep()?;
             let file = private_file(&self.bytes_path(id))?;
             self.write_info(&info)?;
             Ok(file)
         };
-        // A folder that is gone is trouble with the store, not an artifact that nobody made.
+        // A folder that is gone is an error of the store, not a missing artifact.
         let file = make().map_err(|source| ArtifactError::Store { doing: "make", id, source })?;
         // The newest always stays, so it must not be larger than all may be.
         let bytes_max = bytes_max.min(self.bytes_max);
@@ -148,6 +159,15 @@ impl Artifacts for FolderArtifacts {
             Ok(page)
         };
         page().map_err(failed("read", id))
+    }
+
+    fn list(&self, reader: &Caller, workspace: &str, limit: usize) -> Result<Vec<ArtifactInfo>, ArtifactError> {
+        // A folder that cannot be read lists nothing, as an artifact that cannot be read is not there.
+        let mut ids: Vec<ArtifactId> =
+            self.kept().map(|kept| kept.into_iter().map(|(id, _)| id).collect()).unwrap_or_default();
+        ids.sort_unstable_by(|one, other| other.cmp(one));
+        let own = ids.into_iter().filter_map(|id| self.describe(id, reader).ok());
+        Ok(own.filter(|info| info.is_made_by(reader, workspace)).take(limit).collect())
     }
 }
 

@@ -35,8 +35,9 @@ pub use wieldy_core::*;
 /// MCP in both directions.
 pub use wieldy_mcp as mcp;
 pub use wieldy_sandbox::{
-    Absent, Bare, Holds, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions, ProbeState,
-    Probed, RefusedCall, Report, Rootfs, finish, probe, sweep,
+    Absent, Bare, Holds, IdleLimits, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions,
+    ProbeState, Probed, RefusedCall, Report, Rootfs, WardenAhead, finish, is_placeholder, probe, sweep,
+    sweep_placeholders,
 };
 #[cfg(feature = "firecracker")]
 pub use wieldy_sandbox::{Firecracker, FirecrackerOptions, FirecrackerProblem};
@@ -44,13 +45,13 @@ pub use wieldy_store::{
     Address, Copied, Cursor, Execution, GroupBy, JournalOptions, Moment, Page, Problem as TrailProblem, Pruned, Query,
     Retention, SignedHead, Signer, Stat, Store, StoreError, StoreJournal, Verdict, history_tools,
 };
-pub use wieldy_tools::shell::{Bash, CommandTool, shell_tools};
+pub use wieldy_tools::shell::{Attached, Bash, CommandTool, shell_tools};
 pub use wieldy_tools::{Workspace, WorkspaceError, file_tools};
 
 /// Begins to build an executor with the built-in tools on `workspace`.
 ///
 /// Programs are isolated natively unless `isolation` says otherwise. A machine or version without that level answers
-/// with `E3101`; whoever wants programs to run without any isolation sets it to [`Level::None`].
+/// with `E3101`; [`Level::None`] runs programs without any isolation.
 ///
 /// The journal is in memory. To keep a history, open a [`Store`] and set `journal` to what [`Store::journal`] makes.
 pub fn builder(workspace: &Path) -> Result<ExecutorBuilder, WorkspaceError> {

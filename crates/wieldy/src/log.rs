@@ -1,7 +1,7 @@
 //! The log: the executor's events as lines of `tracing`, by one subscriber.
 //!
 //! A line's target says what it is about (`wieldy::call`, `wieldy::retry`, …), its message is constant, and everything
-//! else is a field. Whatever a tool or a model wrote is shown without its secrets.
+//! else is a field. Texts of tools and models are shown without their secrets.
 
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -20,7 +20,7 @@ pub const LOG_TARGETS: [&str; 8] = [
     "wieldy::missed",
 ];
 
-/// How many events may wait to be written; more are counted as missed.
+/// The maximal number of events that wait to be written; more are counted as missed.
 const EVENTS_WAITING_MAX: usize = 4096;
 
 /// A log that is being written. Dropping it ends it too, without waiting for its last lines.
@@ -315,8 +315,14 @@ mod tests {
         let event = Event {
             seq: 1,
             at: "2026-01-01T00:00:00Z".parse().expect("a time"),
-            subject: Arc::new(Subject { execution: None, batch: None, call_id: None, tool: None, caller }),
-            body: Body::CallPending { arguments: Redacted::from(arguments), called_as: None, task: false, rerun: None },
+            subject: Arc::new(Subject::of(caller)),
+            body: Body::CallPending {
+                arguments: Redacted::from(arguments),
+                called_as: None,
+                workspace: None,
+                task: false,
+                rerun: None,
+            },
         };
         let shown = super::json(&event, "/arguments");
         assert_eq!(shown, r#"{"text":"it's \"a\" \\ é ✓ 𝄞 \u009b31m \u202e\udb40\udc41\n","password":"[redacted]"}"#);

@@ -198,7 +198,7 @@ impl Contestant {
         let (address, log) = (free_address()?, std::fs::File::create(folder.join("log"))?);
         let process = Command::new(wieldy_program()?)
             .current_dir(&folder)
-            .args(["serve", "--listen", &address.to_string(), "--log", "error"])
+            .args(["serve", "--config", "wieldy.toml", "--listen", &address.to_string(), "--log", "error"])
             .stdout(Stdio::null())
             .stderr(log)
             .spawn()

@@ -14,7 +14,7 @@ use wieldy_core::{
 use wieldy_sandbox::{Native, NativeOptions};
 
 use super::containers;
-use super::harness::{Contestant, Effort, compete};
+use super::harness::{Contestant, Effort, Spread, compete, spread_of};
 use super::neighbours;
 use super::table::{Figure, Goal, Row};
 
@@ -90,7 +90,9 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
         goal: Some(Goal::RatioAtMost(1.11)),
     });
     rows.push(runtime.block_on(idle_memory())?);
+    rows.push(runtime.block_on(after_a_pause(if quick { 3 } else { 11 }))?);
     rows.extend(neighbours::measure(quick, &runtime)?);
+    rows.push(runtime.block_on(sessions_in_a_row(if quick { 2_000 } else { 10_000 }))?);
     if !quick {
         rows.push(subject.flood(&runtime)?);
     }
@@ -311,6 +313,84 @@ async fn idle_memory() -> Result<Row> {
         floor: None,
         ratio: None,
         goal: Some(Goal::BytesAtMost(512.0 * 1024.0)),
+    })
+}
+
+/// Compares a session's call after a pause, for which placeholders are put up again, with one in a workspace that has all
+/// those names and needs none.
+async fn after_a_pause(rounds: usize) -> Result<Row> {
+    const PAUSE: Duration = Duration::from_millis(2200);
+    const NONE: &str = "after a pause, without placeholders";
+    let (empty, full) = (tempfile::tempdir()?, tempfile::tempdir()?);
+    let native = || Native::new(NativeOptions { spares: 0, ..NativeOptions::default() });
+    let (held, plain) = (executor(empty.path(), native())?, executor(full.path(), native())?);
+    let once = |executor: &Executor| repeat(1, executor.clone(), call("True", Some("pause")));
+    once(&held).await;
+    let names = placeholders(empty.path())?;
+    // A workspace may be no bare repository, or must be one whose settings are protected: this one has all of their names.
+    let bare = ["HEAD", "objects", "refs", "config", "config.worktree", "commondir", "hooks"].map(Into::into);
+    for path in names.iter().chain(&bare).map(|name| full.path().join(name)) {
+        std::fs::write(path, "taken\n")?;
+    }
+    once(&plain).await;
+    if names.is_empty() || !placeholders(full.path())?.is_empty() {
+        bail!("placeholders must be put up in one of two workspaces, and are not: {names:?}");
+    }
+    let (mut with, mut without) = (Vec::with_capacity(rounds), Vec::with_capacity(rounds));
+    for round in 0..rounds {
+        tokio::time::sleep(PAUSE).await;
+        let paused = Instant::now();
+        while !placeholders(empty.path())?.is_empty() {
+            if paused.elapsed() > PAUSE {
+                bail!("the placeholders are still there after the pause");
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        // A processor that slept through the pause should not make the first of them slower in every round.
+        let (first, second) = if round % 2 == 0 { (&held, &plain) } else { (&plain, &held) };
+        let (one, two) = (once(first).await, once(second).await);
+        let (ours, floor) = if round % 2 == 0 { (one, two) } else { (two, one) };
+        with.push(ours.as_nanos() as f64);
+        without.push(floor.as_nanos() as f64);
+    }
+    let (with, without) = (spread_of(with), spread_of(without));
+    let more = with.p50 - without.p50;
+    Ok(Row {
+        name: "placeholders put up again after a pause: more time than without".into(),
+        ours: Figure::Time(Spread { min: more, p50: more, p95: more }),
+        floor: Some((NONE, Figure::Time(without))),
+        ratio: Some(with.p50 / without.p50),
+        goal: Some(Goal::TimeAtMost(200_000.0)),
+    })
+}
+
+/// Returns the names in a workspace that are there only as placeholders.
+fn placeholders(workspace: &std::path::Path) -> Result<Vec<std::ffi::OsString>> {
+    let entries = std::fs::read_dir(workspace)?.flatten();
+    Ok(entries.filter(|entry| wieldy_sandbox::is_placeholder(&entry.path())).map(|entry| entry.file_name()).collect())
+}
+
+/// Compares the call of a new session after many other sessions with that of the first ones: clients that open a session
+/// for each call must not slow anything down by the sandboxes that they leave behind.
+async fn sessions_in_a_row(count: usize) -> Result<Row> {
+    let workspace = tempfile::tempdir()?;
+    let executor = executor(workspace.path(), Native::new(NativeOptions::default()))?;
+    let mut times = Vec::with_capacity(count);
+    for number in 0..count {
+        times.push(repeat(1, executor.clone(), call("True", Some(&format!("session-{number}")))).await);
+    }
+    let part = count / 20;
+    let median = |part: &mut [Duration]| {
+        part.sort_unstable();
+        part[part.len() / 2].as_secs_f64()
+    };
+    let (first, last) = (median(&mut times[..part]), median(&mut times[count - part..]));
+    Ok(Row {
+        name: format!("calls per second in new sessions, after {count} others"),
+        ours: Figure::PerSecond(1.0 / last),
+        floor: Some(("the first sessions", Figure::PerSecond(1.0 / first))),
+        ratio: Some(last / first),
+        goal: Some(Goal::RatioAtMost(1.2)),
     })
 }
 

@@ -14,7 +14,11 @@ use crate::exit::Failure;
 pub(crate) fn arguments(whole: Option<&str>, pairs: &[String]) -> Result<Value, Failure> {
     let given = match whole {
         None => Value::Object(Map::new()),
-        Some(text) => parse_arguments(&text_of(text)?).map_err(CallError::from)?,
+        Some(text) => match text_of(text)? {
+            // The executor refuses it, and records that.
+            text if text.len() > ARGUMENTS_BYTES_MAX => return Ok(Value::String(text)),
+            text => parse_arguments(&text).map_err(CallError::from)?,
+        },
     };
     let mut object = match given {
         Value::Object(object) => object,
@@ -64,13 +68,12 @@ fn text_of(text: &str) -> Result<String, Failure> {
     bounded(File::open(path).map_err(|error| unread(error, path))?, path)
 }
 
-/// Reads no more than arguments may have, however much there is.
+/// Reads at most one byte more than arguments may have, however much there is.
 fn bounded(source: impl Read, name: &str) -> Result<String, Failure> {
     let mut bytes = Vec::new();
     source.take(ARGUMENTS_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(|error| unread(error, name))?;
     if bytes.len() > ARGUMENTS_BYTES_MAX {
-        let told = format!("the arguments are too large: at most {ARGUMENTS_BYTES_MAX} bytes");
-        return Err(invalid(told, "put what is large into a file of the workspace, and name the file"));
+        return Ok(String::from_utf8_lossy(&bytes).into_owned());
     }
     let hint = "arguments are JSON, which is UTF-8 text";
     String::from_utf8(bytes)

@@ -4,13 +4,16 @@ use std::convert::Infallible;
 use std::fs::File;
 use std::io::{self, IsTerminal, Read};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Deserialize;
 use serde_json::Value;
 use wieldy::name::hint_for_unknown_key;
-use wieldy::{Batch, BatchCall, BatchId, BatchResult, Call, CallError, Caller, Executor, Seen, ToolResult};
+use wieldy::{
+    Batch, BatchCall, BatchId, BatchResult, Body, Call, CallError, Caller, Event, Executor, Options, Seen, ToolResult,
+};
 
 use super::request;
 use crate::args::BatchArgs;
@@ -19,10 +22,13 @@ use crate::exit::{Exit, Failure};
 use crate::history::{History, Tasks};
 use crate::interrupt::{CANCELLING, Interrupts};
 use crate::output::{Printer, counted, hint_for, shown, shown_in_line};
-use crate::{assemble, confirm, in_runtime, log, upstreams};
+use crate::{assemble, confirm, history, in_runtime, log, upstreams};
 
 /// How large a batch may be, written as JSON.
 const BATCH_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
+/// The interval at which the bar is drawn again, for the elapsed time.
+const TICK: Duration = Duration::from_millis(200);
 
 /// A call of a batch as people write it.
 #[derive(Debug, PartialEq, Deserialize)]
@@ -34,6 +40,7 @@ struct Entry {
     arguments: Value,
     #[serde(default)]
     after: Vec<String>,
+    idempotency_key: Option<String>,
 }
 
 pub(crate) fn run(
@@ -46,9 +53,9 @@ pub(crate) fn run(
     // It outlives the runtime, so that the last records of what was running are in it.
     let history = History::open(config, Tasks::Forgotten)?;
     let work = async {
-        let progress = progress_bar(entries.len(), "{bar:40} {pos}/{len} {wide_msg}");
+        let progress = progress_bar(entries.len(), "{bar:30} {pos}/{len} {elapsed} {wide_msg}");
         let confirmer = confirm::confirmer(args.run.yes, printer, &progress);
-        let many = assemble::Work::ManyCalls;
+        let many = assemble::Work::many_calls();
         let executor = assemble::executor(config, environment, confirmer, history.as_ref(), many)?;
         let tools: Vec<&str> = entries.iter().map(|entry| entry.tool.as_str()).collect();
         let servers = upstreams::open_for(&tools, config, environment, &executor).await?;
@@ -56,7 +63,8 @@ pub(crate) fn run(
         servers.close().await;
         ended
     };
-    in_runtime(work)
+    let ended = in_runtime(work);
+    history::close(history, ended)
 }
 
 async fn batch(
@@ -68,11 +76,15 @@ async fn batch(
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     request::warn_of_no_isolation(config, printer);
+    request::tell_of_session(&args.run, printer);
 
     let options = request::options(&args.run);
-    let calls = entries.into_iter().map(|entry| BatchCall {
-        call: Call { call_id: entry.id, ..Call::new(entry.tool, entry.arguments).with(options.clone()) },
-        after: entry.after,
+    let calls = entries.into_iter().map(|entry| {
+        let options = Options { idempotency_key: entry.idempotency_key, ..options.clone() };
+        BatchCall {
+            call: Call { call_id: entry.id, ..Call::new(entry.tool, entry.arguments).with(options) },
+            after: entry.after,
+        }
     });
     let batch = Batch {
         calls: calls.collect(),
@@ -114,16 +126,25 @@ pub(crate) fn progress_bar(length: usize, template: &str) -> ProgressBar {
     ProgressBar::with_draw_target(Some(length as u64), ProgressDrawTarget::stderr()).with_style(style)
 }
 
-/// Moves the bar with every call that ends, for as long as it is polled.
+/// Shows at once how far the batch is, how long it has run and which tools run now, for as long as it is polled.
 async fn follow(executor: &Executor, id: BatchId, caller: &Caller, progress: &ProgressBar) -> Infallible {
     let mut events = executor.observe_batch(id, caller);
+    let mut running: Vec<Arc<Event>> = Vec::new();
+    progress.reset_elapsed();
+    progress.enable_steady_tick(TICK);
     while let Some(seen) = events.next().await {
-        if let Seen::Event(event) = seen
-            && event.body.closing().is_some()
-        {
-            progress.set_message(event.subject.tool.as_deref().map(shown_in_line).unwrap_or_default());
+        let Seen::Event(event) = seen else { continue };
+        let is_same = |other: &Arc<Event>| other.subject.execution == event.subject.execution;
+        if event.body.closing().is_some() {
+            running.retain(|other| !is_same(other));
             progress.inc(1);
+        } else if matches!(event.body, Body::CallStarted { .. }) && !running.iter().any(is_same) {
+            running.push(event);
+        } else {
+            continue;
         }
+        let names = running.iter().filter_map(|event| event.subject.tool.as_deref()).map(shown_in_line);
+        progress.set_message(names.collect::<Vec<_>>().join(", "));
     }
     std::future::pending().await
 }
@@ -181,7 +202,7 @@ fn read(file: &str) -> Result<Vec<Entry>, Failure> {
         return Err(Failure::usage(told).hint("make several batches of it, one after the other"));
     }
     parse(&text).map_err(|(line, message)| {
-        let form = "a batch is a JSON array, or one object per line, with `id`, `tool`, `arguments` and `after`";
+        let form = "a batch is a JSON array, or one object per line, with `id`, `tool`, `arguments`, `after` and `idempotency_key`";
         let hint = hint_for_unknown_key(&message).unwrap_or_else(|| form.to_owned());
         Failure::usage(anyhow!("{name}:{line}: {message}")).hint(hint)
     })
@@ -220,7 +241,7 @@ mod tests {
             (
                 "[{\"tool\":\"a\"},\n{\"tol\":\"b\"}]",
                 2,
-                "unknown field `tol`, expected one of `id`, `tool`, `arguments`, `after`",
+                "unknown field `tol`, expected one of `id`, `tool`, `arguments`, `after`, `idempotency_key`",
             ),
             ("{\"tool\":\"a\"}\n{\"id\":\"b\"}", 2, "missing field `tool`"),
             ("{\"tool\":\"a\"}\n\n{tool}", 3, "key must be a string"),

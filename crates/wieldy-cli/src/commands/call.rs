@@ -14,8 +14,12 @@ use crate::config::{Config, Environment};
 use crate::exit::{Exit, Failure};
 use crate::history::{History, Tasks};
 use crate::interrupt::{CANCELLING, Interrupts};
+use crate::live::Live;
 use crate::output::{Printer, counted};
-use crate::{assemble, confirm, in_runtime, log, upstreams};
+use crate::{assemble, confirm, history, in_runtime, log, upstreams};
+
+/// The tool that nearly always runs a program, so that what programs need is started while the history is opened.
+const BASH: &str = "Bash";
 
 pub(crate) fn run(
     args: &CallArgs,
@@ -29,17 +33,21 @@ pub(crate) fn run(
     }
     let arguments = arguments(args.args.as_deref(), &args.pairs)?;
     // It outlives the runtime, so that the last records of what was running are in it.
+    let warden = (args.tool == BASH).then(wieldy::WardenAhead::start);
     let history = History::open(config, Tasks::Forgotten)?;
     let work = async {
+        let _warden = warden;
+        let live = Arc::new(Live::new(&args.tool, printer));
         let confirmer = confirm::confirmer(args.run.yes, printer, &ProgressBar::hidden());
-        let one = assemble::Work::OneCall;
-        let executor = assemble::executor(config, environment, confirmer, history.as_ref(), one)?;
+        let work = assemble::Work { output: Some(Arc::clone(&live) as _), ..assemble::Work::default() };
+        let executor = assemble::executor(config, environment, confirmer, history.as_ref(), work)?;
         let servers = upstreams::open_for(&[&args.tool], config, environment, &executor).await?;
-        let ended = call(args, arguments, config, &executor, printer).await;
+        let ended = call(args, arguments, config, &executor, &live, printer).await;
         servers.close().await;
         ended
     };
-    in_runtime(work)
+    let ended = in_runtime(work);
+    history::close(history, ended)
 }
 
 async fn call(
@@ -47,9 +55,11 @@ async fn call(
     arguments: Value,
     config: &Config,
     executor: &Executor,
+    live: &Live,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     request::warn_of_no_isolation(config, printer);
+    request::tell_of_session(&args.run, printer);
 
     let mut options = request::options(&args.run);
     options.require_confirmation = args.confirm;
@@ -60,11 +70,21 @@ async fn call(
     let mut interrupts = Interrupts::listen()?;
     let work = async {
         let id = executor.spawn(call);
-        let cancel = || _ = executor.cancel(id, &caller);
-        interrupts.watch(executor.wait(id, &caller), cancel, CANCELLING, printer).await
+        let cancel = || {
+            live.clear();
+            executor.cancel(id, &caller);
+        };
+        let result = async {
+            tokio::select! {
+                result = executor.wait(id, &caller) => result,
+                never = live.spin(executor.observe(id, &caller)) => match never {},
+            }
+        };
+        interrupts.watch(result, cancel, CANCELLING, printer).await
     };
     let result = log::with_events(&config.log, executor, work).await.expect("a call that was just begun is known");
-    print(&result, printer)?;
+    live.clear();
+    print(&result, live, printer)?;
     warn_of_background(&result, printer);
     Ok(result.error.as_deref().map_or(Exit::Success, Exit::of))
 }
@@ -79,11 +99,11 @@ fn warn_of_background(result: &ToolResult, printer: &Printer) {
 }
 
 /// Prints the tool's text, of a failed run too, or with `--json` the whole result.
-fn print(result: &ToolResult, printer: &Printer) -> Result<(), Failure> {
+fn print(result: &ToolResult, live: &Live, printer: &Printer) -> Result<(), Failure> {
     if printer.json {
         printer.json(result)?;
     } else {
-        printer.tool_text(&result.text())?;
+        live.print_rest(result)?;
         let left_out = result.content.iter().filter(|block| !matches!(block, Content::Text { .. })).count();
         if left_out > 0 {
             printer.tell(&format!("left out what is not text: {}; `--json` has it", counted(left_out, "block")));

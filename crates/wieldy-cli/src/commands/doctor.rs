@@ -1,6 +1,7 @@
 //! `wieldy doctor`: which isolation levels and limits work here, and where not, why and what to do.
 
 use std::fmt::Write;
+use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 use serde::Serialize;
@@ -9,7 +10,7 @@ use wieldy::{Enforcement, Enforcer, Holds, Level, ProbeState, Probed, Report};
 use crate::args::DoctorArgs;
 use crate::assemble;
 use crate::commands::history::human_size;
-use crate::config::{Config, Environment};
+use crate::config::{Config, Environment, FILE_NAME, Trust};
 use crate::exit::{Exit, Failure};
 use crate::history::{existing, failed};
 use crate::output::{Printer, shown_in_line};
@@ -22,13 +23,14 @@ pub(crate) async fn run(
 ) -> Result<Exit, Failure> {
     let report = wieldy::probe(&assemble::probe_options(config, environment)).await;
     let isolation = config.isolation;
-    let history = history(config);
+    let (history, mut folder) = (history(config), folder(config));
+    folder.extend(broken_manifests(config, environment));
     let is_ok = report.works(isolation) && history.probed.state != ProbeState::Fails;
     if printer.json {
         let plan = args.plan.then(|| report.plan.as_ref().map_or(&[][..], Vec::as_slice));
-        printer.json(&Told { ok: is_ok, isolation, report: &report, history: &history, plan })?;
+        printer.json(&Told { ok: is_ok, isolation, report: &report, history: &history, folder: &folder, plan })?;
     } else {
-        printer.data(text(&report, &history, isolation, printer.stdout_has_colours()).as_bytes())?;
+        printer.data(text(&report, &history, &folder, isolation, printer.stdout_has_colours()).as_bytes())?;
         if args.plan {
             printer.data(plan_text(&report).as_bytes())?;
         }
@@ -56,6 +58,8 @@ struct Told<'a> {
     #[serde(flatten)]
     report: &'a Report,
     history: &'a ProbedHistory,
+    /// The configuration that came with the folder.
+    folder: &'a [Probed],
     #[serde(skip_serializing_if = "Option::is_none")]
     plan: Option<&'a [String]>,
 }
@@ -96,21 +100,64 @@ fn history(config: &Config) -> ProbedHistory {
     ProbedHistory { probed, address, records, bytes }
 }
 
+/// The trust of the configuration that came with the folder.
+fn folder(config: &Config) -> Vec<Probed> {
+    let hint = "`wieldy trust` shows what it would do, and asks";
+    let probed = |name: &Path, is_trusted: bool, untrusted: String| {
+        let (state, told, hint) = match is_trusted {
+            true => (ProbeState::Works, "trusted".to_owned(), None),
+            false => (ProbeState::Found, untrusted, Some(hint.to_owned())),
+        };
+        Probed { name: name.to_string_lossy().into_owned(), state, told, hint }
+    };
+    let folder = &config.folder;
+    let file = folder.trust.map(|trust| match folder.keys.len() {
+        0 => probed(Path::new(FILE_NAME), true, String::new()),
+        keys => {
+            let told = format!("not trusted, and {keys} of its keys ignored; `wieldy config show` lists them");
+            probed(Path::new(FILE_NAME), trust == Trust::Trusted, told)
+        }
+    });
+    let read = folder.read.keys().filter(|path| *path != Path::new(FILE_NAME));
+    let trusted = read.map(|path| probed(path, true, String::new()));
+    let untrusted = folder.untrusted.iter().map(|path| probed(path, false, "not trusted, and left out".into()));
+    file.into_iter().chain(trusted).chain(untrusted).collect()
+}
+
+/// The manifests that are left out because of a mistake.
+fn broken_manifests(config: &Config, environment: &Environment) -> Vec<Probed> {
+    let broken = |path: &PathBuf| {
+        let failure = assemble::tools_of(path, config, environment).err()?;
+        let told = failure.error().message;
+        Some(Probed { name: path.display().to_string(), state: ProbeState::Fails, told, hint: failure.hint })
+    };
+    assemble::manifest_paths(config, environment).iter().filter_map(broken).collect()
+}
+
 /// Everything for people: a paragraph for each kind of thing, a line for each thing, advice below it.
-fn text(report: &Report, history: &ProbedHistory, isolation: Level, colours: bool) -> String {
+fn text(report: &Report, history: &ProbedHistory, folder: &[Probed], isolation: Level, colours: bool) -> String {
     let of_level = report.holds.iter().find(|holds| holds.level == isolation);
     let limits = of_level.iter().flat_map(|holds| holds.limits.iter().map(|it| limit(isolation, it)));
     let limits: Vec<Probed> = limits.collect();
     let holds: Vec<Probed> = report.holds.iter().map(held).collect();
     let user = if report.user == 0 { "root".to_owned() } else { format!("user {}", report.user) };
-    let history = vec![history.probed.clone()];
+    let (history, folder) = (vec![history.probed.clone()], folder.to_vec());
+    let placeholders = (!report.placeholders.is_empty()).then(|| Probed {
+        name: "placeholders".into(),
+        state: ProbeState::Works,
+        told: report.placeholders.join(", "),
+        hint: None,
+    });
+    let placeholders: Vec<Probed> = placeholders.into_iter().collect();
     let paragraphs = [
         (format!("isolation levels (configured: {isolation})"), &report.levels),
         (format!("kernel {} on {}, as {user}", report.kernel, report.architecture), &report.features),
         (format!("control groups: {}", report.cgroups), &report.controllers),
         (format!("limits at level {isolation}, and who sees to them"), &limits),
         ("what each level holds programs to, where it works".to_owned(), &holds),
+        ("names held in this workspace while a command runs, so that no program makes them".to_owned(), &placeholders),
         ("where calls are recorded".to_owned(), &history),
+        ("configuration that came with this folder, and manifests with mistakes".to_owned(), &folder),
     ];
     let lines = paragraphs.iter().flat_map(|(_, lines)| lines.iter());
     let width = lines.map(|probed| probed.name.chars().count()).max().unwrap_or_default();
@@ -128,7 +175,7 @@ fn line(probed: &Probed, width: usize, colours: bool) -> String {
         ProbeState::Fails => ("✗", "31"),
     };
     let sign = if colours { format!("\x1b[{colour}m{sign}\x1b[0m") } else { sign.to_owned() };
-    let mut text = format!("  {sign} {:width$}  {}\n", probed.name, shown_in_line(&probed.told));
+    let mut text = format!("  {sign} {:width$}  {}\n", shown_in_line(&probed.name), shown_in_line(&probed.told));
     if let Some(hint) = &probed.hint {
         let _ = writeln!(text, "    {:width$}  → {}", "", shown_in_line(hint));
     }
@@ -227,6 +274,7 @@ mod tests {
                 },
             ],
             refused: Vec::new(),
+            placeholders: vec!["refs".into(), "wieldy.toml".into()],
             plan: Ok(vec!["bind /usr read".into()]),
         }
     }
@@ -238,7 +286,7 @@ mod tests {
 
     #[test]
     fn everything_lines_up_and_advice_stands_below() {
-        insta::assert_snapshot!(text(&report(), &probed_history(), Level::Native, false), @r#"
+        insta::assert_snapshot!(text(&report(), &probed_history(), &[], Level::Native, false), @r#"
         isolation levels (configured: native)
           ✓ none            told\u{1b}
           ✗ native          told\u{1b}
@@ -261,6 +309,9 @@ mod tests {
           ✗ native          every limit but cpu_millicores; no network, listed hosts or an open one
           ✗ gvisor          every limit but processes; no network or an open one; lists of hosts are refused
 
+        names held in this workspace while a command runs, so that no program makes them
+          ✓ placeholders    refs, wieldy.toml
+
         where calls are recorded
           ✓ history         told\u{1b}
         "#);
@@ -272,7 +323,7 @@ mod tests {
         assert_eq!(of(Level::Gvisor), "gVisor's kernel has no such limit; that of memory holds, or use `runc`");
         assert_eq!(of(Level::None), "this level limits next to nothing; use `native`");
         assert_eq!(of(Level::Runc), "a control group sees to it; do what is advised for it above");
-        assert!(text(&report(), &probed_history(), Level::Gvisor, false).contains("limits at level gvisor,"));
+        assert!(text(&report(), &probed_history(), &[], Level::Gvisor, false).contains("limits at level gvisor,"));
     }
 
     #[test]
@@ -307,6 +358,7 @@ mod tests {
             isolation: Level::Native,
             report: &report,
             history: &probed_history(),
+            folder: &[],
             plan: Some(&plan),
         };
         insta::assert_snapshot!(serde_json::to_string_pretty(&told).unwrap(), @r#"
@@ -397,6 +449,10 @@ mod tests {
             }
           ],
           "refused": [],
+          "placeholders": [
+            "refs",
+            "wieldy.toml"
+          ],
           "history": {
             "name": "history",
             "state": "works",
@@ -406,6 +462,7 @@ mod tests {
             "records": 5,
             "bytes": 4096
           },
+          "folder": [],
           "plan": [
             "bind /usr read"
           ]

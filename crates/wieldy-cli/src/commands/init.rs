@@ -2,28 +2,49 @@
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
+use std::path::Path;
 
 use anyhow::anyhow;
 
+use super::trust;
 use crate::args::InitArgs;
-use crate::config::{FILE_NAME, TEMPLATE};
+use crate::config::{Environment, FILE_NAME, TEMPLATE};
 use crate::exit::{Exit, Failure};
 use crate::output::Printer;
 
-pub(crate) fn run(args: &InitArgs, printer: &Printer) -> Result<Exit, Failure> {
+/// Writes the template to the file that `--config` names, or to the current folder.
+pub(crate) fn run(
+    args: &InitArgs,
+    into: Option<&Path>,
+    environment: &Environment,
+    printer: &Printer,
+) -> Result<Exit, Failure> {
+    let path = into.unwrap_or(Path::new(FILE_NAME));
+    let shown = path.display();
+    // A killed executor may have left some here.
+    wieldy::sweep_placeholders(Path::new("."), &[]);
     let mut how = OpenOptions::new();
-    // Made in one step, so that a file which appears meanwhile is not overwritten either.
-    let how = if args.force { how.write(true).create(true).truncate(true) } else { how.write(true).create_new(true) };
-    let written = how.open(FILE_NAME).and_then(|mut file| file.write_all(TEMPLATE.as_bytes()));
+    // Made in one step, so that a file which appears meanwhile is not overwritten either. A sandbox's placeholder is nobody's file.
+    let replaces = args.force || wieldy::is_placeholder(path);
+    let how = if replaces { how.write(true).create(true).truncate(true) } else { how.write(true).create_new(true) };
+    let written = how.open(path).and_then(|mut file| file.write_all(TEMPLATE.as_bytes()));
     match written {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-            Err(Failure::usage(anyhow!("`{FILE_NAME}` is there already")).hint("`--force` replaces it"))
+            return Err(Failure::usage(anyhow!("`{shown}` is there already")).hint("`--force` replaces it"));
         }
-        Err(error) => Err(Failure::broken(anyhow::Error::new(error).context(format!("cannot write `{FILE_NAME}`")))),
-        Ok(()) if printer.json => printer.json(&serde_json::json!({ "written": FILE_NAME })).map(|()| Exit::Success),
-        Ok(()) => {
-            printer.tell(&format!("wrote `{FILE_NAME}`; `wieldy config show` prints what holds"));
-            Ok(Exit::Success)
+        Err(error) => {
+            return Err(Failure::broken(anyhow::Error::new(error).context(format!("cannot write `{shown}`"))));
+        }
+        Ok(()) => {}
+    }
+    trust::remember(path, TEMPLATE.as_bytes(), environment, printer);
+    if printer.json {
+        printer.json(&serde_json::json!({ "written": path }))?;
+    } else {
+        printer.tell(&format!("wrote `{shown}`; `wieldy config show` prints what holds"));
+        if into.is_none() {
+            printer.tell("once you have changed it, `wieldy trust` makes it count");
         }
     }
+    Ok(Exit::Success)
 }

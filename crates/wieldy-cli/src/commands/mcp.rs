@@ -1,5 +1,6 @@
 //! `wieldy mcp`: the tools for one MCP client, over standard input and output.
 
+use std::io::IsTerminal;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -16,6 +17,10 @@ use crate::interrupt::{CANCELLING, Interrupts};
 use crate::output::Printer;
 use crate::{assemble, confirm, in_runtime, log, standard, upstreams};
 
+/// The line for a person who typed the command, which is for clients to start.
+const WAITING: &str = "waiting for an MCP client on standard input; name this command in the client's configuration, or press \
+    Ctrl-D to leave";
+
 pub(crate) fn run(
     args: &McpArgs,
     config: &Config,
@@ -26,16 +31,18 @@ pub(crate) fn run(
     let history = History::open(config, Tasks::Kept)?;
     let work = async {
         let confirmer = confirm::beforehand(args.serving.yes);
-        let many = assemble::Work::ManyCalls;
+        let many = assemble::Work::many_calls();
         let executor = assemble::executor(config, environment, confirmer, history.as_ref(), many)?;
         request::warn_of_no_isolation(config, printer);
-        let options = ServerOptions { ask: !args.serving.yes, ..config.serve.mcp.clone() };
+        let ready = CancellationToken::new();
+        let options = ServerOptions { ask: !args.serving.yes, ready: Some(ready.clone()), ..config.serve.mcp.clone() };
         let servers = upstreams::open(config, environment, &executor)?;
-        let ended = log::with_events(&config.log, &executor, async {
-            upstreams::introduce(&servers, printer).await;
-            serve(args, options, &executor, printer).await
-        });
-        let ended = ended.await;
+        if std::io::stdin().is_terminal() {
+            printer.tell(WAITING);
+        }
+        let door = serve(args, options, &executor, printer);
+        let door = upstreams::beside(door, &servers, config.mcp.list_wait, &ready, printer);
+        let ended = log::with_events(&config.log, &executor, door).await;
         servers.close().await;
         ended
     };

@@ -10,8 +10,10 @@ pub(crate) mod history;
 pub(crate) mod init;
 pub(crate) mod login;
 pub(crate) mod mcp;
+pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod tools;
+pub(crate) mod trust;
 
 mod arguments;
 mod request;

@@ -48,3 +48,12 @@ pub(crate) fn warn_of_no_isolation(config: &Config, printer: &Printer) {
         printer.tell("warning: isolation `none` isolates nothing: programs run with your own rights");
     }
 }
+
+/// Says what a session on the command line does not do: nothing of it outlives the command but its records.
+pub(crate) fn tell_of_session(run: &RunArgs, printer: &Printer) {
+    if run.session.is_some() {
+        printer.tell(
+            "note: `--session` marks the records; the session's `/tmp`, `$HOME` and read marks end with this command",
+        );
+    }
+}

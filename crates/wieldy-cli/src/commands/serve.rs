@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use anyhow::anyhow;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use wieldy::{Caller, Executor};
@@ -11,7 +12,7 @@ use wieldy_server::{HttpError, HttpOptions, HttpServer, Token};
 
 use super::request;
 use crate::args::ServeArgs;
-use crate::config::{Config, Environment};
+use crate::config::{Config, Environment, FILE_NAME};
 use crate::exit::{Exit, Failure};
 use crate::history::{History, Tasks};
 use crate::interrupt::Interrupts;
@@ -32,18 +33,18 @@ pub(crate) fn run(
     let work = async {
         let server = HttpServer::bind(http).await.map_err(|error| unable(error, args))?;
         let confirmer = confirm::beforehand(args.serving.yes);
-        let many = assemble::Work::ManyCalls;
+        let many = assemble::Work::many_calls();
         let executor = assemble::executor(config, environment, confirmer, history.as_ref(), many)?;
         request::warn_of_no_isolation(config, printer);
         if config.serve.tokens.is_empty() {
             printer.tell("warning: no token is configured, so every program on this machine may call");
         }
         let servers = upstreams::open(config, environment, &executor)?;
-        let ended = log::with_events(&config.log, &executor, async {
-            upstreams::introduce(&servers, printer).await;
-            serve(args, config, server, &executor, printer).await
-        });
-        let ended = ended.await;
+        let ready = CancellationToken::new();
+        let options = ServerOptions { ask: !args.serving.yes, ready: Some(ready.clone()), ..config.serve.mcp.clone() };
+        let door = serve(options, config, server, &executor, printer);
+        let door = upstreams::beside(door, &servers, config.mcp.list_wait, &ready, printer);
+        let ended = log::with_events(&config.log, &executor, door).await;
         servers.close().await;
         ended
     };
@@ -51,13 +52,12 @@ pub(crate) fn run(
 }
 
 async fn serve(
-    args: &ServeArgs,
+    options: ServerOptions,
     config: &Config,
     server: HttpServer,
     executor: &Executor,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
-    let options = ServerOptions { ask: !args.serving.yes, ..config.serve.mcp.clone() };
     let endpoint = Server::new(executor.clone(), options).http();
     let mcp = endpoint.clone();
     let server = server.route("/mcp", move |request| {
@@ -78,6 +78,13 @@ async fn serve(
 
 fn http_options(args: &ServeArgs, config: &Config, environment: &Environment) -> Result<HttpOptions, Failure> {
     let serve = &config.serve;
+    let are_ignored = config.folder.ignored().iter().any(|shown| shown.key.starts_with("serve.tokens"));
+    if serve.tokens.is_empty() && are_ignored {
+        // Without trust nothing may become weaker, and without these tokens it would.
+        let told =
+            anyhow!("the tokens of `{FILE_NAME}` do not count, as the file is not trusted, and there is no other");
+        return Err(Failure::usage(told).hint("`wieldy trust` shows what the file would do, and asks"));
+    }
     let mut options = HttpOptions::new(args.listen.unwrap_or(serve.listen));
     for token in &serve.tokens {
         options.tokens.push(Token::new(&token.secret(environment)?, token.caller.clone()));

@@ -145,39 +145,43 @@ pub(crate) fn check(
     environment: &Environment,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
-    let (names, problems) = match assemble::read_manifest(file)? {
-        Err(error) => (Vec::new(), error.0),
-        Ok(manifest) => {
-            let executor = assemble::executor_of_built_ins(config, environment)?;
-            let (mut names, mut problems) = (Vec::new(), Vec::new());
-            for tool in manifest.tools {
-                let (name, line) = (tool.spec.name.clone(), tool.line);
-                let refused = |error: wieldy::RegisterError| {
-                    vec![Problem {
-                        line,
-                        tool: Some(name.clone()),
-                        message: format!("{:#}", anyhow::Error::new(error)),
-                    }]
-                };
-                let registered = assemble::implement(tool, config, environment)
-                    .and_then(|tool| executor.register(tool).map_err(refused));
-                problems.extend(registered.err().into_iter().flatten());
-                names.push(name);
+    let (manifest, mut problems) = assemble::read_manifest(file, config)?;
+    let executor = assemble::executor_of_built_ins(config, environment)?;
+    let (mut names, mut warnings) = (Vec::new(), Vec::new());
+    for tool in manifest.tools {
+        let (name, line) = (tool.spec.name.clone(), tool.line);
+        let problem = |message| Problem { line, tool: Some(name.clone()), message };
+        warnings.extend(assemble::missing_program(&tool, config, environment).map(problem));
+        let lacking = assemble::own_variables(&tool, file, environment).err();
+        warnings.extend(lacking.map(|error| problem(format!("{error:#}"))));
+        let is_good = problems.iter().all(|problem| problem.tool.as_ref() != Some(&name));
+        match assemble::implement(tool, file, config, environment) {
+            Err(more) => problems.extend(more),
+            // A tool with a mistake that is told already would be refused for it once more.
+            Ok(tool) if is_good => {
+                let refused = executor.register(tool).err();
+                problems.extend(refused.map(|error| problem(format!("{:#}", anyhow::Error::new(error)))));
             }
-            (names, problems)
+            Ok(_) => {}
         }
-    };
+        names.push(name);
+    }
     if printer.json {
-        let told: Vec<_> = problems
-            .iter()
-            .map(|problem| json!({"line": problem.line, "tool": problem.tool, "message": problem.message}))
-            .collect();
-        printer.json(&json!({"file": file, "ok": problems.is_empty(), "tools": names, "problems": told}))?;
+        let told = |problems: &[Problem]| -> Vec<serde_json::Value> {
+            let told = |it: &Problem| json!({"line": it.line, "tool": it.tool, "message": it.message});
+            problems.iter().map(told).collect()
+        };
+        let (told, warned) = (told(&problems), told(&warnings));
+        let is_ok = problems.is_empty();
+        printer.json(&json!({"file": file, "ok": is_ok, "tools": names, "problems": told, "warnings": warned}))?;
     } else if problems.is_empty() {
         let names: Vec<String> = names.iter().map(|name| shown_in_line(name)).collect();
         let file = shown_in_line(&file.to_string_lossy());
         let listed = if names.is_empty() { String::new() } else { format!(": {}", names.join(", ")) };
         printer.line(&format!("{file}: {}{listed}", counted(names.len(), "tool")))?;
+    }
+    for warning in &warnings {
+        printer.tell(&format!("warning: {}", shown(&assemble::place(file, warning))));
     }
     for problem in &problems {
         printer.tell(&shown(&assemble::place(file, problem)));

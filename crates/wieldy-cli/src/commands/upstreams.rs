@@ -12,12 +12,12 @@ use wieldy::mcp::client::{LoginState, ServerState, ServerStatus, Upstreams};
 use wieldy::{Code, name};
 
 use crate::args::McpCommand;
-use crate::config::{Config, Environment, FILE_NAME, FileServer, FileText, InFile};
+use crate::config::{self, Config, Environment, FILE_NAME, FileServer, FileText, InFile, Records, Trust};
 use crate::exit::{Exit, Failure};
 use crate::output::{Printer, counted, shown, shown_in_line};
 use crate::{assemble, confirm, history, in_runtime, upstreams};
 
-use super::login;
+use super::{login, trust};
 
 pub(crate) fn run(
     command: &McpCommand,
@@ -27,13 +27,13 @@ pub(crate) fn run(
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     if let McpCommand::Import { file, only, print } = command {
-        return import(file, only, *print, into, config, printer);
+        return import(file, only, *print, into, config, environment, printer);
     }
     if let McpCommand::Login { server, .. } | McpCommand::Logout { server } = command {
         return login::run(command, server, config, environment, printer);
     }
     in_runtime(async {
-        let executor = assemble::executor(config, environment, None, None, assemble::Work::OneCall)?;
+        let executor = assemble::executor(config, environment, None, None, assemble::Work::default())?;
         let servers = upstreams::open_lazily(config, environment, &executor)?;
         let done = match command {
             McpCommand::List => list(&servers, printer),
@@ -112,7 +112,9 @@ fn report(status: &ServerStatus, took: Duration) -> String {
         ServerState::Degraded { error, .. } => {
             let _ = writeln!(text, "{name}: {}", shown_in_line(&error.to_string()));
             let hint = match error.code {
-                Code::TransportFailed => Some("`--log wieldy::mcp=debug` shows what it prints".to_owned()),
+                Code::TransportFailed if error.suggestion.as_deref().is_none_or(|hint| hint.contains("mcp test")) => {
+                    Some("`--log wieldy::mcp=debug` shows what it prints".to_owned())
+                }
                 _ => error.suggestion.as_deref().map(shown_in_line),
             };
             if let Some(hint) = hint {
@@ -208,9 +210,10 @@ fn import(
     print: bool,
     into: Option<&Path>,
     config: &Config,
+    environment: &Environment,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
-    let found = upstreams::read(file)?;
+    let found = upstreams::read(file, config)?;
     if let Some(missing) = only.iter().find(|name| found.iter().all(|server| server.name != **name)) {
         let names: Vec<&str> = found.iter().map(|server| server.name.as_str()).collect();
         let told = anyhow!("`{}` names no MCP server `{}`", file.display(), shown_in_line(missing));
@@ -238,9 +241,7 @@ fn import(
         toml::to_string(&whole).map_err(|error| Failure::broken(anyhow!(error)))?
     };
     let path = into.unwrap_or(Path::new(FILE_NAME));
-    if !print && !taken.is_empty() {
-        append(path, &text)?;
-    }
+    let is_trusted = if !print && !taken.is_empty() { append(path, &text, environment, printer)? } else { true };
     match (printer.json, print) {
         (true, _) => printer.json(
             &json!({ "written": (!print && !taken.is_empty()).then_some(path), "servers": taken, "toml": text }),
@@ -252,6 +253,10 @@ fn import(
             counted(taken.len(), "server"),
             path.display()
         )),
+    }
+    if !is_trusted && into.is_none() {
+        let told = "the file was not trusted before, so none of the servers counts until `wieldy trust`";
+        printer.tell(&format!("warning: {told}"));
     }
     Ok(Exit::Success)
 }
@@ -310,14 +315,17 @@ fn secret(server: &str, name: &str, value: &str, config: &Config, print: bool) -
     Ok(path)
 }
 
-/// Adds to a configuration what must make one with the rest of it.
-fn append(path: &Path, text: &str) -> Result<(), Failure> {
+/// Adds to a configuration what must make one with the rest of it. Returns true if the whole of it is trusted: it is where
+/// the rest was, and where the rest sets nothing that needs trust.
+fn append(path: &Path, text: &str, environment: &Environment, printer: &Printer) -> Result<bool, Failure> {
     let doing = || format!("cannot write `{}`", path.display());
     let mut whole = match std::fs::read_to_string(path) {
         Ok(there) => there,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         Err(error) => return Err(Failure::broken(anyhow::Error::new(error).context(doing()))),
     };
+    let records = Records::of(environment);
+    let was_own = records.trust(path, whole.as_bytes()) == Trust::Trusted || config::needs_no_trust(path, &whole);
     if !whole.is_empty() {
         whole.push_str(if whole.ends_with('\n') { "\n" } else { "\n\n" });
     }
@@ -335,5 +343,9 @@ fn append(path: &Path, text: &str) -> Result<(), Failure> {
         }
         std::fs::rename(&new, path)
     };
-    write().with_context(doing).map_err(Failure::broken)
+    write().with_context(doing).map_err(Failure::broken)?;
+    if was_own {
+        trust::remember(path, whole.as_bytes(), environment, printer);
+    }
+    Ok(was_own)
 }

@@ -108,8 +108,11 @@ section! {
         hidden: Vec<PathBuf>,
         shown: Vec<PathBuf>,
         protected: Vec<PathBuf>,
+        toolchains: bool,
         network: FileNetwork,
         idle: Time,
+        idle_max: Count,
+        idle_per_tenant_max: Count,
         spares: CountOrNone,
         floor: Level,
         limits: FileSandboxLimits,
@@ -160,6 +163,7 @@ section! {
     /// Other MCP servers whose tools are taken.
     FileMcp {
         files: Vec<PathBuf>,
+        list_wait: Time,
         servers: BTreeMap<String, FileServer>,
     }
     /// One MCP server: a program, or an address.
@@ -312,8 +316,11 @@ impl FileConfig {
                 hidden: Some(Vec::new()),
                 shown: Some(Vec::new()),
                 protected: Some(Vec::new()),
+                toolchains: Some(true),
                 network: Some(FileNetwork(executor.network)),
                 idle: Some(Time(native.idle_max)),
+                idle_max: Some(Whole(native.idle_limits.sandboxes_max as u64)),
+                idle_per_tenant_max: Some(Whole(native.idle_limits.per_tenant_max as u64)),
                 spares: Some(Whole(native.spares as u64)),
                 floor: Some(Level::None),
                 limits: Some(FileSandboxLimits {
@@ -331,7 +338,7 @@ impl FileConfig {
             history: Some(FileHistory::defaults()),
             shell: Some(FileShell { environment: Some(ENVIRONMENT.map(str::to_owned).to_vec()) }),
             tools: Some(FileTools { manifests: Some(Vec::new()) }),
-            mcp: Some(FileMcp { files: Some(Vec::new()), servers: Some(BTreeMap::new()) }),
+            mcp: Some(FileMcp::defaults()),
             serve: Some(FileServe::defaults()),
             plans: Some(BTreeMap::new()),
         }

@@ -9,14 +9,18 @@ use wieldy::mcp::client::{OnChange, Start, ToolRule, ToolRules};
 use wieldy::{Level, Mount, Network};
 
 use super::file::{FileMcp, FileServer, FileToolRule};
+use super::kept;
 use super::sandbox::at_home;
 use super::text::{FileText, Text};
+use super::value::Time;
 
 /// The section, resolved.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct McpConfig {
     /// Files of other MCP clients whose servers are taken too.
     pub(crate) files: Vec<PathBuf>,
+    /// The longest time that a list of tools waits for servers whose tools were never seen.
+    pub(crate) list_wait: Duration,
     pub(crate) servers: Vec<ServerConfig>,
 }
 
@@ -72,44 +76,64 @@ pub(crate) enum FileOnChange {
     Warn,
 }
 
-impl McpConfig {
-    /// The section as it is used; no server may be kept apart more weakly than the floor.
-    pub(super) fn resolve(file: FileMcp, home: Option<&Path>, floor: Level) -> Result<Self, String> {
-        let files = file.files.unwrap_or_default().iter().map(|path| at_home(path, home)).collect::<Result<_, _>>()?;
-        let used = file.servers.unwrap_or_default().into_iter().filter(|(_, server)| server.disabled != Some(true));
-        let servers = used.map(|(name, server)| {
-            let server = server_of(name, server, home)?;
-            match server.isolation {
-                Some(level) if !level.is_at_least(floor) => Err(format!(
-                    "`mcp.servers.{}.isolation` is `{level}`, below `sandbox.floor`, which is `{floor}`",
-                    server.name
-                )),
-                _ => Ok(server),
-            }
-        });
-        Ok(Self { files, servers: servers.collect::<Result<_, _>>()? })
+impl FileMcp {
+    /// No servers. Some clients give up a request after five seconds, so a list of tools waits for less.
+    pub(super) fn defaults() -> Self {
+        let list_wait = Some(Time(Duration::from_secs(4)));
+        Self { files: Some(Vec::new()), list_wait, servers: Some(BTreeMap::new()) }
     }
+}
+
+impl McpConfig {
+    /// The section as it is used; no server may be kept apart more weakly than the floor. The error says everything that is
+    /// wrong, with the keys.
+    pub(super) fn resolve(file: FileMcp, home: Option<&Path>, floor: Level) -> Result<Self, Vec<String>> {
+        let mut wrong = Vec::new();
+        let files = file.files.unwrap_or_default();
+        let file_at = |path: &PathBuf| at_home(path, home).map_err(|wrong| Some(format!("`mcp.files`: {wrong}")));
+        let files = files.iter().filter_map(|path| kept(file_at(path), &mut wrong)).collect();
+        let used = file.servers.unwrap_or_default().into_iter().filter(|(_, server)| server.disabled != Some(true));
+        let mut servers = Vec::new();
+        for (name, server) in used {
+            if let Some(level) = server.isolation.filter(|level| !level.is_at_least(floor)) {
+                wrong.push(format!(
+                    "`mcp.servers.{name}.isolation` is `{level}`, below `sandbox.floor`, which is `{floor}`"
+                ));
+            }
+            wrong.extend(contradictions(&name, &server));
+            let resolved = server_of(name.clone(), server, home);
+            servers.extend(kept(resolved.map_err(|wrong| Some(format!("`mcp.servers.{name}`: {wrong}"))), &mut wrong));
+        }
+        let list_wait = file.list_wait.map(|time| time.0).unwrap_or_default();
+        if wrong.is_empty() { Ok(Self { files, list_wait, servers }) } else { Err(wrong) }
+    }
+}
+
+/// Says which keys of a server do not go together.
+fn contradictions(name: &str, file: &FileServer) -> Vec<String> {
+    let (has_command, has_url) = (file.command.is_some(), file.url.is_some());
+    let oauth = file.oauth.as_ref();
+    let checks = [
+        (!has_command && !has_url, "` has neither a `command` nor a `url`"),
+        (has_command && has_url, "` has both a `command` and a `url`"),
+        (has_command && !has_url && oauth.is_some(), ".oauth` is for servers that have a `url`"),
+        (
+            oauth.is_some_and(|oauth| oauth.client_secret.is_some() && oauth.client_id.is_none()),
+            ".oauth` has a `client-secret` without a `client-id`",
+        ),
+    ];
+    let wrong = checks.into_iter().filter(|(is_wrong, _)| *is_wrong);
+    wrong.map(|(_, message)| format!("`mcp.servers.{name}{message}")).collect()
 }
 
 /// A server as it is used.
 fn server_of(name: String, file: FileServer, home: Option<&Path>) -> Result<ServerConfig, String> {
-    match (&file.command, &file.url) {
-        (None, None) => return Err(format!("`mcp.servers.{name}` has neither a `command` nor a `url`")),
-        (Some(_), Some(_)) => return Err(format!("`mcp.servers.{name}` has both a `command` and a `url`")),
-        _ => {}
-    }
     let text = |text: FileText| text.resolve(home);
     let texts = |texts: Option<BTreeMap<String, FileText>>| {
         let texts = texts.unwrap_or_default().into_iter();
         texts.map(|(name, written)| Ok((name, text(written)?))).collect::<Result<BTreeMap<_, _>, String>>()
     };
-    if file.oauth.is_some() && file.url.is_none() {
-        return Err(format!("`mcp.servers.{name}.oauth` is for servers that have a `url`"));
-    }
     let oauth = file.oauth.unwrap_or_default();
-    if oauth.client_secret.is_some() && oauth.client_id.is_none() {
-        return Err(format!("`mcp.servers.{name}.oauth` has a `client-secret` without a `client-id`"));
-    }
     let mounts =
         file.mounts.map(|mounts| mounts.into_iter().map(|mount| mount.resolve(home)).collect::<Result<_, _>>());
     let rules = file.tools.unwrap_or_default().into_iter().map(|(tool, rule)| (tool, rule_of(rule)));

@@ -3,15 +3,22 @@
 //! Weakest first: defaults, one file, environment, flags. The file is the first of `--config FILE`, `$WIELDY_CONFIG`,
 //! `./wieldy.toml` and `~/.config/wieldy/wieldy.toml`; only the last two may be missing. One key is special: of
 //! `sandbox.floor` the strictest value of all layers counts, and that of `~/.config/wieldy/wieldy.toml` in any case.
+//!
+//! `./wieldy.toml` came with the folder. Until a person trusts it ([`Records`]), the user's own file counts, and of the
+//! folder's only the keys of the safe list.
 
+mod exposed;
 mod file;
+mod folder;
 mod history;
 mod layers;
 mod log;
 mod mcp;
+mod safe;
 mod sandbox;
 mod serve;
 mod text;
+mod trust;
 mod value;
 
 use std::collections::{BTreeMap, HashMap};
@@ -24,19 +31,25 @@ use anyhow::Context;
 use wieldy::{Backoff, BreakerPolicy, Level, Limits, Network, Plan, Rate, ResourceLimits, RetryPolicy};
 
 use crate::exit::Failure;
-use file::{FileBackoff, FileConfig, FileHistory, FileLog, FileMcp, FilePlan, FileRate, FileSandbox, FileServe};
-use layers::{CONFIG_VARIABLE, ConfigError, Layers};
+use crate::output::shown_in_line;
+use file::{
+    FileBackoff, FileConfig, FileHistory, FileLog, FileMcp, FilePlan, FileRate, FileResources, FileSandbox, FileServe,
+};
+use layers::{CONFIG_VARIABLE, ConfigError, Layers, Mistakes};
 use sandbox::SandboxConfig;
 use serve::ServeConfig;
 use value::{Time, Whole};
 
 pub(crate) use file::FileServer;
+pub(crate) use folder::{Folder, MANIFEST_BYTES_MAX, PROJECT_FOLDER, is_manifest};
 use history::shown as shown_url;
 pub(crate) use history::{HistoryConfig, address};
 pub(crate) use layers::Origin;
 pub(crate) use log::{Levels, LogConfig, LogFileConfig, LogFormat, Rotate};
 pub(crate) use mcp::{McpConfig, ServerConfig};
+pub(crate) use serve::address as listen_address;
 pub(crate) use text::{FileText, InFile, Text, bounded, filled, names_files};
+pub(crate) use trust::{Records, Trust, read_regular};
 
 /// What `wieldy init` writes: every key with its default, as a comment.
 pub(crate) const TEMPLATE: &str = include_str!("template.toml");
@@ -51,6 +64,10 @@ const FILE_BYTES_MAX: u64 = 1024 * 1024;
 pub(crate) struct Config {
     /// The file that it was read from, if there was one.
     pub(crate) file: Option<PathBuf>,
+    /// The configuration that came with the folder of this command.
+    pub(crate) folder: Folder,
+    /// The files that hold secrets, which no tool may see.
+    pub(crate) secret_files: Vec<PathBuf>,
     pub(crate) workspace: PathBuf,
     /// Where large outputs and the history are kept; empty means in memory.
     pub(crate) state: PathBuf,
@@ -107,6 +124,24 @@ pub(crate) struct Overrides<'a> {
     pub(crate) network: Option<&'a Network>,
 }
 
+impl Overrides<'_> {
+    /// Puts the flags that have a key of their own on top. Returns every mistake.
+    fn put_flags(&self, layers: &mut Layers) -> Vec<ConfigError> {
+        let path = |path: &Path| path.to_string_lossy().into_owned();
+        let flags = [
+            ("--state", "state", self.state.map(path)),
+            ("--log", "log", self.log.map(str::to_owned)),
+            ("--workspace", "workspace", self.workspace.map(path)),
+            ("--isolation", "isolation", self.isolation.map(|level| level.to_string())),
+            ("--cpu", "resources.cpu-millicores", self.cpu.map(|millicores| millicores.to_string())),
+            ("--memory", "resources.memory-mb", self.memory.map(|megabytes| megabytes.to_string())),
+            ("--network", "sandbox.network", self.network.map(Network::to_string)),
+        ];
+        let given = flags.into_iter().filter_map(|(flag, key, text)| Some((flag, key, text?)));
+        given.filter_map(|(flag, key, text)| layers.put_flag(flag, key, &text).err()).collect()
+    }
+}
+
 impl Environment {
     pub(crate) fn of_this_process() -> Self {
         let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
@@ -150,35 +185,74 @@ impl Environment {
 impl Config {
     /// Puts all layers on each other.
     pub(crate) fn load(environment: &Environment, overrides: &Overrides<'_>) -> Result<Self, Failure> {
+        let records = Records::of(environment);
+        Self::load_with(environment, overrides, Some(&records))
+    }
+
+    /// The configuration of the current folder as it would be if a person trusted all of it: what trust is asked for.
+    pub(crate) fn of_folder(environment: &Environment) -> Result<Self, Failure> {
+        let others = environment.0.iter().filter(|(name, _)| !name.starts_with(layers::VARIABLE_PREFIX));
+        let environment = Environment(others.map(|(name, value)| (name.clone(), value.clone())).collect());
+        Self::load_with(&environment, &Overrides::default(), None)
+    }
+
+    fn load_with(
+        environment: &Environment,
+        overrides: &Overrides<'_>,
+        records: Option<&Records>,
+    ) -> Result<Self, Failure> {
         let mut layers = Layers::new(&FileConfig::defaults(environment.state_folder()));
-        let file = find_file(environment, overrides.file)?;
-        if let Some((path, text)) = &file {
-            layers.put_file(path, text)?;
-        }
-        if let Some((path, text)) = usual_file(environment.config_file())? {
-            layers.put_floor_of_file(&path, &text)?;
-        }
-        let warnings = layers.put_environment(&environment.0)?;
-        for setting in overrides.set {
-            layers.put_setting(setting)?;
-        }
-        let path = |path: &Path| path.to_string_lossy().into_owned();
-        let flags = [
-            ("--state", "state", overrides.state.map(path)),
-            ("--log", "log", overrides.log.map(str::to_owned)),
-            ("--workspace", "workspace", overrides.workspace.map(path)),
-            ("--isolation", "isolation", overrides.isolation.map(|level| level.to_string())),
-            ("--cpu", "resources.cpu-millicores", overrides.cpu.map(|millicores| millicores.to_string())),
-            ("--memory", "resources.memory-mb", overrides.memory.map(|megabytes| megabytes.to_string())),
-            ("--network", "sandbox.network", overrides.network.map(Network::to_string)),
-        ];
-        for (flag, key, text) in flags {
-            if let Some(text) = text {
-                layers.put_flag(flag, key, &text)?;
+        let (asked, mut folder) = (asked_file(environment, overrides.file)?, Folder::default());
+        let users = usual_file(environment.config_file())?;
+        let found = match asked {
+            None => folder::file(environment)?,
+            Some(_) => None,
+        };
+        let (mut secrets, mut mistakes) = (Vec::new(), Mistakes::default());
+        let file = asked.or_else(|| users.clone());
+        if let Some((path, bytes)) = found {
+            let text = folder::text(&path, &bytes)?;
+            secrets.push((path.clone(), layers::keys_in(text, exposed::holds_secret)));
+            let mut cautious = layers.clone();
+            if let Some((path, text)) = &users {
+                mistakes.add(cautious.put_file(path, text));
             }
+            let untrusted = cautious.put_untrusted_file(&path, text);
+            folder.keys = shown(untrusted.ignored, &path);
+            folder.trust = Some(records.map_or(Trust::Trusted, |records| records.trust(&path, &bytes)));
+            match folder.trust {
+                Some(Trust::Trusted) => mistakes.add(layers.put_file(&path, text)),
+                _ => {
+                    layers = cautious;
+                    match untrusted.are_serious {
+                        true => mistakes.add(untrusted.mistakes),
+                        false => folder.mistakes = untrusted.mistakes.iter().map(ConfigError::whole).collect(),
+                    }
+                }
+            }
+            folder.read.insert(path, bytes);
+        } else if let Some((path, text)) = &file {
+            secrets.push((path.clone(), layers::keys_in(text, exposed::holds_secret)));
+            mistakes.add(layers.put_file(path, text));
         }
+        if let Some((path, text)) = &users {
+            mistakes.add(layers.put_floor_of_file(path, text));
+        }
+        let (warnings, wrong) = layers.put_environment(&environment.0);
+        mistakes.add(wrong);
+        mistakes.add(overrides.set.iter().filter_map(|setting| layers.put_setting(setting).err()));
+        mistakes.add(overrides.put_flags(&mut layers));
         let file = file.map(|(path, _)| path);
-        Ok(Self { file, warnings, ..Self::resolve(&layers, environment.home())? })
+        let resolved = Self::resolve(&layers, environment.home(), mistakes)?;
+        let mut config = Self { file, warnings, folder, ..resolved };
+        config.look_at_folder(records);
+        config.hide_secret_files(secrets, environment);
+        config.warnings.extend(config.folder.mistakes.iter().map(|mistake| shown_in_line(mistake)));
+        config.warnings.extend(config.folder.warning());
+        let instructions = [config.serve.mcp.instructions.take(), config.folder.note()];
+        let instructions: Vec<String> = instructions.into_iter().flatten().collect();
+        config.serve.mcp.instructions = (!instructions.is_empty()).then(|| instructions.join("\n\n"));
+        Ok(config)
     }
 
     /// Where the value of a key comes from.
@@ -186,27 +260,40 @@ impl Config {
         self.values.iter().find(|shown| shown.key == key).map(|shown| &shown.origin)
     }
 
-    fn resolve(layers: &Layers, home: Option<&Path>) -> Result<Self, ConfigError> {
+    /// Makes of the layers what the program uses. The error has the mistakes so far and every further one that does not come
+    /// of them.
+    fn resolve(layers: &Layers, home: Option<&Path>, mut mistakes: Mistakes) -> Result<Self, Mistakes> {
         const SET: &str = "the defaults have every key";
         let file = layers.merged();
         let (limits, timeouts, retry) = (file.limits.expect(SET), file.timeouts.expect(SET), file.retry.expect(SET));
-        let (breaker, resources) = (file.breaker.expect(SET), file.resources.expect(SET));
-        let (base, cap) = (time(retry.base), time(retry.cap));
+        let (breaker, resources, state) =
+            (file.breaker.expect(SET), file.resources.expect(SET), file.state.expect(SET));
+        let (base, cap, isolation) = (time(retry.base), time(retry.cap), file.isolation.expect(SET));
+        let (floor, mut more) = (file.sandbox.as_ref().and_then(|sandbox| sandbox.floor).expect(SET), Vec::new());
         if cap < base {
             let message = format!("`retry.cap` is {}, less than `retry.base`, which is {}", Time(cap), Time(base));
-            return Err(conflict(layers, ["retry.base", "retry.cap"], message, None));
+            more.push(conflict(layers, ["retry.base", "retry.cap"], message, None));
         }
-        let isolation = file.isolation.expect(SET);
-        let sandbox = sandbox(layers, file.sandbox.expect(SET), home, isolation)?;
-        let state = file.state.expect(SET);
-        let history = history(layers, file.history.expect(SET), &state)?;
-        let mcp = mcp(file.mcp.expect(SET), home, sandbox.floor)?;
+        let sandbox = kept(sandbox(layers, file.sandbox.expect(SET), home, isolation), &mut more);
+        let history = kept(history(layers, file.history.expect(SET), &state), &mut more);
+        let mcp = kept(mcp(file.mcp.expect(SET), home, floor), &mut more);
+        let log = kept(log(layers, file.log.expect(SET).0, home), &mut more);
+        let serve = kept(serve(file.serve.expect(SET), home), &mut more);
+        more.retain(|mistake| !mistake.keys.iter().any(|key| mistakes.concern(key)));
+        mistakes.add(more);
+        let (Some(sandbox), Some(history), Some(mcp), Some(log), Some(serve), []) =
+            (sandbox, history, mcp, log, serve, mistakes.0.as_slice())
+        else {
+            return Err(mistakes);
+        };
         Ok(Self {
             file: None,
+            folder: Folder::default(),
+            secret_files: Vec::new(),
             workspace: file.workspace.expect(SET),
             state,
             history,
-            log: log(layers, file.log.expect(SET).0, home)?,
+            log,
             isolation,
             sandbox,
             limits: Limits {
@@ -228,22 +315,14 @@ impl Config {
             breaker: BreakerPolicy { failures_max: small(breaker.failures_max), open_for: time(breaker.open_for) },
             cache_bytes_max: file.cache.and_then(|cache| cache.bytes_max).expect(SET).0,
             rates: file.rates.expect(SET).into_iter().map(rate).collect(),
-            resources: ResourceLimits {
-                cpu_millicores: number(resources.cpu_millicores),
-                memory_bytes: megabytes(resources.memory_mb),
-                processes: number(resources.processes),
-                open_files: number(resources.open_files),
-                disk_bytes: megabytes(resources.disk_mb),
-                disk_files: number(resources.disk_files),
-                output_bytes: megabytes(resources.output_mb),
-            },
+            resources: limits_of(&resources),
             output_bytes_max: file.output.and_then(|output| output.bytes_max).expect(SET).0,
             confirmation_timeout: time(file.confirm.and_then(|confirm| confirm.timeout)),
             plans: file.plans.expect(SET).into_iter().map(|(name, limits)| (name, plan(&limits))).collect(),
             shell_environment: file.shell.and_then(|shell| shell.environment).expect(SET),
             manifests: file.tools.and_then(|tools| tools.manifests).expect(SET),
             mcp,
-            serve: serve(file.serve.expect(SET), home)?,
+            serve,
             values: shown_values(layers),
             warnings: Vec::new(),
         })
@@ -252,25 +331,40 @@ impl Config {
 
 /// Every value as it is shown: without secrets.
 fn shown_values(layers: &Layers) -> Vec<Shown> {
-    let shown = |key: &str, value: &toml::Value| match value {
+    let all = layers.values();
+    all.map(|(key, value, origin)| Shown { value: without_secret(&key, value), key, origin: origin.clone() }).collect()
+}
+
+/// The keys of a folder's file, with their values as they are.
+fn shown(ignored: Vec<(layers::Key, toml::Value)>, path: &Path) -> Vec<Shown> {
+    let origin = Origin::File(path.to_owned());
+    let shown = |(key, value): (layers::Key, toml::Value)| Shown { key: key.join("."), value, origin: origin.clone() };
+    ignored.into_iter().map(shown).collect()
+}
+
+/// The value of a key without what is or may be a secret.
+pub(crate) fn without_secret(key: &str, value: &toml::Value) -> toml::Value {
+    match value {
         toml::Value::String(url) if key == "history.url" => shown_url(url).into(),
         toml::Value::String(_) if is_secret(key) || mcp::is_secret(key) => "***".into(),
         value => value.clone(),
-    };
-    layers
-        .values()
-        .map(|(key, value, origin)| Shown { value: shown(&key, value), key, origin: origin.clone() })
-        .collect()
+    }
+}
+
+/// Returns true for the text of a file that sets nothing but keys of the safe list.
+pub(crate) fn needs_no_trust(path: &Path, text: &str) -> bool {
+    let mut layers = Layers::new(&FileConfig::defaults(PathBuf::new()));
+    let untrusted = layers.put_untrusted_file(path, text);
+    untrusted.ignored.is_empty() && untrusted.mistakes.is_empty()
 }
 
 /// The section `log`; only a file can be rotated.
-fn log(layers: &Layers, file: FileLog, home: Option<&Path>) -> Result<LogConfig, ConfigError> {
+fn log(layers: &Layers, file: FileLog, home: Option<&Path>) -> Result<LogConfig, Vec<ConfigError>> {
     let is_rotated = file.rotate != Some(Rotate::Never);
-    let wrong = |message| ConfigError { place: "the section `log`".into(), message, hint: None };
-    let log = LogConfig::resolve(file, home).map_err(wrong)?;
+    let log = LogConfig::resolve(file, home).map_err(|message| in_section("log", vec![message]))?;
     if is_rotated && log.file.is_none() {
         let message = "`log.rotate` needs a file to rotate, and `log.file` names none".to_owned();
-        return Err(conflict(layers, ["log.rotate", "log.file"], message, None));
+        return Err(vec![conflict(layers, ["log.rotate", "log.file"], message, None)]);
     }
     Ok(log)
 }
@@ -281,22 +375,25 @@ fn sandbox(
     file: FileSandbox,
     home: Option<&Path>,
     isolation: Level,
-) -> Result<SandboxConfig, ConfigError> {
-    let wrong = |message| ConfigError { place: "the section `sandbox`".into(), message, hint: None };
-    let sandbox = SandboxConfig::resolve(file, home).map_err(wrong)?;
-    if !isolation.is_at_least(sandbox.floor) {
-        let (floor, by) = (sandbox.floor, origin_of(layers, "sandbox.floor"));
+) -> Result<SandboxConfig, Vec<ConfigError>> {
+    let floor = file.floor.expect("the defaults have every key");
+    let mut mistakes = Vec::new();
+    if !isolation.is_at_least(floor) {
+        let by = origin_of(layers, "sandbox.floor");
         let message = format!("the isolation level `{isolation}` is below `sandbox.floor`, which is `{floor}` ({by})");
         let hint = "choose a level that is as strong; a floor can be raised by every layer, and lowered by none";
-        return Err(conflict(layers, ["isolation", "sandbox.floor"], message, Some(hint)));
+        mistakes.push(conflict(layers, ["isolation", "sandbox.floor"], message, Some(hint)));
     }
-    Ok(sandbox)
+    let resolved = SandboxConfig::resolve(file, home).map_err(|messages| in_section("sandbox", messages));
+    match (kept(resolved, &mut mistakes), mistakes.as_slice()) {
+        (Some(sandbox), []) => Ok(sandbox),
+        _ => Err(mistakes),
+    }
 }
 
 /// The section `serve`.
-fn serve(file: FileServe, home: Option<&Path>) -> Result<ServeConfig, ConfigError> {
-    let wrong = |message| ConfigError { place: "the section `serve`".into(), message, hint: None };
-    ServeConfig::resolve(file, home).map_err(wrong)
+fn serve(file: FileServe, home: Option<&Path>) -> Result<ServeConfig, Vec<ConfigError>> {
+    ServeConfig::resolve(file, home).map_err(|messages| in_section("serve", messages))
 }
 
 /// Whether the value of a key must not be shown.
@@ -305,25 +402,53 @@ fn is_secret(key: &str) -> bool {
 }
 
 /// The section `mcp`.
-fn mcp(file: FileMcp, home: Option<&Path>, floor: Level) -> Result<McpConfig, ConfigError> {
-    let wrong = |message| ConfigError { place: "the section `mcp`".into(), message, hint: None };
-    McpConfig::resolve(file, home, floor).map_err(wrong)
+fn mcp(file: FileMcp, home: Option<&Path>, floor: Level) -> Result<McpConfig, Vec<ConfigError>> {
+    McpConfig::resolve(file, home, floor).map_err(|messages| in_section("mcp", messages))
 }
 
 /// The section `history`.
-fn history(layers: &Layers, file: FileHistory, state: &Path) -> Result<HistoryConfig, ConfigError> {
-    HistoryConfig::resolve(file, state).map_err(|message| ConfigError {
+fn history(layers: &Layers, file: FileHistory, state: &Path) -> Result<HistoryConfig, Vec<ConfigError>> {
+    let wrong = |message| ConfigError {
         place: origin_of(layers, "history.url").to_string(),
         message: format!("`history.url`: {message}"),
         hint: Some("name a file, or a server as `postgres://user@host/database`".into()),
-    })
+        keys: vec!["history.url".into()],
+    };
+    HistoryConfig::resolve(file, state).map_err(|message| vec![wrong(message)])
+}
+
+/// What is wrong with a section. Its messages open with the key that they are about.
+fn in_section(section: &str, messages: Vec<String>) -> Vec<ConfigError> {
+    let wrong = |message: String| {
+        let keys = message.split('`').nth(1).map(str::to_owned).into_iter().collect();
+        ConfigError { place: format!("the section `{section}`"), message, hint: None, keys }
+    };
+    messages.into_iter().map(wrong).collect()
+}
+
+/// The section `resources`.
+fn limits_of(resources: &FileResources) -> ResourceLimits {
+    ResourceLimits {
+        cpu_millicores: number(resources.cpu_millicores),
+        memory_bytes: megabytes(resources.memory_mb),
+        processes: number(resources.processes),
+        open_files: number(resources.open_files),
+        disk_bytes: megabytes(resources.disk_mb),
+        disk_files: number(resources.disk_files),
+        output_bytes: megabytes(resources.output_mb),
+    }
+}
+
+/// The value, or nothing and more mistakes.
+fn kept<T, E, M: IntoIterator<Item = E>>(read: Result<T, M>, mistakes: &mut Vec<E>) -> Option<T> {
+    read.map_err(|more| mistakes.extend(more)).ok()
 }
 
 /// Two values that do not go together, told at the first of them that somebody set.
 fn conflict(layers: &Layers, keys: [&str; 2], message: String, hint: Option<&str>) -> ConfigError {
-    let set = keys.into_iter().map(|key| origin_of(layers, key)).find(|origin| **origin != Origin::Default);
+    let set = keys.iter().map(|key| origin_of(layers, key)).find(|origin| **origin != Origin::Default);
     let place = set.expect("the defaults fit each other").to_string();
-    ConfigError { place, message, hint: hint.map(str::to_owned) }
+    ConfigError { place, message, hint: hint.map(str::to_owned), keys: keys.map(str::to_owned).into() }
 }
 
 fn origin_of<'a>(layers: &'a Layers, key: &str) -> &'a Origin {
@@ -372,15 +497,10 @@ fn plan(plan: &FilePlan) -> Plan {
     }
 }
 
-/// The file that counts, with its text. One that was asked for must be there.
-fn find_file(environment: &Environment, asked: Option<&Path>) -> Result<Option<(PathBuf, String)>, Failure> {
-    if let Some(path) = asked.map(Path::to_owned).or_else(|| environment.get(CONFIG_VARIABLE).map(PathBuf::from)) {
-        return read_file(path).map(Some);
-    }
-    match usual_file(Some(PathBuf::from(FILE_NAME)))? {
-        Some(found) => Ok(Some(found)),
-        None => usual_file(environment.config_file()),
-    }
+/// The file that the operator asked for, with its text. It must be there.
+fn asked_file(environment: &Environment, asked: Option<&Path>) -> Result<Option<(PathBuf, String)>, Failure> {
+    let asked = asked.map(Path::to_owned).or_else(|| environment.get(CONFIG_VARIABLE).map(PathBuf::from));
+    asked.map(read_file).transpose()
 }
 
 /// A file that may be missing.
@@ -388,9 +508,9 @@ fn usual_file(path: Option<PathBuf>) -> Result<Option<(PathBuf, String)>, Failur
     path.filter(|path| path.exists() && !is_placeholder(path)).map(read_file).transpose()
 }
 
-/// Whether it is an empty folder, which a sandbox keeps there as long as it runs so that no program makes the file.
+/// Returns true for a placeholder, which a sandbox puts there so that no program makes the file. Older versions put an empty folder there.
 fn is_placeholder(path: &Path) -> bool {
-    path.read_dir().is_ok_and(|mut entries| entries.next().is_none())
+    wieldy::is_placeholder(path) || path.read_dir().is_ok_and(|mut entries| entries.next().is_none())
 }
 
 fn read_file(path: PathBuf) -> Result<(PathBuf, String), Failure> {
@@ -412,6 +532,15 @@ impl From<ConfigError> for Failure {
     fn from(error: ConfigError) -> Self {
         let hint = error.hint.clone();
         Self { hint, ..Self::usage(error) }
+    }
+}
+
+impl From<Mistakes> for Failure {
+    fn from(mut mistakes: Mistakes) -> Self {
+        match mistakes.0.len() {
+            1 => mistakes.0.remove(0).into(),
+            _ => Self::usage(mistakes),
+        }
     }
 }
 

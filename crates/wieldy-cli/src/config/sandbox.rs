@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use wieldy::{FileRules, Level, Mount, Network, ResourceLimits, Rootfs};
+use wieldy::{FileRules, IdleLimits, Level, Mount, Network, ResourceLimits, Rootfs};
 
 use super::file::{FileSandbox, FileSandboxLimits};
 use super::value::Whole;
@@ -16,8 +16,11 @@ use super::value::Whole;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SandboxConfig {
     pub(crate) files: FileRules,
+    /// Programs see the toolchains in the user's home.
+    pub(crate) toolchains: bool,
     pub(crate) network: Network,
     pub(crate) idle: Duration,
+    pub(crate) idle_limits: IdleLimits,
     pub(crate) spares: usize,
     /// What all programs of one session may use together.
     pub(crate) limits: ResourceLimits,
@@ -30,42 +33,54 @@ pub(crate) struct SandboxConfig {
 }
 
 impl SandboxConfig {
-    /// The section as it is used; `home` is what `~` means. The error says which path cannot be understood.
-    pub(super) fn resolve(file: FileSandbox, home: Option<&Path>) -> Result<Self, String> {
+    /// The section as it is used; `home` is what `~` means. The error says everything that cannot be understood.
+    pub(super) fn resolve(file: FileSandbox, home: Option<&Path>) -> Result<Self, Vec<String>> {
         const SET: &str = "the defaults have every key";
-        let paths = |paths: Option<Vec<PathBuf>>| {
-            paths.expect(SET).iter().map(|path| at_home(path, home)).collect::<Result<Vec<_>, _>>()
+        let mut wrong = Vec::new();
+        let mut told = |key: &str, message: String| wrong.push(format!("`sandbox.{key}`: {message}"));
+        let mut paths = |key: &str, paths: Option<Vec<PathBuf>>| {
+            let paths = paths.expect(SET);
+            let found = paths.iter().filter_map(|path| at_home(path, home).map_err(|error| told(key, error)).ok());
+            found.collect::<Vec<_>>()
+        };
+        let (hidden, shown) = (paths("hidden", file.hidden), paths("shown", file.shown));
+        let protected = paths("protected", file.protected);
+        let mut named = |key: &str, path: Option<PathBuf>| {
+            let path = path.expect(SET);
+            let is_named = !path.as_os_str().is_empty();
+            paths(key, Some(vec![path])).pop().filter(|_| is_named)
         };
         let (oci, guest) = (file.oci.expect(SET), file.firecracker.expect(SET));
-        let named = |path: Option<PathBuf>| match path.expect(SET) {
-            path if path.as_os_str().is_empty() => Ok(None),
-            path => at_home(&path, home).map(Some),
-        };
-        let system = match (named(oci.rootfs)?, named(oci.layout)?) {
+        let (kernel, rootfs) = (named("firecracker.kernel", guest.kernel), named("firecracker.rootfs", guest.rootfs));
+        let system = match (named("oci.rootfs", oci.rootfs), named("oci.layout", oci.layout)) {
             (None, None) => Rootfs::Host,
             (Some(folder), None) => Rootfs::Folder(folder),
             (None, Some(layout)) => Rootfs::Layout(layout),
-            (Some(_), Some(_)) => {
-                return Err("`oci.rootfs` and `oci.layout` both say where programs come from; keep one of them".into());
+            (Some(folder), Some(_)) => {
+                told("oci", "`rootfs` and `layout` both say where programs come from; keep one of them".into());
+                Rootfs::Folder(folder)
             }
         };
         let mounts = file.mounts.expect(SET).into_iter().map(|mount| mount.resolve(home));
+        let mounts = mounts.filter_map(|mount| mount.map_err(|error| told("mounts", error)).ok()).collect();
+        if !wrong.is_empty() {
+            return Err(wrong);
+        }
         Ok(Self {
-            files: FileRules {
-                mounts: mounts.collect::<Result<_, _>>()?,
-                hidden: paths(file.hidden)?,
-                shown: paths(file.shown)?,
-                protected: paths(file.protected)?,
-                own: Vec::new(),
-            },
+            files: FileRules { mounts, hidden, shown, protected, own: Vec::new() },
+            toolchains: file.toolchains.expect(SET),
             network: file.network.expect(SET).0,
             idle: file.idle.expect(SET).0,
+            idle_limits: IdleLimits {
+                sandboxes_max: file.idle_max.expect(SET).0 as usize,
+                per_tenant_max: file.idle_per_tenant_max.expect(SET).0 as usize,
+            },
             spares: file.spares.expect(SET).0 as usize,
             limits: limits(&file.limits.expect(SET)),
             floor: file.floor.expect(SET),
             system,
-            kernel: named(guest.kernel)?,
-            rootfs: named(guest.rootfs)?,
+            kernel,
+            rootfs,
         })
     }
 }
@@ -165,7 +180,22 @@ impl Serialize for FileMount {
 
 impl<'de> Deserialize<'de> for FileMount {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+        // The error of a visitor has the place of this mount, and not of the whole list.
+        struct MountVisitor;
+
+        impl Visitor<'_> for MountVisitor {
+            type Value = FileMount;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<FileMount, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+
+        deserializer.deserialize_str(MountVisitor)
     }
 }
 

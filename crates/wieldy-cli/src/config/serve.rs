@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use wieldy::{Caller, Held};
 use wieldy_mcp::server::{Expose, ServerOptions};
 
-use super::Environment;
 use super::file::{FileServe, FileServeMcp, FileToken};
 use super::text::Text;
 use super::value::{Time, Whole};
+use super::{Environment, kept};
 use crate::exit::Failure;
 
 /// The fewest characters of a secret that cannot simply be guessed.
@@ -81,21 +81,22 @@ impl FileServe {
 }
 
 impl ServeConfig {
-    /// The section as it is used; the error says what is wrong with which key.
-    pub(super) fn resolve(file: FileServe, home: Option<&Path>) -> Result<Self, String> {
+    /// The section as it is used; the error says everything that is wrong, with the keys.
+    pub(super) fn resolve(file: FileServe, home: Option<&Path>) -> Result<Self, Vec<String>> {
         const SET: &str = "the defaults have every key";
-        let listen = file.listen.expect(SET);
+        let mut wrong = Vec::new();
+        let listen = kept(listen(&file.listen.expect(SET)).map_err(Some), &mut wrong);
         let tokens = file.tokens.expect(SET).into_iter().map(|(name, token)| TokenConfig::resolve(name, token, home));
+        let tokens = tokens.filter_map(|token| kept(token.map_err(Some), &mut wrong)).collect();
+        let (Some(listen), []) = (listen, wrong.as_slice()) else { return Err(wrong) };
         Ok(Self {
-            listen: listen.parse().map_err(|_| {
-                format!("`serve.listen`: `{listen}` is not an address and a port, such as 127.0.0.1:7300")
-            })?,
+            listen,
             hosts: file.hosts.expect(SET),
             origins: file.origins.expect(SET),
             body_bytes_max: usize::try_from(file.body_bytes_max.expect(SET).0).unwrap_or(usize::MAX),
             connections_max: file.connections_max.expect(SET).0 as usize,
             patience: file.patience.expect(SET).0,
-            tokens: tokens.collect::<Result<_, _>>()?,
+            tokens,
             mcp: mcp(file.mcp.expect(SET)),
         })
     }
@@ -104,6 +105,18 @@ impl ServeConfig {
     pub(crate) fn secrets(&self) -> impl Iterator<Item = &str> {
         self.tokens.iter().filter_map(|token| token.secret.written()).filter(|text| !text.contains("${"))
     }
+}
+
+fn listen(text: &str) -> Result<SocketAddr, String> {
+    address(text).map_err(|wrong| format!("`serve.listen`: `{text}` {}", wrong.trim_start_matches("it ")))
+}
+
+/// Reads where to listen; a port alone is told how it is written.
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| match text.trim_start_matches(':').parse::<u16>() {
+        Ok(port) => format!("it is a port without an address; write 127.0.0.1:{port} for this machine alone"),
+        Err(_) => "it is not an address and a port, such as 127.0.0.1:7300".to_owned(),
+    })
 }
 
 fn mcp(file: FileServeMcp) -> ServerOptions {
@@ -126,7 +139,7 @@ fn mcp(file: FileServeMcp) -> ServerOptions {
 impl TokenConfig {
     fn resolve(name: String, file: FileToken, home: Option<&Path>) -> Result<Self, String> {
         let token = file.token.ok_or_else(|| format!("`serve.tokens.{name}` has no `token`"))?;
-        let secret = token.resolve(home)?;
+        let secret = token.resolve(home).map_err(|wrong| format!("`serve.tokens.{name}.token`: {wrong}"))?;
         let held = |names: Option<Vec<String>>| match names {
             Some(names) if names.iter().any(|name| name == "*") => Held::All,
             names => Held::only(names.unwrap_or_default()),

@@ -1,6 +1,6 @@
 //! Tests of the configuration: layers, mistakes and the template.
 
-use wieldy::{FileRules, Mount, Network, Rootfs};
+use wieldy::{FileRules, IdleLimits, Mount, Network, Rootfs};
 
 use super::*;
 
@@ -15,9 +15,10 @@ fn layers() -> Layers {
 /// What is told about the text of a file, or the values that are not defaults.
 fn file(text: &str) -> String {
     let mut layers = layers();
-    match layers.put_file(Path::new("wieldy.toml"), text).and_then(|()| Config::resolve(&layers, None)) {
+    let mistakes = Mistakes(layers.put_file(Path::new("wieldy.toml"), text));
+    match Config::resolve(&layers, None, mistakes) {
         Ok(config) => changed(&config),
-        Err(error) => told(&error),
+        Err(mistakes) => mistakes.to_string(),
     }
 }
 
@@ -32,7 +33,7 @@ fn changed(config: &Config) -> String {
 
 #[test]
 fn without_anything_the_executors_own_defaults_hold() {
-    let config = Config::resolve(&layers(), None).unwrap();
+    let config = Config::resolve(&layers(), None, Mistakes::default()).unwrap();
     let executor = wieldy::ExecutorBuilder::default();
     assert_eq!(
         (config.limits, config.retry, config.breaker, config.resources),
@@ -55,7 +56,7 @@ fn the_template_says_the_defaults_and_names_every_key() {
     };
     let uncommented: Vec<&str> = TEMPLATE.lines().map(|line| if is_key(line) { &line[2..] } else { line }).collect();
     let (mut layers, defaults) = (layers(), layers());
-    layers.put_file(Path::new("wieldy.toml"), &uncommented.join("\n")).unwrap();
+    assert_eq!(layers.put_file(Path::new("wieldy.toml"), &uncommented.join("\n")), Vec::new());
     let values = |layers: &Layers| -> Vec<(String, toml::Value)> {
         layers.values().map(|(key, value, _)| (key, value.clone())).collect()
     };
@@ -161,36 +162,39 @@ fn mistakes_are_told_with_their_key_and_line() {
     wieldy.toml:1: `limits.calls-running-max`: must be a whole number from 1 to 1000000, not 99999999999
     wieldy.toml:1: `limits.calls-running-max`: must be a whole number from 1 to 1000000, not NaN
     wieldy.toml:1: `limits.calls-running-max`: must be a whole number from 1 to 1000000, not the text `many`
-    wieldy.toml:1: `limits.calls-running-max`: invalid type: boolean `true`, expected a whole number from 1 to 1000000
+    wieldy.toml:1: `limits.calls-running-max`: must be a whole number from 1 to 1000000, not `true`
     wieldy.toml:2: `timeouts.default`: `0` is no time at all; a duration must be more than 0
     wieldy.toml:2: `timeouts.default`: `-3.5` is no time at all; a duration must be more than 0
     wieldy.toml:2: `timeouts.default`: `inf` is not a duration such as `500ms`, `30s`, `5m` or `1h`
     wieldy.toml:2: `timeouts.default`: `1e308` is not a duration such as `500ms`, `30s`, `5m` or `1h`
-    wieldy.toml:2: `timeouts.default`: invalid type: sequence, expected a time such as `30s`, or a number of seconds
+    wieldy.toml:2: `timeouts.default`: must be a time such as `30s`, or a number of seconds, not a list
     wieldy.toml:2: `timeouts.tools.Bash`: `soon` is not a duration such as `500ms`, `30s`, `5m` or `1h`
-    wieldy.toml:1: `isolation`: unknown variant `nativ`, expected one of `none`, `native`, `runc`, `crun`, `youki`, `gvisor`, `firecracker` (did you mean `native`?)
+    wieldy.toml:1: `isolation`: `nativ` is not one of `none`, `native`, `runc`, `crun`, `youki`, `gvisor`, `firecracker` (did you mean `native`?)
     wieldy.toml:2: `resources.memory-mb`: must be a whole number from 1 to 16777216, not 9223372036854775807
     file wieldy.toml: `retry.cap` is 30s, less than `retry.base`, which is 1m
     wieldy.toml:2: `plans.Trial.batch-max`: must be a whole number from 1 to 1000000, not 0
     wieldy.toml:3: `rates.calls`: must be a whole number from 1 to 1000000, not 0
-    wieldy.toml:2: `rates.per`: unknown variant `agents`, expected one of `agent`, `tenant`, `tool` (did you mean `agent`?)
-    wieldy.toml:1: `rates`: missing field `window`
+    wieldy.toml:2: `rates.per`: `agents` is not one of `agent`, `tenant`, `tool` (did you mean `agent`?)
+    wieldy.toml:1: `rates`: `window` is missing
     wieldy.toml:1: extra `=`, expected nothing
     wieldy.toml:2: duplicate key
     wieldy.toml:2: `sandbox.mounts`: `/a:b` is not SOURCE, SOURCE:TARGET or SOURCE:TARGET:rw; TARGET begins with `/` or `~`
     wieldy.toml:2: `sandbox.network`: a list of hosts has at least one; `none` lets programs reach nothing
-    wieldy.toml:2: `sandbox.network`: invalid type: integer `5`, expected `none`, `open` or a list of hosts
-    the section `sandbox`: `~/x`: there is no home folder, as HOME is not set
+    wieldy.toml:2: `sandbox.network`: must be `none`, `open` or a list of hosts, not the number `5`
+    the section `sandbox`: `sandbox.hidden`: `~/x`: there is no home folder, as HOME is not set
     file wieldy.toml: the isolation level `none` is below `sandbox.floor`, which is `native` (file wieldy.toml) (choose a level that is as strong; a floor can be raised by every layer, and lowered by none)
     wieldy.toml:2: there is no key `sandbox.limits.open-files`
-    the section `sandbox`: `oci.rootfs` and `oci.layout` both say where programs come from; keep one of them
+    the section `sandbox`: `sandbox.oci`: `rootfs` and `layout` both say where programs come from; keep one of them
     ");
 }
 
 #[test]
 fn environment_beats_file_and_flags_beat_environment() {
     let mut layers = layers();
-    layers.put_file(Path::new("wieldy.toml"), "log = \"info\"\n[retry]\nretries = 1\nbase = \"2s\"").unwrap();
+    assert_eq!(
+        layers.put_file(Path::new("wieldy.toml"), "log = \"info\"\n[retry]\nretries = 1\nbase = \"2s\""),
+        Vec::new()
+    );
     let variables = environment(&[
         ("WIELDY_RETRY_RETRIES", "3"),
         ("WIELDY_LOG", "debug"),
@@ -200,10 +204,10 @@ fn environment_beats_file_and_flags_beat_environment() {
         ("WIELDY_CONFIG", "x"),
         ("PATH", "/bin"),
     ]);
-    assert_eq!(layers.put_environment(&variables.0), Ok(Vec::new()));
+    assert_eq!(layers.put_environment(&variables.0), (Vec::new(), Vec::new()));
     layers.put_flag("--log", "log", "trace").unwrap();
     layers.put_setting("limits.calls-running-max=9").unwrap();
-    insta::assert_snapshot!(changed(&Config::resolve(&layers, None).unwrap()), @r#"
+    insta::assert_snapshot!(changed(&Config::resolve(&layers, None, Mistakes::default()).unwrap()), @r#"
     limits.calls-running-max = 9 [flag --set]
     log.level = "trace" [flag --log]
     retry.base = "2s" [file wieldy.toml]
@@ -218,12 +222,12 @@ fn environment_beats_file_and_flags_beat_environment() {
 fn mistakes_in_environment_and_settings_name_them() {
     let variable = |name, value| layers().put_environment(&environment(&[(name, value)]).0);
     assert_eq!(
-        told(&variable("WIELDY_LIMITS_CALLS_RUNNING_MAX", "lots").unwrap_err()),
+        told(&variable("WIELDY_LIMITS_CALLS_RUNNING_MAX", "lots").1[0]),
         "the environment variable `WIELDY_LIMITS_CALLS_RUNNING_MAX`: `limits.calls-running-max`: \
          must be a whole number from 1 to 1000000, not the text `lots`"
     );
     assert_eq!(
-        variable("WIELDY_LIMITS_CALLS_RUNING_MAX", "1").unwrap(),
+        variable("WIELDY_LIMITS_CALLS_RUNING_MAX", "1").0,
         ["the environment variable `WIELDY_LIMITS_CALLS_RUNING_MAX` sets no key; did you mean \
           `WIELDY_LIMITS_CALLS_RUNNING_MAX`?"]
     );
@@ -232,7 +236,7 @@ fn mistakes_in_environment_and_settings_name_them() {
     assert_eq!(setting("retries"), "--set: `retries` is not KEY=VALUE");
     assert_eq!(
         setting("isolation=nativ"),
-        "--set: `isolation`: unknown variant `nativ`, expected one of `none`, `native`, `runc`, `crun`, `youki`, \
+        "--set: `isolation`: `nativ` is not one of `none`, `native`, `runc`, `crun`, `youki`, \
          `gvisor`, `firecracker` (did you mean `native`?)"
     );
 }
@@ -247,6 +251,7 @@ fn the_section_sandbox_says_what_programs_see_reach_and_use() {
         protected = ["Makefile"]
         network = ["a.example", "b.example"]
         idle = "1m"
+        idle-per-tenant-max = 3
         [sandbox.limits]
         memory-mb = 10
         [sandbox.oci]
@@ -255,7 +260,7 @@ fn the_section_sandbox_says_what_programs_see_reach_and_use() {
         kernel = "~/vm/kernel"
         rootfs = "vm/root.ext4"
     "#;
-    layers.put_file(Path::new("/project/wieldy.toml"), text).unwrap();
+    assert_eq!(layers.put_file(Path::new("/project/wieldy.toml"), text), Vec::new());
     let home = Path::new("/home/ada");
     let mount = |source: &str, target: &str, writable| Mount { source: source.into(), target: target.into(), writable };
     let wanted = SandboxConfig {
@@ -266,8 +271,10 @@ fn the_section_sandbox_says_what_programs_see_reach_and_use() {
             protected: vec!["Makefile".into()],
             own: Vec::new(),
         },
+        toolchains: true,
         network: Network::Hosts(vec!["a.example".into(), "b.example".into()]),
         idle: Duration::from_secs(60),
+        idle_limits: IdleLimits { sandboxes_max: 256, per_tenant_max: 3 },
         spares: 1,
         limits: ResourceLimits { memory_bytes: Some(10 << 20), ..ResourceLimits::default() },
         floor: Level::None,
@@ -275,16 +282,16 @@ fn the_section_sandbox_says_what_programs_see_reach_and_use() {
         kernel: Some("/home/ada/vm/kernel".into()),
         rootfs: Some("/project/vm/root.ext4".into()),
     };
-    assert_eq!(Config::resolve(&layers, Some(home)).unwrap().sandbox, wanted);
+    assert_eq!(Config::resolve(&layers, Some(home), Mistakes::default()).unwrap().sandbox, wanted);
     let variables = environment(&[
         ("WIELDY_SANDBOX_MOUNTS", "/a:/b,/usr/share:/c:rw"),
         ("WIELDY_SANDBOX_NETWORK", "c.example,d.example"),
         ("WIELDY_SANDBOX_LIMITS_PROCESSES", "7"),
     ]);
-    layers.put_environment(&variables.0).unwrap();
+    assert_eq!(layers.put_environment(&variables.0), (Vec::new(), Vec::new()));
     layers.put_setting("sandbox.network=open").unwrap();
     layers.put_setting("sandbox.spares=0").unwrap();
-    let sandbox = Config::resolve(&layers, Some(home)).unwrap().sandbox;
+    let sandbox = Config::resolve(&layers, Some(home), Mistakes::default()).unwrap().sandbox;
     assert_eq!(sandbox.files.mounts, [mount("/a", "/b", false), mount("/usr/share", "/c", true)]);
     assert_eq!((sandbox.network, sandbox.spares, sandbox.limits.processes), (Network::Open, 0, Some(7)));
 }
@@ -296,12 +303,15 @@ fn the_strictest_floor_of_all_layers_counts() {
         format!("{value} by {origin}")
     };
     let mut layers = layers();
-    layers.put_file(Path::new("wieldy.toml"), "sandbox.floor = \"none\"").unwrap();
-    layers.put_floor_of_file(Path::new("user.toml"), "log = \"off\"\nsandbox.floor = \"native\"").unwrap();
+    assert_eq!(layers.put_file(Path::new("wieldy.toml"), "sandbox.floor = \"none\""), Vec::new());
+    assert_eq!(
+        layers.put_floor_of_file(Path::new("user.toml"), "log = \"off\"\nsandbox.floor = \"native\""),
+        Vec::new()
+    );
     assert_eq!(floor(&layers), "\"native\" by file user.toml");
     layers.put_setting("sandbox.floor=none").unwrap();
     assert_eq!(floor(&layers), "\"native\" by file user.toml");
-    layers.put_environment(&environment(&[("WIELDY_SANDBOX_FLOOR", "gvisor")]).0).unwrap();
+    assert_eq!(layers.put_environment(&environment(&[("WIELDY_SANDBOX_FLOOR", "gvisor")]).0), (Vec::new(), Vec::new()));
     assert_eq!(floor(&layers), "\"gvisor\" by environment WIELDY_SANDBOX_FLOOR");
     assert_eq!(layers.values().find(|(key, ..)| key == "log.level").unwrap().2, &Origin::Default);
 }
@@ -332,6 +342,9 @@ proptest::proptest! {
         value in "([0-9-]{1,25}|[0-9]{1,3}(ms|s|h|d)|nan|inf|true|\"[a-z0-9]{0,9}\"|\\[[a-z0-9,\"{}=]{0,9}\\]|\\{[a-z=0-9.\"]{0,12}\\})",
     ) {
         file(&format!("{key} = {value}"));
-        let _ = layers().put_setting(&format!("{key}={value}")).and_then(|()| Config::resolve(&layers(), None));
+        let mut layers = layers();
+        if layers.put_setting(&format!("{key}={value}")).is_ok() {
+            let _ = Config::resolve(&layers, None, Mistakes::default());
+        }
     }
 }

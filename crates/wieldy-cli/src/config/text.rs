@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, ensure};
 use serde::{Deserialize, Serialize};
+use wieldy::Variable;
 
 use super::Environment;
 use super::sandbox::at_home;
@@ -53,6 +54,16 @@ impl FileText {
 }
 
 impl Text {
+    /// Takes the value of a variable from a manifest. A relative path begins at the manifest's folder.
+    pub(crate) fn of_manifest(variable: &Variable, manifest: &Path, home: Option<&Path>) -> Result<Self, String> {
+        let mut text = match variable {
+            Variable::Text(text) => FileText::Written(text.clone()),
+            Variable::InFile(in_file) => FileText::In(InFile { file: in_file.file.clone() }),
+        };
+        text.begin_at(manifest.parent().unwrap_or(Path::new("")));
+        text.resolve(home)
+    }
+
     /// What it stands for, without a line end. What is kept in a file is a secret, and hidden from now on.
     pub(crate) fn value(&self, environment: &Environment) -> anyhow::Result<String> {
         match self {

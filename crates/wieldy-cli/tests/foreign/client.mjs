@@ -32,11 +32,12 @@ transport.setProtocolVersion = (version) => {
 };
 await client.connect(transport);
 
-const call = async (name, args, options) => {
+const whole = (name, args, options) => {
   const params = { name, arguments: args };
-  const { isError, content } = await (is_next
-    ? client.callTool(params, options)
-    : client.callTool(params, undefined, options));
+  return is_next ? client.callTool(params, options) : client.callTool(params, undefined, options);
+};
+const call = async (name, args, options) => {
+  const { isError, content } = await whole(name, args, options);
   return { isError, content };
 };
 revision = client.getNegotiatedProtocolVersion?.() ?? revision;
@@ -57,8 +58,8 @@ told.cancelled = await call('Bash', { command: 'while true; do echo on; sleep 0.
 told.confirmed = await call('ask', {});
 told.declined = await call('ask', {});
 told.questions = questions;
-const long = await call('Bash', { command: 'seq 100000' });
-const { uri } = long.content.find((block) => block.type === 'resource_link');
+const { _meta } = await whole('Bash', { command: 'seq 100000' });
+const uri = _meta['wieldy/artifact'];
 const { contents } = await client.readResource({ uri: `${uri}?offset=0&length=20` });
 told.artifact = contents.map((part) => part.text);
 await client.close();

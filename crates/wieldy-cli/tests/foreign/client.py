@@ -45,9 +45,12 @@ async def connected(where):
 async def main():
     async with connected(sys.argv[1:]) as (client, name, revision):
 
-        async def call(tool, arguments, progress=None):
+        async def whole(tool, arguments, progress=None):
             result = await client.call_tool(tool, arguments, progress_callback=progress)
-            result = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+            return result.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+        async def call(tool, arguments, progress=None):
+            result = await whole(tool, arguments, progress)
             return {"isError": result["isError"], "content": result["content"]}
 
         told = {"server": name, "revision": revision}
@@ -79,8 +82,7 @@ async def main():
         told["confirmed"] = await call("ask", {})
         told["declined"] = await call("ask", {})
         told["questions"] = questions
-        content = (await call("Bash", {"command": "seq 100000"}))["content"]
-        [uri] = [block["uri"] for block in content if block["type"] == "resource_link"]
+        uri = (await whole("Bash", {"command": "seq 100000"}))["_meta"]["wieldy/artifact"]
         contents = (await client.read_resource(f"{uri}?offset=0&length=20")).contents
         told["artifact"] = [part.text for part in contents]
     print(json.dumps(told))

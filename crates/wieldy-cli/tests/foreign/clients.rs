@@ -65,8 +65,8 @@ fn the_inspector_lists_and_calls() {
         assert_eq!(
             echoed,
             json!({
-                "content": [{"type": "text", "text": "hi\n"}], "structuredContent": {"exit_code": 0}, "isError": false,
-                "_meta": {"wieldy/execution": "[id]"},
+                "content": [{"type": "text", "text": "hi\n"}], "isError": false,
+                "_meta": {"wieldy/execution": "[id]", "wieldy/structured": {"exit_code": 0}},
             })
         );
         let failed = inspect(&["tools/call", "--tool-name", "Read", "--tool-arg", "path=missing.txt"]);

@@ -19,14 +19,14 @@ const configure = (scopes) => {
 configure();
 
 const run = (...args) => {
-  const done = spawnSync(wieldy, [...args, '--state', 'state', '--json'], { cwd: folder, encoding: 'utf8' });
+  const done = spawnSync(wieldy, [...args, '--config', 'wieldy.toml', '--state', 'state', '--json'], { cwd: folder, encoding: 'utf8' });
   console.log(args.join(' '), done.stdout, done.stderr);
   return done;
 };
 
 // Opens the page as a browser would, whose user agrees to everything.
 const logIn = async () => {
-  const login = spawn(wieldy, ['mcp', 'login', 'suite', '--state', 'state', '--json'], { cwd: folder });
+  const login = spawn(wieldy, ['mcp', 'login', 'suite', '--config', 'wieldy.toml', '--state', 'state', '--json'], { cwd: folder });
   login.stderr.on('data', (data) => console.log(`${data}`));
   login.stdout.once('data', async (data) => {
     const { open } = JSON.parse(`${data}`);

@@ -100,6 +100,56 @@ fn all_servers_start_in_sandboxes_and_tell_their_tools() {
     world.is_left_empty();
 }
 
+/// Servers as people have them in the files of their clients: fetched when they are first started.
+#[test]
+fn servers_that_package_managers_fetch_start_from_a_cold_cache() {
+    let Some(world) = World::new("") else { return };
+    let world = world.with_registries();
+    let client = world.filled(
+        r#"{"mcpServers": {
+        "everything": {"command": "[programs]/python/bin/npx", "args": ["-y", "@modelcontextprotocol/server-everything@2026.8.31", "stdio"]},
+        "files": {"command": "[programs]/python/bin/npx", "args": ["-y", "@modelcontextprotocol/server-filesystem@2026.8.31", "[root]/work"]},
+        "git": {"command": "[programs]/python/bin/uvx", "args": ["mcp-server-git@2026.10.19"]},
+        "time": {"command": "[programs]/python/bin/uvx", "args": ["mcp-server-time@2026.10.19", "--local-timezone=UTC"]}
+        }}"#,
+    );
+    let world = world.file("mcp.json", &client);
+    assert!(world.wieldy(&["mcp", "import", "mcp.json"]).output().unwrap().status.success());
+    let told = world.json(&["mcp", "test", "--json"]);
+    if !is_ci() && told.to_string().contains("ENOTFOUND") {
+        let _ = writeln!(std::io::stderr(), "SKIPPED: the registries of packages cannot be reached from here");
+        return;
+    }
+    let stands: Vec<Value> = told
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|server| {
+            json!([server["name"], server["state"], server["revision"], server["tools"].as_object().unwrap().len()])
+        })
+        .collect();
+    let ready = json!({"is": "ready"});
+    assert_eq!(
+        json!(stands),
+        json!([
+            ["everything", ready, "2025-11-25", 13],
+            ["files", ready, "2025-11-25", 14],
+            ["git", ready, "2026-07-28", 12],
+            ["time", ready, "2026-07-28", 2],
+        ])
+    );
+    // Each has fetched into a home of its own, where no other server can change it.
+    let homes = world.root().join("home/.local/state/wieldy/homes");
+    let caches = ["everything/.npm", "files/.npm", "git/.cache/uv", "time/.cache/uv"];
+    assert_eq!(caches.map(|cache| homes.join(cache).is_dir()), [true; 4]);
+    assert_eq!(world.call("everything__echo", &json!({"message": "warm"})), text("Echo: warm"));
+    world.is_left_empty();
+}
+
+fn is_ci() -> bool {
+    std::env::var("CI").is_ok_and(|value| value == "true")
+}
+
 #[test]
 fn answers_of_every_kind_come_through() {
     let Some(world) = World::new(EVERYTHING) else { return };

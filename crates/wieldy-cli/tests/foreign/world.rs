@@ -27,18 +27,38 @@ pub(crate) fn programs() -> Option<PathBuf> {
 pub(crate) struct World {
     root: TempDir,
     programs: PathBuf,
+    /// Variables of this process that commands get, too.
+    handed_on: &'static [&'static str],
 }
+
+/// The variables by which package managers reach their registries on this machine.
+const WAYS_OUT: [&str; 9] = [
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "NODE_EXTRA_CA_CERTS",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+];
 
 impl World {
     /// A world with this configuration, in which `[programs]` stands for the folder of the programs and `[root]` for the
     /// one around the workspace. Nothing where there are no programs.
     pub(crate) fn new(config: &str) -> Option<Self> {
-        let world = Self { programs: programs()?, root: tempfile::tempdir().unwrap() };
+        let world = Self { programs: programs()?, root: tempfile::tempdir().unwrap(), handed_on: &[] };
         for folder in ["home", "work"] {
             fs::create_dir(world.root.path().join(folder)).unwrap();
         }
         fs::write(world.path("wieldy.toml"), world.filled(config)).unwrap();
         Some(world)
+    }
+
+    /// The same world in which commands find their way to the registries of packages.
+    pub(crate) fn with_registries(self) -> Self {
+        Self { handed_on: &WAYS_OUT, ..self }
     }
 
     /// The same world with a file in the workspace.
@@ -76,8 +96,14 @@ impl World {
         text.replace("[programs]", &shown(&self.programs)).replace("[root]", &shown(&self.root()))
     }
 
-    /// A program, in the workspace and with a clean environment.
+    /// A program, in the workspace and with a clean environment. The person trusts the configuration as it is now.
     pub(crate) fn any(&self, program: &Path) -> Command {
+        let trusted = self.plain(Path::new(env!("CARGO_BIN_EXE_wieldy"))).args(["trust", "--yes"]).output().unwrap();
+        assert!(trusted.status.success(), "{}", shown(&trusted.stderr));
+        self.plain(program)
+    }
+
+    fn plain(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command
             .current_dir(self.path(""))
@@ -86,6 +112,7 @@ impl World {
             .env("HOME", self.root.path().join("home"))
             // What all that comes of it can be found by.
             .env("WIELDY_TEST_WORLD", self.mark())
+            .envs(self.handed_on.iter().filter_map(|name| Some((name, std::env::var_os(name)?))))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -174,7 +201,12 @@ pub(crate) struct Wire {
 impl Wire {
     /// Starts it and begins a session.
     pub(crate) fn new(world: &World) -> Self {
-        let mut process = world.wieldy(&["mcp"]).stdin(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
+        let mut process = world
+            .wieldy(&["mcp", "--set", "mcp.list-wait=60s"])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
         let read = BufReader::new(process.stdout.take().unwrap());
         let (tell, messages) = channel();
         std::thread::spawn(move || {
@@ -188,6 +220,9 @@ impl Wire {
         wire.send(&json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}));
         assert_eq!(wire.next()["result"]["serverInfo"]["name"], "wieldy");
         wire.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
+        // As clients do; this waits for servers whose tools are unknown.
+        wire.send(&json!({"jsonrpc": "2.0", "id": "list", "method": "tools/list"}));
+        while wire.next()["id"] != "list" {}
         wire
     }
 

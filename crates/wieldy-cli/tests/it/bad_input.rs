@@ -105,7 +105,7 @@ fn arguments_ten_thousand_levels_deep_are_refused() {
 
     ----- stderr -----
     error: standard input:1: recursion limit exceeded
-    hint: a batch is a JSON array, or one object per line, with `id`, `tool`, `arguments` and `after`
+    hint: a batch is a JSON array, or one object per line, with `id`, `tool`, `arguments`, `after` and `idempotency_key`
     ");
 }
 
@@ -124,9 +124,14 @@ fn arguments_of_a_hundred_megabytes_are_refused() {
     ----- stdout -----
 
     ----- stderr -----
-    error[E3002]: the arguments are too large: at most 16777216 bytes
+    error[E3002]: the arguments are too large: at most 16777216 bytes and 128 levels
     hint: put what is large into a file of the workspace, and name the file
     ");
+    // It is on record like every refused call, without the arguments.
+    let page = world.json(&["history", "--json"]);
+    let recorded = &page["executions"][0];
+    let facts = ["tool", "status", "error_code", "parameters", "attempts"].map(|fact| recorded[fact].clone());
+    assert_eq!(serde_json::json!(facts), serde_json::json!(["List", "validation_error", "E3002", null, 0]));
     insta::assert_snapshot!(world.run(&["batch", "big.json"]), @"
     exit: 2
     ----- stdout -----

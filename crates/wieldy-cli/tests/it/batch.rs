@@ -133,7 +133,7 @@ fn mistakes_are_told_with_their_line() {
     ----- stdout -----
 
     ----- stderr -----
-    error: batch.json:3: unknown field `argumnts`, expected one of `id`, `tool`, `arguments`, `after`
+    error: batch.json:3: unknown field `argumnts`, expected one of `id`, `tool`, `arguments`, `after`, `idempotency_key`
     hint: did you mean `arguments`?
     ");
     insta::assert_snapshot!(world.run_with_input(&["batch", "-"], "{\"tool\":\"List\"}\n{\"tool\":"), @"
@@ -142,7 +142,7 @@ fn mistakes_are_told_with_their_line() {
 
     ----- stderr -----
     error: standard input:2: EOF while parsing a value
-    hint: a batch is a JSON array, or one object per line, with `id`, `tool`, `arguments` and `after`
+    hint: a batch is a JSON array, or one object per line, with `id`, `tool`, `arguments`, `after` and `idempotency_key`
     ");
     insta::assert_snapshot!(world.run(&["batch", "missing.json"]), @"
     exit: 2
@@ -174,4 +174,31 @@ fn the_exit_code_is_that_of_the_call_that_failed_and_not_of_those_that_were_skip
                    {"id":"first","tool":"Read","arguments":{"path":"missing.txt"}}"#;
     let told = World::new().run_with_input(&["batch", "-"], lines);
     assert!(told.starts_with("exit: 1\n"), "{told}");
+}
+
+#[test]
+fn a_call_whose_reference_finds_nothing_has_failed_and_was_not_skipped() {
+    let lines = r#"{"id":"a","tool":"List"}
+{"id":"b","tool":"Read","arguments":{"path":{"$result":"a","pointer":"/nowhere"}}}
+{"id":"c","tool":"Read","arguments":{"path":{"$result":"b"}}}"#;
+    let told = World::new().run_with_input(&["batch", "-"], lines);
+    assert!(told.contains(" s: 1 succeeded, 1 failed, 1 skipped"), "{told}");
+}
+
+#[test]
+fn an_idempotency_key_in_a_batch_is_that_of_a_call() {
+    let world = World::new();
+    let append = r#""tool":"Bash","arguments":{"command":"echo x >> runs.txt"}"#;
+    let batch =
+        format!("{{{append},\"idempotency_key\":\"k\"}}\n{{{append},\"idempotency_key\":\"k\"}}\n{{{append}}}\n");
+    let world = world.file("batch.jsonl", &batch);
+    let runs = || std::fs::read_to_string(world.path("runs.txt")).unwrap().lines().count();
+    let options = ["--isolation", "none", "--state", "../state"];
+    for expected in [2, 3] {
+        assert_eq!(world.code(&[&["batch", "batch.jsonl"], &options[..]].concat()), Some(0));
+        assert_eq!(runs(), expected, "the key has one run, the call without one has its own");
+    }
+    let call = ["call", "Bash", "command=echo x >> runs.txt", "--idempotency-key", "k"];
+    assert_eq!(world.code(&[&call[..], &options[..]].concat()), Some(0));
+    assert_eq!(runs(), 3, "the same key is known to the other command");
 }

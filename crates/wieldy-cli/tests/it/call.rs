@@ -206,6 +206,20 @@ fn scopes_and_permissions_restrict() {
     error[E3003]: `Read` requires the permission `files.read`, which this caller does not hold
     hint: use another tool, or ask the operator to grant the permission
     ");
+    // A program can write, so the right to read is not the right to start one.
+    let bash = ["call", "Bash", "command=echo > b.txt", "--isolation", "none", "--permission"];
+    insta::assert_snapshot!(world.run(&[&bash[..], &["files.read"]].concat()), @"
+    exit: 4
+    ----- stdout -----
+
+    ----- stderr -----
+    warning: isolation `none` isolates nothing: programs run with your own rights
+    error[E3003]: `Bash` requires the permission `programs.run`, which this caller does not hold
+    hint: use another tool, or ask the operator to grant the permission
+    ");
+    assert!(!world.path("b.txt").exists());
+    assert_eq!(world.code(&[&bash[..], &["programs.run"]].concat()), Some(0));
+    assert!(world.path("b.txt").exists());
     let agent = ["call", "Read", "path=a.txt", "--agent", "did:example:ada", "--session", "s"];
     assert_eq!(world.code(&agent), Some(0), "an agent's name alone takes nothing away");
 }
@@ -310,6 +324,7 @@ fn what_runs_in_the_background_is_told_to_end_with_the_command() {
     [p1 runs]
 
     ----- stderr -----
+    note: `--session` marks the records; the session's `/tmp`, `$HOME` and read marks end with this command
     warning: what runs in the background ends with this command, as nobody is there to look after it
     ");
     let told = world.run(&["call", "Bash", "command=sleep 1000", "background:=true"]);
@@ -354,4 +369,90 @@ fn what_killed_executors_left_goes_at_the_next_start_at_whatever_level() {
     world.run(&["call", "Bash", "command=true", "--isolation", "none", "--state", "state"]);
     assert_eq!(homes.map(|home| home.exists()), [false; 3]);
     assert!(of_others.exists());
+}
+
+#[test]
+fn a_manifest_with_retries_and_idempotent_repeats_a_failing_program() {
+    let tool = |name: &str, more: &str| {
+        let command = r#"command = ["sh", "-c", "echo $$ >> runs.txt; exit 1"]"#;
+        format!("[[tool]]\nname = \"{name}\"\ndescription = \"fails\"\n{command}\n{more}\n")
+    };
+    let tools = tool("both", "idempotent = true\nretries = 3")
+        + &tool("retries_alone", "retries = 3")
+        + &tool("idempotent_alone", "idempotent = true")
+        + &tool("reads", "read-only = true\nretries = 3")
+        + &tool("reads_and_both", "read-only = true\nidempotent = true\nretries = 1");
+    let world = World::new().file(".wieldy/tools/fails.toml", &tools);
+    for (name, attempts, retryable) in [
+        ("both", 4, true),
+        ("retries_alone", 1, false),
+        ("idempotent_alone", 1, false),
+        ("reads", 1, false),
+        ("reads_and_both", 2, true),
+    ] {
+        let delays = ["--set", "retry.base=2ms", "--set", "retry.backoff=linear"];
+        let result = world.json(&[&["call", name, "--isolation", "none", "--json"], delays.as_slice()].concat());
+        let error = &result["error"];
+        assert_eq!(
+            json!([result["attempts"], error["code"], error["retryable"]]),
+            json!([attempts, "E3108", retryable]),
+            "{name}"
+        );
+    }
+    assert_eq!(std::fs::read_to_string(world.path("runs.txt")).unwrap().lines().count(), 9);
+    let id = world.json(&["history", "--tool", "both", "--json"])["executions"][0]["execution_id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    let shown = world.json(&["history", "show", &id, "--json"]).to_string();
+    for delay in [2, 4, 6] {
+        assert!(shown.contains(&format!(r#""delay_ms":{delay}"#)), "the delays of `[retry]` hold: {shown}");
+    }
+}
+
+#[test]
+fn an_ordinary_user_is_told_which_rights_are_missing() {
+    const NOBODY: u32 = 65534;
+    let world = World::new().file("open.txt", "x").file("closed.txt", "x").file("folder/a.txt", "x");
+    let mode = |path: &str, mode| {
+        let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(world.path(path), permissions).unwrap();
+    };
+    let program = world.path("../wieldy");
+    std::fs::copy(env!("CARGO_BIN_EXE_wieldy"), &program).unwrap();
+    let is_root = rustix::process::geteuid().is_root();
+    for path in ["", "../home", "folder", "open.txt", "closed.txt"].into_iter().filter(|_| is_root) {
+        std::os::unix::fs::chown(world.path(path), Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+    let user = if is_root { NOBODY } else { rustix::process::geteuid().as_raw() };
+    let told = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(&program);
+        command.arg("call").args(arguments).arg("--yes").current_dir(world.path("")).env_clear();
+        command.env("PATH", "/usr/bin:/bin").env("HOME", world.path("../home"));
+        if is_root {
+            std::os::unix::process::CommandExt::gid(&mut command, NOBODY);
+            std::os::unix::process::CommandExt::uid(&mut command, NOBODY);
+        }
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    mode("..", 0o755);
+    mode("closed.txt", 0o000);
+    mode("folder", 0o555);
+    let right = format!("hint: do without it, or ask a person for the right: wieldy runs as user {user}");
+    let message = "error[E3105]: the operating system does not let us";
+    let closed = format!("{message} open `closed.txt`: it belongs to user {user} with mode 000\n{right}\n");
+    assert_eq!(told(&["Read", "path=closed.txt"]), (Some(4), closed));
+    assert_eq!(told(&["Read", "path=open.txt"]).0, Some(0));
+    let folder = format!("{message} write `folder/new`\n{right}, and `ls -ld 'folder'` tells owner and mode\n");
+    assert_eq!(told(&["Write", "path=folder/new", "content=x"]), (Some(4), folder));
+    // The workspace itself can only be read.
+    mode("", 0o555);
+    let here = format!("{message} write `new`\n{right}, and `ls -ld '.'` tells owner and mode\n");
+    assert_eq!(told(&["Write", "path=new", "content=x"]), (Some(4), here));
+    let read_only = "error[E3105]: the command was refused `new`: the workspace is read-only on this machine, and so it is in \
+        the sandbox\nhint: do without it, or write to `/tmp`; a person can make the workspace writable\n";
+    assert_eq!(told(&["Bash", "command=touch new"]), (Some(4), read_only.to_owned()));
+    mode("", 0o755);
+    assert_eq!(told(&["Bash", "command=touch new"]).0, Some(0));
 }

@@ -12,6 +12,7 @@ fn init_writes_a_file_that_changes_nothing_and_does_not_overwrite() {
 
     ----- stderr -----
     wrote `wieldy.toml`; `wieldy config show` prints what holds
+    once you have changed it, `wieldy trust` makes it count
     ");
     assert_eq!(world.run(&["config", "show"]), before);
     insta::assert_snapshot!(world.run(&["init"]), @"
@@ -52,6 +53,7 @@ fn every_value_is_shown_with_its_origin() {
     log.level = "error"  # flag --log
     log.rotate = "never"  # default
     mcp.files = []  # default
+    mcp.list-wait = "4s"  # default
     mcp.servers = {}  # default
     output.bytes-max = 65536  # default
     plans = {}  # default
@@ -72,6 +74,8 @@ fn every_value_is_shown_with_its_origin() {
     sandbox.floor = "none"  # default
     sandbox.hidden = []  # default
     sandbox.idle = "10m"  # default
+    sandbox.idle-max = 256  # default
+    sandbox.idle-per-tenant-max = 128  # default
     sandbox.limits.cpu-millicores = 0  # default
     sandbox.limits.disk-files = 0  # default
     sandbox.limits.disk-mb = 0  # default
@@ -84,6 +88,7 @@ fn every_value_is_shown_with_its_origin() {
     sandbox.protected = []  # default
     sandbox.shown = []  # default
     sandbox.spares = 1  # default
+    sandbox.toolchains = true  # default
     serve.body-bytes-max = 4194304  # default
     serve.connections-max = 512  # default
     serve.hosts = []  # default
@@ -136,7 +141,7 @@ fn the_first_file_of_the_documented_order_counts() {
 #[test]
 fn mistakes_name_file_line_and_key() {
     let world = World::new().file("wieldy.toml", "[limits]\ncalls-runing-max = 3\n");
-    insta::assert_snapshot!(world.run(&["call", "List"]), @"
+    insta::assert_snapshot!(world.run(&["call", "List", "--config", "wieldy.toml"]), @"
     exit: 2
     ----- stdout -----
 
@@ -177,7 +182,8 @@ fn a_variable_that_nearly_names_a_key_is_noticed() {
     insta::assert_snapshot!(world.run(&["tools", "--text", "glob"]), @"
     exit: 0
     ----- stdout -----
-    Glob  files  reads  Finds files by a pattern such as `src/**/*.rs` and gives their paths, sorted
+    Glob      files  reads  Finds files by a pattern such as `src/**/*.rs` and gives their paths, sorted
+    QueryVFS  files  reads  Queries files and folders of the workspace and your own artifacts (kept large outputs) in one go: by glob, kind, size, time of change and text
 
     ----- stderr -----
     warning: the environment variable `WIELDY_ISOLATON` sets no key; did you mean `WIELDY_ISOLATION`?
@@ -188,8 +194,117 @@ fn a_variable_that_nearly_names_a_key_is_noticed() {
     ----- stdout -----
 
     ----- stderr -----
-    error: the environment variable `WIELDY_LOG`: `log`: unknown variant `loud`, expected one of `off`, `error`, `warn`, `info`, `debug`, `trace`
+    error: the environment variable `WIELDY_LOG`: `log`: `loud` is not one of `off`, `error`, `warn`, `info`, `debug`, `trace`
     ");
+}
+
+#[test]
+fn init_writes_the_file_that_is_named_and_no_other() {
+    let world = World::new().file("wieldy.toml", "# mine\n").file("x.toml", "# old\n");
+    assert_eq!(world.code(&["init", "--config", "x.toml"]), Some(2));
+    assert_eq!(world.code(&["init", "--config", "x.toml", "--force"]), Some(0));
+    assert_eq!(std::fs::read_to_string(world.path("wieldy.toml")).unwrap(), "# mine\n");
+    assert!(std::fs::read_to_string(world.path("x.toml")).unwrap().contains("# isolation = "));
+}
+
+#[test]
+fn every_mistake_of_a_configuration_is_told() {
+    let text = "isolation = \"nativ\"\n[limits]\ncalls-runing-max = 3\nqueue-timeout = true\n[[rates]]\nper = \"agents\"\n\
+        [lmits]\nx = 1\n";
+    let world = World::new().file("wieldy.toml", text);
+    insta::assert_snapshot!(world.run(&["tools"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: wieldy.toml:1: `isolation`: `nativ` is not one of `none`, `native`, `runc`, `crun`, `youki`, `gvisor`, `firecracker` (did you mean `native`?)
+        wieldy.toml:3: there is no key `limits.calls-runing-max` (did you mean `calls-running-max`, `calls-running-per-agent-max` or `calls-waiting-max`?)
+        wieldy.toml:4: `limits.queue-timeout`: must be a time such as `30s`, or a number of seconds, not `true`
+        wieldy.toml:6: `rates.per`: `agents` is not one of `agent`, `tenant`, `tool` (did you mean `agent`?)
+        wieldy.toml:7: there is no key `lmits` (did you mean `limits`?)
+    ");
+    let text = "[retry]\nbase = \"5s\"\ncap = \"1s\"\n[log]\nrotate = \"daily\"\n[serve.tokens.x]\nagent = \"x\"\n";
+    std::fs::write(world.path("wieldy.toml"), text).unwrap();
+    insta::assert_snapshot!(world.run(&["tools", "--config", "wieldy.toml"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: file wieldy.toml: `retry.cap` is 1s, less than `retry.base`, which is 5s
+        file wieldy.toml: `log.rotate` needs a file to rotate, and `log.file` names none
+        the section `serve`: `serve.tokens.x` has no `token`
+    ");
+}
+
+#[test]
+fn no_mistake_of_a_configuration_hides_another() {
+    let text = "retry.base = \"5s\"\nretry.cap = \"1s\"\nretry.retris = 1\nisolation = \"nativ\"\n\
+        [sandbox]\nmounts = [\"/a:b\", \"/usr\", \"/a:rw\"]\n\
+        [[rates]]\nper = \"agents\"\ncalls = 0\nwindow = \"1m\"\n[[rates]]\nper = \"agent\"\n\
+        [serve]\nlisten = \"here\"\n[serve.tokens.x]\nagent = \"x\"\n[serve.tokens.y]\nagent = \"y\"\n\
+        [serve.tokens.z]\ntokn = \"z\"\n[mcp.servers.a]\n[mcp.servers.b]\ncommand = \"b\"\nurl = \"http://b\"\n\
+        [mcp.servers.c]\ncomand = \"c\"\n[mcp.servers.d]\ncommand = \"d\"\noauth.client-secret = \"s\"\n";
+    let world = World::new().file("wieldy.toml", text);
+    let mut command = world.command(&["tools", "--config", "wieldy.toml", "--set", "a=1", "--set", "retry.retries=x"]);
+    command.env("WIELDY_TIMEOUTS_DEFAULT", "soon").env("WIELDY_CACHE_BYTES_MAX", "many");
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    insta::assert_snapshot!(String::from_utf8_lossy(&output.stderr), @"
+    error: wieldy.toml:3: there is no key `retry.retris` (did you mean `retries`?)
+        wieldy.toml:4: `isolation`: `nativ` is not one of `none`, `native`, `runc`, `crun`, `youki`, `gvisor`, `firecracker` (did you mean `native`?)
+        wieldy.toml:6: `sandbox.mounts`: `/a:b` is not SOURCE, SOURCE:TARGET or SOURCE:TARGET:rw; TARGET begins with `/` or `~`
+        wieldy.toml:6: `sandbox.mounts`: `/a:rw` is not SOURCE, SOURCE:TARGET or SOURCE:TARGET:rw; TARGET begins with `/` or `~`
+        wieldy.toml:8: `rates.per`: `agents` is not one of `agent`, `tenant`, `tool` (did you mean `agent`?)
+        wieldy.toml:9: `rates.calls`: must be a whole number from 1 to 1000000, not 0
+        wieldy.toml:11: `calls` is missing
+        wieldy.toml:20: there is no key `serve.tokens.z.tokn` (did you mean `token`?)
+        wieldy.toml:26: there is no key `mcp.servers.c.comand` (did you mean `command`?)
+        the environment variable `WIELDY_CACHE_BYTES_MAX`: `cache.bytes-max`: must be a whole number from 0 to 1099511627776, not the text `many`
+        the environment variable `WIELDY_TIMEOUTS_DEFAULT`: `timeouts.default`: `soon` is not a duration such as `500ms`, `30s`, `5m` or `1h`
+        --set: there is no key `a`
+        --set: `retry.retries`: must be a whole number from 0 to 100, not the text `x`
+        file wieldy.toml: `retry.cap` is 1s, less than `retry.base`, which is 5s
+        the section `mcp`: `mcp.servers.a` has neither a `command` nor a `url`
+        the section `mcp`: `mcp.servers.b` has both a `command` and a `url`
+        the section `mcp`: `mcp.servers.d.oauth` is for servers that have a `url`
+        the section `mcp`: `mcp.servers.d.oauth` has a `client-secret` without a `client-id`
+        the section `serve`: `serve.listen`: `here` is not an address and a port, such as 127.0.0.1:7300
+        the section `serve`: `serve.tokens.x` has no `token`
+        the section `serve`: `serve.tokens.y` has no `token`
+    ");
+    // A file that is no TOML may have set whatever another layer lacks.
+    let world = World::new().file("wieldy.toml", "[log\nfile = \"x\"\n");
+    insta::assert_snapshot!(world.run(&["tools", "--config", "wieldy.toml", "--set", "log.rotate=daily"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: wieldy.toml:1: unclosed table, expected `]`
+    ");
+}
+
+#[test]
+fn a_flag_sets_keys_whose_names_somebody_chose() {
+    let world = World::new();
+    let shown = |setting: &str, key: &str| {
+        let told = world.run(&["config", "show", "--set", setting]);
+        told.lines().find(|line| line.starts_with(key) || line.starts_with("error")).map(str::to_owned).unwrap_or(told)
+    };
+    for (setting, line) in [
+        ("timeouts.tools.Bash=5s", "timeouts.tools.Bash = \"5s\"  # flag --set"),
+        ("timeouts.tools.Bash=5", "timeouts.tools.Bash = \"5s\"  # flag --set"),
+        ("plans.Trial.batch-max=2", "plans.Trial.batch-max = 2  # flag --set"),
+        ("mcp.servers.git.command=true", "mcp.servers.git.command = \"true\"  # flag --set"),
+        (
+            "timeouts.tools.Bash=x",
+            "error: --set: `timeouts.tools.Bash`: `x` is not a duration such as `500ms`, `30s`, `5m` or `1h`",
+        ),
+        ("timeouts.tools.=5s", "error: --set: there is no key `timeouts.tools.`"),
+        ("timeouts.tols.Bash=5s", "error: --set: there is no key `timeouts.tols.Bash`"),
+    ] {
+        let (key, _) = setting.split_once('=').unwrap();
+        assert_eq!(shown(setting, key), line);
+    }
 }
 
 #[test]
@@ -231,7 +346,7 @@ fn a_project_cannot_allow_less_isolation_than_its_user() {
     let world = World::new()
         .file("../home/.config/wieldy/wieldy.toml", "sandbox.floor = \"native\"\nretry.retries = 7\n")
         .file("wieldy.toml", "isolation = \"none\"\nsandbox.floor = \"none\"\n");
-    insta::assert_snapshot!(world.run(&["call", "Bash", "command=true"]), @"
+    insta::assert_snapshot!(world.run(&["call", "Bash", "command=true", "--config", "wieldy.toml"]), @"
     exit: 2
     ----- stdout -----
 
@@ -264,6 +379,128 @@ fn an_empty_folder_in_place_of_the_file_counts_as_none() {
     assert_eq!(world.code(&["config", "show"]), Some(2), "a folder with something in it is a mistake");
 }
 
+/// A sandbox of another process holds the names meanwhile.
+#[test]
+fn placeholders_of_a_sandbox_keep_nobody_from_init_and_import() {
+    let world = World::new().file("servers.json", r#"{"mcpServers": {"one": {"command": "one"}}}"#);
+    let hold = || {
+        let path = world.path("wieldy.toml");
+        std::fs::write(&path, "").unwrap();
+        rustix::fs::setxattr(&path, wieldy::secrets::PLACEHOLDER_MARK, b"", rustix::fs::XattrFlags::empty()).unwrap();
+    };
+    hold();
+    assert!(!world.run(&["config", "show"]).contains("wieldy.toml"), "it is no configuration");
+    assert_eq!(world.code(&["mcp", "import", "servers.json"]), Some(0));
+    assert!(std::fs::read_to_string(world.path("wieldy.toml")).unwrap().contains("[mcp.servers.one]"));
+    std::fs::remove_file(world.path("wieldy.toml")).unwrap();
+    hold();
+    assert_eq!(world.code(&["init"]), Some(0));
+    assert_eq!(world.code(&["init"]), Some(2), "now it is a file");
+    assert_eq!(world.code(&["config", "show"]), Some(0));
+}
+
+/// The fork server takes the placeholders away if only wieldy is killed; if both are, the next command does.
+#[test]
+fn placeholders_of_a_crash_are_gone_after_the_next_command_of_any_kind() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let world = World::new().file("a.txt", "one\n").file("mine/wieldy.toml", "");
+    let names = || -> Vec<String> {
+        let entries = std::fs::read_dir(world.path("")).unwrap();
+        let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort_unstable();
+        names
+    };
+    for next in
+        [&["call", "Read", "path=a.txt"][..], &["mcp", "list"], &["tools"], &["init", "--config", "mine/new.toml"]]
+    {
+        let mut child = world.command(&["call", "Bash", "--isolation", "native", "command=sleep 60"]).spawn().unwrap();
+        while !processes_of(child.id()).into_iter().any(sleeps) {
+            assert!(child.try_wait().unwrap().is_none(), "there is no sandbox here");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        for id in processes_of(child.id()) {
+            let _ = kill_process(Pid::from_raw(id.try_into().unwrap()).unwrap(), Signal::KILL);
+        }
+        child.wait().unwrap();
+        assert!(names().contains(&"wieldy.toml".to_owned()), "the placeholders are left: {:?}", names());
+        assert_eq!(world.code(next), Some(0), "{next:?}");
+        assert_eq!(names(), ["a.txt", "mine"], "{next:?}");
+    }
+}
+
+/// Returns a process and all that it has started, the deepest last.
+fn processes_of(id: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten();
+    let children = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let children: Vec<u32> =
+        children.flat_map(|ids| ids.split_whitespace().map(|id| id.parse().unwrap()).collect::<Vec<_>>()).collect();
+    std::iter::once(id).chain(children.into_iter().flat_map(processes_of)).collect()
+}
+
+fn sleeps(id: u32) -> bool {
+    std::fs::read(format!("/proc/{id}/cmdline")).is_ok_and(|line| line == b"sleep\x0060\0")
+}
+
+/// A toolchain in the home folder is found although programs have another home; credentials beside it are not.
+#[test]
+fn toolchains_of_the_user_are_found_and_their_credentials_are_not() {
+    use std::os::unix::fs::PermissionsExt;
+    let world = World::new()
+        .file("../home/.rustup/toolchains/stable/bin/rustc", "#!/bin/sh\necho 1.95\n")
+        .file("../home/.cargo/bin/rustc-of-user", "#!/bin/sh\nexec $RUSTUP_HOME/toolchains/stable/bin/rustc\n")
+        .file("../home/.cargo/credentials.toml", "canary\n");
+    for program in [".rustup/toolchains/stable/bin/rustc", ".cargo/bin/rustc-of-user"] {
+        let path = world.path("../home").join(program);
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let home = world.path("../home").canonicalize().unwrap();
+    let path = format!("{}/.cargo/bin:/usr/bin:/bin", home.display());
+    let world = world.variable("PATH", &path).variable("HOME", home.to_str().unwrap());
+    let bash = |script: &str, more: &[&str]| {
+        let command = format!("command={script}");
+        world.run(&[&["call", "Bash", "--isolation", "native", &command], more].concat())
+    };
+    let told = bash("rustc-of-user", &[]);
+    assert!(told.contains("1.95"), "{told}");
+    let read = format!("cat {}/.cargo/credentials.toml", home.display());
+    for more in [&[][..], &["--set", "sandbox.mounts=[\"~/.cargo\", \"~/.rustup\"]"]] {
+        let told = bash(&format!("rustc-of-user; {read}"), more);
+        assert!(told.contains("1.95") && !told.contains("canary"), "{told}");
+    }
+    let write = format!("echo x > {}/.cargo/bin/rustc-of-user", home.display());
+    assert!(!bash(&write, &[]).contains("exit: 0"));
+    let not_shown = ["--set", "sandbox.toolchains=false"];
+    let told = bash("rustc-of-user", &not_shown);
+    insta::assert_snapshot!(told, @r#"
+    exit: 4
+    ----- stdout -----
+    bash: line 1: rustc-of-user: command not found
+
+    ----- stderr -----
+    error[E3105]: the command was refused `[root]/home/.cargo/bin/rustc-of-user`: this program is on the machine, but the sandbox does not show its folder; an operator adds the folder to `sandbox.mounts`, or sets `sandbox.toolchains` for a toolchain in the home folder
+    hint: do without it, or work in the workspace and in `/tmp`; what else there is, an operator grants
+    "#);
+    let told = world.run(&[&["run", "--isolation", "native"], &not_shown[..], &["--", "rustc-of-user"]].concat());
+    insta::assert_snapshot!(told, @r#"
+    exit: 126
+    ----- stdout -----
+
+    ----- stderr -----
+    error[E3105]: cannot start `rustc-of-user`: `[root]/home/.cargo/bin/rustc-of-user` is on the machine, but the sandbox does not show its folder
+    hint: an operator adds the folder to `sandbox.mounts`, or sets `sandbox.toolchains` for a toolchain in the home folder
+    "#);
+    let told = bash("no-such-program", &not_shown);
+    insta::assert_snapshot!(told, @r#"
+    exit: 1
+    ----- stdout -----
+    bash: line 1: no-such-program: command not found
+
+    ----- stderr -----
+    error[E3108]: `bash` ended with exit code 127
+    hint: a program that the command names was not found: check its name, or have it installed
+    "#);
+}
+
 #[test]
 fn everything_works_without_a_home() {
     let world = World::new().file("a.txt", "one\n");
@@ -294,7 +531,7 @@ fn what_wieldy_and_its_user_go_by_is_not_changed_by_what_it_runs() {
         "conf/my.toml",
         "conf/my-tools.toml",
         ".bashrc",
-        ".zshrc",
+        ".bash_profile",
         ".config/autostart/mine.desktop",
     ];
     for path in paths {
@@ -317,7 +554,7 @@ fn what_wieldy_and_its_user_go_by_is_not_changed_by_what_it_runs() {
     // All else of a home folder is a workspace as any other.
     let told = call("Bash", &["command=echo on > notes; cat notes"]);
     assert!(told.starts_with("exit: 0\n----- stdout -----\non\n"), "{told}");
-    assert!(!world.path(".zshrc").exists(), "what was held is gone");
+    assert!(!world.path(".bash_profile").exists(), "what was held is gone");
 }
 
 /// P-SBX-07, where what wieldy goes by is reached through links, or is in the folder that it starts in.

@@ -48,7 +48,9 @@ fn every_level_is_told_and_the_native_one_works() {
             "limits",
             "holds",
             "refused",
-            "history"
+            "placeholders",
+            "history",
+            "folder"
         ]
     );
     let limits: Vec<&Value> = told["limits"].as_array().unwrap().iter().map(|it| &it["limit"]).collect();

@@ -52,11 +52,11 @@ fn encrypted(server: &Server, certificate: &str, key: &str) -> SocketAddr {
 /// A world that knows the server at this address, and trusts this certificate.
 fn world(address: SocketAddr, trusted: &str) -> World {
     let config = format!(
-        "[mcp.servers.mail]\nurl = \"https://{address}/mcp\"\nheaders = {{ Authorization = \"Bearer a-token-for-mail\" }}\n"
+        "[mcp.servers.mail]\nurl = \"https://{address}/mcp\"\nheaders = {{ Authorization = \"Bearer ${{MAIL}}\" }}\n"
     );
     let world = World::new().file("wieldy.toml", &config).file("roots.pem", trusted);
     let roots = world.path("roots.pem").display().to_string();
-    world.variable("SSL_CERT_FILE", &roots)
+    world.variable("SSL_CERT_FILE", &roots).variable("MAIL", "a-token-for-mail")
 }
 
 /// What is wrong with the certificate, in the words of the one call that was tried.

@@ -65,6 +65,7 @@ fn help_names_the_commands_the_search_order_and_the_exit_codes() {
 
     Commands:
       call         Call a tool and print what it answers
+      run          Run a program in a sandbox, with this terminal attached
       batch        Run several calls together
       tools        List the tools there are, or look at one
       mcp          Serve the tools to an MCP client, over standard input and output
@@ -73,6 +74,7 @@ fn help_names_the_commands_the_search_order_and_the_exit_codes() {
       audit        Prove that nobody changed what was recorded
       doctor       Find out which isolation levels and limits work here, and why others do not
       init         Write a commented wieldy.toml into the current folder
+      trust        Look at the configuration that came with a folder, and agree to it
       config       Look at the configuration
       completions  Print a script that completes this command's words in a shell
       help         Print this message or the help of the given subcommand(s)
@@ -89,14 +91,18 @@ fn help_names_the_commands_the_search_order_and_the_exit_codes() {
           --log <LEVEL>      Log more or less: off, error, warn, info, debug, trace, or TARGET=LEVEL,…
           --set <KEY=VALUE>  Set a key of the configuration; may be repeated
 
+    Example:
+      wieldy call List path=.
+
     Configuration:
       One file is read, the first of:
-      --config FILE, $WIELDY_CONFIG, ./wieldy.toml, ~/.config/wieldy/wieldy.toml.
+      --config FILE, $WIELDY_CONFIG, ./wieldy.toml (after `wieldy trust`), ~/.config/wieldy/wieldy.toml.
       Every key can be set by an environment variable, and by --set:
       `limits.queue-timeout` is WIELDY_LIMITS_QUEUE_TIMEOUT.
 
     Tools of your own:
-      The manifests in `tools.manifests` are read, then ./.wieldy/tools, then ~/.config/wieldy/tools.
+      The manifests in `tools.manifests` are read, then ./.wieldy/tools (after `wieldy trust`), then
+      ~/.config/wieldy/tools.
       Where two tools have the same name, the first one counts.
 
     Exit codes:

@@ -48,6 +48,7 @@ fn without_chance(mut value: Value) -> Value {
                     *value = json!("[ms]");
                 }
                 "day" => *value = json!("[day]"),
+                "workspace" if !value.is_null() => *value = json!("[folder]"),
                 _ => walk(value),
             }),
             Value::Array(items) => items.iter_mut().for_each(walk),
@@ -109,14 +110,16 @@ fn the_json_of_a_list_has_the_documented_form() {
                     "execution_id": "[id]", "tool": "Read", "status": "failed", "parameters": {"path": "missing.txt"},
                     "error_code": "E3302", "error_message": "there is no `missing.txt`",
                     "started_at": "[time]", "completed_at": "[time]", "duration_ms": "[ms]", "output_bytes": 0,
-                    "attempts": 1, "agent": "ada", "tenant": null, "session": null, "user": null, "batch": null,
+                    "attempts": 1, "agent": "ada", "tenant": null, "session": null, "user": null,
+                    "workspace": "[folder]", "batch": null,
                     "sandbox": null, "usage": null, "metadata": {"task": true},
                 },
                 {
                     "execution_id": "[id]", "tool": "Read", "status": "success", "parameters": {"path": "a.txt"},
                     "error_code": null, "error_message": null,
                     "started_at": "[time]", "completed_at": "[time]", "duration_ms": "[ms]", "output_bytes": 4,
-                    "attempts": 1, "agent": "local", "tenant": null, "session": "s1", "user": null, "batch": null,
+                    "attempts": 1, "agent": "local", "tenant": null, "session": "s1", "user": null,
+                    "workspace": "[folder]", "batch": null,
                     "sandbox": null, "usage": null, "metadata": {"task": true},
                 },
             ],
@@ -189,7 +192,11 @@ fn pages_follow_each_other_without_gaps() {
 fn wrong_filters_are_wrong_usage_with_a_suggestion() {
     let world = world();
     for (arguments, message, hint) in [
-        (&["--status", "sucess"][..], "`--status`: there is no status `sucess`", "did you mean `success`?"),
+        (
+            &["--status", "sucess"][..],
+            "invalid value 'sucess' for '--status <STATUS>'",
+            "a similar value exists: 'success'",
+        ),
         (&["--since", "yesterday"], "`--since`: `yesterday` is no time such as", "`wieldy history --help`"),
         (&["--cursor", "x"], "`--cursor`: `x` is no cursor", "`wieldy history --help`"),
         (&["--limit", "0"], "0 is not in 1..=10000", ""),
@@ -222,6 +229,7 @@ fn one_call_is_shown_by_its_id_or_the_beginning_of_it() {
     returned:  0 B
     attempts:  1
     agent:  ada
+    workspace:  [root]/work
     task:  true
 
     arguments
@@ -248,7 +256,7 @@ fn one_call_is_shown_by_its_id_or_the_beginning_of_it() {
     assert_eq!(
         events[0],
         json!({"seq": null, "at": "[time]", "name": "tool.call.pending",
-               "data": {"arguments": {"path": "missing.txt"}, "task": true}})
+               "data": {"arguments": {"path": "missing.txt"}, "workspace": "[folder]", "task": true}})
     );
     assert_eq!(shown["events"][2]["seq"].as_i64(), seq.as_i64().map(|seq| seq + 2));
 }
@@ -358,6 +366,125 @@ fn an_idempotency_key_is_known_to_the_next_command_and_other_results_are_not_kep
     let count = |sql: &str| database.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
     assert_eq!(count("SELECT count(*) FROM answers WHERE key IS NOT NULL"), 1);
     assert!(count("SELECT count(*) FROM answers WHERE key IS NULL") <= 1, "the next command forgets the last one's");
+}
+
+/// A small disk in memory, which is taken away again.
+struct Disk(std::path::PathBuf);
+
+impl Disk {
+    /// Mounts it, or says aloud why not.
+    fn mount(folder: std::path::PathBuf) -> Option<Self> {
+        fs::create_dir_all(&folder).unwrap();
+        let mut mount = std::process::Command::new("mount");
+        let done = mount.args(["-t", "tmpfs", "-o", "size=8m,mode=700", "tmpfs"]).arg(&folder).status();
+        if done.is_ok_and(|status| status.success()) {
+            return Some(Self(folder));
+        }
+        assert!(std::env::var("CI").is_err(), "CI must be able to mount a disk");
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), b"SKIPPED: tests of disks need root\n");
+        None
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn on_a_full_disk_nothing_runs() {
+    let world = world();
+    let Some(disk) = Disk::mount(world.path("../state")) else { return };
+    let calls = [
+        &["call", "Read", "path=a.txt", "--state", "../state"][..],
+        &["call", "Write", "path=new.txt", "content=x", "--yes", "--state", "../state"],
+    ];
+    assert_eq!(world.code(calls[0]), Some(0));
+    let filler = disk.0.join("filler");
+    let _ = fs::write(&filler, vec![0; 8 << 20]);
+    // Full to the last byte, and with so much left that a record or two would fit.
+    for (call, left) in [(calls[0], 0), (calls[1], 0), (calls[0], 100 << 10), (calls[1], 0)] {
+        let file = fs::OpenOptions::new().write(true).open(&filler).unwrap();
+        file.set_len(file.metadata().unwrap().len() - left).unwrap();
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(world.run(call), @"
+            exit: 7
+            ----- stdout -----
+
+            ----- stderr -----
+            error[E3111]: nothing was run, as it could not be recorded: cannot use the history `[root]/state/history.db`: the disk is full, and 1048576 bytes must be free
+            hint: see that it can be reached and written to, and that the disk has room; `--state DIR` names another folder
+            ");
+        }
+    }
+    assert!(!world.path("new.txt").exists());
+    // The history can still be read, and calls run again once there is room.
+    assert_eq!(world.code(&["history", "--state", "../state"]), Some(0));
+    fs::remove_file(&filler).unwrap();
+    assert_eq!(calls.map(|call| world.code(call)), [Some(0); 2]);
+}
+
+#[test]
+fn a_call_whose_record_is_lost_on_a_full_disk_ends_with_an_error() {
+    let world = world();
+    let Some(disk) = Disk::mount(world.path("../state")) else { return };
+    // The pipe makes the call wait until the disk is full.
+    let made = std::process::Command::new("mkfifo").arg(world.path("pipe")).status().unwrap();
+    assert!(made.success());
+    let relaxed = ["--set", "history.durability=relaxed", "--isolation", "none", "--state", "../state"];
+    let command = "command=echo x > started; cat pipe";
+    let mut call = world.command(&[&["call", "Bash", command][..], &relaxed].concat()).spawn().unwrap();
+    while !world.path("started").exists() {
+        assert_eq!(call.try_wait().unwrap(), None, "it waits for the pipe");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    // It runs, so its opening is safe; its closing has no room.
+    let _ = fs::write(disk.0.join("filler"), vec![0; 8 << 20]);
+    fs::write(world.path("pipe"), "seen\n").unwrap();
+    let output = call.wait_with_output().unwrap();
+    let told = world.told(&output);
+    assert_eq!(output.status.code(), Some(7), "{told}");
+    assert!(told.contains("seen") && told.contains("error[E3111]: what ran could not be recorded"), "{told}");
+    assert_eq!(told.matches("the history cannot be written").count(), 1, "{told}");
+}
+
+#[test]
+fn an_idempotency_key_belongs_to_one_workspace() {
+    let world = world();
+    fs::create_dir(world.path("../other")).unwrap();
+    let keyed = ["call", "Write", "path=k.txt", "content=x", "--yes", "--idempotency-key", "k", "--state", "../state"];
+    for folder in ["", "../other"] {
+        let output = world.command(&keyed).current_dir(world.path(folder)).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", world.told(&output));
+        assert_eq!(fs::read_to_string(world.path(folder).join("k.txt")).unwrap(), "x");
+    }
+    let found = |folder: &str| {
+        let page = json_of(&world, &["history", "--workspace", folder]);
+        let calls = page["executions"].as_array().unwrap();
+        calls.iter().map(|call| call["workspace"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let path = |folder: &str| world.path(folder).canonicalize().unwrap().to_str().unwrap().to_owned();
+    assert_eq!([found("."), found("../other"), found("../none")], [vec![path("")], vec![path("../other")], vec![]]);
+}
+
+#[test]
+fn two_commands_with_one_key_at_once_run_it_once() {
+    let world = world();
+    let command = "command=echo ran >> ran.txt; until [ -e go ]; do sleep 0.02; done; echo done";
+    let keyed = ["call", "Bash", command, "--isolation", "none", "--idempotency-key", "k", "--state", "../state"];
+    let first = world.command(&keyed).spawn().unwrap();
+    while !world.path("ran.txt").exists() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let second = world.command(&keyed).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    fs::write(world.path("go"), "").unwrap();
+    for command in [first, second] {
+        let output = command.wait_with_output().unwrap();
+        assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), &b"done\n"[..]), "{:?}", output.stderr);
+    }
+    assert_eq!(fs::read_to_string(world.path("ran.txt")).unwrap(), "ran\n");
 }
 
 #[test]
@@ -486,9 +613,9 @@ fn nothing_runs_where_the_history_cannot_be_used() {
     hint: see that it can be reached and written to, and that the disk has room; `--state DIR` names another folder
     error: cannot use the history `[root]/folder/history.db`: unable to open database file: [root]/folder/history.db
     hint: see that it can be reached and written to, and that the disk has room; `--state DIR` names another folder
-    error[E3111]: nothing was run, as it could not be recorded: the history has the form 99, and this program knows those up to 2
+    error[E3111]: nothing was run, as it could not be recorded: the history has the form 99, and this program knows those up to 3
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
-    error: the history has the form 99, and this program knows those up to 2
+    error: the history has the form 99, and this program knows those up to 3
     hint: use the version of wieldy that wrote it, or a newer one; `--state DIR` names another folder
     ");
 }

@@ -49,7 +49,6 @@ fn ctrl_c_cancels_the_call_and_nothing_of_it_is_left() {
     warning: isolation `none` isolates nothing: programs run with your own rights
     cancelling; press Ctrl-C again to leave at once
     error[E3109]: the call was cancelled
-    hint: somebody wanted it to end; call it again only if it is still needed
     ");
     assert!(!is_there(&process), "its processes are gone before the answer is given");
 }
@@ -67,10 +66,8 @@ fn ctrl_c_cancels_a_batch_and_what_has_not_begun_is_skipped() {
     ----- stdout -----
     [a] Bash: cancelled
     error[E3109]: the call's batch was cancelled
-    hint: somebody wanted it to end; call it again only if it is still needed
     [b] Bash: cancelled
     error[E3109]: the call's batch was cancelled
-    hint: somebody wanted it to end; call it again only if it is still needed
 
     ----- stderr -----
     warning: isolation `none` isolates nothing: programs run with your own rights

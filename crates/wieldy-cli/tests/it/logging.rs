@@ -37,6 +37,7 @@ fn objects(log: &str) -> Vec<Value> {
 fn a_call_is_logged_from_its_arguments_to_its_end() {
     let world = World::new().file("a.txt", "one\n");
     insta::assert_snapshot!(told(&world, &["call", "Read", "path=a.txt", "--session", "s-1", "--log", "debug"]), @r#"
+    note: `--session` marks the records; the session's `/tmp`, `$HOME` and read marks end with this command
     [time] DEBUG wieldy::call: call accepted seq=1 execution=[id] tool="Read" agent="local" session="s-1" arguments={"path":"a.txt"}
     [time]  INFO wieldy::call: call started seq=2 execution=[id] tool="Read" agent="local" session="s-1" attempt=1 attempts_max=3 timeout_ms=10000 read_only=true
     [time]  INFO wieldy::call: call ended seq=3 execution=[id] tool="Read" agent="local" session="s-1" status="success" duration_ms=[number] queued_ms=[number] attempts=1 cached=false output_bytes=4
@@ -249,8 +250,8 @@ fn secrets_are_not_logged_at_any_level() {
 fn wrong_values_are_told_with_their_line() {
     let told = |text: &str| {
         let world = World::new().file("wieldy.toml", text);
-        assert_eq!(world.code(&["tools"]), Some(2));
-        told(&world, &["tools"])
+        assert_eq!(world.code(&["tools", "--config", "wieldy.toml"]), Some(2));
+        told(&world, &["tools", "--config", "wieldy.toml"])
     };
     let mistakes = [
         "log = \"wran\"",
@@ -266,15 +267,15 @@ fn wrong_values_are_told_with_their_line() {
         "[log]\nfiel = \"a\"",
     ];
     insta::assert_snapshot!(mistakes.map(told).concat(), @"
-    error: wieldy.toml:1: `log`: unknown variant `wran`, expected one of `off`, `error`, `warn`, `info`, `debug`, `trace`
+    error: wieldy.toml:1: `log`: `wran` is not one of `off`, `error`, `warn`, `info`, `debug`, `trace`
     hint: did you mean `warn`?
-    error: wieldy.toml:1: `log`: invalid type: integer `3`, expected a level such as `info`, or a section
-    error: wieldy.toml:2: `log.level`: unknown variant `much`, expected one of `off`, `error`, `warn`, `info`, `debug`, `trace`
+    error: wieldy.toml:1: `log`: must be a level such as `info`, or a section, not the number `3`
+    error: wieldy.toml:2: `log.level`: `much` is not one of `off`, `error`, `warn`, `info`, `debug`, `trace`
     error: wieldy.toml:2: `log.level`: `info,debug` has two levels for everything; write LEVEL, TARGET=LEVEL, or both: `warn,wieldy::call=info`
     error: wieldy.toml:2: `log.level`: `=info` names no target; write LEVEL, TARGET=LEVEL, or both: `warn,wieldy::call=info`
     error: wieldy.toml:2: `log.level`: `` has a level missing; write LEVEL, TARGET=LEVEL, or both: `warn,wieldy::call=info`
-    error: wieldy.toml:2: `log.format`: unknown variant `xml`, expected `text` or `json`
-    error: wieldy.toml:2: `log.rotate`: unknown variant `weekly`, expected one of `never`, `daily`, `hourly`
+    error: wieldy.toml:2: `log.format`: `xml` is not `text` or `json`
+    error: wieldy.toml:2: `log.rotate`: `weekly` is not one of `never`, `daily`, `hourly`
     error: file wieldy.toml: `log.rotate` needs a file to rotate, and `log.file` names none
     error: wieldy.toml:2: `log.keep`: must be a whole number from 0 to 1000000, not -1
     error: wieldy.toml:2: there is no key `log.fiel`

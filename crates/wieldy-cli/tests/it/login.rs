@@ -203,8 +203,9 @@ fn pages_that_must_not_be_opened_are_not_even_shown_as_such() {
 fn only_servers_with_an_address_can_be_logged_in_to() {
     let world = World::new().file(
         "wieldy.toml",
-        "[mcp.servers.git]\ncommand = \"git-mcp\"\n[mcp.servers.hub]\nurl = \"https://hub.example/mcp\"\nheaders = { authorization = \"Bearer x\" }\n",
+        "[mcp.servers.git]\ncommand = \"git-mcp\"\n[mcp.servers.hub]\nurl = \"https://hub.example/mcp\"\nheaders = { authorization = \"Bearer ${HUB}\" }\n",
     );
+    let world = world.variable("HUB", "x");
     let told = |server: &str| {
         let told = world.run(&["mcp", "login", server]);
         assert!(told.starts_with("exit: 2"), "{told}");
@@ -234,7 +235,7 @@ fn the_settings_of_a_login_are_checked_and_its_secret_is_not_shown() {
         ("{ port = 70000 }", "must be a whole number from 1 to 65535, not 70000"),
         ("{ scope = \"x\" }", "there is no key `mcp.servers.hub.oauth.scope`"),
     ] {
-        let told = of(oauth).run(&["config", "show"]);
+        let told = of(oauth).run(&["config", "show", "--config", "wieldy.toml"]);
         assert!(told.starts_with("exit: 2") && told.contains(why), "{told}");
     }
 }

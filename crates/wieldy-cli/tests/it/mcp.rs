@@ -11,22 +11,25 @@ use serde_json::{Value, json};
 use crate::world::World;
 
 /// The command, and a client of it.
-struct Client {
+pub(crate) struct Client {
     child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
+    /// The answer to `initialize`.
+    pub(crate) greeting: Value,
 }
 
 impl Client {
-    fn start(world: &World, arguments: &[&str]) -> Self {
+    pub(crate) fn start(world: &World, arguments: &[&str]) -> Self {
         let arguments = [&["mcp"], arguments].concat();
         let mut child = world.command(&arguments).stdin(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));
-        let mut client = Self { child, input, output };
+        let mut client = Self { child, input, output, greeting: Value::Null };
         let info = json!({"name": "tester", "version": "1"});
         let params = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": info});
         let told = client.ask(json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}));
         assert_eq!(told["result"]["serverInfo"]["name"], "wieldy", "{told}");
+        client.greeting = told;
         client.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
         client
     }
@@ -41,18 +44,18 @@ impl Client {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"))
     }
 
-    fn ask(&mut self, message: Value) -> Value {
+    pub(crate) fn ask(&mut self, message: Value) -> Value {
         self.send(&message);
         self.next()
     }
 
-    fn call(&mut self, id: u32, tool: &str, arguments: Value) -> Value {
+    pub(crate) fn call(&mut self, id: u32, tool: &str, arguments: Value) -> Value {
         let params = json!({"name": tool, "arguments": arguments});
         self.ask(json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}))
     }
 
     /// Closes its input, and waits for its end: what it printed on standard error.
-    fn end(mut self) -> String {
+    pub(crate) fn end(mut self) -> String {
         drop(self.input.take());
         let output = self.child.wait_with_output().unwrap();
         assert!(output.status.success(), "{output:?}");
@@ -85,6 +88,73 @@ fn a_client_lists_and_calls_tools_and_all_is_recorded_under_its_name() {
 }
 
 #[test]
+fn a_server_that_hangs_keeps_no_client_waiting() {
+    let server = "[mcp.servers.slow]\ncommand = \"sleep\"\nargs = [\"600\"]\nisolation = \"none\"\n";
+    let list = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}});
+    let mut world = World::new();
+    for wait in ["100ms", "1h"] {
+        // It is waited for once, and never again after it did not come up.
+        world = world.file("wieldy.toml", &format!("[mcp]\nlist-wait = \"{wait}\"\n{server}"));
+        let mut client = Client::start(&world, &[]);
+        let told = client.ask(list.clone());
+        assert!(told["result"]["tools"].as_array().unwrap().iter().any(|tool| tool["name"] == "Read"), "{told}");
+        let told = client.call(2, "slow__x", json!({}));
+        assert!(told.to_string().contains("the MCP server `slow` is still starting"), "{told}");
+        client.end();
+    }
+}
+
+#[test]
+fn a_server_that_did_not_start_is_told_with_a_hint_that_fits_it() {
+    let world = World::new().file("docker", "#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n");
+    let docker = world.path("docker").display().to_string();
+    std::process::Command::new("chmod").args(["+x", &docker]).status().unwrap();
+    let servers = format!(
+        "[mcp]\nlist-wait = \"60s\"\n[mcp.servers.box]\ncommand = {docker:?}\nargs = [\"run\", \"-i\", \"mcp/time\"]\n\
+         [mcp.servers.lone]\ncommand = \"sh\"\nargs = [\"-c\", \"echo getaddrinfo EAI_AGAIN >&2; exit 1\"]\nnetwork = \"none\"\n\
+         [mcp.servers.old]\nurl = \"http://127.0.0.1:9/sse\"\n\
+         [mcp.servers.plain]\ncommand = \"sh\"\nargs = [\"-c\", \"exit 1\"]\n"
+    );
+    let world = world.file("wieldy.toml", &servers);
+    let mut client = Client::start(&world, &[]);
+    client.ask(json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}));
+    let hints = [
+        (
+            "box",
+            "`docker` needs its daemon, which no sandbox shows: `isolation = \"none\"` under `[mcp.servers.box]` lets it start containers",
+        ),
+        (
+            "lone",
+            "wieldy lets this server reach no network: `network = \"open\"` or a list of hosts under `[mcp.servers.lone]` changes that",
+        ),
+        (
+            "old",
+            "the address ends like one of the old transport HTTP+SSE, which wieldy does not speak: give the server's address for streamable HTTP as `url` under `[mcp.servers.old]`, often `/mcp` instead of `/sse`",
+        ),
+        ("plain", "`wieldy mcp test plain` tells more"),
+    ];
+    let mut id = 1;
+    for (server, hint) in hints {
+        // It may be in the middle of its next start.
+        let suggestion = loop {
+            id += 1;
+            let told = client.call(id, &format!("{server}__x"), json!({}));
+            let suggestion =
+                told["error"]["data"]["suggestion"].as_str().unwrap_or_else(|| panic!("{told}")).to_owned();
+            if suggestion != "call it again when the server has started" {
+                break suggestion;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        };
+        assert_eq!(suggestion, hint);
+    }
+    let told = client.end();
+    for (_, hint) in hints {
+        assert!(told.contains(&format!("\nhint: {hint}\n")), "{told}");
+    }
+}
+
+#[test]
 fn flags_say_on_whose_behalf_and_keys_what_is_shown() {
     let world = World::new().file("a.txt", "hi");
     let flags = ["--agent", "did:agent:ada", "--session", "s1", "--set", "serve.mcp.tools=search"];
@@ -114,7 +184,7 @@ fn a_call_ends_with_its_client_and_is_recorded_once() {
         std::thread::sleep(Duration::from_millis(10));
     }
     // Both ends are closed, as when the client is killed.
-    let Client { mut child, input, output } = client;
+    let Client { mut child, input, output, .. } = client;
     drop((input, output));
     assert!(child.wait().unwrap().success());
     assert!(!world.path("ended").exists());
@@ -160,4 +230,36 @@ fn a_client_may_talk_over_sockets_as_some_do() {
     drop(lines);
     drop(ours);
     assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_client_gives_an_idempotency_key_in_the_meta_of_a_call() {
+    let world = World::new();
+    let command = "echo x >> runs.txt";
+    let options = ["--isolation", "none", "--state", "../state"];
+    let runs = || std::fs::read_to_string(world.path("runs.txt")).unwrap().lines().count();
+    let mut expected = 0;
+    // The second client is another process.
+    for _ in 0..2 {
+        let mut client = Client::start(&world, &options);
+        let mut call = |id: u32, meta: Value| {
+            let params = json!({"name": "Bash", "arguments": {"command": command}, "_meta": meta});
+            client.ask(json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}))
+        };
+        for id in 1..=2 {
+            let told = call(id, json!({"wieldy/idempotency-key": "k"}));
+            assert_eq!(told["result"]["isError"], json!(false), "{told}");
+        }
+        let told = call(3, json!({}));
+        assert_eq!(told["result"]["isError"], json!(false), "{told}");
+        expected += if expected == 0 { 2 } else { 1 };
+        assert_eq!(runs(), expected);
+        for (id, wrong) in (4..).zip([json!(5), json!(""), json!("k".repeat(513))]) {
+            let told = call(id, json!({"wieldy/idempotency-key": wrong}));
+            let message = "`_meta` has under `wieldy/idempotency-key` a text of 1 to 512 bytes, or nothing";
+            assert_eq!(told["error"], json!({"code": -32602, "message": message}));
+        }
+        assert_eq!(runs(), expected, "a call with a wrong key does not run");
+        client.end();
+    }
 }

@@ -153,28 +153,33 @@ fn whoever_shows_a_token_calls_as_whom_it_stands_for() {
     let (status, answer) = server.call(&[bob], "Write", json!({"path": "b.txt", "content": "x"}));
     assert_eq!(status, 200);
     assert!(answer.contains("E3003"), "he holds no permission: {answer}");
+    let (status, answer) = server.call(&[bob], "Bash", json!({"command": "echo > b.txt"}));
+    assert_eq!(status, 200);
+    assert!(answer.contains("requires the permission `programs.run`"), "{answer}");
     let said = server.stop();
     assert!(!said.contains("a-secret-of") && said.contains(STOPPING), "{said}");
     let history = world.json(&["history", "--json"]);
     let calls: Vec<Value> =
         history["executions"].as_array().unwrap().iter().map(|call| json!([call["agent"], call["tenant"]])).collect();
-    assert_eq!(calls, [json!(["bob", null]), json!(["did:agent:ada", "acme"])]);
+    assert_eq!(calls, [json!(["bob", null]), json!(["bob", null]), json!(["did:agent:ada", "acme"])]);
+    assert!(!world.path("b.txt").exists());
 }
 
 #[test]
 fn what_is_wrong_with_the_door_is_told_before_it_opens() {
     let world = World::new().file("wieldy.toml", "[serve.tokens.x]\ntoken = \"short\"");
-    insta::assert_snapshot!(world.run(&["serve"]), @"
+    insta::assert_snapshot!(world.run(&["serve"]), @r#"
     exit: 2
     ----- stdout -----
 
     ----- stderr -----
+    warning: `wieldy.toml` is in the workspace and holds a secret (serve.tokens.x.token), so it is hidden from tools; move it to ~/.config/wieldy, or write the secret as `${NAME}` or `{ file = "…" }`
     error: cannot read the token `x`
       caused by: a token has at least 16 characters, all of them ASCII, and no space
     hint: `openssl rand -hex 32` makes a good one
-    ");
+    "#);
     let world = World::new().file("wieldy.toml", "[serve.tokens.x]\nagent = \"x\"");
-    insta::assert_snapshot!(world.run(&["serve"]), @"
+    insta::assert_snapshot!(world.run(&["serve", "--config", "wieldy.toml"]), @"
     exit: 2
     ----- stdout -----
 
@@ -196,6 +201,22 @@ fn what_is_wrong_with_the_door_is_told_before_it_opens() {
 
     ----- stderr -----
     error: the section `serve`: `serve.listen`: `here` is not an address and a port, such as 127.0.0.1:7300
+    ");
+    insta::assert_snapshot!(world.run(&["serve", "--set", "serve.listen=7301"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: the section `serve`: `serve.listen`: `7301` is a port without an address; write 127.0.0.1:7301 for this machine alone
+    ");
+    insta::assert_snapshot!(world.run(&["serve", "--listen", "7301"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    error: invalid value '7301' for '--listen <ADDRESS:PORT>': it is a port without an address; write 127.0.0.1:7301 for this machine alone
+
+    For more information, try '--help'.
     ");
     let world = World::new().variable("WIELDY_SERVE_TOKENS", r#"{ ada = { token = "a-secret-of-ada-0123456789" } }"#);
     assert!(!world.run(&["config", "show"]).contains("a-secret"), "a secret is not shown");

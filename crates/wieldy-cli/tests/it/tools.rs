@@ -23,12 +23,16 @@ fn the_list_has_a_line_per_tool() {
     Delete          files    writes  Deletes a file or an empty folder; with `recursive`, a folder and all that is in it
     Edit            files    writes  Replaces exact text in a file
     GetArtifact     files    reads   Reads an output that was too large for a result: a part of it by offset and length, or the lines that match a pattern
+    GetLogs         history  reads   Gets the log of your calls: the events of each, such as started, progress, warning, retry, failure, with times and facts
+    GetMetrics      history  reads   Tells performance metrics of your calls: counts, failures and latency percentiles by tool or day, as `history_stats` does, and live counters of what runs and waits now and of tools that are left alone because they fail
+    GetState        state    reads   Tells how things stand for you now: your session, calls that run and wait, limits, tools that are left alone because they fail, tasks, and processes in the background
     Glob            files    reads   Finds files by a pattern such as `src/**/*.rs` and gives their paths, sorted
     List            files    reads   Lists what is in a folder, sorted, with sizes; folders end in `/`
     ProcessList     shell    reads   Lists the processes in the background of this session, and how each of them stands
     ProcessRead     shell    writes  Reads what a process in the background has printed since it was last read, and tells whether it runs or how it ended
     ProcessStop     shell    writes  Stops a process in the background with everything that it started, and returns what it had printed since it was last read
     ProcessWrite    shell    writes  Writes text to the input of a process in the background, and ends the input if asked to
+    QueryVFS        files    reads   Queries files and folders of the workspace and your own artifacts (kept large outputs) in one go: by glob, kind, size, time of change and text
     Read            files    reads   Reads a text file, or some lines of it
     Search          files    reads   Searches files for a regular expression and gives the matching lines as `path:line:text`, sorted by path
     Write           files    writes  Writes a text file, new or in place of the old content, whole or not at all
@@ -58,7 +62,7 @@ fn filters_narrow_the_list() {
     ");
     let tools = world.json(&["tools", "--read-only", "--category", "files", "--json"]);
     let names: Vec<&str> = tools.as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["GetArtifact", "Glob", "List", "Read", "Search"]);
+    assert_eq!(names, ["GetArtifact", "Glob", "List", "QueryVFS", "Read", "Search"]);
 }
 
 #[test]
@@ -73,6 +77,7 @@ fn a_definition_is_shown_with_its_schema() {
     provider:        command
     version:         1
     promises:        read-only, idempotent, open world
+    permissions:     programs.run
     confirmation:    each time
 
     {
@@ -91,6 +96,8 @@ fn a_definition_is_shown_with_its_schema() {
     ----- stderr -----
     "#);
     assert_eq!(world.json(&["tools", "show", "greet", "--json"])["requires_confirmation"], true);
+    let bash = world.json(&["tools", "show", "Bash", "--json"]);
+    assert_eq!(bash["required_permissions"], serde_json::json!(["programs.run"]));
     insta::assert_snapshot!(world.run(&["tools", "show", "gret"]), @"
     exit: 3
     ----- stdout -----
@@ -145,6 +152,23 @@ fn a_manifest_in_order_is_told_so() {
 }
 
 #[test]
+fn a_misspelled_key_hides_no_other_mistake() {
+    let text = "[[tool]]\nname = \"a b\"\ncommand = [\"true\", \"{q}\"]\nretris = 1\nreads = [\"pth\"]\n";
+    let world = World::new().file("bad.toml", text);
+    insta::assert_snapshot!(world.run(&["tools", "check", "bad.toml"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    bad.toml:4: tool `a b`: unknown field `retris`; did you mean `retries`?
+    bad.toml:1: tool `a b`: `description` is missing
+    bad.toml:1: tool `a b`: a tool's name has only letters A-Z a-z, digits, `_` and `-`, not ' ' at position 2
+    bad.toml:1: tool `a b`: there is no argument `pth`
+    bad.toml:1: tool `a b`: `{q}`: there is no argument `q`
+    ");
+}
+
+#[test]
 fn everything_that_is_wrong_with_a_manifest_is_told_with_its_place() {
     let world = World::new()
         .file("bad.toml", "[[tool]]\nname = \"a b\"\ndescription = \"\"\ncommand = [\"x\"]\nreads = [\"pth\"]\n")
@@ -161,6 +185,7 @@ fn everything_that_is_wrong_with_a_manifest_is_told_with_its_place() {
     ----- stdout -----
 
     ----- stderr -----
+    warning: bad.toml:1: tool `a b`: there is no program `x` on the PATH
     bad.toml:1: tool `a b`: a tool's name has only letters A-Z a-z, digits, `_` and `-`, not ' ' at position 2
     bad.toml:1: tool `a b`: there is no argument `pth`
     ");
@@ -169,6 +194,8 @@ fn everything_that_is_wrong_with_a_manifest_is_told_with_its_place() {
     ----- stdout -----
 
     ----- stderr -----
+    warning: late.toml:1: tool `a`: there is no program `x` on the PATH
+    warning: late.toml:6: tool `Read`: there is no program `x` on the PATH
     late.toml:1: tool `a`: `{nope}`: there is no argument `nope`
     late.toml:6: tool `Read`: `Read` of command would hide the tool of builtin with the same name; give it another or a qualified one
     ");
@@ -177,14 +204,15 @@ fn everything_that_is_wrong_with_a_manifest_is_told_with_its_place() {
     ----- stdout -----
 
     ----- stderr -----
-    typo.toml:4: unknown field `commnd`; did you mean `command`?
+    typo.toml:4: tool `a`: unknown field `commnd`; did you mean `command`?
     ");
     insta::assert_snapshot!(world.run(&["tools", "check", "shadow.json", "--json"]), @r#"
     exit: 2
     ----- stdout -----
-    {"file":"shadow.json","ok":false,"tools":["Read"],"problems":[{"line":null,"tool":"Read","message":"`Read` of command would hide the tool of builtin with the same name; give it another or a qualified one"}]}
+    {"file":"shadow.json","ok":false,"tools":["Read"],"problems":[{"line":null,"tool":"Read","message":"`Read` of command would hide the tool of builtin with the same name; give it another or a qualified one"}],"warnings":[{"line":null,"tool":"Read","message":"there is no program `x` on the PATH"}]}
 
     ----- stderr -----
+    warning: shadow.json: tool `Read`: there is no program `x` on the PATH
     shadow.json: tool `Read`: `Read` of command would hide the tool of builtin with the same name; give it another or a qualified one
     "#);
     insta::assert_snapshot!(world.run(&["tools", "check", "broken.json"]), @"
@@ -206,16 +234,67 @@ fn everything_that_is_wrong_with_a_manifest_is_told_with_its_place() {
 }
 
 #[test]
-fn a_broken_manifest_stops_a_call_and_says_how_to_see_more() {
-    let world = World::new().file(".wieldy/tools/bad.toml", "[[tool]]\nname = \"a b\"\n");
-    insta::assert_snapshot!(world.run(&["call", "List"]), @"
+fn a_broken_manifest_is_left_out_alone_and_told() {
+    let world = World::new()
+        .file(".wieldy/tools/bad.toml", "[[tool]]\nname = \"a b\"\n")
+        .file(".wieldy/tools/clash.toml", &MANIFEST.replace("\"greet\"", "\"Read\""))
+        .file(".wieldy/tools/greet.toml", MANIFEST)
+        .file("a.txt", "one\n");
+    insta::assert_snapshot!(world.run(&["call", "Read", "path=a.txt"]), @"
+    exit: 0
+    ----- stdout -----
+    one
+
+    ----- stderr -----
+    [time]  WARN wieldy::assemble: the manifest `.wieldy/tools/bad.toml` cannot be used: .wieldy/tools/bad.toml:1: tool `a b`: `description` is missing, so it is left out; `wieldy tools check .wieldy/tools/bad.toml` prints everything that is wrong with it
+    [time]  WARN wieldy::assemble: the manifest `.wieldy/tools/clash.toml` cannot be used: `Read` of command would hide the tool of builtin with the same name; give it another or a qualified one, so it is left out; give the tool another name
+    ");
+    assert_eq!(world.json(&["tools", "show", "greet", "--json"])["name"], "greet");
+    let doctor = world.json(&["doctor", "--json"]);
+    let told: Vec<String> = doctor["folder"].as_array().unwrap().iter().map(|it| it.to_string()).collect();
+    insta::assert_snapshot!(told.join("\n"), @r#"
+    {"name":".wieldy/tools/bad.toml","state":"works","told":"trusted","hint":null}
+    {"name":".wieldy/tools/clash.toml","state":"works","told":"trusted","hint":null}
+    {"name":".wieldy/tools/greet.toml","state":"works","told":"trusted","hint":null}
+    {"name":".wieldy/tools/bad.toml","state":"fails","told":"the manifest `.wieldy/tools/bad.toml` cannot be used: .wieldy/tools/bad.toml:1: tool `a b`: `description` is missing","hint":"`wieldy tools check .wieldy/tools/bad.toml` prints everything that is wrong with it"}
+    "#);
+    // A file that the configuration names is needed.
+    let told = world.run(&["call", "List", "--set", "tools.manifests=.wieldy/tools/bad.toml"]);
+    insta::assert_snapshot!(told, @"
     exit: 2
     ----- stdout -----
 
     ----- stderr -----
     error: the manifest `.wieldy/tools/bad.toml` cannot be used
-      caused by: .wieldy/tools/bad.toml:1: missing field `description`
+      caused by: .wieldy/tools/bad.toml:1: tool `a b`: `description` is missing
     hint: `wieldy tools check .wieldy/tools/bad.toml` prints everything that is wrong with it
+    ");
+}
+
+#[test]
+fn every_mistake_of_a_manifest_is_told_and_a_missing_program_too() {
+    let text = "[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"no-such-program\", \"{bar}\"]\n[tool.arguments]\n\
+        foo = { type = \"strin\" }\n[[tool]]\nname = \"b\"\ncommand = [\"./missing.sh\"]\ndescription = \"\"\n";
+    let world = World::new().file("my.toml", text);
+    insta::assert_snapshot!(world.run(&["tools", "check", "my.toml"]), @"
+    exit: 2
+    ----- stdout -----
+
+    ----- stderr -----
+    warning: my.toml:1: tool `a`: there is no program `no-such-program` on the PATH
+    warning: my.toml:7: tool `b`: there is no program `./missing.sh` here, seen from the workspace
+    my.toml:1: tool `a`: the schema is not valid at `/properties/foo/type`: `strin` is no type; the types are string, number, integer, boolean, object, array, null; did you mean `string`?
+    my.toml:1: tool `a`: `{bar}`: there is no argument `bar`
+    ");
+    let world =
+        World::new().file("my.toml", "[[tool]]\nname = \"b\"\ncommand = [\"./missing.sh\"]\ndescription = \"\"\n");
+    insta::assert_snapshot!(world.run(&["tools", "check", "my.toml"]), @"
+    exit: 0
+    ----- stdout -----
+    my.toml: 1 tool: b
+
+    ----- stderr -----
+    warning: my.toml:1: tool `b`: there is no program `./missing.sh` here, seen from the workspace
     ");
 }
 
@@ -247,9 +326,75 @@ fn foreign_text_cannot_steer_the_terminal() {
 #[test]
 fn completions_are_there_for_the_usual_shells() {
     let world = World::new();
-    for shell in ["bash", "zsh", "fish"] {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let output = world.command(&["completions", shell]).output().unwrap();
         let script = String::from_utf8(output.stdout).unwrap();
-        assert!(output.status.success() && script.contains("wieldy") && script.contains("batch"), "{shell}");
+        assert!(output.status.success() && script.contains("_WIELDY_COMPLETE"), "{shell}");
     }
+}
+
+/// The words that a real bash offers for the last of these, and everything that is printed meanwhile.
+fn offered(world: &World, words: &[&str]) -> String {
+    const SCRIPT: &str = r#"
+        source <(wieldy completions bash)
+        COMP_WORDS=("$@") COMP_CWORD=$(($# - 1)) COMP_TYPE=9
+        _clap_complete_wieldy wieldy "${@: -1}" "${@: -2:1}"
+        echo "${COMPREPLY[@]}"
+    "#;
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_wieldy"));
+    // The world's own command trusts the folder and has its environment.
+    let prepared = world.command(&["--version"]);
+    let path = prepared.get_envs().find(|(name, _)| *name == "PATH").and_then(|(_, path)| path?.to_str());
+    let path = format!("{}:{}", program.parent().unwrap().display(), path.unwrap());
+    let mut bash = std::process::Command::new("bash");
+    bash.args(["-c", SCRIPT, "bash", "wieldy"]).args(words).current_dir(world.path("")).env_clear();
+    bash.envs(prepared.get_envs().filter_map(|(name, value)| Some((name, value?)))).env("PATH", path);
+    let output = bash.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap().trim().to_owned();
+    let printed = text(output.stderr);
+    assert!(output.status.success() && printed.is_empty(), "{printed}");
+    text(output.stdout)
+}
+
+#[test]
+fn bash_completes_tools_levels_statuses_and_keys() {
+    let world = World::new().file(".wieldy/tools/greet.toml", MANIFEST);
+    assert_eq!(offered(&world, &["call", "Re"]), "Read");
+    assert_eq!(offered(&world, &["call", "gr"]), "greet");
+    assert_eq!(offered(&world, &["tools", "show", "Proc"]), "ProcessList ProcessRead ProcessStop ProcessWrite");
+    assert_eq!(offered(&world, &["call", "Bash", "--isolation", "n"]), "none native");
+    assert_eq!(offered(&world, &["history", "--status", "p"]), "pending permission_denied");
+    assert_eq!(offered(&world, &["batch", "--mode", "s"]), "smart sequential");
+    assert_eq!(offered(&world, &["--set", "sandbox.net"]), "sandbox.network=");
+    assert_eq!(offered(&world, &["--log", "t"]), "trace");
+    assert_eq!(offered(&world, &["call", "nothing-like-this"]), "");
+}
+
+#[test]
+fn bash_completes_files_and_programs() {
+    let world = World::new().file("batch.json", "").file("bin/wieldy-test-program", "").file("notes.txt", "");
+    let path = format!("{}:{}", world.path("bin").display(), std::env::var("PATH").unwrap());
+    let world = world.variable("PATH", &path);
+    assert_eq!(offered(&world, &["batch", "bat"]), "batch.json");
+    assert_eq!(offered(&world, &["tools", "check", "not"]), "notes.txt");
+    assert_eq!(offered(&world, &["run", "wieldy-test-p"]), "wieldy-test-program");
+    assert_eq!(offered(&world, &["run", "--", "wieldy-test-p"]), "wieldy-test-program");
+    assert_eq!(offered(&world, &["run", "--", "cat", "not"]), "notes.txt");
+    assert_eq!(offered(&world, &["run", "--", "cat", "wieldy-test-p"]), "");
+}
+
+#[test]
+fn completing_starts_no_server_and_prints_no_warning() {
+    let server = "[mcp.servers.evil]\ncommand = \"sh\"\nargs = [\"-c\", \"touch started\"]\nstart = \"eager\"\n";
+    let world = World::cloned()
+        .file("../home/.config/wieldy/wieldy.toml", &format!("{server}cwd = \".\"\nisolation = \"none\"\n"))
+        .file("../home/.config/wieldy/tools/broken.toml", "[[tool]]\nname = 5\n")
+        .file(".wieldy/tools/greet.toml", MANIFEST)
+        .variable("WIELDY_STAET", "x");
+    assert_eq!(offered(&world, &["call", "Re"]), "Read");
+    assert_eq!(offered(&world, &["call", "gr"]), "", "the folder is not trusted");
+    assert!(!world.path("started").exists());
+    // A configuration with a mistake in it offers nothing, and says nothing.
+    let world = world.file("../home/.config/wieldy/wieldy.toml", "retry = 5\n");
+    assert_eq!(offered(&world, &["call", "Re"]), "");
 }

@@ -101,7 +101,7 @@ fn a_server_that_is_broken_does_not_hide_the_others_and_says_why() {
             ])
         })
         .collect();
-    let missing = told[1][3].as_str().unwrap().split(';').next().unwrap();
+    let missing = told[1][3].as_str().unwrap().split(" in the ").next().unwrap();
     assert_eq!(missing, "the MCP server `missing` cannot be used: there is no program `no-such-program`");
     assert_eq!(
         json!([told[0], told[2], told[3], told[4]]),
@@ -222,6 +222,7 @@ fn servers_of_another_client_are_imported_and_their_secrets_kept_apart() {
     ");
     assert_snapshot!(world.run(&["config", "show"]).lines().filter(|line| line.contains("mcp.")).collect::<Vec<_>>().join("\n"), @r#"
     mcp.files = []  # default
+    mcp.list-wait = "4s"  # default
     mcp.servers.git.args = ["mcp-server-git"]  # file wieldy.toml
     mcp.servers.git.command = "sh"  # file wieldy.toml
     mcp.servers.git.env.GIT_TOKEN.file = "[root]/home/.local/state/wieldy/mcp/secrets/git.GIT_TOKEN"  # file wieldy.toml
@@ -459,4 +460,169 @@ fn every_header_that_is_imported_is_kept_apart() {
     assert!(!config.contains("canary") && config.contains(r#"X-Given = "${GIVEN}""#), "{config}");
     let kept = holding(&world.path("../home"), "canary-of-a-key");
     assert_eq!(kept.iter().filter_map(|path| path.file_name()).collect::<Vec<_>>(), ["hub.X-Api-Key"]);
+}
+
+/// A server in a native sandbox whose only tool says what `look` prints, with further lines of its section.
+fn looking(world: World, look: &str, more: &str) -> World {
+    let script = r#"while read -r line; do
+id=$(printf '%s' "$line" | sed -n 's/^[^i]*"id":\([0-9]*\).*/\1/p')
+case $line in
+*'"initialize"'*) answer='"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"sh","version":"1"}}';;
+*'"tools/list"'*) answer='"result":{"tools":[{"name":"look","inputSchema":{"type":"object"}}]}';;
+*'"tools/call"'*) answer='"result":{"content":[{"type":"text","text":"'$(sh ./look 2>&1 | tr '\n' ' ')'"}]}';;
+*'"id"'*) answer='"error":{"code":-32601,"message":"no"}';;
+*) continue;;
+esac
+printf '{"jsonrpc":"2.0","id":%s,%s}\n' "$id" "$answer"; done"#;
+    let config = format!("[mcp.servers.eye]\ncommand = \"sh\"\nargs = [\"./serve\"]\nisolation = \"native\"\n{more}");
+    world.file("serve", script).file("look", look).file("wieldy.toml", &config)
+}
+
+/// The answer of the server.
+fn looked(world: &World, variables: &[(&str, &str)]) -> String {
+    let output = world.command(&["call", "eye__look", "--json"]).envs(variables.iter().copied()).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let told: serde_json::Value = serde_json::from_str(&told)
+        .unwrap_or_else(|error| panic!("{error}: {told}{}", String::from_utf8_lossy(&output.stderr)));
+    told["content"][0]["text"].as_str().unwrap_or_else(|| panic!("{told:#}")).trim().to_owned()
+}
+
+#[test]
+fn a_server_starts_where_the_workspace_holds_the_state_and_does_not_see_it() {
+    let look = "echo kept >> ~/note; cat ~/note; cat state/pins/x state/mcp/pins.json; ls state; echo > state/new";
+    let world = looking(World::new(), look, "").file("mine", "");
+    let state = world.path("state").display().to_string();
+    let said = looked(&world, &[("WIELDY_STATE", &state)]);
+    let refused = ["state/pins/x", "state/mcp/pins.json", "state/new"];
+    assert!(said.starts_with("kept "), "{said}");
+    assert!(refused.iter().all(|path| said.contains(path)) && !said.contains("revision"), "{said}");
+    assert_eq!(std::fs::read_to_string(world.path("state/homes/eye/note")).unwrap(), "kept\n");
+    assert!(!world.path("state/new").exists());
+}
+
+#[test]
+fn certificates_and_proxies_are_handed_on_as_far_as_the_network_is_open() {
+    let look =
+        "test -n \"$SSL_CERT_FILE\" && cat $SSL_CERT_FILE; echo $http_proxy $NO_PROXY $NODE_EXTRA_CA_CERTS $OTHER";
+    let folder = tempfile::tempdir().unwrap();
+    let certificates = folder.path().canonicalize().unwrap().join("ca.pem");
+    std::fs::write(&certificates, "CA\n").unwrap();
+    let certificates = certificates.display().to_string();
+    let variables = [
+        ("SSL_CERT_FILE", certificates.as_str()),
+        ("NODE_EXTRA_CA_CERTS", "/nowhere/ca.pem"),
+        ("http_proxy", "http://ada:correct-horse@127.0.0.1:9"),
+        ("NO_PROXY", "localhost"),
+        ("OTHER", "other"),
+    ];
+    for (network, said) in [("\"open\"", "CA http://ada:correct-horse@127.0.0.1:9 localhost"), ("\"none\"", "")] {
+        let world = looking(World::new(), look, &format!("network = {network}\n"));
+        assert_eq!(looked(&world, &variables), said, "{network}");
+        assert_eq!(
+            holding(&world.path("../home"), "correct-horse"),
+            Vec::<std::path::PathBuf>::new(),
+            "it is recorded"
+        );
+    }
+    let world = looking(World::new(), look, "network = [\"a.test\"]\n");
+    let said = looked(&world, &variables);
+    assert!(said.starts_with("CA http://127.0.0.1:") && !said.contains("ada"), "{said}");
+}
+
+#[test]
+fn a_path_in_a_variable_may_be_relative_or_an_address() {
+    let look = "cat ../near/file ${FILE#file://} ${DATA#sqlite:///}; echo more >> ../near/file; cat ../far/file";
+    let world = World::new();
+    for folder in ["near", "made", "data", "far"] {
+        std::fs::create_dir(world.path("..").join(folder)).unwrap();
+        std::fs::write(world.path("..").join(folder).join("file"), format!("{folder}\n")).unwrap();
+    }
+    let root = world.path("..").canonicalize().unwrap().display().to_string();
+    let env = format!(
+        "env = {{ NEAR = \"../near/file\", FILE = \"file://{root}/made/file\", DATA = \"sqlite:///{root}/data/file\", FAR = \"a/../far\" }}\n"
+    );
+    let world = looking(world, look, &env);
+    assert_eq!(looked(&world, &[]), "near made data cat: ../far/file: No such file or directory");
+    assert_eq!(std::fs::read_to_string(world.path("../near/file")).unwrap(), "near\nmore\n");
+}
+
+#[test]
+fn a_path_in_a_variable_is_shown_or_it_is_told_that_it_is_not() {
+    let look = "for path in $FILE $NEW $FOLDER/x; do cat $path; echo more >> $path; done; cat $KEY; echo x >> $KEY";
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().canonicalize().unwrap();
+    for (path, text) in
+        [("file", "old\n"), ("beside", ""), ("made/beside", ""), ("folder/x", "in\n"), ("home/.ssh/id", "key\n")]
+    {
+        std::fs::create_dir_all(root.join(path).parent().unwrap()).unwrap();
+        std::fs::write(root.join(path), text).unwrap();
+    }
+    let root = root.display().to_string();
+    let env = format!(
+        "env = {{ FILE = \"{root}/file\", NEW = \"{root}/made/new\", FOLDER = \"{root}/folder\", KEY = \"{root}/home/.ssh/id\", ALL = \"{root}/home/.ssh\" }}\n"
+    );
+    let home = format!("{root}/home");
+    let world = looking(World::new().variable("HOME", &home), look, &env);
+    let said = looked(&world, &[]);
+    assert_eq!(
+        said.replace(&root, "[root]"),
+        "old cat: [root]/made/new: No such file or directory in key ./look: 1: cannot create [root]/home/.ssh/id: Read-only file system"
+    );
+    let read = |path: &str| std::fs::read_to_string(format!("{root}/{path}")).unwrap();
+    assert_eq!(
+        ["file", "made/new", "folder/x", "home/.ssh/id"].map(read),
+        ["old\nmore\n", "more\n", "in\nmore\n", "key\n"]
+    );
+    let output = world.command(&["mcp", "test"]).output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr).replace(&root, "[root]");
+    assert!(told.contains("a server does not see what its variable names: add it to its `mounts`"), "{told}");
+    assert!(told.contains("variable=\"ALL\" path=[root]/home/.ssh"), "{told}");
+}
+
+#[test]
+fn hints_name_the_setting_that_keeps_a_server_from_working() {
+    let world = World::new().file("docker", "#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n");
+    let docker = world.path("docker").display().to_string();
+    std::process::Command::new("chmod").args(["+x", &docker]).status().unwrap();
+    let fails = "command = \"sh\"\nargs = [\"-c\", \"echo getaddrinfo ENOTFOUND registry.test >&2; exit 1\"]\n";
+    let config = format!(
+        "[mcp.servers.box]\ncommand = {docker:?}\nargs = [\"run\", \"-i\", \"mcp/time\"]\n[mcp.servers.lone]\n{fails}network = \"none\"\n[mcp.servers.few]\n{fails}network = [\"a.test\"]\n[mcp.servers.all]\n{fails}[mcp.servers.old]\nurl = \"http://127.0.0.1:9/sse\"\n"
+    );
+    let world = world.file("wieldy.toml", &config);
+    let tested = world.json(&["mcp", "test", "--json"]);
+    let hints: Vec<_> =
+        tested.as_array().unwrap().iter().map(|server| &server["state"]["error"]["suggestion"]).collect();
+    assert_eq!(
+        json!(hints),
+        json!([
+            "`wieldy mcp test all` tells more",
+            "`docker` needs its daemon, which no sandbox shows: `isolation = \"none\"` under `[mcp.servers.box]` lets it start containers",
+            "wieldy lets this server reach no hosts but `a.test`: `network = \"open\"` or a list of hosts under `[mcp.servers.few]` changes that",
+            "wieldy lets this server reach no network: `network = \"open\"` or a list of hosts under `[mcp.servers.lone]` changes that",
+            "the address ends like one of the old transport HTTP+SSE, which wieldy does not speak: give the server's address for streamable HTTP as `url` under `[mcp.servers.old]`, often `/mcp` instead of `/sse`",
+        ])
+    );
+}
+
+#[test]
+fn a_missing_program_of_a_server_is_named_without_the_whole_path() {
+    let server = |command: &str| format!("[mcp.servers.hub]\ncommand = \"{command}\"\n");
+    let world = World::new().file("wieldy.toml", &server("no-such-hub")).variable("PATH", "/usr/bin:/bin");
+    assert_snapshot!(world.run(&["--log", "off", "mcp", "test", "hub"]), @"
+    exit: 2
+    ----- stdout -----
+    hub: E3301 CONFIGURATION: the MCP server `hub` cannot be used: there is no program `no-such-hub` in the 2 folders of PATH; install it, or write its whole path as `command`
+      hint: put the section `mcp.servers.hub` of the configuration right
+
+    ----- stderr -----
+    ");
+    let world = world.file("wieldy.toml", &server("./bin/hub"));
+    assert_snapshot!(world.run(&["--log", "off", "mcp", "test", "hub"]), @"
+    exit: 2
+    ----- stdout -----
+    hub: E3301 CONFIGURATION: the MCP server `hub` cannot be used: there is no program `[root]/work/bin/hub` that can be run
+      hint: put the section `mcp.servers.hub` of the configuration right
+
+    ----- stderr -----
+    ");
 }

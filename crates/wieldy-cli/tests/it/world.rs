@@ -12,6 +12,8 @@ use tempfile::TempDir;
 pub(crate) struct World {
     root: TempDir,
     variables: Vec<(String, String)>,
+    /// True if the person trusts every configuration in the workspace before each command.
+    trusts: bool,
 }
 
 impl World {
@@ -19,7 +21,12 @@ impl World {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join("home")).unwrap();
         fs::create_dir(root.path().join("work")).unwrap();
-        Self { root, variables: Vec::new() }
+        Self { root, variables: Vec::new(), trusts: true }
+    }
+
+    /// A workspace that the person has just cloned: nothing in it is trusted.
+    pub(crate) fn cloned() -> Self {
+        Self { trusts: false, ..Self::new() }
     }
 
     /// The same world with a file in the workspace, or beside it where the path says so.
@@ -41,6 +48,14 @@ impl World {
     }
 
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        if self.trusts && ["wieldy.toml", ".wieldy"].iter().any(|name| self.path(name).exists()) {
+            // A file with mistakes cannot be trusted.
+            self.plain_command(&["trust", "--yes"]).output().unwrap();
+        }
+        self.plain_command(arguments)
+    }
+
+    fn plain_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_wieldy"));
         command
             .args(arguments)

@@ -1,23 +1,27 @@
 //! Redaction: secrets are taken out before anything is written down or shown.
 //!
 //! Found are values that the program has named ([`hide`]), tokens of well-known shapes, and values that a name says are
-//! secret: of keys, arguments, headers, variables and parameters of addresses. Results are given to callers as they are;
-//! this is for what is written down and shown: events, logs and streams.
+//! secret: of keys, arguments, headers, variables and parameters of addresses. An argument that a mark or its name says is
+//! secret is found in everything else that is recorded of its call. Results are given to callers as they are; this is for
+//! what is written down and shown: events, logs and streams.
 
 mod patterns;
 mod secrets;
 mod stream;
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
+use self::secrets::Known;
 use crate::tool::ToolSpec;
 
+pub use patterns::compile;
 pub use secrets::{hide, unhide};
 pub use stream::StreamRedactor;
 
@@ -27,10 +31,14 @@ pub const REDACTED: &str = "[redacted]";
 /// Arguments that show themselves only without their secrets: there is no way to get at the rest.
 ///
 /// They are searched when they are written or shown, not when they are noted: a call does not wait for that.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Redacted {
     raw: Arc<Value>,
     marked: Marked,
+    /// The values that are hidden because of a mark or their name, once they were looked for.
+    own: OnceLock<Option<Arc<Known>>>,
+    /// Set once a secret may stand in parts in the output of the call.
+    parted: OnceLock<()>,
 }
 
 /// The names of arguments that a tool wants to be hidden; most tools name none.
@@ -38,7 +46,7 @@ pub(crate) type Marked = Option<Arc<[String]>>;
 
 impl Redacted {
     pub(crate) fn new(raw: Arc<Value>, marked: Marked) -> Self {
-        Self { raw, marked }
+        Self { raw, marked, own: OnceLock::new(), parted: OnceLock::new() }
     }
 
     /// Whether nothing had to be taken out.
@@ -48,7 +56,107 @@ impl Redacted {
 
     /// The arguments without their secrets.
     pub fn value(&self) -> Cow<'_, Value> {
-        cleaned(&self.raw, self.marked.as_deref().unwrap_or_default())
+        let marked = self.marked.as_deref().unwrap_or_default();
+        let once = cleaned(&self.raw, Scope { marked, own: None });
+        // With redaction off, no argument is hidden by its name either.
+        match (&once, self.own()) {
+            (Cow::Owned(_), Some(own)) => cleaned(&self.raw, Scope { marked, own: Some(own) }),
+            _ => once,
+        }
+    }
+
+    /// Returns a text of the same call without secrets, those among the arguments included.
+    pub fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        clean_text(text, self.scope(), TEXTS_WITHIN_TEXTS_MAX)
+    }
+
+    /// Takes the secrets among the arguments out of a value of the same call, at every depth.
+    pub(crate) fn hide_in(&self, value: &mut Value) {
+        if let Some(clean) = self.own().and_then(|_| clean(value, self.scope(), TEXTS_WITHIN_TEXTS_MAX)) {
+            *value = clean;
+        }
+    }
+
+    /// Returns what takes secrets out of a stream of the same call.
+    pub fn stream(&self) -> StreamRedactor {
+        StreamRedactor::of_call(self.own().cloned())
+    }
+
+    /// Notes that a secret may stand in the output in parts, with output of another stream between them.
+    pub(crate) fn note_parted(&self) {
+        let _ = self.parted.set(());
+    }
+
+    /// Returns true if a secret may stand in the output in parts, in which it would not be found.
+    pub(crate) fn is_parted(&self) -> bool {
+        self.parted.get().is_some()
+    }
+
+    /// Returns true if an argument is hidden because of a mark or its name.
+    pub(crate) fn has_secrets(&self) -> bool {
+        self.own().is_some()
+    }
+
+    fn scope(&self) -> Scope<'_> {
+        Scope { marked: &[], own: self.own() }
+    }
+
+    fn own(&self) -> Option<&Arc<Known>> {
+        let look = || named_values(&self.raw, self.marked.as_deref().unwrap_or_default());
+        self.own.get_or_init(look).as_ref()
+    }
+}
+
+/// The secrets of one call, beyond those of the whole process.
+#[derive(Clone, Copy, Default)]
+struct Scope<'a> {
+    /// Names of arguments.
+    marked: &'a [String],
+    /// Values of one call's arguments.
+    own: Option<&'a Arc<Known>>,
+}
+
+/// The maximal size of all secrets of one call, and their maximal number. Of a call with more, no text is
+/// shown at all.
+const OWN_BYTES_MAX: usize = 8 * 1024;
+const OWN_MAX: usize = 64;
+/// Values of fewer characters are too short to be a secret, and stand in every text.
+const OWN_CHARACTERS_MIN: usize = 3;
+
+/// Returns the values that a mark or their name says are secret.
+fn named_values(arguments: &Value, marked: &[String]) -> Option<Arc<Known>> {
+    let mut found = BTreeSet::new();
+    find_named(arguments, marked, false, TEXTS_WITHIN_TEXTS_MAX, &mut found);
+    let is_much = found.len() > OWN_MAX || found.iter().map(String::len).sum::<usize>() > OWN_BYTES_MAX;
+    match found.is_empty() {
+        true => None,
+        false if is_much => Some(Arc::new(Known::everything())),
+        false => Some(Arc::new(Known::of_call(found))),
+    }
+}
+
+fn find_named(value: &Value, marked: &[String], is_named: bool, texts: u32, found: &mut BTreeSet<String>) {
+    let mut keep = |text: &str| {
+        let text = text.trim();
+        if text.chars().nth(OWN_CHARACTERS_MIN - 1).is_some() && text != REDACTED {
+            found.insert(text.to_owned());
+        }
+    };
+    match value {
+        Value::String(text) if is_named => keep(text),
+        Value::Number(number) if is_named => keep(&number.to_string()),
+        Value::String(text) if texts > 0 => {
+            if let Some(said) = said_in(text) {
+                find_named(&said, marked, false, texts - 1, found);
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| find_named(item, marked, is_named, texts, found)),
+        Value::Object(map) => {
+            for (name, value) in map {
+                find_named(value, marked, is_named || is_secret_name(name, marked), texts, found);
+            }
+        }
+        _ => {}
     }
 }
 
@@ -86,12 +194,12 @@ impl From<Value> for Redacted {
 /// assert_eq!(text("fix the password prompt, max_tokens=5"), "fix the password prompt, max_tokens=5");
 /// ```
 pub fn text(text: &str) -> Cow<'_, str> {
-    clean_text(text, &[], TEXTS_WITHIN_TEXTS_MAX)
+    clean_text(text, Scope::default(), TEXTS_WITHIN_TEXTS_MAX)
 }
 
 /// The value without its secrets, in keys and at whatever depth; borrowed where it has none.
 pub fn value(value: &Value) -> Cow<'_, Value> {
-    cleaned(value, &[])
+    cleaned(value, Scope::default())
 }
 
 /// The names of arguments that the tool names, or that its schema marks as for writing only.
@@ -104,7 +212,8 @@ pub(crate) fn sensitive_names(tool: &ToolSpec) -> Marked {
 }
 
 pub(crate) fn marked(names: Vec<String>) -> Marked {
-    if names.is_empty() { None } else { Some(names.into()) }
+    let names: BTreeSet<String> = names.into_iter().collect();
+    if names.is_empty() { None } else { Some(names.into_iter().collect()) }
 }
 
 /// The names of all properties that a schema marks, at whatever depth.
@@ -124,53 +233,56 @@ fn marked_names(schema: &Value, names: &mut Vec<String>) {
 }
 
 fn is_secret_name(name: &str, marked: &[String]) -> bool {
-    marked.iter().any(|marked| marked == name) || patterns::SECRET_NAME.is_match(name)
+    marked.binary_search_by(|marked| marked.as_str().cmp(name)).is_ok() || patterns::SECRET_NAME.is_match(name)
 }
 
 /// How often JSON may be a text within JSON; what is wrapped once more is hidden whole.
 const TEXTS_WITHIN_TEXTS_MAX: u32 = 3;
 
-fn cleaned<'a>(value: &'a Value, marked: &[String]) -> Cow<'a, Value> {
-    clean(value, marked, TEXTS_WITHIN_TEXTS_MAX).map_or(Cow::Borrowed(value), Cow::Owned)
+fn cleaned<'a>(value: &'a Value, scope: Scope<'_>) -> Cow<'a, Value> {
+    clean(value, scope, TEXTS_WITHIN_TEXTS_MAX).map_or(Cow::Borrowed(value), Cow::Owned)
 }
 
 /// The value without its secrets, if it has any.
-fn clean(value: &Value, marked: &[String], texts: u32) -> Option<Value> {
+fn clean(value: &Value, scope: Scope<'_>, texts: u32) -> Option<Value> {
     match value {
-        Value::String(text) => match clean_text(text, marked, texts) {
+        Value::String(text) => match clean_text(text, scope, texts) {
             Cow::Owned(text) => Some(Value::String(text)),
             Cow::Borrowed(_) => None,
         },
         Value::Array(items) => {
             let mut copy = None;
             for (index, item) in items.iter().enumerate() {
-                if let Some(item) = clean(item, marked, texts) {
+                if let Some(item) = clean(item, scope, texts) {
                     copy.get_or_insert_with(|| items.clone())[index] = item;
                 }
             }
             copy.map(Value::Array)
         }
-        Value::Object(map) => clean_map(map, marked, texts).map(Value::Object),
+        Value::Object(map) => clean_map(map, scope, texts).map(Value::Object),
         Value::Number(number) => {
-            let known = secrets::known()?;
-            known.is_in(&number.to_string()).then(|| json!(REDACTED))
+            let is_in = |known: &Known| known.is_in(&number.to_string());
+            let is_known = secrets::known().is_some_and(|known| is_in(&known));
+            (is_known || scope.own.is_some_and(|own| is_in(own))).then(|| json!(REDACTED))
         }
         Value::Bool(_) | Value::Null => None,
     }
 }
 
-fn clean_map(map: &Map<String, Value>, marked: &[String], texts: u32) -> Option<Map<String, Value>> {
+fn clean_map(map: &Map<String, Value>, scope: Scope<'_>, texts: u32) -> Option<Map<String, Value>> {
     // Names that are shorter hold no secret of a known shape.
     const NAME_BYTES_MIN: usize = 12;
     let mut copy: Option<Map<String, Value>> = None;
     for (index, (name, value)) in map.iter().enumerate() {
-        let clean_name = match name.len() < NAME_BYTES_MIN && secrets::known().is_none() {
+        let own = scope.own.filter(|own| !own.is_everything());
+        let is_short = name.len() < NAME_BYTES_MIN && secrets::known().is_none() && own.is_none();
+        let clean_name = match is_short {
             true => None,
-            false => Some(places(name).0).filter(|places| !places.is_empty()).map(|places| hidden(name, &places)),
+            false => Some(places(name, own).0).filter(|places| !places.is_empty()).map(|places| hidden(name, &places)),
         };
-        let clean_value = match is_secret_name(name, marked) {
+        let clean_value = match is_secret_name(name, scope.marked) {
             true => Some(json!(REDACTED)).filter(|hidden| hidden != value),
-            false => clean(value, marked, texts),
+            false => clean(value, scope, texts),
         };
         if copy.is_none() && (clean_name.is_some() || clean_value.is_some()) {
             copy = Some(map.iter().take(index).map(|(name, value)| (name.clone(), value.clone())).collect());
@@ -187,19 +299,19 @@ fn clean_map(map: &Map<String, Value>, marked: &[String], texts: u32) -> Option<
     copy
 }
 
-fn clean_text<'a>(text: &'a str, marked: &[String], texts: u32) -> Cow<'a, str> {
-    let (places, _) = places(text);
+fn clean_text<'a>(text: &'a str, scope: Scope<'_>, texts: u32) -> Cow<'a, str> {
+    let (places, _) = places(text, scope.own);
     // Without a backslash nothing is hidden from the patterns, so that most texts need not be read as JSON.
-    let is_marked = || marked.iter().any(|name| text.contains(name.as_str()));
+    let is_marked = || scope.marked.iter().any(|name| text.contains(name.as_str()));
     if (!places.is_empty() || text.contains('\\') || is_marked())
         && let Some(said) = said_in(text)
     {
         if texts == 0 {
             return Cow::Owned(REDACTED.to_owned());
         }
-        if let Some(said) = clean(&said, marked, texts - 1) {
+        if let Some(said) = clean(&said, scope, texts - 1) {
             let text = said.to_string();
-            return Cow::Owned(match self::places(&text).0 {
+            return Cow::Owned(match self::places(&text, scope.own).0 {
                 places if places.is_empty() => text,
                 places => hidden(&text, &places),
             });
@@ -215,10 +327,13 @@ fn said_in(text: &str) -> Option<Value> {
 }
 
 /// Where secrets are, in order and apart from each other; and the last one, if it may go on after the text.
-fn places(text: &str) -> (Vec<Range<usize>>, Option<patterns::Unfinished>) {
+fn places(text: &str, own: Option<&Arc<Known>>) -> (Vec<Range<usize>>, Option<patterns::Unfinished>) {
     let patterns::Found { mut places, unfinished } = patterns::find(text);
     if let Some(known) = secrets::known() {
         known.find(text, &mut places);
+    }
+    if let Some(own) = own {
+        own.find(text, &mut places);
     }
     (merged(places), unfinished)
 }
@@ -277,6 +392,43 @@ mod tests {
                 "text": "use [redacted] now", "url": "https://[redacted]@host/x",
             })
         );
+    }
+
+    #[test]
+    fn a_secret_argument_is_hidden_in_every_text_of_its_call() {
+        let given =
+            json!({"seal": "plover-4410", "pin": 4711, "cvv": "123", "flag": "no", "query": "plover-4410 4711"});
+        let of_call = |given: &Value| {
+            let names = ["seal", "pin", "cvv", "flag"].map(str::to_owned).to_vec();
+            Redacted::new(Arc::new(given.clone()), marked(names))
+        };
+        let redacted = of_call(&given);
+        assert_eq!(
+            *redacted.value(),
+            json!({"seal": REDACTED, "pin": REDACTED, "cvv": REDACTED, "flag": REDACTED, "query": "[redacted] [redacted]"})
+        );
+        // Six characters and more are found within words and in other spellings, three to five as words, less not at all.
+        for (text, shown) in [
+            ("xplover-4410x 0144-revolp", "x[redacted]x [redacted]"),
+            ("4711, (123)", "[redacted], ([redacted])"),
+            ("47110 1234 x123", "47110 1234 x123"),
+            ("no plove", "no plove"),
+        ] {
+            assert_eq!(redacted.text(text), shown);
+            for size in 1..5 {
+                let mut stream = redacted.stream();
+                let mut streamed: String = text.as_bytes().chunks(size).map(|bytes| stream.push(bytes)).collect();
+                streamed.push_str(&stream.finish());
+                assert_eq!(streamed, shown, "in pieces of {size} bytes");
+            }
+        }
+        // Of more secrets than are looked for, nothing is shown.
+        let large = of_call(&json!({"seal": "x".repeat(OWN_BYTES_MAX + 1), "note": "hello"}));
+        assert_eq!(*large.value(), json!({"seal": REDACTED, "note": REDACTED}));
+        let mut stream = large.stream();
+        assert_eq!([large.text("hello").into_owned(), stream.push(b"hello") + &stream.finish()], [REDACTED; 2]);
+        let plain = of_call(&json!({"query": "plover-4410"}));
+        assert!(!plain.has_secrets() && plain.is_whole());
     }
 
     #[test]

@@ -83,6 +83,8 @@ pub(super) struct Known {
     begins: [bool; 256],
     /// Finds the forms, by their numbers.
     finder: AhoCorasick,
+    /// True if every text counts as a secret.
+    is_everything: bool,
 }
 
 /// One way to write a secret.
@@ -93,29 +95,65 @@ type Form = (String, Edges);
 struct Edges {
     before: bool,
     after: bool,
+    /// True if the form is hidden only as a whole word: it is so short that it would match parts of ordinary text.
+    is_word: bool,
 }
 
 impl Known {
+    /// The secrets of one call. One of less than six characters is found as a word of its
+    /// own, and only as it is written.
+    pub(super) fn of_call(secrets: BTreeSet<String>) -> Self {
+        let (short, long) = secrets.into_iter().partition(|secret| secret.chars().count() < CHARACTERS_MIN);
+        let is_word = Edges { is_word: true, ..Edges::default() };
+        Self::with(long, BTreeSet::into_iter(short).map(|secret| (secret, is_word)).collect())
+    }
+
+    /// Hides every text: for a call with more secrets than can be looked for.
+    pub(super) fn everything() -> Self {
+        Self { is_everything: true, ..Self::new(BTreeSet::new()) }
+    }
+
+    /// Returns true if every text counts as a secret.
+    pub(super) fn is_everything(&self) -> bool {
+        self.is_everything
+    }
+
     fn new(secrets: BTreeSet<String>) -> Self {
-        let mut forms = BTreeSet::new();
+        Self::with(secrets, BTreeSet::new())
+    }
+
+    fn with(secrets: BTreeSet<String>, mut forms: BTreeSet<Form>) -> Self {
         secrets.iter().flat_map(|secret| pieces(secret)).for_each(|piece| add_forms(piece, &mut forms));
         let finder = AhoCorasick::new(forms.iter().map(|(text, _)| text)).expect("a few secrets fit into an automaton");
         let longest = forms.iter().map(|(text, _)| text.len()).max().unwrap_or_default();
         let mut begins = [false; 256];
         forms.iter().filter_map(|(text, _)| text.bytes().next()).for_each(|byte| begins[usize::from(byte)] = true);
-        Self { secrets, forms: forms.into_iter().collect(), longest, begins, finder }
+        Self { secrets, forms: forms.into_iter().collect(), longest, begins, finder, is_everything: false }
     }
 
     pub(super) fn is_in(&self, text: &str) -> bool {
-        self.finder.is_match(text)
+        let mut places = Vec::new();
+        self.find(text, &mut places);
+        !places.is_empty()
     }
 
     /// Adds the places of all secrets. Those may overlap.
     pub(super) fn find(&self, text: &str, places: &mut Vec<Range<usize>>) {
+        if self.is_everything && !text.is_empty() {
+            places.push(0..text.len());
+            return;
+        }
         for found in self.finder.find_overlapping_iter(text) {
             let (mut start, mut end) = (found.start(), found.end());
             let (_, edges) = self.forms[found.pattern().as_usize()];
             let bytes = text.as_bytes();
+            if edges.is_word {
+                let is_part = |sign: Option<char>| sign.is_some_and(char::is_alphanumeric);
+                if !is_part(text[..start].chars().next_back()) && !is_part(text[end..].chars().next()) {
+                    places.push(start..end);
+                }
+                continue;
+            }
             if edges.before && start > 0 && is_base64(bytes[start - 1]) {
                 start -= 1;
             }
@@ -235,7 +273,7 @@ fn base64(bytes: &[u8], offset: usize, last_two: [u8; 2]) -> Form {
         char::from(DIGITS.get(value).copied().unwrap_or_else(|| last_two[value & 1]))
     };
     let (first, bits) = ((offset * 8).div_ceil(6), (offset + bytes.len()) * 8);
-    ((first..bits / 6).map(digit).collect(), Edges { before: offset > 0, after: bits % 6 > 0 })
+    ((first..bits / 6).map(digit).collect(), Edges { before: offset > 0, after: bits % 6 > 0, is_word: false })
 }
 
 #[cfg(test)]
@@ -245,10 +283,10 @@ mod tests {
     #[test]
     fn base64_is_what_others_write() {
         let form = |text: &str, offset| base64(text.as_bytes(), offset, *b"+/");
-        assert_eq!(form("foobar", 0), ("Zm9vYmFy".into(), Edges { before: false, after: false }));
+        assert_eq!(form("foobar", 0), ("Zm9vYmFy".into(), Edges::default()));
         // `xfoobar` is `eGZvb2Jhcg==`, `xxfoobar` is `eHhmb29iYXI=`.
-        assert_eq!(form("foobar", 1), ("Zvb2Jhc".into(), Edges { before: true, after: true }));
-        assert_eq!(form("foobar", 2), ("mb29iYX".into(), Edges { before: true, after: true }));
+        assert_eq!(form("foobar", 1), ("Zvb2Jhc".into(), Edges { before: true, after: true, is_word: false }));
+        assert_eq!(form("foobar", 2), ("mb29iYX".into(), Edges { before: true, after: true, is_word: false }));
         assert_eq!(base64(&[0xfb, 0xff], 0, *b"-_").0, "-_");
     }
 

@@ -1,6 +1,10 @@
 //! Redaction of text that comes in pieces: no secret comes out because it was cut in two.
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use super::patterns::{self, Kind, Unfinished};
+use super::secrets::Known;
 use super::{hidden_between, merged, places, secrets};
 
 /// How much text is held back at most, give or take a known secret.
@@ -32,15 +36,41 @@ pub struct StreamRedactor {
     text: String,
     /// Up to where the text was shown.
     shown: usize,
+    /// The secrets of the call that prints.
+    own: Option<Arc<Known>>,
+    /// True if text that only looks like a secret is shown.
+    is_exact: bool,
 }
 
 impl StreamRedactor {
+    pub(super) fn of_call(own: Option<Arc<Known>>) -> Self {
+        Self { own, ..Self::default() }
+    }
+
+    /// Takes out only what [`hide`](super::hide) was told, and nothing that merely looks like a secret.
+    pub fn exact() -> Self {
+        Self { is_exact: true, ..Self::default() }
+    }
+
+    /// Returns the places of secrets in the text, and a value that is not over.
+    fn places(&self) -> (Vec<Range<usize>>, Option<Unfinished>) {
+        if !self.is_exact {
+            return places(&self.text, self.own.as_ref());
+        }
+        let mut found = Vec::new();
+        if let Some(known) = secrets::known() {
+            known.find(&self.text, &mut found);
+        }
+        (merged(found), None)
+    }
+
     /// Takes what comes next, and gives what can be shown. Bytes that are no text become the replacement character.
     pub fn push(&mut self, bytes: &[u8]) -> String {
         self.take(bytes);
-        let (places, unfinished) = places(&self.text);
-        let known_begun = secrets::known().and_then(|known| known.begun(&self.text));
-        let holds = [unfinished.as_ref().map(|value| value.start), patterns::begun(&self.text), known_begun];
+        let (places, unfinished) = self.places();
+        let known_begun = self.known(|known| known.begun(&self.text));
+        let begun = patterns::begun(&self.text).filter(|_| !self.is_exact);
+        let holds = [unfinished.as_ref().map(|value| value.start), begun, known_begun];
         let end = self.text.len();
         let apart = |cut: usize| places.iter().find(|place| place.start < cut && cut < place.end);
         let mut cut = holds.into_iter().flatten().min().unwrap_or(end);
@@ -82,10 +112,10 @@ impl StreamRedactor {
         if !std::mem::take(&mut self.bytes).is_empty() {
             self.text.push(char::REPLACEMENT_CHARACTER);
         }
-        let (mut found, _) = places(&self.text);
+        let (mut found, _) = self.places();
         let end = self.text.len();
         // What was cut off within a secret is most of a secret.
-        if let Some(start) = secrets::known().and_then(|known| known.mostly_begun(&self.text)) {
+        if let Some(start) = self.known(|known| known.mostly_begun(&self.text)) {
             found.push(start..end);
             found = merged(found);
         }
@@ -93,6 +123,18 @@ impl StreamRedactor {
         let held = std::mem::replace(&mut self.shown, end);
         self.forget(held);
         shown
+    }
+
+    /// Returns the first place that known secrets tell, those of the process and those of the call.
+    fn known(&self, place: impl Fn(&Known) -> Option<usize>) -> Option<usize> {
+        let everywhere = secrets::known().and_then(|known| place(&known));
+        let own = self.own.as_deref().and_then(place);
+        everywhere.into_iter().chain(own).min()
+    }
+
+    /// Returns true if the text ends within what may be a known secret.
+    pub(crate) fn is_within_secret(&self) -> bool {
+        self.known(|known| known.begun(&self.text)).is_some()
     }
 
     /// Whether something is held back.
@@ -155,6 +197,14 @@ mod tests {
     /// Pushes a text by pieces of some bytes.
     fn pushed(stream: &mut StreamRedactor, text: &str) -> String {
         text.as_bytes().chunks(777).map(|bytes| stream.push(bytes)).collect()
+    }
+
+    #[test]
+    fn an_exact_stream_takes_out_what_is_hidden_and_leaves_what_only_looks_secret() {
+        crate::redact::hide("exactly-this-secret");
+        let mut stream = StreamRedactor::exact();
+        let pieces = [stream.push(b"--password hunter2 exactly-th"), stream.push(b"is-secret done"), stream.finish()];
+        assert_eq!(pieces.concat(), "--password hunter2 [redacted] done");
     }
 
     #[test]

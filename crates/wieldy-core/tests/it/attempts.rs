@@ -171,6 +171,25 @@ async fn what_a_run_printed_before_it_was_stopped_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_run_that_reached_a_limit_before_it_was_stopped_says_so() {
+    let spec = ToolSpec::new("t", "").read_only();
+    let tool = wieldy_core::tool(spec, |_: serde_json::Value, run: wieldy_core::Run| async move {
+        run.stop().cancelled().await;
+        let overrun = wieldy_core::Overrun { limit: "processes", allowed: 40, used: 40, session_used: None };
+        Ok(Outcome::text("half").failed(overrun.error()))
+    });
+    let world = World::new([std::sync::Arc::new(tool) as wieldy_core::SharedTool]);
+    let result = called(&world, Options { timeout: Some(SECOND), retries: Some(0), ..Options::default() }).await;
+    let error = result.error.unwrap();
+    assert_eq!((result.status, error.code), (Status::Timeout, Code::Timeout));
+    let told =
+        "the run was stopped after 1.000 s, and the run passed its limit `processes`: it used 40, allowed are 40";
+    assert_eq!(error.message, told);
+    let details = json!({"clock": "attempt", "after_ms": 1000.0, "limit": "processes", "allowed": 40, "used": 40});
+    assert_eq!(json!(error.details), details);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_panic_in_a_tool_is_an_error_and_the_executor_goes_on() {
     let world = World::new([Puppet::writing("t", Act::Panic), Puppet::reading("echo", Act::Echo)]);
     let result = called(&world, Options::default()).await;

@@ -179,7 +179,7 @@ async fn who_needs_a_failed_call_is_skipped_and_says_so() {
             (Status::Success, String::new()),
         ]
     );
-    assert_eq!((result.summary.executed, result.summary.skipped, result.summary.failed), (2, 3, 1));
+    assert_eq!((result.summary.executed, result.summary.skipped, result.summary.failed), (3, 2, 2));
     world.check();
 }
 
@@ -394,5 +394,39 @@ async fn arguments_too_deep_to_be_walked_are_refused_in_a_batch_too() {
     let second = call("b", "t", json!({"use": {"$result": "a"}, "deep": deep}));
     let result = world.executor.batch(batch([first, second])).await.unwrap();
     assert_eq!((result.results[0].status, result.results[1].status), (Status::Success, Status::ValidationError));
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn references_are_filled_in_no_further_than_arguments_may_be_large() {
+    let world = World::new([Puppet::reading("t", Act::Echo)]);
+    let made = call("a", "t", json!({"text": "x".repeat(50_000)}));
+    let told = "the arguments are too large: at most 16777216 bytes and 128 levels";
+    for reference in [
+        json!({"$result": "a"}),
+        json!({"$result": "a", "pointer": "/content/0/text"}),
+        json!({"$result": "a", "pointer": "/content"}),
+    ] {
+        let often = call("b", "t", json!({"use": vec![reference.clone(); 6000]}));
+        let few = call("c", "t", json!({"use": vec![reference.clone(); 3]}));
+        let result = world.executor.batch(batch([made.clone(), often, few])).await.unwrap();
+        assert_eq!(result.results[1].error.as_ref().map(|error| error.message.as_str()), Some(told), "{reference}");
+        assert!(result.results[2].is_success(), "{reference}");
+    }
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn references_of_a_batch_are_bounded_in_all() {
+    let world = World::new([Puppet::reading("t", Act::Echo)]);
+    let made = call("a", "t", json!({"text": "x".repeat(50_000)}));
+    let often = json!({"use": vec![json!({"$result": "a"}); 300]});
+    let many = (0..6).map(|number| call(&format!("b{number}"), "t", often.clone()));
+    let calls: Vec<_> = std::iter::once(made).chain(many).collect();
+    let result = world.executor.batch(batch(calls)).await.unwrap();
+    let told = "the references of this batch are too large: at most 67108864 bytes in all";
+    let ends: Vec<_> =
+        result.results.iter().map(|result| result.error.as_ref().map(|error| error.message.as_str())).collect();
+    assert_eq!(ends, [None, None, None, None, None, Some(told), Some(told)]);
     world.check();
 }

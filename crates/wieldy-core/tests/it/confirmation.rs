@@ -1,12 +1,16 @@
 //! Confirmations: bound to the exact call, used once, in time, and without holding a slot.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use serde_json::json;
-use wieldy_core::{Answer, Call, Code, Confirmation, Confirmer, Options, Status, ToolResult, ToolSpec};
-use wieldy_testkit::{Act, Puppet, Strings, World};
+use serde_json::{Value, json};
+use wieldy_core::{
+    Answer, AnyTool, Call, Code, Command, Confinement, Confirmation, Confirmer, Input, Level, NamedFile, Options,
+    Outcome, Program, Run, RunError, SharedTool, Status, ToolResult, ToolSpec,
+};
+use wieldy_testkit::{Act, FakeSandbox, Puppet, Strings, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -167,4 +171,66 @@ async fn somebody_who_panics_has_not_agreed() {
     let result = world.call("t", json!({})).await;
     assert_eq!((told(result), strings.runs()), ((Code::ConfirmationDenied, "failed".into()), 0));
     world.check();
+}
+
+/// A tool that starts a program `runs` times. Its file changes after it was looked at `same` times.
+struct Starter {
+    looked: AtomicUsize,
+    same: usize,
+    runs: usize,
+}
+
+impl AnyTool for Starter {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec { input_schema: json!({"type": "object"}), ..ToolSpec::new("t", "").confirm() }
+    }
+
+    fn program<'a>(
+        &'a self,
+        _: &'a Value,
+        confinement: &'a Confinement,
+    ) -> BoxFuture<'a, Result<Option<Program>, RunError>> {
+        let looked = self.looked.fetch_add(1, Ordering::SeqCst);
+        let hash = blake3::hash(&looked.saturating_sub(self.same - 1).to_le_bytes());
+        let files = vec![NamedFile { path: "run.sh".into(), hash }];
+        let folder = confinement.workspace.clone();
+        Box::pin(async { Ok(Some(Program { command_line: "sh run.sh".into(), folder, files, unchecked: 0 })) })
+    }
+
+    fn run<'a>(&'a self, _: &'a Input, run: &'a Run) -> BoxFuture<'a, Result<Outcome, RunError>> {
+        Box::pin(async move {
+            let command = Command {
+                program: "sh".into(),
+                arguments: vec!["run.sh".into()],
+                environment: Default::default(),
+                folder: "/".into(),
+                stdin: Default::default(),
+                terminal: None,
+            };
+            for _ in 0..self.runs {
+                run.execute(&command).await?;
+            }
+            Ok(run.captured())
+        })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_program_that_is_no_longer_the_one_agreed_to_does_not_start() {
+    let call = async |same: usize, runs: usize| {
+        let tool = Starter { looked: AtomicUsize::new(0), same, runs };
+        let world = World::with([Arc::new(tool) as SharedTool], |builder| {
+            builder.confirmer = Some(Arc::new(Person(SECOND, Box::new(|question| Ok(question.approve())))));
+            builder.isolation = Level::None;
+            *builder = std::mem::take(builder).sandbox(FakeSandbox);
+        });
+        let result = world.call("t", json!({})).await;
+        world.check();
+        (result.text(), result.error.map(|error| (error.code, error.message)))
+    };
+    let changed = Some((Code::ConfirmationDenied, "`run.sh` changed after the call was confirmed".into()));
+    assert_eq!(call(1, 1).await, (String::new(), changed.clone()));
+    assert_eq!(call(2, 2).await, (String::new(), changed), "it is looked at before every start");
+    assert_eq!(call(2, 1).await, ("run.sh".into(), None));
+    assert_eq!(call(3, 2).await, ("run.shrun.sh".into(), None));
 }

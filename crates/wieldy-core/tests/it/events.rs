@@ -322,7 +322,7 @@ async fn output_beyond_its_limit_is_counted_and_said_and_the_call_goes_well() {
             let id = result.artifact.unwrap();
             assert_eq!(
                 (result.status, result.partial, result.text()),
-                (Status::Success, true, format!("{head}\n… 990 bytes left out; {told} {id} …\n{head}"))
+                (Status::Success, true, format!("{head}\n… 990 of 1000 bytes left out; {told} {id} …\n{head}"))
             );
             let info = store.describe(id, &me).unwrap();
             assert_eq!((info.kept_bytes, info.total_bytes), (kept, 1000));
@@ -397,7 +397,12 @@ async fn text_and_structured_content_that_are_too_large_get_an_artifact_each() {
 async fn an_artifact_store_that_panics_fails_the_call_and_nobody_else() {
     struct Panicking;
     impl wieldy_core::Artifacts for Panicking {
-        fn create(&self, _: &Caller, _: u64) -> Result<Box<dyn wieldy_core::ArtifactWriter>, artifact::ArtifactError> {
+        fn create(
+            &self,
+            _: &Caller,
+            _: Option<&str>,
+            _: u64,
+        ) -> Result<Box<dyn wieldy_core::ArtifactWriter>, artifact::ArtifactError> {
             panic!("told to panic")
         }
         fn describe(
@@ -525,7 +530,7 @@ async fn an_event_on_the_wire_is_a_cloud_event() {
 
 #[test]
 fn step_errors_become_call_errors_with_something_to_do() {
-    let unknown = NotFound::Unknown { name: "x".into(), near: vec![] };
+    let unknown = NotFound::Unknown { name: "x".into(), near: vec![], because: None, advice: None };
     assert_eq!(CallError::from(unknown).suggestion.as_deref(), Some("list the tools to see which there are"));
     let journal = CallError::from(JournalError("full".into()));
     assert_eq!((journal.code, journal.message.as_str()), (Code::JournalFailed, "cannot write the journal: full"));

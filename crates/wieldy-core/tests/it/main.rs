@@ -7,6 +7,7 @@ mod attempts;
 mod batches;
 mod confirmation;
 mod events;
+mod facts;
 mod manifests;
 mod properties;
 mod recall;

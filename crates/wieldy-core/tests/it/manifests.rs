@@ -106,14 +106,14 @@ fn functions_as_models_apis_take_them_become_definitions() {
 fn every_mistake_is_told_with_its_place() {
     assert_eq!(problems("[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"x\"]\ntiemout = 5\n").len(), 1);
     for (text, told) in [
-        ("tool = 5", vec!["line 1: invalid type: integer `5`, expected a sequence"]),
+        ("tool = 5", vec!["line 1: `tool` must be a list; write `[[tool]]`"]),
         ("[[tol]]\n", vec!["line 1: unknown field `tol`; did you mean `tool`?"]),
         ("[[tool]]\nname = ", vec!["line 2: string values must be quoted, expected literal string"]),
         (
             "[[tool]]\nname = \"a b\"\ndescription = \"\"\ncommand = [\"x\"]\nreads = [\"pth\"]\n[tool.arguments]\npath = { type = \"strnig\" }\n",
             vec![
                 "line 1: tool `a b`: a tool's name has only letters A-Z a-z, digits, `_` and `-`, not ' ' at position 2",
-                "line 1: tool `a b`: the schema is not valid at `/properties/path/type`: value is not valid under any of the schemas listed in the 'anyOf' keyword",
+                "line 1: tool `a b`: the schema is not valid at `/properties/path/type`: `strnig` is no type; the types are string, number, integer, boolean, object, array, null; did you mean `string`?",
                 "line 1: tool `a b`: there is no argument `pth`; did you mean `path`?",
             ],
         ),
@@ -123,11 +123,11 @@ fn every_mistake_is_told_with_its_place() {
         ),
         (
             "[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"x\"]\ntimeout = -5\n",
-            vec!["line 5: `-5` is no time at all; a duration must be more than 0"],
+            vec!["line 5: tool `a`: `timeout`: `-5` is no time at all; a duration must be more than 0"],
         ),
         (
             "[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"x\"]\ntimeout = nan\n",
-            vec!["line 5: `NaN` is not a duration such as `500ms`, `30s`, `5m` or `1h`"],
+            vec!["line 5: tool `a`: `timeout`: `NaN` is not a duration such as `500ms`, `30s`, `5m` or `1h`"],
         ),
         (
             "[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"x\"]\n[tool.limits]\nmemory-mb = 0\n",
@@ -137,14 +137,113 @@ fn every_mistake_is_told_with_its_place() {
             "[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"x\"]\n[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"x\"]\n",
             vec!["line 5: tool `a`: there is another tool of this name in the file"],
         ),
+        (
+            "[[tool]]\nname = \"a\"\ndescription = 5\ncommand = [\"x\"]\ntiemout = 5\nretries = \"x\"\n[[tool]]\nname = \"b\"\n",
+            vec![
+                "line 3: tool `a`: `description`: must be a text, not the number `5`",
+                "line 5: tool `a`: unknown field `tiemout`; did you mean `timeout` or `timeout-max`?",
+                "line 6: tool `a`: `retries`: must be a whole number, not the text `x`",
+                "line 7: tool `b`: `description` is missing",
+                "line 7: tool `b`: `command` is missing",
+            ],
+        ),
+        (
+            "[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"x\"]\n[tool.arguments]\ntype = { type = [\"string\", 5] }\n",
+            vec![
+                "line 1: tool `a`: the schema is not valid at `/properties/type/type`: `5` is no type; the types are string, number, integer, boolean, object, array, null",
+            ],
+        ),
     ] {
         assert_eq!(problems(text), told, "{text}");
     }
     let told = |text: &str| Manifest::from_json(text).unwrap_err().to_string();
-    assert_eq!(told("{\n\"tools\": [\n{\"nme\": 1}]}"), "line 3: unknown field `nme`; did you mean `name`?");
+    assert_eq!(
+        told("{\n\"tools\": [\n{\"nme\": 1, \"description\": \"\", \"command\": [\"x\"]}]}"),
+        "line 3: unknown field `nme`; did you mean `name`?"
+    );
+    assert_eq!(
+        told("{\"tools\": [{\"name\": \"a\", \"comand\": 1, \"retris\": 1},\n{\"name\": \"b\"}]}"),
+        "line 1: tool `a`: unknown field `comand`; did you mean `command`?\ntool `a`: unknown field `retris`; did you mean `retries`?\ntool `a`: `description` is missing\ntool `b`: `description` is missing\ntool `b`: `command` is missing"
+    );
     assert_eq!(told("5"), "neither `{\"tools\": […]}` nor a list of functions");
     assert_eq!(told("[{\"function\": {}}]"), "tool `#1`: a function needs a `name`");
     assert_eq!(told(&"[".repeat(10_000)), "line 1: recursion limit exceeded");
+}
+
+#[test]
+fn no_mistake_of_a_tool_hides_another() {
+    let name = |name: &str| {
+        format!("tool `{name}`: a tool's name has only letters A-Z a-z, digits, `_` and `-`, not ' ' at position 2")
+    };
+    for (text, told) in [
+        (
+            "[[tool]]\nname = \"a b\"\ndescription = \"\"\ncommand = [\"x\"]\nretris = 1\nreads = [\"pth\"]\n",
+            vec![
+                "line 5: tool `a b`: unknown field `retris`; did you mean `retries`?".to_owned(),
+                format!("line 1: {}", name("a b")),
+                "line 1: tool `a b`: there is no argument `pth`".into(),
+            ],
+        ),
+        (
+            "[[tool]]\nname = \"a b\"\ncommand = [\"\"]\n[tool.arguments]\nx = 5\ny = { required = 1 }\n",
+            vec![
+                "line 1: tool `a b`: `description` is missing".into(),
+                "line 1: tool `a b`: `command` names no program".into(),
+                "line 1: tool `a b`: the argument `x` must be a table such as { type = \"string\" }".into(),
+                "line 1: tool `a b`: `required` of the argument `y` is true or false".into(),
+                format!("line 1: {}", name("a b")),
+            ],
+        ),
+        (
+            "[[tool]]\nretries = \"x\"\nreads = [\"a\", 5, true]\n",
+            vec![
+                "line 2: `retries`: must be a whole number, not the text `x`".into(),
+                "line 3: `reads`: must be a text, not the number `5`".into(),
+                "line 3: `reads`: must be a text, not `true`".into(),
+                "line 1: `name` is missing".into(),
+                "line 1: `description` is missing".into(),
+                "line 1: `command` is missing".into(),
+                "line 1: tool `unnamed-1`: there is no argument `a`".into(),
+            ],
+        ),
+        // The arguments are there and cannot be read, so that nothing is said about mentions of them.
+        (
+            "[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"x\", \"{q}\"]\nreads = [\"q\"]\n[tool.argumnts.q]\ntype = \"string\"\n",
+            vec!["line 6: tool `a`: unknown field `argumnts`; did you mean `arguments`?".into()],
+        ),
+        (
+            "[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"x\"]\nreads = [\"q\"]\narguments = 5\n",
+            vec!["line 6: tool `a`: `arguments`: must be a table, not the number `5`".into()],
+        ),
+    ] {
+        assert_eq!(problems(text), told, "{text}");
+    }
+    let in_json = r#"{"tools": [{"name": "a b", "command": ["x"], "retries": "x", "confirm": 1, "reads": ["pth"]}]}"#;
+    let told: Vec<String> = Manifest::from_json(in_json).unwrap_err().0.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        [
+            "line 1: tool `a b`: must be a whole number, not the text `x`".to_owned(),
+            "tool `a b`: must be `true` or `false`, not the number `1`".into(),
+            "tool `a b`: `description` is missing".into(),
+            name("a b"),
+            "tool `a b`: there is no argument `pth`".into(),
+        ]
+    );
+    let functions =
+        r#"[{"name": "a b", "description": 5, "category": 5, "agent_scope": 5, "parameters": {"type": "object"}}]"#;
+    let told: Vec<String> = Manifest::from_json(functions).unwrap_err().0.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        told,
+        [
+            "tool `a b`: `description` must be a text".to_owned(),
+            "tool `a b`: `category` must be a text".into(),
+            "tool `a b`: `agent_scope` must be a text or a list of texts".into(),
+            name("a b"),
+        ]
+    );
+    let empty = r#"[{"name": "", "parameters": {"type": "object"}}]"#;
+    assert_eq!(Manifest::from_json(empty).unwrap_err().0.len(), 1);
 }
 
 proptest! {

@@ -145,7 +145,13 @@ fn event(token: &str) -> Body {
         answer: None,
     };
     match &token[..1] {
-        "p" => Body::CallPending { arguments: json!({}).into(), called_as: None, task: false, rerun: None },
+        "p" => Body::CallPending {
+            arguments: json!({}).into(),
+            called_as: None,
+            workspace: None,
+            task: false,
+            rerun: None,
+        },
         "q" => {
             Body::ConfirmationRequested { confirmation, digest: String::new(), reason: String::new(), expires_in_ms: 1 }
         }

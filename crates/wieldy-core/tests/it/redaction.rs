@@ -90,7 +90,7 @@ fn is_seen(secret: &str, text: &str) -> bool {
 
 fn event(body: Body, call_id: &str) -> Event {
     let (caller, call_id) = (Arc::new(Caller::local()), Some(call_id.to_owned()));
-    let subject = Subject { execution: None, batch: None, call_id, tool: Some("t".into()), caller };
+    let subject = Subject { call_id, tool: Some("t".into()), ..Subject::of(caller) };
     Event { seq: 1, at: jiff::Timestamp::UNIX_EPOCH, subject: Arc::new(subject), body }
 }
 
@@ -122,6 +122,7 @@ fn shown(place: usize, secret: &str, around: &str, cuts: &[prop::sample::Index])
             arguments: json!({"deep": {"text": json!({"c": text}).to_string()}}).into(),
             task: false,
             called_as: None,
+            workspace: None,
             rerun: None,
         },
         _ => Body::CallProgress { percent: None, message: Some(text), stream: None, elapsed_ms: 0.0 },

@@ -210,7 +210,13 @@ async fn plans_limit_batches_and_unknown_plans_allow_nothing() {
     );
     assert_eq!(world.executor.batch(calls(planned("Core"))).await.unwrap().summary.succeeded, 2);
     let error = world.executor.call(Call::new("t", json!({})).by(planned("Gold"))).await.error.unwrap();
-    assert_eq!((error.code, error.message.as_str()), (Code::PlanLimitExceeded, "the plan `Gold` is not configured"));
+    assert_eq!(
+        (error.code, error.message.as_str()),
+        (
+            Code::PlanLimitExceeded,
+            "the plan `Gold` is not configured; there are `Core`, `Enterprise`, `Teams`, `Tiny`, `WriterPro`"
+        )
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -395,5 +401,63 @@ async fn the_calls_of_a_refused_batch_are_recorded_too() {
     let codes: Vec<Code> =
         closings.iter().filter_map(|event| Some(event.body.closing()?.error.as_ref()?.code)).collect();
     assert_eq!(codes, [[Code::PlanLimitExceeded; 6].as_slice(), &[Code::ValidationFailed; 2]].concat());
+    world.check();
+}
+
+/// A schema by which each level of the arguments is looked at twice as often as the one above it.
+fn doubling() -> serde_json::Value {
+    let next = json!({"properties": {"a": {"$ref": "#/$defs/t"}}, "required": ["z"]});
+    json!({
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/t"}},
+        "$defs": {"t": {"type": "object", "allOf": [next, next]}},
+    })
+}
+
+fn nested(levels: usize) -> serde_json::Value {
+    (0..levels).fold(json!({}), |inner, _| json!({ "a": inner }))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_schema_that_makes_checking_endless_fails_its_own_call_and_no_other() {
+    let spec = ToolSpec { input_schema: doubling(), ..ToolSpec::new("hostile", "").read_only() };
+    let (hostile, _) = Puppet::new(spec, [Act::Echo]);
+    let world = World::new([hostile, Puppet::reading("t", Act::Echo)]);
+    let (large, small) = tokio::join!(
+        async { (world.executor.call(Call::new("hostile", nested(100))).await, std::time::Instant::now()) },
+        async { (world.executor.call(Call::new("t", json!({}))).await, std::time::Instant::now()) },
+    );
+    assert_eq!(large.0.error.map(|error| error.code), Some(Code::ValidationFailed));
+    assert!(small.0.is_success());
+    assert!(small.1 < large.1, "the small call did not wait for the check of the large one");
+    let error = world.executor.call(Call::new("hostile", nested(1))).await.error.unwrap();
+    assert_eq!(error.message, "`/a`: `z` is required; `/a`: `z` is required");
+    assert!(world.executor.call(Call::new("hostile", nested(0))).await.is_success());
+    world.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn large_arguments_and_large_answers_are_checked_beside_other_calls() {
+    let numbers = json!({"type": "object", "properties": {"n": {"type": "array", "items": {"type": "integer"}}}});
+    let spec = ToolSpec {
+        input_schema: numbers.clone(),
+        output_schema: Some(numbers),
+        ..ToolSpec::new("large", "").read_only()
+    };
+    let many = json!({"n": (0..100_000).collect::<Vec<u32>>()});
+    let mut wrong = many.clone();
+    wrong["n"][70_000] = json!("x");
+    let (large, _) = Puppet::new(spec, [Act::Give(many.clone()), Act::Give(wrong.clone())]);
+    let world = World::new([large]);
+    let called = async |arguments: &serde_json::Value| {
+        let result = world.executor.call(Call::new("large", arguments.clone())).await;
+        result.error.map(|error| error.message)
+    };
+    assert_eq!(called(&many).await, None);
+    assert_eq!(
+        called(&many).await.as_deref(),
+        Some("the tool's answer does not fit its output schema at `/n/70000`: value is not of type \"integer\"")
+    );
+    assert_eq!(called(&wrong).await.as_deref(), Some("`/n/70000`: the value is not of type \"integer\""));
     world.check();
 }

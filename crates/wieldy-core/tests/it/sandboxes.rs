@@ -76,8 +76,12 @@ impl Sandbox for Books {
 }
 
 fn world() -> World {
+    world_with(Books::default())
+}
+
+fn world_with(books: Books) -> World {
     World::with([Puppet::reading("t", Act::Echo)], |builder| {
-        *builder = std::mem::take(builder).sandbox(Books::default());
+        *builder = std::mem::take(builder).sandbox(books);
         builder.isolation = Level::Native;
     })
 }
@@ -133,4 +137,25 @@ async fn whose_a_sandbox_was_is_forgotten_with_it() {
     assert!(world.executor.destroy_sandbox(&id).await);
     // The tool runs no process, so nobody looks for the sandbox.
     assert_eq!(refused(&world, other).await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_sandboxes_of_a_session_that_is_over_go_unless_something_runs_in_them() {
+    let books = Books::default();
+    let world = world_with(books.clone());
+    let (over, other) = (caller("one", "a", Some("over")), caller("one", "a", Some("other")));
+    for caller in [&over, &over, &other, &caller("one", "a", None)] {
+        world.executor.create_sandbox(caller, None, ResourceLimits::default()).await.unwrap();
+    }
+    let left = || books.kept.lock().unwrap().iter().map(|one| one.sandbox.id.0.clone()).collect::<Vec<_>>();
+    books.kept.lock().unwrap()[1].running = 1;
+    world.executor.end_session(&over.session_key().unwrap()).await;
+    assert_eq!(left(), ["books-2", "books-3", "books-4"], "what runs on is left alone");
+    let ending = async {
+        tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
+        books.kept.lock().unwrap()[0].running = 0;
+    };
+    let session = over.session_key().unwrap();
+    tokio::join!(world.executor.end_session(&session), ending);
+    assert_eq!(left(), ["books-3", "books-4"], "what ends soon is waited for");
 }

@@ -7,7 +7,7 @@ use std::fmt;
 use rmcp::model::{CallToolResult, ContentBlock, RequestId, ServerJsonRpcMessage, ServerResult, Task};
 use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
-use wieldy_core::{CallError, Code, Content, Outcome};
+use wieldy_core::{CallError, Code, Content, Outcome, PassedOn};
 
 use super::failure::{Failure, first_of};
 use crate::convert;
@@ -88,12 +88,31 @@ pub(super) fn is_of(id: &RequestId, call: i64) -> bool {
 
 /// What a tool answered.
 pub(super) fn outcome(result: CallToolResult) -> Outcome {
-    let content = result.content.into_iter().filter_map(convert::content).collect();
-    outcome_of(content, result.structured_content, result.is_error == Some(true))
+    let noted = |mut block: ContentBlock| {
+        let notes = convert::take_notes(&mut block);
+        Some((convert::content(block)?, notes))
+    };
+    let blocks = result.content.into_iter().filter_map(noted).collect();
+    let meta = result.meta.map(|meta| meta.0).unwrap_or_default();
+    outcome_of(blocks, result.structured_content, result.is_error == Some(true), meta)
 }
 
-fn outcome_of(content: Vec<Content>, structured: Option<Value>, is_error: bool) -> Outcome {
-    let outcome = Outcome { content, structured, ..Outcome::default() };
+fn outcome_of(
+    blocks: Vec<(Content, Map<String, Value>)>,
+    structured: Option<Value>,
+    is_error: bool,
+    meta: Map<String, Value>,
+) -> Outcome {
+    let mut passed_on = PassedOn { meta, ..PassedOn::default() };
+    let mut content = Vec::with_capacity(blocks.len());
+    for (place, (block, notes)) in blocks.into_iter().enumerate() {
+        content.push(block);
+        if !notes.is_empty() {
+            passed_on.blocks.insert(place, notes);
+        }
+    }
+    let passed_on = (passed_on != PassedOn::default()).then(|| Box::new(passed_on));
+    let outcome = Outcome { content, structured, passed_on, ..Outcome::default() };
     if !is_error {
         return outcome;
     }
@@ -124,16 +143,19 @@ struct ToldResult<'a> {
     #[serde(default, deserialize_with = "present")]
     structured_content: Option<Value>,
     is_error: Option<bool>,
+    #[serde(rename = "_meta")]
+    meta: Option<Map<String, Value>>,
 }
 
 impl Told<'_> {
     /// What it says, if it is the answer to this call and nothing else.
     fn outcome(self, call: i64) -> Option<Outcome> {
-        let ToldResult { result_type, content, structured_content, is_error } = self.result;
+        let ToldResult { result_type, content, structured_content, is_error, meta } = self.result;
         let is_complete = result_type.is_none_or(|kind| kind == "complete");
         let is_answer = self.jsonrpc == "2.0" && self.id == call && self.method.is_none() && self.error.is_none();
-        let content = || content.into_iter().filter_map(|Block(content)| content).collect();
-        (is_answer && is_complete).then(|| outcome_of(content(), structured_content, is_error == Some(true)))
+        let blocks = || content.into_iter().filter_map(|Block(content)| content).collect();
+        let is_error = is_error == Some(true);
+        (is_answer && is_complete).then(|| outcome_of(blocks(), structured_content, is_error, meta.unwrap_or_default()))
     }
 }
 
@@ -142,8 +164,8 @@ fn present<'a, D: Deserializer<'a>>(value: D) -> Result<Option<Value>, D::Error>
     Value::deserialize(value).map(Some)
 }
 
-/// A block of an answer in our words; nothing of a kind that we do not know.
-struct Block(Option<Content>);
+/// A block of an answer in our words, with the notes on it; nothing of a kind that we do not know.
+struct Block(Option<(Content, Map<String, Value>)>);
 
 /// What most blocks have.
 #[derive(serde::Deserialize)]
@@ -174,12 +196,14 @@ impl<'a> Deserialize<'a> for Block {
                     }
                 }
                 match (kind.as_str(), text) {
-                    ("text", Some(text)) if more.is_empty() => Ok(Block(Some(Content::Text { text }))),
+                    ("text", Some(text)) if more.is_empty() => Ok(Block(Some((Content::Text { text }, Map::new())))),
                     (_, text) => {
                         more.insert("type".into(), kind.into());
                         more.extend(text.map(|text| ("text".to_owned(), text.into())));
-                        let block = serde_json::from_value::<ContentBlock>(more.into()).map_err(A::Error::custom)?;
-                        Ok(Block(convert::content(block)))
+                        let mut block =
+                            serde_json::from_value::<ContentBlock>(more.into()).map_err(A::Error::custom)?;
+                        let notes = convert::take_notes(&mut block);
+                        Ok(Block(convert::content(block).map(|content| (content, notes))))
                     }
                 }
             }

@@ -32,12 +32,14 @@ use super::{http, stdio, task};
 /// How many tools a server may have, and on how many pages: one that goes on and on has none.
 const TOOLS_MAX: usize = 4096;
 const PAGES_MAX: usize = 1024;
+/// The maximal size of all definitions of a server's tools.
+const TOOLS_BYTES_MAX: usize = 4 << 20;
 /// How long it takes until a server that stopped telling of changes is asked again: so long at first, and twice as long each time,
 /// but never longer than that.
 const SUBSCRIBE_AGAIN_MIN: Duration = Duration::from_millis(500);
 const SUBSCRIBE_AGAIN_MAX: Duration = Duration::from_secs(60);
 /// The revisions that are tried without a handshake.
-const STATELESS: [ProtocolVersion; 1] = [ProtocolVersion::V_2026_07_28];
+pub(super) const STATELESS: [ProtocolVersion; 1] = [ProtocolVersion::V_2026_07_28];
 
 /// A connection to a server that has introduced itself.
 pub(super) struct Connection {
@@ -219,10 +221,16 @@ impl Connection {
 
     /// All tools that the server tells of.
     pub(super) async fn tools(&self) -> Result<Vec<Definition>, Failure> {
-        let (mut tools, mut cursor) = (Vec::new(), None);
+        let (mut tools, mut cursor, mut bytes) = (Vec::new(), None, 0);
         for _ in 0..PAGES_MAX {
             let page = PaginatedRequestParams::default().with_cursor(cursor);
             let page = self.service.list_tools(Some(page)).await?;
+            // Schemas are compiled, which takes far longer than reading them.
+            bytes += serde_json::to_vec(&page.tools).map_or(0, |text| text.len());
+            if bytes > TOOLS_BYTES_MAX {
+                let told = format!("definitions of tools with more than {} MiB in all", TOOLS_BYTES_MAX >> 20);
+                return Err(Failure::protocol(told));
+            }
             if let Some(direct) = &self.direct {
                 direct.learn(&page.tools);
             }

@@ -7,6 +7,9 @@ use wieldy_core::{Annotations, Provider, ToolName, ToolSpec};
 
 use super::settings::ServerSettings;
 
+/// The longest time that a comparison of two definitions may take before it gets coarser.
+const DIFF_TIME_MAX: std::time::Duration = std::time::Duration::from_millis(50);
+
 /// A tool as its server tells of it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -57,7 +60,8 @@ impl Definition {
     /// How this one differs from an older one, line by line; empty where it does not.
     pub fn diff(&self, older: &Definition) -> String {
         let (old, new) = (older.text() + "\n", self.text() + "\n");
-        let diff = similar::TextDiff::from_lines(&old, &new);
+        // Both texts are a stranger's: a coarse difference is enough where a fine one takes long.
+        let diff = similar::TextDiff::configure().timeout(DIFF_TIME_MAX).diff_lines(&old, &new);
         diff.unified_diff().context_radius(1).header("agreed", "now").to_string()
     }
 

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
+use super::settings::CONTAINERS;
+
 /// A server as a client's file describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Imported {
@@ -97,8 +99,17 @@ fn read(name: &str, server: &Value) -> Result<Imported, ImportError> {
     }
     let is = |key: &str| table.get(key).and_then(Value::as_bool);
     imported.disabled = is("disabled") == Some(true) || is("enabled") == Some(false);
-    if text(&["type"]).is_some_and(|kind| kind == "sse") {
-        imported.notes.push("it uses the old HTTP+SSE transport; it is tried as streamable HTTP".into());
+    let is_old = |url: &String| url.trim_end_matches('/').ends_with("/sse");
+    if text(&["type"]).is_some_and(|kind| kind == "sse") || imported.url.as_ref().is_some_and(is_old) {
+        let note = "it uses the old transport HTTP+SSE, which wieldy does not speak: set `url` to its address for \
+            streamable HTTP, often `/mcp` instead of `/sse`";
+        imported.notes.push(note.into());
+    }
+    let command = imported.command.as_deref().map(|command| command.rsplit('/').next().unwrap_or(command));
+    if let Some(command) = command.filter(|command| CONTAINERS.contains(command)) {
+        imported
+            .notes
+            .push(format!("`{command}` needs its daemon, which no sandbox shows: set `isolation = \"none\"`"));
     }
     match (&imported.command, &imported.url) {
         (None, None) => return Err(wrong("it has neither a `command` nor a `url`")),
@@ -261,6 +272,9 @@ mod tests {
         assert_eq!(one(codex), http("https://a.test/mcp", &[("Authorization", "Bearer ${HUB}")]));
         let old = one(json!({"mcpServers": {"hub": {"type": "sse", "url": "https://a.test/sse", "disabled": true}}}));
         assert_eq!((old.disabled, old.notes.len()), (true, 1));
+        let docker =
+            one(json!({"mcpServers": {"time": {"command": "/usr/bin/docker", "args": ["run", "-i", "mcp/time"]}}}));
+        assert_eq!(docker.notes, ["`docker` needs its daemon, which no sandbox shows: set `isolation = \"none\"`"]);
     }
 
     #[test]

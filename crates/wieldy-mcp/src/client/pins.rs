@@ -28,7 +28,11 @@ pub struct PinnedServer {
     /// The revision of MCP that it last spoke.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
+    /// True if the server did not come up when it was last started.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub failed: bool,
     /// Its tools by its own names.
+    #[serde(default)]
     pub tools: BTreeMap<String, PinnedTool>,
 }
 

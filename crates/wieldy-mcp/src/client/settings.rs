@@ -1,14 +1,14 @@
 //! What an operator says of an upstream server. Plain data.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use wieldy_core::{Annotations, Command, Confinement, Level};
+use wieldy_core::{Annotations, Command, Confinement, Level, Network};
 
-/// How long a server may take to start and to tell its tools, where nobody says anything. The first start of one that a package
-/// manager fetches takes its time.
-pub const START_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
+/// The time that a server gets to start and to tell its tools, unless its settings name another. Several that package managers
+/// fetch at once take a minute and more on a busy machine.
+pub const START_TIMEOUT_DEFAULT: Duration = Duration::from_secs(180);
 /// How many calls a server gets at once, where nobody says anything.
 pub const CALLS_MAX_DEFAULT: usize = 64;
 
@@ -55,6 +55,58 @@ impl ServerSettings {
     }
 }
 
+impl ServerSettings {
+    /// Returns a hint to what is said of a failure, where these settings explain it.
+    pub(crate) fn hint(&self, said: &str) -> Option<String> {
+        let name = &self.name;
+        match &self.reach {
+            Reach::Stdio(program) if program.level != Level::None => {
+                let command = Path::new(&program.command.program).file_name().and_then(|name| name.to_str());
+                if let Some(command) = command.filter(|command| CONTAINERS.contains(command)) {
+                    return Some(format!(
+                        "`{command}` needs its daemon, which no sandbox shows: `isolation = \"none\"` under `[mcp.servers.{name}]` lets it start containers"
+                    ));
+                }
+                let reaches = match &program.confinement.network {
+                    Network::Open => return None,
+                    Network::None => "no network".to_owned(),
+                    Network::Hosts(hosts) => format!("no hosts but `{}`", hosts.join("`, `")),
+                };
+                let said = said.to_lowercase();
+                UNREACHED.iter().any(|sign| said.contains(sign)).then(|| {
+                    format!(
+                        "wieldy lets this server reach {reaches}: `network = \"open\"` or a list of hosts under `[mcp.servers.{name}]` changes that"
+                    )
+                })
+            }
+            Reach::Http(address) if address.is_of_sse() => Some(format!(
+                "the address ends like one of the old transport HTTP+SSE, which wieldy does not speak: give the server's address for streamable HTTP as `url` under `[mcp.servers.{name}]`, often `/mcp` instead of `/sse`"
+            )),
+            Reach::Stdio(_) | Reach::Http(_) | Reach::Unusable(_) => None,
+        }
+    }
+}
+
+/// Programs that let a daemon start containers.
+pub(super) const CONTAINERS: [&str; 3] = ["docker", "nerdctl", "podman"];
+/// Words of programs that reach nobody, in small letters. A package manager may also just try again for too long.
+const UNREACHED: [&str; 14] = [
+    "wieldy's setting `network`",
+    "did not tell its tools",
+    "eai_again",
+    "econnrefused",
+    "enetunreach",
+    "enotfound",
+    "connection refused",
+    "could not resolve",
+    "dns error",
+    "error sending request",
+    "getaddrinfo",
+    "name resolution",
+    "network is unreachable",
+    "fetch failed",
+];
+
 /// How a server is reached.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reach {
@@ -94,6 +146,12 @@ impl Address {
     /// An address where nothing is sent along.
     pub fn new(url: impl Into<String>) -> Self {
         Self { url: url.into(), headers: BTreeMap::new(), bearer: None, login: None }
+    }
+
+    /// Returns true if the path ends as those of the transport of 2024-11-05 do.
+    fn is_of_sse(&self) -> bool {
+        let path = self.url.split(['?', '#']).next().unwrap_or_default();
+        path.trim_end_matches('/').ends_with("/sse")
     }
 }
 

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use wieldy_core::redact::StreamRedactor;
-use wieldy_core::{Ended, Exit, Feed, OutputSink, Sandbox, SandboxError, Stdin, Stream};
+use wieldy_core::{Breach, Ended, Exit, Feed, OutputSink, Sandbox, SandboxError, Stdin, Stream};
 
 use super::settings::Program;
 
@@ -164,6 +164,15 @@ impl Hearing {
     fn end(&self, exit: Result<Exit, SandboxError>) -> String {
         let mut out = self.out();
         out.lines = None;
+        let refused = exit.as_ref().ok().and_then(|exit| {
+            exit.breaches.iter().find_map(|breach| match breach {
+                Breach::Network { host, port, .. } => {
+                    let port = port.map(|port| format!(":{port}")).unwrap_or_default();
+                    Some(format!("; wieldy's setting `network` refused it `{host}{port}`"))
+                }
+                Breach::Filesystem { .. } => None,
+            })
+        });
         let how = match (out.fault, exit) {
             (Some(fault), _) => fault.to_owned(),
             (None, Err(error)) => {
@@ -180,6 +189,7 @@ impl Hearing {
         let rest = complaints.redactor.finish();
         complaints.tail.extend(rest.into_bytes());
         let said = String::from_utf8_lossy(complaints.tail.make_contiguous()).trim().to_owned();
+        let how = how + &refused.unwrap_or_default();
         if said.is_empty() { how } else { format!("{how}; its last words: {said}") }
     }
 }

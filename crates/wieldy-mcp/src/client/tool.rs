@@ -47,7 +47,13 @@ impl AnyTool for UpstreamTool {
             if let Some(refusal) = self.upstream.refusal(&self.name) {
                 return Err(RunError::from(refusal).before_effect());
             }
-            connection.call(&self.name, arguments, run).await
+            let mut outcome = connection.call(&self.name, arguments, run).await?;
+            if let Some(failure) = &mut outcome.failure
+                && let Some(hint) = self.upstream.settings.hint(&failure.message)
+            {
+                failure.suggestion = Some(hint);
+            }
+            Ok(outcome)
         })
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
-use wieldy_core::{CallError, Code, Executor, RegisterError, Registration, RunError, Sandbox};
+use wieldy_core::{CallError, Code, Executor, Missing, RegisterError, Registration, RunError, Sandbox};
 
 use super::connection::Connection;
 use super::definition::Definition;
@@ -18,8 +18,10 @@ use super::tool::UpstreamTool;
 
 /// How long a server that failed is left alone: so long at first, and twice as long each time.
 const LEFT_ALONE_MIN: Duration = Duration::from_millis(500);
-/// But never longer.
+/// But never longer, where a call needs it or it should always run.
 const LEFT_ALONE_MAX: Duration = Duration::from_secs(60);
+/// The longest pause before a server whose tools are not known is tried again by itself.
+const TRIED_AGAIN_MAX: Duration = Duration::from_secs(15 * 60);
 /// A server that lived so long did not fail to start.
 const LIVED: Duration = Duration::from_secs(10);
 /// A server that says again and again that its tools changed is asked at most this often.
@@ -33,6 +35,8 @@ pub(super) struct Upstream {
     sandbox: Option<Arc<dyn Sandbox>>,
     pins: Arc<Pins>,
     life: watch::Sender<Life>,
+    /// Wakes it from a long pause after a failure.
+    wanted: Arc<Notify>,
     tools: Mutex<Tools>,
     /// Whose registry its tools are in, until it is closed: the registry holds the tools, and these hold the server.
     executor: Mutex<Option<Executor>>,
@@ -95,6 +99,7 @@ impl Upstream {
             sandbox,
             pins,
             life,
+            wanted: Arc::default(),
             tools: Mutex::default(),
             executor,
             this: Weak::clone(this),
@@ -103,8 +108,7 @@ impl Upstream {
 
     /// The connection, made now if there is none. Whoever comes while somebody else makes it waits for the same one.
     pub(super) async fn connection(&self) -> Result<Arc<Connection>, RunError> {
-        let failed =
-            |failure: &Failure, patience| RunError::from(failure.error(&self.settings.name, patience)).before_effect();
+        let failed = |failure: &Failure, patience| RunError::from(self.error(failure, patience)).before_effect();
         let mut life = self.life.subscribe();
         let mut has_started = false;
         loop {
@@ -129,6 +133,15 @@ impl Upstream {
         }
     }
 
+    /// Returns the error of a call that needed it, with a hint that fits its settings.
+    pub(super) fn error(&self, why: &Failure, patience: Option<Duration>) -> CallError {
+        let error = why.error(&self.settings.name, patience);
+        match self.settings.hint(&error.message) {
+            Some(hint) if !why.is_for_the_operator() => error.suggest(hint),
+            _ => error,
+        }
+    }
+
     /// Begins to start it, unless it runs or somebody else has. Goes on even if whoever needed it stops waiting.
     pub(super) fn start(&self) {
         let mut failures = 0;
@@ -139,11 +152,13 @@ impl Upstream {
             true
         });
         if let (true, Some(this)) = (is_ours, self.this.upgrade()) {
+            let why = format!("the MCP server `{}` is still starting", self.settings.name);
+            self.explain_missing(why, "call it again when the server has started".to_owned());
             tokio::spawn(async move { this.run(failures).await });
         }
     }
 
-    /// Starts it, follows it to its end, and starts it again where it should always run.
+    /// Starts it, follows it to its end, and starts it again where it should always run or its tools are not known.
     async fn run(self: Arc<Self>, mut failures: u32) {
         loop {
             let (why, lived) = match self.open().await {
@@ -157,28 +172,84 @@ impl Upstream {
                 }
             };
             failures = if lived >= LIVED { 1 } else { failures.saturating_add(1) };
-            let patience = LEFT_ALONE_MIN.saturating_mul(1 << (failures - 1).min(16));
-            let patience = patience.max(why.retry_after().unwrap_or_default()).min(LEFT_ALONE_MAX);
+            let wished = LEFT_ALONE_MIN.saturating_mul(1 << (failures - 1).min(16));
+            let wished = wished.max(why.retry_after().unwrap_or_default());
+            let patience = wished.min(LEFT_ALONE_MAX);
             // One that worked may be started again at once.
             let until = (lived < LIVED).then(|| Instant::now() + patience);
+            // Before those who wait for it are woken: their calls are told this.
+            let error = self.error(&why, None);
+            self.explain_missing(error.message, error.suggestion.unwrap_or_default());
             if !self.settle(Life::Down { failures, until, why: Some(why.clone()) }) {
                 return;
             }
             let server = &self.settings.name;
             tracing::warn!(target: "wieldy::mcp", server, %why, failures, "a server is down");
-            if self.settings.start == Start::Lazy || why.is_for_the_operator() {
+            let known = self.pins.server(server);
+            if known.revision.is_none() {
+                self.remember_failed();
+            }
+            let pause = match self.settings.start {
+                // A call of one of its tools starts it.
+                Start::Lazy if known.revision.is_some() => return,
+                // A person has to do something first, and may have done so without telling us.
+                _ if why.is_for_the_operator() => TRIED_AGAIN_MAX,
+                Start::Eager => patience,
+                Start::Lazy => wished.min(TRIED_AGAIN_MAX),
+            };
+            if !self.rest(pause, failures, until).await {
                 return;
             }
-            tokio::time::sleep(patience).await;
-            if !self.life.send_if_modified(|life| {
-                let is_down = matches!(life, Life::Down { .. });
-                if is_down {
-                    *life = Life::Starting;
-                }
-                is_down
-            }) {
-                return;
+        }
+    }
+
+    /// Leaves it alone after a failure: for the pause, or until `until` if a tool is called that it may have. Returns false if it
+    /// was started or closed meanwhile.
+    async fn rest(&self, pause: Duration, failed: u32, left_alone: Option<Instant>) -> bool {
+        let is_same = |life: &Life| matches!(life, Life::Down { failures, until, .. } if (*failures, *until) == (failed, left_alone));
+        let mut life = self.life.subscribe();
+        let wanted = async {
+            self.wanted.notified().await;
+            tokio::time::sleep_until(left_alone.unwrap_or_else(Instant::now)).await;
+        };
+        tokio::select! {
+            _ = life.wait_for(|life| !is_same(life)) => return false,
+            () = tokio::time::sleep(pause) => {}
+            () = wanted => {}
+        }
+        self.life.send_if_modified(|life| {
+            let goes_on = is_same(life);
+            if goes_on {
+                *life = Life::Starting;
             }
+            goes_on
+        })
+    }
+
+    /// Says to callers of tools that it may have why these are not there, and what to do.
+    fn explain_missing(&self, why: String, advice: String) {
+        if let Some(executor) = self.executor() {
+            let wanted = Arc::clone(&self.wanted);
+            executor.explain_missing(&self.settings.name, Some(Missing { why, advice, wanted }));
+        }
+    }
+
+    /// Returns true if it told its tools before, be it to another process.
+    pub(super) fn is_known(&self) -> bool {
+        self.pins.server(&self.settings.name).revision.is_some()
+    }
+
+    /// Returns true if it did not come up when it was last started.
+    pub(super) fn failed_last_time(&self) -> bool {
+        self.pins.server(&self.settings.name).failed
+    }
+
+    /// Remembers that it did not come up, so that no client waits for it the next time.
+    pub(super) fn remember_failed(&self) {
+        let server = &self.settings.name;
+        if let Err(error) = self.pins.change(server, |pinned| pinned.failed = true) {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(target: "wieldy::mcp", server, error, "that a server failed is not remembered");
         }
     }
 
@@ -273,6 +344,7 @@ impl Upstream {
         let mut changes: BTreeMap<String, (Definition, String)> = BTreeMap::new();
         let kept = self.pins.change(server, |pinned| {
             pinned.revision = revision;
+            pinned.failed = false;
             pinned.tools.values_mut().for_each(|tool| tool.listed = false);
             for definition in firsts(&told) {
                 let name = definition.name.clone();
@@ -313,6 +385,9 @@ impl Upstream {
             self.tell_changed(definition, agreed, registered);
         }
         self.leave_out_others(&told, &taken);
+        if let Some(executor) = self.executor() {
+            executor.explain_missing(server, None);
+        }
     }
 
     /// Makes an event of a change, once for each, unless registering the tool made one.

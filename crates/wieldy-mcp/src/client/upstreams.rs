@@ -114,6 +114,19 @@ impl Upstreams {
         Ok(Self { servers })
     }
 
+    /// Starts the servers whose tools are not known, and waits for them at most `within`; not for those that did not come up
+    /// the last time. The tools of the others are registered when they come.
+    pub async fn introduce(&self, within: Duration) {
+        let unknown: Vec<_> = self.servers.iter().filter(|server| !server.is_known()).collect();
+        let awaited: Vec<_> = unknown.iter().filter(|server| !server.failed_last_time()).collect();
+        unknown.iter().for_each(|server| server.start());
+        let all = join_all(awaited.iter().map(|server| server.connection()));
+        if tokio::time::timeout(within, all).await.is_err() {
+            let late = awaited.iter().filter(|server| matches!(server.life(), Life::Starting));
+            late.for_each(|server| server.remember_failed());
+        }
+    }
+
     /// Asks servers for their tools that were never asked, all at once: those that `wanted` names.
     pub async fn discover(&self, wanted: impl Fn(&str) -> bool) {
         let unknown = self.servers.iter().filter(|server| wanted(&server.settings.name) && !server.recall());
@@ -163,7 +176,7 @@ fn status(server: &Upstream) -> ServerStatus {
         Life::Up(connection) => {
             (revision, info) = (connection.revision(), connection.server());
             match connection.trouble() {
-                Some((why, failures)) => ServerState::Degraded { error: why.error(&settings.name, None), failures },
+                Some((why, failures)) => ServerState::Degraded { error: server.error(&why, None), failures },
                 None => ServerState::Ready,
             }
         }
@@ -176,7 +189,7 @@ fn status(server: &Upstream) -> ServerStatus {
         Life::Down { why: None, .. } => ServerState::NotStarted,
         Life::Down { why: Some(why), failures, until } => {
             let patience = until.map(|until| until.saturating_duration_since(Instant::now()));
-            ServerState::Degraded { error: why.error(&settings.name, patience), failures }
+            ServerState::Degraded { error: server.error(&why, patience), failures }
         }
     };
     let (transport, login) = match &settings.reach {

@@ -1,12 +1,17 @@
 //! What is done with messages before the SDK sees them. Progress finds its run here, so that no answer overtakes it; the answer to
-//! a call that did not go through the SDK finds its call; and the late answer to a question that we stopped asking is dropped.
+//! a call that did not go through the SDK finds its call; and a late answer to `server/discover` still counts.
+//!
+//! The SDK asks a server for its revisions (`server/discover`), and after ten seconds without an answer goes on with `initialize`
+//! on the same connection. A server that takes longer to start reads both. If it answers that it speaks the newest revision, that
+//! answer is handed to the SDK in place of the one to `initialize`, which such a server refuses.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rmcp::model::{
-    ClientRequest, GetMeta, JsonRpcMessage, JsonRpcNotification, JsonRpcRequest, NumberOrString, ProgressNotification,
-    ProgressToken, RequestId, ServerNotification,
+    ClientNotification, ClientRequest, GetMeta, Implementation, InitializeResult, JsonRpcMessage, JsonRpcNotification,
+    JsonRpcRequest, JsonRpcResponse, NumberOrString, ProgressNotification, ProgressToken, RequestId,
+    ServerNotification, ServerResult,
 };
 use rmcp::service::{RoleClient, RxJsonRpcMessage, TxJsonRpcMessage};
 use rmcp::transport::Transport;
@@ -14,6 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use wieldy_core::Run;
 
 use super::answer::Answer;
+use super::connection::STATELESS;
 use super::failure::{Failure, first_of};
 
 /// How many messages that came by the streams of calls wait for the SDK at most.
@@ -124,37 +130,86 @@ pub(super) struct Watched<T> {
     inner: T,
     waiting: Waiting,
     overheard: mpsc::Receiver<Received>,
-    /// The question whether the server knows the newest revision, as long as it may be answered.
-    probe: Option<RequestId>,
-    /// The same once we have gone on without the answer: one that takes long to start answers all the same.
-    given_up: Option<RequestId>,
+    probe: Probe,
+    /// An answer with this id is dropped: another one stands in its place.
+    dropped: Option<RequestId>,
+}
+
+/// The state of the question for the revisions of a server.
+enum Probe {
+    /// It was not asked, or is settled.
+    Settled,
+    /// It was asked under this id.
+    Asked(RequestId),
+    /// The SDK went on with `initialize` before it was answered.
+    GivenUp { discover: RequestId, initialize: RequestId },
+    /// The late answer stands in place of the one to `initialize`; the notification that follows that is not sent.
+    Late,
 }
 
 impl<T> Watched<T> {
     pub(super) fn new(inner: T) -> (Self, Waiting) {
         let (sender, overheard) = mpsc::channel(OVERHEARD_MAX);
         let waiting = Waiting { calls: Arc::default(), overheard: sender };
-        (Self { inner, waiting: waiting.clone(), overheard, probe: None, given_up: None }, waiting)
+        (Self { inner, waiting: waiting.clone(), overheard, probe: Probe::Settled, dropped: None }, waiting)
     }
 
-    fn note_probe(&mut self, message: &TxJsonRpcMessage<RoleClient>) {
-        if let JsonRpcMessage::Request(JsonRpcRequest { request, id, .. }) = message {
-            match request {
-                ClientRequest::DiscoverRequest(_) => self.probe = Some(id.clone()),
-                ClientRequest::InitializeRequest(_) => self.given_up = self.probe.take(),
-                _ => {}
+    /// Follows the question for the revisions through what is sent. Returns false if this message is not to be sent.
+    fn is_sent(&mut self, message: &TxJsonRpcMessage<RoleClient>) -> bool {
+        self.probe = match (std::mem::replace(&mut self.probe, Probe::Settled), message) {
+            (_, JsonRpcMessage::Request(JsonRpcRequest { request: ClientRequest::DiscoverRequest(_), id, .. })) => {
+                Probe::Asked(id.clone())
             }
-        }
+            (
+                Probe::Asked(discover),
+                JsonRpcMessage::Request(JsonRpcRequest { request: ClientRequest::InitializeRequest(_), id, .. }),
+            ) => Probe::GivenUp { discover, initialize: id.clone() },
+            (
+                Probe::Late,
+                JsonRpcMessage::Notification(JsonRpcNotification {
+                    notification: ClientNotification::InitializedNotification(_),
+                    ..
+                }),
+            ) => return false,
+            (probe, _) => probe,
+        };
+        true
     }
 
-    /// Whether nobody waits for this any more.
-    fn is_late(&self, message: &Received) -> bool {
-        let answered = match message {
+    /// Follows the question for the revisions through what is received, and gives back what the SDK gets of it.
+    fn settled(&mut self, message: Received) -> Option<Received> {
+        let answered = match &message {
             JsonRpcMessage::Response(response) => Some(&response.id),
             JsonRpcMessage::Error(error) => error.id.as_ref(),
             _ => None,
         };
-        answered.is_some() && answered == self.given_up.as_ref()
+        let Some(answered) = answered else { return Some(message) };
+        if self.dropped.as_ref() == Some(answered) {
+            return None;
+        }
+        let Probe::GivenUp { discover, initialize } = &self.probe else { return Some(message) };
+        if answered == initialize {
+            self.dropped = Some(discover.clone());
+            self.probe = Probe::Settled;
+            return Some(message);
+        }
+        if answered != discover {
+            return Some(message);
+        }
+        // An old server refuses it, and answers `initialize` next.
+        let found = match message {
+            JsonRpcMessage::Response(JsonRpcResponse { result: ServerResult::DiscoverResult(found), .. }) => found,
+            _ => return None,
+        };
+        let revision = STATELESS.iter().find(|revision| found.supported_versions.contains(revision))?;
+        let named = found.server_info().unwrap_or_else(|| Implementation::new("", ""));
+        let mut info =
+            InitializeResult::new(found.capabilities).with_protocol_version(revision.clone()).with_server_info(named);
+        (info.instructions, info.meta) = (found.instructions, found.meta);
+        let answer = JsonRpcMessage::response(ServerResult::InitializeResult(info), initialize.clone());
+        self.dropped = Some(initialize.clone());
+        self.probe = Probe::Late;
+        Some(answer)
     }
 }
 
@@ -165,9 +220,16 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for Watched<T> {
         &mut self,
         message: TxJsonRpcMessage<RoleClient>,
     ) -> impl Future<Output = Result<(), T::Error>> + Send + 'static {
-        self.note_probe(&message);
-        self.waiting.note_request(&message);
-        self.inner.send(message)
+        let sent = self.is_sent(&message).then(|| {
+            self.waiting.note_request(&message);
+            self.inner.send(message)
+        });
+        async move {
+            match sent {
+                Some(sent) => sent.await,
+                None => Ok(()),
+            }
+        }
     }
 
     async fn receive(&mut self) -> Option<Received> {
@@ -176,8 +238,7 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for Watched<T> {
                 message = self.inner.receive() => message?,
                 Some(message) = self.overheard.recv() => message,
             };
-            let message = self.waiting.take(message);
-            if let Some(message) = message.filter(|message| !self.is_late(message)) {
+            if let Some(message) = self.waiting.take(message).and_then(|message| self.settled(message)) {
                 return Some(message);
             }
         }
@@ -185,5 +246,158 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for Watched<T> {
 
     async fn close(&mut self) -> Result<(), T::Error> {
         self.inner.close().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rmcp::model::{ClientConfig, ProtocolVersion};
+    use rmcp::service::{ClientLifecycleMode, ClientServiceExt};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A server that reads nothing for a while, and then answers everything in order. It notes the methods that it was asked.
+    struct Slow {
+        sent: mpsc::UnboundedSender<Value>,
+        answers: mpsc::UnboundedReceiver<Value>,
+    }
+
+    impl Slow {
+        fn new(asleep: Duration, answer: fn(&str) -> Option<Value>) -> (Self, Arc<Mutex<Vec<String>>>) {
+            let ((sent, mut messages), (tell, answers)) =
+                (mpsc::unbounded_channel::<Value>(), mpsc::unbounded_channel());
+            let asked = Arc::<Mutex<Vec<String>>>::default();
+            let noted = Arc::clone(&asked);
+            tokio::spawn(async move {
+                tokio::time::sleep(asleep).await;
+                while let Some(message) = messages.recv().await {
+                    let method = message["method"].as_str().unwrap();
+                    noted.lock().unwrap().push(method.to_owned());
+                    if let (Some(mut answer), false) = (answer(method), message["id"].is_null()) {
+                        answer["jsonrpc"] = json!("2.0");
+                        answer["id"] = message["id"].clone();
+                        let _ = tell.send(answer);
+                    }
+                }
+            });
+            (Self { sent, answers }, asked)
+        }
+    }
+
+    impl Transport<RoleClient> for Slow {
+        type Error = std::io::Error;
+
+        fn send(
+            &mut self,
+            message: TxJsonRpcMessage<RoleClient>,
+        ) -> impl Future<Output = std::io::Result<()>> + Send + 'static {
+            let _ = self.sent.send(serde_json::to_value(&message).unwrap());
+            std::future::ready(Ok(()))
+        }
+
+        async fn receive(&mut self) -> Option<Received> {
+            self.answers.recv().await.map(|answer| serde_json::from_value(answer).unwrap())
+        }
+
+        async fn close(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn refused(code: i32) -> Option<Value> {
+        Some(json!({"error": {"code": code, "message": "refused"}}))
+    }
+
+    fn tools() -> Option<Value> {
+        Some(json!({"result": {"resultType": "complete", "tools": [{"name": "now", "inputSchema": {"type": "object"}}],
+            "ttlMs": 0, "cacheScope": "private"}}))
+    }
+
+    fn discovered() -> Option<Value> {
+        Some(json!({"result": {"resultType": "complete", "supportedVersions": ["2026-07-28"], "ttlMs": 0,
+            "capabilities": {"tools": {"listChanged": true}}, "cacheScope": "private", "instructions": "Ask me.",
+            "_meta": {"io.modelcontextprotocol/serverInfo": {"name": "clock", "version": "7"}}}}))
+    }
+
+    fn initialized() -> Option<Value> {
+        Some(json!({"result": {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}},
+            "serverInfo": {"name": "clock", "version": "6"}}}))
+    }
+
+    /// The revision that is agreed on, the server's name, its tools, and the methods that it was asked.
+    async fn reached(asleep: u64, answer: fn(&str) -> Option<Value>) -> (String, String, Vec<String>, Vec<String>) {
+        let (slow, asked) = Slow::new(Duration::from_secs(asleep), answer);
+        let (transport, _waiting) = Watched::new(slow);
+        let lifecycle = ClientLifecycleMode::Auto {
+            preferred_versions: vec![ProtocolVersion::V_2026_07_28],
+            legacy_version: Some(ProtocolVersion::V_2025_11_25),
+        };
+        let service = ClientConfig::default().serve_with_lifecycle(transport, lifecycle).await.unwrap();
+        let tools = service.list_all_tools().await.unwrap();
+        let info = service.peer_info().unwrap();
+        let server = info.server_info.as_ref().unwrap();
+        let asked = asked.lock().unwrap().clone();
+        (
+            info.protocol_version.to_string(),
+            format!("{} {}", server.name, server.version),
+            tools.iter().map(|tool| tool.name.to_string()).collect(),
+            asked,
+        )
+    }
+
+    fn told(revision: &str, server: &str, asked: &[&str]) -> (String, String, Vec<String>, Vec<String>) {
+        let asked = asked.iter().map(|method| (*method).to_owned()).collect();
+        (revision.into(), server.into(), vec!["now".into()], asked)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_of_the_newest_revision_may_start_slowly() {
+        let answer = |method: &str| match method {
+            "server/discover" => discovered(),
+            "tools/list" => tools(),
+            // As the Python SDK does on a connection on which it was discovered.
+            _ => refused(-32022),
+        };
+        for asleep in [0, 12, 50] {
+            let asked: &[&str] = match asleep {
+                0 => &["server/discover", "tools/list"],
+                _ => &["server/discover", "initialize", "tools/list"],
+            };
+            assert_eq!(reached(asleep, answer).await, told("2026-07-28", "clock 7", asked), "{asleep} s");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_of_both_eras_that_starts_slowly_is_spoken_to_in_the_newest_revision() {
+        let answer = |method: &str| match method {
+            "server/discover" => discovered(),
+            "initialize" => initialized(),
+            "tools/list" => tools(),
+            _ => None,
+        };
+        let asked = ["server/discover", "initialize", "tools/list"];
+        assert_eq!(reached(12, answer).await, told("2026-07-28", "clock 7", &asked));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_of_an_old_revision_may_start_slowly_or_pass_over_unknown_requests() {
+        let refuses = |method: &str| match method {
+            "initialize" => initialized(),
+            "tools/list" => tools(),
+            _ => refused(-32601),
+        };
+        let passes_over = |method: &str| match method {
+            "initialize" => initialized(),
+            "tools/list" => tools(),
+            _ => None,
+        };
+        let asked = ["server/discover", "initialize", "notifications/initialized", "tools/list"];
+        for asleep in [0, 12, 50] {
+            assert_eq!(reached(asleep, refuses).await, told("2025-11-25", "clock 6", &asked), "{asleep} s");
+            assert_eq!(reached(asleep, passes_over).await, told("2025-11-25", "clock 6", &asked), "{asleep} s");
+        }
     }
 }

@@ -20,10 +20,8 @@ use wieldy_core::{Answer, BoxFuture, Caller, Confirmation, Confirmer, ExecutionI
 
 /// How many calls may wait for answers.
 const QUESTIONS_MAX: usize = 1024;
-/// How long arguments may be to be shown to a person. They are shown whole: what is not seen cannot be agreed to.
-const ARGUMENTS_BYTES_MAX: usize = 16 * 1024;
-/// How much of a title is shown, which others may have chosen.
-const TITLE_CHARS_MAX: usize = 64;
+/// The maximal size of a question to a person. It is shown whole: a person cannot agree to a part that is not shown.
+const QUESTION_BYTES_MAX: usize = 32 * 1024;
 /// The name of the one question.
 const QUESTION: &str = "confirm";
 
@@ -63,8 +61,8 @@ impl Default for Desk {
 impl Confirmer for Desk {
     fn confirm<'a>(&'a self, question: &'a Confirmation) -> BoxFuture<'a, Result<Answer, String>> {
         Box::pin(async move {
-            if question.arguments.to_string().len() > ARGUMENTS_BYTES_MAX {
-                return Err(format!("arguments of over {ARGUMENTS_BYTES_MAX} bytes cannot be shown to a person"));
+            if question.in_words().len() > QUESTION_BYTES_MAX {
+                return Err(format!("a question of over {QUESTION_BYTES_MAX} bytes cannot be shown to a person"));
             }
             let (answer, answered) = oneshot::channel();
             let _put = self.put(question, answer)?;
@@ -183,18 +181,9 @@ impl Asked<'_> {
 
 /// The question as it is shown to a person.
 pub(crate) fn params(question: &Confirmation) -> ElicitRequestParams {
-    let tool = &question.tool;
-    let named = match &tool.title {
-        Some(title) => {
-            let title: String = title.chars().filter(|c| !c.is_control()).take(TITLE_CHARS_MAX).collect();
-            format!("`{}` ({title})", tool.name)
-        }
-        None => format!("`{}`", tool.name),
-    };
-    let shown = &question.arguments;
     ElicitRequestParams::FormElicitationParams {
         meta: None,
-        message: format!("May the tool {named} run ({})?\n{shown}", question.reason),
+        message: question.in_words(),
         // Nothing is to be filled in: accepting is the answer.
         requested_schema: ElicitationSchema::new(BTreeMap::new()),
     }

@@ -40,14 +40,27 @@ pub(crate) async fn answer(
         return Box::pin(come_back(request, &params)).await;
     }
     let confirmer = (client.way != Way::None).then(|| Arc::clone(&shared.desk) as Arc<dyn Confirmer>);
+    let idempotency_key = client.key.clone()?;
     let begun = shared.executor.begin(Call {
         tool: (*params.name).into(),
         arguments: Arc::clone(&arguments),
         call_id: None,
         caller: Arc::clone(caller),
-        options: Options { confirmer, ..Options::default() },
+        options: Options { confirmer, idempotency_key, ..Options::default() },
     });
     request.follow(Work::Own(begun)).await
+}
+
+/// Refuses a call whose arguments were too large to be read. It is recorded, unless it is of one of our own tools.
+pub(crate) async fn refuse(shared: &Shared, caller: &Arc<Caller>, tool: &str, told: &str, client: &Client) -> Answered {
+    let advice = "put what is large into a file of the workspace, and name the file";
+    let error = CallError::new(Code::ValidationFailed, told).suggest(advice);
+    if Own::named(tool, &shared.options).is_some() {
+        return Ok(convert::refusal(&error).into());
+    }
+    let call = Call::new(tool, Value::Null).by(Arc::clone(caller));
+    let result = shared.executor.refuse_unread(call, error).await;
+    Ok(convert::answer(result, client.is_modern).into())
 }
 
 /// Carries on a call whose question was answered.

@@ -177,7 +177,7 @@ impl Request<'_> {
                 if let Some(artifact) = result.artifact {
                     self.shared.recent.add(artifact, self.asked.caller);
                 }
-                Ok(convert::answer(result, self.client.is_modern).into())
+                Ok(answer_of(self.shared, self.asked.tool, self.asked.caller, result, self.client.is_modern).into())
             }
         }
     }
@@ -189,12 +189,29 @@ impl Request<'_> {
 
     /// The answer to a client that would give up waiting, and knows no tasks.
     fn handle(&self, id: ExecutionId) -> CallToolResult {
-        let tool = self.asked.tool;
-        let found = self.shared.executor.registry().find(tool, self.asked.caller);
+        let Asked { tool, caller, .. } = self.asked;
         // A client that knows what the answer looks like takes anything else for a mistake, unless it is told so.
-        let has_schema = found.is_ok_and(|tool| tool.spec().output_schema.is_some());
-        goes_on(self.shared, id, tool, self.asked.caller, has_schema)
+        goes_on(self.shared, id, tool, caller, has_schema(self.shared, tool, caller))
     }
+}
+
+/// Converts the result of a tool that the client may know an output schema of.
+pub(crate) fn answer_of(
+    shared: &Shared,
+    tool: &str,
+    caller: &Caller,
+    result: ToolResult,
+    is_modern: bool,
+) -> CallToolResult {
+    let has_lost = result.error.is_none() && result.partial && result.structured.is_none();
+    let answer = convert::answer(result, is_modern);
+    if has_lost && has_schema(shared, tool, caller) { convert::without_promised(answer) } else { answer }
+}
+
+/// Returns true if clients are told an output schema of the tool.
+fn has_schema(shared: &Shared, tool: &str, caller: &Caller) -> bool {
+    let found = shared.executor.registry().find(tool, caller);
+    found.is_ok_and(|tool| convert::output_schema(tool.spec()).is_some())
 }
 
 /// Says that a call goes on, and how to ask for its result.

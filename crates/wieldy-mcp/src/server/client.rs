@@ -3,15 +3,21 @@
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use rmcp::RoleServer;
 use rmcp::model::{
     ClientCapabilities, ElicitRequestParams, ElicitResult, ProgressNotificationParam, ProgressToken, ProtocolVersion,
+    RequestMetaObject,
 };
 use rmcp::service::{Peer, RequestContext};
+use rmcp::{ErrorData, RoleServer};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::stream::Stream;
+
+/// Under this name the `_meta` of a call has its idempotency key.
+const META_KEY: &str = "wieldy/idempotency-key";
+/// The maximal length of such a key.
+const KEY_BYTES_MAX: usize = 512;
 
 /// How the client's user can be asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +38,8 @@ pub(crate) struct Client {
     pub(crate) knows_tasks: bool,
     /// Under which token it wants to be told of progress.
     pub(crate) token: Option<ProgressToken>,
+    /// The idempotency key that it gave with the request, if it is of the right form.
+    pub(crate) key: Result<Option<String>, ErrorData>,
     /// Cancelled when it does not want the answer any more.
     pub(crate) gone: CancellationToken,
     pub(crate) line: Line,
@@ -54,6 +62,7 @@ impl Client {
             way: Way::of(may_ask && asks, is_modern),
             knows_tasks: capabilities.is_some_and(|client| client.supports_tasks()),
             token: context.meta.get_progress_token(),
+            key: idempotency_key(Some(&context.meta)),
             gone: context.ct.clone(),
             line: Line::Peer(context.peer.clone()),
         }
@@ -98,6 +107,18 @@ impl Line {
                 let answer = stream.ask("elicitation/create", &question);
                 Box::pin(async move { serde_json::from_value(answer.await?).ok() })
             }
+        }
+    }
+}
+
+/// Reads the idempotency key in the `_meta` of a request.
+pub(crate) fn idempotency_key(meta: Option<&RequestMetaObject>) -> Result<Option<String>, ErrorData> {
+    match meta.and_then(|meta| meta.0.0.get(META_KEY)) {
+        None => Ok(None),
+        Some(Value::String(key)) if (1..=KEY_BYTES_MAX).contains(&key.len()) => Ok(Some(key.clone())),
+        Some(_) => {
+            let told = format!("`_meta` has under `{META_KEY}` a text of 1 to {KEY_BYTES_MAX} bytes, or nothing");
+            Err(ErrorData::invalid_params(told, None))
         }
     }
 }

@@ -18,6 +18,7 @@ use super::Shared;
 use super::call::{self, Answered};
 use super::client::{Client, is_modern};
 use super::http::SESSION;
+use super::lines::TooLong;
 use super::{carry, catalogue, resources};
 use crate::convert;
 
@@ -108,6 +109,9 @@ impl ServerHandler for Connection {
         context: RequestContext<RoleServer>,
     ) -> Result<ListToolsResult, ErrorData> {
         let caller = self.caller(&context)?;
+        if let Some(ready) = &self.shared.options.ready {
+            ready.cancelled().await;
+        }
         let seen = self.shared.catalogue.of(&self.shared, &caller);
         catalogue::listed(&seen.listed, request, self.shared.options.page, is_modern(&context))
     }
@@ -115,6 +119,9 @@ impl ServerHandler for Connection {
     async fn call_tool(&self, params: CallToolRequestParams, context: RequestContext<RoleServer>) -> Answered {
         let caller = self.caller(&context)?;
         let client = Client::of(&context, self.shared.options.ask);
+        if let Some(too_long) = context.extensions.get::<TooLong>() {
+            return call::refuse(&self.shared, &caller, &params.name, &too_long.told, &client).await;
+        }
         call::answer(&self.shared, &caller, params, &client).await
     }
 
@@ -211,7 +218,8 @@ impl ServerHandler for Connection {
             Some(result) => match convert::broken(&result) {
                 Some(error) => TaskPayload::Failed { error: convert::object(&error) },
                 None => {
-                    let answer = convert::answer(Arc::unwrap_or_clone(result), is_modern(&context));
+                    let (result, caller) = (Arc::unwrap_or_clone(result), self.caller(&context)?);
+                    let answer = carry::answer_of(&self.shared, &task.tool, &caller, result, is_modern(&context));
                     TaskPayload::Completed { result: convert::object(&answer) }
                 }
             },

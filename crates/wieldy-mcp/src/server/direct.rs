@@ -192,6 +192,7 @@ impl Plain {
             way: Way::of(endpoint.shared.options.ask && asks, is_modern),
             knows_tasks,
             token: meta.and_then(|meta| meta.get_progress_token()),
+            key: client::idempotency_key(meta),
             gone: CancellationToken::new(),
             line: Line::Stream(Arc::clone(&stream)),
         };

@@ -256,9 +256,14 @@ impl Endpoint {
         session.filter(|session| session.is_of(caller))
     }
 
+    /// Ends a session, and takes away the sandbox that its calls ran in.
     fn forget(&self, session: &Session) {
         self.sessions().remove(session.id());
         session.close();
+        if let Some(key) = session.caller.session_key() {
+            let executor = self.shared.executor.clone();
+            tokio::spawn(async move { executor.end_session(&key).await });
+        }
     }
 
     /// Ends the sessions of which nothing was heard for long. Where there are still too many, the one goes that was quiet for
@@ -340,6 +345,12 @@ pub(super) fn told(code: StatusCode, message: &'static str) -> HttpResponse {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::future::BoxFuture;
+    use wieldy_core::{
+        Command, Confinement, Exit, Level, OutputSink, ResourceLimits, Sandbox, SandboxError, SandboxId, SandboxRef,
+        SandboxStatus,
+    };
+
     use super::*;
 
     async fn opened(endpoint: &HttpEndpoint, caller: &Arc<Caller>) -> (StatusCode, Option<String>) {
@@ -373,5 +384,63 @@ mod tests {
         tokio::time::advance(Duration::from_secs(2 * 60 * 60)).await;
         opened(&endpoint, &bob).await;
         assert_eq!(endpoint.inner.sessions().len(), 1, "nothing was heard of the others for long");
+    }
+
+    /// A sandbox that keeps books and runs nothing.
+    #[derive(Clone, Default)]
+    struct Books(Arc<Mutex<Vec<SandboxStatus>>>);
+
+    impl Sandbox for Books {
+        fn level(&self) -> Level {
+            Level::Native
+        }
+
+        fn execute<'a>(
+            &'a self,
+            _: &'a Command,
+            _: &'a Confinement,
+            _: Arc<dyn OutputSink>,
+            _: CancellationToken,
+        ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
+            Box::pin(async { Err(SandboxError::Creation { reason: "there are no processes here".into() }) })
+        }
+
+        fn list(&self) -> Vec<SandboxStatus> {
+            self.0.lock().unwrap().clone()
+        }
+
+        fn destroy<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, bool> {
+            Box::pin(async { self.0.lock().unwrap().extract_if(.., |one| one.sandbox.id == *id).next().is_some() })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_that_its_client_ends_leaves_no_sandbox() {
+        let books = Books::default();
+        let executor = wieldy_core::Executor::builder().sandbox(books.clone()).build().unwrap();
+        let endpoint = Server::new(executor, crate::server::ServerOptions::default()).http();
+        let ada = Arc::new(Caller::agent("ada"));
+        let mut ids = Vec::new();
+        for number in 0..2 {
+            let id = opened(&endpoint, &ada).await.1.unwrap();
+            let caller = Caller { session: Some(id.clone()), ..Caller::clone(&ada) };
+            books.0.lock().unwrap().push(SandboxStatus {
+                sandbox: SandboxRef { id: SandboxId(format!("of {number}")), level: Level::Native },
+                session: caller.session_key(),
+                created_at: jiff::Timestamp::UNIX_EPOCH,
+                running: 0,
+                executed: 1,
+                limits: ResourceLimits::default(),
+                enforcement: Vec::new(),
+            });
+            ids.push(id);
+        }
+        let request = Request::delete("/mcp").extension(Arc::clone(&ada)).header(SESSION, &ids[0]);
+        let response =
+            endpoint.handle(request.header("host", "localhost").body(Full::new(Bytes::new())).unwrap()).await;
+        assert_eq!(response.status(), StatusCode::NO_CONTENT);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let left: Vec<String> = books.list().into_iter().map(|one| one.sandbox.id.0).collect();
+        assert_eq!(left, ["of 1"]);
     }
 }

@@ -17,21 +17,22 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader
 use tokio_util::sync::CancellationToken;
 
 use super::ServerOptions;
+use super::scan::Scan;
 use super::unanswered::{Line, Refused, Unanswered};
 
 /// A buffer that once held a large message is given back.
 const BUFFER_BYTES_KEPT: usize = 64 * 1024;
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 /// How long a request's id may be.
-const ID_BYTES_MAX: usize = 1024;
+pub(super) const ID_BYTES_MAX: usize = 1024;
 
 /// One client's lines.
 pub(crate) struct Lines<R, W> {
     read: BufReader<R>,
     line: Vec<u8>,
     bytes_max: usize,
-    /// Whether the rest of a line that is too long is being skipped.
-    skipping: bool,
+    /// What is known of a line that is too long, whose rest is being skipped.
+    skipping: Option<Box<Scan>>,
     /// Cancelled at the end of the lines.
     over: CancellationToken,
     write: Arc<tokio::sync::Mutex<Option<W>>>,
@@ -43,10 +44,17 @@ pub(crate) struct Lines<R, W> {
     requests_max: usize,
 }
 
+/// The mark of a call whose message was too long to be kept, so that its arguments are not known.
+#[derive(Debug, Clone)]
+pub(super) struct TooLong {
+    /// The reason, for the caller.
+    pub(super) told: String,
+}
+
 /// What was read.
 enum Read {
     Line,
-    TooLong,
+    TooLong(Box<Scan>),
     End,
 }
 
@@ -56,7 +64,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> Lines<R, W> {
             read: BufReader::new(read),
             line: Vec::new(),
             bytes_max: options.message_bytes_max,
-            skipping: false,
+            skipping: None,
             over,
             write: Arc::new(tokio::sync::Mutex::new(Some(write))),
             messages: VecDeque::new(),
@@ -72,26 +80,22 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> Lines<R, W> {
             let available = self.read.fill_buf().await?;
             if available.is_empty() {
                 self.over.cancel();
-                let has_rest = !self.line.is_empty() && !self.skipping;
+                let has_rest = !self.line.is_empty() && self.skipping.is_none();
                 return Ok(if has_rest { Read::Line } else { Read::End });
             }
             let end = available.iter().position(|byte| *byte == b'\n');
             let taken = end.map_or(available.len(), |end| end + 1);
-            if !self.skipping {
-                self.line.extend_from_slice(&available[..end.unwrap_or(taken)]);
+            let more = &available[..end.unwrap_or(taken)];
+            match &mut self.skipping {
+                Some(scan) => scan.push(more),
+                None => self.line.extend_from_slice(more),
             }
             self.read.consume(taken);
-            let is_too_long = self.line.len() > self.bytes_max;
-            if is_too_long {
-                self.line = Vec::new();
+            if self.line.len() > self.bytes_max {
+                self.skipping.get_or_insert_default().push(&std::mem::take(&mut self.line));
             }
-            match end {
-                None => self.skipping |= is_too_long,
-                Some(_) if self.skipping || is_too_long => {
-                    self.skipping = false;
-                    return Ok(Read::TooLong);
-                }
-                Some(_) => return Ok(Read::Line),
+            if end.is_some() {
+                return Ok(self.skipping.take().map_or(Read::Line, Read::TooLong));
             }
         }
     }
@@ -125,6 +129,25 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> Lines<R, W> {
         }
         told.extend(together.and_then(|together| unanswered.end(together)));
         told
+    }
+
+    /// Takes in a message of which only the beginnings are known. A call is handed on, to be refused and recorded as every other one.
+    fn take_in_cut(&mut self, scan: &Scan) -> Vec<Line> {
+        let told = format!("a message has at most {} bytes", self.bytes_max);
+        let (Some(id), Some(tool)) = (scan.id(), scan.tool()) else {
+            return vec![Refused::invalid(scan.id(), told).into()];
+        };
+        let mut request = Request::new(CallToolRequestParams::new(tool.to_owned()));
+        request.extensions.insert(TooLong { told });
+        let message = ClientJsonRpcMessage::request(ClientRequest::CallToolRequest(request), id);
+        let mut unanswered = lock(&self.unanswered);
+        match unanswered.note(&message, None, self.requests_max) {
+            Ok(told) => {
+                self.messages.push_back(message);
+                told.into_iter().collect()
+            }
+            Err(refused) => vec![refused.into()],
+        }
     }
 
     fn write_lines(&self, lines: Vec<Line>) -> impl Future<Output = io::Result<()>> + Send + use<R, W> {
@@ -190,10 +213,7 @@ where
             });
             let told = match read.ok()? {
                 Read::End => return None,
-                Read::TooLong => {
-                    let message = format!("a message has at most {} bytes", self.bytes_max);
-                    vec![Refused::invalid(None, message).into()]
-                }
+                Read::TooLong(scan) => self.take_in_cut(&scan),
                 Read::Line => self.take_in(),
             };
             self.line.clear();
@@ -245,7 +265,7 @@ pub(super) fn parse(value: Value) -> Result<Option<ClientJsonRpcMessage>, Refuse
     }
 }
 
-fn request_id(id: &Value) -> Option<RequestId> {
+pub(super) fn request_id(id: &Value) -> Option<RequestId> {
     match id {
         Value::Number(number) => number.as_i64().map(RequestId::Number),
         Value::String(text) if text.len() <= ID_BYTES_MAX => Some(RequestId::String(text.as_str().into())),

@@ -13,6 +13,7 @@ use wieldy_core::{CallError, Caller, Code, ExecutionId, ToolSpec};
 
 use super::carry::{RESULT_WAIT, goes_on, unknown};
 use super::client::Client;
+use super::words::{expand, words};
 use super::{ServerOptions, Shared};
 use crate::convert;
 
@@ -154,21 +155,13 @@ fn search(shared: &Shared, arguments: &JsonObject, caller: &Caller) -> CallToolR
         },
     };
     let seen = shared.catalogue.of(shared, caller);
-    let found: Vec<Value> = seen
-        .search(query, limit)
-        .into_iter()
-        .map(|tool| {
-            let spec = tool.spec();
-            let description: String = spec.description.chars().take(DESCRIPTION_CHARS_MAX).collect();
-            json!({"name": spec.name, "description": description})
-        })
-        .collect();
-    let lines = found.iter().map(|tool| {
-        format!("{}: {}", tool["name"].as_str().unwrap_or_default(), tool["description"].as_str().unwrap_or_default())
+    let lines = seen.search(query, limit).into_iter().map(|tool| {
+        let spec = tool.spec();
+        let description: String = spec.description.chars().take(DESCRIPTION_CHARS_MAX).collect();
+        format!("{}: {description}", spec.name)
     });
-    let text =
-        if found.is_empty() { "no tool fits these words".to_owned() } else { lines.collect::<Vec<_>>().join("\n") };
-    structured(text, json!({"tools": found}))
+    let text = lines.collect::<Vec<_>>().join("\n");
+    one_text(if text.is_empty() { "no tool fits these words".to_owned() } else { text })
 }
 
 fn describe(shared: &Shared, arguments: &JsonObject, caller: &Caller) -> CallToolResult {
@@ -176,23 +169,22 @@ fn describe(shared: &Shared, arguments: &JsonObject, caller: &Caller) -> CallToo
         return wrong("`name` must be the name of a tool");
     };
     match shared.executor.registry().find(name, caller) {
-        Ok(tool) => {
-            let tool = json!(convert::tool(tool.spec()));
-            structured(tool.to_string(), tool)
-        }
+        Ok(tool) => one_text(json!(convert::tool(tool.spec())).to_string()),
         Err(none) => convert::refusal(&CallError::from(none)),
     }
 }
 
-fn structured(text: String, structured: Value) -> CallToolResult {
-    let mut answer = CallToolResult::success(vec![ContentBlock::text(text)]);
-    answer.structured_content = Some(structured);
-    answer
+/// Answers with one block of text, as every tool of ours does.
+fn one_text(text: String) -> CallToolResult {
+    CallToolResult::success(vec![ContentBlock::text(text)])
 }
 
 fn wrong(message: &str) -> CallToolResult {
     convert::refusal(&CallError::new(Code::ValidationFailed, message))
 }
+
+/// More of a query is not looked for: each word is compared with every tool.
+const QUERY_CHARS_MAX: usize = 1000;
 
 /// Finds tools by words: those rank first that have the rarest of them, in the shortest texts (Okapi BM25).
 pub(crate) struct Index {
@@ -223,13 +215,13 @@ impl Index {
         Self { tools, tools_with, length_average }
     }
 
-    /// The places of the tools that fit the words, best first.
+    /// Returns the places of the tools that fit the query, best first. Synonyms count for half of the query's own words.
     pub(crate) fn best(&self, query: &str, count: usize) -> Vec<usize> {
-        let mut wanted: Vec<String> = words(query).collect();
-        wanted.sort_unstable();
-        wanted.dedup();
-        let scores = self.tools.iter().map(|tool| wanted.iter().map(|word| self.score(tool, word)).sum::<f64>());
-        let mut found: Vec<(usize, f64)> = scores.enumerate().filter(|(_, score)| *score > 0.0).collect();
+        let query: String = query.chars().take(QUERY_CHARS_MAX).collect();
+        let wanted = expand(&query);
+        let score = |tool: &Words| wanted.iter().map(|(word, weight)| weight * self.score(tool, word)).sum::<f64>();
+        let mut found: Vec<(usize, f64)> = self.tools.iter().map(score).enumerate().collect();
+        found.retain(|(_, score)| *score > 0.0);
         found.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         found.into_iter().take(count).map(|(at, _)| at).collect()
     }
@@ -249,6 +241,7 @@ impl Words {
         // A name says most in the fewest words.
         found.add(&spec.name, 3.0);
         found.add(spec.title.as_deref().unwrap_or_default(), 2.0);
+        found.add(&spec.aliases.join(" "), 2.0);
         found.add(&spec.description, 1.0);
         found.add(&spec.category, 1.0);
         for (name, schema) in spec.input_schema["properties"].as_object().into_iter().flatten() {
@@ -264,28 +257,6 @@ impl Words {
             self.length += weight;
         }
     }
-}
-
-/// The words of a text: `readFile`, `read_file` and `Read-Files` have the same two.
-fn words(text: &str) -> impl Iterator<Item = String> {
-    let mut spaced = String::with_capacity(text.len() + 8);
-    let mut was_lower = false;
-    for c in text.chars() {
-        if c.is_uppercase() && was_lower {
-            spaced.push(' ');
-        }
-        was_lower = c.is_lowercase() || c.is_numeric();
-        spaced.extend(if c.is_alphanumeric() { c } else { ' ' }.to_lowercase());
-    }
-    let words: Vec<String> = spaced.split_whitespace().map(|word| stem(word).to_owned()).collect();
-    words.into_iter()
-}
-
-/// A word without the ending that many have: good enough to find `file` by `files`.
-fn stem(word: &str) -> &str {
-    let ends = ["ings", "ing", "es", "ed", "s"];
-    let stem = ends.iter().find_map(|end| word.strip_suffix(end)).filter(|stem| stem.chars().count() >= 3);
-    stem.unwrap_or(word).trim_end_matches('e')
 }
 
 #[cfg(test)]
@@ -308,17 +279,11 @@ mod tests {
     fn tools_are_found_by_what_they_do_the_best_first() {
         assert_eq!(found("read file"), ["Read", "Write"]);
         assert_eq!(found("list issues"), ["listIssues", "create_issue"]);
-        assert_eq!(found("creating an issue"), ["create_issue", "listIssues"]);
+        // To create is to write, too: a synonym, and so the last.
+        assert_eq!(found("creating an issue"), ["create_issue", "listIssues", "Write"]);
         assert_eq!(found("committing to git"), ["git__commit"]);
         assert_eq!(found("quantum"), Vec::<&str>::new());
         assert_eq!(found(""), Vec::<&str>::new());
-    }
-
-    #[test]
-    fn names_are_taken_apart() {
-        assert_eq!(
-            words("readFile read_file Read-Files").collect::<Vec<_>>(),
-            ["read", "fil", "read", "fil", "read", "fil"]
-        );
+        assert_eq!(found(&format!("{} read file", "quantum ".repeat(1000))), Vec::<&str>::new());
     }
 }

@@ -20,10 +20,12 @@ mod http;
 mod lines;
 mod meta;
 mod resources;
+mod scan;
 mod session;
 mod several;
 mod stream;
 mod unanswered;
+mod words;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,6 +68,8 @@ pub struct ServerOptions {
     pub patience: Option<Duration>,
     /// After how long a call becomes a task for a client that knows tasks.
     pub task_after: Duration,
+    /// Lists of tools wait until this is cancelled: when the tools of other servers are there, or are no longer waited for.
+    pub ready: Option<CancellationToken>,
     /// How many tools or resources are listed at once.
     pub page: usize,
     /// Whether the client's user is asked to confirm calls; otherwise whoever the executor asks.
@@ -85,6 +89,7 @@ impl Default for ServerOptions {
             instructions: None,
             patience: Some(Duration::from_secs(45)),
             task_after: Duration::from_secs(5),
+            ready: None,
             page: 100,
             ask: true,
             message_bytes_max: 16 * 1024 * 1024,

@@ -69,6 +69,12 @@ pub(super) fn add(folder: &Path, pid: Pid) -> io::Result<()> {
     write(folder, "cgroup.procs", &pid.as_raw_pid().to_string())
 }
 
+/// Returns true if the process is in this group itself.
+pub(super) fn holds(folder: &Path, pid: Pid) -> bool {
+    let text = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+    text.lines().any(|line| line.parse() == Ok(pid.as_raw_pid()))
+}
+
 /// The processes in this group and below it.
 pub(super) fn processes(folder: &Path) -> Vec<Pid> {
     let mut found = Vec::new();
@@ -83,7 +89,7 @@ pub(super) fn processes(folder: &Path) -> Vec<Pid> {
 }
 
 /// The folders of the groups right below.
-fn children(folder: &Path) -> Vec<PathBuf> {
+pub(super) fn children(folder: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let folders = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     folders.map(|entry| entry.path()).collect()

@@ -1,37 +1,58 @@
-//! Files of a group that are read or written for each call: opened when first needed, and then kept open.
+//! Files of a group that are read or written for each call: opened when first needed, and kept open until the group is idle.
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 
 use super::folder;
 
 /// A file that stays open, or that is known not to be there.
 #[derive(Default)]
-pub(super) struct Kept(OnceLock<Option<File>>);
+pub(super) struct Kept(Mutex<State>);
+
+#[derive(Default)]
+enum State {
+    #[default]
+    Closed,
+    Missing,
+    Open(File),
+}
 
 /// Enough for the figures of some hundred disks, the longest of these files.
 pub(super) type Buffer = [MaybeUninit<u8>; 16 * 1024];
 
 impl Kept {
-    /// The first of these files that is there.
-    pub(super) fn file(&self, folder: &Path, names: &[&str]) -> Option<&File> {
-        let open = || {
-            names.iter().find_map(|name| {
+    /// Uses the first of these files that is there.
+    pub(super) fn with<T>(&self, folder: &Path, names: &[&str], work: impl FnOnce(&File) -> T) -> Option<T> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*state, State::Closed) {
+            let found = names.iter().find_map(|name| {
                 let path = folder.join(name);
                 // To be written to as well, if that is allowed: some peaks are forgotten that way.
                 OpenOptions::new().read(true).write(true).open(&path).or_else(|_| File::open(&path)).ok()
-            })
-        };
-        self.0.get_or_init(open).as_ref()
+            });
+            *state = found.map_or(State::Missing, State::Open);
+        }
+        match &*state {
+            State::Open(file) => Some(work(file)),
+            State::Closed | State::Missing => None,
+        }
+    }
+
+    /// Closes the file until it is needed again.
+    pub(super) fn close(&self) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if matches!(*state, State::Open(_)) {
+            *state = State::Closed;
+        }
     }
 
     /// What the file says.
     pub(super) fn read<'b>(&self, folder: &Path, names: &[&str], buffer: &'b mut Buffer) -> Option<&'b [u8]> {
-        let (text, _) = rustix::io::pread(self.file(folder, names)?, &mut buffer[..], 0).ok()?;
+        let (text, _) = self.with(folder, names, |file| rustix::io::pread(file, &mut buffer[..], 0).ok())??;
         Some(text)
     }
 
@@ -42,7 +63,7 @@ impl Kept {
 
     /// Writes a value to the file.
     pub(super) fn write(&self, folder: &Path, name: &str, value: &str) -> io::Result<()> {
-        match self.file(folder, &[name]).map(|file| file.write_at(value.as_bytes(), 0)) {
+        match self.with(folder, &[name], |file| file.write_at(value.as_bytes(), 0)) {
             Some(Ok(_)) => Ok(()),
             Some(Err(error)) => Err(folder::unwritten(error, folder, name, value)),
             // Tells why it could not be opened.

@@ -39,6 +39,14 @@ pub(super) struct Files {
     processes: Kept,
 }
 
+impl Files {
+    /// Closes all files until they are needed again.
+    pub(super) fn close(&self) {
+        let Self { cpu, memory, swap, processes } = self;
+        [cpu, memory, swap, processes].into_iter().for_each(Kept::close);
+    }
+}
+
 /// The quota of a group on v1, in microseconds for each period. Changed by who holds the layout's lock on all quotas.
 pub(super) struct Quota {
     wanted: AtomicU64,

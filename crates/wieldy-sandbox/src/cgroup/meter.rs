@@ -132,6 +132,16 @@ pub(super) struct Files {
     last: Mutex<Option<Last>>,
 }
 
+impl Files {
+    /// Closes all files until they are needed again.
+    pub(super) fn close(&self) {
+        let Self { cpu_time, throttled, memory_peak, memory_now, memory_events, memory_hits, .. } = self;
+        let Self { pids_events, pids_peak, pids_now, io, .. } = self;
+        let memory = [memory_peak, memory_now, memory_events, memory_hits];
+        [cpu_time, throttled, pids_events, pids_peak, pids_now, io].into_iter().chain(memory).for_each(Kept::close);
+    }
+}
+
 /// What was found when a meter was last read.
 #[derive(Debug, Clone, Copy)]
 struct Last {
@@ -156,7 +166,7 @@ fn begin_from(node: &Node, last: Last) -> Meter {
     let memory = node.place(Controller::Memory).map(|(version, folder)| {
         let name = memory_peak_name(version);
         // v2 forgets it for this one descriptor, from 6.12 on.
-        let reset = files.memory_peak.file(folder, &[name]).is_some_and(|file| file.write_at(b"0", 0).is_ok());
+        let reset = files.memory_peak.with(folder, &[name], |file| file.write_at(b"0", 0).is_ok()).unwrap_or(false);
         match reset {
             true => Mark { reset, peak: None, now: None },
             false => Mark {

@@ -46,15 +46,36 @@ pub(super) fn make_home(base: &Path, first: usize) -> io::Result<Home> {
     Err(explained(&problem, format_args!("make a control group in `{}`", base.display())))
 }
 
-/// Removes what dead executors left below these folders. Returns how many executors that were.
+/// The maximal number of groups in each mount that are searched for groups of dead executors: every start pays for it.
+const SEARCHED_MAX: usize = 64;
+
+/// Removes what dead executors left below these folders and around them. Returns how many executors that were.
 pub(super) fn sweep(bases: &[PathBuf]) -> usize {
     let mut left: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
-    for entry in bases.iter().filter_map(|base| fs::read_dir(base).ok()).flatten().flatten() {
+    let searched = bases.iter().flat_map(|base| around(base));
+    for entry in searched.filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten() {
         if let Some(name) = entry.file_name().to_str().filter(|name| is_of_dead_process(name)) {
             left.entry(name.to_owned()).or_default().push(entry.path());
         }
     }
     left.values().filter(|folders| remove_home(folders)).count()
+}
+
+/// The group, those right below it, and the same for each group above it, the nearest first: an executor that is gone may
+/// have run in any of them.
+fn around(base: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> = Vec::new();
+    for group in base.ancestors().take_while(|folder| folder.join("cgroup.procs").exists()) {
+        let is_executors = |folder: &PathBuf| folder.file_name().and_then(|name| executor(name.to_str()?)).is_some();
+        let below =
+            folder::children(group).into_iter().filter(|child| !base.starts_with(child) && !is_executors(child));
+        found.extend(std::iter::once(group.to_owned()).chain(below));
+        if found.len() >= SEARCHED_MAX {
+            found.truncate(SEARCHED_MAX);
+            break;
+        }
+    }
+    found
 }
 
 /// Removes the folders of one executor, unless it lives after all where we cannot see it: in another process namespace.
@@ -103,6 +124,30 @@ mod tests {
         for other in ["wieldy-main", "wieldy-12", "wieldy-12-345", "wieldy-a-1-0", "x-12-345-0", "wieldy-12-345-0-1"] {
             assert_eq!(executor(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn groups_around_are_searched_up_to_the_mount_and_not_without_end() {
+        let mount = tempfile::tempdir().unwrap();
+        let make = |path: &str| {
+            fs::create_dir_all(mount.path().join(path)).unwrap();
+            fs::write(mount.path().join(path).join("cgroup.procs"), "").unwrap();
+        };
+        for path in ["m", "m/a", "m/a/wieldy-1-2-0", "m/a/x", "m/b", "m/b/y", "other"] {
+            make(path);
+        }
+        let shown = |base: &str| {
+            let found = around(&mount.path().join(base)).into_iter();
+            let mut shown: Vec<String> =
+                found.map(|path| path.strip_prefix(mount.path()).unwrap().display().to_string()).collect();
+            shown.sort_unstable();
+            shown
+        };
+        assert_eq!(shown("m/a"), ["m", "m/a", "m/a/x", "m/b"]);
+        assert_eq!(shown("m"), ["m", "m/a", "m/b"]);
+        (0..100).for_each(|number| make(&format!("m/n{number}")));
+        assert_eq!(shown("m/a").len(), SEARCHED_MAX);
+        assert!(shown("m/a").contains(&"m/a".to_owned()), "the nearest are searched first");
     }
 
     #[test]

@@ -155,7 +155,7 @@ impl Agent {
             }
             let (called, ended) = (!polled[0].revents().is_empty(), !polled[1].revents().is_empty());
             if ended {
-                for pid in self.tree.reap_strangers(&self.attendants) {
+                for (pid, _) in self.tree.reap_strangers(&self.attendants) {
                     self.attendants.remove(&pid);
                 }
             }

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use wieldy_core::secrets::PROTECTED;
 use wieldy_core::{
     Breach, Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, Place, ResourceLimits,
     SandboxError, SandboxRef, SandboxStatus, SessionKey, Stream, Usage,
@@ -30,7 +31,7 @@ use crate::bare;
 use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy};
 use crate::custody::{Asked, ended};
 use crate::native::plan::{Plan, Step};
-use crate::native::standing::overrun;
+use crate::native::usage::overrun;
 use crate::oci::container::{blocking, idle_command};
 use crate::oci::runtime::Hand;
 use crate::prepare::prepare;
@@ -265,7 +266,8 @@ impl Machine {
             }
         };
         let how = ended(report.status);
-        let passed = report.overrun.map(|(limit, used)| overrun(limit, used, &confinement.limits));
+        let passed =
+            report.overrun.map(|(limit, used)| overrun(limit, used, &confinement.limits, &confinement.place_limits));
         match self.sync(given_up).await {
             Ok(refused) => breaches.extend(refused),
             // The limit is the reason, and says more.
@@ -427,7 +429,9 @@ fn workspace(confinement: &Confinement, plan: &Plan, limits: &ResourceLimits) ->
     let hidden = hidden.filter_map(|step| inside(step.path())).collect();
     let protected = plan.steps.iter().filter(|step| matches!(step, Step::Protect { .. })).map(Step::path);
     let missing = plan.placeholders.iter().map(|placeholder| placeholder.path.as_path());
-    let protected = protected.chain(missing).filter_map(inside).collect();
+    // Nothing has to be held here for a name to be protected, so all are, whichever programs the user has.
+    let named = PROTECTED.iter().map(|name| name.path.to_owned());
+    let protected = protected.chain(missing).filter_map(inside).chain(named).collect();
     let room = Room {
         bytes: limits.disk_bytes.unwrap_or(DISK_BYTES),
         // As many may be there already.

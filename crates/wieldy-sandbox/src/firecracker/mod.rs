@@ -40,7 +40,7 @@ use wieldy_core::{
 pub(crate) use self::agent::{NAME as AGENT_NAME, live as live_as_agent};
 use self::machine::Machine;
 pub(crate) use self::machine::enforcement;
-use crate::books::{Books, kept_or_built};
+use crate::books::{Books, Eviction, IdleLimits, Kept, kept_or_built};
 use crate::cgroup::Hierarchy;
 use crate::custody::see_through;
 use crate::native::of_another_shape;
@@ -70,6 +70,8 @@ pub struct FirecrackerOptions {
     pub home: Option<PathBuf>,
     /// How long a session's guest may be idle before it is taken away.
     pub idle_max: Duration,
+    /// How many sessions' guests may be idle.
+    pub idle_limits: IdleLimits,
 }
 
 impl FirecrackerOptions {
@@ -84,6 +86,7 @@ impl FirecrackerOptions {
             state,
             home: std::env::home_dir(),
             idle_max: Duration::from_secs(10 * 60),
+            idle_limits: IdleLimits::default(),
         }
     }
 }
@@ -106,6 +109,7 @@ pub struct Firecracker {
 struct Shared {
     options: FirecrackerOptions,
     kept: Books<Key, Machine>,
+    eviction: Eviction,
     // After the guests, which are in it.
     base: OnceCell<Base>,
     listener: OnceLock<Arc<dyn Fn(SandboxChange) + Send + Sync>>,
@@ -132,6 +136,7 @@ impl Firecracker {
     /// The level, set up as the options say. Nothing is made before it is needed.
     pub fn new(options: FirecrackerOptions) -> Self {
         let shared = Shared {
+            eviction: Eviction::new(options.idle_limits),
             options,
             kept: Mutex::default(),
             base: OnceCell::new(),
@@ -217,7 +222,9 @@ impl Sandbox for Firecracker {
                     return Err(SandboxError::Creation { reason: reason.into() });
                 }
             }
-            Ok(self.shared.kept(&confinement, true).await?.status())
+            let status = self.shared.kept(&confinement, true).await?.status();
+            self.shared.end_surplus().await;
+            Ok(status)
         })
     }
 
@@ -263,7 +270,18 @@ impl Shared {
             // Whatever has happened to it, the next call gets a new one.
             self.end_all(|other| other.made == machine.made).await;
         }
+        drop(machine);
+        self.end_surplus().await;
         exit
+    }
+
+    /// Ends idle guests of sessions of which there are too many.
+    async fn end_surplus(self: &Arc<Self>) {
+        let end = |surplus| {
+            let shared = Arc::clone(self);
+            async move { shared.end(surplus).await }
+        };
+        self.eviction.end_surplus(&self.kept, |key| &key.place, end).await;
     }
 
     /// The guest of a session or of an id; made if there is none and it may be.
@@ -371,6 +389,21 @@ impl Shared {
                 shared.end_all(|one| is_stale(one) || one.is_gone()).await;
             }
         });
+    }
+}
+
+impl Kept for Machine {
+    fn id(&self) -> &SandboxId {
+        &self.made.id
+    }
+
+    /// Returns nothing: no guest is made within another.
+    fn outer(&self) -> Option<&SandboxId> {
+        None
+    }
+
+    fn idle_since(&self) -> Option<Instant> {
+        self.idle_since()
     }
 }
 

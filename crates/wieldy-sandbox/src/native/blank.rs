@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, OutputSink, ResourceLimits, SandboxError, SandboxRef, Stdin, Stream};
 
 use super::plan::{self, Step};
-use super::standing::group_limits;
+use super::usage::group_limits;
 use crate::cgroup::Group;
 use crate::custody::Berth;
 use crate::link::{Link, Warden};
@@ -81,12 +81,15 @@ impl Blank {
     ) -> Result<Self, SandboxError> {
         let warden = Warden::of_this_process().map_err(|error| failed("starting the warden", &error))?;
         let (init, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
-        let ordered = warden.order(&WardenOrder::Blank { open_network }, &socket);
-        ordered.map_err(|error| failed("asking the warden", &error))?;
-        drop(socket);
-        // While the warden is at its work.
+        // While a new warden starts.
         let group = group().map_err(|error| failed("making a cgroup", &error))?;
         let first = group.child("berth-0").map_err(|error| failed("making a cgroup", &error))?;
+        let ways = first.ways_in();
+        let order = WardenOrder::Blank { open_network, in_folder: ways.folder.is_some() };
+        let beside = std::iter::once(&socket).chain(&ways.folder).chain(&ways.tasks);
+        let beside: Vec<BorrowedFd<'_>> = beside.map(AsFd::as_fd).collect();
+        warden.send(&order, &beside).map_err(|error| failed("asking the warden", &error))?;
+        drop((socket, ways));
         let received = report(&init).await?;
         let init_pid = received.sender.ok_or_else(|| creation("its first process did not say who it is".into()))?;
         let kept = WardenOrder::Keep {
@@ -96,7 +99,7 @@ impl Blank {
             groups: group.folders().to_vec(),
         };
         warden.ask(&kept).await.map_err(|error| failed("asking the warden", &error))?;
-        // Joining may have to wait for all processors to take note.
+        // Joining may have to wait for all processors to take note, where the process did not start there.
         let joined = tokio::task::spawn_blocking(move || first.add(init_pid).map(|()| first)).await;
         let first = joined.map_err(io::Error::other).flatten().map_err(|error| failed("joining a cgroup", &error))?;
         Ok(Self { made, warden, init, init_pid, group, first, ahead: None, since: Instant::now() })

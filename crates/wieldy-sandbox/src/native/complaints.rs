@@ -13,8 +13,10 @@ use std::sync::{Mutex, PoisonError};
 use wieldy_core::{Breach, Command, Confinement, Ended, OutputSink, Stream};
 
 use super::offline;
-use super::plan::{Step, without_dots};
+use super::plan::{Step, host, without_dots};
 use super::rule::{ReadOnly, Rule, rule};
+use crate::berth::DEFAULT_PATH;
+use crate::host_program::{NOT_SHOWN, on_host};
 
 /// How much of the end is kept.
 const TAIL_BYTES: usize = 4 * 1024;
@@ -64,7 +66,8 @@ impl<'a> Complaints<'a> {
         };
         let text = self.text();
         let workspace = confinement.workspace.canonicalize().unwrap_or_else(|_| confinement.workspace.clone());
-        let place = Place { workspace: &workspace, folder: &workspace.join(&command.folder), steps, code };
+        let search = command.environment.get("PATH").map_or(DEFAULT_PATH, String::as_str);
+        let place = Place { workspace: &workspace, folder: &workspace.join(&command.folder), steps, code, search };
         let mut breaches = place.breaches(&text);
         breaches.extend(offline::breaches(&text, &confinement.network));
         breaches.split_off(breaches.len().saturating_sub(BREACHES_MAX))
@@ -112,6 +115,8 @@ struct Place<'a> {
     folder: &'a Path,
     steps: &'a [Step],
     code: i32,
+    /// The folders in which the command looked for programs.
+    search: &'a str,
 }
 
 impl Place<'_> {
@@ -130,6 +135,9 @@ impl Place<'_> {
         if complaint.path.len() > PATH_BYTES_MAX {
             return None;
         }
+        if complaint.word == Word::NoProgram {
+            return self.missing_program(complaint.path);
+        }
         let path = without_dots(&self.folder.join(complaint.path));
         let rule = rule(self.steps, &path);
         let is_refused = match complaint.word {
@@ -147,11 +155,32 @@ impl Place<'_> {
             Word::Missing => {
                 rule == Rule::Outside && KEPT_BACK.iter().any(|folder| Path::new(complaint.path).starts_with(folder))
             }
+            Word::NoProgram => false,
         };
-        let reason = is_refused.then(|| reason(&rule))??;
+        let reason = is_refused.then(|| self.reason(&rule, &path))??;
         let path =
             path.strip_prefix(self.workspace).ok().filter(|inner| !inner.as_os_str().is_empty()).unwrap_or(&path);
         Some(Breach::Filesystem { path: shown(&path.to_string_lossy()), reason: reason.into() })
+    }
+
+    /// Returns why the plan refuses a path.
+    fn reason(&self, rule_of_path: &Rule, path: &Path) -> Option<&'static str> {
+        let is_mounted = |rule: &Rule| matches!(rule, Rule::ReadOnly { why: ReadOnly::Mounted, .. });
+        let is_of_workspace = is_mounted(rule_of_path) && path.starts_with(self.workspace);
+        if is_of_workspace && is_mounted(&rule(self.steps, self.workspace)) {
+            return Some(Breach::WORKSPACE_IS_READ_ONLY);
+        }
+        reason(rule_of_path)
+    }
+
+    /// Returns the breach of a command that did not find a program, if the host has it and the sandbox does not show it.
+    fn missing_program(&self, name: &str) -> Option<Breach> {
+        let found = on_host(name, self.search)?;
+        let real = found.canonicalize().unwrap_or_else(|_| found.clone());
+        // A private folder of the sandbox may be where the host has the program.
+        let is_shown = |path: &Path| rule(self.steps, path) != Rule::Hidden && host(self.steps, path).is_some();
+        let path = [found, real].into_iter().find(|path| !is_shown(path))?;
+        Some(Breach::Filesystem { path: shown(&path.to_string_lossy()), reason: NOT_SHOWN.into() })
     }
 }
 
@@ -205,14 +234,20 @@ enum Word {
     Denied,
     Missing,
     Busy,
+    /// A program was not found.
+    NoProgram,
 }
 
 /// As the C library has them, and with it most languages; some write them small.
-const WORDS: [(&str, Word); 4] = [
+const WORDS: [(&str, Word); 7] = [
     ("read-only file system", Word::ReadOnly),
     ("permission denied", Word::Denied),
     ("no such file or directory", Word::Missing),
     ("device or resource busy", Word::Busy),
+    // Shells, and programs in Go.
+    ("command not found", Word::NoProgram),
+    (": not found", Word::NoProgram),
+    ("executable file not found", Word::NoProgram),
 ];
 
 /// All complaints in a text, in its order. A path that was taken for one by mistake does no harm: a plan is asked about it, too.

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::blank::{Covered, are_the_same, file_id};
 use super::planned::{Stamp, is_long_ago, stamp_of};
+use crate::wire::HeldPlace;
 
 /// What is hidden or protected, and which file each was.
 pub(super) struct Covers {
@@ -41,8 +42,16 @@ impl Covers {
     }
 
     /// The first that is another file now.
-    pub(super) fn replaced(&self) -> Option<&Path> {
-        self.all.iter().find(|(path, id)| file_id(path) != *id).map(|(path, _)| path.as_path())
+    pub(super) fn replaced(&self) -> Option<PathBuf> {
+        self.all.iter().find(|(path, id)| file_id(path) != *id).map(|(path, _)| path.clone())
+    }
+
+    /// Returns what is covered besides the placeholders, and these as the files that they are now; none of them while they are away.
+    pub(super) fn with_placeholders(&self, placeholders: &[HeldPlace], are_there: bool) -> Self {
+        let is_placeholder = |path: &Path| placeholders.iter().any(|held| held.path == path);
+        let lasting = self.all.iter().filter(|(path, _)| !is_placeholder(path)).cloned();
+        let there = placeholders.iter().filter(|_| are_there).map(|held| (held.path.clone(), file_id(&held.path)));
+        Self::new(lasting.chain(there).collect())
     }
 
     fn seen(&self) -> std::sync::MutexGuard<'_, Option<Vec<Stamp>>> {
@@ -112,7 +121,7 @@ mod tests {
         let names = ["one", "a/two", "a/b/three", "link/four", "c/missing"];
         let all = covers(root, &names);
         let stamps = || all.seen().clone();
-        let (before, replaced) = (stamps(), |all: &Covers| all.replaced().map(Path::to_owned));
+        let (before, replaced) = (stamps(), Covers::replaced);
         assert!(all.are_the_same());
         // What is in a file is its own business, and so is another file beside it once it is looked at.
         fs::write(root.join("one"), "changed").unwrap();

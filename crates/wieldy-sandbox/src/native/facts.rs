@@ -3,8 +3,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Access, AtFlags, CWD};
+use rustix::io::Errno;
+
 use super::deep::secrets_below;
-use super::plan::{Entry, Look, Wanted, without_dots};
+use super::plan::{Entry, Look, Making, Wanted, without_dots};
 
 /// The files of this machine, as they are now.
 pub(crate) struct Disk;
@@ -26,6 +29,25 @@ impl Look for Disk {
     fn deep_secrets(&self, workspace: &Path) -> Vec<PathBuf> {
         secrets_below(workspace)
     }
+
+    fn is_held(&self, _: &Path) -> bool {
+        false
+    }
+
+    fn making(&self, folder: &Path) -> Making {
+        let access = Access::WRITE_OK | Access::EXEC_OK;
+        match rustix::fs::accessat(CWD, folder, access, AtFlags::EACCESS) {
+            Err(Errno::ROFS) => Making::Impossible,
+            Err(_) if is_own(folder) => Making::Refused,
+            Err(_) => Making::Impossible,
+            Ok(()) => Making::Possible,
+        }
+    }
+}
+
+/// Returns true if a folder belongs to this user, or cannot be looked at.
+fn is_own(folder: &Path) -> bool {
+    rustix::fs::stat(folder).map_or(true, |found| found.st_uid == rustix::process::geteuid().as_raw())
 }
 
 /// What is at a path, of which this was found.
@@ -89,7 +111,14 @@ mod tests {
         let world = tempfile::tempdir().unwrap();
         let workspace = fs::canonicalize(world.path()).unwrap();
         fs::create_dir(workspace.join(".git")).unwrap();
-        let facts = HostFacts { look: &Disk, home: Some("/root".into()), state: None, user: 1000, group: 1000 };
+        let facts = HostFacts {
+            look: &Disk,
+            home: Some("/root".into()),
+            programs: vec![],
+            state: None,
+            user: 1000,
+            group: 1000,
+        };
         let room = Room { bytes: 1 << 20, inodes: 100 };
         let request = Request { workspace: &workspace, rules: &FileRules::default(), network: &Network::None, room };
         let started = std::time::Instant::now();

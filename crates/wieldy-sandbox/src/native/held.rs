@@ -8,22 +8,18 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, ResolveFlags, XattrFlags};
 use rustix::io::Errno;
+use wieldy_core::secrets::{PLACEHOLDER_BYTES_MAX, PLACEHOLDER_MARK};
 
 use crate::wire::HeldPlace;
-
-/// The name of the mark, an extended attribute.
-const MARK: &str = "user.wieldy.held";
-
-/// No place that is held has more in it.
-const CONTENT_BYTES_MAX: usize = 64;
 
 /// The places that are held now.
 #[derive(Default)]
@@ -101,7 +97,8 @@ fn lock(path: &Path, missing: Option<&HeldPlace>) -> io::Result<(Option<File>, O
             }
             Ok(file) if flock(&file, FlockOperation::NonBlockingLockShared) && is_at(&file, path) => {
                 let made = missing.filter(|_| is_ours || marked(&file) == Marked::Yes);
-                return Ok((Some(file), made.cloned()));
+                let made = made.map(|missing| if is_ours { missing.clone() } else { as_found(&file, missing) });
+                return Ok((Some(file), made));
             }
             // Another executor is about to take it away.
             Ok(_) => std::thread::sleep(Duration::from_millis(1)),
@@ -113,6 +110,16 @@ fn lock(path: &Path, missing: Option<&HeldPlace>) -> io::Result<(Option<File>, O
         Some(_) => Err(io::Error::other("somebody else keeps a lock on it; end whoever has it open")),
         None => Ok((None, None)),
     }
+}
+
+/// Returns a marked placeholder as it was made, which may be another than this executor would make.
+fn as_found(file: &File, wanted: &HeldPlace) -> HeldPlace {
+    let is_folder = file.metadata().is_ok_and(|found| found.is_dir());
+    let content = (!is_folder).then(|| {
+        let made = mark(&wanted.path).and_then(|content| String::from_utf8(content).ok());
+        made.or_else(|| wanted.content.clone()).unwrap_or_default()
+    });
+    HeldPlace { path: wanted.path.clone(), content }
 }
 
 /// Whether a path still leads to an open file.
@@ -159,15 +166,36 @@ pub(crate) fn make(place: &HeldPlace) -> io::Result<bool> {
 
 /// Marks something as made to hold a place, with the content that it has. Where the file system keeps no such notes, only this executor knows.
 fn set_mark(file: &OwnedFd, content: &[u8]) {
-    let _ = rustix::fs::fsetxattr(file, MARK, content, XattrFlags::CREATE);
+    let _ = rustix::fs::fsetxattr(file, PLACEHOLDER_MARK, content, XattrFlags::CREATE);
 }
 
 /// What something was made with, if that was to hold a place.
 pub(crate) fn mark(path: &Path) -> Option<Vec<u8>> {
-    let mut content = [0; CONTENT_BYTES_MAX];
-    let count = rustix::fs::lgetxattr(path, MARK, &mut content).ok()?;
+    let mut content = [0; PLACEHOLDER_BYTES_MAX];
+    let count = rustix::fs::lgetxattr(path, PLACEHOLDER_MARK, &mut content).ok()?;
     content.get(..count).map(<[u8]>::to_vec)
 }
+
+/// Returns true if something is a placeholder of a sandbox and nothing was done with it since it was made.
+pub fn is_placeholder(path: &Path) -> bool {
+    let Some(content) = mark(path) else { return false };
+    let Ok(file) = fs::OpenOptions::new().read(true).custom_flags(PLAIN).open(path) else { return false };
+    match file.metadata() {
+        Ok(found) if found.is_dir() => {
+            let all = fs::read_dir(path);
+            all.is_ok_and(|mut all| all.all(|entry| entry.is_ok_and(|entry| is_placeholder(&entry.path()))))
+        }
+        Ok(found) if found.is_file() => {
+            let mut read = Vec::new();
+            let done = file.take(PLACEHOLDER_BYTES_MAX as u64 + 1).read_to_end(&mut read);
+            done.is_ok() && read == content
+        }
+        _ => false,
+    }
+}
+
+/// Opens what is there itself, and waits for no other end of a pipe.
+const PLAIN: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;
 
 /// Whether something was made to hold a place.
 #[derive(Debug, PartialEq, Eq)]
@@ -179,12 +207,12 @@ pub(crate) enum Marked {
 }
 
 fn marked(file: &File) -> Marked {
-    marked_by(rustix::fs::fgetxattr(file, MARK, &mut [0; CONTENT_BYTES_MAX]))
+    marked_by(rustix::fs::fgetxattr(file, PLACEHOLDER_MARK, &mut [0; PLACEHOLDER_BYTES_MAX]))
 }
 
 /// The same of what is at a path.
 pub(crate) fn is_marked(path: &Path) -> Marked {
-    marked_by(rustix::fs::lgetxattr(path, MARK, &mut [0; CONTENT_BYTES_MAX]))
+    marked_by(rustix::fs::lgetxattr(path, PLACEHOLDER_MARK, &mut [0; PLACEHOLDER_BYTES_MAX]))
 }
 
 fn marked_by(read: Result<usize, Errno>) -> Marked {
@@ -195,7 +223,7 @@ fn marked_by(read: Result<usize, Errno>) -> Marked {
     }
 }
 
-fn remove(place: &HeldPlace) -> io::Result<()> {
+pub(super) fn remove(place: &HeldPlace) -> io::Result<()> {
     let (folder, name) = parent(&place.path)?;
     let Some(content) = &place.content else {
         return Ok(rustix::fs::unlinkat(&folder, name, AtFlags::REMOVEDIR)?);

@@ -9,6 +9,7 @@
 
 use std::collections::HashMap;
 use std::ffi::CString;
+use std::fs::File;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -145,9 +146,12 @@ impl Init {
             let made = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(doing("listening for the proxy"))?;
             listener = Some(made);
         }
+        // By this the warden can cover placeholders again that were away while the sandbox was idle. Commands never get it.
+        let namespace = File::open("/proc/self/ns/mnt").map_err(doing("opening its mount namespace"))?;
         give_up_rights().map_err(doing("giving up all rights"))?;
         let proxy_port = listener.as_ref().and_then(|listener| Some(listener.local_addr().ok()?.port()));
-        let beside: Vec<BorrowedFd<'_>> = listener.iter().map(AsFd::as_fd).collect();
+        let beside: Vec<BorrowedFd<'_>> =
+            std::iter::once(namespace.as_fd()).chain(listener.iter().map(AsFd::as_fd)).collect();
         let report = InitReport::Ready { landlock_abi: landlock::abi(), proxy_port };
         wire::send(&self.socket, &report, &beside).map_err(doing("reporting"))?;
         Ok(ready)
@@ -192,7 +196,7 @@ impl Ready {
             }
             let (ordered, ended) = (!polled[0].revents().is_empty(), !polled[1].revents().is_empty());
             if ended {
-                for pid in self.tree.reap_strangers(&self.berths) {
+                for (pid, _) in self.tree.reap_strangers(&self.berths) {
                     self.berths.remove(&pid);
                 }
             }

@@ -15,6 +15,9 @@ use super::{Key, Shared, lock};
 /// How often sandboxes are looked at in which something runs.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// The idle time after which the next look takes a sandbox's placeholders away: within two seconds they are gone.
+const REST_AFTER: Duration = Duration::from_millis(900);
+
 impl Shared {
     /// Has somebody look from time to time.
     pub(super) fn employ_janitor(self: &Arc<Self>) {
@@ -29,8 +32,19 @@ impl Shared {
                 let Some(shared) = Weak::upgrade(&shared) else { return };
                 shared.end_open().await;
                 shared.end_stale(idle_max).await;
+                shared.rest_idle().await;
             }
         });
+    }
+
+    /// Takes the placeholders of idle sandboxes away.
+    async fn rest_idle(&self) {
+        let mut idle: Vec<Arc<Standing>> = lock(&self.kept).values().filter_map(|cell| cell.get().cloned()).collect();
+        idle.extend(lock(&self.spares).values().flatten().cloned());
+        idle.retain(|one| one.idle_since().is_some_and(|since| since + REST_AFTER < Instant::now()));
+        for one in idle {
+            one.rest().await;
+        }
     }
 
     /// Takes sandboxes out of the books, with those that were made within them, which come first.
@@ -66,6 +80,15 @@ impl Shared {
         for standing in stale {
             self.end(standing).await;
         }
+    }
+
+    /// Ends idle sandboxes of sessions of which there are too many.
+    pub(super) async fn end_surplus(self: &Arc<Self>) {
+        let end = |surplus| {
+            let shared = Arc::clone(self);
+            async move { shared.end(surplus).await }
+        };
+        self.eviction.end_surplus(&self.kept, |key| &key.place, end).await;
     }
 
     /// Ends what runs in sandboxes whose walls no longer hold. The others are looked at when they are next used.

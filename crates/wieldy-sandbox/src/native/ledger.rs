@@ -77,13 +77,23 @@ impl Ledger {
         if let (Some(whole), true) = (whole.disk_bytes, bytes.is_some())
             && is_whole(own.disk_bytes, whole.saturating_sub(before.bytes))
         {
-            exit.overrun = Some(Overrun { limit: BYTES, allowed: whole, used: before.and(taken).bytes });
+            exit.overrun = Some(Overrun {
+                limit: BYTES,
+                allowed: whole,
+                used: taken.bytes,
+                session_used: Some(before.and(taken).bytes),
+            });
         }
         if let Some(whole) = whole.disk_files {
             // No kernel refuses the one file too many, and a short call is over before anybody looks: it is told in the end.
             let is_late = exit.overrun.is_none() && taken.files > 0 && before.and(taken).files > whole;
             if is_late || (files.is_some() && is_whole(own.disk_files, whole.saturating_sub(before.files))) {
-                exit.overrun = Some(Overrun { limit: FILES, allowed: whole, used: before.and(taken).files });
+                exit.overrun = Some(Overrun {
+                    limit: FILES,
+                    allowed: whole,
+                    used: taken.files,
+                    session_used: Some(before.and(taken).files),
+                });
             }
         }
         exit
@@ -147,7 +157,12 @@ mod tests {
     }
 
     fn passed(limit: &'static str, allowed: u64, used: u64) -> Option<Overrun> {
-        Some(Overrun { limit, allowed, used })
+        Some(Overrun { limit, allowed, used, session_used: None })
+    }
+
+    /// The limit of a whole session that was passed, with what the last call used and what all did.
+    fn session_passed(limit: &'static str, allowed: u64, used: u64, all: u64) -> Option<Overrun> {
+        Some(Overrun { limit, allowed, used, session_used: Some(all) })
     }
 
     #[test]
@@ -160,7 +175,7 @@ mod tests {
         ledger.enter(&one, ran(50, 0, None));
         assert_eq!((left(&one), left(&bytes("two"))), (Some(50), Some(60)));
         let last = ledger.enter(&one, ran(10, 0, passed(BYTES, 50, 55)));
-        assert_eq!((last.overrun, left(&one)), (passed(BYTES, 100, 105), Some(0)));
+        assert_eq!((last.overrun, left(&one)), (session_passed(BYTES, 100, 55, 105), Some(0)));
         // A limit of its own is told as it is, and so is another.
         let own = bytes("own");
         let first = ledger.enter(&own, ran(10, 0, passed(BYTES, 60, 61)));
@@ -183,12 +198,12 @@ mod tests {
         assert_eq!(ledger.enter(&one, ran(0, 50, None)).overrun, None);
         // All are there: who makes none goes on, and who makes one has passed the limit.
         assert_eq!((ledger.enter(&one, ran(0, 0, None)).overrun, left(&one)), (None, (Some(9), Some(0))));
-        assert_eq!(ledger.enter(&one, ran(0, 1, None)).overrun, passed(FILES, 100, 101));
-        assert_eq!(ledger.enter(&one, ran(0, 3, passed(FILES, 0, 2))).overrun, passed(FILES, 100, 104));
+        assert_eq!(ledger.enter(&one, ran(0, 1, None)).overrun, session_passed(FILES, 100, 1, 101));
+        assert_eq!(ledger.enter(&one, ran(0, 3, passed(FILES, 0, 2))).overrun, session_passed(FILES, 100, 3, 104));
         let own = ledger.enter(&files("own"), ran(0, 62, passed(FILES, 60, 61)));
         assert_eq!((own.overrun, left(&files("own"))), (passed(FILES, 60, 61), (Some(9), Some(38))));
         let of_one_call = ledger.enter(&confinement(Place::Own, [None; 2], [None, Some(5)]), ran(0, 6, None));
-        assert_eq!(of_one_call.overrun, passed(FILES, 5, 6));
+        assert_eq!(of_one_call.overrun, session_passed(FILES, 5, 6, 6));
     }
 
     #[test]

@@ -13,14 +13,17 @@ pub(crate) mod init;
 mod janitor;
 pub(crate) mod landlock;
 mod ledger;
+pub(crate) mod left;
 mod nest;
 mod offline;
+mod options;
 pub(crate) mod owners;
 pub(crate) mod plan;
 pub(crate) mod planned;
 pub(crate) mod planner;
 pub(crate) mod plans;
 pub(crate) mod refusals;
+mod resting;
 pub(crate) mod rule;
 pub(crate) mod seccomp;
 pub(crate) mod secrets;
@@ -28,6 +31,7 @@ pub(crate) mod standing;
 #[expect(unsafe_code, reason = "two system calls that no library offers; each block says why it is sound")]
 pub(crate) mod sys_landlock;
 pub(crate) mod syscalls;
+pub(crate) mod usage;
 pub(crate) mod walls;
 
 #[cfg(test)]
@@ -46,6 +50,8 @@ use wieldy_core::{
     SandboxId, SandboxRef, SandboxStatus, SessionKey,
 };
 
+pub use self::options::NativeOptions;
+
 use self::blank::{Blank, NotBuilt, failed};
 use self::ledger::Ledger;
 use self::nest::Nests;
@@ -54,30 +60,9 @@ use self::plan::{Plan, Step};
 use self::planned::Planned;
 use self::plans::Plans;
 use self::standing::{Ran, Standing};
-use crate::books::{Books, kept_or_built};
+use crate::books::{Books, Eviction, kept_or_built};
 use crate::cgroup::{Hierarchy, KnownGroup};
 use crate::custody::see_through;
-
-/// How the native level is set up.
-#[derive(Debug, Clone)]
-pub struct NativeOptions {
-    /// Where the executor keeps its own files, which no sandbox ever sees, except for a folder in its `homes` that is mounted.
-    pub state: Option<PathBuf>,
-    /// The home folder of whoever runs the executor; what is secret in it is hidden wherever it is mounted.
-    pub home: Option<PathBuf>,
-    /// How many sandboxes are built ahead for calls without a session.
-    pub spares: usize,
-    /// How many processes wait ahead to become the first one of a sandbox, whatever it will show.
-    pub blanks: usize,
-    /// How long a session's sandbox may be idle before it is taken away, and what was made ahead may wait.
-    pub idle_max: Duration,
-}
-
-impl Default for NativeOptions {
-    fn default() -> Self {
-        Self { state: None, home: std::env::home_dir(), spares: 1, blanks: 1, idle_max: Duration::from_secs(10 * 60) }
-    }
-}
 
 /// Runs commands in sandboxes made of what the kernel offers. Needs a Tokio runtime with I/O and time.
 #[derive(Clone)]
@@ -87,6 +72,7 @@ pub struct Native {
 
 struct Shared {
     options: NativeOptions,
+    eviction: Eviction,
     hierarchy: OnceLock<Hierarchy>,
     kept: Books<Key, Standing>,
     nests: Nests,
@@ -125,6 +111,7 @@ impl Native {
     /// The level, set up as the options say. Nothing is made before it is needed.
     pub fn new(options: NativeOptions) -> Self {
         let shared = Shared {
+            eviction: Eviction::new(options.idle_limits),
             options,
             hierarchy: OnceLock::new(),
             kept: Mutex::default(),
@@ -187,7 +174,11 @@ impl Sandbox for Native {
         Box::pin(async move {
             let mut confinement = confinement.clone();
             let within = match &confinement.place {
-                Place::Session(_) => return Ok(self.shared.kept(&confinement, None).await?.status()),
+                Place::Session(_) => {
+                    let status = self.shared.kept(&confinement, None).await?.status();
+                    self.shared.end_surplus().await;
+                    return Ok(status);
+                }
                 Place::Sandbox(id) => Some(self.shared.known(id)?.1),
                 Place::Own => None,
             };
@@ -252,6 +243,8 @@ impl Shared {
                 self.end(lost).await;
             }
         }
+        drop(standing);
+        self.end_surplus().await;
         ran
     }
 
@@ -261,8 +254,13 @@ impl Shared {
         let pop = || lock(&self.spares).get_mut(&shape).and_then(Vec::pop);
         let spare = std::iter::from_fn(pop).find(|spare| spare.is_alive() && spare.is_intact());
         let standing = match spare {
-            Some(spare) => spare,
-            None => self.build(confinement, None).await?,
+            Some(spare) if spare.wake().await.is_ok() => spare,
+            lost => {
+                if let Some(lost) = lost {
+                    lost.end(false).await;
+                }
+                self.build(confinement, None).await?
+            }
         };
         self.employ_janitor();
         self.tell(SandboxChange::Created(standing.made().clone()));
@@ -328,8 +326,10 @@ impl Shared {
         let key = Key { place: confinement.place.clone(), shape: Shape::of(confinement) };
         // Only this one is looked at: a look costs a system call. It is used from now on, so that nobody ends it meanwhile for being idle.
         let known = lock(&self.kept).get(&key).and_then(|cell| cell.get().cloned()).inspect(|known| known.touch());
-        if let Some(lost) = known.filter(|standing| !standing.is_alive() || !standing.is_intact()) {
-            self.give_up(lost).await;
+        if let Some(known) = known
+            && (!known.is_alive() || !known.is_intact() || known.wake().await.is_err())
+        {
+            self.give_up(known).await;
         }
         let made = kept_or_built(&self.kept, key, async {
             let standing = self.build(confinement, within).await?;

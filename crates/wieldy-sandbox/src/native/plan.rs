@@ -7,8 +7,10 @@ use std::fmt;
 use std::path::{Component, Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use wieldy_core::secrets::Held;
 
 use super::secrets::SYSTEM;
+use crate::wire::HeldPlace;
 
 /// How a sandbox's file tree is put together.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,21 +114,14 @@ pub(crate) struct Placeholder {
     pub(crate) held: Held,
 }
 
-/// What a [`Placeholder`] is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Held {
-    /// An empty folder.
-    Folder,
-    /// A file with this content.
-    File(&'static str),
-}
-
 /// What a plan has to know about the host.
 pub(crate) struct HostFacts<'a> {
     /// What is where.
     pub(crate) look: &'a dyn Look,
     /// The home folder of whoever runs the executor.
     pub(crate) home: Option<PathBuf>,
+    /// The folders in which that user's programs are found.
+    pub(crate) programs: Vec<PathBuf>,
     /// Where the executor keeps its own files.
     pub(crate) state: Option<PathBuf>,
     /// The sandbox's user, as seen inside.
@@ -143,6 +138,27 @@ pub(crate) trait Look {
     fn names(&self, folder: &Path, wanted: Wanted) -> Vec<String>;
     /// Secrets in the folders of a workspace, by their names.
     fn deep_secrets(&self, workspace: &Path) -> Vec<PathBuf>;
+    /// Returns true if something is there only as a placeholder, which [`Look::entry`] does not tell.
+    fn is_held(&self, path: &Path) -> bool;
+    /// Returns who can make something in a folder.
+    fn making(&self, folder: &Path) -> Making;
+}
+
+/// The user that can make something in a folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Making {
+    /// This process and the commands.
+    Possible,
+    /// The commands, once they have opened the folder, which is theirs.
+    Refused,
+    /// Neither: the file system is read-only, or the folder is another user's.
+    Impossible,
+}
+
+/// Returns the folders in which this user's programs are found.
+pub(crate) fn program_folders() -> Vec<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).filter(|folder| folder.is_absolute()).collect()
 }
 
 /// Whether a name matters.
@@ -315,6 +331,26 @@ pub(crate) fn left_after(taken: &[Step], steps: &[Step]) -> Vec<Step> {
 pub(crate) fn covered(steps: &[Step]) -> Vec<PathBuf> {
     let covers = steps.iter().filter(|step| matches!(step, Step::Hide { .. } | Step::Protect { .. }));
     covers.filter_map(|step| host(steps, step.path())).collect()
+}
+
+/// Returns the steps that cover placeholders. Nothing if one of them carries another mount, which could not be mounted again.
+pub(crate) fn covers_of(steps: &[Step], placeholders: &[HeldPlace]) -> Option<Vec<Step>> {
+    let is_placeholder = |path: &Path| placeholders.iter().any(|held| held.path == path);
+    let mut covers = Vec::new();
+    for (number, step) in steps.iter().enumerate() {
+        match step {
+            Step::Bind { source, .. } if is_placeholder(source) => covers.push(step.clone()),
+            // The path behind it, without the step itself.
+            Step::Bind { target, .. } if host(&steps[..number], target).is_some_and(|path| is_placeholder(&path)) => {
+                return None;
+            }
+            Step::Protect { path } if host(steps, path).is_some_and(|path| is_placeholder(&path)) => {
+                covers.push(step.clone());
+            }
+            _ => {}
+        }
+    }
+    Some(covers)
 }
 
 /// The path of the host that a path of the sandbox shows, if it does.

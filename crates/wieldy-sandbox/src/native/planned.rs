@@ -10,9 +10,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::facts::{Disk, entry_of};
 use super::held::{Marked, is_marked, mark};
-use super::plan::{Entry, Held, Look, Placeholder, Plan, Step, Wanted};
+use super::plan::{Entry, Look, Making, Placeholder, Plan, Step, Wanted};
 use crate::wire::HeldPlace;
 use rustix::fs::OFlags;
+use wieldy_core::secrets::Held;
 
 /// A plan, and what the warden must make for it.
 pub(super) struct Planned {
@@ -101,6 +102,14 @@ impl Look for WithoutHeld<'_> {
 
     fn deep_secrets(&self, workspace: &Path) -> Vec<PathBuf> {
         Disk.deep_secrets(workspace)
+    }
+
+    fn is_held(&self, path: &Path) -> bool {
+        self.entry(path).is_none() && path.symlink_metadata().is_ok()
+    }
+
+    fn making(&self, folder: &Path) -> Making {
+        Disk.making(folder)
     }
 }
 

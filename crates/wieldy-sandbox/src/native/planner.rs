@@ -8,17 +8,17 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Component, Path, PathBuf};
 
-use wieldy_core::secrets::{HIDDEN, is_environment};
+use wieldy_core::secrets::{HIDDEN, Held, is_environment};
 use wieldy_core::{FileRules, Network};
 
-use super::plan::{Entry, Held, HostFacts, Kind, Placeholder, Plan, PlanError, Room, Step, Wanted, without_dots};
+use super::plan::{Entry, HostFacts, Kind, Making, Placeholder, Plan, PlanError, Room, Step, Wanted, without_dots};
 use super::secrets::{HIDDEN_IN_SYSTEM, KERNEL, SHARED, SYSTEM};
 
 mod protect;
 
 /// What a plan is for.
 pub(crate) struct Request<'a> {
-    /// The one folder that is writable, without links; it has the same path in the sandbox.
+    /// The one folder that is writable if this user can write there, without links; it has the same path in the sandbox.
     pub(crate) workspace: &'a Path,
     /// What else is shown, hidden, protected.
     pub(crate) rules: &'a FileRules,
@@ -128,8 +128,7 @@ impl Planner<'_> {
             plain(source)?;
             plain(target)?;
             let in_state = |path: &Path| self.facts.state.as_ref().is_some_and(|state| path.starts_with(state));
-            let is_home = self.facts.state.as_ref().is_some_and(|state| source.parent() == Some(&state.join(HOMES)));
-            if source == Path::new("/") || source.starts_with("/proc") || (in_state(source) && !is_home) {
+            if source == Path::new("/") || source.starts_with("/proc") || (in_state(source) && !self.is_home(source)) {
                 return Err(PlanError::ForbiddenSource(source.to_owned()));
             }
             let is_kernel = ["/dev", "/proc"].iter().any(|path| target.starts_with(path));
@@ -142,6 +141,11 @@ impl Planner<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Returns true if a folder of the host is a home that the executor made for a program.
+    fn is_home(&self, folder: &Path) -> bool {
+        self.facts.state.as_ref().is_some_and(|state| folder.parent() == Some(&state.join(HOMES)))
     }
 
     fn add(&mut self, step: Step) {
@@ -245,7 +249,9 @@ impl Planner<'_> {
         };
         let mut steps: Vec<_> =
             self.request.rules.mounts.iter().map(|m| bind(&m.source, &m.target, m.writable)).collect();
-        steps.push(bind(&workspace, &workspace, true));
+        // Programs cannot make anything in a folder where this user cannot.
+        let writable = self.facts.look.making(&workspace) == Making::Possible;
+        steps.push(bind(&workspace, &workspace, writable));
         for step in steps {
             if self.tree.contains_key(step.path()) {
                 return Err(PlanError::Duplicate(step.path().to_owned()));
@@ -353,7 +359,12 @@ impl Planner<'_> {
         if found.len() > NAMES_MAX {
             return Err(PlanError::TooManySecrets { workspace: workspace.to_owned(), count: found.len() });
         }
-        let known = roots.flat_map(|root| HIDDEN.iter().map(|name| root.join(name)));
+        // A mount may be a part of the home folder in which its secrets are.
+        let in_mount = |path: &PathBuf| mounts.clone().any(|mount| path.starts_with(mount));
+        let of_home =
+            self.facts.home.iter().flat_map(|home| HIDDEN.iter().map(|name| home.join(name))).filter(in_mount);
+        let of_home: Vec<_> = of_home.collect();
+        let known = roots.flat_map(|root| HIDDEN.iter().map(|name| root.join(name))).chain(of_home);
         let known = HIDDEN_IN_SYSTEM.map(PathBuf::from).into_iter().chain(known).filter(|path| !is_shown(path));
         Ok(known.chain(found).collect())
     }

@@ -14,7 +14,7 @@ use wieldy_core::{Confinement, FileRules, Network, SandboxError};
 use super::NativeOptions;
 use super::covers::{folder_stamp, settled};
 use super::owners::Identity;
-use super::plan::{Entry, HostFacts, Look, Placeholder, Plan, Room, Wanted};
+use super::plan::{Entry, HostFacts, Look, Making, Placeholder, Plan, Room, Wanted, program_folders};
 use super::planned::{Stamp, WithoutHeld};
 use super::planner::{Request, plan};
 
@@ -117,7 +117,7 @@ impl Asked {
         let Self { workspace, rules, network, room } = self;
         let (user, group) = Identity::of_this_process().inside();
         let (home, state) = (options.home.clone(), options.state.clone());
-        let facts = HostFacts { look, home, state, user, group };
+        let facts = HostFacts { look, home, programs: program_folders(), state, user, group };
         plan(&Request { workspace, rules, network, room: *room }, &facts).map_err(|error| creation(error.to_string()))
     }
 }
@@ -153,6 +153,8 @@ struct Noted {
     unsure: Vec<(PathBuf, Option<Entry>)>,
     /// The secrets in the folders of a workspace.
     deep: Vec<(PathBuf, Vec<PathBuf>)>,
+    /// The user that can make something in folders.
+    making: Vec<(PathBuf, Making)>,
 }
 
 /// What was looked at in a folder.
@@ -168,10 +170,11 @@ struct Folder {
 impl Noted {
     /// Whether everything is as it was.
     fn still_holds(&mut self, look: &dyn Look) -> bool {
-        let Self { folders, unsure, deep } = self;
+        let Self { folders, unsure, deep, making } = self;
         folders.iter_mut().all(|(path, folder)| folder.still_holds(path, look))
             && unsure.iter().all(|(path, entry)| look.entry(path) == *entry)
             && deep.iter().all(|(workspace, found)| look.deep_secrets(workspace) == *found)
+            && making.iter().all(|(folder, found)| look.making(folder) == *found)
     }
 
     /// Takes note of what is about to be held where something was missing: it can change without its folder.
@@ -241,6 +244,17 @@ impl Look for Noting<'_> {
         self.noted.borrow_mut().deep.push((workspace.to_owned(), found.clone()));
         found
     }
+
+    fn is_held(&self, path: &Path) -> bool {
+        // The look at the entry takes note of it.
+        self.entry(path).is_none() && is_there(path)
+    }
+
+    fn making(&self, folder: &Path) -> Making {
+        let found = self.look.making(folder);
+        self.noted.borrow_mut().making.push((folder.to_owned(), found));
+        found
+    }
 }
 
 #[cfg(test)]
@@ -249,10 +263,11 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::time::Duration;
 
+    use wieldy_core::secrets::Held;
     use wieldy_core::{Mount, Place, ResourceLimits};
 
     use super::super::held::make;
-    use super::super::plan::{Held, Placeholder};
+    use super::super::plan::Placeholder;
     use super::super::planned::to_hold;
     use super::*;
 
@@ -266,7 +281,7 @@ mod tests {
         /// A workspace, and a home beside it in which a link leads to a folder.
         fn new() -> Self {
             let root = tempfile::tempdir().unwrap();
-            for folder in ["workspace/deep", "home/.real", "home/.other"] {
+            for folder in ["workspace/deep", "home/.real", "home/.other", "home/.claude"] {
                 fs::create_dir_all(root.path().join(folder)).unwrap();
             }
             symlink(".real", root.path().join("home/.ssh")).unwrap();

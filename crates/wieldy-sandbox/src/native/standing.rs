@@ -10,8 +10,8 @@ use jiff::Timestamp;
 use rustix::process::Pid;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{
-    Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, Overrun, Place, ResourceLimits,
-    SandboxError, SandboxId, SandboxRef, SandboxStatus, SessionKey, Usage,
+    Command, Confinement, Ended, Enforcement, Enforcer, Exit, Network, OutputSink, Place, ResourceLimits, SandboxError,
+    SandboxId, SandboxRef, SandboxStatus, SessionKey, Usage,
 };
 
 use super::blank::{
@@ -24,13 +24,16 @@ use super::owners::Owners;
 use super::plan::{self, Step};
 use super::planned::Planned;
 use super::refusals::Refusals;
+use super::resting::Rests;
+use super::usage::{enforcement, group_limits, is_told, overrun, overrun_of_group, usage};
 use crate::bare;
-use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy, Peak, Used, Whose};
+use crate::books::Kept;
+use crate::cgroup::{Controller, Group, Hierarchy};
 use crate::custody::{Berth, Went};
 use crate::link::{Link, Warden, settle};
 use crate::prepare::prepare;
 use crate::proxy::{self, Allowed, Proxy, Refusal};
-use crate::wire::{BuildOrder, HeldPlace, InitOrder, InitReport, Limit, RunOrder, WardenOrder};
+use crate::wire::{BuildOrder, HeldPlace, InitOrder, InitReport, RunOrder, WardenOrder};
 
 /// What a command must have had at least for it to be worth while to look what is left.
 const SETTLE_BYTES_MIN: u64 = 16 << 20;
@@ -44,13 +47,15 @@ pub(super) struct Standing {
     session: Option<SessionKey>,
     created_at: Timestamp,
     limits: ResourceLimits,
-    warden: Arc<Warden>,
+    pub(super) warden: Arc<Warden>,
     init: Link,
-    init_pid: Pid,
+    pub(super) init_pid: Pid,
     group: Group,
     enforcement: Vec<Enforcement>,
     counts_processes: bool,
-    covers: Covers,
+    pub(super) covers: Mutex<Arc<Covers>>,
+    /// The way to take its placeholders away while it is idle; nothing if they stay.
+    pub(super) rests: Option<Rests>,
     /// Why what ran in it was ended.
     condemned: OnceLock<String>,
     environment: Vec<(String, String)>,
@@ -61,7 +66,7 @@ pub(super) struct Standing {
     _proxy: Option<Proxy>,
     berths_made: AtomicU64,
     executed: AtomicU64,
-    running: AtomicUsize,
+    pub(super) running: AtomicUsize,
     used_at: Mutex<Instant>,
     /// Which one it was made within.
     within: OnceLock<SandboxId>,
@@ -98,12 +103,9 @@ impl Standing {
             None => blank.get_ahead(plan::of_the_system(&steps)).await?,
         };
         let Blank { made, warden, init, init_pid, group, first, .. } = blank;
-        let allowed = match &confinement.network {
-            Network::Hosts(hosts) => Some(Allowed::new(hosts).map_err(|error| creation(error.to_string()))?),
-            Network::None | Network::Open => None,
-        };
+        let allowed = allowed(&confinement.network)?;
         let left = plan::left_after(&ahead.steps, &steps);
-        let covered = hold(&warden, init_pid, &group, &steps, placeholders).await?;
+        let covered = hold(&warden, init_pid, &group, &steps, placeholders.clone()).await?;
         let covered = covered.into_iter().map(|cover| ahead.as_covered(cover)).collect::<Vec<_>>();
         let sources = owners.sources(&left, &warden).await;
         let (sources, mounts) = sources.map_err(|error| failed("mapping the owners of files", &error))?;
@@ -121,13 +123,16 @@ impl Standing {
             return Err(creation("its first process is out of step".into()).into());
         };
         let refusals = Arc::new(Refusals::new(made.clone()));
-        let proxy = allowed.zip(received.descriptors.into_iter().next());
+        let mut descriptors = received.descriptors.into_iter();
+        let namespace = descriptors.next();
+        let proxy = allowed.zip(descriptors.next());
         let proxy = proxy.map(|(allowed, listener)| serve(listener, allowed, &refusals)).transpose();
         let proxy = proxy.map_err(|error| failed("starting the proxy", &error))?;
         if !are_the_same(&covered) {
             return Err(NotBuilt::Changed(creation("something that it covers was replaced meanwhile".into())));
         }
         environment.extend(proxy_port.into_iter().flat_map(proxy::environment));
+        let rests = namespace.and_then(|namespace| Rests::new(placeholders, &steps, namespace));
         Ok(Arc::new(Self {
             made,
             session: session_of(&confinement.place),
@@ -139,7 +144,8 @@ impl Standing {
             group,
             enforcement: enforcement(hierarchy),
             counts_processes: hierarchy.can(Controller::Pids),
-            covers: Covers::new(covered),
+            covers: Mutex::new(Arc::new(Covers::new(covered))),
+            rests,
             condemned: OnceLock::new(),
             environment,
             steps,
@@ -165,12 +171,14 @@ impl Standing {
 
     /// Whether everything that it hides or protects is still the same on the machine.
     pub(super) fn is_intact(&self) -> bool {
-        self.covers.are_the_same()
+        let covers = Arc::clone(&lock(&self.covers));
+        covers.are_the_same()
     }
 
     /// Remembers why what runs in it is about to be ended, if that is because something was replaced.
     pub(super) fn condemn(&self) {
-        if let Some(path) = self.covers.replaced() {
+        let replaced = lock(&self.covers).replaced();
+        if let Some(path) = replaced {
             let reason = format!(
                 "`{}` was replaced on the machine, which it hides or protects, so what ran in it was ended; call again for a new one",
                 path.display()
@@ -228,6 +236,7 @@ impl Standing {
         stop: &CancellationToken,
     ) -> Result<Ran, SandboxError> {
         let _busy = Busy::new(self);
+        self.wake().await.map_err(|error| failed("holding places for protection again", &error))?;
         let hearing = self.refusals.hear(output);
         let mut order = self.order(command, confinement)?;
         let mut mooring = self
@@ -251,7 +260,7 @@ impl Standing {
         }
         let Went { ended, report, .. } = match went {
             // What a command leaves in private folders is memory, too: its berth may have found none left for itself.
-            Err(error) if error.is_crash() => match self.overrun_of_group(&used, limits) {
+            Err(error) if error.is_crash() => match overrun_of_group(&used, limits, &self.limits) {
                 Some(overrun) if overrun.limit == "memory_bytes" => {
                     let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used));
                     let (sandbox, breaches) = (self.made.clone(), hearing.breaches());
@@ -266,9 +275,9 @@ impl Standing {
             went => went?,
         };
         let overrun = match report.overrun {
-            Some((limit, used)) => Some(overrun(limit, used, limits)),
-            None if stop.is_cancelled() => None,
-            None => self.overrun_of_group(&used, limits).filter(|overrun| is_told(overrun, ended)),
+            Some((limit, used)) => Some(overrun(limit, used, limits, &confinement.place_limits)),
+            None => overrun_of_group(&used, limits, &self.limits)
+                .filter(|overrun| is_told(overrun, ended, stop.is_cancelled())),
         };
         let mut breaches = hearing.breaches();
         if overrun.is_none() && !stop.is_cancelled() {
@@ -293,6 +302,7 @@ impl Standing {
         order.limits.counts_files = confinement.place_limits.disk_files.is_some();
         if self.enforcement.contains(&Enforcement { limit: "memory_bytes", by: Enforcer::Watcher }) {
             order.limits.memory_bytes = limits.memory_bytes;
+            order.limits.session_memory_bytes = confinement.place_limits.memory_bytes;
         }
         if !self.counts_processes {
             order.limits.processes = limits.processes;
@@ -308,29 +318,16 @@ impl Standing {
         self.executed.store(0, Ordering::Relaxed);
     }
 
-    /// The limit that the kernel has seen to, if it had to. Where it does not tell the peak of just this call, it was what is allowed.
-    fn overrun_of_group(&self, used: &Used, limits: &ResourceLimits) -> Option<Overrun> {
-        let allowed = |whose: Option<Whose>, own: Option<u64>, parent: Option<u64>| match whose {
-            Some(Whose::Above) => parent.or(own),
-            _ => own.or(parent),
-        };
-        if used.oom_kills.is_some_and(|kills| kills > 0) {
-            let allowed = allowed(used.oom_kills_by, limits.memory_bytes, self.limits.memory_bytes)?;
-            let used = used.memory_peak_bytes.and_then(Peak::exact).unwrap_or(allowed);
-            return Some(Overrun { limit: "memory_bytes", allowed, used });
-        }
-        if used.process_refusals.is_some_and(|refusals| refusals > 0) {
-            let allowed = allowed(used.process_refusals_by, limits.processes, self.limits.processes)?;
-            let used = used.processes_peak.and_then(Peak::exact).unwrap_or(allowed);
-            return Some(Overrun { limit: "processes", allowed, used });
-        }
-        None
-    }
-
     /// How many processes of the sandbox's user are no command's: its first one and its berths, while each run has one.
     fn residents(&self) -> u64 {
         let berths = self.running.load(Ordering::Acquire) + lock(&self.idle).len();
         1 + berths as u64
+    }
+
+    /// Closes the files of cgroups until the next command, so that an idle sandbox holds few descriptors.
+    pub(super) fn close_files(&self) {
+        let idle = lock(&self.idle);
+        idle.iter().map(|mooring| &mooring.group).chain([&self.group]).for_each(Group::close_files);
     }
 
     async fn take_berth(&self) -> io::Result<Mooring> {
@@ -429,6 +426,14 @@ async fn hold(
     Ok(covered.into_iter().map(|(path, id)| (path.clone(), id.or_else(|| file_id(&path)))).collect())
 }
 
+/// Returns the hosts that the proxy lets through, if there is a list.
+fn allowed(network: &Network) -> Result<Option<Allowed>, SandboxError> {
+    match network {
+        Network::Hosts(hosts) => Allowed::new(hosts).map(Some).map_err(|error| creation(error.to_string())),
+        Network::None | Network::Open => Ok(None),
+    }
+}
+
 fn session_of(place: &Place) -> Option<SessionKey> {
     match place {
         Place::Session(key) => Some(key.clone()),
@@ -443,6 +448,20 @@ pub(crate) fn serve(listener: OwnedFd, allowed: Allowed, refusals: &Arc<Refusals
     let refused = move |refusal: Refusal| refusals.tell(refusal);
     let listener = tokio::net::TcpListener::from_std(listener)?;
     Ok(Proxy::serve(listener, allowed, Arc::new(proxy::SystemResolver), Arc::new(refused)))
+}
+
+impl Kept for Standing {
+    fn id(&self) -> &SandboxId {
+        &self.made.id
+    }
+
+    fn outer(&self) -> Option<&SandboxId> {
+        self.within()
+    }
+
+    fn idle_since(&self) -> Option<Instant> {
+        self.idle_since()
+    }
 }
 
 /// Counts a run as long as it lasts.
@@ -463,89 +482,6 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// What sees to each limit here.
-pub(crate) fn enforcement(hierarchy: &Hierarchy) -> Vec<Enforcement> {
-    let kernel_or = |controller, otherwise| if hierarchy.can(controller) { Enforcer::Kernel } else { otherwise };
-    let by = [
-        ("cpu_millicores", kernel_or(Controller::Cpu, Enforcer::Nobody)),
-        ("memory_bytes", kernel_or(Controller::Memory, Enforcer::Watcher)),
-        // Without the controller, the kernel counts the processes of the sandbox's own user.
-        ("processes", kernel_or(Controller::Pids, Enforcer::KernelPerSandbox)),
-        ("open_files", Enforcer::KernelPerProcess),
-        ("disk_bytes", Enforcer::Watcher),
-        ("disk_files", Enforcer::Watcher),
-        ("output_bytes", Enforcer::Executor),
-    ];
-    by.map(|(limit, by)| Enforcement { limit, by }).into()
-}
-
-/// What a group may use in which so many processes live that are not a command's.
-pub(super) fn group_limits(limits: &ResourceLimits, residents: u64) -> GroupLimits {
-    let ResourceLimits { cpu_millicores, memory_bytes, processes, .. } = *limits;
-    GroupLimits { cpu_millicores, memory_bytes, processes: processes.map(|count| count.saturating_add(residents)) }
-}
-
-/// What the berth saw of a run, and what the kernel counted of its group, which is more exact. Of what was read, the berth saw only what those
-/// processes did that were waited for; kernels that count it for no group say 0. What was written is counted for a group when the
-/// page cache is emptied, which may be during another call.
-///
-/// Kernels that cannot forget a peak (cgroup v2 before 6.12) or keep none (of processes) do not tell it for each call of a session. Then it
-/// is the most that anybody saw: the kernel before and after the call, the berth in the largest process and at its looks.
-fn usage(seen: Usage, used: &Used) -> Usage {
-    let peak = |seen: u64, counted: Option<Peak>| counted.map_or(seen, |peak| peak.with_seen(seen));
-    Usage {
-        cpu_ms: used.cpu_us.map_or(seen.cpu_ms, |us| us as f64 / 1e3),
-        memory_peak_bytes: peak(seen.memory_peak_bytes, used.memory_peak_bytes),
-        processes_peak: peak(seen.processes_peak, used.processes_peak).max(1),
-        read_bytes: seen.read_bytes.max(used.bytes_read.unwrap_or(0)),
-        ..seen
-    }
-}
-
-pub(crate) fn overrun(limit: Limit, used: u64, limits: &ResourceLimits) -> Overrun {
-    let (limit, allowed) = match limit {
-        Limit::DiskBytes => ("disk_bytes", limits.disk_bytes),
-        Limit::DiskFiles => ("disk_files", limits.disk_files),
-        Limit::Memory => ("memory_bytes", limits.memory_bytes),
-        Limit::Processes => ("processes", limits.processes),
-    };
-    Overrun { limit, allowed: allowed.unwrap_or(used), used }
-}
-
-/// Whether what the kernel has seen to is an error. A process that it killed for memory is lost, whatever came after; one that it
-/// refused to make is not, where the command got over that.
-pub(crate) fn is_told(overrun: &Overrun, ended: Ended) -> bool {
-    overrun.limit != "processes" || ended != Ended::Code(0)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_was_read_is_the_more_of_what_was_seen_and_counted() {
-        let seen = Usage { read_bytes: 5, written_bytes: 20, ..Usage::default() };
-        let of = |bytes_read| {
-            let usage = usage(seen, &Used { bytes_read, bytes_written: Some(30), ..Used::default() });
-            (usage.read_bytes, usage.written_bytes)
-        };
-        assert_eq!([Some(10), Some(0), None].map(of), [(10, 20), (5, 20), (5, 20)]);
-    }
-
-    #[test]
-    fn a_peak_that_the_kernel_does_not_know_is_the_most_that_was_seen() {
-        let seen = Usage { memory_peak_bytes: 50, processes_peak: 4, ..Usage::default() };
-        let of = |memory, processes| {
-            let usage = usage(seen, &Used { memory_peak_bytes: memory, processes_peak: processes, ..Used::default() });
-            (usage.memory_peak_bytes, usage.processes_peak)
-        };
-        let exactly = |value| Some(Peak { least: value, most: Some(value) });
-        assert_eq!(of(exactly(70), exactly(3)), (70, 3));
-        assert_eq!(of(Some(Peak { least: 2, most: Some(60) }), Some(Peak { least: 0, most: None })), (50, 4));
-        assert_eq!(of(None, None), (50, 4));
-    }
 }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
     fsconfig_create, fsconfig_set_string, fsmount, fsopen, mount_change, move_mount, open_tree, unmount,
@@ -171,18 +171,8 @@ impl Site {
         }
     }
 
-    /// Opens a place in the new root without following links, which others may have made in what is mounted there.
     fn open(&self, path: &Path) -> io::Result<OwnedFd> {
-        let inner = path.strip_prefix("/").unwrap_or(path);
-        let inner = if inner.as_os_str().is_empty() { Path::new(".") } else { inner };
-        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-        Ok(rustix::fs::openat2(
-            &self.root,
-            inner,
-            OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC,
-            Mode::empty(),
-            resolve,
-        )?)
+        open_below(&self.root, path)
     }
 
     fn attach(&self, mount: &OwnedFd, path: &Path) -> io::Result<()> {
@@ -258,6 +248,38 @@ impl Site {
         sys::change_mount(copy.as_fd(), true, READ_ONLY)?;
         attach_at(&copy, &place)
     }
+}
+
+/// Takes steps once more that cover places which were made anew, in the mount namespace that this process has entered. Covers that are
+/// still there stay.
+pub(crate) fn cover_again(steps: &[Step]) -> io::Result<()> {
+    let root = open_folder("/")?;
+    for step in steps {
+        let place = open_below(&root, step.path())?;
+        let found = rustix::fs::statx(&place, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE)?;
+        // A person has put a link there: it would be protected, but not the file that it leads to.
+        if u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFLNK {
+            return Err(io::Error::from_raw_os_error(libc::ELOOP));
+        }
+        if found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+            continue;
+        }
+        let copy = copy_of(&place)?;
+        if matches!(step, Step::Protect { .. }) {
+            sys::change_mount(copy.as_fd(), true, READ_ONLY)?;
+        }
+        attach_at(&copy, &place)?;
+    }
+    Ok(())
+}
+
+/// Opens a place in a root without following links, which others may have made in what is mounted there.
+fn open_below(root: &OwnedFd, path: &Path) -> io::Result<OwnedFd> {
+    let inner = path.strip_prefix("/").unwrap_or(path);
+    let inner = if inner.as_os_str().is_empty() { Path::new(".") } else { inner };
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat2(root, inner, flags, Mode::empty(), resolve)?)
 }
 
 /// A path of the machine, wherever that is.

@@ -22,7 +22,7 @@ use crate::berth::WATCH_EVERY;
 use crate::cgroup::{Group, GroupLimits, Meter, Peak, Used, Whose};
 use crate::custody::Went;
 use crate::native::complaints::Complaints;
-use crate::native::standing::is_told;
+use crate::native::usage::{is_told, overrun_of_group};
 use crate::prepare::prepare;
 use crate::sys;
 use crate::watch::BLOCK_BYTES;
@@ -88,8 +88,9 @@ impl Container {
         let blocks_written = went.as_ref().map_or(0, |went| went.report.blocks_written);
         let usage = Usage { wall_ms, ..self.usage(&used, blocks_written * BLOCK_BYTES) };
         let of_disk = went.as_ref().ok().and_then(|went| overrun_of_disk(went, &confinement.limits));
-        let of_group = || (!stop.is_cancelled()).then(|| self.overrun(&used, confinement)).flatten();
-        let overrun = of_disk.or_else(of_group);
+        let was_stopped = stop.is_cancelled();
+        let of_group = self.overrun(&used, confinement).filter(|it| !was_stopped || it.limit == "processes");
+        let overrun = of_disk.or(of_group);
         let told = complaint(&call.log);
         self.forget(number);
         let ended = match (went, told) {
@@ -106,7 +107,7 @@ impl Container {
             (Ok(Went { ended, .. }), _) => ended,
             (Err(error), _) => return Err(error),
         };
-        let overrun = overrun.filter(|overrun| is_told(overrun, ended));
+        let overrun = overrun.filter(|overrun| is_told(overrun, ended, was_stopped));
         let mut breaches = hearing.map(|hearing| hearing.breaches()).unwrap_or_default();
         if overrun.is_none() && !stop.is_cancelled() {
             breaches.extend(complaints.breaches(ended, command, confinement, &self.site.steps));
@@ -240,30 +241,17 @@ impl Container {
         }
     }
 
-    /// The limit that the kernel has seen to, if it had to. Where it does not tell the peak of just this call, it was what is allowed.
+    /// Returns the limit that the kernel has seen to, if it had to. In gVisor the processes of its kernel are not the command's.
     fn overrun(&self, used: &Used, confinement: &Confinement) -> Option<Overrun> {
-        let own = &confinement.limits;
-        let allowed = |whose: Option<Whose>, own: Option<u64>, above: Option<u64>| match whose {
-            Some(Whose::Above) => above.or(own),
-            _ => own.or(above),
-        };
-        if used.oom_kills.is_some_and(|kills| kills > 0) {
-            let allowed = allowed(used.oom_kills_by, own.memory_bytes, self.limits.memory_bytes)?;
-            let used = used.memory_peak_bytes.and_then(Peak::exact).unwrap_or(allowed);
-            return Some(Overrun { limit: "memory_bytes", allowed, used });
-        }
-        if self.made.level != Level::Gvisor && used.process_refusals.is_some_and(|refusals| refusals > 0) {
-            let allowed = allowed(used.process_refusals_by, own.processes, self.limits.processes)?;
-            let used = used.processes_peak.and_then(Peak::exact).unwrap_or(allowed);
-            return Some(Overrun { limit: "processes", allowed, used });
-        }
-        None
+        let overrun = overrun_of_group(used, &confinement.limits, &self.limits);
+        overrun.filter(|overrun| self.made.level != Level::Gvisor || overrun.limit != "processes")
     }
 }
 
 /// The limit of the workspace that a command has passed, if it has.
 fn overrun_of_disk(went: &Went, limits: &ResourceLimits) -> Option<Overrun> {
-    let overrun = |limit, allowed: Option<u64>, used| Some(Overrun { limit, allowed: allowed?, used });
+    let overrun =
+        |limit, allowed: Option<u64>, used| Some(Overrun { limit, allowed: allowed?, used, session_used: None });
     match went.report.overrun {
         Some((Limit::DiskBytes, used)) => overrun("disk_bytes", limits.disk_bytes, used),
         Some((Limit::DiskFiles, used)) => overrun("disk_files", limits.disk_files, used),

@@ -27,6 +27,7 @@ mod image;
 mod janitor;
 mod layout;
 mod nest;
+mod options;
 mod outlet;
 mod owners;
 pub(crate) mod runtime;
@@ -34,11 +35,10 @@ mod seccomp;
 mod site;
 
 use std::collections::HashMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
 use tokio::sync::OnceCell;
@@ -51,75 +51,13 @@ use wieldy_core::{
 use self::container::{Container, Nowhere, Within};
 use self::home::Home;
 use self::nest::Sessions;
+pub use self::options::{OciOptions, OciProblem, OciVersion, Rootfs};
 use self::runtime::Runtime;
 use self::site::Ground;
-use crate::books::{Books, kept_or_built};
+use crate::books::{Books, Eviction, Kept, kept_or_built};
 use crate::cgroup::Hierarchy;
 use crate::custody::see_through;
 use crate::native::{no_longer_intact, of_another_shape};
-
-/// How a level with an OCI runtime is set up.
-#[derive(Debug, Clone)]
-pub struct OciOptions {
-    /// Which runtime: [`Level::Runc`], [`Level::Crun`], [`Level::Youki`] or [`Level::Gvisor`].
-    pub level: Level,
-    /// The runtime's program, if it is not to be looked for.
-    pub program: Option<PathBuf>,
-    /// The system that programs come from.
-    pub rootfs: Rootfs,
-    /// Where containers' files are kept; no container ever sees it.
-    pub state: PathBuf,
-    /// The home folder of whoever runs the executor; what is secret in it is hidden wherever it is mounted.
-    pub home: Option<PathBuf>,
-    /// How long a session's container may be idle before it is taken away.
-    pub idle_max: Duration,
-}
-
-impl OciOptions {
-    /// The machine's own system, in containers of this level that are kept for ten minutes.
-    pub fn new(level: Level, state: PathBuf) -> Self {
-        let (program, rootfs, home) = (None, Rootfs::Host, std::env::home_dir());
-        Self { level, program, rootfs, state, home, idle_max: Duration::from_secs(10 * 60) }
-    }
-}
-
-/// The system that a container's programs come from. It is never written to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Rootfs {
-    /// The machine's own system folders, as the native level shows them.
-    Host,
-    /// A folder with a system in it.
-    Folder(PathBuf),
-    /// An OCI image layout on disk, unpacked when it is first needed.
-    Layout(PathBuf),
-}
-
-/// A runtime that works, as it tells its version.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OciVersion(pub String);
-
-/// Why a runtime does not work, and what can be done about it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OciProblem {
-    /// What is wrong, in the runtime's own words where it has any.
-    pub problem: String,
-    /// What helps.
-    pub hint: String,
-}
-
-impl OciProblem {
-    /// The error of a call that needs this level.
-    fn at(self, level: Level) -> SandboxError {
-        let Self { problem, hint } = self;
-        SandboxError::Unavailable { level, problem, hint }
-    }
-}
-
-impl fmt::Display for OciProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; {}", self.problem, self.hint)
-    }
-}
 
 /// Runs commands in containers of an OCI runtime. Needs a Tokio runtime with I/O and time.
 #[derive(Clone)]
@@ -130,6 +68,7 @@ pub struct Oci {
 struct Shared {
     options: OciOptions,
     kept: Books<Key, Container>,
+    eviction: Eviction,
     sessions: Sessions,
     // After the containers, which are in it.
     base: OnceCell<Base>,
@@ -164,6 +103,7 @@ impl Oci {
     /// The level, set up as the options say. Nothing is made before it is needed.
     pub fn new(options: OciOptions) -> Self {
         let shared = Shared {
+            eviction: Eviction::new(options.idle_limits),
             options,
             kept: Mutex::default(),
             sessions: Sessions::default(),
@@ -244,7 +184,11 @@ impl Sandbox for Oci {
         Box::pin(async move {
             let mut confinement = confinement.clone();
             let outer = match &confinement.place {
-                Place::Session(_) => return Ok(self.shared.kept(&confinement, None).await?.status()),
+                Place::Session(_) => {
+                    let status = self.shared.kept(&confinement, None).await?.status();
+                    self.shared.end_surplus().await;
+                    return Ok(status);
+                }
                 Place::Sandbox(id) => Some(self.shared.known(id)?.1),
                 Place::Own => None,
             };
@@ -313,7 +257,18 @@ impl Shared {
                 error => error,
             });
         }
+        drop(container);
+        self.end_surplus().await;
         exit
+    }
+
+    /// Ends idle containers of sessions of which there are too many.
+    async fn end_surplus(self: &Arc<Self>) {
+        let end = |surplus| {
+            let shared = Arc::clone(self);
+            async move { shared.end(surplus).await }
+        };
+        self.eviction.end_surplus(&self.kept, |key| &key.place, end).await;
     }
 
     /// The container of this id, and what it was made for.
@@ -467,6 +422,20 @@ impl Shared {
         if let Some(listener) = self.listener.get() {
             listener(change);
         }
+    }
+}
+
+impl Kept for Container {
+    fn id(&self) -> &SandboxId {
+        &self.made().id
+    }
+
+    fn outer(&self) -> Option<&SandboxId> {
+        self.within.as_ref()
+    }
+
+    fn idle_since(&self) -> Option<Instant> {
+        self.idle_since()
     }
 }
 

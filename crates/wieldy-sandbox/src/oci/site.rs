@@ -13,7 +13,7 @@ use super::image::transplant;
 use super::owners::AGENT;
 use crate::native::blank::{Covered, covered_by};
 use crate::native::held::Held;
-use crate::native::plan::{HostFacts, Step, protected};
+use crate::native::plan::{HostFacts, Step, program_folders, protected};
 use crate::native::planned::{WithoutHeld, to_hold};
 use crate::native::planner::{Request, plan};
 use crate::native::plans;
@@ -56,7 +56,8 @@ impl Site {
         let (home, state) = (ground.user_home.clone(), Some(ground.state.clone()));
         let writable = rules.mounts.iter().filter(|mount| mount.writable).map(|mount| mount.source.as_path());
         let roots = writable.chain([workspace.as_path()]).collect();
-        let facts = HostFacts { look: &WithoutHeld { roots }, home, state, user: AGENT, group: AGENT };
+        let programs = program_folders();
+        let facts = HostFacts { look: &WithoutHeld { roots }, home, programs, state, user: AGENT, group: AGENT };
         let planned = plan(&request, &facts).map_err(|error| creation(error.to_string()))?;
         let missing = to_hold(planned.placeholders);
         let held = Holdings::take(&protected(&planned.steps), &missing)

@@ -12,7 +12,7 @@ use wieldy_core::{Command, Confinement, Ended, Exit, Level, OutputSink, Place, S
 
 use super::{Holds, ProbeOptions, ProbeState, Probed};
 use crate::cgroup::Hierarchy;
-use crate::native::standing;
+use crate::native::usage;
 use crate::oci::{Oci, OciOptions, OciProblem, container, remove_emptied};
 use crate::{Bare, Native, bare};
 
@@ -43,7 +43,7 @@ pub(super) fn holds(hierarchy: &Hierarchy) -> Vec<Holds> {
     let held = |level: Level| {
         let (limits, networks) = match level {
             Level::None => (bare::enforcement(), vec!["open"]),
-            Level::Native => (standing::enforcement(hierarchy), vec!["none", "open", "hosts"]),
+            Level::Native => (usage::enforcement(hierarchy), vec!["none", "open", "hosts"]),
             Level::Runc | Level::Crun | Level::Youki | Level::Gvisor => {
                 (container::enforcement(level, hierarchy), vec!["none", "open", "hosts"])
             }

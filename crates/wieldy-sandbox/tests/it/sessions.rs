@@ -6,12 +6,16 @@ use std::time::Duration;
 use wieldy_core::{
     Ended, Feed, Level, Place, Sandbox, SandboxChange, SandboxError, SandboxId, SessionKey, Stdin, Terminal,
 };
-use wieldy_sandbox::{Native, NativeOptions};
+use wieldy_sandbox::{IdleLimits, Native, NativeOptions};
 
-use crate::world::{World, below, eventually};
+use crate::world::{PATIENCE, World, below, eventually, in_own_process};
 
 fn session(name: &str) -> Place {
-    Place::Session(SessionKey { tenant: None, agent: "tester".into(), session: name.into() })
+    Place::Session(key(name))
+}
+
+fn key(name: &str) -> SessionKey {
+    SessionKey { tenant: None, agent: "tester".into(), session: name.into() }
 }
 
 /// A script that runs natively in a place, in the same workspace as `like`.
@@ -43,6 +47,23 @@ async fn calls_of_a_session_share_their_private_folders_and_nobody_else_sees_the
         assert_eq!(said(&native, other, &home, "cat /tmp/note ~/note 2>/dev/null || echo nothing").await, "nothing\n");
     }
     assert_eq!(native.list().len(), 2);
+}
+
+#[tokio::test]
+async fn idle_sandboxes_hold_few_descriptors() {
+    if !in_own_process("sessions::idle_sandboxes_hold_few_descriptors") {
+        return;
+    }
+    let (native, home) = (native(), World::bash(":"));
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    said(&native, session("first"), &home, ":").await;
+    let before = descriptors();
+    for number in 0..10 {
+        said(&native, session(&number.to_string()), &home, ":").await;
+    }
+    let most = before + 10 * 5;
+    eventually(PATIENCE, "files of idle sandboxes are closed", || descriptors() <= most).await;
+    assert_eq!(said(&native, session("3"), &home, "echo again").await, "again\n");
 }
 
 #[tokio::test]
@@ -100,6 +121,40 @@ async fn an_idle_sandbox_goes_by_itself_and_the_next_call_gets_a_new_one() {
     eventually(Duration::from_secs(10), "the sandbox is gone", || native.list().is_empty()).await;
     assert_eq!(said(&native, session("a"), &home, "[ -e /tmp/note ] || echo gone").await, "gone\n");
     assert_ne!(native.list()[0].sandbox.id, first);
+}
+
+#[tokio::test]
+async fn of_too_many_idle_sandboxes_the_least_recently_used_go_and_busy_ones_stay() {
+    let idle_limits = IdleLimits { sandboxes_max: 3, per_tenant_max: 2 };
+    let options = NativeOptions { spares: 0, blanks: 0, idle_limits, ..NativeOptions::default() };
+    let (native, home) = (Native::new(options), World::bash(":"));
+    let (busy, running) = {
+        let mut world = script(&native, session("busy"), "echo ready; cat /tmp/gate; sleep 1000");
+        world.confinement.workspace = home.confinement.workspace.clone();
+        world.start()
+    };
+    busy.printed.contains("ready").await;
+    for name in ["a", "b", "a", "c", "d", "e"] {
+        said(&native, session(name), &home, &format!("echo {name} > /tmp/note")).await;
+    }
+    let mut sessions: Vec<_> = native.list().into_iter().filter_map(|one| Some(one.session?.session)).collect();
+    sessions.sort();
+    assert_eq!(sessions, ["busy", "d", "e"], "the tenant has two that are idle, and one that is not");
+    assert_eq!(said(&native, session("e"), &home, "cat /tmp/note").await, "e\n", "kept");
+    assert_eq!(
+        said(&native, session("a"), &home, "cat /tmp/note 2>/dev/null || echo new").await,
+        "new\n",
+        "made again"
+    );
+    let other = Place::Session(SessionKey { tenant: Some("other".into()), ..key("x") });
+    said(&native, other.clone(), &home, "echo x > /tmp/note").await;
+    assert_eq!(native.list().len(), 4, "another tenant has its own");
+    for name in ["f", "g", "h"] {
+        said(&native, session(name), &home, ":").await;
+    }
+    assert_eq!(said(&native, other, &home, "cat /tmp/note").await, "x\n", "no tenant takes away another's");
+    busy.stop.cancel();
+    let _ = running.await;
 }
 
 #[tokio::test]

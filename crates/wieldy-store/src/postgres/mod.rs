@@ -52,6 +52,10 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
         up: include_str!("../../migrations/postgres/0002_answers_tenant.up.sql"),
         down: include_str!("../../migrations/postgres/0002_answers_tenant.down.sql"),
     },
+    Migration {
+        up: include_str!("../../migrations/postgres/0003_claims_workspace.up.sql"),
+        down: include_str!("../../migrations/postgres/0003_claims_workspace.down.sql"),
+    },
 ];
 
 /// What every session begins with. A server that would lose what it committed is told not to; the rest keeps one that is
@@ -120,7 +124,7 @@ impl Postgres {
         if !self.is_alive {
             return work(self);
         }
-        self.batch("SET statement_timeout = 0; SET lock_timeout = '60s'")?;
+        self.batch(NO_LIMITS)?;
         self.patience = LONG_PATIENCE;
         let done = work(self);
         self.patience = PATIENCE;
@@ -130,8 +134,14 @@ impl Postgres {
 }
 
 /// What holds for statements that an executor waits for: the server gives up before we do, and says so.
+/// Statements are planned once, possibly while the tables are empty, when reading a whole table looks cheapest: so every row
+/// is looked up by an index.
 const LIMITS: &str =
-    "SET statement_timeout = '3500ms'; SET lock_timeout = '3s'; SET plan_cache_mode = force_generic_plan";
+    "SET statement_timeout = '3500ms'; SET lock_timeout = '3s'; SET plan_cache_mode = force_generic_plan;
+    SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off";
+/// The settings that hold instead while much is asked for at once.
+const NO_LIMITS: &str = "SET statement_timeout = 0; SET lock_timeout = '60s';
+    RESET enable_seqscan; RESET enable_hashjoin; RESET enable_mergejoin";
 
 const READING: &str = "cannot read the history";
 const WRITING: &str = "cannot write the history";

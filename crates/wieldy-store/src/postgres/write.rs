@@ -10,6 +10,7 @@ use tokio_postgres::types::ToSql;
 use super::values::{Time, words};
 use super::{Failed, Postgres, WRITING};
 use crate::audit::from_hex;
+use crate::claim::RELEASE;
 use crate::database::{Database, Value};
 use crate::error::StoreError;
 use crate::failpoint;
@@ -24,7 +25,7 @@ const WRITE: &str = "
 WITH own AS (
   SELECT FROM instances WHERE number = $1 AND ended_at IS NULL AND last_seq < $2 FOR UPDATE
 ), moved AS (
-  UPDATE trail SET seq = $7, hash = $8 WHERE seq = $5 AND hash = $6 AND EXISTS (SELECT FROM own) RETURNING seq
+  UPDATE trail SET seq = $7, hash = $8 WHERE one = 1 AND seq = $5 AND hash = $6 AND EXISTS (SELECT FROM own) RETURNING seq
 ), seen AS (
   UPDATE instances SET seen_at = clock_timestamp(), last_seq = coalesce($3, last_seq),
     ended_at = CASE WHEN $4 THEN clock_timestamp() END
@@ -38,28 +39,28 @@ WITH own AS (
 ), opened AS (
   INSERT INTO tool_executions (id, execution_id, tool_name, parameters_json, status, error_message, error_code,
     started_at, completed_at, duration_ms, output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id,
-    tenant_id, attempts, usage_json, metadata_json, instance)
+    tenant_id, attempts, usage_json, metadata_json, workspace, instance)
   SELECT r.*, $1
   FROM unnest($17::bigint[], $18::text[], $19::text[], $20::text[], $21::text[], $22::text[], $23::text[],
     $24::timestamptz[], $25::timestamptz[], $26::double precision[], $27::bigint[], $28::text[], $29::text[], $30::text[],
-    $31::text[], $32::text[], $33::text[], $34::bigint[], $35::text[], $36::text[]) AS r
+    $31::text[], $32::text[], $33::text[], $34::bigint[], $35::text[], $36::text[], $37::text[]) AS r
   WHERE EXISTS (SELECT FROM moved)
 ), changed AS (
   UPDATE tool_executions e SET status = r.status, error_message = r.error_message, error_code = r.error_code,
     completed_at = r.completed_at, duration_ms = r.duration_ms, output_size_bytes = r.output_bytes,
     sandbox_id = r.sandbox, attempts = r.attempts, usage_json = r.usage, metadata_json = r.metadata, instance = $1
-  FROM unnest($37::bigint[], $38::text[], $39::text[], $40::text[], $41::timestamptz[], $42::double precision[],
-    $43::bigint[], $44::text[], $45::bigint[], $46::text[], $47::text[]) AS r (id, status, error_message, error_code,
+  FROM unnest($38::bigint[], $39::text[], $40::text[], $41::text[], $42::timestamptz[], $43::double precision[],
+    $44::bigint[], $45::text[], $46::bigint[], $47::text[], $48::text[]) AS r (id, status, error_message, error_code,
     completed_at, duration_ms, output_bytes, sandbox, attempts, usage, metadata)
   WHERE e.id = r.id AND EXISTS (SELECT FROM moved)
 ), worded AS (
   INSERT INTO words (id, words)
-  SELECT r.id, r.words::tsvector FROM unnest($48::bigint[], $49::text[]) AS r (id, words)
+  SELECT r.id, r.words::tsvector FROM unnest($49::bigint[], $50::text[]) AS r (id, words)
   WHERE EXISTS (SELECT FROM moved)
 ), tallied AS (
   INSERT INTO tallies AS t (day, tenant_id, agent_id, tool_name, status, bucket, calls, output_bytes)
-  SELECT r.* FROM unnest($50::bigint[], $51::text[], $52::text[], $53::text[], $54::text[], $55::bigint[],
-    $56::bigint[], $57::bigint[]) AS r
+  SELECT r.* FROM unnest($51::bigint[], $52::text[], $53::text[], $54::text[], $55::text[], $56::bigint[],
+    $57::bigint[], $58::bigint[]) AS r
   WHERE EXISTS (SELECT FROM moved)
   ON CONFLICT (day, tenant_id, agent_id, tool_name, status, bucket)
   DO UPDATE SET calls = t.calls + excluded.calls, output_bytes = t.output_bytes + excluded.output_bytes
@@ -130,7 +131,8 @@ struct End {
 
 fn look(database: &mut Postgres, instance: i64, lock: &str) -> Result<End, StoreError> {
     let sql = format!(
-        "SELECT t.seq, t.hash, i.ended_at IS NOT NULL, i.last_seq FROM trail t, instances i WHERE i.number = ?1 {lock}"
+        "SELECT t.seq, t.hash, i.ended_at IS NOT NULL, i.last_seq FROM trail t, instances i
+         WHERE t.one = 1 AND i.number = ?1 {lock}"
     );
     let mut found = None;
     database.query(&sql, &[instance.into()], &mut |row| {
@@ -163,7 +165,7 @@ fn first_seq(draft: &Draft) -> i64 {
 
 /// Writes the group if the trail ends where the draft says; whether it did.
 fn put(database: &mut Postgres, instance: i64, draft: &Draft) -> Result<bool, StoreError> {
-    if draft.answers.is_empty() && draft.signed.is_none() {
+    if draft.answers.is_empty() && draft.signed.is_none() && draft.released.is_empty() {
         return send(database, instance, draft);
     }
     database.batch("BEGIN; SET LOCAL idle_in_transaction_session_timeout = '3s'")?;
@@ -180,7 +182,9 @@ fn send(database: &mut Postgres, instance: i64, draft: &Draft) -> Result<bool, S
     let failed = |failed: Failed| failed.into_error(WRITING);
     let statement = database.session.statement(WRITE).map_err(failed)?;
     let mut rest = Vec::new();
-    for (sql, values) in draft.answers.iter().map(answer).chain(draft.signed.iter().map(|head| signed(head, draft))) {
+    let released = draft.released.iter().map(|(key, call)| (RELEASE, vec![key.as_str().into(), call.as_str().into()]));
+    let signed = draft.signed.iter().map(|head| signed(head, draft));
+    for (sql, values) in draft.answers.iter().map(answer).chain(released).chain(signed) {
         rest.push((database.session.statement(sql).map_err(failed)?, values));
     }
     let columns = Columns::of(draft);
@@ -248,7 +252,7 @@ struct Columns<'a>(Vec<Box<dyn ToSql + Sync + Send + 'a>>);
 
 impl<'a> Columns<'a> {
     fn of(draft: &'a Draft) -> Self {
-        let mut columns = Self(Vec::with_capacity(49));
+        let mut columns = Self(Vec::with_capacity(50));
         let events = &draft.events;
         columns.add(events, |row| row.seq);
         columns.add(events, |row| row.record.instance_seq as i64);
@@ -279,6 +283,7 @@ impl<'a> Columns<'a> {
         columns.add(opened, |row| row.attempts);
         columns.add(opened, |row| row.usage.as_deref());
         columns.add(opened, |row| row.metadata.as_deref());
+        columns.add(opened, |row| row.workspace.as_deref());
         let changed: &'a [CallRow] = &draft.changed;
         columns.add(changed, |row| row.id);
         columns.add(changed, |row| &*row.status);

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::error::StoreError;
 use crate::log::{LeftLog, Log};
 
 /// How long to wait before asking again for a lock.
@@ -47,6 +48,22 @@ impl Life {
 
     pub(super) fn end(self) {
         let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// The free space that an executor must find on the disk: enough for the records of a call or two.
+const ROOM_BYTES_MIN: u64 = 1024 * 1024;
+
+/// Refuses to begin on a full disk: a read-only call runs before its records are written, and could not be recorded.
+pub(super) fn check_room(history: &Path) -> Result<(), StoreError> {
+    let folder = history.parent().unwrap_or(Path::new("."));
+    // If the system does not tell the free space, the first write does.
+    match rustix::fs::statvfs(folder) {
+        Ok(disk) if disk.f_bavail.saturating_mul(disk.f_frsize) < ROOM_BYTES_MIN => Err(StoreError::Full(format!(
+            "cannot use the history `{}`: the disk is full, and {ROOM_BYTES_MIN} bytes must be free",
+            history.display()
+        ))),
+        _ => Ok(()),
     }
 }
 

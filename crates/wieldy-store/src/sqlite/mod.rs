@@ -8,7 +8,7 @@ mod write;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, OpenFlags, ToSql, TransactionBehavior};
@@ -37,6 +37,10 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
     Migration {
         up: include_str!("../../migrations/sqlite/0002_answers_tenant.up.sql"),
         down: include_str!("../../migrations/sqlite/0002_answers_tenant.down.sql"),
+    },
+    Migration {
+        up: include_str!("../../migrations/sqlite/0003_claims_workspace.up.sql"),
+        down: include_str!("../../migrations/sqlite/0003_claims_workspace.down.sql"),
     },
 ];
 
@@ -131,8 +135,23 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
         connection.pragma_update(None, "journal_size_limit", 64 * 1024 * 1024)?;
         connection.pragma_update(None, "temp_store", "memory")
     };
-    set().and_then(|()| search::prepare(&connection)).map_err(|error| opened(path, &error))?;
+    patiently(set).and_then(|()| search::prepare(&connection)).map_err(|error| opened(path, &error))?;
     Ok(connection)
+}
+
+/// Tries again while another process is at work. SQLite does not wait by itself where two processes turn a new file to WAL at once.
+fn patiently(work: impl Fn() -> rusqlite::Result<()>) -> rusqlite::Result<()> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match work() {
+            Err(error)
+                if error.sqlite_error_code() == Some(rusqlite::ErrorCode::DatabaseBusy) && Instant::now() < until =>
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            done => return done,
+        }
+    }
 }
 
 fn version(connection: &Connection) -> rusqlite::Result<u32> {
@@ -157,7 +176,9 @@ fn unusable(path: &Path, error: &std::io::Error) -> StoreError {
 }
 
 fn opened(path: &Path, error: &rusqlite::Error) -> StoreError {
-    told(&format!("cannot use the history `{}`", path.display()), error)
+    // On a full disk SQLite fails in several ways, some of which do not tell why.
+    let full = life::check_room(path).err();
+    full.unwrap_or_else(|| told(&format!("cannot use the history `{}`", path.display()), error))
 }
 
 fn told(what: &str, error: &rusqlite::Error) -> StoreError {
@@ -171,6 +192,7 @@ fn told(what: &str, error: &rusqlite::Error) -> StoreError {
             StoreError::Damaged(message)
         }
         Some(told) if is_there.contains(&told.extended_code) => StoreError::Damaged(message),
+        Some(told) if told.code == ErrorCode::DiskFull => StoreError::Full(message),
         _ => StoreError::Unavailable(message),
     }
 }
@@ -227,6 +249,7 @@ impl Database for Sqlite {
     fn show_life(&mut self, instance: &str) -> Result<(), StoreError> {
         // Who holds it already would wait for itself.
         if self.life.is_none() {
+            life::check_room(&self.path)?;
             let life = Life::begin(&self.path, instance).map_err(|error| unusable(&self.path, &error))?;
             self.life = Some(life);
         }
@@ -250,6 +273,12 @@ impl Database for Sqlite {
 
     fn left(&mut self, patience: Duration) -> Result<Vec<LeftLog>, StoreError> {
         life::left(&self.path, patience).map_err(|error| unusable(&self.path, &error))
+    }
+
+    fn relax(&mut self, relaxed: bool) -> Result<(), StoreError> {
+        let level = if relaxed { "normal" } else { "full" };
+        let set = self.connection.pragma_update(None, "synchronous", level);
+        set.map_err(|error| told("cannot write the history", &error))
     }
 
     fn stay_alive(&mut self, _: i64) -> Result<(), StoreError> {

@@ -5,6 +5,7 @@ use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
 use super::told;
 use crate::audit::from_hex;
+use crate::claim::RELEASE;
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::ledger::{AnswerChange, CallRow, Draft};
@@ -39,6 +40,9 @@ fn put(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rusqlite:
     put_events(transaction, instance, draft)?;
     put_calls(transaction, instance, draft)?;
     draft.answers.iter().try_for_each(|change| put_answer(transaction, change))?;
+    for (key, execution) in &draft.released {
+        transaction.prepare_cached(RELEASE)?.execute([key, execution])?;
+    }
     put_tallies(transaction, draft)?;
     put_ends(transaction, instance, draft)
 }
@@ -69,13 +73,13 @@ fn put_calls(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rus
     let mut opened = transaction.prepare_cached(
         "INSERT INTO tool_executions (id, execution_id, tool_name, parameters_json, status, error_message, error_code,
            started_at, completed_at, duration_ms, output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id,
-           tenant_id, attempts, usage_json, metadata_json, instance)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21)",
+           tenant_id, attempts, usage_json, metadata_json, workspace, instance)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)",
     )?;
     for row in &draft.opened {
         let CallRow { id, execution_id, tool, parameters, status, error_message, error_code, .. } = row;
         let CallRow { started_at, completed_at, duration_ms, output_bytes, sandbox, agent, user, batch, .. } = row;
-        let CallRow { session, tenant, attempts, usage, metadata, .. } = row;
+        let CallRow { session, tenant, attempts, usage, metadata, workspace, .. } = row;
         opened.execute(params![
             id,
             execution_id,
@@ -97,6 +101,7 @@ fn put_calls(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rus
             attempts,
             usage,
             metadata,
+            workspace,
             instance,
         ])?;
     }

@@ -40,8 +40,7 @@ async fn who_waits_while_it_closes_is_told_and_what_comes_then_is_refused() {
     for _ in 0..20 {
         let journal = Arc::new(store.journal(&JournalOptions::default()).unwrap());
         let event = |seq| {
-            let subject =
-                Subject { execution: None, batch: None, call_id: None, tool: None, caller: Caller::local().into() };
+            let subject = Subject::of(Caller::local().into());
             let body = Body::SandboxDestroyed { sandbox: "s".into() };
             Arc::new(Event { seq, at: Timestamp::now(), subject: Arc::new(subject), body })
         };

@@ -180,6 +180,7 @@ const PLACES: &[(&str, &str, &[u32])] = &[
     ("write.begun", "work", &[1, 3, 20]),
     ("write.put", "work", &[1, 3, 20]),
     ("filing.committed", "work", &[1, 3, 20]),
+    ("claim.made", "work", &[1, 5]),
     ("settle.read", "work", &[1, 2]),
     ("settle.filed", "work", &[1, 2]),
     ("tool.before_effect", "work", &[1, 3, 20]),

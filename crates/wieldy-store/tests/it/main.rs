@@ -6,6 +6,7 @@
 mod world;
 mod server;
 
+mod claims;
 mod close;
 mod durations;
 mod first;
@@ -19,6 +20,7 @@ mod outage;
 mod places;
 mod recovery;
 mod same;
+mod scans;
 mod secrets;
 mod secure;
 mod together;

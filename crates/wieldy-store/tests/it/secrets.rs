@@ -14,14 +14,17 @@ const CANARY: &str = "kestrel-7731-under-glass";
 
 /// The canary as it could stand in the file.
 fn forms() -> Vec<Vec<u8>> {
+    // Of Base64 what is the same whatever stands around it.
+    let base64 = "a2VzdHJlbC03NzMxLXVuZGVyLWdsYXNz";
+    [forms_of(CANARY), vec![base64.into()]].concat()
+}
+
+fn forms_of(secret: &str) -> Vec<Vec<u8>> {
     let hex = |upper| {
-        let digits: String = CANARY.bytes().map(|byte| format!("{byte:02x}")).collect();
+        let digits: String = secret.bytes().map(|byte| format!("{byte:02x}")).collect();
         if upper { digits.to_uppercase() } else { digits }
     };
-    // Of Base64 what is the same whatever stands around it.
-    let base64 = ["a2VzdHJlbC03NzMxLXVuZGVyLWdsYXNz"];
-    let mut forms = vec![CANARY.to_owned(), CANARY.chars().rev().collect(), hex(false), hex(true)];
-    forms.extend(base64.map(str::to_owned));
+    let forms = [secret.to_owned(), secret.chars().rev().collect(), hex(false), hex(true)];
     forms.into_iter().map(String::into_bytes).collect()
 }
 
@@ -80,17 +83,146 @@ async fn no_secret_gets_into_the_file() {
     search(&place);
 }
 
+/// A value that only the call knows to be secret.
+const MARKED: &str = "plover-4410-over-slate";
+
+/// Says the marked argument in every way that a tool can.
+fn repeating(name: &'static str, spec: ToolSpec, fails: bool) -> SharedTool {
+    let run = move |arguments: Value, run: wieldy_core::Run| async move {
+        let secret = arguments[name].as_str().unwrap_or_default().to_owned();
+        run.progress(50.0, format!("at {secret}"));
+        run.warn(format!("beware of {secret}"));
+        for byte in secret.as_bytes() {
+            run.output(Stream::Stdout, &[*byte]);
+        }
+        run.output(Stream::Stdout, format!(" {}", secret.chars().rev().collect::<String>()).as_bytes());
+        run.output(Stream::Stderr, format!("error: {secret}\n").as_bytes());
+        if fails {
+            let error = CallError::new(Code::ExecutionError, format!("no {secret}")).suggest(&secret);
+            return Err(RunError::from(error.detail("why", secret)));
+        }
+        Ok(Outcome::text(format!("it is {secret}")).structured(json!({ &*secret: secret, "list": [{"x": secret}] })))
+    };
+    Arc::new(tool(spec, run))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_marked_sensitive_does_not_get_into_the_file_by_the_output_of_its_call() {
+    let place = Place::sqlite();
+    let marked = |name| ToolSpec::new(name, "").sensitive("seal");
+    let tools = [
+        repeating("seal", marked("say"), false),
+        repeating("seal", marked("fail"), true),
+        repeating("password", ToolSpec::new("login", ""), false),
+    ];
+    let living = place.executor(tools);
+    for (tool, argument) in [("say", "seal"), ("fail", "seal"), ("login", "password")] {
+        // The same value beside the marked one is hidden too.
+        let call = || Call::new(tool, json!({ argument: MARKED, "note": format!("with {MARKED}") }));
+        let given = living.executor.call(call()).await;
+        assert!(json!(given).to_string().contains(MARKED), "the caller gets the answer as it is");
+        let task = living.executor.spawn(call());
+        living.executor.wait(task, &Caller::local()).await.unwrap();
+        let options = Options { idempotency_key: Some("k".into()), ..Options::default() };
+        living.executor.call(call().with(options)).await;
+    }
+    living.journal.flush().await.unwrap();
+    let forms = forms_of(MARKED);
+    search_for(&place, &forms);
+    drop(living);
+    assert_eq!(place.check().executions, 9);
+    search_for(&place, &forms);
+    // The benign twin: the rest of the output is there.
+    let shown = json!(place.store().search(&wieldy_store::Query::default(), 20).unwrap()).to_string();
+    assert!(shown.contains("no [redacted]") && shown.contains("with [redacted]"), "{shown}");
+    let printed = place.sql("SELECT data FROM events WHERE name = 'tool.call.progress'").concat().concat();
+    assert!(printed.contains("at [redacted]") && printed.contains("error: [redacted]"), "{printed}");
+}
+
+/// Prints the first half of an argument, a word on the other stream, and the rest.
+fn parting() -> SharedTool {
+    let run = |arguments: Value, run: wieldy_core::Run| async move {
+        let text = arguments["seal"].as_str().unwrap_or_default().to_owned();
+        let (first, rest) = text.split_at(text.len() / 2);
+        for (stream, part) in [(Stream::Stdout, first), (Stream::Stderr, "warning\n"), (Stream::Stdout, rest)] {
+            run.output(stream, part.as_bytes());
+        }
+        run.output(Stream::Stdout, b" printed\n");
+        run.output(Stream::Stderr, b"done\n");
+        Ok(run.captured())
+    };
+    Arc::new(tool(ToolSpec::new("part", "").sensitive("pin"), run))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_marked_value_that_is_split_over_both_streams_does_not_get_into_the_file() {
+    let place = Place::sqlite();
+    let living = place.executor([parting()]);
+    let keyed = |key: &str, arguments: Value| {
+        let options = Options { idempotency_key: Some(key.into()), ..Options::default() };
+        Call::new("part", arguments).with(options)
+    };
+    let secret = keyed("k", json!({"seal": MARKED, "pin": MARKED}));
+    let plain = keyed("twin", json!({"seal": "an ordinary text", "pin": MARKED}));
+    for (call, parts) in [(&secret, "plover-4410warning\n-over-slate"), (&plain, "an ordinwarning\nary text")] {
+        let given = living.executor.call(call.clone()).await;
+        assert_eq!(given.text(), format!("{parts} printed\ndone\n"), "the caller gets the answer as it is");
+    }
+    drop(living);
+    let (first, rest) = MARKED.split_at(MARKED.len() / 2);
+    search_for(&place, &[first.into(), rest.into()]);
+    // Another process gives what was kept.
+    let living = place.executor([parting()]);
+    let kept = living.executor.call(secret).await;
+    let told = "[the output is not kept: a secret may be split over stdout and stderr in it]";
+    assert_eq!((kept.status, kept.cached, kept.text()), (Status::Success, true, told.to_owned()));
+    let kept = living.executor.call(plain).await;
+    assert_eq!((kept.cached, kept.text()), (true, "an ordinwarning\nary text printed\ndone\n".to_owned()));
+    drop(living);
+    place.check();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_marked_value_hides_none_of_the_engines_own_words() {
+    let place = Place::sqlite();
+    let marked = || ToolSpec::new("say", "").sensitive("seal").sensitive("pin");
+    let living = place.executor([repeating("seal", marked(), true)]);
+    for (seal, pin) in [("failed", "1"), ("E3900", "on"), ("EXECUTION_ERROR", "say"), ("type", "text")] {
+        let options = Options { idempotency_key: Some(seal.into()), ..Options::default() };
+        let call = || Call::new("say", json!({"seal": seal, "pin": pin})).with(options.clone());
+        let first = living.executor.call(call()).await;
+        assert_eq!((first.status, first.cached), (Status::Failed, false));
+    }
+    drop(living);
+    for call in place.store().search(&wieldy_store::Query::default(), 20).unwrap().executions {
+        assert_eq!((call.tool.as_str(), call.status.as_str()), ("say", "failed"));
+        assert_eq!(call.error_code.as_deref(), Some("E3900"));
+        assert_eq!(call.error_message.as_deref(), Some("no [redacted]"));
+    }
+    // The answer that was kept for the key can be read.
+    let living = place.executor([repeating("seal", marked(), true)]);
+    let options = Options { idempotency_key: Some("type".into()), ..Options::default() };
+    let again = living.executor.call(Call::new("say", json!({"seal": "type", "pin": "text"})).with(options)).await;
+    assert_eq!((again.status, again.cached), (Status::Failed, true));
+    drop(living);
+    place.check();
+}
+
 /// Looks through every file of the folder.
 fn search(place: &Place) {
+    search_for(place, &forms());
+}
+
+fn search_for(place: &Place, forms: &[Vec<u8>]) {
     let mut looked = 0;
     for entry in std::fs::read_dir(place.folder.path()).unwrap() {
         let path = entry.unwrap().path();
         let Ok(bytes) = std::fs::read(&path) else { continue };
         looked += bytes.len();
-        for form in forms() {
-            let seen = bytes.windows(form.len()).position(|part| part.eq_ignore_ascii_case(&form));
+        for form in forms {
+            let seen = bytes.windows(form.len()).position(|part| part.eq_ignore_ascii_case(form));
             let around = seen.map(|at| String::from_utf8_lossy(&bytes[at.saturating_sub(200)..at + 60]).into_owned());
-            assert_eq!(around, None, "{} in {}", String::from_utf8_lossy(&form), path.display());
+            assert_eq!(around, None, "{} in {}", String::from_utf8_lossy(form), path.display());
         }
     }
     assert!(looked > 10_000, "there is something to look through");

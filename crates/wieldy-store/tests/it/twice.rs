@@ -14,8 +14,14 @@ on_each_database!(an_id_that_is_given_twice_ends_the_journal_of_who_gives_it_and
 
 fn opening(seq: u64, execution: ExecutionId) -> Arc<Event> {
     let (tool, caller) = (Some("write".into()), Caller::local().into());
-    let subject = Subject { execution: Some(execution), batch: None, call_id: None, tool, caller };
-    let body = Body::CallPending { arguments: Redacted::from(json!({})), task: false, rerun: None, called_as: None };
+    let subject = Subject { execution: Some(execution), tool, ..Subject::of(caller) };
+    let body = Body::CallPending {
+        arguments: Redacted::from(json!({})),
+        task: false,
+        rerun: None,
+        called_as: None,
+        workspace: None,
+    };
     Arc::new(Event { seq, at: Timestamp::now(), subject: Arc::new(subject), body })
 }
 

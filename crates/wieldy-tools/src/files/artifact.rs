@@ -3,7 +3,6 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use regex::bytes::RegexBuilder;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
@@ -13,7 +12,6 @@ use wieldy_core::{CallError, Code, Outcome, Provider, Run, RunError, Tool, ToolS
 use super::error::blocking;
 
 const LENGTH_MAX: u64 = 256 * 1024;
-const PATTERN_BYTES_MAX: usize = 1024 * 1024;
 
 /// Reads kept outputs, in pages or by a pattern.
 pub struct GetArtifact;
@@ -116,10 +114,7 @@ fn whole_characters(bytes: &[u8]) -> usize {
 }
 
 fn lines(run: &Run, id: ArtifactId, pattern: &str, limit: usize) -> Result<Outcome, RunError> {
-    let pattern = RegexBuilder::new(pattern).size_limit(PATTERN_BYTES_MAX).build().map_err(|error| {
-        RunError::invalid_input(format!("the pattern is not a regular expression: {error}"))
-            .suggest("escape special characters with a backslash, such as `\\(`")
-    })?;
+    let pattern = super::pattern::regex(pattern)?;
     let (found, cut) = grep(&**run.artifacts(), id, run.caller(), &pattern, limit).map_err(told)?;
     let mut lines: Vec<String> = found.iter().map(|found| format!("{}:{}", found.line, found.text)).collect();
     if lines.is_empty() {
@@ -135,7 +130,7 @@ fn lines(run: &Run, id: ArtifactId, pattern: &str, limit: usize) -> Result<Outco
     Ok(outcome)
 }
 
-fn told(error: ArtifactError) -> RunError {
+pub(super) fn told(error: ArtifactError) -> RunError {
     let (code, message) = match &error {
         ArtifactError::BadId(_) => (Code::InvalidInput, error.to_string()),
         ArtifactError::NotFound(_) => (Code::FileNotFound, error.to_string()),

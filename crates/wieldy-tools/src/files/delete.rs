@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Outcome, Run, RunError, Tool, ToolSpec};
+use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
 use super::guard::Guard;
@@ -54,7 +54,7 @@ impl Tool for Delete {
         )
     }
 
-    fn names_of(&self, thing: &str) -> Vec<String> {
+    fn names_of(&self, thing: &str, _: &Confinement) -> Vec<String> {
         self.workspace.names_of(thing)
     }
 

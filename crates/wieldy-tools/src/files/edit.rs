@@ -5,7 +5,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
-use wieldy_core::{Outcome, Run, RunError, Tool, ToolSpec};
+use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
 use super::replace::{NotReplaced, Replaced, replace};
@@ -57,7 +57,7 @@ impl Tool for Edit {
         .reads("path")
     }
 
-    fn names_of(&self, thing: &str) -> Vec<String> {
+    fn names_of(&self, thing: &str, _: &Confinement) -> Vec<String> {
         self.workspace.names_of(thing)
     }
 

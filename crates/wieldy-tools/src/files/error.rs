@@ -18,6 +18,10 @@ pub(crate) enum FileError {
     Links { path: String },
     #[error("the operating system does not let us {doing} `{path}`")]
     Denied { doing: &'static str, path: String },
+    #[error("the operating system does not let us open `{path}`: it belongs to user {owner} with mode {mode:03o}")]
+    Closed { path: String, owner: u32, mode: u32 },
+    #[error("cannot {doing} `{path}`: it is on a read-only file system")]
+    ReadOnly { doing: &'static str, path: String },
     #[error("`{path}` is hidden, as secrets and the executor's own files are")]
     Hidden { path: String },
     #[error("`{path}` is protected, as what others execute or take orders from is")]
@@ -58,7 +62,8 @@ impl FileError {
             Errno::NOENT => Self::Missing { path, near: None },
             Errno::LOOP => Self::Links { path },
             Errno::XDEV => Self::Outside { path },
-            Errno::ACCESS | Errno::PERM | Errno::ROFS => Self::Denied { doing, path },
+            Errno::ACCESS | Errno::PERM => Self::Denied { doing, path },
+            Errno::ROFS => Self::ReadOnly { doing, path },
             Errno::NAMETOOLONG => PathError::TooLong { bytes: path.len() }.into(),
             Errno::NOTDIR => Self::Kind { path, is: "below a file", wanted: "below a folder" },
             Errno::ISDIR => Self::Kind { path, is: "a folder", wanted: "a file" },
@@ -79,7 +84,9 @@ impl FileError {
             | Self::Links { .. }
             | Self::Hidden { .. }
             | Self::Protected { .. }
-            | Self::Denied { .. } => Code::FilesystemPolicyViolation,
+            | Self::Denied { .. }
+            | Self::Closed { .. }
+            | Self::ReadOnly { .. } => Code::FilesystemPolicyViolation,
             Self::Missing { .. } | Self::NoFolder { .. } => Code::FileNotFound,
             Self::Path(_)
             | Self::Kind { .. }
@@ -109,9 +116,34 @@ impl FileError {
             Self::TooLarge { .. } => "find the part you need with `Search`",
             Self::Stale { .. } => "read it again, then repeat the change on what is there now",
             Self::Refused { suggestion, .. } => return suggestion.clone(),
-            Self::Kind { .. } | Self::Denied { .. } | Self::Io { .. } | Self::Stopped => return None,
+            Self::Closed { .. } => {
+                let user = rustix::process::geteuid().as_raw();
+                return Some(format!("do without it, or ask a person for the right: wieldy runs as user {user}"));
+            }
+            Self::Denied { doing, path } => {
+                let user = rustix::process::geteuid().as_raw();
+                let closed = closed(doing, path);
+                return Some(format!(
+                    "do without it, or ask a person for the right: wieldy runs as user {user}, and `ls -ld '{closed}'` \
+                     tells owner and mode"
+                ));
+            }
+            Self::ReadOnly { .. } => {
+                "write to another folder; a person can mount this one so that it can be written to"
+            }
+            Self::Kind { .. } | Self::Io { .. } | Self::Stopped => return None,
         };
         Some(text.to_owned())
+    }
+}
+
+/// The path whose rights were missing. A file is written and deleted by changing its folder, and need not be there itself.
+fn closed<'a>(doing: &str, path: &'a str) -> &'a str {
+    let folder = path.trim_end_matches('/').rsplit_once('/').map_or(".", |(folder, _)| folder);
+    match doing {
+        "write" | "delete" | "open the folder of" if folder.is_empty() => "/",
+        "write" | "delete" | "open the folder of" => folder,
+        _ => path,
     }
 }
 
@@ -137,5 +169,46 @@ pub(crate) async fn blocking<T: Send + 'static, E: From<FileError> + Send + 'sta
         Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
         // The runtime is shutting down and never began the work.
         Err(_) => Err(FileError::Stopped.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(number: Errno) -> (String, Option<String>) {
+        let error = FileError::io("write", "a.txt", io::Error::from(number));
+        (error.to_string(), error.suggestion())
+    }
+
+    #[test]
+    fn a_read_only_file_system_is_told_apart_from_missing_rights() {
+        let (message, suggestion) = told(Errno::ROFS);
+        assert_eq!(message, "cannot write `a.txt`: it is on a read-only file system");
+        let hint = "write to another folder; a person can mount this one so that it can be written to";
+        assert_eq!(suggestion.as_deref(), Some(hint));
+        let (message, suggestion) = told(Errno::ACCESS);
+        assert_eq!(message, "the operating system does not let us write `a.txt`");
+        let user = rustix::process::geteuid().as_raw();
+        let hint = format!(
+            "do without it, or ask a person for the right: wieldy runs as user {user}, and `ls -ld '.'` tells owner and mode"
+        );
+        assert_eq!(suggestion, Some(hint));
+    }
+
+    #[test]
+    fn missing_rights_are_looked_for_where_they_are_missing() {
+        let found = [("write", "new"), ("write", "a/b/new"), ("delete", "/w/old"), ("delete", "/old"), ("read", "a/b")];
+        assert_eq!(found.map(|(doing, path)| closed(doing, path)), [".", "a/b", "/w", "/", "a/b"]);
+    }
+
+    #[test]
+    fn a_closed_file_is_told_with_its_owner_and_mode() {
+        let error = FileError::Closed { path: "s".into(), owner: 0, mode: 0o600 };
+        let told = "the operating system does not let us open `s`: it belongs to user 0 with mode 600";
+        assert_eq!(error.to_string(), told);
+        let user = rustix::process::geteuid().as_raw();
+        let hint = format!("do without it, or ask a person for the right: wieldy runs as user {user}");
+        assert_eq!(error.suggestion(), Some(hint));
     }
 }

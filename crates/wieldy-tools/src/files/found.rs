@@ -28,11 +28,21 @@ pub(crate) struct Findings {
     pub(crate) skipped: usize,
     /// Whether some files were not reached.
     pub(crate) unfinished: bool,
+    /// The limit that kept the search from some files.
+    pub(crate) left_out: Option<String>,
 }
 
 impl Findings {
     pub(crate) fn new(limit: usize) -> Self {
-        Self { text: String::new(), matches: Vec::new(), count: 0, left: limit, skipped: 0, unfinished: false }
+        Self {
+            text: String::new(),
+            matches: Vec::new(),
+            count: 0,
+            left: limit,
+            skipped: 0,
+            unfinished: false,
+            left_out: None,
+        }
     }
 
     /// Whether going on would change nothing.
@@ -72,14 +82,18 @@ impl Findings {
     /// The answer.
     pub(crate) fn outcome(self) -> Outcome {
         let shown = self.matches.len();
-        let cut = shown < self.count || self.unfinished;
+        let more = shown < self.count || self.unfinished;
+        let cut = more || self.left_out.is_some();
         let mut text = if self.count == 0 { "no matches\n".to_owned() } else { self.text };
-        if cut {
+        if more {
             let least = if self.unfinished { "at least " } else { "" };
             text.push_str(&format!(
                 "[{shown} of {least}{} matching lines; narrow the search for the rest]\n",
                 self.count
             ));
+        }
+        if let Some(left_out) = self.left_out {
+            text.push_str(&format!("[{left_out}]\n"));
         }
         if self.skipped > 0 {
             text.push_str(&format!("[{} files could not be searched]\n", self.skipped));

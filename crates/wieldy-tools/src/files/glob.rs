@@ -8,7 +8,7 @@ use globset::{GlobBuilder, GlobMatcher};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
-use wieldy_core::{Outcome, Run, RunError, Tool, ToolSpec};
+use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
 use super::walk::WalkOptions;
@@ -65,7 +65,7 @@ impl Tool for Glob {
         )
     }
 
-    fn names_of(&self, thing: &str) -> Vec<String> {
+    fn names_of(&self, thing: &str, _: &Confinement) -> Vec<String> {
         self.workspace.names_of(thing)
     }
 
@@ -90,7 +90,8 @@ fn glob(workspace: &Workspace, args: &GlobArgs, run: &Run) -> Result<Outcome, Fi
     let paths: Vec<String> =
         found.by_ref().take(limit).map(|entry| entry.path.to_string_lossy().into_owned()).collect();
     let more = paths.len() == limit && found.next().is_some();
-    let cut = more || walk.cut;
+    let left_out = walk.left_out();
+    let cut = more || left_out.is_some();
     let mut text = paths.join("\n");
     if paths.is_empty() {
         text.push_str("no matches");
@@ -98,8 +99,11 @@ fn glob(workspace: &Workspace, args: &GlobArgs, run: &Run) -> Result<Outcome, Fi
             text.push_str(&format!("; `**/{}` looks in the folders below too", args.pattern));
         }
     }
-    if cut {
+    if more {
         text.push_str(&format!("\n[only the first {}]", paths.len()));
+    }
+    if let Some(left_out) = left_out {
+        text.push_str(&format!("\n[{left_out}]"));
     }
     let count = paths.len();
     let mut outcome = Outcome::text(text).structured(json!({ "paths": paths, "count": count, "cut": cut }));

@@ -1,17 +1,19 @@
 //! What the file tools leave alone: the secrets that sandboxes hide, and what they protect since somebody outside would execute it.
 
 use std::ffi::OsString;
+use std::io::Read;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, readlink, statat};
+use cap_std::fs::Dir;
+use rustix::fs::{AtFlags, FileType, fgetxattr, readlink, statat};
 use wieldy_core::FileRules;
-use wieldy_core::secrets::{HIDDEN, PROTECTED, PROTECTED_WHERE_THERE};
+use wieldy_core::secrets::{HIDDEN, PLACEHOLDER_BYTES_MAX, PLACEHOLDER_MARK, PROTECTED, PROTECTED_WHERE_THERE};
 
 use super::error::FileError;
 use super::path::joined;
-use super::workspace::Workspace;
+use super::workspace::{Workspace, open_plain, open_plain_folder};
 
 /// What git executes, or what says where that is, at the top of a repository.
 const OF_GIT: [&str; 5] = [".git", ".git/commondir", ".git/config", ".git/config.worktree", ".git/hooks"];
@@ -36,7 +38,8 @@ impl Workspace {
     /// What a call under these rules leaves alone.
     pub(crate) fn guard<'a>(&'a self, rules: &'a FileRules) -> Guard<'a> {
         let mut guard = Guard { workspace: self, rules, behind: Vec::new(), links: Vec::new() };
-        let usual = HIDDEN.iter().chain(&PROTECTED).chain(&PROTECTED_WHERE_THERE).chain(&OF_GIT).map(Path::new);
+        let usual = HIDDEN.iter().chain(&PROTECTED_WHERE_THERE).chain(&OF_GIT).copied();
+        let usual = usual.chain(PROTECTED.iter().map(|name| name.path)).map(Path::new);
         let by_rule = [&rules.hidden, &rules.protected, &rules.own].into_iter().flatten();
         let by_rule = by_rule.map(|path| path.strip_prefix(self.path()).unwrap_or(path));
         for name in usual.chain(by_rule.filter(|path| path.is_relative())) {
@@ -76,7 +79,7 @@ impl Guard<'_> {
     /// Refuses to make, change or remove what is protected, and secrets that are there. The path begins at the root and leads through no link.
     pub(crate) fn check_changed(&self, path: &Path) -> Result<(), FileError> {
         let root = self.workspace.path();
-        let is_there = |path: &Path| self.workspace.root().symlink_metadata(path).is_ok();
+        let is_there = |path: &Path| self.workspace.root().symlink_metadata(path).is_ok() && !self.is_placeholder(path);
         for name in self.names(path) {
             if self.rules.protects(root, &name, is_there) || self.links.contains(&name) {
                 return Err(FileError::Protected { path: path.display().to_string() });
@@ -86,6 +89,12 @@ impl Guard<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Returns true if a sandbox put this there to hold the name and nothing was done with it since: for tools there is nothing. The path
+    /// begins at the root and leads through no link.
+    pub(crate) fn is_placeholder(&self, path: &Path) -> bool {
+        self.rules.may_hold(self.workspace.path(), path) && is_as_made(self.workspace.root(), path)
     }
 
     /// What a path can be called: itself, and what it is behind a name that is a link.
@@ -134,6 +143,22 @@ impl Guard<'_> {
         });
         Some((link.to_owned(), next))
     }
+}
+
+/// Returns true if something has a placeholder's mark and is as it was made: a file with that content, or a folder of others.
+fn is_as_made(folder: &Dir, path: &Path) -> bool {
+    let Ok(file) = open_plain(folder, path) else { return false };
+    let mut content = [0; PLACEHOLDER_BYTES_MAX];
+    let Ok(count) = fgetxattr(&file, PLACEHOLDER_MARK, &mut content) else { return false };
+    if file.metadata().is_ok_and(|found| found.is_dir()) {
+        let inside = open_plain_folder(folder, path).and_then(|inside| Ok((inside.entries()?, inside)));
+        return inside.is_ok_and(|(mut entries, inside)| {
+            entries.all(|entry| entry.is_ok_and(|entry| is_as_made(&inside, Path::new(&entry.file_name()))))
+        });
+    }
+    let mut found = Vec::new();
+    let read = file.take(PLACEHOLDER_BYTES_MAX as u64 + 1).read_to_end(&mut found);
+    read.is_ok() && content.get(..count) == Some(&found)
 }
 
 /// Joins without a slash at the end where there is nothing to join.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use wieldy_core::{Outcome, Run, RunError, Tool, ToolSpec};
+use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
 use super::walk::{Entry, WalkOptions};
@@ -68,7 +68,7 @@ impl Tool for List {
         )
     }
 
-    fn names_of(&self, thing: &str) -> Vec<String> {
+    fn names_of(&self, thing: &str, _: &Confinement) -> Vec<String> {
         self.workspace.names_of(thing)
     }
 
@@ -91,13 +91,15 @@ fn list(workspace: &Workspace, args: &ListArgs, run: &Run) -> Result<Outcome, Fi
         entries.push(value);
     }
     let more = entries.len() == limit && walk.next().is_some();
-    let cut = more || walk.cut;
+    let left_out = walk.left_out();
+    let cut = more || left_out.is_some();
     if lines.is_empty() {
         lines.push(format!("`{given}` is empty, or all in it is hidden or ignored"));
     }
-    if cut {
+    if more {
         lines.push(format!("[only the first {} entries]", entries.len()));
     }
+    lines.extend(left_out.map(|left_out| format!("[{left_out}]")));
     let count = entries.len();
     let mut outcome = Outcome::text(lines.join("\n"))
         .structured(json!({ "path": given.to_string(), "entries": entries, "count": count, "cut": cut }));

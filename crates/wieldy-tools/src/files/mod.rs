@@ -1,4 +1,4 @@
-//! The workspace tools: read, write, edit, delete, list, search and find files; and read kept outputs.
+//! The workspace tools: read, write, edit, delete, list, search, find and query files; and read kept outputs.
 
 mod error;
 mod guard;
@@ -9,6 +9,7 @@ mod workspace;
 
 mod diff;
 mod found;
+mod pattern;
 mod replace;
 mod save;
 mod walk;
@@ -18,6 +19,7 @@ mod delete;
 mod edit;
 mod glob;
 mod list;
+mod query;
 mod read;
 mod search;
 mod write;
@@ -27,8 +29,10 @@ pub use delete::Delete;
 pub use edit::Edit;
 pub use glob::Glob;
 pub use list::List;
+pub use query::QueryVfs;
 pub use read::Read;
 pub use search::Search;
+pub(crate) use workspace::read_options;
 pub use workspace::{Workspace, WorkspaceError};
 pub use write::Write;
 

@@ -7,7 +7,7 @@ use encoding_rs::Encoding;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
-use wieldy_core::{Content, Outcome, Run, RunError, Tool, ToolSpec};
+use wieldy_core::{Confinement, Content, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
 use super::stale::note_gone;
@@ -54,7 +54,7 @@ impl Tool for Read {
         )
     }
 
-    fn names_of(&self, thing: &str) -> Vec<String> {
+    fn names_of(&self, thing: &str, _: &Confinement) -> Vec<String> {
         self.workspace.names_of(thing)
     }
 

@@ -1,5 +1,7 @@
 //! Replacing exact text by other text, and saying what is there instead when it is not found. Pure.
 
+use std::ops::ControlFlow;
+
 /// Text with replacements made.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Replaced {
@@ -30,6 +32,8 @@ pub(crate) struct Near {
     pub(crate) text: String,
 }
 
+/// The maximal number of lines that are compared to find similar text.
+const NEAR_LOOKS_MAX: usize = 1_000_000;
 /// How many lines are named when a text occurs several times.
 const LINES_SHOWN_MAX: usize = 20;
 
@@ -103,7 +107,24 @@ fn near(text: &str, old: &str) -> Option<Near> {
             (false, false) => line == wanted[index],
         }
     };
-    let start = lines.windows(wanted.len()).position(|run| run.iter().enumerate().all(|(at, line)| fits(at, line)))?;
+    // In a file with many equal lines, each place is compared almost to its end.
+    let mut looks_left = NEAR_LOOKS_MAX;
+    let mut look = |at: usize, line: &str| {
+        looks_left = looks_left.checked_sub(1)?;
+        Some(fits(at, line))
+    };
+    let mut runs = lines.windows(wanted.len());
+    let start = runs.try_fold(0, |start, run| {
+        for (at, line) in run.iter().enumerate() {
+            match look(at, line) {
+                Some(true) => {}
+                Some(false) => return ControlFlow::Continue(start + 1),
+                None => return ControlFlow::Break(None),
+            }
+        }
+        ControlFlow::Break(Some(start))
+    });
+    let ControlFlow::Break(Some(start)) = start else { return None };
     Some(Near { line: start + 1, text: lines[start..start + wanted.len()].join("\n") })
 }
 
@@ -151,6 +172,12 @@ mod tests {
         assert_eq!(replaced("a\r\nb\r\n", "a\r\nb", "x\r\ny", false), done("x\r\ny\r\n", 1));
         assert_eq!(replaced("a\r\nb\nc", "b\nc", "x\ny", false), done("a\r\nx\ny", 1), "mixed: taken literally");
         assert_eq!(replaced("a\r\n", "\r\n", "\n", false), Err(NotReplaced::Same));
+    }
+
+    #[test]
+    fn what_comes_near_is_not_looked_for_for_ever() {
+        let (text, old) = ("a\n".repeat(100_000), format!("{}b", "a\n".repeat(5_000)));
+        assert_eq!(replace(&text, &old, "x", false, 100), Err(NotReplaced::Absent { near: None }));
     }
 
     proptest! {

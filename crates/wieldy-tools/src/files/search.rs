@@ -13,13 +13,13 @@ use grep_searcher::{BinaryDetection, Searcher, SearcherBuilder};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
-use wieldy_core::{Outcome, Run, RunError, Tool, ToolSpec};
+use wieldy_core::{Confinement, Outcome, Run, RunError, Tool, ToolSpec};
 
 use super::error::{FileError, blocking};
 use super::found::{FileSink, Findings};
-use super::glob;
 use super::walk::WalkOptions;
 use super::workspace::Workspace;
+use super::{glob, pattern};
 
 /// A file with a longer line than this is passed over, so that it costs no more memory.
 const LINE_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -97,7 +97,7 @@ impl Tool for Search {
         .timeout(Duration::from_secs(30))
     }
 
-    fn names_of(&self, thing: &str) -> Vec<String> {
+    fn names_of(&self, thing: &str, _: &Confinement) -> Vec<String> {
         self.workspace.names_of(thing)
     }
 
@@ -112,8 +112,12 @@ fn search(workspace: &Workspace, args: &SearchArgs, run: &Run) -> Result<Outcome
     let matcher = matcher(args)?;
     let wanted = args.glob.as_deref().map(glob::filter).transpose()?;
     let given = workspace.given(&args.path)?;
-    let mut search =
-        FileSearch { matcher, searcher: searcher(args), stop, findings: Findings::new(args.limit.get() as usize) };
+    let mut search = FileSearch {
+        matcher,
+        searcher: searcher(args.context),
+        stop,
+        findings: Findings::new(args.limit.get() as usize),
+    };
     match workspace.open_file(&given, guard) {
         Ok((file, _)) => search.file(given.relative(), file),
         Err(FileError::Kind { is: "a folder", .. }) => {
@@ -133,7 +137,7 @@ fn search(workspace: &Workspace, args: &SearchArgs, run: &Run) -> Result<Outcome
                     break;
                 }
             }
-            search.findings.unfinished |= walk.cut;
+            search.findings.left_out = walk.left_out();
         }
         Err(error) => return Err(error),
     }
@@ -166,9 +170,9 @@ impl FileSearch<'_> {
 }
 
 /// A reader that ends with an error once the run is told to stop.
-struct Stoppable<'a, R> {
-    reader: R,
-    stop: &'a CancellationToken,
+pub(super) struct Stoppable<'a, R> {
+    pub(super) reader: R,
+    pub(super) stop: &'a CancellationToken,
 }
 
 impl<R: io::Read> io::Read for Stoppable<'_, R> {
@@ -180,8 +184,9 @@ impl<R: io::Read> io::Read for Stoppable<'_, R> {
     }
 }
 
-fn searcher(args: &SearchArgs) -> Searcher {
-    let context = usize::from(args.context.min(20));
+/// A searcher that shows this many lines before and after each match.
+pub(super) fn searcher(context: u8) -> Searcher {
+    let context = usize::from(context.min(20));
     SearcherBuilder::new()
         .line_number(true)
         .line_terminator(LineTerminator::crlf())
@@ -200,20 +205,7 @@ fn matcher(args: &SearchArgs) -> Result<RegexMatcher, FileError> {
         .fixed_strings(args.literal)
         .multi_line(true)
         .crlf(true);
-    builder.build(&args.pattern).map_err(|error| match error.kind() {
-        grep_regex::ErrorKind::NotAllowed(_) => FileError::refused(
-            "the pattern holds a line break, and each line is searched by itself",
-            "search for one of the lines, with `context` to see those around it",
-        ),
-        _ => FileError::refused(
-            // The error as such shows the pattern with what was put around it, and points at the wrong place.
-            match regex::bytes::Regex::new(&args.pattern) {
-                Err(plain) => format!("the pattern is not a regular expression: {plain}"),
-                Ok(_) => format!("the pattern cannot be searched for: {error}"),
-            },
-            "escape special characters with a backslash, such as `\\(`, or set `literal`",
-        ),
-    })
+    pattern::line_matcher(&args.pattern, &mut builder)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cap_std::fs::{Dir, File, FileType};
+use cap_std::fs::{Dir, File, FileType, Metadata};
 use ignore::Match;
 use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use tokio_util::sync::CancellationToken;
@@ -22,8 +22,8 @@ use super::workspace::{open_plain, open_plain_folder};
 const ENTRIES_MAX: usize = 1_000_000;
 /// How deep a walk goes; each level costs an open handle.
 const DEPTH_MAX: u32 = 100;
-/// More than this of a file of rules is not read.
-const RULES_BYTES_MAX: u64 = 1024 * 1024;
+/// More than this of the files of rules that hold for a folder is not read: rules take much more memory than text.
+const RULES_BYTES_MAX: usize = 256 * 1024;
 /// The files that hold rules; the later wins.
 const RULES_FILES: [&str; 2] = [".gitignore", ".ignore"];
 
@@ -55,7 +55,12 @@ impl Entry {
 
     /// Its size, where that can be seen.
     pub(crate) fn bytes(&self) -> Option<u64> {
-        self.folder.symlink_metadata(&self.name).ok().map(|metadata| metadata.len())
+        self.metadata().map(|metadata| metadata.len())
+    }
+
+    /// Its size, times and type, where they can be seen.
+    pub(crate) fn metadata(&self) -> Option<Metadata> {
+        self.folder.symlink_metadata(&self.name).ok()
     }
 }
 
@@ -67,7 +72,9 @@ pub(crate) struct Walk<'a> {
     frames: Vec<Frame>,
     seen: usize,
     /// Whether the walk ended before everything was shown.
-    pub(crate) cut: bool,
+    cut: bool,
+    /// True if there were folders below the deepest that it enters.
+    too_deep: bool,
 }
 
 /// A folder that the walk is in.
@@ -88,11 +95,25 @@ impl<'a> Walk<'a> {
         guard: &'a Guard<'_>,
         stop: &'a CancellationToken,
     ) -> io::Result<Self> {
-        let mut walk = Self { options, guard, stop, frames: Vec::new(), seen: 0, cut: false };
+        let mut walk = Self { options, guard, stop, frames: Vec::new(), seen: 0, cut: false, too_deep: false };
         let rules = if options.ignored { Arc::default() } else { Rules::above(root, path) };
         let frame = walk.enter(path.to_owned(), folder, rules)?;
         walk.frames.push(frame);
         Ok(walk)
+    }
+
+    /// Tells which limit kept the walk from showing everything, if one did.
+    pub(crate) fn left_out(&self) -> Option<String> {
+        if self.stop.is_cancelled() {
+            Some("the call was stopped before all folders were read".to_owned())
+        } else if self.cut {
+            Some(format!("only the first {ENTRIES_MAX} files and folders were looked at; give a `path` further down"))
+        } else if self.too_deep {
+            let told = "folders more than {} levels down were left out; give a `path` further down to look there";
+            Some(told.replace("{}", &DEPTH_MAX.to_string()))
+        } else {
+            None
+        }
     }
 
     fn enter(&mut self, path: PathBuf, folder: Dir, above: Arc<Rules>) -> io::Result<Frame> {
@@ -143,15 +164,16 @@ impl Iterator for Walk<'_> {
             };
             let path = joined(&frame.path, Path::new(&name));
             let (folder, rules) = (frame.folder.clone(), frame.rules.clone());
-            if !self.shows(&rules, &path, &name, file_type) {
+            if !self.shows(&rules, &path, &name, file_type) || self.guard.is_placeholder(&path) {
                 continue;
             }
             if file_type.is_dir() && depth < self.options.depth && self.guard.check_shown(&path).is_ok() {
                 // A folder that is gone, closed to us or no folder any more is shown without what is in it.
-                let inside = open_plain_folder(&folder, Path::new(&name));
                 if depth >= DEPTH_MAX {
-                    self.cut = true;
-                } else if let Ok(frame) = inside.and_then(|inside| self.enter(path.clone(), inside, rules)) {
+                    self.too_deep = true;
+                } else if let Ok(frame) = open_plain_folder(&folder, Path::new(&name))
+                    .and_then(|inside| self.enter(path.clone(), inside, rules))
+                {
                     self.frames.push(frame);
                 }
             }
@@ -166,6 +188,8 @@ struct Rules {
     path: PathBuf,
     own: Vec<Gitignore>,
     above: Option<Arc<Rules>>,
+    /// The size of the rules, with those of the folders above.
+    bytes: usize,
 }
 
 enum Verdict {
@@ -176,10 +200,9 @@ enum Verdict {
 impl Rules {
     /// The rules of the workspace's root and of the folders between it and `path`.
     fn above(root: &Dir, path: &Path) -> Arc<Self> {
-        let mut rules = Arc::new(Self {
-            own: rules_in(root, Path::new(".git/info/exclude")).into_iter().collect(),
-            ..Self::default()
-        });
+        let mut bytes = 0;
+        let own = rules_in(root, Path::new(".git/info/exclude"), &mut bytes).into_iter().collect();
+        let mut rules = Arc::new(Self { own, bytes, ..Self::default() });
         if path == Path::new(".") {
             return rules;
         }
@@ -198,8 +221,9 @@ impl Rules {
 
     /// The rules of one folder, on top of those above it.
     fn of(folder: &Dir, path: &Path, above: Arc<Self>) -> Arc<Self> {
-        let own: Vec<_> = RULES_FILES.iter().filter_map(|name| rules_in(folder, Path::new(name))).collect();
-        if own.is_empty() { above } else { Arc::new(Self { path: path.to_owned(), own, above: Some(above) }) }
+        let mut bytes = above.bytes;
+        let own: Vec<_> = RULES_FILES.iter().filter_map(|name| rules_in(folder, Path::new(name), &mut bytes)).collect();
+        if own.is_empty() { above } else { Arc::new(Self { path: path.to_owned(), own, above: Some(above), bytes }) }
     }
 
     fn matched(&self, path: &Path, is_folder: bool) -> Option<Verdict> {
@@ -215,10 +239,12 @@ impl Rules {
     }
 }
 
-fn rules_in(folder: &Dir, name: &Path) -> Option<Gitignore> {
+/// The rules in a file, as far as there is room for more.
+fn rules_in(folder: &Dir, name: &Path, bytes: &mut usize) -> Option<Gitignore> {
     let file = open_plain(folder, name).ok().filter(|file| file.metadata().is_ok_and(|found| found.is_file()))?;
     let mut text = Vec::new();
-    file.take(RULES_BYTES_MAX).read_to_end(&mut text).ok()?;
+    file.take(RULES_BYTES_MAX.saturating_sub(*bytes) as u64).read_to_end(&mut text).ok()?;
+    *bytes += text.len();
     let mut builder = GitignoreBuilder::new("");
     for line in String::from_utf8_lossy(&text).lines() {
         // A line that is no rule is passed over, as git does.

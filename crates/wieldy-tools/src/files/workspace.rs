@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blake3::Hash;
 use cap_std::ambient_authority;
-use cap_std::fs::{Dir, File, FileType, FileTypeExt, Metadata, OpenOptions, OpenOptionsExt};
+use cap_std::fs::{Dir, File, FileType, FileTypeExt, Metadata, MetadataExt as _, OpenOptions, OpenOptionsExt};
 use rustix::fs::OFlags;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::name::{did_you_mean, near_misses};
@@ -26,6 +26,8 @@ use super::walk::{Walk, WalkOptions};
 pub(crate) const FILE_BYTES_MAX: u64 = 32 * 1024 * 1024;
 /// How many neighbours of a missing file are looked at to find the one that was meant.
 const NEIGHBOURS_MAX: usize = 1000;
+/// The maximal number of links in a row that are followed to a missing file; Linux follows as many.
+const LINKS_MAX: usize = 40;
 /// How many files can be written at once; those that share a lock by chance wait for each other.
 const WRITERS_MAX: usize = 64;
 
@@ -108,13 +110,22 @@ impl Workspace {
     /// Opens a regular file to read that is no secret. Anything else is refused, and not opened if that can be known before.
     pub(crate) fn open_file(&self, given: &GivenPath, guard: &Guard<'_>) -> Result<(File, Metadata), FileError> {
         let failed = |source| self.missing(guard, given, FileError::io("open", given, source));
+        self.check_placeholder(given, guard)?;
         let metadata = self.root.metadata(given.relative()).map_err(failed)?;
-        let wanted = if given.names_folder() { "a folder" } else { "a file" };
         let is = kind(metadata.file_type());
-        if is != "a file" || given.names_folder() {
-            return Err(FileError::Kind { path: given.to_string(), is, wanted });
+        if is != "a file" {
+            return Err(FileError::Kind { path: given.to_string(), is, wanted: "a file" });
         }
-        let file = self.root.open_with(given.relative(), &reading()).map_err(failed)?;
+        // `note.txt/` names a folder, and there is none.
+        if given.names_folder() {
+            return Err(FileError::Kind { path: given.to_string(), is, wanted: "a folder" });
+        }
+        let file = self.root.open_with(given.relative(), &read_options()).map_err(|source| match failed(source) {
+            FileError::Denied { path, .. } => {
+                FileError::Closed { path, owner: metadata.uid(), mode: metadata.mode() & 0o7777 }
+            }
+            error => error,
+        })?;
         let metadata = regular(&file, given)?;
         self.names(given.relative()).iter().try_for_each(|name| guard.check_opened(&file, name))?;
         Ok((file, metadata))
@@ -122,6 +133,7 @@ impl Workspace {
 
     /// Opens a folder to look into.
     fn open_folder(&self, given: &GivenPath, guard: &Guard<'_>) -> Result<Dir, FileError> {
+        self.check_placeholder(given, guard)?;
         self.root.open_dir(given.relative()).map_err(|source| {
             let raw = source.raw_os_error();
             if raw == Some(rustix::io::Errno::NOTDIR.raw_os_error())
@@ -131,6 +143,14 @@ impl Workspace {
             }
             self.missing(guard, given, FileError::io("open", given, source))
         })
+    }
+
+    /// Refuses a placeholder of a sandbox as if nothing were there.
+    fn check_placeholder(&self, given: &GivenPath, guard: &Guard<'_>) -> Result<(), FileError> {
+        match self.names(given.relative()).iter().any(|name| guard.is_placeholder(name)) {
+            true => Err(self.missing(guard, given, FileError::Missing { path: given.to_string(), near: None })),
+            false => Ok(()),
+        }
     }
 
     /// Walks through a folder, showing paths from the root with all links resolved, and nothing of what is in hidden folders.
@@ -174,15 +194,27 @@ impl Workspace {
         own.into_iter().chain([self.resolved(path).unwrap_or_default()]).collect()
     }
 
-    /// The path from the root with all links resolved. What is not there yet has the name of what is, and the rest as it was written; what cannot
-    /// be told is the empty path.
+    /// The path from the root with all links resolved, those to what is not there yet included. What is not there has the
+    /// name of what is, and the rest as it was written; what cannot be told is the empty path.
     fn resolved(&self, path: &Path) -> Option<PathBuf> {
+        self.followed(path, LINKS_MAX)
+    }
+
+    fn followed(&self, path: &Path, links_left: usize) -> Option<PathBuf> {
         path.ancestors().find_map(|above| {
             let found = self.root.canonicalize(if above.as_os_str().is_empty() { Path::new(".") } else { above });
             let rest = path.strip_prefix(above).expect("an ancestor is a prefix");
             match found {
                 Ok(found) => Some(joined(&found, rest)),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    let target = self.root.read_link_contents(above).ok()?;
+                    // Joining nothing would add a slash.
+                    let next: PathBuf = above.parent()?.join(&target).components().chain(rest.components()).collect();
+                    let followed = links_left.checked_sub(1).filter(|_| target.is_relative());
+                    Some(followed.and_then(|links_left| self.followed(&next, links_left)).unwrap_or_default())
+                }
+                // Below a file there is nothing, and a placeholder may be a file.
+                Err(error) if error.kind() == io::ErrorKind::NotADirectory => None,
                 Err(_) => Some(PathBuf::new()),
             }
         })
@@ -264,7 +296,9 @@ impl Workspace {
         self.names(above).iter().try_for_each(|name| guard.check_shown(name)).ok()?;
         let names: Vec<String> = entries
             .take(NEIGHBOURS_MAX)
-            .filter_map(|entry| Some(joined(above, Path::new(&entry.ok()?.file_name())).to_str()?.to_owned()))
+            .filter_map(|entry| Some(joined(above, Path::new(&entry.ok()?.file_name()))))
+            .filter(|path| !guard.is_placeholder(path))
+            .filter_map(|path| path.to_str().map(str::to_owned))
             .collect();
         let wanted = joined(above, Path::new(name));
         did_you_mean(&near_misses(wanted.to_str()?, names.iter().map(String::as_str)))
@@ -365,7 +399,8 @@ fn hash_of(file: File) -> io::Result<Hash> {
     Ok(hasher.finalize())
 }
 
-fn reading() -> OpenOptions {
+/// Returns the options to open a file for reading; a pipe in its place keeps no reader waiting.
+pub(crate) fn read_options() -> OpenOptions {
     with_flags(OFlags::NONBLOCK | OFlags::NOCTTY)
 }
 

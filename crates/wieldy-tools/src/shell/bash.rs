@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::Deserialize;
-use wieldy_core::{Command, Outcome, Provider, Run, RunError, Stdin, Terminal, Tool, ToolSpec};
+use wieldy_core::{Command, Confinement, Outcome, Program, Provider, Run, RunError, Stdin, Terminal, Tool, ToolSpec};
 
-use super::Processes;
 use super::process::{check_words, run_command, start_folder};
 use super::process_tools::answer;
 use super::processes::{END_OF_TRANSMISSION, State};
+use super::{Processes, RUN_PROGRAMS, named};
 
 /// Becomes the same shell again, with complaints and output in one stream: read from two pipes, nobody could tell which of
 /// them came first. `--` ends the shell's own options, as a command line that begins with `-` is not one of them.
@@ -48,7 +48,7 @@ pub struct BashArgs {
 /// A terminal as one asks for it.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(untagged)]
-enum TerminalArg {
+pub(super) enum TerminalArg {
     /// The usual one, or none.
     Wanted(bool),
     /// One of this size.
@@ -61,7 +61,7 @@ enum TerminalArg {
 }
 
 impl TerminalArg {
-    fn terminal(self) -> Option<Terminal> {
+    pub(super) fn terminal(self) -> Option<Terminal> {
         match self {
             Self::Wanted(false) => None,
             Self::Wanted(true) => Some(Terminal { rows: 24, columns: 80 }),
@@ -134,9 +134,16 @@ impl Tool for Bash {
         )
         .category("shell")
         .provider(Provider::Builtin)
+        .permission(RUN_PROGRAMS)
         .timeout(Duration::from_secs(120));
         spec.constraints.timeout_max = Some(Duration::from_secs(30 * 60));
         spec
+    }
+
+    async fn program(&self, args: BashArgs, confinement: &Confinement) -> Result<Option<Program>, RunError> {
+        let folder = start_folder(&confinement.workspace, args.folder.as_deref())?;
+        let words = named::words(&args.command);
+        named::program(args.command, words, folder, confinement).await
     }
 
     async fn run(&self, args: BashArgs, run: &Run) -> Result<Outcome, RunError> {
@@ -149,11 +156,16 @@ impl Tool for Bash {
         }
         let mut command = self.shell.command(&args.command, folder);
         command.terminal = args.terminal.and_then(TerminalArg::terminal);
-        if command.terminal.is_some() {
-            command.environment.entry("TERM".into()).or_insert_with(|| "xterm".into());
-        }
+        name_terminal(&mut command);
         command.stdin = stdin(args.stdin, args.background, command.terminal.is_some());
         if args.background { self.start(command, args.command, run).await } else { run_command(&command, run).await }
+    }
+}
+
+/// Names the kind of terminal where the environment does not.
+pub(super) fn name_terminal(command: &mut Command) {
+    if command.terminal.is_some() {
+        command.environment.entry("TERM".into()).or_insert_with(|| "xterm".into());
     }
 }
 

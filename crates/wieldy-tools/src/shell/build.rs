@@ -8,11 +8,11 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::json;
-use wieldy_core::{Outcome, Provider, Run, RunError, Tool, ToolSpec};
+use wieldy_core::{Confinement, Outcome, Program, Provider, Run, RunError, Tool, ToolSpec};
 
-use super::Processes;
 use super::bash::Shell;
 use super::process::{run_command, start_folder};
+use super::{Processes, RUN_PROGRAMS, named};
 
 /// Builds a project.
 pub struct Build {
@@ -50,7 +50,7 @@ struct Kind {
 }
 
 /// The kinds, the most telling file first: many projects have a Makefile beside.
-const KINDS: [Kind; 5] = [
+static KINDS: [Kind; 5] = [
     Kind {
         file: "Cargo.toml",
         lines: [Some("cargo build"), Some("cargo test"), Some("cargo check --all-targets"), Some("cargo clean")],
@@ -88,9 +88,24 @@ impl Tool for Build {
         )
         .category("shell")
         .provider(Provider::Builtin)
+        .permission(RUN_PROGRAMS)
         .timeout(Duration::from_secs(10 * 60));
         spec.constraints.timeout_max = Some(Duration::from_secs(2 * 60 * 60));
         spec
+    }
+
+    async fn program(&self, args: BuildArgs, confinement: &Confinement) -> Result<Option<Program>, RunError> {
+        let folder = start_folder(&confinement.workspace, args.folder.as_deref())?;
+        let (line, file) = match args.command {
+            Some(line) => (line, None),
+            None => {
+                let kind = kind(&folder)?;
+                (kind.line(args.target)?.to_owned(), Some(kind.file.to_owned()))
+            }
+        };
+        // The project's file says what is run, though the command line does not name it.
+        let words = named::words(&line).into_iter().chain(file).collect();
+        named::program(line, words, folder, confinement).await
     }
 
     async fn run(&self, args: BuildArgs, run: &Run) -> Result<Outcome, RunError> {
@@ -100,7 +115,7 @@ impl Tool for Build {
         }
         let line = match args.command {
             Some(line) => line,
-            None => command_line(&folder, args.target)?.to_owned(),
+            None => kind(&folder)?.line(args.target)?.to_owned(),
         };
         run.progress(None, line.as_str());
         let mut outcome = run_command(&self.shell.command(&line, folder), run).await?;
@@ -111,17 +126,23 @@ impl Tool for Build {
     }
 }
 
-/// The command line that the files in a folder call for.
-fn command_line(folder: &Path, target: Target) -> Result<&'static str, RunError> {
-    let Some(kind) = KINDS.iter().find(|kind| folder.join(kind.file).is_file()) else {
+/// Returns the kind of the project in a folder.
+fn kind(folder: &Path) -> Result<&'static Kind, RunError> {
+    KINDS.iter().find(|kind| folder.join(kind.file).is_file()).ok_or_else(|| {
         let files: Vec<&str> = KINDS.iter().map(|kind| kind.file).collect();
         let told = format!("it cannot be told how to build this: there is none of {}", files.join(", "));
-        return Err(RunError::invalid_input(told).suggest("name the project's `folder`, or give the `command`"));
-    };
-    kind.lines[target as usize].ok_or_else(|| {
-        let told = format!("a project with a {} has no usual way for this target", kind.file);
-        RunError::invalid_input(told).suggest("give the `command`")
+        RunError::invalid_input(told).suggest("name the project's `folder`, or give the `command`")
     })
+}
+
+impl Kind {
+    /// Returns the command line for a target.
+    fn line(&self, target: Target) -> Result<&'static str, RunError> {
+        self.lines[target as usize].ok_or_else(|| {
+            let told = format!("a project with a {} has no usual way for this target", self.file);
+            RunError::invalid_input(told).suggest("give the `command`")
+        })
+    }
 }
 
 #[cfg(test)]
@@ -131,7 +152,9 @@ mod tests {
     #[test]
     fn the_most_telling_file_decides() {
         let folder = tempfile::tempdir().unwrap();
-        let line = |target| command_line(folder.path(), target).map_err(|error| error.error.message.clone());
+        let line = |target| {
+            kind(folder.path()).and_then(|kind| kind.line(target)).map_err(|error| error.error.message.clone())
+        };
         let none = "it cannot be told how to build this: there is none of Cargo.toml, package.json, go.mod, \
                     pyproject.toml, Makefile";
         assert_eq!(line(Target::Build), Err(none.into()));

@@ -1,17 +1,21 @@
 //! `CommandTool`: one program by a manifest. No shell is involved, so values need no quoting and cannot break out.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use futures_util::future::BoxFuture;
 use serde_json::Value;
+use wieldy_core::redact::StreamRedactor;
 use wieldy_core::{
-    AnyTool, CallError, Code, Command, CommandSpec, Content, Input, Outcome, OutputForm, OutputSink, Provider, Run,
-    RunError, Stdin, Stream, ToolSpec,
+    AnyTool, CallError, Code, Command, CommandSpec, Confinement, Content, Input, Outcome, OutputForm, OutputSink,
+    Program, Provider, Run, RunError, Stdin, Stream, ToolSpec,
 };
 
-use super::process::{REFUSED, run_command, run_command_into, start_folder};
+use super::process::{REFUSED, run_command_into, start_folder};
 use super::template::Template;
+use super::{RUN_PROGRAMS, named};
+use crate::files::Workspace;
 
 /// How much of an output is read as JSON; whoever has more should answer with a file.
 const JSON_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -22,20 +26,42 @@ pub struct CommandTool {
     command: CommandSpec,
     template: Template,
     environment: BTreeMap<String, String>,
+    hides_secrets: bool,
 }
 
 impl CommandTool {
     /// The tool with these promises, run by this command. Its program gets `environment`, which [`allowed`](super::allowed)
-    /// makes, and what the manifest adds. The error lists everything that is wrong with the command's placeholders.
+    /// makes, and what the manifest adds. A spec that names no permission requires [`RUN_PROGRAMS`]. The error lists
+    /// everything that is wrong with the command's placeholders. A variable of the manifest that needs a file or another
+    /// variable is an error, as this crate reads neither: take it out and put its value into `environment`.
     pub fn new(
         mut spec: ToolSpec,
         command: CommandSpec,
         mut environment: BTreeMap<String, String>,
     ) -> Result<Self, Vec<String>> {
         let template = Template::new(&command, &spec.input_schema)?;
-        environment.extend(command.environment.clone());
+        let mut missing = Vec::new();
+        for (name, variable) in &command.environment {
+            match variable.literal() {
+                Some(value) => _ = environment.insert(name.clone(), value.to_owned()),
+                None => missing.push(format!("the value of the variable `{name}` is not given")),
+            }
+        }
+        if !missing.is_empty() {
+            return Err(missing);
+        }
         spec.provider = Provider::Command;
-        Ok(Self { spec, command, template, environment })
+        if spec.required_permissions.is_empty() {
+            spec.required_permissions.push(RUN_PROGRAMS.into());
+        }
+        Ok(Self { spec, command, template, environment, hides_secrets: false })
+    }
+
+    /// The same tool for a program that is given secrets: what [`redact::hide`](wieldy_core::redact::hide) was told is taken
+    /// out of everything that it prints, so that callers do not see it either.
+    #[must_use]
+    pub fn hiding_secrets(self) -> Self {
+        Self { hides_secrets: true, ..self }
     }
 
     async fn run_with(&self, arguments: &Value, run: &Run) -> Result<Outcome, RunError> {
@@ -48,11 +74,22 @@ impl CommandTool {
             stdin: filled.stdin.map_or(Stdin::Nothing, |text| Stdin::Bytes(text.into_bytes())),
             terminal: None,
         };
+        let mut outcome = self.run_command(&command, run).await?;
+        // A program that fails mostly fails again. The author of a manifest who names both says that this one does not.
+        if self.command.repeats_failures
+            && let Some(failure) = outcome.failure.as_mut().filter(|failure| failure.code == Code::NonzeroExit)
+        {
+            failure.retryable = true;
+        }
+        Ok(outcome)
+    }
+
+    async fn run_command(&self, command: &Command, run: &Run) -> Result<Outcome, RunError> {
         match self.command.output {
-            OutputForm::Text => run_command(&command, run).await,
+            OutputForm::Text => self.run_into(command, run, Arc::new(run.clone())).await,
             OutputForm::Json => {
                 let stdout = Arc::new(Stdout { run: run.clone(), kept: Mutex::default() });
-                let outcome = run_command_into(&command, run, stdout.clone()).await?;
+                let outcome = self.run_into(command, run, stdout.clone()).await?;
                 Ok(if outcome.failure.is_none() && !run.stop().is_cancelled() {
                     self.read_json(outcome, &stdout)
                 } else {
@@ -60,6 +97,14 @@ impl CommandTool {
                 })
             }
         }
+    }
+
+    async fn run_into(&self, command: &Command, run: &Run, output: Arc<dyn OutputSink>) -> Result<Outcome, RunError> {
+        if !self.hides_secrets {
+            return run_command_into(command, run, output, || ()).await;
+        }
+        let hiding = Arc::new(Hiding { output, streams: Mutex::new(BTreeMap::new()) });
+        run_command_into(command, run, hiding.clone(), || hiding.end()).await
     }
 
     /// The same answer with what came on stdout as its structured form, or as a failure where that is no JSON.
@@ -96,9 +141,58 @@ impl OutputSink for Stdout {
     }
 }
 
+/// Takes known secrets out of each stream, and hands on the rest.
+struct Hiding {
+    output: Arc<dyn OutputSink>,
+    streams: Mutex<BTreeMap<Stream, StreamRedactor>>,
+}
+
+impl Hiding {
+    /// Hands on what is held back.
+    fn end(&self) {
+        let mut streams = self.streams.lock().expect("no code panics while it holds the streams");
+        for (stream, redactor) in &mut *streams {
+            self.output.write(*stream, redactor.finish().as_bytes());
+        }
+    }
+}
+
+impl OutputSink for Hiding {
+    fn write(&self, stream: Stream, bytes: &[u8]) {
+        let mut streams = self.streams.lock().expect("no code panics while it holds the streams");
+        let shown = streams.entry(stream).or_insert_with(StreamRedactor::exact).push(bytes);
+        self.output.write(stream, shown.as_bytes());
+    }
+}
+
 impl AnyTool for CommandTool {
     fn spec(&self) -> ToolSpec {
         self.spec.clone()
+    }
+
+    /// Resolves links, as the file tools do. The program takes a path from the folder that it starts in; what it does with
+    /// one from the workspace's root is not known, so that one counts too.
+    fn names_of(&self, thing: &str, confinement: &Confinement) -> Vec<String> {
+        let Ok(workspace) = Workspace::open(&confinement.workspace) else { return vec![String::new()] };
+        let mut names = workspace.names_of(thing);
+        if let Some(folder) = &self.command.folder {
+            names.extend(workspace.names_of(&Path::new(folder).join(thing).to_string_lossy()));
+        }
+        names
+    }
+
+    fn program<'a>(
+        &'a self,
+        arguments: &'a Value,
+        confinement: &'a Confinement,
+    ) -> BoxFuture<'a, Result<Option<Program>, RunError>> {
+        Box::pin(async move {
+            let folder = start_folder(&confinement.workspace, self.command.folder.as_deref())?;
+            let mut words = vec![self.command.program.clone()];
+            words.extend(self.template.fill(arguments)?.arguments);
+            let line = named::quoted(words.iter().map(String::as_str));
+            named::program(line, words, folder, confinement).await
+        })
     }
 
     fn run<'a>(&'a self, input: &'a Input, run: &'a Run) -> BoxFuture<'a, Result<Outcome, RunError>> {

@@ -1,15 +1,19 @@
-//! Tools that are programs: [`Bash`] for any command line, [`Build`] for a project, [`CommandTool`] for one program by a manifest.
+//! Tools that are programs: [`Bash`] for any command line, [`Build`] for a project, [`CommandTool`] for one program by a manifest,
+//! [`Attached`] for a program that a person talks to.
 //!
 //! All hand a program to the run's sandbox and turn what came of it into an answer, in the same way (`process.rs`). What `Bash`
 //! starts in the background is kept in [`Processes`], where [`ProcessRead`] and its like find it.
 
+mod attached;
 mod bash;
 mod build;
 mod command;
 mod environment;
+mod named;
 mod process;
 mod process_tools;
 mod processes;
+mod state;
 mod template;
 
 use std::collections::BTreeMap;
@@ -17,6 +21,7 @@ use std::sync::Arc;
 
 use wieldy_core::SharedTool;
 
+pub use attached::{Attached, AttachedArgs};
 pub use bash::{Bash, BashArgs};
 pub use build::{Build, BuildArgs};
 pub use command::CommandTool;
@@ -26,9 +31,13 @@ pub use process_tools::{
     ProcessWriteArgs,
 };
 pub use processes::{PROCESSES_MAX, Processes, UNREAD_BYTES_MAX};
+pub use state::{GetState, GetStateArgs};
 pub use template::check_template;
 
-/// `Bash`, `Build` and the tools for what runs in the background; programs get just this environment, which [`allowed`] makes.
+/// The permission that tools require which start programs or steer them.
+pub const RUN_PROGRAMS: &str = "programs.run";
+
+/// `Bash`, `Build`, the tools for what runs in the background, and `GetState`; programs get just this environment, which [`allowed`] makes.
 pub fn shell_tools(environment: BTreeMap<String, String>) -> Vec<SharedTool> {
     let processes = Arc::new(Processes::default());
     vec![
@@ -37,6 +46,7 @@ pub fn shell_tools(environment: BTreeMap<String, String>) -> Vec<SharedTool> {
         Arc::new(ProcessRead::new(Arc::clone(&processes))),
         Arc::new(ProcessWrite::new(Arc::clone(&processes))),
         Arc::new(ProcessStop::new(Arc::clone(&processes))),
-        Arc::new(ProcessList::new(processes)),
+        Arc::new(ProcessList::new(Arc::clone(&processes))),
+        Arc::new(GetState::new(processes)),
     ]
 }

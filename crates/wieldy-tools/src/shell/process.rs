@@ -10,23 +10,28 @@ use wieldy_core::{Breach, CallError, Code, Command, Ended, Exit, Outcome, Output
 /// The kernel's own limit for one argument, its ending zero included.
 const WORD_BYTES_MAX: usize = 128 * 1024 - 1;
 
+/// The exit code of a shell that did not find a program.
+const NOT_FOUND: i32 = 127;
+
 /// The name under which a result has what its command was refused.
 pub(super) const REFUSED: &str = "refused";
 
 /// Runs the command and answers with what it printed, how it ended and what it used. A run that was stopped answers
 /// with the output so far, and leaves it to the engine to say why.
 pub(super) async fn run_command(command: &Command, run: &Run) -> Result<Outcome, RunError> {
-    run_command_into(command, run, Arc::new(run.clone())).await
+    run_command_into(command, run, Arc::new(run.clone()), || ()).await
 }
 
-/// The same, where `output` sees all output first.
+/// The same, where `output` sees all output first. `end` is called when there is no more.
 pub(super) async fn run_command_into(
     command: &Command,
     run: &Run,
     output: Arc<dyn OutputSink>,
+    end: impl FnOnce(),
 ) -> Result<Outcome, RunError> {
     check_words(command)?;
     let Exit { ended, usage, sandbox, overrun, breaches } = run.execute_into(command, output).await?;
+    end();
     let mut outcome = run.captured();
     outcome.structured = Some(match ended {
         Ended::Code(code) => json!({ "exit_code": code }),
@@ -39,6 +44,8 @@ pub(super) async fn run_command_into(
     outcome.sandbox = Some(sandbox);
     if run.stop().is_cancelled() {
         outcome.partial = true;
+        // The engine says why it was stopped, and that a limit had been reached.
+        outcome.failure = overrun.map(|overrun| Box::new(overrun.error()));
         return Ok(outcome);
     }
     let failure = match (overrun, failure(&command.program, ended)) {
@@ -72,11 +79,13 @@ fn forbidden(breach: &Breach) -> CallError {
         }
         Breach::Filesystem { path, reason } => {
             let told = format!("the command was refused `{path}`: {reason}");
-            CallError::new(Code::FilesystemPolicyViolation, told)
-                .suggest(
-                    "do without it, or work in the workspace and in `/tmp`; what else there is, an operator grants",
-                )
-                .detail("path", path.as_str())
+            let suggestion = match reason.as_str() {
+                Breach::WORKSPACE_IS_READ_ONLY => {
+                    "do without it, or write to `/tmp`; a person can make the workspace writable"
+                }
+                _ => "do without it, or work in the workspace and in `/tmp`; what else there is, an operator grants",
+            };
+            CallError::new(Code::FilesystemPolicyViolation, told).suggest(suggestion).detail("path", path.as_str())
         }
     }
 }
@@ -85,6 +94,11 @@ fn failure(program: &str, ended: Ended) -> Option<CallError> {
     let failed = |how: String| CallError::new(Code::NonzeroExit, format!("`{program}` {how}"));
     match ended {
         Ended::Code(0) => None,
+        Ended::Code(NOT_FOUND) => Some(
+            failed(format!("ended with exit code {NOT_FOUND}"))
+                .suggest("a program that the command names was not found: check its name, or have it installed")
+                .detail("exit_code", NOT_FOUND),
+        ),
         Ended::Code(code) => Some(failed(format!("ended with exit code {code}")).detail("exit_code", code)),
         Ended::Signal(signal) => Some(
             failed(format!("was ended by signal {signal}")).detail("exit_code", Value::Null).detail("signal", signal),

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use wieldy_core::{Content, Ended, Outcome, Provider, Run, RunError, SessionKey, Stream, Tool, ToolSpec};
 
+use super::RUN_PROGRAMS;
 use super::process::REFUSED;
 use super::processes::{Process, Processes, State, Unread};
 
@@ -62,7 +63,7 @@ pub struct ProcessStopArgs {
 pub struct ProcessListArgs {}
 
 fn spec(name: &str, description: &str) -> ToolSpec {
-    ToolSpec::new(name, description).category("shell").provider(Provider::Builtin)
+    ToolSpec::new(name, description).category("shell").provider(Provider::Builtin).permission(RUN_PROGRAMS)
 }
 
 fn session_of(run: &Run) -> Result<SessionKey, RunError> {
@@ -95,7 +96,7 @@ pub(super) fn answer(process: &Process, run: &Run) -> Outcome {
 }
 
 /// How a process stands, in words and as data.
-fn stands(process: &Process, state: &State) -> (String, Value) {
+pub(super) fn stands(process: &Process, state: &State) -> (String, Value) {
     let id = &process.id;
     match state {
         State::Running => (format!("{id} runs"), json!({ "process": id, "state": "running" })),

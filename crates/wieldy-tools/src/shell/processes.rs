@@ -177,7 +177,7 @@ impl Process {
         lock(&self.stdin).take();
         self.state.send_replace(match ended {
             Ok(exit) => State::Ended(Box::new(exit)),
-            Err(error) => State::Lost(Box::new(error.into())),
+            Err(error) => State::Lost(Box::new(error)),
         });
     }
 

@@ -202,6 +202,7 @@ mod tests {
             environment: Default::default(),
             folder: None,
             output: OutputForm::Text,
+            repeats_failures: false,
         }
     }
 

@@ -6,7 +6,7 @@ use wieldy_core::{Caller, Held};
 use crate::world::{World, whole};
 
 fn kept(world: &World, owner: &Caller, text: &str) -> String {
-    let mut writer = world.executor().artifacts().create(owner, u64::MAX).expect("memory");
+    let mut writer = world.executor().artifacts().create(owner, None, u64::MAX).expect("memory");
     writer.write(text.as_bytes()).expect("memory");
     writer.id().to_string()
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use wieldy_core::{
-    Body, Call, Caller, Code, Enforcer, Event, Executor, ExecutorBuilder, Level, Manifest, MemoryJournal, Network,
-    Options, ResourceLimits, SandboxId, Seen, Status, ToolResult,
+    Body, Call, Caller, Code, Enforcer, Event, Executor, ExecutorBuilder, Held, Level, Manifest, MemoryJournal,
+    Network, Options, ResourceLimits, SandboxId, Seen, Status, ToolResult,
 };
 use wieldy_sandbox::{Native, NativeOptions};
 use wieldy_tools::shell::{CommandTool, shell_tools};
@@ -87,7 +87,19 @@ fn assert_passed(result: &ToolResult, limit: &str, allowed: u64) {
     assert_eq!((&error.details["limit"], &error.details["allowed"]), (&json!(limit), &json!(allowed)));
     let used = error.details["used"].as_u64().unwrap();
     assert!(used >= allowed / 2 && used < allowed * 20, "{result:?}");
-    assert_eq!(error.message, format!("the run passed its limit `{limit}`: {used} of {allowed} allowed"));
+    let amount = |amount: u64| match limit.ends_with("_bytes") {
+        true => format!("{:.1} MiB ({amount} bytes)", amount as f64 / 1_048_576.0),
+        false => amount.to_string(),
+    };
+    let (used, allowed) = (amount(used), amount(allowed));
+    let told = match error.details.get("session_used").and_then(|all| all.as_u64()) {
+        None => format!("the run passed its limit `{limit}`: it used {used}, allowed are {allowed}"),
+        Some(all) => format!(
+            "the session or sandbox passed its limit `{limit}`: its calls used {} together, this one {used}, allowed are {allowed}",
+            amount(all)
+        ),
+    };
+    assert_eq!(error.message, told);
     assert_eq!(result.sandbox.as_ref().unwrap().level, Level::Native);
     assert!(result.text().starts_with("begun\n"), "what it printed before is there: {result:?}");
 }
@@ -143,8 +155,9 @@ async fn output_beyond_its_limit_is_counted_and_the_call_goes_well() {
         let result = world.bash(command, Options { limits, ..Options::default() }).await;
         assert_eq!((result.status, result.partial), (Status::Success, true));
         let id = result.artifact.unwrap();
-        let inline = output_bytes.min(64 * 1024);
-        assert!(result.text().contains(&format!("\n… {} bytes left out; {told} {id} …\n", 600_000 - inline)), "{told}");
+        let left_out = 600_000 - output_bytes.min(64 * 1024);
+        let told = format!("\n… {left_out} of 600000 bytes left out; {told} {id} …\n");
+        assert!(result.text().contains(&told), "{told}");
         let info = world.executor.artifacts().describe(id, &Caller::local()).unwrap();
         assert_eq!((info.kept_bytes, info.total_bytes), (kept, 600_000));
     }
@@ -357,7 +370,8 @@ async fn a_sandbox_made_by_name_is_shared_limited_listed_and_destroyed() {
     let left = world.by(child(Caller::local()), "Bash", json!({"command": "echo hi > /tmp/left"})).await;
     let found = world.by(child(Caller::local()), "Bash", json!({"command": "cat /tmp/left"})).await;
     assert_eq!((left.sandbox.unwrap().id, found.text().as_str()), (id.clone(), "hi\n"));
-    let other = world.by(child(Caller::agent("did:b")), "Bash", json!({"command": "cat /tmp/left"})).await;
+    let stranger = Caller { permissions: Held::All, ..Caller::agent("did:b") };
+    let other = world.by(child(stranger), "Bash", json!({"command": "cat /tmp/left"})).await;
     assert_eq!((other.text().as_str(), other.error.unwrap().code), ("", Code::SandboxCreationFailed));
     let elsewhere = world.by(Caller::local(), "Bash", json!({"command": "ls /tmp"})).await;
     assert_eq!((elsewhere.text().as_str(), elsewhere.sandbox.unwrap().id == id), ("", false));

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 use wieldy_core::FileRules;
+use wieldy_core::secrets::PLACEHOLDER_MARK;
 
 use crate::world::{CANARY, World, whole};
 
@@ -197,5 +198,77 @@ async fn nothing_is_made_on_a_way_that_leads_back() {
         let result = world.call("Write", json!({"path": path, "content": "mine", "create_folders": true})).await;
         assert!(!result.is_success(), "{path}");
         assert_eq!(world.names(), [""; 0], "{path}");
+    }
+}
+
+/// A sandbox has put these there so that no program makes them.
+fn with_placeholders(world: &World) {
+    let mark = |path: &str, content: &str| {
+        let value = content.as_bytes();
+        let set = rustix::fs::setxattr(world.path(path), PLACEHOLDER_MARK, value, rustix::fs::XattrFlags::CREATE);
+        set.expect("the file system has extended attributes");
+    };
+    for (path, content) in [("wieldy.toml", ""), (".mcp.json", "{}\n"), ("refs", ""), (".git/commondir", ".\n")] {
+        world.put(path, content);
+        mark(path, content);
+    }
+    for folder in [".vscode", ".git/hooks", ".git"] {
+        std::fs::create_dir_all(world.path(folder)).expect("a new folder");
+        mark(folder, "");
+    }
+}
+
+#[tokio::test]
+async fn placeholders_of_sandboxes_are_neither_shown_nor_read() {
+    let world = World::new();
+    world.put("plain.txt", "token");
+    with_placeholders(&world);
+    let everything = json!({"path": ".", "hidden": true, "ignored": true, "depth": 9});
+    assert_eq!(world.text("List", everything).await, "plain.txt  5 B");
+    assert_eq!(world.text("Glob", json!({"pattern": "**", "hidden": true, "ignored": true})).await, "plain.txt");
+    for path in ["wieldy.toml", ".mcp.json", "refs", ".git/commondir"] {
+        let told = world.refusal("Read", json!({"path": path})).await;
+        assert!(told.starts_with(&format!("E3302: there is no `{path}`")), "{told}");
+    }
+    for path in [".vscode", ".git", ".git/hooks"] {
+        let told = world.refusal("List", json!({"path": path})).await;
+        assert!(told.starts_with(&format!("E3302: there is no `{path}`")), "{told}");
+    }
+    // A person uses one of them: from then on it is shown.
+    world.put(".mcp.json", "{\"mcpServers\": {}}").put(".vscode/tasks.json", "{}");
+    let everything = json!({"path": ".", "hidden": true, "ignored": true, "depth": 1});
+    assert_eq!(world.text("List", everything).await, ".mcp.json  18 B\n.vscode/\nplain.txt  5 B");
+}
+
+#[tokio::test]
+async fn the_file_tools_make_no_bare_repository() {
+    let world = World::new();
+    with_placeholders(&world);
+    for path in ["HEAD", "objects/info", "config"] {
+        world.call("Write", json!({"path": path, "content": "x", "create_folders": true})).await;
+    }
+    let told = world.refusal("Write", json!({"path": "refs/heads/x", "content": "x", "create_folders": true})).await;
+    assert!(told.starts_with("E3105: `refs/heads/x`"), "{told}");
+    // The same where no sandbox stands, and nothing keeps a project from folders of these names elsewhere.
+    std::fs::remove_file(world.path("refs")).unwrap();
+    let told = world.refusal("Write", json!({"path": "refs/heads/x", "content": "x", "create_folders": true})).await;
+    assert!(told.starts_with("E3105: `refs/heads/x`"), "{told}");
+    world.call("Write", json!({"path": "docs/refs/heads", "content": "x", "create_folders": true})).await;
+}
+
+/// A sandbox that runs now has pinned the folder; without it the name would be free there.
+#[tokio::test]
+async fn the_file_tools_leave_the_folders_of_a_bare_repository_where_they_are() {
+    for name in ["refs", "objects"] {
+        let world = World::new();
+        std::fs::create_dir(world.path("refs")).unwrap();
+        std::fs::write(world.path("objects"), "").unwrap();
+        let told = world.refusal("Delete", json!({"path": name, "recursive": true})).await;
+        assert!(told.starts_with(&format!("E3105: `{name}`")), "{told}");
+        assert!(world.path(name).exists());
+        // The twin: files in the folder are the project's own.
+        world.call("Write", json!({"path": "refs/book.md", "content": "x"})).await;
+        world.call("Delete", json!({"path": "refs/book.md"})).await;
+        assert!(!world.path("refs/book.md").exists());
     }
 }

@@ -179,13 +179,36 @@ async fn the_rules_of_a_pipe_named_gitignore_are_not_waited_for() {
 }
 
 #[tokio::test]
-async fn a_very_deep_tree_ends_the_walk_and_not_the_process() {
+async fn a_very_deep_folder_is_left_out_and_all_else_is_found() {
     let world = World::new();
-    world.put(&format!("{}leaf.txt", "d/".repeat(150)), "");
-    let result = world.call("Glob", json!({"pattern": "**/leaf.txt"})).await;
-    assert!(result.is_success() && result.partial, "{:?}", result.error);
+    world.put("a/leaf.txt", "leaf").put("z/leaf.txt", "leaf");
+    world.put(&format!("{}leaf.txt", "d/".repeat(150)), "leaf");
+    let left_out = "[folders more than 100 levels down were left out; give a `path` further down to look there]";
+    for (tool, arguments, found) in [
+        ("Glob", json!({"pattern": "**/leaf.txt"}), "a/leaf.txt\nz/leaf.txt"),
+        ("Search", json!({"pattern": "leaf"}), "a/leaf.txt:1:leaf\nz/leaf.txt:1:leaf"),
+        ("Search", json!({"pattern": "tree"}), "no matches"),
+    ] {
+        let result = world.call(tool, arguments).await;
+        assert_eq!(result.text(), format!("{found}\n{left_out}"));
+        assert!(result.is_success() && result.partial, "{:?}", result.error);
+    }
+    let deep = format!("{}d", "d/".repeat(99));
+    assert_eq!(
+        world.text("Glob", json!({"pattern": "**/leaf.txt", "path": deep})).await,
+        format!("{}leaf.txt", "d/".repeat(150))
+    );
     let result = world.call("Delete", json!({"path": "d", "recursive": true})).await;
     assert!(!result.is_success(), "deeper than it goes at once");
+}
+
+#[tokio::test]
+async fn rules_are_read_only_so_far_with_those_above_them() {
+    let world = World::new();
+    world.put("few/.gitignore", "x.txt\n").put("few/x.txt", "").put("few/y.txt", "");
+    world.put("many/.gitignore", format!("y.txt\n{}", "# a long story\n".repeat(20_000)));
+    world.put("many/y.txt", "").put("many/below/.gitignore", "x.txt\n").put("many/below/x.txt", "");
+    assert_eq!(world.text("Glob", json!({"pattern": "**/*.txt"})).await, "few/y.txt\nmany/below/x.txt");
 }
 
 #[tokio::test]

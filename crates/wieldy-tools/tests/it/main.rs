@@ -1,5 +1,6 @@
 //! The built-in tools, called through a real executor.
 
+mod agreed;
 mod artifact;
 mod background;
 mod command_lines;
@@ -10,7 +11,9 @@ mod edit;
 mod guard;
 mod look;
 mod order;
+mod query;
 mod read;
+mod rights;
 mod search;
 mod shell;
 mod stale;

@@ -100,6 +100,14 @@ async fn what_is_no_text_file_is_refused_with_a_way_out() {
     E3303: `src` is a folder, not a file
     (show what is in a folder with `List`)
     ");
+    for (folder, shown) in [(".", "."), ("./", "."), ("src/", "src"), ("src/.", "src")] {
+        let told = format!("E3303: `{shown}` is a folder, not a file\n(show what is in a folder with `List`)");
+        assert_eq!(world.refusal("Read", json!({"path": folder})).await, told);
+    }
+    insta::assert_snapshot!(world.refusal("Read", json!({"path": "src/main.rs/"})).await, @"
+    E3303: `src/main.rs` is a file, not a folder
+    (show what is in a file with `Read`)
+    ");
     insta::assert_snapshot!(world.refusal("Read", json!({"path": "src/main.sr"})).await, @"
     E3302: there is no `src/main.sr`
     (did you mean `src/main.rs`?)

@@ -159,3 +159,16 @@ async fn a_search_that_must_end_answers_with_what_it_has() {
     assert_eq!((result.status, result.partial), (Status::Timeout, true));
     assert!(result.text().starts_with("a.txt:1:needle\n"), "{}", result.text());
 }
+
+#[tokio::test]
+async fn patterns_that_would_take_much_memory_are_refused_and_told_so() {
+    let world = project();
+    let told = "the pattern is too large: compiled it takes more than 2097152 bytes";
+    for pattern in ["[a-z0]{900}{1000}", "(?:\\w{100}){100}", "((a{100}){100}){100}"] {
+        let result = world.call("Search", json!({"pattern": pattern})).await;
+        assert_eq!(result.error.map(|error| error.message), Some(told.to_owned()), "{pattern}");
+    }
+    for (pattern, found) in [("[a-z0]{3,900} again", "a.txt:7:two again"), ("\\w{2,15} again", "a.txt:7:two again")] {
+        assert_eq!(world.text("Search", json!({"pattern": pattern})).await, found);
+    }
+}

@@ -45,6 +45,7 @@ impl World {
         let journal = Arc::new(MemoryJournal::default());
         let mut builder = Executor::builder().tools(file_tools(Arc::new(workspace)));
         builder.journal = journal.clone();
+        builder.workspace = root;
         builder.files = files;
         let executor = builder.build().expect("the tools have different names");
         Self { folder, executor, journal, caller: Arc::new(Caller::local()) }

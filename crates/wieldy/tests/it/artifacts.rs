@@ -1,4 +1,4 @@
-//! What every store of artifacts promises, asked of the one in memory and the one in a folder; then of the folder alone.
+//! The promises of every artifact store, tested in memory and in a folder; then those of the folder alone.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,11 +7,11 @@ use tempfile::TempDir;
 use wieldy::artifact::ArtifactError;
 use wieldy::{ArtifactId, Artifacts, Caller, FolderArtifacts, MemoryArtifacts};
 
-/// How much of one artifact its maker wants to be kept.
+/// The number of bytes of an artifact that its maker wants to keep.
 const EACH_BYTES_MAX: u64 = 50;
 
 fn written(store: &dyn Artifacts, owner: &Caller, text: &str) -> ArtifactId {
-    let mut writer = store.create(owner, EACH_BYTES_MAX).unwrap();
+    let mut writer = store.create(owner, None, EACH_BYTES_MAX).unwrap();
     for chunk in text.as_bytes().chunks(7) {
         writer.write(chunk).unwrap();
     }
@@ -50,7 +50,7 @@ fn an_artifact_is_read_in_pages() {
 fn an_artifact_can_be_read_while_it_is_written() {
     of_both(|store| {
         let ada = Caller::local();
-        let mut writer = store.create(&ada, EACH_BYTES_MAX).unwrap();
+        let mut writer = store.create(&ada, None, EACH_BYTES_MAX).unwrap();
         writer.write(b"so far").unwrap();
         assert_eq!(store.read(writer.id(), &ada, 0, 99).unwrap(), b"so far");
         assert_eq!(store.describe(writer.id(), &ada).unwrap().total_bytes, 6);
@@ -93,7 +93,7 @@ fn space_is_bounded_the_true_size_known_and_the_oldest_goes_first() {
 fn a_writer_knows_how_much_is_kept_at_the_bound_and_beyond() {
     of_both(|store| {
         let ada = Caller::local();
-        let mut writer = store.create(&ada, 30).unwrap();
+        let mut writer = store.create(&ada, None, 30).unwrap();
         for (bytes, kept) in [(20, 20), (10, 30), (1, 30)] {
             writer.write(&vec![b'x'; bytes]).unwrap();
             assert_eq!(writer.kept_bytes(), kept);
@@ -103,7 +103,7 @@ fn a_writer_knows_how_much_is_kept_at_the_bound_and_beyond() {
     });
     // No more is kept of one than of all.
     let (_state, store) = folder(40);
-    let mut writer = store.create(&Caller::local(), u64::MAX).unwrap();
+    let mut writer = store.create(&Caller::local(), None, u64::MAX).unwrap();
     writer.write(&[b'x'; 50]).unwrap();
     assert_eq!(writer.kept_bytes(), 40);
 }
@@ -138,7 +138,7 @@ fn nobody_else_can_open_the_folder_or_a_file_of_it() {
 fn an_artifact_swept_away_while_it_is_written_does_not_come_back() {
     let (state, store) = folder(60);
     let ada = Caller::local();
-    let mut early = store.create(&ada, EACH_BYTES_MAX).unwrap();
+    let mut early = store.create(&ada, None, EACH_BYTES_MAX).unwrap();
     early.write(&[b'x'; 50]).unwrap();
     written(&store, &ada, &"y".repeat(50));
     early.write(b"more").unwrap();
@@ -153,4 +153,22 @@ fn a_folder_that_cannot_be_made_says_which() {
     fs::write(&file, "").unwrap();
     let told = FolderArtifacts::open(&file).unwrap_err().to_string();
     assert_eq!(told, format!("cannot keep artifacts in `{}`", file.join("artifacts").display()));
+}
+
+#[test]
+fn only_the_makers_own_artifacts_of_a_workspace_are_listed_the_latest_first() {
+    of_both(|store| {
+        let ada = Caller::local();
+        let make = |owner: &Caller, workspace: Option<&str>| store.create(owner, workspace, 10).unwrap().id();
+        let (first, second) = (make(&ada, Some("/here")), make(&ada, Some("/here")));
+        let others = [make(&ada, Some("/there")), make(&ada, None), make(&acme(), Some("/here"))];
+        let list = |reader: &Caller, limit| {
+            let infos = store.list(reader, "/here", limit).unwrap();
+            infos.into_iter().map(|info| info.id).collect::<Vec<_>>()
+        };
+        assert_eq!(list(&ada, 9), [second, first]);
+        assert_eq!(list(&ada, 1), [second]);
+        assert_eq!(list(&acme(), 9), [others[2]]);
+        assert_eq!(list(&Caller::agent("bob"), 9), []);
+    });
 }

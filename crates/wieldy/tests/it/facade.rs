@@ -1,7 +1,7 @@
-//! What the builder gives those who say nothing.
+//! The defaults of the builder.
 
 use serde_json::json;
-use wieldy::{Call, Code, Level};
+use wieldy::{Call, Caller, Code, Executor, Level, Provider, Store, ToolFilter, Unbound, history_tools};
 
 #[tokio::test]
 async fn the_built_in_tools_work_on_the_workspace() {
@@ -37,4 +37,19 @@ async fn programs_are_isolated_unless_something_else_is_asked_for() {
 fn a_workspace_that_is_not_there_is_an_error_at_once() {
     let told = wieldy::builder("/no/such/folder".as_ref()).err().unwrap().to_string();
     assert_eq!(told, "cannot open the workspace `/no/such/folder`");
+}
+
+#[test]
+fn the_schemas_of_built_in_tools_can_be_compiled() {
+    let workspace = tempfile::tempdir().unwrap();
+    let history = Store::at(&workspace.path().join("history.db").to_str().unwrap().parse().unwrap());
+    let ours = wieldy::builder(workspace.path()).unwrap().tools(history_tools(history)).build().unwrap();
+    let strict = Executor::builder().build().unwrap();
+    for tool in ours.registry().list(&Caller::local(), &ToolFilter::default()) {
+        assert_eq!(tool.spec().provider, Provider::Builtin);
+        // Schemas of tools that are not ours are compiled when they are registered.
+        let mut spec = tool.spec().clone();
+        spec.provider = Provider::Local;
+        strict.register(Unbound::tool(spec, "nothing")).unwrap();
+    }
 }

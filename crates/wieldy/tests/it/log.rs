@@ -10,7 +10,7 @@ use wieldy::{
     Backoff, Call, CallError, Code, Executor, LOG_TARGETS, Outcome, RetryPolicy, Run, RunError, ToolSpec, log_events,
 };
 
-/// What was logged so far.
+/// Returns the log so far.
 #[derive(Clone, Default)]
 struct Logged(Arc<Mutex<Vec<u8>>>);
 
@@ -90,7 +90,7 @@ async fn each_step_has_a_line_of_its_level_and_target() {
 async fn a_log_that_cannot_follow_says_how_much_it_missed() {
     let (logged, _guard) = Logged::collect();
     let executor = executor(ToolSpec::new("t", "").read_only(), async |_, run| {
-        // Nobody else gets a turn before this is over.
+        // No other task gets a turn before this is over.
         (0..5000).for_each(|_| run.progress(None, "on"));
         Ok(Outcome::text("done"))
     });

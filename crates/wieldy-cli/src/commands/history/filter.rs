@@ -1,13 +1,13 @@
 //! Which calls are wanted, as people write it: statuses, times, sizes.
 
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::anyhow;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
-use wieldy::name::hint_for_unknown_key;
-use wieldy::{GroupBy, Query, Status, parse_duration};
+use wieldy::{GroupBy, Query, parse_duration, redact};
 
 use crate::args::FilterArgs;
 use crate::exit::Failure;
@@ -22,11 +22,14 @@ pub(super) fn query(args: &FilterArgs) -> Result<Query, Failure> {
         time.map_err(|message| wrong(flag, &message))
     };
     Ok(Query {
+        execution: None,
         tool: args.tool.clone(),
-        status: args.status.as_deref().map(status).transpose()?,
+        status: args.status,
         session: args.session.clone(),
         agent: args.agent.clone(),
         tenant: args.tenant.clone(),
+        user: None,
+        workspace: args.workspace.as_deref().map(workspace).transpose()?,
         batch: args.batch.clone(),
         since: time("--since", &args.since)?,
         until: time("--until", &args.until)?,
@@ -35,17 +38,15 @@ pub(super) fn query(args: &FilterArgs) -> Result<Query, Failure> {
     })
 }
 
-pub(super) fn wrong(flag: &str, message: &str) -> Failure {
-    Failure::usage(anyhow!("`{flag}`: {message}")).hint("`wieldy history --help` tells what can be written there")
+/// The text that calls in a folder are recorded with. The folder may be gone.
+fn workspace(folder: &Path) -> Result<String, Failure> {
+    let absolute = folder.canonicalize().or_else(|_| std::path::absolute(folder));
+    let absolute = absolute.map_err(|error| wrong("--workspace", &error.to_string()))?;
+    Ok(redact::text(&absolute.to_string_lossy()).into_owned())
 }
 
-fn status(text: &str) -> Result<Status, Failure> {
-    let read: Result<Status, serde_json::Error> = serde_json::from_value(text.into());
-    read.map_err(|error| {
-        let hint = hint_for_unknown_key(&error.to_string());
-        let failure = wrong("--status", &format!("there is no status `{text}`"));
-        failure.hint(hint.unwrap_or_else(|| "`wieldy history --help` lists them".into()))
-    })
+pub(super) fn wrong(flag: &str, message: &str) -> Failure {
+    Failure::usage(anyhow!("`{flag}`: {message}")).hint("`wieldy history --help` tells what can be written there")
 }
 
 /// What statistics are made for.

@@ -238,6 +238,7 @@ pub(super) fn call(call: &Execution, moments: &[Moment], zone: &TimeZone, colour
         ("tenant", call.tenant.clone()),
         ("session", call.session.clone()),
         ("user", call.user.clone()),
+        ("workspace", call.workspace.clone()),
         ("batch", call.batch.clone()),
         ("sandbox", call.sandbox.clone()),
     ];
@@ -289,7 +290,7 @@ fn used((name, value): (&String, &Value)) -> String {
 
 /// What is worth telling of a moment beyond its name.
 fn what(moment: &Moment) -> String {
-    let left_out = ["arguments", "error", "answer", "keyed", "rerun", "status", "usage", "sandbox"];
+    let left_out = ["arguments", "error", "answer", "keyed", "rerun", "status", "usage", "sandbox", "workspace"];
     let facts = moment.data.as_object().into_iter().flatten();
     let facts = facts.filter(|(name, value)| !value.is_null() && !left_out.contains(&name.as_str()));
     let facts = facts.map(|(name, value)| match value {
@@ -326,6 +327,7 @@ mod tests {
             tenant: None,
             session: None,
             user: None,
+            workspace: None,
             batch: None,
             sandbox: None,
             usage: Some(json!({"cpu_ms": 9.675, "memory_peak_bytes": 3_567_616, "processes_peak": 2})),

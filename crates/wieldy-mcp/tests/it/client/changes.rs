@@ -29,8 +29,8 @@ async fn is_refused(stage: &Stage) {
 /// Each stream of changes ends at once, and nothing is ever told by one.
 #[tokio::test]
 async fn a_server_that_stops_telling_of_changes_is_asked_again_and_its_tools_looked_at() {
-    let (listened, has_changed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-    let (count, changed) = (Arc::clone(&listened), Arc::clone(&has_changed));
+    let listened = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&listened);
     let server = ByHand::new(move |_, _, message: Value| {
         let answer = match message["method"].as_str() {
             Some("server/discover") => {
@@ -38,7 +38,8 @@ async fn a_server_that_stops_telling_of_changes_is_asked_again_and_its_tools_loo
                     "capabilities": {"tools": {"listChanged": true}}, "ttlMs": 0, "cacheScope": "private"});
                 Some(json_answer(200, &json!({"jsonrpc": "2.0", "id": message["id"], "result": result})))
             }
-            Some("tools/list") => Some(tools(&message, changed.load(Ordering::Relaxed))),
+            // They change after it has stopped telling.
+            Some("tools/list") => Some(tools(&message, count.load(Ordering::Relaxed) >= 2)),
             Some("subscriptions/listen") => {
                 count.fetch_add(1, Ordering::Relaxed);
                 let meta = json!({"io.modelcontextprotocol/subscriptionId": message["id"]});
@@ -53,8 +54,6 @@ async fn a_server_that_stops_telling_of_changes_is_asked_again_and_its_tools_loo
     })
     .await;
     let stage = Stage::at(server.url()).await;
-    until(|| listened.load(Ordering::Relaxed) == 1).await;
-    has_changed.store(true, Ordering::Relaxed);
     is_refused(&stage).await;
     assert!(listened.load(Ordering::Relaxed) >= 2);
 }

@@ -237,6 +237,39 @@ async fn after_a_login_the_server_can_be_used_even_by_those_who_already_tried() 
 }
 
 #[tokio::test]
+async fn a_server_that_wanted_a_login_is_tried_again_by_a_call_to_one_of_its_tools() {
+    let pair = Pair::new().await;
+    let stage = pair.stage().await;
+    let error = stage.error("test__echo").await;
+    assert_eq!(
+        (error.code.as_str(), error.message.as_str(), error.suggestion.as_deref()),
+        (
+            "E3001",
+            "there is no tool `test__echo`: the MCP server `test` wants a login",
+            Some("`wieldy mcp login test`, or give it a token by `headers`")
+        )
+    );
+    pair.log_in().await.unwrap();
+    // A call that comes too early has the server started again.
+    let answered = async {
+        while stage.call("test__echo", "hello").await.text() != "hello" {
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(20), answered).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_wanted_a_login_is_not_asked_again_by_itself_for_a_while() {
+    let pair = Pair::new().await;
+    let stage = pair.stage().await;
+    let asked = pair.server.seen.lock().unwrap().len();
+    until(|| stage.state()["error"]["details"]["retry_after_ms"] == 0).await;
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+    assert_eq!(pair.server.seen.lock().unwrap().len(), asked);
+}
+
+#[tokio::test]
 async fn a_login_is_kept_for_its_owner_only_and_never_shown() {
     let pair = Pair::new().await;
     pair.log_in().await.unwrap();

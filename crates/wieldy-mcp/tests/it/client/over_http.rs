@@ -13,10 +13,12 @@ use rmcp::service::RequestContext;
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use rmcp::{RoleServer, ServerHandler};
-use serde_json::json;
+use serde_json::{Value, json};
 use wieldy_core::{Caller, Status};
 
+use super::bad_http::{ByHand, json_answer};
 use super::{Stage, call, until};
+use crate::server::Wire;
 
 type Notes = Arc<Mutex<Vec<String>>>;
 
@@ -288,4 +290,51 @@ async fn a_server_that_is_away_is_told_as_such_and_the_call_may_be_made_again() 
         assert_eq!(stage.call("echo", "again").await.text(), "again");
         assert_eq!(stage.state(), json!({"is": "ready"}));
     }
+}
+
+#[tokio::test]
+async fn notes_that_a_server_sends_with_its_answer_are_passed_on() {
+    for is_error in [false, true] {
+        let notes =
+            json!({"annotations": {"audience": ["user"], "priority": 0.9}, "_meta": {"a.test/of": "the block"}});
+        let with_notes = |mut block: Value| {
+            block.as_object_mut().unwrap().extend(notes.as_object().unwrap().clone());
+            block
+        };
+        let content = json!([
+            {"type": "text", "text": "plain"},
+            with_notes(json!({"type": "text", "text": "noted"})),
+            with_notes(json!({"type": "image", "data": "aGk=", "mimeType": "image/png"})),
+            with_notes(json!({"type": "audio", "data": "aGk=", "mimeType": "audio/wav"})),
+            with_notes(json!({"type": "resource", "resource": {"uri": "test://a", "text": "there"}})),
+            with_notes(json!({"type": "resource_link", "uri": "file:///a", "name": "a"})),
+        ]);
+        let meta = json!({"a.test/of": "the answer", "wieldy/execution": "forged", "wieldy/error": "forged"});
+        let result = json!({"content": content, "isError": is_error, "_meta": meta});
+        let server = ByHand::that(move |message| {
+            json_answer(200, &json!({"jsonrpc": "2.0", "id": message["id"], "result": result}))
+        })
+        .await;
+        let stage = Stage::at(server.url()).await;
+        let mut wire = Wire::new(&stage.world.executor).initialized("2025-11-25", json!({})).await;
+        let mut told = wire.call(1, "test__echo", json!({"text": "hi"})).await["result"].take();
+        wire.close().await;
+        if is_error {
+            assert_eq!(told["_meta"].as_object_mut().unwrap().remove("wieldy/error").unwrap()["code"], "E3203");
+        }
+        let meta = json!({"a.test/of": "the answer", "wieldy/execution": "[id]", "wieldy/untrusted": "mcp:test"});
+        assert_eq!(told, json!({"content": content, "isError": is_error, "_meta": meta}));
+    }
+}
+
+#[tokio::test]
+async fn notes_that_are_larger_than_a_result_are_left_out() {
+    let server = ByHand::that(|message| {
+        let result = json!({"content": [{"type": "text", "text": "hi"}], "_meta": {"a.test/of": "x".repeat(100_000)}});
+        json_answer(200, &json!({"jsonrpc": "2.0", "id": message["id"], "result": result}))
+    })
+    .await;
+    let stage = Stage::at(server.url()).await;
+    let result = stage.call("test__echo", "hi").await;
+    assert_eq!((result.text().as_str(), result.passed_on), ("hi", None));
 }

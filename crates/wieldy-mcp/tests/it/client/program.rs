@@ -28,7 +28,11 @@ fn server() {
     let notes = std::env::var(NOTES).unwrap();
     let mut file = std::fs::OpenOptions::new().append(true).create(true).open(&notes).unwrap();
     writeln!(file, "started").unwrap();
-    if behaviour == "crash at start" {
+    if behaviour == "asleep" {
+        std::thread::sleep(Duration::from_secs(600));
+    }
+    let is_mended = std::fs::read_to_string(&notes).unwrap().lines().any(|line| line == "mended");
+    if behaviour == "crash at start" && !is_mended {
         eprintln!("no configuration, token ghp_16C7e42F292c6912E7710c838347Ae178B4a");
         std::process::exit(3);
     }
@@ -58,6 +62,12 @@ impl Server {
                 "tools/list" if self.behaviour == "endless tools" => {
                     let tools: Vec<Value> = (0..100).map(|number| tool(&format!("t{number}"))).collect();
                     self.say(json!({"jsonrpc": "2.0", "id": id, "result": {"tools": tools, "nextCursor": "more"}}));
+                }
+                "tools/list" if self.behaviour == "large tools" => {
+                    let schema = json!({"type": "object", "description": "x".repeat(900_000)});
+                    let tools: Vec<Value> =
+                        (0..5).map(|number| json!({"name": format!("tool-{number}"), "inputSchema": schema})).collect();
+                    self.say(json!({"jsonrpc": "2.0", "id": id, "result": {"tools": tools}}));
                 }
                 "tools/list" if self.behaviour == "endless pages" => {
                     self.say(json!({"jsonrpc": "2.0", "id": id, "result": {"tools": [], "nextCursor": "more"}}));

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use serde_json::json;
-use wieldy_core::{Code, Content, Outcome, ToolSpec, tool};
+use serde_json::{Value, json};
+use wieldy_core::{CallError, Code, Content, Outcome, Provider, ToolSpec, tool};
 use wieldy_testkit::{Act, Puppet, World};
 
 use super::{Wire, shown};
@@ -32,20 +32,190 @@ async fn every_kind_of_content_arrives() {
                 {"type": "image", "data": "aGk=", "mimeType": "image/png"},
                 {"type": "resource_link", "uri": "file:///a", "name": "a"},
             ],
-            "structuredContent": {"count": 3},
             "isError": false,
-            "_meta": {"wieldy/execution": "[id]"},
+            "_meta": {"wieldy/execution": "[id]", "wieldy/structured": {"count": 3}},
         })
     );
-    // What is no object is told as text alone: these clients know no other structured answers.
     assert_eq!(
         wire.call(2, "given", json!({})).await["result"],
         json!({
             "content": [{"type": "text", "text": "[1,2]"}],
             "isError": false,
-            "_meta": {"wieldy/execution": "[id]"},
+            "_meta": {"wieldy/execution": "[id]", "wieldy/structured": [1, 2]},
         })
     );
+    wire.close().await;
+    world.check();
+}
+
+/// Calls a tool of this provider that answers with two texts and an image between them, and maybe fails.
+async fn answer_of(provider: Provider, failure: Option<Code>, revision: &str) -> Value {
+    #[derive(serde::Deserialize, schemars::JsonSchema)]
+    struct Nothing {}
+    let spec = ToolSpec::new("mixed", "gives two texts").provider(provider);
+    let mixed = tool(spec, move |_: Nothing, _run| async move {
+        let mut outcome = Outcome::text("one\n").structured(json!({"count": 3}));
+        let image = Content::Image { data: "aGk=".into(), mime_type: "image/png".into() };
+        outcome.content.extend([image, Content::text("two")]);
+        Ok(match failure {
+            Some(code) => outcome.failed(CallError::new(code, "it broke").suggest("mend it")),
+            None => outcome,
+        })
+    });
+    let world = World::new([std::sync::Arc::new(mixed) as _]);
+    let mut wire = Wire::new(&world.executor).initialized(revision, json!({})).await;
+    let mut result = wire.call(1, "mixed", json!({})).await["result"].take();
+    wire.close().await;
+    world.check();
+    result["_meta"].as_object_mut().unwrap().remove("wieldy/error");
+    result
+}
+
+#[tokio::test]
+async fn a_model_gets_all_text_of_a_tool_of_ours_once_in_whichever_way_its_client_reads_answers() {
+    for provider in [Provider::Builtin, Provider::Command, Provider::Local] {
+        for (failure, text) in [
+            (None, "one\ntwo"),
+            (
+                Some(Code::NonzeroExit),
+                "Error E3108 NONZERO_EXIT: it broke\nSuggestion: mend it\nOutput so far:\none\ntwo",
+            ),
+        ] {
+            assert_eq!(
+                answer_of(provider.clone(), failure, REVISION).await,
+                json!({
+                    "content": [
+                        {"type": "text", "text": text},
+                        {"type": "image", "data": "aGk=", "mimeType": "image/png"},
+                    ],
+                    "isError": failure.is_some(),
+                    "_meta": {"wieldy/execution": "[id]", "wieldy/structured": {"count": 3}},
+                })
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answer_of_an_mcp_server_is_passed_on_as_it_was_sent() {
+    for failure in [None, Some(Code::ToolReportedError)] {
+        assert_eq!(
+            answer_of(Provider::Mcp("git".into()), failure, REVISION).await,
+            json!({
+                "content": [
+                    {"type": "text", "text": "one\n"},
+                    {"type": "image", "data": "aGk=", "mimeType": "image/png"},
+                    {"type": "text", "text": "two"},
+                ],
+                "structuredContent": {"count": 3},
+                "isError": failure.is_some(),
+                "_meta": {"wieldy/execution": "[id]", "wieldy/untrusted": "mcp:git"},
+            })
+        );
+    }
+    let cut_off = answer_of(Provider::Mcp("git".into()), Some(Code::Timeout), REVISION).await;
+    let text = "Error E3103 TIMEOUT: it broke\nSuggestion: mend it\nOutput so far:\none\ntwo";
+    assert_eq!(cut_off["content"][0], json!({"type": "text", "text": text}), "wieldy's own errors come first");
+}
+
+/// Calls a tool of this provider whose answer is too large: a text of 40 bytes, and 60 bytes of structured content if it has a
+/// schema. Returns the result of MCP, and what clients are told of the tool's output.
+async fn large_answer_of(provider: Provider, failure: Option<Code>, has_schema: bool) -> (Value, Value) {
+    #[derive(serde::Deserialize, schemars::JsonSchema)]
+    struct Nothing {}
+    let mut spec = ToolSpec::new("large", "says a lot").provider(provider);
+    spec.output_schema = has_schema.then(|| json!({"type": "object"}));
+    spec.constraints.output_bytes_max = Some(20);
+    let large = tool(spec, move |_: Nothing, _run| async move {
+        let outcome = Outcome {
+            structured: has_schema.then(|| json!({"text": "y".repeat(49)})),
+            ..Outcome::text("0123456789".repeat(if has_schema { 1 } else { 4 }))
+        };
+        Ok(match failure {
+            Some(code) => outcome.failed(CallError::new(code, "it broke")),
+            None => outcome,
+        })
+    });
+    let world = World::new([std::sync::Arc::new(large) as _]);
+    let mut wire = Wire::new(&world.executor).initialized(REVISION, json!({})).await;
+    let mut result = wire.call(1, "large", json!({})).await["result"].take();
+    let listed = wire.ask(2, "tools/list", json!({})).await;
+    let listed =
+        listed["result"]["tools"].as_array().unwrap().iter().find(|tool| tool["name"] == "large").unwrap().clone();
+    wire.close().await;
+    world.check();
+    result["_meta"].as_object_mut().unwrap().remove("wieldy/error");
+    (result, listed["outputSchema"].clone())
+}
+
+#[tokio::test]
+async fn an_answer_that_is_cut_says_first_how_large_the_whole_is_and_how_to_read_it() {
+    let cut = "[20 of 40 bytes left out; the whole is artifact:[artifact]: read it with `GetArtifact`, by `offset` or `pattern`]\n\
+               0123456789\n… 20 of 40 bytes left out; the whole is artifact:[artifact] …\n0123456789";
+    let failed = format!("Error E3108 NONZERO_EXIT: it broke\nOutput so far:\n{cut}");
+    for (provider, untrusted, failure, text) in [
+        (Provider::Builtin, None, None, cut),
+        (Provider::Command, None, Some(Code::NonzeroExit), &*failed),
+        (Provider::Mcp("git".into()), Some("mcp:git"), None, cut),
+        (Provider::Mcp("git".into()), Some("mcp:git"), Some(Code::ToolReportedError), cut),
+    ] {
+        let mut meta = json!({"wieldy/execution": "[id]", "wieldy/artifact": "wieldy://artifact/[artifact]"});
+        if let Some(untrusted) = untrusted {
+            meta["wieldy/untrusted"] = untrusted.into();
+        }
+        let (result, _) = large_answer_of(provider, failure, false).await;
+        let content = json!([{"type": "text", "text": text}]);
+        assert_eq!(result, json!({"content": content, "isError": failure.is_some(), "_meta": meta}));
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_was_told_a_schema_gets_no_success_without_structured_content() {
+    let (result, schema) = large_answer_of(Provider::Mcp("git".into()), None, true).await;
+    assert_eq!(schema, json!({"type": "object"}));
+    let first = "[The call succeeded. Its structured content is too large to be sent, and clients refuse a success without it, \
+                 so this is marked as an error.]\n\
+                 [60 bytes of structured content left out; the whole is artifact:[artifact]: read it with `GetArtifact`, by \
+                 `offset` or `pattern`]\n0123456789";
+    let left_out = "… 60 bytes of structured content left out; the whole is artifact:[artifact] …";
+    assert_eq!(
+        result,
+        json!({
+            "content": [{"type": "text", "text": first}, {"type": "text", "text": left_out}],
+            "isError": true,
+            "_meta": {
+                "wieldy/execution": "[id]", "wieldy/untrusted": "mcp:git",
+                "wieldy/artifact": "wieldy://artifact/[artifact]",
+            },
+        })
+    );
+    // A tool of ours promises no structured content.
+    let (result, schema) = large_answer_of(Provider::Builtin, None, true).await;
+    assert_eq!((&result["isError"], &schema), (&json!(false), &Value::Null), "{result}");
+}
+
+#[tokio::test]
+async fn an_answer_without_any_text_is_told_in_one_block() {
+    #[derive(serde::Deserialize, schemars::JsonSchema)]
+    struct Nothing {}
+    let silent = tool(ToolSpec::new("silent", "says nothing"), async |_: Nothing, _run| Ok(Outcome::default()));
+    let empty = tool(ToolSpec::new("empty", "reads an empty file"), async |_: Nothing, _run| {
+        Ok(Outcome::text("").structured(json!({"bytes": 0})))
+    });
+    let picture = tool(ToolSpec::new("picture", "shows a picture"), async |_: Nothing, _run| {
+        let image = Content::Image { data: "aGk=".into(), mime_type: "image/png".into() };
+        Ok(Outcome { content: vec![image], ..Outcome::default() })
+    });
+    let tools = [std::sync::Arc::new(silent) as _, std::sync::Arc::new(empty) as _, std::sync::Arc::new(picture) as _];
+    let world = World::new(tools);
+    let mut wire = Wire::new(&world.executor).initialized(REVISION, json!({})).await;
+    for tool in ["silent", "empty"] {
+        let told = wire.call(1, tool, json!({})).await;
+        assert_eq!(told["result"]["content"], json!([{"type": "text", "text": "(empty)"}]), "{tool}");
+    }
+    let told = wire.call(2, "picture", json!({})).await;
+    let image = json!({"type": "image", "data": "aGk=", "mimeType": "image/png"});
+    assert_eq!(told["result"]["content"], json!([image]), "a picture is an answer");
     wire.close().await;
     world.check();
 }

@@ -19,7 +19,7 @@ fn world() -> (World, Arc<Strings>) {
 fn question() -> Value {
     json!({
         "mode": "form",
-        "message": "May the tool `wipe` run (the tool requires it)?\n{\"disk\":1}",
+        "message": "May the tool `wipe` run (the tool requires it)?\n  {\n    \"disk\": 1\n  }\n",
         "requestedSchema": {"type": "object", "properties": {}},
     })
 }
@@ -159,15 +159,42 @@ async fn arguments_are_shown_whole_or_nobody_is_asked() {
     let mut wire = Wire::new(&world.executor).initialized("2025-06-18", json!({"elicitation": {}})).await;
     let arguments = json!({"note": "x".repeat(10_000), "disk": 1});
     let asked = wire.ask(1, "tools/call", json!({"name": "wipe", "arguments": arguments})).await;
-    let title = format!("Safe{}", "x".repeat(60));
+    let (title, note) = (format!("Safe\\n{}", "x".repeat(59)), "x".repeat(10_000));
     assert_eq!(
         asked["params"]["message"],
-        format!("May the tool `wipe` ({title}) run (the tool requires it)?\n{arguments}")
+        format!(
+            "May the tool `wipe` ({title}) run (the tool requires it)?\n  {{\n    \"note\": \"{note}\",\n    \"disk\": 1\n  }}\n"
+        )
     );
     wire.send(&json!({"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "decline"}})).await;
     assert_eq!(code(&wire.next().await.unwrap()), "E3005");
-    let answer = wire.call(2, "wipe", json!({"note": "x".repeat(20_000), "disk": 1})).await;
+    let answer = wire.call(2, "wipe", json!({"note": "x".repeat(40_000), "disk": 1})).await;
     assert_eq!((code(&answer), strings.runs()), (&json!("E3005"), 0), "{answer}");
     wire.close().await;
     world.check();
+}
+
+#[tokio::test]
+async fn a_question_shows_every_character_that_hides_or_turns_text() {
+    // Control characters, zero-width characters, marks that turn the direction of text, fillers, tags.
+    const HIDDEN: &str = "\u{1b}\u{7f}\u{9b}\u{ad}\u{34f}\u{61c}\u{115f}\u{180e}\u{200b}\u{200d}\u{200e}\u{2028}\u{202e}\u{2066}\u{3164}\u{feff}\u{fff9}\u{1d173}\u{e0041}\u{e0100}";
+    let spec = ToolSpec { title: Some(HIDDEN.into()), ..ToolSpec::new("wipe", "").confirm() };
+    let (tool, strings) = Puppet::new(spec, [Act::Say("wiped")]);
+    let world = World::new([tool]);
+    let arguments = json!({"disk": 1, HIDDEN: HIDDEN, "name": "größe 寸法 مقاس ✓"});
+    let mut old = Wire::new(&world.executor).initialized("2025-06-18", json!({"elicitation": {}})).await;
+    let asked = old.ask(1, "tools/call", json!({"name": "wipe", "arguments": arguments})).await;
+    let mut modern = Wire::new(&world.executor);
+    let params = json!({"name": "wipe", "arguments": arguments, "_meta": meta(json!({"elicitation": {}}))});
+    let told = modern.ask(1, "tools/call", params).await;
+    for question in [&asked["params"], &told["result"]["inputRequests"]["confirm"]["params"]] {
+        let message = question["message"].as_str().unwrap();
+        assert!(!message.contains(|c| HIDDEN.contains(c)), "{message:?}");
+        assert_eq!(message.matches("\\u{202e}").count(), 3, "{message}");
+        assert!(message.contains("größe 寸法 مقاس ✓"), "what shows itself stays as it is: {message}");
+    }
+    old.send(&json!({"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "decline"}})).await;
+    assert_eq!((code(&old.next().await.unwrap()), strings.runs()), (&json!("E3005"), 0));
+    old.close().await;
+    modern.close().await;
 }

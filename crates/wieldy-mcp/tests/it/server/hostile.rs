@@ -126,6 +126,55 @@ async fn a_line_without_end_is_skipped_as_it_comes() {
 }
 
 #[tokio::test]
+async fn a_call_that_is_too_long_is_refused_by_its_id_and_recorded() {
+    let world = world();
+    let options = ServerOptions { message_bytes_max: 1000, ..ServerOptions::default() };
+    let mut wire = Wire::with(&world.executor, options).initialized("2025-06-18", json!({})).await;
+    let large = "x\\\"id\\\":9".repeat(100_000);
+    let arguments = format!(r#"{{"name":"other","text":"{large}"}}"#);
+    for (id, line) in [
+        (
+            1,
+            format!(
+                r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"echo","arguments":{arguments}}}}}"#
+            ),
+        ),
+        // Some clients write the id last.
+        (
+            2,
+            format!(
+                r#"{{"method":"tools/call","params":{{"arguments":{arguments},"name":"echo"}},"jsonrpc":"2.0","id":2}}"#
+            ),
+        ),
+    ] {
+        wire.write(line.as_bytes()).await;
+        wire.write(b"\n").await;
+        let told = wire.next().await.unwrap();
+        assert_eq!((&told["id"], &told["result"]["isError"]), (&json!(id), &json!(true)), "{told}");
+        let error = &told["result"]["_meta"]["wieldy/error"];
+        assert_eq!(
+            json!([error["code"], error["message"]]),
+            json!(["E3002", "a message has at most 1000 bytes"]),
+            "{told}"
+        );
+    }
+    let other = format!(r#"{{"jsonrpc":"2.0","id":3,"method":"tools/list","params":{{"cursor":"{large}"}}}}"#);
+    wire.write(other.as_bytes()).await;
+    wire.write(b"\n").await;
+    assert_eq!(wire.next().await, Some(error(Some(json!(3)), -32600, "a message has at most 1000 bytes")));
+    assert_eq!(wire.call(4, "echo", json!({})).await["result"]["isError"], false);
+    wire.close().await;
+    world.check();
+    let events = world.events();
+    let ended = events.iter().filter_map(|event| {
+        let closing = event.body.closing()?;
+        Some(json!([event.subject.tool, closing.error.as_ref().map(|error| error.code)]))
+    });
+    let ended: Vec<Value> = ended.collect();
+    assert_eq!(ended, [json!(["echo", "E3002"]), json!(["echo", "E3002"]), json!(["echo", null])]);
+}
+
+#[tokio::test]
 async fn an_id_that_is_in_use_is_refused_and_the_first_request_goes_on() {
     let world = world();
     let mut wire = Wire::new(&world.executor).initialized("2025-06-18", json!({})).await;

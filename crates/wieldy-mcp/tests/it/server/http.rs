@@ -400,3 +400,28 @@ async fn the_token_of_a_client_never_reaches_a_server_behind() {
     assert_eq!((of(None), of(Some("Bearer token-of-ours"))), (2, 2));
     assert!(!format!("{seen:?}").contains("token-ada"));
 }
+
+#[tokio::test]
+async fn an_idempotency_key_over_http_has_one_run_for_each_caller() {
+    let (echo, strings) = Puppet::new(ToolSpec::new("echo", ""), [Act::Echo]);
+    let world = World::new([echo]);
+    let door = Door::new(&world.executor).await;
+    let session = door.session("ada").await;
+    let old = [("mcp-session-id", session.as_str()), ("mcp-protocol-version", "2025-06-18")];
+    let keyed = json!({"wieldy/idempotency-key": "k"});
+    let mut keyed_meta = meta(json!({}));
+    keyed_meta["wieldy/idempotency-key"] = json!("k");
+    // In a session, as single requests, by another caller, and without a key.
+    for (who, headers, meta, runs) in [
+        ("ada", &old[..], Some(keyed.clone()), 1),
+        ("ada", &old, Some(keyed), 1),
+        ("ada", &MODERN, Some(keyed_meta.clone()), 1),
+        ("bob", &MODERN, Some(keyed_meta), 2),
+        ("ada", &old, None, 3),
+    ] {
+        let told = door.post(who, headers, &call("echo", meta)).await.text().await.unwrap();
+        assert!(told.contains("\"isError\":false"), "{told}");
+        assert_eq!(strings.runs(), runs, "{who} {told}");
+    }
+    world.check();
+}

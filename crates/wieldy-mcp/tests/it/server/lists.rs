@@ -1,7 +1,8 @@
 //! Lists of tools: whole, in pages, in order, and told anew when they change.
 
 use serde_json::json;
-use wieldy_core::{Caller, Held, ToolSpec};
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{Caller, Held, Provider, ToolSpec};
 use wieldy_mcp::server::{Server, ServerOptions};
 use wieldy_testkit::{Act, Puppet, World};
 
@@ -25,13 +26,26 @@ async fn a_tool_is_listed_with_all_that_it_declares() {
             "title": "Scales",
             "description": "Weighs a thing",
             "inputSchema": {"type": "object", "properties": {"thing": {"type": "string"}}},
-            "outputSchema": {"type": "object", "properties": {"grams": {"type": "number"}}},
             "annotations": {
                 "readOnlyHint": true, "destructiveHint": false, "idempotentHint": true, "openWorldHint": true,
             },
         }]})
     );
     wire.close().await;
+}
+
+#[tokio::test]
+async fn only_tools_of_mcp_servers_are_listed_with_their_output_schemas() {
+    for (provider, listed) in [(Provider::Mcp("git".into()), true), (Provider::Local, false)] {
+        let mut spec = ToolSpec::new("weigh", "Weighs a thing").provider(provider);
+        spec.output_schema = Some(json!({"type": "object"}));
+        let world = World::new([Puppet::new(spec, [Act::Echo]).0]);
+        let mut wire = Wire::new(&world.executor).initialized(REVISION, json!({})).await;
+        let list = wire.ask(1, "tools/list", json!({})).await["result"]["tools"].take();
+        let weigh = list.as_array().unwrap().iter().find(|tool| tool["name"] == "weigh").unwrap();
+        assert_eq!(weigh.get("outputSchema"), listed.then(|| json!({"type": "object"})).as_ref());
+        wire.close().await;
+    }
 }
 
 /// The names of a list, and where it goes on.
@@ -91,6 +105,25 @@ async fn a_client_is_told_when_the_tools_change() {
     world.executor.unregister("one");
     assert_eq!(wire.next().await, Some(changed), "the same tool once more is no change");
     assert_eq!(names(&mut wire, None).await.0, ["two"]);
+    wire.close().await;
+}
+
+#[tokio::test]
+async fn lists_wait_for_tools_that_are_awaited_and_nothing_else_does() {
+    let world = World::new([Puppet::reading("one", Act::Echo)]);
+    let ready = CancellationToken::new();
+    let options = ServerOptions { patience: None, ready: Some(ready.clone()), ..ServerOptions::default() };
+    let mut wire = Wire::with(&world.executor, options).initialized(REVISION, json!({})).await;
+    wire.send(&json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}})).await;
+    assert_eq!(wire.ask(2, "ping", json!({})).await["id"], 2);
+    assert_eq!(wire.call(3, "one", json!({"text": "x"})).await["id"], 3);
+    world.executor.register(Puppet::reading("two", Act::Echo)).unwrap();
+    assert_eq!(wire.next().await.unwrap()["method"], "notifications/tools/list_changed");
+    ready.cancel();
+    let told = wire.next().await.unwrap();
+    let names: Vec<_> = told["result"]["tools"].as_array().unwrap().iter().map(|tool| &tool["name"]).collect();
+    assert_eq!(json!([told["id"], names]), json!([1, ["one", "two"]]));
+    assert_eq!(self::names(&mut wire, None).await.0, ["one", "two"]);
     wire.close().await;
 }
 

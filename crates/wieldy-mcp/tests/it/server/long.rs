@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use wieldy_core::{CallError, Caller, Code, Outcome, RunError, SharedTool, ToolSpec, tool};
+use wieldy_core::{CallError, Caller, Code, Outcome, Provider, RunError, SharedTool, ToolSpec, tool};
 use wieldy_mcp::server::{Server, ServerOptions};
 use wieldy_testkit::{Act, Puppet, World};
 
@@ -59,7 +59,7 @@ async fn a_call_that_takes_too_long_is_answered_with_a_handle() {
 
 #[tokio::test(start_paused = true)]
 async fn a_handle_has_the_output_so_far_and_fits_clients_that_check_answers() {
-    let mut spec = ToolSpec::new("prints", "prints").timeout(LONG);
+    let mut spec = ToolSpec::new("prints", "prints").timeout(LONG).provider(Provider::Mcp("git".into()));
     spec.output_schema = Some(json!({"type": "object"}));
     let world = World::new([Puppet::new(spec, [Act::PrintAndWait("line one\nline two\n")]).0]);
     let mut wire = Wire::new(&world.executor).initialized(REVISION, json!({})).await;
@@ -168,11 +168,11 @@ async fn a_task_has_failed_where_its_tool_did_not_answer() {
     let mut wire = Wire::new(&world.executor);
     let said = error(Code::ToolReportedError, "it could not");
     let content = |text: &str| json!({"type": "text", "text": text});
-    let reported = "Error E3203 TOOL_REPORTED_ERROR: it could not\nOutput so far:\n";
+    let reported = "Error E3203 TOOL_REPORTED_ERROR: it could not\nOutput so far:\nno";
     assert_eq!(
         task_of(&mut wire, "says").await,
         json!({"status": "completed", "result": {
-            "resultType": "complete", "isError": true, "content": [content(reported), content("no")],
+            "resultType": "complete", "isError": true, "content": [content(reported)],
             "_meta": {"wieldy/execution": "[id]", "wieldy/error": said},
         }})
     );

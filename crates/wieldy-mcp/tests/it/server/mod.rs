@@ -24,14 +24,14 @@ use wieldy_core::{Caller, Executor};
 use wieldy_mcp::server::{ServeError, Server, ServerOptions};
 
 /// A client that writes and reads lines, and knows nothing of MCP.
-struct Wire {
+pub(crate) struct Wire {
     lines: Lines<BufReader<ReadHalf<DuplexStream>>>,
     write: Option<WriteHalf<DuplexStream>>,
     served: JoinHandle<Result<(), ServeError>>,
 }
 
 impl Wire {
-    fn new(executor: &Executor) -> Self {
+    pub(crate) fn new(executor: &Executor) -> Self {
         Self::with(executor, ServerOptions::default())
     }
 
@@ -50,7 +50,7 @@ impl Wire {
     }
 
     /// The same after it has begun as clients up to 2025-11-25 do.
-    async fn initialized(mut self, revision: &str, capabilities: Value) -> Self {
+    pub(crate) async fn initialized(mut self, revision: &str, capabilities: Value) -> Self {
         let client = json!({"name": "wire", "version": "1"});
         let params = json!({"protocolVersion": revision, "capabilities": capabilities, "clientInfo": client});
         let told = self.ask(0, "initialize", params).await;
@@ -80,12 +80,12 @@ impl Wire {
     }
 
     /// Calls a tool, and waits for the answer without the id of the call in it.
-    async fn call(&mut self, id: impl Into<Value>, tool: &str, arguments: Value) -> Value {
+    pub(crate) async fn call(&mut self, id: impl Into<Value>, tool: &str, arguments: Value) -> Value {
         shown(self.ask(id, "tools/call", json!({"name": tool, "arguments": arguments})).await)
     }
 
     /// Closes our end, and waits until the server has ended.
-    async fn close(mut self) -> Vec<Value> {
+    pub(crate) async fn close(mut self) -> Vec<Value> {
         if let Some(mut write) = self.write.take() {
             write.shutdown().await.unwrap();
         }

@@ -68,20 +68,18 @@ async fn hundreds_of_tools_cost_little_and_are_found_described_and_called() {
         found["result"],
         json!({
             "content": [{"type": "text", "text": "weather_soon: Forecasts rain and sun at a place"}],
-            "structuredContent": {"tools": [
-                {"name": "weather_soon", "description": "Forecasts rain and sun at a place"},
-            ]},
             "isError": false,
         })
     );
     let found = wire.call(3, "tool_search", json!({"query": "weather", "limit": 9})).await;
-    let names: Vec<Value> = found["result"]["structuredContent"]["tools"].as_array().unwrap().clone();
-    assert_eq!(names.len(), 2, "nothing out of scope: {found}");
-    let told = wire.call(4, "tool_describe", json!({"name": "weather_soon"})).await;
     assert_eq!(
-        told["result"]["structuredContent"]["inputSchema"],
-        json!({"type": "object", "properties": {"what": {"type": "string"}}})
+        found["result"]["content"][0]["text"].as_str().unwrap().lines().count(),
+        2,
+        "nothing out of scope: {found}"
     );
+    let told = wire.call(4, "tool_describe", json!({"name": "weather_soon"})).await;
+    let described: Value = serde_json::from_str(told["result"]["content"][0]["text"].as_str().unwrap()).unwrap();
+    assert_eq!(described["inputSchema"], json!({"type": "object", "properties": {"what": {"type": "string"}}}));
     let told = wire.call(5, "tool_describe", json!({"name": "weather_make"})).await;
     assert_eq!(told["result"]["_meta"]["wieldy/error"]["code"], "E3001", "{told}");
     let arguments = json!({"name": "weather_soon", "arguments": {"what": "x"}});

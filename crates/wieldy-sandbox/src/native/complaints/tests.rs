@@ -44,7 +44,8 @@ fn steps() -> Vec<Step> {
 
 fn seen_with(code: i32, text: &str) -> Vec<(String, String)> {
     let steps = steps();
-    let place = Place { workspace: Path::new("/w"), folder: Path::new("/w/sub"), steps: &steps, code };
+    let place =
+        Place { workspace: Path::new("/w"), folder: Path::new("/w/sub"), steps: &steps, code, search: "/usr/bin" };
     let told = |breach| match breach {
         Breach::Filesystem { path, reason } => (path, reason),
         Breach::Network { .. } => unreachable!("it is about files"),
@@ -276,5 +277,50 @@ proptest! {
             prop_assert!(rule != Rule::Open, "{breach}");
         }
         prop_assert!(heard(&[&said], Ended::Code(code)).len() <= BREACHES_MAX);
+    }
+}
+
+#[test]
+fn a_program_that_the_sandbox_does_not_show_is_named() {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path().canonicalize().unwrap();
+    for (file, mode) in [("bin/deploy", 0o755), ("bin/notes", 0o644), ("apps/tool", 0o755)] {
+        fs::create_dir_all(home.join(file).parent().unwrap()).unwrap();
+        fs::write(home.join(file), "").unwrap();
+        fs::set_permissions(home.join(file), fs::Permissions::from_mode(mode)).unwrap();
+    }
+    symlink(home.join("apps/tool"), home.join("bin/tool")).unwrap();
+    let bin = home.join("bin");
+    let (search, shown_bin) = (format!("relative:/usr/bin:{}", bin.display()), bin.clone());
+    let mount = Step::Bind { source: bin.clone(), target: shown_bin, writable: false, optional: false };
+    // Beside a sandbox that shows nothing of the folder, one that shows it and not where its links lead.
+    for (with_bin, deploy, tool) in
+        [(false, Some(bin.join("deploy")), Some(bin.join("tool"))), (true, None, Some(home.join("apps/tool")))]
+    {
+        let mut steps = steps();
+        steps.extend(with_bin.then(|| mount.clone()));
+        let place =
+            Place { workspace: Path::new("/w"), folder: Path::new("/w"), steps: &steps, code: 127, search: &search };
+        let named = |name: &str| {
+            let said = [
+                format!("bash: line 1: {name}: command not found\n"),
+                format!("zsh:1: command not found: {name}\n"),
+                format!("sh: 1: {name}: not found\n"),
+                format!("exec: \"{name}\": executable file not found in $PATH\n"),
+            ];
+            let told = said.map(|text| place.breaches(&text));
+            assert!(told.iter().all(|breaches| *breaches == told[0]), "{told:?}");
+            told[0].clone()
+        };
+        let not_shown = |path: Option<PathBuf>| {
+            let path = path.map(|path| path.display().to_string());
+            path.map(|path| Breach::Filesystem { path, reason: NOT_SHOWN.into() }).into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(named("deploy"), not_shown(deploy));
+        assert_eq!(named("tool"), not_shown(tool));
+        for name in ["notes", "missing", "env", "..", "", "apps/tool"] {
+            assert_eq!(named(name), [], "{name}");
+        }
     }
 }

@@ -6,13 +6,13 @@ use proptest::strategy::ValueTree;
 
 use super::*;
 use crate::native::deep::DEPTH_MAX;
-use crate::native::plan::Look;
+use crate::native::plan::{Look, Making};
 use wieldy_core::Mount;
 use wieldy_core::secrets::{PROTECTED, is_deep_secret, is_passed_by};
 
-/// A host that is a list of its files; folders above them are there too.
+/// A host that is a list of its files; folders above them are there too. Then its placeholders, and folders in which nothing can be made.
 #[derive(Default)]
-struct Host(BTreeMap<PathBuf, Entry>);
+struct Host(BTreeMap<PathBuf, Entry>, BTreeSet<PathBuf>, Vec<(PathBuf, Making)>);
 
 impl Host {
     fn folder(mut self, path: &str) -> Self {
@@ -68,6 +68,14 @@ impl Look for Host {
         });
         deep.cloned().collect()
     }
+
+    fn is_held(&self, path: &Path) -> bool {
+        self.1.contains(path)
+    }
+
+    fn making(&self, folder: &Path) -> Making {
+        self.2.iter().find(|(known, _)| folder == *known).map_or(Making::Possible, |(_, making)| *making)
+    }
 }
 
 const ROOM: Room = Room { bytes: 256 << 20, inodes: 65536 };
@@ -76,7 +84,8 @@ const ROOM: Room = Room { bytes: 256 << 20, inodes: 65536 };
 fn planned(host: &Host, home: &str, workspace: &str, rules: &FileRules) -> Result<Plan, PlanError> {
     let user = if home == "/root" { 0 } else { 1000 };
     let state = Some("/var/lib/wieldy".into());
-    let facts = HostFacts { look: host, home: Some(home.into()), state, user, group: user };
+    let programs = vec!["/usr/bin".into()];
+    let facts = HostFacts { look: host, home: Some(home.into()), programs, state, user, group: user };
     plan(&Request { workspace: Path::new(workspace), rules, network: &Network::None, room: ROOM }, &facts)
 }
 
@@ -94,7 +103,9 @@ fn about(plan: &Plan, paths: &[&str]) -> String {
     let lines = text.lines().filter(|line| {
         let rest = line.get(9..).unwrap_or_default();
         let path = rest.split("  ").next().unwrap_or_default().trim();
-        let is_usual = PROTECTED.iter().any(|name| path.ends_with(&format!("/{name}")));
+        let usual =
+            PROTECTED.iter().map(|name| name.path).chain(["refs", ".config", ".config/git", ".config/git/ignore"]);
+        let is_usual = usual.into_iter().any(|name| path.ends_with(&format!("/{name}")));
         paths.iter().any(|start| path.starts_with(start)) && !is_usual
     });
     lines.map(squeezed).collect::<Vec<_>>().join("\n")
@@ -110,6 +121,7 @@ fn a_host_like_debian_and_an_ordinary_user() {
     let host = Host::debian().folder("/home/ada/project/.git/hooks").file("/home/ada/project/.git/config");
     let host = host.file("/home/ada/project/.env").file("/home/ada/project/.env.local");
     let host = host.file("/home/ada/project/.env.example").folder("/home/ada/.ssh");
+    let host = host.folder("/home/ada/.claude").file("/usr/bin/code").file("/usr/bin/opencode");
     let plan = planned(&host, "/home/ada", "/home/ada/project", &FileRules::default()).unwrap();
     assert_snapshot!(plan, @r#"
     memory   /                                      1 MiB, 4096 files, mode 755
@@ -134,26 +146,26 @@ fn a_host_like_debian_and_an_ordinary_user() {
     folder   /home/ada/project
     mount    /home/ada/project                      read and write
     protect  /home/ada/project/.claude
-    protect  /home/ada/project/.codex
-    protect  /home/ada/project/.cursor
     hide     /home/ada/project/.env                 file
     hide     /home/ada/project/.env.local           file
-    protect  /home/ada/project/.gemini
     mount    /home/ada/project/.git                 read and write
     protect  /home/ada/project/.git/commondir
     protect  /home/ada/project/.git/config
     protect  /home/ada/project/.git/config.worktree
     protect  /home/ada/project/.git/hooks
-    protect  /home/ada/project/.idea
     protect  /home/ada/project/.mcp.json
     protect  /home/ada/project/.opencode
     protect  /home/ada/project/.vscode
     protect  /home/ada/project/.wieldy
-    protect  /home/ada/project/.zed
     protect  /home/ada/project/opencode.json
+    protect  /home/ada/project/opencode.jsonc
+    protect  /home/ada/project/refs
     protect  /home/ada/project/wieldy.toml
     folder   /home/agent
     memory   /home/agent                            256 MiB, 65536 files, mode 700
+    folder   /home/agent/.config
+    folder   /home/agent/.config/git
+    file     /home/agent/.config/git/ignore         61 bytes
     link     /lib                                   to usr/lib
     link     /lib64                                 to usr/lib64
     folder   /opt
@@ -176,19 +188,16 @@ fn a_host_like_debian_and_an_ordinary_user() {
     memory   /var/tmp                               256 MiB, 65536 files, mode 1777
     seal     /                                      read
     hold     /home/ada/project/.claude              empty folder on the host
-    hold     /home/ada/project/.codex               empty folder on the host
-    hold     /home/ada/project/.cursor              empty folder on the host
-    hold     /home/ada/project/.gemini              empty folder on the host
     hold     /home/ada/project/.git/commondir       file of 2 bytes on the host
     hold     /home/ada/project/.git/config.worktree file of 0 bytes on the host
-    hold     /home/ada/project/.idea                empty folder on the host
-    hold     /home/ada/project/.mcp.json            empty folder on the host
+    hold     /home/ada/project/.mcp.json            file of 18 bytes on the host
     hold     /home/ada/project/.opencode            empty folder on the host
     hold     /home/ada/project/.vscode              empty folder on the host
     hold     /home/ada/project/.wieldy              empty folder on the host
-    hold     /home/ada/project/.zed                 empty folder on the host
-    hold     /home/ada/project/opencode.json        empty folder on the host
-    hold     /home/ada/project/wieldy.toml          empty folder on the host
+    hold     /home/ada/project/opencode.json        file of 46 bytes on the host
+    hold     /home/ada/project/opencode.jsonc       file of 46 bytes on the host
+    hold     /home/ada/project/refs                 file of 0 bytes on the host
+    hold     /home/ada/project/wieldy.toml          file of 0 bytes on the host
     set      HOME                                   /home/agent
     set      USER                                   agent
     set      LOGNAME                                agent
@@ -202,84 +211,145 @@ fn a_host_with_folders_of_their_own_and_root() {
         host.folder("/root/adas").folder("/nix/store").link("/opt", "/data/opt", "/data/opt").folder("/data/opt");
     let plan = planned(&host, "/root", "/root/adas", &FileRules::default()).unwrap();
     assert_snapshot!(plan, @r#"
-    memory   /                         1 MiB, 4096 files, mode 755
+    memory   /                              1 MiB, 4096 files, mode 755
     folder   /bin
-    mount    /bin                      read
+    mount    /bin                           read
     folder   /dev
     dev      /dev
-    memory   /dev/shm                  256 MiB, 65536 files, mode 1777
+    memory   /dev/shm                       256 MiB, 65536 files, mode 1777
     folder   /etc
-    mount    /etc                      read
-    file     /etc/passwd               79 bytes
+    mount    /etc                           read
+    file     /etc/passwd                    79 bytes
     folder   /home
     folder   /home/agent
-    memory   /home/agent               256 MiB, 65536 files, mode 700
+    memory   /home/agent                    256 MiB, 65536 files, mode 700
+    folder   /home/agent/.config
+    folder   /home/agent/.config/git
+    file     /home/agent/.config/git/ignore 19 bytes
     folder   /lib
-    mount    /lib                      read
+    mount    /lib                           read
     folder   /nix
-    mount    /nix                      read
+    mount    /nix                           read
     folder   /opt
-    mount    /opt                      read, from /data/opt
+    mount    /opt                           read, from /data/opt
     folder   /proc
-    proc     /proc                     read
+    proc     /proc                          read
     folder   /root
     folder   /root/adas
-    mount    /root/adas                read and write
-    protect  /root/adas/.claude
-    protect  /root/adas/.codex
-    protect  /root/adas/.cursor
-    protect  /root/adas/.gemini
-    mount    /root/adas/.git           read and write
+    mount    /root/adas                     read and write
+    mount    /root/adas/.git                read and write
     protect  /root/adas/.git/commondir
     protect  /root/adas/.git/hooks
-    protect  /root/adas/.idea
-    protect  /root/adas/.mcp.json
-    protect  /root/adas/.opencode
-    protect  /root/adas/.vscode
     protect  /root/adas/.wieldy
-    protect  /root/adas/.zed
-    protect  /root/adas/opencode.json
+    protect  /root/adas/refs
     protect  /root/adas/wieldy.toml
     folder   /run
-    memory   /run                      16 MiB, 4096 files, mode 755
+    memory   /run                           16 MiB, 4096 files, mode 755
     folder   /run/git-templates
     folder   /sbin
-    mount    /sbin                     read
+    mount    /sbin                          read
     folder   /tmp
-    memory   /tmp                      256 MiB, 65536 files, mode 1777
+    memory   /tmp                           256 MiB, 65536 files, mode 1777
     folder   /usr
-    mount    /usr                      read
+    mount    /usr                           read
     folder   /var
-    link     /var/run                  to /run
+    link     /var/run                       to /run
     folder   /var/tmp
-    memory   /var/tmp                  256 MiB, 65536 files, mode 1777
-    seal     /                         read
-    hold     /root/adas/.claude        empty folder on the host
-    hold     /root/adas/.codex         empty folder on the host
-    hold     /root/adas/.cursor        empty folder on the host
-    hold     /root/adas/.gemini        empty folder on the host
-    hold     /root/adas/.git           empty folder on the host
-    hold     /root/adas/.git/commondir file of 2 bytes on the host
-    hold     /root/adas/.git/hooks     empty folder on the host
-    hold     /root/adas/.idea          empty folder on the host
-    hold     /root/adas/.mcp.json      empty folder on the host
-    hold     /root/adas/.opencode      empty folder on the host
-    hold     /root/adas/.vscode        empty folder on the host
-    hold     /root/adas/.wieldy        empty folder on the host
-    hold     /root/adas/.zed           empty folder on the host
-    hold     /root/adas/opencode.json  empty folder on the host
-    hold     /root/adas/wieldy.toml    empty folder on the host
-    set      HOME                      /home/agent
-    set      USER                      agent
-    set      LOGNAME                   agent
-    set      GIT_TEMPLATE_DIR          /run/git-templates
+    memory   /var/tmp                       256 MiB, 65536 files, mode 1777
+    seal     /                              read
+    hold     /root/adas/.git                empty folder on the host
+    hold     /root/adas/.git/commondir      file of 2 bytes on the host
+    hold     /root/adas/.git/hooks          empty folder on the host
+    hold     /root/adas/.wieldy             empty folder on the host
+    hold     /root/adas/refs                file of 0 bytes on the host
+    hold     /root/adas/wieldy.toml         file of 0 bytes on the host
+    set      HOME                           /home/agent
+    set      USER                           agent
+    set      LOGNAME                        agent
+    set      GIT_TEMPLATE_DIR               /run/git-templates
+    "#);
+}
+
+/// The names that are held on a host for this user.
+fn held(host: &Host) -> Vec<String> {
+    let plan = planned(host, "/home/ada", "/w", &FileRules::default()).unwrap();
+    plan.placeholders.iter().map(|held| held.path.strip_prefix("/w").unwrap().to_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn names_are_held_for_git_and_for_programs_that_the_user_has() {
+    let host = || Host::debian().folder("/w/.git/hooks").file("/w/.git/config").folder("/home/ada");
+    let always = [".git/commondir", ".git/config.worktree", ".wieldy", "refs", "wieldy.toml"];
+    assert_eq!(held(&host()), always);
+    let with = |names: &[&str]| {
+        let mut all: Vec<_> = always.iter().chain(names).map(|name| (*name).to_owned()).collect();
+        all.sort();
+        all
+    };
+    assert_eq!(held(&host().folder("/home/ada/.claude")), with(&[".claude", ".mcp.json"]));
+    assert_eq!(held(&host().file("/usr/bin/zed")), with(&[".zed"]));
+    let opencode = host().link("/usr/bin/opencode", "/opt/opencode", "/opt/opencode");
+    assert_eq!(held(&opencode), with(&[".opencode", "opencode.json", "opencode.jsonc"]));
+    // An existing file needs no placeholder, and a placeholder that was left behind is held to be removed.
+    assert_eq!(held(&host().file("/usr/bin/zed").folder("/w/.zed")), always);
+    let mut left = host();
+    left.1.insert("/w/.gemini".into());
+    assert_eq!(held(&left), with(&[".gemini"]));
+}
+
+#[test]
+fn nothing_is_held_where_nothing_can_be_made() {
+    let closed = |folder: &str, making| {
+        let mut host = Host::debian().folder("/w/.git/hooks").file("/w/.git/config").file("/usr/bin/code");
+        host.2.push((folder.into(), making));
+        host
+    };
+    for making in [Making::Impossible, Making::Refused] {
+        assert_eq!(held(&closed("/w", making)), Vec::<String>::new());
+    }
+    let plan = planned(&closed("/w", Making::Impossible), "/home/ada", "/w", &FileRules::default()).unwrap();
+    assert_snapshot!(about(&plan, &["/w"]), @"
+    folder  /w
+    mount  /w  read
+    ");
+    // A command could open a folder of its own again.
+    assert_eq!(held(&closed("/w/.git", Making::Impossible)), [".vscode", ".wieldy", "refs", "wieldy.toml"]);
+    let all = [".git/commondir", ".git/config.worktree", ".vscode", ".wieldy", "refs", "wieldy.toml"];
+    assert_eq!(held(&closed("/w/.git", Making::Refused)), all);
+}
+
+#[test]
+fn one_missing_name_keeps_the_workspace_from_being_a_bare_repository() {
+    let of_top = |host: &Host| {
+        let plan = planned(host, "/home/ada", "/w", &FileRules::default()).unwrap();
+        about(&plan, &["/w/refs", "/w/objects", "/w/HEAD", "/w/config", "/w/hooks", "/w/commondir"])
+    };
+    let host = || Host::debian().folder("/w/.git/hooks").folder("/w/refs");
+    assert_snapshot!(of_top(&host()), @r#"
+    protect  /w/objects
+    hold  /w/objects  file of 0 bytes on the host
+    "#);
+    assert_snapshot!(of_top(&host().folder("/w/objects")), @r#"
+    protect  /w/HEAD
+    mount  /w/objects  read and write
+    hold  /w/HEAD  file of 0 bytes on the host
+    "#);
+    assert_snapshot!(of_top(&host().folder("/w/objects").file("/w/HEAD").file("/w/config")), @r#"
+    protect  /w/commondir
+    protect  /w/config
+    protect  /w/config.worktree
+    protect  /w/hooks
+    mount  /w/objects  read and write
+    hold  /w/commondir  file of 2 bytes on the host
+    hold  /w/config.worktree  file of 0 bytes on the host
+    hold  /w/hooks  empty folder on the host
     "#);
 }
 
 #[test]
 fn an_open_network_keeps_the_names_of_the_host() {
     let host = Host::debian().folder("/w");
-    let facts = HostFacts { look: &host, home: None, state: None, user: 1, group: 1 };
+    let facts = HostFacts { look: &host, home: None, programs: vec![], state: None, user: 1, group: 1 };
     let (workspace, rules, network) = (Path::new("/w"), &FileRules::default(), &Network::Open);
     let plan = plan(&Request { workspace, rules, network, room: ROOM }, &facts).unwrap();
     assert_snapshot!(about(&plan, &["/etc", "/run"]), @r#"
@@ -440,7 +510,6 @@ fn the_home_folder_as_workspace() {
     folder  /home
     folder  /home/ada
     mount  /home/ada  read and write
-    mount  /home/ada/.config  read and write
     hide  /home/ada/.config/gh  folder
     protect  /home/ada/.git
     hide  /home/ada/.netrc  file
@@ -546,7 +615,6 @@ fn secrets_behind_links_are_hidden_where_they_are() {
     let host = host.file("/w/.git/modules/sub/HEAD").link("/w/.ssh", "/srv/keys", "/srv/keys").folder("/srv/keys");
     let plan = planned(&host, "/root", "/w", &FileRules::default()).unwrap();
     assert_snapshot!(about(&plan, &["/w/dots", "/w/.config", "/w/m", "/w/.ssh", "/srv"]), @r#"
-    protect  /w/.config
     protect  /w/.ssh
     mount  /w/dots  read and write
     mount  /w/dots/config  read and write
@@ -569,10 +637,7 @@ fn a_workspace_made_to_confuse_gives_a_plan_or_a_reason() {
     let host = Host::debian().link("/w/.config", ".config", "/w/.config").link("/w/.git", "other", "/w/other");
     let host = host.link("/w/other", ".git", "/w/.git").link("/w/.vscode", ".vscode", "/w/.vscode");
     let plan = planned(&host, "/root", "/w", &FileRules::default()).unwrap();
-    assert_snapshot!(about(&plan, &["/w/.git", "/w/.config"]), @r#"
-    protect  /w/.config
-    protect  /w/.git
-    "#);
+    assert_snapshot!(about(&plan, &["/w/.git", "/w/.config"]), @"protect  /w/.git");
     let many = (0..1001).fold(Host::debian().folder("/w"), |host, number| host.file(&format!("/w/.env.{number}")));
     let refused = planned(&many, "/root", "/w", &FileRules::default()).unwrap_err();
     assert_eq!(refused, PlanError::TooManySecrets { workspace: "/w".into(), count: 1001 });
@@ -631,7 +696,7 @@ fn rules_show_hide_and_protect() {
     hold  /w/.git/config.worktree  file of 0 bytes on the host
     hold  /w/.git/hooks  empty folder on the host
     hold  /w/ci  empty folder on the host
-    hold  /w/ci/deploy.sh  empty folder on the host
+    hold  /w/ci/deploy.sh  file of 0 bytes on the host
     hold  /w/settings  empty folder on the host
     "#);
 }
@@ -659,12 +724,39 @@ fn a_secret_that_is_mounted_by_itself_is_shown() {
 }
 
 #[test]
+fn a_program_has_its_home_where_the_workspace_holds_the_state_and_sees_nothing_else_of_that() {
+    let state = "/home/ada/state";
+    let host = Host::debian().folder("/home/ada/state/homes/eye").file("/home/ada/state/key");
+    let with = |name: &str| {
+        let home = mounts(&[mount(&format!("{state}{name}"), "/home/agent", true)]);
+        let rules = FileRules { own: vec![state.into()], ..home };
+        let facts = HostFacts {
+            programs: vec![],
+            look: &host,
+            home: Some("/home/ada".into()),
+            state: Some(state.into()),
+            user: 1000,
+            group: 1000,
+        };
+        let workspace = Path::new("/home/ada");
+        plan(&Request { workspace, rules: &rules, network: &Network::None, room: ROOM }, &facts)
+    };
+    let plan = with("/homes/eye").unwrap();
+    assert_eq!(
+        about(&plan, &["/home/agent", state]),
+        "hide  /home/ada/state  folder\nfolder  /home/agent\nmount  /home/agent  read and write, from /home/ada/state/homes/eye"
+    );
+    assert_eq!(["", "/homes", "/key"].map(|name| with(name).is_err()), [true; 3]);
+}
+
+#[test]
 fn what_cannot_be_is_refused_with_the_reason() {
     let host = Host::debian()
         .folder("/w/.git/hooks")
         .folder("/data/deep")
         .link("/l", "/w", "/w")
         .folder("/home/ada/.ssh")
+        .file("/usr/bin/code")
         .link("/w/link", "/etc", "/etc");
     let with =
         |workspace: &str, rules: FileRules| planned(&host, "/home/ada", workspace, &rules).unwrap_err().to_string();
@@ -804,7 +896,8 @@ fn crowded() -> Host {
         }
         host = host.folder(&format!("{root}/.git/hooks"));
     }
-    host
+    // By these the user is known to have the programs.
+    host.folder("/a/.claude").folder("/a/.vscode")
 }
 
 fn place() -> impl Strategy<Value = PathBuf> {
@@ -836,7 +929,7 @@ fn check_everything(host: &Host, workspace: &Path, rules: &FileRules, plan: &Pla
     let steps = &plan.steps;
     let mut sources: Vec<(&Path, bool)> = rules.mounts.iter().map(|m| (m.source.as_path(), m.writable)).collect();
     sources.push((workspace, true));
-    let mut executed = vec![".git/hooks", ".git/commondir", ".vscode", ".claude", "wieldy.toml"];
+    let mut executed = vec![".git/hooks", ".git/commondir", ".vscode", ".claude", "wieldy.toml", "refs"];
     if host.0.contains_key(&workspace.join(".git")) {
         executed.push(".git/config");
     }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
+use wieldy_core::secrets::PROTECTED;
 use wieldy_core::{
     Command, Confinement, Ended, Exit, FileRules, Level, Mount, Network, Place, ResourceLimits, Sandbox, SandboxError,
     SessionKey, Stdin,
@@ -86,12 +87,17 @@ impl Arena {
         }
         let workspace = root.join("workspace");
         fs::create_dir(&workspace).unwrap();
+        // Folders by which this user is known to have every program whose settings are protected.
+        for name in &PROTECTED {
+            name.settings.iter().for_each(|folder| fs::create_dir_all(root.join("home").join(folder)).unwrap());
+        }
         let options = NativeOptions {
             state: Some(root.join("state")),
             home: Some(root.join("home")),
             spares,
             blanks: spares,
             idle_max: Duration::from_secs(600),
+            ..NativeOptions::default()
         };
         let environment = [("PATH", "/usr/local/bin:/usr/bin:/bin"), ("MARK", &mark)];
         let confinement = Confinement {

@@ -166,6 +166,33 @@ fn when_the_executor_is_killed_nothing_of_twenty_sandboxes_is_left() {
     });
 }
 
+/// The next start may be in another group than the one that was killed.
+#[tokio::test]
+async fn what_a_dead_executor_left_in_a_neighbouring_group_is_removed() {
+    let memberships = fs::read_to_string("/proc/self/cgroup").unwrap();
+    let own = memberships.lines().find_map(|line| line.split_once(":memory:")).map(|(_, path)| path.trim_matches('/'));
+    let Some(own) = own.map(|path| Path::new("/sys/fs/cgroup/memory").join(path)).filter(|own| own.is_dir()) else {
+        return super::arena::say("groups of dead executors: there is no cgroup v1 with memory here");
+    };
+    let beside = own.join(format!("beside-{}", std::process::id()));
+    if !is_root() || fs::create_dir(&beside).is_err() {
+        return super::arena::say("groups of dead executors: groups cannot be made here");
+    }
+    // No process has the number of the first. The second's process lives, and the others are not named by an executor.
+    let start = fs::read_to_string("/proc/self/stat").unwrap();
+    let start = start.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().to_owned();
+    let living = format!("wieldy-{}-{start}-999", std::process::id());
+    let (dead, others) = (beside.join("wieldy-4194999-1-0"), [living.as_str(), "wieldy-main", "other-4194999-1-0"]);
+    fs::create_dir_all(dead.join("native-1")).unwrap();
+    others.iter().for_each(|name| fs::create_dir(beside.join(name)).unwrap());
+    Arena::new().run(Place::Own, "true").await;
+    eventually(Duration::from_secs(10), "the group of the dead is gone", || !dead.exists()).await;
+    let left = others.map(|name| beside.join(name).exists());
+    others.iter().for_each(|name| fs::remove_dir(beside.join(name)).unwrap());
+    fs::remove_dir(&beside).unwrap();
+    assert_eq!(left, [true; 3]);
+}
+
 fn execute(mark: &str, workspace: &Path) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {

@@ -83,6 +83,12 @@ async fn settled(arena: &Arena, wanted: &Counted) {
     assert_eq!(found, *wanted);
 }
 
+/// Waits until the placeholders of idle sandboxes are away, and the orders that took them away are answered.
+async fn resting(arena: &Arena) {
+    eventually(PATIENCE, "the sandboxes rest", || fs::read_dir(&arena.workspace).unwrap().next().is_none()).await;
+    tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+}
+
 /// How a call ends.
 #[derive(Debug, Clone, Copy)]
 enum Ending {
@@ -228,6 +234,7 @@ fn ten_thousand_calls_leave_nothing() {
         for place in &places {
             call(&arena, place.clone(), Ending::Well).await;
         }
+        resting(&arena).await;
         let before = count(&arena);
         assert_eq!((before.zombies, before.processes), (0, 1 + 2 * sessions), "{before:?}");
         futures_util::future::join_all(places.iter().map(|place| calls(&arena, place, warm))).await;
@@ -252,6 +259,7 @@ fn ten_thousand_calls_leave_nothing() {
             call(&arena, Place::Own, Ending::Well).await;
         }
         eventually(PATIENCE, "all that is built ahead is there", is_full).await;
+        resting(&arena).await;
         let before = count(&arena);
         calls(&arena, &Place::Own, pooled).await;
         eventually(PATIENCE, "all that is built ahead is there again", is_full).await;

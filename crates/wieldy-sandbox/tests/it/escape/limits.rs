@@ -73,7 +73,7 @@ fn open_up(arena: &Arena) {
 /// The overruns of a bomb must name one of these limits, with its allowance and a use that fits.
 async fn overruns(script: &str, allowed: &[(&'static str, u64)]) {
     for ran in bombed(script).await {
-        let Some(Overrun { limit, allowed: allowance, used }) = ran.exit.overrun.clone() else {
+        let Some(Overrun { limit, allowed: allowance, used, .. }) = ran.exit.overrun.clone() else {
             panic!("{script}: {ran:?}")
         };
         assert!(allowed.contains(&(limit, allowance)), "{script}: {ran:?}");
@@ -410,12 +410,13 @@ async fn a_session_has_limits_of_its_own_for_all_of_its_calls() {
 async fn assert_exceed(arena: &Arena, one: &Confinement, two: &Confinement) {
     let script = "python3 -c 'x = bytearray(80 << 20); import time; time.sleep(2); print(\"fine\")'";
     let (one, two) = tokio::join!(arena.run_in(one, script), arena.run_in(two, script));
-    let overruns: Vec<_> = [one.unwrap(), two.unwrap()]
-        .into_iter()
-        .filter_map(|ran| ran.exit.overrun)
-        .map(|o| (o.limit, o.allowed))
-        .collect();
-    assert!(!overruns.is_empty() && overruns.iter().all(|o| *o == ("memory_bytes", 120 * MIB)), "{overruns:?}");
+    let overruns: Vec<_> = [one.unwrap(), two.unwrap()].into_iter().filter_map(|ran| ran.exit.overrun).collect();
+    assert!(!overruns.is_empty());
+    for overrun in overruns {
+        let of_session = (overrun.limit, overrun.allowed, overrun.session_used);
+        assert_eq!(of_session, ("memory_bytes", 120 * MIB, Some(120 * MIB)), "{overrun:?}");
+        assert!(overrun.used > 0 && overrun.used <= 100 * MIB, "the call's own part: {overrun:?}");
+    }
 }
 
 #[tokio::test]
@@ -466,12 +467,35 @@ async fn what_a_session_writes_is_limited_for_all_of_its_calls() {
     for confinement in [&without, &with] {
         let overrun = arena.run_in(confinement, &write("more")).await.unwrap().exit.overrun.unwrap();
         assert_eq!((overrun.limit, overrun.allowed), ("disk_bytes", 70 * MIB));
-        assert!(overrun.used >= 70 * MIB && overrun.used < 140 * MIB, "{overrun:?}");
+        let all = overrun.session_used.unwrap();
+        assert!((70 * MIB..140 * MIB).contains(&all) && overrun.used < 70 * MIB, "{overrun:?}");
     }
     // What was written just before a call is taken for its own, as files have the time of the last tick.
     tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     let ran = arena.run_in(&without, "cat one | wc -c").await.unwrap();
     assert_eq!(ran.stdout, format!("{}\n", 30 * MIB), "{ran:?}");
+}
+
+/// The private folders of a session are as large as its limit, so its calls fill them together.
+#[tokio::test]
+async fn a_call_that_finds_its_sessions_private_folder_full_is_told_its_own_part() {
+    let mut arena = Arena::new();
+    arena.confinement.limits = ResourceLimits { disk_bytes: Some(20 * MIB), disk_files: Some(200), ..limits() };
+    for place_limits in [arena.confinement.limits, ResourceLimits::default()] {
+        for (first, second, limit, allowed) in [
+            ("head -c 14M /dev/zero > /tmp/one", "head -c 14M /dev/zero > /tmp/two", "disk_bytes", 20 * MIB),
+            ("touch /tmp/{1..120}", "touch /tmp/{201..320}", "disk_files", 200),
+        ] {
+            let session = Arena::session(&format!("{limit} {}", place_limits.disk_files.is_some()));
+            let confinement = Confinement { place_limits, ..arena.confinement(session) };
+            assert_eq!(arena.run_in(&confinement, first).await.unwrap().exit.overrun, None);
+            let overrun = arena.run_in(&confinement, second).await.unwrap().exit.overrun.unwrap();
+            assert_eq!((overrun.limit, overrun.allowed), (limit, allowed), "{overrun:?}");
+            let all = overrun.session_used.unwrap();
+            assert!(overrun.used < allowed * 2 / 3, "{overrun:?}");
+            assert!(all >= allowed * 9 / 10 && all <= allowed * 3 / 2, "{overrun:?}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -505,7 +529,8 @@ async fn what_a_session_makes_is_limited_for_all_of_its_calls() {
     for (confinement, folder) in [(&without, "more"), (&with, "/tmp/more")] {
         let overrun = arena.run_in(confinement, &make(folder, 1500)).await.unwrap().exit.overrun.unwrap();
         assert_eq!((overrun.limit, overrun.allowed), ("disk_files", 3000), "{folder}");
-        assert!(overrun.used > 3000 && overrun.used < 6000, "{folder}: {overrun:?}");
+        let all = overrun.session_used.unwrap();
+        assert!((3001..6000).contains(&all) && overrun.used <= 1600, "{folder}: {overrun:?}");
     }
     // A single one more, which is made before anybody looks.
     let mut told = None;

@@ -34,7 +34,7 @@ fn limits() -> ResourceLimits {
 /// The limit that a script runs into in a sandbox of its own, and what was allowed; with what it printed.
 async fn passed(arena: &Arena, script: &str) -> (Option<(&'static str, u64)>, String) {
     let ran = arena.run_in(&arena.confinement(Place::Own), script).await.unwrap();
-    let overrun = ran.exit.overrun.as_ref().map(|Overrun { limit, allowed, used }| {
+    let overrun = ran.exit.overrun.as_ref().map(|Overrun { limit, allowed, used, .. }| {
         assert!(*used >= allowed / 2 && *used < allowed * 20, "{script}: {ran:?}");
         (*limit, *allowed)
     });
@@ -162,6 +162,26 @@ async fn a_refused_process_that_a_command_gets_over_is_no_error(arena: Arena) {
     // It kills its whole group, the shell too, so that it is a group of its own.
     let ran = arena.run_in(&arena.confinement(Place::Own), &format!("set -m; {script}")).await.unwrap();
     assert_eq!((ran.exit.ended, ran.exit.overrun, ran.stdout.as_str()), (Ended::Code(0), None, "fine\non\n"));
+}
+
+#[tokio::test]
+async fn a_run_that_is_stopped_tells_that_it_was_refused_processes() {
+    if !is_by_kernel("processes").await {
+        return say("a stopped run and its processes: the kernel does not count refusals here");
+    }
+    let arena = with(Arena::new(), ResourceLimits { processes: Some(12), ..limits() });
+    let stop = tokio_util::sync::CancellationToken::new();
+    let printed = std::sync::Arc::default();
+    let confinement = arena.confinement(Place::Own);
+    let script = "for i in {1..30}; do sleep 60 & done 2> /dev/null; echo full; wait; sleep 60";
+    let running = arena.run_stoppable(&confinement, script, &printed, stop.clone());
+    let stopping = async {
+        tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+        stop.cancel();
+    };
+    let (ran, ()) = tokio::join!(running, stopping);
+    let overrun = ran.unwrap().exit.overrun.unwrap();
+    assert_eq!((overrun.limit, overrun.allowed), ("processes", 12));
 }
 
 #[tokio::test]

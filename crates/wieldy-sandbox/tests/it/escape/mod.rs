@@ -5,6 +5,7 @@ mod calls;
 mod ending;
 mod leaving;
 mod limits;
+mod limits_in_memory;
 mod limits_passed;
 mod neighbours;
 mod network;

@@ -7,7 +7,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use tokio_util::sync::CancellationToken;
+use wieldy_core::secrets::PLACEHOLDER_MARK;
 use wieldy_core::{FileRules, Place, Sandbox};
+use wieldy_sandbox::is_placeholder;
 
 use super::arena::{Arena, attacks, is_root, say};
 use crate::world::{PATIENCE, Printed, alive, eventually};
@@ -17,6 +19,9 @@ attacks! {
     a_repository_that_is_there_is_used_but_its_settings_and_hooks_stay
     protection_holds_when_another_sandbox_of_the_same_workspace_ends
     places_held_for_protection_belong_to_the_owner_of_the_workspace
+    the_workspace_becomes_no_bare_repository
+    placeholders_are_nothing_to_their_readers
+    a_read_only_workspace_is_used_and_holds_nothing
 }
 
 /// What is tried on each protected path.
@@ -44,8 +49,8 @@ const FUNCTIONS: &str = r#"
     echo evil > /tmp/evil; echo own > own
 "#;
 
-const ALWAYS: &str =
-    ".claude .codex .cursor .gemini .idea .mcp.json .opencode .vscode .wieldy .zed opencode.json wieldy.toml";
+const ALWAYS: &str = ".claude .codex .cursor .gemini .idea .mcp.json .opencode .vscode .wieldy .zed opencode.json \
+    opencode.jsonc refs wieldy.toml";
 
 fn git(folder: &Path, words: &[&str]) {
     let mut git = Command::new("git");
@@ -107,7 +112,7 @@ async fn a_repository_can_be_made_but_not_its_hooks() {
 async fn a_repository_that_is_there_is_used_but_its_settings_and_hooks_stay(arena: Arena) {
     git(&arena.workspace, &["init", "-q"]);
     fs::write(arena.workspace.join(".git/hooks/pre-commit"), "#!/bin/sh\n").unwrap();
-    for module in ["inner", "deep/er"] {
+    for module in ["inner", "deep/er", "third/party/x/y/lib/foo"] {
         let module = arena.workspace.join(".git/modules").join(module);
         fs::create_dir_all(module.join("hooks")).unwrap();
         fs::write(module.join("HEAD"), "ref: refs/heads/main\n").unwrap();
@@ -116,7 +121,8 @@ async fn a_repository_that_is_there_is_used_but_its_settings_and_hooks_stay(aren
     let config = fs::read_to_string(arena.workspace.join(".git/config")).unwrap();
     let script = format!(
         "{FUNCTIONS} tamper .git/hooks .git/hooks/pre-commit .git/hooks/post-checkout .git/config .git/config.worktree \
-            .git/commondir .git/modules/inner/hooks .git/modules/inner/config .git/modules/deep/er/hooks .git/modules/deep/er/config
+            .git/commondir .git/modules/inner/hooks .git/modules/inner/config .git/modules/deep/er/hooks .git/modules/deep/er/config \
+            .git/modules/third/party/x/y/lib/foo/hooks .git/modules/third/party/x/y/lib/foo/config
          attack git config core.hooksPath /tmp
          attack git config include.path /tmp/evil
          attack git config --worktree core.fsmonitor /tmp/evil
@@ -453,4 +459,142 @@ async fn what_people_make_where_a_place_was_held_is_theirs() {
         fs::remove_dir(&names[0]).unwrap();
         fs::remove_file(&names[1]).unwrap();
     }
+}
+
+/// A person's next `git status` must not obey settings that a command wrote.
+async fn the_workspace_becomes_no_bare_repository(arena: Arena) {
+    git(&arena.workspace, &["init", "-q"]);
+    let script = r#"
+        printf '#!/bin/sh\ntouch %s/owned\n' "$PWD" > evil; chmod +x evil
+        rm -f .git/HEAD; mkdir objects refs; echo 'ref: refs/heads/main' > HEAD
+        printf '[core]\n\tbare = false\n\tworktree = .\n\tfsmonitor = %s/evil\n' "$PWD" > config
+        mv -T objects refs; rm -rf refs; ln -sfT objects refs; mkdir -p objects refs"#;
+    for place in [Arena::session("one"), Place::Own] {
+        let run = arena.run_in(&arena.confinement(place), script).await.unwrap();
+        assert!(run.stderr.contains("refs"), "{run:?}");
+    }
+    let status = || {
+        let run = Command::new("git").arg("-C").arg(&arena.workspace).arg("status").output().unwrap();
+        (run.status.success(), arena.workspace.join("owned").exists())
+    };
+    assert_eq!(status(), (false, false));
+    destroy_all(&arena).await;
+    assert_eq!(status(), (false, false));
+    // The twin: a person who has folders of these names keeps them, and git works.
+    fs::write(arena.workspace.join(".git/HEAD"), "ref: refs/heads/main\n").unwrap();
+    // A container of its own is removed beside the answer, and its placeholders with it.
+    let refs = arena.workspace.join("refs");
+    eventually(PATIENCE, "the placeholder is gone", || !refs.exists()).await;
+    fs::create_dir(refs).unwrap();
+    let script = "twin bash -c 'echo text > refs/book.md; git add refs; git diff --cached --stat | grep book'; twin git checkout -q -B new; echo done";
+    assert_eq!(arena.run(Arena::session("two"), script).await, "done\n");
+    assert_eq!(status(), (true, false));
+}
+
+/// A file of a name that is a folder in repositories stays, in every sandbox of the workspace.
+#[tokio::test]
+async fn a_file_in_place_of_a_repositorys_folder_stays() {
+    for name in ["refs", "objects"] {
+        let arena = Arena::new();
+        if name == "objects" {
+            fs::create_dir(arena.workspace.join("refs")).unwrap();
+        }
+        fs::write(arena.workspace.join(name), "notes\n").unwrap();
+        let script = format!(
+            "attack rm {name}; attack mv {name} other; attack bash -c 'echo x > {name}'; attack ln -sfT /tmp {name}
+             twin cat {name}; twin touch HEAD; twin bash -c 'echo x > HEAD'; rm HEAD"
+        );
+        arena.attack(&script).await;
+        assert_eq!(fs::read_to_string(arena.workspace.join(name)).unwrap(), "notes\n");
+    }
+}
+
+async fn destroy_all(arena: &Arena) {
+    for standing in arena.sandbox.list() {
+        assert!(arena.sandbox.destroy(&standing.sandbox.id).await);
+    }
+}
+
+/// A file where a file is expected, with content that says nothing; git in the sandbox takes none of them.
+async fn placeholders_are_nothing_to_their_readers(arena: Arena) {
+    git(&arena.workspace, &["init", "-q"]);
+    // Left behind by an older version after a crash, and of another type.
+    let left = arena.workspace.join("opencode.json");
+    fs::create_dir(&left).unwrap();
+    let has_marks = rustix::fs::setxattr(&left, PLACEHOLDER_MARK, b"", rustix::fs::XattrFlags::CREATE).is_ok();
+    assert!(has_marks, "the tests need a file system with extended attributes");
+    let script = "twin touch new; twin git add -A; git status --porcelain";
+    assert_eq!(arena.run(Arena::session("one"), script).await, "A  new\n");
+    let content = |name: &str| fs::read_to_string(arena.workspace.join(name)).map_err(|error| error.kind());
+    let found = [".mcp.json", "opencode.jsonc", "wieldy.toml", "refs"].map(content);
+    let opencode = "{\"$schema\":\"https://opencode.ai/config.json\"}\n";
+    assert_eq!(found, ["{\"mcpServers\":{}}\n", opencode, "", ""].map(|text| Ok(text.to_owned())));
+    let held = [".mcp.json", "wieldy.toml", ".vscode", "refs", "opencode.json", "new"];
+    let held = held.map(|name| is_placeholder(&arena.workspace.join(name)));
+    assert_eq!(held, [true, true, true, true, true, false]);
+    // A person writes one of them.
+    fs::write(arena.workspace.join(".mcp.json"), "{}").unwrap();
+    assert!(!is_placeholder(&arena.workspace.join(".mcp.json")));
+    destroy_all(&arena).await;
+    let names = || {
+        let names = fs::read_dir(&arena.workspace).unwrap().map(|entry| entry.unwrap().file_name());
+        names.collect::<std::collections::BTreeSet<_>>()
+    };
+    eventually(PATIENCE, "nothing is held", || names() == [".git", ".mcp.json", "new"].map(Into::into).into()).await;
+}
+
+async fn a_read_only_workspace_is_used_and_holds_nothing(mut arena: Arena) {
+    if is_root() {
+        return say("a folder that this user cannot write: needs an ordinary user");
+    }
+    fs::write(arena.workspace.join("text"), "content\n").unwrap();
+    fs::create_dir(arena.workspace.join("open")).unwrap();
+    fs::set_permissions(&arena.workspace, fs::Permissions::from_mode(0o555)).unwrap();
+    arena.confinement.files = Arc::default();
+    let script = "attack touch new; attack chmod 755 .; attack touch open/new; twin ls; cat text";
+    for place in [Place::Own, Arena::session("one")] {
+        assert_eq!(arena.run(place, script).await, "content\n");
+    }
+    let names = fs::read_dir(&arena.workspace).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(names.collect::<std::collections::BTreeSet<_>>(), ["open", "text"].map(Into::into).into());
+    fs::set_permissions(&arena.workspace, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+/// Placeholders are away while a sandbox is idle, and everything is protected again before the next command.
+#[tokio::test]
+async fn placeholders_go_while_a_sandbox_is_idle_and_come_back_before_the_next_command() {
+    let arena = Arena::with(1);
+    let session = Arena::session("long");
+    let names = || {
+        let names = fs::read_dir(&arena.workspace).unwrap().map(|entry| entry.unwrap().file_name());
+        names.collect::<std::collections::BTreeSet<_>>()
+    };
+    let tamper = format!(
+        "{FUNCTIONS} tamper {ALWAYS} .git/hooks .git/commondir; attack mv .git moved; attack rm -rf .git; rm -rf own moved
+         mount=$(grep -c workspace /proc/self/mountinfo); cat /tmp/mine /tmp/mounts; echo $mount > /tmp/mounts"
+    );
+    arena.run(session.clone(), "echo kept > /tmp/mine; echo > /tmp/mounts").await;
+    arena.run(Place::Own, "true").await;
+    let mut before = String::new();
+    for round in 0..4 {
+        let idle = std::time::Instant::now();
+        eventually(PATIENCE, "nothing is held", || names().is_empty()).await;
+        assert!(round == 0 || idle.elapsed() > std::time::Duration::from_millis(500), "not between two commands");
+        let said = arena.run(session.clone(), &tamper).await;
+        let mounts = said.strip_prefix("kept\n").unwrap_or_else(|| panic!("{said}")).to_owned();
+        assert!(round < 2 || mounts == before, "no mount piles up: {mounts} and {before}");
+        before = mounts;
+        assert!(names().contains(std::ffi::OsStr::new("refs")));
+        assert_eq!(arena.run(Place::Own, "attack touch .claude/evil; attack mkdir refs/x; echo done").await, "done\n");
+    }
+    // A person uses the pause: the new files are protected as they are, and the sandbox goes on.
+    eventually(PATIENCE, "nothing is held", || names().is_empty()).await;
+    fs::write(arena.workspace.join(".mcp.json"), "{\"mcpServers\": 1}").unwrap();
+    git(&arena.workspace, &["init", "-q"]);
+    let script = "attack bash -c 'echo evil > .mcp.json'; attack rm .mcp.json; attack touch .git/hooks/evil; cat /tmp/mine .mcp.json";
+    assert_eq!(arena.run(session.clone(), script).await, "kept\n{\"mcpServers\": 1}");
+    let left = [".git", ".mcp.json"].map(Into::into).into();
+    eventually(PATIENCE, "nothing is held", || names() == left).await;
+    assert_eq!(fs::read_to_string(arena.workspace.join(".mcp.json")).unwrap(), "{\"mcpServers\": 1}");
+    arena.rest().await;
 }

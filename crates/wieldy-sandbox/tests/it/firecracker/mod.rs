@@ -13,7 +13,7 @@ use wieldy_core::{
     Breach, Command, Confinement, Ended, Exit, FileRules, Level, Mount, Network, OutputSink, Place, ResourceLimits,
     Sandbox, SandboxChange, SandboxError, SandboxId, SandboxStatus, SessionKey,
 };
-use wieldy_sandbox::{Firecracker, FirecrackerOptions};
+use wieldy_sandbox::{Firecracker, FirecrackerOptions, IdleLimits};
 
 use crate::world::{PATIENCE, World, eventually};
 
@@ -145,6 +145,29 @@ async fn a_session_keeps_its_guest_and_sees_what_was_changed_here_meanwhile() {
     assert_eq!(kept.iter().map(|one| (one.executed, one.running)).collect::<Vec<_>>(), [(2, 0)]);
     assert!(driver.destroy(&kept[0].sandbox.id).await);
     assert!(driver.list().is_empty());
+}
+
+#[tokio::test]
+async fn of_too_many_idle_guests_the_least_recently_used_go() {
+    let idle_limits = IdleLimits { sandboxes_max: 3, per_tenant_max: 2 };
+    let driver = Arc::new(Driver::with(|options| FirecrackerOptions { idle_limits, ..options }));
+    let first = driver.bash(":");
+    let of = |tenant: &str, name: &str| {
+        Place::Session(SessionKey { tenant: Some(tenant.into()), agent: "agent".into(), session: name.into() })
+    };
+    let calls = ["a", "b", "a", "c"].map(|name| of("one", name));
+    for place in calls.into_iter().chain(["x", "y"].map(|name| of("two", name))) {
+        let mut world = driver.beside(&first, "echo hi > /tmp/note");
+        world.confinement.place = place;
+        world.output().await;
+    }
+    let mut sessions: Vec<_> =
+        driver.firecracker.list().into_iter().filter_map(|one| Some(one.session?.session)).collect();
+    sessions.sort();
+    assert_eq!(sessions, ["c", "x", "y"], "`b` went for its tenant, and then `a` for all");
+    let mut again = driver.beside(&first, "cat /tmp/note");
+    again.confinement.place = of("one", "c");
+    assert_eq!(again.output().await, "hi\n", "kept");
 }
 
 #[tokio::test]

@@ -31,7 +31,7 @@ use wieldy_core::{
     CallError, Code, Confinement, Ended, Enforcement, Enforcer, Level, Network, Overrun, Place, ResourceLimits,
     Sandbox, SandboxError, SessionKey, Terminal,
 };
-use wieldy_sandbox::{Oci, OciOptions, OciProblem};
+use wieldy_sandbox::{IdleLimits, Oci, OciOptions, OciProblem};
 
 use crate::world::{PATIENCE, World, eventually};
 
@@ -374,13 +374,38 @@ async fn what_a_person_replaces_stays_covered(level: Level) {
 }
 
 #[tokio::test]
+async fn of_too_many_idle_containers_the_least_recently_used_go() {
+    let idle_limits = IdleLimits { sandboxes_max: 3, per_tenant_max: 2 };
+    let change = |options| OciOptions { idle_limits, ..options };
+    let Some(driver) = Driver::with(Level::Runc, change) else { return };
+    let first = driver.bash(":");
+    let of = |tenant: &str, name: &str| {
+        Place::Session(SessionKey { tenant: Some(tenant.into()), agent: "agent".into(), session: name.into() })
+    };
+    let calls = ["a", "b", "a", "c"].map(|name| of("one", name));
+    for place in calls.into_iter().chain(["x", "y"].map(|name| of("two", name))) {
+        let mut world = driver.bash_beside(&first, "echo hi > /tmp/note");
+        world.confinement.place = place;
+        world.output().await;
+    }
+    let mut sessions: Vec<_> = driver.oci.list().into_iter().filter_map(|one| Some(one.session?.session)).collect();
+    sessions.sort();
+    assert_eq!(sessions, ["c", "x", "y"], "`b` went for its tenant, and then `a` for all");
+    let mut again = driver.bash_beside(&first, "cat /tmp/note");
+    again.confinement.place = of("one", "c");
+    assert_eq!(again.output().await, "hi\n", "kept");
+    drop((first, again));
+    driver.close().await;
+}
+
+#[tokio::test]
 async fn too_many_processes_are_an_overrun() {
     let Some(driver) = Driver::new(Level::Runc) else { return };
     let mut world = driver.world("sh", &["-c", "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do sleep 1000 & done; wait"]);
     world.confinement.place = session("s");
     world.confinement.limits.processes = Some(10);
     let exit = world.run().await.unwrap();
-    assert_eq!(exit.overrun, Some(Overrun { limit: "processes", allowed: 10, used: 10 }));
+    assert_eq!(exit.overrun, Some(Overrun { limit: "processes", allowed: 10, used: 10, session_used: None }));
     drop(world);
     driver.close().await;
 }

@@ -1,0 +1,94 @@
+//! The safe list: the keys that a folder's own `wieldy.toml` may set before a person trusts it.
+//!
+//! Each key is spelled out, so a key that is added to the configuration needs trust until somebody puts it here.
+
+use std::path::{Component, Path};
+
+use toml::Value;
+use wieldy::parse_duration;
+
+/// The maximal number of names that a folder may add to a list without trust.
+const NAMES_MAX: usize = 256;
+
+/// The change that a key on the safe list may make to the value of the layers below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rule {
+    /// To any value.
+    Any,
+    /// To a lower number or a shorter time.
+    Lower,
+    /// The same, where 0 means that there is no limit.
+    LowerOrFirst,
+    /// By further names of the folder's own.
+    Add,
+}
+
+fn rule(key: &[&str]) -> Option<Rule> {
+    match key {
+        ["timeouts", "tools", _] => Some(Rule::Any),
+        ["timeouts", "default"]
+        | ["limits", "calls-running-max" | "calls-running-per-agent-max" | "calls-waiting-max" | "queue-timeout"]
+        | [
+            "resources",
+            "cpu-millicores" | "memory-mb" | "processes" | "open-files" | "disk-mb" | "disk-files" | "output-mb",
+        ]
+        | ["output", "bytes-max"] => Some(Rule::Lower),
+        ["sandbox", "limits", "cpu-millicores" | "memory-mb" | "processes" | "disk-mb" | "disk-files"] => {
+            Some(Rule::LowerOrFirst)
+        }
+        ["sandbox", "hidden" | "protected"] => Some(Rule::Add),
+        _ => None,
+    }
+}
+
+/// Returns true if a mistake at this key, in an untrusted file, could take away a protection that the file asks for: the key
+/// is on the safe list, or is a section that has such keys.
+pub(super) fn concerns(key: &str) -> bool {
+    let words: Vec<&str> = key.split('.').collect();
+    let is_section = matches!(
+        words[..],
+        [""] | ["timeouts" | "limits" | "resources" | "output" | "sandbox"]
+            | ["timeouts", "tools"]
+            | ["sandbox", "limits"]
+    );
+    is_section || rule(&words).is_some()
+}
+
+/// Returns the value that holds once an untrusted file set a key to `value` where `held` was; none where it needs trust to.
+pub(super) fn allowed(key: &[String], held: Option<&Value>, value: &Value) -> Option<Value> {
+    let words: Vec<&str> = key.iter().map(String::as_str).collect();
+    let is_lower = |held: &Value| amount(value).zip(amount(held)).is_some_and(|(new, old)| new <= old);
+    match rule(&words)? {
+        Rule::Any => Some(value.clone()),
+        Rule::Lower => held.is_some_and(is_lower).then(|| value.clone()),
+        Rule::LowerOrFirst => {
+            let (none, held) = (Value::Integer(0), held?);
+            let is_limit = *value != none || *held == none;
+            (is_limit && (*held == none || is_lower(held))).then(|| value.clone())
+        }
+        Rule::Add => {
+            let (held, names) = (held?.as_array()?, value.as_array()?);
+            let are_own = names.len() <= NAMES_MAX && names.iter().all(|name| name.as_str().is_some_and(is_own));
+            are_own.then(|| Value::Array([held.as_slice(), names.as_slice()].concat()))
+        }
+    }
+}
+
+/// A number, or a time in seconds.
+fn amount(value: &Value) -> Option<f64> {
+    match value {
+        Value::Integer(number) => Some(*number as f64),
+        Value::String(time) => parse_duration(time).ok().map(|time| time.as_secs_f64()),
+        _ => None,
+    }
+}
+
+/// Returns true for a path that stays in the folder.
+fn is_own(name: &str) -> bool {
+    !name.is_empty()
+        && !name.starts_with('~')
+        && Path::new(name).components().all(|part| matches!(part, Component::Normal(_)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+//! Trust: the configuration files of folders that a person agreed to, each bound to its path and to its bytes.
+//!
+//! A record is a file of its own in `~/.config/wieldy/trust`, named after the path that it stands for. No tool can see or
+//! change that folder, and a record that another user could have written counts for nothing.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, anyhow, ensure};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::Environment;
+
+/// The maximal size of a record.
+const RECORD_BYTES_MAX: u64 = 16 * 1024;
+/// The maximal number of files of `.wieldy/tools` that are read.
+pub(crate) const TOOLS_MAX: usize = 1000;
+
+/// The trust of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Trust {
+    New,
+    /// It was trusted with other bytes.
+    Changed,
+    Trusted,
+}
+
+/// The record that a person agreed to a file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) path: String,
+    pub(crate) blake3: String,
+    pub(crate) at: Timestamp,
+}
+
+/// All records of this user.
+#[derive(Debug)]
+pub(crate) struct Records {
+    /// None where there is no home folder, so that nothing can be trusted.
+    folder: Option<PathBuf>,
+}
+
+impl Records {
+    pub(crate) fn of(environment: &Environment) -> Self {
+        Self { folder: environment.config_folder().map(|folder| folder.join("trust")) }
+    }
+
+    /// Returns how a file with these bytes stands.
+    pub(crate) fn trust(&self, path: &Path, bytes: &[u8]) -> Trust {
+        match self.find(path) {
+            Some(record) if record.blake3 == digest(bytes) => Trust::Trusted,
+            Some(_) => Trust::Changed,
+            None => Trust::New,
+        }
+    }
+
+    /// Returns true if there is a record of this path, whatever its bytes were.
+    pub(crate) fn knows(&self, path: &Path) -> bool {
+        self.find(path).is_some()
+    }
+
+    fn find(&self, path: &Path) -> Option<Record> {
+        let path = place(path).ok()?;
+        let record = read_record(&self.folder.as_ref()?.join(name(&path)))?;
+        (record.path == path.to_string_lossy()).then_some(record)
+    }
+
+    /// Keeps that a person agreed to these bytes at this path.
+    pub(crate) fn add(&self, path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+        let folder = self.folder.as_ref().ok_or_else(|| anyhow!("there is no home folder, as HOME is not set"))?;
+        let path = place(path)?;
+        let record = Record { path: path.to_string_lossy().into(), blake3: digest(bytes), at: Timestamp::now() };
+        let write = || -> io::Result<()> {
+            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+            let new = folder.join(format!(".{}.new", std::process::id()));
+            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            file.write_all(&serde_json::to_vec(&record)?)?;
+            file.sync_all()?;
+            fs::rename(&new, folder.join(name(&path)))
+        };
+        write().with_context(|| format!("cannot keep in `{}` what is trusted", folder.display()))
+    }
+
+    /// Forgets all records of files in a folder, and returns their paths.
+    pub(crate) fn revoke(&self, folder: &Path) -> anyhow::Result<Vec<String>> {
+        let folder = folder.canonicalize().or_else(|_| std::path::absolute(folder))?;
+        let own = self.folder.as_ref().ok_or_else(|| anyhow!("there is no home folder, as HOME is not set"))?;
+        let mut revoked = Vec::new();
+        for record in self.all().into_iter().filter(|record| Path::new(&record.path).starts_with(&folder)) {
+            let file = own.join(name(Path::new(&record.path)));
+            fs::remove_file(&file).with_context(|| format!("cannot remove `{}`", file.display()))?;
+            revoked.push(record.path);
+        }
+        Ok(revoked)
+    }
+
+    /// All records, sorted by path.
+    pub(crate) fn all(&self) -> Vec<Record> {
+        let entries = self.folder.iter().filter_map(|folder| folder.read_dir().ok()).flatten();
+        let mut all: Vec<Record> = entries.filter_map(|entry| read_record(&entry.ok()?.path())).collect();
+        all.sort_by(|one, other| one.path.cmp(&other.path));
+        all
+    }
+}
+
+/// The record in a file, if only this user or root can have written it.
+fn read_record(path: &Path) -> Option<Record> {
+    let file = File::open(path).ok()?;
+    let found = file.metadata().ok()?;
+    let is_own = found.uid() == rustix::process::geteuid().as_raw() || found.uid() == 0;
+    if !found.is_file() || !is_own || found.mode() & 0o022 != 0 {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    file.take(RECORD_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+/// The file's own name in its folder without links: a link in the folder is the folder's, wherever it leads.
+pub(crate) fn place(path: &Path) -> anyhow::Result<PathBuf> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = path.file_name().ok_or_else(|| anyhow!("`{}` names no file", path.display()))?;
+    let folder = folder.canonicalize().with_context(|| format!("cannot find `{}`", folder.display()))?;
+    Ok(folder.join(name))
+}
+
+fn name(path: &Path) -> String {
+    format!("{}.json", blake3::hash(path.as_os_str().as_bytes()).to_hex())
+}
+
+fn digest(bytes: &[u8]) -> String {
+    blake3::hash(bytes).to_hex().to_string()
+}
+
+/// Reads at most so many bytes of a file that a stranger put there. A pipe or a device is refused, not waited for.
+pub(crate) fn read_regular(path: &Path, bytes_max: u64) -> anyhow::Result<Vec<u8>> {
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
+    ensure!(file.metadata()?.is_file(), "it is no file");
+    let mut bytes = Vec::new();
+    file.take(bytes_max).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}

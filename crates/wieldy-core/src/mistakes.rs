@@ -1,0 +1,93 @@
+//! Everything that is wrong with a TOML table, where its reader stops at the first mistake.
+
+use serde::de::DeserializeOwned;
+use toml::Spanned;
+use toml::de::{DeArray, DeTable, DeValue, Deserializer, Error};
+
+/// The maximal number of mistakes that are told of one table.
+const MISTAKES_MAX: usize = 20;
+
+/// Reads a table and finds every mistake in it. After a mistake the key or the item at fault is taken out and the rest is
+/// read again. The value is there if the rest could be read; with a mistake it is good only to look for more of them.
+pub fn read_table<T: DeserializeOwned>(mut table: Spanned<DeTable<'_>>) -> (Option<T>, Vec<Error>) {
+    let mut mistakes: Vec<Error> = Vec::new();
+    // The items of lists that lack a key because it was taken out.
+    let mut incomplete: Vec<usize> = Vec::new();
+    for _ in 0..MISTAKES_MAX {
+        let error = match T::deserialize(Deserializer::from(table.clone())) {
+            Ok(value) => return (Some(value), mistakes),
+            Err(error) => error,
+        };
+        let at = error.span().map(|span| span.start);
+        // A key that had to be taken out is not missing.
+        let is_missing = error.message().starts_with("missing field");
+        if !(is_missing && at.is_some_and(|at| incomplete.contains(&at))) {
+            mistakes.push(error);
+        }
+        if !at.is_some_and(|at| take_out(table.get_mut(), at, &mut incomplete)) {
+            break;
+        }
+    }
+    (None, mistakes)
+}
+
+/// The name of the key whose own place, or whose value's, has this offset in the text.
+pub fn key_at(table: &DeTable<'_>, offset: usize) -> Option<String> {
+    table.iter().find_map(|(word, value)| {
+        let below = match value.get_ref() {
+            DeValue::Table(inner) => key_at(inner, offset),
+            DeValue::Array(items) => {
+                items.iter().filter_map(|item| item.get_ref().as_table()).find_map(|item| key_at(item, offset))
+            }
+            _ => None,
+        };
+        let here = word.span().contains(&offset) || value.span().contains(&offset);
+        match below {
+            Some(below) => Some(format!("{}.{below}", word.get_ref())),
+            None => here.then(|| word.get_ref().to_string()),
+        }
+    })
+}
+
+/// Takes out the innermost key, or the item of a list, whose place has this offset in the text. Items that lose a key are
+/// noted by their places.
+fn take_out(table: &mut DeTable<'_>, offset: usize, incomplete: &mut Vec<usize>) -> bool {
+    // The place of a table is its header, which may name the tables around it: `[tool.arguments.path]`.
+    if let Some(word) = table.keys().find(|word| word.span().contains(&offset)).map(|word| word.get_ref().to_string()) {
+        return table.remove(word.as_str()).is_some();
+    }
+    for (_, value) in table.iter_mut() {
+        let is_taken_out = match value.get_mut() {
+            DeValue::Table(inner) => take_out(inner, offset, incomplete),
+            DeValue::Array(items) => take_out_of_list(items, offset, incomplete),
+            _ => false,
+        };
+        if is_taken_out {
+            return true;
+        }
+    }
+    let here = table.iter().find(|(_, value)| value.span().contains(&offset));
+    let Some(word) = here.map(|(word, _)| word.get_ref().to_string()) else { return false };
+    table.remove(word.as_str()).is_some()
+}
+
+/// Does the same in the items of a list. The last text or number stays, as a list without any may be another mistake: the
+/// list's key goes then.
+fn take_out_of_list(items: &mut DeArray<'_>, offset: usize, incomplete: &mut Vec<usize>) -> bool {
+    for item in items.iter_mut() {
+        let start = item.span().start;
+        if let DeValue::Table(inner) = item.get_mut()
+            && take_out(inner, offset, incomplete)
+        {
+            incomplete.push(start);
+            return true;
+        }
+    }
+    let Some(at_fault) = items.iter().position(|item| item.span().contains(&offset)) else { return false };
+    if items.len() == 1 && !items[at_fault].get_ref().is_table() {
+        return false;
+    }
+    let others = items.iter().enumerate().filter(|(index, _)| *index != at_fault);
+    *items = others.map(|(_, item)| item.clone()).collect();
+    true
+}

@@ -1,0 +1,266 @@
+//! The subschemas of a schema, and those that apply to the same value.
+//!
+//! Checking one value against a subschema also checks it against all that its `allOf`, `$ref` and the like lead to, so
+//! a few lines that double forty times are a trillion checks. [`Places::check`] follows these ways once, adds up, and
+//! refuses schemas that lead too far or in a circle.
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::{Map, Value};
+
+use super::SchemaError;
+
+/// The maximal number of subschemas that apply to one value.
+pub(super) const EXPANDED_MAX: u64 = 10_000;
+/// The longest chain of subschemas without a step into the value. The validator is recursive.
+pub(super) const CHAIN_MAX: u32 = 64;
+/// The maximal length of the JSON pointers to all keywords together: the validator keeps each.
+const POINTERS_BYTES_MAX: usize = 32 * 1024 * 1024;
+/// The maximal number of different patterns of a schema.
+pub(super) const PATTERNS_MAX: usize = 1000;
+
+/// The subschemas of a schema, by where they are in memory.
+pub(super) struct Places<'a> {
+    root: &'a Value,
+    nodes: HashMap<*const Value, Place<'a>>,
+    /// By name, with the schema that has an id of its own and that the name is told in.
+    anchors: HashMap<&'a str, Vec<(*const Value, &'a Value)>>,
+    patterns: HashSet<&'a str>,
+    patterns_beside_max: usize,
+    pointers_bytes: usize,
+}
+
+#[derive(Default)]
+struct Place<'a> {
+    /// Subschemas that apply to the very same value.
+    same: Vec<&'a Value>,
+    references: Vec<Reference<'a>>,
+    /// Such keywords look through all of `same` once more.
+    has_unevaluated: bool,
+    state: State,
+}
+
+struct Reference<'a> {
+    target: String,
+    is_dynamic: bool,
+    base: &'a Value,
+}
+
+#[derive(Default, Clone, Copy)]
+enum State {
+    #[default]
+    Unseen,
+    Open,
+    Done(Expanded),
+}
+
+/// The size of a subschema after everything is filled in that applies to the same value.
+#[derive(Clone, Copy)]
+struct Expanded {
+    count: u64,
+    chain: u32,
+}
+
+impl<'a> Places<'a> {
+    /// Notes all subschemas; refuses references that leave the schema.
+    pub(super) fn of(root: &'a Value) -> Result<Self, SchemaError> {
+        let mut places = Self {
+            root,
+            nodes: HashMap::new(),
+            anchors: HashMap::new(),
+            patterns: HashSet::new(),
+            patterns_beside_max: 0,
+            pointers_bytes: 0,
+        };
+        places.walk(root, root, 0)?;
+        Ok(places)
+    }
+
+    /// Returns the different patterns.
+    pub(super) fn patterns(&self) -> impl Iterator<Item = &'a str> {
+        self.patterns.iter().copied()
+    }
+
+    /// The maximal number of patterns that each property of an object is compared with.
+    pub(super) fn patterns_beside_max(&self) -> usize {
+        self.patterns_beside_max
+    }
+
+    /// Notes a subschema and all below it. `base` is the schema with an id of its own that it is part of: references
+    /// within it start there. `above` is how long the pointer to it is.
+    fn walk(&mut self, schema: &'a Value, base: &'a Value, above: usize) -> Result<(), SchemaError> {
+        let Value::Object(map) = schema else { return Ok(()) };
+        if self.nodes.contains_key(&std::ptr::from_ref(schema)) {
+            return Ok(());
+        }
+        let has_id = ["$id", "id"].iter().any(|keyword| map.get(*keyword).is_some_and(Value::is_string));
+        let base = if has_id { schema } else { base };
+        let mut place = Place::default();
+        for keyword in ["$anchor", "$dynamicAnchor"] {
+            if let Some(Value::String(name)) = map.get(keyword) {
+                self.anchors.entry(name).or_default().push((base, schema));
+            }
+        }
+        self.pointers_bytes += above + map.keys().map(|key| above + key.len() + 1).sum::<usize>();
+        if self.pointers_bytes > POINTERS_BYTES_MAX {
+            return Err(SchemaError::TooLarge);
+        }
+        for (key, value) in map {
+            let here = above + key.len() + 1;
+            match (key.as_str(), value) {
+                ("$ref" | "$dynamicRef" | "$recursiveRef", Value::String(target)) => match target.strip_prefix('#') {
+                    Some(pointer) => {
+                        let is_dynamic = key != "$ref";
+                        place.references.push(Reference { target: percent_decoded(pointer), is_dynamic, base });
+                    }
+                    None => {
+                        let at = format!("{}/{key}", self.pointer_to(schema));
+                        return Err(SchemaError::ForeignReference { at, target: target.clone() });
+                    }
+                },
+                ("allOf" | "anyOf" | "oneOf", Value::Array(branches)) => {
+                    place.same.extend(branches);
+                    branches.iter().try_for_each(|branch| self.walk(branch, base, here))?;
+                }
+                ("not" | "if" | "then" | "else", value) => {
+                    place.same.push(value);
+                    self.walk(value, base, here)?;
+                }
+                ("dependentSchemas" | "dependencies", Value::Object(branches)) => {
+                    place.same.extend(branches.values());
+                    self.walk_all(branches, base, here)?;
+                }
+                ("pattern", Value::String(pattern)) => _ = self.patterns.insert(pattern),
+                ("patternProperties", Value::Object(inner)) => {
+                    self.patterns.extend(inner.keys().map(String::as_str));
+                    self.patterns_beside_max = self.patterns_beside_max.max(inner.len());
+                    self.walk_all(inner, base, here)?;
+                }
+                ("properties" | "$defs" | "definitions", Value::Object(inner)) => self.walk_all(inner, base, here)?,
+                // Plain data: what looks like a reference in it is none, unless a reference leads there.
+                ("enum" | "const" | "default" | "examples", _) => {}
+                (_, Value::Object(_)) => {
+                    place.has_unevaluated |= key.starts_with("unevaluated");
+                    self.walk(value, base, here)?;
+                }
+                (_, Value::Array(items)) => items.iter().try_for_each(|item| self.walk(item, base, here))?,
+                ("unevaluatedProperties" | "unevaluatedItems", _) => place.has_unevaluated = true,
+                _ => {}
+            }
+        }
+        self.nodes.insert(schema, place);
+        Ok(())
+    }
+
+    fn walk_all(&mut self, named: &'a Map<String, Value>, base: &'a Value, above: usize) -> Result<(), SchemaError> {
+        named.iter().try_for_each(|(name, schema)| self.walk(schema, base, above + name.len() + 1))
+    }
+
+    /// Refuses schemas that would be too much work for any value.
+    pub(super) fn check(&mut self) -> Result<(), SchemaError> {
+        // References may lead to places that were not known before, and so on.
+        loop {
+            let is_unseen = |(at, place): (&*const Value, &Place)| matches!(place.state, State::Unseen).then_some(*at);
+            let unseen: Vec<*const Value> = self.nodes.iter().filter_map(is_unseen).collect();
+            if unseen.is_empty() {
+                break;
+            }
+            unseen.into_iter().try_for_each(|at| self.expand(at, 0).map(drop))?;
+        }
+        if self.patterns.len() > PATTERNS_MAX { Err(SchemaError::TooManyPatterns) } else { Ok(()) }
+    }
+
+    /// Adds up what a subschema leads to. It goes no deeper than [`CHAIN_MAX`].
+    fn expand(&mut self, at: *const Value, depth: u32) -> Result<Expanded, SchemaError> {
+        let Some(place) = self.nodes.get_mut(&at) else { return Ok(Expanded { count: 1, chain: 1 }) };
+        match place.state {
+            State::Done(expanded) if depth + expanded.chain <= CHAIN_MAX => return Ok(expanded),
+            State::Open => return Err(SchemaError::Loop(format!("#{}", self.pointer_to(at)))),
+            State::Unseen if depth < CHAIN_MAX => {}
+            _ => return Err(SchemaError::TooLargeExpanded(format!("#{}", self.pointer_to(at)))),
+        }
+        place.state = State::Open;
+        let times = if place.has_unevaluated { 2 } else { 1 };
+        let (references, mut targets) = (std::mem::take(&mut place.references), std::mem::take(&mut place.same));
+        for reference in &references {
+            targets.extend(self.targets(reference)?);
+        }
+        let mut own = Expanded { count: 1, chain: 1 };
+        for target in targets {
+            let other = self.expand(target, depth + 1)?;
+            own.count = own.count.saturating_add(other.count.saturating_mul(times));
+            own.chain = own.chain.max(other.chain + 1);
+        }
+        if own.count > EXPANDED_MAX {
+            return Err(SchemaError::TooLargeExpanded(format!("#{}", self.pointer_to(at))));
+        }
+        if let Some(place) = self.nodes.get_mut(&at) {
+            place.state = State::Done(own);
+        }
+        Ok(own)
+    }
+
+    /// Finds where a reference leads. Drafts differ in what an id is, so both readings count; a dynamic reference
+    /// may lead to every anchor of its name.
+    fn targets(&mut self, reference: &Reference<'a>) -> Result<Vec<&'a Value>, SchemaError> {
+        let Reference { target, is_dynamic, base } = reference;
+        let mut found: Vec<&'a Value> = Vec::new();
+        if target.is_empty() || target.starts_with('/') {
+            found.extend([*base, self.root].iter().filter_map(|base| base.pointer(target)));
+        } else {
+            let bases = [std::ptr::from_ref(*base), std::ptr::from_ref(self.root)];
+            let named = self.anchors.get(target.as_str()).into_iter().flatten();
+            found.extend(named.filter(|(base, _)| *is_dynamic || bases.contains(base)).map(|(_, schema)| schema));
+        }
+        found.dedup_by_key(|value| std::ptr::from_ref(*value));
+        // A place that looked like plain data becomes a schema when a reference leads there.
+        for target in &found {
+            self.walk(target, base, reference.target.len())?;
+        }
+        Ok(found)
+    }
+
+    /// The JSON pointer to a subschema, for messages.
+    fn pointer_to(&self, at: *const Value) -> String {
+        fn find(value: &Value, at: *const Value, path: &mut Vec<String>) -> bool {
+            if std::ptr::eq(value, at) {
+                return true;
+            }
+            let mut inner: Box<dyn Iterator<Item = (String, &Value)>> = match value {
+                Value::Object(map) => Box::new(map.iter().map(|(key, value)| (key.clone(), value))),
+                Value::Array(items) => Box::new(items.iter().enumerate().map(|(n, value)| (n.to_string(), value))),
+                _ => return false,
+            };
+            inner.any(|(key, value)| {
+                path.push(key);
+                let found = find(value, at, path);
+                if !found {
+                    path.pop();
+                }
+                found
+            })
+        }
+        let mut path = Vec::new();
+        find(self.root, at, &mut path);
+        path.iter().map(|key| format!("/{}", key.replace('~', "~0").replace('/', "~1"))).collect()
+    }
+}
+
+fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        let hex = tail.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
+        match (first, hex.and_then(|hex| u8::from_str_radix(hex, 16).ok())) {
+            (b'%', Some(byte)) => {
+                bytes.push(byte);
+                rest = &tail[2..];
+            }
+            _ => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}

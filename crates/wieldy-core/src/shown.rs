@@ -1,0 +1,78 @@
+//! The facts of an event as they may be written down or shown: without the secrets of the process and of the call.
+
+use std::borrow::Cow;
+
+use serde_json::{Value, json};
+
+use crate::event::{Body, Event};
+use crate::redact;
+
+/// The text that is kept of an output in which a secret may stand in parts.
+const NOT_KEPT: &str = "[the output is not kept: a secret may be split over stdout and stderr in it]";
+
+impl Event {
+    /// An event without secrets, for everything that is written down or shown. The body itself holds texts as they came.
+    pub fn data(&self) -> Value {
+        let data = serde_json::to_value(&self.body).expect("events are plain data");
+        if self.body.is_clean() {
+            return data;
+        }
+        let mut data = match redact::value(&data) {
+            Cow::Owned(clean) => clean,
+            Cow::Borrowed(_) => data,
+        };
+        if self.subject.arguments.has_secrets() && !matches!(self.body, Body::CallPending { .. }) {
+            self.hide_own(&mut data);
+        }
+        data
+    }
+
+    /// The result that was given to the caller, as far as it may be written down, where it may be asked for again.
+    pub fn answer(&self) -> Option<Value> {
+        let answer = self.body.closing()?.answer.as_ref()?;
+        let mut answer = redact::value(&json!(answer)).into_owned();
+        if self.subject.arguments.has_secrets() {
+            self.hide_own(&mut answer);
+        }
+        if self.subject.arguments.is_parted() {
+            let blocks = answer["content"].as_array_mut().into_iter().flatten();
+            blocks.filter_map(|block| block.get_mut("text")).for_each(|text| *text = json!(NOT_KEPT));
+        }
+        Some(answer)
+    }
+
+    /// Takes the secrets of the call's arguments out of its texts. The engine's own words stay: a caller that could hide those
+    /// could hide how its call ended.
+    fn hide_own(&self, data: &mut Value) {
+        const OWN_WORDS: &[&str] = &[
+            "status",
+            "stream",
+            "level",
+            "code",
+            "name",
+            "category",
+            "type",
+            "mimeType",
+            "tool",
+            "provider",
+            "artifact",
+            "sandbox",
+            "confirmation",
+            "digest",
+            "execution_id",
+            "call_id",
+            "keyed",
+            "usage",
+            "timing",
+        ];
+        let Value::Object(data) = data else { return };
+        for (name, value) in data.iter_mut().filter(|(name, _)| !OWN_WORDS.contains(&name.as_str())) {
+            match (name.as_str(), value) {
+                (_, Value::Number(_) | Value::Bool(_) | Value::Null) => {}
+                ("error", error @ Value::Object(_)) => self.hide_own(error),
+                ("content", Value::Array(blocks)) => blocks.iter_mut().for_each(|block| self.hide_own(block)),
+                (_, value) => self.subject.arguments.hide_in(value),
+            }
+        }
+    }
+}

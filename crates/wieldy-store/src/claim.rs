@@ -1,0 +1,63 @@
+//! Claims of idempotency keys: at most one call at a time runs under a key, in whichever process.
+//!
+//! A claim is a row of `claims`. It is written before the call runs, in a commit of its own, and deleted together with the filing of
+//! the call's closing, which is when the answer is written too. So a call that gets the row sees every answer of those
+//! that had it before. A claim of an executor that is gone is void once [recovery](crate::recovery) has closed its call.
+
+use jiff::Timestamp;
+use tokio::sync::oneshot;
+use wieldy_core::{Claim, Claimed, JournalError};
+
+use crate::database::{Database, Value};
+use crate::error::StoreError;
+use crate::recovery::answer;
+
+/// A claim, and where its answer goes.
+pub(crate) type Claiming = (Claim, oneshot::Sender<Result<Claimed, JournalError>>);
+
+/// The claims of executors that are gone, whose calls are closed or were never written.
+const VOID: &str = "claims.instance IN (SELECT number FROM instances WHERE ended_at IS NOT NULL)
+    AND NOT EXISTS (SELECT 1 FROM tool_executions t
+                    WHERE t.execution_id = claims.execution_id AND t.completed_at IS NULL)";
+
+/// Claims a key for a call of this instance.
+pub(crate) fn claim(database: &mut dyn Database, instance: i64, claim: &Claim) -> Result<Claimed, StoreError> {
+    let execution = claim.execution.to_string();
+    let values = [claim.key.as_str().into(), instance.into(), execution.as_str().into()];
+    // The same call may ask again: the connection may be lost between its first commit and our hearing of it.
+    let sql = format!(
+        "INSERT INTO claims (key, instance, execution_id) VALUES (?1, ?2, ?3)
+         ON CONFLICT (key) DO UPDATE SET instance = excluded.instance, execution_id = excluded.execution_id
+         WHERE claims.execution_id = excluded.execution_id OR {VOID}"
+    );
+    if database.execute(&sql, &values)? == 0 {
+        return Ok(Claimed::Taken);
+    }
+    // Only now: an answer is written in the commit that gives the key back.
+    let Some(answer) = answered(database, &claim.key)? else { return Ok(Claimed::Granted) };
+    database.execute(RELEASE, &[values[0].clone(), values[2].clone()])?;
+    Ok(Claimed::Answered(Box::new(answer)))
+}
+
+/// Gives a key back.
+pub(crate) const RELEASE: &str = "DELETE FROM claims WHERE key = ?1 AND execution_id = ?2";
+
+/// Deletes the claims that hold nothing any more.
+pub(crate) fn sweep(database: &mut dyn Database) -> Result<(), StoreError> {
+    database.execute(&format!("DELETE FROM claims WHERE {VOID}"), &[]).map(drop)
+}
+
+/// Returns the answer of the latest call that ran under the key, if it still counts.
+fn answered(database: &mut dyn Database, key: &str) -> Result<Option<wieldy_core::RememberedAnswer>, StoreError> {
+    let sql = "SELECT result_json, tenant, task, key, fingerprint, expires_at FROM answers
+         WHERE key = ?1 AND result_json IS NOT NULL AND expires_at > ?2 ORDER BY id DESC LIMIT 1";
+    let now = Value::Time(Timestamp::now().as_microsecond());
+    let mut found = None;
+    database.query(sql, &[key.into(), now], &mut |row| {
+        if let Ok(result) = serde_json::from_str(row.text(0)?) {
+            found = Some(answer(row, result)?).filter(|answer| answer.keyed.is_some());
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}

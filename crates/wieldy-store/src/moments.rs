@@ -1,0 +1,128 @@
+//! The events of calls, in pages: those of the latest call first.
+
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::Value as Json;
+
+use crate::database::Database;
+use crate::error::StoreError;
+use crate::query::{Cursor, Query, rows_of};
+
+/// An event of a call.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Moment {
+    /// The record's number in the trail.
+    pub seq: i64,
+    /// When.
+    pub at: Timestamp,
+    /// The event's name.
+    pub name: String,
+    /// The facts.
+    pub data: Json,
+}
+
+/// An event of a call.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct LogEntry {
+    pub(crate) execution: String,
+    pub(crate) tool: String,
+    pub(crate) moment: Moment,
+}
+
+/// The event that a page of events ended with: its call and its number in the trail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LogCursor {
+    call: i64,
+    seq: i64,
+}
+
+impl std::fmt::Display for LogCursor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.call, self.seq)
+    }
+}
+
+impl std::str::FromStr for LogCursor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let read = || -> Option<Self> {
+            let (call, seq) = text.split_once('.')?;
+            Some(Self { call: call.parse().ok().filter(|call| *call < i64::MAX)?, seq: seq.parse().ok()? })
+        };
+        read().ok_or_else(|| format!("`{text}` is no cursor: take the one that the last page ended with"))
+    }
+}
+
+/// The maximal number of calls that are read for one page of events, and in one query.
+const LOG_CALLS_MAX: usize = 500;
+const LOG_CALLS_AT_ONCE: usize = 50;
+/// The maximal length of an event's facts, in characters, that are told whole.
+const LOG_DATA_MAX: usize = 16 * 1024;
+
+/// Finds up to `limit` events whose names are wanted, those of the latest call first.
+pub(crate) fn logs(
+    database: &mut dyn Database,
+    query: &Query,
+    from: Option<LogCursor>,
+    wanted: &dyn Fn(&str) -> bool,
+    limit: usize,
+) -> Result<(Vec<LogEntry>, Option<LogCursor>), StoreError> {
+    let (mut entries, mut looked_at) = (Vec::new(), 0);
+    // The call that the last page ended in is looked at again.
+    let mut query = Query { cursor: from.map(|from| Cursor(from.call + 1)), ..query.clone() };
+    loop {
+        let (calls, more) = rows_of(database, &query, LOG_CALLS_AT_ONCE)?;
+        for call in &calls {
+            let after = from.filter(|from| from.call == call.id).map_or(0, |from| from.seq);
+            let mut seq = after;
+            // One more than fits tells whether there are more.
+            while let Some(moments) = next_events(database, call.id, &mut seq, wanted, limit + 1 - entries.len())? {
+                entries.extend(moments.into_iter().map(|moment| {
+                    let (execution, tool) = (call.execution_id.clone(), call.tool.clone());
+                    (call.id, LogEntry { execution, tool, moment })
+                }));
+                if entries.len() > limit {
+                    entries.truncate(limit);
+                    let next = entries.last().map(|(call, entry)| LogCursor { call: *call, seq: entry.moment.seq });
+                    return Ok((entries.into_iter().map(|(_, entry)| entry).collect(), next));
+                }
+            }
+        }
+        looked_at += calls.len();
+        let last = calls.last().filter(|_| more).map(|call| call.id);
+        let Some(last) = last.filter(|_| looked_at < LOG_CALLS_MAX) else {
+            let next = last.map(|call| LogCursor { call, seq: i64::MAX });
+            return Ok((entries.into_iter().map(|(_, entry)| entry).collect(), next));
+        };
+        query.cursor = Some(Cursor(last));
+    }
+}
+
+/// Reads the next few events of a call, moves `seq` on, and keeps those that are wanted; nothing at the end.
+fn next_events(
+    database: &mut dyn Database,
+    call: i64,
+    seq: &mut i64,
+    wanted: &dyn Fn(&str) -> bool,
+    count: usize,
+) -> Result<Option<Vec<Moment>>, StoreError> {
+    // Facts can have megabytes, such as the content of a file that was written.
+    let sql = format!(
+        "SELECT seq, at, name, substr(data, 1, {}) FROM events WHERE execution = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
+        LOG_DATA_MAX + 1
+    );
+    let count = i64::try_from(count).unwrap_or(i64::MAX);
+    let (mut moments, mut read) = (Vec::new(), 0);
+    database.query(&sql, &[call.into(), (*seq).into(), count.into()], &mut |row| {
+        let (name, data) = (row.text(2)?.to_owned(), row.text(3)?);
+        (*seq, read) = (row.int(0)?, read + 1);
+        if wanted(&name) {
+            let data = serde_json::from_str(data).unwrap_or_else(|_| Json::String(format!("{data}…")));
+            let at = Timestamp::from_microsecond(row.int(1)?).unwrap_or_default();
+            moments.push(Moment { seq: *seq, at, name, data });
+        }
+        Ok(())
+    })?;
+    Ok((read > 0).then_some(moments))
+}

@@ -1,0 +1,87 @@
+//! `GetState`: facts about the caller's own session, calls, limits, tasks and processes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use wieldy_core::name::{did_you_mean, near_misses};
+use wieldy_core::{Outcome, Provider, Run, RunError, Tool, ToolSpec};
+
+use super::process_tools::stands;
+use super::processes::Processes;
+
+/// Tells how things stand for the caller.
+pub struct GetState(Arc<Processes>);
+
+/// Which fact to tell.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub struct GetStateArgs {
+    /// The fact, such as `calls.running`, or a group of facts, such as `limits`. Without it the names of all facts are listed.
+    #[schemars(length(min = 1, max = 200))]
+    key: Option<String>,
+}
+
+impl GetState {
+    /// Makes the tool; it knows of these processes in the background.
+    pub fn new(processes: Arc<Processes>) -> Self {
+        Self(processes)
+    }
+
+    fn facts(&self, run: &Run) -> BTreeMap<String, Value> {
+        let mut facts = run.facts();
+        let session = run.caller().session_key();
+        let processes = session.map(|session| self.0.list(&session)).unwrap_or_default();
+        let running = processes.iter().filter(|process| process.is_running()).count();
+        facts.insert("processes.running".into(), json!(running));
+        for process in processes {
+            let (_, state) = stands(&process, &process.state());
+            facts.insert(format!("processes.{}", process.id), state["state"].clone());
+        }
+        facts
+    }
+}
+
+impl Tool for GetState {
+    type Args = GetStateArgs;
+
+    fn spec(&self) -> ToolSpec {
+        let mut spec = ToolSpec::new(
+            "GetState",
+            "Tells how things stand for you now: your session, calls that run and wait, limits, tools that are left alone \
+             because they fail, tasks, and processes in the background. Without a key it lists what can be asked.",
+        )
+        .read_only()
+        .category("state")
+        .provider(Provider::Builtin);
+        spec.annotations.open_world = false;
+        spec
+    }
+
+    async fn run(&self, args: GetStateArgs, run: &Run) -> Result<Outcome, RunError> {
+        let facts = self.facts(run);
+        let Some(key) = args.key else {
+            let keys: Vec<&str> = facts.keys().map(String::as_str).collect();
+            return Ok(Outcome::text(keys.join("\n")).structured(json!({ "keys": keys })));
+        };
+        let group = format!("{}.", key.trim_end_matches(".*"));
+        let told: BTreeMap<&str, &Value> = facts
+            .iter()
+            .filter(|(name, _)| **name == key || name.starts_with(&group))
+            .map(|(name, value)| (name.as_str(), value))
+            .collect();
+        if told.is_empty() {
+            let hint = did_you_mean(&near_misses(&key, facts.keys().map(String::as_str)));
+            let hint = hint.unwrap_or_else(|| "call it without a key for the names of all facts".into());
+            return Err(RunError::invalid_input(format!("there is no fact `{key}`")).suggest(hint));
+        }
+        let lines: Vec<String> = told.iter().map(|(name, value)| format!("{name}: {}", plain(value))).collect();
+        Ok(Outcome::text(lines.join("\n")).structured(json!({ "facts": told })))
+    }
+}
+
+/// Writes a text without quotes, and everything else as JSON.
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
