@@ -13,6 +13,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use rustix::process::Pid;
 use tree::meter::{Meter, Peak};
@@ -435,11 +436,13 @@ fn what_is_measured_is_what_was_used_and_begins_anew_each_time() {
     let all = load.threads() + 5;
     let first = group.begin();
     load.ask(&format!("memory {}", 64 * MIB)).unwrap();
-    let burning = group.begin();
+    let (burning, began) = (group.begin(), Instant::now());
     load.ask("burn 30").unwrap();
     let burnt = group.used(&burning).cpu_us.unwrap();
-    // The process was told 300 ms by the kernel, which cuts two figures down to whole hundredths.
-    assert!((275_000..400_000).contains(&burnt), "{burnt} µs");
+    // The kernel told the process 300 ms, each of two figures cut down to whole hundredths. One thread of the process runs,
+    // so it cannot use more than the time that passed; a busy machine may take that away between two instructions.
+    let passed = u64::try_from(began.elapsed().as_micros()).unwrap() + 20_000;
+    assert!((275_000..=passed).contains(&burnt), "{burnt} µs of {passed}");
     load.ask("fork 5").unwrap();
     let used = group.used(&first);
     assert!(used.cpu_us.unwrap() >= burnt, "{used:?}");
@@ -458,8 +461,10 @@ fn what_is_measured_is_what_was_used_and_begins_anew_each_time() {
     assert!(used.cpu_us.unwrap() < 250_000, "{used:?}");
     let again = used.memory_peak_bytes.unwrap();
     assert!(again.least < 32 * MIB, "{used:?}");
-    // v2 before 6.12 cannot forget the peak, and leaves us with what was seen and the old one.
-    let old_v2 = hierarchy.kind() == Kind::V2 && again.most == peak.most;
+    // v2 before 6.12 cannot reset the peak, and reports the memory in use now and the old peak. The old peak may have grown
+    // after it was read above: the five children were still loading their libraries.
+    let is_old = |most: u64| (peak.least..96 * MIB).contains(&most);
+    let old_v2 = hierarchy.kind() == Kind::V2 && again.most.is_some_and(is_old);
     assert!(again.exact().is_some() || old_v2, "{used:?}");
     assert_eq!(used.processes_peak.unwrap().least, all, "{used:?}");
 }
