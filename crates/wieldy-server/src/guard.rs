@@ -1,4 +1,5 @@
-//! The guard: who asks, and whether the request comes from where it may come from. What a caller may do, others decide.
+//! The guard: authenticates callers and checks the host and origin of each request. Permissions of a caller are checked
+//! elsewhere.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -30,7 +31,8 @@ impl Token {
 /// The conditions that requests must fulfil.
 pub(crate) struct Guard {
     options: HttpOptions,
-    /// The names that this server is reached by; any, where others reach it and no name was told.
+    /// The host names that clients may use for this server. `None` accepts any: other machines reach it and no name is
+    /// configured.
     hosts: Option<Vec<String>>,
 }
 
@@ -51,7 +53,7 @@ impl Guard {
         Self { options, hosts }
     }
 
-    /// On whose behalf a request is made, if it may pass.
+    /// Returns the caller on whose behalf the request is made, or the reason to refuse it.
     fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<Arc<Caller>, Refused> {
         let host = self.host(uri, headers).ok_or(Refused::Host)?;
         if let Some(origin) = headers.get(header::ORIGIN)
@@ -65,7 +67,7 @@ impl Guard {
         let shown = headers.get(header::AUTHORIZATION).ok_or(Refused::NoToken)?;
         let secret = bearer(shown).ok_or(Refused::WrongToken)?;
         let hash = blake3::hash(secret);
-        // All tokens are compared in constant time, so that the time tells nothing.
+        // All tokens are compared, each in constant time, so that the response time reveals nothing.
         let mut found = None;
         for token in &self.options.tokens {
             if token.hash == hash {
@@ -75,7 +77,8 @@ impl Guard {
         found.map(Arc::clone).ok_or(Refused::WrongToken)
     }
 
-    /// The host that the client thinks it talks to, if that is us: a web page can make its own name lead here.
+    /// Returns the host named by the request, if it is one of ours. A web page can make its own name resolve to this
+    /// server.
     fn host(&self, uri: &Uri, headers: &HeaderMap) -> Option<Authority> {
         let mut named = headers.get_all(header::HOST).iter();
         let host: Authority = match (named.next(), named.next()) {
@@ -97,7 +100,7 @@ impl Guard {
     }
 }
 
-/// A host without the brackets of an IPv6 address.
+/// Returns the host without the brackets of an IPv6 address.
 fn bare(host: &str) -> &str {
     let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
     inner.filter(|inner| inner.parse::<IpAddr>().is_ok()).unwrap_or(host)
@@ -110,7 +113,7 @@ fn bearer(header: &HeaderValue) -> Option<&[u8]> {
     (scheme.eq_ignore_ascii_case(b"bearer ") && !secret.is_empty()).then_some(secret)
 }
 
-/// Lets a request pass with its caller and its whole body, or answers why not.
+/// Lets a request pass with its caller and its whole body, or answers with a refusal.
 pub(crate) async fn pass(State(guard): State<Arc<Guard>>, mut request: Request, next: Next) -> Response {
     let is_open = request.uri().path() == "/health";
     let caller = match guard.check(request.uri(), request.headers()) {
@@ -118,7 +121,7 @@ pub(crate) async fn pass(State(guard): State<Arc<Guard>>, mut request: Request, 
         Err(Refused::NoToken | Refused::WrongToken) if is_open => None,
         Err(refused) => return refusal(&refused),
     };
-    // The routes need not know the secret, so they cannot pass it on.
+    // The routes do not need the secret, so it is removed before they could leak it.
     request.headers_mut().remove(header::AUTHORIZATION);
     if let Some(caller) = caller {
         request.extensions_mut().insert(caller);

@@ -1,7 +1,8 @@
-//! The HTTP server: checks the caller and the origin of each request and bounds connections. The program that starts it plugs in the routes.
+//! The HTTP server: checks the caller and the origin of each request and limits connections.
 //!
-//! [`guard`] decides for each request whether it may pass and on whose behalf it is made; nothing here decides what a caller
-//! may do. [`HttpServer`] takes connections, bounds them, and ends them with patience.
+//! [`guard`] decides for each request whether it may pass and on whose behalf it is made. It does not decide what a
+//! caller may do. [`HttpServer`] accepts connections, limits their number, and shuts down gracefully. The program that
+//! starts it adds the routes.
 
 mod guard;
 
@@ -28,9 +29,9 @@ use wieldy_core::Caller;
 use guard::Guard;
 pub use guard::Token;
 
-/// The time that connections have to end after everything else has ended.
+/// The time that open connections have to end after everything else has ended.
 const CLOSING_PATIENCE: Duration = Duration::from_secs(2);
-/// The pause after a connection could not be accepted, which happens when file descriptors run out.
+/// The pause after a failed accept, which happens when file descriptors run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The settings of the HTTP server.
@@ -38,11 +39,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct HttpOptions {
     /// The address to listen at; port 0 lets the system choose one.
     pub listen: SocketAddr,
-    /// The tokens of callers. Without any, all users of this machine may call, as `open_to`.
+    /// The tokens of callers. Without any, every user of this machine may call, as `open_to`.
     pub tokens: Vec<Token>,
-    /// On whose behalf calls are made where there are no tokens.
+    /// The caller on whose behalf calls are made if there are no tokens.
     pub open_to: Arc<Caller>,
-    /// Further names that this server is reached by.
+    /// Further host names that clients may use for this server.
     pub hosts: Vec<String>,
     /// Web pages that may call, as `https://example.com`.
     pub origins: Vec<String>,
@@ -57,7 +58,7 @@ pub struct HttpOptions {
 }
 
 impl HttpOptions {
-    /// Open to this machine alone, at `listen`.
+    /// Returns settings that accept only this machine, at `listen`.
     pub fn new(listen: SocketAddr) -> Self {
         Self {
             listen,
@@ -79,12 +80,12 @@ pub enum HttpError {
     /// Other machines could call without a token.
     #[error("without a token only this machine may call, and {0} is an address that others reach")]
     NoToken(SocketAddr),
-    /// The address cannot be listened at.
+    /// The server cannot listen at the address.
     #[error("cannot listen at {0}")]
     Listen(SocketAddr, #[source] io::Error),
 }
 
-/// Listens, and has what is behind the door.
+/// An HTTP server that listens, with its routes.
 pub struct HttpServer {
     listener: TcpListener,
     address: SocketAddr,
@@ -94,7 +95,7 @@ pub struct HttpServer {
 }
 
 impl HttpServer {
-    /// Begins to listen; nothing is answered yet.
+    /// Binds the address. Requests are answered only by [`HttpServer::serve`].
     pub async fn bind(options: HttpOptions) -> Result<Self, HttpError> {
         if options.tokens.is_empty() && !options.listen.ip().is_loopback() {
             return Err(HttpError::NoToken(options.listen));
@@ -108,12 +109,12 @@ impl HttpServer {
         Ok(Self { listener, address, options, routes, stopping })
     }
 
-    /// Returns the address that it listens at.
+    /// Returns the address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Puts something behind the door. Each request has an `Arc<Caller>` among its extensions, and its whole body.
+    /// Adds a route behind the guard. Each request carries an `Arc<Caller>` among its extensions, and its whole body.
     #[must_use]
     pub fn route<F, R, A>(mut self, path: &str, answer: F) -> Self
     where
@@ -125,8 +126,8 @@ impl HttpServer {
         self
     }
 
-    /// Serves until `stop`. Then takes no new connection, waits for `wind_down` while those that are there are still
-    /// answered, and closes them.
+    /// Serves until `stop`. Then accepts no new connection, still answers the open ones until `wind_down` ends, and
+    /// closes them.
     pub async fn serve(self, stop: impl Future<Output = ()>, wind_down: impl Future<Output = ()>) {
         let options = self.options;
         let room = Arc::new(Semaphore::new(options.connections_max));
@@ -155,7 +156,7 @@ impl HttpServer {
     }
 }
 
-/// The next connection, once there is room for it.
+/// Returns the next connection, once the number of open ones allows it.
 async fn accept(listener: &TcpListener, room: &Arc<Semaphore>) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
     let permit = Arc::clone(room).acquire_owned().await.expect("nobody closes the room");
     let (stream, _) = listener.accept().await?;
@@ -163,7 +164,7 @@ async fn accept(listener: &TcpListener, room: &Arc<Semaphore>) -> io::Result<(Tc
     Ok((stream, permit))
 }
 
-/// Serves one connection beside the others.
+/// Serves one connection in a task of its own.
 fn connection(
     stream: TcpStream,
     permit: OwnedSemaphorePermit,
@@ -175,7 +176,7 @@ fn connection(
     http.timer(TokioTimer::new()).header_read_timeout(head_timeout).max_buf_size(64 * 1024);
     let served = graceful.watch(http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app)));
     tokio::spawn(async move {
-        // A client that went away is no error.
+        // A client that disconnected is no error.
         if let Err(error) = served.await {
             tracing::debug!(error = &error as &dyn std::error::Error, "a connection ended");
         }
@@ -193,7 +194,7 @@ async fn not_found() -> Result<Response, Infallible> {
     Ok(told(StatusCode::NOT_FOUND, "there is nothing at this address"))
 }
 
-/// A refusal, for programs and people.
+/// Builds an error response that programs and people can read.
 fn told(code: StatusCode, message: &str) -> Response {
     (code, axum::Json(json!({"error": {"message": message}}))).into_response()
 }

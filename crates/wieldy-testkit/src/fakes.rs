@@ -1,4 +1,4 @@
-//! Tools, journals and sandboxes that do as they are told.
+//! Fake tools, journals and sandboxes whose behaviour tests choose.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,25 +21,25 @@ pub enum Act {
     Echo,
     /// Answers with this.
     Say(&'static str),
-    /// Fails with this code; the flag says whether something may have been changed.
+    /// Fails with this code; the flag says whether the tool may have changed something.
     Fail(Code, bool),
-    /// Fails with a transport error that asks to be left alone for so long.
+    /// Fails with a transport error that asks for a retry no earlier than after this time.
     Busy(Duration),
     /// Panics.
     Panic,
-    /// Takes so long, and then answers with the arguments.
+    /// Takes this long, and then answers with the arguments.
     Take(Duration),
-    /// Never ends, and does not heed being told to stop.
+    /// Never ends, and ignores cancellation.
     Hang,
     /// Prints this, then waits to be stopped, and answers with what it printed.
     PrintAndWait(&'static str),
-    /// Reports progress so many times, so far apart, and then answers.
+    /// Reports progress this many times at this interval, and then answers.
     Tick(u32, Duration),
     /// Answers with this structured value.
     Give(Value),
 }
 
-/// A tool that does as it is told: one act per run, the last one for all further runs.
+/// A tool that plays one act per run, and the last act for all further runs.
 pub struct Puppet {
     spec: ToolSpec,
     acts: Mutex<VecDeque<Act>>,
@@ -72,7 +72,7 @@ impl Strings {
 }
 
 impl Puppet {
-    /// A puppet and its strings.
+    /// Makes a puppet and its strings.
     #[expect(clippy::new_ret_no_self, reason = "a puppet is nothing without its strings")]
     pub fn new(spec: ToolSpec, acts: impl IntoIterator<Item = Act>) -> (Arc<dyn AnyTool>, Arc<Strings>) {
         let strings = Arc::new(Strings::default());
@@ -80,18 +80,18 @@ impl Puppet {
         (Arc::new(puppet), strings)
     }
 
-    /// A read-only puppet of this name that plays one act.
+    /// Makes a read-only puppet that plays one act.
     pub fn reading(name: &str, act: Act) -> Arc<dyn AnyTool> {
         Self::new(ToolSpec::new(name, "reads").read_only(), [act]).0
     }
 
-    /// A puppet of this name that may change things and plays one act.
+    /// Makes a puppet that may change things and plays one act.
     pub fn writing(name: &str, act: Act) -> Arc<dyn AnyTool> {
         Self::new(ToolSpec::new(name, "writes"), [act]).0
     }
 }
 
-/// Counts a run for as long as it lives.
+/// Counts a run until it is dropped.
 struct Counted(Arc<Strings>);
 
 impl Counted {
@@ -154,7 +154,7 @@ impl AnyTool for Puppet {
     }
 }
 
-/// A journal that can be told to refuse, or to lose what it took.
+/// A journal that can be switched to refuse records.
 #[derive(Default)]
 pub struct FailingJournal {
     kept: MemoryJournal,
@@ -162,12 +162,12 @@ pub struct FailingJournal {
 }
 
 impl FailingJournal {
-    /// Refuses from now on, or no longer.
+    /// Makes the journal refuse records, or accept them again.
     pub fn refuse(&self, refusing: bool) {
         self.refusing.store(refusing, Ordering::SeqCst);
     }
 
-    /// Returns the records that it kept.
+    /// Returns the records that it stored.
     pub fn events(&self) -> Vec<Arc<Event>> {
         self.kept.events()
     }
@@ -186,7 +186,7 @@ impl Journal for FailingJournal {
     }
 }
 
-/// A journal on a disk that hangs: it takes everything, and nothing is ever safe.
+/// A journal on a disk that hangs: it accepts every record, and none ever becomes durable.
 pub struct HangingJournal;
 
 impl Journal for HangingJournal {
@@ -203,7 +203,7 @@ impl Journal for HangingJournal {
     }
 }
 
-/// A sandbox without processes: it prints what the program is called with.
+/// A sandbox without processes: it prints the program and its arguments.
 pub struct FakeSandbox;
 
 impl Sandbox for FakeSandbox {

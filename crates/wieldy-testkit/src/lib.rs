@@ -1,4 +1,4 @@
-//! One [`World`] to test in: an executor with tools that do as they are told, and a tape of what happened.
+//! A [`World`] for tests: an executor with scripted tools, and a tape of its events.
 
 mod fakes;
 mod world;

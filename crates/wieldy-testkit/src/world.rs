@@ -1,4 +1,4 @@
-//! The world: an executor and its journal, which every test reads as a tape.
+//! The test world: an executor and its journal, which tests read as a tape.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,12 +17,12 @@ pub struct World {
 }
 
 impl World {
-    /// A world with these tools and default settings.
+    /// Makes a world with these tools and default settings.
     pub fn new(tools: impl IntoIterator<Item = SharedTool>) -> Self {
         Self::with(tools, |_| {})
     }
 
-    /// A world with these tools and some settings changed.
+    /// Makes a world with these tools and some settings changed.
     pub fn with(tools: impl IntoIterator<Item = SharedTool>, change: impl FnOnce(&mut ExecutorBuilder)) -> Self {
         let journal = Arc::new(MemoryJournal::new(10_000_000));
         let mut builder = Executor::builder().tools(tools);
@@ -37,13 +37,13 @@ impl World {
         self.executor.call(Call::new(tool, arguments)).await
     }
 
-    /// Everything that happened.
+    /// Returns all events so far.
     pub fn events(&self) -> Vec<Arc<Event>> {
         self.journal.events()
     }
 
-    /// Everything that happened, a line each, without times and ids. Checks that each call's history is legal, that
-    /// each call ended exactly once, and that no slot is left.
+    /// Returns all events, one per line, without times and ids. Checks that the history of each call is legal, that
+    /// each call ended exactly once, and that no slot is taken.
     pub fn tape(&self) -> String {
         self.check();
         let mut names = BTreeMap::<ExecutionId, usize>::new();
@@ -69,7 +69,7 @@ impl World {
         events.iter().map(line).collect()
     }
 
-    /// Checks what must hold after every test: legal histories, one end per call, no gap, nothing left running.
+    /// Checks what must hold after every test: legal histories, one end per call, no gap, nothing still running.
     pub fn check(&self) {
         let mut states = BTreeMap::<ExecutionId, CallState>::new();
         for (index, event) in self.events().iter().enumerate() {
@@ -88,7 +88,7 @@ impl World {
     }
 }
 
-/// Takes away what differs from run to run.
+/// Removes values that differ from run to run.
 fn strip(value: &mut Value) {
     let volatile = [
         "duration_ms",
@@ -110,7 +110,7 @@ fn strip(value: &mut Value) {
     }
 }
 
-/// Waits for something that must happen soon, by the real clock or the paused one.
+/// Waits for work that must end soon, by the real clock or the paused one.
 pub async fn bounded<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(3600), work).await.expect("it must end")
 }

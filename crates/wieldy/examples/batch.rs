@@ -1,4 +1,4 @@
-//! Several calls at once: what gets in each other's way keeps its order, and a call can use another one's result.
+//! Several calls at once: calls that conflict keep their order, and a call can use the result of another.
 
 use std::fmt::Write;
 
@@ -10,9 +10,9 @@ pub(crate) async fn run() -> Result<String, Box<dyn std::error::Error>> {
     let executor = wieldy::builder(workspace.path())?.build()?;
     let batch = Batch::new([
         Call::new("Write", json!({"path": "a.txt", "content": "one\n"})).id("write"),
-        // It reads what the first one writes, so it waits for it.
+        // This call reads the file that the first one writes, so it waits for it.
         Call::new("Search", json!({"pattern": "one", "path": "a.txt"})).id("search"),
-        // It needs the first one's answer, and says so by referring to it.
+        // This call needs the answer of the first one, and says so by referring to it.
         Call::new("Write", json!({"path": "b.txt", "content": {"$result": "write"}})).id("copy"),
         Call::new("Read", json!({"path": "missing.txt"})).id("missing"),
     ]);

@@ -1,9 +1,9 @@
-//! Cancelling a call: it ends soon, its result says who wanted it, and what it printed is not lost.
+//! Cancelling a call: it ends soon, its result says who cancelled it, and its output is not lost.
 
 use serde_json::{Value, json};
 use wieldy::{Body, Call, Caller, Executor, Run, Seen, Stream, ToolSpec, tool};
 
-/// A tool that stops when it is told to. One that does not is dropped after a grace time.
+/// Cleans up when the call is cancelled. A tool that does not stop by itself is dropped after a grace time.
 async fn tidy_up() {
     tokio::time::sleep(std::time::Duration::from_millis(10)).await;
 }

@@ -8,7 +8,7 @@ struct Drop {
     table: String,
 }
 
-/// A person who agrees to everything but the loss of the customers.
+/// A person who approves everything except dropping the customers.
 struct Careful;
 
 impl Confirmer for Careful {

@@ -3,7 +3,7 @@
 use serde_json::json;
 use wieldy::{Call, Executor, Outcome, ToolSpec, tool};
 
-/// Whom to greet.
+/// The person to greet.
 #[derive(serde::Deserialize, schemars::JsonSchema)]
 struct Greet {
     name: String,

@@ -1,4 +1,4 @@
-//! A history: calls are recorded in a file, found again, looked at, and proved to be as they were written.
+//! A history: calls are recorded in a file, searched, shown, and verified to be unchanged.
 
 use std::sync::Arc;
 
@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use wieldy::{Address, Call, Executor, GroupBy, JournalOptions, Outcome, Query, Store, ToolSpec, tool};
 
 pub(crate) async fn run() -> Result<String, Box<dyn std::error::Error>> {
-    // A history is a file, or an address such as `postgres://user@host/database`. With a key, ends of it are signed.
+    // A history is a file, or an address such as `postgres://user@host/database`. With a key, the end of the hash chain
+    // is signed.
     let folder = tempfile::tempdir()?;
     let store = Store::open(&Address::Sqlite(folder.path().join("history.db")))?;
     let options = JournalOptions { key: Some(folder.path().join("audit.key")), ..JournalOptions::default() };
@@ -16,16 +17,16 @@ pub(crate) async fn run() -> Result<String, Box<dyn std::error::Error>> {
         Some(to) => Ok(Outcome::text(format!("sent to {to}"))),
         None => Err("a letter needs an address".into()),
     });
-    // The journal is what the executor writes with; the store is what we ask.
+    // The executor writes to the journal; queries go to the store.
     let mut builder = Executor::builder().tool(send);
     builder.journal = Arc::clone(&journal) as _;
     let executor = builder.build()?;
-    // It will be found without the password. The second one fails, and is found too.
+    // The first call is recorded without the password. The second one fails, and is recorded too.
     let sent = executor.call(Call::new("send", json!({"to": "Ada", "password": "hunter2"}))).await;
     executor.call(Call::new("send", json!({"text": "lost"}))).await;
-    journal.flush().await?; // everything until now is safe, and found by others too
+    journal.flush().await?; // all records so far are durable and visible to other processes
 
-    // Asking blocks; a server would do so by `spawn_blocking`.
+    // Queries block the thread; a server would run them in `spawn_blocking`.
     let mut lines = Vec::new();
     for call in store.search(&Query::default(), 10)?.executions {
         lines.push(format!("{}: {} {}", call.tool, call.status, call.parameters.unwrap_or_default()));
@@ -36,7 +37,7 @@ pub(crate) async fn run() -> Result<String, Box<dyn std::error::Error>> {
         lines.push(format!("{} calls, {} of them failed", stat.count, stat.errors));
     }
 
-    // Closed, it has said its last word, signed; the proof works at any other time as well.
+    // Closing the journal writes its last, signed record. The history can be verified at any other time as well.
     drop(executor);
     journal.close();
     let verdict = store.verify(&[], None, &mut |_| {})?;

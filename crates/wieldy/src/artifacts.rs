@@ -1,7 +1,7 @@
 //! Artifacts in a folder: they outlive the program that made them, and several programs may share the folder.
 //!
-//! Each artifact is two files, `<id>` with the bytes and `<id>.json` with what is known of it. Nothing is kept in
-//! memory, so what one program writes or removes the next one sees.
+//! Each artifact is two files, `<id>` with the bytes and `<id>.json` with its metadata. Nothing is cached in memory, so
+//! each program sees at once what another one writes or removes.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
@@ -11,17 +11,18 @@ use std::path::{Path, PathBuf};
 use wieldy_core::artifact::ArtifactError;
 use wieldy_core::{ArtifactId, ArtifactInfo, ArtifactWriter, Artifacts, Caller};
 
-/// The default for the size of all artifacts together, in bytes.
+/// The default limit for the size of all artifacts together, in bytes.
 const BYTES_MAX: u64 = 1024 * 1024 * 1024;
 
-/// Keeps artifacts in a folder that only this user can open. The oldest go when the space is used up.
+/// A store of artifacts in a folder that only this user can open. It removes the oldest artifacts when its space is
+/// used up.
 #[derive(Debug, Clone)]
 pub struct FolderArtifacts {
     folder: PathBuf,
     bytes_max: u64,
 }
 
-/// The reason why a folder cannot keep artifacts.
+/// The reason why a folder cannot store artifacts.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot keep artifacts in `{}`", folder.display())]
 pub struct FolderError {
@@ -30,17 +31,17 @@ pub struct FolderError {
 }
 
 impl FolderArtifacts {
-    /// Opens the folder `artifacts` in the folder `state`, making both where they are missing.
+    /// Opens the folder `artifacts` in the folder `state`, and creates both if they are missing.
     pub fn open(state: &Path) -> Result<Self, FolderError> {
         Self::with_bound(state, BYTES_MAX)
     }
 
-    /// The same with a bound of its own for all artifacts together.
+    /// Does the same with another limit for the size of all artifacts together.
     pub fn with_bound(state: &Path, bytes_max: u64) -> Result<Self, FolderError> {
         let folder = state.join("artifacts");
         let make = || {
             DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
-            // It may have been there before, open to others.
+            // The folder may have existed before, open to other users.
             fs::set_permissions(&folder, fs::Permissions::from_mode(0o700))
         };
         make().map_err(|source| FolderError { folder: folder.clone(), source })?;
@@ -55,21 +56,21 @@ impl FolderArtifacts {
         self.folder.join(format!("{}.json", id.bare()))
     }
 
-    /// Writes what is known of an artifact, whole or not at all.
+    /// Writes the metadata of an artifact atomically.
     fn write_info(&self, info: &ArtifactInfo) -> io::Result<()> {
         let draft = self.folder.join(format!("{}.json.new", info.id.bare()));
         private_file(&draft)?.write_all(&serde_json::to_vec(info)?)?;
         fs::rename(draft, self.info_path(info.id))
     }
 
-    /// Returns the artifacts that are there, with their sizes, in no order.
+    /// Returns the existing artifacts with their sizes, unordered.
     fn kept(&self) -> io::Result<Vec<(ArtifactId, u64)>> {
         let mut kept = Vec::new();
         for entry in fs::read_dir(&self.folder)? {
             let entry = entry?;
             let name = entry.file_name();
             let id = name.to_str().and_then(|name| name.parse::<ArtifactId>().ok().filter(|id| id.bare() == name));
-            // An artifact that another process has just removed takes no space.
+            // Skip an artifact that another process has just removed.
             if let (Some(id), Ok(metadata)) = (id, entry.metadata()) {
                 kept.push((id, metadata.len()));
             }
@@ -77,7 +78,7 @@ impl FolderArtifacts {
         Ok(kept)
     }
 
-    /// Removes the oldest artifacts until all fit; the newest always stays. Ids are in the order of their making.
+    /// Removes the oldest artifacts until the rest fits; the newest is never removed. Ids sort by creation time.
     fn sweep(&self) -> io::Result<()> {
         let mut kept = self.kept()?;
         kept.sort_unstable();
@@ -86,7 +87,7 @@ impl FolderArtifacts {
             if bytes <= self.bytes_max {
                 break;
             }
-            // The record goes first: an artifact without one does not exist any more.
+            // The metadata goes first: an artifact without it counts as removed.
             remove(&self.info_path(*id))?;
             remove(&self.bytes_path(*id))?;
             bytes -= length;
@@ -107,7 +108,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Turns an error of the disk into one that names the artifact; what is not there any more was never there.
+/// Converts an I/O error into one that names the artifact. A missing file becomes `NotFound`.
 fn failed(doing: &'static str, id: ArtifactId) -> impl Fn(io::Error) -> ArtifactError {
     move |source| match source.kind() {
         ErrorKind::NotFound => ArtifactError::NotFound(id),
@@ -130,9 +131,9 @@ impl Artifacts for FolderArtifacts {
             self.write_info(&info)?;
             Ok(file)
         };
-        // A folder that is gone is an error of the store, not a missing artifact.
+        // A missing folder is an error of the store, not a missing artifact.
         let file = make().map_err(|source| ArtifactError::Store { doing: "make", id, source })?;
-        // The newest always stays, so it must not be larger than all may be.
+        // The newest artifact is never removed, so it must not exceed the limit for all artifacts.
         let bytes_max = bytes_max.min(self.bytes_max);
         Ok(Box::new(FolderWriter { store: self.clone(), info, file, bytes_max }))
     }
@@ -140,7 +141,7 @@ impl Artifacts for FolderArtifacts {
     fn describe(&self, id: ArtifactId, reader: &Caller) -> Result<ArtifactInfo, ArtifactError> {
         let look = || -> io::Result<ArtifactInfo> {
             let mut info: ArtifactInfo = serde_json::from_slice(&fs::read(self.info_path(id))?)?;
-            // While it is written, and after a crash, only the file itself knows how long it is.
+            // During writing and after a crash, only the file itself has the right length.
             info.kept_bytes = fs::metadata(self.bytes_path(id))?.len();
             info.total_bytes = info.total_bytes.max(info.kept_bytes);
             Ok(info)
@@ -162,7 +163,7 @@ impl Artifacts for FolderArtifacts {
     }
 
     fn list(&self, reader: &Caller, workspace: &str, limit: usize) -> Result<Vec<ArtifactInfo>, ArtifactError> {
-        // A folder that cannot be read lists nothing, as an artifact that cannot be read is not there.
+        // A folder that cannot be read lists nothing, just as an artifact that cannot be read is not found.
         let mut ids: Vec<ArtifactId> =
             self.kept().map(|kept| kept.into_iter().map(|(id, _)| id).collect()).unwrap_or_default();
         ids.sort_unstable_by(|one, other| other.cmp(one));
@@ -203,8 +204,8 @@ impl ArtifactWriter for FolderWriter {
 
 impl Drop for FolderWriter {
     fn drop(&mut self) {
-        // An artifact that was swept away meanwhile is not brought back. Should the true size not be written, the
-        // size that was kept still stands; and the next one that is made sweeps again.
+        // Do not write the metadata back if another process removed the artifact meanwhile. If the true size cannot be
+        // written, the stored size stays valid, and the next new artifact runs the cleanup again.
         if self.store.info_path(self.info.id).exists() {
             let _ = self.store.write_info(&self.info);
         }

@@ -1,8 +1,9 @@
 //! The tool executor for AI agents, as a library.
 //!
-//! [`Executor::call`] takes a [`Call`] to a tool and returns a [`ToolResult`]: looked up, authorized, validated,
-//! confirmed, admitted, run, timed, retried and recorded. [`Executor::builder`] makes an executor of your own tools;
-//! [`builder`] makes one that has the built-in tools on a workspace already.
+//! [`Executor::call`] takes a [`Call`] to a tool and returns a [`ToolResult`]. On the way it looks up the tool,
+//! authorizes, validates, confirms and admits the call, runs it with time limits and retries, and records it.
+//! [`Executor::builder`] makes an executor of your own tools; [`builder`] makes one that already has the built-in tools
+//! on a workspace.
 //!
 //! ```
 //! use serde_json::json;
@@ -50,17 +51,18 @@ pub use wieldy_tools::{Workspace, WorkspaceError, file_tools};
 
 /// Begins to build an executor with the built-in tools on `workspace`.
 ///
-/// Programs are isolated natively unless `isolation` says otherwise. A machine or version without that level answers
-/// with `E3101`; [`Level::None`] runs programs without any isolation.
+/// Programs are isolated natively unless `isolation` says otherwise. A machine or build without the chosen level
+/// answers with `E3101`; [`Level::None`] runs programs without any isolation.
 ///
-/// The journal is in memory. To keep a history, open a [`Store`] and set `journal` to what [`Store::journal`] makes.
+/// The journal is in memory. To keep a history on disk, open a [`Store`] and set `journal` to the result of
+/// [`Store::journal`].
 pub fn builder(workspace: &Path) -> Result<ExecutorBuilder, WorkspaceError> {
-    // A library does not look at the environment; a program that wants more than the usual paths uses `builtin_tools`.
+    // A library does not read the environment; a program that needs more than the usual paths calls `builtin_tools`.
     let environment = BTreeMap::from([("PATH".to_owned(), "/usr/local/bin:/usr/bin:/bin".to_owned())]);
     builder_with(workspace, environment)
 }
 
-/// The same as [`builder`], with the environment that programs get.
+/// Does the same as [`builder`], with an environment for programs.
 pub fn builder_with(
     workspace: &Path,
     environment: BTreeMap<String, String>,
@@ -72,7 +74,7 @@ pub fn builder_with(
     Ok(builder)
 }
 
-/// The built-in tools on `workspace`; programs get just `environment`.
+/// Returns the built-in tools on `workspace`. Programs get `environment` and nothing else.
 pub fn builtin_tools(
     workspace: &Path,
     environment: BTreeMap<String, String>,
@@ -82,7 +84,7 @@ pub fn builtin_tools(
     Ok(tools)
 }
 
-/// A sandbox is told the whole path, so that it means the same wherever the sandbox starts.
+/// Returns the absolute path, so that a sandbox resolves it the same way from any working directory.
 fn absolute(workspace: &Path) -> PathBuf {
     workspace.canonicalize().unwrap_or_else(|_| workspace.to_owned())
 }

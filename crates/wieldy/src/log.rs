@@ -1,7 +1,7 @@
-//! The log: the executor's events as lines of `tracing`, by one subscriber.
+//! The log: one subscriber that writes the executor's events as lines of `tracing`.
 //!
-//! A line's target says what it is about (`wieldy::call`, `wieldy::retry`, …), its message is constant, and everything
-//! else is a field. Texts of tools and models are shown without their secrets.
+//! The target of a line names its subject (`wieldy::call`, `wieldy::retry`, …), its message is constant, and everything
+//! else is a field. Secrets are removed from texts of tools and models.
 
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -20,25 +20,25 @@ pub const LOG_TARGETS: [&str; 8] = [
     "wieldy::missed",
 ];
 
-/// The maximal number of events that wait to be written; more are counted as missed.
+/// The maximal number of events that wait to be written; further ones are counted as missed.
 const EVENTS_WAITING_MAX: usize = 4096;
 
-/// A log that is being written. Dropping it ends it too, without waiting for its last lines.
+/// A running log. Dropping it ends it too, without waiting for its last lines.
 #[derive(Debug)]
 pub struct EventLog {
     stop: oneshot::Sender<()>,
     writer: JoinHandle<()>,
 }
 
-/// Begins to write a line of `tracing` for each of the executor's events.
+/// Starts to write a line of `tracing` for each of the executor's events.
 ///
-/// A call's start and its good end are at `info`, its arguments at `debug`, its progress and output at `trace`; what
-/// failed, ran out of time or was refused is at `warn`. The lines are written by a task of their own, which slows no
-/// call; where it cannot follow, a line says how many events it missed.
+/// The start and the success of a call are logged at `info`, its arguments at `debug`, its progress and output at
+/// `trace`; failures, timeouts and refusals at `warn`. A separate task writes the lines and slows no call. If it cannot
+/// keep up, a line says how many events it missed.
 ///
 /// # Panics
 ///
-/// Outside of a tokio runtime.
+/// Panics outside of a tokio runtime.
 pub fn log_events(executor: &Executor) -> EventLog {
     let mut events = executor.subscribe(Filter::default(), EVENTS_WAITING_MAX);
     let (stop, stopped) = oneshot::channel();
@@ -55,15 +55,15 @@ pub fn log_events(executor: &Executor) -> EventLog {
 }
 
 impl EventLog {
-    /// Ends the log once everything is written that has happened so far.
+    /// Ends the log once every event so far is written.
     pub async fn finish(self) {
-        // It fails only where the executor is gone, and the log over.
+        // Sending fails only if the executor is gone and the log has ended.
         let _ = self.stop.send(());
         let _ = self.writer.await;
     }
 }
 
-/// One line, with the fields that say what it is about.
+/// Writes one line, with the fields that identify its subject.
 macro_rules! line {
     ($level:ident, $target:literal, $event:ident, $message:literal $(, $field:ident = $value:expr)* $(,)?) => {
         tracing::event!(
@@ -83,7 +83,7 @@ macro_rules! line {
     };
 }
 
-/// The line of a call that ended.
+/// Writes the line of a call that ended.
 macro_rules! end {
     ($level:ident, $event:ident, $closing:ident, $message:literal) => {
         line!(
@@ -113,7 +113,7 @@ fn write(seen: &Seen) {
     }
 }
 
-/// Writes one event. What stands in a field is worked out only where the line is wanted.
+/// Writes one event. Field values are computed only if the line is enabled.
 fn write_event(event: &Event) {
     match &event.body {
         Body::CallPending { .. } => {
@@ -176,7 +176,7 @@ fn write_event(event: &Event) {
     }
 }
 
-/// Writes an event of what goes around single runs: retries and batches.
+/// Writes an event of retries and batches, which surround single runs.
 fn write_around(event: &Event) {
     match &event.body {
         Body::RetryAttempt { attempt, attempts_max, delay_ms, error } => line!(
@@ -279,17 +279,18 @@ fn code(closing: &Closing) -> Option<&'static str> {
     closing.error.as_ref().map(|error| error.code.as_str())
 }
 
-/// A text of what an event says.
+/// Returns a text from the data of an event.
 fn text(event: &Event, pointer: &str) -> Option<String> {
     event.data().pointer(pointer)?.as_str().map(str::to_owned)
 }
 
-/// Something of what an event says as JSON on one line. What does not show itself is escaped: it could steer a terminal.
+/// Returns a value from the data of an event as JSON on one line. Invisible characters are escaped, because they could
+/// control a terminal.
 fn json(event: &Event, pointer: &str) -> String {
     let json = event.data().pointer(pointer).unwrap_or(&Value::Null).to_string();
     let mut shown = String::with_capacity(json.len());
     for c in json.chars() {
-        // The standard library knows which characters show themselves; quotes and backslashes are JSON's own.
+        // The standard library knows which characters are printable; quotes and backslashes are JSON's own.
         if matches!(c, '"' | '\\' | '\'') || c.escape_debug().len() == 1 {
             shown.push(c);
         } else {

@@ -1,4 +1,4 @@
-//! The door, tried with requests written by hand.
+//! Tests of the HTTP server with requests written by hand.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::Caller;
 use wieldy_server::{HttpOptions, HttpServer, Token};
 
-/// A server that answers `/who` with the caller and what it knows of the request.
+/// A server that answers `/who` with the caller and the details of the request.
 struct World {
     address: SocketAddr,
     stop: CancellationToken,
@@ -31,7 +31,7 @@ impl World {
         Self { address, stop, served }
     }
 
-    /// Sends a request with these further headers; the status, the challenge if there is one, and the body.
+    /// Sends a request with additional headers. Returns the status, the challenge if there is one, and the body.
     async fn ask(&self, path: &str, headers: &[&str], body: &str) -> String {
         let mut head = format!("POST {path} HTTP/1.1\r\nConnection: close\r\nContent-Length: {}\r\n", body.len());
         if !headers.iter().any(|header| header.to_lowercase().starts_with("host:")) {

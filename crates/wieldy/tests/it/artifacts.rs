@@ -1,4 +1,4 @@
-//! The promises of every artifact store, tested in memory and in a folder; then those of the folder alone.
+//! Tests that hold for every artifact store, run in memory and in a folder; then those for the folder alone.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use wieldy::artifact::ArtifactError;
 use wieldy::{ArtifactId, Artifacts, Caller, FolderArtifacts, MemoryArtifacts};
 
-/// The number of bytes of an artifact that its maker wants to keep.
+/// The size limit that the maker sets for one artifact, in bytes.
 const EACH_BYTES_MAX: u64 = 50;
 
 fn written(store: &dyn Artifacts, owner: &Caller, text: &str) -> ArtifactId {
@@ -24,7 +24,7 @@ fn folder(bytes_max: u64) -> (TempDir, FolderArtifacts) {
     (state, store)
 }
 
-/// Asks `question` of a store in memory and of one in a folder, each with room for 100 bytes.
+/// Runs `question` with a store in memory and with one in a folder, each with room for 100 bytes.
 fn of_both(question: impl Fn(&dyn Artifacts)) {
     question(&MemoryArtifacts::new(100));
     let (_state, store) = folder(100);
@@ -101,7 +101,7 @@ fn a_writer_knows_how_much_is_kept_at_the_bound_and_beyond() {
         let info = store.describe(writer.id(), &ada).unwrap();
         assert_eq!(info.kept_bytes, 30);
     });
-    // No more is kept of one than of all.
+    // A single artifact is limited by the size for all of them.
     let (_state, store) = folder(40);
     let mut writer = store.create(&Caller::local(), None, u64::MAX).unwrap();
     writer.write(&[b'x'; 50]).unwrap();

@@ -1,4 +1,4 @@
-//! The examples print what they say they print.
+//! Tests that the examples print the output that they promise.
 
 #[path = "../../examples/batch.rs"]
 #[expect(dead_code, reason = "an example's `main` is not called here")]

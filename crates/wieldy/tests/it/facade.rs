@@ -1,4 +1,4 @@
-//! The defaults of the builder.
+//! Tests of the defaults of the builder.
 
 use serde_json::json;
 use wieldy::{Call, Caller, Code, Executor, Level, Provider, Store, ToolFilter, Unbound, history_tools};
@@ -20,7 +20,7 @@ async fn programs_are_isolated_unless_something_else_is_asked_for() {
     let result = executor.call(Call::new("Bash", json!({"command": "echo hi; pwd"}))).await;
     assert_eq!(result.text(), format!("hi\n{}\n", folder.display()));
     assert_eq!(result.sandbox.map(|sandbox| sandbox.level), Some(Level::Native));
-    // A level that is not there is never replaced by another.
+    // A missing level is never replaced by another.
     let mut call = Call::new("Bash", json!({"command": "echo hi"}));
     call.options.isolation = Some(Level::Firecracker);
     let refused = executor.call(call).await;
@@ -47,7 +47,7 @@ fn the_schemas_of_built_in_tools_can_be_compiled() {
     let strict = Executor::builder().build().unwrap();
     for tool in ours.registry().list(&Caller::local(), &ToolFilter::default()) {
         assert_eq!(tool.spec().provider, Provider::Builtin);
-        // Schemas of tools that are not ours are compiled when they are registered.
+        // Schemas of external tools are compiled when they are registered.
         let mut spec = tool.spec().clone();
         spec.provider = Provider::Local;
         strict.register(Unbound::tool(spec, "nothing")).unwrap();

@@ -10,7 +10,7 @@ use wieldy::{
     Backoff, Call, CallError, Code, Executor, LOG_TARGETS, Outcome, RetryPolicy, Run, RunError, ToolSpec, log_events,
 };
 
-/// Returns the log so far.
+/// The log text so far.
 #[derive(Clone, Default)]
 struct Logged(Arc<Mutex<Vec<u8>>>);
 
@@ -25,7 +25,7 @@ impl Write for Logged {
 }
 
 impl Logged {
-    /// Collects what this thread logs, which in these tests is the only one.
+    /// Collects the log of this thread, the only one in these tests.
     fn collect() -> (Self, DefaultGuard) {
         let logged = Self::default();
         let writer = logged.clone();
@@ -90,7 +90,7 @@ async fn each_step_has_a_line_of_its_level_and_target() {
 async fn a_log_that_cannot_follow_says_how_much_it_missed() {
     let (logged, _guard) = Logged::collect();
     let executor = executor(ToolSpec::new("t", "").read_only(), async |_, run| {
-        // No other task gets a turn before this is over.
+        // No other task gets a turn before this loop ends.
         (0..5000).for_each(|_| run.progress(None, "on"));
         Ok(Outcome::text("done"))
     });

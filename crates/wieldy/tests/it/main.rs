@@ -1,4 +1,4 @@
-//! The library as those who embed it see it.
+//! Tests of the library through its public API.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 mod artifacts;
