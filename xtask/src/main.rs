@@ -24,27 +24,27 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Chore {
-    /// What CI runs: format, clippy, tidy, tests, doc tests, docs
+    /// Run the checks of CI: format, clippy, tidy, tests, doc tests, docs
     #[command(visible_alias = "check")]
     Test,
-    /// The rules of this repository that no compiler knows
+    /// Check the rules of this repository that no compiler knows
     Tidy,
-    /// Tests of the sandbox in virtual machines with an older kernel: with only cgroup v2, only v1, none, without Landlock
+    /// Test the sandbox in virtual machines with an older kernel: with only cgroup v2, only v1, none, without Landlock
     Vm {
         /// The machines to boot, such as `cgroup-v2`; all if none is named
         names: Vec<String>,
     },
-    /// Tests with MCP servers, clients and a conformance suite that others wrote
+    /// Test with MCP servers, clients and a conformance suite of other projects
     Foreign,
-    /// A command with a PostgreSQL server beside it, for the tests of the history
+    /// Run a command with a PostgreSQL server, for the tests of the history
     Postgres {
-        /// The command, and what it is given
+        /// The command and its arguments
         #[arg(required = true, last = true)]
         command: Vec<String>,
     },
     /// Measure, and print a table of ratios to the floor of the same run
     Bench(bench::Arguments),
-    /// A benchmark itself, in a release build; `bench` starts it
+    /// Run a benchmark itself, in a release build; `bench` starts it
     #[command(hide = true)]
     BenchInner(bench::InnerArguments),
 }
@@ -68,7 +68,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The root of the repository: the folder above this crate's.
+/// Returns the root of the repository, the folder above this crate.
 fn repository() -> PathBuf {
     let here = std::env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     here.parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)

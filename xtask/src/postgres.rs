@@ -1,4 +1,5 @@
-//! A PostgreSQL server for the tests of the history: made for one command, in a folder of its own, and gone afterwards.
+//! A PostgreSQL server for the tests of the history: made for one command, in a folder of its own, and removed
+//! afterwards.
 
 use std::fs;
 use std::net::TcpListener;
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// Where the tests are told of the server: by the address of a superuser.
+/// The environment variable with the address of the server for tests. The user is a superuser.
 pub(crate) const ADDRESS: &str = "WIELDY_TEST_POSTGRES";
 
 /// A server that runs until it is dropped.
@@ -18,7 +19,7 @@ pub(crate) struct Server {
     port: u16,
 }
 
-/// `cargo xtask postgres -- COMMAND…`: runs a command with a server beside it.
+/// Runs a command with a server, for `cargo xtask postgres -- COMMAND…`.
 pub(crate) fn run(command: &[String]) -> Result<()> {
     let [program, arguments @ ..] = command else { bail!("say what to run: `cargo xtask postgres -- COMMAND…`") };
     let server = Server::start().context("cannot start a PostgreSQL server")?;
@@ -31,12 +32,12 @@ pub(crate) fn run(command: &[String]) -> Result<()> {
 }
 
 impl Server {
-    /// Makes a new server with everything as strict as in earnest, and waits until it answers.
+    /// Makes a new server with the durability settings of production, and waits until it answers.
     pub(crate) fn start() -> Result<Self> {
         let programs = programs()?;
         let folder = std::env::temp_dir().join(format!("wieldy-postgres-{}", std::process::id()));
         fs::create_dir_all(&folder)?;
-        // The server refuses to run as root, and Debian's package made a user for it.
+        // The server refuses to run as root; Debian's package creates a user for it.
         let owner = is_root().then_some("postgres");
         if let Some(owner) = owner {
             succeeds(Command::new("chown").arg(owner).arg(&folder))?;
@@ -48,7 +49,7 @@ impl Server {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let mut server = run_as(owner, &programs.join("postgres"));
         server.arg("-D").arg(&data).arg("-k").arg(&folder).args(["-h", "127.0.0.1", "-p", &port.to_string()]);
-        // Each test has a database of its own, and some have many connections.
+        // Each test has a database of its own, and some open many connections.
         server.args(["-c", "fsync=on", "-c", "max_connections=300", "-c", "logging_collector=off"]);
         let log = fs::File::create(folder.join("log"))?;
         let process = server.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
@@ -80,14 +81,14 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // SIGQUIT: everything goes at once, and the data with it.
+        // SIGQUIT stops the server at once; its data is not needed any more.
         let _ = Command::new("kill").args(["-QUIT", &self.process.id().to_string()]).status();
         let _ = self.process.wait();
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
-/// The folder with the server's programs, after trying to install them.
+/// Returns the folder with the server's programs, and tries to install them if they are missing.
 fn programs() -> Result<PathBuf> {
     let find = || {
         let mut found: Vec<PathBuf> = fs::read_dir("/usr/lib/postgresql")
@@ -116,7 +117,8 @@ fn is_root() -> bool {
 }
 
 fn run_as(user: Option<&str>, program: &Path) -> Command {
-    // It becomes the program, so that the id of the process is the server's, and ends when we do, whatever becomes of us.
+    // `setpriv` executes the program in its own process, so the process id is the server's. The server is killed when
+    // this process ends, in any way.
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL"]);
     if let Some(user) = user {

@@ -1,13 +1,13 @@
-//! Installs the container runtimes that the tests of the OCI levels need, where they are missing and Debian has them.
+//! Installs the container runtimes that the tests of the OCI levels need, if they are missing and Debian has them.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The programs, and the Debian packages that they are in. The last one is what the tests make an image of.
+/// The programs and their Debian packages. The tests make an image of the last one.
 const PACKAGES: [(&str, &str); 4] =
     [("runc", "runc"), ("crun", "crun"), ("runsc", "runsc"), ("busybox", "busybox-static")];
 
-/// Sees to it that the runtimes are there, or says which are not: their tests then skip themselves.
+/// Installs missing runtimes, and prints those that cannot be installed: their tests then skip themselves.
 pub(crate) fn install() {
     let missing = missing();
     if missing.is_empty() {

@@ -1,4 +1,4 @@
-//! The stages of `cargo xtask test`, in order: the first that fails ends the run.
+//! The stages of `cargo xtask test`, in order. The first failure ends the run.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{foreign, postgres, runtimes, tidy, vm};
 
-/// Runs every stage, and says at the end how each went.
+/// Runs every stage, and prints a summary.
 pub(crate) fn run_all(root: &Path) -> Result<()> {
     let started = Instant::now();
     require_component("fmt", "rustfmt")?;
@@ -33,7 +33,7 @@ pub(crate) fn run_all(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The stage `foreign` alone.
+/// Runs the stage `foreign` alone.
 pub(crate) fn run_foreign(root: &Path) -> Result<()> {
     Work::Foreign { nextest: nextest_is_there(), ci: is_ci() }.run(root)
 }
@@ -52,7 +52,7 @@ enum Work {
         arguments: Vec<&'static str>,
         environment: Option<(&'static str, &'static str)>,
     },
-    /// The same, with a PostgreSQL server beside it.
+    /// The same, with a PostgreSQL server.
     CargoWithServer {
         arguments: Vec<&'static str>,
     },
@@ -78,7 +78,7 @@ impl Work {
         let server = matches!(self, Self::CargoWithServer { .. }).then(postgres::Server::start);
         match &server {
             Some(Ok(server)) => drop(command.env(postgres::ADDRESS, server.address())),
-            // Without one the tests skip themselves, or fail where CI is meant to have one.
+            // Without a server the tests skip themselves, or fail where CI must have one.
             Some(Err(error)) => eprintln!("WARNING: there is no PostgreSQL server to test with: {error:#}"),
             None => {}
         }
@@ -107,12 +107,14 @@ impl std::fmt::Display for Work {
     }
 }
 
-/// Warnings are errors, but for links to private items: saying who alone makes a proof is worth more than the link.
+/// Warnings are errors, except for links to private items: a doc that names the only maker of a proof is worth more
+/// than the link.
 const RUSTDOC: &str = "-Dwarnings -Arustdoc::private_intra_doc_links";
 
-/// The stages, cheapest first. The benchmarks are compiled and tested, never timed here.
+/// Returns the stages, cheapest first. The benchmarks are compiled and tested here, but not run.
 fn stages(nextest: bool, ci: bool) -> Vec<Stage> {
-    // What is off by default is compiled and tested, too; the stages that build the docs see to it that it can be left out.
+    // Features that are off by default are compiled and tested, too. The stages that build the docs check that they can
+    // be left out.
     const FEATURES: [&str; 2] = ["--features", "xtask/bench,wieldy-cli/firecracker"];
     let cargo = |name, arguments: &[&'static str], extra: &[&'static str], environment| {
         let arguments = arguments.iter().chain(extra).copied().collect();
@@ -136,7 +138,7 @@ fn stages(nextest: bool, ci: bool) -> Vec<Stage> {
         Stage { name: "foreign", work: Work::Foreign { nextest, ci } },
         Stage { name: "machines", work: Work::Vm },
         cargo("doc tests", &["test", "--doc", "--workspace", "--locked"], &[], None),
-        // Libraries only: the binary `wieldy` would write over the pages of the library of the same name.
+        // Libraries only: the binary `wieldy` would overwrite the pages of the library of the same name.
         cargo("docs", &["doc", "--no-deps", "--workspace", "--lib", "--locked"], &[], Some(("RUSTDOCFLAGS", RUSTDOC))),
     ]
 }
@@ -157,7 +159,7 @@ fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
 }
 
-/// The cargo that runs us, so that a toolchain chosen by `cargo +…` stays chosen.
+/// Returns the cargo that runs this program, so that a toolchain chosen by `cargo +…` stays chosen.
 fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
@@ -167,7 +169,7 @@ fn answers(arguments: &[&str]) -> bool {
     quiet.is_ok_and(|status| status.success())
 }
 
-/// Sees to it that `cargo <subcommand>` of a rustup component is there.
+/// Adds the rustup component if `cargo <subcommand>` does not work.
 fn require_component(subcommand: &str, component: &str) -> Result<()> {
     if answers(&[subcommand, "--version"]) {
         return Ok(());
@@ -180,7 +182,7 @@ fn require_component(subcommand: &str, component: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether cargo-nextest is there, after trying to install it. Without it the tests run under `cargo test`.
+/// Returns true if cargo-nextest is there, after trying to install it. Without it the tests run under `cargo test`.
 fn nextest_is_there() -> bool {
     if answers(&["nextest", "--version"]) {
         return true;

@@ -1,7 +1,7 @@
 //! Tidy: the rules of this repository that no compiler knows.
 //!
-//! A rule is a function from the [`Tree`] to the problems it found. It looks at nothing else, so its test is a small
-//! tree with the mistake in it. A remark that reviewers made three times becomes a rule here.
+//! A rule is a function from the [`Tree`] to the problems it found. It has no other input, so its test is a small tree
+//! with a mistake in it. A remark that reviewers made three times becomes a rule here.
 
 mod docs;
 mod lex;
@@ -17,7 +17,7 @@ use serde_json::Value;
 
 type Rule = fn(&Tree) -> Vec<Problem>;
 
-/// Every rule, by the name under which its problems are printed.
+/// The rules, with the names that are printed with their problems.
 const RULES: &[(&str, Rule)] = &[
     ("star", shape::star),
     ("lints", shape::lints),
@@ -36,7 +36,7 @@ const RULES: &[(&str, Rule)] = &[
     ("changelog", docs::the_changelog_has_an_unreleased_section),
 ];
 
-/// Applies every rule to the repository, and fails if one found something.
+/// Applies every rule to the repository, and fails if one reports a problem.
 pub(crate) fn run(root: &Path) -> Result<()> {
     let tree = Tree::read(root)?;
     let mut count = 0;
@@ -53,15 +53,15 @@ pub(crate) fn run(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The files that are or will be committed, with what cargo knows of the workspace.
+/// The files that are or will be committed, and the workspace's metadata from cargo.
 pub(crate) struct Tree {
     files: Vec<File>,
-    /// What `cargo metadata --no-deps` prints.
+    /// The output of `cargo metadata --no-deps`.
     metadata: Value,
 }
 
 pub(crate) struct File {
-    /// From the root, with slashes.
+    /// The path from the root, with slashes.
     path: String,
     text: String,
 }
@@ -75,7 +75,7 @@ impl Tree {
         let mut files = Vec::new();
         for path in paths {
             match std::fs::read(root.join(path)) {
-                // Pictures and the like have a name, for links, and no text.
+                // Pictures and other binary files have a name, for links, and an empty text.
                 Ok(bytes) => files.push(File { path: path.into(), text: String::from_utf8(bytes).unwrap_or_default() }),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {} // removed, not yet committed
                 Err(error) => return Err(error).with_context(|| format!("cannot read `{path}`")),
@@ -90,12 +90,12 @@ impl Tree {
         self.files.iter().find(|file| file.path == path)
     }
 
-    /// Files whose path starts and ends so.
+    /// Returns the files whose path starts with `start` and ends with `end`.
     fn matching<'a>(&'a self, start: &'a str, end: &'a str) -> impl Iterator<Item = &'a File> {
         self.files.iter().filter(move |file| file.path.starts_with(start) && file.path.ends_with(end))
     }
 
-    /// The text of a file that must be there, or the problem that it is not.
+    /// Returns the text of a required file, or the problem that it is missing.
     fn require(&self, path: &str) -> Result<&str, Problem> {
         self.file(path).map(|file| file.text.as_str()).ok_or_else(|| Problem::new(path, 0, "the file is missing"))
     }
@@ -111,11 +111,11 @@ fn output(root: &Path, program: &str, arguments: &[&str]) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("`{}` printed something other than text", line()))
 }
 
-/// One thing that is wrong, and where.
+/// A mistake and its place.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
     path: String,
-    /// From 1; 0 where it concerns the whole file.
+    /// The line, from 1; 0 if the problem concerns the whole file.
     line: usize,
     message: String,
 }
@@ -134,14 +134,14 @@ impl fmt::Display for Problem {
 
 #[cfg(test)]
 impl Tree {
-    /// A tree of these files, for the tests of rules.
+    /// Makes a tree of these files, for the tests of rules.
     fn of(files: &[(&str, &str)]) -> Self {
         let files = files.iter().map(|(path, text)| File { path: (*path).into(), text: (*text).into() }).collect();
         Self { files, metadata: Value::Null }
     }
 }
 
-/// Applies a rule to these files and writes what it found as the command would.
+/// Applies a rule to these files and returns the problems as the command prints them.
 #[cfg(test)]
 fn found(rule: Rule, files: &[(&str, &str)]) -> Vec<String> {
     rule(&Tree::of(files)).iter().map(Problem::to_string).collect()

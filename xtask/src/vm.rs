@@ -1,9 +1,11 @@
-//! `cargo xtask vm`: tests of the sandbox in virtual machines, whose kernel is older than this machine's and set up otherwise.
+//! Tests of the sandbox in virtual machines with an older kernel and another setup than this machine, for `cargo xtask
+//! vm`.
 //!
-//! Each [`Boot`] is Debian's kernel, with no network and no help from the processor, so that it runs wherever qemu does. Most of them have
-//! a disk with so much of this machine's system as the tests need (`vm/system.rs`); that of the agent of virtual machines has its own
-//! (`vm/guest.rs`). A machine says on its console how the tests went, and what `wieldy` itself said there. Everything is kept below
-//! `target/vm`, the last console of each boot too.
+//! Each [`Boot`] runs Debian's kernel without a network and without hardware virtualization, so that it works wherever
+//! qemu does. Most boots have a disk with the part of this machine's system that the tests need (`vm/system.rs`); the
+//! boot of the virtual machine agent has a disk of its own (`vm/guest.rs`). A machine prints the result of the tests
+//! and the answers of `wieldy` on its console. All files are below `target/vm`, including the last console of each
+//! boot.
 
 mod guest;
 mod modules;
@@ -18,31 +20,32 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// A way to set the machine up, and what is tried in it.
+/// A configuration of the machine, and the tests to run in it.
 struct Boot {
     name: &'static str,
-    /// What the kernel is told.
+    /// Additional parameters of the kernel command line.
     kernel: &'static str,
-    /// Shell commands that set up what this is about.
+    /// Shell commands that set the machine up.
     setup: &'static str,
-    /// Names of tests, or parts of such: every test that contains one of them runs.
+    /// Names of tests, or parts of names: every test that contains one of them runs.
     tests: &'static [&'static str],
-    /// What must be said to each of these shell commands, word for word: with it `wieldy` is held to the truth.
+    /// Shell commands, and the texts that the output of each must contain word for word.
     says: &'static [(&'static str, &'static [&'static str])],
-    /// Whether it has the disks of a guest, and the tests are those beside the code.
+    /// True if it has the disks of a guest, and the tests are the unit tests.
     is_guest: bool,
 }
 
 const DOCTOR: &str = "wieldy doctor --json";
-/// What the doctor says of a kernel where the native level works, with the version of Landlock that Debian 12's has.
+/// The doctor's line about a kernel where the native level works, and the one with the Landlock version of Debian 12's
+/// kernel.
 const NATIVE: &str = r#"{"name":"native","state":"works","#;
 const LANDLOCK: &str = r#"{"name":"Landlock","state":"works","told":"version 2; before 6 (Linux 6.12) signals and"#;
-/// Who sees to the limits that are the kernel's where it has control groups.
+/// The doctor's entries for limits that the kernel enforces if it has control groups.
 const CPU_BY_KERNEL: &str = r#"{"limit":"cpu_millicores","by":"kernel"}"#;
 const MEMORY_BY_KERNEL: &str = r#"{"limit":"memory_bytes","by":"kernel"}"#;
 const PROCESSES_BY_KERNEL: &str = r#"{"limit":"processes","by":"kernel"}"#;
 
-/// A call that leaves a file behind if it runs, by root and by somebody else; and what is said where it does not.
+/// Calls that leave a file behind if they run, by root and by another user, and the message if the call did not run.
 const CALL: &str = "wieldy call Bash command='touch ran'; ls ran";
 const CALL_AS_USER: &str = "as_user wieldy call Bash command='touch ran'; ls ran";
 const NOTHING_RAN: &str = "cannot access 'ran': No such file";
@@ -170,7 +173,7 @@ done",
     },
 ];
 
-/// Tests that these machines are too slow for, or that need what is not there; this machine runs them.
+/// Tests that are too slow in these machines, or that need a missing feature. They run on this machine instead.
 const NOT_THERE: &[&str] = &[
     "::runc::",
     "::gvisor::",
@@ -188,19 +191,19 @@ const NOT_THERE: &[&str] = &[
     "measuring::native::the_peak_of_memory_is_that_of_the_largest_process",
 ];
 
-/// A boot takes one or two minutes on a quiet machine.
+/// The longest time for a boot, which takes one or two minutes on a quiet machine.
 const BOOT_PATIENCE: Duration = Duration::from_secs(900);
 
-/// What the machine says last, with the exit code of the tests behind it.
+/// The machine's last line, followed by the exit code of the tests.
 const RESULT: &str = "wieldy-vm: the tests ended with ";
 
-/// What it says before the answer to a command, with the command's number behind it.
+/// The line before the answer to a command, followed by the command's number.
 const ANSWER: &str = "wieldy-vm: answer ";
 
 /// The Debian package that depends on the newest kernel for virtual machines.
 const KERNEL: &str = "linux-image-cloud-amd64";
 
-/// Does the same as a stage of the tests: where there is no Debian to take a kernel from, it says so and goes on.
+/// Does the same as a stage of the tests: without a Debian to take a kernel from, it prints a warning and succeeds.
 pub(crate) fn run_as_stage(root: &Path) -> Result<()> {
     let debian = Command::new("apt-get").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
     if !debian.is_ok_and(|status| status.success()) {
@@ -258,7 +261,8 @@ pub(crate) fn run(root: &Path, names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Whether the tests ran to their end and passed, there were some, and commands said what they must.
+/// Checks that the tests ran to their end and passed, that there were some, and that commands printed the required
+/// texts.
 fn judge(says: &[(&str, &[&str])], console: &str) -> Result<()> {
     let result = console.lines().find_map(|line| line.trim().strip_prefix(RESULT));
     match result.context("the machine ended before its tests did")? {
@@ -276,17 +280,17 @@ fn judge(says: &[(&str, &[&str])], console: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs a machine to its end, with what it says in a file.
+/// Runs a machine to its end, with its console in a file.
 fn start(boot: &Boot, kernel: &Path, memory: &Path, disks: &[PathBuf], console: &Path) -> Result<()> {
     let file = File::create(console).context("cannot write the console")?;
     let mut command = Command::new("qemu-system-x86_64");
     command.args(["-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2048"]);
     command.args(["-nodefaults", "-no-user-config", "-nographic", "-no-reboot", "-serial", "stdio", "-net", "none"]);
     command.arg("-kernel").arg(kernel).arg("-initrd").arg(memory);
-    // It says nothing below a panic: tests have it run out of memory.
+    // The kernel prints only panics, because tests make it run out of memory.
     command.args(["-append", &format!("console=ttyS0 quiet loglevel=1 panic=-1 cgroup_no_v1=none {}", boot.kernel)]);
     for disk in disks {
-        // What a machine writes is gone with it.
+        // Writes to a disk are discarded with the machine.
         command.arg("-drive").arg(format!("file={},format=raw,if=virtio,snapshot=on", disk.display()));
     }
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
@@ -301,7 +305,7 @@ fn start(boot: &Boot, kernel: &Path, memory: &Path, disks: &[PathBuf], console: 
     Ok(())
 }
 
-/// A machine that does not outlive us.
+/// A machine that is killed on drop.
 struct Killed(Child);
 
 impl Drop for Killed {
@@ -311,7 +315,7 @@ impl Drop for Killed {
     }
 }
 
-/// What the machine has in memory when it starts, as the kernel wants it.
+/// Returns the initial file system in memory, in the kernel's format.
 fn initial_files(boot: &Boot, busybox: &Path) -> Result<Archive> {
     let mut archive = Archive::default();
     for folder in ["bin", "dev", "proc", "sys", "tmp", "etc", "srv/project"] {
@@ -347,7 +351,7 @@ busybox poweroff -f
     Ok(archive)
 }
 
-/// Puts a program into the machine's memory, with the libraries that it needs.
+/// Adds a program to the initial file system, with the libraries that it needs.
 fn add_program(archive: &mut Archive, name: &str, program: &Path) -> Result<()> {
     archive.file(name, &fs::read(program).context("cannot read the tests")?);
     for library in libraries(program)? {
@@ -357,7 +361,7 @@ fn add_program(archive: &mut Archive, name: &str, program: &Path) -> Result<()> 
     Ok(())
 }
 
-/// The shared libraries that a program needs, and the loader of these.
+/// Returns the shared libraries that a program needs, and their loader.
 fn libraries(program: &Path) -> Result<Vec<String>> {
     let output = Command::new("ldd").arg(program).output().context("cannot start ldd")?;
     let text = String::from_utf8(output.stdout).context("ldd printed something other than text")?;
@@ -365,7 +369,7 @@ fn libraries(program: &Path) -> Result<Vec<String>> {
     Ok(paths.map(str::to_owned).collect())
 }
 
-/// A cpio archive of the kind that the kernel unpacks ("newc").
+/// A cpio archive in the format that the kernel unpacks ("newc").
 #[derive(Default)]
 struct Archive {
     bytes: Vec<u8>,
@@ -395,7 +399,8 @@ impl Archive {
     fn entry(&mut self, name: &str, mode: u32, content: &[u8]) {
         self.entries += 1;
         let (size, name_size) = (content.len() as u32, name.len() as u32 + 1);
-        // Number, mode, owner, group, links, time, size, device and its kind twice, length of the name, sum.
+        // The fields: number, mode, owner, group, links, time, size, device and its kind twice, length of the name,
+        // sum.
         let fields = [self.entries, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name_size, 0];
         self.bytes.extend(b"070701");
         fields.iter().for_each(|field| self.bytes.extend(format!("{field:08x}").bytes()));
@@ -405,13 +410,13 @@ impl Archive {
         self.pad();
     }
 
-    /// Everything begins at a multiple of four.
+    /// Pads with zeros: every part begins at a multiple of four bytes.
     fn pad(&mut self) {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 }
 
-/// What cargo says while it builds this.
+/// Runs cargo and returns its messages.
 fn build(root: &Path, arguments: &[&str]) -> Result<Vec<Value>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -424,7 +429,7 @@ fn build(root: &Path, arguments: &[&str]) -> Result<Vec<Value>> {
     Ok(messages.filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }
 
-/// The program of this kind (`lib`, `test`, `bin`) that was built last.
+/// Returns the last built program of this kind (`lib`, `test`, `bin`).
 fn program(built: &[Value], kind: &str) -> Result<PathBuf> {
     let mut programs = built.iter().filter_map(|message| {
         message.get("target")?.get("kind")?.as_array()?.iter().find(|it| *it == kind)?;
@@ -433,7 +438,7 @@ fn program(built: &[Value], kind: &str) -> Result<PathBuf> {
     programs.next_back().with_context(|| format!("cargo does not say where it built the `{kind}`"))
 }
 
-/// Sees to it that qemu is there.
+/// Installs qemu if it is missing.
 fn require_qemu() -> Result<()> {
     let there = || {
         let asked = Command::new("qemu-system-x86_64").arg("--version").stdout(Stdio::null()).status();
@@ -451,7 +456,7 @@ fn require_qemu() -> Result<()> {
     Ok(())
 }
 
-/// The kernel that the machines boot.
+/// Returns the kernel that the machines boot.
 fn kernel(folder: &Path) -> Result<PathBuf> {
     let known = folder.join("kernel");
     if known.exists() {
@@ -467,7 +472,7 @@ fn kernel(folder: &Path) -> Result<PathBuf> {
     Ok(known)
 }
 
-/// A file of a Debian package, which is downloaded and unpacked below our folder and not installed.
+/// Returns a file of a Debian package, which is downloaded and unpacked below our folder but not installed.
 fn unpacked(folder: &Path, package: &str, file: &str) -> Result<PathBuf> {
     let place = folder.join(package);
     let path = place.join(file);
@@ -477,7 +482,8 @@ fn unpacked(folder: &Path, package: &str, file: &str) -> Result<PathBuf> {
     eprintln!("downloading Debian's package {package}");
     let _ = fs::remove_dir_all(&place);
     fs::create_dir_all(&place)?;
-    // The downloader runs as a user of its own, who may not be let in here: it says so and goes on.
+    // The downloader runs as a separate user, who may have no access to this folder. Then it prints a warning and
+    // continues.
     let download = Command::new("apt-get").args(["-q", "download", package]).current_dir(&place).output();
     let download = download.context("cannot start apt-get: this needs Debian or a system like it")?;
     if !download.status.success() {

@@ -1,4 +1,5 @@
-//! Compiles every Rust snippet of the README and of the guide. It runs none of them: each needs something of the reader's.
+//! Compiles every Rust snippet of the README and of the guide. It runs none of them, because each needs something of
+//! the reader's.
 #![allow(
     dead_code,
     unused,
@@ -15,7 +16,7 @@ use std::time::Duration;
 use serde_json::json;
 use wieldy::*;
 
-/// A tool of the reader's.
+/// The reader's tool.
 struct DropTable;
 impl Tool for DropTable {
     type Args = Place;
@@ -27,13 +28,13 @@ impl Tool for DropTable {
     }
 }
 
-/// Arguments of the reader's.
+/// The reader's arguments.
 #[derive(serde::Deserialize, schemars::JsonSchema)]
 struct Place {
     name: String,
 }
 
-/// A service of the reader's.
+/// The reader's service.
 struct Service;
 struct Weather {
     degrees: f64,

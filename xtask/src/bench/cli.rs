@@ -1,4 +1,5 @@
-//! The command line: a call that is a process of its own, as scripts and hooks make them, beside `wieldy --version` and bubblewrap.
+//! Benchmark of the command line: a call that is a process of its own, as in scripts and hooks, compared with `wieldy
+//! --version` and bubblewrap.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -18,16 +19,16 @@ const NEW: [&str; 3] =
 const USED: [&str; 3] =
     ["wieldy call Read, 1,000 calls", "wieldy run -- true, 1,000 calls", "wieldy call Bash, 1,000 calls"];
 
-/// The arguments of each row, the number of times that it may take as long as its floor, and the floor.
+/// The arguments of each row, its goal as a multiple of its floor, and the floor.
 const COMMANDS: [(&[&str], Option<f64>, &str); 3] = [
     (&["call", "Read", "path=note.txt"], Some(4.0), VERSION),
     (&["run", "--", "true"], Some(5.0), BUBBLEWRAP),
     (&["call", "Bash", "command=true"], None, BUBBLEWRAP),
 ];
 
-/// Measures everything and says how it compares with the goals.
+/// Measures all rows and compares them with the goals.
 pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
-    // Not in `/tmp`, which may be memory: the history waits for the disk.
+    // Not in `/tmp`, which may be in memory: writes to the history must reach a disk.
     let folder = tempfile::Builder::new().prefix("bench-cli-").tempdir_in(target())?;
     let workspace = folder.path().join("workspace");
     std::fs::create_dir(&workspace)?;
@@ -52,7 +53,7 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
             contestants.push(Contestant::new(name, move |times| {
                 let once = |_| {
                     if *calls == 0 {
-                        // Every command finds its history new.
+                        // Every command starts with a new history.
                         let _ = std::fs::remove_dir_all(state);
                     }
                     here.timed(1, &here.wieldy, &[&["--state", &state.to_string_lossy()], arguments].concat())
@@ -72,7 +73,7 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     for names in [USED, NEW] {
         for (name, (_, goal, floor)) in names.into_iter().zip(COMMANDS) {
             if floor == VERSION || has_bubblewrap {
-                // The goals are for a history that was used before: the tables of a new one are made only once.
+                // The goals are for a history that was used before: the tables of a new one are created only once.
                 rows.push(Row::timed(&measured, name, floor, goal.filter(|_| names == USED)));
             }
         }
@@ -80,7 +81,7 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The folder of what was built: the real disk of this repository.
+/// Returns the build folder, which is on the disk of this repository.
 fn target() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../target")
 }
@@ -94,7 +95,7 @@ impl Here {
     fn command(&self, program: &Path, arguments: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.args(arguments).current_dir(&self.workspace).stdin(Stdio::null()).stdout(Stdio::null());
-        // Without cargo's search path for libraries, which every program would go through.
+        // Without cargo's library search path, which every program would search.
         command.env_clear().env("PATH", "/usr/bin:/bin").env("HOME", &self.workspace);
         command.stderr(Stdio::null());
         command
@@ -110,7 +111,7 @@ impl Here {
         began.elapsed()
     }
 
-    /// Makes a history with so many calls in it.
+    /// Makes a history with this many calls in it.
     fn fill(&self, state: &Path, calls: usize) -> Result<()> {
         let batch = self.workspace.join("batch.jsonl");
         let call = "{\"tool\":\"Read\",\"arguments\":{\"path\":\"note.txt\"}}\n";

@@ -1,5 +1,6 @@
-//! Containers: a new one as runc and runsc (gVisor) alone start it, and a call of ours in a session's container that stands. They take
-//! tens to hundreds of milliseconds, so they have few samples, and a floor that was measured beside them.
+//! Benchmark of containers: a new container started by runc or runsc (gVisor) directly, and a call of ours in the
+//! running container of a session. They take tens to hundreds of milliseconds, so they have few samples and a floor
+//! measured in the same rounds.
 
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
@@ -15,15 +16,15 @@ use super::harness::{Contestant, Effort, compete};
 use super::sandbox::{self, FORK, PROGRAM};
 use super::table::Row;
 
-/// A runtime to be measured, and what its rows are called.
+/// A runtime to measure, with the names of its rows.
 struct Kind {
     level: Level,
     program: &'static str,
-    /// What it is told so that it does about the same as our driver has it do.
+    /// Options that make it do about the same as our driver does.
     options: &'static [&'static str],
     new: &'static str,
     live: &'static str,
-    /// How many times fork and exec a call in a live session may take.
+    /// The goal for a call in a live session, as a multiple of fork and exec.
     goal: Option<f64>,
 }
 
@@ -46,7 +47,7 @@ const KINDS: [Kind; 2] = [
     },
 ];
 
-/// Measures the runtimes that work here, and says loudly which do not.
+/// Measures the runtimes that work here, and prints a warning for the others.
 pub(super) fn measure(quick: bool, runtime: &Runtime) -> Result<Vec<Row>> {
     let folder = tempfile::tempdir()?;
     let mut subjects = Vec::new();
@@ -81,7 +82,7 @@ struct Subject {
 }
 
 impl Subject {
-    /// What is measured of one runtime; the error says why that does not work here.
+    /// Prepares the measurement of one runtime. The error says why it does not work here.
     fn new(kind: &'static Kind, folder: &Path, runtime: &Runtime) -> Result<Self> {
         let [bundle, state, workspace] =
             ["bundle", "state", "workspace"].map(|part| folder.join(kind.program).join(part));
@@ -99,7 +100,7 @@ impl Subject {
     }
 }
 
-/// A container that shows the system's programs and runs one, as `spec` of runc draws it up.
+/// A container with the system's programs that runs one of them, with the configuration of `runc spec`.
 struct Bundle {
     kind: &'static Kind,
     folder: PathBuf,
@@ -130,7 +131,7 @@ impl Bundle {
         Ok(Self { kind, folder })
     }
 
-    /// Makes the container, runs the program, takes it away.
+    /// Creates the container, runs the program, and removes the container.
     fn run(&self) -> Result<()> {
         let Self { kind, folder } = self;
         let mut run = Process::new(kind.program);

@@ -1,4 +1,4 @@
-//! The engine: one call through the whole pipeline, batches, listeners, many tools, memory.
+//! Benchmark of the engine: one call through the whole pipeline, batches, subscribers, many tools, memory.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ const TOOLS_10: &str = "one call, 10 tools";
 const TOOLS_1000: &str = "one call, 1,000 tools";
 const TOOLS_10000: &str = "one call, 10,000 tools";
 
-/// Measures everything and says how it compares with the goals.
+/// Measures all rows and compares them with the goals.
 pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     let runtime = one_core()?;
     let effort = Effort::new(quick);
@@ -59,7 +59,7 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Calls without measuring.
+/// Makes calls without measuring them.
 pub(super) fn spin(duration: Duration, batches: bool) -> Result<()> {
     let (runtime, ours, began) = (one_core()?, Ours::new(10), Instant::now());
     while began.elapsed() < duration {
@@ -91,7 +91,7 @@ fn calls(effort: Effort, runtime: &Runtime) -> Measured {
     )
 }
 
-/// Calls with subscribers that keep up. What it costs the engine to tell them is timed, what they do with it is not.
+/// Makes calls with subscribers that keep up. The time includes delivering the events, but not reading them.
 fn listened(runtime: &Runtime, ours: Ours, subscribers: usize) -> impl FnMut(u64) -> Duration {
     const CAPACITY: usize = 1 << 10;
     const CALLS_BETWEEN_READS: u64 = 16;
@@ -146,7 +146,7 @@ fn memory() -> Result<Vec<Row>> {
     Ok(vec![in_flight, row("memory per registered tool", Figure::Bytes(tool?))])
 }
 
-/// A process that did nothing else has no freed memory to fill first, so what it gains is what the things take.
+/// Measures the memory in a new process. It has no freed memory to reuse, so its growth is the memory of the items.
 fn in_its_own_process(memory: Memory) -> Result<f64> {
     let name = clap::ValueEnum::to_possible_value(&memory).context("every kind has a name")?;
     let program = std::env::current_exe().context("cannot find this program")?;

@@ -1,4 +1,4 @@
-//! The floor: the same call done by hand, with nothing around it.
+//! The floor: the same call done by hand, without an executor.
 
 use std::future::Future;
 use std::hint::black_box;
@@ -10,14 +10,14 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-/// What a model sends: 245 bytes.
+/// Arguments as a model sends them: 245 bytes.
 pub(super) const ARGUMENTS: &str = concat!(
     r#"{"path":"crates/wieldy-core/src/executor.rs","pattern":"fn\\s+steps","context_lines":3,"#,
     r#""case_sensitive":true,"include":["*.rs","*.toml"],"exclude":["target/**"],"#,
     r#""options":{"max_matches":100,"format":"plain"},"reason":"where does one call begin"}"#
 );
 
-/// The schema of those arguments: what a real tool would declare, closed to unknown properties.
+/// Returns the schema of those arguments as a real tool would declare it, closed to unknown properties.
 pub(super) fn schema() -> Value {
     let globs = json!({"type": "array", "items": {"type": "string"}, "maxItems": 20});
     json!({
@@ -76,7 +76,7 @@ impl ByHand {
         serde_json::to_string(&answer).expect("plain data")
     }
 
-    /// The same in a task of its own with a clock, as everybody writes it who wants a timeout that holds.
+    /// Does the same in a task of its own with a timeout, as a program needs it for a timeout that always holds.
     pub(super) async fn call_spawned(self: &Arc<Self>) -> String {
         let hand = Arc::clone(self);
         let task = tokio::spawn(async move { hand.call().await });
@@ -84,7 +84,8 @@ impl ByHand {
         answer.expect("a no-op ends in time").expect("a no-op does not panic")
     }
 
-    /// A hundred calls that came together, as a batch does: all parsed, then a task each, then all answers.
+    /// Runs a hundred calls together, as a batch does: parses all, then runs a task for each, then collects all
+    /// answers.
     pub(super) async fn hundred_together(self: &Arc<Self>) -> usize {
         let parsed: Vec<Value> = (0..100).map(|_| parse()).collect();
         let spawn = |arguments: Value| {
@@ -99,7 +100,7 @@ impl ByHand {
         answers.iter().map(String::len).sum()
     }
 
-    /// A hundred tasks at once, each of which parses its own, and all their answers.
+    /// Runs a hundred tasks at once, each of which parses its own arguments, and collects all answers.
     pub(super) async fn hundred_spawned(self: &Arc<Self>) -> usize {
         let spawn = |_| {
             let hand = Arc::clone(self);
@@ -118,13 +119,13 @@ fn parse() -> Value {
     serde_json::from_str(black_box(ARGUMENTS)).expect("the arguments are a constant")
 }
 
-/// A tool that does nothing with its arguments.
+/// Does nothing with its arguments.
 async fn no_op(arguments: &Value) -> Answer {
     black_box(arguments);
     Answer { content: [Block { r#type: "text", text: "ok".to_owned() }] }
 }
 
-/// Times `once`, so many times one after the other, in one entry of the runtime.
+/// Measures the time of `once`, run this many times one after the other in a single entry of the runtime.
 pub(super) fn timed<F: Future>(runtime: &Runtime, times: u64, mut once: impl FnMut() -> F) -> Duration {
     runtime.block_on(async {
         let began = Instant::now();

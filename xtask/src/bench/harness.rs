@@ -1,11 +1,11 @@
-//! The measuring: warm up, then rounds in which every contestant runs one batch, so that noise hits all alike.
+//! The harness: a warm-up, then rounds in which each contestant runs one batch, so that noise affects all alike.
 
 use std::time::{Duration, Instant};
 
-/// Something to be timed.
+/// A contestant to be timed.
 pub(super) struct Contestant<'a> {
     name: &'static str,
-    /// Does the thing so many times and says how long that took, without what it prepares and clears away.
+    /// Runs the work this many times and returns how long it took, without setup and cleanup.
     run: Box<dyn FnMut(u64) -> Duration + 'a>,
 }
 
@@ -15,7 +15,7 @@ impl<'a> Contestant<'a> {
     }
 }
 
-/// How thoroughly to measure.
+/// The effort of a measurement.
 #[derive(Clone, Copy)]
 pub(super) struct Effort {
     warm_up: Duration,
@@ -34,19 +34,19 @@ impl Effort {
 }
 
 impl Effort {
-    /// For things that take milliseconds: one at a time, and many rounds.
+    /// Returns the effort for work that takes milliseconds: small batches and many rounds.
     pub(super) fn processes(quick: bool) -> Self {
         let ms = Duration::from_millis;
         Self { warm_up: ms(100), batch: ms(4), rounds: if quick { 60 } else { 400 } }
     }
 
-    /// For things that take a good part of a second.
+    /// Returns the effort for work that takes a good part of a second.
     pub(super) fn containers(quick: bool) -> Self {
         Self { rounds: if quick { 7 } else { 31 }, ..Self::processes(quick) }
     }
 }
 
-/// What was measured: nanoseconds for doing the thing once, a sample per round.
+/// The measured times in nanoseconds per run of the work, one sample per round.
 pub(super) struct Measured {
     samples: Vec<(&'static str, Vec<f64>)>,
 }
@@ -59,12 +59,12 @@ pub(super) struct Spread {
     pub(super) p95: f64,
 }
 
-/// Lets the contestants run against each other.
+/// Measures the contestants in turn.
 pub(super) fn compete(effort: Effort, mut contestants: Vec<Contestant<'_>>) -> Measured {
     let sizes: Vec<u64> = contestants.iter_mut().map(|contestant| batch_size(effort, contestant)).collect();
     let mut samples: Vec<_> = contestants.iter().map(|one| (one.name, Vec::with_capacity(effort.rounds))).collect();
     for round in 0..effort.rounds {
-        // Each round starts with another one, so that nobody always follows the same neighbour's cold caches.
+        // Each round starts with another contestant, so that none always runs first.
         for step in 0..contestants.len() {
             let index = (round + step) % contestants.len();
             let took = (contestants[index].run)(sizes[index]);
@@ -74,7 +74,7 @@ pub(super) fn compete(effort: Effort, mut contestants: Vec<Contestant<'_>>) -> M
     Measured { samples }
 }
 
-/// Warms up, and finds how many times the thing fits into a batch.
+/// Warms up, and returns how many runs of the work fit into a batch.
 fn batch_size(effort: Effort, contestant: &mut Contestant<'_>) -> u64 {
     let began = Instant::now();
     let mut size = 1;
@@ -93,7 +93,8 @@ impl Measured {
         spread_of(self.of(name).to_vec())
     }
 
-    /// How many times as long as `floor`: the median over the rounds, each compared with itself.
+    /// Returns the median over the rounds of the ratio to `floor`, where each sample is divided by the floor's of the
+    /// same round.
     pub(super) fn ratio(&self, name: &str, floor: &str) -> f64 {
         let ratios = self.of(name).iter().zip(self.of(floor)).map(|(ours, floor)| ours / floor).collect();
         quantile(&sorted(ratios), 0.5)

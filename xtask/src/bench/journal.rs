@@ -1,9 +1,9 @@
-//! The journal: calls that are on the disk before they run and before they are answered, against the same rows written by
-//! hand; questions to a large history; the proof that it is whole.
+//! Benchmark of the journal: calls that are durable before they run and before they are answered, compared with the
+//! same rows written by hand; queries to a large history; verification of the hash chain.
 //!
-//! The floor of a strict call is the same rows by hand: those of its opening are inserted and synced before the call runs,
-//! those of its end after it, together with those of all other callers, by one thread that does nothing else. Only for
-//! comparison stands beside it what a plain table without a trail would cost.
+//! The floor of a strict call writes the same rows by hand: one dedicated thread inserts and syncs the rows of the
+//! opening before the call runs and those of the end after it, together with those of all other callers. A plain table
+//! without a hash chain is measured for comparison only.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use super::journal_floor::{by_hand, new_database, plain_postgres, plain_table};
 use super::ours::{no_op, waiting};
 use super::table::{Figure, Goal, Row};
 
-/// How many callers there are at once.
+/// The numbers of concurrent callers.
 const CALLERS: [usize; 4] = [1, 16, 64, 256];
 
 pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
@@ -34,7 +34,7 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     let of_the_disk = |name: &str, ours, ratio| Row { name: name.into(), ours, floor: None, ratio, goal: None };
     let mut rows = vec![
         of_the_disk("write and sync of 4 KiB", Figure::Time(sync), None),
-        // What a strict call waits for at least, so no 99th percentile of calls can be below it.
+        // A strict call waits for two syncs at least, so no 99th percentile of calls can be lower.
         of_the_disk("the same twice: 99th percentile", Figure::Time(twice), Some(twice.p50 / sync.p50)),
     ];
     for callers in CALLERS {
@@ -103,7 +103,7 @@ fn rate(name: String, samples: Vec<f64>) -> Row {
     Row { name, ours: Figure::PerSecond(median(samples)), floor: None, ratio: None, goal: None }
 }
 
-/// The same on a server that is made for it.
+/// Does the same with a PostgreSQL server.
 fn on_postgres(runtime: &Runtime, rounds: usize, span: Duration) -> Result<Vec<Row>> {
     let server = crate::postgres::Server::start().context("cannot start a PostgreSQL server")?;
     let address = server.address();
@@ -128,7 +128,7 @@ fn on_postgres(runtime: &Runtime, rounds: usize, span: Duration) -> Result<Vec<R
     Ok(rows)
 }
 
-/// How long it takes to close 500 calls that were left open.
+/// Measures how long it takes to close 500 calls that were left open.
 fn recovery(runtime: &Runtime, folder: &Path) -> Result<Row> {
     let mut samples = Vec::new();
     for round in 0..3 {
@@ -164,7 +164,7 @@ fn recovery(runtime: &Runtime, folder: &Path) -> Result<Row> {
     })
 }
 
-/// Only calls, for a profiler.
+/// Only makes calls, for a profiler.
 pub(super) fn spin(duration: Duration, durability: Durability) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let folder = tempfile::tempdir_in(".")?;
@@ -179,7 +179,7 @@ struct Told {
     latencies: Vec<Duration>,
 }
 
-/// So many callers call a tool that does nothing, one call after the other.
+/// Has this many callers call a tool that does nothing, each one call after the other.
 async fn calls(address: &Address, callers: usize, durability: Durability, span: Duration) -> Result<Told> {
     let journal = Arc::new(Store::open(address)?.journal(&JournalOptions::default())?);
     let mut builder = Executor::builder().tool(no_op());
@@ -201,7 +201,7 @@ async fn calls(address: &Address, callers: usize, durability: Durability, span: 
                     let result = executor.call(Call::new(name.as_str(), arguments).by(Arc::clone(&caller))).await;
                     assert!(result.is_success(), "{result:?}");
                     latencies.push(begun.elapsed());
-                    // Others want to call too, also where nobody has to wait for the disk.
+                    // Yield to the other callers, because a relaxed call never waits for the disk.
                     tokio::task::yield_now().await;
                 }
                 latencies
@@ -212,7 +212,7 @@ async fn calls(address: &Address, callers: usize, durability: Durability, span: 
     for task in tasks {
         latencies.extend(task.await?);
     }
-    // What is answered and not yet written counts when it is.
+    // Answered calls count only once they are written.
     journal.flush().await?;
     Ok(Told { per_second: latencies.len() as f64 / began.elapsed().as_secs_f64(), latencies })
 }
@@ -237,13 +237,13 @@ fn sync_times(folder: &Path) -> Result<(Spread, Spread)> {
     Ok((spread_of(samples), Spread { p50: p99, ..spread_of(twice) }))
 }
 
-/// The 99th percentile, of samples that are put in order for it.
+/// Sorts the samples and returns the 99th percentile.
 fn ninety_ninth(samples: &mut [f64]) -> f64 {
     samples.sort_by(f64::total_cmp);
     samples[(samples.len() - 1) * 99 / 100]
 }
 
-/// How many records a second are proved.
+/// Measures how many records per second are verified.
 fn verify(runtime: &Runtime, folder: &Path, calls_wanted: usize) -> Result<Row> {
     let address = Address::Sqlite(folder.join("verify.db"));
     let span = Duration::from_secs_f64(calls_wanted as f64 / 20_000.0);
@@ -264,7 +264,7 @@ fn verify(runtime: &Runtime, folder: &Path, calls_wanted: usize) -> Result<Row> 
     })
 }
 
-/// How long questions to a large history take.
+/// Measures how long queries to a large history take.
 fn questions(folder: &Path, calls: usize) -> Result<Vec<Row>> {
     let path = folder.join("many.db");
     let store = Store::open(&Address::Sqlite(path.clone()))?;

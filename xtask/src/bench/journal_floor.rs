@@ -1,4 +1,4 @@
-//! What it takes to record calls by hand.
+//! The floor of the journal: recording calls by hand.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,8 +10,8 @@ use wieldy_store::{Address, Store};
 
 use super::floor::ARGUMENTS;
 
-/// Writes the rows of a history once more, as many calls together as there are callers: first what is known when they begin,
-/// then what is known when they end.
+/// Writes the rows of a history again, in groups of as many calls as there are callers: first the rows of their
+/// opening, then those of their end.
 pub(super) fn by_hand(source: &Path, path: &Path, callers: usize) -> Result<f64> {
     drop(Store::open(&Address::Sqlite(path.to_owned()))?);
     let calls = read_calls(&Connection::open(source)?)?;
@@ -40,7 +40,7 @@ pub(super) fn by_hand(source: &Path, path: &Path, callers: usize) -> Result<f64>
 
 type Values = Vec<rusqlite::types::Value>;
 
-/// What a call left in a history.
+/// The rows of one call in a history.
 struct Rows {
     events: Vec<Values>,
     opening: Values,
@@ -60,7 +60,7 @@ fn put(connection: &Connection, sql: &str, values: &Values) -> Result<()> {
     Ok(())
 }
 
-/// The calls of a history that took three records, up to so many as do not take long.
+/// Returns the calls of a history that have three records, limited to a number that does not take long.
 fn read_calls(connection: &Connection) -> Result<Vec<Rows>> {
     let values = |row: &rusqlite::Row<'_>, from: usize, to: usize| (from..to).map(|column| row.get(column)).collect();
     let mut calls = Vec::new();
@@ -81,7 +81,7 @@ fn read_calls(connection: &Connection) -> Result<Vec<Rows>> {
     Ok(calls)
 }
 
-/// A table as others have it, without a trail.
+/// Measures an ordinary table without a hash chain.
 pub(super) fn plain_table(path: &Path, callers: usize, span: Duration) -> Result<f64> {
     let mut connection = Connection::open(path)?;
     connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
@@ -135,7 +135,7 @@ async fn connect(url: &str) -> Result<tokio_postgres::Client> {
     Ok(client)
 }
 
-/// The address of a new database on a server.
+/// Returns the address of a new database on a server.
 pub(super) async fn new_database(server: &str) -> Result<String> {
     let name = format!("bench_{}_{}", std::process::id(), next());
     connect(server).await?.batch_execute(&format!("CREATE DATABASE {name}")).await?;
@@ -149,7 +149,7 @@ fn next() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A table as others have it, on a server: a statement for all openings, one for all ends.
+/// Measures an ordinary table on a server, with one statement for all openings and one for all ends.
 pub(super) async fn plain_postgres(server: &str, callers: usize, span: Duration) -> Result<f64> {
     let client = connect(&new_database(server).await?).await?;
     client

@@ -1,6 +1,6 @@
-//! MCP over HTTP: `tools/call` of 200 bytes to an echo server, directly and through gateways: wieldy with the full path
-//! (validation, policy, audit on disk), and those of others that are installed. Each is a process of its own; the sessions that
-//! call are threads with a plain socket each, the same for all.
+//! Benchmark of MCP over HTTP: `tools/call` of 200 bytes to an echo server, directly and through gateways: wieldy with
+//! validation, policy and audit on disk, and other installed gateways. Each server is a process of its own. The client
+//! sessions are threads with a plain socket each, the same for all.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -16,12 +16,12 @@ use serde_json::{Value, json};
 use super::harness::spread_of;
 use super::table::{Figure, Goal, Row};
 
-/// How many sessions call at once.
+/// The numbers of concurrent sessions.
 const SESSIONS: [usize; 3] = [1, 8, 64];
-/// What is echoed.
+/// The number of bytes that are echoed.
 const PAYLOAD: usize = 200;
 
-/// Measures everything and says how it compares with the goals.
+/// Measures all rows and compares them with the goals.
 pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     let folder = tempfile::tempdir()?;
     let seconds = if quick { 1 } else { 5 };
@@ -35,7 +35,7 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     contestants.insert(0, direct);
     let mut rows = Vec::new();
     for sessions in SESSIONS {
-        // A peer that cannot serve so many is left out from here on.
+        // A peer that cannot serve this many sessions is left out from here on.
         contestants.retain(|contestant| {
             let tried = contestant.load(sessions, Duration::from_millis(500));
             let is_ours = contestant.name == "direct" || contestant.name == GATEWAY || contestant.name == SERVER;
@@ -45,7 +45,7 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
                 || is_ours
         });
         let mut samples: Vec<Vec<Sample>> = contestants.iter().map(|_| Vec::new()).collect();
-        // One after the other, and round again: noise hits all alike.
+        // Contestants take turns in every round, so that noise affects all alike.
         for round in 0..rounds {
             for step in 0..contestants.len() {
                 let index = (round + step) % contestants.len();
@@ -57,14 +57,14 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// What one contestant did in one round.
+/// The measurements of one contestant in one round.
 struct Sample {
     rate: f64,
-    /// Nanoseconds, of each call.
+    /// The latency of each call, in nanoseconds.
     latencies: Vec<f64>,
-    /// Processor time of its own process, for each call, in nanoseconds.
+    /// The processor time of the contestant's process per call, in nanoseconds.
     cpu: f64,
-    /// Bytes resident afterwards.
+    /// The resident memory afterwards, in bytes.
     resident: f64,
 }
 
@@ -142,7 +142,7 @@ fn rows_of(sessions: usize, contestants: &[Contestant], samples: &[Vec<Sample>])
 const GATEWAY: &str = "through wieldy";
 const SERVER: &str = "a tool of wieldy's own";
 
-/// A server that is called, in a process of its own.
+/// A server under test, in a process of its own.
 struct Contestant {
     name: &'static str,
     address: SocketAddr,
@@ -163,13 +163,13 @@ impl Contestant {
         Self::inner(name, &["--echo"])
     }
 
-    /// wieldy in a program that embeds it, with a tool that does no more than the echo server.
+    /// Starts wieldy embedded in a program, with a tool that does no more than the echo server.
     fn wieldy_server(folder: &Path) -> Result<Self> {
         std::fs::create_dir_all(folder)?;
         Self::inner(SERVER, &["--own", &folder.display().to_string()])
     }
 
-    /// A server that is part of this program.
+    /// Starts a server that is part of this program.
     fn inner(name: &'static str, arguments: &[&str]) -> Result<Self> {
         let mut process = Command::new(std::env::current_exe()?)
             .args(["bench-inner", "mcp"])
@@ -182,7 +182,8 @@ impl Contestant {
         Ok(Self { name, address: line.trim().parse()?, path: "/mcp", tool: "echo", process })
     }
 
-    /// wieldy in front of the echo server: the tool is known to only read, so that its calls need not wait for the disk.
+    /// Starts wieldy in front of the echo server. The tool is marked as read-only, so that its calls need not wait for
+    /// the disk.
     fn wieldy_gateway(folder: &Path, echo: &Self) -> Result<Self> {
         let servers = format!(
             "[mcp.servers.echo]\nurl = \"http://{}/mcp\"\nstart = \"eager\"\ncalls-max = 256\n[mcp.servers.echo.tools.echo]\nread-only = true\n",
@@ -223,7 +224,7 @@ impl Contestant {
         }
     }
 
-    /// Calls with so many sessions for so long.
+    /// Makes calls with this many sessions for this long.
     fn load(&self, sessions: usize, time: Duration) -> Result<Sample> {
         let over = Arc::new(AtomicBool::new(false));
         let opened = (0..sessions).map(|_| Session::open(self.address, self.path)).collect::<Result<Vec<_>>>()?;
@@ -257,7 +258,7 @@ impl Contestant {
     }
 }
 
-/// The peers from their registries, once.
+/// Installs the peers from their registries, if they are not installed yet.
 fn install_peers(folder: &Path) -> Result<()> {
     let run = |words: &[&str]| -> Result<()> {
         let output = Command::new(words[0]).args(&words[1..]).stdin(Stdio::null()).output();
@@ -270,7 +271,7 @@ fn install_peers(folder: &Path) -> Result<()> {
     if !folder.join("node_modules/.bin/supergateway").exists() {
         run(&["npm", "install", "--silent", "--no-fund", "--no-audit", "--prefix", &path(""), "supergateway@4"])?;
     }
-    // Their demands exclude each other, so each has a place of its own.
+    // Their dependencies conflict, so each has an environment of its own.
     for (place, package) in [("fastmcp", "fastmcp==4.*"), ("mcp-proxy", "mcp-proxy==0.13.*")] {
         if !folder.join(place).join("bin").join(place).exists() {
             run(&["python3", "-m", "venv", &path(place)])?;
@@ -280,7 +281,7 @@ fn install_peers(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Gateways of others, as far as they can be installed and started.
+/// Starts the other gateways that can be installed and started.
 fn peers(folder: &Path, echo: &Contestant) -> Vec<Contestant> {
     let script = folder.join("fastmcp_proxy.py");
     let url = format!("http://{}/mcp", echo.address);
@@ -331,13 +332,13 @@ fn peers(folder: &Path, echo: &Contestant) -> Vec<Contestant> {
         .collect()
 }
 
-/// Where the peers are installed.
+/// Returns the folder where the peers are installed.
 fn foreign_tools() -> PathBuf {
     let target = std::env::current_exe().ok().and_then(|program| Some(program.parent()?.parent()?.to_owned()));
     target.unwrap_or_else(|| PathBuf::from("target")).join("peers")
 }
 
-/// The command as it is installed, beside this program.
+/// Returns the path of the `wieldy` command built with the same profile as this program.
 fn wieldy_program() -> Result<PathBuf> {
     let program = std::env::current_exe()?.with_file_name("wieldy");
     ensure!(program.exists(), "`{}` is not there: `cargo build --profile dist` makes it", program.display());
@@ -348,7 +349,7 @@ fn free_address() -> Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
 }
 
-/// One MCP session over one connection.
+/// An MCP session over one connection.
 struct Session {
     stream: BufReader<TcpStream>,
     head: String,
@@ -377,7 +378,7 @@ impl Session {
 
     fn call(&mut self, tool: &str) -> Result<()> {
         let (_, answer) = self.ask("tools/call", &json!({"name": tool, "arguments": {"text": self.text}}))?;
-        // The text comes back whole, or it was no call.
+        // The call counts only if the whole text comes back.
         ensure!(answer.contains(&self.text) && !answer.contains("\"isError\":true"), "{answer}");
         Ok(())
     }
@@ -394,7 +395,7 @@ impl Session {
         Ok(self.stream.get_mut().write_all(request.as_bytes())?)
     }
 
-    /// The headers in small letters, and the body.
+    /// Reads the headers, in lower case, and the body.
     fn receive(&mut self) -> Result<(Vec<String>, String)> {
         let mut headers = Vec::new();
         loop {
@@ -440,7 +441,7 @@ impl Session {
     }
 }
 
-/// The processor time of a process and all the children that it waited for, and of those that run.
+/// Returns the processor time of a process, of the children that it waited for, and of its running children.
 fn processor_time(pid: u32) -> Result<Duration> {
     let mut ticks = 0;
     let mut waiting = vec![pid];
@@ -452,11 +453,11 @@ fn processor_time(pid: u32) -> Result<Duration> {
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
         waiting.extend(children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
     }
-    // A tick is a hundredth of a second on every Linux there is.
+    // Every Linux uses ticks of a hundredth of a second here.
     Ok(Duration::from_millis(ticks * 10))
 }
 
-/// How many bytes of a process and its children are resident.
+/// Returns how many bytes of a process and its children are resident.
 fn resident(pid: u32) -> Result<f64> {
     let mut pages = 0.0;
     let mut waiting = vec![pid];

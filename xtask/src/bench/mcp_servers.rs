@@ -1,4 +1,4 @@
-//! The servers of the benchmark of MCP that are part of this program.
+//! The servers of the MCP benchmark that are part of this program.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use wieldy_core::{AnyTool, BoxFuture, Executor, Input, Limits, Outcome, Run, Run
 use wieldy_server::{HttpOptions, HttpServer};
 use wieldy_store::{Address, JournalOptions, Store};
 
-/// A server that says again what it is told, with nothing around it: sessions and event streams, as the SDK has them by default.
+/// Runs an echo server without wieldy: sessions and event streams, with the SDK's defaults.
 pub(super) fn serve_echo() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
@@ -30,14 +30,14 @@ pub(super) fn serve_echo() -> Result<()> {
         );
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         println!("{}", listener.local_addr()?);
-        // Or else the first and the last piece of an answer wait for each other.
+        // Otherwise the last piece of an answer waits until the first one is acknowledged.
         let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
         axum::serve(listener, axum::Router::new().route_service("/mcp", service)).await?;
         Ok(())
     })
 }
 
-/// wieldy as a program embeds it, behind its HTTP door, with its history on disk.
+/// Runs wieldy embedded in a program behind its HTTP server, with its history on disk.
 pub(super) fn serve_own(folder: &Path) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {

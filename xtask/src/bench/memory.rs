@@ -1,4 +1,4 @@
-//! Memory per thing: how much more is resident after making many of them, in a process that did nothing else.
+//! Memory per item: the growth of resident memory after creating many of them, in a fresh process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use super::Memory;
 use super::floor::ARGUMENTS;
 use super::ours::{NoOp, Ours};
 
-/// How many things are made: enough that what the allocator rounds up does not matter.
+/// The number of items to create, large enough that rounding by the allocator does not matter.
 const COUNT: usize = 10_000;
 
-/// Bytes that one more thing of this kind takes.
+/// Returns the bytes that one more item of this kind takes.
 pub(super) fn measure(memory: Memory) -> Result<f64> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     runtime.block_on(async {
@@ -53,7 +53,7 @@ async fn all_running(ours: &Ours, count: usize) {
     }
 }
 
-/// The floor: a task that holds its parsed arguments and a timer.
+/// Measures the floor: a task that holds its parsed arguments and a timer.
 async fn of_tasks() -> Result<f64> {
     let spawn = |_| {
         tokio::spawn(async {

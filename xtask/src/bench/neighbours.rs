@@ -1,5 +1,5 @@
-//! How long a call takes in a sandbox whose neighbour does its worst: alone, and beside a bomb that is held to the limits a call has
-//! by default.
+//! Benchmark of noisy neighbours: how long a call takes alone, and beside another sandbox that runs a bomb under the
+//! default limits of a call.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use super::table::{Figure, Goal, Row};
 
 const ALONE: &str = "alone";
 
-/// How many times as long as alone a neighbour's call may take, by the 95th percentile.
+/// The goal for the 95th percentile of a neighbour's call, as a multiple of the same call alone.
 const RATIO_MAX: f64 = 3.0;
 
 const BOMBS: [(&str, &str); 3] = [
@@ -35,7 +35,7 @@ os._exit(1)'",
     ("a call beside a flood of output, p95", "exec timeout 3 cat /dev/zero"),
 ];
 
-/// A row for each bomb.
+/// Returns a row for each bomb.
 pub(super) fn measure(quick: bool, runtime: &Runtime) -> Result<Vec<Row>> {
     let workspace = tempfile::tempdir()?;
     let native = Native::new(NativeOptions { spares: 0, ..NativeOptions::default() });
@@ -57,7 +57,7 @@ pub(super) fn measure(quick: bool, runtime: &Runtime) -> Result<Vec<Row>> {
     rows.into_iter().collect()
 }
 
-/// The neighbour's calls while the bomb goes off again and again.
+/// Measures the neighbour's calls while the bomb runs again and again.
 async fn beside(samples: usize, executor: &Executor, script: &'static str) -> Result<Spread> {
     let over = Arc::new(AtomicBool::new(false));
     let bombing = tokio::spawn({
@@ -67,12 +67,12 @@ async fn beside(samples: usize, executor: &Executor, script: &'static str) -> Re
                 let mut bomb = call("Bomb", Some("bomber"));
                 bomb.arguments = Arc::new(json!({"script": script}));
                 let limits = ResourceLimits::DEFAULT;
-                // However it ends: that is for the tests.
+                // The outcome does not matter here: the tests check it.
                 executor.call(bomb.with(Options { limits, ..Options::default() })).await;
             }
         }
     });
-    // It should be at work.
+    // Give the bomb time to start.
     tokio::time::sleep(Duration::from_millis(300)).await;
     let sampled = sampled(samples, executor).await;
     over.store(true, Ordering::Relaxed);
@@ -80,7 +80,7 @@ async fn beside(samples: usize, executor: &Executor, script: &'static str) -> Re
     sampled
 }
 
-/// How long calls in the neighbour's sandbox take.
+/// Measures how long calls in the neighbour's sandbox take.
 async fn sampled(samples: usize, executor: &Executor) -> Result<Spread> {
     let call = call("True", Some("neighbour"));
     executor.call(call.clone()).await;

@@ -1,4 +1,4 @@
-//! The same call through the executor, with everything on: validation, policy, slots, clocks, events, journal.
+//! The same call through the executor with all features on: validation, policy, slots, timeouts, events, journal.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -15,7 +15,7 @@ use wieldy_core::{
 
 use super::floor::{ARGUMENTS, schema};
 
-/// An executor and the calls that are put to it.
+/// An executor, and the calls to make with it.
 pub(super) struct Ours {
     pub(super) executor: Executor,
     caller: Arc<Caller>,
@@ -30,13 +30,13 @@ struct Answer<'a> {
 }
 
 impl Ours {
-    /// An executor with so many tools that do nothing. Ten of them are called in turn, evenly spread, so that only the
-    /// size of the registry differs between two executors, and not what the processor has in its caches.
+    /// Makes an executor with this many tools that do nothing. Ten of them, evenly spread, are called in turn, so that
+    /// two executors differ only in the size of the registry and not in what the processor caches.
     pub(super) fn new(count: usize) -> Self {
         Self::with_tools((0..count).map(|number| NoOp { name: tool_name(number), waits: false }))
     }
 
-    /// An executor with one tool that runs until it is stopped.
+    /// Makes an executor with one tool that runs until it is stopped.
     pub(super) fn waiting() -> Self {
         Self::with_tools([NoOp { name: tool_name(0), waits: true }])
     }
@@ -45,7 +45,7 @@ impl Ours {
         let tools: Vec<SharedTool> = tools.into_iter().map(|tool| Arc::new(tool) as SharedTool).collect();
         let count = tools.len();
         let mut builder = Executor::builder().tools(tools);
-        // Wide enough that nobody waits: the price of the machinery is measured, not the length of a queue.
+        // The limits are high enough that no call waits: the benchmark measures the machinery, not a queue.
         builder.limits =
             Limits { calls_running_max: u32::MAX, calls_running_per_agent_max: u32::MAX, ..Limits::default() };
         let executor = builder.build().expect("the tools have good names and schemas");
@@ -54,26 +54,26 @@ impl Ours {
         Self { executor, caller: Arc::new(Caller::local()), tools, next: Cell::new(0) }
     }
 
-    /// One call, from the model's text to the text of the answer.
+    /// Makes one call, from the model's text to the text of the answer.
     pub(super) async fn call(&self) -> String {
         let result = self.executor.call(self.parsed_call()).await;
         answer(&result)
     }
 
-    /// One call, and its whole result as the command line prints it.
+    /// Makes one call and returns its whole result as the command line prints it.
     pub(super) async fn call_for_result(&self) -> String {
         let result = self.executor.call(self.parsed_call()).await;
         serde_json::to_string(&result).expect("plain data")
     }
 
-    /// One call as a task of the executor.
+    /// Makes one call as a task of the executor.
     pub(super) async fn call_spawned(&self) -> String {
         let id = self.executor.spawn(self.parsed_call());
         let result = self.executor.wait(id, &self.caller).await.expect("it was just begun");
         answer(&result)
     }
 
-    /// One call as a task of the executor, followed by somebody from the first event to the last.
+    /// Makes one call as a task of the executor, with an observer from the first event to the last.
     pub(super) async fn call_observed(&self) -> String {
         let id = self.executor.spawn(self.parsed_call());
         let mut observer = self.executor.observe(id, &self.caller);
@@ -84,7 +84,7 @@ impl Ours {
         answer(&result)
     }
 
-    /// A hundred calls in one parallel batch, and all their answers.
+    /// Makes a hundred calls in one parallel batch, and collects all answers.
     pub(super) async fn hundred_in_a_batch(&self) -> usize {
         let mut batch = Batch::new((0..100).map(|_| self.parsed_call()));
         batch.mode = BatchMode::Parallel;
@@ -93,7 +93,7 @@ impl Ours {
         result.results.iter().map(|result| answer(result).len()).sum()
     }
 
-    /// One call that does not end, for whoever wants to hold it.
+    /// Makes one call that never ends. The caller decides how long to keep it.
     pub(super) fn endless_call(&self) -> impl Future<Output = ToolResult> + Send + 'static {
         let (executor, call) = (self.executor.clone(), self.parsed_call());
         async move { executor.call(call).await }
@@ -121,14 +121,14 @@ fn tool_name(number: usize) -> String {
     format!("no_op_{number}")
 }
 
-/// A tool that does nothing with its arguments, at once or for ever.
+/// A tool that ignores its arguments and either returns at once or never ends.
 pub(super) struct NoOp {
     name: String,
     waits: bool,
 }
 
 impl NoOp {
-    /// The tool of this number.
+    /// Returns the tool with this number.
     pub(super) fn numbered(number: usize) -> Self {
         Self { name: tool_name(number), waits: false }
     }
@@ -152,12 +152,12 @@ impl AnyTool for NoOp {
     }
 }
 
-/// A tool that runs until it is stopped.
+/// Returns a tool that runs until it is stopped.
 pub(super) fn waiting() -> impl AnyTool {
     NoOp { name: tool_name(0), waits: true }
 }
 
-/// A tool that does nothing.
+/// Returns a tool that does nothing.
 pub(super) fn no_op() -> impl AnyTool {
     NoOp { name: tool_name(0), waits: false }
 }

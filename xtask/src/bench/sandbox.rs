@@ -1,5 +1,5 @@
-//! The sandbox: from the start to the end of `/bin/true`, through the whole engine, with output captured and use metered; against
-//! a plain fork and exec of the same program, and against other sandboxes that are installed.
+//! Benchmark of the sandbox: from the start to the end of `/bin/true`, through the whole engine, with captured output
+//! and metered usage; compared with a plain fork and exec of the same program, and with other installed sandboxes.
 
 use std::process::{Command as Process, Stdio};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const WARM_TWO: &str = "calls in two sessions at once";
 
 pub(super) const PROGRAM: &str = "/bin/true";
 
-/// Measures everything and says how it compares with the goals.
+/// Measures all rows and compares them with the goals.
 pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     let bubblewrap = bubblewrap();
     if bubblewrap.is_none() {
@@ -86,7 +86,7 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
         ours: per_second(two.spread(WARM_TWO).p50),
         floor: Some((FORK_TWO, per_second(two.spread(FORK_TWO).p50))),
         ratio: Some(two.ratio(WARM_TWO, FORK_TWO)),
-        // As long as 1/0.9 of it: at least nine tenths of its rate.
+        // At most 1/0.9 of its time: at least nine tenths of its rate.
         goal: Some(Goal::RatioAtMost(1.11)),
     });
     rows.push(runtime.block_on(idle_memory())?);
@@ -99,7 +99,7 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Calls for ever so long, for a profiler to look at; each in a new sandbox if `cold`.
+/// Makes calls for this long, for a profiler; each in a new sandbox if `cold`.
 pub(super) fn spin(duration: Duration, cold: bool) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let subject = Subject::new(&runtime)?;
@@ -148,19 +148,19 @@ impl<'a> Subject<'a> {
         self.runtime.block_on(async move { tokio::spawn(repeat(times, executor, call)).await.expect("no call panics") })
     }
 
-    /// Waits before each call, off the clock, until what should be there ahead is there.
+    /// Waits before each call, outside the measured time, until the pre-warmed processes exist.
     fn repeat_ready(&self, times: u64, executor: &Executor, ready: impl Fn() -> usize) -> Duration {
         let mut total = Duration::ZERO;
         for _ in 0..times {
-            // The first call of all finds nothing, and sets it off.
+            // The first call finds none and triggers their creation.
             if ready() == 0 {
                 self.repeat(1, executor, None);
             }
             while ready() == 0 {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            // Whatever is cleared away after the call before should not be measured with this one; nor should it be how long a
-            // processor takes to wake up, since the floor's never sleeps.
+            // Keep the cleanup after the previous call out of the measurement. Spinning keeps the processor awake, as
+            // in the floor, which never sleeps.
             let waited = Instant::now();
             while waited.elapsed() < Duration::from_millis(15) {
                 std::hint::spin_loop();
@@ -182,7 +182,7 @@ impl<'a> Subject<'a> {
         began.elapsed()
     }
 
-    /// How much more memory this process has while a program prints 10 GB.
+    /// Measures how much this process grows while a program prints 10 GB.
     fn flood(&self, runtime: &Runtime) -> Result<Row> {
         let before = status_bytes("self", "VmHWM:")?;
         let call = call("Flood", Some("flood"));
@@ -205,10 +205,10 @@ pub(super) fn executor(workspace: &std::path::Path, sandbox: impl Sandbox) -> Re
     let mut builder = Executor::builder().sandbox(sandbox);
     builder.isolation = isolation;
     builder.workspace = workspace.canonicalize()?;
-    // Half a processor, the default, would be measured instead of us.
+    // The default of half a processor would be measured instead of wieldy.
     builder.resource_limits = ResourceLimits { cpu_millicores: Some(2000), ..ResourceLimits::DEFAULT };
     builder.timeout = Duration::from_secs(300);
-    // As the command line does: what is too large for a result goes to disk.
+    // As on the command line, output that is too large for a result goes to disk.
     builder.artifacts = Arc::new(wieldy::FolderArtifacts::open(&workspace.join("artifacts"))?);
     let spec = |name| ToolSpec::new(name, "A program.").timeout(Duration::from_secs(300));
     let run_true =
@@ -280,12 +280,12 @@ pub(super) fn by_hand(program: &str, arguments: &[String]) {
 fn command(program: &str, arguments: &[String]) -> Process {
     let mut command = Process::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // The environment that our commands get: cargo's own has a search path for libraries, which every program would go through.
+    // The environment that our commands get. Cargo's own has a library search path, which every program would search.
     command.env_clear().env("PATH", "/usr/bin:/bin");
     command
 }
 
-/// How bubblewrap is told to do about the same, if it works here.
+/// Returns the arguments that make bubblewrap do about the same, if it works here.
 fn bubblewrap() -> Option<Vec<String>> {
     let words = "--unshare-all --die-with-parent --new-session --ro-bind /usr /usr --symlink usr/bin /bin --symlink usr/lib /lib \
                  --symlink usr/lib64 /lib64 --ro-bind /etc /etc --proc /proc --dev /dev --tmpfs /tmp /bin/true";
@@ -293,7 +293,7 @@ fn bubblewrap() -> Option<Vec<String>> {
     command("bwrap", &arguments).status().is_ok_and(|status| status.success()).then_some(arguments)
 }
 
-/// What an idle sandbox takes: the memory that its own processes share with nobody, and what we keep for it.
+/// Measures an idle sandbox: the private memory of its processes, and what this process stores for it.
 async fn idle_memory() -> Result<Row> {
     const COUNT: u64 = 50;
     let workspace = tempfile::tempdir()?;
@@ -316,8 +316,8 @@ async fn idle_memory() -> Result<Row> {
     })
 }
 
-/// Compares a session's call after a pause, for which placeholders are put up again, with one in a workspace that has all
-/// those names and needs none.
+/// Compares a session's call after a pause, which creates the placeholders again, with one in a workspace that has all
+/// those names and needs no placeholder.
 async fn after_a_pause(rounds: usize) -> Result<Row> {
     const PAUSE: Duration = Duration::from_millis(2200);
     const NONE: &str = "after a pause, without placeholders";
@@ -327,7 +327,8 @@ async fn after_a_pause(rounds: usize) -> Result<Row> {
     let once = |executor: &Executor| repeat(1, executor.clone(), call("True", Some("pause")));
     once(&held).await;
     let names = placeholders(empty.path())?;
-    // A workspace may be no bare repository, or must be one whose settings are protected: this one has all of their names.
+    // wieldy keeps a workspace from becoming a bare repository, or protects the settings of one. This one has all those
+    // names.
     let bare = ["HEAD", "objects", "refs", "config", "config.worktree", "commondir", "hooks"].map(Into::into);
     for path in names.iter().chain(&bare).map(|name| full.path().join(name)) {
         std::fs::write(path, "taken\n")?;
@@ -346,7 +347,8 @@ async fn after_a_pause(rounds: usize) -> Result<Row> {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        // A processor that slept through the pause should not make the first of them slower in every round.
+        // The order alternates, so that a processor that wakes up from the pause does not slow down the same one in
+        // every round.
         let (first, second) = if round % 2 == 0 { (&held, &plain) } else { (&plain, &held) };
         let (one, two) = (once(first).await, once(second).await);
         let (ours, floor) = if round % 2 == 0 { (one, two) } else { (two, one) };
@@ -364,13 +366,13 @@ async fn after_a_pause(rounds: usize) -> Result<Row> {
     })
 }
 
-/// Returns the names in a workspace that are there only as placeholders.
+/// Returns the names in a workspace that exist only as placeholders.
 fn placeholders(workspace: &std::path::Path) -> Result<Vec<std::ffi::OsString>> {
     let entries = std::fs::read_dir(workspace)?.flatten();
     Ok(entries.filter(|entry| wieldy_sandbox::is_placeholder(&entry.path())).map(|entry| entry.file_name()).collect())
 }
 
-/// Compares the call of a new session after many other sessions with that of the first ones: clients that open a session
+/// Compares a call of a new session after many other sessions with those of the first ones. Clients that open a session
 /// for each call must not slow anything down by the sandboxes that they leave behind.
 async fn sessions_in_a_row(count: usize) -> Result<Row> {
     let workspace = tempfile::tempdir()?;
@@ -394,7 +396,7 @@ async fn sessions_in_a_row(count: usize) -> Result<Row> {
     })
 }
 
-/// What the processes of all our sandboxes have for themselves.
+/// Returns the private memory of the processes of all our sandboxes.
 fn private_bytes() -> Result<u64> {
     let mut total = 0;
     for process in std::fs::read_dir("/proc")?.flatten() {

@@ -1,5 +1,5 @@
-//! The first start of nine MCP servers that package managers fetch: from the import of a client's file until the tools of all
-//! nine are listed, through wieldy and without it. Every round begins with empty caches.
+//! Benchmark of the first start of nine MCP servers that package managers fetch: from the import of a client's file
+//! until the tools of all nine are listed, with wieldy and without it. Every round begins with empty caches.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use super::harness::spread_of;
 use super::table::{Figure, Goal, Row};
 
-/// The servers: name, package manager, arguments. `WORKSPACE` stands for a folder.
+/// The servers: name, package manager, arguments. `WORKSPACE` is replaced by a folder.
 const SERVERS: [(&str, &str, &[&str]); 9] = [
     ("everything", "npx", &["-y", "@modelcontextprotocol/server-everything@2026.8.31", "stdio"]),
     ("files", "npx", &["-y", "@modelcontextprotocol/server-filesystem@2026.8.31", "WORKSPACE"]),
@@ -33,7 +33,7 @@ const LIST_CHANGED: &str = "notifications/tools/list_changed";
 /// The longest time that one start of all servers may take.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Variables by which package managers reach their registries on this machine.
+/// Environment variables with which package managers reach their registries on this machine.
 const REGISTRY_VARIABLES: [&str; 9] = [
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
@@ -51,7 +51,7 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     let rounds = if quick { 3 } else { 10 };
     let (mut direct, mut ours) = (Vec::new(), Vec::new());
     for round in 0..rounds {
-        // Each round begins with the other one, so that neither always finds the network warm.
+        // The order alternates, so that neither side always finds the network warm.
         for side in [round % 2, 1 - round % 2] {
             let room = Room::new()?;
             let took = if side == 0 { room.start_directly() } else { room.start_by_wieldy() };
@@ -71,7 +71,7 @@ pub(super) fn measure(quick: bool) -> Result<Vec<Row>> {
     }])
 }
 
-/// A home without caches, and a workspace.
+/// A home folder without caches, and a workspace.
 struct Room {
     folder: tempfile::TempDir,
     programs: PathBuf,
@@ -97,7 +97,7 @@ impl Room {
         command.env_clear().env("PATH", format!("{}:{path}", self.programs.display())).env("HOME", self.path("home"));
         command.envs(REGISTRY_VARIABLES.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.current_dir(self.path("workspace")).stdin(Stdio::piped()).stdout(Stdio::piped());
-        // Kept for the error message of a server that does not come up.
+        // Stored for the error message if a server does not start.
         command.stderr(File::options().create(true).append(true).open(self.path("stderr"))?);
         Ok(command)
     }
@@ -122,7 +122,7 @@ impl Room {
         Ok(began.elapsed())
     }
 
-    /// Imports the file of the nine, starts `wieldy mcp`, and lists tools until those of all nine are there.
+    /// Imports the file with the nine servers, starts `wieldy mcp`, and lists tools until those of all nine are there.
     fn start_by_wieldy(&self) -> Result<Duration> {
         let server = |(name, manager, arguments): &(&str, &str, &[&str])| {
             let command = self.programs.join(manager);
@@ -159,18 +159,18 @@ impl Room {
     }
 }
 
-/// An MCP server on standard input and output. It is killed with all its children when this is dropped.
+/// An MCP server on standard input and output. It is killed with all its children on drop.
 struct Peer {
     process: Child,
     write: ChildStdin,
     messages: Receiver<Value>,
     asked: u64,
-    /// The list of tools changed since it was last asked for.
+    /// True if the list of tools changed since it was last requested.
     has_changed: bool,
 }
 
 impl Peer {
-    /// Starts a server and begins a session without waiting for the answer.
+    /// Starts a server and sends `initialize` without waiting for the answer.
     fn start(mut command: Command) -> Result<Self> {
         use std::os::unix::process::CommandExt;
         let mut process = command.process_group(0).spawn().with_context(|| format!("cannot start {command:?}"))?;
@@ -193,7 +193,7 @@ impl Peer {
         writeln!(self.write, "{message}").context("the server reads no more")
     }
 
-    /// Asks for the tools, after the handshake where that is not over yet.
+    /// Requests the list of tools, after the handshake if that is not complete yet.
     fn list_tools(&mut self, began: Instant) -> Result<Vec<Value>> {
         if self.asked == 0 {
             self.wait_for(began, |message| message["id"] == 0)?;

@@ -1,4 +1,4 @@
-//! What a benchmark prints: ours, the floor, the ratio, the goal, met or not.
+//! The table that a benchmark prints: ours, the floor, the ratio, the goal, met or not.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use super::harness::{Measured, Spread};
 pub(super) struct Row {
     pub(super) name: String,
     pub(super) ours: Figure,
-    /// What it is compared with, by name.
+    /// The name and figure that it is compared with.
     pub(super) floor: Option<(&'static str, Figure)>,
     pub(super) ratio: Option<f64>,
     pub(super) goal: Option<Goal>,
@@ -18,25 +18,25 @@ pub(super) struct Row {
 /// A figure with its unit.
 #[derive(Clone, Copy)]
 pub(super) enum Figure {
-    /// Nanoseconds: the spread over the rounds.
+    /// The spread over the rounds, in nanoseconds.
     Time(Spread),
     PerSecond(f64),
     Bytes(f64),
 }
 
-/// What we aim at.
+/// A goal of a row.
 #[derive(Clone, Copy)]
 pub(super) enum Goal {
     RatioAtMost(f64),
     PerSecondAtLeast(f64),
     BytesAtMost(f64),
     RatioAtLeast(f64),
-    /// Nanoseconds, of the 95th percentile.
+    /// The largest 95th percentile, in nanoseconds.
     TimeAtMost(f64),
 }
 
 impl Row {
-    /// A row that compares two contestants of one measurement.
+    /// Makes a row that compares two contestants of one measurement.
     pub(super) fn timed(measured: &Measured, name: &'static str, floor: &'static str, goal: Option<f64>) -> Self {
         Self {
             name: name.to_owned(),
@@ -47,7 +47,7 @@ impl Row {
         }
     }
 
-    /// Whether the goal is met, where there is one.
+    /// Returns true if the goal is met, `None` without a goal.
     pub(super) fn met(&self) -> Option<bool> {
         self.goal.map(|goal| match (goal, self.ours) {
             (Goal::RatioAtMost(max), _) => self.ratio.is_some_and(|ratio| ratio <= max),

@@ -1,4 +1,4 @@
-//! Rules about the documents, and about what code and documents must agree on.
+//! Rules about the documents, and about the agreement of code and documents.
 
 use super::lex::line_of;
 use super::{File, Problem, Tree};
@@ -7,7 +7,7 @@ const ERROR_CODES: &str = "crates/wieldy-core/src/error.rs";
 const EVENT_NAMES: &str = "crates/wieldy-core/src/event.rs";
 const EVENTS_PAGE: &str = "docs/reference/events.md";
 
-/// No file names a folder of somebody's machine.
+/// Checks that no file names a folder of a developer's machine.
 pub(super) fn no_machine_path(tree: &Tree) -> Vec<Problem> {
     // In pieces, so that this file passes its own rule.
     let folders = ["root", "home", "work"].map(|folder| format!("/{folder}/"));
@@ -15,11 +15,10 @@ pub(super) fn no_machine_path(tree: &Tree) -> Vec<Problem> {
     for file in &tree.files {
         for folder in &folders {
             for (at, _) in file.text.match_indices(folder.as_str()) {
-                // After a name it is the middle of another path.
+                // After a name it is in the middle of another path.
                 let before = file.text[..at].chars().next_back();
-                // Ada lives in our examples.
                 let user = &file.text[at + folder.len()..];
-                // A person of the examples, and the user of a sandbox.
+                // Ada is the person of the examples, `agent` the user of a sandbox.
                 let is_example = user.starts_with("ada") || user.starts_with("agent");
                 if !is_example && !before.is_some_and(|c| c.is_alphanumeric() || "_-./~*}])".contains(c)) {
                     let message = format!("`{folder}…` is a path of somebody's machine");
@@ -31,7 +30,7 @@ pub(super) fn no_machine_path(tree: &Tree) -> Vec<Problem> {
     problems
 }
 
-/// A relative link leads to a file or folder of the repository.
+/// Checks that every relative link leads to a file or folder of the repository.
 pub(super) fn links_resolve(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
     for file in tree.matching("", ".md") {
@@ -52,7 +51,7 @@ pub(super) fn links_resolve(tree: &Tree) -> Vec<Problem> {
     problems
 }
 
-/// Every error code has a page that tells its name, every page a code, and the index knows them all.
+/// Checks that every error code has a page with its name, every page a code, and that the index lists them all.
 pub(super) fn a_page_per_error_code(tree: &Tree) -> Vec<Problem> {
     let source = match tree.require(ERROR_CODES) {
         Ok(source) => source,
@@ -86,7 +85,7 @@ pub(super) fn a_page_per_error_code(tree: &Tree) -> Vec<Problem> {
     problems
 }
 
-/// Every event's name is in the reference.
+/// Checks that the reference contains the name of every event.
 pub(super) fn every_event_is_documented(tree: &Tree) -> Vec<Problem> {
     let (source, page) = match (tree.require(EVENT_NAMES), tree.require(EVENTS_PAGE)) {
         (Ok(source), Ok(page)) => (source, page),
@@ -108,12 +107,12 @@ pub(super) fn every_event_is_documented(tree: &Tree) -> Vec<Problem> {
     problems
 }
 
-/// The guide's index links every page of the guide.
+/// Checks that the guide's index links every page of the guide.
 pub(super) fn the_guide_links_its_pages(tree: &Tree) -> Vec<Problem> {
     every_page_is_linked(tree, "docs/guide/")
 }
 
-/// Decision records are `NNNN-title.md`, one per number, and their index links them all.
+/// Checks that decision records are `NNNN-title.md`, one per number, and that their index links them all.
 pub(super) fn decisions_are_numbered_and_listed(tree: &Tree) -> Vec<Problem> {
     const FOLDER: &str = "docs/decisions/";
     let mut problems = every_page_is_linked(tree, FOLDER);
@@ -130,7 +129,7 @@ pub(super) fn decisions_are_numbered_and_listed(tree: &Tree) -> Vec<Problem> {
     problems
 }
 
-/// What changes for users is written down as it happens.
+/// Checks that the changelog has a section for unreleased changes.
 pub(super) fn the_changelog_has_an_unreleased_section(tree: &Tree) -> Vec<Problem> {
     let text = match tree.require("CHANGELOG.md") {
         Ok(text) => text,
@@ -152,7 +151,8 @@ fn every_page_is_linked(tree: &Tree, folder: &str) -> Vec<Problem> {
     missing.map(|file| Problem::new(&index, 0, format!("`{}` is not linked", file.path))).collect()
 }
 
-/// The error codes in the source of core: line, code and name. They stand there as `… = "E3103", "TIMEOUT", …`.
+/// Returns the line, code and name of each error code in the source of core. Each is written as `… = "E3103",
+/// "TIMEOUT", …`.
 fn error_codes(source: &str) -> Vec<(usize, &str, &str)> {
     let mut codes = Vec::new();
     for (index, line) in source.lines().enumerate() {
@@ -175,7 +175,7 @@ fn is_event_name(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'.' || byte == b'_')
 }
 
-/// The links `[text](target)` of a page outside of code, with their lines.
+/// Returns the links `[text](target)` of a page with their lines, without those in code.
 fn links(markdown: &str) -> Vec<(usize, String)> {
     let mut links = Vec::new();
     let mut in_block = false;
@@ -186,7 +186,7 @@ fn links(markdown: &str) -> Vec<(usize, String)> {
         if in_block {
             continue;
         }
-        // Between backticks nothing is a link; the even pieces are outside of them.
+        // Text between backticks has no links; the even pieces are outside of them.
         let prose: String =
             line.split('`').enumerate().map(|(piece, text)| if piece % 2 == 0 { text } else { "x" }).collect();
         for after in prose.split("](").skip(1) {
@@ -199,7 +199,7 @@ fn links(markdown: &str) -> Vec<(usize, String)> {
     links
 }
 
-/// Where a relative link leads, from the root; nothing where it leaves the repository.
+/// Returns the target of a relative link as a path from the root, or `None` if it leaves the repository.
 fn resolve(from: &str, target: &str) -> Option<String> {
     let target = target.split('#').next().unwrap_or_default();
     let mut parts: Vec<&str> = from.split('/').collect();

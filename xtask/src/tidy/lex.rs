@@ -1,6 +1,7 @@
-//! Just enough of Rust's lexing to tell code from comments, literals and tests.
+//! A minimal lexer for Rust that tells code from comments, literals and tests.
 
-/// The code with comments and the insides of literals turned into spaces; every line keeps its number and width.
+/// Returns the code with comments and the contents of literals replaced by spaces. Every line keeps its number and
+/// width.
 pub(super) fn code_of(text: &str) -> String {
     let characters: Vec<char> = text.chars().collect();
     let mut code = String::with_capacity(text.len());
@@ -16,7 +17,7 @@ pub(super) fn code_of(text: &str) -> String {
     code
 }
 
-/// Where the comment or literal that starts here ends, if one starts here.
+/// Returns the end of the comment or literal that starts here, if one does.
 fn token_end(characters: &[char], at: usize) -> Option<usize> {
     let rest = &characters[at..];
     let within_word = at > 0 && is_word(characters[at - 1]);
@@ -28,7 +29,7 @@ fn token_end(characters: &[char], at: usize) -> Option<usize> {
             raw_string(rest).map(|length| at + length)
         }
         ['\'', '\\', ..] => Some(at + 1 + quoted(&rest[1..], '\'')),
-        // Anything else after a quote is a lifetime.
+        // Any other text after a quote is a lifetime.
         ['\'', character, '\'', ..] if *character != '\'' => Some(at + 3),
         _ => None,
     }
@@ -47,7 +48,7 @@ fn block_comment(rest: &[char]) -> usize {
     rest.len()
 }
 
-/// The length of a quoted text up to and with its closing quote.
+/// Returns the length of a quoted text, including its closing quote.
 fn quoted(rest: &[char], quote: char) -> usize {
     let mut at = 0;
     while at < rest.len() {
@@ -75,7 +76,7 @@ fn raw_string(rest: &[char]) -> Option<usize> {
     Some(closing.map_or(rest.len(), |at| at + 1 + hashes))
 }
 
-/// The code, as [`code_of`] gives it, without what stands under `#[cfg(test)]`.
+/// Returns the code, as [`code_of`] returns it, without the items under `#[cfg(test)]`.
 pub(super) fn without_tests(code: &str) -> String {
     const MARK: &str = "#[cfg(test)]";
     let mut kept = String::with_capacity(code.len());
@@ -90,7 +91,8 @@ pub(super) fn without_tests(code: &str) -> String {
     kept
 }
 
-/// The length of the item that `code` starts with: up to its closing brace, or to a semicolon outside of all braces.
+/// Returns the length of the item at the start of `code`: up to its closing brace, or to a semicolon outside of all
+/// braces.
 pub(super) fn item_length(code: &str) -> usize {
     let mut depth = 0_usize;
     for (at, character) in code.char_indices() {
@@ -108,7 +110,7 @@ pub(super) fn item_length(code: &str) -> usize {
     code.len()
 }
 
-/// Where `word` stands in `code` as a word of its own: the byte positions.
+/// Returns the byte positions of `word` in `code`, where it is a whole word.
 pub(super) fn words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usize> + 'a {
     code.match_indices(word).map(|(at, _)| at).filter(move |at| {
         let before = code[..*at].chars().next_back();
@@ -117,7 +119,7 @@ pub(super) fn words<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = us
     })
 }
 
-/// The number, from 1, of the line in which this byte stands.
+/// Returns the number, from 1, of the line with this byte.
 pub(super) fn line_of(text: &str, at: usize) -> usize {
     text[..at].matches('\n').count() + 1
 }

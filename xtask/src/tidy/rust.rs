@@ -3,19 +3,19 @@
 use super::lex::{code_of, item_length, line_of, without_tests, words};
 use super::{File, Problem, Tree};
 
-/// How many lines that are not blank a file may have, its tests not counted, before somebody says why.
+/// The maximal number of non-blank lines in a file without a reason, not counting its tests.
 const FILE_LINES_MAX: usize = 500;
 
-/// How many lines a function may have before somebody says why.
+/// The maximal number of lines in a function without a reason.
 const FUNCTION_LINES_MAX: usize = 70;
 
-/// Files that may be longer, and why.
+/// Files that may be longer, each with the reason.
 const LONG_FILES: &[(&str, &str)] = &[];
 
-/// Functions that may be longer, by file and name, and why.
+/// Functions that may be longer, by file and name, each with the reason.
 const LONG_FUNCTIONS: &[(&str, &str, &str)] = &[];
 
-/// `unsafe` stands only in the files of `wieldy-sandbox` that are there for it, and in attacks.
+/// Checks that `unsafe` is used only in the system files of `wieldy-sandbox` and in attacks.
 pub(super) fn unsafe_only_in_the_sandbox(tree: &Tree) -> Vec<Problem> {
     let home = |path: &str| {
         let is_system = path.ends_with("/sys.rs") || path.ends_with("/sys_landlock.rs");
@@ -29,7 +29,7 @@ pub(super) fn unsafe_only_in_the_sandbox(tree: &Tree) -> Vec<Problem> {
     })
 }
 
-/// A test that does not run tells nothing.
+/// Checks that no test is ignored.
 pub(super) fn no_ignored_test(tree: &Tree) -> Vec<Problem> {
     each_place(tree, |file| {
         let code = code_of(&file.text);
@@ -38,7 +38,7 @@ pub(super) fn no_ignored_test(tree: &Tree) -> Vec<Problem> {
     })
 }
 
-/// Nothing half done is committed.
+/// Checks that no unfinished code is committed.
 pub(super) fn nothing_unfinished(tree: &Tree) -> Vec<Problem> {
     each_place(tree, |file| {
         let code = code_of(&file.text);
@@ -50,7 +50,8 @@ pub(super) fn nothing_unfinished(tree: &Tree) -> Vec<Problem> {
     })
 }
 
-/// `expect` states the fact that makes it safe; `unwrap` states nothing.
+/// Checks that code outside of tests has no `unwrap`. `expect` states the fact that makes it safe; `unwrap` states
+/// nothing.
 pub(super) fn no_unwrap_outside_tests(tree: &Tree) -> Vec<Problem> {
     each_place(tree, |file| {
         let code = shipped_code(file);
@@ -59,7 +60,7 @@ pub(super) fn no_unwrap_outside_tests(tree: &Tree) -> Vec<Problem> {
     })
 }
 
-/// A file over its budget has a reason, and a reason has a file over its budget.
+/// Checks that a file over its budget has a reason, and that a file with a reason is over its budget.
 pub(super) fn no_long_file(tree: &Tree) -> Vec<Problem> {
     long_files(tree, LONG_FILES)
 }
@@ -81,7 +82,7 @@ fn long_files(tree: &Tree, reasons: &[(&str, &str)]) -> Vec<Problem> {
     problems
 }
 
-/// A function over its budget has a reason.
+/// Checks that a function over its budget has a reason.
 pub(super) fn no_long_function(tree: &Tree) -> Vec<Problem> {
     long_functions(tree, LONG_FUNCTIONS)
 }
@@ -95,7 +96,7 @@ fn long_functions(tree: &Tree, reasons: &[(&str, &str, &str)]) -> Vec<Problem> {
             let name = after.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
             let lines = code[at..at + item_length(&code[at..])].matches('\n').count() + 1;
             let has_reason = reasons.iter().any(|(path, function, _)| *path == file.path && *function == name);
-            // A nameless `fn` is a type of functions.
+            // `fn` without a name is a function pointer type.
             if !name.is_empty() && lines > FUNCTION_LINES_MAX && !has_reason {
                 let message = format!("`{name}` has {lines} lines, over {FUNCTION_LINES_MAX}: does it do one thing?");
                 problems.push(Problem::new(&file.path, line_of(&code, at), message));
@@ -105,17 +106,17 @@ fn long_functions(tree: &Tree, reasons: &[(&str, &str, &str)]) -> Vec<Problem> {
     problems
 }
 
-/// Whether the whole file is a test.
+/// Returns true if the whole file is a test.
 fn is_test_file(path: &str) -> bool {
     path.contains("/tests/") || path.ends_with("/tests.rs")
 }
 
-/// What ships of a file: no comments, no insides of literals, no tests.
+/// Returns the code that ships: no comments, no contents of literals, no tests.
 fn shipped_code(file: &File) -> String {
     if is_test_file(&file.path) { String::new() } else { without_tests(&code_of(&file.text)) }
 }
 
-/// For each line, whether it belongs to a test. A comment belongs to the code before it.
+/// Returns for each line whether it belongs to a test. A comment belongs to the code before it.
 fn test_lines(text: &str) -> Vec<bool> {
     let code = code_of(text);
     let shipped = without_tests(&code);
@@ -130,7 +131,8 @@ fn test_lines(text: &str) -> Vec<bool> {
     lines
 }
 
-/// A problem for each place that `look` finds in a Rust file; it gives the code, the byte positions and the message.
+/// Returns a problem for each place that `look` finds in a Rust file. `look` returns the code, the byte positions and
+/// the message.
 fn each_place(tree: &Tree, look: impl Fn(&File) -> (String, Vec<usize>, &'static str)) -> Vec<Problem> {
     let mut problems = Vec::new();
     for file in tree.matching("", ".rs") {

@@ -1,12 +1,12 @@
-//! Rules about the shape of the workspace: which crate may know which, and what every crate forbids itself.
+//! Rules about the shape of the workspace: the dependencies between crates, and the lints that every crate must have.
 
 use super::{Problem, Tree};
 
-/// The crates around the core. They know the core and not each other.
+/// The crates around the core. They depend on the core and not on each other.
 const RING: [&str; 7] =
     ["wieldy-sandbox", "wieldy-store", "wieldy-tools", "wieldy-mcp", "wieldy-flow", "wieldy-cluster", "wieldy-server"];
 
-/// The star: the core depends on no crate of ours, a ring crate on the core alone. Tests may use others.
+/// Checks the star: the core depends on none of our crates, a ring crate on the core alone. Tests may use others.
 pub(super) fn star(tree: &Tree) -> Vec<Problem> {
     let packages = tree.metadata["packages"].as_array().map(Vec::as_slice).unwrap_or_default();
     let ours: Vec<&str> = packages.iter().filter_map(|package| package["name"].as_str()).collect();
@@ -30,7 +30,8 @@ pub(super) fn star(tree: &Tree) -> Vec<Problem> {
     problems
 }
 
-/// Every crate forbids unsafe code, by the workspace's lints or its own; only `wieldy-sandbox` has others.
+/// Checks that every crate forbids unsafe code, in the workspace's lints or its own. Only `wieldy-sandbox` has lints
+/// that allow it.
 pub(super) fn lints(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
     let root_forbids = tree.file("Cargo.toml").is_some_and(|root| has(&root.text, "[workspace.lints.rust]", FORBID));
@@ -48,7 +49,7 @@ pub(super) fn lints(tree: &Tree) -> Vec<Problem> {
 
 const FORBID: &str = "unsafe_code = \"forbid\"";
 
-/// Whether a line that starts with `wanted` stands under the heading `section` of a manifest.
+/// Returns true if a line that starts with `wanted` is under the heading `section` of a manifest.
 fn has(manifest: &str, section: &str, wanted: &str) -> bool {
     let mut inside = false;
     manifest.lines().map(str::trim).any(|line| {

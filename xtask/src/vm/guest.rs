@@ -1,8 +1,9 @@
-//! What a machine needs whose tests talk to an agent of virtual machines: a root file system with the agent as its init, an empty disk for the
-//! workspace, and the modules for disks and for a virtual socket that leads back to the machine itself.
+//! The disks and kernel modules of a machine whose tests talk to the agent of virtual machines: a root file system with
+//! the agent as its init, an empty disk for the workspace, and the modules for disks and for a virtual socket that
+//! leads back to the machine itself.
 //!
-//! Under Firecracker the agent is the first process of the machine. Here it is the first of a namespace of processes, beside whoever talks to
-//! it; to the agent that is the same.
+//! Under Firecracker the agent is the first process of the machine. Here it is the first process of a PID namespace,
+//! beside the tests that talk to it; the agent cannot tell the difference.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,20 +14,20 @@ use anyhow::{Context, Result, bail};
 
 use super::libraries;
 
-/// Goes on in memory.
+/// The init script, which runs the tests in the initial file system in memory.
 pub(super) const INIT: &str = "#!/bin/busybox sh
 /bin/busybox --install -s /bin
 exec /tests
 ";
 
-/// Loads the modules and starts the agent.
+/// The commands that load the modules and start the agent.
 pub(super) const SETUP: &str = "for module in /modules/*; do insmod $module; done
 mkdir /guest
 mount -o ro /dev/vda /guest
 export WIELDY_TEST_GUEST=1
 unshare -m -p -f chroot /guest /sbin/wieldy-guest &";
 
-/// Disks, and virtual sockets.
+/// The modules for disks and for virtual sockets.
 pub(super) const MODULES: [&str; 3] = ["virtio_pci", "virtio_blk", "vsock_loopback"];
 
 /// The programs that commands find in the guest.

@@ -1,4 +1,4 @@
-//! The modules of the kernel that a machine loads, each after those that it needs.
+//! The kernel modules that a machine loads, each after those that it needs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use super::Archive;
 
-/// Puts these modules into the machine's memory with all that they need, named such that their order is that in which they are loaded.
+/// Adds these modules and their dependencies to the initial file system. Their file names sort in the order of loading.
 pub(super) fn add(archive: &mut Archive, folder: &Path, wanted: &[&str]) -> Result<()> {
     let packages = fs::read_dir(folder)?.flatten().map(|entry| entry.path());
     let mut modules = packages.map(|package| package.join("lib/modules")).filter(|modules| modules.is_dir());
@@ -15,7 +15,7 @@ pub(super) fn add(archive: &mut Archive, folder: &Path, wanted: &[&str]) -> Resu
     let mut files = Vec::new();
     collect(&modules, &mut files)?;
     let read = |name: &str| {
-        // Files are named with either of the two.
+        // File names use either `-` or `_`.
         let is_it = |path: &&PathBuf| path.file_stem().is_some_and(|it| it.to_string_lossy().replace('-', "_") == name);
         let path = files.iter().find(is_it).with_context(|| format!("the kernel has no module `{name}`"))?;
         fs::read(path).with_context(|| format!("cannot read `{}`", path.display()))
@@ -52,7 +52,7 @@ fn load(name: &str, read: &dyn Fn(&str) -> Result<Vec<u8>>, loaded: &mut Vec<(St
     Ok(())
 }
 
-/// The modules that this one says it depends on.
+/// Returns the modules that this one names as its dependencies.
 fn needs(module: &[u8]) -> Vec<String> {
     let mut texts = module.split(|byte| *byte == 0);
     let list = texts.find_map(|text| text.strip_prefix(b"depends=")).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! A disk with so much of this machine's system as tests of the sandbox need: the programs that their scripts call, Python, the tests
-//! and `wieldy` itself. It is taken from the machine as it is, so that nothing has to be downloaded.
+//! A disk with the part of this machine's system that tests of the sandbox need: the programs that their scripts call,
+//! Python, the tests and `wieldy` itself. The files are copied from this machine, so that nothing has to be downloaded.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use super::guest::make_file_system;
 use super::libraries;
 
-/// Moves to the disk and goes on there.
+/// The init script, which changes the root to the disk.
 pub(super) const INIT: &str = "#!/bin/busybox sh
 /bin/busybox --install -s /bin
 mount -t devtmpfs devtmpfs /dev
@@ -23,16 +23,17 @@ cp /tests /system/tests
 exec switch_root /system /tests
 ";
 
-/// Disks.
+/// The modules for disks.
 pub(super) const MODULES: [&str; 2] = ["virtio_pci", "virtio_blk"];
 
-/// The programs that tests and their scripts call. One that is not on this machine is not there either: tests that want it say so.
+/// The programs that tests and their scripts call. A program that is missing here is missing there, too, and tests that
+/// need it say so.
 const PROGRAMS: &str = "awk base64 bash basename cat chmod chown cp cut date dd df dirname du echo env expr fallocate false find flock getent \
     git grep head hostname id install kill ln ls mkdir mkfifo mknod mktemp mount mv nice nproc nsenter od perl printenv \
     printf prlimit ps pwd python3 readlink renice rm rmdir sed seq setpriv setsid sh sha256sum sleep sort stat stty su sync \
     sysctl tail taskset tee test timeout touch tr true truncate tty umount uname uniq unshare wc whoami xargs yes";
 
-/// The only folders that programs in a sandbox find theirs in, and so the only ones that we look into.
+/// The only folders where programs in a sandbox look for programs, and so the only ones to copy from.
 const PLACES: [&str; 2] = ["/usr/bin", "/usr/sbin"];
 
 /// Makes the disk.
@@ -67,7 +68,7 @@ pub(super) fn disk(folder: &Path, busybox: &Path, tests: &Path, command: &Path) 
         let from = Path::new("/etc").join(file);
         fs::copy(&from, root.join("etc").join(file)).with_context(|| format!("cannot copy `{}`", from.display()))?;
     }
-    // Something for attacks to take away.
+    // Files that attacks try to remove.
     for (file, text) in [("hostname", "machine\n"), ("resolv.conf", "nameserver 127.0.0.1\n")] {
         fs::write(root.join("etc").join(file), text)?;
     }
@@ -85,7 +86,7 @@ pub(super) fn disk(folder: &Path, busybox: &Path, tests: &Path, command: &Path) 
         programs.insert(real);
     }
     programs.extend(modules(&root)?);
-    // What `git init` begins with.
+    // The templates of `git init`.
     copy_modules(&root, Path::new("/usr/share/git-core/templates"), &mut Vec::new())?;
     for (program, place) in [(busybox, "usr/bin/busybox"), (tests, "it"), (command, "usr/bin/wieldy")] {
         fs::copy(program, root.join(place)).with_context(|| format!("cannot copy `{}`", program.display()))?;
@@ -105,7 +106,7 @@ pub(super) fn disk(folder: &Path, busybox: &Path, tests: &Path, command: &Path) 
     Ok(disk)
 }
 
-/// A path of this machine below that root, where `/bin`, `/lib` and the like are links into `/usr`.
+/// Returns the place of a path of this machine below `root`. `/bin`, `/lib` and the like are links into `/usr` there.
 fn inside(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
@@ -117,7 +118,7 @@ fn copy_into(root: &Path, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What Python and Perl import, as far as scripts do; returns those that are libraries.
+/// Copies the modules that the tests' Python and Perl scripts import; returns those that are libraries.
 fn modules(root: &Path) -> Result<Vec<PathBuf>> {
     const ASKED: [(&str, &str, &str); 2] = [
         ("/usr/bin/python3", "-c", "import os; print(os.path.dirname(os.__file__))"),
