@@ -1,4 +1,6 @@
-//! Validation: what the model sent becomes an [`Input`], the very bytes that policy judges, a person confirms and the tool gets.
+//! Validation: checks a model's arguments and turns them into an [`Input`].
+//!
+//! Policy, the confirming person and the tool all get exactly this [`Input`].
 
 use std::sync::Arc;
 
@@ -12,13 +14,13 @@ use crate::error::{CallError, Code};
 use crate::name::{did_you_mean, near_misses};
 use crate::schema::{Allowance, Measured, Schema, Spent, kind_of, measure, spend};
 
-/// How deep arguments may be nested.
+/// Maximum nesting depth of arguments.
 pub const ARGUMENTS_DEPTH_MAX: usize = 128;
-/// How large arguments may be, written as JSON.
+/// Maximum size of arguments in bytes, written as JSON.
 pub const ARGUMENTS_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// How many violations are reported at once.
+/// Maximum number of violations reported at once.
 const VIOLATIONS_MAX: usize = 50;
-/// The maximal number of correction rounds: a text that is read as JSON may need corrections itself.
+/// Maximum number of correction rounds. A string that was parsed as JSON may need corrections itself.
 const CORRECTIONS_MAX: usize = 16;
 
 /// The proof that arguments fit the tool's schema. Made only by [`Input::check`].
@@ -29,7 +31,8 @@ pub struct Input {
 }
 
 impl Input {
-    /// Checks arguments: fills in defaults, corrects what has one reading only, and reports every violation at once.
+    /// Checks arguments. Fills in defaults, corrects values that have exactly one other reading, and reports every
+    /// violation at once.
     pub(crate) fn check(
         execution: ExecutionId,
         schema: &Schema,
@@ -41,7 +44,7 @@ impl Input {
         Ok(checked.map(|value| Self { execution, value }))
     }
 
-    /// The arguments that will run.
+    /// Returns the arguments that the tool will get.
     pub fn value(&self) -> &Value {
         &self.value
     }
@@ -67,7 +70,7 @@ fn check(schema: &Schema, arguments: &Arc<Value>, size: Measured) -> Result<Arc<
         other => return Err(Violations::one("", format!("the arguments must be an object, not {}", kind_of(other)))),
     };
     let mut bytes_left = ARGUMENTS_BYTES_MAX.saturating_sub(size.bytes);
-    // Each round corrects what the one before laid open.
+    // A correction can reveal further errors, so each round checks again.
     for _ in 0..CORRECTIONS_MAX {
         complete(schema, schema.root(), &mut value, &mut bytes_left).ok_or_else(too_large)?;
         let corrections: Vec<_> = schema.errors(&value).iter().filter_map(correction).collect();
@@ -75,11 +78,11 @@ fn check(schema: &Schema, arguments: &Arc<Value>, size: Measured) -> Result<Arc<
             break;
         }
         let replaced = corrections.into_iter().filter(|(pointer, new)| replace(&mut value, pointer, new)).count();
-        // Nothing but nulls in lists, which cannot be left out: another round would find the same.
+        // Only nulls in lists are left, which cannot be removed. Another round would find the same.
         if replaced == 0 {
             break;
         }
-        let size = check_size(&value)?; // a text that was read as JSON may be deep itself
+        let size = check_size(&value)?; // a string that was parsed as JSON may itself be deep
         bytes_left = ARGUMENTS_BYTES_MAX.saturating_sub(size.bytes);
     }
     let errors = schema.errors(&value);
@@ -89,7 +92,7 @@ fn check(schema: &Schema, arguments: &Arc<Value>, size: Measured) -> Result<Arc<
     Err(Violations(errors.iter().take(VIOLATIONS_MAX).map(|error| Violation::of(error, schema)).collect()))
 }
 
-/// Refuses arguments that are too large or too deep to be looked at; cheap and safe for any value.
+/// Refuses arguments that are too large or too deep to process. Cheap and safe for any value.
 pub(crate) fn check_size(arguments: &Value) -> Result<Measured, Violations> {
     measure(arguments, ARGUMENTS_DEPTH_MAX, ARGUMENTS_BYTES_MAX).ok_or_else(too_large)
 }
@@ -100,7 +103,7 @@ pub(crate) fn too_large() -> Violations {
     Violations::one("", told)
 }
 
-/// The error of a call whose arguments cannot be checked at a bearable price.
+/// Returns the error for arguments whose check would cost too much work.
 pub(crate) fn too_costly() -> CallError {
     CallError::new(Code::ValidationFailed, "checking the arguments against the tool's input schema takes too much work")
         .suggest(
@@ -108,7 +111,7 @@ pub(crate) fn too_costly() -> CallError {
         )
 }
 
-/// Reads arguments as a model wrote them. Empty text counts as no arguments.
+/// Parses arguments as a model wrote them. Empty text counts as no arguments.
 pub fn parse_arguments(text: &str) -> Result<Value, Violations> {
     if text.len() > ARGUMENTS_BYTES_MAX {
         return Err(Violations::one("", format!("the arguments are too large: at most {ARGUMENTS_BYTES_MAX} bytes")));
@@ -119,17 +122,17 @@ pub fn parse_arguments(text: &str) -> Result<Value, Violations> {
     serde_json::from_str(text).map_err(|error| Violations::one("", format!("the arguments are not JSON: {error}")))
 }
 
-/// Everything that is wrong with some arguments.
+/// All violations of the input schema in one call's arguments.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.iter().map(|violation| violation.to_string()).collect::<Vec<_>>().join("; "))]
 pub struct Violations(pub Vec<Violation>);
 
-/// One thing that is wrong.
+/// One violation of the input schema.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Violation {
-    /// Where: a JSON pointer into the arguments.
+    /// The place of the violation: a JSON pointer into the arguments.
     pub pointer: String,
-    /// What; never the value itself, which may be a secret.
+    /// The description. It never contains the value itself, which may be a secret.
     pub message: String,
 }
 
@@ -182,15 +185,15 @@ impl Violation {
     }
 }
 
-/// The property names that stand beside the `additionalProperties` at `schema_path`.
+/// Returns the property names beside the `additionalProperties` keyword at `schema_path`.
 fn property_names<'a>(schema: &'a Schema, schema_path: &str) -> Vec<&'a str> {
     let parent = schema_path.rsplit_once('/').map_or("", |(parent, _)| parent);
     let properties = schema.root().pointer(parent).and_then(|parent| parent.get("properties"));
     properties.and_then(Value::as_object).map(|map| map.keys().map(String::as_str).collect()).unwrap_or_default()
 }
 
-/// Fills in defaults, and writes whole numbers without a fraction where the schema wants integers. Defaults take of
-/// `bytes_left`; `None` where that is not enough.
+/// Fills in defaults, and turns numbers such as `1.0` into integers if the schema wants integers. The size of defaults
+/// is subtracted from `bytes_left`. Returns `None` if they do not fit.
 fn complete(schema: &Schema, subschema: &Value, value: &mut Value, bytes_left: &mut usize) -> Option<()> {
     spend(1);
     let subschema = schema.resolve(subschema);
@@ -226,7 +229,8 @@ fn complete(schema: &Schema, subschema: &Value, value: &mut Value, bytes_left: &
     Some(())
 }
 
-/// The other reading of a value of the wrong type, if there is exactly one: where to put what; nothing means "leave it out".
+/// Returns the only other reading of a value of the wrong type, if there is exactly one: its JSON pointer and the new
+/// value. `None` as the new value means that the argument is left out.
 fn correction(error: &ValidationError<'_>) -> Option<(String, Option<Value>)> {
     let ValidationErrorKind::Type { kind } = error.kind() else { return None };
     let wanted: Vec<JsonType> = match kind {
@@ -261,7 +265,7 @@ fn correction(error: &ValidationError<'_>) -> Option<(String, Option<Value>)> {
     }
 }
 
-/// Puts `new` in the place that `pointer` names, or takes the place away; says whether it could.
+/// Replaces the value at `pointer`, or removes it if `new` is `None`. Returns true if that was possible.
 fn replace(value: &mut Value, pointer: &str, new: &Option<Value>) -> bool {
     if let Some(new) = new {
         return value.pointer_mut(pointer).is_some_and(|place| {
@@ -277,7 +281,7 @@ fn replace(value: &mut Value, pointer: &str, new: &Option<Value>) -> bool {
     }
 }
 
-/// JSON with sorted keys and no spaces: equal values give equal bytes.
+/// Writes JSON with sorted keys and no spaces, so that equal values give equal bytes.
 pub(crate) fn canonical(value: &Value, out: &mut Vec<u8>) {
     match value {
         Value::Object(map) => canonical_object(map, out),

@@ -1,7 +1,7 @@
-//! The journal: the one place that puts what happened in order.
+//! The journal: the one place that puts events in order.
 //!
-//! Every event goes through [`Recorder::append`], which gives it its number, hands it to the [`Journal`] and
-//! only then shows it to whoever listens. So the history and what listeners saw are the same, in the same order.
+//! Every event goes through [`Recorder::append`], which numbers it, hands it to the [`Journal`] and only then
+//! publishes it to subscribers. So the history and the subscribers have the same events in the same order.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,84 +19,85 @@ use crate::error::{CallError, Code};
 use crate::event::{Body, CallState, Event, Keyed, Subject};
 use crate::observe::Log;
 
-/// Keeps the history.
+/// A store for the history of all calls: an append-only log of events.
 pub trait Journal: Send + Sync + 'static {
-    /// Takes the event into the history, after all events before it. Returns at once. An event that is refused
+    /// Appends the event to the history, after all events before it. Returns at once. A refused event counts as if it
     /// never happened.
     fn append(&self, event: &Arc<Event>) -> Receipt;
 
-    /// Waits until the event of this number, and every one before it, would survive a crash. An error says that it
-    /// cannot be made safe for now; it was taken, and is written as soon as that is possible again.
+    /// Waits until the event of this number, and every event before it, would survive a crash. An error means that
+    /// the event cannot be made durable for now: it is accepted, and is written as soon as that is possible again.
     fn kept(&self, seq: u64) -> BoxFuture<'_, Result<(), JournalError>> {
         let _ = seq;
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// The number that the next event gets: one more than the last one taken.
+    /// Returns the number of the next event: one more than that of the last accepted event.
     fn next_seq(&self) -> u64;
 
-    /// Claims an idempotency key for a call, before the call runs. The claim ends with the closing event of the call, or
-    /// with the process. Returns without waiting for another call that holds the key. A journal that belongs to one executor
-    /// grants every claim, because the executor itself lets one call at a time have a key.
+    /// Claims an idempotency key for a call, before the call runs. The claim ends with the closing event of the call,
+    /// or with the process. Returns without waiting for another call that holds the key. A journal of a single executor
+    /// grants every claim, because the executor itself lets only one call at a time use a key.
     fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed, JournalError>> {
         let _ = claim;
         Box::pin(std::future::ready(Ok(Claimed::Granted)))
     }
 
-    /// What earlier executors left for this one; asked once, when the executor is built.
+    /// Returns the results and open calls of earlier executors. Called once, when the executor is built.
     fn remembered(&self) -> Remembered {
         Remembered::default()
     }
 }
 
-/// A call that wants to run under an idempotency key.
+/// A request to run a call under an idempotency key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
-    /// [`Keyed::key`].
+    /// The key, see [`Keyed::key`].
     pub key: String,
-    /// The call.
+    /// The id of the call.
     pub execution: ExecutionId,
 }
 
 /// The answer to a [`Claim`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Claimed {
-    /// No other executor runs the key now, or will before this call is closed.
+    /// No other executor runs a call under the key now, or will before this call is closed.
     Granted,
     /// Another call holds the key and is not closed yet.
     Taken,
-    /// An earlier call ran under the key.
+    /// An earlier call ran under the key; this is its result.
     Answered(Box<RememberedAnswer>),
 }
 
-/// Tells how safe an event is.
+/// The durability of an event that was appended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Receipt {
-    /// It would survive a crash.
+    /// The event would survive a crash.
     Kept,
-    /// It was taken; [`Journal::kept`] tells when the event of this number is safe.
+    /// The event is accepted; [`Journal::kept`] returns once the event of this number is durable.
     Pending(u64),
-    /// The same, but so much waits to be written that everybody should wait for it: the history is behind.
+    /// Like `Pending`, but the backlog of unwritten events is so long that every call must wait for it (backpressure).
     Behind(u64),
-    /// It never will be: it did not happen.
+    /// The event is refused and will never be durable: it counts as if it never happened.
     Refused(JournalError),
 }
 
-/// When a call waits for its records to be safe. What may change something is always safe in the history before it runs.
+/// The points at which a call waits until its records are durable. A call that may change something always waits for
+/// its opening record before it runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Durability {
-    /// Every call runs after its opening is safe, and is answered after its closing is.
+    /// Every call waits for its opening record before it runs, and for its closing record before it is answered.
     Strict,
-    /// The same for calls that may change something; a read-only call waits for nothing.
+    /// The same for calls that may change something; a read-only call does not wait.
     #[default]
     Effects,
-    /// No answer waits for its closing.
+    /// No call waits for its closing record.
     Relaxed,
 }
 
 impl Durability {
-    /// Whether a call waits for its opening before it runs.
+    /// Returns true if a call waits for its opening record before it runs.
     pub(crate) fn waits_to_run(self, opening: &Receipt, read_only: bool) -> bool {
         match opening {
             Receipt::Kept | Receipt::Refused(_) => false,
@@ -105,7 +106,7 @@ impl Durability {
         }
     }
 
-    /// Whether a call waits for its closing before it is answered.
+    /// Returns true if a call waits for its closing record before it is answered.
     pub(crate) fn waits_to_answer(self, closing: &Receipt, read_only: bool) -> bool {
         match closing {
             Receipt::Kept | Receipt::Refused(_) => false,
@@ -115,51 +116,51 @@ impl Durability {
     }
 }
 
-/// What earlier executors left in the history for the one that is being built.
+/// The results and open calls that earlier executors left in the history.
 #[derive(Debug, Default)]
 pub struct Remembered {
-    /// Results that somebody may still ask for: of tasks, and of calls with idempotency keys.
+    /// Results that clients may still ask for: of tasks, and of calls with idempotency keys.
     pub answers: Vec<RememberedAnswer>,
-    /// Calls that were open when their executor stopped, and whose caller wanted them to be run again.
+    /// Calls that were open when their executor stopped, and whose caller asked to run them again.
     pub interrupted: Vec<Interrupted>,
 }
 
-/// A result that somebody may still ask for.
+/// A result that a client may still ask for.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RememberedAnswer {
-    /// The result, as far as it may be written down.
+    /// The result, without its secrets.
     pub result: ToolResult,
-    /// Whose it is: [`Caller::tenant_hash`] of whoever called.
+    /// The tenant that owns the result: the caller's [`Caller::tenant_hash`].
     pub tenant: Option<String>,
-    /// Whether it is asked for as a task.
+    /// True if clients ask for the result as that of a task.
     pub task: bool,
-    /// The idempotency key that it is asked for by.
+    /// The idempotency key under which clients ask for the result.
     pub keyed: Option<Keyed>,
 }
 
-/// A call whose executor stopped while it was open.
+/// A call whose executor stopped while the call was open.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Interrupted {
-    /// Its id, which it keeps.
+    /// The id of the call, which stays the same.
     pub execution: ExecutionId,
-    /// The call.
+    /// The name of the tool.
     pub tool: String,
-    /// What it was called with.
+    /// The arguments of the call.
     pub arguments: Value,
-    /// The caller's own id.
+    /// The caller's own id of the call.
     pub call_id: Option<String>,
-    /// On whose behalf, with everything that was held.
+    /// The caller, with the permissions and scopes that it held.
     pub caller: Caller,
-    /// When it was accepted.
+    /// The time at which the call was accepted.
     pub opened_at: Timestamp,
-    /// Where it stood.
+    /// The state of the call when its executor stopped.
     pub state: CallState,
-    /// Whether it is a task.
+    /// True if the call is a task.
     pub task: bool,
 }
 
 impl Receipt {
-    /// Fails where the event was refused, and so never happened.
+    /// Fails if the event was refused, and so never happened.
     pub(crate) fn taken(self) -> Result<(), JournalError> {
         match self {
             Self::Refused(error) => Err(error),
@@ -168,7 +169,7 @@ impl Receipt {
     }
 }
 
-/// Why the history could not be written.
+/// The reason why the history could not be written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot write the journal: {0}")]
 pub struct JournalError(pub String);
@@ -180,8 +181,8 @@ impl From<JournalError> for CallError {
     }
 }
 
-/// A journal in memory that forgets the oldest events: for programs that need no history. The default keeps few, so
-/// that they stay in the processor's caches.
+/// A journal in memory that forgets the oldest events, for programs that need no history. The default keeps few
+/// events, so that they stay in the processor's caches.
 #[derive(Debug)]
 pub struct MemoryJournal {
     events: Mutex<VecDeque<Arc<Event>>>,
@@ -189,12 +190,12 @@ pub struct MemoryJournal {
 }
 
 impl MemoryJournal {
-    /// A journal that keeps the last `events_max` events.
+    /// Creates a journal that keeps the last `events_max` events.
     pub fn new(events_max: usize) -> Self {
         Self { events: Mutex::new(VecDeque::new()), events_max }
     }
 
-    /// What is kept, oldest first.
+    /// Returns the stored events, oldest first.
     pub fn events(&self) -> Vec<Arc<Event>> {
         self.events.lock().expect("no code panics while it holds the events").iter().cloned().collect()
     }
@@ -221,7 +222,7 @@ impl Journal for MemoryJournal {
     }
 }
 
-/// Numbers events, writes them and shows them, one after the other.
+/// Numbers, writes and publishes events, one after the other.
 pub(crate) struct Recorder {
     journal: Arc<dyn Journal>,
     bus: Bus,
@@ -234,7 +235,8 @@ impl Recorder {
         Self { journal, bus: Bus::default(), next_seq }
     }
 
-    /// Puts one event into the history, its batch's log and before all subscribers. What is refused never happened.
+    /// Appends one event to the history and to its batch's log, and publishes it to all subscribers. A refused event
+    /// counts as if it never happened.
     pub(crate) fn append(
         &self,
         subject: &Arc<Subject>,
@@ -244,7 +246,7 @@ impl Recorder {
     ) -> Result<(Arc<Event>, Receipt), JournalError> {
         let mut next_seq = self.next_seq.lock().expect("no code panics while it holds the line");
         let event = Arc::new(Event { seq: *next_seq, at, subject: Arc::clone(subject), body });
-        // A journal is foreign code, and its panic must not take the line with it.
+        // A journal is foreign code: its panic must not poison the lock.
         let receipt = catch_unwind(AssertUnwindSafe(|| self.journal.append(&event)))
             .unwrap_or_else(|_| Receipt::Refused(JournalError("the journal panicked".into())));
         if let Receipt::Refused(error) = receipt {
@@ -258,7 +260,7 @@ impl Recorder {
         Ok((event, receipt))
     }
 
-    /// Waits until what the receipt stands for is safe.
+    /// Waits until the event of this receipt is durable.
     pub(crate) async fn kept(&self, receipt: Receipt) -> Result<(), JournalError> {
         match receipt {
             Receipt::Kept => Ok(()),
@@ -277,7 +279,7 @@ impl Recorder {
     }
 }
 
-/// Which events a subscriber wants; what is not set does not matter.
+/// The events that a subscriber wants. A field that is `None` matches every event.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
     /// The beginning of the event's name, such as `tool.retry`.
@@ -288,12 +290,12 @@ pub struct Filter {
     pub session: Option<String>,
     /// The caller's tenant.
     pub tenant: Option<String>,
-    /// One call.
+    /// The id of one call.
     pub execution: Option<ExecutionId>,
 }
 
 impl Filter {
-    /// Whether the event is wanted.
+    /// Returns true if the event matches the filter.
     pub fn wants(&self, event: &Event) -> bool {
         let subject = &event.subject;
         let equal = |wanted: &Option<String>, actual: &Option<String>| wanted.is_none() || wanted == actual;
@@ -305,16 +307,16 @@ impl Filter {
     }
 }
 
-/// What a subscriber or observer gets.
+/// An item that a subscriber or observer receives.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Seen {
-    /// Something happened.
+    /// An event.
     Event(Arc<Event>),
-    /// So many events were lost here, because this listener was too slow.
+    /// The number of events that were lost here, because this listener was too slow.
     Missed(u64),
 }
 
-/// Shows events to subscribers. A slow one loses its own events, never anybody else's, and never slows the engine.
+/// Publishes events to subscribers. A slow subscriber loses only its own events, and never slows the engine down.
 #[derive(Default)]
 pub(crate) struct Bus {
     subscribers: Arc<RwLock<Vec<Arc<Subscriber>>>>,
@@ -323,7 +325,7 @@ pub(crate) struct Bus {
 
 struct Subscriber {
     filter: Filter,
-    /// Each event with the number of those lost just before it.
+    /// Each event with the number of events lost just before it.
     queue: mpsc::Sender<(u64, Arc<Event>)>,
     missed: Arc<AtomicU64>,
 }
@@ -351,7 +353,7 @@ impl Bus {
                 Err(mpsc::error::TrySendError::Full(())) => {
                     subscriber.missed.fetch_add(1, Ordering::AcqRel);
                 }
-                Err(mpsc::error::TrySendError::Closed(())) => {} // dropped; the next subscription sweeps it out
+                Err(mpsc::error::TrySendError::Closed(())) => {} // dropped; the next subscription removes it
             }
         }
     }
@@ -366,7 +368,7 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// The next event, or how many were lost. `None` once the executor is gone.
+    /// Returns the next event, or the number of lost events. Returns `None` once the executor is gone.
     pub async fn next(&mut self) -> Option<Seen> {
         if let Some(event) = self.held.take() {
             return Some(Seen::Event(event));
@@ -378,14 +380,14 @@ impl Subscription {
         Some(self.unpack(received))
     }
 
-    /// What is there already, without waiting.
+    /// Returns the next event that is already there, without waiting.
     pub fn try_next(&mut self) -> Option<Seen> {
         if let Some(event) = self.held.take() {
             return Some(Seen::Event(event));
         }
         match self.events.try_recv() {
             Ok(received) => Some(self.unpack(received)),
-            // The queue is empty: what was lost was lost after everything that was in it.
+            // The queue is empty, so these events were lost after everything that was in it.
             Err(_) => match self.missed.swap(0, Ordering::AcqRel) {
                 0 => None,
                 missed => Some(Seen::Missed(missed)),

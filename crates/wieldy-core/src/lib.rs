@@ -1,21 +1,21 @@
-//! The words, the ports and the pipeline of wieldy, the tool executor for AI agents.
+//! The vocabulary, the ports and the call pipeline of wieldy, the tool executor for AI agents.
 //!
 //! A caller's call is granted, its input checked, consent given, a slot taken; the tool runs; the result is
 //! journalled. [`Executor::call`] is that sentence as a function: start reading in `executor.rs`.
 //!
-//! This crate touches no file, socket, process or database. What does stands behind a port:
+//! This crate touches no file, socket, process or database. Other crates do that behind ports (traits):
 //! [`AnyTool`], [`Sandbox`], [`Journal`], [`Confirmer`], [`Check`] and [`Artifacts`].
 
 //! # Proofs
 //!
-//! Running a tool takes a [`Grant`], an [`Input`] and a [`Slot`]; a slot takes a [`Consent`]. Each is made by exactly
-//! one step. Code elsewhere can name them and pass them on:
+//! Running a tool takes a [`Grant`], an [`Input`] and a [`Slot`]; a slot takes a [`Consent`]. Each proof is made by
+//! exactly one step. Code elsewhere can name them and pass them on:
 //!
 //! ```
 //! fn proofs(_: &wieldy_core::Grant, _: &wieldy_core::Input, _: &wieldy_core::Consent, _: &wieldy_core::Slot) {}
 //! ```
 //!
-//! but it cannot make one up:
+//! but it cannot construct one:
 //!
 //! ```compile_fail,E0451
 //! fn eased(real: wieldy_core::Grant) -> wieldy_core::Grant {

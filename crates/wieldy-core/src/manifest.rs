@@ -1,8 +1,8 @@
-//! Manifests: tools that come from a file and need no Rust.
+//! Manifests: reads tool definitions from files, without any Rust.
 //!
-//! Three forms are read: our own in TOML, the same in JSON, and the function-calling JSON of models' APIs, which
-//! has definitions only. All problems of a file are reported at once, each with its place; only a file that is no TOML or JSON
-//! has just the one.
+//! Three forms are supported: wieldy's own form in TOML, the same in JSON, and the function-calling JSON of models'
+//! APIs, which has definitions only. All problems of a file are reported at once, each with its place. A file that is
+//! not valid TOML or JSON at all reports only that one problem.
 
 mod file;
 mod variable;
@@ -20,24 +20,24 @@ use crate::tool::ToolSpec;
 use file::FileTool;
 pub use variable::{Variable, VariableFile};
 
-/// How large a manifest may be.
+/// Maximum size of a manifest in bytes.
 const BYTES_MAX: usize = 16 * 1024 * 1024;
 
 /// The tools of one file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Manifest {
-    /// In the order of the file.
+    /// The tools, in the order of the file.
     pub tools: Vec<ManifestTool>,
 }
 
 /// One tool of a manifest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ManifestTool {
-    /// What it declares.
+    /// The tool's declaration.
     pub spec: ToolSpec,
-    /// The program that runs it; none where the file has definitions only.
+    /// The program that runs it; `None` if the file has definitions only.
     pub command: Option<CommandSpec>,
-    /// The line in the file that it starts at, where that is known.
+    /// The line of the file on which the tool starts, if known.
     pub line: Option<usize>,
 }
 
@@ -48,19 +48,19 @@ pub struct CommandSpec {
     pub program: String,
     /// Its arguments, with placeholders.
     pub arguments: Vec<String>,
-    /// What it reads, with placeholders; nothing where absent.
+    /// The text of its stdin, with placeholders; empty if `None`.
     pub stdin: Option<String>,
-    /// What its environment has beside the allowed part of the executor's.
+    /// Environment variables, beside those that the executor passes on from its own environment.
     pub environment: BTreeMap<String, Variable>,
-    /// Where it starts, relative to the workspace.
+    /// The working directory, relative to the workspace.
     pub folder: Option<String>,
-    /// What its output is.
+    /// The form of its output.
     pub output: OutputForm,
-    /// A non-zero exit code is worth another attempt: the author names both `idempotent = true` and `retries`.
+    /// True if a non-zero exit code is worth another attempt: the author set both `idempotent = true` and `retries`.
     pub repeats_failures: bool,
 }
 
-/// What a command's output is.
+/// The form of a command's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OutputForm {
@@ -71,19 +71,19 @@ pub enum OutputForm {
     Json,
 }
 
-/// Everything that is wrong with a manifest.
+/// All problems of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))]
 pub struct ManifestError(pub Vec<Problem>);
 
-/// One thing that is wrong.
+/// One problem of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// Where: the line in the file, where that is known.
+    /// The line of the file, if known.
     pub line: Option<usize>,
-    /// Which tool, where that is known.
+    /// The tool, if known.
     pub tool: Option<String>,
-    /// What.
+    /// The description of the problem.
     pub message: String,
 }
 
@@ -99,11 +99,11 @@ impl std::fmt::Display for Problem {
     }
 }
 
-/// One thing that is wrong, in plain words.
+/// Makes a problem, with the parser's message in plain words.
 fn problem(line: Option<usize>, tool: Option<String>, message: &str) -> Problem {
     let plain = in_plain_words(message);
     let message = match hint_for_unknown_key(message) {
-        // With the right key at hand, the list of all of them says nothing more.
+        // The hint names the right key, so the list of all keys is not needed.
         Some(hint) => format!("{}; {hint}", plain.split(", expected ").next().unwrap_or(&plain)),
         None => plain,
     };
@@ -116,12 +116,12 @@ impl Manifest {
         settled(Self::survey_toml(text))
     }
 
-    /// Reads a manifest in JSON: our own form `{"tools": […]}`, or a list of functions as models' APIs take it.
+    /// Reads a manifest in JSON: wieldy's own form `{"tools": […]}`, or a list of functions as models' APIs take it.
     pub fn from_json(text: &str) -> Result<Self, ManifestError> {
         settled(Self::survey_json(text))
     }
 
-    /// Reads what can be read of a manifest in TOML, and finds everything that is wrong with it.
+    /// Reads as much as possible of a manifest in TOML, and reports every problem.
     pub fn survey_toml(text: &str) -> (Self, Vec<Problem>) {
         let none = Self { tools: Vec::new() };
         if let Some(too_large) = check_size(text) {
@@ -154,7 +154,7 @@ impl Manifest {
                 let mistake = |error: &toml::de::Error| {
                     let key = error.span().and_then(|span| key_at(&table, span.start));
                     let mut told = problem(line(error).or(Some(at)), name.clone(), error.message());
-                    // An unknown key is in the message already.
+                    // The message already names an unknown key.
                     if let Some(key) = key.filter(|_| !error.message().starts_with("unknown field")) {
                         told.message = format!("`{key}`: {}", told.message);
                     }
@@ -177,7 +177,7 @@ impl Manifest {
         (manifest, problems)
     }
 
-    /// Reads what can be read of a manifest in JSON, and finds everything that is wrong with it.
+    /// Reads as much as possible of a manifest in JSON, and reports every problem.
     pub fn survey_json(text: &str) -> (Self, Vec<Problem>) {
         let none = Self { tools: Vec::new() };
         if let Some(too_large) = check_size(text) {
@@ -206,7 +206,7 @@ impl Manifest {
                     (None, tool)
                 }));
             }
-            // Read again from the text, so that the first mistake has a line.
+            // Parses the text once more: only this parser knows the line, and only of the first mistake.
             if let Err(error) = serde_json::from_str::<File>(text) {
                 let message = problem(None, None, &without_place(&error)).message;
                 let first = problems.iter_mut().find(|problem| problem.message == message);
@@ -234,7 +234,7 @@ impl Manifest {
         Self::gather(resolved)
     }
 
-    /// Puts tools together with what is wrong with each of them, and looks for more.
+    /// Collects the tools with the problems of each, and checks each tool's declaration.
     fn gather(tools: impl Iterator<Item = (ManifestTool, Vec<Problem>)>) -> (Self, Vec<Problem>) {
         let (mut read, mut problems) = (Vec::<ManifestTool>::new(), Vec::new());
         for (tool, wrong) in tools {
@@ -254,7 +254,7 @@ fn settled((manifest, problems): (Manifest, Vec<Problem>)) -> Result<Manifest, M
     if problems.is_empty() { Ok(manifest) } else { Err(ManifestError(problems)) }
 }
 
-/// Our own form of JSON.
+/// The top level of wieldy's own form of JSON.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -262,7 +262,7 @@ struct File {
     tools: Vec<FileTool>,
 }
 
-/// Reads one tool of a JSON file and finds what is wrong with it. An unknown key is taken out, and the rest is read again.
+/// Reads one tool of a JSON file and lists its mistakes. A key at fault is removed, and the rest is read again.
 fn read_json(mut tool: Value) -> (Option<FileTool>, Vec<String>) {
     let mut mistakes = Vec::new();
     for _ in 0..20 {
@@ -284,13 +284,13 @@ fn read_json(mut tool: Value) -> (Option<FileTool>, Vec<String>) {
     (None, mistakes)
 }
 
-/// The first key of a tool that cannot be read even alone.
+/// Returns the first key of a tool that cannot be read even alone.
 fn unreadable_key(tool: &Map<String, Value>) -> Option<String> {
     let alone = |key: &String, value: &Value| Value::Object(Map::from_iter([(key.clone(), value.clone())]));
     tool.iter().find(|(key, value)| FileTool::deserialize(alone(key, value)).is_err()).map(|(key, _)| key.clone())
 }
 
-/// The keys that have no meaning, from what was told about them.
+/// Returns the unknown keys that these error messages name.
 fn unknown_keys<'a>(messages: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     messages.filter_map(unknown_key).collect()
 }
@@ -304,12 +304,12 @@ fn may_mean(unknown: &[&str], key: &str) -> bool {
     unknown.iter().any(|unknown| !near_misses(unknown, [key]).is_empty())
 }
 
-/// The message without "at line 1 column 2".
+/// Returns the message without "at line 1 column 2".
 fn without_place(error: &serde_json::Error) -> String {
     error.to_string().split(" at line ").next().unwrap_or_default().to_owned()
 }
 
-/// A name as it is told, whatever is in it.
+/// Escapes and shortens an unchecked name, for messages.
 fn shown_name(name: &str) -> String {
     name.chars().take(64).flat_map(char::escape_debug).collect()
 }
@@ -323,7 +323,7 @@ fn line_at(text: &str, offset: usize) -> usize {
     text.as_bytes()[..offset.min(text.len())].iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
-/// What registering the tool would refuse, found while its place in the file is known.
+/// Reports the problems for which registering the tool would fail, while its line in the file is known.
 fn check(spec: &ToolSpec, line: Option<usize>) -> Vec<Problem> {
     let mut messages = Vec::new();
     for name in std::iter::once(&spec.name).chain(&spec.aliases) {
@@ -352,8 +352,8 @@ fn is_function(value: &Value) -> bool {
     ["function", "parameters", "input_schema"].iter().any(|key| value.get(key).is_some())
 }
 
-/// A function as models' APIs take it, bare or wrapped, with `agent_scope` and `category` beside or inside. The list is
-/// everything that is wrong with it.
+/// Reads a function as models' APIs take it, bare or wrapped, with `agent_scope` and `category` beside or inside it.
+/// The list holds its problems.
 fn from_function(index: usize, value: &Value) -> (ToolSpec, Vec<Problem>) {
     let function = value.get("function").unwrap_or(value);
     let found = |key: &str| function.get(key).or(value.get(key));

@@ -1,17 +1,17 @@
-//! Everything that is wrong with a TOML table, where its reader stops at the first mistake.
+//! Reads a TOML table and collects all its mistakes, although the TOML reader stops at the first.
 
 use serde::de::DeserializeOwned;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue, Deserializer, Error};
 
-/// The maximal number of mistakes that are told of one table.
+/// Maximum number of mistakes reported for one table.
 const MISTAKES_MAX: usize = 20;
 
-/// Reads a table and finds every mistake in it. After a mistake the key or the item at fault is taken out and the rest is
-/// read again. The value is there if the rest could be read; with a mistake it is good only to look for more of them.
+/// Reads a table and collects every mistake in it. After each mistake, the key or item at fault is removed and the rest
+/// is read again. The value is `Some` if the rest could be read; after a mistake, use it only to find more mistakes.
 pub fn read_table<T: DeserializeOwned>(mut table: Spanned<DeTable<'_>>) -> (Option<T>, Vec<Error>) {
     let mut mistakes: Vec<Error> = Vec::new();
-    // The items of lists that lack a key because it was taken out.
+    // The list items that lack a key because it was removed.
     let mut incomplete: Vec<usize> = Vec::new();
     for _ in 0..MISTAKES_MAX {
         let error = match T::deserialize(Deserializer::from(table.clone())) {
@@ -19,7 +19,7 @@ pub fn read_table<T: DeserializeOwned>(mut table: Spanned<DeTable<'_>>) -> (Opti
             Err(error) => error,
         };
         let at = error.span().map(|span| span.start);
-        // A key that had to be taken out is not missing.
+        // A removed key is not reported as missing.
         let is_missing = error.message().starts_with("missing field");
         if !(is_missing && at.is_some_and(|at| incomplete.contains(&at))) {
             mistakes.push(error);
@@ -31,7 +31,7 @@ pub fn read_table<T: DeserializeOwned>(mut table: Spanned<DeTable<'_>>) -> (Opti
     (None, mistakes)
 }
 
-/// The name of the key whose own place, or whose value's, has this offset in the text.
+/// Returns the dotted name of the key that has this offset in the text, in the key itself or in its value.
 pub fn key_at(table: &DeTable<'_>, offset: usize) -> Option<String> {
     table.iter().find_map(|(word, value)| {
         let below = match value.get_ref() {
@@ -49,10 +49,10 @@ pub fn key_at(table: &DeTable<'_>, offset: usize) -> Option<String> {
     })
 }
 
-/// Takes out the innermost key, or the item of a list, whose place has this offset in the text. Items that lose a key are
-/// noted by their places.
+/// Removes the innermost key, or the list item, that has this offset in the text. Items that lose a key are
+/// noted by their start offsets.
 fn take_out(table: &mut DeTable<'_>, offset: usize, incomplete: &mut Vec<usize>) -> bool {
-    // The place of a table is its header, which may name the tables around it: `[tool.arguments.path]`.
+    // The span of a table is its header, which may name the tables around it: `[tool.arguments.path]`.
     if let Some(word) = table.keys().find(|word| word.span().contains(&offset)).map(|word| word.get_ref().to_string()) {
         return table.remove(word.as_str()).is_some();
     }
@@ -71,8 +71,8 @@ fn take_out(table: &mut DeTable<'_>, offset: usize, incomplete: &mut Vec<usize>)
     table.remove(word.as_str()).is_some()
 }
 
-/// Does the same in the items of a list. The last text or number stays, as a list without any may be another mistake: the
-/// list's key goes then.
+/// Does the same in the items of a list. The last text or number is not removed, because an empty list may be another
+/// mistake: the caller removes the list's key instead.
 fn take_out_of_list(items: &mut DeArray<'_>, offset: usize, incomplete: &mut Vec<usize>) -> bool {
     for item in items.iter_mut() {
         let start = item.span().start;

@@ -1,4 +1,4 @@
-//! Names of tools: what models' APIs accept, and nothing that looks like something else.
+//! Tool names: the characters that models' APIs accept, so that no name can look like another.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -6,34 +6,34 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// A tool's name as models' APIs accept it: 1 to 64 of `A-Z a-z 0-9 _ -`; `server__tool` where qualified.
+/// A tool's name as models' APIs accept it: 1 to 64 of `A-Z a-z 0-9 _ -`; `server__tool` if qualified.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct ToolName(Arc<str>);
 
-/// Why a text is not a tool's name.
+/// The reason why a text is not a valid tool name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// Nothing there.
+    /// The text is empty.
     #[error("a tool's name cannot be empty")]
     Empty,
-    /// Over 64 characters.
+    /// The text has more than 64 characters.
     #[error("a tool's name has at most 64 characters, this one has {0}")]
     TooLong(usize),
-    /// A character outside the set.
+    /// The text has a character outside the set.
     #[error("a tool's name has only letters A-Z a-z, digits, `_` and `-`, not {character:?} at position {position}")]
     Character {
         /// The first character that is not allowed.
         character: char,
-        /// Where it stands, counted from 1 in characters.
+        /// Its position, counted from 1 in characters.
         position: usize,
     },
 }
 
 impl ToolName {
-    /// What stands between a server and its tool in a qualified name.
+    /// The separator between a server and its tool in a qualified name.
     pub const SEPARATOR: &str = "__";
 
-    /// Checks the text; the only place where the rule is written.
+    /// Checks the text. The naming rule is written only here.
     pub fn new(text: &str) -> Result<Self, NameError> {
         if text.is_empty() {
             return Err(NameError::Empty);
@@ -48,22 +48,22 @@ impl ToolName {
         Ok(Self(text.into()))
     }
 
-    /// `server__tool`, checked like any other name.
+    /// Builds `server__tool`, checked like any other name.
     pub fn qualified(server: &str, tool: &str) -> Result<Self, NameError> {
         Self::new(&format!("{server}{}{tool}", Self::SEPARATOR))
     }
 
-    /// The part after `server__`, where the name is qualified.
+    /// Returns the part after `server__` of a qualified name.
     pub fn short(&self) -> Option<&str> {
         self.0.split_once(Self::SEPARATOR).map(|(_, tool)| tool).filter(|tool| !tool.is_empty())
     }
 
-    /// The name as shared text.
+    /// Returns the name as shared text.
     pub(crate) fn shared(&self) -> Arc<str> {
         Arc::clone(&self.0)
     }
 
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -94,16 +94,16 @@ impl<'de> Deserialize<'de> for ToolName {
     }
 }
 
-/// The maximal length of a name that is compared with others.
+/// Maximum length of a name that is compared with others.
 const NAME_CHARS_MAX: usize = 64;
-/// The maximal number of names that are compared.
+/// Maximum number of names that are compared.
 const NEAR_NAMES_MAX: usize = 1000;
 
-/// Up to three of `known` that a person who wrote `wanted` may have meant, best first.
+/// Returns up to three of `known` that the author of `wanted` may have meant, best first.
 pub fn near_misses<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let fold = |text: &str| text.to_lowercase().replace(['-', '_'], "");
-    // Longer texts are never names, and of more names than these none is looked for by guessing: comparing them would
-    // cost more than it could bring.
+    // Longer texts are never names. Only the first `NEAR_NAMES_MAX` names are compared: more would cost more time than
+    // a guess is worth.
     let folded = fold(&wanted.chars().take(NAME_CHARS_MAX).collect::<String>());
     let mut scored: Vec<(f64, &str)> = known
         .into_iter()
@@ -123,7 +123,7 @@ pub fn near_misses<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -
     scored.into_iter().take(3).map(|(_, name)| name).collect()
 }
 
-/// "did you mean `a` or `b`?", or nothing.
+/// Returns "did you mean `a` or `b`?", or nothing without names.
 pub fn did_you_mean(names: &[&str]) -> Option<String> {
     let quoted: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
     match quoted.as_slice() {
@@ -133,8 +133,8 @@ pub fn did_you_mean(names: &[&str]) -> Option<String> {
     }
 }
 
-/// What a message about an unknown key may have meant: reads "unknown field `x`, expected one of `a`, `b`" as
-/// the readers of TOML and JSON write it.
+/// Returns a hint for a message about an unknown key. It reads "unknown field `x`, expected one of `a`, `b`" as
+/// the TOML and JSON readers write it.
 pub fn hint_for_unknown_key(message: &str) -> Option<String> {
     let (_, rest) = message.split_once("unknown field `").or_else(|| message.split_once("unknown variant `"))?;
     let (unknown, rest) = rest.split_once("`, expected ")?;
@@ -142,7 +142,7 @@ pub fn hint_for_unknown_key(message: &str) -> Option<String> {
     did_you_mean(&near_misses(unknown, known))
 }
 
-/// A message of the readers of TOML and JSON, in the words of people who write such files.
+/// Rewrites a message of the TOML and JSON readers in the words of people who write such files.
 pub fn in_plain_words(message: &str) -> String {
     if let Some((value, known)) =
         message.strip_prefix("unknown variant ").and_then(|rest| rest.split_once(", expected "))

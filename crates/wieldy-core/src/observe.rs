@@ -1,4 +1,4 @@
-//! Observation: the events of one call or batch from the first one on, however late one looks.
+//! Observation: replays the events of one call or batch from its first event on, then follows it live.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -9,9 +9,9 @@ use tokio::sync::Notify;
 use crate::event::{Body, CallState, Event};
 use crate::journal::Seen;
 
-/// How many events of one call or batch are kept for observers; older ones are counted as missed.
+/// Maximum number of events stored per call or batch for observers. Older events are counted as missed.
 const EVENTS_MAX: usize = 4096;
-/// How much printed text they may hold together: a run that prints without end must not fill the memory.
+/// Maximum bytes of printed text in these events. A run that prints without end must not fill the memory.
 const TEXT_BYTES_MAX: usize = 1024 * 1024;
 
 /// The events of one call or batch.
@@ -25,17 +25,18 @@ pub(crate) struct Log {
 struct Kept {
     events: VecDeque<Arc<Event>>,
     text_bytes: usize,
-    /// How many went before those that are kept.
+    /// The number of older events that were dropped.
     gone: u64,
-    /// Where the call stands after these events; a batch has no state of its own.
+    /// The state of the call after these events; a batch has no state of its own.
     state: CallState,
     closed: bool,
-    /// Whether somebody may wait for the next event: most calls have no observer, and telling nobody takes time too.
+    /// True once an observer has waited for an event. Most calls have no observer, and a notification takes time even
+    /// without a listener.
     watched: bool,
 }
 
 impl Log {
-    /// Begins to write: nobody else reads or writes until the pen is dropped.
+    /// Locks the log for writing: no other thread reads or writes until the pen is dropped.
     pub(crate) fn pen(&self) -> Pen<'_> {
         Pen { kept: self.lock(), changed: &self.changed }
     }
@@ -44,7 +45,7 @@ impl Log {
         self.pen().push(event);
     }
 
-    /// Says that nothing more will come, so that observers end.
+    /// Marks the log as complete, so that observers end.
     pub(crate) fn close(&self) {
         self.pen().close();
     }
@@ -53,7 +54,7 @@ impl Log {
         self.lock().state
     }
 
-    /// How many events are kept.
+    /// Returns the number of stored events.
     pub(crate) fn len(&self) -> usize {
         self.lock().events.len()
     }
@@ -63,7 +64,7 @@ impl Log {
     }
 }
 
-/// A log that is being written.
+/// A log that is locked for writing.
 pub(crate) struct Pen<'a> {
     kept: MutexGuard<'a, Kept>,
     changed: &'a Notify,
@@ -83,7 +84,7 @@ impl Pen<'_> {
         self.tell();
     }
 
-    /// Says that nothing more will come, so that observers end.
+    /// Marks the log as complete, so that observers end.
     pub(crate) fn close(&mut self) {
         self.kept.closed = true;
         self.tell();
@@ -111,14 +112,14 @@ fn text_bytes(event: &Event) -> usize {
     }
 }
 
-/// Follows one call or batch: first what happened already, then what happens, until it is over.
+/// A reader of the events of one call or batch: first the past events, then each new one until the call or batch ends.
 pub struct Observer {
     source: Option<Source>,
     position: u64,
     basic_only: bool,
 }
 
-/// Something that owns a log.
+/// The owner of a log.
 type Source = Arc<dyn AsRef<Log> + Send + Sync>;
 
 impl Observer {
@@ -126,19 +127,19 @@ impl Observer {
         Self { source: Some(source), position: 0, basic_only }
     }
 
-    /// An observer of something that is not known: it ends at once.
+    /// Creates an observer of an unknown call or batch. It ends at once.
     pub(crate) fn of_nothing() -> Self {
         Self { source: None, position: 0, basic_only: false }
     }
 
-    /// The next event, or how many were lost because this observer was too slow; `None` when it is over.
+    /// Returns the next event, or the number of events lost because this observer was too slow; `None` at the end.
     pub async fn next(&mut self) -> Option<Seen> {
         loop {
             let source = self.source.clone()?;
             let log: &Log = (*source).as_ref();
             let changed = log.changed.notified();
             tokio::pin!(changed);
-            // Listen first and look then: nothing that comes between the two can be lost.
+            // Subscribe before looking: an event between the two cannot be lost.
             changed.as_mut().enable();
             {
                 let mut kept = log.lock();
@@ -163,7 +164,7 @@ impl Observer {
         }
     }
 
-    /// The same as a stream.
+    /// Returns the same events as a stream.
     pub fn stream(self) -> impl Stream<Item = Seen> + Send {
         futures_util::stream::unfold(self, async |mut observer| observer.next().await.map(|seen| (seen, observer)))
     }
@@ -194,7 +195,7 @@ mod tests {
         Arc::new(Event { seq, at: jiff::Timestamp::UNIX_EPOCH, subject, body })
     }
 
-    /// What an observer gets that waits already when `change` comes, and the observer.
+    /// Returns the item that a waiting observer gets when `change` happens, and the observer.
     async fn woken_by(mut observer: Observer, change: impl FnOnce()) -> (Option<Seen>, Observer) {
         let waiting = tokio::spawn(async move { (observer.next().await, observer) });
         tokio::task::yield_now().await;

@@ -1,25 +1,26 @@
-//! The order of a batch: who waits for whom because of what they touch, and whose turn it is.
+//! The order of a batch: which calls wait for which because of the paths they touch, and which call runs next.
 //!
-//! Neither looks at every pair of calls: both take time and room by how much the calls touch, however many touch the same.
+//! Neither compares every pair of calls: time and memory grow with the number of touched paths, even if many calls
+//! touch the same path.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use crate::footprint::Touches;
 
-/// Who must be over before each one begins. Those after the last call are no calls, but stand for several of them:
-/// they are over when those are.
+/// The predecessors of each call. Entries after the last call are not calls but join nodes, which stand for several
+/// calls: a join node is over when all of its calls are.
 pub(crate) type WaitsFor = Vec<BTreeSet<usize>>;
 
-/// What the calls so far have touched: a tree of paths, from the whole down.
+/// The paths touched by the calls so far: a tree with the whole workspace at its root.
 #[derive(Default)]
 pub(crate) struct Touched<'a> {
     nodes: Vec<Node>,
-    /// A node's place by the node above it and its own name.
+    /// The index of a node, by its parent's index and its own name.
     places: HashMap<(usize, &'a str), usize>,
 }
 
-/// Who touched one path so far, and who something below it. A writer of the path itself has waited for all of them, and
-/// whoever waits for them later waits for that writer; so they need not be remembered any longer.
+/// The calls that touched one path so far, and those that touched a path below it. A writer of the path clears all four
+/// lists: it waits for these calls, and later calls wait for the writer.
 #[derive(Default)]
 struct Node {
     readers: Crowd,
@@ -28,12 +29,13 @@ struct Node {
     writers_below: Crowd,
 }
 
-/// Some calls that are waited for together.
+/// Calls that a later call waits for together.
 #[derive(Default)]
 struct Crowd(Vec<usize>);
 
 impl Crowd {
-    /// Whom to wait for. One stands for all, so that many who wait for many are no more than one and all of them.
+    /// Returns the node to wait for. Several calls are first merged into one join node, so that `n` calls that wait for
+    /// `m` others need `n + m` edges and not `n * m`.
     fn together(&mut self, waits_for: &mut WaitsFor) -> Option<usize> {
         if self.0.len() > 1 {
             let stand_in = waits_for.len();
@@ -45,7 +47,7 @@ impl Crowd {
 }
 
 impl<'a> Touched<'a> {
-    /// Makes the call wait for all earlier ones that it conflicts with, and later ones for it.
+    /// Makes the call wait for all earlier calls that it conflicts with, and later ones for it.
     pub(crate) fn add(&mut self, call: usize, touches: &'a Touches, waits_for: &mut WaitsFor) {
         let reads: Vec<Vec<usize>> = touches.reads().map(|path| self.way(path)).collect();
         let writes: Vec<Vec<usize>> = touches.writes().map(|path| self.way(path)).collect();
@@ -63,7 +65,7 @@ impl<'a> Touched<'a> {
         }
     }
 
-    /// The nodes from the whole down to the path.
+    /// Returns the nodes from the root to the path.
     fn way(&mut self, path: &'a str) -> Vec<usize> {
         if self.nodes.is_empty() {
             self.nodes.push(Node::default());
@@ -114,13 +116,13 @@ impl<'a> Touched<'a> {
     }
 }
 
-/// Whose turn it is: everybody's who waits for nobody any more, the first in line first.
+/// The ready queue of a batch: calls without unfinished predecessors, in the order of the batch.
 pub(crate) struct Turns {
-    /// For how many each one still waits.
+    /// The number of unfinished predecessors of each call.
     waits: Vec<usize>,
-    /// Who waits for each one.
+    /// The successors of each call.
     followers: Vec<Vec<usize>>,
-    /// Those whose turn it is, in order.
+    /// The calls that may run now, in order.
     ready: VecDeque<usize>,
     calls: usize,
 }
@@ -136,12 +138,12 @@ impl Turns {
         Self { waits, followers, ready, calls }
     }
 
-    /// Who is next, if it is anybody's turn.
+    /// Returns the next call that may run, if there is one.
     pub(crate) fn next(&mut self) -> Option<usize> {
         self.ready.pop_front()
     }
 
-    /// Tells that a call is over.
+    /// Marks a call as over, which may make its successors ready.
     pub(crate) fn over(&mut self, place: usize) {
         let mut followers = std::mem::take(&mut self.followers[place]);
         while let Some(next) = followers.pop() {
@@ -167,7 +169,7 @@ mod tests {
     use super::*;
     use crate::tool::ToolSpec;
 
-    /// What a call touches that reads and writes these paths.
+    /// Returns the footprint of a call that reads and writes these paths.
     fn touching(reads: &[&str], writes: &[&str]) -> Touches {
         let spec = ToolSpec::new("t", "").reads("reads").writes("writes");
         Touches::of(&spec, &json!({ "reads": reads, "writes": writes }))
@@ -181,7 +183,7 @@ mod tests {
         waits_for
     }
 
-    /// Which of the first `calls` come before each one, directly or not.
+    /// Returns which of the first `calls` come before each call, directly or not.
     fn all_before(waits_for: &[BTreeSet<usize>], calls: usize) -> Vec<BTreeSet<usize>> {
         let before = |call: usize| {
             let (mut open, mut seen) = (vec![call], BTreeSet::new());

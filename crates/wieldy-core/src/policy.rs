@@ -1,7 +1,7 @@
-//! Authorization: may this caller do this, with these arguments?
+//! Authorization: decides whether this caller may make this call with these arguments.
 //!
-//! [`Policy::enter`] asks what needs no arguments, [`Policy::judge`] asks the [`Check`]s about the checked input.
-//! The strictest answer wins; a check that fails, panics or does not answer in time denies.
+//! [`Policy::enter`] checks permissions and the plan, which need no arguments. [`Policy::judge`] then asks each
+//! [`Check`] about the checked input. The strictest answer wins; a check that fails, panics or times out denies.
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
@@ -18,59 +18,59 @@ use crate::error::{CallError, Code};
 use crate::input::Input;
 use crate::tool::ToolSpec;
 
-/// One opinion on whether a call may run. The order of checks cannot matter.
+/// A rule that decides whether a call may run. The result does not depend on the order of checks.
 pub trait Check: Send + Sync + 'static {
-    /// The check's name, for denials.
+    /// Returns the check's name, for denials.
     fn name(&self) -> &str;
 
-    /// Decides, or says why it cannot, which denies.
+    /// Decides about the call. An error says why the check cannot decide, and denies the call.
     fn check<'a>(&'a self, question: &'a Question<'a>) -> BoxFuture<'a, Result<Decision, String>>;
 }
 
-/// What a check is asked.
+/// The call that a check decides about.
 #[derive(Debug, Clone, Copy)]
 pub struct Question<'a> {
-    /// Who wants it.
+    /// The caller.
     pub caller: &'a Caller,
-    /// Which tool.
+    /// The tool.
     pub tool: &'a ToolSpec,
-    /// With exactly what: the arguments that will run.
+    /// The arguments, exactly as they will run.
     pub arguments: &'a Value,
 }
 
-/// What a check answers; later ones are stricter.
+/// The answer of a check. Later variants are stricter.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Decision {
-    /// Go on.
+    /// The call may run.
     Allow,
-    /// Ask a person first.
+    /// A person must agree first.
     Ask {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Refuse.
+    /// The call is refused.
     Deny {
-        /// Which rule says so.
+        /// The rule that denies it.
         rule: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// What a plan allows.
+/// The limits of a caller's plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Plan {
-    /// How many calls a batch may have; none means any number.
+    /// Maximum number of calls in a batch; any number if `None`.
     pub batch_max: Option<usize>,
-    /// How many calls of a batch may run at once; 1 means one after the other, none any number.
+    /// Maximum number of calls of a batch that run at once: 1 means one after the other, `None` any number.
     pub parallel_max: Option<usize>,
-    /// Whether observers see progress, warnings and retries too.
+    /// True if observers also see progress, warnings and retries.
     pub full_events: bool,
 }
 
 impl Plan {
-    /// What a caller without a plan gets.
+    /// The plan of a caller without one.
     pub const UNLIMITED: Self = Self { batch_max: None, parallel_max: None, full_events: true };
 }
 
@@ -104,7 +104,7 @@ pub(crate) struct Entry {
     execution: ExecutionId,
 }
 
-/// The proof that a caller may use a tool with these arguments. Made only by [`Policy::judge`].
+/// The proof that a caller may use a tool with these arguments. Made only by [`Policy::judge`] and [`Policy::unasked`].
 #[derive(Debug)]
 pub struct Grant {
     execution: ExecutionId,
@@ -116,13 +116,13 @@ impl Grant {
         self.execution
     }
 
-    /// Why a person must be asked first, if so.
+    /// Returns the reason for which a person must be asked first, if there is one.
     pub(crate) fn ask(&self) -> Option<&str> {
         self.ask.as_deref()
     }
 }
 
-/// Why a call is refused.
+/// The reason why a call is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// The caller lacks permissions.
@@ -130,38 +130,38 @@ pub enum Denied {
     Permission {
         /// The tool.
         tool: String,
-        /// What is missing.
+        /// The permissions that the caller lacks.
         missing: Vec<String>,
     },
-    /// The caller's plan is not known, so its limits are not either.
+    /// The caller's plan is not configured, so its limits are unknown.
     #[error("the plan `{plan}` is not configured; there {}", plans(known))]
     UnknownPlan {
         /// The plan.
         plan: String,
-        /// The plans there are.
+        /// The configured plans.
         known: Vec<String>,
     },
-    /// The caller's plan has no room for this.
+    /// The batch is larger than the caller's plan allows.
     #[error("a batch of {size} calls is over the limit of {limit} of the plan `{plan}`")]
     Batch {
         /// The plan.
         plan: String,
-        /// How many there are.
+        /// The number of calls in the batch.
         size: usize,
-        /// How many there may be.
+        /// Maximum number of calls that the plan allows.
         limit: usize,
     },
-    /// A rule says no.
+    /// A check denied the call.
     #[error("denied by `{rule}`: {reason}")]
     Rule {
-        /// Which.
+        /// The rule.
         rule: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// The plans there are, in words.
+/// Lists the configured plans in words.
 fn plans(known: &[String]) -> String {
     match known {
         [] => "is none".into(),
@@ -192,21 +192,21 @@ impl From<Denied> for CallError {
 }
 
 impl Policy {
-    /// The same policy with one more check.
+    /// Returns the same policy with one more check.
     #[must_use]
     pub fn with_check(mut self, check: Arc<dyn Check>) -> Self {
         self.checks.push(check);
         self
     }
 
-    /// The same policy with a plan added or replaced.
+    /// Returns the same policy with a plan added or replaced.
     #[must_use]
     pub fn with_plan(mut self, name: &str, plan: Plan) -> Self {
         self.plans.insert(name.to_owned(), plan);
         self
     }
 
-    /// Asks what needs no arguments: the permissions that the tool requires and the caller's plan.
+    /// Checks the tool's required permissions and the caller's plan, which need no arguments.
     pub(crate) fn enter(&self, execution: ExecutionId, caller: &Caller, tool: &ToolSpec) -> Result<Entry, Denied> {
         self.plan(caller)?;
         let missing: Vec<String> =
@@ -218,13 +218,13 @@ impl Policy {
         }
     }
 
-    /// The grant of what passed the entry, where there are no checks to ask.
+    /// Returns the grant at once if there are no checks to ask.
     pub(crate) fn unasked(&self, entry: &Entry, input: &Input) -> Option<Grant> {
         assert_eq!(entry.execution, input.execution(), "a proof belongs to one call");
         self.checks.is_empty().then_some(Grant { execution: entry.execution, ask: None })
     }
 
-    /// Asks every check about exactly what will run.
+    /// Asks every check about the exact arguments that will run.
     pub(crate) async fn judge(
         &self,
         entry: Entry,
@@ -256,7 +256,7 @@ impl Policy {
         Decision::Deny { rule: check.name().to_owned(), reason }
     }
 
-    /// The limits of the caller's plan.
+    /// Returns the limits of the caller's plan.
     pub(crate) fn plan(&self, caller: &Caller) -> Result<Plan, Denied> {
         match &caller.plan {
             None => Ok(Plan::UNLIMITED),
@@ -268,7 +268,7 @@ impl Policy {
         }
     }
 
-    /// Whether the caller's plan has room for a batch of this size.
+    /// Returns the caller's plan, or an error if a batch of this size exceeds it.
     pub(crate) fn check_batch(&self, caller: &Caller, size: usize) -> Result<Plan, Denied> {
         let plan = self.plan(caller)?;
         match plan.batch_max {

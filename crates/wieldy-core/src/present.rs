@@ -1,17 +1,17 @@
-//! Text for readers. A result for a model's context: within a budget, head and tail kept, nothing cut in the middle of
-//! a character. Text that others wrote, for people ([`shown`], [`shown_in_line`]): hidden characters are escaped.
+//! Text for readers. Writes results for a model's context: within a budget, with head and tail, never cut inside a
+//! character. Writes foreign text for people ([`shown`], [`shown_in_line`]): hidden characters are escaped.
 
 use std::borrow::Cow;
 use std::fmt::Write;
 
 use crate::call::{Content, ToolResult};
 
-/// How a result is written for a model.
+/// Options for writing a result for a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Presentation {
-    /// Whether tool, status and duration stand above.
+    /// True to begin with the tool, the status and the duration.
     pub header: bool,
-    /// How long the tool's own words may be.
+    /// Maximum size of the tool's own output.
     pub budget: Budget,
 }
 
@@ -21,12 +21,12 @@ impl Default for Presentation {
     }
 }
 
-/// How much of a model's context may be used.
+/// The share of a model's context that may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Budget {
-    /// So many characters.
+    /// This many characters.
     Characters(usize),
-    /// About so many tokens: four ASCII characters or one other character count as one.
+    /// About this many tokens: four ASCII characters or one other character count as one.
     Tokens(usize),
 }
 
@@ -51,7 +51,7 @@ impl Budget {
         }
     }
 
-    /// How many bytes of `characters` fit into `units`.
+    /// Returns how many bytes of `characters` fit into `units`.
     fn fitting(self, characters: impl Iterator<Item = char>, units: usize) -> usize {
         let mut left = units;
         let fits = |character: &char| {
@@ -91,7 +91,7 @@ pub fn present(result: &ToolResult, how: &Presentation) -> String {
     text
 }
 
-/// The tool's own words: its text, or else its structured answer.
+/// Returns the tool's own output: its text, or else its structured answer.
 fn body(result: &ToolResult) -> String {
     let mut body = String::new();
     for block in &result.content {
@@ -115,7 +115,7 @@ fn body(result: &ToolResult) -> String {
     }
 }
 
-/// The text within the budget: two thirds for the head, one for the tail, and what is missing between them.
+/// Cuts the text to the budget: two thirds for the head, one for the tail, and a note between them on what is missing.
 fn cut(text: &str, budget: Budget, artifact: Option<&str>) -> String {
     let units = budget.units();
     if budget.fitting(text.chars(), units) == text.len() {
@@ -129,18 +129,18 @@ fn cut(text: &str, budget: Budget, artifact: Option<&str>) -> String {
     format!("{head}\n… {left_out} characters left out{read_on} …\n{tail}")
 }
 
-/// Escapes the hidden characters of a text that others wrote. Line ends and tabs stay, and following lines are indented,
-/// so that they cannot pass for lines of ours.
+/// Escapes the hidden characters of foreign text. Line ends and tabs are kept, and all lines but the first are
+/// indented, so that foreign lines cannot pass for wieldy's own.
 pub fn shown(text: &str) -> String {
     visible(text).trim_end().replace('\n', "\n    ")
 }
 
-/// Escapes the hidden characters of a text that others wrote, line ends and tabs among them.
+/// Escapes the hidden characters of foreign text, line ends and tabs included.
 pub fn shown_in_line(text: &str) -> String {
     escaped(text, |_| false).into_owned()
 }
 
-/// Escapes the hidden characters of a text that others wrote, except line ends and tabs.
+/// Escapes the hidden characters of foreign text, except line ends and tabs.
 pub fn visible(text: &str) -> Cow<'_, str> {
     escaped(text, |c| matches!(c, '\n' | '\t'))
 }
@@ -160,7 +160,7 @@ fn escaped(text: &str, may_stay: impl Fn(char) -> bool) -> Cow<'_, str> {
     out.into()
 }
 
-/// Returns true for characters that control a terminal, turn the direction of text or have no width.
+/// Returns true for characters that control a terminal, change the direction of text or have no width.
 fn is_hidden(c: char) -> bool {
     c.is_control()
         || matches!(c,

@@ -1,4 +1,4 @@
-//! The program that a call would start: a person is asked about it, and it is compared again directly before it starts.
+//! The program that a call would start: shown to the person who confirms the call, and checked again before it starts.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::confirm::NoConsent;
 use crate::error::CallError;
 use crate::tool::SharedTool;
 
-/// A program that a call would start, as its tool knows it beforehand.
+/// The program that a call would start, as its tool describes it beforehand.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     /// The command line, for people.
@@ -19,27 +19,27 @@ pub struct Program {
     pub folder: PathBuf,
     /// The files of the workspace that the command line names.
     pub files: Vec<NamedFile>,
-    /// The number of names of the command line whose files are not hashed, because they are too many or too large.
+    /// The number of names in the command line whose files are not hashed, because they are too many or too large.
     pub unchecked: usize,
 }
 
 /// A file that a command line names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedFile {
-    /// The path from the workspace; `name -> path` where a symbolic link leads to the file.
+    /// The path from the workspace; `name -> path` if a symbolic link leads to the file.
     pub path: String,
     /// The hash of its content.
     pub hash: blake3::Hash,
 }
 
 impl Program {
-    /// Returns everything that a person agrees to, for the digest.
+    /// Returns everything that the person agrees to, for the digest.
     pub(crate) fn facts(&self) -> Value {
         let files: Vec<Value> = self.files.iter().map(|file| json!([file.path, file.hash.to_hex().as_str()])).collect();
         json!([self.command_line, self.folder.to_string_lossy(), files, self.unchecked])
     }
 
-    /// Returns what differs in the other one, in words.
+    /// Returns the differences from `now` in words, if there are any.
     fn difference(&self, now: &Self) -> Option<String> {
         let differs = |one: &Self, other: &Self| -> Vec<String> {
             one.files.iter().filter(|file| !other.files.contains(file)).map(|file| format!("`{}`", file.path)).collect()
@@ -64,7 +64,7 @@ pub(crate) struct Agreed {
 }
 
 impl Agreed {
-    /// Refuses the start of the program if it is no longer the one that the person agreed to.
+    /// Fails if the program is no longer the one that the person agreed to.
     pub(crate) async fn check(&self) -> Result<(), CallError> {
         let now = self.tool.program(&self.arguments, &self.confinement).await.map_err(|error| *error.error)?;
         let difference = match &now {

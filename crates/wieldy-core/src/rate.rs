@@ -1,7 +1,7 @@
-//! Rate limits and quotas: how many calls an agent, a tenant or a tool may have in some time.
+//! Rate limits and quotas: bounds the calls of an agent, a tenant or a tool in a time window.
 //!
-//! A call is counted by all limits that hold for it or, where one of them refuses it, by none. So all of them are looked
-//! at before the first one counts, and nobody else counts in between.
+//! A call counts against all limits that apply to it or, if one of them refuses it, against none. So all limits are
+//! checked under one lock before the first one counts.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -15,22 +15,22 @@ use crate::call::Caller;
 use crate::error::{CallError, Code};
 use crate::name::ToolName;
 
-/// So many calls in so much time, counted apart for each agent, tenant or tool.
+/// A limit of calls per time window, counted separately for each agent, tenant or tool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rate {
-    /// What is counted apart.
+    /// The unit that is counted separately.
     pub per: Per,
-    /// Only calls to this tool count; all where absent.
+    /// The only tool whose calls count; all tools if `None`.
     pub tool: Option<String>,
-    /// How many calls.
+    /// Maximum number of calls in a window.
     pub calls: NonZeroU32,
-    /// In how much time.
+    /// The length of the window.
     pub window: Duration,
-    /// How they are counted.
+    /// The way of counting.
     pub kind: RateKind,
 }
 
-/// What calls are counted by.
+/// The unit for which calls are counted separately.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Per {
@@ -42,37 +42,37 @@ pub enum Per {
     Tool,
 }
 
-/// How calls are counted.
+/// The way in which calls are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RateKind {
-    /// An even flow: what was used comes back bit by bit.
+    /// An even flow: used calls come back bit by bit.
     Rate,
-    /// An allowance: all of it comes back when the window is over.
+    /// An allowance: all calls come back when the window ends.
     Quota,
 }
 
 /// All rate limits and quotas of an executor.
 pub(crate) struct Rates {
     rates: Vec<Rate>,
-    /// What each of them has counted.
+    /// The counts of each limit.
     counts: Mutex<Vec<Counts>>,
 }
 
-/// What one limit has counted, apart for each key; a key that is absent has used nothing.
+/// The counts of one limit, separate for each key. An absent key has used nothing.
 #[derive(Default)]
 struct Counts {
     used: HashMap<String, Used>,
-    /// How many keys there may be before those that are as good as new are forgotten.
+    /// The number of keys above which expired keys are removed.
     sweep_at: usize,
 }
 
-/// What one key has used.
+/// The usage of one key.
 #[derive(Clone, Copy)]
 struct Used {
-    /// A flow: when everything has come back. An allowance: when its window ends.
+    /// For a rate: the time at which everything has come back. For a quota: the end of its window.
     until: Instant,
-    /// An allowance: how many calls there were in the window.
+    /// For a quota: the number of calls in the window.
     calls: u32,
 }
 
@@ -82,7 +82,7 @@ impl Rates {
         Self { rates, counts: Mutex::new(counts) }
     }
 
-    /// Counts one call, or says how long to wait; a call that is refused counts nowhere.
+    /// Counts one call, or returns an error with the time to wait. A refused call counts nowhere.
     pub(crate) fn count(&self, caller: &Caller, tool: &ToolName) -> Result<(), CallError> {
         if self.rates.is_empty() {
             return Ok(());
@@ -95,7 +95,7 @@ impl Rates {
             let key = rate.key(caller, tool);
             match rate.after_one_more(counts[place].used.get(&key).copied(), now) {
                 Ok(used) => counted.push((place, key, used)),
-                // Whoever waits for the longest has waited for all.
+                // Report the longest wait: after it, all limits allow the call.
                 Err(wait) if refused.is_none_or(|(_, longest)| wait > longest) => refused = Some((rate, wait)),
                 Err(_) => {}
             }
@@ -114,7 +114,7 @@ impl Counts {
     fn set(&mut self, key: String, used: Used, now: Instant) {
         const KEYS_MIN: usize = 10_000;
         self.used.insert(key, used);
-        // Keys that are as good as new need not be remembered.
+        // An expired key is the same as an absent one.
         if self.used.len() > self.sweep_at.max(KEYS_MIN) {
             self.used.retain(|_, used| used.until > now);
             self.sweep_at = self.used.len() * 2;
@@ -136,13 +136,13 @@ impl Rate {
         }
     }
 
-    /// What a key has used after one more call now, or how long that call has to wait.
+    /// Returns the usage of a key after one more call now, or the time which that call has to wait.
     fn after_one_more(&self, used: Option<Used>, now: Instant) -> Result<Used, Duration> {
         let used = used.filter(|used| used.until > now).unwrap_or(Used { until: now, calls: 0 });
         match self.kind {
             RateKind::Rate => {
-                // Each call takes its share of the window, and what is taken may not reach beyond the window's end. This is
-                // the generic cell rate algorithm. A window too short to divide means a rate nobody can reach.
+                // The generic cell rate algorithm: each call takes its share of the window, and the sum of the shares
+                // may not reach beyond the window's end. In a window too short to divide, a share is at least 1 ns.
                 let share = (self.window / self.calls.get()).max(Duration::from_nanos(1));
                 let until = used.until + share;
                 let wait = until.duration_since(now).saturating_sub(share * self.calls.get());
@@ -231,7 +231,7 @@ mod tests {
                 window: Duration::from_secs(10),
                 kind,
             };
-            // The wide ones stand before and after the narrow one that refuses.
+            // The wider limits come before and after the narrow one that refuses.
             let rates = Rates::new(vec![rate(None, 3, kind), rate(Some("t"), 1, RateKind::Quota), rate(None, 3, kind)]);
             let count = |tool: &str| {
                 let error = rates.count(&Caller::agent("a"), &ToolName::new(tool).expect("a name")).err()?;

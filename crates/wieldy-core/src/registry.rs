@@ -1,4 +1,4 @@
-//! The registry: which tools there are, under which names, and who sees them.
+//! The tool registry: looks tools up by name, alias or short name, and decides which callers see them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, RwLock};
@@ -36,7 +36,8 @@ impl Registered {
             ToolName::new(alias).map_err(wrong)?;
         }
         let unusable = |which, source| RegisterError::Schema { tool: name.to_string(), which, source };
-        // Tests compile the schemas of built-in tools. Most commands use one of these tools, and need not wait for the rest.
+        // Most commands use only one built-in tool, so the schemas of the others are not compiled now. Tests compile
+        // them all.
         let is_ours = spec.provider == Provider::Builtin;
         let input = if is_ours { Schema::check(&spec.input_schema) } else { Schema::compile(&spec.input_schema) };
         let input = input.map_err(|source| unusable("input", source))?;
@@ -45,17 +46,17 @@ impl Registered {
         let output = output.transpose();
         let output = output.map_err(|source| unusable("output", source))?;
         let (provider, hash) = (spec.provider.to_string().into(), spec.hash());
-        // Only now: the schema is known to be of a depth that can be walked.
+        // Only now: the checks above guarantee that the schema is not too deep to walk.
         let sensitive = sensitive_names(&spec);
         Ok(Self { name, spec, provider, input, output, tool, hash, sensitive })
     }
 
-    /// What the tool declares.
+    /// Returns the tool's declaration.
     pub fn spec(&self) -> &ToolSpec {
         &self.spec
     }
 
-    /// The hash of what the tool declares.
+    /// Returns the hash of the tool's declaration.
     pub fn hash(&self) -> blake3::Hash {
         self.hash
     }
@@ -66,80 +67,80 @@ impl Registered {
     }
 }
 
-/// A name that nobody checked, fit to be shown.
+/// Escapes and shortens an unchecked name, for messages.
 fn shown(name: &str) -> String {
     name.chars().take(64).flat_map(char::escape_debug).collect()
 }
 
-/// Why a tool cannot be registered.
+/// The reason why a tool cannot be registered.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    /// Its name or an alias is not one.
+    /// The tool's name or an alias is not valid.
     #[error("the tool `{tool}` cannot be registered")]
     Name {
         /// The tool.
         tool: String,
-        /// Why.
+        /// The reason.
         #[source]
         source: NameError,
     },
-    /// Its schema cannot be used.
+    /// One of the tool's schemas cannot be used.
     #[error("the {which} schema of the tool `{tool}` cannot be used")]
     Schema {
         /// The tool.
         tool: String,
-        /// Input or output.
+        /// The kind of schema: `input` or `output`.
         which: &'static str,
-        /// Why.
+        /// The reason.
         #[source]
         source: SchemaError,
     },
-    /// The name is taken by somebody else's tool.
+    /// A tool of another provider, or another tool of the same provider, already has the name.
     #[error(
         "`{name}` of {newcomer} would hide the tool of {holder} with the same name; give it another or a qualified one"
     )]
     Shadows {
         /// The name.
         name: String,
-        /// Who wants it.
+        /// The provider of the new tool.
         newcomer: Provider,
-        /// Who has it.
+        /// The provider of the registered tool.
         holder: Provider,
     },
 }
 
-/// What registering a tool did.
+/// The effect of registering a tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Registration {
     /// The tool is new.
     New,
-    /// The same tool was there and promised the same.
+    /// The same tool was registered, with the same declaration.
     Same,
-    /// The same tool was there and promised something else.
+    /// The same tool was registered, with a different declaration.
     Changed {
-        /// The hash of what it promised.
+        /// The hash of the earlier declaration.
         previous: blake3::Hash,
-        /// The hash of what it promises now.
+        /// The hash of the current declaration.
         current: blake3::Hash,
     },
 }
 
-/// Why no tool was found.
+/// The reason why no tool was found.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotFound {
-    /// No tool of that name is visible.
+    /// No tool of that name is visible to the caller.
     #[error("there is no tool `{name}`{}", because.as_ref().map(|why| format!(": {why}")).unwrap_or_default())]
     Unknown {
-        /// What was asked for, fit to be shown.
+        /// The requested name, escaped for display.
         name: String,
-        /// What may have been meant.
+        /// Similar names, which the caller may have meant.
         near: Vec<String>,
-        /// The reason why the tools of that server are missing, if they are not known.
+        /// The reason why the server's tools are missing, if they are.
         because: Option<String>,
         /// The advice that goes with the reason.
         advice: Option<String>,
     },
-    /// A short name that several servers have.
+    /// Several servers have a tool with this short name.
     #[error("`{name}` could be any of `{}`", candidates.join("`, `"))]
     Ambiguous {
         /// The short name.
@@ -166,16 +167,16 @@ impl From<NotFound> for CallError {
     }
 }
 
-/// Which tools to list; what is not set does not matter.
+/// A filter for listing tools. A field that is `None` matches every tool.
 #[derive(Debug, Clone, Default)]
 pub struct ToolFilter {
     /// The category.
     pub category: Option<String>,
     /// A scope that the tool is for.
     pub scope: Option<String>,
-    /// Where it comes from, such as `builtin` or `mcp:git`.
+    /// The provider, such as `builtin` or `mcp:git`.
     pub provider: Option<String>,
-    /// Whether it changes nothing.
+    /// True for tools that change nothing, false for the others.
     pub read_only: Option<bool>,
     /// Words in its name, title or description.
     pub text: Option<String>,
@@ -201,7 +202,7 @@ impl ToolFilter {
 #[derive(Default)]
 pub struct Registry {
     names: RwLock<Names>,
-    /// How often the tools changed.
+    /// The number of changes to the tools.
     generation: watch::Sender<u64>,
 }
 
@@ -209,20 +210,20 @@ pub struct Registry {
 struct Names {
     tools: HashMap<ToolName, Arc<Registered>, RandomState>,
     aliases: HashMap<String, ToolName, RandomState>,
-    /// Short names of qualified tools, with every tool that has them.
+    /// Short names of qualified tools, each with every tool that has it.
     short: HashMap<String, Vec<ToolName>>,
     /// The servers whose tools are missing, each with the reason.
     missing: HashMap<String, Missing>,
 }
 
-/// The reason why the tools of a server are missing, for callers who ask for one.
+/// The reason why the tools of a server are missing, reported to callers that ask for one of them.
 #[derive(Debug, Clone)]
 pub struct Missing {
     /// The reason.
     pub why: String,
     /// The advice to the caller.
     pub advice: String,
-    /// Wakes those who can start the server: each call of one of its tools does.
+    /// A signal that a caller wants one of the server's tools. It wakes the task that starts the server.
     pub wanted: Arc<Notify>,
 }
 
@@ -254,7 +255,7 @@ impl Registry {
         })
     }
 
-    /// Takes a tool away; calls that run go on.
+    /// Removes a tool. Its running calls continue.
     pub(crate) fn remove(&self, name: &str) -> bool {
         let removed = self.names.write().expect("no code panics while it holds the names").remove(name).is_some();
         if removed {
@@ -263,7 +264,7 @@ impl Registry {
         removed
     }
 
-    /// Says why tools of this server may be missing, or that none is.
+    /// Sets the reason why tools of this server are missing, or clears it.
     pub(crate) fn explain_missing(&self, server: &str, missing: Option<Missing>) {
         let mut names = self.names.write().expect("no code panics while it holds the names");
         match missing {
@@ -276,17 +277,18 @@ impl Registry {
         self.generation.send_modify(|generation| *generation += 1);
     }
 
-    /// How often the tools changed: what was made of them holds for as long as this stays the same.
+    /// Returns the number of changes to the tools so far. Anything derived from the tools is valid while it stays the
+    /// same.
     pub fn generation(&self) -> u64 {
         *self.generation.borrow()
     }
 
-    /// Tells whoever waits that the tools changed.
+    /// Returns a receiver that is notified when the tools change.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.generation.subscribe()
     }
 
-    /// Finds a tool by its name, an alias, or its short name while that is unambiguous; only what the caller may see.
+    /// Finds a tool by its name, an alias or an unambiguous short name. Finds only tools that the caller may see.
     pub fn find(&self, name: &str, caller: &Caller) -> Result<Arc<Registered>, NotFound> {
         let names = self.names.read().expect("no code panics while it holds the names");
         if let Some(tool) = names.holder(name).filter(|tool| tool.is_visible_to(caller)) {
@@ -317,7 +319,7 @@ impl Registry {
         }
     }
 
-    /// The tools that the caller may see and the filter wants, by name.
+    /// Returns the tools that the caller may see and the filter matches, sorted by name.
     pub fn list(&self, caller: &Caller, filter: &ToolFilter) -> Vec<Arc<Registered>> {
         let names = self.names.read().expect("no code panics while it holds the names");
         let wanted = names.tools.values().filter(|tool| tool.is_visible_to(caller) && filter.wants(tool));
@@ -326,7 +328,8 @@ impl Registry {
         tools
     }
 
-    /// What must not be written down of a call to that name, whoever asks and whichever tool of several is meant.
+    /// Returns the arguments that must not be written down for a call to that name: those of every tool that it may
+    /// mean.
     pub(crate) fn sensitive(&self, name: &str) -> Marked {
         let names = self.names.read().expect("no code panics while it holds the names");
         if let Some(tool) = names.holder(name) {

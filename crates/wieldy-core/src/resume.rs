@@ -1,4 +1,4 @@
-//! What outlives an executor: results that are still asked for, and calls that are run again.
+//! Resuming after a restart: restores results that clients may still ask for, and reruns interrupted calls.
 
 use std::sync::Arc;
 
@@ -13,15 +13,16 @@ use crate::journal::{Interrupted, RememberedAnswer};
 use crate::outcome::Outcome;
 
 impl Executor {
-    /// Runs again, as tasks, what earlier executors left open and whose callers wanted that. Those whose tools must not
-    /// be run twice end as *outcome unknown*. Must be called within a tokio runtime; the second time there is nothing to do.
+    /// Runs the calls again, as tasks, that earlier executors left open and whose callers asked for that. If a tool
+    /// must not run twice, its call ends as *outcome unknown*. Must be called within a tokio runtime; a second call
+    /// does nothing.
     pub fn resume(&self) -> Vec<ExecutionId> {
         let interrupted =
             std::mem::take(&mut *self.inner.interrupted.lock().expect("no code panics while it holds them"));
         interrupted.into_iter().map(|was| self.go_on(self.reopen(was))).collect()
     }
 
-    /// The entry of a call that an earlier executor left open, to be carried on.
+    /// Returns a new entry for a call that an earlier executor left open.
     fn reopen(&self, was: Interrupted) -> Box<Entry> {
         let engine = &*self.inner;
         let call = Call {
@@ -49,7 +50,7 @@ impl Executor {
         Entry::reopened(self, call, flight, tool, refused)
     }
 
-    /// Takes in what earlier executors answered.
+    /// Takes over the results of earlier executors.
     pub(crate) fn restore(&self, answers: Vec<RememberedAnswer>) {
         for RememberedAnswer { result, tenant, task, keyed } in answers {
             if let Some(keyed) = &keyed {
@@ -63,9 +64,9 @@ impl Executor {
 }
 
 impl Options {
-    /// Whether an executor that knows nothing of these options may run the call again, as the caller wants.
+    /// Returns true if a later executor, which does not know these options, may run the call again.
     pub(crate) fn may_rerun(&self) -> bool {
-        // All of them by name, so that nobody adds one without a thought about it.
+        // Every field is listed, so that a new option cannot be forgotten here.
         let Self {
             timeout,
             queue_timeout,
@@ -85,7 +86,8 @@ impl Options {
             labels: _,
         } = self;
         *rerun
-            // Whoever has a key comes back with it: a run that does not know of the key would be one more.
+            // A client with an idempotency key sends the call again itself: a rerun without the key would be a second
+            // run.
             && idempotency_key.is_none()
             && [timeout, queue_timeout, deadline, silence].into_iter().all(Option::is_none)
             && retries.is_none()

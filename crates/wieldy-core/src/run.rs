@@ -1,4 +1,4 @@
-//! What a running tool has in its hands: [`Run`].
+//! [`Run`]: the interface of a running tool for progress, output, artifacts and programs.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,11 +23,11 @@ use crate::program::Agreed;
 use crate::redact::StreamRedactor;
 use crate::sandbox::{Breach, Exit, Level, OutputSink, Sandbox, SandboxError, Stream};
 
-/// Output is shown as progress at most this often, and then together.
+/// The shortest time between two progress events with output. Output in between is shown together.
 const OUTPUT_EVERY: Duration = Duration::from_millis(100);
-/// How much of it is shown at once.
+/// Maximum bytes of output in one progress event.
 const UNSHOWN_MAX: usize = 8 * 1024;
-/// How large a picture or sound may be, in base64, to be part of a result.
+/// Maximum size of a picture or sound within a result, in base64.
 const MEDIA_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 /// One attempt at running a tool, seen from the tool. Cheap to clone.
@@ -39,33 +39,33 @@ pub struct Run {
 struct Shared {
     flight: Arc<Flight>,
     attempt: u32,
-    /// Made when somebody asks for it: most tools never do.
+    /// Made on first use: most tools never ask for it.
     stop: OnceLock<CancellationToken>,
     confinement: Arc<Confinement>,
     level: Level,
     sandbox: Option<Arc<dyn Sandbox>>,
     destination: Destination,
-    /// A tool that keeps its run does not keep the executor.
+    // A weak pointer, so that a tool that keeps its run does not keep the executor alive.
     engine: Weak<Inner>,
-    /// Few runs print anything.
+    /// Made on first output: few runs print anything.
     unshown: Mutex<Option<Box<Unshown>>>,
 }
 
 /// The places that output goes to.
 pub(crate) struct Destination {
-    /// The maximal size of the text of a result.
+    /// Maximum size of the text of a result.
     pub(crate) inline_max: u64,
     pub(crate) artifacts: Arc<dyn Artifacts>,
     /// A sink that gets all output as it comes.
     pub(crate) live: Option<Arc<dyn OutputSink>>,
 }
 
-/// Output that was captured and not yet shown as progress.
+/// Output that is captured but not yet shown as progress.
 struct Unshown {
-    /// As it came.
+    /// The output that the redactor has not yet seen.
     bytes: Vec<u8>,
     stream: Stream,
-    /// The same without secrets, as far as it can be shown.
+    /// The redacted text, ready to be shown.
     text: String,
     stdout: StreamRedactor,
     stderr: StreamRedactor,
@@ -73,7 +73,7 @@ struct Unshown {
 }
 
 impl Unshown {
-    /// The stream that was printed to last.
+    /// Returns the redactor of the stream that was printed to last.
     fn current(&self) -> &StreamRedactor {
         match self.stream {
             Stream::Stdout => &self.stdout,
@@ -87,7 +87,7 @@ impl Unshown {
         Self { bytes: Vec::new(), stream: Stream::Stdout, text: String::new(), stdout, stderr, shown }
     }
 
-    /// Takes the secrets out of what came; of a stream that ends, out of all that is left.
+    /// Redacts the new bytes. At the end of a stream, also the text that the redactor still holds back.
     fn redact(&mut self, ends: bool) {
         let stream = match self.stream {
             Stream::Stdout => &mut self.stdout,
@@ -97,13 +97,13 @@ impl Unshown {
         if self.bytes.is_empty() && !(ends && stream.is_holding()) {
             return;
         }
-        // Everything is looked at, or else a secret that begins in what nobody reads would not be known by its end.
+        // The redactor must see all bytes, even those that are dropped below: a secret may begin in them.
         let mut text = stream.push(&self.bytes);
         if ends {
             text.push_str(&stream.finish());
         }
         self.bytes.clear();
-        // What an observer could not read anyway need not be carried to it.
+        // A progress event shows no more than this, so the rest is dropped.
         let room = UNSHOWN_MAX.saturating_sub(self.text.len());
         self.text.push_str(&text[..text.floor_char_boundary(room)]);
     }
@@ -140,27 +140,27 @@ impl Run {
         }
     }
 
-    /// The engine's id of this execution.
+    /// Returns the engine's id of this execution.
     pub fn execution_id(&self) -> ExecutionId {
         self.shared.flight.id
     }
 
-    /// Which attempt this is, from 1.
+    /// Returns the number of this attempt, from 1.
     pub fn attempt(&self) -> u32 {
         self.shared.attempt
     }
 
-    /// On whose behalf the tool runs.
+    /// Returns the caller of the tool.
     pub fn caller(&self) -> &Caller {
         &self.shared.flight.subject.caller
     }
 
-    /// What the run may read, write, reach and use.
+    /// Returns the confinement of the run: its rights to files, the network and resources.
     pub fn confinement(&self) -> &Confinement {
         &self.shared.confinement
     }
 
-    /// Where large outputs are kept.
+    /// Returns the store for large outputs.
     pub fn artifacts(&self) -> &Arc<dyn Artifacts> {
         &self.shared.destination.artifacts
     }
@@ -169,31 +169,31 @@ impl Run {
         self.shared.level
     }
 
-    /// Returns the executor, unless it is gone.
+    /// Returns the executor, unless it has been dropped.
     pub(crate) fn engine(&self) -> Option<Arc<Inner>> {
         self.shared.engine.upgrade()
     }
 
-    /// Is cancelled when the run must end: by a clock, by somebody, with the executor. A tool that heeds it can
-    /// clean up and answer with what it has; one that does not is dropped after the grace time.
+    /// Returns the token that is cancelled when the run must end: on a timeout, a cancellation or the executor's end. A
+    /// tool that heeds it can clean up and return a partial result. Another is dropped after the grace time.
     pub fn stop(&self) -> &CancellationToken {
         self.shared.stop.get_or_init(|| self.shared.flight.stop().child_token())
     }
 
-    /// Says how far the run is and counts as a sign of life; `percent` from 0 to 100.
+    /// Reports progress, which also counts as a sign of life. `percent` is from 0 to 100.
     pub fn progress(&self, percent: impl Into<Option<f64>>, message: impl Into<String>) {
         let percent = percent.into().filter(|percent| percent.is_finite()).map(|percent| percent.clamp(0.0, 100.0));
         self.show(percent, message.into(), None);
     }
 
-    /// Says that something is not as it should be; the run goes on.
+    /// Reports that something is not as it should be. The run continues.
     pub fn warn(&self, message: impl Into<String>) {
         if self.is_current() {
             self.shared.flight.record(Body::CallWarning { message: message.into() });
         }
     }
 
-    /// Adds to what the run has printed: kept should the run be cut short, shown to observers as it comes.
+    /// Adds to the output of the run. It is captured in case the run is cut short, and shown to observers as it comes.
     pub fn output(&self, stream: Stream, bytes: &[u8]) {
         let flight = &self.shared.flight;
         if !self.is_current() {
@@ -208,7 +208,8 @@ impl Run {
         let unshown = unshown.get_or_insert_with(|| Box::new(Unshown::new(flight)));
         if unshown.stream != stream {
             self.flush(unshown);
-            // A result has both streams in one text, in which the rest of the secret would stand apart.
+            // A result joins both streams in one text, so this stream's output may split the secret and redaction would
+            // miss it.
             if unshown.current().is_within_secret() {
                 flight.subject.arguments.note_parted();
             }
@@ -223,8 +224,8 @@ impl Run {
         }
     }
 
-    /// Everything printed so far as the answer: head and tail within the limit of a result, and as much as the run's limit
-    /// `output_bytes` lets be kept in an artifact.
+    /// Returns everything printed so far as the answer: head and tail within the limit of a result. The whole output,
+    /// up to the run's limit `output_bytes`, goes to an artifact.
     pub fn captured(&self) -> Outcome {
         self.show_rest();
         let Some(captured) = self.shared.flight.captured() else { return Outcome::default() };
@@ -236,8 +237,8 @@ impl Run {
         }
     }
 
-    /// Makes an outcome fit into a result: text beyond the limit goes to an artifact, head and tail stay. Structured
-    /// content and what is not text cannot be cut, so they go as a whole.
+    /// Makes an outcome fit into a result. Text beyond the limit goes to an artifact, and its head and tail are kept.
+    /// Structured content and media cannot be cut, so they are moved as a whole.
     pub(crate) fn fit(&self, outcome: &mut Outcome) {
         for block in &mut outcome.content {
             let (what, bytes_max) = match block {
@@ -261,7 +262,7 @@ impl Run {
         }
         let is_text = |block: &Content| matches!(block, Content::Text { .. });
         let text_bytes: u64 = outcome.content.iter().filter(|block| is_text(block)).map(Content::bytes).sum();
-        // What a tool captured is already cut, with a line that says so.
+        // Text with an artifact was captured by the tool and is already cut, with a line that says so.
         if text_bytes > self.shared.destination.inline_max && outcome.artifact.is_none() {
             let mut capture = self.new_capture();
             capture.write(Content::text_of(&outcome.content).as_bytes());
@@ -276,11 +277,11 @@ impl Run {
         {
             let (artifact, told) = self.left_out(&structured.to_string(), "structured content");
             outcome.content.push(Content::text(told));
-            // The whole text, if it has an artifact, is what the result names; the line above names this one.
+            // The artifact of the whole text takes precedence in the result; the line above names this one.
             outcome.artifact = outcome.artifact.or(artifact);
             outcome.partial = true;
         }
-        // Notes on blocks belong to the blocks as they came.
+        // Notes on blocks apply only to the original blocks.
         if let Some(passed_on) = outcome.passed_on.as_mut().filter(|_| outcome.partial) {
             passed_on.blocks.clear();
         }
@@ -288,7 +289,7 @@ impl Run {
         outcome.passed_on.take_if(|passed_on| **passed_on == PassedOn::default() || passed_on.bytes() > inline_max);
     }
 
-    /// Keeps something whole, and says so.
+    /// Stores a content block as an artifact, and returns a line that says so.
     fn left_out(&self, json: &str, what: &str) -> (Option<ArtifactId>, String) {
         let mut capture = self.new_capture();
         capture.write(json.as_bytes());
@@ -308,13 +309,14 @@ impl Run {
         )
     }
 
-    /// Runs a program in the run's sandbox. Its output is captured; on a stop its whole tree is gone before this returns.
+    /// Runs a program in the run's sandbox. Its output is captured. On a stop, its whole process tree is gone on
+    /// return.
     pub async fn execute(&self, command: &Command) -> Result<Exit, RunError> {
         self.execute_into(command, Arc::new(self.clone())).await
     }
 
-    /// Like [`Run::execute`], for a tool that must tell the streams apart: `output` gets them, and hands on to
-    /// [`Run::output`] what should be captured.
+    /// Runs a program like [`Run::execute`], for a tool that must tell the streams apart: `output` gets them, and
+    /// passes the output to capture on to [`Run::output`].
     pub async fn execute_into(&self, command: &Command, output: Arc<dyn OutputSink>) -> Result<Exit, RunError> {
         let Some(sandbox) = &self.shared.sandbox else {
             return Err(RunError::from(unavailable(self.shared.level)).before_effect());
@@ -323,7 +325,7 @@ impl Run {
         if let Some(agreed) = flight.agreed.get() {
             agreed.check().await.map_err(|error| RunError::from(error).before_effect())?;
         }
-        // A run that was left behind may go on for a moment, and its call's history is closed.
+        // A run that was left behind may continue for a moment, but the history of its call is closed.
         let watched = Watched::new(output, move |violation| {
             if !flight.is_over() {
                 flight.record(violation);
@@ -337,7 +339,7 @@ impl Run {
         })
     }
 
-    /// What it takes to run a program that goes on when this run is over, in the sandbox of the caller's session.
+    /// Returns a [`Background`], which runs programs that outlive this run, in the sandbox of the caller's session.
     pub fn background(&self) -> Result<Background, RunError> {
         let Some(session) = self.caller().session_key() else {
             let told = "what runs in the background belongs to a session, and this call is part of none";
@@ -349,7 +351,7 @@ impl Run {
             return Err(RunError::from(unavailable(self.shared.level)).before_effect());
         };
         let flight = &self.shared.flight;
-        // When something is refused, the call will be over: it is the session's.
+        // By the time of a denial the call may be over, so the event belongs to the session.
         let (tool, caller) = (flight.subject.tool.clone(), Arc::clone(&flight.subject.caller));
         let subject = Arc::new(Subject { tool, ..Subject::of(caller) });
         let recorder = Arc::clone(flight.recorder());
@@ -357,12 +359,12 @@ impl Run {
         Ok(Background { session, sandbox, confinement: self.placed(), recorder, subject, agreed })
     }
 
-    /// The confinement with the sandbox that the caller's processes run in.
+    /// Returns the confinement with the sandbox that the caller's processes run in.
     fn placed(&self) -> Confinement {
         Confinement { place: place(self.caller()), ..Confinement::clone(&self.shared.confinement) }
     }
 
-    /// Says that a file changed since the session last read it.
+    /// Reports that a file changed since the session last read it.
     pub fn source_stale(&self, path: &str, previous_hash: &str, current_hash: Option<&str>) {
         let change = if current_hash.is_some() { "changed" } else { "was removed" };
         self.shared.flight.record(Body::SourceStale {
@@ -373,18 +375,18 @@ impl Run {
         });
     }
 
-    /// Leaves the agent a note, now or as a reminder.
+    /// Leaves the agent a note, shown now or as a reminder.
     pub fn note(&self, note: Note) {
         let body = if note.category == "reminder" { Body::SelfRemind(note) } else { Body::SelfNotify(note) };
         self.shared.flight.record(body);
     }
 
-    /// Whether this attempt is the one that runs: an earlier one that was left behind has nothing to say any more.
+    /// Returns true if this attempt is the current one. Reports of an earlier attempt that was left behind are ignored.
     fn is_current(&self) -> bool {
         self.shared.flight.state() == CallState::Running { attempt: self.shared.attempt }
     }
 
-    /// Shows what is left of the output, at the end of the run.
+    /// Shows the rest of the output, at the end of the run.
     pub(crate) fn show_rest(&self) {
         let mut unshown = self.shared.unshown.lock().expect("no code panics while it holds the text");
         let Some(unshown) = &mut *unshown else { return };
@@ -414,8 +416,8 @@ impl Run {
     }
 }
 
-/// Runs programs beyond the end of the run that it came from, for as long as its holder wants. Of what they do, only that is recorded
-/// which they were refused.
+/// Runs programs beyond the end of the run that it came from, for as long as its holder wants. Only denials are
+/// recorded of these programs.
 #[derive(Clone)]
 pub struct Background {
     session: SessionKey,
@@ -427,7 +429,7 @@ pub struct Background {
 }
 
 impl Background {
-    /// Whose programs these are.
+    /// Returns the session that owns the programs.
     pub fn session(&self) -> &SessionKey {
         &self.session
     }
@@ -443,7 +445,7 @@ impl Background {
             agreed.check().await?;
         }
         let (recorder, subject) = (Arc::clone(&self.recorder), Arc::clone(&self.subject));
-        // Nobody waits for it: a history that cannot be written stops new calls.
+        // An error is ignored, because no caller waits: a history that cannot be written stops new calls.
         let watched = Watched::new(output, move |violation| {
             let _ = recorder.append(&subject, violation, Timestamp::now(), None);
         });
@@ -451,11 +453,11 @@ impl Background {
     }
 }
 
-/// Where a program's output goes, and an event for each thing that it is refused.
+/// An output sink that also records an event for each denial.
 struct Watched<F> {
     output: Arc<dyn OutputSink>,
     record: F,
-    /// How many refusals were recorded.
+    /// The number of recorded denials.
     recorded: AtomicUsize,
 }
 
@@ -472,7 +474,7 @@ impl<F: Fn(Body) + Send + Sync + 'static> Watched<F> {
         stop: CancellationToken,
     ) -> Result<Exit, SandboxError> {
         let exit = sandbox.execute(command, confinement, Arc::clone(&self) as _, stop).await?;
-        // Those that came while it ran are the first ones.
+        // The denials already recorded while the program ran are the first ones of the list.
         for breach in exit.breaches.iter().skip(self.recorded.load(Ordering::Acquire)) {
             self.record(&exit.sandbox, breach);
         }
@@ -496,7 +498,8 @@ impl<F: Fn(Body) + Send + Sync + 'static> OutputSink for Watched<F> {
     }
 }
 
-/// Where a caller's processes run: in its own sandbox if it has one, else in that of its session, else each in a new one.
+/// Returns the sandbox for a caller's processes: the caller's own if it has one, else that of its session, else a new
+/// one for each process.
 pub(crate) fn place(caller: &Caller) -> Place {
     match &caller.parent_sandbox {
         Some(id) => Place::Sandbox(id.clone()),
@@ -504,7 +507,7 @@ pub(crate) fn place(caller: &Caller) -> Place {
     }
 }
 
-/// A weaker level is never used instead: whoever wants one must ask for it.
+/// Returns the error for a missing isolation level. A weaker level is never used instead: the caller must ask for it.
 pub(crate) fn unavailable(level: Level) -> CallError {
     let told = format!("the isolation level `{level}` is not available here: this executor has none");
     CallError::new(Code::SandboxCreationFailed, told)
@@ -512,7 +515,7 @@ pub(crate) fn unavailable(level: Level) -> CallError {
         .detail("level", level.as_str())
 }
 
-/// Whether a value takes more bytes than this when it is written as JSON.
+/// Returns true if a value takes more than this many bytes when written as JSON.
 fn json_exceeds(value: &serde_json::Value, bytes_max: u64) -> bool {
     struct Room(u64);
 

@@ -1,6 +1,6 @@
-//! The custody that a tool's process runs in: the [`Sandbox`] port and what it gives.
+//! The [`Sandbox`] port: runs processes in isolation, and reports how they ended.
 //!
-//! Core decides *what* a run may read, write, reach and use; a backend in `wieldy-sandbox` sees to it.
+//! Core decides *what* a run may read, write, reach and use; a backend in `wieldy-sandbox` enforces it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,16 +15,16 @@ use crate::call::SandboxRef;
 use crate::confinement::{Command, Confinement, ResourceLimits, SessionKey};
 use crate::error::{CallError, Code};
 
-/// A place to run processes in. One per isolation level, given to the executor when it is built.
+/// A backend that runs processes at one isolation level. The executor gets one per level when it is built.
 pub trait Sandbox: Send + Sync + 'static {
-    /// The isolation that this backend gives.
+    /// Returns the isolation level of this backend.
     fn level(&self) -> Level;
 
-    /// Runs the command to its end in the sandbox that the confinement names, handing output to `output` as it comes.
+    /// Runs the command to its end in the sandbox that the confinement names, and passes its output to `output`.
     ///
-    /// Once `stop` is cancelled, the whole process tree is told to end, given the grace time and then
-    /// killed; this returns only when no process of it is left. The same holds when the future is dropped,
-    /// except that nobody waits.
+    /// Once `stop` is cancelled, the whole process tree is asked to end, given the grace time and then killed. This
+    /// returns only when no process of the tree is left. If the future is dropped, the same happens, but no caller
+    /// waits for it.
     fn execute<'a>(
         &'a self,
         command: &'a Command,
@@ -33,65 +33,65 @@ pub trait Sandbox: Send + Sync + 'static {
         stop: CancellationToken,
     ) -> BoxFuture<'a, Result<Exit, SandboxError>>;
 
-    /// Makes a sandbox that stays until it is destroyed or has been idle for long.
+    /// Makes a sandbox that lives until it is destroyed or has been idle for long.
     fn create<'a>(&'a self, _confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
         let reason = format!("the isolation level `{}` makes a sandbox for each command and keeps none", self.level());
         Box::pin(async { Err(SandboxError::Creation { reason }) })
     }
 
-    /// The sandboxes there are.
+    /// Returns the existing sandboxes.
     fn list(&self) -> Vec<SandboxStatus> {
         Vec::new()
     }
 
-    /// Ends everything in a sandbox and takes it away; false if there is none of that id.
+    /// Kills all processes in a sandbox and removes it. Returns false if there is no sandbox with this id.
     fn destroy<'a>(&'a self, _id: &'a SandboxId) -> BoxFuture<'a, bool> {
         Box::pin(async { false })
     }
 
-    /// Names who wants to hear of sandboxes that are made and go.
+    /// Sets the listener that is called when a sandbox is made or removed.
     fn listen(&self, _listener: Arc<dyn Fn(SandboxChange) + Send + Sync>) {}
 }
 
-/// What happened to a sandbox.
+/// A change in the list of sandboxes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SandboxChange {
-    /// It was made.
+    /// The sandbox was made.
     Created(SandboxRef),
-    /// It is gone.
+    /// The sandbox is gone.
     Destroyed(SandboxRef),
 }
 
-/// How a sandbox stands.
+/// The state of a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SandboxStatus {
-    /// Which one.
+    /// The sandbox.
     #[serde(flatten)]
     pub sandbox: SandboxRef,
-    /// Whose session it belongs to.
+    /// The session that it belongs to.
     pub session: Option<SessionKey>,
-    /// When it was made.
+    /// The time at which it was made.
     pub created_at: Timestamp,
-    /// How many commands run in it now.
+    /// The number of commands that run in it now.
     pub running: usize,
-    /// How many commands it has run.
+    /// The number of commands that it has run.
     pub executed: u64,
-    /// What all its commands may use together.
+    /// The limits that all its commands share.
     pub limits: ResourceLimits,
-    /// What sees to each limit.
+    /// The enforcer of each limit.
     pub enforcement: Vec<Enforcement>,
 }
 
-/// What sees to a limit.
+/// The enforcer of one limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Enforcement {
     /// The limit's name, as in [`ResourceLimits`].
     pub limit: &'static str,
-    /// Who enforces it.
+    /// The enforcer.
     pub by: Enforcer,
 }
 
-/// Who enforces a limit.
+/// The component that enforces a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Enforcer {
@@ -101,39 +101,40 @@ pub enum Enforcer {
     KernelPerProcess,
     /// The kernel, for all that runs in a sandbox: calls that run there at the same time share it.
     KernelPerSandbox,
-    /// A watcher that looks many times a second and ends what has gone too far.
+    /// A watcher that checks usage many times a second, and kills processes above the limit.
     Watcher,
-    /// The executor, which stops keeping what comes after.
+    /// The executor, which stores no output beyond the limit.
     Executor,
-    /// Nobody.
+    /// The limit is not enforced.
     Nobody,
 }
 
-/// Takes the output of a process as it comes, and what else there is to say of it. Called from the reading task: it must not block for long.
+/// A receiver of a process's output and denials, as they come. Called from the reading task: it must not block for
+/// long.
 pub trait OutputSink: Send + Sync {
-    /// Takes the next bytes of one stream.
+    /// Receives the next bytes of one stream.
     fn write(&self, stream: Stream, bytes: &[u8]);
 
-    /// Hears that something was refused, where a backend knows when it happens. It is among [`Exit::breaches`] too, in this order
-    /// and before all that is known only at the end.
+    /// Receives a denial, from backends that notice it when it happens. [`Exit::breaches`] lists it too, in this order
+    /// and before all denials that are found only at the end.
     fn refused(&self, _sandbox: &SandboxRef, _breach: &Breach) {}
 }
 
-/// Which stream bytes came from.
+/// An output stream of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stream {
-    /// What the process printed.
+    /// Standard output.
     Stdout,
-    /// What the process complained.
+    /// Standard error.
     Stderr,
 }
 
-/// How strongly a process is kept apart, weakest first.
+/// The isolation level of a process, weakest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
-    /// Not at all: a process of this user, on this machine, cleaned up afterwards.
+    /// No isolation: a process of this user, on this machine, cleaned up afterwards.
     None,
     /// Namespaces, Landlock, seccomp, cgroups.
     Native,
@@ -154,7 +155,7 @@ impl Level {
     pub const ALL: [Level; 7] =
         [Self::None, Self::Native, Self::Runc, Self::Crun, Self::Youki, Self::Gvisor, Self::Firecracker];
 
-    /// The level as written in configuration and results.
+    /// Returns the level as written in configuration and results.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -167,7 +168,7 @@ impl Level {
         }
     }
 
-    /// Whether this level keeps apart at least as strongly as `other`; the OCI runtimes are as strong as native.
+    /// Returns true if this level isolates at least as strongly as `other`. The OCI runtimes are as strong as native.
     pub fn is_at_least(self, other: Level) -> bool {
         let strength = |level| match level {
             Self::None => 0,
@@ -196,63 +197,63 @@ impl FromStr for Level {
     }
 }
 
-/// How a process tree ended and what it used.
+/// The end of a process tree, and its resource usage.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Exit {
-    /// How the first process ended.
+    /// The end of the first process.
     pub ended: Ended,
-    /// What the whole tree used.
+    /// The usage of the whole tree.
     pub usage: Usage,
-    /// Where it ran.
+    /// The sandbox in which it ran.
     pub sandbox: SandboxRef,
-    /// The limit that it ran into, if it did.
+    /// The limit that it exceeded, if it did.
     pub overrun: Option<Overrun>,
-    /// What it tried and was not allowed to, as far as it could be seen.
+    /// The denials that could be seen.
     pub breaches: Vec<Breach>,
 }
 
-/// A limit that a run ran into.
+/// A limit that a run exceeded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Overrun {
     /// The limit's name, as in [`ResourceLimits`].
     pub limit: &'static str,
-    /// How much was allowed.
+    /// The allowed amount.
     pub allowed: u64,
-    /// How much the run had used when it was noticed.
+    /// The amount that the run had used when the excess was noticed.
     pub used: u64,
-    /// How much all calls had used together, where the limit is that of their session or sandbox as a whole.
+    /// The amount that all calls had used together, if the limit applies to their session or sandbox as a whole.
     pub session_used: Option<u64>,
 }
 
-/// Something that a process tried and was not allowed to.
+/// A denial: an access that a process tried and was not allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Breach {
-    /// To reach somebody.
+    /// A denied connection.
     Network {
-        /// Whom.
+        /// The host.
         host: String,
-        /// At which port, where that is known.
+        /// The port, if known.
         port: Option<u16>,
-        /// Why not.
+        /// The reason.
         reason: String,
-        /// Whether other commands ran in the same sandbox at that time: it may have been one of them.
+        /// True if other commands ran in the same sandbox at that time: the connection may have been one of theirs.
         shared: bool,
     },
-    /// To read or write something.
+    /// A denied read or write of a file.
     Filesystem {
-        /// What.
+        /// The path.
         path: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
 }
 
 impl Breach {
-    /// The reason of a write that was refused because the workspace itself is read-only.
+    /// The reason of a denied write if the workspace itself is read-only.
     pub const WORKSPACE_IS_READ_ONLY: &'static str =
         "the workspace is read-only on this machine, and so it is in the sandbox";
 
-    /// Whether it may have been another command that tried.
+    /// Returns true if the access may have been another command's.
     pub fn is_shared(&self) -> bool {
         matches!(self, Self::Network { shared: true, .. })
     }
@@ -271,29 +272,29 @@ impl fmt::Display for Breach {
     }
 }
 
-/// How a process ended.
+/// The way in which a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// By itself, with this code.
+    /// It exited with this code.
     Code(i32),
-    /// By this signal.
+    /// It was killed by this signal.
     Signal(i32),
 }
 
-/// What a run used, measured.
+/// The measured resource usage of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Usage {
     /// Processor time, user and system.
     pub cpu_ms: f64,
-    /// The most memory that was resident.
+    /// The highest amount of resident memory.
     pub memory_peak_bytes: u64,
     /// Bytes read from disks.
     pub read_bytes: u64,
     /// Bytes written to disks.
     pub written_bytes: u64,
-    /// The most processes and threads that there were at once.
+    /// The highest number of processes and threads at once.
     pub processes_peak: u64,
-    /// From the start of the first process to the end of the last.
+    /// The time from the start of the first process to the end of the last.
     pub wall_ms: f64,
 }
 
@@ -302,35 +303,35 @@ pub struct Usage {
 #[serde(transparent)]
 pub struct SandboxId(pub String);
 
-/// Why a process could not be run in custody.
+/// The reason why a process could not be run in a sandbox.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// The custody itself could not be made.
+    /// The sandbox could not be made.
     #[error("cannot make a sandbox: {reason}")]
     Creation {
-        /// What is missing.
+        /// The reason.
         reason: String,
     },
     /// The level does not work on this machine.
     #[error("the isolation level `{level}` does not work here: {problem}")]
     Unavailable {
-        /// Which level.
+        /// The level.
         level: Level,
-        /// Why it does not.
+        /// The problem.
         problem: String,
-        /// What helps.
+        /// A hint at the remedy.
         hint: String,
     },
     /// The program could not be started.
     #[error("cannot start `{program}`")]
     Start {
-        /// What should have been started.
+        /// The program.
         program: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
-    /// The machine has the program, and the sandbox does not show it.
+    /// The program exists on the machine, but its folder is not visible in the sandbox.
     #[error("cannot start `{program}`: `{}` is on the machine, but the sandbox does not show its folder", path.display())]
     NotShown {
         /// The name of the program.
@@ -341,30 +342,30 @@ pub enum SandboxError {
     /// The sandbox ended before the process did.
     #[error("the sandbox ended unexpectedly: {reason}")]
     Crashed {
-        /// What was seen of it.
+        /// The observed symptom.
         reason: String,
     },
 }
 
 impl SandboxError {
-    /// The error of who names a sandbox that is not there.
+    /// Returns the error for an unknown sandbox id.
     pub fn missing(id: &SandboxId) -> Self {
         Self::Creation { reason: format!("there is no sandbox `{}`; it was destroyed, or never made", id.0) }
     }
 
-    /// Whether nothing was started.
+    /// Returns true if nothing was started.
     pub fn is_before_start(&self) -> bool {
         matches!(self, Self::Creation { .. } | Self::Unavailable { .. } | Self::Start { .. } | Self::NotShown { .. })
     }
 
-    /// Whether the sandbox itself was lost.
+    /// Returns true if the sandbox itself was lost.
     pub fn is_crash(&self) -> bool {
         matches!(self, Self::Crashed { .. })
     }
 }
 
 impl Overrun {
-    /// The error that a call ends with whose run ran into this limit.
+    /// Returns the error with which the call ends.
     pub fn error(&self) -> CallError {
         let Self { limit, allowed, used, session_used } = self;
         let [allowed_text, used_text] = [*allowed, *used].map(|amount| self.amount(amount));
@@ -386,7 +387,7 @@ impl Overrun {
         }
     }
 
-    /// Returns an amount of what is limited, with its unit; bytes are told in MiB too.
+    /// Formats an amount of the limited resource with its unit. Bytes are shown in MiB too.
     fn amount(&self, amount: u64) -> String {
         if !self.limit.ends_with("_bytes") {
             return amount.to_string();

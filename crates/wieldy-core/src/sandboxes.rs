@@ -1,4 +1,4 @@
-//! Sandboxes that stay: made, listed and destroyed by name, for agents whose calls should share one.
+//! Long-lived sandboxes: makes, lists and destroys sandboxes that several calls of an agent share.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,11 +11,11 @@ use crate::executor::Executor;
 use crate::run::{place, unavailable};
 use crate::sandbox::{Level, Sandbox, SandboxError, SandboxId, SandboxStatus};
 
-/// The interval at which the sandboxes of an ended session are tried again while they are in use.
+/// Maximum number of attempts to remove the sandboxes of an ended session that are in use, one per [`LOOK_EVERY`].
 const LOOKS_MAX: u32 = 5;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Whose each sandbox is that was made by name. Those of sessions say so themselves.
+/// The owners of the sandboxes that were made through the API. A session's sandbox names its session itself.
 #[derive(Default)]
 pub(crate) struct Owners {
     of: Mutex<HashMap<SandboxId, Owner>>,
@@ -44,12 +44,13 @@ impl Owners {
 }
 
 impl Executor {
-    /// Makes a sandbox, which stays until it is destroyed or has been idle for long. All that runs in it together is held to
-    /// `limits`, and to what the executor allows.
+    /// Makes a sandbox, which lives until it is destroyed or has been idle for long. All its processes together are
+    /// held to `limits`, and to the executor's own limits.
     ///
-    /// That of a caller with a session is the one its calls run in anyway; that of another is named by its id, as the
-    /// [`parent_sandbox`](Caller::parent_sandbox) of callers whose calls should run in it: those of the same agent and tenant. That of a
-    /// caller with a parent sandbox is made within it, where the level can do that: both together are held to the limits of the parent.
+    /// If the caller has a session, this is the sandbox in which its calls run anyway. Otherwise callers of the same
+    /// agent and tenant can run their calls in it, by giving its id as their
+    /// [`parent_sandbox`](Caller::parent_sandbox). If this caller has a parent sandbox, the new one is made within it,
+    /// if the level supports that: both together are held to the parent's limits.
     pub async fn create_sandbox(
         &self,
         caller: &Caller,
@@ -71,7 +72,7 @@ impl Executor {
         Ok(made)
     }
 
-    /// Refuses a caller whose parent sandbox is somebody else's. The name of a sandbox is no secret.
+    /// Refuses a caller whose parent sandbox belongs to another caller. The id of a sandbox is not a secret.
     pub(crate) fn check_parent(&self, caller: &Caller) -> Result<(), CallError> {
         let Some(id) = &caller.parent_sandbox else { return Ok(()) };
         let is_theirs = match self.inner.owners.all().get(id) {
@@ -82,25 +83,25 @@ impl Executor {
                 session.is_none_or(|session| caller.session_key() == Some(session))
             }
         };
-        // As if there were none: whether there is one is nobody else's business.
+        // The same error as for a missing sandbox: other callers must not learn that it exists.
         if is_theirs { Ok(()) } else { Err(SandboxError::missing(id).into()) }
     }
 
-    /// What runs processes at this level, if the executor has it. For providers whose
-    /// programs outlive a call; a tool's own run in [`Run::execute`](crate::Run::execute).
+    /// Returns the backend for this level, if the executor has it. For providers whose programs outlive a call; a
+    /// tool's own programs run in [`Run::execute`](crate::Run::execute).
     pub fn sandbox(&self, level: Level) -> Option<Arc<dyn Sandbox>> {
         self.inner.sandboxes.get(&level).cloned()
     }
 
-    /// The sandboxes there are.
+    /// Returns all existing sandboxes.
     pub fn sandboxes(&self) -> Vec<SandboxStatus> {
         let mut all: Vec<SandboxStatus> = self.inner.sandboxes.values().flat_map(|sandbox| sandbox.list()).collect();
         all.sort_by(|one, other| one.sandbox.id.cmp(&other.sandbox.id));
         all
     }
 
-    /// Takes away the sandboxes of a session whose client is gone. One in which something runs is waited for a little; if it still
-    /// does then, perhaps in the background, it stays until it has been idle for long.
+    /// Removes the sandboxes of a session whose client is gone. A sandbox in use gets a few seconds. If it is still in
+    /// use then, perhaps by a background process, it stays until it has been idle for long.
     pub async fn end_session(&self, session: &SessionKey) {
         for _ in 0..LOOKS_MAX {
             let all = self.sandboxes().into_iter().filter(|one| one.session.as_ref() == Some(session));
@@ -115,7 +116,7 @@ impl Executor {
         }
     }
 
-    /// Ends everything in a sandbox and takes it away; false if there is none of that id.
+    /// Kills all processes in a sandbox and removes it. Returns false if there is no sandbox with this id.
     pub async fn destroy_sandbox(&self, id: &SandboxId) -> bool {
         let backends: Vec<_> = self.inner.sandboxes.values().map(Arc::clone).collect();
         for backend in backends {

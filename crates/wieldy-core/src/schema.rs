@@ -1,8 +1,9 @@
-//! Schemas: compiled once, and safe to use although strangers wrote them.
+//! JSON schemas: checked and compiled once, and safe to use even if their author is not trusted.
 //!
-//! A schema may come from a manifest or a foreign server. It is never followed to a file or an address, it
-//! cannot loop, and it has a size, as written and with its references filled in (`places.rs`); a schema that breaks one
-//! of these rules is refused when its tool is registered. Checking a value costs a bounded amount of work (`meter.rs`).
+//! A schema may come from a manifest or a foreign server. References to files or addresses are never followed, loops
+//! are refused, and its size is bounded, as written and with its references expanded (`places.rs`). A schema that
+//! breaks one of these rules is refused when its tool is registered. Checking a value costs a bounded amount of work
+//! (`meter.rs`).
 
 mod meter;
 mod patterns;
@@ -20,21 +21,21 @@ use places::{CHAIN_MAX, EXPANDED_MAX, PATTERNS_MAX, Places};
 
 use crate::name::{did_you_mean, near_misses};
 
-/// How large a schema may be, written as JSON.
+/// Maximum size of a schema in bytes, written as JSON.
 const BYTES_MAX: usize = 1024 * 1024;
-/// How deep a schema may be nested.
+/// Maximum nesting depth of a schema.
 const DEPTH_MAX: usize = 128;
 
-/// The maximal memory of all compiled patterns of a schema.
+/// Maximum memory of all compiled patterns of a schema.
 const PATTERNS_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// The maximal memory of one compiled pattern.
+/// Maximum memory of one compiled pattern.
 const PATTERN_BYTES_MAX: usize = 1024 * 1024;
-/// The maximal number of backtracking steps of a pattern with look-around; beyond it the value counts as wrong.
+/// Maximum number of backtracking steps of a pattern with look-around. Beyond it the value counts as wrong.
 const PATTERN_STEPS_MAX: usize = 100_000;
-/// The maximal effort for listing violations, each of which takes memory.
+/// Maximum work for listing violations, each of which takes memory.
 const VIOLATIONS_UNITS_MAX: u64 = 200_000;
 
-/// A schema that was checked. It is compiled when it is registered or, if it is one of our own, when it is first used.
+/// A checked schema. It is compiled when its tool is registered or, for built-in tools, on first use.
 pub(crate) struct Schema {
     validator: OnceLock<Result<Validator<Metered>, SchemaError>>,
     pattern_bytes_max: usize,
@@ -43,47 +44,47 @@ pub(crate) struct Schema {
     prices: Prices,
 }
 
-/// Why a schema cannot be used.
+/// The reason why a schema cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SchemaError {
-    /// Not an object, or not for objects.
+    /// The schema is not an object, or does not describe objects.
     #[error("a tool's schema must be a JSON object that describes an object, not {0}")]
     NotAnObject(String),
-    /// Larger or deeper than any honest schema.
+    /// The schema is larger or deeper than any honest schema.
     #[error("the schema is too large: at most {BYTES_MAX} bytes and {DEPTH_MAX} levels")]
     TooLarge,
-    /// A few lines that stand for far too many.
+    /// The schema is short, but its references expand to far too many subschemas.
     #[error(
         "too much applies to the same value at `{0}` when references are followed: at most {EXPANDED_MAX} subschemas, \
          and {CHAIN_MAX} in a row"
     )]
     TooLargeExpanded(String),
-    /// More patterns than any honest schema has.
+    /// The schema has more patterns than any honest schema.
     #[error("the schema has too many patterns: at most {PATTERNS_MAX} different ones")]
     TooManyPatterns,
-    /// A reference that leaves the schema.
+    /// A reference leads outside the schema.
     #[error("the reference `{target}` at `{at}` leaves the schema; only references within it (`#/…`) are followed")]
     ForeignReference {
-        /// Where it stands.
+        /// The place of the reference.
         at: String,
-        /// Where it points.
+        /// Its target.
         target: String,
     },
-    /// References that lead back to themselves without consuming anything.
+    /// References lead back to themselves without a step into the value.
     #[error("the references at `{0}` lead back to themselves, so checking a value would never end")]
     Loop(String),
-    /// What the schema language itself says.
+    /// The schema violates the JSON Schema standard.
     #[error("the schema is not valid at `{at}`: {message}")]
     Invalid {
-        /// Where.
+        /// The place in the schema.
         at: String,
-        /// What.
+        /// The problem.
         message: String,
     },
 }
 
 impl Schema {
-    /// Checks and compiles a schema. No schema at all stands for an object with any properties.
+    /// Checks and compiles a schema. `null` stands for an object with any properties.
     pub(crate) fn compile(raw: &Value) -> Result<Self, SchemaError> {
         Self::check(raw)?.compiled()
     }
@@ -93,8 +94,8 @@ impl Schema {
         Self::check_output(raw)?.compiled()
     }
 
-    /// Checks a schema as [`Schema::compile`] does, and compiles it when the first value is held against it. To a schema that cannot
-    /// be compiled no value fits then.
+    /// Checks a schema as [`Schema::compile`] does, but compiles it only when the first value is checked against it. If
+    /// it does not compile then, no value fits.
     pub(crate) fn check(raw: &Value) -> Result<Self, SchemaError> {
         let raw = if raw.is_null() { json!({"type": "object"}) } else { raw.clone() };
         match raw.get("type") {
@@ -106,7 +107,7 @@ impl Schema {
         Self::check_any(raw)
     }
 
-    /// The same for any kind of value.
+    /// Checks a schema for any kind of value in the same way.
     pub(crate) fn check_output(raw: &Value) -> Result<Self, SchemaError> {
         Self::check_any(raw.clone())
     }
@@ -146,17 +147,17 @@ impl Schema {
         compiled.as_ref()
     }
 
-    /// Runs a check against this schema that may cost so much.
+    /// Runs a check against this schema within a work allowance.
     pub(crate) fn within<T>(&self, allowance: Allowance, check: impl FnOnce() -> T) -> Result<T, Spent> {
         meter::within(allowance, self.prices, check)
     }
 
-    /// Returns true if the value fits. To be called in [`Schema::within`], as all that looks at values.
+    /// Returns true if the value fits. Must be called within [`Schema::within`], like everything that reads values.
     pub(crate) fn is_valid(&self, value: &Value) -> bool {
         self.validator().is_ok_and(|validator| validator.is_valid(Priced(value)))
     }
 
-    /// Everything that is wrong with a value; of very much, the first.
+    /// Returns all violations of a value, or only the first if listing all would cost too much.
     pub(crate) fn errors<'a>(&'a self, value: &'a Value) -> Vec<ValidationError<'a>> {
         if self.is_valid(value) {
             return Vec::new();
@@ -174,7 +175,7 @@ impl Schema {
             })
     }
 
-    /// Tells where and why a value does not fit.
+    /// Returns the place and the reason of the first violation, if the value does not fit.
     pub(crate) fn misfit(&self, value: &Value, allowance: Allowance) -> Result<Option<String>, Spent> {
         self.within(allowance, || {
             let errors = self.errors(value);
@@ -182,7 +183,7 @@ impl Schema {
         })
     }
 
-    /// Whether values that leave something out may get it filled in.
+    /// Returns true if the schema has defaults, which fill in missing properties.
     pub(crate) fn has_defaults(&self) -> bool {
         self.has_defaults
     }
@@ -191,10 +192,10 @@ impl Schema {
         &self.raw
     }
 
-    /// The schema itself, or what it refers to within the same document.
+    /// Returns the schema itself, or the target of its reference within the same document.
     pub(crate) fn resolve<'a>(&'a self, schema: &'a Value) -> &'a Value {
         let mut current = schema;
-        // Longer chains were refused.
+        // Longer chains are refused at registration.
         for _ in 0..CHAIN_MAX {
             let Some(pointer) = current.get("$ref").and_then(Value::as_str).and_then(|target| target.strip_prefix('#'))
             else {
@@ -210,10 +211,10 @@ impl Schema {
     }
 }
 
-/// Describes a wrong value of `type` in words; the schema of schemas only says that none of its forms fits.
+/// Describes a wrong value of `type` in words. The meta-schema's own error only says that no alternative fits.
 fn wrong_type(raw: &Value, at: &str) -> Option<String> {
     const TYPES: [&str; 7] = ["string", "number", "integer", "boolean", "object", "array", "null"];
-    // One of several types is told by its number in the list.
+    // In a list of types, the pointer ends with the index of the wrong one.
     let listed = at.rsplit_once('/').filter(|(_, last)| last.parse::<usize>().is_ok());
     let schema = listed.map_or(at, |(above, _)| above).strip_suffix("/type")?;
     let unknown = match raw.pointer(schema)?.get("type")? {
@@ -226,7 +227,7 @@ fn wrong_type(raw: &Value, at: &str) -> Option<String> {
     Some(format!("`{shown}` is no type; the types are {}{near}", TYPES.join(", ")))
 }
 
-/// What a value is, in the words of JSON.
+/// Returns the JSON name of a value's kind.
 pub(crate) fn kind_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -246,16 +247,16 @@ fn has_key(value: &Value, key: &str) -> bool {
     }
 }
 
-/// What was seen in a value of a bounded size on the one walk through it.
+/// The facts that [`measure`] collects on its one walk through a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Measured {
-    /// Whether a number is written with a fraction.
+    /// True if a number is written with a fraction.
     pub(crate) has_float: bool,
-    /// Returns its rough size, written as JSON.
+    /// The rough size in bytes, written as JSON.
     pub(crate) bytes: usize,
 }
 
-/// Walks a value that is at most so deep and, roughly, so many bytes large; `None` where it is not. Itself safe for any
+/// Measures a value of at most this depth and, roughly, this many bytes. Returns `None` if it is larger. Safe for any
 /// value, because it goes no deeper than that.
 pub(crate) fn measure(value: &Value, depth_max: usize, bytes_max: usize) -> Option<Measured> {
     fn fits(value: &Value, levels_left: usize, bytes_left: &mut usize, seen: &mut Measured) -> bool {
@@ -357,7 +358,7 @@ mod tests {
         assert_eq!(fits(&schema, &json!({"left": {"middle": {}}})), Ok(false));
     }
 
-    /// A schema of so many levels, each made of references to the next.
+    /// Builds a schema with this many levels, each made of references to the next.
     fn levels(count: usize, level: impl Fn(Value) -> Value) -> Value {
         let next = |n: usize| level(json!({"$ref": format!("#/$defs/l{n}")}));
         let mut defs: serde_json::Map<String, Value> = (0..count).map(|n| (format!("l{n}"), next(n + 1))).collect();
@@ -386,7 +387,7 @@ mod tests {
             }
             assert_eq!(refused(levels(3, doubling)), "accepted", "{index}");
         }
-        // Hidden where no schema is looked for, until a reference leads there.
+        // Hidden under a key that holds no schemas, until a reference leads there.
         let hidden = levels(30, |next| json!({"allOf": [next, next]})).to_string().replace("$defs", "examples");
         let told = refused(serde_json::from_str(&hidden).expect("JSON"));
         assert!(told.starts_with("too much applies"), "{told}");
@@ -410,7 +411,7 @@ mod tests {
 
     #[test]
     fn a_check_that_would_not_end_is_ended() {
-        // Each level of the value is looked at twice as often as the one above it.
+        // Each level of the value is checked twice as often as the one above it.
         let twice = json!({"anyOf": [{"properties": {"a": {"$ref": "#/$defs/t"}}}, {"properties": {"a": {"$ref": "#/$defs/t"}}}]});
         let twice = json!({"type": "object", "properties": {"a": {"$ref": "#/$defs/t"}}, "$defs": {
             "t": {"type": "object", "properties": {"a": {"type": "object"}}, "anyOf": twice["anyOf"]},
@@ -468,7 +469,7 @@ mod tests {
             refused(json!({ "properties": many })),
             "the schema has too many patterns: at most 1000 different ones"
         );
-        // Look-around is honest; going back for ever is not, and a value that cannot be decided on does not fit.
+        // Look-around is legitimate, endless backtracking is not: a value that exceeds the limit does not fit.
         let schema = Schema::compile(&with("^(?=.*[A-Z])(?!.*secret).{1,500}$")).expect("honest");
         assert_eq!(fits(&schema, &json!({"a": "Hello"})), Ok(true));
         assert_eq!(fits(&schema, &json!({"a": "Hello secret"})), Ok(false));
@@ -491,7 +492,7 @@ mod tests {
         let names = json!({"patternProperties": {"[ab]*a[ab]{7000}c": {}}});
         let names = Schema::compile(&names).expect("it can be compiled");
         assert_eq!(fits(&names, &json!({"a".repeat(600_000): 1})), Err(Spent));
-        // Honest patterns hold texts of a usual length where they stand, and long texts apart.
+        // Ordinary patterns check short texts in place, and long texts on a thread of their own.
         for pattern in ["^[a-z]+$", r"^https?:\/\/[^\s]+$", r"^\d{4}-\d\d-\d\d$", "^a.{0,20}"] {
             assert!(in_place(&with(pattern), &long(40)).is_ok(), "{pattern}");
         }

@@ -1,11 +1,11 @@
-//! What is hidden and protected in a workspace unless told otherwise: names of files that hold secrets, and of files that programs outside
-//! of sandboxes would execute. Sandboxes and the file tools go by the same names.
+//! Default rules for files: names that are hidden because they hold secrets, and names that are protected because
+//! programs outside of sandboxes execute them. Sandboxes and the file tools use the same names.
 
 use std::path::{Path, PathBuf};
 
 use crate::confinement::FileRules;
 
-/// Secrets of people: hidden in the workspace, in everything that is mounted, and in the home folder.
+/// Files with people's secrets: hidden in the workspace, in every mounted folder and in the home folder.
 pub const HIDDEN: [&str; 28] = [
     ".aws",
     ".azure",
@@ -37,25 +37,25 @@ pub const HIDDEN: [&str; 28] = [
     ".vault-token",
 ];
 
-/// Whether a file of this name holds settings with secrets, like `.env.local`. The endings of patterns without secrets
-/// are the ones that projects keep under version control.
+/// Returns true if a file of this name holds settings with secrets, like `.env.local`. Names such as `.env.example`
+/// have no secrets: projects keep them under version control.
 pub fn is_environment(name: &str) -> bool {
     const PATTERNS: [&str; 5] = ["defaults", "dist", "example", "sample", "template"];
     name.strip_prefix(".env.").is_some_and(|ending| !PATTERNS.iter().any(|pattern| ending.ends_with(pattern)))
 }
 
-/// Whether something of this name is hidden in deeper folders of the workspace, too.
+/// Returns true if files of this name are hidden in deeper folders of the workspace too.
 pub fn is_deep_secret(name: &str) -> bool {
     HIDDEN.contains(&name) || is_environment(name)
 }
 
-/// Whether a folder of this name is passed by in the search for secrets: what tools keep there is much, and can be made again.
+/// Returns true if the search for secrets skips folders of this name: they hold many files, which tools can make again.
 pub fn is_passed_by(name: &str) -> bool {
     [".cache", ".git", ".venv", "__pycache__", "node_modules", "target", "vendor", "venv"].contains(&name)
 }
 
-/// What runs on the machine of a person who works here, where it exists. A new one does nothing until that person has agreed to it or
-/// set it up, so those that are missing need not be held.
+/// Names that are protected only if they exist: programs on the user's machine execute them. A new one does nothing
+/// until the user has agreed to it or set it up, so a missing one needs no placeholder.
 pub const PROTECTED_WHERE_THERE: [&str; 7] =
     [".devcontainer", ".devcontainer.json", ".envrc", ".exrc", ".husky", ".nvim.lua", ".nvimrc"];
 
@@ -64,16 +64,16 @@ pub const PROTECTED_WHERE_THERE: [&str; 7] =
 pub struct ProtectedName {
     /// The path from the workspace.
     pub path: &'static str,
-    /// The placeholder that sandboxes put there where the name is missing.
+    /// The placeholder that sandboxes put there if the name is missing.
     pub held: Held,
-    /// The programs that read it, and folders in a home by which they are known. A missing name is held only for a user who has one
-    /// of these; for every user if both are empty.
+    /// The programs that read it. A missing name gets a placeholder only for a user who has one of these programs or
+    /// one of the `settings` folders; for every user if both lists are empty.
     pub programs: &'static [&'static str],
-    /// The folders in the home.
+    /// Folders in the home folder that show that the user has such a program.
     pub settings: &'static [&'static str],
 }
 
-/// A placeholder: something with which the readers of a name do the same as where nothing is.
+/// A placeholder: to the programs that read the name, it means the same as a missing file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Held {
     /// An empty folder.
@@ -82,14 +82,14 @@ pub enum Held {
     File(&'static str),
 }
 
-/// The name of the extended attribute that placeholders have. Its value is the content with which one was made.
+/// The extended attribute that marks placeholders. Its value is the content with which the placeholder was made.
 pub const PLACEHOLDER_MARK: &str = "user.wieldy.held";
 
-/// The maximal length of a placeholder's content.
+/// Maximum length of a placeholder's content.
 pub const PLACEHOLDER_BYTES_MAX: usize = 128;
 
 const JSON: Held = Held::File("{}\n");
-/// Claude Code refuses a file without the key.
+/// Claude Code refuses a file without this key.
 const NO_SERVERS: Held = Held::File("{\"mcpServers\":{}}\n");
 /// opencode writes this key into a file that lacks it.
 const OPENCODE: Held = Held::File("{\"$schema\":\"https://opencode.ai/config.json\"}\n");
@@ -104,8 +104,8 @@ const fn name(
     ProtectedName { path, held, programs, settings }
 }
 
-/// The names that editors and agents execute when they open the workspace, or take orders from. (`AGENTS.md` and its like are texts
-/// that agents are asked to write, and are not here.)
+/// The names that editors and agents execute when they open the workspace, or take orders from. (`AGENTS.md` and
+/// similar files are not among them: agents are asked to write these texts.)
 pub const PROTECTED: [ProtectedName; 13] = [
     name(".claude", Held::Folder, &["claude"], &[".claude"]),
     name(".codex", Held::Folder, &["codex"], &[".codex"]),
@@ -132,7 +132,7 @@ pub const PROTECTED: [ProtectedName; 13] = [
     name("wieldy.toml", EMPTY, &[], &[]),
 ];
 
-/// The names that a login or a new terminal executes, where the workspace is the user's home folder.
+/// The names that a login or a new terminal executes, if the workspace is the user's home folder.
 pub const PROTECTED_AT_HOME: [ProtectedName; 20] = [
     name(".aws", Held::Folder, &["aws"], &[]),
     name(".bash_aliases", EMPTY, &["bash"], &[]),
@@ -162,11 +162,12 @@ pub const PROTECTED_AT_HOME: [ProtectedName; 20] = [
     name(".zshrc", EMPTY, &["zsh"], &[]),
 ];
 
-/// The names that together make a folder a bare repository for git, which then obeys the settings beside them. It needs all three, so
-/// one is enough to be held: the first that is missing. `HEAD` comes last, since a file of this name makes `git diff HEAD` ambiguous.
+/// The names that together make git treat a folder as a bare repository and obey the settings beside them. Git needs
+/// all three, so one placeholder is enough: for the first missing one. `HEAD` comes last, since a file of this name
+/// makes `git diff HEAD` ambiguous.
 pub const BARE_REPOSITORY: [&str; 3] = ["refs", "objects", "HEAD"];
 
-/// Returns the placeholder for a name that a rule protects: a file for a name that has an extension, otherwise a folder.
+/// Returns the placeholder for a name that a rule protects: a file if the name has an extension, otherwise a folder.
 pub fn held_by_rule(path: &Path) -> Held {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("json" | "jsonc") => JSON,
@@ -176,13 +177,15 @@ pub fn held_by_rule(path: &Path) -> Held {
 }
 
 impl FileRules {
-    /// Whether what is at a path of the workspace, if anything is, is hidden. The path begins at the workspace and leads through no link.
+    /// Returns true if a path of the workspace is hidden, whether it exists or not. It is relative to the workspace and
+    /// has no symbolic links.
     pub fn hides(&self, workspace: &Path, path: &Path) -> bool {
         let is_among = |folders: &[PathBuf]| is_among(folders, workspace, path);
         is_among(&self.hidden) || is_among(&self.own) || (is_secret(path) && !is_among(&self.shown))
     }
 
-    /// Returns true if sandboxes may have a placeholder at a path of the workspace, which begins there and leads through no link.
+    /// Returns true if sandboxes may have a placeholder at a path. It is relative to the workspace and has no symbolic
+    /// links.
     pub fn may_hold(&self, workspace: &Path, path: &Path) -> bool {
         let names = PROTECTED.iter().chain(&PROTECTED_AT_HOME).map(|name| Path::new(name.path));
         let mut own = self.protected.iter().chain(&self.own);
@@ -191,7 +194,8 @@ impl FileRules {
             || own.any(|own| workspace.join(own).starts_with(workspace.join(path)))
     }
 
-    /// Whether nothing may be made, changed or removed at a path of the workspace. The path begins at the workspace and leads through no link.
+    /// Returns true if nothing may be made, changed or removed at a path. It is relative to the workspace and has no
+    /// symbolic links.
     pub fn protects(&self, workspace: &Path, path: &Path, is_there: impl Fn(&Path) -> bool) -> bool {
         let is_protected = |name: &&str| path.starts_with(name);
         is_among(&self.protected, workspace, path)
@@ -203,7 +207,7 @@ impl FileRules {
     }
 }
 
-/// Whether a path of the workspace is one of these, or in one of these, as far as they are in the workspace themselves.
+/// Returns true if the path is one of these folders or within one. Folders outside the workspace do not count.
 fn is_among(folders: &[PathBuf], workspace: &Path, path: &Path) -> bool {
     folders.iter().any(|folder| {
         let folder = workspace.join(folder);
@@ -211,7 +215,7 @@ fn is_among(folders: &[PathBuf], workspace: &Path, path: &Path) -> bool {
     })
 }
 
-/// Whether something is a secret by its names, or in a folder that is one.
+/// Returns true if a name on the path is a secret's, or the path is within a secret folder.
 fn is_secret(path: &Path) -> bool {
     if HIDDEN.iter().any(|name| path.starts_with(name)) {
         return true;
@@ -220,17 +224,18 @@ fn is_secret(path: &Path) -> bool {
     names.any(is_deep_secret)
 }
 
-/// The names in a repository by which git executes programs, or finds the settings that name them.
+/// Names in a repository through which git executes programs, or finds the settings that name programs.
 const DECIDES: [&str; 4] = ["commondir", "config", "config.worktree", "hooks"];
 
-/// Whether something is what git executes, or says where that is; in modules and work trees, too.
+/// Returns true for files that git executes or that name such files, in submodules and work trees too.
 fn is_of_git(path: &Path) -> bool {
     let Ok(inner) = path.strip_prefix(".git") else { return false };
     inner.as_os_str().is_empty() || inner.iter().any(|name| name.to_str().is_some_and(|name| DECIDES.contains(&name)))
 }
 
-/// Returns true for the name that keeps the workspace from being a bare repository, and in one for the names by which git executes.
-/// Those of the three names that are there stay: a sandbox that runs now counts on them.
+/// Returns true for the name whose absence keeps the workspace from being a bare repository, and in a bare repository
+/// for the names through which git executes programs. Existing ones of the three names are protected: a running sandbox
+/// relies on them.
 fn is_of_bare_repository(path: &Path, is_there: impl Fn(&Path) -> bool) -> bool {
     if BARE_REPOSITORY.iter().any(|name| path == Path::new(name) && is_there(path)) {
         return true;

@@ -1,4 +1,4 @@
-//! The facts of an event as they may be written down or shown: without the secrets of the process and of the call.
+//! Event data for writing and showing: without the secrets of the process and of the call.
 
 use std::borrow::Cow;
 
@@ -7,11 +7,12 @@ use serde_json::{Value, json};
 use crate::event::{Body, Event};
 use crate::redact;
 
-/// The text that is kept of an output in which a secret may stand in parts.
+/// The replacement for an output that may contain a secret in parts.
 const NOT_KEPT: &str = "[the output is not kept: a secret may be split over stdout and stderr in it]";
 
 impl Event {
-    /// An event without secrets, for everything that is written down or shown. The body itself holds texts as they came.
+    /// Returns the event's data without secrets, for everything that is written down or shown. The body itself keeps
+    /// the original texts.
     pub fn data(&self) -> Value {
         let data = serde_json::to_value(&self.body).expect("events are plain data");
         if self.body.is_clean() {
@@ -27,7 +28,7 @@ impl Event {
         data
     }
 
-    /// The result that was given to the caller, as far as it may be written down, where it may be asked for again.
+    /// Returns the result that the caller got, without secrets, if clients may ask for it again.
     pub fn answer(&self) -> Option<Value> {
         let answer = self.body.closing()?.answer.as_ref()?;
         let mut answer = redact::value(&json!(answer)).into_owned();
@@ -41,8 +42,8 @@ impl Event {
         Some(answer)
     }
 
-    /// Takes the secrets of the call's arguments out of its texts. The engine's own words stay: a caller that could hide those
-    /// could hide how its call ended.
+    /// Removes the secrets of the call's arguments from its texts. The engine's own words stay: a caller that could
+    /// hide them could hide how its call ended.
     fn hide_own(&self, data: &mut Value) {
         const OWN_WORDS: &[&str] = &[
             "status",

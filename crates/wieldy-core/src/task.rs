@@ -1,4 +1,4 @@
-//! Calls that are polled, observed and cancelled instead of waited for; and the orderly stop of all of them.
+//! Tasks: calls in the background that clients poll, observe and cancel; and the orderly shutdown of all calls.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -28,13 +28,13 @@ use crate::policy::Policy;
 use crate::registry::Registered;
 use crate::schema::{Allowance, Spent};
 
-/// How long the result of a task is kept, where nobody says otherwise.
+/// The default time for which the result of a task is kept.
 pub const TASK_TTL: Duration = Duration::from_secs(60 * 60);
 
-/// How many finished tasks are remembered at most.
+/// Maximum number of finished tasks that are stored.
 const TASKS_MAX: usize = 10_000;
 
-/// The calls that were begun in the background, and their results for a while.
+/// The calls that run in the background, and their results for a while.
 pub(crate) struct Tasks {
     shelf: Mutex<Shelf>,
     running: TaskTracker,
@@ -43,7 +43,7 @@ pub(crate) struct Tasks {
 
 struct Shelf {
     known: HashMap<ExecutionId, Known>,
-    /// How many there may be before those that are over long enough are looked for and forgotten.
+    /// The number of tasks above which expired ones are removed.
     sweep_at: usize,
 }
 
@@ -52,7 +52,7 @@ struct Known {
     /// The hash of the tenant that began it.
     tenant: Option<String>,
     result: watch::Receiver<Option<Arc<ToolResult>>>,
-    /// Set when it is over.
+    /// The time at which it ended, once it has.
     ended: Arc<OnceLock<Instant>>,
 }
 
@@ -66,20 +66,20 @@ impl Known {
     }
 }
 
-/// How a task stands.
+/// The state of a task.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Task {
     /// The engine's id of the call.
     pub id: ExecutionId,
-    /// The tool that was asked for.
+    /// The requested tool.
     pub tool: Arc<str>,
-    /// How it stands.
+    /// The status.
     pub status: Status,
-    /// The result, once it is over.
+    /// The result, once the task is over.
     pub result: Option<Arc<ToolResult>>,
 }
 
-/// What to cancel.
+/// The target of a cancellation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
     /// One call.
@@ -104,19 +104,19 @@ impl From<BatchId> for Target {
     }
 }
 
-/// How much an executor has to do.
+/// The current load of an executor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Load {
-    /// How many calls run.
+    /// The number of calls that run.
     pub running: u32,
-    /// How many calls wait for a slot.
+    /// The number of calls that wait for a slot.
     pub waiting: usize,
-    /// The tools that fail, and how their breakers stand.
+    /// The states of the circuit breakers of failing tools.
     pub breakers: Vec<(String, BreakerState)>,
 }
 
 impl Tasks {
-    /// How few tasks are not worth a sweep.
+    /// The smallest number of tasks at which a sweep is worth its cost.
     const SWEEP_MIN: usize = 1024;
 
     pub(crate) fn new(ttl: Duration) -> Self {
@@ -138,13 +138,13 @@ impl Tasks {
             for (_, id) in over.into_iter().take(shelf.known.len().saturating_sub(TASKS_MAX)) {
                 shelf.known.remove(&id);
             }
-            // Twice as many as are left: so a sweep costs each task a constant share.
+            // Sweep again at twice the remaining number: so a sweep costs each task a constant share.
             shelf.sweep_at = Self::SWEEP_MIN.max(shelf.known.len() * 2);
         }
         shelf.known.insert(id, task);
     }
 
-    /// Takes in the result of a task that an earlier executor ended.
+    /// Stores the result of a task that ended under an earlier executor.
     pub(crate) fn restore(&self, result: ToolResult, tenant: Option<String>) {
         let ago = Timestamp::now().duration_since(result.timing.completed_at);
         let ago = Duration::try_from(ago).unwrap_or_default();
@@ -155,7 +155,7 @@ impl Tasks {
     }
 }
 
-/// A call that was begun: whoever awaits it carries it on, and gets its result. Dropped, it ends as cancelled.
+/// A call that has begun. Awaiting it runs the call and returns its result. If it is dropped, the call is cancelled.
 pub struct Begun {
     executor: Executor,
     flight: Arc<Flight>,
@@ -164,19 +164,19 @@ pub struct Begun {
 }
 
 impl Begun {
-    /// The engine's id of the call, to observe and to cancel it by.
+    /// Returns the engine's id of the call, for observing and cancelling it.
     pub fn id(&self) -> ExecutionId {
         self.flight.id
     }
 
-    /// Lets the call go on in the background, as a task that is asked for later, also of the next executor on the same
-    /// history. The id comes once it is safe there that the call is a task; the call goes on meanwhile, and also where
-    /// nobody waits for that. Must be called within a tokio runtime.
+    /// Continues the call in the background as a task. Clients can ask for the result later, even from the next
+    /// executor on the same history: the id is returned once the history durably says that the call is a task. The call
+    /// continues meanwhile, even if this future is dropped. Must be called within a tokio runtime.
     pub async fn into_task(self) -> ExecutionId {
         let Self { executor, flight, tool, work } = self;
         let recorded = flight.become_task();
         executor.carry_on(flight.id, tool, flight.subject.caller.tenant_hash(), work);
-        // The same as for an answer: who has the id may ask for it after a crash.
+        // The same as for an answer: a client that has the id may ask for it after a crash.
         if executor.inner.durability.waits_to_answer(&recorded, false) {
             let _ = tokio::time::timeout(CLOSING_PATIENCE, executor.inner.recorder.kept(recorded)).await;
         }
@@ -193,7 +193,7 @@ impl Future for Begun {
 }
 
 impl Executor {
-    /// Begins a call that may become a task later, should it take too long to be waited for.
+    /// Begins a call that can become a task later, if it takes too long to wait for.
     pub fn begin(&self, call: Call) -> Begun {
         let entry = self.open(call, None, false);
         let (flight, tool) = (Arc::clone(&entry.flight), Arc::clone(&entry.call.tool));
@@ -207,7 +207,7 @@ impl Executor {
         self.go_on(entry)
     }
 
-    /// Carries a call on in the background.
+    /// Continues a call in the background.
     pub(crate) fn go_on(&self, entry: Box<Entry>) -> ExecutionId {
         let (tool, tenant) = (Arc::clone(&entry.call.tool), entry.call.caller.tenant_hash());
         let (id, executor) = (entry.flight.id, self.clone());
@@ -215,7 +215,7 @@ impl Executor {
         id
     }
 
-    /// Does a call's work in the background, and keeps its result for a while.
+    /// Runs a call's future in the background, and keeps its result for a while.
     fn carry_on(
         &self,
         id: ExecutionId,
@@ -233,18 +233,18 @@ impl Executor {
         });
     }
 
-    /// How long the result of a task is kept.
+    /// Returns the time for which the result of a task is kept.
     pub fn task_ttl(&self) -> Duration {
         self.inner.tasks.ttl
     }
 
-    /// How a task stands, if it is known and the asker's tenant began it.
+    /// Returns the state of a task, if it is known and belongs to the asker's tenant.
     pub fn task(&self, id: ExecutionId, asker: &Caller) -> Option<Task> {
         let tasks = &self.inner.tasks;
         tasks.lock().known.get(&id).filter(|known| known.is_there(asker, tasks.ttl)).map(|known| self.view(id, known))
     }
 
-    /// All tasks of the asker's tenant that are known, oldest first.
+    /// Returns all known tasks of the asker's tenant, oldest first.
     pub fn tasks(&self, asker: &Caller) -> Vec<Task> {
         let tasks = &self.inner.tasks;
         let shelf = tasks.lock();
@@ -263,14 +263,14 @@ impl Executor {
         Task { id, tool: known.tool.clone(), status, result }
     }
 
-    /// What a call of the asker's tenant has printed so far, cut as its result would be; nothing where it printed nothing
-    /// or is not known.
+    /// Returns the output so far of a call of the asker's tenant, cut as in a result. Returns `None` if it has printed
+    /// nothing or is not known.
     pub fn output_so_far(&self, id: ExecutionId, asker: &Caller) -> Option<String> {
         let flight = self.inner.flights.call(id).filter(|flight| flight.subject.caller.tenant == asker.tenant)?;
         flight.captured().map(|captured| captured.text)
     }
 
-    /// Waits for a task and gives its result; `None` where it is not known.
+    /// Waits for a task and returns its result, or `None` if the task is not known.
     pub async fn wait(&self, id: ExecutionId, asker: &Caller) -> Option<Arc<ToolResult>> {
         let mut result = {
             let tasks = &self.inner.tasks;
@@ -280,7 +280,8 @@ impl Executor {
         result.clone()
     }
 
-    /// Begins a batch in the background: its id at once, its result to be awaited. Must be called within a tokio runtime.
+    /// Begins a batch in the background. Returns its id, and a future of its result. Must be called within a tokio
+    /// runtime.
     pub fn spawn_batch(&self, batch: Batch) -> (BatchId, impl Future<Output = Result<BatchResult, CallError>>) {
         let flight = Arc::new(BatchFlight::new(Arc::clone(&batch.caller)));
         let (executor, id) = (self.clone(), flight.id);
@@ -289,7 +290,7 @@ impl Executor {
         (id, async move { task.await.unwrap_or_else(|gone| std::panic::resume_unwind(gone.into_panic())) })
     }
 
-    /// Tells calls of the asker's tenant to end, and how many were told. Their results say who wanted it.
+    /// Cancels calls of the asker's tenant and returns their number. Each result names the cause of the cancellation.
     pub fn cancel(&self, target: impl Into<Target>, asker: &Caller) -> usize {
         let (target, flights) = (target.into(), &self.inner.flights);
         let is_meant = |subject: &Subject| {
@@ -314,12 +315,13 @@ impl Executor {
         calls.len()
     }
 
-    /// Whether a call is under way.
+    /// Returns true if a call is running.
     pub fn is_executing(&self, id: ExecutionId) -> bool {
         self.inner.flights.call(id).is_some_and(|flight| !flight.is_over())
     }
 
-    /// The events of a call of the asker's tenant from its first one on, until it is over. An unknown id ends at once.
+    /// Returns the events of a call of the asker's tenant, from its first to its last. For an unknown id it ends at
+    /// once.
     pub fn observe(&self, id: ExecutionId, asker: &Caller) -> Observer {
         match self.inner.flights.call(id).filter(|flight| flight.subject.caller.tenant == asker.tenant) {
             Some(flight) => {
@@ -330,7 +332,7 @@ impl Executor {
         }
     }
 
-    /// The events of a batch of the asker's tenant and all its calls, until it is over. An unknown id ends at once.
+    /// Returns the events of a batch of the asker's tenant and of all its calls. For an unknown id it ends at once.
     pub fn observe_batch(&self, id: BatchId, asker: &Caller) -> Observer {
         match self.inner.flights.batch(id).filter(|batch| batch.subject.caller.tenant == asker.tenant) {
             Some(batch) => {
@@ -345,12 +347,13 @@ impl Executor {
         self.inner.policy.plan(caller).is_ok_and(|plan| !plan.full_events)
     }
 
-    /// All events that the filter wants, from now on. Up to `capacity` wait for a slow subscriber; then it misses some.
+    /// Returns all future events that match the filter. Up to `capacity` events wait for a slow subscriber; the rest is
+    /// lost.
     pub fn subscribe(&self, filter: Filter, capacity: usize) -> Subscription {
         self.inner.recorder.bus().subscribe(filter, capacity)
     }
 
-    /// How much there is to do.
+    /// Returns the current load.
     pub fn load(&self) -> Load {
         let (running, waiting) = self.inner.admission.load();
         let breakers =
@@ -358,7 +361,7 @@ impl Executor {
         Load { running, waiting, breakers }
     }
 
-    /// Takes no new calls, lets those in flight end for up to `patience`, then cancels the rest and waits for them.
+    /// Stops taking calls, waits up to `patience` for those in flight, then cancels the rest and waits for them.
     pub async fn shutdown(&self, patience: Duration) {
         self.inner.stopping.store(true, Ordering::Release);
         self.inner.tasks.running.close();
@@ -367,11 +370,12 @@ impl Executor {
             flight.cancel(CancelCause::Shutdown);
         }
         self.inner.tasks.running.wait().await;
-        // Other calls are carried on by whoever waits for them; one that nobody carries on would never end.
+        // Other calls are driven by their waiting callers. Without one, a call would never end, so this wait is
+        // bounded.
         self.idle_within(self.inner.confinement.grace.saturating_add(Duration::from_secs(3))).await;
     }
 
-    /// Waits until no call is in flight, but not longer than `patience`.
+    /// Waits until no call is in flight, for at most `patience`.
     async fn idle_within(&self, patience: Duration) {
         let began = Instant::now();
         while began.elapsed() < patience && !self.inner.flights.live(|_| true).is_empty() {
@@ -391,7 +395,7 @@ impl Executor {
         &self.inner.recorder
     }
 
-    /// Checks arguments without running anything, unless that is much work.
+    /// Checks arguments without running anything. Fails with [`Spent`] if that takes much work.
     pub(crate) fn checked(
         &self,
         tool: &Registered,

@@ -1,4 +1,4 @@
-//! What a call runs under, settled before anybody is asked: its clocks, its retries, its custody.
+//! The terms of a call, settled before any check or person is asked: its timeouts, retries and confinement.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,17 +13,17 @@ use crate::input::Violations;
 use crate::registry::Registered;
 use crate::sandbox::Level;
 
-/// What a call runs under.
+/// The terms under which a call runs.
 pub(crate) struct Terms {
     pub(crate) clocks: Clocks,
     pub(crate) retry: RetryPolicy,
     pub(crate) level: Level,
-    /// What its processes may do; the executor's own confinement where neither call nor tool says anything.
+    /// The confinement of its processes; the executor's own if neither call nor tool says anything.
     pub(crate) confinement: Option<Arc<Confinement>>,
 }
 
 impl Executor {
-    /// What the call runs under: the clocks, how it is retried, where its processes run.
+    /// Settles the terms of a call: its timeouts, its retries, and where its processes run.
     pub(crate) fn terms(&self, call: &Call, flight: &Flight, tool: &Registered) -> Result<Terms, CallError> {
         let (engine, options, spec) = (&*self.inner, &call.options, &tool.spec);
         let zero = [
@@ -67,7 +67,8 @@ impl Executor {
         if options.network.is_none() && options.limits == unsaid && tool.spec.limits == unsaid {
             return None;
         }
-        // What the tool was registered with replaces what the executor has for all tools; a call may only ask for less than that.
+        // The tool's registered limits replace the executor's limits for all tools. A call may only ask for less than
+        // that.
         let granted = tool.spec.limits.or(own.limits).within(self.inner.limits_max);
         let limits = options.limits.within(granted);
         let network = options.network.clone().unwrap_or_else(|| own.network.clone());

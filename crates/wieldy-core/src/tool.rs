@@ -1,4 +1,4 @@
-//! Tools: what they declare ([`ToolSpec`]), how they are written ([`Tool`]) and what the registry holds ([`AnyTool`]).
+//! Tools: their declaration ([`ToolSpec`]), the trait to implement ([`Tool`]) and the registry's form ([`AnyTool`]).
 
 use std::future::Future;
 use std::marker::PhantomData;
@@ -18,7 +18,7 @@ use crate::outcome::{Outcome, RunError};
 use crate::program::Program;
 use crate::run::Run;
 
-/// Something that can be called, comfortable to write: its schema is derived from `Args`, its texts from the comments.
+/// A callable tool, easy to implement: the schema is derived from `Args`, its descriptions from the doc comments.
 ///
 /// ```
 /// use wieldy_core::{Outcome, Run, RunError, Tool, ToolSpec};
@@ -45,17 +45,17 @@ pub trait Tool: Send + Sync + 'static {
     /// The arguments, as a type. Their JSON Schema is derived from it; unknown arguments are refused.
     type Args: DeserializeOwned + JsonSchema + Send;
 
-    /// What the tool declares of itself. An input schema set here wins over the one derived from `Args`.
+    /// Returns the tool's declaration. An input schema set here overrides the one derived from `Args`.
     fn spec(&self) -> ToolSpec;
 
-    /// All names of a thing that the footprint names, where a thing can have several: a path through a link has that
-    /// of what it leads to as well. Asked before the call runs; it should be quick.
+    /// Returns all names of a thing in the footprint, if it can have several: a path through a symbolic link also has
+    /// the name of its target. Called before each call runs, so it should be fast.
     fn names_of(&self, thing: &str, _confinement: &Confinement) -> Vec<String> {
         vec![thing.to_owned()]
     }
 
-    /// Describes the program that a call would start. Asked before a person is, and again directly before the program
-    /// starts: the call is refused if the answers differ. Tools that start no program have none.
+    /// Describes the program that a call would start. Asked before a person confirms, and again directly before the
+    /// program starts: the call is refused if the answers differ. A tool that starts no program returns `None`.
     fn program(
         &self,
         _args: Self::Args,
@@ -64,16 +64,16 @@ pub trait Tool: Send + Sync + 'static {
         async { Ok(None) }
     }
 
-    /// Runs the tool once. The arguments have been checked, the caller allowed, a slot taken.
+    /// Runs the tool once. By now the arguments are checked, the caller is allowed and a slot is taken.
     fn run(&self, args: Self::Args, run: &Run) -> impl Future<Output = Result<Outcome, RunError>> + Send;
 }
 
-/// A tool as the registry holds it, whatever its arguments.
+/// A tool as the registry stores it, with its argument type erased.
 pub trait AnyTool: Send + Sync + 'static {
-    /// What the tool declares of itself.
+    /// Returns the tool's declaration.
     fn spec(&self) -> ToolSpec;
 
-    /// All names of a thing that the footprint names.
+    /// Returns all names of a thing in the footprint.
     fn names_of(&self, thing: &str, _confinement: &Confinement) -> Vec<String> {
         vec![thing.to_owned()]
     }
@@ -117,12 +117,12 @@ impl<T: Tool> AnyTool for T {
     }
 }
 
-/// Reads arguments as the type that a tool declares.
+/// Parses arguments as the type that a tool declares.
 fn read<A: DeserializeOwned>(arguments: &Value) -> Result<A, RunError> {
     A::deserialize(arguments).map_err(|error| RunError::invalid_input(format!("the arguments do not fit: {error}")))
 }
 
-/// A tool made of a function, for the short way:
+/// Makes a tool from a function:
 /// `tool(ToolSpec::new("greet", "…"), async |args: Greet, run| Ok(Outcome::text("…")))`.
 pub fn tool<A, F, R>(spec: ToolSpec, function: F) -> impl AnyTool
 where
@@ -156,7 +156,7 @@ where
     }
 }
 
-/// The JSON Schema of a type, closed to unknown properties unless the type says otherwise.
+/// Returns the JSON Schema of a type. It forbids unknown properties unless the type says otherwise.
 pub fn schema_of<T: JsonSchema>() -> Value {
     let mut schema = schemars::generate::SchemaSettings::draft2020_12().into_generator().into_root_schema_for::<T>();
     let object = schema.ensure_object();
@@ -167,53 +167,53 @@ pub fn schema_of<T: JsonSchema>() -> Value {
     schema.to_value()
 }
 
-/// What a tool declares of itself: the definition.
+/// The declaration of a tool.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ToolSpec {
-    /// The name it is called by; checked when it is registered.
+    /// The name by which it is called; checked when it is registered.
     pub name: String,
     /// The name for people.
     pub title: Option<String>,
-    /// What it does, for the model.
+    /// The description, for the model.
     pub description: String,
     /// The version of its behaviour.
     pub version: String,
-    /// What it belongs to, such as `files`.
+    /// The category, such as `files`.
     pub category: String,
     /// The JSON Schema of its arguments.
     pub input_schema: Value,
     /// The JSON Schema of its structured answer.
     pub output_schema: Option<Value>,
-    /// What it does to the world.
+    /// The tool's effects on the world.
     pub annotations: Annotations,
-    /// What a caller must hold to use it.
+    /// The permissions that a caller must hold to use it.
     pub required_permissions: Vec<String>,
-    /// Whether a person must agree each time.
+    /// True if a person must agree each time.
     pub requires_confirmation: bool,
-    /// How long, how much, how many at once.
+    /// Timeouts, and limits on output and concurrency.
     pub constraints: Constraints,
-    /// What its processes may use.
+    /// The resource limits of its processes.
     pub limits: ResourceLimits,
-    /// Which callers see it; empty means all.
+    /// The scopes of the callers that see it; empty means all callers.
     pub agent_scopes: Vec<String>,
-    /// Whether and how long its answers may be used again.
+    /// The cache policy for its answers; no caching if `None`.
     pub cache: Option<CachePolicy>,
-    /// How failed runs are repeated; the executor's policy where absent.
+    /// The retry policy for failed runs; the executor's policy if `None`.
     pub retry: Option<RetryPolicy>,
     /// The number of times that a failed run is repeated, with the delays of `retry` or of the executor.
     pub retries: Option<u32>,
     /// Arguments that must not be written down anywhere.
     pub sensitive: Vec<String>,
-    /// Which arguments name things it reads or writes; unknown where absent.
+    /// The arguments that name things it reads or writes; unknown if `None`.
     pub footprint: Option<Footprint>,
-    /// Other names it answers to.
+    /// Other names by which it can be called.
     pub aliases: Vec<String>,
-    /// Where it comes from.
+    /// The origin of the tool.
     pub provider: Provider,
 }
 
 impl ToolSpec {
-    /// A tool that may do anything, until it says otherwise.
+    /// Creates a tool that may do anything, until it says otherwise.
     pub fn new(name: impl Into<String>, description: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -267,49 +267,49 @@ impl ToolSpec {
         self
     }
 
-    /// Sets the time one run takes at most, where the caller says nothing.
+    /// Sets the default timeout of one run, for callers that set none.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.constraints.timeout = Some(timeout);
         self
     }
 
-    /// Sets how failed runs are repeated.
+    /// Sets the retry policy for failed runs.
     #[must_use]
     pub fn retry(mut self, policy: RetryPolicy) -> Self {
         self.retry = Some(policy);
         self
     }
 
-    /// Lets answers be used again for this long.
+    /// Caches answers for this long.
     #[must_use]
     pub fn cache(mut self, ttl: Duration) -> Self {
         self.cache = Some(CachePolicy { ttl });
         self
     }
 
-    /// Demands that a person agrees each time.
+    /// Requires that a person agrees each time.
     #[must_use]
     pub fn confirm(mut self) -> Self {
         self.requires_confirmation = true;
         self
     }
 
-    /// Demands that the caller holds this permission.
+    /// Requires that the caller holds this permission.
     #[must_use]
     pub fn permission(mut self, permission: &str) -> Self {
         self.required_permissions.push(permission.to_owned());
         self
     }
 
-    /// Shows it only to callers with this scope (or another one named likewise).
+    /// Shows it only to callers with this scope, or with another scope named in the same way.
     #[must_use]
     pub fn scope(mut self, scope: &str) -> Self {
         self.agent_scopes.push(scope.to_owned());
         self
     }
 
-    /// Lets it answer to another name too.
+    /// Adds another name by which it can be called.
     #[must_use]
     pub fn alias(mut self, name: &str) -> Self {
         self.aliases.push(name.to_owned());
@@ -323,37 +323,37 @@ impl ToolSpec {
         self
     }
 
-    /// Sets what it belongs to.
+    /// Sets the category.
     #[must_use]
     pub fn category(mut self, category: &str) -> Self {
         self.category = category.to_owned();
         self
     }
 
-    /// Sets where it comes from.
+    /// Sets the origin.
     #[must_use]
     pub fn provider(mut self, provider: Provider) -> Self {
         self.provider = provider;
         self
     }
 
-    /// A strong hash of everything declared: two specs with the same hash promise the same.
+    /// Returns a strong hash of the whole declaration. Two specs with the same hash declare the same.
     pub fn hash(&self) -> blake3::Hash {
         blake3::hash(&serde_json::to_vec(self).expect("a spec is plain data"))
     }
 }
 
-/// What a tool does to the world; MCP's hints, with MCP's cautious defaults.
+/// The effects of a tool on the world: MCP's hints, with MCP's cautious defaults.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "snake_case")]
 pub struct Annotations {
-    /// It changes nothing.
+    /// True if it changes nothing.
     pub read_only: bool,
-    /// It may destroy something, rather than only add.
+    /// True if it may destroy something, rather than only add.
     pub destructive: bool,
-    /// Doing it twice is the same as doing it once.
+    /// True if doing it twice is the same as doing it once.
     pub idempotent: bool,
-    /// It touches things outside this machine.
+    /// True if it touches things outside this machine.
     pub open_world: bool,
 }
 
@@ -364,60 +364,61 @@ impl Default for Annotations {
 }
 
 impl Annotations {
-    /// Whether a run that may have happened can be repeated without harm.
+    /// Returns true if a run that may have happened can be repeated without harm.
     pub fn repeatable(self) -> bool {
         self.read_only || self.idempotent
     }
 }
 
-/// How long, how much, how many at once.
+/// Timeouts, and limits on output and concurrency.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Constraints {
-    /// How long one run takes at most, where the caller says nothing.
+    /// The default timeout of one run, for callers that set none.
     #[serde(rename = "timeout_ms", with = "crate::duration")]
     pub timeout: Option<Duration>,
-    /// How long one run takes at most, whatever the caller says.
+    /// The longest timeout that a caller may set for one run.
     #[serde(rename = "timeout_max_ms", with = "crate::duration")]
     pub timeout_max: Option<Duration>,
-    /// How long a run may show no sign of life.
+    /// The longest time that a run may show no sign of life.
     #[serde(rename = "silence_ms", with = "crate::duration")]
     pub silence: Option<Duration>,
-    /// How many bytes of text come back in the result; the rest is kept as an artifact.
+    /// Maximum bytes of text in the result; the rest is stored as an artifact.
     pub output_bytes_max: Option<u64>,
-    /// How many runs at once.
+    /// Maximum number of runs at once.
     pub concurrency_max: Option<u32>,
 }
 
-/// Whether and how long answers may be used again.
+/// The cache policy for a tool's answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct CachePolicy {
-    /// How long.
+    /// The time for which an answer may be used again.
     #[serde(rename = "ttl_ms", with = "crate::duration::plain")]
     pub ttl: Duration,
 }
 
-/// Which arguments name things that a tool reads or writes: argument names, or JSON pointers such as `/target/path`.
+/// The arguments that name things which a tool reads or writes: argument names, or JSON pointers such as
+/// `/target/path`.
 ///
-/// The things are slash-separated paths: two touch each other where one is the other or lies above it.
+/// The things are slash-separated paths. Two overlap if they are equal or one is an ancestor of the other.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Footprint {
-    /// Arguments that say what is read.
+    /// Arguments that name the things read.
     pub reads: Vec<String>,
-    /// Arguments that say what is written.
+    /// Arguments that name the things written.
     pub writes: Vec<String>,
 }
 
-/// Where a tool comes from and runs.
+/// The origin of a tool.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Provider {
-    /// Part of the product.
+    /// Part of wieldy itself.
     Builtin,
     /// Rust code of the program that embeds the executor.
     Local,
-    /// A program, by a manifest.
+    /// A program that a manifest defines.
     Command,
-    /// An MCP server of this name.
+    /// The MCP server of this name.
     Mcp(String),
 }
 
@@ -438,5 +439,5 @@ impl Serialize for Provider {
     }
 }
 
-/// A tool that can be shared.
+/// A shared tool.
 pub type SharedTool = Arc<dyn AnyTool>;

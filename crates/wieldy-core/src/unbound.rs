@@ -1,4 +1,4 @@
-//! [`Unbound`]: a tool that is defined and cannot run here.
+//! [`Unbound`]: a tool that is defined but cannot run here.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::outcome::{Outcome, RunError};
 use crate::run::Run;
 use crate::tool::{AnyTool, ToolSpec};
 
-/// A definition whose implementation is not there: it can be seen, and says what to do when it is called.
+/// A tool without an implementation: it is listed, and a call returns an error with the remedy.
 pub struct Unbound {
     spec: ToolSpec,
     problem: String,
@@ -17,13 +17,13 @@ pub struct Unbound {
 }
 
 impl Unbound {
-    /// A tool that needs something configured, in words such as "a GitHub token (`github.token`)".
+    /// Creates a tool that needs some configuration, in words such as "a GitHub token (`github.token`)".
     pub fn tool(spec: ToolSpec, needs: impl Into<String>) -> Arc<dyn AnyTool> {
         let problem = format!("`{}` is defined, but what it needs is not configured", spec.name);
         Arc::new(Self { spec, problem, suggestion: format!("configure {}", needs.into()) })
     }
 
-    /// A tool that cannot run because of a problem, with a suggestion that ends it.
+    /// Creates a tool that cannot run because of a problem, with a suggestion that solves it.
     pub fn because(spec: ToolSpec, problem: impl std::fmt::Display, suggestion: impl Into<String>) -> Arc<dyn AnyTool> {
         let problem = format!("`{}` cannot run: {problem}", spec.name);
         Arc::new(Self { spec, problem, suggestion: suggestion.into() })

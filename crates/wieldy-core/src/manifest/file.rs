@@ -1,4 +1,4 @@
-//! A tool as people write it in a manifest, and the tool that it becomes.
+//! A tool as people write it in a manifest, and its conversion to a [`ToolSpec`] and a [`CommandSpec`].
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -95,13 +95,13 @@ impl<'de> Deserialize<'de> for FileDuration {
 }
 
 impl FileTool {
-    /// Says which keys are missing. `given` are the keys that the file has, and those that a misspelled key may stand for.
+    /// Lists the missing keys. `given` is true for a key that the file has, or that a misspelled key may stand for.
     pub(super) fn missing(given: impl Fn(&str) -> bool) -> Vec<String> {
         let missing = ["name", "description", "command"].into_iter().filter(|key| !given(key));
         missing.map(|key| format!("missing field `{key}`")).collect()
     }
 
-    /// Puts something harmless in the place of keys that are missing or cannot be read, so that the rest can be looked at.
+    /// Fills in harmless values for keys that are missing or cannot be read, so that the rest can be checked.
     pub(super) fn stand_in(&mut self, index: usize, given: impl Fn(&str) -> bool) {
         let has_arguments = self.arguments.is_some() || self.input_schema.is_some();
         if !has_arguments && (given("arguments") || given("input-schema")) {
@@ -111,14 +111,14 @@ impl FileTool {
         self.command.get_or_insert_with(|| vec!["true".into()]);
     }
 
-    /// Takes out every mention of an argument: without the arguments, none can be judged.
+    /// Removes every mention of an argument: without the list of arguments, no mention can be checked.
     fn forget_mentions(&mut self) {
         (self.reads, self.writes, self.stdin) = (None, None, None);
         self.sensitive.clear();
         self.command = Some(vec!["true".into()]);
     }
 
-    /// Turns it into a tool, and says everything that is wrong with it.
+    /// Converts the tool, and lists its problems.
     pub(super) fn resolve(mut self) -> (ToolSpec, CommandSpec, Vec<String>) {
         let mut wrong = Vec::new();
         let has_program = self.command.as_ref().is_some_and(|command| !command.is_empty());
@@ -200,7 +200,7 @@ impl FileTool {
     }
 }
 
-/// The schema of `[tool.arguments]`: each a schema of its own, with `required = true` inside.
+/// Builds the schema of `[tool.arguments]`. Each argument is a schema of its own, with `required = true` inside.
 fn schema_from(arguments: &Map<String, Value>, wrong: &mut Vec<String>) -> Value {
     let (mut properties, mut required) = (Map::new(), Vec::new());
     for (name, schema) in arguments {
