@@ -1,10 +1,10 @@
-//! Admission: how many calls run at once, and who waits.
+//! Admission control: limits the calls that run at once, and queues the rest.
 //!
-//! [`Admission::admit`] is the only maker of a [`Slot`]. A slot is given back when it is dropped, so a call
-//! cannot leak one, whatever way it ends.
+//! [`Admission::admit`] is the only maker of a [`Slot`]. Dropping a slot gives it back, so a call cannot leak one,
+//! however it ends.
 //!
-//! Tenants share fairly, however many agents each has: a free slot goes to the tenant with the fewest running calls, and
-//! where the queue is full, whoever has the most places in it gives up its last.
+//! Tenants share fairly, however many agents each has. A free slot goes to the tenant with the fewest running calls.
+//! When the queue is full, the tenant with the most waiting calls gives up its last place to one with fewer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,18 +22,19 @@ use crate::error::{CallError, Code, duration_ms};
 use crate::flight::Flight;
 use crate::name::ToolName;
 
-/// How many calls may run and wait.
+/// The limits for running and waiting calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// All calls of the executor.
+    /// Maximum number of running calls in the executor.
     pub calls_running_max: u32,
-    /// The calls of one agent.
+    /// Maximum number of running calls per agent.
     pub calls_running_per_agent_max: u32,
-    /// All calls that wait for a slot. Where there are as many, the tenant with the most of them gives up its last for one with fewer.
+    /// Maximum number of calls that wait for a slot. When the queue is full, the tenant with the most waiting calls
+    /// gives up its last place to a tenant with fewer.
     pub calls_waiting_max: usize,
-    /// How long a call waits for a slot, unless it says otherwise.
+    /// The longest that a call waits for a slot, unless the call sets its own limit.
     pub queue_timeout: Duration,
-    /// How long a call must wait to rise by one point of priority; so nobody waits for ever.
+    /// The time that a waiting call needs to rise by one point of priority. Ageing keeps low priorities from starving.
     pub ageing: Duration,
 }
 
@@ -49,7 +50,7 @@ impl Default for Limits {
     }
 }
 
-/// The proof that a call may run now. Given back when dropped.
+/// The proof that a call may run now. Dropping it gives the slot back.
 #[derive(Debug)]
 pub struct Slot {
     execution: ExecutionId,
@@ -63,7 +64,7 @@ impl Slot {
         self.execution
     }
 
-    /// How long the call waited for it.
+    /// Returns how long the call waited for the slot.
     pub(crate) fn waited(&self) -> Duration {
         self.waited
     }
@@ -77,7 +78,7 @@ impl Drop for Slot {
     }
 }
 
-/// Gives out slots.
+/// Hands out slots.
 #[derive(Debug)]
 pub(crate) struct Admission {
     gate: Arc<Gate>,
@@ -96,17 +97,17 @@ struct Queue {
     agents: HashMap<String, Arc<Account>, RandomState>,
     tenants: HashMap<Option<String>, Arc<Tenant>, RandomState>,
     tools: HashMap<ToolName, u32>,
-    /// Who waits, by tenant; none is empty.
+    /// The waiting calls by tenant. No line is empty.
     lines: BTreeMap<TenantNumber, Line>,
     arrivals: u64,
 }
 
-/// The calls of one tenant that wait, in their order.
+/// The waiting calls of one tenant, in queue order.
 type Line = BTreeMap<Rank, Waiting>;
 type TenantNumber = u64;
 
-/// Who stands where in the queue. Everybody rises at the same pace, so the order never changes once it is known:
-/// a point of priority is worth having come `ageing` earlier.
+/// The position of a call in the queue, fixed on arrival. All calls age at the same rate, so their order never changes:
+/// one point of priority counts like arriving `ageing` earlier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     came_at_micros: i64,
@@ -119,21 +120,21 @@ struct Waiting {
     called: oneshot::Sender<()>,
 }
 
-/// The calls of one agent.
+/// The running calls of one agent.
 #[derive(Debug)]
 struct Account {
     running: Running,
     tenant: Arc<Tenant>,
 }
 
-/// The calls of one tenant, whoever its agents are.
+/// The running calls of one tenant, summed over its agents.
 #[derive(Debug)]
 struct Tenant {
     number: TenantNumber,
     running: Running,
 }
 
-/// How many calls run. Changed only by who holds the queue.
+/// A count of running calls. Only code that holds the queue lock changes it.
 #[derive(Debug, Default)]
 struct Running(AtomicU32);
 
@@ -151,15 +152,15 @@ impl Running {
     }
 }
 
-/// On whose account a slot is.
+/// The agent and the tool that a slot is counted for.
 #[derive(Debug, Clone)]
 struct Taker {
     agent: Arc<Account>,
-    /// The tool and how many of its calls may run, where it has a limit.
+    /// The tool and its maximum number of running calls, if it has one.
     tool: Option<(ToolName, u32)>,
 }
 
-/// Which limit stands in the way.
+/// The limit that keeps a call from running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Full {
     Overall,
@@ -172,7 +173,7 @@ impl Admission {
         Self { gate: Arc::new(Gate { limits, queue: Mutex::default() }), start: Instant::now() }
     }
 
-    /// Takes a slot, or waits for one: until the queue clock or the total clock runs out, or somebody cancels.
+    /// Takes a slot, or waits for one until the queue clock or the total clock runs out or the call is cancelled.
     pub(crate) async fn admit(
         &self,
         consent: &Consent,
@@ -195,7 +196,7 @@ impl Admission {
             }
             queue.line_up(&self.gate, taker, self.rank(priority))
         };
-        // Most calls need not wait, so waiting is not part of everybody's future.
+        // Most calls do not wait, so the waiting future is boxed to keep every call's future small.
         Box::pin(self.wait(place, consent, flight, clocks)).await
     }
 
@@ -236,13 +237,13 @@ impl Admission {
         self.gate.limits
     }
 
-    /// How many calls run and how many wait.
+    /// Returns the numbers of running and of waiting calls.
     pub(crate) fn load(&self) -> (u32, usize) {
         let queue = self.gate.lock();
         (queue.running, queue.waiting())
     }
 
-    /// Which limit stands in the way just now.
+    /// Returns the limit that currently keeps the call from running.
     fn full(&self, taker: &Taker) -> Full {
         self.gate.lock().room_for(taker, &self.gate.limits).err().unwrap_or(Full::Overall)
     }
@@ -278,7 +279,7 @@ impl Gate {
 }
 
 impl Queue {
-    /// The account of an agent's calls.
+    /// Returns the account of the calling agent.
     fn account(&mut self, caller: &Caller) -> Arc<Account> {
         let name = match &caller.tenant {
             Some(tenant) => std::borrow::Cow::Owned(format!("{tenant}\0{}", caller.agent)),
@@ -287,7 +288,7 @@ impl Queue {
         if let Some(account) = self.agents.get(&*name) {
             return Arc::clone(account);
         }
-        // Accounts are kept for the next call of the same agent, but not of agents without number.
+        // Accounts are cached for the agent's next call. Above this number, unused ones are dropped.
         if self.agents.len() > 10_000 {
             self.agents.retain(|_, account| Arc::strong_count(account) > 1);
             self.tenants.retain(|_, tenant| Arc::strong_count(tenant) > 1);
@@ -348,12 +349,12 @@ impl Queue {
         Place { gate: Arc::clone(gate), rank, taker, called, taken: false }
     }
 
-    /// How many wait.
+    /// Returns the number of waiting calls.
     fn waiting(&self) -> usize {
         self.lines.values().map(Line::len).sum()
     }
 
-    /// Takes somebody out of the line.
+    /// Removes a waiting call from the queue.
     fn leave(&mut self, tenant: TenantNumber, rank: &Rank) -> Option<Waiting> {
         let line = self.lines.get_mut(&tenant)?;
         let waiting = line.remove(rank);
@@ -363,16 +364,16 @@ impl Queue {
         waiting
     }
 
-    /// Makes room in a full queue for a call whose tenant has fewer places than another, which gives up its last one.
+    /// Frees a place in a full queue: takes the last place of the tenant with the most, if `taker`'s tenant has fewer.
     fn make_place(&mut self, taker: &Taker) -> bool {
         let own = self.lines.get(&taker.agent.tenant.number).map_or(0, Line::len);
         let Some(longest) = self.lines.values_mut().max_by_key(|line| line.len()) else { return false };
-        // It drops what would have called that one, who learns so that its place is gone.
+        // Dropping the evicted entry drops its sender, which tells the waiting call that it lost its place.
         longest.len() > own + 1 && longest.pop_last().is_some()
     }
 
-    /// Calls everybody for whom there is room: of the tenant with the fewest running calls first, and of each the first in
-    /// line. Who is held up by a limit of its own does not hold up those behind.
+    /// Gives free slots to waiting calls: the tenant with the fewest running calls first, and within a tenant in queue
+    /// order. A call blocked by the limit of its agent or tool does not block the calls behind it.
     fn hand_out(&mut self, limits: &Limits) {
         while self.running < limits.calls_running_max {
             let has_room = |(_, waiting): &(&Rank, &Waiting)| self.room_for(&waiting.taker, limits).is_ok();
@@ -381,14 +382,14 @@ impl Queue {
             let Some((tenant, rank)) = next.map(|(tenant, (rank, _))| (tenant, *rank)) else { break };
             let waiting = self.leave(tenant, &rank).expect("it was just found");
             self.take(&waiting.taker);
-            // Who has just gone away gives the slot back when its place is dropped.
+            // If the waiting call was cancelled meanwhile, dropping its place gives the slot back.
             let _ = waiting.called.send(());
         }
     }
 }
 
-/// A place in the queue. Dropped before its turn it is empty; dropped after it, the slot goes to the next. Where the place
-/// was given up for another tenant, there is nothing to call it by any more.
+/// A place in the queue. Dropping a waiting place removes it from the queue. Dropping a place whose slot was granted
+/// but not yet taken passes the slot on. An evicted place has nothing to undo.
 struct Place {
     gate: Arc<Gate>,
     rank: Rank,

@@ -1,4 +1,4 @@
-//! Artifacts: output too large for a model's context, kept whole, addressable, readable in pages.
+//! Artifacts: output too large for a model's context, stored whole under an id and readable in pages.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -12,10 +12,11 @@ use uuid::Uuid;
 
 use crate::call::Caller;
 
-/// A place to keep artifacts. Core has one in memory; others keep them on disk.
+/// A store for artifacts. This crate has one in memory, the `wieldy` crate one on disk.
 pub trait Artifacts: Send + Sync + 'static {
-    /// Opens a new artifact that belongs to `owner`'s tenant, of which at most `bytes_max` are kept, or fewer where the store
-    /// has less room. What is written counts from now on. Only one with a workspace is ever listed.
+    /// Opens a new artifact for `owner`'s tenant. The store keeps at most `bytes_max` bytes of it, or fewer if it has
+    /// less room. Written bytes can be read at once. Only artifacts with a workspace are listed by
+    /// [`list`](Self::list).
     fn create(
         &self,
         owner: &Caller,
@@ -23,29 +24,29 @@ pub trait Artifacts: Send + Sync + 'static {
         bytes_max: u64,
     ) -> Result<Box<dyn ArtifactWriter>, ArtifactError>;
 
-    /// What is known of an artifact, if it is there and `reader` may know of it.
+    /// Returns the metadata of an artifact that exists and that `reader` may see.
     fn describe(&self, id: ArtifactId, reader: &Caller) -> Result<ArtifactInfo, ArtifactError>;
 
-    /// Up to `length` bytes from `offset` on.
+    /// Returns up to `length` bytes from `offset` on.
     fn read(&self, id: ArtifactId, reader: &Caller, offset: u64, length: u64) -> Result<Vec<u8>, ArtifactError>;
 
-    /// Lists the artifacts that the reader's own calls made in this workspace, the latest first, `limit` of them at most. A
-    /// store that does not know this lists none.
+    /// Lists the artifacts that the reader's own calls made in this workspace, newest first, at most `limit`. A store
+    /// that does not record the makers lists none.
     fn list(&self, reader: &Caller, workspace: &str, limit: usize) -> Result<Vec<ArtifactInfo>, ArtifactError> {
         let _ = (reader, workspace, limit);
         Ok(Vec::new())
     }
 }
 
-/// Takes the bytes of one artifact. Dropping it closes the artifact; what was written stays.
+/// A writer for the bytes of one artifact. Dropping it closes the artifact and keeps the written bytes.
 pub trait ArtifactWriter: Send {
-    /// The artifact's id.
+    /// Returns the artifact's id.
     fn id(&self) -> ArtifactId;
 
-    /// Adds bytes. Beyond the bound they are counted and not kept.
+    /// Appends bytes. Bytes beyond the limit are counted but not stored.
     fn write(&mut self, bytes: &[u8]) -> Result<(), ArtifactError>;
 
-    /// How many bytes of what was written are kept: the first ones.
+    /// Returns the number of bytes that are stored: always the first ones.
     fn kept_bytes(&self) -> u64;
 }
 
@@ -54,18 +55,18 @@ pub trait ArtifactWriter: Send {
 pub struct ArtifactId(Uuid);
 
 impl ArtifactId {
-    /// A new id.
+    /// Makes a new id.
     pub fn next() -> Self {
         Self(Uuid::now_v7())
     }
 
-    /// Returns the time at which the artifact was made; none for an id that was not made here.
+    /// Returns the time at which the artifact was made, or `None` for an id that was not made here.
     pub fn made_at(self) -> Option<Timestamp> {
         let (seconds, nanoseconds) = self.0.get_timestamp()?.to_unix();
         Timestamp::new(i64::try_from(seconds).ok()?, i32::try_from(nanoseconds).ok()?).ok()
     }
 
-    /// The id without its scheme, fit for a file's name.
+    /// Returns the id without its scheme, usable as a file name.
     pub fn bare(self) -> String {
         self.0.simple().to_string()
     }
@@ -104,18 +105,18 @@ impl<'de> Deserialize<'de> for ArtifactId {
     }
 }
 
-/// What is known of an artifact.
+/// The metadata of an artifact.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArtifactInfo {
-    /// Its id.
+    /// The artifact's id.
     pub id: ArtifactId,
-    /// Whose it is; others do not see it.
+    /// The tenant that owns the artifact. Other tenants cannot see it.
     pub tenant: Option<String>,
-    /// How many bytes are kept.
+    /// The number of bytes that are stored.
     pub kept_bytes: u64,
-    /// How many bytes there were.
+    /// The number of bytes that were written.
     pub total_bytes: u64,
-    /// The maker, where that is known.
+    /// The maker, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub maker: Option<ArtifactMaker>,
 }
@@ -123,16 +124,16 @@ pub struct ArtifactInfo {
 /// The caller and the workspace of the call that made an artifact.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArtifactMaker {
-    /// The agent.
+    /// The agent that made the call.
     pub agent: String,
     /// The person behind the agent.
     pub user: Option<String>,
-    /// The workspace, as the history names it.
+    /// The workspace, as named in the history.
     pub workspace: String,
 }
 
 impl ArtifactInfo {
-    /// An artifact of this caller that is still empty.
+    /// Creates the metadata of an empty artifact of this caller.
     pub fn new(id: ArtifactId, owner: &Caller, workspace: Option<&str>) -> Self {
         let maker = workspace.map(|workspace| ArtifactMaker {
             agent: owner.agent.clone(),
@@ -142,7 +143,7 @@ impl ArtifactInfo {
         Self { id, tenant: owner.tenant.clone(), kept_bytes: 0, total_bytes: 0, maker }
     }
 
-    /// Returns true if a call of this caller made it in this workspace. One whose maker is not known is nobody's.
+    /// Returns true if a call of this caller made the artifact in this workspace; false if the maker is unknown.
     pub fn is_made_by(&self, caller: &Caller, workspace: &str) -> bool {
         self.tenant == caller.tenant
             && self.maker.as_ref().is_some_and(|maker| {
@@ -151,40 +152,41 @@ impl ArtifactInfo {
     }
 }
 
-/// Why an artifact could not be written or read.
+/// The reason why an artifact could not be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum ArtifactError {
-    /// Not there, gone, or somebody else's: the three look alike on purpose.
+    /// The artifact does not exist, was removed, or belongs to another tenant. The three are indistinguishable on
+    /// purpose.
     #[error("there is no artifact `{0}`")]
     NotFound(ArtifactId),
-    /// Not an id.
+    /// The text is not an artifact's id.
     #[error("`{0}` is not an artifact's id")]
     BadId(String),
-    /// The place where artifacts are kept failed.
+    /// The artifact store failed.
     #[error("cannot {doing} artifact `{id}`")]
     Store {
-        /// What was being done.
+        /// The operation that failed.
         doing: &'static str,
-        /// To which one.
+        /// The artifact it failed on.
         id: ArtifactId,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
 }
 
-/// One line that a pattern was found in.
+/// One line that matched a pattern.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Found {
     /// The line's number, from 1.
     pub line: u64,
-    /// The byte at which the line starts, to read on from.
+    /// The byte offset of the line, for reading on from there.
     pub offset: u64,
     /// The line, cut after 500 characters.
     pub text: String,
 }
 
-/// The lines of an artifact that match `pattern`, at most `matches_max` of them, and whether there are more.
+/// Returns the lines of an artifact that match `pattern`, at most `matches_max`, and true if there are more.
 pub fn grep(
     store: &dyn Artifacts,
     id: ArtifactId,
@@ -193,7 +195,7 @@ pub fn grep(
     matches_max: usize,
 ) -> Result<(Vec<Found>, bool), ArtifactError> {
     const PAGE_BYTES: u64 = 1024 * 1024;
-    // A line longer than this is searched in pieces, so that one endless line costs no endless memory.
+    // A longer line is searched in pieces, so that a file without line breaks cannot fill the memory.
     const LINE_BYTES_MAX: usize = 4 * 1024 * 1024;
     let mut found = Vec::new();
     let (mut line, mut offset, mut rest) = (1, 0, Vec::new());
@@ -229,7 +231,7 @@ pub fn grep(
     }
 }
 
-/// Artifacts in memory: the oldest go when the space is used up.
+/// An artifact store in memory. It removes the oldest artifacts when its space is used up.
 #[derive(Debug, Clone)]
 pub struct MemoryArtifacts {
     shelf: Arc<Mutex<Shelf>>,
@@ -244,7 +246,7 @@ struct Shelf {
 }
 
 impl MemoryArtifacts {
-    /// A store that keeps `bytes_max` in all and half of that of one artifact.
+    /// Creates a store that keeps `bytes_max` bytes in total, and at most half of that for one artifact.
     pub fn new(bytes_max: u64) -> Self {
         let shelf = Shelf { artifacts: VecDeque::new(), bytes: 0, bytes_max };
         Self { shelf: Arc::new(Mutex::new(shelf)), each_bytes_max: bytes_max / 2 }
@@ -316,7 +318,7 @@ impl ArtifactWriter for MemoryWriter {
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), ArtifactError> {
         let mut shelf = self.store.shelf.lock().expect("no code panics while it holds the shelf");
-        // An artifact that was evicted while it was written is gone; its writer need not know.
+        // Ignore writes to an artifact that was evicted while it was being written.
         let Some((info, kept)) = shelf.artifacts.iter_mut().find(|(info, _)| info.id == self.id) else {
             return Ok(());
         };

@@ -1,4 +1,4 @@
-//! One attempt and the next: the four clocks, what may be repeated, and when.
+//! Runs one attempt under the four clocks of its call, and decides if and when another attempt follows.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,29 +21,29 @@ use crate::policy::Grant;
 use crate::run::Run;
 use crate::tool::{Annotations, AnyTool, ToolSpec};
 
-/// How long a run may take where nobody says anything.
+/// The time that one run may take if neither call, tool nor settings say otherwise.
 pub const TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
-/// How long a run may take at the very most.
+/// The longest that one run may take.
 pub const TIMEOUT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The four clocks of a call, wound up.
+/// The four clocks of a call, resolved.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Clocks {
-    /// How long it may wait for a slot.
+    /// The longest wait for a slot.
     pub(crate) queue: Duration,
-    /// How long one run may take.
+    /// The longest duration of one run.
     pub(crate) attempt: Duration,
-    /// When the caller stops waiting.
+    /// The time at which the caller stops waiting.
     pub(crate) deadline: Option<Instant>,
-    /// How long a run may show no sign of life.
+    /// The longest time that a run may produce no output and no progress.
     pub(crate) silence: Option<Duration>,
 }
 
-/// Which clock ran out.
+/// The clock that ran out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Clock {
     Attempt,
-    /// The attempt clock of a call that waits for the same run of another.
+    /// The attempt clock of a call that waits for the identical run of another call.
     Shared,
     Total,
     Silence,
@@ -83,7 +83,8 @@ impl Clock {
 }
 
 impl Clocks {
-    /// Winds up the clocks: call, then tool, then executor; capped by what the tool allows at most.
+    /// Resolves the clocks. The attempt clock is the first of: the call's, the user's setting for the tool, the learnt
+    /// one, the tool's own, the executor's default. The tool's maximum caps it.
     pub(crate) fn new(
         options: &Options,
         spec: &ToolSpec,
@@ -104,13 +105,13 @@ impl Clocks {
         }
     }
 
-    /// When a call that began to wait at `since` has waited long enough.
+    /// Returns the time at which a call that began to wait at `since` must stop waiting.
     pub(crate) fn queue_end(&self, since: Instant) -> Instant {
         let end = since + self.queue;
         self.deadline.map_or(end, |deadline| end.min(deadline))
     }
 
-    /// Ends when a clock of the run does.
+    /// Waits until a clock of the run runs out, and returns that clock.
     async fn run_out(&self, flight: &Flight, since: Instant) -> (Clock, Duration) {
         let attempt_end = since + self.attempt;
         let (end, clock) = match self.deadline {
@@ -137,21 +138,21 @@ impl Clocks {
     }
 }
 
-/// Where clocks come from that neither call nor tool sets.
+/// The clocks for calls that set none.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ClockDefaults {
     pub(crate) timeout: Duration,
     pub(crate) queue: Duration,
-    /// The user's own settings per tool.
+    /// The user's own timeouts, by tool.
     pub(crate) timeouts: HashMap<String, Duration>,
 }
 
-/// What came of one attempt.
+/// The result of one attempt.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// What there is to return, with the failure in it if it failed.
+    /// The outcome to return. If the attempt failed, the failure is in it.
     pub(crate) outcome: Box<Outcome>,
-    /// Whether the run may have changed something.
+    /// True if the run may have changed something.
     pub(crate) effect_possible: bool,
 }
 
@@ -161,14 +162,14 @@ impl Ended {
     }
 }
 
-/// The proofs that running a tool takes, all of one call.
+/// The proofs that running a tool requires, all of one call.
 pub(crate) struct Ready<'a> {
     input: &'a Input,
     _slot: &'a Slot,
 }
 
 impl<'a> Ready<'a> {
-    /// Puts the proofs together; proofs of different calls are a bug that must not run anything.
+    /// Combines the proofs. Panics if they belong to different calls: such a bug must not run anything.
     pub(crate) fn new(grant: &Grant, input: &'a Input, slot: &'a Slot) -> Self {
         assert_eq!(grant.execution(), input.execution(), "a proof belongs to one call");
         assert_eq!(grant.execution(), slot.execution(), "a proof belongs to one call");
@@ -176,7 +177,7 @@ impl<'a> Ready<'a> {
     }
 }
 
-/// Runs the tool once under its clocks. Whatever happens, the run is over when this returns.
+/// Runs the tool once under its clocks. The run is over when this returns, however it ended.
 pub(crate) async fn attempt(
     ready: Ready<'_>,
     tool: &dyn AnyTool,
@@ -187,7 +188,7 @@ pub(crate) async fn attempt(
 ) -> Ended {
     let input = ready.input;
     let since = Instant::now();
-    // The call to `run` itself is inside too: whatever panics in a tool is caught here.
+    // The call of `run` is inside the async block, so that its panics are caught too.
     let work = AssertUnwindSafe(async { tool.run(input, run).await.map(Box::new) }).catch_unwind();
     tokio::pin!(work);
     let (answer, cut_short) = tokio::select! {
@@ -197,13 +198,13 @@ pub(crate) async fn attempt(
                 run.show_rest();
                 return answered(done);
             }
-            // The tool heard of the stop when we did: what it answers then is what it had so far.
+            // The tool saw the cancellation at the same time, so its answer may be incomplete.
             Some(cause) => (Some(done), cause.error()),
         },
         error = flight.stopped() => (None, error),
         (clock, after) = clocks.run_out(flight, since) => (None, clock.error(after, annotations.repeatable())),
     };
-    // First it is told to stop, and given the time to end its processes; then it is dropped.
+    // Ask the tool to stop, and give it time to end its processes. After that, it is dropped.
     run.stop().cancel();
     let patience = run.confinement().grace.saturating_add(Duration::from_secs(2));
     let late = match answer {
@@ -211,17 +212,17 @@ pub(crate) async fn attempt(
         None => tokio::time::timeout(patience, &mut work).await.ok(),
     };
     run.show_rest();
-    // One that says that it had not begun may be made again, whatever it would have done.
+    // A tool that reports that it had not started may be retried, even if it is not idempotent.
     let effect_possible = !matches!(late, Some(Ok(Err(RunError { effect_possible: false, .. }))));
     let is_late = cut_short.code == Code::Timeout;
     let mut cut_short = if is_late && !effect_possible { cut_short.retryable(true) } else { cut_short };
     let so_far = match late {
         Some(Ok(Ok(outcome))) if !outcome.content.is_empty() || outcome.usage.is_some() => *outcome,
-        // An artifact store is foreign code; what it panics over is lost, the call is not.
+        // An artifact store is foreign code: if it panics, its output is lost but the call goes on.
         _ => std::panic::catch_unwind(AssertUnwindSafe(|| run.captured())).unwrap_or_default(),
     };
     if let Some(limit) = so_far.failure.as_ref().filter(|error| is_late && error.code == Code::ResourceLimitExceeded) {
-        // A run that reached a limit often waits for what it did not get.
+        // A run that hit a resource limit often hangs, so report the limit with the timeout.
         cut_short.message = format!("{}, and {}", cut_short.message, limit.message);
         cut_short.details.extend((*limit.details).clone());
     }
@@ -246,28 +247,28 @@ fn answered(done: Done) -> Ended {
     }
 }
 
-/// How failed runs are repeated.
+/// The rules for retrying failed runs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct RetryPolicy {
-    /// How often, after the first run.
+    /// The number of retries after the first run.
     pub retries: u32,
-    /// The delay before the first repetition.
+    /// The delay before the first retry.
     #[serde(rename = "base_ms", with = "crate::duration::plain")]
     pub base: Duration,
     /// The longest delay.
     #[serde(rename = "cap_ms", with = "crate::duration::plain")]
     pub cap: Duration,
-    /// How delays grow.
+    /// The growth of delays.
     pub backoff: Backoff,
 }
 
-/// How delays grow from one repetition to the next.
+/// The growth of delays from one retry to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backoff {
-    /// Doubled each time, less a random part of up to a half, so that many callers do not come back at once.
+    /// Doubles each time, minus a random part of up to one half, so that many callers do not retry at the same moment.
     Exponential,
-    /// The base once, twice, three times.
+    /// The base times one, two, three, and so on.
     Linear,
 }
 
@@ -278,10 +279,10 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// No repetition at all.
+    /// The policy without any retry.
     pub const NEVER: Self = Self { retries: 0, base: Duration::ZERO, cap: Duration::ZERO, backoff: Backoff::Linear };
 
-    /// The delay before attempt `next` (2 or more); `chance` from 0 to 1 decides the random part.
+    /// Returns the delay before attempt `next` (2 or more). `chance`, from 0 to 1, sets the random part.
     pub fn delay(&self, next: u32, chance: f64) -> Duration {
         let repetition = next.saturating_sub(1).max(1);
         match self.backoff {
@@ -295,12 +296,12 @@ impl RetryPolicy {
     }
 }
 
-/// Which errors are worth another try, as the caller sees it.
+/// The caller's predicate for errors that are worth a retry.
 #[derive(Clone)]
 pub struct RetryIf(Arc<dyn Fn(&CallError) -> bool + Send + Sync>);
 
 impl RetryIf {
-    /// Asks `worth` about every error that is safe to repeat.
+    /// Creates the predicate. `worth` is asked only about errors that are safe to retry.
     pub fn new(worth: impl Fn(&CallError) -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(worth))
     }
@@ -312,7 +313,7 @@ impl fmt::Debug for RetryIf {
     }
 }
 
-/// Whether, and after how long, another attempt follows one that failed.
+/// Returns the delay before the next attempt, or `None` if no attempt may follow.
 pub(crate) fn next_delay(
     policy: &RetryPolicy,
     options: &Options,
@@ -321,7 +322,7 @@ pub(crate) fn next_delay(
     attempt: u32,
     deadline: Option<Instant>,
 ) -> Option<Duration> {
-    // What may have had an effect is never repeated, whatever anybody wishes.
+    // A run that may have had an effect is never repeated, even if the caller asks for it.
     if !repeatable || attempt > policy.retries || matches!(error.code, Code::Cancelled) {
         return None;
     }
@@ -332,28 +333,28 @@ pub(crate) fn next_delay(
     };
     let delay = policy.delay(attempt + 1, fastrand::f64());
     let delay = error.retry_after().map_or(delay, |asked| asked.max(delay));
-    // Who wants to be left alone for longer than any run may take is not worth waiting for.
+    // Do not wait past the deadline or, without one, for longer than the longest possible run.
     let left = deadline.map_or(TIMEOUT_MAX, |deadline| deadline.saturating_duration_since(Instant::now()));
     (worth && delay < left).then_some(delay)
 }
 
-/// How long a tool's runs took, to set its attempt clock by. Learns only from runs that finished by themselves.
+/// The durations of a tool's past runs, used to set its attempt clock. Only runs that ended by themselves count.
 #[derive(Debug)]
 pub(crate) struct Timings {
     policy: DynamicTimeout,
     runs: Mutex<HashMap<ToolName, Vec<Duration>>>,
 }
 
-/// How the attempt clock follows a tool's own history.
+/// The rules that derive a tool's attempt clock from its past runs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DynamicTimeout {
-    /// How many finished runs it takes to know.
+    /// The number of finished runs needed before the clock is derived.
     pub runs_min: usize,
-    /// How many times the 99th percentile a run may take.
+    /// The multiple of the 99th percentile that a run may take.
     pub factor: f64,
-    /// Never less than this.
+    /// The shortest derived clock.
     pub at_least: Duration,
-    /// Never more than this.
+    /// The longest derived clock.
     pub at_most: Duration,
 }
 
@@ -384,14 +385,14 @@ impl Timings {
         runs.push(took);
     }
 
-    /// The attempt clock that the tool's history suggests.
+    /// Returns the attempt clock derived from the tool's past runs, if there are enough.
     pub(crate) fn timeout(&self, tool: &ToolName) -> Option<Duration> {
         let runs = self.runs.lock().expect("no code panics while it holds the runs");
         let mut runs = runs.get(tool).filter(|runs| runs.len() >= self.policy.runs_min)?.clone();
         runs.sort_unstable();
         let slow = runs.get((runs.len() * 99 / 100).min(runs.len().saturating_sub(1)))?;
         let DynamicTimeout { factor, at_least, at_most, .. } = self.policy;
-        // A factor that makes no duration means no more than the bounds.
+        // A factor that gives no valid duration (negative, NaN, too large) falls back to the upper bound.
         let wanted = Duration::try_from_secs_f64(slow.as_secs_f64() * factor).unwrap_or(at_most);
         Some(wanted.min(at_most).max(at_least))
     }

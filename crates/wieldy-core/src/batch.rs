@@ -1,6 +1,6 @@
-//! Batches: several calls submitted together, ordered by what they touch and need.
+//! Batches: several calls submitted together, ordered by their dependencies and by the paths they read and write.
 //!
-//! [`Plan::make`] is pure: it turns calls into "who waits for whom". [`Executor::batch`] then only follows it.
+//! [`Plan::make`] is pure: it computes the dependency graph of the calls. [`Executor::batch`] runs the calls along it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::pin::Pin;
@@ -24,35 +24,36 @@ use crate::input::{ARGUMENTS_BYTES_MAX, ARGUMENTS_DEPTH_MAX, check_size, too_lar
 use crate::order::{Touched, Turns, WaitsFor};
 use crate::schema::{Spent, measure};
 
-/// The maximal number of bytes that all references of a batch may stand for. Arguments are kept until the batch is over.
+/// Maximum number of bytes that all references of a batch may expand to. Arguments stay in memory until the batch is
+/// over.
 const REFERENCES_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-/// Several calls to be run together.
+/// Several calls to run together.
 #[derive(Debug, Clone)]
 pub struct Batch {
-    /// The calls, in the order in which they would be run one by one.
+    /// The calls, in the order of a sequential run.
     pub calls: Vec<BatchCall>,
-    /// On whose behalf; the callers of the single calls do not count.
+    /// The caller of all calls. The callers set on the single calls are ignored.
     pub caller: Arc<Caller>,
-    /// How they are ordered.
+    /// The ordering of the calls.
     pub mode: BatchMode,
-    /// How many run at once.
+    /// Maximum number of calls that run at once.
     pub max_concurrency: usize,
-    /// Whether nothing more is begun once a call has failed. What runs already is left to end.
+    /// True if no further call starts once one has failed. Running calls are left to finish.
     pub stop_on_error: bool,
 }
 
 /// One call of a batch.
 #[derive(Debug, Clone)]
 pub struct BatchCall {
-    /// The call. Its `call_id` is the id that others refer to.
+    /// The call. Other calls refer to it by its `call_id`.
     pub call: Call,
-    /// The ids of calls that must have succeeded before.
+    /// The ids of calls that must have succeeded before this one starts.
     pub after: Vec<String>,
 }
 
 impl Batch {
-    /// A batch in smart order, five at once.
+    /// Creates a batch in smart order with at most five calls at once.
     pub fn new(calls: impl IntoIterator<Item = Call>) -> Self {
         let calls: Vec<BatchCall> = calls.into_iter().map(|call| BatchCall { call, after: Vec::new() }).collect();
         let caller = calls.first().map_or_else(|| Arc::new(Caller::local()), |first| Arc::clone(&first.call.caller));
@@ -60,14 +61,14 @@ impl Batch {
     }
 }
 
-/// How the calls of a batch are ordered.
+/// The ordering of a batch's calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BatchMode {
-    /// At once unless they get in each other's way; those that do keep their order.
+    /// Concurrent, except that conflicting calls keep their order.
     #[default]
     Smart,
-    /// At once, whatever they touch.
+    /// Concurrent, even if calls conflict.
     Parallel,
     /// One after the other.
     Sequential,
@@ -86,55 +87,55 @@ impl std::str::FromStr for BatchMode {
     }
 }
 
-/// What came of a batch.
+/// The result of a batch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BatchResult {
-    /// The engine's id of the batch.
+    /// The executor's id of the batch.
     pub batch_id: BatchId,
     /// One result per call, in the order of the calls.
     pub results: Vec<ToolResult>,
-    /// The same in numbers.
+    /// The counts of the batch.
     pub summary: BatchSummary,
 }
 
-/// A batch in numbers.
+/// The counts of a batch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BatchSummary {
-    /// How many calls there were.
+    /// The number of calls.
     pub total: usize,
-    /// The number of calls that were begun, those included that were refused for their arguments.
+    /// The number of calls that were started, including those refused for their arguments.
     pub executed: usize,
-    /// How many were not, because of an error, a cancellation or a call they needed.
+    /// The number of calls that were not started, because of an error, a cancellation or a failed dependency.
     pub skipped: usize,
-    /// How many did what they were asked.
+    /// The number of calls that succeeded.
     pub succeeded: usize,
-    /// How many were begun and did not.
+    /// The number of started calls that did not succeed.
     pub failed: usize,
-    /// How many change nothing.
+    /// The number of calls that cannot change anything.
     pub read_only: usize,
-    /// How many may change something.
+    /// The number of calls that may change something.
     pub mutating: usize,
-    /// From start to end.
+    /// The duration of the batch, in milliseconds.
     pub duration_ms: f64,
 }
 
-/// Why a batch cannot be run at all.
+/// The reason why a batch cannot run at all.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
-    /// Two calls with the same id.
+    /// Two calls have the same id.
     #[error("two calls have the id `{0}`")]
     DoubleId(String),
-    /// A dependency on a call that is not there.
+    /// A call depends on an id that does not exist in the batch.
     #[error("the call `{call}` needs `{needs}`, and there is no call with that id{hint}")]
     UnknownId {
-        /// Who needs.
+        /// The dependent call.
         call: String,
-        /// What.
+        /// The missing id.
         needs: String,
-        /// What may have been meant.
+        /// A suggestion of a similar id.
         hint: String,
     },
-    /// Calls that wait for each other.
+    /// Calls depend on each other in a cycle.
     #[error("the calls {} wait for each other", .0.join(", "))]
     Cycle(Vec<String>),
 }
@@ -146,18 +147,18 @@ impl From<BatchError> for CallError {
     }
 }
 
-/// Who waits for whom. Calls are named by their place in the batch.
+/// The dependency graph of a batch. Calls are identified by their position in the batch.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
-    /// For each call, those that must be over before it begins.
+    /// For each call, the calls that must be over before it starts.
     pub(crate) waits_for: WaitsFor,
-    /// For each call, those that must have succeeded.
+    /// For each call, the calls that must have succeeded.
     pub(crate) needs: Vec<BTreeSet<usize>>,
 }
 
 impl Plan {
-    /// Orders calls: by what they need, and in smart order by what they touch. A call that needs nothing of a later
-    /// one keeps its place before all later calls that it conflicts with.
+    /// Orders calls by their dependencies and, in smart order, by their conflicts. A call that does not depend on later
+    /// ones keeps its place before all later calls that it conflicts with.
     pub(crate) fn make(calls: &[BatchCall], touches: &[Touches], mode: BatchMode) -> Result<Self, BatchError> {
         let needs = needs(calls)?;
         let order = topological(calls, &needs)?;
@@ -180,7 +181,8 @@ impl Plan {
     }
 }
 
-/// For each call the calls whose success or result it needs: by `after` and by references in its arguments.
+/// Returns, for each call, the calls whose success or result it needs: those in `after` and those its arguments refer
+/// to.
 fn needs(calls: &[BatchCall]) -> Result<Vec<BTreeSet<usize>>, BatchError> {
     let mut places = HashMap::with_capacity(calls.len());
     for (place, BatchCall { call, .. }) in calls.iter().enumerate() {
@@ -207,14 +209,14 @@ fn needs(calls: &[BatchCall]) -> Result<Vec<BTreeSet<usize>>, BatchError> {
     Ok(all)
 }
 
-/// What to call the call at `place` when talking to people.
+/// Returns the name of the call at `place` for messages.
 fn label(calls: &[BatchCall], place: usize) -> String {
     calls[place].call.call_id.clone().unwrap_or_else(|| format!("#{}", place + 1))
 }
 
-/// An order in which everything comes after what it needs, as close to the given order as possible.
+/// Sorts the calls so that each follows its dependencies, as close to the given order as possible.
 fn topological(calls: &[BatchCall], needs: &[BTreeSet<usize>]) -> Result<Vec<usize>, BatchError> {
-    // The usual case: nobody needs anybody.
+    // The usual case: no call depends on another.
     if needs.iter().all(BTreeSet::is_empty) {
         return Ok((0..needs.len()).collect());
     }
@@ -231,10 +233,10 @@ fn topological(calls: &[BatchCall], needs: &[BTreeSet<usize>]) -> Result<Vec<usi
     Err(BatchError::Cycle(open.into_iter().map(|at| label(calls, at)).collect()))
 }
 
-/// The ids that arguments refer to: `{"$result": "id"}`, with an optional `"pointer"`.
+/// Returns the ids that arguments refer to: `{"$result": "id"}`, with an optional `"pointer"`.
 fn referred(arguments: &Value) -> Vec<&str> {
     let mut found = Vec::new();
-    // Arguments that are deeper than that will be refused, whatever they refer to.
+    // Deeper arguments will be refused anyway.
     references(arguments, ARGUMENTS_DEPTH_MAX, &mut found);
     found
 }
@@ -242,7 +244,7 @@ fn referred(arguments: &Value) -> Vec<&str> {
 fn references<'a>(value: &'a Value, levels_left: usize, found: &mut Vec<&'a str>) {
     let Some(levels_left) = levels_left.checked_sub(1) else { return };
     match value {
-        // All of it is walked anyway, so looking at the keys is cheaper than hashing one.
+        // The whole map is walked anyway, so comparing the keys is cheaper than hashing one.
         Value::Object(map) => match map.iter().find(|(key, _)| *key == "$result") {
             Some((_, Value::String(id))) => found.push(id),
             _ => map.values().for_each(|value| references(value, levels_left, found)),
@@ -252,15 +254,15 @@ fn references<'a>(value: &'a Value, levels_left: usize, found: &mut Vec<&'a str>
     }
 }
 
-/// The arguments with every reference replaced by what it refers to: the text of a result, or what the JSON
-/// pointer finds in the result's JSON.
+/// The state for replacing references in arguments: by the text of a result, or by the value at a JSON pointer in the
+/// result's JSON.
 struct Filled<'a> {
     results: HashMap<&'a str, &'a ToolResult>,
-    /// The JSON of results that were referred to by pointers.
+    /// The JSON of results that pointers refer to.
     whole: HashMap<&'a str, Value>,
-    /// The number of bytes by which the arguments may grow.
+    /// The number of bytes by which the arguments may still grow.
     bytes_left: usize,
-    /// The error where they would grow by more.
+    /// The error for arguments that would grow by more.
     too_large: fn() -> CallError,
 }
 
@@ -296,7 +298,7 @@ impl<'a> Filled<'a> {
 }
 
 impl Executor {
-    /// Runs several calls. Results are in the order of the calls, whatever the order they ran in.
+    /// Runs several calls. The results are in the order of the calls, not in the order of execution.
     pub async fn batch(&self, batch: Batch) -> Result<BatchResult, CallError> {
         let flight = Arc::new(BatchFlight::new(Arc::clone(&batch.caller)));
         self.run_batch(batch, flight).await
@@ -339,7 +341,7 @@ impl Executor {
         Ok(BatchResult { batch_id: flight.id, results, summary })
     }
 
-    /// Records the calls of a batch that is not run at all: a refusal is no less worth knowing of than a failure.
+    /// Records the calls of a batch that is refused as a whole: refusals belong in the history like failures.
     async fn refuse_batch(&self, batch: Batch, why: CallError, flight: &Arc<BatchFlight>) -> CallError {
         let mut last_record = None;
         for BatchCall { call, .. } in batch.calls {
@@ -350,14 +352,14 @@ impl Executor {
         why
     }
 
-    /// What a call will touch, as far as can be said before it runs, and whether it is read-only.
+    /// Returns the paths that a call will touch, as far as known before it runs, and true if the call is read-only.
     fn foresee(&self, batch_call: &BatchCall, caller: &Caller, mode: BatchMode) -> (Touches, bool) {
         let call = &batch_call.call;
-        // A call that will be refused touches nothing; whoever refuses it says why.
+        // A call that will be refused touches nothing. Its own walk reports the reason.
         let Ok(tool) = self.registry().find(&call.tool, caller) else { return (Touches::nothing(), true) };
         let spec = tool.spec();
         if mode != BatchMode::Smart {
-            return (Touches::nothing(), spec.annotations.read_only); // the order does not depend on it
+            return (Touches::nothing(), spec.annotations.read_only); // only smart order depends on paths
         }
         let touches = match self.checked(&tool, &call.arguments) {
             _ if !referred(&call.arguments).is_empty() => Touches::unknown(spec),
@@ -368,7 +370,8 @@ impl Executor {
         (touches, spec.annotations.read_only)
     }
 
-    /// Begins calls as the plan lets them, until all are over. Returns the results in order, and how many were skipped.
+    /// Starts calls as the plan allows, until all are over. Returns the results in order and the number of skipped
+    /// calls.
     async fn follow(
         &self,
         plan: &Plan,
@@ -390,7 +393,8 @@ impl Executor {
                 match bind(&mut call, &plan.needs[place], &results, stopped_by, flight, &mut references_left) {
                     Ok(()) => {
                         seat.set(Some(self.walk(self.open(call, Some(flight), false))));
-                        // What is done at once need not be kept with those that take a while, and the next can have its seat.
+                        // A call that ends at once needs no place among the running ones, and the next call reuses its
+                        // allocation.
                         let Poll::Ready(result) = futures_util::poll!(seated(&mut seat)) else {
                             let mut seat = std::mem::replace(&mut seat, Box::pin(None));
                             running.push(async move { (place, seated(&mut seat).await) });
@@ -400,13 +404,13 @@ impl Executor {
                         place
                     }
                     Err(reason) => {
-                        // A call that only follows others is no failure of its own; one that refers to nothing is.
+                        // A call skipped because of another is not a failure itself. A call with a bad reference is.
                         if reason.code == Code::Cancelled {
                             skipped += 1;
                         } else {
                             failed.get_or_insert(place);
                         }
-                        // Nobody waits for its record here: those that run are looked after meanwhile.
+                        // Do not wait for this record here: running calls must be polled meanwhile.
                         let (result, record) = self.refuse(call, *reason, Some(flight));
                         last_refusal = record.or(last_refusal);
                         results[place] = Some(result);
@@ -433,11 +437,11 @@ impl Executor {
     }
 }
 
-/// The calls that have not begun. Each is taken once, and mostly they are taken in order.
+/// The calls that have not started. Each is taken once, mostly in order.
 struct Unbegun {
     rest: std::vec::IntoIter<BatchCall>,
     next: usize,
-    /// Those that others overtook.
+    /// Calls that later ones overtook.
     passed: HashMap<usize, Call>,
 }
 
@@ -458,12 +462,12 @@ impl Unbegun {
     }
 }
 
-/// Whoever has the seat.
+/// Returns the future in the seat.
 fn seated<F>(seat: &mut Pin<Box<Option<F>>>) -> Pin<&mut F> {
     seat.as_mut().as_pin_mut().expect("somebody has taken it")
 }
 
-/// Fills in the call's references, or says why it is not begun.
+/// Replaces the call's references by results, or returns the reason why the call is not started.
 fn bind(
     call: &mut Call,
     needs: &BTreeSet<usize>,
@@ -475,7 +479,7 @@ fn bind(
     if let Some(cause) = flight.cancelled() {
         return Err(Box::new(cause.error()));
     }
-    // What is named has ended, so its result says what it is called.
+    // All dependencies have ended, so their results have their names.
     let id = |place: usize| results[place].as_ref().and_then(|result| result.call_id.as_deref());
     let name = |place: usize| id(place).map_or_else(|| format!("#{}", place + 1), str::to_owned);
     let skipped = |why: String, because: usize| {
@@ -494,7 +498,7 @@ fn bind(
     if needs.is_empty() || referred(&call.arguments).is_empty() {
         return Ok(());
     }
-    // Arguments that are too large as they are stay so; the call will be refused for it.
+    // Arguments that are too large already are left alone, and the call is refused for them.
     let Ok(size) = check_size(&call.arguments) else { return Ok(()) };
     let of_arguments = ARGUMENTS_BYTES_MAX.saturating_sub(size.bytes);
     let allowed = of_arguments.min(*references_left);
@@ -510,13 +514,13 @@ fn bind(
     Ok(())
 }
 
-/// The error of a call whose references would make a batch too large.
+/// Returns the error for references that would make a batch too large.
 fn references_too_large() -> CallError {
     let told = format!("the references of this batch are too large: at most {REFERENCES_BYTES_MAX} bytes in all");
     CallError::new(Code::ValidationFailed, told).suggest("refer to less, or make several batches")
 }
 
-/// A batch that is under way; when dropped, whoever observes it sees the end.
+/// A guard for a running batch. Dropping it ends the streams of the batch's observers.
 struct OpenBatch<'a> {
     executor: &'a Executor,
     flight: &'a BatchFlight,

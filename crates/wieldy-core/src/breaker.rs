@@ -1,4 +1,4 @@
-//! The circuit breaker: a tool that fails again and again is left alone for a while.
+//! The circuit breaker: refuses calls of a tool for a while after it failed many times in a row.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,12 +11,12 @@ use tokio::time::Instant;
 use crate::error::{CallError, Code};
 use crate::name::ToolName;
 
-/// When a breaker opens and for how long.
+/// The rules for opening and closing a breaker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BreakerPolicy {
-    /// How many failures in a row open it; 0 switches breakers off.
+    /// The number of failures in a row that opens the breaker; 0 switches breakers off.
     pub failures_max: u32,
-    /// How long the tool is left alone before one call may try again.
+    /// The time that the breaker stays open before one call may try the tool again.
     pub open_for: Duration,
 }
 
@@ -26,38 +26,38 @@ impl Default for BreakerPolicy {
     }
 }
 
-/// How a breaker stands.
+/// The state of a breaker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum BreakerState {
-    /// Calls go through.
+    /// Calls pass.
     Closed {
-        /// Failures in a row so far.
+        /// The number of failures in a row so far.
         failures: u32,
     },
     /// Calls are refused.
     Open {
-        /// Until when.
+        /// The time from which one call may try the tool again.
         #[serde(skip)]
         until: Instant,
     },
-    /// One call tries whether the tool works again.
+    /// Half open: one call tries the tool, and the others are refused.
     Trying,
 }
 
 impl BreakerState {
-    /// Whether a call may go through now, and how the breaker stands then; or how long to wait.
+    /// Returns the state after a call is let through, or the time to wait if the call is refused.
     fn enter(self, now: Instant) -> Result<Self, Duration> {
         match self {
             Self::Closed { .. } => Ok(self),
             Self::Open { until } if now >= until => Ok(Self::Trying),
             Self::Open { until } => Err(until - now),
-            // The one that tries will tell; meanwhile nobody else needs to find out.
+            // The outcome of the trial call decides, so other calls wait a moment.
             Self::Trying => Err(Duration::from_secs(1)),
         }
     }
 
-    /// How the breaker stands after a call that went well, or did not.
+    /// Returns the state after a run that succeeded or failed.
     fn after(self, went_well: bool, policy: BreakerPolicy, now: Instant) -> Self {
         match (self, went_well) {
             (_, true) => Self::Closed { failures: 0 },
@@ -69,17 +69,18 @@ impl BreakerState {
     }
 }
 
-/// A breaker per tool.
+/// The circuit breakers, one per tool.
 #[derive(Debug)]
 pub(crate) struct Breakers {
     policy: BreakerPolicy,
-    /// Only tools that failed last; the others are closed without a failure.
+    /// The states of tools whose last run failed. All other tools are closed with no failures.
     states: Mutex<HashMap<ToolName, BreakerState>>,
-    /// How many these are: while there are none, nobody needs to look.
+    /// The number of `states`. At 0, calls skip the lock.
     count: AtomicUsize,
 }
 
-/// A call that went through a breaker and must tell how it went; dropped without a word, it counts as nothing learnt.
+/// A guard for a call that passed a breaker and must report its outcome. Dropped without a report, it counts as no
+/// evidence.
 pub(crate) struct Passage<'a> {
     breakers: &'a Breakers,
     tool: &'a ToolName,
@@ -110,7 +111,7 @@ impl Breakers {
         Ok(Passage { breakers: self, tool, told: false, tries })
     }
 
-    /// The breakers that are not closed or have failures to remember.
+    /// Returns the breakers that are not closed, or that count failures.
     pub(crate) fn states(&self) -> Vec<(ToolName, BreakerState)> {
         self.lock().iter().map(|(tool, state)| (tool.clone(), *state)).collect()
     }
@@ -131,7 +132,8 @@ impl Breakers {
 }
 
 impl Passage<'_> {
-    /// Tells how the run went: `Some(false)` where the tool itself is in trouble, `None` where nothing was learnt.
+    /// Reports the outcome: `Some(true)` if the tool works, `Some(false)` if it is in trouble, `None` if the run shows
+    /// neither.
     pub(crate) fn tell(mut self, went_well: Option<bool>) {
         let Some(went_well) = went_well else { return };
         self.told = true;
@@ -153,7 +155,7 @@ impl Passage<'_> {
 
 impl Drop for Passage<'_> {
     fn drop(&mut self) {
-        // The one that tried went away without an answer: the next one may try.
+        // The trial call ended without a result, so the next call may try.
         if self.tries && !self.told {
             let open = BreakerState::Open { until: Instant::now() };
             self.breakers.change(|states| {
@@ -163,7 +165,8 @@ impl Drop for Passage<'_> {
     }
 }
 
-/// What a failure says about the tool: in trouble, or fine and only this call was wrong.
+/// Returns the verdict of a run on the tool: false if the tool is in trouble, true if it works (even if this call was
+/// wrong), `None` if the run shows neither.
 pub(crate) fn verdict(failure: Option<&CallError>) -> Option<bool> {
     match failure.map(|error| error.code) {
         None => Some(true),

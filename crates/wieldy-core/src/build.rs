@@ -1,4 +1,4 @@
-//! Building an executor: what it is made of, with good defaults.
+//! Builds an executor from its parts and settings, with good defaults.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -29,17 +29,18 @@ use crate::sandboxes::Owners;
 use crate::task::{TASK_TTL, Tasks};
 use crate::tool::{AnyTool, SharedTool};
 
-/// The longest that anything is kept or waited for; more means the same, and clocks can count it.
+/// The longest time that anything is stored or waited for. Longer settings are cut to it, because clocks cannot add
+/// them.
 pub(crate) const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// How many answers are kept in the cache, and how many under idempotency keys: those of all tenants together.
+/// Maximum number of answers in the result cache, and of answers under idempotency keys, over all tenants.
 const ANSWERS_MAX: usize = 10_000;
-/// The maximal number of checks of large values at once, each on a thread of its own.
+/// Maximum number of checks of large values that run at once, each on its own thread.
 const APART_MAX: usize = 4;
-/// How many bytes of answers to idempotency keys are kept at least.
+/// The smallest limit, in bytes, for all answers under idempotency keys.
 const KEYS_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// What an executor is made of.
+/// The state that all clones of an executor share.
 pub(crate) struct Inner {
     pub(crate) registry: Registry,
     pub(crate) policy: Policy,
@@ -47,12 +48,12 @@ pub(crate) struct Inner {
     pub(crate) confirmation_timeout: Duration,
     pub(crate) recorder: Arc<Recorder>,
     pub(crate) durability: Durability,
-    /// What earlier executors left open, until somebody resumes it.
+    /// The calls that earlier executors left open, until `resume` is called.
     pub(crate) interrupted: Mutex<Vec<Interrupted>>,
     pub(crate) flights: Flights,
     pub(crate) tasks: Tasks,
     pub(crate) admission: Admission,
-    /// The slots for checks of large values beside the calls.
+    /// The permits for checks of large values on other threads.
     pub(crate) apart: Arc<Semaphore>,
     pub(crate) rates: Rates,
     pub(crate) breakers: Breakers,
@@ -66,7 +67,7 @@ pub(crate) struct Inner {
     pub(crate) owners: Arc<Owners>,
     pub(crate) isolation: Level,
     pub(crate) confinement: Arc<Confinement>,
-    /// The workspace as it stands in the record of every call, where it has an absolute path.
+    /// The workspace as named in the record of every call, if its path is absolute.
     pub(crate) workspace: Option<Arc<str>>,
     pub(crate) limits_max: ResourceLimits,
     pub(crate) artifacts: Arc<dyn Artifacts>,
@@ -75,66 +76,66 @@ pub(crate) struct Inner {
     pub(crate) stopping: AtomicBool,
 }
 
-/// Builds an [`Executor`]. Everything has a good default; a setting is a public field or a method of the same word.
+/// Builds an [`Executor`]. Every setting has a good default; settings are public fields or methods of the same name.
 pub struct ExecutorBuilder {
     tools: Vec<SharedTool>,
     sandboxes: BTreeMap<Level, Arc<dyn Sandbox>>,
-    /// Permissions, plans and checks.
+    /// The permissions, plans and checks.
     pub policy: Policy,
-    /// Who is asked to confirm calls; nobody by default.
+    /// The confirmer that asks a person to confirm calls; none by default.
     pub confirmer: Option<Arc<dyn Confirmer>>,
-    /// How long a question to a person stands.
+    /// The time after which a question to a person expires.
     pub confirmation_timeout: Duration,
-    /// Where the history is kept; in memory by default.
+    /// The journal that stores the history; in memory by default.
     pub journal: Arc<dyn Journal>,
-    /// Which calls wait for their records to be safe.
+    /// The calls that wait until their records are safe.
     pub durability: Durability,
-    /// Where large outputs are kept; in memory by default.
+    /// The store for large outputs; in memory by default.
     pub artifacts: Arc<dyn Artifacts>,
-    /// How many calls may run and wait.
+    /// The limits for running and waiting calls.
     pub limits: Limits,
-    /// Rate limits and quotas; none by default.
+    /// The rate limits and quotas; none by default.
     pub rates: Vec<Rate>,
-    /// When a failing tool is left alone.
+    /// The rules for refusing calls of a failing tool.
     pub breaker: BreakerPolicy,
-    /// How many bytes of answers the cache keeps.
+    /// Maximum number of bytes of cached answers.
     pub cache_bytes_max: u64,
-    /// How long an idempotency key is remembered.
+    /// The time for which an idempotency key is remembered.
     pub idempotency_ttl: Duration,
-    /// How long a run may take where neither call nor tool says.
+    /// The time that one run may take if neither call nor tool sets it.
     pub timeout: Duration,
-    /// How long runs of single tools may take, by the user's own setting.
+    /// The user's own timeouts for runs, by tool.
     pub timeouts: HashMap<String, Duration>,
-    /// Whether the attempt clock follows a tool's own history; off by default.
+    /// The rules that derive the attempt clock from a tool's past runs; off by default.
     pub dynamic_timeout: Option<DynamicTimeout>,
-    /// How long runs took before, by tool, for the clock that follows them.
+    /// The durations of past runs by tool, as a start for `dynamic_timeout`.
     pub known_durations: HashMap<String, Vec<Duration>>,
-    /// How failed runs are repeated where neither call nor tool says.
+    /// The retry policy if neither call nor tool sets one.
     pub retry: RetryPolicy,
-    /// How strongly processes are kept apart; a call may ask for more, never for less.
+    /// The isolation of processes. A call may ask for more, never for less.
     pub isolation: Level,
     /// The folder that processes work in.
     pub workspace: PathBuf,
-    /// What else processes see of the file system, and what they do not.
+    /// The rules for further, masked and read-only files.
     pub files: FileRules,
-    /// What processes may reach where the call does not say; nothing by default.
+    /// The network that processes may reach if the call does not restrict it; none by default.
     pub network: Network,
-    /// What processes may use where the tool does not say; a call may only ask for less.
+    /// The resource limits of processes if the tool sets none. A call may only ask for less.
     pub resource_limits: ResourceLimits,
-    /// What processes may use at most, whatever a tool says.
+    /// The upper bounds for resource limits, including those that a tool sets.
     pub resource_limits_max: ResourceLimits,
-    /// What all processes of one sandbox may use together; by default nothing but the sum of what each of them may.
+    /// The limits for all processes of one sandbox together; by default none, so only the limits of each process apply.
     pub sandbox_limits: ResourceLimits,
-    /// How long a process may take to end after being told to.
+    /// The time that a process has to end after it is asked to.
     pub grace: Duration,
-    /// How many bytes of text a result may have where the tool does not say.
+    /// Maximum number of bytes of text in a result if the tool does not set it.
     pub output_bytes_max: u64,
-    /// A sink for the output of all runs as it comes, byte for byte and with its secrets: for a program that shows it to
-    /// the caller. A sink that blocks holds the run up.
+    /// A sink that receives the raw output of all runs as it comes, including secrets, for a program that shows it to
+    /// the caller. A sink that blocks delays the run.
     pub output: Option<Arc<dyn OutputSink>>,
-    /// How many calls are remembered for late observers after they are over.
+    /// The number of finished calls that are remembered for late observers.
     pub observable_max: usize,
-    /// How long the result of a task is kept.
+    /// The time for which the result of a task is stored.
     pub task_ttl: Duration,
 }
 
@@ -169,7 +170,7 @@ impl Default for ExecutorBuilder {
             grace: Duration::from_secs(2),
             output_bytes_max: 64 * 1024,
             output: None,
-            // Few enough to stay in the processor's caches: what is kept is touched again when it is forgotten.
+            // Few enough to stay in the processor's caches, because forgetting a call reads its data again.
             observable_max: 16,
             task_ttl: TASK_TTL,
         }
@@ -190,21 +191,21 @@ impl ExecutorBuilder {
         self
     }
 
-    /// Adds a place to run processes in.
+    /// Adds a sandbox backend.
     #[must_use]
     pub fn sandbox(mut self, sandbox: impl Sandbox) -> Self {
         self.sandboxes.insert(sandbox.level(), Arc::new(sandbox));
         self
     }
 
-    /// Sets who is asked to confirm calls.
+    /// Sets the confirmer that asks a person to confirm calls.
     #[must_use]
     pub fn confirmer(mut self, confirmer: impl Confirmer) -> Self {
         self.confirmer = Some(Arc::new(confirmer));
         self
     }
 
-    /// Puts the executor together.
+    /// Builds the executor and registers its tools.
     pub fn build(self) -> Result<Executor, RegisterError> {
         let clocks = ClockDefaults { timeout: self.timeout, queue: self.limits.queue_timeout, timeouts: self.timeouts };
         let remembered = self.journal.remembered();
@@ -234,7 +235,7 @@ impl ExecutorBuilder {
             ),
             breakers: Breakers::new(BreakerPolicy { open_for: self.breaker.open_for.min(FOR_EVER), ..self.breaker }),
             cache: Recall::new(ANSWERS_MAX, self.cache_bytes_max),
-            // Keys are a promise and not a saving: who keeps no answers still runs nothing twice.
+            // Idempotency keys are a guarantee, not an optimization: they work even if the result cache is off.
             keys: Recall::new(ANSWERS_MAX, self.cache_bytes_max.max(KEYS_BYTES_MAX)).keeping_all(),
             idempotency_ttl: self.idempotency_ttl.min(FOR_EVER),
             clocks,
@@ -263,7 +264,7 @@ impl ExecutorBuilder {
     }
 }
 
-/// Makes events of what happens to sandboxes.
+/// Returns a listener that records the creation and destruction of sandboxes as events.
 fn tell(recorder: Arc<Recorder>, owners: Arc<Owners>) -> Arc<dyn Fn(SandboxChange) + Send + Sync> {
     let caller = Arc::new(Caller::local());
     let subject = Arc::new(Subject::of(caller));
@@ -277,18 +278,19 @@ fn tell(recorder: Arc<Recorder>, owners: Arc<Owners>) -> Arc<dyn Fn(SandboxChang
                 Body::SandboxDestroyed { sandbox: gone.id.0 }
             }
         };
-        // Nobody waits for this: what a sandbox is used for has entries of its own.
+        // The receipt is ignored: the calls that use a sandbox have records of their own.
         let _ = recorder.append(&subject, body, Timestamp::now(), None);
     })
 }
 
 impl Executor {
-    /// Begins to build an executor.
+    /// Returns a builder with the default settings.
     pub fn builder() -> ExecutorBuilder {
         ExecutorBuilder::default()
     }
 
-    /// Adds a tool while the executor runs, or replaces the same provider's tool of that name. A changed promise is an event.
+    /// Adds a tool while the executor runs, or replaces the same provider's tool of that name. A changed definition is
+    /// recorded as an event.
     pub fn register(&self, tool: SharedTool) -> Result<Registration, RegisterError> {
         let name = tool.spec().name;
         let registration = self.inner.registry.add(tool)?;
@@ -298,8 +300,7 @@ impl Executor {
         Ok(registration)
     }
 
-    /// Makes an event of a promise that changed where the registry does not see it: whoever provides the tool says something
-    /// else of it now, and it stays as it was.
+    /// Records that the provider of a tool now offers another definition, while the registered tool stays as it was.
     pub fn tell_changed(&self, tool: &str, previous_hash: &str, current_hash: &str) {
         let (caller, tool) = (Arc::new(Caller::local()), Some(tool.into()));
         let subject = Subject { tool, ..Subject::of(caller) };
@@ -308,22 +309,23 @@ impl Executor {
         let _ = self.inner.recorder.append(&Arc::new(subject), body, Timestamp::now(), None);
     }
 
-    /// Takes a tool away while the executor runs; calls to it that run go on. Says whether it was there.
+    /// Removes a tool while the executor runs. Running calls of it continue. Returns true if the tool existed.
     pub fn unregister(&self, name: &str) -> bool {
         self.inner.registry.remove(name)
     }
 
-    /// Says why tools called `SERVER__…` may be missing, to be told to callers who ask for one; `None` takes that back.
+    /// Sets the reason why tools called `SERVER__…` may be missing, which is shown to callers who ask for one. `None`
+    /// clears it.
     pub fn explain_missing(&self, server: &str, missing: Option<Missing>) {
         self.inner.registry.explain_missing(server, missing);
     }
 
-    /// The tools there are.
+    /// Returns the registry of tools.
     pub fn registry(&self) -> &Registry {
         &self.inner.registry
     }
 
-    /// Where large outputs are kept.
+    /// Returns the store for large outputs.
     pub fn artifacts(&self) -> &Arc<dyn Artifacts> {
         &self.inner.artifacts
     }

@@ -1,7 +1,8 @@
-//! Recall: an answer that was given before is given again, and callers who ask the same at once share one run.
+//! Recall: returns cached answers, and lets callers of the same call share one run (single flight).
 //!
-//! The result cache and the idempotency keys are the same mechanism with different keys. Each tenant has a share of the
-//! room: where there is too little, whoever holds the most loses its oldest answer, so nobody can push out those of others.
+//! The result cache and the idempotency keys use the same mechanism with different keys. Each tenant has a share of the
+//! space: when it is full, the tenant with the largest share loses its oldest answer. So no tenant can evict the
+//! answers of a smaller one.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -25,16 +26,16 @@ use crate::input::{Input, canonical};
 use crate::outcome::Outcome;
 use crate::registry::Registered;
 
-/// What an answer is found by.
+/// The key of a stored answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CacheKey {
-    /// In whose share the answer is: the hash of a tenant, or that of all who have none.
+    /// The owner of the share that holds the answer: the hash of a tenant, or `None` for callers without one.
     tenant: Option<blake3::Hash>,
     hash: blake3::Hash,
 }
 
 impl CacheKey {
-    /// The same tool, promising the same, with the same arguments, for the same caller.
+    /// Returns the key for the same caller, the same arguments, and the same definition of the tool.
     pub(crate) fn of_call(tool: &Registered, input: &Input, caller: &Caller) -> Self {
         let mut bytes = tool.hash.as_bytes().to_vec();
         canonical(input.value(), &mut bytes);
@@ -43,7 +44,7 @@ impl CacheKey {
         Self { tenant: caller.tenant_hashed(), hash: blake3::hash(&bytes) }
     }
 
-    /// The same key, given by the same caller for the same tool in the same workspace.
+    /// Returns the key for the same idempotency key, caller, tool and workspace.
     pub(crate) fn of_idempotency_key(tool: &Registered, key: &str, caller: &Caller, workspace: &Path) -> Self {
         let mut bytes = Vec::new();
         canonical(&json!([tool.name, key, caller.tenant, caller.agent, workspace.to_string_lossy()]), &mut bytes);
@@ -51,20 +52,20 @@ impl CacheKey {
     }
 }
 
-/// Answers that may be given again.
+/// The stored answers and the runs that callers may join.
 pub(crate) struct Recall {
     shelf: Mutex<Shelf>,
     answers_max: usize,
     bytes_max: u64,
-    /// Whether of an answer that is too large it is kept at least that it was given.
+    /// True if an answer that is too large is stored in brief, so that its call never runs again.
     keeps_all: bool,
 }
 
 #[derive(Default)]
 struct Shelf {
-    /// What each tenant has here; none is empty.
+    /// The answers by tenant. No share is empty.
     shares: HashMap<Option<blake3::Hash>, Share>,
-    /// Runs that others may wait for.
+    /// The runs that other callers may wait for.
     under_way: HashMap<CacheKey, UnderWay>,
     runs: u64,
 }
@@ -89,23 +90,25 @@ struct UnderWay {
     over: watch::Receiver<()>,
 }
 
-/// What there is to a key.
+/// The result of a lookup.
 pub(crate) enum Recalled<'a> {
-    /// The answer.
+    /// The stored answer.
     Hit(Box<Outcome>),
-    /// The key was used for something else.
+    /// The idempotency key belongs to a different call.
     OtherCall,
-    /// Nothing: the asker runs it, and others wait for that. Few calls do, so it is not part of everybody's future.
+    /// No answer: the caller must run it, and others wait for that run. Boxed because few calls need it, to keep every
+    /// call's future small.
     Lead(Box<Lead<'a>>),
 }
 
-/// The right to run something for all who wait for it. Dropped without an answer, the next one gets the right.
+/// The leader of a single flight: runs the call for all waiting callers. If it is dropped without an answer, the next
+/// caller becomes the leader.
 pub(crate) struct Lead<'a> {
     recall: &'a Recall,
     key: CacheKey,
     fingerprint: CacheKey,
     run: u64,
-    /// Dropping it wakes those who wait.
+    /// Dropping the sender wakes the waiting callers.
     _over: watch::Sender<()>,
 }
 
@@ -114,13 +117,13 @@ impl Recall {
         Self { shelf: Mutex::default(), answers_max, bytes_max, keeps_all: false }
     }
 
-    /// The same for answers that must not be made twice.
+    /// Makes the store keep every answer, even if only in brief: for calls that must not run twice.
     pub(crate) fn keeping_all(self) -> Self {
         Self { keeps_all: true, ..self }
     }
 
-    /// The kept answer, or that of a run under way, or the right to run it. `fingerprint` tells different calls with
-    /// the same key apart; `touches` says what would spoil the answer.
+    /// Returns the stored answer, or waits for that of a running call, or makes the caller the leader. `fingerprint`
+    /// distinguishes different calls with the same key. `touches` holds the paths whose change invalidates the answer.
     pub(crate) async fn get(&self, key: CacheKey, fingerprint: CacheKey, touches: &Touches) -> Recalled<'_> {
         loop {
             let mut over = {
@@ -136,7 +139,7 @@ impl Recall {
                     None => return Recalled::Lead(Box::new(self.lead(&mut shelf, key, fingerprint, touches))),
                 }
             };
-            // An error here says that the run is over: look again.
+            // An error means that the run is over: look again.
             let _ = over.changed().await;
         }
     }
@@ -149,7 +152,7 @@ impl Recall {
         Lead { recall: self, key, fingerprint, run, _over: over_sender }
     }
 
-    /// Takes in an answer that an earlier executor gave, to callers of the tenant with this hash.
+    /// Stores an answer that an earlier executor gave. `tenant` is the hash of the callers' tenant.
     pub(crate) fn restore(&self, keyed: &Keyed, tenant: Option<&str>, outcome: &Outcome) {
         let ttl = time_left(keyed);
         let read = |hex: &str| blake3::Hash::from_hex(hex);
@@ -165,7 +168,7 @@ impl Recall {
         lead.keep(outcome, ttl);
     }
 
-    /// Forgets every answer that what is written may have changed, those too that are just being made.
+    /// Drops every answer that the written paths may have changed, including those still being computed.
     pub(crate) fn spoil(&self, written: &Touches) {
         let mut shelf = self.lock();
         shelf.under_way.retain(|_, under_way| !written.spoils(&under_way.touches));
@@ -207,7 +210,7 @@ impl Shelf {
         }
     }
 
-    /// Forgets the oldest answers of whoever holds the most, by `size`, until all sizes together are at most `max`.
+    /// Drops the oldest answers of the largest share, by `size`, until all shares together are at most `max`.
     fn shrink(&mut self, max: u64, size: impl Fn(&Share) -> u64) {
         while self.shares.values().map(&size).sum::<u64>() > max {
             let largest = self.shares.values().max_by_key(|share| size(share));
@@ -224,7 +227,7 @@ impl Share {
 }
 
 impl Lead<'_> {
-    /// The key that other executors know the run by.
+    /// Returns the key by which other executors know the run.
     pub(crate) fn key(&self) -> String {
         self.key.hash.to_hex().to_string()
     }
@@ -234,7 +237,7 @@ impl Lead<'_> {
         keyed.fingerprint == self.fingerprint.hash.to_hex().as_str()
     }
 
-    /// Keeps the answer for all who ask the same, unless something was written meanwhile that spoils it.
+    /// Stores the answer for later callers, unless a write has invalidated it meanwhile.
     pub(crate) fn keep(self, outcome: &Outcome, ttl: Duration) {
         let (mut outcome, mut bytes) = (Cow::Borrowed(outcome), bytes(outcome));
         if bytes > self.recall.bytes_max && self.recall.keeps_all {
@@ -262,13 +265,13 @@ impl Lead<'_> {
     }
 }
 
-/// Returns how long a key is still remembered.
+/// Returns the time until the key expires.
 pub(crate) fn time_left(keyed: &Keyed) -> Duration {
     let left = Timestamp::now().until(keyed.expires_at).ok().and_then(|span| span.total(jiff::Unit::Second).ok());
     Duration::try_from_secs_f64(left.unwrap_or_default()).unwrap_or_default()
 }
 
-/// How much room an answer takes.
+/// Returns the size of an answer in bytes.
 fn bytes(outcome: &Outcome) -> u64 {
     let structured = outcome.structured.as_ref().map_or(0, |value| value.to_string().len() as u64);
     let passed_on = outcome.passed_on.as_ref().map_or(0, |passed_on| passed_on.bytes());
@@ -284,8 +287,8 @@ impl Drop for Lead<'_> {
     }
 }
 
-/// That a call with an idempotency key has its effect once. Dropped in the middle of a run, because nobody waits any more, it
-/// remembers that nobody knows what came of it: whoever comes back with the key must not do it again.
+/// A guard for calls with an idempotency key, which must take effect only once. Dropped during a run because the caller
+/// went away, it stores "outcome unknown" under the key, so that a retry with the key does not run the call again.
 pub(crate) struct Promise<'a> {
     pub(crate) lead: Option<Box<Lead<'a>>>,
     pub(crate) flight: &'a Flight,
@@ -294,7 +297,7 @@ pub(crate) struct Promise<'a> {
 }
 
 impl Promise<'_> {
-    /// Notes on the flight which key it runs under, so that the history knows it too.
+    /// Notes the idempotency key on the flight, so that the history records it.
     pub(crate) fn note(&self) {
         if let Some(lead) = &self.lead {
             let expires_at = Timestamp::now().checked_add(self.ttl).unwrap_or(Timestamp::MAX);
@@ -314,7 +317,8 @@ impl Drop for Promise<'_> {
     }
 }
 
-/// What a run writes spoils kept answers: before it, and when it is over or left alone, those read meanwhile.
+/// A guard that invalidates cached answers for the paths a run writes: when it starts and, for answers read meanwhile,
+/// when it ends or is dropped.
 pub(crate) struct Spoiling<'a> {
     cache: &'a Recall,
     touches: &'a Touches,
@@ -384,14 +388,14 @@ mod tests {
         CacheKey { tenant: Some(blake3::hash(tenant.as_bytes())), ..key(name) }
     }
 
-    /// Keeps an answer for a tenant.
+    /// Stores an answer for a tenant.
     async fn keep_for(recall: &Recall, tenant: &str, name: &str) {
         let key = key_of(tenant, name);
         let Recalled::Lead(lead) = recall.get(key, key, &Touches::nothing()).await else { panic!("nobody has it") };
         lead.keep(&Outcome::text(name), SECOND);
     }
 
-    /// Which of these are kept for a tenant.
+    /// Returns, for each name, true if the tenant's answer is stored.
     fn kept_for(recall: &Recall, tenant: &str, names: [&str; 3]) -> [bool; 3] {
         names.map(|name| recall.lock().fresh(&key_of(tenant, name)).is_some())
     }

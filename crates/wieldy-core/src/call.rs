@@ -1,4 +1,4 @@
-//! What was asked, by whom, how: [`Call`], [`Caller`], [`Options`]; and what comes back: [`ToolResult`].
+//! Defines a call ([`Call`], [`Caller`], [`Options`]) and its result ([`ToolResult`]).
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,20 +22,20 @@ use crate::sandbox::{Level, SandboxId, Usage};
 /// A tool's name with JSON arguments, as the model produced it.
 #[derive(Debug, Clone)]
 pub struct Call {
-    /// The tool's name as it was written; nothing has checked it yet.
+    /// The tool's name as written by the model, not checked yet.
     pub tool: Arc<str>,
     /// The arguments; `null` counts as no arguments.
     pub arguments: Arc<Value>,
-    /// The caller's own id for this call, handed back untouched.
+    /// The caller's own id for this call, returned unchanged.
     pub call_id: Option<String>,
-    /// On whose behalf.
+    /// The caller of the tool.
     pub caller: Arc<Caller>,
-    /// How it should be run.
+    /// The options of the call.
     pub options: Options,
 }
 
 impl Call {
-    /// A call by the local user with default options.
+    /// Creates a call by the local user with default options.
     pub fn new(tool: impl Into<Arc<str>>, arguments: Value) -> Self {
         Self {
             tool: tool.into(),
@@ -46,21 +46,21 @@ impl Call {
         }
     }
 
-    /// The same call on behalf of `caller`.
+    /// Sets the caller.
     #[must_use]
     pub fn by(mut self, caller: impl Into<Arc<Caller>>) -> Self {
         self.caller = caller.into();
         self
     }
 
-    /// The same call with the caller's own id.
+    /// Sets the caller's own id of the call.
     #[must_use]
     pub fn id(mut self, call_id: impl Into<String>) -> Self {
         self.call_id = Some(call_id.into());
         self
     }
 
-    /// The same call, run as `options` say.
+    /// Sets the options.
     #[must_use]
     pub fn with(mut self, options: Options) -> Self {
         self.options = options;
@@ -68,10 +68,10 @@ impl Call {
     }
 }
 
-/// On whose behalf a call is made. What stands here was established by the door, not claimed by the model.
+/// The identity and the rights of a call's origin. The door establishes these facts; the model cannot claim them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caller {
-    /// The agent's decentralized identifier, or another name that is its own.
+    /// The agent's decentralized identifier, or another name that is unique to it.
     pub agent: String,
     /// The tenant that the agent belongs to.
     pub tenant: Option<String>,
@@ -79,23 +79,23 @@ pub struct Caller {
     pub session: Option<String>,
     /// The person behind the agent.
     pub user: Option<String>,
-    /// Which tools the caller can see at all: those without a scope and those with one of these.
+    /// The scopes that decide which tools the caller can see: tools without a scope, and tools with one of these.
     pub scopes: Held,
-    /// What the caller may do; a tool names the permissions that it requires.
+    /// The permissions of the caller. A tool names the permissions that it requires.
     pub permissions: Held,
-    /// The caller's plan, where plans are used; none means no limits by plan.
+    /// The caller's plan, if plans are used; `None` means no limits by plan.
     pub plan: Option<String>,
-    /// The sandbox of the agent itself; what the tool gets is nested in it.
+    /// The sandbox that the agent itself runs in. The tool's sandbox is nested in it.
     pub parent_sandbox: Option<SandboxId>,
 }
 
 impl Caller {
-    /// The person at this machine: sees every tool and holds every permission.
+    /// Returns the person at this machine, who sees every tool and holds every permission.
     pub fn local() -> Self {
         Self { scopes: Held::All, permissions: Held::All, ..Self::agent("local") }
     }
 
-    /// An agent that sees only tools without a scope and holds no permission yet.
+    /// Returns an agent that sees only tools without a scope and holds no permission yet.
     pub fn agent(agent: impl Into<String>) -> Self {
         Self {
             agent: agent.into(),
@@ -109,7 +109,7 @@ impl Caller {
         }
     }
 
-    /// A hash of the tenant, where there is one: tells tenants apart in what is kept, and gives nothing away.
+    /// Returns a hash of the tenant, if there is one. Stored data uses it to separate tenants without naming them.
     pub fn tenant_hash(&self) -> Option<String> {
         self.tenant_hashed().map(|hash| hash.to_hex().to_string())
     }
@@ -118,35 +118,35 @@ impl Caller {
         self.tenant.as_ref().map(|tenant| blake3::hash(tenant.as_bytes()))
     }
 
-    /// Whose session this is, told apart from those of others; nothing where there is none.
+    /// Returns the session's key, unique across tenants and agents, or `None` without a session.
     pub fn session_key(&self) -> Option<SessionKey> {
         let session = self.session.clone()?;
         Some(SessionKey { tenant: self.tenant.clone(), agent: self.agent.clone(), session })
     }
 }
 
-/// A set of names somebody holds, or simply all of them.
+/// A set of names, or all of them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Held {
-    /// Every name there is.
+    /// Every name.
     All,
-    /// Just these.
+    /// Only these names.
     Only(BTreeSet<String>),
 }
 
 impl Held {
-    /// Nothing at all.
+    /// Returns the empty set.
     pub fn none() -> Self {
         Self::Only(BTreeSet::new())
     }
 
-    /// Just these names.
+    /// Returns a set of these names.
     pub fn only<S: Into<String>>(names: impl IntoIterator<Item = S>) -> Self {
         Self::Only(names.into_iter().map(Into::into).collect())
     }
 
-    /// Whether `name` is among them.
+    /// Returns true if `name` is in the set.
     pub fn holds(&self, name: &str) -> bool {
         match self {
             Self::All => true,
@@ -155,56 +155,56 @@ impl Held {
     }
 }
 
-/// How one call should be run. Every field has a good default; a call may tighten limits, never widen them.
+/// The options of one call. Every field has a good default; a call may tighten limits, never widen them.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// The attempt clock: how long one run may take.
+    /// The attempt clock: the longest duration of one run.
     pub timeout: Option<Duration>,
-    /// The queue clock: how long the call may wait for a slot.
+    /// The queue clock: the longest wait for a slot.
     pub queue_timeout: Option<Duration>,
-    /// The total clock: when the caller stops waiting, all attempts and waits included.
+    /// The total clock: the time after which the caller stops waiting, including all attempts and waits.
     pub deadline: Option<Duration>,
-    /// The silence clock: how long a run may show no output and no progress.
+    /// The silence clock: the longest time that a run may produce no output and no progress.
     pub silence: Option<Duration>,
-    /// How often a failed run is tried again; the tool's own policy where this is absent.
+    /// The number of retries of a failed run; by default that of the tool's policy.
     pub retries: Option<u32>,
-    /// Which errors are worth another try, asked only about those that are safe to repeat.
+    /// The predicate for errors that are worth a retry, asked only about those that are safe to retry.
     pub retry_if: Option<RetryIf>,
-    /// Who goes first when calls wait.
+    /// The priority among waiting calls.
     pub priority: Priority,
-    /// Ask for a confirmation even where neither tool nor policy wants one.
+    /// True to ask for a confirmation even if neither tool nor policy requires one.
     pub require_confirmation: bool,
-    /// Whom to ask, instead of the executor's own confirmer.
+    /// The confirmer to ask instead of the executor's own.
     pub confirmer: Option<Arc<dyn Confirmer>>,
-    /// A repeated key returns the first result instead of running again.
+    /// The idempotency key. A repeated key returns the first result instead of running again.
     pub idempotency_key: Option<String>,
-    /// Run even where a cached result would do.
+    /// True to run even if there is a cached result.
     pub fresh: bool,
-    /// Tighter limits than the tool's own; one that is higher changes nothing.
+    /// Limits tighter than the tool's own. Higher ones have no effect.
     pub limits: ResourceLimits,
-    /// A stronger isolation than the executor's default.
+    /// An isolation stronger than the executor's default.
     pub isolation: Option<Level>,
-    /// Less than what the executor lets processes reach.
+    /// A network smaller than the executor's.
     pub network: Option<Network>,
-    /// Should the executor stop while the call is open, the next one on the same history runs it again, if its tool may
-    /// be run twice and nothing of its arguments had to be hidden. A call with an idempotency key is left to whoever comes
-    /// back with the key. These options are not written down, so one that asks for anything but a priority and labels is
-    /// not run again: it would run under weaker terms.
+    /// True if the next executor on the same history should run the call again after this executor stopped during it.
+    /// It does so only if the tool may run twice and no argument was redacted. A call with an idempotency key is not
+    /// run again: its caller retries it with the key. Options are not stored, and a rerun must not run under weaker
+    /// terms, so only calls without other options than priority and labels are run again.
     pub rerun: bool,
-    /// Free words that come back in the result.
+    /// Free text labels that are returned in the result.
     pub labels: Vec<String>,
 }
 
-/// Who goes first when calls wait: higher first, and everybody rises with time.
+/// The priority of a waiting call: higher first, and each call rises with time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub struct Priority(pub i8);
 
 impl Priority {
-    /// Work that nobody waits for.
+    /// The priority of background work.
     pub const LOW: Self = Self(-10);
-    /// What a call has that says nothing.
+    /// The default priority.
     pub const NORMAL: Self = Self(0);
-    /// Somebody is looking at the screen.
+    /// The priority of a call whose user is watching.
     pub const HIGH: Self = Self(10);
 }
 
@@ -224,7 +224,7 @@ impl FromStr for Priority {
     }
 }
 
-/// An id that is later in order than every one made before it, also within the same millisecond.
+/// Returns an id that sorts after every earlier one, also within the same millisecond.
 fn new_id(now: Timestamp) -> Uuid {
     static ORDER: Mutex<ContextV7> = Mutex::new(ContextV7::new());
     let seconds = u64::try_from(now.as_second()).unwrap_or_default();
@@ -240,17 +240,17 @@ macro_rules! ids {
         pub struct $name(Uuid);
 
         impl $name {
-            /// A new id, later in order than every one made before it.
+            /// Returns a new id, which sorts after every earlier one.
             pub(crate) fn next() -> Self {
                 Self::next_at(Timestamp::now())
             }
 
-            /// The same for who knows the time already.
+            /// Does the same with a known time.
             pub(crate) fn next_at(now: Timestamp) -> Self {
                 Self(new_id(now))
             }
 
-            /// When it was made, to the millisecond.
+            /// Returns the time at which the id was made, to the millisecond.
             pub fn made_at(self) -> Timestamp {
                 let (seconds, nanos) = self.0.get_timestamp().map(|time| time.to_unix()).unwrap_or_default();
                 let seconds = i64::try_from(seconds).unwrap_or_default();
@@ -281,59 +281,59 @@ macro_rules! ids {
 }
 
 ids! {
-    /// The engine's id of one call going through it; callers cannot choose it, so they cannot collide with others.
+    /// The executor's id of one call. Callers cannot choose it, so ids cannot collide.
     ExecutionId;
-    /// The engine's id of calls submitted together.
+    /// The executor's id of a batch.
     BatchId;
-    /// The engine's id of one question to a person.
+    /// The executor's id of one question to a person.
     ConfirmationId;
 }
 
-/// What the caller gets, always; its JSON form is part of the stable surface.
+/// The result of a call. Every call gets one; its JSON form is part of the stable surface.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolResult {
-    /// The engine's id of this execution.
+    /// The executor's id of the call.
     pub execution_id: ExecutionId,
-    /// The caller's own id, handed back untouched.
+    /// The caller's own id, returned unchanged.
     pub call_id: Option<String>,
-    /// The tool's full name, or what was asked for where there is no such tool.
+    /// The tool's full name, or the requested name if there is no such tool.
     pub tool: Arc<str>,
-    /// Where the tool came from; empty where there is no such tool.
+    /// The provider of the tool; empty if there is no such tool.
     pub provider: Arc<str>,
-    /// How it ended.
+    /// The final status.
     pub status: Status,
-    /// What the tool answered, in blocks; output so far where the run was cut short.
+    /// The tool's answer in blocks, or the output so far if the run was cut short.
     pub content: Vec<Content>,
-    /// The same for programs, where the tool gives it.
+    /// The answer for programs, if the tool gives one.
     pub structured: Option<Value>,
-    /// Why there is no trustworthy answer.
+    /// The reason why there is no trustworthy answer.
     pub error: Option<Box<CallError>>,
-    /// How many runs it took; 0 where nothing ran.
+    /// The number of runs; 0 if the tool never ran.
     pub attempts: u32,
-    /// Whether the answer was made for an earlier call.
+    /// True if the answer was made for an earlier call.
     pub cached: bool,
-    /// Whether the content is only part of what the tool would have said.
+    /// True if the content is only part of the answer.
     pub partial: bool,
-    /// Where the whole output is kept, if it was too large for here.
+    /// The artifact with the whole output, if it was too large for the result.
     pub artifact: Option<ArtifactId>,
-    /// When and how long.
+    /// The times and durations of the call.
     pub timing: Timing,
-    /// What the run used, where it was measured.
+    /// The resources that the run used, if measured.
     pub usage: Option<Box<Usage>>,
-    /// The custody it ran in, if a process was started.
+    /// The sandbox that the call ran in, if a process was started.
     pub sandbox: Option<SandboxRef>,
-    /// Notes of a foreign server on its answer, if it sent any.
+    /// Notes that a foreign server sent with its answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub passed_on: Option<Box<PassedOn>>,
-    /// The words the caller attached.
+    /// The labels of the call.
     pub labels: Vec<String>,
-    /// The arguments that were checked and ran; not part of the JSON, which goes to those who sent them.
+    /// The checked arguments that ran. They are left out of the JSON, because its reader sent them.
     #[serde(skip)]
     pub arguments: Arc<Value>,
 }
 
 impl ToolResult {
-    /// The result of a call that failed and gave nothing.
+    /// Returns the result of a call that failed without an answer.
     pub fn failed(execution_id: ExecutionId, tool: Arc<str>, started_at: Timestamp, error: CallError) -> Self {
         let completed_at = Timestamp::now();
         let took = completed_at.duration_since(started_at).as_secs_f64() * 1000.0;
@@ -359,40 +359,40 @@ impl ToolResult {
         }
     }
 
-    /// Whether the tool ran and did what it was asked.
+    /// Returns true if the call succeeded.
     pub fn is_success(&self) -> bool {
         self.status == Status::Success
     }
 
-    /// All text blocks, one after the other.
+    /// Returns all text blocks, joined.
     pub fn text(&self) -> String {
         Content::text_of(&self.content)
     }
 }
 
-/// How a call stands or ended.
+/// The current or final state of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
     /// Accepted, not running yet.
     Pending,
-    /// An attempt runs, or the next one is waited for.
+    /// An attempt runs, or the call waits for its next attempt.
     Running,
     /// A person is being asked.
     InputRequired,
     /// The tool did what it was asked.
     Success,
-    /// The tool could not.
+    /// The tool failed.
     Failed,
     /// A clock ran out.
     Timeout,
-    /// Somebody cancelled it.
+    /// The call was cancelled.
     Cancelled,
-    /// It was refused.
+    /// The call was refused.
     PermissionDenied,
-    /// The call made no sense.
+    /// The call was invalid.
     ValidationError,
-    /// A person must agree and nobody could be asked.
+    /// A person must agree, and there was no way to ask.
     RequiresConfirmation,
 }
 
@@ -411,12 +411,12 @@ impl Status {
         Self::RequiresConfirmation,
     ];
 
-    /// Whether nothing more will happen.
+    /// Returns true if the status is final.
     pub fn is_terminal(self) -> bool {
         !matches!(self, Self::Pending | Self::Running | Self::InputRequired)
     }
 
-    /// The status as written in JSON.
+    /// Returns the status as written in JSON.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "pending",
@@ -439,7 +439,7 @@ impl fmt::Display for Status {
     }
 }
 
-/// One block of what a tool answered; the kinds are MCP's.
+/// One block of a tool's answer; the kinds are those of MCP.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Content {
@@ -452,7 +452,7 @@ pub enum Content {
     Image {
         /// The picture's bytes in base64.
         data: String,
-        /// Such as `image/png`.
+        /// The type of the picture, such as `image/png`.
         #[serde(rename = "mimeType")]
         mime_type: String,
     },
@@ -460,7 +460,7 @@ pub enum Content {
     Audio {
         /// The sound's bytes in base64.
         data: String,
-        /// Such as `audio/wav`.
+        /// The type of the sound, such as `audio/wav`.
         #[serde(rename = "mimeType")]
         mime_type: String,
     },
@@ -469,25 +469,25 @@ pub enum Content {
         /// The resource object.
         resource: Value,
     },
-    /// The address of something that can be read.
+    /// A link to a resource that can be read.
     ResourceLink {
-        /// Its address.
+        /// The resource's address.
         uri: String,
-        /// Its name.
+        /// The resource's name.
         name: String,
-        /// What else is told of it: its title, type, size.
+        /// Further facts: title, type, size.
         #[serde(flatten)]
         more: Map<String, Value>,
     },
 }
 
 impl Content {
-    /// A block of text.
+    /// Creates a block of text.
     pub fn text(text: impl Into<String>) -> Self {
         Self::Text { text: text.into() }
     }
 
-    /// All text blocks, one after the other.
+    /// Returns all text blocks, joined.
     pub fn text_of(blocks: &[Content]) -> String {
         blocks
             .iter()
@@ -495,7 +495,7 @@ impl Content {
             .collect()
     }
 
-    /// How many bytes of content the block holds.
+    /// Returns the size of the block's content in bytes.
     pub fn bytes(&self) -> u64 {
         let length = match self {
             Self::Text { text } => text.len(),
@@ -507,28 +507,28 @@ impl Content {
     }
 }
 
-/// How long a value is as JSON.
+/// Returns the length of a value as JSON.
 fn json_bytes(value: &impl Serialize) -> usize {
     serde_json::to_string(value).map_or(0, |json| json.len())
 }
 
-/// When a call ran and how long.
+/// The times and durations of a call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Timing {
-    /// How long it waited for slots, in milliseconds.
+    /// The time that the call waited for slots, in milliseconds.
     pub queued_ms: f64,
-    /// From acceptance to the end, in milliseconds.
+    /// The time from acceptance to the end, in milliseconds.
     pub duration_ms: f64,
-    /// When it was accepted.
+    /// The time of acceptance.
     pub started_at: Timestamp,
-    /// When it ended.
+    /// The time of the end.
     pub completed_at: Timestamp,
 }
 
-/// The custody a call ran in.
+/// A reference to the sandbox that a call ran in.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxRef {
-    /// Which sandbox.
+    /// The sandbox's id.
     pub id: SandboxId,
     /// The isolation that was really obtained.
     pub level: Level,

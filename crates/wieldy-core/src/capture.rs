@@ -1,4 +1,4 @@
-//! Capture: what a process prints, kept as head and tail in memory and, up to a limit, whole in an artifact.
+//! Captures the output of a run: head and tail in memory and, up to a limit, all of it in an artifact.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 use crate::artifact::{ArtifactId, ArtifactWriter, Artifacts};
 use crate::call::Caller;
 
-/// Output as it comes. Memory stays within `inline_max`, however much there is.
+/// The output captured so far. It takes at most `inline_max` bytes of memory, however much is printed.
 pub(crate) struct Capture {
     head: Vec<u8>,
     tail: VecDeque<u8>,
     total_bytes: u64,
     inline_max: usize,
-    /// How much of it is kept anywhere; what is beyond is counted.
+    /// Maximum number of bytes that are stored anywhere. Further bytes are only counted.
     kept_max: u64,
     artifacts: Arc<dyn Artifacts>,
     owner: Arc<Caller>,
@@ -23,11 +23,11 @@ pub(crate) struct Capture {
 enum Spilled {
     NotYet,
     Into(Box<dyn ArtifactWriter>),
-    /// The artifact could not be made or written: said in the text, never silently.
+    /// The artifact could not be made or written. The text of the result reports the error.
     Failed(String),
 }
 
-/// What was captured, for a result.
+/// The captured output, for a result.
 pub(crate) struct Captured {
     pub(crate) text: String,
     pub(crate) artifact: Option<ArtifactId>,
@@ -70,7 +70,7 @@ impl Capture {
         {
             self.spilled = Spilled::Failed(error.to_string());
         }
-        // Large first chunks: what is missing of the head comes before the tail.
+        // If the head is not full yet (large first chunks), fill it before the tail.
         let head_room = (self.inline_max / 2).saturating_sub(self.head.len()).min(bytes.len());
         let (to_head, bytes) = bytes.split_at(if self.tail.is_empty() { head_room } else { 0 });
         self.head.extend_from_slice(to_head);
@@ -80,7 +80,7 @@ impl Capture {
         self.tail.drain(..surplus);
     }
 
-    /// From here on everything goes to an artifact, and memory keeps the head and the tail.
+    /// Opens an artifact for the whole output. From here on, memory holds only the head and the tail.
     fn spill(&mut self) {
         let written =
             self.artifacts.create(&self.owner, self.workspace.as_deref(), self.kept_max).and_then(|mut writer| {
@@ -95,7 +95,7 @@ impl Capture {
         self.tail.extend(self.head.drain(head_max.min(self.head.len())..));
     }
 
-    /// Everything so far, as text; characters are never cut.
+    /// Returns the output so far as text. Characters are never cut in two.
     pub(crate) fn so_far(&self) -> Captured {
         if self.total_bytes <= self.inline_max as u64 {
             let text = String::from_utf8_lossy(&self.head).into_owned();
@@ -116,7 +116,7 @@ impl Capture {
         Captured { text, artifact, cut: true }
     }
 
-    /// Where the whole is, or as much of it as is kept, and the same in words.
+    /// Returns the artifact with the output, if there is one, and a phrase that describes it.
     pub(crate) fn kept(&self) -> (Option<ArtifactId>, String) {
         match &self.spilled {
             Spilled::Into(writer) if writer.kept_bytes() < self.total_bytes => {
@@ -130,7 +130,7 @@ impl Capture {
     }
 }
 
-/// The bytes without a character that is begun at their end and not finished.
+/// Returns the bytes without an incomplete UTF-8 character at their end.
 fn whole_characters_before(bytes: &[u8]) -> &[u8] {
     let begun = bytes.iter().rev().take(3).position(|byte| *byte & 0b1100_0000 != 0b1000_0000);
     let Some(back) = begun else { return bytes };
@@ -144,7 +144,7 @@ fn whole_characters_before(bytes: &[u8]) -> &[u8] {
     if start + length > bytes.len() { &bytes[..start] } else { bytes }
 }
 
-/// The bytes without the rest of a character that began before them.
+/// Returns the bytes without the rest of a UTF-8 character that began before them.
 fn whole_characters_after(bytes: &[u8]) -> &[u8] {
     let rest = bytes.iter().take(3).take_while(|byte| **byte & 0b1100_0000 == 0b1000_0000).count();
     &bytes[rest..]
@@ -193,7 +193,7 @@ mod tests {
     fn what_is_beyond_the_limit_is_counted_and_not_kept() {
         let text: String = (0..100).map(|number| format!("line {number}\n")).collect();
         for chunk in [1, 7, 64, 4096] {
-            // As much as may be kept is the whole; one byte more is not.
+            // Exactly the limit is stored whole; one byte more is not.
             for (kept, told) in [(790, "the whole is"), (789, "the first 789 of 790 bytes are")] {
                 let (seen, store) = captured_within(20, kept, &text, chunk);
                 let id = seen.artifact.expect("it did not fit");

@@ -1,4 +1,4 @@
-//! What a run may read, write, reach and use: plain data that core decides and a sandbox sees to.
+//! Defines what a run may read, write, reach and use. Core decides these rules; a sandbox enforces them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,51 +13,51 @@ use tokio::sync::{Mutex, mpsc};
 use crate::redact;
 use crate::sandbox::SandboxId;
 
-/// A program with its arguments and surroundings; never a line for a shell to take apart.
+/// A program with its arguments and environment. It is never a command line for a shell to split.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Command {
-    /// The program, looked up on `PATH` where it has no slash.
+    /// The program, looked up on `PATH` if it has no slash.
     pub program: String,
-    /// Its arguments, as they are.
+    /// The arguments, unchanged.
     pub arguments: Vec<String>,
-    /// Its environment, whole: nothing is inherited.
+    /// The whole environment. Nothing is inherited.
     pub environment: BTreeMap<String, String>,
-    /// Where it starts, inside the workspace.
+    /// The folder in the workspace that the program starts in.
     pub folder: PathBuf,
-    /// What it reads.
+    /// The standard input.
     pub stdin: Stdin,
-    /// The terminal it talks to; without one, its output and complaints come through pipes of their own.
+    /// The size of its terminal. Without a terminal, stdout and stderr are separate pipes.
     pub terminal: Option<Terminal>,
 }
 
-/// What a process reads.
+/// The standard input of a process.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub enum Stdin {
-    /// The end of file at once.
+    /// End of file at once.
     #[default]
     Nothing,
-    /// These bytes, then the end of file.
+    /// These bytes, then end of file.
     Bytes(Vec<u8>),
-    /// What somebody writes while it runs.
+    /// Bytes that are written while the process runs.
     Live(Feed),
 }
 
-/// The reading end of what is written to a process while it runs.
+/// The reading end of a channel to a process's standard input.
 #[derive(Clone)]
 pub struct Feed {
     bytes: Arc<Mutex<mpsc::Receiver<Vec<u8>>>>,
 }
 
 impl Feed {
-    /// A feed and the end to write to; dropping that is the end of file.
+    /// Creates a feed and its writing end. Dropping the writing end is the end of file.
     pub fn new() -> (mpsc::Sender<Vec<u8>>, Self) {
-        // Whoever writes faster than the process reads should wait and not fill our memory.
+        // A writer that is faster than the process must wait, so that memory stays bounded (backpressure).
         const WAITING_MAX: usize = 16;
         let (sender, receiver) = mpsc::channel(WAITING_MAX);
         (sender, Self { bytes: Arc::new(Mutex::new(receiver)) })
     }
 
-    /// The next bytes, or nothing once the writing end is gone.
+    /// Returns the next bytes, or `None` once the writing end is gone.
     pub async fn next(&self) -> Option<Vec<u8>> {
         self.bytes.lock().await.recv().await
     }
@@ -78,50 +78,52 @@ impl fmt::Debug for Feed {
 /// The size of a terminal, in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminal {
-    /// Lines.
+    /// The number of lines.
     pub rows: u16,
-    /// Characters in a line.
+    /// The number of characters in a line.
     pub columns: u16,
 }
 
-/// What a run may read, write, reach and use. Plain data.
+/// The rules for one run: what it may read, write, reach and use. Plain data.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Confinement {
     /// The folder that processes work in and may write to.
     pub workspace: PathBuf,
-    /// What else they see of the file system, and what they do not.
+    /// The rules for further, masked and read-only files.
     pub files: Arc<FileRules>,
-    /// What they may reach.
+    /// The network that processes may reach.
     pub network: Network,
-    /// What the run may use.
+    /// The resource limits of the run.
     pub limits: ResourceLimits,
-    /// Which sandbox it runs in.
+    /// The sandbox that the run uses.
     pub place: Place,
-    /// What all runs in that sandbox may use together.
+    /// The limits for all runs in that sandbox together.
     pub place_limits: ResourceLimits,
-    /// How long a process may take to end after being told to, before it is killed.
+    /// The time that a process has to end after it is asked to, before it is killed.
     pub grace: Duration,
 }
 
 impl Confinement {
-    /// Returns the text that the history names the workspace by. A relative path would name no folder to later readers.
+    /// Returns the workspace's name in the history, or `None` for a relative path, which would mean nothing to later
+    /// readers.
     pub fn recorded_workspace(&self) -> Option<Arc<str>> {
         self.workspace.is_absolute().then(|| redact::text(&self.workspace.to_string_lossy()).into())
     }
 }
 
-/// What processes see of the file system besides the system itself and the workspace.
+/// The rules for files outside the system and the workspace, and for masked and read-only files inside them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct FileRules {
-    /// Further files and folders that they see.
+    /// Further files and folders that processes see.
     pub mounts: Vec<Mount>,
-    /// What they do not see although it lies in something that they do, beyond the secrets that are always hidden.
+    /// Masked paths: processes do not see them, although their folder is visible. Secrets are masked without being
+    /// listed.
     pub hidden: Vec<PathBuf>,
-    /// Secrets that they see all the same.
+    /// Secrets that processes see although secrets are masked.
     pub shown: Vec<PathBuf>,
-    /// What they may not write although it lies in the workspace, beyond what is always protected.
+    /// Read-only paths in the workspace, in addition to the paths that are always protected.
     pub protected: Vec<PathBuf>,
-    /// What is the executor's own, its state and its configuration: neither seen nor made, wherever it lies.
+    /// The executor's own state and configuration. Processes can neither see nor create these paths, wherever they are.
     pub own: Vec<PathBuf>,
 }
 
@@ -129,53 +131,53 @@ pub struct FileRules {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mount {
-    /// Where it is on this machine.
+    /// The path on this machine.
     pub source: PathBuf,
-    /// Where processes see it.
+    /// The path inside the sandbox.
     pub target: PathBuf,
-    /// Whether they may write to it.
+    /// True if processes may write to it.
     #[serde(default)]
     pub writable: bool,
 }
 
-/// Which sandbox a command runs in.
+/// The choice of a command's sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum Place {
-    /// One of its own, gone afterwards.
+    /// A sandbox for this command alone, removed afterwards.
     #[default]
     Own,
-    /// The one of a session, made when first needed and kept between calls.
+    /// The sandbox of a session, created on first use and reused by later calls.
     Session(SessionKey),
-    /// One that was made before.
+    /// A sandbox that was created before.
     Sandbox(SandboxId),
 }
 
-/// Whose session a sandbox belongs to: nobody else ever runs in it.
+/// The session that a sandbox belongs to. No other session ever runs in it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SessionKey {
     /// The agent's tenant.
     pub tenant: Option<String>,
     /// The agent.
     pub agent: String,
-    /// Its conversation or run.
+    /// The agent's conversation or run.
     pub session: String,
 }
 
-/// What a process may reach.
+/// The network that a process may reach.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Network {
-    /// Nothing.
+    /// No network.
     #[default]
     None,
     /// These hosts, through the executor's proxy.
     Hosts(Vec<String>),
-    /// Everything.
+    /// The whole network.
     Open,
 }
 
 impl Network {
-    /// Whether it reaches nobody that the other does not. Hosts must be written as they are granted.
+    /// Returns true if this network reaches no host that `granted` does not. Host names are compared as written.
     pub fn is_within(&self, granted: &Self) -> bool {
         match (self, granted) {
             (Self::None, _) | (_, Self::Open) => true,
@@ -213,7 +215,7 @@ impl FromStr for Network {
     }
 }
 
-/// What a run may use. A tool's limits are its own where it has any, else the executor's; a call may only ask for less.
+/// The resource limits of a run. A tool's own limits replace the executor's; a call may only lower them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub struct ResourceLimits {
@@ -223,25 +225,26 @@ pub struct ResourceLimits {
     /// Memory of the whole process tree.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Processes and threads at once.
+    /// Maximum number of processes and threads at once.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub processes: Option<u64>,
-    /// Open files in one process.
+    /// Maximum number of open files in one process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open_files: Option<u64>,
-    /// Bytes written to the workspace and `/tmp`.
+    /// Maximum number of bytes written to the workspace and `/tmp`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_bytes: Option<u64>,
-    /// Files and folders made in the workspace and `/tmp`.
+    /// Maximum number of files and folders created in the workspace and `/tmp`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk_files: Option<u64>,
-    /// Bytes of output that are kept. More is no failure: it is counted, and the result says how much there was.
+    /// Maximum number of bytes of output that are stored. More is no failure: the rest is counted, and the result
+    /// reports the total.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_bytes: Option<u64>,
 }
 
 impl ResourceLimits {
-    /// The limits a run gets where nobody says anything.
+    /// The limits of a run for which nothing else is set.
     pub const DEFAULT: Self = Self {
         cpu_millicores: Some(500),
         memory_bytes: Some(1024 * 1024 * 1024),
@@ -252,13 +255,13 @@ impl ResourceLimits {
         output_bytes: Some(64 * 1024 * 1024),
     };
 
-    /// These limits, and those of `other` where nothing is said here.
+    /// Returns these limits, with the unset ones taken from `other`.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         self.merge(other, |own, other| own.or(other))
     }
 
-    /// For each limit the smaller of both, so that neither is passed.
+    /// Returns the smaller of both values for each limit.
     #[must_use]
     pub fn within(self, parent: Self) -> Self {
         self.merge(parent, |own, parent| match (own, parent) {
@@ -267,12 +270,12 @@ impl ResourceLimits {
         })
     }
 
-    /// The limits that are zero: with them nothing could ever run.
+    /// Returns the names of the limits that are zero. With these, nothing could run.
     pub fn zeroes(&self) -> Vec<&'static str> {
         self.named().into_iter().filter(|(_, value)| *value == Some(0)).map(|(name, _)| name).collect()
     }
 
-    /// Each limit with its name.
+    /// Returns each limit with its name.
     pub fn named(&self) -> [(&'static str, Option<u64>); 7] {
         [
             ("cpu_millicores", self.cpu_millicores),

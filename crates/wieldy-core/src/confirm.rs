@@ -1,4 +1,5 @@
-//! Confirmation: a person agrees to exactly this call, once, in time. No slot is held while waiting.
+//! Confirmation: asks a person to agree to one exact call. An answer counts once and only in time, and a waiting call
+//! holds no slot.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -25,12 +26,12 @@ use crate::sandbox::Level;
 use crate::terms::Terms;
 use crate::tool::ToolSpec;
 
-/// The maximal length of a shown title, which a stranger may have chosen.
+/// The longest title that is shown. The title may come from an untrusted server.
 const TITLE_CHARS_MAX: usize = 64;
 
-/// Somebody who can be asked.
+/// A way to ask a person.
 pub trait Confirmer: Send + Sync + 'static {
-    /// Asks. Dropped when the question expires or the call is cancelled.
+    /// Asks the person. The future is dropped when the question expires or the call is cancelled.
     fn confirm<'a>(&'a self, question: &'a Confirmation) -> BoxFuture<'a, Result<Answer, String>>;
 }
 
@@ -40,20 +41,20 @@ impl fmt::Debug for dyn Confirmer {
     }
 }
 
-/// The question: may exactly this run?
+/// The question to a person: may exactly this call run?
 #[derive(Debug, Clone, PartialEq)]
 pub struct Confirmation {
-    /// Which question this is; the answer must name it.
+    /// The id of the question. The answer must name it.
     pub id: ConfirmationId,
-    /// Which call it is about.
+    /// The call that the question is about.
     pub execution: ExecutionId,
-    /// What the tool declares.
+    /// The tool's definition.
     pub tool: ToolSpec,
     /// The arguments that will run.
     pub arguments: Arc<Value>,
-    /// Why somebody has to agree.
+    /// The reason why a person must agree.
     pub reason: String,
-    /// The program that the call would start, where it starts one.
+    /// The program that the call would start, if it starts one.
     pub program: Option<Program>,
     /// The isolation level of the call's programs.
     pub isolation: Level,
@@ -61,23 +62,23 @@ pub struct Confirmation {
     pub network: Network,
     /// The digest of tool, arguments, program and terms that the person agrees to.
     pub digest: Digest,
-    /// How long the question stands.
+    /// The time after which the question expires.
     pub expires_in: Duration,
 }
 
 impl Confirmation {
-    /// The answer "yes, exactly this".
+    /// Returns the answer "yes, exactly this".
     pub fn approve(&self) -> Answer {
         Answer { confirmation: self.id, digest: self.digest, approved: true, by: None }
     }
 
-    /// The answer "no".
+    /// Returns the answer "no".
     pub fn refuse(&self) -> Answer {
         Answer { approved: false, ..self.approve() }
     }
 
-    /// Returns the question in words, the same for every door, with hidden characters escaped. The arguments are those
-    /// that will run, whole: what is not seen cannot be agreed to.
+    /// Returns the question as text, the same for every door, with hidden characters escaped. It shows the arguments in
+    /// full, because a person cannot agree to what is not shown.
     pub fn in_words(&self) -> String {
         let title = self.tool.title.as_ref().map(|title| title.chars().take(TITLE_CHARS_MAX).collect::<String>());
         let title = title.map(|title| format!(" ({})", shown_in_line(&title))).unwrap_or_default();
@@ -108,16 +109,16 @@ impl Confirmation {
     }
 }
 
-/// What the person said, and to what.
+/// The person's answer, bound to its question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Answer {
-    /// Which question is answered.
+    /// The question that is answered.
     pub confirmation: ConfirmationId,
-    /// What exactly was seen.
+    /// The digest of the question, as the person saw it.
     pub digest: Digest,
-    /// Yes or no.
+    /// True for yes.
     pub approved: bool,
-    /// Who said so.
+    /// The person who answered.
     pub by: Option<String>,
 }
 
@@ -133,7 +134,7 @@ impl Digest {
         custody: (Level, &Network),
         program: Option<&Program>,
     ) -> Self {
-        // Everything that changes what would happen; a new field of `Options` must be judged here.
+        // Everything that affects what the call does. Decide for each new field of `Options` if it belongs here.
         let terms = json!({
             "timeout": options.timeout.map(|timeout| timeout.as_micros().to_string()),
             "retries": options.retries,
@@ -162,34 +163,34 @@ impl fmt::Debug for Digest {
     }
 }
 
-/// The proof that nobody has to agree, or somebody did. Made only here; a slot asks for it.
+/// The proof that a person agreed, or that no agreement is needed. Only this module makes it; a slot requires it.
 #[derive(Debug)]
 pub struct Consent {
     execution: ExecutionId,
 }
 
-/// Why nobody agreed.
+/// The reason why a required agreement is missing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoConsent {
-    /// There is nobody to ask.
+    /// There is no way to ask a person.
     #[error("a person must agree to this call ({reason}), and there is no way to ask")]
     Nobody {
-        /// Why somebody must agree.
+        /// The reason why a person must agree.
         reason: String,
     },
     /// The person said no.
     #[error("the call was not confirmed")]
     Refused,
-    /// Nobody answered in time.
+    /// There was no answer in time.
     #[error("nobody confirmed the call within {0:?}")]
     Expired(Duration),
-    /// The answer was for something else.
+    /// The answer was for another question.
     #[error("the confirmation was given for another call or for other arguments")]
     Mismatch,
     /// A file that the person agreed to has changed or is gone.
     #[error("{0} changed after the call was confirmed")]
     Changed(String),
-    /// Asking failed.
+    /// The confirmer failed.
     #[error("nobody could be asked to confirm the call: {0}")]
     Failed(String),
 }
@@ -216,7 +217,7 @@ impl From<NoConsent> for CallError {
 }
 
 impl Consent {
-    /// For a call that nobody has to agree to.
+    /// Returns the consent for a call that needs no agreement, or `None` if a person must agree.
     pub(crate) fn not_needed(grant: &Grant, tool: &ToolSpec, options: &Options) -> Option<Self> {
         Self::reason(grant, tool, options).is_none().then_some(Self { execution: grant.execution() })
     }
@@ -225,14 +226,14 @@ impl Consent {
         self.execution
     }
 
-    /// Why somebody must agree, if so.
+    /// Returns the reason why a person must agree, if one must.
     fn reason<'a>(grant: &'a Grant, tool: &ToolSpec, options: &Options) -> Option<&'a str> {
         let by_tool = || tool.requires_confirmation.then_some("the tool requires it");
         let by_caller = || options.require_confirmation.then_some("the caller wants it");
         grant.ask().or_else(by_tool).or_else(by_caller)
     }
 
-    /// Asks somebody, and waits. Dropped when the call is cancelled or its deadline passes.
+    /// Asks a person and waits for the answer. The future is dropped when the call is cancelled or its deadline passes.
     pub(crate) async fn ask(
         engine: &Inner,
         flight: &Flight,
@@ -280,19 +281,19 @@ impl Consent {
         let by = answer.as_ref().ok().and_then(|answer| answer.by.clone());
         let decision = answer.and_then(|answer| Self::weigh(&question, &answer));
         let approved = decision.is_ok();
-        // What nobody could look up later counts for nothing now.
+        // If the answer cannot be recorded, it does not count.
         flight.record(Body::ConfirmationReceived { confirmation: question.id, approved, by }).taken()?;
         decision?;
         if let Some(program) = question.program {
             let (tool, arguments) = (Arc::clone(&tool.tool), question.arguments);
             let agreed = Agreed { tool, arguments, confinement: Arc::clone(confinement), program };
-            // The only maker: a call asks once.
+            // A call asks only once, so `set` cannot fail.
             let _ = flight.agreed.set(Arc::new(agreed));
         }
         Ok(Self { execution: flight.id })
     }
 
-    /// An answer counts only for the very question that was asked: so it cannot be used twice or for something else.
+    /// Checks that the answer is for exactly this question, so that it cannot be replayed or used for another call.
     fn weigh(question: &Confirmation, answer: &Answer) -> Result<(), NoConsent> {
         if answer.confirmation != question.id || answer.digest != question.digest {
             return Err(NoConsent::Mismatch);
@@ -301,7 +302,7 @@ impl Consent {
     }
 }
 
-/// Asks the tool which program it would start. A tool is foreign code: its panic is an error of the call.
+/// Asks the tool which program it would start. A tool is foreign code, so a panic is an error of the call.
 async fn described(tool: &Registered, input: &Input, confinement: &Confinement) -> Result<Option<Program>, CallError> {
     let asked = AssertUnwindSafe(async { tool.tool.program(input.value(), confinement).await }).catch_unwind();
     match asked.await {

@@ -1,4 +1,4 @@
-//! Durations: whole milliseconds in JSON, `500ms`, `30s`, `5m` or `1h` where people write them.
+//! Reads and writes durations: whole milliseconds in JSON; `500ms`, `30s`, `5m` or `1h` where people write them.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde::Serializer;
 
 /// Reads a duration as people write it: `500ms`, `30s`, `5m`, `1h`; a plain number means seconds.
 ///
-/// It must be more than nothing and at most a year: everything else is a slip of the pen.
+/// It must be more than zero and at most a year: any other value is taken for a mistake.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let text = text.trim();
     let unit_at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
@@ -36,7 +36,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// Reads a time as people write it: `2026-11-16T08:00:00Z`, or back from now such as `2h`.
+/// Reads a time as people write it: `2026-11-16T08:00:00Z`, or a duration back from now such as `2h`.
 pub fn parse_since(text: &str) -> Result<Timestamp, String> {
     let back = || parse_duration(text).ok().and_then(|back| Timestamp::now().checked_sub(back).ok());
     text.parse().ok().or_else(back).ok_or_else(|| {

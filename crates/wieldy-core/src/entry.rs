@@ -1,4 +1,4 @@
-//! A call's entry in the journal: opened when the call is accepted, closed whatever happened to it.
+//! A call's entry in the journal: opened when the call is accepted, and closed however the call ends.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,15 +19,15 @@ use crate::redact::Redacted;
 use crate::registry::{NotFound, Registered};
 use crate::schema::Measured;
 
-/// How long an answer waits for its record to be safe before it is given all the same.
+/// The longest that an answer waits for its record to be safe. After that, it is returned anyway.
 pub(crate) const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A call's entry in the journal, open. Dropped without being closed, it closes as cancelled: nobody waits any more.
+/// An open entry in the journal. If the caller goes away, the entry is dropped and closes itself as cancelled.
 pub(crate) struct Entry {
     executor: Executor,
     pub(crate) call: Call,
     pub(crate) flight: Arc<Flight>,
-    /// The tool that the caller means, or that there is none.
+    /// The tool that the call names, or the error that there is none.
     pub(crate) tool: Result<Arc<Registered>, NotFound>,
     pub(crate) size: Measured,
     pub(crate) refused: Option<Box<CallError>>,
@@ -35,7 +35,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// The entry of a call that an earlier executor left open.
+    /// Creates the entry of a call that an earlier executor left open.
     pub(crate) fn reopened(
         executor: &Executor,
         call: Call,
@@ -51,13 +51,13 @@ impl Entry {
         Box::new(Self { executor: executor.clone(), call, flight, tool, size, refused, closed: false })
     }
 
-    /// Writes the closing event and makes the result. What happened is told even if it cannot be written.
+    /// Writes the closing event and makes the result. The result is returned even if the event cannot be written.
     pub(crate) fn close(
         mut self: Box<Self>,
         ended: Result<Box<Outcome>, CallError>,
         tally: Tally,
     ) -> (ToolResult, Receipt) {
-        // A call that never ran leaves nothing to its key, and neither does one that may simply be run again.
+        // Store nothing under the key of a call that never ran, or of one that can simply run again.
         let is_kept =
             self.flight.keyed.get().is_some() && ended.as_ref().is_ok_and(|outcome| !outcome.is_worth_another_run());
         let outcome = *ended.unwrap_or_else(|error| Box::new(Outcome::default().failed(error)));
@@ -105,7 +105,8 @@ impl Entry {
         (result, closed)
     }
 
-    /// What whoever comes back with the idempotency key gets after the call was left alone while it ran.
+    /// Returns the result for later calls with the same idempotency key, if the caller went away during a run that must
+    /// not be repeated.
     fn left_alone(&self) -> Option<ToolResult> {
         let runs = matches!(self.flight.state(), CallState::Running { .. });
         let tool = self.tool.as_ref().ok().filter(|tool| runs && !tool.spec.annotations.repeatable())?;
@@ -114,7 +115,7 @@ impl Entry {
         Some(ToolResult::failed(self.flight.id, tool.name.shared(), self.flight.opened_at, error))
     }
 
-    /// Whether the call can change nothing: its tool says so, or there is none.
+    /// Returns true if the call cannot change anything: its tool is read-only, or there is no such tool.
     pub(crate) fn is_read_only(&self) -> bool {
         self.tool.as_ref().map_or(true, |tool| tool.spec.annotations.read_only)
     }
@@ -155,7 +156,7 @@ impl Drop for Entry {
     }
 }
 
-/// What is counted on the way.
+/// The counts that a call collects on its way.
 #[derive(Default)]
 pub(crate) struct Tally {
     pub(crate) arguments: Option<Arc<Value>>,
@@ -179,17 +180,17 @@ impl Executor {
         result
     }
 
-    /// Opens the call's entry. From here on it is in flight, can be observed and cancelled, and will be closed.
+    /// Opens the call's entry. From here on, the call can be observed and cancelled, and its entry will be closed.
     pub(crate) fn open(&self, call: Call, batch: Option<&Arc<BatchFlight>>, task: bool) -> Box<Entry> {
         let engine = &*self.inner;
-        // The tool is looked up before anything is written down: it says which arguments must not be, and what it is called.
+        // Find the tool before anything is recorded: it knows which arguments are sensitive, and its own name.
         let tool = engine.registry.find(&call.tool, &call.caller);
         let (name, marked) = match &tool {
             Ok(tool) => (tool.name.shared(), tool.sensitive.clone()),
             Err(_) => (Arc::clone(&call.tool), engine.registry.sensitive(&call.tool)),
         };
         let called_as = (name != call.tool).then(|| Arc::clone(&call.tool));
-        // Arguments that are too large to be looked at are not written down either.
+        // Arguments that are too large to be checked are not recorded either.
         let (size, too_large) = match check_size(&call.arguments) {
             Ok(size) => (size, None),
             Err(too_large) => (Measured::default(), Some(too_large)),

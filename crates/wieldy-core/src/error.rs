@@ -1,8 +1,8 @@
-//! Errors: why no trustworthy answer could be produced.
+//! Errors of calls: each states why a call has no trustworthy answer.
 //!
-//! [`CallError`] is the one public error of the executor. A program decides by its
-//! [`Code`], a person reads the message, a model follows the suggestion. The errors of
-//! single steps live beside the code that fails and turn into a `CallError` at the end.
+//! [`CallError`] is the one public error of the executor. A program decides by its [`Code`], a person reads the
+//! message, a model follows the suggestion. The errors of single steps are defined beside the code that fails, and are
+//! converted into a `CallError` at the end.
 
 use std::fmt;
 use std::time::Duration;
@@ -12,30 +12,30 @@ use serde_json::{Map, Value, json};
 
 use crate::call::Status;
 
-/// Why a call ended without a trustworthy answer; the JSON form is part of the stable surface.
+/// The reason why a call ended without a trustworthy answer. Its JSON form is part of the stable surface.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CallError {
-    /// What went wrong, for programs.
+    /// The error code, for programs.
     pub code: Code,
     /// The code's name, for people who do not know the codes by heart.
     pub name: Name,
-    /// The kind of trouble, coarser than the code.
+    /// The category, coarser than the code.
     pub category: Category,
-    /// What went wrong, for people: a lowercase fragment.
+    /// The message for people: a lowercase fragment.
     pub message: String,
-    /// Whether the same call may succeed later, and may safely be tried again.
+    /// True if the same call may succeed later and is safe to retry.
     pub retryable: bool,
-    /// What the model or the person can do about it.
+    /// Advice for the model or the person.
     pub suggestion: Option<String>,
-    /// Facts that a program may want: which clock, which limit, which arguments.
+    /// Facts for programs, such as the clock, the limit or the arguments concerned.
     pub details: Box<Map<String, Value>>,
-    /// Where in the tool it happened, when that is known.
+    /// The place in the tool where the error happened, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<String>,
 }
 
 impl CallError {
-    /// Of a call that was open when its executor stopped.
+    /// Returns the error of a call that was open when its executor stopped.
     pub fn interrupted(repeatable: bool) -> Self {
         let mut error = Self::new(
             Code::OutcomeUnknown,
@@ -49,14 +49,14 @@ impl CallError {
         })
     }
 
-    /// Of a call with an idempotency key that was left alone while it ran.
+    /// Returns the error of a call with an idempotency key whose caller went away while it ran.
     pub(crate) fn left_alone() -> Self {
         let told = "the call with this idempotency key was left alone while it ran, so what came of it is not known";
         Self::new(Code::OutcomeUnknown, told)
             .suggest("find out whether it had its effect; to run it again, use another key")
     }
 
-    /// An error with the code's own name, category and default for `retryable`.
+    /// Creates an error with the code's own name, category and default for `retryable`.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self {
             code,
@@ -70,7 +70,7 @@ impl CallError {
         }
     }
 
-    /// Adds what can be done about it.
+    /// Sets the advice.
     #[must_use]
     pub fn suggest(mut self, suggestion: impl Into<String>) -> Self {
         self.suggestion = Some(suggestion.into());
@@ -84,25 +84,25 @@ impl CallError {
         self
     }
 
-    /// Says whether trying again is worth it and safe.
+    /// Sets `retryable`: true if a retry may help and is safe.
     #[must_use]
     pub fn retryable(mut self, retryable: bool) -> Self {
         self.retryable = retryable;
         self
     }
 
-    /// Says how long to wait before trying again; found again by [`CallError::retry_after`].
+    /// Sets the time to wait before a retry, which [`CallError::retry_after`] returns.
     #[must_use]
     pub fn after(self, wait: Duration) -> Self {
         self.detail("retry_after_ms", json!(duration_ms(wait).ceil() as u64))
     }
 
-    /// How long the failing side asked to be left alone.
+    /// Returns the time that the failing side asked to wait before a retry.
     pub fn retry_after(&self) -> Option<Duration> {
         self.details.get("retry_after_ms").and_then(Value::as_u64).map(Duration::from_millis)
     }
 
-    /// The terminal status of a call that ended with this error.
+    /// Returns the terminal status of a call that ended with this error.
     pub fn status(&self) -> Status {
         self.code.status()
     }
@@ -116,48 +116,48 @@ impl fmt::Display for CallError {
 
 impl std::error::Error for CallError {}
 
-/// Milliseconds with their fraction, as results and events print durations.
+/// Converts a duration to milliseconds with a fraction, as printed in results and events.
 pub(crate) fn duration_ms(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 1e6).round() / 1e3
 }
 
 macro_rules! codes {
     ($($(#[doc = $doc:literal])+ $variant:ident = $code:literal, $name:literal, $category:ident, $status:ident, $retryable:literal;)+) => {
-        /// What went wrong, for programs. Spelling and meaning never change.
+        /// The error code, for programs. Spelling and meaning never change.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[non_exhaustive]
         pub enum Code { $($(#[doc = $doc])+ $variant,)+ }
 
         impl Code {
-            /// Every code there is, in order.
+            /// Every code, in order.
             pub const ALL: &[Code] = &[$(Code::$variant,)+];
 
-            /// The code as written in results: `E3103`.
+            /// Returns the code as written in results: `E3103`.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Code::$variant => $code,)+ }
             }
 
-            /// The code's name: `TIMEOUT`.
+            /// Returns the code's name: `TIMEOUT`.
             pub const fn name(self) -> &'static str {
                 match self { $(Code::$variant => $name,)+ }
             }
 
-            /// The kind of trouble.
+            /// Returns the code's category.
             pub const fn category(self) -> Category {
                 match self { $(Code::$variant => Category::$category,)+ }
             }
 
-            /// The terminal status of a call that ends with this code.
+            /// Returns the terminal status of a call that ends with this code.
             pub const fn status(self) -> Status {
                 match self { $(Code::$variant => Status::$status,)+ }
             }
 
-            /// Whether the error is retryable where nothing more is known.
+            /// Returns the default for `retryable`.
             pub const fn retryable_by_default(self) -> bool {
                 match self { $(Code::$variant => $retryable,)+ }
             }
 
-            /// One sentence on what the code means.
+            /// Returns the meaning of the code in one sentence.
             pub const fn meaning(self) -> &'static str {
                 match self { $(Code::$variant => concat!($($doc),+).trim_ascii(),)+ }
             }
@@ -180,11 +180,11 @@ codes! {
     PlanLimitExceeded = "E3006", "PLAN_LIMIT_EXCEEDED", PermissionError, PermissionDenied, false;
     /// Too many calls in too short a time.
     RateLimited = "E3007", "RATE_LIMITED", CapacityError, Failed, true;
-    /// The tool failed so often that it is left alone for a while.
+    /// The tool failed so often that its calls are refused for a while.
     CircuitOpen = "E3008", "CIRCUIT_OPEN", CapacityError, Failed, true;
     /// No sandbox of the wanted level could be made.
     SandboxCreationFailed = "E3101", "SANDBOX_CREATION_FAILED", SandboxError, Failed, false;
-    /// The tool used more than it was allowed.
+    /// The tool used more resources than it was allowed.
     ResourceLimitExceeded = "E3102", "RESOURCE_LIMIT_EXCEEDED", ResourceError, Failed, false;
     /// One of the four clocks ran out.
     Timeout = "E3103", "TIMEOUT", TimeoutError, Timeout, false;
@@ -198,9 +198,9 @@ codes! {
     SandboxCrashed = "E3107", "SANDBOX_CRASHED", SandboxError, Failed, false;
     /// The tool's process ended with an exit code other than zero, or by a signal.
     NonzeroExit = "E3108", "NONZERO_EXIT", ToolError, Failed, false;
-    /// Somebody cancelled the call.
+    /// The call was cancelled.
     Cancelled = "E3109", "CANCELLED", Cancelled, Cancelled, false;
-    /// The executor or a worker stopped while the call ran; nobody knows what it did.
+    /// The executor or a worker stopped while the call ran, so its effect is unknown.
     OutcomeUnknown = "E3110", "OUTCOME_UNKNOWN", RuntimeError, Failed, false;
     /// The history could not be written, so nothing was run.
     JournalFailed = "E3111", "JOURNAL_FAILED", RuntimeError, Failed, true;
@@ -208,7 +208,7 @@ codes! {
     TransportFailed = "E3201", "TRANSPORT_FAILED", NetworkError, Failed, true;
     /// The tool's server broke the protocol.
     UpstreamProtocolError = "E3202", "UPSTREAM_PROTOCOL_ERROR", ApiError, Failed, false;
-    /// The tool ran and said that it failed.
+    /// The tool ran and reported a failure.
     ToolReportedError = "E3203", "TOOL_REPORTED_ERROR", ToolError, Failed, false;
     /// The tool's answer does not fit its own output schema.
     OutputSchemaMismatch = "E3204", "OUTPUT_SCHEMA_MISMATCH", ToolError, Failed, false;
@@ -220,7 +220,7 @@ codes! {
     InvalidInput = "E3303", "INVALID_INPUT", UserInputError, Failed, false;
     /// A service that the tool asked answered with an error.
     UpstreamApi = "E3304", "UPSTREAM_API", ApiError, Failed, false;
-    /// Anything else; panics in tools are caught here.
+    /// Any other error; panics in tools are caught here.
     ExecutionError = "E3900", "EXECUTION_ERROR", RuntimeError, Failed, false;
 }
 
@@ -247,7 +247,7 @@ impl<'de> Deserialize<'de> for Code {
     }
 }
 
-/// A code, written by its name.
+/// A code that is written by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Name(Code);
 
@@ -265,7 +265,7 @@ impl<'de> Deserialize<'de> for Name {
     }
 }
 
-/// The kind of trouble, coarser than the code.
+/// The category of an error, coarser than the code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the names say it")]

@@ -1,4 +1,5 @@
-//! Events: what happened to a call, batch, sandbox, source or agent; and [`CallState`], where a call stands after them.
+//! Events: records of what happened to a call, batch, sandbox, source or agent, and [`CallState`], the state of a call
+//! after them.
 
 use std::sync::Arc;
 
@@ -13,204 +14,204 @@ use crate::error::CallError;
 use crate::redact::{self, Redacted};
 use crate::sandbox::{Stream, Usage};
 
-/// Something that happened. Made only by the recorder, in the order of `seq`.
+/// A record of something that happened. Only the recorder makes events, in the order of `seq`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Event {
-    /// The place in the history, from 1 without gaps.
+    /// The position in the history, from 1 without gaps.
     pub seq: u64,
-    /// When, by the wall clock.
+    /// The wall-clock time of the event.
     pub at: Timestamp,
-    /// To what.
+    /// The call, batch or caller that the event is about.
     pub subject: Arc<Subject>,
-    /// What.
+    /// The kind of event, with its facts.
     pub body: Body,
 }
 
-/// What an event is about.
+/// The call, batch or caller that an event is about.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Subject {
-    /// The call it happened to, if it happened to one.
+    /// The call, if the event is about one.
     pub execution: Option<ExecutionId>,
-    /// The batch it happened in.
+    /// The batch, if the event is about one or happened in one.
     pub batch: Option<BatchId>,
     /// The caller's own id of the call.
     pub call_id: Option<String>,
-    /// The tool's own name; where there is no such tool, the name that was asked for.
+    /// The tool's own name, or the requested name if there is no such tool.
     pub tool: Option<Arc<str>>,
-    /// On whose behalf.
+    /// The caller.
     pub caller: Arc<Caller>,
-    /// The arguments of the call: secrets among them are hidden in everything that is recorded of the call.
+    /// The arguments of the call. Their secrets are redacted from all events of the call.
     pub arguments: Redacted,
 }
 
 impl Subject {
-    /// Something of a caller that is no call.
+    /// Returns a subject without a call.
     pub fn of(caller: Arc<Caller>) -> Self {
         Self { execution: None, batch: None, call_id: None, tool: None, caller, arguments: Redacted::default() }
     }
 }
 
-/// What happened, with the facts.
+/// The kind of an event, with its facts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 #[non_exhaustive]
 pub enum Body {
     /// A call was accepted.
     CallPending {
-        /// What it was called with; secrets are taken out.
+        /// The arguments, with secrets redacted.
         arguments: Redacted,
-        /// The name that was asked for, where it is not the tool's own: an alias, or a short name.
+        /// The requested name, if it is not the tool's own but an alias or a short name.
         #[serde(skip_serializing_if = "Option::is_none")]
         called_as: Option<Arc<str>>,
-        /// The folder that it works in, where that has an absolute path.
+        /// The folder that the call works in, if its path is absolute.
         #[serde(skip_serializing_if = "Option::is_none")]
         workspace: Option<Arc<str>>,
-        /// Whether it is polled instead of waited for.
+        /// True if the caller polls the call instead of waiting for it.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         task: bool,
-        /// Whoever called, with everything that is held, where the call is to be run again should the executor stop.
+        /// The caller with all its scopes and permissions, if the call is to be run again after its executor stops.
         #[serde(skip_serializing_if = "Option::is_none")]
         rerun: Option<Arc<Caller>>,
     },
-    /// The call takes longer than its caller waits: from now on it is a task, polled instead of waited for.
+    /// The call takes longer than its caller waits, and becomes a task that is polled.
     CallTask {},
     /// An attempt starts.
     CallStarted {
-        /// Which, from 1.
+        /// The number of the attempt, from 1.
         attempt: u32,
-        /// How many there may be.
+        /// Maximum number of attempts.
         attempts_max: u32,
-        /// How long it may take.
+        /// The longest duration of the attempt, in milliseconds.
         timeout_ms: u64,
-        /// Whether it can change nothing.
+        /// True if the call cannot change anything.
         read_only: bool,
-        /// Whether it may change something, but does the same when it is run twice.
+        /// True if the call may change something, but has the same effect when it runs twice.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         idempotent: bool,
-        /// The idempotency key that it runs under.
+        /// The idempotency key of the call.
         #[serde(skip_serializing_if = "Option::is_none")]
         keyed: Option<Arc<Keyed>>,
     },
-    /// A run shows how far it is, or what it printed.
+    /// A run reports progress or prints output.
     CallProgress {
-        /// From 0 to 100, where the tool knows.
+        /// The progress from 0 to 100, if the tool knows it.
         #[serde(skip_serializing_if = "Option::is_none")]
         percent: Option<f64>,
-        /// What it is doing.
+        /// The current activity of the tool, or its output.
         #[serde(skip_serializing_if = "Option::is_none")]
         message: Option<String>,
-        /// Where the message was printed, if it is output.
+        /// The stream of the message, if it is output.
         #[serde(skip_serializing_if = "Option::is_none")]
         stream: Option<Stream>,
-        /// Since the call was accepted.
+        /// The time since the call was accepted, in milliseconds.
         elapsed_ms: f64,
     },
-    /// Something is not as it should be, and the call goes on.
+    /// Something is wrong, but the call goes on.
     CallWarning {
-        /// What.
+        /// The problem.
         message: String,
     },
-    /// A person is asked.
+    /// A person is asked to confirm the call.
     ConfirmationRequested {
-        /// Which question.
+        /// The id of the question.
         confirmation: ConfirmationId,
-        /// What exactly is asked about.
+        /// The digest of what the person is asked to agree to.
         digest: String,
-        /// Why.
+        /// The reason for asking.
         reason: String,
-        /// For how long the question stands.
+        /// The time until the question expires, in milliseconds.
         expires_in_ms: u64,
     },
-    /// The person answered, or the time to do so is over.
+    /// The person answered, or the question expired.
     ConfirmationReceived {
-        /// Which question.
+        /// The id of the question.
         confirmation: ConfirmationId,
-        /// What the answer was.
+        /// True if the person agreed.
         approved: bool,
-        /// Who answered.
+        /// The person who answered.
         by: Option<String>,
     },
-    /// The call ended well.
+    /// The call succeeded.
     CallSuccess(Closing),
-    /// The call ended with an error, a refusal included.
+    /// The call ended with an error, or was refused.
     CallFailure(Closing),
     /// A clock ended the call.
     CallTimeout(Closing),
-    /// Somebody ended the call.
+    /// The call was cancelled.
     CallCancelled(Closing),
-    /// An attempt failed and another one will follow.
+    /// An attempt failed, and another one will follow.
     RetryAttempt {
-        /// Which attempt will follow.
+        /// The number of the next attempt.
         attempt: u32,
-        /// How many there may be.
+        /// Maximum number of attempts.
         attempts_max: u32,
-        /// After how long.
+        /// The delay before the next attempt, in milliseconds.
         delay_ms: u64,
-        /// Why the one before failed.
+        /// The error of the failed attempt.
         error: Box<CallError>,
     },
-    /// An attempt after the first one went well.
+    /// An attempt after the first one succeeded.
     RetrySuccess {
-        /// How many it took.
+        /// The number of attempts.
         attempts: u32,
     },
-    /// No further attempt follows.
+    /// The last attempt failed, and no other follows.
     RetryExhausted {
-        /// How many there were.
+        /// The number of attempts.
         attempts: u32,
-        /// Why the last one failed.
+        /// The error of the last attempt.
         error: Box<CallError>,
     },
     /// A batch starts.
     BatchStarted {
-        /// How many calls.
+        /// The number of calls.
         count: usize,
-        /// In which order.
+        /// The ordering of the calls.
         mode: BatchMode,
-        /// How many at once.
+        /// Maximum number of calls that run at once.
         max_concurrency: usize,
-        /// How many of them change nothing.
+        /// The number of calls that cannot change anything.
         read_only: usize,
-        /// How many of them may change something.
+        /// The number of calls that may change something.
         mutating: usize,
     },
     /// A batch ended.
     BatchCompleted(BatchSummary),
-    /// A tool promises something else than before.
+    /// The definition of a tool changed.
     DefinitionChanged {
-        /// The hash of what it promised.
+        /// The hash of the earlier definition.
         previous_hash: String,
-        /// The hash of what it promises now.
+        /// The hash of the new definition.
         current_hash: String,
     },
     /// A sandbox was made.
     SandboxCreated {
-        /// Which.
+        /// The id of the sandbox.
         sandbox: String,
-        /// How strong.
+        /// The isolation level.
         level: String,
     },
-    /// A sandbox is gone.
+    /// A sandbox was destroyed.
     SandboxDestroyed {
-        /// Which.
+        /// The id of the sandbox.
         sandbox: String,
     },
-    /// A process tried what it may not.
+    /// A process tried something that it may not do.
     SandboxViolation {
-        /// Where.
+        /// The id of the sandbox.
         sandbox: String,
-        /// What.
+        /// The attempted action.
         message: String,
     },
     /// A file changed since the session last read it.
     SourceStale {
-        /// Which.
+        /// The path of the file.
         path: String,
-        /// What the session saw.
+        /// The hash that the session saw.
         previous_hash: String,
-        /// What is there now; none where the file is gone.
+        /// The hash of the file now; none if the file is gone.
         current_hash: Option<String>,
-        /// The same for people.
+        /// The same as text for people.
         message: String,
     },
     /// An agent leaves itself a note.
@@ -219,65 +220,65 @@ pub enum Body {
     SelfRemind(Note),
 }
 
-/// The idempotency key of a call, in a form that gives nothing away.
+/// The idempotency key of a call, hashed so that it reveals nothing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keyed {
-    /// Which key, by whom, for which tool: a hash.
+    /// The hash of the key, its caller and the tool.
     pub key: String,
-    /// What exactly was called: a hash.
+    /// The hash of the exact call.
     pub fingerprint: String,
-    /// Until when the key is remembered.
+    /// The time at which the key expires.
     pub expires_at: Timestamp,
 }
 
-/// How a call ended.
+/// The facts of a call's end.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Closing {
     /// The terminal status.
     pub status: Status,
-    /// From acceptance to the end.
+    /// The time from acceptance to the end, in milliseconds.
     pub duration_ms: f64,
-    /// How long it waited for slots.
+    /// The time that the call waited for slots, in milliseconds.
     pub queued_ms: f64,
-    /// How many runs there were.
+    /// The number of runs.
     pub attempts: u32,
-    /// Whether the answer was made for an earlier call.
+    /// True if the answer was made for an earlier call.
     pub cached: bool,
-    /// How many bytes of content were returned.
+    /// The number of bytes of content that were returned.
     pub output_bytes: u64,
-    /// Where the whole output is.
+    /// The artifact with the whole output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub artifact: Option<ArtifactId>,
-    /// What it used.
+    /// The resources that the call used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Box<Usage>>,
-    /// The custody it ran in, if a process was started.
+    /// The sandbox that the call ran in, if a process was started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sandbox: Option<SandboxRef>,
-    /// Why it failed.
+    /// The error, if the call failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<Box<CallError>>,
-    /// The whole result, where somebody may ask for it later: that of a task, or of a call with an idempotency key. No
-    /// part of the event as others see it.
+    /// The whole result, if it may be requested later: that of a task, or of a call with an idempotency key. It is not
+    /// part of the event's public form.
     #[serde(skip)]
     pub answer: Option<Arc<ToolResult>>,
 }
 
-/// What an agent tells itself.
+/// A message from an agent to itself.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Note {
-    /// The note.
+    /// The text.
     pub message: String,
-    /// How urgent.
+    /// The urgency.
     pub priority: String,
-    /// What kind.
+    /// The kind of note.
     pub category: String,
-    /// When it should be shown.
+    /// The time at which it should be shown.
     pub deliver_at: Option<Timestamp>,
 }
 
 impl Body {
-    /// The event's name; part of the stable surface.
+    /// Returns the event's name, which is part of the stable surface.
     pub fn name(&self) -> &'static str {
         match self {
             Self::CallPending { .. } => "tool.call.pending",
@@ -306,7 +307,7 @@ impl Body {
         }
     }
 
-    /// The names of all events there are.
+    /// The names of all events.
     pub const NAMES: [&str; 23] = [
         "tool.call.pending",
         "tool.call.task",
@@ -333,7 +334,7 @@ impl Body {
         "agent.self.remind",
     ];
 
-    /// How the call ended, if this is a terminal event.
+    /// Returns the facts of the call's end, if this is a terminal event.
     pub fn closing(&self) -> Option<&Closing> {
         match self {
             Self::CallSuccess(closing)
@@ -344,7 +345,7 @@ impl Body {
         }
     }
 
-    /// The terminal event that fits a closing.
+    /// Returns the terminal event for a closing.
     pub(crate) fn closed(closing: Closing) -> Self {
         match closing.status {
             Status::Success => Self::CallSuccess(closing),
@@ -354,7 +355,7 @@ impl Body {
         }
     }
 
-    /// Whether it holds no text that could hold a secret: none at all, or one that looks after itself.
+    /// Returns true if the event has no text that could hold a secret, or only text that redacts itself.
     pub(crate) fn is_clean(&self) -> bool {
         match self {
             Self::CallPending { rerun, .. } => rerun.is_none(),
@@ -366,14 +367,14 @@ impl Body {
         }
     }
 
-    /// Whether observers on a plan with basic events get it too.
+    /// Returns true if the event is also shown to observers whose plan has only basic events.
     pub(crate) fn is_basic(&self) -> bool {
         !matches!(self, Self::CallProgress { .. } | Self::CallWarning { .. } | Self::RetryAttempt { .. })
     }
 }
 
 impl Event {
-    /// The event in a CloudEvents 1.0 envelope, as every wire carries it. Secrets are taken out.
+    /// Returns the event in a CloudEvents 1.0 envelope, as sent by every protocol. Secrets are redacted.
     pub fn cloud_event(&self) -> Value {
         let subject = &self.subject;
         let mut data = self.data();
@@ -406,29 +407,29 @@ impl Event {
     }
 }
 
-/// Where a call stands: a pure fold over its events, the same for store, console and recovery.
+/// The state of a call: a pure fold over its events, the same for store, console and recovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CallState {
-    /// Nothing is known of it.
+    /// No event yet.
     #[default]
     Unknown,
-    /// Accepted; being checked or waiting for a slot.
+    /// Accepted; its checks run, or it waits for a slot.
     Open,
     /// A person is being asked.
     Asking,
     /// An attempt runs.
     Running {
-        /// Which.
+        /// The number of the attempt.
         attempt: u32,
     },
-    /// Waiting for the next attempt.
+    /// Waiting for its next attempt.
     Waiting {
-        /// Which.
+        /// The number of the next attempt.
         next_attempt: u32,
     },
     /// Over.
     Closed {
-        /// How.
+        /// The final status.
         status: Status,
     },
 }
@@ -437,14 +438,15 @@ pub enum CallState {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{event}` cannot happen to a call that is {state:?}")]
 pub struct OutOfOrder {
-    /// Where the call stood.
+    /// The state of the call.
     pub state: CallState,
-    /// What is said to have happened.
+    /// The name of the event.
     pub event: &'static str,
 }
 
 impl CallState {
-    /// Where the call stands after `event`, or why `event` cannot follow. Events of other things change nothing.
+    /// Returns the state after `event`, or an error if `event` cannot follow. Events that are not about calls change
+    /// nothing.
     pub fn apply(self, event: &Body) -> Result<Self, OutOfOrder> {
         use CallState::{Asking, Closed, Open, Running, Unknown, Waiting};
         match (self, event) {
@@ -462,7 +464,7 @@ impl CallState {
             (Running { .. } | Waiting { .. }, Body::RetryExhausted { .. }) => Ok(self),
             (Running { .. }, Body::CallProgress { .. }) => Ok(self),
             (Open | Asking | Running { .. } | Waiting { .. }, Body::CallWarning { .. } | Body::CallTask {}) => Ok(self),
-            // A recalled answer ends a call that never ran.
+            // A cached answer ends a call that never ran.
             (Open | Running { .. }, Body::CallSuccess(closing)) => Ok(Closed { status: closing.status }),
             (
                 Open | Asking | Running { .. } | Waiting { .. },
@@ -482,7 +484,7 @@ impl CallState {
         }
     }
 
-    /// The status a caller is shown.
+    /// Returns the status that callers see.
     pub fn status(self) -> Status {
         match self {
             Self::Unknown | Self::Open => Status::Pending,

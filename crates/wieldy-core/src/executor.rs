@@ -1,9 +1,10 @@
-//! READ THIS FIRST. The path of a call, from the first event to the last.
+//! READ THIS FIRST. The path of a call, from its first event to its last.
 //!
-//! [`Executor::call`] is the one function that every door leads into. It opens the call's entry in the journal;
-//! `walk` takes it through [`Executor::steps`] and closes the entry, whatever happened in between. `steps` may leave
-//! early at every `?`; `walk` sees every exit. Each step returns the proof that it was passed, and what depends
-//! on it asks for the proof, so a step that is left out does not compile.
+//! A call starts with [`Executor::call`], [`Executor::spawn`] (in the background), [`Executor::begin`] (becomes a task
+//! if it takes long), or in a batch. All of them share two functions: `open` opens the call's entry in the journal, and
+//! `walk` takes the call through [`Executor::steps`] and closes the entry. `steps` may return early at every `?`;
+//! `walk` sees every exit. Each step returns a proof that it was passed. What depends on a step takes its proof as an
+//! argument, so code that leaves out a step does not compile.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -41,13 +42,14 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Runs one call. Whatever its fate, the caller gets a result and the journal an opening and a closing event.
+    /// Runs one call. However it ends, the caller gets a result, and the journal an opening and a closing event.
     pub async fn call(&self, call: Call) -> ToolResult {
         let entry = self.open(call, None, false);
         self.walk(entry).await
     }
 
-    /// Records a call that is not even begun. Returns its result, and the record that an answer should wait for.
+    /// Records a call that is refused before it begins. Returns its result, and the record to wait for before
+    /// answering.
     pub(crate) fn refuse(
         &self,
         call: Call,
@@ -57,7 +59,7 @@ impl Executor {
         self.close(self.open(call, batch, false), Err(why), Tally::default())
     }
 
-    /// Takes the call between its opening, which has happened, and its closing, which always will.
+    /// Takes an open call through the pipeline and closes its entry, however the pipeline ends.
     pub(crate) async fn walk(&self, mut entry: Box<Entry>) -> ToolResult {
         let mut tally = Tally::default();
         let ended = match entry.refused.take() {
@@ -83,23 +85,23 @@ impl Executor {
         (result, waits.then_some(closing))
     }
 
-    /// Waits until the record, and so each one before it, is safe. An answer is true even where its record cannot be
-    /// kept: then it is given after a while all the same, and recovery closes the entry later.
+    /// Waits until the record, and so every earlier one, is safe. The answer is true even if its record cannot be
+    /// written: so after a time limit it is returned anyway, and recovery closes the entry later.
     pub(crate) async fn kept_in_time(&self, record: Option<Receipt>) {
         if let Some(record) = record {
             let _ = tokio::time::timeout(CLOSING_PATIENCE, self.inner.recorder.kept(record)).await;
         }
     }
 
-    /// The pipeline.
+    /// Takes the call through the steps in order, and leaves at the first that ends it.
     async fn steps(&self, entry: &Entry, tally: &mut Tally) -> Result<Box<Outcome>, CallError> {
         let (engine, Entry { call, flight, tool, size, .. }) = (&*self.inner, entry);
-        let tool = tool.as_ref().map_err(NotFound::clone)?; // 1. resolve: only what this caller may see
+        let tool = tool.as_ref().map_err(NotFound::clone)?; // 1. resolve: only tools that this caller may see
         let entered = engine.policy.enter(flight.id, &call.caller, &tool.spec)?; // 2. authorize: permissions, plan
         let terms = self.terms(call, flight, tool)?;
         let input = self.validated(call, flight, tool, *size, &terms).await?; // 3. validate
         tally.arguments = Some(Arc::clone(input.shared()));
-        let grant = self.judge(call, flight, tool, entered, &input, &terms).await?; //   and judge exactly what will run
+        let grant = self.judge(call, flight, tool, entered, &input, &terms).await?; //   and judge the exact input that will run
         let repeated = match self.repeated(call, flight, tool, &input, &terms).await? {
             Known::Already(outcome) => return tally.recalled(outcome),
             Known::NotYet(lead) => Promise { lead, flight, tool, ttl: engine.idempotency_ttl },
@@ -107,7 +109,7 @@ impl Executor {
         repeated.note();
         let consent = self.consent(call, flight, tool, &grant, &input, &terms).await?; // 4. confirm
         let cached = match self.cached(call, flight, tool, &input, &terms).await? {
-            Known::Already(outcome) => return tally.recalled(outcome), // 5. recall
+            Known::Already(outcome) => return tally.recalled(outcome), // 5. recall a cached answer
             Known::NotYet(lead) => lead,
         };
         let outcome = self.attempts(call, flight, tool, &grant, &input, &consent, &terms, tally).await; // 6. admit, run, time, retry
@@ -115,8 +117,8 @@ impl Executor {
         outcome
     }
 
-    /// Runs the tool until it succeeds or must not be tried again. A slot lives for one attempt: a call that waits
-    /// for its next one holds none, so that failing calls do not keep out those that might have worked.
+    /// Runs the tool until it succeeds or must not be retried. A slot is held for one attempt only: a call that waits
+    /// for its next attempt holds none, so failing calls do not block others that might succeed.
     #[expect(clippy::too_many_arguments, reason = "the proofs are passed one by one, so that none can be left out")]
     async fn attempts(
         &self,
@@ -168,8 +170,8 @@ impl Executor {
         unreachable!("a number of attempts is finite")
     }
 
-    /// Checks the arguments. A check that is more work than others should wait for is done on a thread of its own; the
-    /// call can be cancelled meanwhile, and its deadline holds.
+    /// Validates the arguments. An expensive check runs on another thread; meanwhile the call can be cancelled, and its
+    /// deadline holds.
     async fn validated(
         &self,
         call: &Call,
@@ -190,17 +192,17 @@ impl Executor {
         Ok(checked.map_err(|Spent| too_costly())??)
     }
 
-    /// Does work that takes a while on another thread, and not too much of it at once.
+    /// Runs long work on another thread. A semaphore bounds how much of it runs at once.
     async fn apart<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let permit = Arc::clone(&self.inner.apart).acquire_owned().await.expect("the semaphore is never closed");
         let done = tokio::task::spawn_blocking(move || {
-            let _permit = permit; // a caller that waits no longer does not end the work
+            let _permit = permit; // held until the work ends, even if the caller goes away
             work()
         });
         done.await.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
     }
 
-    /// Asks the policy's checks; the call can be cancelled meanwhile, and its deadline holds.
+    /// Asks the policy's checks. Meanwhile the call can be cancelled, and its deadline holds.
     async fn judge(
         &self,
         call: &Call,
@@ -212,13 +214,13 @@ impl Executor {
     ) -> Result<Grant, CallError> {
         let policy = &self.inner.policy;
         if let Some(grant) = policy.unasked(&entered, input) {
-            return Ok(grant); // nobody has to be waited for
+            return Ok(grant); // there are no checks
         }
         let judged = Box::pin(policy.judge(entered, &call.caller, &tool.spec, input));
         Ok(unless_stopped(flight, &terms.clocks, judged).await??)
     }
 
-    /// The result of an earlier call with the same idempotency key.
+    /// Returns the result of an earlier call with the same idempotency key, or the right to run this one.
     async fn repeated(
         &self,
         call: &Call,
@@ -237,7 +239,8 @@ impl Executor {
         }
     }
 
-    /// Claims the key of a call among all executors of the same history. Waits while another one runs the key.
+    /// Claims the idempotency key among all executors of the same history. Waits while another executor runs a call
+    /// with it.
     async fn claimed<'a>(&self, lead: Box<Lead<'a>>, flight: &Flight, terms: &Terms) -> Result<Known<'a>, CallError> {
         let claim = Claim { key: lead.key(), execution: flight.id };
         let claiming = async {
@@ -266,7 +269,7 @@ impl Executor {
         }
     }
 
-    /// The kept result of the same call, where the tool lets results be kept.
+    /// Returns the cached result of the same call, if the tool allows caching, or the right to run this one.
     async fn cached(
         &self,
         call: &Call,
@@ -316,16 +319,17 @@ impl Executor {
         if let Some(consent) = Consent::not_needed(grant, &tool.spec, options) {
             return Ok(consent);
         }
-        // A consent that was given to an earlier executor is no consent to run it once more.
+        // A consent given to an earlier executor does not cover another run.
         if flight.next_attempt() > 1 {
             return Err(CallError::interrupted(false));
         }
-        // Few calls are asked about: their future need not be part of everybody's.
+        // Few calls need a confirmation, so its future is boxed to keep every call's future small.
         let asked = Box::pin(Consent::ask(&self.inner, flight, grant, tool, input, options, terms));
         unless_stopped(flight, &terms.clocks, asked).await?
     }
 
-    /// Records that an attempt starts. What may change something is safe in the history before it runs.
+    /// Records that an attempt starts. If the tool may change something, waits until that record is safe in the
+    /// history.
     async fn start(
         &self,
         flight: &Flight,
@@ -334,7 +338,7 @@ impl Executor {
         annotations: Annotations,
     ) -> Result<(), CallError> {
         let (engine, read_only) = (&*self.inner, annotations.read_only);
-        // Somebody may have cancelled while the call was handed its slot.
+        // The call may have been cancelled while it waited for its slot.
         if let Some(cause) = flight.cancelled() {
             return Err(cause.error());
         }
@@ -367,7 +371,8 @@ impl Executor {
         Run::new(Arc::clone(flight), attempt, Arc::clone(confinement), terms.level, sandbox, destination, &self.inner)
     }
 
-    /// Makes an outcome fit to be returned: as its schema promises, and not larger than a result may be.
+    /// Makes an outcome fit to return: checks it against the output schema, and moves a too large answer to an
+    /// artifact.
     async fn settle(&self, outcome: &mut Outcome, tool: &Arc<Registered>, run: &Run) {
         if let (Some(schema), None) = (&tool.output, &outcome.failure) {
             let structured = outcome.structured.as_ref().unwrap_or(&Value::Null);
@@ -384,7 +389,7 @@ impl Executor {
                 Box::new(CallError::new(Code::OutputSchemaMismatch, told).suggest(advice))
             });
         }
-        // An artifact store is foreign code: it may fail the call, not the caller.
+        // An artifact store is foreign code: its panic fails the call, not the caller.
         if std::panic::catch_unwind(AssertUnwindSafe(|| run.fit(outcome))).is_err() {
             let told = "the answer is too large for a result, and the artifact store panicked";
             let advice = "ask for less at once; why the store fails is for whoever runs it to find out";
@@ -392,7 +397,7 @@ impl Executor {
         }
     }
 
-    /// Compares a large answer with the tool's output schema.
+    /// Checks a large answer against the tool's output schema on another thread.
     async fn misfit_apart(&self, outcome: &mut Outcome, tool: &Arc<Registered>) -> Result<Option<String>, Spent> {
         let (tool, structured) = (Arc::clone(tool), outcome.structured.take());
         let compared = self.apart(move || {
@@ -412,7 +417,7 @@ impl Executor {
         }
     }
 
-    /// Waits for the next attempt.
+    /// Waits before the next attempt.
     async fn pause(
         &self,
         flight: &Flight,
@@ -423,29 +428,29 @@ impl Executor {
     ) -> Result<(), CallError> {
         let attempts_max = terms.retry.retries.saturating_add(1);
         let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
-        // An attempt that was not announced could not be recorded either.
+        // Without this event the next attempt could not be recorded, so a refusal ends the call.
         flight.record(Body::RetryAttempt { attempt, attempts_max, delay_ms, error }).taken()?;
         unless_stopped(flight, &terms.clocks, tokio::time::sleep(delay)).await
     }
 }
 
-/// A call in flight costs its future: a step that makes it much larger should be noticed here, not in production.
+/// Every call in flight keeps its future in memory, so a step that makes the future much larger must fail the build.
 const _: () = assert!(future_bytes(&Executor::call) <= 2 * 1024);
 
 const fn future_bytes<'a, F: Future>(_: &impl Fn(&'a Executor, Call) -> F) -> usize {
     size_of::<F>()
 }
 
-/// The first and the longest pause before a call asks again for a key that another executor runs.
+/// The first and the longest pause between two attempts to claim a key that another executor holds.
 const CLAIM_PAUSE_MIN: Duration = Duration::from_millis(10);
 const CLAIM_PAUSE_MAX: Duration = Duration::from_millis(200);
 
-/// Returns how long a call waits for the run of another: as long as for a slot and a run of its own.
+/// Returns the longest wait for the run of another call: the time this call would have for a slot and a run of its own.
 fn patience(terms: &Terms) -> Duration {
     terms.clocks.queue + terms.clocks.attempt
 }
 
-/// The error of a call whose idempotency key belongs to a different call.
+/// Returns the error of a call whose idempotency key belongs to a different call.
 fn other_call() -> CallError {
     let told = "the idempotency key was used before for another call: with other arguments, for another user, \
                 with other scopes or permissions, or with an earlier definition of the tool";
@@ -453,13 +458,13 @@ fn other_call() -> CallError {
     CallError::new(Code::ValidationFailed, told).suggest(advice)
 }
 
-/// What is known of a call before it runs.
+/// The answer to a call before it runs, if there is one; or else the leadership of the run, if it can be shared.
 enum Known<'a> {
     Already(Box<Outcome>),
     NotYet(Option<Box<Lead<'a>>>),
 }
 
-/// Waits for `work`, unless the call is cancelled or its deadline passes.
+/// Waits for `work`, unless the call is cancelled or its deadline passes first.
 async fn unless_stopped<T>(flight: &Flight, clocks: &Clocks, work: impl Future<Output = T>) -> Result<T, CallError> {
     let deadline = async {
         match clocks.deadline {
@@ -478,7 +483,7 @@ async fn unless_stopped<T>(flight: &Flight, clocks: &Clocks, work: impl Future<O
     }
 }
 
-/// Ends a call whose last attempt failed. That an error is safe to repeat is said only where it is.
+/// Ends a call whose last attempt failed. Its error stays retryable only if a repetition is safe.
 fn give_up(flight: &Flight, attempts: u32, mut outcome: Box<Outcome>, repeatable: bool) -> Box<Outcome> {
     if let Some(error) = &mut outcome.failure {
         error.retryable &= repeatable;
@@ -489,7 +494,7 @@ fn give_up(flight: &Flight, attempts: u32, mut outcome: Box<Outcome>, repeatable
     outcome
 }
 
-/// Keeps the outcome for those who ask the same: a good one in the cache, one that ran under its idempotency key.
+/// Stores the outcome for later calls: a success in the cache, any run under its idempotency key.
 fn remember(
     mut repeated: Promise<'_>,
     cached: Option<Box<Lead<'_>>>,
@@ -501,7 +506,7 @@ fn remember(
     if let (Some(lead), Some(policy), None) = (cached, tool.spec.cache, &outcome.failure) {
         lead.keep(outcome, policy.ttl);
     }
-    // A failure that is safe to repeat is not worth keeping: the next call with the key may do better.
+    // A failure that is safe to retry is not stored: the next call with the key may succeed.
     if let Some(lead) = lead.filter(|_| !outcome.is_worth_another_run()) {
         lead.keep(outcome, repeated.ttl);
     }

@@ -1,4 +1,4 @@
-//! Facts: what a running tool may tell its caller of the executor, which is the caller's own affairs only.
+//! Facts: the executor's state as a running tool may report it to its caller, limited to the caller's own affairs.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use crate::event::CallState;
 use crate::flight::Flight;
 use crate::run::Run;
 
-/// The maximal number of tasks that are listed one by one.
+/// Maximum number of tasks that are listed one by one.
 const TASKS_MAX: usize = 100;
 
 impl Run {
-    /// Returns what the executor knows of the caller's own session, calls, limits and tasks, by name such as
-    /// `calls.running`, and the breakers of tools that the caller sees.
+    /// Returns facts about the caller's own session, calls, limits and tasks, by name such as `calls.running`, and the
+    /// state of the breakers of tools that the caller sees.
     pub fn facts(&self) -> BTreeMap<String, Value> {
         let caller = self.caller();
         let mut facts = BTreeMap::from([("session.agent".to_owned(), json!(caller.agent))]);
@@ -60,7 +60,8 @@ impl Run {
     }
 }
 
-/// Tells whether two calls are of the same tenant, agent and user; an executor has one workspace.
+/// Returns true if both callers have the same tenant, agent and user. The workspace needs no check: an executor has
+/// one.
 fn is_same(one: &Caller, other: &Caller) -> bool {
     (&one.tenant, &one.agent, &one.user) == (&other.tenant, &other.agent, &other.user)
 }

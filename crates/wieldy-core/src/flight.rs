@@ -1,4 +1,4 @@
-//! A call in flight: what is shared between the engine, the running tool, observers and whoever cancels it.
+//! A call in flight: the state shared by the engine, the running tool, observers and cancellers.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -19,28 +19,28 @@ use crate::observe::Log;
 use crate::program::Agreed;
 use crate::redact::Redacted;
 
-/// Why a call was cancelled; each is told apart in the result.
+/// The reason why a call was cancelled, as shown in its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CancelCause {
-    /// Somebody cancelled just this call.
+    /// The call itself was cancelled.
     Caller,
-    /// The batch that it belongs to was cancelled.
+    /// The call's batch was cancelled.
     Batch,
-    /// Its session was cancelled.
+    /// The call's session was cancelled.
     Session,
-    /// Its tenant's calls were cancelled.
+    /// The calls of its tenant were cancelled.
     Tenant,
-    /// Whoever waited for it went away.
+    /// The caller went away.
     CallerGone,
     /// The executor is stopping.
     Shutdown,
 }
 
-/// What to do after somebody cancelled.
+/// The advice for a cancelled call.
 const WANTED: &str = "somebody wanted it to end; call it again only if it is still needed";
 
 impl CancelCause {
-    /// The cause as written in `details.cause`.
+    /// Returns the cause as written in `details.cause`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Caller => "caller",
@@ -52,7 +52,7 @@ impl CancelCause {
         }
     }
 
-    /// The error of a call that ends for this cause.
+    /// Returns the error of a call that ends for this cause.
     pub(crate) fn error(self) -> CallError {
         let (message, advice) = match self {
             Self::Caller => ("the call was cancelled", WANTED),
@@ -72,21 +72,21 @@ pub(crate) struct Flight {
     pub(crate) subject: Arc<Subject>,
     pub(crate) opened: Instant,
     pub(crate) opened_at: Timestamp,
-    /// Whether it is polled instead of waited for; it may become so later.
+    /// True if the caller polls the call instead of waiting for it. A call may become a task later.
     task: AtomicBool,
-    /// The idempotency key that it runs under.
+    /// The idempotency key of the call.
     pub(crate) keyed: OnceLock<Arc<Keyed>>,
-    /// The program that a person agreed to, where one was asked.
+    /// The program that a person agreed to, if one was shown.
     pub(crate) agreed: OnceLock<Arc<Agreed>>,
     recorder: Arc<Recorder>,
     batch: Option<Arc<BatchFlight>>,
     log: Log,
-    /// Made when somebody has to wait for it: most calls are over before.
+    /// Created on first use: most calls end before anything waits for it.
     stop: OnceLock<CancellationToken>,
     cause: OnceLock<CancelCause>,
-    /// Microseconds from `opened` to the last output or progress.
+    /// The time of the last output or progress, in microseconds after `opened`.
     sign_of_life: AtomicU64,
-    /// Few calls print anything.
+    /// Allocated on first output: few calls print anything.
     capture: Mutex<Option<Box<Capture>>>,
 }
 
@@ -97,7 +97,7 @@ impl AsRef<Log> for Flight {
 }
 
 impl Flight {
-    /// A call of the tool with this name, whatever name was asked for.
+    /// Creates a flight for the tool of this name, which may differ from the requested name.
     pub(crate) fn new(
         call: &Call,
         tool: Arc<str>,
@@ -110,7 +110,7 @@ impl Flight {
         Self::of(ExecutionId::next_at(opened_at), opened_at, call, tool, arguments, recorder, batch, task)
     }
 
-    /// A call that was open when an earlier executor stopped, as it stood then.
+    /// Creates a flight for a call that was open when an earlier executor stopped, in the state it had then.
     pub(crate) fn resumed(was: &Interrupted, call: &Call, recorder: &Arc<Recorder>) -> Self {
         let (tool, arguments) = (Arc::clone(&call.tool), Redacted::new(Arc::clone(&call.arguments), None));
         let flight = Self::of(was.execution, was.opened_at, call, tool, arguments, recorder, None, was.task);
@@ -155,21 +155,22 @@ impl Flight {
         }
     }
 
-    /// Where the history is written.
+    /// Returns the recorder of the history.
     pub(crate) fn recorder(&self) -> &Arc<Recorder> {
         &self.recorder
     }
 
-    /// Records what happened to the call just now.
+    /// Records an event of the call with the current time.
     pub(crate) fn record(&self, body: Body) -> Receipt {
         self.record_at(body, Timestamp::now())
     }
 
-    /// Records what happened to the call. What cannot follow (a word from a run that is over) is dropped.
+    /// Records an event of the call. An event that is illegal in the current state (late output of a finished run) is
+    /// dropped.
     pub(crate) fn record_at(&self, body: Body, at: Timestamp) -> Receipt {
         let mut log = self.log.pen();
         let Ok(next) = log.state().apply(&body) else {
-            // What has no opening gets no closing either; but it is over, and its observers must end.
+            // A call without an opening gets no closing either, but it is over, so its observers must end.
             if let (CallState::Unknown, Some(closing)) = (log.state(), body.closing()) {
                 log.set_state(CallState::Closed { status: closing.status });
                 log.close();
@@ -179,7 +180,7 @@ impl Flight {
         let batch_log = self.batch.as_ref().map(|batch| &batch.log);
         let appended = self.recorder.append(&self.subject, body, at, batch_log);
         let over = matches!(next, CallState::Closed { .. });
-        // Even if the history cannot be written: the call is over.
+        // The call is over even if the history cannot be written.
         if over || appended.is_ok() {
             log.set_state(next);
         }
@@ -204,13 +205,13 @@ impl Flight {
         self.task.load(Ordering::Relaxed)
     }
 
-    /// Makes it a task from now on.
+    /// Makes the call a task from now on.
     pub(crate) fn become_task(&self) -> Receipt {
         self.task.store(true, Ordering::Relaxed);
         self.record(Body::CallTask {})
     }
 
-    /// The number of the run that would be next: more than 1 only for a call that an earlier executor left behind.
+    /// Returns the number of the next run: more than 1 only for a call that an earlier executor left open.
     pub(crate) fn next_attempt(&self) -> u32 {
         match self.state() {
             CallState::Waiting { next_attempt } => next_attempt,
@@ -222,13 +223,13 @@ impl Flight {
         matches!(self.state(), CallState::Closed { .. })
     }
 
-    /// Tells the call to end. The first cause counts.
+    /// Cancels the call. The first cause counts.
     pub(crate) fn cancel(&self, cause: CancelCause) {
         let _ = self.cause.set(cause);
         self.stop().cancel();
     }
 
-    /// Is cancelled once somebody cancelled the call, or its batch.
+    /// Returns the token that is cancelled with the call or with its batch.
     pub(crate) fn stop(&self) -> &CancellationToken {
         self.stop.get_or_init(|| match &self.batch {
             Some(batch) => batch.stop.child_token(),
@@ -236,13 +237,13 @@ impl Flight {
         })
     }
 
-    /// Ends once somebody cancelled the call, with the error that says who.
+    /// Waits until the call is cancelled, and returns the error that names the cause.
     pub(crate) async fn stopped(&self) -> CallError {
         self.stop().cancelled().await;
         self.cancelled().expect("a cause is set before the token is cancelled").error()
     }
 
-    /// Why the call was cancelled, if it was.
+    /// Returns the cause of the cancellation, if the call or its batch was cancelled.
     pub(crate) fn cancelled(&self) -> Option<CancelCause> {
         self.cause.get().copied().or_else(|| self.batch.as_ref()?.cancelled())
     }
@@ -251,32 +252,33 @@ impl Flight {
         duration_ms(self.opened.elapsed())
     }
 
-    /// Notes that the run still lives.
+    /// Notes that the run has just shown a sign of life.
     pub(crate) fn live(&self) {
         self.sign_of_life.store(self.opened.elapsed().as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// When the run last showed that it lives.
+    /// Returns the time of the run's last sign of life.
     pub(crate) fn last_sign_of_life(&self) -> Instant {
         self.opened + Duration::from_micros(self.sign_of_life.load(Ordering::Relaxed))
     }
 
-    /// Forgets what an earlier attempt printed.
+    /// Drops the output of an earlier attempt.
     pub(crate) fn forget_capture(&self) {
         *self.lock_capture() = None;
     }
 
-    /// Captures output of the attempt that runs.
+    /// Captures output of the current attempt.
     pub(crate) fn capture(&self, bytes: &[u8], new: impl FnOnce() -> Capture) {
         self.lock_capture().get_or_insert_with(|| Box::new(new())).write(bytes);
     }
 
-    /// What the run has printed so far, if it printed anything.
+    /// Returns the output of the run so far, if there is any.
     pub(crate) fn captured(&self) -> Option<Captured> {
         self.lock_capture().as_ref().map(|capture| capture.so_far())
     }
 
-    /// Artifact stores are foreign code; should one panic, what was captured before is still good.
+    /// Locks the capture. Artifact stores are foreign code: if one panicked under the lock, the earlier output is still
+    /// valid.
     fn lock_capture(&self) -> std::sync::MutexGuard<'_, Option<Box<Capture>>> {
         self.capture.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -310,23 +312,23 @@ impl BatchFlight {
         }
     }
 
-    /// Tells all calls of the batch to end, those too that have not begun.
+    /// Cancels all calls of the batch, including those that have not started.
     pub(crate) fn cancel(&self, cause: CancelCause) {
         let _ = self.cause.set(cause);
         self.stop.cancel();
     }
 
-    /// Why the batch was cancelled, if it was.
+    /// Returns the cause of the cancellation, if the batch was cancelled.
     pub(crate) fn cancelled(&self) -> Option<CancelCause> {
         self.cause.get().copied()
     }
 }
 
-/// How many events there may be for each call that is remembered, in batches: those of a call that succeeds at once, and one to
+/// The number of batch events that are stored per remembered call: those of a call that succeeds at once, and one
 /// spare.
 const EVENTS_PER_CALL: usize = 4;
 
-/// All calls and batches in flight, and the last ones that are over, for those who look late.
+/// The table of all calls and batches in flight, and of the last finished ones, for late observers.
 pub(crate) struct Flights {
     table: Mutex<Table>,
     over_max: usize,
@@ -338,15 +340,16 @@ struct Table {
     calls_over: VecDeque<ExecutionId>,
     batches: HashMap<BatchId, Arc<BatchFlight>, BuildHasherDefault<IdHasher>>,
     batches_over: VecDeque<BatchOver>,
-    /// How many events all of these hold.
+    /// The number of events in all finished batches.
     batches_over_events: usize,
 }
 
 impl Table {
-    /// Takes away the oldest batches that are over, as long as they hold too many events, but for the last `spared` ones.
+    /// Removes the oldest finished batches while there are more than `events_max` events, but never the last `spared`
+    /// ones. Returns the removed batches, to be dropped outside the lock.
     fn forget_batches(&mut self, events_max: usize, spared: usize) -> Vec<Arc<BatchFlight>> {
         let mut gone = Vec::new();
-        // A batch holds the events of all its calls, so these are what is counted.
+        // A batch stores the events of all its calls, so the limit counts events.
         while self.batches_over_events > events_max
             && self.batches_over.len() > spared
             && let Some(oldest) = self.batches_over.pop_front()
@@ -363,7 +366,7 @@ struct BatchOver {
     events: usize,
 }
 
-/// Ids are random already, and ours: there is nothing to gain from mixing them again.
+/// A hasher for ids. They are random already and callers cannot choose them, so mixing them again gains nothing.
 #[derive(Default)]
 struct IdHasher(u64);
 
@@ -382,10 +385,10 @@ impl Hasher for IdHasher {
 }
 
 impl Flights {
-    /// A table that remembers the last `over_max` calls after they are over, and batches with about as many events.
+    /// Creates a table that remembers the last `over_max` finished calls, and batches with about as many events.
     pub(crate) fn new(over_max: usize) -> Self {
         let mut table = Table::default();
-        // Calls come and go: room to spare keeps the table from being tidied up every few of them.
+        // Spare room, because otherwise the table would rehash every few calls.
         table.calls.reserve(over_max.min(1 << 16) * 4);
         Self { table: Mutex::new(table), over_max }
     }
@@ -394,7 +397,7 @@ impl Flights {
         self.lock().calls.insert(flight.id, flight);
     }
 
-    /// Takes in a batch. One that is over and too large to be remembered for long goes now, so that the new one finds its room.
+    /// Adds a batch. If the finished batches exceed the limit, the oldest go now, even the last one, to make room.
     pub(crate) fn add_batch(&self, batch: Arc<BatchFlight>) {
         let mut table = self.lock();
         let gone = table.forget_batches(self.over_max * EVENTS_PER_CALL, 0);
@@ -403,7 +406,7 @@ impl Flights {
         drop(gone);
     }
 
-    /// Moves a call to those that are over, and forgets the oldest of them.
+    /// Moves a call to the finished ones, and removes the oldest of them beyond the limit.
     pub(crate) fn over(&self, id: ExecutionId) {
         let mut table = self.lock();
         table.calls_over.push_back(id);
@@ -414,10 +417,11 @@ impl Flights {
         }
     }
 
-    /// Moves a batch to those that are over, and forgets the oldest of them. The last one is remembered however large it is.
+    /// Moves a batch to the finished ones, and removes the oldest of them beyond the limit. The last one stays, however
+    /// large.
     pub(crate) fn batch_over(&self, id: BatchId) {
         let mut table = self.lock();
-        // One without any is remembered as well, and counts.
+        // A batch without events counts as one, so that the table stays bounded.
         let events = table.batches.get(&id).map_or(0, |batch| batch.log.len()).max(1);
         table.batches_over.push_back(BatchOver { id, events });
         table.batches_over_events += events;
@@ -434,12 +438,12 @@ impl Flights {
         self.lock().batches.get(&id).cloned()
     }
 
-    /// The batches that `wanted` picks.
+    /// Returns the batches that `wanted` selects.
     pub(crate) fn batches(&self, wanted: impl Fn(&BatchFlight) -> bool) -> Vec<Arc<BatchFlight>> {
         self.lock().batches.values().filter(|batch| wanted(batch)).cloned().collect()
     }
 
-    /// The calls that are not over and that `wanted` picks.
+    /// Returns the unfinished calls that `wanted` selects.
     pub(crate) fn live(&self, wanted: impl Fn(&Flight) -> bool) -> Vec<Arc<Flight>> {
         self.lock().calls.values().filter(|flight| !flight.is_over() && wanted(flight)).cloned().collect()
     }
@@ -455,7 +459,7 @@ mod tests {
     use crate::call::Caller;
     use crate::journal::MemoryJournal;
 
-    /// A batch that is over, with so many events.
+    /// Adds a finished batch with this number of events.
     fn ended(flights: &Flights, events: usize) -> BatchId {
         let batch = Arc::new(BatchFlight::new(Arc::new(Caller::local())));
         let recorder = Recorder::new(Arc::new(MemoryJournal::default()));
@@ -474,7 +478,7 @@ mod tests {
 
     #[test]
     fn batches_that_are_over_are_remembered_by_the_number_of_their_events() {
-        // Two calls, so eight events.
+        // Two calls allow eight events.
         let flights = Flights::new(2);
         let batches = [ended(&flights, 3), ended(&flights, 5)];
         assert_eq!(known(&flights, &batches), [true, true], "just as many as may be");

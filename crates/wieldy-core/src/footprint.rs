@@ -1,4 +1,4 @@
-//! Footprints: which things a call reads and writes, and whether two calls get in each other's way.
+//! Footprints: the paths that a call reads and writes, and the conflicts between two calls.
 
 use std::panic::AssertUnwindSafe;
 
@@ -8,14 +8,14 @@ use crate::confinement::Confinement;
 use crate::registry::Registered;
 use crate::tool::ToolSpec;
 
-/// What one call touches.
+/// The paths that one call reads and writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Touches {
     reads: Things,
     writes: Things,
 }
 
-/// Some things, by their paths, or all there are.
+/// Some paths, or everything.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Things {
     Everything,
@@ -23,29 +23,29 @@ enum Things {
 }
 
 impl Touches {
-    /// For a call that will not run.
+    /// Returns the footprint of a call that will not run.
     pub(crate) fn nothing() -> Self {
         Self { reads: Things::These(Vec::new()), writes: Things::These(Vec::new()) }
     }
 
-    /// For a call whose arguments are not known yet: as much as the tool could touch.
+    /// Returns the footprint of a call whose arguments are not known yet: everything that the tool could touch.
     pub(crate) fn unknown(tool: &ToolSpec) -> Self {
         let writes = if tool.annotations.read_only { Things::These(Vec::new()) } else { Things::Everything };
         Self { reads: Things::Everything, writes }
     }
 
-    /// By the arguments that the tool's footprint names, under all names that the tool knows for them.
+    /// Returns the paths in the arguments that the tool's footprint names, under every name that the tool has for them.
     pub(crate) fn by(tool: &Registered, arguments: &Value, confinement: &Confinement) -> Self {
         let named = || Self::with_names(&tool.spec, arguments, &|name| tool.tool.names_of(name, confinement));
-        // A tool is foreign code: where it panics over its own names, nobody knows what it touches.
+        // A tool is foreign code: if it panics while naming its paths, assume the worst case.
         std::panic::catch_unwind(AssertUnwindSafe(named)).unwrap_or_else(|_| Self::unknown(&tool.spec))
     }
 
-    /// By the arguments that the footprint names. A tool without one may touch everything.
+    /// Returns the paths in the arguments that the footprint names. A tool without a footprint may touch everything.
     fn with_names(tool: &ToolSpec, arguments: &Value, names_of: &dyn Fn(&str) -> Vec<String>) -> Self {
         let Some(footprint) = &tool.footprint else { return Self::unknown(tool) };
         let reads = Things::named(&footprint.reads, arguments, names_of);
-        // The annotation decides what is read-only; a footprint only says which things are meant.
+        // The annotation decides if a tool is read-only; a footprint only names paths.
         let writes = if tool.annotations.read_only {
             Things::These(Vec::new())
         } else {
@@ -54,29 +54,29 @@ impl Touches {
         Self { reads, writes }
     }
 
-    /// The same for things that have one name each.
+    /// Does the same with one name for each path.
     #[cfg(test)]
     pub(crate) fn of(tool: &ToolSpec, arguments: &Value) -> Self {
         Self::with_names(tool, arguments, &|name| vec![name.to_owned()])
     }
 
-    /// The paths of what it reads; the empty one is the whole.
+    /// Returns the paths that the call reads. The empty path stands for everything.
     pub(crate) fn reads(&self) -> impl Iterator<Item = &str> {
         self.reads.paths()
     }
 
-    /// The paths of what it writes; the empty one is the whole.
+    /// Returns the paths that the call writes. The empty path stands for everything.
     pub(crate) fn writes(&self) -> impl Iterator<Item = &str> {
         self.writes.paths()
     }
 
-    /// Whether the order of the two calls matters. This is what the order of a batch is tested by.
+    /// Returns true if the order of the two calls matters. Tests compare the order of batches with it.
     #[cfg(test)]
     pub(crate) fn conflicts(&self, other: &Self) -> bool {
         self.writes.meets(&other.writes) || self.writes.meets(&other.reads) || self.reads.meets(&other.writes)
     }
 
-    /// Whether what this call writes may change what the other one read.
+    /// Returns true if this call's writes may change what the other call read.
     pub(crate) fn spoils(&self, other: &Self) -> bool {
         self.writes.meets(&other.reads)
     }
@@ -97,7 +97,7 @@ impl Things {
                 Some(Value::Array(items)) if items.iter().all(Value::is_string) => {
                     things.extend(items.iter().filter_map(Value::as_str).flat_map(known));
                 }
-                // Not said, or not as a text: then nobody knows what is meant.
+                // The argument is missing or no text, so the call may touch anything.
                 _ => return Self::Everything,
             }
         }
@@ -127,7 +127,8 @@ fn is_same_or_above(above: &str, below: &str) -> bool {
     above.is_empty() || below == above || below.strip_prefix(above).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// The path without `.`, `..`, doubled and trailing slashes. What climbs out or starts at the root may be anywhere: everything.
+/// Normalizes a path: removes `.`, `..`, doubled and trailing slashes. A path that leaves the workspace or is absolute
+/// may be anywhere, so it becomes the empty path, which conflicts with everything.
 fn normal(path: &str) -> String {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {
@@ -138,7 +139,7 @@ fn normal(path: &str) -> String {
             part => parts.push(part),
         }
     }
-    // `/a/b` may be the workspace's `b` under its absolute name, so it meets everything.
+    // `/a/b` may be the absolute name of the workspace's `b`, so it conflicts with everything.
     if path.starts_with('/') { String::new() } else { parts.join("/") }
 }
 

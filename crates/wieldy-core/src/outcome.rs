@@ -17,63 +17,64 @@ pub struct Outcome {
     pub content: Vec<Content>,
     /// The answer for programs.
     pub structured: Option<Value>,
-    /// Set where the tool ran and could not do what it was asked.
+    /// The failure, if the tool ran but could not do what it was asked.
     pub failure: Option<Box<CallError>>,
     /// True if the content is only part of the output.
     pub partial: bool,
     /// The artifact that holds the whole output.
     pub artifact: Option<ArtifactId>,
-    /// The resources that the run used, where they were measured.
+    /// The resources that the run used, if measured.
     pub usage: Option<Box<Usage>>,
-    /// The custody it ran in, if a process was started.
+    /// The sandbox that the call ran in, if a process was started.
     pub sandbox: Option<SandboxRef>,
-    /// Notes of a foreign server on its answer, which are handed through.
+    /// Notes of a foreign server on its answer, which are passed on.
     pub passed_on: Option<Box<PassedOn>>,
 }
 
-/// Notes that a foreign server sends with its answer. They are handed to clients that know them, and never read here.
+/// Notes that a foreign server sends with its answer. They are passed on to clients that know them, and never read
+/// here.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct PassedOn {
     /// Notes on the whole answer: `_meta` of MCP.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub meta: Map<String, Value>,
-    /// Notes on blocks, by their places: `annotations` and `_meta` of MCP.
+    /// Notes on single blocks, by block position: `annotations` and `_meta` of MCP.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub blocks: BTreeMap<usize, Map<String, Value>>,
 }
 
 impl PassedOn {
-    /// Returns the room that the notes take as JSON.
+    /// Returns the size of the notes as JSON, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         serde_json::to_vec(self).map_or(u64::MAX, |json| json.len() as u64)
     }
 }
 
 impl Outcome {
-    /// An answer of one text.
+    /// Creates an answer of one text.
     pub fn text(text: impl Into<String>) -> Self {
         Self { content: vec![Content::text(text)], ..Self::default() }
     }
 
-    /// An answer for programs, with the same as text for models.
+    /// Creates an answer for programs, with the same as text for models.
     pub fn json(value: Value) -> Self {
         let text = serde_json::to_string_pretty(&value).expect("a JSON value is always writable");
         Self { structured: Some(value), ..Self::text(text) }
     }
 
-    /// The same answer with a form for programs.
+    /// Sets the answer for programs.
     #[must_use]
     pub fn structured(mut self, value: Value) -> Self {
         self.structured = Some(value);
         self
     }
 
-    /// Returns true if it failed in a way that is safe to repeat.
+    /// Returns true if the tool failed and a retry is safe.
     pub(crate) fn is_worth_another_run(&self) -> bool {
         self.failure.as_ref().is_some_and(|error| error.retryable)
     }
 
-    /// Returns the outcome without the answer itself, which is too large to be kept.
+    /// Returns the outcome without its answer, which is too large to store.
     pub(crate) fn in_brief(&self, bytes: u64) -> Self {
         let rest = if self.artifact.is_some() { "; its artifact has the whole" } else { "" };
         let told = format!("this call was run before, and its answer of {bytes} bytes was too large to be kept{rest}");
@@ -89,7 +90,7 @@ impl Outcome {
         }
     }
 
-    /// The same answer, as a failure that the tool reports.
+    /// Turns the answer into a failure that the tool reports.
     #[must_use]
     pub fn failed(mut self, error: CallError) -> Self {
         self.failure = Some(Box::new(error));
@@ -107,29 +108,29 @@ pub struct RunError {
 }
 
 impl RunError {
-    /// An error of the tool's own check of its arguments, made before anything was changed.
+    /// Creates an error for arguments that the tool's own check refused, before anything was changed.
     pub fn invalid_input(message: impl Into<String>) -> Self {
         Self::from(CallError::new(Code::InvalidInput, message)).before_effect()
     }
 
-    /// A file or folder that is not there.
+    /// Creates an error for a missing file or folder.
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::from(CallError::new(Code::FileNotFound, message)).before_effect()
     }
 
-    /// Something that has to be configured first; `suggestion` says what.
+    /// Creates an error for a missing setting; `suggestion` names the setting.
     pub fn configuration(message: impl Into<String>, suggestion: impl Into<String>) -> Self {
         Self::from(CallError::new(Code::Configuration, message).suggest(suggestion)).before_effect()
     }
 
-    /// The same error, made certain that nothing was changed: it may be tried again.
+    /// Marks the error as raised before anything was changed, so the call may be retried.
     #[must_use]
     pub fn before_effect(mut self) -> Self {
         self.effect_possible = false;
         self
     }
 
-    /// The same error with what can be done about it.
+    /// Sets the advice.
     #[must_use]
     pub fn suggest(mut self, suggestion: impl Into<String>) -> Self {
         self.error.suggestion = Some(suggestion.into());
@@ -143,7 +144,7 @@ impl From<CallError> for RunError {
     }
 }
 
-/// The short way for tools to fail: any message becomes `EXECUTION_ERROR`.
+/// Converts any message into an `EXECUTION_ERROR`: the short way for tools to fail.
 impl From<String> for RunError {
     fn from(message: String) -> Self {
         CallError::new(Code::ExecutionError, message).into()
