@@ -1,8 +1,8 @@
 //! Converts between MCP's types and ours: tools, results and content blocks, in both directions.
 //!
-//! The one rule for results: clients show their model the structured content and drop the blocks, or all blocks, or the
-//! first block alone. So a tool of ours answers with one block of text and no structured content; each client's model
-//! gets the whole output once. The structured answer goes into `_meta`, for programs. A result of an MCP server behind
+//! The rule for results: some clients show their model only the structured content, some all blocks, some only the
+//! first block. So a tool of ours answers with one block of text and no structured content, and each client's model
+//! gets the whole output once. The structured content goes into `_meta`, for programs. A result of an MCP server behind
 //! wieldy is passed on as the server sent it.
 
 use std::sync::Arc;
@@ -15,25 +15,25 @@ use rmcp::model::{
 use serde_json::{Map, Value, json};
 use wieldy_core::{ArtifactId, CallError, Category, Code, Content, PassedOn, Provider, ToolResult, ToolSpec};
 
-/// Under this name a result says in its `_meta` which call it is the result of.
+/// The `_meta` key of the execution id of the call.
 pub(crate) const META_EXECUTION: &str = "wieldy/execution";
-/// Under this name a failed result has the whole error in its `_meta`.
+/// The `_meta` key of the whole error of a failed call.
 pub(crate) const META_ERROR: &str = "wieldy/error";
-/// The name in `_meta` of the structured answer of a tool of ours.
+/// The `_meta` key of the structured content of a tool of ours.
 pub(crate) const META_STRUCTURED: &str = "wieldy/structured";
-/// The name in `_meta` of the address of the artifact that holds the whole output.
+/// The `_meta` key of the URI of the artifact that holds the whole output.
 pub(crate) const META_ARTIFACT: &str = "wieldy/artifact";
-/// Under this name the result of another MCP server's tool says in its `_meta` whose words it has.
+/// The `_meta` key that names the MCP server a result came from: its text is not to be trusted.
 pub(crate) const META_UNTRUSTED: &str = "wieldy/untrusted";
-/// What the addresses of artifacts begin with.
+/// The beginning of every artifact's URI.
 pub(crate) const ARTIFACT_SCHEME: &str = "wieldy://artifact/";
 
-/// The beginning of all our names in `_meta`.
+/// The prefix of all our `_meta` keys.
 const OURS: &str = "wieldy/";
-/// The text of an answer that has nothing in it.
+/// The text of an empty answer.
 const EMPTY: &str = "(empty)";
 
-/// A tool as MCP lists it.
+/// Converts a tool to the form in which MCP lists it.
 pub(crate) fn tool(spec: &ToolSpec) -> Tool {
     let mut tool = Tool::new(spec.name.clone(), spec.description.clone(), schema(&spec.input_schema));
     tool.title.clone_from(&spec.title);
@@ -48,14 +48,15 @@ pub(crate) fn tool(spec: &ToolSpec) -> Tool {
     )
 }
 
-/// Returns the output schema that clients are told of: only the tools of MCP servers have one, and MCP knows only objects.
-/// A tool of ours sends no structured content, and a client refuses an answer without it where a schema was listed.
+/// Returns the output schema that clients are shown. Only tools of MCP servers have one, and MCP allows only objects. A
+/// tool of ours sends no structured content, and clients refuse an answer without structured content if a schema was
+/// listed.
 pub(crate) fn output_schema(spec: &ToolSpec) -> Option<&Value> {
     let schema = spec.output_schema.as_ref().filter(|schema| schema["type"] == "object");
     schema.filter(|_| matches!(spec.provider, Provider::Mcp(_)))
 }
 
-/// A schema as MCP wants it: an object that says so.
+/// Converts a schema to MCP's form: an object with a `type`.
 fn schema(schema: &Value) -> Arc<JsonObject> {
     let mut schema = schema.as_object().cloned().unwrap_or_default();
     schema.entry("type").or_insert_with(|| "object".into());
@@ -67,7 +68,7 @@ pub(crate) fn answer(result: ToolResult, is_modern: bool) -> CallToolResult {
     let is_upstream = result.provider.starts_with("mcp:");
     let PassedOn { meta: mut notes, blocks: mut notes_on_blocks } =
         result.passed_on.map(|notes| *notes).unwrap_or_default();
-    // No server speaks in our name.
+    // An upstream server must not set keys that are ours.
     notes.retain(|name, _| !name.starts_with(OURS));
     let mut meta = MetaObject(notes);
     meta.insert(META_EXECUTION.into(), result.execution_id.to_string().into());
@@ -80,7 +81,7 @@ pub(crate) fn answer(result: ToolResult, is_modern: bool) -> CallToolResult {
     if let Some(id) = result.artifact {
         meta.insert(META_ARTIFACT.into(), artifact_uri(id).into());
     }
-    // The server's own account of its failure is passed on as it is; any other failure is told by us.
+    // The server's own error text is passed on unchanged. We write the text of every other error.
     let is_told =
         |error: &CallError| is_upstream && error.code == Code::ToolReportedError && !result.content.is_empty();
     let failure = result.error.as_deref().filter(|error| !is_told(error));
@@ -113,8 +114,8 @@ pub(crate) fn answer(result: ToolResult, is_modern: bool) -> CallToolResult {
     answer
 }
 
-/// Marks the answer of a tool with an output schema as an error, where the structured content is too large to be sent: clients
-/// throw a success without it away.
+/// Marks the answer of a tool with an output schema as an error if its structured content is too large to be sent.
+/// Clients discard a success without structured content.
 pub(crate) fn without_promised(mut answer: CallToolResult) -> CallToolResult {
     let why = "[The call succeeded. Its structured content is too large to be sent, and clients refuse a success without it, so \
                this is marked as an error.]";
@@ -126,19 +127,20 @@ pub(crate) fn without_promised(mut answer: CallToolResult) -> CallToolResult {
     answer
 }
 
-/// Says how much of an answer is left out, and how to read the whole. Clients cut long texts in the middle, just where the
-/// text itself says so.
+/// Returns a note that says how much of an answer is cut and how to read the whole. Clients cut long texts in the
+/// middle, which is where the cut text has its own note.
 fn cut(id: ArtifactId, content: &[Content]) -> String {
     let named = id.to_string();
     let note = |line: &str| Some(line.strip_prefix("… ")?.strip_suffix(" …")?.to_owned());
     let texts = content.iter().filter_map(|block| if let Content::Text { text } = block { Some(text) } else { None });
-    // No output can fake this line: the id is made when the output is cut.
+    // Output cannot forge this line: the artifact's id is made when the output is cut.
     let note = texts.flat_map(|text| text.lines()).filter_map(note).find(|note| note.ends_with(&named));
     let note = note.unwrap_or_else(|| format!("the whole is {named}"));
     format!("[{note}: read it with `GetArtifact`, by `offset` or `pattern`]")
 }
 
-/// Puts a line in front of an answer: before its first block if that is text, as some clients show no other after an error.
+/// Puts a line in front of an answer. If the first block is text, the line goes into that block: some clients show only
+/// the first block of an error.
 fn headed(line: String, mut content: Vec<Content>) -> Vec<Content> {
     match content.first_mut() {
         Some(Content::Text { text }) => *text = format!("{line}\n{text}"),
@@ -147,8 +149,9 @@ fn headed(line: String, mut content: Vec<Content>) -> Vec<Content> {
     content
 }
 
-/// Joins the error and all text of an answer to one block; images and the like follow it. The line `cut` stands before the
-/// output. An answer without content becomes its structured form as text, and one without anything is told to be empty.
+/// Joins the error and all text of an answer to one block. Images and other blocks follow. The line `cut` comes before
+/// the output. An answer without blocks becomes its structured content as text, and one without any content becomes
+/// `(empty)`.
 fn one_text(
     failure: Option<&CallError>,
     cut: Option<String>,
@@ -170,7 +173,7 @@ fn one_text(
         Some(error) if output.is_empty() => told(error),
         Some(error) => format!("{}\nOutput so far:\n{output}", told(error)),
     };
-    // Some clients take an answer without blocks for a mistake, and their models get nothing at all.
+    // Some clients treat an answer without blocks as a mistake, and their models get nothing.
     let text = if text.is_empty() && blocks.is_empty() { EMPTY.to_owned() } else { text };
     if !text.is_empty() {
         blocks.insert(0, Content::text(text));
@@ -178,15 +181,15 @@ fn one_text(
     blocks
 }
 
-/// Why a task has no answer of its tool's, if it is so: it broke, or the protocol did. A tool that could not do what it was asked has
-/// answered.
+/// Returns the error of a task that did not run to an answer: the runtime or the protocol failed. A tool that reports
+/// its own failure has answered.
 pub(crate) fn broken(result: &ToolResult) -> Option<ErrorData> {
     let error = result.error.as_ref()?;
     let is_broken = error.code.category() == Category::RuntimeError || error.code == Code::UpstreamProtocolError;
     is_broken.then(|| ErrorData::internal_error(told(error), Some(json!(error))))
 }
 
-/// An error that belongs to no call on record.
+/// Returns an error that belongs to no recorded call.
 pub(crate) fn refusal(error: &CallError) -> CallToolResult {
     let mut answer = CallToolResult::error(vec![ContentBlock::text(told(error))]);
     let mut meta = MetaObject::new();
@@ -201,7 +204,7 @@ fn told(error: &CallError) -> String {
     format!("Error {error}{}", suggestion.unwrap_or_default())
 }
 
-/// Returns the address under which clients read an artifact.
+/// Returns the URI under which clients read an artifact.
 fn artifact_uri(id: ArtifactId) -> String {
     format!("{ARTIFACT_SCHEME}{}", id.bare())
 }
@@ -211,7 +214,8 @@ pub(crate) fn artifact(id: ArtifactId) -> Resource {
     Resource::new(artifact_uri(id), id.to_string()).with_description("the whole output")
 }
 
-/// A block of an answer as MCP writes it. The kinds are the same; one that others wrote and that is none becomes text.
+/// Converts a content block to MCP's form. The kinds are the same. An embedded resource that is not valid in MCP
+/// becomes text.
 pub(crate) fn block(content: Content) -> ContentBlock {
     match content {
         Content::Text { text } => ContentBlock::text(text),
@@ -232,7 +236,7 @@ pub(crate) fn block(content: Content) -> ContentBlock {
     }
 }
 
-/// A block of an answer in our words; nothing of a kind that we do not know.
+/// Converts an MCP block to our form. Returns `None` for kinds that we do not know.
 pub(crate) fn content(block: ContentBlock) -> Option<Content> {
     Some(match block {
         ContentBlock::Text(text) => Content::Text { text: text.text },
@@ -249,7 +253,7 @@ pub(crate) fn content(block: ContentBlock) -> Option<Content> {
     })
 }
 
-/// Takes the notes that a block has beside its content. A link to a resource keeps its own.
+/// Takes the annotations and the `_meta` out of a block. A resource link keeps its own.
 pub(crate) fn take_notes(block: &mut ContentBlock) -> Map<String, Value> {
     let mut notes = Map::new();
     let Some((annotations, meta)) = places_of_notes(block) else { return notes };
@@ -262,7 +266,7 @@ pub(crate) fn take_notes(block: &mut ContentBlock) -> Map<String, Value> {
     notes
 }
 
-/// Gives the notes back to a block.
+/// Puts annotations and `_meta` back into a block.
 fn with_notes(mut block: ContentBlock, mut notes: Map<String, Value>) -> ContentBlock {
     if let Some((annotations, meta)) = places_of_notes(&mut block) {
         *annotations = notes.remove("annotations").and_then(|notes| serde_json::from_value(notes).ok());
@@ -281,7 +285,7 @@ fn places_of_notes(block: &mut ContentBlock) -> Option<(&mut Option<Annotations>
     }
 }
 
-/// What MCP says of something, as JSON.
+/// Returns a value of MCP's as a JSON object.
 pub(crate) fn object(thing: &impl serde::Serialize) -> Map<String, Value> {
     match serde_json::to_value(thing) {
         Ok(Value::Object(object)) => object,
@@ -289,7 +293,7 @@ pub(crate) fn object(thing: &impl serde::Serialize) -> Map<String, Value> {
     }
 }
 
-/// Bytes as text, as MCP wants them.
+/// Encodes bytes as base64, as MCP transports them.
 pub(crate) fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);

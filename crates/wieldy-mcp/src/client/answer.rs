@@ -1,5 +1,5 @@
-//! What a server says to a call. An answer of a tool, which is what nearly all of it is, is read in one go and into our words; the
-//! SDK's general form of a message is made only of what else there is.
+//! Parses a server's response to a call. A tool result, by far the most common response, is parsed in one pass into our
+//! types. The SDK's general message type is built only for all other messages.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,15 +12,15 @@ use wieldy_core::{CallError, Code, Content, Outcome, PassedOn};
 use super::failure::{Failure, first_of};
 use crate::convert;
 
-/// The answer to a call.
+/// The response to a call.
 pub(super) enum Answer {
-    /// What the tool says, be it that it failed.
+    /// The tool's result, successful or not.
     Outcome(Outcome),
-    /// It takes longer, and is asked for.
+    /// A task that the server made of the call. It must be polled.
     Task(Task),
-    /// A question to the user.
+    /// A request for input from the user.
     Question,
-    /// None that a tool gives.
+    /// A result of a kind that a tool call cannot have.
     Other,
 }
 
@@ -35,25 +35,25 @@ impl From<ServerResult> for Answer {
     }
 }
 
-/// One message of a server.
+/// One message from a server.
 pub(super) enum Message {
-    /// The answer to the call.
+    /// The response to the call.
     Answer(Result<Answer, Failure>),
-    /// Something else that MCP knows.
+    /// Another valid MCP message.
     Other(Box<ServerJsonRpcMessage>),
-    /// Something that it does not know.
+    /// Bytes that are not a valid MCP message.
     Unknown,
 }
 
 impl Message {
-    /// Reads a message that may be the answer to the call of this number.
+    /// Parses a message that may be the response to the call with this id.
     pub(super) fn read(message: &[u8], call: i64) -> Self {
         if let Some(outcome) = serde_json::from_slice(message).ok().and_then(|told: Told| told.outcome(call)) {
             return Self::Answer(Ok(Answer::Outcome(outcome)));
         }
         match serde_json::from_slice(message) {
             Ok(ServerJsonRpcMessage::Response(told)) if is_of(&told.id, call) => Self::Answer(Ok(told.result.into())),
-            // Who could not read the number cannot repeat it.
+            // A server that could not parse the request's id cannot repeat it, so an error without an id counts too.
             Ok(ServerJsonRpcMessage::Error(told)) if told.id.as_ref().is_none_or(|id| is_of(id, call)) => {
                 Self::Answer(Err(told.error.into()))
             }
@@ -62,12 +62,12 @@ impl Message {
         }
     }
 
-    /// The answer, where the message is all that the server says.
+    /// Returns the response of a body that is this one message.
     pub(super) fn answer(self) -> Result<Answer, Failure> {
         let told = match self {
             Self::Answer(answer) => return answer,
             Self::Other(message) => match *message {
-                // Whatever goes wrong in answering a question is the answer to it.
+                // An error in a response body answers the request, even if it names no id or another one.
                 ServerJsonRpcMessage::Error(told) => return Err(told.error.into()),
                 ServerJsonRpcMessage::Response(_) => "the answer to something else",
                 _ => "something that is no answer to what it was asked",
@@ -78,7 +78,7 @@ impl Message {
     }
 }
 
-/// Whether this is the number of the call. Some servers make text of it.
+/// Returns true if this is the id of the call. Some servers turn a number into a string.
 pub(super) fn is_of(id: &RequestId, call: i64) -> bool {
     match id {
         RequestId::Number(id) => *id == call,
@@ -86,7 +86,7 @@ pub(super) fn is_of(id: &RequestId, call: i64) -> bool {
     }
 }
 
-/// What a tool answered.
+/// Converts a tool result to our type.
 pub(super) fn outcome(result: CallToolResult) -> Outcome {
     let noted = |mut block: ContentBlock| {
         let notes = convert::take_notes(&mut block);
@@ -122,7 +122,7 @@ fn outcome_of(
     outcome.failed(CallError::new(Code::ToolReportedError, first_of(message)))
 }
 
-/// The answer of a tool as it is written.
+/// A tool result as it is on the wire.
 #[derive(serde::Deserialize)]
 struct Told<'a> {
     #[serde(borrow)]
@@ -148,7 +148,7 @@ struct ToldResult<'a> {
 }
 
 impl Told<'_> {
-    /// What it says, if it is the answer to this call and nothing else.
+    /// Returns the result if this message is the response to this call and nothing else.
     fn outcome(self, call: i64) -> Option<Outcome> {
         let ToldResult { result_type, content, structured_content, is_error, meta } = self.result;
         let is_complete = result_type.is_none_or(|kind| kind == "complete");
@@ -159,15 +159,15 @@ impl Told<'_> {
     }
 }
 
-/// That something is `null` is not that it is absent.
+/// Tells `null` apart from an absent field.
 fn present<'a, D: Deserializer<'a>>(value: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(value).map(Some)
 }
 
-/// A block of an answer in our words, with the notes on it; nothing of a kind that we do not know.
+/// A content block in our form with its annotations and `_meta`. `None` for kinds that we do not know.
 struct Block(Option<(Content, Map<String, Value>)>);
 
-/// What most blocks have.
+/// A key of a content block. Most blocks have only `type` and `text`.
 #[derive(serde::Deserialize)]
 #[serde(field_identifier, rename_all = "lowercase")]
 enum Key {

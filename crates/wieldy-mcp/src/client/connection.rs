@@ -1,4 +1,4 @@
-//! One connection to a server, over which many calls go at once.
+//! One MCP session with a server, over stdio or HTTP. Many calls run over it at once.
 
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,34 +29,35 @@ use super::settings::{Reach, ServerSettings};
 use super::watched::{Waiting, Watched};
 use super::{http, stdio, task};
 
-/// How many tools a server may have, and on how many pages: one that goes on and on has none.
+/// Maximum number of tools, and of pages, in a server's tool list. A longer list, or one that never ends, is an error.
 const TOOLS_MAX: usize = 4096;
 const PAGES_MAX: usize = 1024;
-/// The maximal size of all definitions of a server's tools.
+/// Maximum size of all tool definitions of a server.
 const TOOLS_BYTES_MAX: usize = 4 << 20;
-/// How long it takes until a server that stopped telling of changes is asked again: so long at first, and twice as long each time,
-/// but never longer than that.
+/// The pause before changes are subscribed to again after a server ended the subscription. It doubles from the minimum
+/// to the maximum.
 const SUBSCRIBE_AGAIN_MIN: Duration = Duration::from_millis(500);
 const SUBSCRIBE_AGAIN_MAX: Duration = Duration::from_secs(60);
-/// The revisions that are tried without a handshake.
+/// The revisions that need no `initialize` handshake.
 pub(super) const STATELESS: [ProtocolVersion; 1] = [ProtocolVersion::V_2026_07_28];
 
-/// A connection to a server that has introduced itself.
+/// An MCP session with a server, after the handshake.
 pub(super) struct Connection {
     name: String,
     service: RunningService<RoleClient, Handler>,
     process: Option<stdio::Process>,
     waiting: Waiting,
-    /// How tools are called, where that does not go through the SDK.
+    /// The `tools/call` path over HTTP, which bypasses the SDK. `None` over stdio.
     direct: Option<Direct>,
     closed: CancellationToken,
-    /// That the server does not know us any more, so that we have to introduce ourselves anew.
+    /// Cancelled when the server has forgotten our session and the handshake must be repeated.
     lost: CancellationToken,
     trouble: Trouble,
 }
 
 impl Connection {
-    /// Reaches the server and introduces ourselves. One that spoke an old revision last time is spoken to in it at once.
+    /// Connects to the server and does the handshake. If the server spoke an older revision last time, that handshake
+    /// is tried first.
     pub(super) async fn open(
         settings: &ServerSettings,
         sandbox: Option<Arc<dyn Sandbox>>,
@@ -67,7 +68,7 @@ impl Connection {
         let begin = async |lifecycle| Self::begin(settings, sandbox.clone(), lifecycle, Arc::clone(&changed)).await;
         if is_old {
             match begin(ClientLifecycleMode::Initialize).await.map_err(Unopened::failure) {
-                // It may have left that revision behind.
+                // The server may have dropped the old revision since then.
                 Err(Failure::Protocol { .. }) => {}
                 opened => return opened,
             }
@@ -99,7 +100,7 @@ impl Connection {
                 let opened = handler.serve_with_lifecycle(pipe, lifecycle).await;
                 let service = match opened.map_err(Unopened::from) {
                     Ok(service) => service,
-                    // How the program ended says more than that nobody answered.
+                    // The program's exit status explains more than a closed connection.
                     Err(Unopened::Failed(failure @ Failure::Transport(_))) => {
                         return Err(ended(&process).await.unwrap_or(failure).into());
                     }
@@ -132,29 +133,29 @@ impl Connection {
         })
     }
 
-    /// Whether calls can go over it.
+    /// Returns true if calls can still be sent.
     pub(super) fn is_alive(&self) -> bool {
         let is_open = !self.service.is_transport_closed() && !self.lost.is_cancelled();
         is_open && self.process.as_ref().is_none_or(|process| process.end().is_none())
     }
 
-    /// The revision of MCP that the two ends agreed on.
+    /// Returns the negotiated MCP revision.
     pub(super) fn revision(&self) -> Option<String> {
         self.service.peer_info().map(|info| info.protocol_version.to_string())
     }
 
-    /// Who the server says that it is.
+    /// Returns the server's own name and version.
     pub(super) fn server(&self) -> Option<String> {
         let info = self.service.peer_info()?;
         info.server_info.as_ref().map(|server| format!("{} {}", server.name, server.version))
     }
 
-    /// Why the last calls did not get through to the server, and how many in a row.
+    /// Returns the failure of the last calls that did not reach the server, and how many failed in a row.
     pub(super) fn trouble(&self) -> Option<(Failure, u32)> {
         self.trouble.kept().clone()
     }
 
-    /// Waits for the end of the connection and says how it came.
+    /// Waits for the end of the session and returns its cause.
     pub(super) async fn ended(&self) -> Failure {
         let closed = async {
             while !self.service.is_transport_closed() {
@@ -170,8 +171,9 @@ impl Connection {
         }
     }
 
-    /// Says that the tools may have changed whenever that cannot be known otherwise: when a server of HTTP has begun another
-    /// session, and when one that tells of changes only to those who ask was asked, as it is again whenever it stops telling.
+    /// Notifies `changed` on every event after which the tools may differ: a new HTTP session, a new subscription, or a
+    /// change that a subscription reports. Servers of the newest revision report changes only to subscribers. A
+    /// subscription that ends is renewed.
     pub(super) async fn listen(&self) {
         let sessions = async {
             match &self.direct {
@@ -182,7 +184,7 @@ impl Connection {
         tokio::join!(sessions, self.subscribe());
     }
 
-    /// Subscribes to changes, for as long as the server lets us.
+    /// Subscribes to tool list changes and renews the subscription until the server refuses it.
     async fn subscribe(&self) {
         let wants_to_be_asked = self.service.peer_info().is_some_and(|info| {
             !info.protocol_version.has_initialize()
@@ -197,7 +199,7 @@ impl Connection {
             match self.service.listen(filter).await.map_err(Failure::from) {
                 Ok(mut subscription) => {
                     let since = Instant::now();
-                    // What changed while nobody listened was not told.
+                    // Changes during the gap were not reported.
                     self.changed();
                     while let Ok(Some(_)) = subscription.next().await {
                         self.changed();
@@ -206,7 +208,7 @@ impl Connection {
                         patience = SUBSCRIBE_AGAIN_MIN;
                     }
                 }
-                // Asking again would change nothing.
+                // The server would refuse again.
                 Err(Failure::Protocol { code: Some(_), .. }) => return,
                 Err(_) => {}
             }
@@ -219,13 +221,13 @@ impl Connection {
         self.service.service().changed.notify_one();
     }
 
-    /// All tools that the server tells of.
+    /// Lists all tools of the server.
     pub(super) async fn tools(&self) -> Result<Vec<Definition>, Failure> {
         let (mut tools, mut cursor, mut bytes) = (Vec::new(), None, 0);
         for _ in 0..PAGES_MAX {
             let page = PaginatedRequestParams::default().with_cursor(cursor);
             let page = self.service.list_tools(Some(page)).await?;
-            // Schemas are compiled, which takes far longer than reading them.
+            // The size is bounded because compiling schemas takes far longer than parsing them.
             bytes += serde_json::to_vec(&page.tools).map_or(0, |text| text.len());
             if bytes > TOOLS_BYTES_MAX {
                 let told = format!("definitions of tools with more than {} MiB in all", TOOLS_BYTES_MAX >> 20);
@@ -246,7 +248,7 @@ impl Connection {
         Err(Failure::protocol(format!("a list of more than {TOOLS_MAX} tools or {PAGES_MAX} pages")))
     }
 
-    /// Calls a tool. Progress is passed on; should the run have to end, the server is told.
+    /// Calls a tool and passes progress on to the run. If the run is stopped, the server gets a cancellation.
     pub(super) async fn call(
         &self,
         tool: &str,
@@ -283,7 +285,7 @@ impl Connection {
         self.answered(sent, answer, run).await
     }
 
-    /// What comes of a call that was sent.
+    /// Waits for the response of a call that was sent, or cancels the call when the run stops.
     async fn answered(
         &self,
         sent: Sent<'_>,
@@ -293,7 +295,7 @@ impl Connection {
         let answer = tokio::select! {
             answer = &mut answer => answer,
             () = run.stop().cancelled() => {
-                // The stream of the answer lives until the server has been told.
+                // The response stream stays open until the cancellation was sent.
                 Box::pin(sent.cancel()).await;
                 return Ok(Outcome::default());
             }
@@ -305,7 +307,7 @@ impl Connection {
                 self.trouble.end();
                 Ok(outcome)
             }
-            // Boxed, as all that is rare, so that the others are small.
+            // Boxed, like every rare path, to keep the future of common calls small.
             Ok(Answer::Task(task)) => Box::pin(self.follow(task, run)).await,
             Ok(Answer::Question) => {
                 Err(self.failed(Failure::protocol("a question to the user, which nobody here can answer")))
@@ -319,13 +321,13 @@ impl Connection {
         Sent { sdk: self.service.peer(), waiting: &self.waiting, call: Some((id, token)) }
     }
 
-    /// What a call is told that failed.
+    /// Records a failure and returns the error of the call.
     fn failed(&self, failure: Failure) -> RunError {
         self.heed(&failure);
         failure.of_a_call(&self.name)
     }
 
-    /// Notes what a failure says of the connection.
+    /// Records a failure. Marks the session as lost if the failure shows that the server forgot it.
     fn heed(&self, failure: &Failure) {
         self.trouble.heed(failure);
         if failure.ends_the_connection() {
@@ -333,7 +335,7 @@ impl Connection {
         }
     }
 
-    /// What comes of a call that the server made a task of.
+    /// Polls the task that the server made of a call until it is over.
     async fn follow(&self, task: Task, run: &Run) -> Result<Outcome, RunError> {
         match task::follow(task, self.service.peer(), run, &self.closed).await {
             Ok(outcome) => {
@@ -348,7 +350,7 @@ impl Connection {
         }
     }
 
-    /// The reason of a failure: that of the program's end, where it has ended.
+    /// Replaces a transport failure by the program's exit status if the program has ended.
     async fn reason(&self, failure: Failure) -> Failure {
         match (&failure, &self.process) {
             (Failure::Transport(_), Some(process)) => ended(process).await.unwrap_or(failure),
@@ -356,7 +358,7 @@ impl Connection {
         }
     }
 
-    /// Ends the connection, and with it the server where it is a program of ours.
+    /// Ends the session, and the server too if it is a program that we started.
     pub(super) async fn close(&self) {
         self.closed.cancel();
         self.service.cancellation_token().cancel();
@@ -366,16 +368,18 @@ impl Connection {
     }
 }
 
-/// Why the last calls did not get through to a server that is connected: over HTTP nothing else would tell.
+/// The streak of calls that did not reach a server although the session is open. Over HTTP nothing else reports an
+/// outage.
 #[derive(Default)]
 struct Trouble {
-    /// Whether there is any, so that calls that succeed have next to nothing to do.
+    /// True if there is a streak. Successful calls read only this flag and take no lock.
     is_there: AtomicBool,
     kept: Mutex<Option<(Failure, u32)>>,
 }
 
 impl Trouble {
-    /// Notes how a call failed. What the server itself answered shows that it is there.
+    /// Records how a call failed. A failure that the server itself answered shows that it is reachable, and ends the
+    /// streak.
     fn heed(&self, failure: &Failure) {
         match failure {
             Failure::Unreached(_) | Failure::Forgotten(_) | Failure::NeedsLogin => {
@@ -389,7 +393,7 @@ impl Trouble {
         }
     }
 
-    /// A call got through.
+    /// Ends the streak after a call reached the server.
     fn end(&self) {
         if self.is_there.load(Ordering::Acquire) {
             self.is_there.store(false, Ordering::Release);
@@ -402,11 +406,11 @@ impl Trouble {
     }
 }
 
-/// Why there is no connection.
+/// The reason why a session could not be opened.
 enum Unopened {
     Failed(Failure),
-    /// Asked for its revisions it named none that does without a handshake, or answered something else: some old servers have an
-    /// answer to everything, be it an empty one.
+    /// The server offers no revision without a handshake, or answered `server/discover` with something else. Some old
+    /// servers answer every method, even with an empty result.
     SpeaksOlder,
 }
 
@@ -441,13 +445,13 @@ impl From<ClientInitializeError> for Unopened {
     }
 }
 
-/// How a program has ended, if it has or is about to.
+/// Returns the exit status of a program that has ended or ends within half a second.
 async fn ended(process: &stdio::Process) -> Option<Failure> {
     let moment = Duration::from_millis(500);
     tokio::time::timeout(moment, process.ended()).await.ok().map(Failure::Transport)
 }
 
-/// A call that was sent. Dropped before it is answered, it tells the server that nobody waits any more.
+/// A call that was sent. If it is dropped before its response, it sends a cancellation to the server.
 struct Sent<'a> {
     sdk: &'a Peer<RoleClient>,
     waiting: &'a Waiting,
@@ -455,7 +459,7 @@ struct Sent<'a> {
 }
 
 impl Sent<'_> {
-    /// It was answered.
+    /// Disarms the cancellation after the response came.
     fn forget(mut self) {
         self.take();
     }
@@ -487,7 +491,7 @@ fn cancelled(id: RequestId, reason: &str) -> CancelledNotificationParam {
     CancelledNotificationParam::new(Some(id), Some(reason.to_owned()))
 }
 
-/// What servers tell without being asked.
+/// The handler of a server's notifications.
 struct Handler {
     changed: Arc<Notify>,
 }

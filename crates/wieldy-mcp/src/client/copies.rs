@@ -1,5 +1,5 @@
-//! Arguments that servers of the newest revision want to have in headers too, so that whoever stands in between can send calls the
-//! right way without reading them.
+//! Copies arguments into HTTP headers (`x-mcp-header`), which servers of the newest revision ask for. Proxies can then
+//! route calls without parsing bodies.
 
 use std::collections::HashMap;
 use std::sync::RwLock;
@@ -14,20 +14,20 @@ const METHOD: HeaderName = HeaderName::from_static("mcp-method");
 const NAME: HeaderName = HeaderName::from_static("mcp-name");
 const CALL: HeaderValue = HeaderValue::from_static("tools/call");
 
-/// Which arguments of which tools are copied, and where to.
+/// The arguments to copy, by tool.
 #[derive(Default)]
 pub(super) struct Copies {
     of: RwLock<HashMap<String, Vec<Copy>>>,
 }
 
-/// An argument that is copied.
+/// An argument to copy, and its header.
 struct Copy {
     path: Vec<String>,
     header: HeaderName,
 }
 
 impl Copies {
-    /// Learns what a server tells of its tools.
+    /// Learns the header annotations of a server's tools.
     pub(super) fn learn(&self, tools: &[Tool]) {
         let mut of = self.of.write().unwrap_or_else(std::sync::PoisonError::into_inner);
         for tool in tools {
@@ -41,7 +41,7 @@ impl Copies {
         }
     }
 
-    /// The headers of a call.
+    /// Returns the headers of a call.
     pub(super) fn headers(&self, tool: &str, arguments: &Map<String, Value>) -> Vec<(HeaderName, HeaderValue)> {
         let mut headers = Vec::with_capacity(2);
         headers.push((METHOD, CALL));
@@ -62,7 +62,7 @@ impl Copies {
     }
 }
 
-/// The properties that say that they are copied, and those within them.
+/// Collects the properties that are annotated with a header, at every depth.
 fn collect(schema: &JsonObject, path: &mut Vec<String>, copies: &mut Vec<Copy>) {
     let properties = schema.get("properties").and_then(Value::as_object);
     for (name, property) in properties.into_iter().flatten() {
@@ -77,7 +77,7 @@ fn collect(schema: &JsonObject, path: &mut Vec<String>, copies: &mut Vec<Copy>) 
     }
 }
 
-/// Text as a header holds it: as it is, or in base64 where it would not arrive so.
+/// Encodes text as a header value: unchanged, or as base64 if a header cannot hold it.
 fn value(text: &str) -> Option<HeaderValue> {
     let would_suffer = text.bytes().any(|byte| !(0x20..=0x7e).contains(&byte))
         || text.starts_with(' ')

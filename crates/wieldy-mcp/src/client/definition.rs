@@ -1,4 +1,4 @@
-//! What a server says of a tool: kept as it was told, compared by hash and by line, and turned into a [`ToolSpec`].
+//! A tool definition as a server sends it: compared by hash and by diff, and converted to a [`ToolSpec`].
 
 use rmcp::model::Tool;
 use serde::{Deserialize, Serialize};
@@ -7,33 +7,33 @@ use wieldy_core::{Annotations, Provider, ToolName, ToolSpec};
 
 use super::settings::ServerSettings;
 
-/// The longest time that a comparison of two definitions may take before it gets coarser.
+/// The longest time for a diff of two definitions. After that the diff gets coarser.
 const DIFF_TIME_MAX: std::time::Duration = std::time::Duration::from_millis(50);
 
-/// A tool as its server tells of it.
+/// A tool's definition as its server sends it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Definition {
-    /// The server's own name of it.
+    /// The tool's name on its server.
     pub name: String,
-    /// The name for people.
+    /// The display name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
-    /// What it does.
+    /// The description.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
-    /// The JSON Schema of its arguments.
+    /// The JSON Schema of the arguments.
     pub input_schema: Value,
-    /// The JSON Schema of its structured answer.
+    /// The JSON Schema of the structured content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_schema: Option<Value>,
-    /// What the server says that it does to the world.
+    /// The server's hints on the effects of the tool.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub annotations: Value,
 }
 
 impl Definition {
-    /// What the server told.
+    /// Converts from the SDK's type.
     pub(crate) fn told(tool: Tool) -> Self {
         let annotations = tool.annotations.map(|told| serde_json::to_value(told).unwrap_or_default());
         Self {
@@ -46,26 +46,26 @@ impl Definition {
         }
     }
 
-    /// The text that is compared: every key in order, one line each.
+    /// Returns the text that is hashed and compared: pretty-printed, with sorted keys.
     fn text(&self) -> String {
         let ordered = sorted(json!(self));
         serde_json::to_string_pretty(&ordered).unwrap_or_default()
     }
 
-    /// A strong hash of everything told, whatever the order of its keys.
+    /// Returns a strong hash of the whole definition. The order of keys does not matter.
     pub fn hash(&self) -> String {
         blake3::hash(self.text().as_bytes()).to_hex().to_string()
     }
 
-    /// How this one differs from an older one, line by line; empty where it does not.
+    /// Returns the diff from an older definition, line by line. Empty if they are equal.
     pub fn diff(&self, older: &Definition) -> String {
         let (old, new) = (older.text() + "\n", self.text() + "\n");
-        // Both texts are a stranger's: a coarse difference is enough where a fine one takes long.
+        // The server controls both texts. A coarse diff is enough if a fine one takes too long.
         let diff = similar::TextDiff::configure().timeout(DIFF_TIME_MAX).diff_lines(&old, &new);
         diff.unified_diff().context_radius(1).header("agreed", "now").to_string()
     }
 
-    /// What the executor is told of it.
+    /// Returns the spec under which the tool is registered.
     pub(crate) fn spec(&self, settings: &ServerSettings) -> ToolSpec {
         let unruled = super::settings::ToolRule::default();
         let rule = settings.tools.rules.get(&self.name).unwrap_or(&unruled);
@@ -84,7 +84,7 @@ impl Definition {
         spec
     }
 
-    /// The server's hints, where it is trusted.
+    /// Returns the server's hints. Called only for trusted servers.
     fn hints(&self) -> Annotations {
         let cautious = Annotations::default();
         let hint = |name: &str, otherwise| self.annotations[name].as_bool().unwrap_or(otherwise);
@@ -97,8 +97,8 @@ impl Definition {
     }
 }
 
-/// `server__tool` in letters that models' APIs accept. Where something had to be left out, the end of a hash keeps two names
-/// apart that would be the same.
+/// Returns `server__tool` in the characters that models' APIs accept. If a character had to be replaced or the name is
+/// too long, a hash suffix keeps names distinct.
 fn qualified(server: &str, tool: &str) -> String {
     let name = format!("{server}{}{tool}", ToolName::SEPARATOR);
     if ToolName::new(&name).is_ok() {
@@ -111,7 +111,7 @@ fn qualified(server: &str, tool: &str) -> String {
     format!("{kept}_{}", &hash[..8])
 }
 
-/// The same value with the keys of all its objects in order.
+/// Sorts the keys of all objects in a value.
 fn sorted(value: Value) -> Value {
     match value {
         Value::Object(object) => {

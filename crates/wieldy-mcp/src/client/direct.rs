@@ -1,5 +1,9 @@
-//! A call over HTTP, made by whoever needs it: the request, its answer or the stream of its events, and nothing in between. All
-//! else that is said to such a server goes through the SDK, and so does all that comes by the stream of a call but is not about it.
+//! Sends `tools/call` over HTTP without the SDK. The task that runs the call sends the request and reads the response
+//! or its event stream itself.
+//!
+//! The SDK would pass each call through two tasks, four channels and a general message parser. Without them, calls over
+//! HTTP cost about half (CHANGELOG; measure with `--example cost_client`). All other messages go through the SDK. So do
+//! messages on a call's stream that belong to other requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -26,18 +30,19 @@ use super::watched::Waiting;
 use super::wire::{self, Heard, Way, Wire};
 use super::{events, http};
 
-/// The number of the first call; the SDK, which begins at zero, never comes so far.
+/// The id of the first call. The SDK counts from zero and never gets this far.
 const FIRST: i64 = 1_000_000_000;
-/// How often a stream is asked for more that brings nothing, and how long a server can have us wait for that.
+/// Maximum number of resumptions in a row that bring no event, and the longest pause that a server can demand before
+/// one.
 const IN_VAIN_MAX: usize = 20;
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// The calls to one server.
+/// Sends the calls to one server.
 pub(super) struct Direct {
     wire: Wire,
     waiting: Waiting,
     next: AtomicI64,
-    /// What each request says of us where there was no handshake to say it.
+    /// The client info and revision that each request carries if there was no handshake.
     introduction: Option<(ProtocolVersion, ClientConfig)>,
     copies: Option<Copies>,
 }
@@ -49,24 +54,24 @@ impl Direct {
         Self { wire, waiting, next: AtomicI64::new(FIRST), introduction, copies: has_copies.then(Copies::default) }
     }
 
-    /// Learns what the server tells of its tools.
+    /// Learns which arguments of the server's tools are copied into headers.
     pub(super) fn learn(&self, tools: &[Tool]) {
         if let Some(copies) = &self.copies {
             copies.learn(tools);
         }
     }
 
-    /// Says whenever another session was begun.
+    /// Calls `another` whenever the SDK has begun a new session.
     pub(super) async fn sessions(&self, another: impl Fn()) {
         self.wire.sessions(another).await;
     }
 
-    /// A number for a call; it is the token of its progress too.
+    /// Returns an id for a call. It is the call's progress token too.
     pub(super) fn number(&self) -> i64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Makes the call of this number and waits for its answer.
+    /// Sends the call with this id and waits for its response.
     pub(super) async fn call(
         &self,
         number: i64,
@@ -83,8 +88,8 @@ impl Direct {
         }
     }
 
-    /// The answer to the request of a call. In a session that the server forgot it is made once more in another, which the SDK
-    /// begins.
+    /// Sends a call and returns its response. If the server forgot the session, the SDK begins a new one and the call
+    /// is sent once more.
     async fn ask(
         &self,
         number: i64,
@@ -126,7 +131,7 @@ impl Direct {
         Ok(request.into())
     }
 
-    /// Has the SDK begin another session than the one that was forgotten.
+    /// Has the SDK begin a new session. It does so with its next message, a ping.
     async fn another(&self, forgotten: Arc<Way>, sdk: &Peer<RoleClient>) -> Result<Arc<Way>, Failure> {
         let now = self.wire.way();
         if !Arc::ptr_eq(&now, &forgotten) {
@@ -136,11 +141,11 @@ impl Direct {
         let ping = PingRequest { method: Default::default(), extensions: Default::default() };
         let pinged = sdk.send_request(ClientRequest::PingRequest(ping)).await;
         let now = self.wire.way();
-        // What the server says to the ping does not matter.
+        // The result of the ping does not matter.
         match (Arc::ptr_eq(&now, &forgotten), pinged) {
             (false, _) => Ok(now),
             (true, Err(error)) => Err(match error.into() {
-                // That is what it says to our introduction, of whatever kind.
+                // The SDK's error is the server's response to the new handshake. It refused that handshake.
                 Failure::Protocol { message, .. } => Failure::Forgotten(message),
                 failure => failure,
             }),
@@ -148,7 +153,7 @@ impl Direct {
         }
     }
 
-    /// Waits for the answer among the events of a stream. One that breaks is asked for again where the server said how.
+    /// Waits for the response on an event stream. A stream that breaks is resumed if its events have ids.
     async fn listen(&self, response: Response, way: &Way, number: i64) -> Result<Answer, Failure> {
         let (mut enough, mut place) = (response.body().enough(), Place::default());
         let mut stream = Box::pin(wire::events(response));
@@ -168,7 +173,7 @@ impl Direct {
             let Some(data) = place.note(event) else { continue };
             match Message::read(data.as_bytes(), number) {
                 Message::Answer(answer) => {
-                    // Its connection can be used again when the server has ended the stream.
+                    // The connection goes back to the pool once the server has ended the stream.
                     enough.store(true, Ordering::Relaxed);
                     return answer;
                 }
@@ -178,7 +183,7 @@ impl Direct {
         }
     }
 
-    /// What follows on a stream that broke, or that the server ended for now. Nothing where it cannot be had.
+    /// Resumes a stream that broke or that the server ended for now. Returns `None` if it cannot be resumed.
     async fn resume(&self, way: &Way, place: &mut Place, has_ended: bool) -> Option<Response> {
         place.in_vain += 1;
         let last = place.last.as_deref().filter(|_| place.in_vain <= IN_VAIN_MAX)?;
@@ -188,7 +193,7 @@ impl Direct {
             tokio::time::sleep(wait.unwrap_or_default()).await;
             match self.wire.resume(way, last).await {
                 Ok(response) => return Some(response),
-                // Asking again would change nothing.
+                // The server would refuse again.
                 Err(
                     StreamableHttpError::ServerDoesNotSupportSse
                     | StreamableHttpError::AuthRequired(_)
@@ -201,19 +206,19 @@ impl Direct {
     }
 }
 
-/// Where we are in a stream.
+/// The position in an event stream.
 #[derive(Default)]
 struct Place {
-    /// The last event that had a name.
+    /// The id of the last event that had one.
     last: Option<String>,
-    /// How long the server wants to be left alone before it is asked for more.
+    /// The pause that the server asked for before a resumption.
     retry: Option<Duration>,
-    /// How often it was asked for more since anything came.
+    /// The number of resumptions since the last event.
     in_vain: usize,
 }
 
 impl Place {
-    /// Notes an event; what it says, if it is a message.
+    /// Records an event. Returns its data if it is a message.
     fn note(&mut self, event: Sse) -> Option<String> {
         self.retry = event.retry.map(|wait| Duration::from_millis(wait).min(RETRY_MAX)).or(self.retry);
         self.last = event.id.or_else(|| self.last.take());

@@ -1,4 +1,4 @@
-//! The stream of events that a server answers with, of which none may be too large.
+//! Parses an SSE response and bounds the size of each event.
 
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
@@ -9,10 +9,10 @@ use sse_stream::{Sse, SseStream};
 
 use super::failure::broken_answer;
 
-/// What is told of a message that is too large.
+/// The error text for a message that is too large.
 pub(super) const TOO_LARGE: &str = "it sent a message of more than 16 MiB";
 
-/// The events of a stream. One that is too large ends it with an error.
+/// Parses the events of a stream. An event that is too large ends the stream with an error.
 pub(super) fn of(
     bytes: impl Stream<Item = Result<Bytes, hyper::Error>> + Send + 'static,
     event_bytes_max: usize,
@@ -25,12 +25,13 @@ pub(super) fn of(
     SseStream::from_bytes_stream(bytes)
 }
 
-/// Whether this is why a stream ended.
+/// Returns true if the stream ended because an event was too large.
 pub(super) fn is_too_large(error: &SseError) -> bool {
     matches!(error, SseError::Body(error) if matches!(error.downcast_ref(), Some(Broken::TooLarge)))
 }
 
-/// The same for the SDK, which would ask again for what is too large: whoever asked gets an error for an answer instead.
+/// Adapts a stream for the SDK, which would resume after an event that is too large. The request gets an error response
+/// instead.
 pub(super) fn for_the_sdk(
     events: impl Stream<Item = Result<Sse, SseError>> + Send + 'static,
     asked: Option<RequestId>,
@@ -51,7 +52,7 @@ pub(super) fn for_the_sdk(
     events.boxed()
 }
 
-/// Why a stream ended.
+/// The reason why a stream ended.
 #[derive(Debug, thiserror::Error)]
 enum Broken {
     #[error("the connection broke")]
@@ -60,7 +61,7 @@ enum Broken {
     TooLarge,
 }
 
-/// Counts the bytes of the event that has not ended yet.
+/// Counts the bytes of the current event.
 struct Bound {
     bytes_max: usize,
     bytes: usize,
@@ -68,11 +69,11 @@ struct Bound {
 }
 
 impl Bound {
-    /// Whether the event is still small enough with these.
+    /// Returns true if the current event is still within the limit after these bytes.
     fn holds(&mut self, piece: &[u8]) -> bool {
         for byte in piece {
             match byte {
-                // An empty line ends an event.
+                // An empty line ends the event.
                 b'\n' if self.line_bytes == 0 => self.bytes = 0,
                 b'\n' => self.line_bytes = 0,
                 b'\r' => {}

@@ -1,5 +1,8 @@
-//! One request of HTTP and its answer: over connections that are kept, with bounds for all that is read. What never reached the
-//! server is told apart from what may have.
+//! Sends one HTTP request and reads its response: over pooled connections, with a size limit on everything read.
+//! Failures tell a request that never reached the server apart from one that may have.
+//!
+//! It uses hyper without `reqwest`, which was half of the cost of a call (see `hyper-rustls` in the workspace's
+//! `Cargo.toml`).
 
 use std::sync::Arc;
 
@@ -15,21 +18,21 @@ use super::events;
 use super::failure::{Failure, http_status};
 use super::line::{Body, Lines};
 
-/// How large one message may be.
+/// Maximum size of one message.
 pub(super) const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// How much is read of an answer that is only looked at for what went wrong.
+/// Maximum number of bytes read of an error response.
 const COMPLAINT_BYTES_MAX: usize = 64 * 1024;
-/// How often a request is sent elsewhere within the server.
+/// Maximum number of redirects followed for one request.
 const HOPS_MAX: usize = 3;
 
 pub(super) type Request = http::Request<Full<Bytes>>;
 pub(super) type Response = http::Response<Body>;
 
-/// Where a server is, and the connections to it.
+/// A server's URL and the pool of connections to it.
 pub(super) struct Place {
     url: Url,
     uri: Uri,
-    /// The name that it is asked for by.
+    /// The `Host` header.
     host: HeaderValue,
     lines: Arc<Lines>,
 }
@@ -37,14 +40,14 @@ pub(super) struct Place {
 impl Place {
     pub(super) fn new(url: Url) -> Result<Self, String> {
         let uri: Uri = url.as_str().parse().map_err(|error| format!("`{url}` is no address: {error}"))?;
-        // Without the name and password that some addresses have.
+        // User name and password, which some URLs have, are cut off.
         let host = uri.authority().map_or("", |whole| whole.as_str().rsplit('@').next().unwrap_or_default());
         let host = HeaderValue::from_str(host).map_err(|_| format!("`{url}` is no address"))?;
         Ok(Self { url, uri, host, lines: Arc::default() })
     }
 
-    /// Sends the request that `make` makes. It is followed to where the server sends it within itself if that keeps the message
-    /// whole: others must not get what is sent along.
+    /// Sends the request that `make` builds. Follows a redirect only within the same origin and only if it repeats the
+    /// message unchanged: other servers must not get our headers.
     pub(super) async fn send(&self, make: impl Fn() -> Request) -> Result<Response, Failure> {
         let response = self.send_to(&self.uri, &make).await?;
         match response.status().is_redirection() {
@@ -53,7 +56,7 @@ impl Place {
         }
     }
 
-    /// Sends a request to some place within the server.
+    /// Sends a request to a URI of the same server.
     async fn send_to(&self, uri: &Uri, make: impl Fn() -> Request) -> Result<Response, Failure> {
         let path = uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
         let make = || {
@@ -81,7 +84,7 @@ impl Place {
                 }
                 _ => return Err(redirected(status, &here, next.as_ref())),
             };
-            // The connection is used again only when all was read.
+            // Reading the whole body lets the connection go back to the pool.
             glimpse(response).await;
             response = self.send_to(&uri, &make).await?;
             here = next;
@@ -97,14 +100,14 @@ fn redirected(status: StatusCode, here: &Url, next: Option<&Url>) -> Failure {
         None => "nowhere".to_owned(),
     };
     let told = format!("it redirects to {place} by {}, which is not followed", http_status(status.as_u16()));
-    // By these two the message is to be sent again as it is, so that nothing was done with it here.
+    // 307 and 308 ask for the same message elsewhere, so the server did nothing with it here.
     match status {
         StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => Failure::Configuration(told.into()),
         _ => Failure::Redirected(told.into()),
     }
 }
 
-/// What an error came from.
+/// Returns the root cause of an error.
 pub(super) fn innermost<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a (dyn std::error::Error + 'static) {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
@@ -113,7 +116,7 @@ pub(super) fn innermost<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a
     innermost
 }
 
-/// All of an answer.
+/// Reads a whole response body.
 pub(super) async fn read(response: Response) -> Result<Bytes, Failure> {
     let mut body = response.into_body();
     let too_large = || Failure::transport(events::TOO_LARGE);
@@ -123,7 +126,7 @@ pub(super) async fn read(response: Response) -> Result<Bytes, Failure> {
     }
     let Some(first) = piece(&mut body).await? else { return Ok(Bytes::new()) };
     let Some(mut next) = piece(&mut body).await? else {
-        // Most answers come in one piece.
+        // Most bodies come in one piece and need no copy.
         return Ok(first);
     };
     let mut all = BytesMut::with_capacity((length as usize).max(first.len() + next.len()));
@@ -140,12 +143,12 @@ pub(super) async fn read(response: Response) -> Result<Bytes, Failure> {
     }
 }
 
-/// The next piece of an answer.
+/// Reads the next piece of a body.
 async fn piece(body: &mut Body) -> Result<Option<Bytes>, Failure> {
     while let Some(frame) = body.frame().await {
         match frame.map(http_body::Frame::into_data) {
             Ok(Ok(piece)) => return Ok(Some(piece)),
-            // Something that follows an answer.
+            // Trailers are ignored.
             Ok(Err(_)) => {}
             Err(error) => return Err(Failure::transport(format!("the connection broke: {}", innermost(&error)))),
         }
@@ -153,7 +156,7 @@ async fn piece(body: &mut Body) -> Result<Option<Bytes>, Failure> {
     Ok(None)
 }
 
-/// As much of an answer as is looked at where it is none. Mostly this is all of it, so that the connection can be used again.
+/// Reads the beginning of an error response. Usually this is the whole body, so the connection goes back to the pool.
 pub(super) async fn glimpse(response: Response) -> Vec<u8> {
     let (mut body, mut all) = (response.into_body(), Vec::new());
     while let Ok(Some(piece)) = piece(&mut body).await {
@@ -166,7 +169,7 @@ pub(super) async fn glimpse(response: Response) -> Vec<u8> {
     all
 }
 
-/// The pieces of an answer that has no end that is known.
+/// Returns a body as a stream of pieces.
 pub(super) fn pieces(response: Response) -> impl Stream<Item = Result<Bytes, hyper::Error>> + Send + 'static {
     response.into_body().into_data_stream()
 }

@@ -1,5 +1,5 @@
-//! What can go wrong with a server, told apart: it cannot be reached, it breaks the protocol, it wants a login. That a tool says
-//! that it failed is none of these.
+//! Failures of a server, by kind: unreachable, protocol error, configuration, login. A tool that reports its own
+//! failure is none of these.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,54 +10,55 @@ use rmcp::service::{ClientInitializeError, ServiceError};
 use rmcp::transport::streamable_http_client::StreamableHttpError;
 use wieldy_core::{CallError, Code, RunError};
 
-/// Why a server gave no answer.
+/// The reason why a server gave no result.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// The connection could not be made, or broke.
+    /// The connection could not be made, or it broke.
     #[error("{0}")]
     Transport(Arc<str>),
-    /// It never got what was meant for it.
+    /// The request never reached the server.
     #[error("{0}")]
     Unreached(Arc<str>),
-    /// The same, and it never will: it has forgotten us, and does not let us introduce ourselves again as we did.
+    /// The request never reached the server, and none will over this session: the server forgot the session and refuses
+    /// to open another one in the same way.
     #[error("it has forgotten the session and opens no other: {0}")]
     Forgotten(Arc<str>),
-    /// It is there, but does not serve us now.
+    /// The server answered that it is busy.
     #[error("it is busy: {}", http_status(*status))]
     Busy {
-        /// The status of HTTP that it answered with.
+        /// The HTTP status.
         status: u16,
-        /// How long it asked to be left alone.
+        /// The pause that the server asked for.
         retry_after: Option<Duration>,
     },
-    /// It said something that MCP does not know, or refused.
+    /// The server refused, or sent something that is not valid MCP.
     #[error("{message}")]
     Protocol {
-        /// What it said.
+        /// The server's message.
         message: Arc<str>,
-        /// MCP's code, where it gave one.
+        /// The JSON-RPC error code, if there is one.
         code: Option<i32>,
     },
-    /// Something that it needs is missing here.
+    /// A setting or a file on our side is missing or wrong.
     #[error("{0}")]
     Configuration(Arc<str>),
-    /// It answered by sending us elsewhere, which is not followed: it may have done first what it was asked.
+    /// The server answered with a redirect that is not followed. It may have carried out the request first.
     #[error("{0}")]
     Redirected(Arc<str>),
-    /// It wants to know who asks.
+    /// The server asks for a login.
     #[error("it wants a login")]
     NeedsLogin,
-    /// It knows who asks, and refuses.
+    /// The server refuses access for this login.
     #[error("it refuses access")]
     Forbidden {
-        /// What it says that a login would have to be for.
+        /// The scopes that the server says a login needs.
         scope: Option<Arc<str>>,
     },
 }
 
-/// What is told of a connection that is over.
+/// The error text for a closed connection.
 pub(super) const CLOSED: &str = "the connection is closed";
-/// Marks an error that did not come from the server but was made here, because of what the server did.
+/// Marks an error response that we made ourselves because the server's own was unusable.
 const OURS: &str = "wieldy/transport";
 
 impl Failure {
@@ -73,7 +74,8 @@ impl Failure {
         Self::Protocol { message: first_of(why.as_ref()).into(), code: None }
     }
 
-    /// What a call is told that needed the server `name`; `patience` is how long it is left alone.
+    /// Returns the error of a call that needed the server `name`. `patience` is the pause before the server is tried
+    /// again.
     pub(crate) fn error(&self, name: &str, patience: Option<Duration>) -> CallError {
         let error = match self {
             Self::Transport(_) | Self::Unreached(_) | Self::Forgotten(_) | Self::Busy { .. } => {
@@ -113,18 +115,18 @@ impl Failure {
         }
     }
 
-    /// Whether trying again is in vain until somebody has done something about it.
+    /// Returns true if only the operator can fix this, so that a retry is useless.
     pub(crate) fn is_for_the_operator(&self) -> bool {
         matches!(self, Self::NeedsLogin | Self::Configuration(_) | Self::Redirected(_))
     }
 
-    /// Whether the server does not know us any more as we introduced ourselves.
+    /// Returns true if the server no longer knows our session.
     pub(crate) fn ends_the_connection(&self) -> bool {
         let unknown = Some(ErrorCode::UNSUPPORTED_PROTOCOL_VERSION.0);
         matches!(self, Self::Forgotten(_)) || matches!(self, Self::Protocol { code, .. } if *code == unknown)
     }
 
-    /// How long the server asked to be left alone.
+    /// Returns the pause that the server asked for.
     pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Busy { retry_after, .. } => *retry_after,
@@ -132,7 +134,8 @@ impl Failure {
         }
     }
 
-    /// The same for a call that was sent: whether it had its effect is known only where it never arrived, or was refused.
+    /// Returns the error of a call that was sent. It says that the call had no effect only if the server never got it
+    /// or refused it.
     pub(crate) fn of_a_call(&self, name: &str) -> RunError {
         let refused = [
             ErrorCode::METHOD_NOT_FOUND,
@@ -143,7 +146,7 @@ impl Failure {
         let had_no_effect = match self {
             Self::Unreached(_) | Self::Forgotten(_) => true,
             Self::NeedsLogin | Self::Forbidden { .. } | Self::Configuration(_) => true,
-            // Whoever counts requests does so before anything else; what else is busy may have begun.
+            // 429: rate limits are checked before a request is run. Another busy status may come after it has begun.
             Self::Busy { status, .. } => *status == 429,
             Self::Protocol { code, .. } => code.is_some_and(|code| refused.iter().any(|known| known.0 == code)),
             Self::Transport(_) | Self::Redirected(_) => false,
@@ -152,19 +155,20 @@ impl Failure {
         if had_no_effect { error.before_effect() } else { error }
     }
 
-    /// The same for a call that the server made a task of: whatever is learnt of that later, it may have had its effect.
+    /// Returns the error of a call that the server made a task of. The task may have had an effect, even if it cannot
+    /// be found later.
     pub(crate) fn of_a_task(&self, name: &str) -> RunError {
         self.error(name, None).into()
     }
 }
 
-/// A status of HTTP as people know it.
+/// Formats an HTTP status with its reason phrase.
 pub(super) fn http_status(status: u16) -> String {
     let reason = http::StatusCode::from_u16(status).ok().and_then(|status| status.canonical_reason());
     reason.map_or_else(|| format!("HTTP {status}"), |reason| format!("HTTP {status} ({reason})"))
 }
 
-/// The answer to a request whose real one cannot be had.
+/// Returns the error response for a request whose real response is unusable.
 pub(super) fn broken_answer(why: &'static str) -> ErrorData {
     ErrorData::internal_error(why, Some(OURS.into()))
 }
@@ -178,7 +182,7 @@ impl From<ErrorData> for Failure {
     }
 }
 
-/// As much of what a server says as fits into an error or a line of progress.
+/// Returns as much of a server's text as fits into an error or a progress line.
 pub(super) fn first_of(text: &str) -> &str {
     const BYTES_MAX: usize = 500;
     &text[..text.floor_char_boundary(BYTES_MAX)]
@@ -223,7 +227,7 @@ impl From<&StreamableHttpError<Self>> for Failure {
             StreamableHttpError::InsufficientScope(refused) => {
                 Self::Forbidden { scope: refused.required_scope.as_deref().map(Into::into) }
             }
-            // It said so instead of doing anything.
+            // The server refused the request because of the session, so it did nothing.
             StreamableHttpError::SessionExpired => Self::unreached("it has forgotten the session"),
             StreamableHttpError::ReinitializationFailed(error) => Self::Forgotten(first_of(&error.message).into()),
             other => Self::transport(other.to_string()),
@@ -232,7 +236,7 @@ impl From<&StreamableHttpError<Self>> for Failure {
 }
 
 impl Failure {
-    /// What our own client of HTTP says; otherwise the innermost reason, which is the one that says something.
+    /// Finds the error of our own HTTP client in the chain. Without one, uses the root cause.
     fn of_transport(error: &(dyn std::error::Error + 'static)) -> Self {
         let mut current = error;
         loop {

@@ -1,4 +1,4 @@
-//! A server that is reached by HTTP: who it is, and how connections to it are made.
+//! Sets up HTTP for a server: its URL, the headers of every request, TLS, and the HTTP clients made from them.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -15,11 +15,11 @@ use super::login::Bearer;
 use super::settings::Address;
 use super::wire::Wire;
 
-/// How long a connection may take to be made.
+/// The longest time to open a connection.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long it takes at most until a stream that broke is asked for again.
+/// The longest pause before a broken stream is resumed.
 const RESUME_DELAY_MAX: Duration = Duration::from_secs(30);
-/// What MCP and HTTP say themselves in each request.
+/// Headers that MCP and HTTP set themselves, so that an operator must not.
 const RESERVED: [&str; 10] = [
     "accept",
     "connection",
@@ -33,13 +33,13 @@ const RESERVED: [&str; 10] = [
     "transfer-encoding",
 ];
 
-/// The way to a server, and the SDK's transport that takes it.
+/// Returns the HTTP transport of a server, and the SDK's transport built on it.
 pub(super) fn transport(
     address: &Address,
     calls_max: usize,
 ) -> Result<(Wire, StreamableHttpClientTransport<Wire>), String> {
     let (url, headers) = (url(address)?, headers(address)?);
-    // What the operator says who we are counts more than what somebody logged in as.
+    // A configured `Authorization` header takes precedence over a stored login.
     let login = address.login.clone().filter(|_| !headers.contains_key(header::AUTHORIZATION));
     let wire = Wire::new(Place::new(url.clone())?, headers, login.map(|login| Bearer::new(url, login)));
     let mut config =
@@ -48,14 +48,14 @@ pub(super) fn transport(
     Ok((wire.clone(), StreamableHttpClientTransport::with_client(wire, config)))
 }
 
-/// How long it takes until a stream that broke is asked for again.
+/// Returns the backoff between attempts to resume a broken stream.
 pub(super) fn resume() -> ExponentialBackoff {
     let mut resume = ExponentialBackoff::default();
     resume.max_delay = Some(RESUME_DELAY_MAX);
     resume
 }
 
-/// Where it is.
+/// Parses the server's URL.
 pub(super) fn url(address: &Address) -> Result<Url, String> {
     let url = Url::parse(&address.url).map_err(|error| format!("`{}` is no address: {error}", address.url))?;
     if !matches!(url.scheme(), "http" | "https") {
@@ -64,7 +64,7 @@ pub(super) fn url(address: &Address) -> Result<Url, String> {
     Ok(url)
 }
 
-/// What is sent along with every request.
+/// Builds the headers that are sent with every request.
 fn headers(address: &Address) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (name, value) in &address.headers {
@@ -80,7 +80,7 @@ fn headers(address: &Address) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
-/// The value may be a secret, so the error does not say it.
+/// Builds a header value that may be a secret, so the error does not quote it.
 fn secret_value(name: &str, value: &str) -> Result<HeaderValue, String> {
     let mut value =
         HeaderValue::try_from(value).map_err(|_| format!("the value of the header `{name}` cannot be sent"))?;
@@ -88,7 +88,8 @@ fn secret_value(name: &str, value: &str) -> Result<HeaderValue, String> {
     Ok(value)
 }
 
-/// What a server says to somebody whom it does not know: where to log in, and for what. Nothing where it does not mind.
+/// Returns the `Bearer` challenge with which a server answers a request without a token. `None` if the server asks for
+/// no token.
 pub(super) async fn challenge(address: &Address) -> Option<String> {
     let (place, mut headers) = (Place::new(url(address).ok()?).ok()?, headers(address).ok()?);
     headers.insert(header::ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
@@ -107,7 +108,7 @@ pub(super) async fn challenge(address: &Address) -> Option<String> {
     said.find(|said| said.get(..6).is_some_and(|scheme| scheme.eq_ignore_ascii_case("bearer"))).map(str::to_owned)
 }
 
-/// What all our clients of HTTP have in common, but for the one of calls.
+/// Returns the common settings of our `reqwest` clients. MCP messages do not use `reqwest`.
 pub(super) fn builder() -> Result<reqwest::ClientBuilder, String> {
     Ok(reqwest::Client::builder()
         .tls_backend_preconfigured(tls()?)
@@ -116,7 +117,7 @@ pub(super) fn builder() -> Result<reqwest::ClientBuilder, String> {
         .no_proxy())
 }
 
-/// TLS as this machine trusts it.
+/// Builds a TLS configuration with the machine's root certificates.
 pub(super) fn tls() -> Result<rustls::ClientConfig, String> {
     static TLS: OnceLock<Result<rustls::ClientConfig, String>> = OnceLock::new();
     let make = || {

@@ -1,4 +1,4 @@
-//! The servers that a file of another MCP client names. The clients agree on little more than the idea.
+//! Reads the server lists of other MCP clients. The clients' formats have little in common.
 
 use std::collections::BTreeMap;
 
@@ -6,50 +6,50 @@ use serde_json::{Map, Value};
 
 use super::settings::CONTAINERS;
 
-/// A server as a client's file describes it.
+/// A server as another client's configuration describes it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Imported {
-    /// Its name there, made fit for the names of tools.
+    /// The name, changed to fit into tool names.
     pub name: String,
-    /// The program, where it is one.
+    /// The program, for a server over stdio.
     pub command: Option<String>,
-    /// Its arguments.
+    /// The arguments of the program.
     pub args: Vec<String>,
-    /// Variables of its environment; `${NAME}` in them stands for one of ours.
+    /// Environment variables. `${NAME}` in a value stands for a variable of our environment.
     pub env: BTreeMap<String, String>,
-    /// Where it starts.
+    /// The working directory.
     pub cwd: Option<String>,
-    /// Where it listens, where it is no program.
+    /// The URL, for a server over HTTP.
     pub url: Option<String>,
-    /// What is sent along with each request.
+    /// Headers of every request.
     pub headers: BTreeMap<String, String>,
-    /// Whether the file says that it is not used.
+    /// True if the file disables the server.
     pub disabled: bool,
-    /// What was not understood or must be looked at.
+    /// Notes on settings that could not be converted or that a person must check.
     pub notes: Vec<String>,
 }
 
-/// Why a file names no servers.
+/// The reason why no servers could be read from a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ImportError {
-    /// None of the places where clients keep them is there.
+    /// The file has no server list at any known place.
     #[error("it has none of `mcpServers`, `servers`, `context_servers`, `mcp` and `mcp_servers`")]
     NoServers,
-    /// What is there is no server.
+    /// An entry is not a valid server.
     #[error("`{name}` is no server: {why}")]
     NotAServer {
         /// The name in the file.
         name: String,
-        /// What is wrong with it.
+        /// The defect.
         why: &'static str,
     },
 }
 
-/// Where clients keep their servers: Claude, Cursor, Windsurf, Cline, Gemini; VS Code; Zed; opencode; Codex.
+/// The paths of server lists in clients' files: Claude, Cursor, Windsurf, Cline, Gemini; VS Code; Zed; opencode; Codex.
 const PLACES: [&[&str]; 6] =
     [&["mcpServers"], &["servers"], &["context_servers"], &["mcp", "servers"], &["mcp"], &["mcp_servers"]];
 
-/// The servers of a client's file, in the order of their names.
+/// Reads the servers from a client's file, sorted by name.
 pub fn servers(file: &Value) -> Result<Vec<Imported>, ImportError> {
     let place = |path: &&[&str]| path.iter().try_fold(file, |value, word| value.get(word)).and_then(Value::as_object);
     let found = PLACES.iter().find_map(place).ok_or(ImportError::NoServers)?;
@@ -62,7 +62,7 @@ fn read(name: &str, server: &Value) -> Result<Imported, ImportError> {
     let wrong = |why| ImportError::NotAServer { name: name.to_owned(), why };
     let table = server.as_object().ok_or_else(|| wrong("it is no table"))?;
     let mut imported = Imported { name: fit(name), ..Imported::default() };
-    // An older form of Zed has the command and what belongs to it one level below.
+    // Older versions of Zed nest the command and its settings one level deeper.
     let (command, own) = match table.get("command") {
         Some(Value::Object(inner)) => (inner.get("path").or_else(|| inner.get("command")), inner),
         command => (command, table),
@@ -121,7 +121,7 @@ fn read(name: &str, server: &Value) -> Result<Imported, ImportError> {
 }
 
 impl Imported {
-    /// Writes what stands for something else as we do: `${NAME}` for a variable of the environment.
+    /// Converts the placeholders in all values to our `${NAME}`.
     fn make_ours(&mut self) {
         let mut notes = Vec::new();
         let texts = self.args.iter_mut().chain(self.env.values_mut()).chain(self.headers.values_mut());
@@ -132,7 +132,7 @@ impl Imported {
     }
 }
 
-/// A text with `${env:NAME}` as `${NAME}`, and the folders that editors know in our words.
+/// Converts `${env:NAME}` to `${NAME}`, and editors' folder placeholders to ours.
 fn ours(text: &str, notes: &mut Vec<String>) -> String {
     let (mut written, mut rest) = (String::new(), text);
     while let Some((before, after)) = rest.split_once("${") {
@@ -161,7 +161,7 @@ fn ours(text: &str, notes: &mut Vec<String>) -> String {
     written + rest
 }
 
-/// The name of a server, fit for the names of tools.
+/// Changes a server's name so that it fits into tool names.
 fn fit(name: &str) -> String {
     let allowed = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
     let fit: String = name.chars().map(allowed).take(32).collect();
@@ -187,7 +187,7 @@ fn named(table: &Map<String, Value>, key: &str) -> Option<BTreeMap<String, Strin
     named.as_object()?.iter().map(|(name, value)| Some((name.clone(), text(value)?))).collect()
 }
 
-/// JSON as editors let people write it: without comments and without commas before a closing bracket.
+/// Removes comments and trailing commas from JSON as editors accept it.
 pub fn without_comments(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut characters = text.chars().peekable();

@@ -1,5 +1,6 @@
-//! Connections to one server. Whoever sends a request moves its connection along himself, until the answer is read: there is no
-//! task in between that would have to be woken. Connections that nobody uses are kept for a while.
+//! The connection pool of one server. The task that sends a request also polls its connection until the body is read.
+//! No connection task has to be woken, which `hyper_util`'s pooled client would need. Idle connections stay in the pool
+//! for a while.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -25,26 +26,26 @@ use super::exchange::{Request, Response, innermost};
 use super::failure::Failure;
 use super::http::{CONNECT_TIMEOUT, tls};
 
-/// How long a connection that nobody needs is kept, and how many.
+/// The longest time that a connection stays idle in the pool, and the maximum number of idle connections.
 const IDLE_MAX: Duration = Duration::from_secs(90);
 const KEPT_MAX: usize = 64;
-/// How often those are looked at that nobody needs.
+/// The interval at which unusable idle connections are closed.
 const TIDY_EVERY: Duration = Duration::from_secs(5);
-/// How long the rest of an answer that nobody needs may take, for its connection to be used again.
+/// The longest time for the unread rest of a body to arrive. After that its connection is not reused.
 const REST_MAX: Duration = Duration::from_millis(50);
-/// When the other end of a connection that says nothing is asked whether it is still there, how often, and until when it must
-/// have taken what was sent.
+/// TCP keepalive: the idle time before the first probe and between probes, and the number of probes.
+/// `TCP_USER_TIMEOUT`: the longest time for sent data to be acknowledged.
 const ALIVE_AFTER: Duration = Duration::from_secs(15);
 const ALIVE_TRIES: u32 = 3;
 const TAKEN_WITHIN: Duration = Duration::from_secs(30);
 
-/// What moves requests and answers along.
+/// The hyper connection, which drives requests and responses when polled.
 type Moving = Connection<MaybeHttpsStream<TokioIo<TcpStream>>, Full<Bytes>>;
 
-/// One connection, over which one request goes at a time.
+/// One HTTP/1 connection, which carries one request at a time.
 struct Line {
     sender: SendRequest<Full<Bytes>>,
-    /// Nothing once it has ended. Dropping it is what tells whoever waits for it that nothing will come.
+    /// `None` once the connection has ended. Dropping it wakes the waiting request or body with an error.
     connection: Option<Pin<Box<Moving>>>,
 }
 
@@ -60,15 +61,15 @@ impl Line {
         Ok(Self { sender, connection: Some(Box::pin(connection)) })
     }
 
-    /// Moves it along.
+    /// Polls the connection.
     fn advance(&mut self, context: &mut Context<'_>) {
-        // Why it ended is told with what it ended: the request, or the answer.
+        // The cause of the end reaches the caller as the error of the request or the body.
         if self.connection.as_mut().is_some_and(|connection| connection.as_mut().poll(context).is_ready()) {
             self.connection = None;
         }
     }
 
-    /// Whether a request can be sent.
+    /// Returns true if a request can be sent.
     fn is_ready(&mut self) -> bool {
         self.advance(&mut Context::from_waker(Waker::noop()));
         self.connection.is_some() && self.sender.is_ready()
@@ -84,28 +85,28 @@ impl Line {
     }
 }
 
-/// Why a request that was sent has no answer, without its address: that may hold a secret.
+/// Returns the failure of a request that was sent and got no response. It leaves out the URL, which may hold a secret.
 fn broken(error: &hyper::Error) -> Failure {
     Failure::transport(format!("the connection broke: {}", innermost(error)))
 }
 
-/// The connections to one server that nobody uses.
+/// The idle connections to one server.
 #[derive(Default)]
 pub(super) struct Lines {
     kept: Mutex<Vec<Kept>>,
-    /// Whether there is a task that closes what is of no use any more. Changed only by who holds the connections.
+    /// True while a task closes unusable connections. Changed only under the lock of the connections.
     is_tidied: AtomicBool,
 }
 
 struct Kept {
     line: Line,
-    /// What nobody needs of the last answer.
+    /// The unread rest of the last body.
     rest: Option<Incoming>,
     since: Instant,
 }
 
 impl Kept {
-    /// Whether it will never be of use, may be later, or is now: nothing, false or true.
+    /// Returns `None` if the connection is unusable, `Some(false)` if it may become usable, `Some(true)` if it is.
     fn is_of_use(&mut self) -> Option<bool> {
         let mut context = Context::from_waker(Waker::noop());
         if self.since.elapsed() > IDLE_MAX {
@@ -125,7 +126,8 @@ impl Kept {
 }
 
 impl Lines {
-    /// Sends a request. One that finds its connection closed, so that it never went out, takes another.
+    /// Sends a request. If the pooled connection turns out to be closed before the request went out, another one is
+    /// used.
     pub(super) async fn send(self: &Arc<Self>, to: &Uri, make: impl Fn() -> Request) -> Result<Response, Failure> {
         while let Some(mut line) = self.take() {
             match line.send(make()).await {
@@ -149,7 +151,7 @@ impl Lines {
         })
     }
 
-    /// One that can be used, of those that were used last.
+    /// Takes a usable connection, the most recently used one first.
     fn take(&self) -> Option<Line> {
         let mut kept = self.kept();
         for at in (0..kept.len()).rev() {
@@ -180,7 +182,7 @@ impl Lines {
     }
 }
 
-/// Closes what is of no use any more, as long as there is anything.
+/// Closes unusable idle connections until there are no idle ones.
 async fn tidy(lines: Weak<Lines>) {
     loop {
         tokio::time::sleep(TIDY_EVERY).await;
@@ -194,8 +196,8 @@ async fn tidy(lines: Weak<Lines>) {
     }
 }
 
-/// What follows the head of an answer. Read to its end, it leaves its connection to others; dropped before, it closes it, unless
-/// it was said that this is enough.
+/// A response body. Read to its end, it returns its connection to the pool. Dropped earlier, it closes the connection,
+/// unless the reader said that the rest does not matter.
 pub(super) struct Body {
     rest: Option<(Line, Incoming)>,
     lines: Arc<Lines>,
@@ -203,7 +205,7 @@ pub(super) struct Body {
 }
 
 impl Body {
-    /// By this it can be said that what was read is enough, and the rest does not matter.
+    /// Returns the flag by which a reader says that the rest of the body does not matter.
     pub(super) fn enough(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.is_enough)
     }
@@ -244,7 +246,7 @@ impl Drop for Body {
     }
 }
 
-/// What makes connections to all servers.
+/// Returns the connector for all servers.
 fn connector() -> Result<&'static HttpsConnector<HttpConnector>, &'static str> {
     static CONNECTOR: OnceLock<Result<HttpsConnector<HttpConnector>, String>> = OnceLock::new();
     let make = || {
@@ -266,7 +268,7 @@ fn connector() -> Result<&'static HttpsConnector<HttpConnector>, &'static str> {
 mod tests {
     use super::*;
 
-    /// The server closes just when a request is about to go out: it is told that it did not.
+    /// The server closes the connection just before a request goes out: the error says that it did not go out.
     #[tokio::test]
     async fn a_request_over_a_connection_that_was_closed_is_told_so_at_once() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,4 +1,8 @@
-//! Other MCP servers as tools: [`Upstreams`] starts them, asks them for their tools and registers these.
+//! Turns the tools of other MCP servers into tools of an executor: [`Upstreams`] starts the servers, lists their tools
+//! and registers them.
+//!
+//! Layers, from the executor downwards: `tool` → `upstream` (start, retry, pinning) → `connection` (one MCP session) →
+//! `stdio`, or for HTTP `direct` (`tools/call`) and `wire` (everything that the SDK sends) → `exchange` → `line`.
 
 mod answer;
 mod connection;

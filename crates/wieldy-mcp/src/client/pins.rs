@@ -1,5 +1,5 @@
-//! What each server's tools were when somebody agreed to them, kept in a file: against servers that change their mind, and to
-//! know the tools of a server that does not run.
+//! Pinned tool definitions: the definitions of each server's tools that were agreed to, in a file. Pins detect servers
+//! that change their tools later, and tell the tools of servers that do not run.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,43 +11,43 @@ use serde::{Deserialize, Serialize};
 
 use super::definition::Definition;
 
-/// How large the file may be.
+/// Maximum size of the file.
 const BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// The definitions that were agreed to. Several processes may use the same file.
+/// The pinned definitions. Several processes may use the same file.
 #[derive(Debug, Default)]
 pub struct Pins {
-    /// Nowhere means in memory.
+    /// `None` means in memory only.
     path: Option<PathBuf>,
     servers: Mutex<BTreeMap<String, PinnedServer>>,
 }
 
-/// What is known of one server.
+/// The pinned state of one server.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct PinnedServer {
-    /// The revision of MCP that it last spoke.
+    /// The MCP revision that the server last spoke.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<String>,
     /// True if the server did not come up when it was last started.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub failed: bool,
-    /// Its tools by its own names.
+    /// The tools, by the server's own names.
     #[serde(default)]
     pub tools: BTreeMap<String, PinnedTool>,
 }
 
-/// A tool that was agreed to.
+/// A pinned tool.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PinnedTool {
     /// The hash of the definition.
     pub hash: String,
-    /// Whether the server still had it when it was last asked.
+    /// True if the server's last tool list had the tool.
     pub listed: bool,
-    /// What was agreed to.
+    /// The definition that was agreed to.
     pub definition: Definition,
 }
 
-/// The file as it is written.
+/// The contents of the file.
 #[derive(Serialize, Deserialize)]
 struct Written {
     version: u32,
@@ -56,7 +56,7 @@ struct Written {
 
 const VERSION: u32 = 1;
 
-/// Why pins could not be read or written.
+/// The reason why pins could not be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("the pinned definitions in `{path}` cannot be {doing}")]
 pub struct PinsError {
@@ -67,22 +67,23 @@ pub struct PinsError {
 }
 
 impl Pins {
-    /// The pins of a file, which need not be there yet.
+    /// Opens the pins of a file. The file need not exist yet.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, PinsError> {
         let path = path.into();
         let servers = read(&path).map_err(|source| PinsError { path: path.clone(), doing: "read", source })?;
         Ok(Self { path: Some(path), servers: Mutex::new(servers) })
     }
 
-    /// What is known of a server.
+    /// Returns the pinned state of a server.
     pub fn server(&self, name: &str) -> PinnedServer {
         self.lock().get(name).cloned().unwrap_or_default()
     }
 
-    /// Changes what is known of a server, in the file too. What other processes wrote there meanwhile is kept.
+    /// Changes the pinned state of a server, in memory and in the file. Changes that other processes wrote meanwhile
+    /// are preserved.
     ///
-    /// Where the file cannot be used, what was known so far is changed all the same: whoever compares must not find less than
-    /// there was.
+    /// If the file is unusable, the state in memory is changed all the same. Otherwise a later comparison would miss
+    /// definitions that were already pinned.
     pub fn change(&self, name: &str, change: impl FnOnce(&mut PinnedServer)) -> Result<(), PinsError> {
         let mut servers = self.lock();
         let Some(path) = &self.path else {
@@ -107,13 +108,13 @@ impl Pins {
 }
 
 impl PinnedTool {
-    /// Agrees to a definition.
+    /// Pins a definition.
     pub fn of(definition: Definition) -> Self {
         Self { hash: definition.hash(), listed: true, definition }
     }
 }
 
-/// Keeps other processes from writing until it is dropped.
+/// Locks out other processes until the returned file is dropped.
 fn locked(path: &Path) -> io::Result<File> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
@@ -140,7 +141,7 @@ fn read(path: &Path) -> io::Result<BTreeMap<String, PinnedServer>> {
     Ok(written.servers)
 }
 
-/// Writes the whole file or nothing of it.
+/// Writes the file atomically.
 fn write(path: &Path, servers: &BTreeMap<String, PinnedServer>) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut file = io::BufWriter::new(File::create(&new)?);
@@ -200,7 +201,7 @@ mod tests {
         let path = folder.path().join("pins.json");
         let pins = Pins::open(&path).unwrap();
         add(&pins, "git", "log");
-        // Damaged while we run, and then in the place of the file that keeps others out.
+        // The file is damaged while we run. Then a directory takes the place of the lock file.
         for broken in ["pins.json", "pins.lock"] {
             fs::write(folder.path().join("pins.json"), "{").unwrap();
             if broken == "pins.lock" {

@@ -1,4 +1,4 @@
-//! What an operator says of an upstream server. Plain data.
+//! An operator's settings for an upstream server. Plain data.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,39 +6,39 @@ use std::time::Duration;
 
 use wieldy_core::{Annotations, Command, Confinement, Level, Network};
 
-/// The time that a server gets to start and to tell its tools, unless its settings name another. Several that package managers
-/// fetch at once take a minute and more on a busy machine.
+/// The default time for a server to start and list its tools. Several package managers that download at once take a
+/// minute and more on a busy machine.
 pub const START_TIMEOUT_DEFAULT: Duration = Duration::from_secs(180);
-/// How many calls a server gets at once, where nobody says anything.
+/// The default number of calls that a server runs at once.
 pub const CALLS_MAX_DEFAULT: usize = 64;
 
-/// One upstream server.
+/// The settings of one upstream server.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServerSettings {
-    /// Its name: the part before `__` in the names of its tools.
+    /// The name: the part before `__` in the names of its tools.
     pub name: String,
-    /// How it is reached.
+    /// The transport.
     pub reach: Reach,
-    /// When it is started.
+    /// The start policy.
     pub start: Start,
-    /// How long it may take to start and to tell its tools.
+    /// The time limit to start and list the tools.
     pub start_timeout: Duration,
-    /// How long one call may take, where the call does not say.
+    /// The time limit of a call that sets none itself.
     pub timeout: Option<Duration>,
-    /// How long one call may show no sign of life, where the call does not say.
+    /// The silence limit of a call that sets none itself: the longest time without progress.
     pub silence: Option<Duration>,
-    /// How many calls it gets at once.
+    /// Maximum number of calls at once.
     pub calls_max: usize,
-    /// Whether what it says of its tools (that they only read, for instance) is believed.
+    /// True if the server's hints on its tools (such as read-only) are trusted.
     pub trusted: bool,
-    /// What happens when a tool is no longer what it was when it was first seen.
+    /// The reaction to a tool that differs from its pinned definition.
     pub on_change: OnChange,
-    /// Which of its tools are taken, and what is said of them here.
+    /// The rules for the server's tools.
     pub tools: ToolRules,
 }
 
 impl ServerSettings {
-    /// A server with the usual settings.
+    /// Returns the default settings of a server.
     pub fn new(name: impl Into<String>, reach: Reach) -> Self {
         Self {
             name: name.into(),
@@ -56,7 +56,7 @@ impl ServerSettings {
 }
 
 impl ServerSettings {
-    /// Returns a hint to what is said of a failure, where these settings explain it.
+    /// Returns a hint if these settings explain the failure text `said`.
     pub(crate) fn hint(&self, said: &str) -> Option<String> {
         let name = &self.name;
         match &self.reach {
@@ -87,9 +87,10 @@ impl ServerSettings {
     }
 }
 
-/// Programs that let a daemon start containers.
+/// Programs that ask a daemon to start containers.
 pub(super) const CONTAINERS: [&str; 3] = ["docker", "nerdctl", "podman"];
-/// Words of programs that reach nobody, in small letters. A package manager may also just try again for too long.
+/// Lower-case texts by which programs report that they reach no host. A package manager may just retry until the start
+/// times out.
 const UNREACHED: [&str; 14] = [
     "wieldy's setting `network`",
     "did not tell its tools",
@@ -107,48 +108,48 @@ const UNREACHED: [&str; 14] = [
     "fetch failed",
 ];
 
-/// How a server is reached.
+/// The transport to a server.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Reach {
-    /// As a program of this machine, in a sandbox of its own, by its input and output.
+    /// A local program in a sandbox of its own, over its stdin and stdout.
     Stdio(Box<Program>),
-    /// By HTTP.
+    /// HTTP.
     Http(Address),
-    /// Not at all, for this reason: something that it needs is missing. Its tools stay known.
+    /// Unusable for this reason: a setting or a secret is missing. The tools stay known.
     Unusable(String),
 }
 
-/// A program that is a server.
+/// A server that is a local program.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Program {
-    /// What is started; what it reads is up to us.
+    /// The command. Its stdin is ours.
     pub command: Command,
-    /// How strongly it is kept apart.
+    /// The isolation level.
     pub level: Level,
-    /// What it may read, write, reach and use.
+    /// The files, network and resources that it may use.
     pub confinement: Confinement,
 }
 
-/// Where a server listens.
+/// The address of a server over HTTP.
 #[derive(Clone, PartialEq)]
 pub struct Address {
-    /// `http://` or `https://`.
+    /// The URL: `http://` or `https://`.
     pub url: String,
-    /// What is sent along with each request: often a secret.
+    /// Headers of every request. They are often secrets.
     pub headers: BTreeMap<String, String>,
-    /// The token that is sent along, where it is not among the headers.
+    /// The bearer token, if it is not among the headers.
     pub bearer: Option<String>,
-    /// How somebody logs in, where neither is there.
+    /// The OAuth login, used if there is no configured token.
     pub login: Option<LoginSettings>,
 }
 
 impl Address {
-    /// An address where nothing is sent along.
+    /// Returns an address without headers or token.
     pub fn new(url: impl Into<String>) -> Self {
         Self { url: url.into(), headers: BTreeMap::new(), bearer: None, login: None }
     }
 
-    /// Returns true if the path ends as those of the transport of 2024-11-05 do.
+    /// Returns true if the path ends like those of the HTTP+SSE transport of 2024-11-05.
     fn is_of_sse(&self) -> bool {
         let path = self.url.split(['?', '#']).next().unwrap_or_default();
         path.trim_end_matches('/').ends_with("/sse")
@@ -162,20 +163,20 @@ impl std::fmt::Debug for Address {
     }
 }
 
-/// How somebody logs in to a server.
+/// The settings of an OAuth login.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct LoginSettings {
-    /// The file in which it is kept.
+    /// The file in which the login is stored.
     pub file: PathBuf,
-    /// What we are called where logins are made; without it we register there.
+    /// The client id at the authorization server. Without one, wieldy registers itself.
     pub client_id: Option<String>,
-    /// What proves it.
+    /// The client secret.
     pub client_secret: Option<String>,
-    /// What the login is for; what the server says, if there are none.
+    /// The scopes to ask for. If empty, those that the server names.
     pub scopes: Vec<String>,
-    /// The port of this machine to which the answer comes; any, where it is not said.
+    /// The local port of the redirect. `None` for any free port.
     pub port: Option<u16>,
-    /// Whether the login may be made at a private address, even though the server's own is none.
+    /// True if the authorization server may have a private address although the server's own is public.
     pub private: bool,
 }
 
@@ -188,7 +189,7 @@ impl std::fmt::Debug for LoginSettings {
     }
 }
 
-/// When a server is started.
+/// The start policy of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Start {
     /// When one of its tools is first called, or when its tools are not known yet.
@@ -198,36 +199,36 @@ pub enum Start {
     Eager,
 }
 
-/// What happens when a tool is no longer what it was when it was first seen, or last agreed to.
+/// The reaction to a tool that differs from its pinned definition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnChange {
-    /// It is not called until somebody has agreed to what it is now.
+    /// Calls are refused until the new definition is agreed to.
     #[default]
     Refuse,
-    /// It is taken as it is now, with a warning.
+    /// The new definition is used, with a warning.
     Warn,
 }
 
-/// Which tools of a server are taken, and what is said of them here.
+/// The rules for a server's tools.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct ToolRules {
-    /// Only these, where there are any. A name that ends in `*` means a family.
+    /// If not empty, only these tools. A name that ends in `*` is a prefix.
     pub allow: Vec<String>,
-    /// Not these.
+    /// Tools that are left out.
     pub deny: Vec<String>,
-    /// What is said of single tools, by the server's own names.
+    /// Rules for single tools, by the server's own names.
     pub rules: BTreeMap<String, ToolRule>,
 }
 
 impl ToolRules {
-    /// Whether a tool of this name is taken.
+    /// Returns true if a tool of this name is used.
     pub fn takes(&self, name: &str) -> bool {
         let named = |names: &[String]| names.iter().any(|pattern| is_of(pattern, name));
         (self.allow.is_empty() || named(&self.allow)) && !named(&self.deny)
     }
 }
 
-/// Whether the name is the one of the pattern, or of its family.
+/// Returns true if the name equals the pattern or begins with its prefix.
 fn is_of(pattern: &str, name: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(family) => name.starts_with(family),
@@ -235,34 +236,34 @@ fn is_of(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// What is said here of one tool; what is not set is left to the server, as far as it is trusted.
+/// The operator's settings for one tool. Unset fields are the server's, as far as it is trusted.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ToolRule {
-    /// The name it has here, after `server__`.
+    /// The new name, after `server__`.
     pub rename: Option<String>,
-    /// It changes nothing.
+    /// True if it changes nothing.
     pub read_only: Option<bool>,
-    /// It may destroy something, rather than only add.
+    /// True if it may destroy something, not only add.
     pub destructive: Option<bool>,
-    /// Doing it twice is the same as doing it once.
+    /// True if doing it twice is the same as doing it once.
     pub idempotent: Option<bool>,
-    /// It touches things outside this machine.
+    /// True if it touches things outside this machine.
     pub open_world: Option<bool>,
-    /// A person must agree each time.
+    /// True if a person must agree to each call.
     pub confirm: Option<bool>,
-    /// How long one call may take.
+    /// The time limit of a call.
     pub timeout: Option<Duration>,
-    /// How long one call may show no sign of life.
+    /// The silence limit of a call.
     pub silence: Option<Duration>,
 }
 
 impl ToolRule {
-    /// What holds of a tool: what is said here, then what `told` says.
+    /// Returns the tool's annotations: the operator's if set, else those in `told`.
     pub(crate) fn annotations(&self, told: Annotations) -> Annotations {
         let read_only = self.read_only.unwrap_or(told.read_only);
         Annotations {
             read_only,
-            // Whoever says here that it changes nothing need not say that it destroys nothing.
+            // A tool that the operator calls read-only is not destructive, unless the operator says so too.
             destructive: self.destructive.unwrap_or(told.destructive && !read_only),
             idempotent: self.idempotent.unwrap_or(told.idempotent || read_only),
             open_world: self.open_world.unwrap_or(told.open_world),

@@ -1,4 +1,4 @@
-//! A server that is a program: it runs in a sandbox of its own, and its lines are messages.
+//! Runs a server that is a local program: in a sandbox of its own, with one message per line of its stdin and stdout.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,25 +17,25 @@ use wieldy_core::{Breach, Ended, Exit, Feed, OutputSink, Sandbox, SandboxError, 
 
 use super::settings::Program;
 
-/// How long one message may be.
+/// Maximum size of one message.
 const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// How much may wait to be understood.
+/// Maximum size of all lines that wait to be parsed.
 const WAITING_BYTES_MAX: usize = 2 * MESSAGE_BYTES_MAX;
-/// What a line that waits costs besides its bytes.
+/// The memory that a waiting line costs besides its bytes.
 const LINE_BYTES: usize = 64;
-/// How much of its last complaints is kept to be told.
+/// Maximum size of the end of stderr that is kept for error messages.
 const COMPLAINTS_BYTES_MAX: usize = 2 * 1024;
-/// How long a server may take to end after its input has.
+/// The longest time for a server to exit after its stdin was closed.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// A server that runs. When this is dropped, its whole process tree ends.
+/// A running server. Dropping it ends its whole process tree.
 pub(super) struct Process {
     ended: watch::Receiver<Option<Arc<str>>>,
     stop: CancellationToken,
 }
 
 impl Process {
-    /// Waits for its end and says how it came.
+    /// Waits until the server has ended and returns the reason.
     pub(super) async fn ended(&self) -> Arc<str> {
         let mut ended = self.ended.clone();
         match ended.wait_for(Option::is_some).await {
@@ -44,12 +44,12 @@ impl Process {
         }
     }
 
-    /// How it ended, if it has.
+    /// Returns the reason of the end if the server has ended.
     pub(super) fn end(&self) -> Option<Arc<str>> {
         self.ended.borrow().clone()
     }
 
-    /// Lets it end by itself, as its input is over, and then ends it.
+    /// Waits for the server to exit by itself, as its stdin is closed, and then kills it.
     pub(super) async fn farewell(&self) {
         let _ = tokio::time::timeout(FAREWELL, self.ended()).await;
         self.stop.cancel();
@@ -63,7 +63,7 @@ impl Drop for Process {
     }
 }
 
-/// Starts a server in its sandbox. Whether it could be started is seen in how it ends.
+/// Starts a server in its sandbox. A start that fails shows as the reason of the end.
 pub(super) fn start(program: &Program, sandbox: Arc<dyn Sandbox>) -> (Process, Pipe) {
     let (feed, stdin) = Feed::new();
     let mut command = program.command.clone();
@@ -81,25 +81,25 @@ pub(super) fn start(program: &Program, sandbox: Arc<dyn Sandbox>) -> (Process, P
     (Process { ended, stop }, Pipe { feed: Some(feed), received, hearing })
 }
 
-/// What comes from a server, before anybody has understood it.
+/// The output of a server, before it is parsed.
 struct Hearing {
     out: Mutex<Out>,
     complaints: Mutex<Complaints>,
-    /// How many bytes wait.
+    /// The size of all waiting lines.
     waiting: AtomicUsize,
     stop: CancellationToken,
 }
 
 struct Out {
-    /// The line that has not ended yet.
+    /// The current, incomplete line.
     partial: Vec<u8>,
-    /// Nowhere once nobody should hear more.
+    /// The sender of complete lines. `None` once the server has broken a limit or has ended.
     lines: Option<mpsc::UnboundedSender<Vec<u8>>>,
-    /// Why nobody should.
+    /// The limit that the server broke.
     fault: Option<&'static str>,
 }
 
-/// The last complaints, without secrets.
+/// The end of stderr, with secrets redacted.
 #[derive(Default)]
 struct Complaints {
     redactor: StreamRedactor,
@@ -107,7 +107,7 @@ struct Complaints {
 }
 
 impl Hearing {
-    /// Hears what comes until it is too much, and then stops it. The lines wait in the other half.
+    /// Collects output until a limit is broken, and then stops the server. Lines go to the returned receiver.
     fn new(stop: CancellationToken) -> (Arc<Self>, mpsc::UnboundedReceiver<Vec<u8>>) {
         let (lines, received) = mpsc::unbounded_channel();
         let out = Mutex::new(Out { partial: Vec::new(), lines: Some(lines), fault: None });
@@ -133,13 +133,13 @@ impl Hearing {
                 partial.clear();
                 partial.shrink_to_fit();
                 out.lines = None;
-                // What breaks the rules so thoroughly is not worth another word.
+                // The rest of its output is not read.
                 return self.stop.cancel();
             }
             partial.extend_from_slice(piece);
             if end.is_some() {
                 let line = std::mem::take(partial);
-                // Some servers print what they should complain.
+                // Some servers print blank lines to stdout, which are no messages.
                 if !line.trim_ascii().is_empty() {
                     self.waiting.fetch_add(line.len() + LINE_BYTES, Ordering::Relaxed);
                     let _ = lines.send(line);
@@ -160,7 +160,7 @@ impl Hearing {
         complaints.tail.drain(..extra);
     }
 
-    /// Closes the lines and says how it ended.
+    /// Closes the channel of lines and returns the reason of the end.
     fn end(&self, exit: Result<Exit, SandboxError>) -> String {
         let mut out = self.out();
         out.lines = None;
@@ -203,7 +203,7 @@ impl OutputSink for Hearing {
     }
 }
 
-/// The messages to and from a server.
+/// The SDK's transport to a server.
 pub(super) struct Pipe {
     feed: Option<mpsc::Sender<Vec<u8>>>,
     received: mpsc::UnboundedReceiver<Vec<u8>>,
@@ -240,9 +240,9 @@ impl Transport<RoleClient> for Pipe {
     }
 }
 
-/// The message of a line. An answer that makes no sense is still the end of its request.
+/// Parses a line. A response with an invalid body becomes an error response, so that its request ends.
 fn understood(line: &[u8]) -> Option<RxJsonRpcMessage<RoleClient>> {
-    /// As much of an answer as has to be right.
+    /// The part of a response that must be valid.
     #[derive(Deserialize)]
     struct Answer {
         id: RequestId,
@@ -261,7 +261,8 @@ fn understood(line: &[u8]) -> Option<RxJsonRpcMessage<RoleClient>> {
 mod tests {
     use super::*;
 
-    /// What is heard of so many of these pieces while nobody reads: how many lines wait, and why it was stopped.
+    /// Feeds a piece of output many times while nothing is read. Returns the number of waiting lines and the broken
+    /// limit.
     fn heard(piece: &[u8], times: usize) -> (usize, Option<&'static str>) {
         let stop = CancellationToken::new();
         let (hearing, received) = Hearing::new(stop.clone());

@@ -1,4 +1,4 @@
-//! A call that its server made a task of: asked for until it is over, and cancelled when nobody waits for it any more.
+//! Polls an MCP task that a server made of a call until the task is over. Cancels the task when the call ends first.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use wieldy_core::{Outcome, Run};
 use super::answer;
 use super::failure::{CLOSED, Failure};
 
-/// How often a task is asked for, where the server does not say, and what of that which it says is heeded.
+/// The poll interval if the server names none, and the bounds of the interval that it may name.
 const POLL_DEFAULT: Duration = Duration::from_millis(500);
 const POLL_MIN: Duration = Duration::from_millis(10);
 const POLL_MAX: Duration = Duration::from_secs(30);
-/// How long a server may take to hear that nobody waits for its task.
+/// The longest time to send a task's cancellation.
 const CANCEL_MAX: Duration = Duration::from_secs(10);
 
-/// Asks for a task until it is over. That the server cannot be asked for a while says nothing of the task: only the clocks of the
-/// run end the asking.
+/// Polls a task until it is over. A failed poll says nothing about the task, so only the run's time limits end the
+/// polling.
 pub(super) async fn follow(
     mut task: Task,
     sdk: &Peer<RoleClient>,
@@ -30,7 +30,7 @@ pub(super) async fn follow(
     let (mut in_vain, mut asked_for) = (0, None);
     loop {
         let poll = task.poll_interval_ms.map_or(POLL_DEFAULT, Duration::from_millis).clamp(POLL_MIN, POLL_MAX);
-        // Twice as long each time that it could not be asked.
+        // The pause doubles with each failed poll.
         let patience = poll.saturating_mul(1 << in_vain.min(16)).min(POLL_MAX).max(asked_for.unwrap_or_default());
         let known = tokio::select! {
             known = ask(sdk, &task.task_id, patience) => known,
@@ -77,25 +77,25 @@ pub(super) async fn follow(
     }
 }
 
-/// Asks how a task stands, after a while.
+/// Polls a task after a pause.
 async fn ask(sdk: &Peer<RoleClient>, task: &str, patience: Duration) -> Result<rmcp::model::DetailedTask, Failure> {
     tokio::time::sleep(patience).await;
     Ok(sdk.get_task(GetTaskParams::new(task)).await?.task)
 }
 
-/// Whether the server may know the answer, but could not give it now.
+/// Returns true if the failure is temporary, so that polling again is useful.
 fn is_passing(failure: &Failure) -> bool {
     matches!(failure, Failure::Transport(_) | Failure::Unreached(_) | Failure::Busy { .. })
 }
 
-/// A task that the server began for us. Dropped before it is over, it is cancelled.
+/// A task that the server runs for us. Dropped before the task is over, it cancels the task.
 struct Begun<'a> {
     sdk: &'a Peer<RoleClient>,
     task: Option<String>,
 }
 
 impl Begun<'_> {
-    /// It is over.
+    /// Disarms the cancellation of a task that is over.
     fn forget(mut self) {
         self.task = None;
     }
@@ -115,7 +115,7 @@ impl Drop for Begun<'_> {
     }
 }
 
-/// Tells the server that nobody waits for its task.
+/// Sends the cancellation of a task.
 async fn tell(sdk: Peer<RoleClient>, task: String) {
     let _ = tokio::time::timeout(CANCEL_MAX, sdk.cancel_task(CancelTaskParams::new(task))).await;
 }

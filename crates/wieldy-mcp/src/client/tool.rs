@@ -1,4 +1,4 @@
-//! A tool of an upstream server, as the registry holds it.
+//! The registry's entry for a tool of an upstream server.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::upstream::Upstream;
 /// A tool of an upstream server.
 pub(super) struct UpstreamTool {
     upstream: Arc<Upstream>,
-    /// The server's own name of it.
+    /// The tool's name on its server.
     name: String,
     spec: ToolSpec,
 }
@@ -43,7 +43,7 @@ impl AnyTool for UpstreamTool {
                     return Err(RunError::from(format!("nothing was sent to the MCP server `{server}` yet")).before_effect());
                 }
             };
-            // Asked only now: that it changed may have been learnt when the server was started for this call.
+            // Checked only now, because starting the server for this call may have shown that the tool changed.
             if let Some(refusal) = self.upstream.refusal(&self.name) {
                 return Err(RunError::from(refusal).before_effect());
             }

@@ -1,5 +1,5 @@
-//! One upstream server: started when it is needed, by one at a time; left alone for a while when it fails; its tools known even
-//! while it is down.
+//! One upstream server: started once on demand, retried with backoff when it fails, its tools known even while it is
+//! down.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -16,69 +16,70 @@ use super::pins::{PinnedTool, Pins};
 use super::settings::{OnChange, Reach, ServerSettings, Start};
 use super::tool::UpstreamTool;
 
-/// How long a server that failed is left alone: so long at first, and twice as long each time.
+/// The shortest pause after a failure. It doubles with each further failure.
 const LEFT_ALONE_MIN: Duration = Duration::from_millis(500);
-/// But never longer, where a call needs it or it should always run.
+/// The longest pause if a call needs the server or it should always run.
 const LEFT_ALONE_MAX: Duration = Duration::from_secs(60);
-/// The longest pause before a server whose tools are not known is tried again by itself.
+/// The longest pause before a server whose tools are not known is retried without a call.
 const TRIED_AGAIN_MAX: Duration = Duration::from_secs(15 * 60);
-/// A server that lived so long did not fail to start.
+/// A server that ran this long did not fail to start.
 const LIVED: Duration = Duration::from_secs(10);
-/// A server that says again and again that its tools changed is asked at most this often.
+/// The shortest interval between two tool lists after change notifications.
 const ASKED_EVERY: Duration = Duration::from_secs(1);
 
 /// One upstream server.
 pub(super) struct Upstream {
     pub(super) settings: ServerSettings,
-    /// Gives slots to calls.
+    /// The slots for calls.
     pub(super) slots: Semaphore,
     sandbox: Option<Arc<dyn Sandbox>>,
     pins: Arc<Pins>,
     life: watch::Sender<Life>,
-    /// Wakes it from a long pause after a failure.
+    /// Ends a long pause after a failure.
     wanted: Arc<Notify>,
     tools: Mutex<Tools>,
-    /// Whose registry its tools are in, until it is closed: the registry holds the tools, and these hold the server.
+    /// The executor whose registry has the tools. Taken out on close, because the registry holds the tools and the
+    /// tools hold this server.
     executor: Mutex<Option<Executor>>,
     this: Weak<Self>,
 }
 
-/// Where a server stands.
+/// The lifecycle state of a server.
 #[derive(Clone)]
 pub(super) enum Life {
     /// It does not run.
     Down {
-        /// How often it failed in a row.
+        /// The number of failures in a row.
         failures: u32,
-        /// How long it is left alone.
+        /// The end of the pause.
         until: Option<Instant>,
-        /// Why it failed last.
+        /// The last failure.
         why: Option<Failure>,
     },
-    /// Somebody starts it.
+    /// A task is starting it.
     Starting,
     /// It runs.
     Up(Arc<Connection>),
-    /// It is not started again.
+    /// It is closed for good.
     Closed,
 }
 
-/// What is known of the tools of a server.
+/// The known tools of a server.
 #[derive(Default)]
 struct Tools {
-    /// As the server told them last.
+    /// The server's last tool list.
     told: Vec<Definition>,
-    /// The names they are registered by, with the server's own.
+    /// The registered names, by the server's own names.
     registered: BTreeMap<String, String>,
-    /// Those that changed, with the difference.
+    /// Changed tools, with the diff.
     changed: BTreeMap<String, String>,
-    /// Those that cannot be used, with the reason.
+    /// Unusable tools, with the reason.
     unusable: BTreeMap<String, String>,
-    /// The hashes of those that changed, as far as there are events of it.
+    /// The hashes of changed definitions for which an event was emitted.
     events: BTreeMap<String, String>,
 }
 
-/// Of tools that a server calls alike, the first.
+/// Returns the first tool of each name.
 fn firsts(told: &[Definition]) -> impl Iterator<Item = &Definition> {
     let mut names = BTreeSet::new();
     told.iter().filter(move |tool| names.insert(&tool.name))
@@ -106,7 +107,8 @@ impl Upstream {
         })
     }
 
-    /// The connection, made now if there is none. Whoever comes while somebody else makes it waits for the same one.
+    /// Returns the session, and opens it if there is none. Callers that come while it is being opened wait for the same
+    /// one.
     pub(super) async fn connection(&self) -> Result<Arc<Connection>, RunError> {
         let failed = |failure: &Failure, patience| RunError::from(self.error(failure, patience)).before_effect();
         let mut life = self.life.subscribe();
@@ -121,19 +123,19 @@ impl Upstream {
                 }
                 Life::Closed => return Err(failed(&Failure::transport("wieldy is stopping"), None)),
                 Life::Starting => has_started = true,
-                // Whoever follows it is about to notice.
+                // The `run` task is about to notice the end.
                 Life::Up(_) => {}
                 Life::Down { .. } => {
                     has_started = true;
                     self.start();
                 }
             }
-            // The sender lives as long as this does.
+            // The sender cannot be dropped while `self` exists.
             let _ = life.changed().await;
         }
     }
 
-    /// Returns the error of a call that needed it, with a hint that fits its settings.
+    /// Returns the error of a call that needed the server, with a hint that fits the settings.
     pub(super) fn error(&self, why: &Failure, patience: Option<Duration>) -> CallError {
         let error = why.error(&self.settings.name, patience);
         match self.settings.hint(&error.message) {
@@ -142,7 +144,7 @@ impl Upstream {
         }
     }
 
-    /// Begins to start it, unless it runs or somebody else has. Goes on even if whoever needed it stops waiting.
+    /// Starts the server in a task, unless it runs or is being started. The task goes on even if the waiting call ends.
     pub(super) fn start(&self) {
         let mut failures = 0;
         let is_ours = self.life.send_if_modified(|life| {
@@ -158,7 +160,7 @@ impl Upstream {
         }
     }
 
-    /// Starts it, follows it to its end, and starts it again where it should always run or its tools are not known.
+    /// Starts the server and waits for its end. Starts it again if it should always run or its tools are not known.
     async fn run(self: Arc<Self>, mut failures: u32) {
         loop {
             let (why, lived) = match self.open().await {
@@ -175,9 +177,9 @@ impl Upstream {
             let wished = LEFT_ALONE_MIN.saturating_mul(1 << (failures - 1).min(16));
             let wished = wished.max(why.retry_after().unwrap_or_default());
             let patience = wished.min(LEFT_ALONE_MAX);
-            // One that worked may be started again at once.
+            // A server that worked may be restarted at once.
             let until = (lived < LIVED).then(|| Instant::now() + patience);
-            // Before those who wait for it are woken: their calls are told this.
+            // Set before waiting calls wake, because their errors show this explanation.
             let error = self.error(&why, None);
             self.explain_missing(error.message, error.suggestion.unwrap_or_default());
             if !self.settle(Life::Down { failures, until, why: Some(why.clone()) }) {
@@ -190,9 +192,9 @@ impl Upstream {
                 self.remember_failed();
             }
             let pause = match self.settings.start {
-                // A call of one of its tools starts it.
+                // A call to one of its tools will start it.
                 Start::Lazy if known.revision.is_some() => return,
-                // A person has to do something first, and may have done so without telling us.
+                // A person must act first, and may have done so unnoticed.
                 _ if why.is_for_the_operator() => TRIED_AGAIN_MAX,
                 Start::Eager => patience,
                 Start::Lazy => wished.min(TRIED_AGAIN_MAX),
@@ -203,8 +205,8 @@ impl Upstream {
         }
     }
 
-    /// Leaves it alone after a failure: for the pause, or until `until` if a tool is called that it may have. Returns false if it
-    /// was started or closed meanwhile.
+    /// Waits after a failure: for the pause, or until `left_alone` if a missing tool of this server is called. Returns false
+    /// if the server was started or closed meanwhile.
     async fn rest(&self, pause: Duration, failed: u32, left_alone: Option<Instant>) -> bool {
         let is_same = |life: &Life| matches!(life, Life::Down { failures, until, .. } if (*failures, *until) == (failed, left_alone));
         let mut life = self.life.subscribe();
@@ -226,7 +228,7 @@ impl Upstream {
         })
     }
 
-    /// Says to callers of tools that it may have why these are not there, and what to do.
+    /// Sets the explanation that calls to missing tools of this server get.
     fn explain_missing(&self, why: String, advice: String) {
         if let Some(executor) = self.executor() {
             let wanted = Arc::clone(&self.wanted);
@@ -234,17 +236,17 @@ impl Upstream {
         }
     }
 
-    /// Returns true if it told its tools before, be it to another process.
+    /// Returns true if its tools were ever listed, by this or another process.
     pub(super) fn is_known(&self) -> bool {
         self.pins.server(&self.settings.name).revision.is_some()
     }
 
-    /// Returns true if it did not come up when it was last started.
+    /// Returns true if the server did not come up when it was last started.
     pub(super) fn failed_last_time(&self) -> bool {
         self.pins.server(&self.settings.name).failed
     }
 
-    /// Remembers that it did not come up, so that no client waits for it the next time.
+    /// Stores that the server did not come up, so that clients do not wait for it next time.
     pub(super) fn remember_failed(&self) {
         let server = &self.settings.name;
         if let Err(error) = self.pins.change(server, |pinned| pinned.failed = true) {
@@ -253,7 +255,7 @@ impl Upstream {
         }
     }
 
-    /// Sets where it stands, unless it was closed meanwhile.
+    /// Sets the state, unless the server was closed meanwhile.
     fn settle(&self, next: Life) -> bool {
         self.life.send_if_modified(|life| {
             let goes_on = !matches!(life, Life::Closed);
@@ -264,7 +266,7 @@ impl Upstream {
         })
     }
 
-    /// Reaches it and learns its tools.
+    /// Opens a session and lists the tools.
     async fn open(self: &Arc<Self>) -> Result<Connection, Failure> {
         let settings = &self.settings;
         let known = self.pins.server(&settings.name);
@@ -281,14 +283,14 @@ impl Upstream {
         Ok(connection)
     }
 
-    /// Waits for tools no longer than a server may take to tell them.
+    /// Limits a tool list to the start timeout.
     async fn within_start_timeout<T>(&self, told: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
         let within = self.settings.start_timeout;
         let late = |_| Err(Failure::transport(format!("it did not tell its tools within {within:?}")));
         tokio::time::timeout(within, told).await.unwrap_or_else(late)
     }
 
-    /// Asks again for the tools whenever the server says that they changed, for as long as it runs.
+    /// Lists the tools again whenever the server says that they changed, until the session ends.
     fn heed_changes(self: &Arc<Self>, changed: Arc<Notify>) {
         let (this, mut life) = (Arc::downgrade(self), self.life.subscribe());
         tokio::spawn(async move {
@@ -303,7 +305,7 @@ impl Upstream {
                     let (Some(this), Some(connection)) = (this.upgrade(), connection.upgrade()) else { return };
                     match this.within_start_timeout(connection.tools()).await {
                         Ok(tools) => this.learn(tools, connection.revision()),
-                        // That it ended is told elsewhere.
+                        // `run` reports the end.
                         Err(_) if !connection.is_alive() => return,
                         Err(why) => {
                             tracing::warn!(target: "wieldy::mcp", server = this.settings.name, %why, "a server does not tell its tools")
@@ -327,7 +329,7 @@ impl Upstream {
         });
     }
 
-    /// Registers the tools that were known when the server was last asked. False if it never was.
+    /// Registers the pinned tools of the last list. Returns false if the tools were never listed.
     pub(super) fn recall(&self) -> bool {
         let known = self.pins.server(&self.settings.name);
         let listed: Vec<Definition> =
@@ -338,7 +340,7 @@ impl Upstream {
         known.revision.is_some()
     }
 
-    /// Takes what the server tells: new tools are pinned and registered, changed ones compared, others taken away.
+    /// Applies a tool list: pins and registers new tools, compares known ones, unregisters missing ones.
     fn learn(&self, told: Vec<Definition>, revision: Option<String>) {
         let server = &self.settings.name;
         let mut changes: BTreeMap<String, (Definition, String)> = BTreeMap::new();
@@ -390,7 +392,7 @@ impl Upstream {
         }
     }
 
-    /// Makes an event of a change, once for each, unless registering the tool made one.
+    /// Emits an event for a changed definition, once per change, unless registering the tool emitted one.
     fn tell_changed(&self, definition: &Definition, agreed: &Definition, registered: Option<Registration>) {
         let name = self.tools().registered.get(&definition.name).cloned();
         let (Some(executor), Some(name)) = (self.executor(), name) else { return };
@@ -400,7 +402,7 @@ impl Upstream {
         }
     }
 
-    /// Of tools that the server calls alike, says that only the first is taken.
+    /// Notes the tools whose name an earlier tool of the list has: only the first is used.
     fn leave_out_others(&self, told: &[Definition], taken: &[&Definition]) {
         for first in taken {
             if told.iter().any(|other| other.name == first.name && other != *first) {
@@ -416,7 +418,7 @@ impl Upstream {
         self.tools().unusable.insert(tool.to_owned(), reason);
     }
 
-    /// Registers a tool as it is defined. Says what that did, if it could be done.
+    /// Registers a tool. Returns the registry's result, or `None` if the tool cannot be registered.
     fn register(&self, definition: &Definition) -> Option<Registration> {
         let (this, executor) = (self.this.upgrade()?, self.executor()?);
         let mut spec = definition.spec(&self.settings);
@@ -427,7 +429,7 @@ impl Upstream {
         }
         let make = |spec| Arc::new(UpstreamTool::new(Arc::clone(&this), definition.name.clone(), spec));
         let mut registered = executor.register(make(spec.clone()));
-        // An answer that nobody can check is still an answer.
+        // A result is still useful if its schema cannot be compiled to check it.
         if let Err(RegisterError::Schema { which: "output", .. }) = registered {
             spec.output_schema = None;
             registered = executor.register(make(spec.clone()));
@@ -447,7 +449,7 @@ impl Upstream {
         }
     }
 
-    /// What a call is told to a tool that is no longer what it was, where that matters.
+    /// Returns the error of a call to a tool that changed after it was agreed to, if changes are refused.
     pub(super) fn refusal(&self, tool: &str) -> Option<CallError> {
         if self.settings.on_change == OnChange::Warn {
             return None;
@@ -472,7 +474,7 @@ impl Upstream {
         tools.unusable.retain(|name, _| !gone(name));
     }
 
-    /// Agrees to the tools as somebody has seen them: to the changes that were shown and to no others.
+    /// Pins the tools as they are now, if their changes are exactly those that the operator was shown.
     pub(super) fn agree(&self, seen: &BTreeMap<String, String>) -> Result<(), CallError> {
         let server = &self.settings.name;
         let (told, is_seen) = {
@@ -496,12 +498,12 @@ impl Upstream {
         Ok(())
     }
 
-    /// Lets go of the registry: the tools stay as they are.
+    /// Drops the executor. The tools stay registered.
     pub(super) fn let_go(&self) {
         self.executor.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
     }
 
-    /// Ends it for good.
+    /// Closes the server for good.
     pub(super) async fn close(&self) {
         self.let_go();
         if let Life::Up(connection) = self.life.send_replace(Life::Closed) {
@@ -513,7 +515,7 @@ impl Upstream {
         self.life.borrow().clone()
     }
 
-    /// Its tools: the server's own name and the name it has here; what changed, what cannot be used.
+    /// Returns the registered, changed and unusable tools, each by the server's own names.
     pub(super) fn known(&self) -> [BTreeMap<String, String>; 3] {
         let tools = self.tools();
         [tools.registered.clone(), tools.changed.clone(), tools.unusable.clone()]

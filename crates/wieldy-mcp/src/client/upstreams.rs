@@ -15,57 +15,58 @@ use super::pins::Pins;
 use super::settings::{Reach, ServerSettings, Start};
 use super::upstream::{Life, Upstream};
 
-/// The upstream servers of an executor, whose registry has their tools. One that fails never keeps out the others.
+/// The upstream servers of an executor, whose registry has their tools. A server that fails never affects the others.
 ///
-/// Dropping this leaves the servers running until the executor is gone, with the tools as they are; [`Upstreams::close`] ends them.
+/// Dropping this leaves the servers running, and their tools registered, until the executor is gone.
+/// [`Upstreams::close`] ends them.
 pub struct Upstreams {
     servers: Vec<Arc<Upstream>>,
 }
 
-/// Why servers cannot be used as they were described.
+/// The reason why the settings of a server are invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
-    /// The name could not be the first part of a tool's name.
+    /// The name cannot be the first part of a tool's name.
     #[error("`{name}` cannot be the name of an MCP server")]
     Name {
-        /// What was meant to be the name.
+        /// The invalid name.
         name: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: NameError,
     },
-    /// The name would make the names of its tools ambiguous.
+    /// The name contains `__`, which would make tool names ambiguous.
     #[error("`{0}` cannot be the name of an MCP server: `__` stands between the names of a server and a tool")]
     Separator(String),
-    /// There are two of that name.
+    /// Two servers have this name.
     #[error("there are two MCP servers of the name `{0}`")]
     Twice(String),
 }
 
-/// How a server stands.
+/// The status of a server.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ServerStatus {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// How it is reached: `stdio`, `http` or `none`.
+    /// The transport: `stdio`, `http` or `none`.
     pub transport: &'static str,
-    /// Where it stands.
+    /// The state.
     pub state: ServerState,
-    /// What is known of the login to it.
+    /// The login state.
     pub login: Option<LoginState>,
-    /// The revision of MCP that it speaks.
+    /// The negotiated MCP revision.
     pub revision: Option<String>,
-    /// Who it says that it is.
+    /// The server's own name and version.
     pub server: Option<String>,
-    /// The names of its tools here, by its own names.
+    /// The tools' names here, by the server's own names.
     pub tools: BTreeMap<String, String>,
-    /// Its tools that are no longer what they were agreed to be, with the difference.
+    /// The tools that differ from their pins, with the diff.
     pub changed: BTreeMap<String, String>,
-    /// Its tools that cannot be used, with the reason.
+    /// The tools that cannot be used, with the reason.
     pub unusable: BTreeMap<String, String>,
 }
 
-/// Where a server stands.
+/// The state of a server.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum ServerState {
@@ -73,22 +74,22 @@ pub enum ServerState {
     NotStarted,
     /// It is being started.
     Starting,
-    /// It answers.
+    /// It is running.
     Ready,
-    /// It failed; its tools stay listed.
+    /// It failed. Its tools stay listed.
     Degraded {
-        /// What a call to one of its tools would be told.
+        /// The error that a call to one of its tools would get.
         error: CallError,
-        /// How often it failed in a row.
+        /// The number of failures in a row.
         failures: u32,
     },
-    /// It was ended.
+    /// It was closed.
     Closed,
 }
 
 impl Upstreams {
-    /// Takes servers into use. Those that are known give their tools to the registry at once; those that should always run are
-    /// started. Must be called within a tokio runtime.
+    /// Takes servers into use. Registers the tools of known servers at once and starts the servers that should always
+    /// run. Must be called within a tokio runtime.
     pub fn new(executor: &Executor, servers: Vec<ServerSettings>, pins: Arc<Pins>) -> Result<Self, SettingsError> {
         let mut names = BTreeSet::new();
         for settings in &servers {
@@ -96,7 +97,7 @@ impl Upstreams {
             if name.contains(ToolName::SEPARATOR) {
                 return Err(SettingsError::Separator(name.clone()));
             }
-            // As long as a tool's name has room beside it.
+            // The prefix must leave room for a tool's name.
             let wrong = |source| SettingsError::Name { name: name.clone(), source };
             ToolName::qualified(name, "tool_with_a_name").map_err(wrong)?;
             if !names.insert(name) {
@@ -114,8 +115,8 @@ impl Upstreams {
         Ok(Self { servers })
     }
 
-    /// Starts the servers whose tools are not known, and waits for them at most `within`; not for those that did not come up
-    /// the last time. The tools of the others are registered when they come.
+    /// Starts the servers whose tools are not known, and waits at most `within` for them, except for those that did not
+    /// come up the last time. Tools of slower servers are registered when they arrive.
     pub async fn introduce(&self, within: Duration) {
         let unknown: Vec<_> = self.servers.iter().filter(|server| !server.is_known()).collect();
         let awaited: Vec<_> = unknown.iter().filter(|server| !server.failed_last_time()).collect();
@@ -127,13 +128,13 @@ impl Upstreams {
         }
     }
 
-    /// Asks servers for their tools that were never asked, all at once: those that `wanted` names.
+    /// Lists the tools of those servers that `wanted` selects and that were never asked, all at once.
     pub async fn discover(&self, wanted: impl Fn(&str) -> bool) {
         let unknown = self.servers.iter().filter(|server| wanted(&server.settings.name) && !server.recall());
         join_all(unknown.map(|server| server.connection())).await;
     }
 
-    /// Starts servers, all at once, and says for each what came of it and how long it took: those that `wanted` names.
+    /// Starts the servers that `wanted` selects, all at once. Returns the status of each and the time it took.
     pub async fn test(&self, wanted: impl Fn(&str) -> bool) -> Vec<(ServerStatus, Duration)> {
         let wanted = self.servers.iter().filter(|server| wanted(&server.settings.name));
         join_all(wanted.map(async |server| {
@@ -144,19 +145,19 @@ impl Upstreams {
         .await
     }
 
-    /// Agrees to the tools of a server as somebody has seen them in its status: what it changed since then is not agreed to.
-    /// Nothing if there is no server of that name.
+    /// Pins the tools of a server as its status `seen` showed them. Fails if they have changed since then. Returns
+    /// `None` if there is no such server.
     pub fn agree(&self, seen: &ServerStatus) -> Option<Result<ServerStatus, CallError>> {
         let server = self.servers.iter().find(|server| server.settings.name == seen.name)?;
         Some(server.agree(&seen.changed).map(|()| status(server)))
     }
 
-    /// How the servers stand.
+    /// Returns the status of all servers.
     pub fn status(&self) -> Vec<ServerStatus> {
         self.servers.iter().map(|server| status(server)).collect()
     }
 
-    /// Ends all servers, with their whole process trees.
+    /// Ends all servers with their process trees.
     pub async fn close(&self) {
         join_all(self.servers.iter().map(|server| server.close())).await;
     }

@@ -1,9 +1,10 @@
-//! What is done with messages before the SDK sees them. Progress finds its run here, so that no answer overtakes it; the answer to
-//! a call that did not go through the SDK finds its call; and a late answer to `server/discover` still counts.
+//! Routes a server's messages before the SDK sees them. Delivers progress to its run, so that no response overtakes it.
+//! Delivers responses to calls that bypassed the SDK. Also makes a late response to `server/discover` count.
 //!
-//! The SDK asks a server for its revisions (`server/discover`), and after ten seconds without an answer goes on with `initialize`
-//! on the same connection. A server that takes longer to start reads both. If it answers that it speaks the newest revision, that
-//! answer is handed to the SDK in place of the one to `initialize`, which such a server refuses.
+//! The SDK asks a server for its revisions (`server/discover`), and after ten seconds without a response goes on with
+//! `initialize` on the same connection. A server that takes longer to start reads both. If it answers that it speaks
+//! the newest revision, that response is handed to the SDK in place of the one to `initialize`, which such a server
+//! refuses.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -22,27 +23,29 @@ use super::answer::Answer;
 use super::connection::STATELESS;
 use super::failure::{Failure, first_of};
 
-/// How many messages that came by the streams of calls wait for the SDK at most.
+/// Maximum number of messages from calls' streams that wait for the SDK.
 const OVERHEARD_MAX: usize = 16;
 
 type Received = RxJsonRpcMessage<RoleClient>;
 
-/// The calls that wait for an answer.
+/// The calls that wait for a response.
 #[derive(Clone)]
 pub(super) struct Waiting {
-    /// By the token that their progress carries.
+    /// Calls by progress token.
     calls: Arc<Mutex<HashMap<i64, Call>>>,
     overheard: mpsc::Sender<Received>,
 }
 
 struct Call {
     run: Run,
-    /// Where the token is the number of the call too, whoever waits for what does not come by the stream of the call.
+    /// The waiting caller, if the call bypassed the SDK. Its token is also its request id. Gets a response that does
+    /// not come on the call's own stream.
     answer: Option<oneshot::Sender<Result<Answer, Failure>>>,
 }
 
 impl Waiting {
-    /// Notes a call of this number. Its answer comes here if it comes in another way than as the answer to a request of HTTP.
+    /// Registers a call that bypasses the SDK. The returned receiver gets its response if that comes outside the call's
+    /// own HTTP response.
     pub(super) fn note(&self, number: i64, run: &Run) -> oneshot::Receiver<Result<Answer, Failure>> {
         let (answer, elsewhere) = oneshot::channel();
         self.calls().insert(number, Call { run: run.clone(), answer: Some(answer) });
@@ -55,15 +58,16 @@ impl Waiting {
         }
     }
 
-    /// Does with a message that came by the stream of a call what is done with all others.
+    /// Routes a message that came on a call's stream like every other message.
     pub(super) async fn overhear(&self, message: Received) {
         if let Some(message) = self.take(message) {
-            // Without the SDK the connection is over.
+            // If the SDK is gone, so is the connection.
             let _ = self.overheard.send(message).await;
         }
     }
 
-    /// A run goes along with its request, and stays here when that goes out.
+    /// Registers the run of a call that the SDK sends. The request carries the run as an extension, which is not
+    /// serialized.
     fn note_request(&self, message: &TxJsonRpcMessage<RoleClient>) {
         if let JsonRpcMessage::Request(JsonRpcRequest {
             request: request @ ClientRequest::CallToolRequest(call), ..
@@ -75,7 +79,7 @@ impl Waiting {
         }
     }
 
-    /// Takes what is for a call, and gives back the rest.
+    /// Delivers progress and responses of registered calls. Returns every other message.
     fn take(&self, message: Received) -> Option<Received> {
         match message {
             JsonRpcMessage::Notification(JsonRpcNotification {
@@ -107,7 +111,7 @@ impl Waiting {
         }
     }
 
-    /// Who waits for the answer of this number.
+    /// Takes the waiting caller of the response with this id.
     fn answered(&self, id: &RequestId) -> Option<oneshot::Sender<Result<Answer, Failure>>> {
         self.calls().get_mut(&number(id)?)?.answer.take()
     }
@@ -117,7 +121,7 @@ impl Waiting {
     }
 }
 
-/// The number that this is. Some servers make text of it.
+/// Returns the id as a number. Some servers turn a number into a string.
 fn number(id: &NumberOrString) -> Option<i64> {
     match id {
         NumberOrString::Number(number) => Some(*number),
@@ -125,25 +129,25 @@ fn number(id: &NumberOrString) -> Option<i64> {
     }
 }
 
-/// A transport whose messages are looked at first.
+/// An SDK transport whose messages are routed first.
 pub(super) struct Watched<T> {
     inner: T,
     waiting: Waiting,
     overheard: mpsc::Receiver<Received>,
     probe: Probe,
-    /// An answer with this id is dropped: another one stands in its place.
+    /// The id of a response to drop, because another response has replaced it.
     dropped: Option<RequestId>,
 }
 
-/// The state of the question for the revisions of a server.
+/// The state of the `server/discover` request.
 enum Probe {
-    /// It was not asked, or is settled.
+    /// It was not sent, or is settled.
     Settled,
-    /// It was asked under this id.
+    /// It was sent with this id.
     Asked(RequestId),
-    /// The SDK went on with `initialize` before it was answered.
+    /// The SDK went on with `initialize` before the response came.
     GivenUp { discover: RequestId, initialize: RequestId },
-    /// The late answer stands in place of the one to `initialize`; the notification that follows that is not sent.
+    /// The late response has replaced the one to `initialize`. The `initialized` notification that follows is not sent.
     Late,
 }
 
@@ -154,7 +158,7 @@ impl<T> Watched<T> {
         (Self { inner, waiting: waiting.clone(), overheard, probe: Probe::Settled, dropped: None }, waiting)
     }
 
-    /// Follows the question for the revisions through what is sent. Returns false if this message is not to be sent.
+    /// Tracks `server/discover` in sent messages. Returns false if this message must not be sent.
     fn is_sent(&mut self, message: &TxJsonRpcMessage<RoleClient>) -> bool {
         self.probe = match (std::mem::replace(&mut self.probe, Probe::Settled), message) {
             (_, JsonRpcMessage::Request(JsonRpcRequest { request: ClientRequest::DiscoverRequest(_), id, .. })) => {
@@ -176,7 +180,7 @@ impl<T> Watched<T> {
         true
     }
 
-    /// Follows the question for the revisions through what is received, and gives back what the SDK gets of it.
+    /// Tracks `server/discover` in received messages. Returns the message that the SDK gets, if any.
     fn settled(&mut self, message: Received) -> Option<Received> {
         let answered = match &message {
             JsonRpcMessage::Response(response) => Some(&response.id),
@@ -259,7 +263,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that reads nothing for a while, and then answers everything in order. It notes the methods that it was asked.
+    /// A server that sleeps, and then answers everything in order. It records the requested methods.
     struct Slow {
         sent: mpsc::UnboundedSender<Value>,
         answers: mpsc::UnboundedReceiver<Value>,
@@ -327,7 +331,7 @@ mod tests {
             "serverInfo": {"name": "clock", "version": "6"}}}))
     }
 
-    /// The revision that is agreed on, the server's name, its tools, and the methods that it was asked.
+    /// Returns the negotiated revision, the server's name, its tools, and the requested methods.
     async fn reached(asleep: u64, answer: fn(&str) -> Option<Value>) -> (String, String, Vec<String>, Vec<String>) {
         let (slow, asked) = Slow::new(Duration::from_secs(asleep), answer);
         let (transport, _waiting) = Watched::new(slow);
@@ -358,7 +362,7 @@ mod tests {
         let answer = |method: &str| match method {
             "server/discover" => discovered(),
             "tools/list" => tools(),
-            // As the Python SDK does on a connection on which it was discovered.
+            // The Python SDK does so after `server/discover`.
             _ => refused(-32022),
         };
         for asleep in [0, 12, 50] {

@@ -1,5 +1,5 @@
-//! MCP over HTTP as a client sends it: one request for each message, answered by JSON or by a stream of events. Calls are sent by
-//! [`Wire::call`], all else by the SDK, for which this is the client of HTTP.
+//! The client side of MCP's streamable HTTP: one request per message, answered by JSON or by an SSE stream.
+//! [`Wire::call`] sends `tools/call`. The SDK sends all other messages through the same type, as its HTTP client.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,11 +26,11 @@ use super::exchange::{MESSAGE_BYTES_MAX, Place, Request, Response, glimpse, piec
 use super::failure::{Failure, http_status};
 use super::login::Bearer;
 
-/// How much is told of an answer that is none.
+/// Maximum number of bytes of an error response that are quoted.
 const COMPLAINT_TOLD_BYTES_MAX: usize = 200;
-/// What passes before a stream is asked for, so that a server that ends each at once does not keep us busy.
+/// The pause before a stream is requested, so that a server that ends each stream at once does not keep us busy.
 const STREAM_PAUSE: Duration = Duration::from_millis(100);
-/// The longest that a server is left alone because it asks so.
+/// The longest `Retry-After` that is respected.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(3600);
 
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
@@ -42,7 +42,7 @@ const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
 
 type WireError = StreamableHttpError<Failure>;
 
-/// The way to one server.
+/// The HTTP transport to one server.
 #[derive(Clone)]
 pub(super) struct Wire {
     server: Arc<Server>,
@@ -50,34 +50,34 @@ pub(super) struct Wire {
 
 struct Server {
     place: Place,
-    /// What is sent along with every request.
+    /// Headers of every request.
     headers: HeaderMap,
-    /// What somebody who logged in sends along too.
+    /// The bearer token of a login.
     bearer: Option<Bearer>,
     way: watch::Sender<Arc<Way>>,
 }
 
-/// What the SDK agreed on with the server, which calls go by too.
+/// The session and revision that the SDK negotiated. Calls use them too.
 #[derive(Default)]
 pub(super) struct Way {
     pub(super) session: Option<Arc<str>>,
     revision: Option<HeaderValue>,
-    /// All that is sent along with a message.
+    /// All headers of a message.
     headers: HeaderMap,
-    /// Whether the server said that it does not know the session any more.
+    /// True if the server has forgotten the session.
     is_forgotten: AtomicBool,
 }
 
-/// What a server answers to a message.
+/// A server's response to a posted message.
 pub(super) enum Heard {
-    /// JSON, and the session that it begins.
+    /// JSON, and the id of the session that it begins.
     Whole(Bytes, Option<String>),
-    /// A stream of events.
+    /// An SSE stream.
     Events(Response),
-    /// An error instead of an answer; where it is none of MCP's, what is told of it.
+    /// An error status. `error` is MCP's error if the body has one, else `complaint` describes the response.
     Refused { status: StatusCode, error: Option<ErrorData>, complaint: Failure },
-    /// No answer, which is what is told of it to whoever asked; `may_follow` says that it may still come by the stream of the
-    /// session.
+    /// No response in the body. `complaint` is the error to report. If `may_follow`, the response may still come on the
+    /// session's SSE stream.
     Nothing { may_follow: bool, complaint: Failure },
 }
 
@@ -87,21 +87,21 @@ impl Wire {
         Self { server: Arc::new(Server { place, headers, bearer, way }) }
     }
 
-    /// How calls go now.
+    /// Returns the negotiated session and revision.
     pub(super) fn way(&self) -> Arc<Way> {
         Arc::clone(&self.server.way.borrow())
     }
 
-    /// Waits until calls go another way.
+    /// Waits until another session has replaced this one.
     pub(super) async fn left(&self, way: &Arc<Way>) {
-        // The sender lives as long as this does.
+        // The sender cannot be dropped while `self` exists.
         let _ = self.server.way.subscribe().wait_for(|now| !Arc::ptr_eq(now, way)).await;
     }
 
-    /// Says whenever calls go on in another session.
+    /// Calls `another` whenever a new session has begun.
     pub(super) async fn sessions(&self, another: impl Fn()) {
         let mut ways = self.server.way.subscribe();
-        // The sender lives as long as this does.
+        // The sender cannot be dropped while `self` exists.
         while ways.changed().await.is_ok() {
             if ways.borrow_and_update().session.is_some() {
                 another();
@@ -109,12 +109,12 @@ impl Wire {
         }
     }
 
-    /// Notes that the server does not know the session any more, so that the SDK begins another with whatever it sends next.
+    /// Marks the session as forgotten by the server, so that the SDK begins a new one with its next message.
     pub(super) fn forget(way: &Way) {
         way.is_forgotten.store(true, Ordering::Relaxed);
     }
 
-    /// Notes how the SDK speaks to the server.
+    /// Records the session and revision that the SDK uses. Fails if the session was forgotten.
     fn learn(&self, session: Option<&Arc<str>>, extra: &HashMap<HeaderName, HeaderValue>) -> Result<(), WireError> {
         let (way, revision) = (self.way(), extra.get(&REVISION));
         if way.session.as_ref() == session && way.revision.as_ref() == revision {
@@ -130,8 +130,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends a message of our own that wants an answer. One that the server refuses because it does not know the session has
-    /// not reached anybody.
+    /// Sends a call's request. A request that the server refuses because of an unknown session was not processed.
     pub(super) async fn call(
         &self,
         way: &Way,
@@ -149,13 +148,13 @@ impl Wire {
         self.post(make, way.session.is_some()).await
     }
 
-    /// Asks for what followed an event of a stream that broke.
+    /// Resumes a broken stream after an event.
     pub(super) async fn resume(&self, way: &Way, last: &str) -> Result<Response, WireError> {
         let revision = way.revision.iter().map(|revision| (REVISION, revision.clone())).collect();
         self.stream(way.session.as_deref(), Some(last), revision).await
     }
 
-    /// What is sent along with every request that accepts this, in a session or in none.
+    /// Returns the headers of every request, with this `Accept` and session.
     fn headers(&self, accept: HeaderValue, session: Option<&str>) -> Result<HeaderMap, WireError> {
         let mut headers = self.server.headers.clone();
         headers.insert(header::ACCEPT, accept);
@@ -166,7 +165,7 @@ impl Wire {
         Ok(headers)
     }
 
-    /// A request with what is sent along with every one, and with this.
+    /// Builds a request with the headers of every request and these extra ones.
     fn request(
         &self,
         method: Method,
@@ -182,7 +181,7 @@ impl Wire {
         Ok(request)
     }
 
-    /// Sends a request as whoever logged in. A token that is refused is renewed once.
+    /// Sends a request with the login's token. A refused token is renewed once.
     async fn send(&self, make: impl Fn() -> Request) -> Result<Response, WireError> {
         match &self.server.bearer {
             Some(bearer) => Box::pin(self.send_logged_in(make, bearer)).await,
@@ -226,7 +225,7 @@ impl Wire {
         }
     }
 
-    /// Sends a message and hears what the server says to it.
+    /// Posts a message and classifies the response.
     async fn post(&self, make: impl Fn() -> Request, has_session: bool) -> Result<Heard, WireError> {
         let response = self.send(make).await?;
         let status = response.status();
@@ -243,7 +242,7 @@ impl Wire {
             return Ok(Heard::Whole(read(response).await.map_err(WireError::Client)?, session));
         }
         let is_empty = matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT);
-        // The connection is used again only when all was read.
+        // Reading the whole body lets the connection go back to the pool.
         let complaint = match Box::pin(glimpse(response)).await.as_slice() {
             [] => "nothing",
             _ if is_html => "a page for people",
@@ -252,7 +251,7 @@ impl Wire {
         Ok(Heard::Nothing { may_follow: is_empty && has_session, complaint: Failure::protocol(complaint) })
     }
 
-    /// Asks for a stream, or for what followed an event of one.
+    /// Opens an SSE stream, or resumes one after an event.
     async fn stream(
         &self,
         session: Option<&str>,
@@ -266,7 +265,7 @@ impl Wire {
             request.headers_mut().insert(LAST_EVENT, last);
         }
         let response = self.send(|| request.clone()).await?;
-        // Asking again would change nothing.
+        // The server would refuse again.
         if response.status().is_client_error() || !content_type(&response).starts_with(b"text/event-stream") {
             return Err(WireError::ServerDoesNotSupportSse);
         }
@@ -274,7 +273,7 @@ impl Wire {
     }
 }
 
-/// What a server that does not do what it was asked says instead.
+/// Classifies an error response.
 async fn refused(response: Response, is_html: bool, has_session: bool) -> Result<Heard, WireError> {
     let status = response.status();
     let body = glimpse(response).await;
@@ -288,16 +287,16 @@ async fn refused(response: Response, is_html: bool, has_session: bool) -> Result
     Ok(Heard::Refused { status, error, complaint: complaint(status, is_html, &body) })
 }
 
-/// The events of an answer.
+/// Parses the SSE events of a response.
 pub(super) fn events(response: Response) -> impl Stream<Item = Result<Sse, SseError>> + Send + 'static {
     events::of(pieces(response), MESSAGE_BYTES_MAX)
 }
 
-/// The message that is the whole of an answer.
+/// Parses a body that is one response message.
 fn message(body: &[u8], session: Option<String>, asked: &RequestId) -> Result<Answer, WireError> {
     let failed = |why: &str| Err(WireError::Client(Failure::protocol(why)));
     match serde_json::from_slice(body) {
-        // Whatever goes wrong in answering a question is the answer to it.
+        // An error in a response body answers the request, even if it names no id or another one.
         Ok(ServerJsonRpcMessage::Error(told)) => {
             Ok(Answer::Json(ServerJsonRpcMessage::error(told.error, Some(asked.clone())), session))
         }
@@ -329,7 +328,7 @@ impl StreamableHttpClient for Wire {
             },
             _ => (false, false),
         };
-        // What is agreed on is known when both have introduced themselves.
+        // Session and revision are known only after the handshake.
         if !is_introduction {
             self.learn(session_id.as_ref(), &custom_headers)?;
         }
@@ -344,7 +343,7 @@ impl StreamableHttpClient for Wire {
             _ => false,
         };
         if is_introduction && begins_session {
-            // It may have the name of one that was forgotten.
+            // The new session may have the same id as a forgotten one.
             self.server.way.send_replace(Arc::default());
         }
         match (heard, id_of(&message)) {
@@ -356,7 +355,8 @@ impl StreamableHttpClient for Wire {
             (Heard::Refused { error: Some(error), .. }, Some(id)) => {
                 Ok(Answer::Json(ServerJsonRpcMessage::error(error, Some(id.clone())), None))
             }
-            // One that does not know the question is one of an older revision, however it says so.
+            // A server that does not know `server/discover` speaks an older revision. Such servers use various error
+            // statuses.
             (Heard::Refused { status, .. }, Some(id)) if is_discovery && session_id.is_none() && is_unknown(status) => {
                 let error = ErrorData::invalid_request(http_status(status.as_u16()), None);
                 Ok(Answer::Json(ServerJsonRpcMessage::error(error, Some(id.clone())), None))
@@ -364,7 +364,7 @@ impl StreamableHttpClient for Wire {
             (Heard::Refused { complaint, .. }, Some(_)) => Err(WireError::Client(complaint)),
             (Heard::Whole(..) | Heard::Nothing { .. }, None) => Ok(Answer::Accepted),
             (Heard::Whole(body, session), Some(id)) => self::message(&body, session, id),
-            // The answer comes by the stream of the session.
+            // The response comes on the session's stream.
             (Heard::Nothing { may_follow: true, .. }, Some(_)) => Ok(Answer::Accepted),
             (Heard::Nothing { complaint, .. }, Some(_)) => Err(WireError::Client(complaint)),
         }
@@ -397,7 +397,7 @@ impl StreamableHttpClient for Wire {
     }
 }
 
-/// The id of a request; other messages have no answer.
+/// Returns the id of a request. Other messages get no response.
 fn id_of(message: &ClientJsonRpcMessage) -> Option<&RequestId> {
     match message {
         ClientJsonRpcMessage::Request(request) => Some(&request.id),
@@ -405,7 +405,7 @@ fn id_of(message: &ClientJsonRpcMessage) -> Option<&RequestId> {
     }
 }
 
-/// Whether this is how a server says that it does not know what it was asked.
+/// Returns true if a server may use this status for an unknown method.
 fn is_unknown(status: StatusCode) -> bool {
     status.is_client_error() || matches!(status, StatusCode::INTERNAL_SERVER_ERROR | StatusCode::NOT_IMPLEMENTED)
 }
@@ -423,7 +423,7 @@ fn challenge(response: &Response) -> String {
     all.filter_map(|value| value.to_str().ok()).find(|value| value.contains('=')).unwrap_or_default().to_owned()
 }
 
-/// What a login would have to be for.
+/// Returns the `scope` of a challenge.
 fn scope(challenge: &str) -> Option<String> {
     let (_, rest) = challenge.split_once("scope=")?;
     let scope = match rest.strip_prefix('"') {
@@ -433,7 +433,7 @@ fn scope(challenge: &str) -> Option<String> {
     Some(scope.to_owned()).filter(|scope| !scope.is_empty())
 }
 
-/// How long a server asks to be left alone: seconds, or a date.
+/// Parses `Retry-After`: seconds or a date.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim();
     let wait = match text.parse() {
@@ -446,15 +446,15 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(wait.min(RETRY_AFTER_MAX))
 }
 
-/// Whether a server says that it does not know the session. Some say so by 400. Whoever names the request has looked into it,
-/// so that is its answer.
+/// Returns true if a response says that the session is unknown. Some servers use 400 for that. A body that names the
+/// request's id is a real response to the request, not about the session.
 fn is_forgotten(status: StatusCode, body: &[u8]) -> bool {
     let names_it = || body.to_ascii_lowercase().windows(7).any(|window| window == b"session");
     let answers = || serde_json::from_slice::<Value>(body).is_ok_and(|answer| !answer["id"].is_null());
     (status == StatusCode::NOT_FOUND || (status == StatusCode::BAD_REQUEST && names_it())) && !answers()
 }
 
-/// What a server says that is none of MCP's errors.
+/// Returns the failure for an error response without an MCP error.
 fn complaint(status: StatusCode, is_html: bool, body: &[u8]) -> Failure {
     let mut told = http_status(status.as_u16());
     let text = String::from_utf8_lossy(body);

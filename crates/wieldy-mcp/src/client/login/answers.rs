@@ -1,4 +1,4 @@
-//! Where the answer to a login comes: a door of this machine that opens for one answer.
+//! The local HTTP listener for the OAuth redirect of one login.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -10,34 +10,34 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::Login;
 
-/// How long somebody may take to say what they want.
+/// The longest time for one request to arrive.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How much they may say.
+/// Maximum size of a request head.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
-/// How many may try at once.
+/// Maximum number of open connections.
 const TRIES_MAX: usize = 16;
 const PATH: &str = "/callback";
 
-/// Waits on this machine for the answer to a login.
+/// A local listener that waits for the OAuth redirect of a login.
 pub struct Answers {
     listener: TcpListener,
     redirect: String,
 }
 
 impl Answers {
-    /// Opens the door, at this port or at any.
+    /// Listens on loopback, at this port or at any free one.
     pub async fn bind(port: Option<u16>) -> std::io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port.unwrap_or_default())).await?;
         let redirect = format!("http://{}{PATH}", listener.local_addr()?);
         Ok(Self { listener, redirect })
     }
 
-    /// Where browsers are sent.
+    /// Returns the redirect URI.
     pub fn redirect(&self) -> &str {
         &self.redirect
     }
 
-    /// Waits for the answer to this login: the address that the browser was sent to. What others say is passed over.
+    /// Waits for the redirect of this login and returns its URL. Other requests are answered with 404 and ignored.
     pub async fn wait(&self, login: &Login) -> std::io::Result<String> {
         let (tell, mut told) = mpsc::channel(1);
         let (tries, state) = (Arc::new(Semaphore::new(TRIES_MAX)), Arc::<str>::from(login.state.as_str()));
@@ -62,7 +62,7 @@ impl Answers {
     }
 }
 
-/// Hears what somebody wants. If it is the answer, a page says that it was heard.
+/// Reads one request. Returns the redirect URL if the request has the login's `state`.
 async fn hear(mut stream: TcpStream, redirect: &str, state: &str) -> std::io::Result<Option<String>> {
     let mut head = Vec::new();
     while !head.windows(4).any(|window| window == b"\r\n\r\n") {

@@ -1,4 +1,4 @@
-//! What somebody who logged in sends along with each request, renewed before it is too old.
+//! The bearer token of a login, renewed before it expires.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError, RwLock};
@@ -14,29 +14,29 @@ use super::super::settings::LoginSettings;
 use super::kept::{Keeper, Kept, Token};
 use super::{manager, with_secret};
 
-/// A token is renewed when it is taken for less than this.
+/// A token that expires sooner than this is renewed.
 const AHEAD: Duration = Duration::from_secs(60);
 
-/// Tokens are hidden until they were replaced so often: they are worth nothing then.
+/// The number of token generations that stay redacted. Older tokens are worthless.
 const GENERATIONS_HIDDEN: usize = 3;
 
-/// The token for one server, which nobody else gets.
+/// The bearer token of one server. It is sent to no other server.
 pub(in crate::client) struct Bearer {
     url: Url,
     settings: LoginSettings,
     known: RwLock<Known>,
-    /// What is hidden because of it, the oldest first.
+    /// The secrets that are redacted because of this login, oldest first.
     hidden: Mutex<VecDeque<Vec<String>>>,
-    /// Held by whoever renews it.
+    /// Held during a renewal.
     renewing: tokio::sync::Mutex<()>,
 }
 
-/// What is known of the token.
+/// The cached state of the token.
 #[derive(Clone)]
 enum Known {
-    /// Nobody looked.
+    /// The login file was not read yet.
     Unknown,
-    /// Nobody is logged in.
+    /// There is no login.
     Nothing,
     Token(Token),
 }
@@ -52,7 +52,7 @@ impl Bearer {
         }
     }
 
-    /// The token, if somebody is logged in.
+    /// Returns the token, renewed if it is about to expire. `None` without a login.
     pub(in crate::client) async fn token(&self) -> Result<Option<HeaderValue>, Failure> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner).clone();
         match known {
@@ -70,13 +70,13 @@ impl Bearer {
         }
     }
 
-    /// Another token than the one that was refused; nothing if nobody is logged in.
+    /// Returns another token than the refused one. `None` without a login.
     pub(in crate::client) async fn renewed(
         &self,
         refused: Option<&HeaderValue>,
     ) -> Result<Option<HeaderValue>, Failure> {
         let _alone = self.renewing.lock().await;
-        // Somebody may have logged in meanwhile, or another process renewed it.
+        // A new login or another process may have replaced the token meanwhile.
         let Some(kept) = self.kept()? else {
             self.want();
             return Ok(None);
@@ -96,7 +96,7 @@ impl Bearer {
         }
     }
 
-    /// Asks for another token and keeps it.
+    /// Requests a new token and stores it.
     async fn renew(&self, kept: &Kept) -> Result<(), Failure> {
         let Some(credentials) = &kept.credentials else { return Err(Failure::NeedsLogin) };
         let (id, settings) = (&credentials.client_id, &self.settings);
@@ -109,7 +109,7 @@ impl Bearer {
             let mut manager = manager(&self.url, settings).await?;
             manager.set_credential_store(Keeper::new(&self.url, settings, kept.client_secret.clone()));
             let found = manager.resolve_metadata().await?.metadata;
-            // A token goes to nobody but whoever gave it.
+            // A refresh token goes only to the issuer that gave it.
             if found.issuer != credentials.issuer {
                 return Err(AuthError::AuthorizationRequired);
             }
@@ -127,7 +127,7 @@ impl Bearer {
         })
     }
 
-    /// What is kept for this server.
+    /// Reads the login file of this server.
     fn kept(&self) -> Result<Option<Kept>, Failure> {
         let file = &self.settings.file;
         let kept = Kept::read(file).map_err(|error| {
@@ -138,7 +138,7 @@ impl Bearer {
         Ok(kept)
     }
 
-    /// Hides secrets, and no longer those that were replaced some time ago.
+    /// Redacts these secrets, and stops redacting those of older generations.
     fn hide(&self, secrets: Vec<String>) {
         let mut hidden = self.hidden.lock().unwrap_or_else(PoisonError::into_inner);
         if hidden.back() == Some(&secrets) {
@@ -154,7 +154,7 @@ impl Bearer {
         }
     }
 
-    /// Notes that the server wants a login, for whoever asks how it stands.
+    /// Stores that the server asks for a login, for `LoginState::of`.
     fn want(&self) {
         self.set(Known::Nothing);
         if let Err(error) = Kept::new(&self.url, None, None).write(&self.settings.file) {

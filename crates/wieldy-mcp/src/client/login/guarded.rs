@@ -1,5 +1,5 @@
-//! The requests that a login takes. Where they go is said by others, so it is looked at first: not to this machine or its
-//! neighbours, and not without encryption, unless the server itself is there.
+//! The HTTP client of OAuth logins, guarded against SSRF. The server names the URLs, so each is checked first: no
+//! private or loopback address and no plain HTTP, unless the server itself is there.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -10,12 +10,12 @@ use rmcp::transport::auth::{OAuthHttpClient, OAuthHttpClientFuture, OAuthHttpReq
 
 use super::super::http;
 
-/// How long one request may take.
+/// The longest time for one request.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// How large an answer may be.
+/// Maximum size of a response.
 const BYTES_MAX: usize = 1024 * 1024;
 
-/// Makes the requests.
+/// An HTTP client that checks every URL and every resolved address.
 pub(super) struct Guarded {
     client: reqwest::Client,
     rules: Rules,
@@ -52,22 +52,22 @@ impl OAuthHttpClient for Guarded {
     }
 }
 
-/// Where requests may go.
+/// The rules for URLs and addresses.
 #[derive(Clone)]
 pub(super) struct Rules {
-    /// The server itself, which an operator named.
+    /// The server's own URL, which the operator configured.
     server: Url,
-    /// Whether private addresses are fine.
+    /// True if private addresses are allowed.
     private: bool,
 }
 
-/// What kind of address it is.
+/// The kind of an IP address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Public,
     Private,
     Loopback,
-    /// Of no use to anybody who means well.
+    /// Reserved ranges (link-local, multicast, benchmarking, …): always refused.
     Special,
 }
 
@@ -76,7 +76,7 @@ impl Rules {
         Self { server: server.clone(), private }
     }
 
-    /// Whether an address may be asked, or opened in a browser.
+    /// Checks a URL before it is requested or opened in a browser.
     pub(super) fn check(&self, text: &str) -> Result<(), String> {
         let shown: String = text.chars().take(200).flat_map(char::escape_default).collect();
         let url = Url::parse(text).map_err(|_| format!("`{shown}` is no address"))?;
@@ -97,7 +97,7 @@ impl Rules {
         if is_allowed { Ok(()) } else { Err(format!("`{shown}` is not out in the open, as the server is")) }
     }
 
-    /// Whether this address of a host may be used.
+    /// Returns true if this address of a host may be used.
     fn allows(&self, host: &str, ip: IpAddr) -> bool {
         let server = self.server.host_str().unwrap_or_default();
         let kind_of_server = literal(server).map(kind).or(is_localhost(server).then_some(Kind::Loopback));
@@ -162,7 +162,7 @@ fn kind_of_v6(ip: Ipv6Addr) -> Kind {
     match [a, b, c, d, e, f] {
         _ if ip.is_loopback() => Kind::Loopback,
         _ if ip.is_unspecified() || ip.is_multicast() => Kind::Special,
-        // Addresses of the older kind in other clothes.
+        // IPv4 addresses embedded in IPv6.
         [0, 0, 0, 0, 0, 0 | 0xffff] | [0x64, 0xff9b, 0, 0, 0, 0] => v4(g, h),
         [0x2002, ..] => v4(b, c),
         [0x64, 0xff9b, 1, ..] | [0x2001, 0, ..] => Kind::Special,

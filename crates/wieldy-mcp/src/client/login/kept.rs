@@ -1,4 +1,4 @@
-//! What is kept of a login: a file for each server, which nobody but its owner can read.
+//! The stored login: one file per server, readable only by its owner.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -16,28 +16,28 @@ use wieldy_core::redact;
 
 use super::super::settings::LoginSettings;
 
-/// How large the file may be.
+/// Maximum size of the file.
 const BYTES_MAX: u64 = 1024 * 1024;
 const VERSION: u32 = 1;
 
-/// The file as it is written.
+/// The contents of the file.
 #[derive(Clone, Serialize, Deserialize)]
 pub(super) struct Kept {
     version: u32,
-    /// The server that it is for. Nobody else gets it.
+    /// The server's URL. The login is used for no other server.
     url: String,
-    /// What proves who we are, where we registered ourselves.
+    /// The client secret of our dynamic registration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) client_secret: Option<String>,
-    /// Nothing where a login is wanted.
+    /// `None` if the server asks for a login.
     pub(super) credentials: Option<StoredCredentials>,
 }
 
-/// What is sent along.
+/// The token that is sent with requests.
 #[derive(Clone)]
 pub(super) struct Token {
     pub(super) header: HeaderValue,
-    /// Until when it is taken, as far as is known.
+    /// The expiry, if it is known.
     pub(super) until: Option<SystemTime>,
 }
 
@@ -46,7 +46,7 @@ impl Kept {
         Self { version: VERSION, url: url.as_str().to_owned(), client_secret, credentials }
     }
 
-    /// It, if it is for this server.
+    /// Returns the login if it belongs to this server.
     pub(super) fn of(self, url: &Url) -> Option<Self> {
         Some(self).filter(|kept| kept.url == url.as_str())
     }
@@ -67,7 +67,7 @@ impl Kept {
         Ok(Some(kept))
     }
 
-    /// Writes the whole file or nothing of it.
+    /// Writes the file atomically.
     pub(super) fn write(&self, path: &Path) -> io::Result<()> {
         self.secrets().iter().for_each(|secret| {
             redact::hide(secret);
@@ -92,14 +92,14 @@ impl Kept {
         }
     }
 
-    /// One of the texts of the answer by which the login was made.
+    /// Returns a string field of the token response.
     fn text(&self, name: &str) -> Option<String> {
         let response = self.credentials.as_ref()?.token_response.as_ref()?;
         let response = serde_json::to_value(response).ok()?;
         response.get(name).and_then(Value::as_str).map(str::to_owned)
     }
 
-    /// What is sent along. Nothing if it is none that can be.
+    /// Returns the token. `None` if it cannot be a header value.
     pub(super) fn token(&self) -> Option<Token> {
         let text = self.text("access_token")?;
         let mut header = HeaderValue::try_from(format!("Bearer {text}")).ok()?;
@@ -113,14 +113,14 @@ impl Kept {
         Some(Token { header, until })
     }
 
-    /// What nobody may see.
+    /// Returns the secrets, for redaction.
     pub(super) fn secrets(&self) -> Vec<String> {
         let texts = ["access_token", "refresh_token", "id_token"].into_iter().filter_map(|name| self.text(name));
         texts.chain(self.client_secret.clone()).collect()
     }
 }
 
-/// Keeps the login to one server.
+/// The SDK's credential store of one server, on top of the file.
 pub(super) struct Keeper {
     url: Url,
     file: PathBuf,
@@ -159,7 +159,7 @@ impl CredentialStore for Keeper {
         Kept::remove(&self.file).map(drop).map_err(self.failed())
     }
 
-    /// From now on a login is wanted.
+    /// Records that a new login is needed.
     async fn on_refresh_token_rejected(&self, refused: &StoredCredentials) -> Result<(), AuthError> {
         let Some(kept) = Kept::read(&self.file).map_err(self.failed())? else { return Ok(()) };
         let refused = Kept::new(&self.url, None, Some(refused.clone()));
@@ -169,7 +169,7 @@ impl CredentialStore for Keeper {
         Ok(())
     }
 
-    /// One process at a time: a token that renews may be good for once only.
+    /// Locks out other processes: a refresh token may be valid only once.
     async fn acquire_refresh_guard(&self) -> Result<Option<CredentialRefreshGuard>, AuthError> {
         let path = self.file.with_extension("lock");
         let locked = tokio::task::spawn_blocking(move || {

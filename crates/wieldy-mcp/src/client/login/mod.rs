@@ -1,5 +1,5 @@
-//! Logging in to a server, by OAuth as MCP knows it. A person does it once ([`Login`], [`Answers`]); what came of it is kept in a
-//! file, and renewed from then on ([`Bearer`]).
+//! OAuth login to a server, as MCP specifies it. A person does it once ([`Login`], [`Answers`]). The tokens are stored
+//! in a file and renewed from then on ([`Bearer`]).
 
 mod answers;
 mod bearer;
@@ -19,56 +19,56 @@ use super::settings::{Address, LoginSettings};
 pub use self::answers::Answers;
 pub(super) use self::bearer::Bearer;
 
-/// Why nobody was logged in.
+/// The reason why a login failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LoginError {
-    /// There is nothing to log in to.
+    /// The server has no usable URL, or nowhere to store a login.
     #[error("{0}")]
     Address(String),
-    /// What the server says of logins cannot be had, or cannot be true.
+    /// The server's OAuth metadata is missing or invalid.
     #[error("it does not say how to log in")]
     Metadata(#[source] AuthError),
-    /// The page where one would log in is none that a browser should open.
+    /// The login page is not one that a browser should open.
     #[error("it wants people to log in at a place that must not be opened: {0}")]
     Page(String),
-    /// We are not known where logins are made, and cannot become so.
+    /// Dynamic client registration failed.
     #[error("wieldy could not register where logins are made")]
     Register(#[source] AuthError),
-    /// The person, or whoever makes logins, refused.
+    /// The person or the authorization server refused.
     #[error("the login was refused: {0}")]
     Refused(String),
-    /// The answer is one to somebody else's question.
+    /// The redirect belongs to another login.
     #[error("this is the answer to another login")]
     State,
-    /// The answer has no code.
+    /// The redirect has no code.
     #[error("this is no answer to a login")]
     NoAnswer,
-    /// The code was not taken, or what came of it is no use.
+    /// The code was refused, or the token is unusable.
     #[error("the login was not completed")]
     Exchange(#[source] AuthError),
-    /// It could not be kept.
+    /// The login file cannot be changed.
     #[error("the login cannot be kept in `{file}`")]
     Keep {
         /// The file.
         file: std::path::PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
 }
 
-/// What is known of the login to a server without asking it.
+/// The login state of a server, known without asking the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LoginState {
-    /// Somebody is logged in.
+    /// A login is stored.
     LoggedIn,
-    /// The server wants it, and nobody is.
+    /// The server asks for a login, and none is stored.
     Wanted,
 }
 
 impl LoginState {
-    /// How it stands with the server at an address.
+    /// Returns the login state of the server at an address.
     pub fn of(address: &Address) -> Option<Self> {
         let login = address.login.as_ref()?;
         let url = http::url(address).ok()?;
@@ -85,7 +85,7 @@ pub struct Login {
 }
 
 impl Login {
-    /// Finds out where to log in, and prepares it. The answer will come to `redirect`.
+    /// Discovers the authorization server and prepares the login. The browser will be redirected to `redirect`.
     pub async fn begin(address: &Address, redirect: &str) -> Result<Self, LoginError> {
         let url = http::url(address).map_err(LoginError::Address)?;
         let Some(settings) = &address.login else {
@@ -110,7 +110,7 @@ impl Login {
             }
             None => manager.register_client("wieldy", redirect, &scopes).await.map_err(LoginError::Register)?,
         };
-        // The operator's own secret stays where the operator keeps it.
+        // The configured client secret stays in the configuration.
         let secret = client.client_secret.filter(|_| settings.client_id.is_none());
         manager.set_credential_store(Keeper::new(&url, settings, secret));
         let page = manager.get_authorization_url(&scopes).await.map_err(LoginError::Metadata)?;
@@ -120,12 +120,12 @@ impl Login {
         Ok(Self { manager, page, state })
     }
 
-    /// The page to open: it begins with `http://` or `https://`, and holds nothing but what an address may.
+    /// Returns the page to open. It begins with `http://` or `https://` and has only characters that a URL may have.
     pub fn page(&self) -> &str {
         &self.page
     }
 
-    /// Whether this is the answer to this login, good or bad.
+    /// Returns true if this URL is the redirect of this login, successful or not.
     pub fn is_answered_by(&self, redirected: &str) -> bool {
         Url::parse(redirected).is_ok_and(|url| self.is_mine(&url))
     }
@@ -135,7 +135,7 @@ impl Login {
         states.next().is_some_and(|(_, state)| state == self.state.as_str()) && states.next().is_none()
     }
 
-    /// Completes it with the address that the browser was sent to, and keeps what comes of it.
+    /// Exchanges the code in the redirect URL for tokens and stores them.
     pub async fn finish(self, redirected: &str) -> Result<(), LoginError> {
         let url = Url::parse(redirected.trim()).map_err(|_| LoginError::NoAnswer)?;
         if !self.is_mine(&url) {
@@ -153,7 +153,7 @@ impl Login {
         done.map(drop).map_err(LoginError::Exchange)
     }
 
-    /// Forgets the login to a server; false if there was none.
+    /// Deletes the login of a server. Returns false if there was none.
     pub fn forget(address: &Address) -> Result<bool, LoginError> {
         let Some(settings) = &address.login else { return Ok(false) };
         let failed = |source| LoginError::Keep { file: settings.file.clone(), source };
@@ -161,7 +161,7 @@ impl Login {
     }
 }
 
-/// Whoever speaks OAuth for us.
+/// Makes the SDK's OAuth manager with our guarded HTTP client.
 async fn manager(url: &Url, settings: &LoginSettings) -> Result<AuthorizationManager, AuthError> {
     let client = Guarded::new(url, settings.private).map_err(AuthError::InternalError)?;
     AuthorizationManager::new_with_oauth_http_client(url.clone(), Arc::new(client)).await
