@@ -462,7 +462,7 @@ impl Unbegun {
     }
 }
 
-/// Returns the future in the seat.
+/// Returns the future in the reusable allocation `seat`.
 fn seated<F>(seat: &mut Pin<Box<Option<F>>>) -> Pin<&mut F> {
     seat.as_mut().as_pin_mut().expect("somebody has taken it")
 }

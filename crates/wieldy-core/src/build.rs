@@ -29,8 +29,8 @@ use crate::sandboxes::Owners;
 use crate::task::{TASK_TTL, Tasks};
 use crate::tool::{AnyTool, SharedTool};
 
-/// The longest time that anything is stored or waited for. Longer settings are cut to it, because clocks cannot add
-/// them.
+/// The longest time that anything is stored or waited for. Longer settings are cut to it, because they could overflow
+/// a clock.
 pub(crate) const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// Maximum number of answers in the result cache, and of answers under idempotency keys, over all tenants.
@@ -88,7 +88,7 @@ pub struct ExecutorBuilder {
     pub confirmation_timeout: Duration,
     /// The journal that stores the history; in memory by default.
     pub journal: Arc<dyn Journal>,
-    /// The calls that wait until their records are safe.
+    /// The rule that decides which calls wait until their records are safe.
     pub durability: Durability,
     /// The store for large outputs; in memory by default.
     pub artifacts: Arc<dyn Artifacts>,

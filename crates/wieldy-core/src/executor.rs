@@ -1,10 +1,10 @@
-//! READ THIS FIRST. The path of a call, from its first event to its last.
+//! READ THIS FIRST. The pipeline: takes a call from its first event to its last.
 //!
-//! A call starts with [`Executor::call`], [`Executor::spawn`] (in the background), [`Executor::begin`] (becomes a task
-//! if it takes long), or in a batch. All of them share two functions: `open` opens the call's entry in the journal, and
-//! `walk` takes the call through [`Executor::steps`] and closes the entry. `steps` may return early at every `?`;
-//! `walk` sees every exit. Each step returns a proof that it was passed. What depends on a step takes its proof as an
-//! argument, so code that leaves out a step does not compile.
+//! A program starts a call with [`Executor::call`], [`Executor::spawn`] (in the background), [`Executor::begin`] (may
+//! become a task) or as part of a batch. All of these share two functions: `open` opens the call's entry in the journal,
+//! and `walk` takes the call through [`Executor::steps`] and closes the entry. `steps` may return early at every `?`;
+//! `walk` sees every exit. Each step returns a proof that it was passed, and later code takes that proof as an argument.
+//! So code that leaves out a step does not compile.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -328,8 +328,7 @@ impl Executor {
         unless_stopped(flight, &terms.clocks, asked).await?
     }
 
-    /// Records that an attempt starts. If the tool may change something, waits until that record is safe in the
-    /// history.
+    /// Records that an attempt starts. A tool that may change something runs only once that record is safe.
     async fn start(
         &self,
         flight: &Flight,

@@ -1,4 +1,4 @@
-//! Numbers that nobody should set: nothing panics, and nothing waits for what never comes.
+//! Absurd settings: nothing panics, and nothing waits forever.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;

@@ -110,7 +110,8 @@ async fn the_more_urgent_goes_first_and_nobody_waits_for_ever() {
     ids.push(call("low".into(), Priority::LOW));
     ids.push(call("normal".into(), Priority::NORMAL));
     ids.push(call("high".into(), Priority::HIGH));
-    // An endless stream of urgent calls: the low one is passed by 20 of them and then goes, because it has risen.
+    // The queue always has a more urgent call. The low one lets about 20 of them pass and then runs, because waiting
+    // raised it.
     for number in 0..40 {
         tokio::time::sleep(SECOND).await;
         ids.push(call(format!("urgent {number}"), Priority::HIGH));
@@ -139,7 +140,8 @@ async fn slots_come_back_whatever_way_calls_end() {
         builder.limits = Limits { calls_waiting_max: 100_000, queue_timeout: 100_000 * SECOND, ..limits(4, 4) };
         builder.breaker = BreakerPolicy { failures_max: 0, ..BreakerPolicy::default() };
     });
-    // Each tool, and each way to lose interest: none, too little time, a cancel by id, a caller who goes away.
+    // Runs each tool, and ends each call in one of four ways: by itself, by timeout, by a cancel, or by a caller that
+    // goes away.
     let end = async |number: usize| {
         let (tool, way) = (["ok", "fail", "panic", "hang"][number % 4], number / 4 % 4);
         let timeout = if way == 0 { 2 * SECOND } else { SECOND / 10 };

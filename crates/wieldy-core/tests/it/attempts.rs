@@ -11,7 +11,7 @@ use wieldy_testkit::{Act, Puppet, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// One second, two seconds, and so on, without chance.
+/// A backoff of one second, two seconds, and so on, without randomness.
 fn linear(retries: u32) -> RetryPolicy {
     RetryPolicy { retries, base: SECOND, cap: 60 * SECOND, backoff: Backoff::Linear }
 }
@@ -96,7 +96,7 @@ async fn a_call_that_may_have_had_an_effect_is_never_repeated() {
     let always = || Options { retry_if: Some(RetryIf::new(|_| true)), ..Options::default() };
     for (spec, effect_possible, runs) in [
         (spec(), true, 1),
-        (spec(), false, 3), // it failed before it did anything
+        (spec(), false, 3), // it failed before it had an effect
         (spec().idempotent(), true, 3),
         (spec().read_only(), true, 3),
     ] {
@@ -279,7 +279,7 @@ async fn a_call_may_ask_for_less_than_its_tool_or_the_executor_grants_and_never_
         let expected = json!({"memory_bytes": memory_bytes, "processes": processes});
         assert_eq!(held, Some(expected), "`{name}`, asked for {asked:?}");
     }
-    // What the executor leaves open a call may still bound.
+    // A call may set a limit that the executor leaves unset.
     let call = Call::new("plain", json!({}));
     let open_files = ResourceLimits { open_files: Some(7), ..ResourceLimits::default() };
     let held = world.executor.call(call.with(Options { limits: open_files, ..Options::default() })).await.structured;

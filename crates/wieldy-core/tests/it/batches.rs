@@ -12,7 +12,7 @@ use wieldy_testkit::{Act, HangingJournal, Puppet, World, bounded};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Each run notes its start and end here.
+/// The starts and ends of runs.
 type Notes = Arc<Mutex<Vec<String>>>;
 
 fn noting(spec: ToolSpec, notes: &Notes) -> SharedTool {
@@ -348,7 +348,7 @@ async fn a_long_batch_in_smart_order_costs_no_more_than_its_calls() {
     assert_eq!((result.summary.succeeded, strings.most_at_once()), (20_000, 5));
 }
 
-/// An executor whose history is on a disk that hangs.
+/// Returns an executor whose journal hangs.
 fn executor_that_cannot_write() -> Executor {
     let mut builder = Executor::builder().tools([
         Puppet::reading("fail", Act::Fail(Code::ToolReportedError, false)),

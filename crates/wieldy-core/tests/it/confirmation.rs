@@ -16,7 +16,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 type Reply = dyn Fn(&Confirmation) -> Result<Answer, String> + Send + Sync;
 
-/// Somebody who takes so long and then answers so.
+/// A person who answers after this delay.
 struct Person(Duration, Box<Reply>);
 
 impl Confirmer for Person {

@@ -296,7 +296,7 @@ async fn large_answers_go_to_an_artifact_and_their_head_and_tail_come_back() {
 
 #[tokio::test(start_paused = true)]
 async fn output_beyond_its_limit_is_counted_and_said_and_the_call_goes_well() {
-    // What a tool prints, and what it answers.
+    // One tool prints its output, the other returns it.
     let print =
         wieldy_core::tool(ToolSpec::new("print", "").read_only(), |_: serde_json::Value, run: Run| async move {
             for _ in 0..10 {

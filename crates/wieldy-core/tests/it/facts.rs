@@ -1,4 +1,4 @@
-//! Facts: a tool learns its caller's own affairs and those of no other.
+//! Facts: a tool sees its caller's own state and no other caller's.
 
 use std::sync::Arc;
 use std::time::Duration;

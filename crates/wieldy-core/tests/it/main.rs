@@ -1,4 +1,4 @@
-//! How the engine behaves, told by its journal.
+//! Tests of the engine through its public interface, checked against its journal.
 #![expect(clippy::unwrap_used, reason = "in a test, a surprise may end it")]
 
 mod absurd;

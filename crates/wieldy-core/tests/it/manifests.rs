@@ -1,4 +1,4 @@
-//! Manifests: what is read, and what is said about what cannot be.
+//! Manifests: which files are read, and which problems are reported.
 
 use std::time::Duration;
 
@@ -206,7 +206,7 @@ fn no_mistake_of_a_tool_hides_another() {
                 "line 1: tool `unnamed-1`: there is no argument `a`".into(),
             ],
         ),
-        // The arguments are there and cannot be read, so that nothing is said about mentions of them.
+        // The arguments exist but cannot be read, so references to them are not reported.
         (
             "[[tool]]\nname = \"a\"\ndescription = \"\"\ncommand = [\"x\", \"{q}\"]\nreads = [\"q\"]\n[tool.argumnts.q]\ntype = \"string\"\n",
             vec!["line 6: tool `a`: unknown field `argumnts`; did you mean `arguments`?".into()],

@@ -1,4 +1,4 @@
-//! Properties that hold for everything one can throw at the engine.
+//! Property tests of batches and of the call state.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use wieldy_core::{
 };
 use wieldy_testkit::World;
 
-/// A small file system in memory, whose operations take a while each.
+/// A small file system in memory whose operations take time.
 type Files = Arc<Mutex<BTreeMap<String, String>>>;
 
 #[derive(Debug, Clone)]
@@ -27,7 +27,7 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
     prop::collection::vec(operation.prop_map(|(write, path, takes_ms)| Operation { write, path, takes_ms }), 0..25)
 }
 
-/// Everything at or below a path.
+/// Returns everything at or below a path.
 fn below(files: &BTreeMap<String, String>, path: &str) -> String {
     let inside = |name: &str| path == "." || name == path || name.starts_with(&format!("{path}/"));
     files.iter().filter(|(name, _)| inside(name)).map(|(name, text)| format!("{name}={text};")).collect()
@@ -60,7 +60,7 @@ fn file_tool(write: bool, files: &Files) -> SharedTool {
                 append(&mut files.lock().unwrap(), &path, args["text"].as_str().unwrap());
                 return Ok(Outcome::default());
             }
-            // A torn read would show here.
+            // Torn reads would show here.
             let after = below(&files.lock().unwrap(), &path);
             Ok(Outcome::text(if before == after { after } else { "torn".into() }))
         }
@@ -102,7 +102,7 @@ proptest! {
 
     #[test]
     fn the_fold_accepts_exactly_the_legal_histories(letters in prop::collection::vec(prop::sample::select(LETTERS.to_vec()), 0..9), rest in "(s1)?(g|w|x|t2|s2|u2|t3|s3|u3|S|F){0,8}", proper: bool) {
-        // Random letters are nearly always illegal, so half of the histories begin as a legal one would.
+        // Random letters are nearly always illegal, so half of the histories start like a legal one.
         let text = if proper { format!("p{rest}") } else { letters.concat() };
         let history: Vec<&str> = tokens(&text);
         let accepted = history.iter().try_fold(CallState::default(), |state, token| state.apply(&event(token))).is_ok();
@@ -110,8 +110,8 @@ proptest! {
     }
 }
 
-/// The events of a call's history, by letters: pending, question, reply, start, progress, warning, retry, success
-/// after retry, exhausted, success, failure.
+/// The events of a call, as letters: pending, question, reply, start, progress, warning, retry, success after retry,
+/// exhausted, success, failure.
 const LETTERS: [&str; 14] = ["p", "q", "r", "s1", "s2", "s3", "g", "w", "t2", "t3", "u2", "x", "S", "F"];
 
 fn tokens(text: &str) -> Vec<&str> {
@@ -119,7 +119,7 @@ fn tokens(text: &str) -> Vec<&str> {
     pattern.find_iter(text).map(|found| found.as_str()).collect()
 }
 
-/// The same language as the fold's, written as a regular expression: every beginning of a legal history.
+/// Returns the language that the fold accepts as a regular expression: every prefix of a legal history.
 fn legal() -> regex::Regex {
     let third = "(s3(g|w|x|u3)*(S|F)?|F)?";
     let second = format!("(s2(g|w|x|u2)*(S|F|t3(w|x)*{third})?|F)?");

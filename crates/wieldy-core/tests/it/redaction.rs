@@ -1,4 +1,4 @@
-//! Redaction: no secret comes out, however it is written and wherever it stands, and nothing else is lost.
+//! Redaction: no secret leaks in any encoding or place, and no other text is lost.
 //!
 //! A longer run takes `PROPTEST_CASES=50000`.
 
@@ -15,7 +15,7 @@ use wieldy_core::{
 };
 use wieldy_testkit::World;
 
-/// Secrets of all sorts that the process knows of.
+/// Secrets of many kinds that the process has registered.
 static CANARIES: LazyLock<Vec<String>> = LazyLock::new(|| {
     let mut random = fastrand::Rng::with_seed(7);
     let signs: Vec<char> = r##"abcXYZ019 !"#$%&'()*+,-./:;<=>?@[\]^_`{|}~éß漢🔑"##.chars().collect();
@@ -31,7 +31,7 @@ static CANARIES: LazyLock<Vec<String>> = LazyLock::new(|| {
     canaries
 });
 
-/// Base64 of more than the canary, and what of it is the canary alone.
+/// Returns base64 of the canary with its surroundings, and the part of it that encodes the canary alone.
 fn base64(before: &[u8], canary: &[u8], after: &[u8], url: bool, padded: bool) -> (String, String) {
     let digits: Vec<char> = ('A'..='Z').chain('a'..='z').chain('0'..='9').collect();
     let digits = [digits, if url { vec!['-', '_'] } else { vec!['+', '/'] }].concat();
@@ -58,7 +58,7 @@ fn escaped(text: &str) -> String {
     quoted[1..quoted.len() - 1].to_owned()
 }
 
-/// The canary as somebody may write it, and what of that must not be seen.
+/// Returns the canary in one of its encodings, and the part of it that must not appear.
 fn written(canary: &str, encoding: usize, edge: &[u8]) -> (String, String) {
     let both = |text: String| (text.clone(), text);
     let (before, after) = edge.split_at(edge.len() / 2);
@@ -76,7 +76,7 @@ fn written(canary: &str, encoding: usize, edge: &[u8]) -> (String, String) {
     }
 }
 
-/// Whether anything of the secret that is long enough to tell is in the text, as it is or once or twice escaped.
+/// Returns true if the text contains a recognizable part of the secret, plain or escaped once or twice.
 fn is_seen(secret: &str, text: &str) -> bool {
     let seen = |secret: &str| {
         let characters: Vec<char> = secret.chars().collect();
@@ -94,7 +94,7 @@ fn event(body: Body, call_id: &str) -> Event {
     Event { seq: 1, at: jiff::Timestamp::UNIX_EPOCH, subject: Arc::new(subject), body }
 }
 
-/// Everything that an observer, a log or a journal would get of a secret in this place.
+/// Returns everything that an observer, a log or a journal would receive if the secret were in this place.
 fn shown(place: usize, secret: &str, around: &str, cuts: &[prop::sample::Index]) -> String {
     let text = format!("{around} {secret} {around}");
     let error = || Box::new(CallError::new(Code::ExecutionError, &text).suggest(&text).detail("why", text.as_str()));
@@ -131,7 +131,7 @@ fn shown(place: usize, secret: &str, around: &str, cuts: &[prop::sample::Index])
     format!("{} {}", event.data(), event.cloud_event())
 }
 
-/// What comes out of a stream that is cut in these places, every other one of them within a part that matters.
+/// Returns the output of a redacted stream that is cut at these places. Every other cut is inside `within`.
 fn streamed(bytes: &[u8], within: Range<usize>, cuts: &[prop::sample::Index]) -> String {
     let cut = |(number, cut): (usize, &prop::sample::Index)| match number % 2 {
         0 => within.start + cut.index(within.len() + 1),
@@ -148,7 +148,7 @@ fn streamed(bytes: &[u8], within: Range<usize>, cuts: &[prop::sample::Index]) ->
     shown + &stream.finish()
 }
 
-/// Texts without secrets, many of which look like the beginning of one.
+/// Generates texts without secrets, many of which look like the start of one.
 fn benign() -> impl Strategy<Value = String> {
     let words = prop::sample::select(vec![
         "token",
@@ -200,7 +200,7 @@ fn cuts() -> impl Strategy<Value = Vec<prop::sample::Index>> {
     prop::collection::vec(any::<prop::sample::Index>(), 0..16)
 }
 
-/// Texts with one secret `§` in them, known by its shape or by what stands before it.
+/// Texts with one secret `§`, recognizable by its shape or by the text before it.
 const KEPT_BY: [&str; 22] = [
     "use §",
     "password=§",

@@ -1,4 +1,4 @@
-//! Calls that never run, and that each of them leaves its record.
+//! Refused calls never run, and each leaves its record.
 
 use std::sync::Arc;
 
@@ -335,7 +335,7 @@ async fn secrets_are_known_by_every_name_of_the_tool_and_at_every_depth() {
     assert!(!world.tape().contains("canary"), "{}", world.tape());
 }
 
-/// A journal that does not take events of one name, or panics over them.
+/// A journal that refuses events of one name, or panics on them.
 struct Picky {
     kept: MemoryJournal,
     refused: &'static str,
@@ -404,7 +404,7 @@ async fn the_calls_of_a_refused_batch_are_recorded_too() {
     world.check();
 }
 
-/// A schema by which each level of the arguments is looked at twice as often as the one above it.
+/// Returns a schema whose check doubles its work with each level of the arguments.
 fn doubling() -> serde_json::Value {
     let next = json!({"properties": {"a": {"$ref": "#/$defs/t"}}, "required": ["z"]});
     json!({

@@ -1,4 +1,4 @@
-//! Sandboxes that are named by callers: each is for those whose it is.
+//! Named sandboxes: each is usable by its owner only.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +12,7 @@ use wieldy_core::{
 };
 use wieldy_testkit::{Act, Puppet, World};
 
-/// A sandbox without processes that keeps books.
+/// A sandbox backend that runs no processes and only keeps a list.
 #[derive(Clone, Default)]
 struct Books {
     kept: Arc<Mutex<Vec<SandboxStatus>>>,
@@ -135,7 +135,7 @@ async fn whose_a_sandbox_was_is_forgotten_with_it() {
     let other = within(&id, &caller("two", "a", None));
     assert!(refused(&world, other.clone()).await.is_some());
     assert!(world.executor.destroy_sandbox(&id).await);
-    // The tool runs no process, so nobody looks for the sandbox.
+    // The tool starts no process, so a missing sandbox goes unnoticed.
     assert_eq!(refused(&world, other).await, None);
 }
 

@@ -1,5 +1,5 @@
-//! A simulation: thousands of calls with tools that fail, hang and panic, callers who cancel and go away, under
-//! paused time and a seed. Whatever happens, each call ends exactly once and no slot is left.
+//! A seeded simulation under paused time: thousands of calls to tools that fail, hang and panic, from callers that
+//! cancel and go away. Each call must end exactly once, and no slot may leak.
 
 use std::time::Duration;
 
@@ -88,7 +88,7 @@ async fn simulate(seed: u64) {
                 waiting.spawn(async move { drop(executor.call(call).await) });
             }
             4..6 => {
-                // Somebody who does not wait to the end.
+                // A caller that does not wait to the end.
                 let (call, patience) = (call(&mut random), ms(random.u64(..300)));
                 waiting.spawn(async move { drop(tokio::time::timeout(patience, executor.call(call)).await) });
             }

@@ -1,7 +1,7 @@
-//! The traps that executors like this one have fallen into, each with a test that names it.
+//! Known mistakes of other executors, each with a test that names it.
 //!
-//! Two more are tested where they live: the "exponential" backoff that is linear in `attempt.rs`, and staleness by
-//! a weak hash in `wieldy-tools`.
+//! Two more are tested beside their code: the "exponential" backoff that is linear (`attempt.rs`), and staleness by a
+//! weak hash (`wieldy-tools`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,7 +67,7 @@ async fn trap_a_read_that_overtakes_an_earlier_write() {
 
 #[tokio::test(start_paused = true)]
 async fn trap_read_only_by_a_list_of_names() {
-    // `ReadFile` is a name on every such list; what counts is what the tool declares.
+    // Every such list contains `ReadFile`, but only the tool's declaration counts.
     let (tool, strings) = Puppet::new(ToolSpec::new("ReadFile", "writes, whatever its name"), [Act::Take(SECOND)]);
     let world = World::new([tool]);
     let result = world.executor.batch(Batch::new((0..3).map(|_| Call::new("ReadFile", json!({}))))).await.unwrap();
@@ -126,7 +126,7 @@ async fn trap_observers_that_never_end() {
         None,
         "an unknown id ends at once"
     );
-    // A caller who goes away ends its observers too.
+    // When a caller goes away, its observers end too.
     let (found, observed) = tokio::sync::oneshot::channel();
     let executor = world.executor.clone();
     let mut started =
@@ -233,7 +233,7 @@ async fn trap_a_confirmation_that_waits_for_ever_and_holds_a_slot() {
 #[tokio::test(start_paused = true)]
 async fn trap_an_execution_id_that_the_caller_chooses() {
     let world = World::new([Puppet::reading("t", Act::Take(SECOND))]);
-    // The caller's own id is handed back, may be anything, and identifies nothing.
+    // The caller's own id is returned unchanged, may be any text, and identifies nothing.
     let (first, second) = tokio::join!(
         world.executor.call(Call::new("t", json!({})).id("same")),
         world.executor.call(Call::new("t", json!({})).id("same").by(Caller::agent("other"))),
