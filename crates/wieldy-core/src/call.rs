@@ -188,8 +188,8 @@ pub struct Options {
     pub network: Option<Network>,
     /// True if the next executor on the same history should run the call again after this executor stopped during it.
     /// It does so only if the tool may run twice and no argument was redacted. A call with an idempotency key is not
-    /// run again: its caller retries it with the key. Nor is a call with options other than priority and labels: options
-    /// are not stored, and a rerun must not have weaker terms.
+    /// run again: its caller retries it with the key. Nor is a call with options other than priority and labels:
+    /// options are not stored, and a rerun must not have weaker terms.
     pub rerun: bool,
     /// Free text labels that are returned in the result.
     pub labels: Vec<String>,

@@ -1,10 +1,10 @@
 //! READ THIS FIRST. The pipeline: takes a call from its first event to its last.
 //!
 //! A program starts a call with [`Executor::call`], [`Executor::spawn`] (in the background), [`Executor::begin`] (may
-//! become a task) or as part of a batch. All of these share two functions: `open` opens the call's entry in the journal,
-//! and `walk` takes the call through [`Executor::steps`] and closes the entry. `steps` may return early at every `?`;
-//! `walk` sees every exit. Each step returns a proof that it was passed, and later code takes that proof as an argument.
-//! So code that leaves out a step does not compile.
+//! become a task) or as part of a batch. All of these share two functions: `open` opens the call's entry in the
+//! journal, and `walk` takes the call through [`Executor::steps`] and closes the entry. `steps` may return early at
+//! every `?`; `walk` sees every exit. Each step returns a proof that it was passed, and later code takes that proof as
+//! an argument. So code that leaves out a step does not compile.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
