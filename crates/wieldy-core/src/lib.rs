@@ -109,7 +109,7 @@ mod build;
 mod duration;
 mod facts;
 
-/// What the methods of the ports return; named here so that implementing one takes no further crate.
+/// The return type of the ports' methods, re-exported so that implementing a port takes no further crate.
 pub use futures_util::future::BoxFuture;
 
 pub use admit::{Limits, Slot};

@@ -1,9 +1,9 @@
-//! Redaction: secrets are taken out before anything is written down or shown.
+//! Redaction: removes secrets before anything is written down or shown.
 //!
-//! Found are values that the program has named ([`hide`]), tokens of well-known shapes, and values that a name says are
-//! secret: of keys, arguments, headers, variables and parameters of addresses. An argument that a mark or its name says is
-//! secret is found in everything else that is recorded of its call. Results are given to callers as they are; this is for
-//! what is written down and shown: events, logs and streams.
+//! It finds values that the program has named ([`hide`]), tokens of well-known shapes, and values with a secret's name:
+//! of keys, arguments, headers, variables and URL parameters. An argument that is secret by its name or by the tool's
+//! mark is also found in everything else that is recorded of its call. Callers get results unredacted. Redaction
+//! applies to everything that is written down or shown: events, logs and streams.
 
 mod patterns;
 mod secrets;
@@ -25,23 +25,24 @@ pub use patterns::compile;
 pub use secrets::{hide, unhide};
 pub use stream::StreamRedactor;
 
-/// What stands where a secret was.
+/// The replacement for a secret.
 pub const REDACTED: &str = "[redacted]";
 
-/// Arguments that show themselves only without their secrets: there is no way to get at the rest.
+/// Arguments that can be read only without their secrets: the type gives no access to the original.
 ///
-/// They are searched when they are written or shown, not when they are noted: a call does not wait for that.
+/// The secrets are searched when the arguments are written or shown, and not before, so that a call does not wait for
+/// it.
 #[derive(Clone, Default)]
 pub struct Redacted {
     raw: Arc<Value>,
     marked: Marked,
-    /// The values that are hidden because of a mark or their name, once they were looked for.
+    /// The values that are secret by a mark or by their name, once they have been searched.
     own: OnceLock<Option<Arc<Known>>>,
-    /// Set once a secret may stand in parts in the output of the call.
+    /// Set once the call's output may contain a secret in parts.
     parted: OnceLock<()>,
 }
 
-/// The names of arguments that a tool wants to be hidden; most tools name none.
+/// The names of arguments that a tool marks as secret; most tools mark none.
 pub(crate) type Marked = Option<Arc<[String]>>;
 
 impl Redacted {
@@ -49,50 +50,50 @@ impl Redacted {
         Self { raw, marked, own: OnceLock::new(), parted: OnceLock::new() }
     }
 
-    /// Whether nothing had to be taken out.
+    /// Returns true if the arguments have no secrets.
     pub fn is_whole(&self) -> bool {
         matches!(self.value(), Cow::Borrowed(_))
     }
 
-    /// The arguments without their secrets.
+    /// Returns the arguments without their secrets.
     pub fn value(&self) -> Cow<'_, Value> {
         let marked = self.marked.as_deref().unwrap_or_default();
         let once = cleaned(&self.raw, Scope { marked, own: None });
-        // With redaction off, no argument is hidden by its name either.
+        // A second pass finds the values of secret arguments within the other arguments.
         match (&once, self.own()) {
             (Cow::Owned(_), Some(own)) => cleaned(&self.raw, Scope { marked, own: Some(own) }),
             _ => once,
         }
     }
 
-    /// Returns a text of the same call without secrets, those among the arguments included.
+    /// Returns a text of the same call without secrets, including those among the arguments.
     pub fn text<'a>(&self, text: &'a str) -> Cow<'a, str> {
         clean_text(text, self.scope(), TEXTS_WITHIN_TEXTS_MAX)
     }
 
-    /// Takes the secrets among the arguments out of a value of the same call, at every depth.
+    /// Removes the secrets among the arguments from a value of the same call, at every depth.
     pub(crate) fn hide_in(&self, value: &mut Value) {
         if let Some(clean) = self.own().and_then(|_| clean(value, self.scope(), TEXTS_WITHIN_TEXTS_MAX)) {
             *value = clean;
         }
     }
 
-    /// Returns what takes secrets out of a stream of the same call.
+    /// Returns a redactor for an output stream of the same call.
     pub fn stream(&self) -> StreamRedactor {
         StreamRedactor::of_call(self.own().cloned())
     }
 
-    /// Notes that a secret may stand in the output in parts, with output of another stream between them.
+    /// Records that the output may contain a secret in parts, with output of another stream between them.
     pub(crate) fn note_parted(&self) {
         let _ = self.parted.set(());
     }
 
-    /// Returns true if a secret may stand in the output in parts, in which it would not be found.
+    /// Returns true if the output may contain a secret in parts, which redaction would not find.
     pub(crate) fn is_parted(&self) -> bool {
         self.parted.get().is_some()
     }
 
-    /// Returns true if an argument is hidden because of a mark or its name.
+    /// Returns true if an argument is secret by a mark or by its name.
     pub(crate) fn has_secrets(&self) -> bool {
         self.own().is_some()
     }
@@ -110,20 +111,19 @@ impl Redacted {
 /// The secrets of one call, beyond those of the whole process.
 #[derive(Clone, Copy, Default)]
 struct Scope<'a> {
-    /// Names of arguments.
+    /// The names of arguments.
     marked: &'a [String],
-    /// Values of one call's arguments.
+    /// The values of one call's arguments.
     own: Option<&'a Arc<Known>>,
 }
 
-/// The maximal size of all secrets of one call, and their maximal number. Of a call with more, no text is
-/// shown at all.
+/// Maximum total size and number of the secrets of one call. If a call has more, none of its text is shown at all.
 const OWN_BYTES_MAX: usize = 8 * 1024;
 const OWN_MAX: usize = 64;
-/// Values of fewer characters are too short to be a secret, and stand in every text.
+/// The shortest value that counts as a secret, in characters. Shorter ones occur in every text.
 const OWN_CHARACTERS_MIN: usize = 3;
 
-/// Returns the values that a mark or their name says are secret.
+/// Returns the values that are secret by a mark or by their name.
 fn named_values(arguments: &Value, marked: &[String]) -> Option<Arc<Known>> {
     let mut found = BTreeSet::new();
     find_named(arguments, marked, false, TEXTS_WITHIN_TEXTS_MAX, &mut found);
@@ -184,7 +184,7 @@ impl From<Value> for Redacted {
     }
 }
 
-/// The text without its secrets; borrowed where it has none.
+/// Returns the text without its secrets; borrowed if it has none.
 ///
 /// ```
 /// use wieldy_core::redact::text;
@@ -197,14 +197,14 @@ pub fn text(text: &str) -> Cow<'_, str> {
     clean_text(text, Scope::default(), TEXTS_WITHIN_TEXTS_MAX)
 }
 
-/// The value without its secrets, in keys and at whatever depth; borrowed where it has none.
+/// Returns the value without its secrets, in keys and at every depth; borrowed if it has none.
 pub fn value(value: &Value) -> Cow<'_, Value> {
     cleaned(value, Scope::default())
 }
 
-/// The names of arguments that the tool names, or that its schema marks as for writing only.
+/// Returns the names of arguments that the tool marks, or that its schema marks as write-only.
 pub(crate) fn sensitive_names(tool: &ToolSpec) -> Marked {
-    // What a pointer names is known by its last part: rather too much is hidden than too little.
+    // Only the last part of a pointer is used: it is safer to hide too much than too little.
     let last = |name: &String| name.rsplit('/').next().unwrap_or_default().replace("~1", "/").replace("~0", "~");
     let mut names: Vec<String> = tool.sensitive.iter().map(last).collect();
     marked_names(&tool.input_schema, &mut names);
@@ -216,7 +216,7 @@ pub(crate) fn marked(names: Vec<String>) -> Marked {
     if names.is_empty() { None } else { Some(names.into_iter().collect()) }
 }
 
-/// The names of all properties that a schema marks, at whatever depth.
+/// Collects the names of all properties that a schema marks, at every depth.
 fn marked_names(schema: &Value, names: &mut Vec<String>) {
     let is_marked = |schema: &Value| {
         schema.get("writeOnly") == Some(&json!(true)) || schema.get("format") == Some(&json!("password"))
@@ -236,14 +236,14 @@ fn is_secret_name(name: &str, marked: &[String]) -> bool {
     marked.binary_search_by(|marked| marked.as_str().cmp(name)).is_ok() || patterns::SECRET_NAME.is_match(name)
 }
 
-/// How often JSON may be a text within JSON; what is wrapped once more is hidden whole.
+/// Maximum number of levels of JSON as text within JSON. A text nested deeper is hidden as a whole.
 const TEXTS_WITHIN_TEXTS_MAX: u32 = 3;
 
 fn cleaned<'a>(value: &'a Value, scope: Scope<'_>) -> Cow<'a, Value> {
     clean(value, scope, TEXTS_WITHIN_TEXTS_MAX).map_or(Cow::Borrowed(value), Cow::Owned)
 }
 
-/// The value without its secrets, if it has any.
+/// Returns the value without its secrets, or `None` if it has none.
 fn clean(value: &Value, scope: Scope<'_>, texts: u32) -> Option<Value> {
     match value {
         Value::String(text) => match clean_text(text, scope, texts) {
@@ -270,7 +270,7 @@ fn clean(value: &Value, scope: Scope<'_>, texts: u32) -> Option<Value> {
 }
 
 fn clean_map(map: &Map<String, Value>, scope: Scope<'_>, texts: u32) -> Option<Map<String, Value>> {
-    // Names that are shorter hold no secret of a known shape.
+    // Shorter names contain no secret of a known shape.
     const NAME_BYTES_MIN: usize = 12;
     let mut copy: Option<Map<String, Value>> = None;
     for (index, (name, value)) in map.iter().enumerate() {
@@ -301,7 +301,7 @@ fn clean_map(map: &Map<String, Value>, scope: Scope<'_>, texts: u32) -> Option<M
 
 fn clean_text<'a>(text: &'a str, scope: Scope<'_>, texts: u32) -> Cow<'a, str> {
     let (places, _) = places(text, scope.own);
-    // Without a backslash nothing is hidden from the patterns, so that most texts need not be read as JSON.
+    // Without a backslash the patterns see every secret, so most texts need not be parsed as JSON.
     let is_marked = || scope.marked.iter().any(|name| text.contains(name.as_str()));
     if (!places.is_empty() || text.contains('\\') || is_marked())
         && let Some(said) = said_in(text)
@@ -320,13 +320,13 @@ fn clean_text<'a>(text: &'a str, scope: Scope<'_>, texts: u32) -> Cow<'a, str> {
     if places.is_empty() { Cow::Borrowed(text) } else { Cow::Owned(hidden(text, &places)) }
 }
 
-/// What a text says that is JSON itself, as models write lists and objects, and whole arguments.
+/// Parses a text that is itself JSON, such as lists, objects and whole arguments that models write.
 fn said_in(text: &str) -> Option<Value> {
     let is_like_it = text.trim_start().starts_with(['{', '[', '"']);
     is_like_it.then(|| serde_json::from_str(text).ok()).flatten()
 }
 
-/// Where secrets are, in order and apart from each other; and the last one, if it may go on after the text.
+/// Finds the places of secrets, in order and not overlapping; and the last one, if it may continue after the text.
 fn places(text: &str, own: Option<&Arc<Known>>) -> (Vec<Range<usize>>, Option<patterns::Unfinished>) {
     let patterns::Found { mut places, unfinished } = patterns::find(text);
     if let Some(known) = secrets::known() {
@@ -350,12 +350,12 @@ fn merged(mut places: Vec<Range<usize>>) -> Vec<Range<usize>> {
     places
 }
 
-/// The text with something else in these places.
+/// Replaces these places of the text.
 fn hidden(text: &str, places: &[Range<usize>]) -> String {
     hidden_between(text, places, 0..text.len())
 }
 
-/// The same for a part of the text.
+/// Replaces these places in a part of the text.
 fn hidden_between(text: &str, places: &[Range<usize>], part: Range<usize>) -> String {
     let mut shown = String::with_capacity(part.len());
     let mut at = part.start;
@@ -407,7 +407,8 @@ mod tests {
             *redacted.value(),
             json!({"seal": REDACTED, "pin": REDACTED, "cvv": REDACTED, "flag": REDACTED, "query": "[redacted] [redacted]"})
         );
-        // Six characters and more are found within words and in other spellings, three to five as words, less not at all.
+        // Six characters and more are found within words and in other spellings, three to five as words, fewer not at
+        // all.
         for (text, shown) in [
             ("xplover-4410x 0144-revolp", "x[redacted]x [redacted]"),
             ("4711, (123)", "[redacted], ([redacted])"),
@@ -422,7 +423,7 @@ mod tests {
                 assert_eq!(streamed, shown, "in pieces of {size} bytes");
             }
         }
-        // Of more secrets than are looked for, nothing is shown.
+        // A call with more secrets than the maximum shows no text at all.
         let large = of_call(&json!({"seal": "x".repeat(OWN_BYTES_MAX + 1), "note": "hello"}));
         assert_eq!(*large.value(), json!({"seal": REDACTED, "note": REDACTED}));
         let mut stream = large.stream();

@@ -1,4 +1,4 @@
-//! What looks like a secret: tokens by their shape, and values by the name that stands before them.
+//! Finds text that looks like a secret: tokens by their shape, and values by the name before them.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -7,7 +7,7 @@ use regex::{Match, Regex};
 
 use super::REDACTED;
 
-/// Names that stand for a secret wherever they stand.
+/// Names that mark a secret in any text.
 macro_rules! strong {
     () => {
         "passw(?:or)?d|passphrase|secret|(?:api|access|account|private)[-_]?key|(?:access|auth|refresh|id|session|api)[-_]?token"
@@ -24,7 +24,7 @@ macro_rules! weak {
 pub(super) static SECRET_NAME: LazyLock<Regex> =
     LazyLock::new(|| pattern(concat!("(?i-u)", strong!(), "|", weak!(), "|(?:^|[-_])(?:auth|pwd|pin|token)$")));
 
-/// Tokens of well-known shapes. None of them contains white space, but that after `Bearer`.
+/// Tokens of well-known shapes. None of them contains white space, except after `Bearer`.
 static SHAPE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i-u:\b(?:bearer|basic)[ \t]{1,8}[A-Z0-9+/_.~=-]{16,})",
@@ -44,7 +44,7 @@ static SHAPE: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// What says that a secret follows.
+/// Text after which a secret follows.
 static OPENER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         "(?i-u)(?:(?:",
@@ -60,12 +60,12 @@ static OPENER: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Both in one pass, because most texts have neither.
+/// Both patterns in one pass, because most texts match neither.
 static SUSPECT: LazyLock<Regex> = LazyLock::new(|| pattern(&format!("(?:{})|(?:{})", SHAPE.as_str(), OPENER.as_str())));
 
 static PEM_END: LazyLock<Regex> = LazyLock::new(|| pattern(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"));
 
-/// Values that are no secrets: types and constants of programs, what refers to a value, what is hidden already.
+/// Values that are not secret: types and constants of programs, references to a value, and already redacted text.
 static BENIGN: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"^(?:(?i-u:&?str|string|bool|boolean|int|integer|number|any|none|null|nil|true|false|undefined|optional|required|yes|no)",
@@ -76,7 +76,7 @@ static BENIGN: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// Compiles the patterns that every record is looked through with, which takes a millisecond. Otherwise the first record does.
+/// Compiles the patterns for redaction, which takes a millisecond. Otherwise the first record pays for that.
 pub fn compile() {
     LazyLock::force(&SUSPECT);
     LazyLock::force(&SECRET_NAME);
@@ -86,45 +86,45 @@ fn pattern(text: &str) -> Regex {
     Regex::new(text).expect("the pattern is a constant")
 }
 
-/// What of a text looks like secrets.
+/// The suspected secrets of a text.
 #[derive(Default)]
 pub(super) struct Found {
     pub(super) places: Vec<Range<usize>>,
-    /// The first whose end was not seen: it may go on after the text.
+    /// The first secret without an end: it may continue after the text.
     pub(super) unfinished: Option<Unfinished>,
 }
 
-/// A secret that may go on after the text.
+/// A secret that may continue after the text.
 pub(super) struct Unfinished {
     pub(super) start: usize,
     pub(super) kind: Kind,
 }
 
-/// What a value after an opener is, and so where it ends.
+/// The kind of a value after an opener, which decides where it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// After so many backslashes and a quote, until the same comes again.
+    /// After this many backslashes and a quote, until the same sequence comes again.
     Quoted { backslashes: usize, quote: u8 },
     /// An object or a list.
     Brackets,
     /// Until white space or a quote after the word.
     Word,
-    /// Until the next parameter of an address.
+    /// Until the next parameter of a URL.
     Parameter,
-    /// Until the line ends, or the quote that the line is in.
+    /// Until the end of the line, or the quote that encloses the line.
     Line { quote: Option<u8> },
-    /// Until the line that ends a key.
+    /// Until the line that ends a PEM key.
     Pem,
 }
 
-/// Finds what looks like a secret. Places may overlap.
+/// Finds text that looks like a secret. Places may overlap.
 pub(super) fn find(text: &str) -> Found {
     let mut found = Found::default();
     if !SUSPECT.is_match(text) {
         return found;
     }
     for shape in SHAPE.find_iter(text).filter(is_token) {
-        // The word before a token stays, and so does the rest of an address.
+        // The word before a token stays, and so does the rest of a URL.
         let escape = if shape.as_str().starts_with('\\') { 2 } else { 0 };
         let token = shape.start() + shape.as_str().rfind([' ', '\t']).map_or(escape, |space| space + 1);
         found.places.push(match shape.as_str().starts_with("://") {
@@ -155,13 +155,13 @@ pub(super) fn find(text: &str) -> Found {
     found
 }
 
-/// Where the text may end with the beginning of a token: none contains white space, and each has a letter or digit.
+/// Returns the place where a token may begin that the text cuts off. A token has no white space, and a letter or digit.
 pub(super) fn begun(text: &str) -> Option<usize> {
     let word = text.trim_end_matches(|character: char| !character.is_whitespace()).len();
     text[word..].contains(char::is_alphanumeric).then_some(word)
 }
 
-/// Tells tokens from words that happen to look like them, such as `basic internationalization`.
+/// Returns false for words that only look like tokens, such as `basic internationalization`.
 fn is_token(shape: &Match<'_>) -> bool {
     let text = shape.as_str();
     let text = text.strip_prefix(['\\']).map_or(text, |escaped| &escaped[1..]);
@@ -170,7 +170,7 @@ fn is_token(shape: &Match<'_>) -> bool {
     !is_wordy || text.contains(|c: char| c.is_ascii_digit() || matches!(c, '=' | '+')) || uppercase()
 }
 
-/// Where the value after an opener begins, and what it is; nothing where no secret follows.
+/// Returns the start and the kind of the value after an opener, or `None` if no secret follows.
 fn value_after(text: &str, opener: &Match<'_>) -> Option<(usize, Kind)> {
     let said = opener.as_str();
     let bytes = text.as_bytes();
@@ -217,7 +217,7 @@ fn value_after(text: &str, opener: &Match<'_>) -> Option<(usize, Kind)> {
     let backslashes = count(&bytes[at..], |byte| byte == b'\\').min(64);
     match bytes.get(at + backslashes).copied() {
         Some(quote @ (b'"' | b'\'')) => Some((at, Kind::Quoted { backslashes, quote })),
-        // All that is here yet is what comes before a quote.
+        // The text ends with the backslashes before a quote.
         None if backslashes > 0 => Some((at, Kind::Quoted { backslashes, quote: b'"' })),
         Some(b'{' | b'[') if quoted_name => Some((at, Kind::Brackets)),
         Some(b'-') if said.starts_with("--") => None,
@@ -226,7 +226,7 @@ fn value_after(text: &str, opener: &Match<'_>) -> Option<(usize, Kind)> {
     }
 }
 
-/// Where a value ends; nothing if the text ends first.
+/// Returns the end of a value, or `None` if the text ends first.
 fn end_of(text: &str, start: usize, kind: Kind) -> Option<usize> {
     let bytes = text.as_bytes();
     let until = |is_end: &dyn Fn(u8) -> bool| bytes[start..].iter().position(|byte| is_end(*byte)).map(|at| start + at);
@@ -235,7 +235,8 @@ fn end_of(text: &str, start: usize, kind: Kind) -> Option<usize> {
             let mut run = 0;
             let opened = start + backslashes + 1;
             for (at, byte) in bytes.iter().enumerate().skip(opened) {
-                // A quote inside the value has more backslashes than the one that began it; with fewer, what the value is in ends.
+                // A quote inside the value has more backslashes than the opening quote. One with fewer ends the text
+                // that contains the value.
                 if *byte == quote && (run < backslashes || run % (2 * (backslashes + 1)) == backslashes) {
                     return Some(at + 1);
                 }
@@ -245,7 +246,7 @@ fn end_of(text: &str, start: usize, kind: Kind) -> Option<usize> {
         }
         Kind::Brackets => brackets(&text[start..]).ok().map(|length| start + length),
         Kind::Word => {
-            // A quote within a word is a part of it; one after which something else begins is not.
+            // A quote followed by a letter or the like is a part of the word; any other quote ends it.
             let ends = |at: usize| match bytes[at] {
                 b'"' | b'\'' | b'`' => bytes.get(at + 1).is_none_or(|next| !is_name(*next) && *next != b'%'),
                 byte => byte.is_ascii_whitespace(),
@@ -260,7 +261,7 @@ fn end_of(text: &str, start: usize, kind: Kind) -> Option<usize> {
     }
 }
 
-/// What of a value is hidden: not its quotes, and not what ends a sentence or a list.
+/// Returns the part of a value to hide: without its quotes, and without the signs that end a sentence or a list.
 fn inside(text: &str, place: Range<usize>, kind: Kind) -> Range<usize> {
     let value = &text[place.clone()];
     match kind {
@@ -279,7 +280,7 @@ fn inside(text: &str, place: Range<usize>, kind: Kind) -> Range<usize> {
     }
 }
 
-/// The length of the object or list that the text begins with; if it does not end, what is open: brackets and a quote.
+/// Returns the length of the object or list at the start of the text; if it does not end, its open brackets and quote.
 pub(super) fn brackets(text: &str) -> Result<usize, String> {
     let (mut open, mut in_text, mut escaped) = (String::new(), false, false);
     for (at, byte) in text.bytes().enumerate() {
@@ -303,7 +304,7 @@ pub(super) fn brackets(text: &str) -> Result<usize, String> {
     Err(open)
 }
 
-/// Whether a name is a header's, which is followed by a secret until the line ends.
+/// Returns true for the name of a header whose value is secret up to the end of the line.
 fn is_header(name: &str, before: &str) -> bool {
     let name = format!("{before}{name}").to_ascii_lowercase();
     let names = ["authorization", "proxy-authorization", "cookie", "set-cookie"];
@@ -316,7 +317,7 @@ fn is_weak(name: &str) -> bool {
     matches!(name.as_str(), "auth" | "pwd" | "pin" | "token") || words.iter().any(|word| name.starts_with(word))
 }
 
-/// Whether a name tells of something about a secret, and not the secret itself.
+/// Returns true if a name describes something about a secret, and not the secret itself.
 fn is_about(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     let words = [
@@ -326,9 +327,9 @@ fn is_about(name: &str) -> bool {
     words.iter().any(|word| name.ends_with(word))
 }
 
-/// Whether only what begins a line stands before: indentation, a list's dash, a quoted line's mark.
+/// Returns true after the start of a line with only indentation, a list's dash or a quotation mark such as `>`.
 fn is_line_start(text: &str, at: usize) -> bool {
-    // Whoever wants more indentation than that is not at the beginning of a line for us.
+    // Deeper indentation does not count as the start of a line.
     let from = text.floor_char_boundary(at.saturating_sub(64));
     let line = text[from..at].rfind(['\n', '\r']).map_or(from, |end| from + end + 1);
     let before = text[line..at].trim_start_matches([' ', '\t', '-', '>', '<', '*', '+', '|', '#']);

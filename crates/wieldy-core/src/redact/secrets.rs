@@ -1,4 +1,4 @@
-//! Known secrets: values that the program has named, found in texts whatever way they are written.
+//! Known secrets: finds the values that the program has named, in any of their usual encodings.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -7,23 +7,23 @@ use std::sync::{Arc, RwLock};
 
 use aho_corasick::AhoCorasick;
 
-/// Shorter values would eat ordinary text.
+/// The shortest secret, in characters. Shorter values would match ordinary text.
 const CHARACTERS_MIN: usize = 6;
-/// Longer values are looked for in pieces of about this size, so that a stream never has to hold back more.
+/// The size of the pieces in which longer values are searched, so that a stream never has to hold back more.
 const PIECE_BYTES_MAX: usize = 512;
 
-/// Whether any secret is known: most programs name none, and then nobody takes the lock.
+/// True if any secret is known. Most programs name none, and then the lock is never taken.
 static ANY: AtomicBool = AtomicBool::new(false);
 static KNOWN: RwLock<Option<Arc<Known>>> = RwLock::new(None);
 
-/// Makes a value a secret of this process: from now on it is taken out of everything that is written down or shown.
+/// Makes a value a secret of this process: from now on it is removed from everything that is written down or shown.
 ///
-/// That holds for all executors of the process, and deliberately so: what is secret for one is secret in the journal,
-/// log and stream of the other. The value is trimmed. One of less than six characters is refused (`false`), because
-/// hiding it would eat ordinary text.
+/// This applies to all executors of the process on purpose: a secret of one is a secret in the journal, log and stream
+/// of the other. The value is trimmed. A value of fewer than six characters is refused (`false`), because hiding it
+/// would match ordinary text.
 ///
-/// It is found as it is and as base64 (of itself or as a part of more), hexadecimal, percent-encoded, JSON-escaped and
-/// reversed.
+/// The value is found as it is and as base64 (alone or within a longer text), hexadecimal, percent-encoded,
+/// JSON-escaped and reversed.
 ///
 /// ```
 /// use wieldy_core::redact;
@@ -47,8 +47,8 @@ pub fn hide(secret: &str) -> bool {
     true
 }
 
-/// Ends what [`hide`] began: the value is worth nothing any more, and is looked for no longer. For those that change often, so
-/// that they do not pile up.
+/// Ends the effect of [`hide`] for a value that is not valid any more. For secrets that change often, so that they do
+/// not pile up.
 ///
 /// ```
 /// use wieldy_core::redact;
@@ -65,7 +65,7 @@ pub fn unhide(secret: &str) {
     }
 }
 
-/// The secrets that are known, if there are any.
+/// Returns the known secrets, if there are any.
 pub(super) fn known() -> Option<Arc<Known>> {
     if !ANY.load(Ordering::Acquire) {
         return None;
@@ -76,12 +76,12 @@ pub(super) fn known() -> Option<Arc<Known>> {
 /// All known secrets in all their forms.
 pub(super) struct Known {
     secrets: BTreeSet<String>,
-    /// In order.
+    /// The forms, sorted.
     forms: Vec<Form>,
     longest: usize,
-    /// The bytes that forms begin with.
+    /// The bytes with which forms begin.
     begins: [bool; 256],
-    /// Finds the forms, by their numbers.
+    /// Finds the forms by their index.
     finder: AhoCorasick,
     /// True if every text counts as a secret.
     is_everything: bool,
@@ -90,7 +90,7 @@ pub(super) struct Known {
 /// One way to write a secret.
 type Form = (String, Edges);
 
-/// Whether the characters next to a form tell something of the secret too, as in base64 with something before or after.
+/// The neighbours of a form that reveal a part of the secret too, as in base64 with something before or after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 struct Edges {
     before: bool,
@@ -100,15 +100,15 @@ struct Edges {
 }
 
 impl Known {
-    /// The secrets of one call. One of less than six characters is found as a word of its
-    /// own, and only as it is written.
+    /// Creates the secrets of one call. A secret of fewer than six characters is found only as a word of its own, and
+    /// only as it is written.
     pub(super) fn of_call(secrets: BTreeSet<String>) -> Self {
         let (short, long) = secrets.into_iter().partition(|secret| secret.chars().count() < CHARACTERS_MIN);
         let is_word = Edges { is_word: true, ..Edges::default() };
         Self::with(long, BTreeSet::into_iter(short).map(|secret| (secret, is_word)).collect())
     }
 
-    /// Hides every text: for a call with more secrets than can be looked for.
+    /// Hides every text: for a call with more secrets than can be searched.
     pub(super) fn everything() -> Self {
         Self { is_everything: true, ..Self::new(BTreeSet::new()) }
     }
@@ -137,7 +137,7 @@ impl Known {
         !places.is_empty()
     }
 
-    /// Adds the places of all secrets. Those may overlap.
+    /// Adds the places of all secrets. They may overlap.
     pub(super) fn find(&self, text: &str, places: &mut Vec<Range<usize>>) {
         if self.is_everything && !text.is_empty() {
             places.push(0..text.len());
@@ -167,15 +167,16 @@ impl Known {
         }
     }
 
-    /// Where the text may end with the beginning of a secret, or with one to which the next character may belong.
+    /// Returns the place where a secret may begin that the end of the text cuts off, or that the next character may
+    /// extend.
     pub(super) fn begun(&self, text: &str) -> Option<usize> {
         let start = self.starts(text).find(|at| self.form_like(&text[*at..]).is_some())?;
-        // What stands before base64 may tell something of it.
+        // The character before base64 may reveal a part of the secret.
         let before = start.checked_sub(1).filter(|at| is_base64(text.as_bytes()[*at]));
         Some(before.unwrap_or(start))
     }
 
-    /// Where the text ends with so much of a secret that the rest hardly matters.
+    /// Returns the start of a cut-off secret at the end of the text, if at least half of the secret is there.
     pub(super) fn mostly_begun(&self, text: &str) -> Option<usize> {
         self.starts(text).find(|at| {
             let end = &text[*at..];
@@ -183,14 +184,14 @@ impl Known {
         })
     }
 
-    /// Where a form could begin that the text ends with.
+    /// Returns the places near the end of the text at which a form may begin.
     fn starts<'a>(&'a self, text: &'a str) -> impl Iterator<Item = usize> + 'a {
         let from = text.floor_char_boundary(text.len().saturating_sub(self.longest));
         let may_begin = move |at: &usize| self.begins[usize::from(text.as_bytes()[*at])] && text.is_char_boundary(*at);
         (from..text.len()).filter(may_begin)
     }
 
-    /// A form that begins like this.
+    /// Returns a form that begins like this.
     fn form_like(&self, begin: &str) -> Option<&str> {
         let next = self.forms.partition_point(|(form, _)| form.as_str() < begin);
         self.forms.get(next).map(|(form, _)| form.as_str()).filter(|form| form.starts_with(begin))
@@ -201,14 +202,14 @@ fn is_base64(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'-' | b'_')
 }
 
-/// The secret in pieces that are neither too long nor too short.
+/// Splits the secret into pieces that are neither too long nor too short.
 fn pieces(secret: &str) -> impl Iterator<Item = &str> {
     let count = secret.len().div_ceil(PIECE_BYTES_MAX).max(1);
     let cut = move |number: usize| secret.floor_char_boundary(secret.len() * number / count);
     (0..count).map(move |number| &secret[cut(number)..cut(number + 1)])
 }
 
-/// Adds every way to write a secret that we look for.
+/// Adds all forms of a secret.
 fn add_forms(secret: &str, forms: &mut BTreeSet<Form>) {
     let bytes = secret.as_bytes();
     let json = escaped(secret);
@@ -224,7 +225,7 @@ fn add_forms(secret: &str, forms: &mut BTreeSet<Form>) {
         bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
         bytes.iter().map(|byte| format!("{byte:02X}")).collect(),
     ];
-    // What is left as it is differs from one program to the next; so does the spelling of the rest.
+    // Programs differ in the characters that they leave unencoded, and in the case of the hexadecimal digits.
     for kept in ["-_.~", "-_.!~*'()", "-_.*", "-_.!~*'();,/?:@&=+$#", "-_.~/", ""] {
         for upper in [false, true] {
             plain.push(percent(bytes, kept, upper));
@@ -238,7 +239,7 @@ fn add_forms(secret: &str, forms: &mut BTreeSet<Form>) {
     }
 }
 
-/// A text as it stands between quotes in JSON.
+/// Returns a text as it is written between quotes in JSON.
 fn escaped(text: &str) -> String {
     let quoted = serde_json::to_string(text).expect("a text is plain data");
     quoted[1..quoted.len() - 1].to_owned()
@@ -261,7 +262,8 @@ fn percent(bytes: &[u8], kept: &str, upper: bool) -> String {
     bytes.iter().map(written).collect()
 }
 
-/// What of base64 is the same whatever stands before (`offset` bytes, modulo 3) and after the secret.
+/// Returns the part of the base64 that does not depend on the text before (`offset` bytes, modulo 3) and after the
+/// secret.
 fn base64(bytes: &[u8], offset: usize, last_two: [u8; 2]) -> Form {
     const DIGITS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
     let bit = |at: usize| match at.checked_sub(offset * 8) {

@@ -1,4 +1,4 @@
-//! Redaction of text that comes in pieces: no secret comes out because it was cut in two.
+//! Redacts text that comes in pieces: no secret is shown because it was cut in two.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,17 +7,17 @@ use super::patterns::{self, Kind, Unfinished};
 use super::secrets::Known;
 use super::{hidden_between, merged, places, secrets};
 
-/// How much text is held back at most, give or take a known secret.
+/// Maximum bytes of text that are held back, plus or minus the length of a known secret.
 const HELD_BYTES_MAX: usize = 4 * 1024;
-/// How much of a word without end is held back.
+/// Maximum bytes of a word without end that are held back.
 const WORD_BYTES_MAX: usize = 1024;
-/// How much of what was shown is remembered, because it tells what the next text is: the value of a secret or not.
+/// Bytes of already shown text that are stored: they decide if the next text is the value of a secret.
 const CONTEXT_BYTES: usize = 256;
 
-/// Takes secrets out of one stream of text, such as what a program prints.
+/// A redactor that removes secrets from one stream of text, such as the output of a program.
 ///
-/// What may be the beginning of a secret is held back until it is known: at most a few KiB. Of a longer secret, what
-/// comes is dropped until it ends.
+/// Text that may be the beginning of a secret is held back until that is known: at most a few KiB. A longer secret is
+/// dropped until it ends.
 ///
 /// ```
 /// use wieldy_core::redact::StreamRedactor;
@@ -30,11 +30,11 @@ const CONTEXT_BYTES: usize = 256;
 /// ```
 #[derive(Default)]
 pub struct StreamRedactor {
-    /// The beginning of a character.
+    /// The first bytes of an incomplete character.
     bytes: Vec<u8>,
-    /// What was shown last, and what is held back.
+    /// The text shown last, and the text that is held back.
     text: String,
-    /// Up to where the text was shown.
+    /// The length of the shown part of `text`.
     shown: usize,
     /// The secrets of the call that prints.
     own: Option<Arc<Known>>,
@@ -47,12 +47,13 @@ impl StreamRedactor {
         Self { own, ..Self::default() }
     }
 
-    /// Takes out only what [`hide`](super::hide) was told, and nothing that merely looks like a secret.
+    /// Creates a redactor that removes only values known through [`hide`](super::hide), and no text that only looks
+    /// like a secret.
     pub fn exact() -> Self {
         Self { is_exact: true, ..Self::default() }
     }
 
-    /// Returns the places of secrets in the text, and a value that is not over.
+    /// Returns the places of secrets in the text, and a value that has not ended yet.
     fn places(&self) -> (Vec<Range<usize>>, Option<Unfinished>) {
         if !self.is_exact {
             return places(&self.text, self.own.as_ref());
@@ -64,7 +65,8 @@ impl StreamRedactor {
         (merged(found), None)
     }
 
-    /// Takes what comes next, and gives what can be shown. Bytes that are no text become the replacement character.
+    /// Adds bytes, and returns the text that can be shown now. Bytes that are not text become the replacement
+    /// character.
     pub fn push(&mut self, bytes: &[u8]) -> String {
         self.take(bytes);
         let (places, unfinished) = self.places();
@@ -84,7 +86,7 @@ impl StreamRedactor {
                         kept = Some((start, shortened(&self.text[start..], kind)));
                     }
                 }
-                // A word that is too long to be one.
+                // A word that is too long to be a token.
                 None => {
                     let late = self.text.floor_char_boundary(end - WORD_BYTES_MAX);
                     cut = known_begun.map_or(late, |begun| begun.min(late));
@@ -107,14 +109,14 @@ impl StreamRedactor {
         shown
     }
 
-    /// Gives what is held back. More text can come afterwards.
+    /// Returns the text that is held back. More text can come afterwards.
     pub fn finish(&mut self) -> String {
         if !std::mem::take(&mut self.bytes).is_empty() {
             self.text.push(char::REPLACEMENT_CHARACTER);
         }
         let (mut found, _) = self.places();
         let end = self.text.len();
-        // What was cut off within a secret is most of a secret.
+        // A secret that is cut off at the end is hidden if most of it is there.
         if let Some(start) = self.known(|known| known.mostly_begun(&self.text)) {
             found.push(start..end);
             found = merged(found);
@@ -125,24 +127,24 @@ impl StreamRedactor {
         shown
     }
 
-    /// Returns the first place that known secrets tell, those of the process and those of the call.
+    /// Returns the first place that `place` finds for the secrets of the process and those of the call.
     fn known(&self, place: impl Fn(&Known) -> Option<usize>) -> Option<usize> {
         let everywhere = secrets::known().and_then(|known| place(&known));
         let own = self.own.as_deref().and_then(place);
         everywhere.into_iter().chain(own).min()
     }
 
-    /// Returns true if the text ends within what may be a known secret.
+    /// Returns true if the text may end within a known secret.
     pub(crate) fn is_within_secret(&self) -> bool {
         self.known(|known| known.begun(&self.text)).is_some()
     }
 
-    /// Whether something is held back.
+    /// Returns true if text is held back.
     pub(crate) fn is_holding(&self) -> bool {
         self.shown < self.text.len() || !self.bytes.is_empty()
     }
 
-    /// Adds bytes to the text, but for a character that is begun at their end.
+    /// Adds bytes to the text, except an incomplete character at their end.
     fn take(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
         let bytes = std::mem::take(&mut self.bytes);
@@ -160,7 +162,7 @@ impl StreamRedactor {
         self.text.push_str(&String::from_utf8_lossy(rest));
     }
 
-    /// Forgets what stands well before a place.
+    /// Drops the text well before a place.
     fn forget(&mut self, before: usize) {
         let start = self.text.floor_char_boundary(before.saturating_sub(CONTEXT_BYTES));
         self.text.drain(..start);
@@ -168,7 +170,7 @@ impl StreamRedactor {
     }
 }
 
-/// A value that does not end, cut down to what tells where it will.
+/// Shortens a value without end to the part that decides where it ends.
 fn shortened(value: &str, kind: Kind) -> String {
     match kind {
         Kind::Quoted { backslashes, quote } => {
@@ -194,7 +196,7 @@ fn shortened(value: &str, kind: Kind) -> String {
 mod tests {
     use super::*;
 
-    /// Pushes a text by pieces of some bytes.
+    /// Pushes a text in pieces of some bytes.
     fn pushed(stream: &mut StreamRedactor, text: &str) -> String {
         text.as_bytes().chunks(777).map(|bytes| stream.push(bytes)).collect()
     }

@@ -1,8 +1,8 @@
-//! The work that checking a value may cost: looks at the value are counted, and too many end the check.
+//! Metering: bounds the work of checking a value, by counting every read of a value.
 //!
-//! A schema is a program that its author wrote and its reader runs. The validator knows no limit of its own, so it
-//! sees values through [`Metered`], where every look costs units. [`within`] sets what may be spent, in units, in time
-//! and in stack; where that is used up, the check is unwound and [`Spent`] is all that comes of it.
+//! A schema is a program that its author wrote and its reader runs. The validator has no limit of its own, so it reads
+//! values through [`Metered`], where every read costs units. [`within`] sets the allowed units, time and stack. When
+//! one of them is used up, the check is unwound and returns only [`Spent`].
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -19,54 +19,54 @@ use super::patterns::Price;
 /// The work that a check may cost.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Allowance {
-    /// Looks at values, roughly.
+    /// The rough number of reads of values.
     units: u64,
-    /// The clock is read only now and then, so this is exceeded by the length of a few steps.
+    /// The time. The clock is read only now and then, so a check exceeds it by a few steps.
     time: Duration,
     /// Bytes of stack below the function that began the check.
     stack: usize,
 }
 
 impl Allowance {
-    /// A check beside which other calls on the same thread can wait.
+    /// A check on the caller's thread, short enough that other calls there can wait.
     pub(crate) const IN_PLACE: Self = Self { units: 20_000, time: Duration::from_millis(5), stack: 128 * 1024 };
     /// A check on a thread of its own.
     pub(crate) const APART: Self = Self { units: 50_000_000, time: Duration::from_secs(5), stack: 1024 * 1024 };
 }
 
-/// The check cost more than it may.
+/// The check cost more than its allowance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Spent;
 
-/// The number of units between two looks at the clock.
+/// The number of ticks between two reads of the clock.
 const CLOCK_EVERY: u32 = 4096;
-/// The units that a text counts for the clock: a pattern may work long on it.
+/// The number of ticks that a text counts: a pattern may take long on it.
 const TEXT_TICKS: u32 = 256;
-/// The number of bytes of a text that are one unit.
+/// The number of bytes of a text that cost one unit.
 const TEXT_UNIT_BYTES: usize = 32;
 
 struct Meter {
     units_left: Cell<u64>,
     ticks_left: Cell<u32>,
     time: Cell<Duration>,
-    /// Set when the clock is read for the first time: most checks are over before.
+    /// The deadline. Set when the clock is first read: most checks are over before that.
     until: Cell<Option<Instant>>,
     stack: Cell<usize>,
     stack_begin: Cell<usize>,
     prices: Cell<Prices>,
 }
 
-/// The prices that a schema sets for looks at values.
+/// The prices that a schema sets for reads of values.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Prices {
-    /// The number of patterns that each property of an object is compared with, and one more.
+    /// One more than the number of patterns that each property of an object is matched with.
     pub(super) property: u64,
     /// The price of a text or a name, by its length.
     pub(super) patterns: Price,
 }
 
 impl Prices {
-    /// The price of a text of this length.
+    /// Returns the price of a text of this length.
     fn text(self, length: usize) -> u64 {
         self.patterns.units(length as u64).saturating_add((1 + length / TEXT_UNIT_BYTES) as u64)
     }
@@ -84,7 +84,7 @@ thread_local! {
     } };
 }
 
-/// Runs a check that may cost so much.
+/// Runs a check within an allowance.
 pub(super) fn within<T>(allowance: Allowance, prices: Prices, check: impl FnOnce() -> T) -> Result<T, Spent> {
     METER.with(|meter| {
         meter.units_left.set(allowance.units);
@@ -98,8 +98,8 @@ pub(super) fn within<T>(allowance: Allowance, prices: Prices, check: impl FnOnce
     unless_spent(check)
 }
 
-/// Runs a part of a check that may cost so many units of what is left. Where the check as a whole may cost no more, it
-/// ends here too.
+/// Runs a part of a check with at most this many of the remaining units. If the check as a whole has no more units, the
+/// whole check ends.
 pub(crate) fn at_most<T>(units: u64, part: impl FnOnce() -> T) -> Result<T, Spent> {
     let before = METER.with(|meter| meter.units_left.get());
     let allowed = before.min(units);
@@ -114,14 +114,14 @@ pub(crate) fn at_most<T>(units: u64, part: impl FnOnce() -> T) -> Result<T, Spen
 }
 
 fn unless_spent<T>(check: impl FnOnce() -> T) -> Result<T, Spent> {
-    // The validator is only read, and the values that a check makes are dropped with it.
+    // Unwind safe: the validator is only read, and a check's own values are dropped with it.
     catch_unwind(AssertUnwindSafe(check)).map_err(|thrown: Box<dyn Any + Send>| match thrown.downcast::<Spent>() {
         Ok(spent) => *spent,
         Err(panic) => resume_unwind(panic),
     })
 }
 
-/// Counts work; unwinds to [`within`] where it is too much.
+/// Counts work. Unwinds to [`within`] if it exceeds the allowance.
 pub(crate) fn spend(units: usize) {
     METER.with(|meter| meter.spend(units as u64, 1));
 }
@@ -154,7 +154,7 @@ impl Meter {
     }
 }
 
-/// Unwinds without a word: this is no panic that a hook should hear of.
+/// Unwinds silently: this is not a panic that a panic hook should report.
 #[cold]
 fn stop() -> ! {
     resume_unwind(Box::new(Spent))
@@ -167,12 +167,12 @@ fn stack_pointer() -> usize {
     std::hint::black_box(&raw const here) as usize
 }
 
-/// Pays for a text by its length, because patterns read it.
+/// Counts a text by its length, because patterns read it.
 fn spend_text(text: &str) {
     METER.with(|meter| meter.spend(meter.prices.get().text(text.len()), TEXT_TICKS));
 }
 
-/// Counts all values of a value.
+/// Counts a value and all values within it.
 fn spend_all(value: &Value) {
     match value {
         Value::Array(items) => items.iter().for_each(spend_all),
@@ -183,7 +183,7 @@ fn spend_all(value: &Value) {
     spend(1);
 }
 
-/// Counts what two values have in common, as far as a comparison goes.
+/// Counts the work of comparing two values.
 fn spend_common(left: &Value, right: &Value) {
     spend(1);
     match (left, right) {
@@ -200,10 +200,10 @@ fn spend_common(left: &Value, right: &Value) {
     }
 }
 
-/// JSON that is looked at for a price.
+/// JSON whose reads are counted.
 pub(crate) struct Metered;
 
-/// A value that is looked at for a price.
+/// A value whose reads are counted.
 #[derive(Clone, Copy)]
 pub(crate) struct Priced<T>(pub(crate) T);
 
@@ -304,7 +304,7 @@ impl<'a> Object<'a, Metered> for Priced<&'a Map<String, Value>> {
     }
 }
 
-/// The properties of an object, each for its price.
+/// An iterator over the properties of an object that counts each.
 pub(crate) struct Members<'a>(serde_json::map::Iter<'a>);
 
 impl<'a> Iterator for Members<'a> {
@@ -340,7 +340,7 @@ impl<'a> Array<'a, Metered> for Priced<&'a [Value]> {
     }
 }
 
-/// The elements of an array, each for its price.
+/// An iterator over the elements of an array that counts each.
 pub(crate) struct Elements<'a>(std::slice::Iter<'a, Value>);
 
 impl<'a> Iterator for Elements<'a> {

@@ -1,7 +1,7 @@
-//! The price of a pattern: how much work it may be, at most, to hold a text against it.
+//! Pattern prices: bounds the work of matching a text with a regular expression.
 //!
-//! A regular expression takes time in proportion to its states and to the text. One with look-around may begin anew
-//! at every character, so it takes time in proportion to the square of the text.
+//! A regular expression takes time in proportion to its states and to the length of the text. One with look-around may
+//! start again at every character, so it takes time in proportion to the square of the length.
 
 use regex_syntax::ParserBuilder;
 use regex_syntax::hir::{Class, Hir, HirKind};
@@ -13,14 +13,14 @@ pub(super) struct Price {
     square: u64,
 }
 
-/// The number of steps of a pattern that are one unit of work.
+/// The number of steps of a pattern that cost one unit of work.
 const STEPS_PER_UNIT: u64 = 8;
 
 impl Price {
-    /// The price where there is no pattern.
+    /// The price without any pattern.
     pub(super) const NONE: Self = Self { linear: 0, square: 0 };
 
-    /// Returns the price of these patterns, each of which may be held against the same text.
+    /// Returns the price of these patterns, each of which may be matched with the same text.
     pub(super) fn of<'a>(patterns: impl Iterator<Item = &'a str>) -> Self {
         patterns.fold(Self::NONE, |price, pattern| {
             let states = states_of(pattern);
@@ -31,14 +31,14 @@ impl Price {
         })
     }
 
-    /// Returns the units of work that one look at a text of this length may be.
+    /// Returns the most units of work that one read of a text of this length can cost.
     pub(super) const fn units(self, length: u64) -> u64 {
         let square = length.saturating_mul(length).saturating_mul(self.square);
         length.saturating_mul(self.linear).saturating_add(square) / STEPS_PER_UNIT
     }
 }
 
-/// Returns true if a pattern has look-around, references or the like, for which the text may be read again and again.
+/// Returns true if a pattern has look-around, back-references or the like, so that it may read the text repeatedly.
 fn looks_around(pattern: &str) -> bool {
     let refers = |at: usize| pattern.as_bytes().get(at + 1).is_some_and(|next| next.is_ascii_digit() || *next == b'k');
     ["(?=", "(?!", "(?<=", "(?<!", "(?>"].iter().any(|group| pattern.contains(group))
@@ -49,7 +49,7 @@ fn looks_around(pattern: &str) -> bool {
 fn states_of(pattern: &str) -> u64 {
     match ParserBuilder::new().nest_limit(128).build().parse(pattern) {
         Ok(hir) => states(&hir),
-        // The other library understands more. Every number may be one of repetitions.
+        // `fancy_regex` accepts more syntax than this parser. Every number may be a number of repetitions.
         Err(_) => {
             let numbers = pattern.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse::<u64>().ok());
             numbers.fold(pattern.len() as u64, u64::saturating_add)

@@ -1,8 +1,8 @@
-//! The subschemas of a schema, and those that apply to the same value.
+//! Finds the subschemas of a schema, and bounds how many of them apply to the same value.
 //!
-//! Checking one value against a subschema also checks it against all that its `allOf`, `$ref` and the like lead to, so
-//! a few lines that double forty times are a trillion checks. [`Places::check`] follows these ways once, adds up, and
-//! refuses schemas that lead too far or in a circle.
+//! Checking one value against a subschema also checks it against all subschemas that its `allOf`, `$ref` and the like
+//! refer to, so a few lines that double forty times cause a trillion checks. [`Places::check`] follows each of these
+//! references once, adds up the subschemas, and refuses schemas that have too many or that loop.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,20 +10,20 @@ use serde_json::{Map, Value};
 
 use super::SchemaError;
 
-/// The maximal number of subschemas that apply to one value.
+/// Maximum number of subschemas that apply to one value.
 pub(super) const EXPANDED_MAX: u64 = 10_000;
-/// The longest chain of subschemas without a step into the value. The validator is recursive.
+/// The longest chain of subschemas without a step into the value. It is bounded because the validator is recursive.
 pub(super) const CHAIN_MAX: u32 = 64;
-/// The maximal length of the JSON pointers to all keywords together: the validator keeps each.
+/// Maximum total length of the JSON pointers to all keywords: the validator stores each.
 const POINTERS_BYTES_MAX: usize = 32 * 1024 * 1024;
-/// The maximal number of different patterns of a schema.
+/// Maximum number of different patterns of a schema.
 pub(super) const PATTERNS_MAX: usize = 1000;
 
-/// The subschemas of a schema, by where they are in memory.
+/// The subschemas of a schema, by their address in memory.
 pub(super) struct Places<'a> {
     root: &'a Value,
     nodes: HashMap<*const Value, Place<'a>>,
-    /// By name, with the schema that has an id of its own and that the name is told in.
+    /// The anchors by name. Each is stored with the schema with an id that contains it, and with its own schema.
     anchors: HashMap<&'a str, Vec<(*const Value, &'a Value)>>,
     patterns: HashSet<&'a str>,
     patterns_beside_max: usize,
@@ -35,7 +35,7 @@ struct Place<'a> {
     /// Subschemas that apply to the very same value.
     same: Vec<&'a Value>,
     references: Vec<Reference<'a>>,
-    /// Such keywords look through all of `same` once more.
+    /// True for keywords such as `unevaluatedItems`, which check all of `same` once more.
     has_unevaluated: bool,
     state: State,
 }
@@ -54,7 +54,7 @@ enum State {
     Done(Expanded),
 }
 
-/// The size of a subschema after everything is filled in that applies to the same value.
+/// The size of a subschema with everything included that applies to the same value.
 #[derive(Clone, Copy)]
 struct Expanded {
     count: u64,
@@ -62,7 +62,7 @@ struct Expanded {
 }
 
 impl<'a> Places<'a> {
-    /// Notes all subschemas; refuses references that leave the schema.
+    /// Collects all subschemas. Refuses references that leave the schema.
     pub(super) fn of(root: &'a Value) -> Result<Self, SchemaError> {
         let mut places = Self {
             root,
@@ -81,13 +81,13 @@ impl<'a> Places<'a> {
         self.patterns.iter().copied()
     }
 
-    /// The maximal number of patterns that each property of an object is compared with.
+    /// Returns the maximum number of patterns that each property of an object is matched with.
     pub(super) fn patterns_beside_max(&self) -> usize {
         self.patterns_beside_max
     }
 
-    /// Notes a subschema and all below it. `base` is the schema with an id of its own that it is part of: references
-    /// within it start there. `above` is how long the pointer to it is.
+    /// Collects a subschema and all below it. `base` is the nearest enclosing schema with an id: references are
+    /// resolved from there. `above` is the length of the pointer to the subschema.
     fn walk(&mut self, schema: &'a Value, base: &'a Value, above: usize) -> Result<(), SchemaError> {
         let Value::Object(map) = schema else { return Ok(()) };
         if self.nodes.contains_key(&std::ptr::from_ref(schema)) {
@@ -137,7 +137,7 @@ impl<'a> Places<'a> {
                     self.walk_all(inner, base, here)?;
                 }
                 ("properties" | "$defs" | "definitions", Value::Object(inner)) => self.walk_all(inner, base, here)?,
-                // Plain data: what looks like a reference in it is none, unless a reference leads there.
+                // Plain data: a `$ref` in it is not a reference, unless another reference leads there.
                 ("enum" | "const" | "default" | "examples", _) => {}
                 (_, Value::Object(_)) => {
                     place.has_unevaluated |= key.starts_with("unevaluated");
@@ -158,7 +158,7 @@ impl<'a> Places<'a> {
 
     /// Refuses schemas that would be too much work for any value.
     pub(super) fn check(&mut self) -> Result<(), SchemaError> {
-        // References may lead to places that were not known before, and so on.
+        // A reference may lead to subschemas that were not collected before, so repeat.
         loop {
             let is_unseen = |(at, place): (&*const Value, &Place)| matches!(place.state, State::Unseen).then_some(*at);
             let unseen: Vec<*const Value> = self.nodes.iter().filter_map(is_unseen).collect();
@@ -170,7 +170,7 @@ impl<'a> Places<'a> {
         if self.patterns.len() > PATTERNS_MAX { Err(SchemaError::TooManyPatterns) } else { Ok(()) }
     }
 
-    /// Adds up what a subschema leads to. It goes no deeper than [`CHAIN_MAX`].
+    /// Adds up the subschemas that one subschema leads to. Goes no deeper than [`CHAIN_MAX`].
     fn expand(&mut self, at: *const Value, depth: u32) -> Result<Expanded, SchemaError> {
         let Some(place) = self.nodes.get_mut(&at) else { return Ok(Expanded { count: 1, chain: 1 }) };
         match place.state {
@@ -200,8 +200,8 @@ impl<'a> Places<'a> {
         Ok(own)
     }
 
-    /// Finds where a reference leads. Drafts differ in what an id is, so both readings count; a dynamic reference
-    /// may lead to every anchor of its name.
+    /// Finds the targets of a reference. JSON Schema drafts disagree on the meaning of an id, so both readings count. A
+    /// dynamic reference may lead to every anchor of its name.
     fn targets(&mut self, reference: &Reference<'a>) -> Result<Vec<&'a Value>, SchemaError> {
         let Reference { target, is_dynamic, base } = reference;
         let mut found: Vec<&'a Value> = Vec::new();
@@ -220,7 +220,7 @@ impl<'a> Places<'a> {
         Ok(found)
     }
 
-    /// The JSON pointer to a subschema, for messages.
+    /// Returns the JSON pointer to a subschema, for messages.
     fn pointer_to(&self, at: *const Value) -> String {
         fn find(value: &Value, at: *const Value, path: &mut Vec<String>) -> bool {
             if std::ptr::eq(value, at) {
