@@ -1,4 +1,5 @@
-//! Signed ends of the trail: who holds one can prove later that nothing before it was changed, whoever owns the database.
+//! Signatures over the end of the trail. With a signed head one can prove later that no earlier record was changed,
+//! even by the owner of the database.
 
 use std::fs;
 use std::io::Write;
@@ -14,18 +15,19 @@ use crate::error::StoreError;
 use crate::failpoint;
 use crate::trail::Head;
 
-/// How many records there may be after the last one whose hash was signed, and how long.
+/// The number of records and the time since the last signed head after which the next head is signed.
 const SIGN_EVERY: i64 = 10_000;
 const SIGN_AFTER: Duration = Duration::from_secs(60);
 
-/// The end of the trail at some time, signed. Kept elsewhere, it is an anchor: the trail must still lead through it.
+/// The end of the trail at some time, signed. A copy stored elsewhere is an anchor: the trail must still lead through
+/// it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SignedHead {
     /// The number of the last record.
     pub seq: i64,
-    /// The hash of it and of everything before it, in hexadecimal digits.
+    /// The hash of that record and of everything before it, in hexadecimal digits.
     pub hash: String,
-    /// When it was signed.
+    /// The time of the signature.
     pub at: Timestamp,
     /// The public key, in hexadecimal digits.
     pub key: String,
@@ -34,7 +36,7 @@ pub struct SignedHead {
 }
 
 impl SignedHead {
-    /// Whether the signature is good and by `key`.
+    /// Returns true if the signature is valid and made with `key`.
     pub fn is_signed_by(&self, key: &str) -> bool {
         let (Some(key_bytes), Some(signature)) = (from_hex(key), from_hex(&self.signature)) else { return false };
         let Some(hash) = from_hex(&self.hash).and_then(|hash| <[u8; 32]>::try_from(hash).ok()) else { return false };
@@ -51,14 +53,14 @@ fn message(head: &Head, at: Timestamp) -> Vec<u8> {
     message
 }
 
-/// Signs ends of the trail.
+/// A key pair that signs heads of the trail.
 pub struct Signer {
     pair: Ed25519KeyPair,
     key: String,
 }
 
 impl Signer {
-    /// The key in a file of its owner's, made if there is none.
+    /// Reads the key from a file that only its owner can read. Creates the file if there is none.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let failed = |why: String| StoreError::Key { path: path.to_owned(), why };
         let pkcs8 = match fs::read(path) {
@@ -67,7 +69,7 @@ impl Signer {
                 let made = Ed25519KeyPair::generate_pkcs8(&ring::rand::SystemRandom::new())
                     .map_err(|_| failed("the system gives no random numbers".into()))?;
                 write_new(path, made.as_ref()).map_err(|error| failed(error.to_string()))?;
-                // Somebody else may have been quicker: theirs counts.
+                // Another process may have created the file first: its key counts.
                 fs::read(path).map_err(|error| failed(error.to_string()))?
             }
             Err(error) => return Err(failed(error.to_string())),
@@ -77,7 +79,7 @@ impl Signer {
         Ok(Self { pair, key })
     }
 
-    /// The public key, in hexadecimal digits.
+    /// Returns the public key, in hexadecimal digits.
     pub fn key(&self) -> &str {
         &self.key
     }
@@ -89,7 +91,7 @@ impl Signer {
     }
 }
 
-/// Writes a file that only its owner can read, whole, unless there is one.
+/// Writes a file, whole and readable by its owner only, unless it exists already.
 fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     let folder = path.parent().unwrap_or(Path::new("."));
@@ -106,7 +108,7 @@ fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     }
 }
 
-/// Keeps a signed end of the trail with the history.
+/// Stores a signed head in the history.
 pub(crate) fn keep(database: &mut dyn Database, head: &SignedHead) -> Result<(), StoreError> {
     let values = [
         head.seq.into(),
@@ -131,12 +133,12 @@ pub(crate) fn from_hex(text: &str) -> Option<Vec<u8>> {
     digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
 }
 
-/// What came after the last signature.
+/// The state of the trail since the last signature, which tells when the next one is due.
 #[derive(Debug)]
 pub(crate) struct Unsigned {
-    /// Where the trail ended when this executor last wrote, unless that is signed.
+    /// The head after this executor's last write; `None` if it is signed.
     head: Option<Head>,
-    /// How far it was then, for those that come often.
+    /// The number of the last record and the time, at the last signature or else at the start.
     signed_seq: i64,
     signed: Instant,
 }
@@ -146,12 +148,12 @@ impl Unsigned {
         Self { head: None, signed_seq: seq, signed: Instant::now() }
     }
 
-    /// Where the trail ended when this executor last wrote, unless that is signed.
+    /// Returns the head after this executor's last write; `None` if it is signed.
     pub(crate) fn head(&self) -> Option<Head> {
         self.head
     }
 
-    /// Has what is written next signed.
+    /// Makes the next write sign its head.
     pub(crate) fn make_due(&mut self) {
         self.signed_seq = i64::MIN / 2;
     }
@@ -160,7 +162,7 @@ impl Unsigned {
         seq - self.signed_seq >= SIGN_EVERY || self.signed.elapsed() >= SIGN_AFTER
     }
 
-    /// A record after which everything comes that this executor has not heard of.
+    /// Returns the number of a record after which all records come that this executor does not know.
     pub(crate) fn after(&self) -> i64 {
         self.head.map_or(self.signed_seq, |head| head.seq)
     }

@@ -1,5 +1,5 @@
-//! What a database must be able to do to hold the history. The SQL that both speak is written once, with `?1`, `?2`, … for
-//! values; where they differ, [`Dialect`] says how.
+//! The interface that both databases implement. Shared SQL is written once, with `?1`, `?2`, … for values; [`Dialect`]
+//! holds the differences.
 
 use std::path::Path;
 use std::time::Duration;
@@ -39,20 +39,20 @@ impl<T: Into<Value>> From<Option<T>> for Value {
     }
 }
 
-/// A row of an answer.
+/// A row of a result.
 pub(crate) trait Row {
-    /// A number; of a point in time, its microseconds.
+    /// Returns a number; for a point in time, its microseconds.
     fn int(&self, column: usize) -> Result<i64, StoreError>;
     fn int_or_none(&self, column: usize) -> Result<Option<i64>, StoreError>;
     fn real_or_none(&self, column: usize) -> Result<Option<f64>, StoreError>;
     fn text(&self, column: usize) -> Result<&str, StoreError>;
     fn text_or_none(&self, column: usize) -> Result<Option<&str>, StoreError>;
     fn bytes(&self, column: usize) -> Result<&[u8], StoreError>;
-    /// A condition.
+    /// Returns a boolean.
     fn flag(&self, column: usize) -> Result<bool, StoreError>;
 }
 
-/// Where the databases differ.
+/// The kind of database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dialect {
     Sqlite,
@@ -61,7 +61,7 @@ pub(crate) enum Dialect {
 }
 
 impl Dialect {
-    /// The place of the value `number` in a list of values, of the kind that `upkeep` names.
+    /// Returns the placeholder of the value `number` for a column of the type `kind`, one of the letters in `upkeep`.
     pub(crate) fn place(self, number: usize, kind: char) -> String {
         let _ = kind;
         match self {
@@ -81,133 +81,136 @@ impl Dialect {
     }
 }
 
-/// What calls are wanted by.
+/// A full-text search for calls.
 pub(crate) struct Words<'a> {
-    /// All these, or words that begin like them.
+    /// Words that must all occur, at least as the beginning of a word.
     pub(crate) text: &'a str,
     /// The tool's name, which is among the words of every call.
     pub(crate) tool: Option<&'a str>,
-    /// Whether little is left of the history by what else is wanted.
+    /// True if the other conditions leave only few calls.
     pub(crate) few: bool,
-    /// The place of the value that they must come before.
+    /// The placeholder number of the cursor: calls must come before its value.
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite goes through words backwards by itself"))]
     pub(crate) before: Option<usize>,
 }
 
-/// Tables that calls are read from.
+/// A table expression that calls are read from.
 pub(crate) struct Source {
     pub(crate) from: &'static str,
-    /// What calls are put in order by there.
+    /// The expression by which calls are ordered there.
     pub(crate) id: &'static str,
     pub(crate) condition: String,
 }
 
-/// What reads the rows of an answer, one by one.
+/// A callback for each row of a result.
 pub(crate) type EachRow<'a> = &'a mut dyn FnMut(&dyn Row) -> Result<(), StoreError>;
 
-/// A connection to a database that holds a history of this program's form.
+/// A connection to a database that holds a history in this program's schema version.
 pub(crate) trait Database: Send {
     fn dialect(&self) -> Dialect;
 
-    /// Runs a query and hands out its rows, one by one.
+    /// Runs a query and passes its rows to `each`.
     fn query(&mut self, sql: &str, values: &[Value], each: EachRow<'_>) -> Result<(), StoreError>;
 
-    /// The same for a statement that will not come again.
+    /// Runs a query like `query`, without caching the statement.
     fn query_once(&mut self, sql: &str, each: EachRow<'_>) -> Result<(), StoreError>;
 
-    /// Runs a statement; how many rows it changed.
+    /// Runs a statement and returns the number of rows it changed.
     fn execute(&mut self, sql: &str, values: &[Value]) -> Result<u64, StoreError>;
 
-    /// Runs `work` as a whole or not at all.
+    /// Runs `work` in one transaction.
     fn atomically(
         &mut self,
         work: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
     ) -> Result<(), StoreError>;
 
-    /// Adds to the trail, as a whole or not at all. `draft` is told where the trail ends and says what to write; it is
-    /// asked again if somebody else was quicker. Fails with [`StoreError::TakenForDead`] where the instance has ended.
+    /// Appends to the trail in one transaction. `draft` receives the head of the trail and returns the rows to write.
+    /// It is called again if another writer was faster. Fails with [`StoreError::TakenForDead`] if the instance has
+    /// ended.
     fn write(&mut self, instance: i64, draft: &mut dyn FnMut(&Head) -> Draft) -> Result<Draft, StoreError>;
 
-    /// Holds the sign of life of an instance for as long as this connection is there.
+    /// Takes the liveness lock of an instance, which this connection holds as long as it exists.
     fn show_life(&mut self, instance: &str) -> Result<(), StoreError>;
 
-    /// Takes the sign of life of an instance away that has ended and left nothing.
+    /// Releases the liveness lock of an instance that has ended and left nothing.
     fn end_life(&mut self) {}
 
-    /// Whether the process of an instance that has not ended is there, or what it left is not filed yet.
+    /// Returns true if an instance without an end is alive, or its write-ahead log is not committed yet.
     fn lives(&mut self, instance: &str) -> Result<bool, StoreError>;
 
-    /// A log in which records of the instance whose sign of life this is are safe before they are written, where that is
-    /// quicker.
+    /// Opens a write-ahead log for the instance whose liveness lock this is, on databases where records become durable
+    /// faster that way than by a commit.
     fn log(&mut self, task_ttl: i64) -> Result<Option<Log>, StoreError> {
         let _ = task_ttl;
         Ok(None)
     }
 
-    /// Commits without waiting for the disk from now on, or waits again. A later commit that waits makes earlier ones safe, too.
+    /// Makes later commits wait for the disk, or not if `relaxed`. A later commit that waits makes earlier ones
+    /// durable, too.
     fn relax(&mut self, _relaxed: bool) -> Result<(), StoreError> {
         Ok(())
     }
 
-    /// The logs of instances that are gone; none where somebody else has them for longer than that.
+    /// Returns the write-ahead logs of dead instances; none if another process holds them for longer than `patience`.
     fn left(&mut self, patience: Duration) -> Result<Vec<LeftLog>, StoreError> {
         let _ = patience;
         Ok(Vec::new())
     }
 
-    /// Says that the instance lives where nobody could see it otherwise.
+    /// Records that the instance is alive, on databases where the lock alone does not prove it.
     fn stay_alive(&mut self, instance: i64) -> Result<(), StoreError>;
 
-    /// Whether a connection that was not used for a while can be.
+    /// Returns true if a connection that was idle still works.
     fn is_usable(&mut self) -> bool;
 
-    /// Connects again after something went wrong.
+    /// Connects again after an error.
     fn reconnect(&mut self) -> Result<(), StoreError>;
 
-    /// Runs `work` on the history as it is now, whatever is written meanwhile.
+    /// Runs `work` on a snapshot of the history.
     fn at_one_moment(
         &mut self,
         work: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
     ) -> Result<(), StoreError>;
 
-    /// Where the calls are that can be found by these words: each in one place only. Of several ways to look for them all but
-    /// the last may find only the latest, quickly. The values are numbered from `first` on.
+    /// Returns the tables in which calls with these words are found, each call in one table only. Of several
+    /// alternatives, all but the last are fast and may find only the latest calls. Placeholders are numbered from
+    /// `first` on.
     fn words(&mut self, words: &Words<'_>, first: usize) -> Result<(Vec<Vec<Source>>, Vec<Value>), StoreError>;
 
-    /// Takes the words of calls that are over, where that is not part of writing and `at_least` so many records wait for
-    /// it; how many are left then.
+    /// Indexes the words of closed calls if at least `at_least` records wait for it, on databases that do not index
+    /// while they write. Returns the number of records that still wait.
     fn take_words(&mut self, at_least: u64) -> Result<u64, StoreError> {
         let _ = at_least;
         Ok(0)
     }
 
-    /// Adds the words of calls.
+    /// Adds the words of calls to the full-text index.
     fn add_words(&mut self, words: &[(i64, String)]) -> Result<(), StoreError>;
 
-    /// Forgets the words of the calls up to `id` that are gone from `tool_executions`.
+    /// Deletes the words of the calls up to `up_to` that are gone from `tool_executions`.
     fn forget_words(&mut self, up_to: i64) -> Result<(), StoreError>;
 
-    /// How many bytes the history takes.
+    /// Returns the size of the history in bytes.
     fn size(&mut self) -> Result<u64, StoreError>;
 
-    /// How many of these it takes for its rows. Room that will be used again, or be given back, does not count: retention
-    /// would drop ever more to get rid of it.
+    /// Returns the size of the rows in bytes. Free space that will be reused or given back does not count: retention
+    /// would drop more and more records to get rid of it.
     fn size_of_rows(&mut self) -> Result<u64, StoreError>;
 
-    /// Goes to another form of the tables.
+    /// Migrates the tables to another schema version.
     fn migrate(&mut self, form: u32) -> Result<(), StoreError>;
 
-    /// Copies everything into a new file, where the history is one itself.
+    /// Copies everything into a new file, if the history is a file itself.
     fn backup(&mut self, target: &Path) -> Result<(), StoreError>;
 
-    /// Goes on counting after the numbers of rows that were copied.
+    /// Moves counters of row numbers and of indexed words past the rows that were copied.
     fn settle_numbers(&mut self) -> Result<(), StoreError>;
 
-    /// Gives room that is no longer needed back to the system.
+    /// Gives unused space back to the system.
     fn shrink(&mut self) -> Result<(), StoreError>;
 }
 
-/// The one value of the one row, or nothing.
+/// Returns the only value of a query's only row, or `None`.
 pub(crate) fn one_int(database: &mut dyn Database, sql: &str, values: &[Value]) -> Result<Option<i64>, StoreError> {
     let mut found = None;
     database.query(sql, values, &mut |row| {

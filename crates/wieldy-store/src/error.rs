@@ -1,54 +1,54 @@
-//! Why the history cannot be read or written.
+//! Errors of the history.
 
 use std::path::PathBuf;
 
-/// Why the history cannot be read or written.
+/// An error while the history is opened, read or written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// It may work later: somebody holds the database, the server is away.
+    /// A failure that may pass: another process holds the database, or the server is down.
     #[error("{0}")]
     Unavailable(String),
-    /// The disk is full. It works again once there is room.
+    /// A full disk. Writing works again once there is space.
     #[error("{0}")]
     Full(String),
-    /// What is there is no history, or a damaged one.
+    /// A file or database that holds no history, or a damaged one.
     #[error("{0}")]
     Damaged(String),
-    /// A newer version of the program wrote it.
+    /// A history written by a newer version of the program.
     #[error("the history has the form {found}, and this program knows those up to {known}")]
     Newer {
-        /// The form that was found.
+        /// The schema version that was found.
         found: u32,
-        /// The newest form that is known here.
+        /// The newest schema version that this program knows.
         known: u32,
     },
-    /// Another process decided that this one is gone, and closed its calls.
+    /// Another process took this executor for dead and closed its calls.
     #[error("another process took this executor for dead and closed its calls, so it writes no more")]
     TakenForDead,
-    /// The address names no history.
+    /// An address that names no history.
     #[error("{0}")]
     Address(String),
-    /// The key that the trail is signed with cannot be used.
+    /// A key for signing the trail that cannot be used.
     #[error("cannot use the audit key `{}`: {why}", path.display())]
     Key {
-        /// Where it is.
+        /// The path of the key.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// What was asked for makes no sense.
+    /// A query that makes no sense.
     #[error("{0}")]
     Query(String),
 }
 
 impl StoreError {
-    /// Whether waiting may help.
+    /// Returns true if waiting may help.
     pub fn is_passing(&self) -> bool {
         matches!(self, Self::Unavailable(_) | Self::Full(_))
     }
 
-    /// What whoever runs the program can do.
+    /// Returns advice for the person who runs the program.
     pub fn suggestion(&self) -> &'static str {
         match self {
             Self::Unavailable(_) | Self::Full(_) => {

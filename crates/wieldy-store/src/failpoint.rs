@@ -1,4 +1,4 @@
-//! Places where a test can stop the program as if the machine had: in debug builds only.
+//! Failpoints: places where a test can abort the process as if the machine had stopped, in debug builds only.
 
 #[cfg(debug_assertions)]
 mod on {
@@ -8,7 +8,8 @@ mod on {
     static WANTED: OnceLock<Option<(String, u64)>> = OnceLock::new();
     static REACHED: AtomicU64 = AtomicU64::new(0);
 
-    /// Kills this process when the place is reached that `WIELDY_FAILPOINT=place:times` names, that many times.
+    /// Aborts this process when it reaches the place of `WIELDY_FAILPOINT=place:times` for the n-th time, n being
+    /// `times`.
     pub(crate) fn reach(place: &str) {
         let wanted = WANTED.get_or_init(|| {
             let wanted = std::env::var("WIELDY_FAILPOINT").ok()?;

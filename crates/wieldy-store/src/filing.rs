@@ -1,5 +1,5 @@
-//! Filing: one thread that writes records into the database in the order in which they come, in groups, and looks after the
-//! history in between. Where there is no log, whoever waits for an event waits for its group.
+//! The committer: a thread that commits records to the database in order and in groups, and maintains the history in
+//! between. Without a write-ahead log, callers that wait for an event wait for the commit of its group.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,26 +17,26 @@ use crate::trail::{Head, Record};
 use crate::upkeep::Retention;
 use crate::writer::{Pace, Queue, Shared, wait};
 
-/// How many records are filed together at most, and how many are enough not to wait for more.
+/// Maximum number of records in a group, and the number at which the thread waits for no more.
 pub(crate) const GROUP_MAX: usize = 2048;
 pub(crate) const GROUP_ENOUGH: usize = 1024;
-/// How long what nobody waits for may wait for others to be filed with: a group costs the same pages of the indexes, however
-/// many records are in it.
+/// The longest time that records wait for others to share a commit, if no caller waits for them. A group touches the
+/// same index pages, however many records it has.
 const LINGER: Duration = Duration::from_millis(20);
-/// How often to look after the history, and how long to wait for something to happen.
+/// The interval of maintenance, and the longest wait for work.
 const IDLE: Duration = Duration::from_secs(5);
-/// How far the thread steps back behind those who wait for their calls, once there is much to do and they do not wait for it. Else it
-/// would keep a processor from them until the kernel's next tick, several times as long as a sync takes.
+/// The niceness of the thread once there is much to do and callers do not wait for it. Otherwise it would keep a
+/// processor from them until the kernel's next tick, several times as long as a sync takes.
 const NICE: i32 = 10;
-/// For how long after a group the thread looks by itself whether there is more, so that nobody has to wake it.
+/// The time after a group in which the thread polls for records, so that callers need not wake it.
 const DOZE: Duration = Duration::from_millis(100);
-/// How long nothing must happen before the words of calls are taken, and how many records may wait for that.
+/// The idle time after which the words of calls are indexed, and the number of records that may wait for that.
 const QUIET: Duration = Duration::from_millis(200);
 const WORDLESS_MAX: u64 = 15_000;
-/// The interval at which dead executors are looked for while a call waits for the key of another executor.
+/// The interval at which dead executors are looked for while a call waits for a key that another executor holds.
 const LOOK_FOR_HOLDER: Duration = Duration::from_millis(250);
 
-/// What the thread works with.
+/// The state of the committer thread.
 pub(crate) struct Filer {
     pub(crate) database: Box<dyn Database>,
     pub(crate) ledger: Ledger,
@@ -44,15 +44,15 @@ pub(crate) struct Filer {
     pub(crate) id: String,
     pub(crate) signer: Option<Signer>,
     pub(crate) unsigned: Unsigned,
-    /// How many records there are whose words were not taken.
+    /// The number of records whose words are not indexed yet.
     pub(crate) wordless: u64,
     pub(crate) pace: Pace,
-    /// When it was last seen to what others left.
+    /// The time of the last maintenance.
     pub(crate) looked: Instant,
     pub(crate) pruning: Pruning,
 }
 
-/// When to drop what is too old or too much.
+/// The schedule of retention.
 #[derive(Debug)]
 pub(crate) struct Pruning {
     retention: Retention,
@@ -60,7 +60,7 @@ pub(crate) struct Pruning {
 }
 
 impl Pruning {
-    /// How long to wait where nothing is left to do, and where something is.
+    /// The pause after nothing was left to drop, and the pause while more is left.
     const PAUSE: Duration = Duration::from_secs(600);
     const BREATH: Duration = Duration::from_secs(2);
 
@@ -77,12 +77,12 @@ impl Filer {
             if shared.lock().forsaken {
                 return;
             }
-            // First, because a call that claims a key may be closed by one of these records.
+            // Claims come first, because one of these records may close a call that claims a key.
             claims.into_iter().for_each(|claim| self.answer_claim(claim));
-            // Not where there is little to do: who ends soon waits for it in the end.
+            // With little to do the priority stays: a short-lived process waits for this thread at its end.
             if !is_back && records.len() >= GROUP_ENOUGH {
                 is_back = true;
-                // Of this thread alone, on Linux. Where it cannot be had, calls are as slow as they are.
+                // On Linux this is for this thread alone. If it fails, calls are only slower.
                 let _ = rustix::process::nice(NICE);
             }
             if !records.is_empty() {
@@ -92,9 +92,9 @@ impl Filer {
             if closing {
                 let mut queue = shared.lock();
                 if queue.records.is_empty() {
-                    // From here on nothing is taken that nobody would file.
+                    // From here on no record is accepted, because no thread would commit it.
                     queue.shut("the journal is closed");
-                    // What is safe in the log and cannot be filed is for whoever comes next.
+                    // Records that are durable in the log and cannot be committed are left to the next process.
                     if queue.kept > queue.filed {
                         return;
                     }
@@ -114,8 +114,8 @@ impl Filer {
         self.end();
     }
 
-    /// Waits until there is something to file that is worth a sync of the disk: all those wait for it who waited together
-    /// before, or there is much of it, or it has waited long enough. Nothing for a while means: look after the history.
+    /// Waits for records that are worth a sync of the disk: as many callers wait as last time, or there are many
+    /// records, or they have waited long enough. Returns none after a while, so that the history is maintained.
     fn wait_for_work(&self, shared: &Shared) -> (Vec<Arc<Record>>, Vec<Claiming>, bool) {
         let idle = if self.wordless > 0 { QUIET } else { IDLE };
         let began = Instant::now();
@@ -147,15 +147,15 @@ impl Filer {
             shared.wake_for(&mut queue, self.pace.told.max(1));
             queue = wait(&shared.filer, queue, left);
         }
-        // They stay in the queue until they are filed: whoever waits for them does not wait for that.
+        // The records stay in the queue until they are committed, so that the log can make them durable before that.
         let count = queue.records.len().min(GROUP_MAX);
         let records = queue.records.range(..count).cloned().collect();
         (records, std::mem::take(&mut queue.claims), queue.closing)
     }
 
-    /// Claims an idempotency key for a call that waits for it.
+    /// Claims an idempotency key for a waiting call.
     fn answer_claim(&mut self, (claim, tell): Claiming) {
-        // A call that waits no longer must not hold the key.
+        // A call that no longer waits must not hold the key.
         if tell.is_closed() {
             return;
         }
@@ -164,14 +164,15 @@ impl Filer {
             claimed = claim::claim(&mut *self.database, self.number, &claim);
         }
         if claimed == Ok(Claimed::Taken) && self.looked.elapsed() >= LOOK_FOR_HOLDER {
-            // The executor that holds it may be gone.
+            // The executor that holds the key may be dead.
             self.look_after();
         }
         failpoint::reach("claim.made");
         let _ = tell.send(claimed.map_err(|error| JournalError(error.to_string())));
     }
 
-    /// Writes a group, however long that takes. Gives up only where there is no hope, or nobody is left to wait.
+    /// Commits a group and retries until that works. Gives up if the error is permanent, or lasts while the journal is
+    /// closing.
     fn put(&mut self, shared: &Shared, records: &[Arc<Record>], closing: bool) {
         let mut pause = Duration::from_millis(50);
         let began = Instant::now();
@@ -186,7 +187,7 @@ impl Filer {
             if shared.lock().forsaken {
                 return;
             }
-            // Room does not come back by waiting for a few seconds at the end of a command.
+            // A few seconds at the end of a command do not free a full disk.
             let is_late = began.elapsed() > IDLE || matches!(error, StoreError::Full(_));
             let ends = closing || shared.lock().closing;
             if !error.is_passing() || ends && is_late {
@@ -195,7 +196,7 @@ impl Filer {
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_secs(1));
-            // What is not known to have failed may have been written: ask before writing it once more.
+            // A write that seems to have failed may have been committed: ask before writing it again.
             written = self.reconnect().and_then(|kept| match records.last() {
                 Some(last) if last.instance_seq <= kept => self.find_again(records),
                 _ => self.write(records, false),
@@ -207,7 +208,7 @@ impl Filer {
         self.pace = Pace { told, took: began.elapsed() };
     }
 
-    /// Writes a group of records; the last one of all if the executor `ends`.
+    /// Commits a group of records, which is the last one if the executor `ends`.
     pub(crate) fn write(&mut self, records: &[Arc<Record>], ends: bool) -> Result<(), StoreError> {
         if records.is_empty() {
             return Ok(());
@@ -228,7 +229,7 @@ impl Filer {
         Ok(())
     }
 
-    /// Connects again; the number of the last event that was written after all.
+    /// Connects again and returns the number of the last event that was committed.
     fn reconnect(&mut self) -> Result<u64, StoreError> {
         self.database.reconnect()?;
         self.database.show_life(&self.id)?;
@@ -237,7 +238,7 @@ impl Filer {
         Ok(kept.unwrap_or_default() as u64)
     }
 
-    /// Takes note of a group that was written, though nobody could say so.
+    /// Takes note of a group that was committed although the confirmation got lost.
     fn find_again(&mut self, records: &[Arc<Record>]) -> Result<(), StoreError> {
         let number_of = |record: Option<&Arc<Record>>| record.map_or(0, |record| record.instance_seq as i64);
         let sql =
@@ -252,18 +253,18 @@ impl Filer {
         let (Some(first), Some(last)) = (found.first(), found.last()) else {
             return Err(StoreError::Damaged("records are gone that were written".into()));
         };
-        // Where its records are says all that the ledger needs to know.
+        // The ledger needs no more than the position of its records.
         let draft = self.ledger.draft(records, &Head { seq: first.seq - 1, hash: [0; 32] });
         self.unsigned.note(*last, false);
         self.ledger.accept(draft);
         Ok(())
     }
 
-    /// Says that the instance lives, and closes what others left open that do not.
+    /// Shows that the instance is alive, and recovers the calls of dead instances.
     fn look_after(&mut self) {
         self.looked = Instant::now();
         let looked = self.database.stay_alive(self.number);
-        // Where somebody else is at it, it is done.
+        // If another process commits the logs of dead executors just now, this one need not wait.
         let looked = looked.and_then(|()| crate::recovery::settle(&mut *self.database, Duration::ZERO));
         let looked = looked.and_then(|()| crate::recovery::recover(self, false));
         let looked = looked.and_then(|_| self.sign());
@@ -285,7 +286,7 @@ impl Filer {
         self.pruning.next = Instant::now() + if more { Pruning::BREATH } else { Pruning::PAUSE };
     }
 
-    /// Takes the words of calls, if so many records wait for that.
+    /// Indexes the words of calls if at least `at_least` records wait for that.
     fn take_words(&mut self, at_least: u64) {
         let taken = self.database.take_words(at_least);
         self.wordless = taken.unwrap_or_else(|error| {
@@ -294,7 +295,7 @@ impl Filer {
         });
     }
 
-    /// Signs what was written a while ago, should nothing have come since.
+    /// Signs the last head if a signature is due and no record has come since.
     fn sign(&mut self) -> Result<(), StoreError> {
         if let (Some(signer), Some(head)) = (&self.signer, self.unsigned.head())
             && self.unsigned.is_due(head.seq)
@@ -305,15 +306,16 @@ impl Filer {
         Ok(())
     }
 
-    /// The executor's last word.
+    /// Writes the executor's last record and ends the instance.
     pub(crate) fn end(&mut self) {
         failpoint::reach("filing.ending");
-        // Short-lived processes would never index the words of their calls, so that is done at the end.
+        // Short-lived processes never index the words of their calls while they run, so they do it at the end.
         self.take_words(WORDLESS_MAX);
         self.prune_a_little();
         let now = Timestamp::now().as_microsecond();
         let closed = Arc::new(Record::own("journal.closed", now, None, &serde_json::json!({})));
-        // Should the machine stop before this is on the disk, the next executor takes this one for dead, without open calls.
+        // If the machine stops before this is on the disk, the next executor takes this one for dead, without open
+        // calls.
         let _ = self.database.relax(true);
         if let Err(error) = self.write(&[closed], true) {
             let error = &error as &dyn std::error::Error;
@@ -323,7 +325,7 @@ impl Filer {
         self.database.end_life();
     }
 
-    /// There is no hope: whoever waits is told, and nothing is taken any more.
+    /// Reports a permanent error to waiting callers, and refuses new records.
     fn give_up(&self, shared: &Shared, error: &StoreError) {
         shared.tell_trouble(error);
         let mut queue = shared.lock();

@@ -1,5 +1,5 @@
-//! The ledger: which calls are open, and what a group of records means for the tables. A row of `tool_executions` is a fold
-//! over its call's records and nothing else, so that whoever has the trail can make it again.
+//! The projection of records to table rows: which calls are open, and which rows a group of records adds and changes. A
+//! row of `tool_executions` is a fold over its call's records and nothing else, so it can be rebuilt from the trail.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -17,7 +17,7 @@ use crate::trail::{CallRef, Hash, Head, Placed, Record};
 /// A row of `tool_executions`.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct CallRow {
-    /// The seq of its opening.
+    /// The number of the record that opened the call.
     pub(crate) id: i64,
     pub(crate) execution_id: String,
     pub(crate) tool: String,
@@ -42,7 +42,7 @@ pub(crate) struct CallRow {
 }
 
 impl CallRow {
-    /// The row of a call that was just accepted.
+    /// Returns the row of a call that was just accepted.
     pub(crate) fn open(id: i64, at: i64, opened: &Opened) -> Self {
         let Opened { subject, parameters, called_as, workspace, is_task, is_rerun } = opened;
         let mut metadata = Map::new();
@@ -76,7 +76,7 @@ impl CallRow {
         }
     }
 
-    /// What a later record means for the row.
+    /// Applies a later record to the row.
     pub(crate) fn apply(&mut self, at: i64, meaning: &Meaning) {
         match meaning {
             Meaning::Task => self.extend_metadata([("task".to_owned(), Value::Bool(true))]),
@@ -130,7 +130,7 @@ impl CallRow {
     }
 }
 
-/// A text as a column of it can be. PostgreSQL's cannot hold the sign with the number zero.
+/// Returns the text as a column can hold it: PostgreSQL's text has no NUL character.
 fn column(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
@@ -139,30 +139,30 @@ fn text_of(metadata: Map<String, Value>) -> Option<String> {
     (!metadata.is_empty()).then(|| Value::Object(metadata).to_string())
 }
 
-/// What of a call's words can be searched for.
+/// Maximum number of bytes of a call's searchable text.
 pub(crate) const WORDS_BYTES_MAX: usize = 16 * 1024;
 
-/// A call that is not over.
+/// A call that is not closed.
 #[derive(Debug, Clone)]
 pub(crate) struct OpenCall {
     pub(crate) row: CallRow,
     words: String,
-    /// Whether its result may be asked for later.
+    /// True if its result may be asked for later.
     has_answer: bool,
     is_task: bool,
-    /// Whether it is over with the draft that it is part of.
+    /// True if the draft that it is part of closes it.
     is_over: bool,
 }
 
 impl OpenCall {
-    /// A call that was found open.
+    /// Returns the state of a call that is open in the tables.
     pub(crate) fn found(row: CallRow, has_answer: bool, is_task: bool) -> Self {
         let words = first_words(&row);
         Self { row, words, has_answer, is_task, is_over: false }
     }
 }
 
-/// What a call can be found by from the beginning.
+/// Returns the searchable text of a call that was just opened.
 pub(crate) fn first_words(row: &CallRow) -> String {
     let parameters = row.parameters.as_deref().unwrap_or_default();
     let mut text = format!("{} {parameters}", row.tool);
@@ -170,7 +170,7 @@ pub(crate) fn first_words(row: &CallRow) -> String {
     text
 }
 
-/// What a call that is over can be found by.
+/// Returns the searchable text of a closed call.
 fn words(call: &mut OpenCall) -> String {
     let mut words = std::mem::take(&mut call.words);
     if let Some(error) = &call.row.error_message {
@@ -180,10 +180,10 @@ fn words(call: &mut OpenCall) -> String {
     words
 }
 
-/// What changes in `answers`.
+/// A change of `answers`.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum AnswerChange {
-    /// Somebody may ask for what will come of the call.
+    /// The result of the call may be asked for later.
     Expect {
         id: i64,
         task: bool,
@@ -192,19 +192,19 @@ pub(crate) enum AnswerChange {
         fingerprint: Option<String>,
         expires_at: i64,
     },
-    /// It came.
+    /// The result is there.
     Give { id: i64, result: String, expires_at: Option<i64> },
-    /// Nothing will come.
+    /// There will be no result.
     Forget { id: i64 },
 }
 
-/// The result of a task is expected.
+/// Returns the change for a task, whose result may be asked for later.
 fn expect_task(id: i64, record: &Record) -> AnswerChange {
     let tenant = record.tenant.clone();
     AnswerChange::Expect { id, task: true, tenant, key: None, fingerprint: None, expires_at: i64::MAX }
 }
 
-/// A record in its place.
+/// A record with its position in the trail.
 #[derive(Debug, Clone)]
 pub(crate) struct EventRow {
     pub(crate) seq: i64,
@@ -213,38 +213,38 @@ pub(crate) struct EventRow {
     pub(crate) hash: Hash,
 }
 
-/// What a group of records means for the tables.
+/// The rows that a group of records adds and changes.
 #[derive(Debug)]
 pub(crate) struct Draft {
-    /// Where the trail ended before.
+    /// The head of the trail before the group.
     #[cfg_attr(
         not(feature = "postgres"),
         expect(dead_code, reason = "a file that is locked ends where it was read to")
     )]
     pub(crate) after: Head,
-    /// Where it ends then.
+    /// The head of the trail after the group.
     pub(crate) head: Head,
     pub(crate) events: Vec<EventRow>,
-    /// Rows that are new; they may be over already.
+    /// New rows, whose calls may be closed already.
     pub(crate) opened: Vec<CallRow>,
-    /// Rows that are there.
+    /// Rows that exist already.
     pub(crate) changed: Vec<CallRow>,
-    /// What calls that are over now can be found by.
+    /// The searchable texts of calls that are closed now.
     pub(crate) words: Vec<(i64, String)>,
     pub(crate) answers: Vec<AnswerChange>,
-    /// Idempotency keys that are given back, and the calls that had them.
+    /// Idempotency keys that are released, and the calls that held them.
     pub(crate) released: Vec<(String, String)>,
     pub(crate) tallies: BTreeMap<TallyKey, Tally>,
-    /// Where it ends, signed, if it is time for that.
+    /// The signed new head, if a signature is due.
     pub(crate) signed: Option<SignedHead>,
-    /// Whether the executor ends with it.
+    /// True if the executor ends with this group.
     pub(crate) ends: bool,
-    /// The number of the executor's last event in it, if there is one.
+    /// The number of the executor's last event in the group, if there is one.
     pub(crate) last_seq: Option<u64>,
     touched: HashMap<Handle, OpenCall>,
 }
 
-/// What a call is known by while it is open.
+/// The key of an open call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Handle {
     Own(ExecutionId),
@@ -260,17 +260,17 @@ impl From<CallRef> for Handle {
     }
 }
 
-/// How long the result of a task is kept at least that another executor left open, in microseconds: whoever closes it may
-/// be a command that keeps no tasks itself.
+/// The shortest time, in microseconds, that results of orphaned tasks are stored: the process that closes such a task
+/// may be a command that stores no results of its own tasks.
 const LEFT_TASK_TTL: i64 = TASK_TTL.as_micros() as i64;
 
-/// The calls of one executor that are open, and those of others that it closes.
+/// The open calls of one executor, and the orphaned calls that it closes.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     instance: Uuid,
-    /// How long the result of a task is kept, in microseconds.
+    /// The time that results of tasks are stored, in microseconds.
     task_ttl: i64,
-    /// Whether the words of calls are written with them.
+    /// True if the words of calls are written together with their rows.
     takes_words: bool,
     open: HashMap<Handle, OpenCall>,
 }
@@ -280,12 +280,12 @@ impl Ledger {
         Self { instance, task_ttl, takes_words, open: HashMap::new() }
     }
 
-    /// Takes over a call that another executor left open, to close it.
+    /// Takes over an orphaned call, to close it.
     pub(crate) fn close_for(&mut self, call: OpenCall) {
         self.open.insert(Handle::Left(call.row.id), call);
     }
 
-    /// The calls of others that were to be closed and, as far as is known here, are not.
+    /// Returns the orphaned calls that were taken over and are not known to be closed.
     pub(crate) fn left(&self) -> Vec<i64> {
         let left = self.open.keys().filter_map(|call| match call {
             Handle::Left(id) => Some(*id),
@@ -298,12 +298,12 @@ impl Ledger {
         self.open.retain(|call, _| matches!(call, Handle::Own(_)));
     }
 
-    /// Takes over a call that another executor left open, to carry it on.
+    /// Takes over a call that is open in the tables, to continue it.
     pub(crate) fn carry_on(&mut self, id: ExecutionId, call: OpenCall) {
         self.open.insert(Handle::Own(id), call);
     }
 
-    /// What the records mean, if the trail ends at `after`. Changes nothing.
+    /// Returns the rows that the records add and change, if the trail ends at `after`. Does not change the ledger.
     pub(crate) fn draft(&self, records: &[Arc<Record>], after: &Head) -> Draft {
         let mut draft = Draft {
             after: *after,
@@ -353,7 +353,7 @@ impl Ledger {
                 }
             }
             let rows = if call.row.id > after.seq { &mut draft.opened } else { &mut draft.changed };
-            // Of a call that goes on all is needed later but what it was called with.
+            // Of an open call everything but the arguments is needed later.
             let later =
                 if call.is_over { CallRow::default() } else { CallRow { parameters: None, ..call.row.clone() } };
             rows.push(std::mem::replace(&mut call.row, later));
@@ -363,11 +363,12 @@ impl Ledger {
         draft
     }
 
-    /// Notes what happened to a call; the call's number. A record of a call that is not open is kept without one.
+    /// Applies a record to its call and returns the call's number. A record of a call that is not open is stored
+    /// without one.
     fn enter(&self, draft: &mut Draft, seq: i64, call: Handle, record: &Record) -> Option<i64> {
         if let Meaning::Opened(opened) = &record.meaning {
             let row = CallRow::open(seq, record.at, opened);
-            // Where results of tasks are not kept, none is expected.
+            // If results of tasks are not stored, none is expected.
             let is_task = opened.is_task && self.task_ttl > 0;
             if is_task {
                 draft.answers.push(expect_task(seq, record));
@@ -380,7 +381,7 @@ impl Ledger {
             std::collections::hash_map::Entry::Occupied(touched) => touched.into_mut(),
             std::collections::hash_map::Entry::Vacant(vacant) => {
                 let known = self.open.get(&call)?;
-                // Most records of a running call change nothing of its row.
+                // Most records of a running call do not change its row.
                 if matches!(record.meaning, Meaning::Nothing) {
                     return Some(known.row.id);
                 }
@@ -416,7 +417,7 @@ impl Ledger {
         Some(id)
     }
 
-    /// Takes note that the draft is in the tables.
+    /// Takes note that the draft was committed.
     pub(crate) fn accept(&mut self, draft: Draft) {
         for (call, open) in draft.touched {
             if open.is_over {

@@ -1,10 +1,14 @@
 //! The history of wieldy's calls: durable, searchable, tamper-evident, in SQLite or PostgreSQL.
 //!
-//! [`Store`] is a history at some address; [`Store::journal`] makes the [`Journal`](wieldy_core::Journal) that an executor
-//! writes it with. In reading order: `trail` says what a record is and how records are chained, `ledger` what they mean for
-//! the tables; `writer` is the way of a record, `log` where it is safe, `filing` how it gets into the tables, `claim` which call may run under an idempotency key; `recovery` says what
-//! happens to what was left, `query` how to ask, `moments` what happened in calls, `verify` how to prove it, `upkeep` how it stays in bounds; `database` is what
-//! `sqlite` and `postgres` have to be able to do.
+//! [`Store`] is a history at an address. [`Store::journal`] opens the [`Journal`](wieldy_core::Journal) that an
+//! executor writes.
+//!
+//! In reading order: `trail` defines records and their hash chain; `meaning`, `ledger` and `tally` project them to
+//! table rows. `writer` is the journal with its queue, `log` the write-ahead log, `filing` the thread that commits to
+//! the database, `claim` the claims of idempotency keys. `recovery` closes the calls of dead executors. `query` and
+//! `moments` read, `memory` and `logs` are the same as tools for agents. `verify` checks that the history is whole,
+//! `audit` signs it, `upkeep` drops old records and makes copies. `database` is the interface that `sqlite` and
+//! `postgres` implement.
 
 mod trail;
 

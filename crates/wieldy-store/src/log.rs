@@ -1,11 +1,13 @@
-//! The log: a file of one executor beside a SQLite history, in which records are safe until they are filed. One write and one
-//! sync of the disk make a group of them safe.
+//! The write-ahead log (WAL): a file of one executor beside a SQLite history, in which records are durable before they
+//! are committed to the database. One write and one sync of the disk make a group of them durable. In this crate, "log"
+//! and "WAL" always mean this file; SQLite's own is called the `-wal` file.
 //!
-//! A group is a *frame*: a hash, a length, the records. It begins on a block of its own, so that no write touches what is safe.
-//! The file has two halves and is written over in place, for a sync takes several times as long where a file grows; a half is
-//! begun anew once everything in it is filed. Whoever reads the file takes every frame whose hash is right, wherever it is: what
-//! was half written, half written over or damaged is none. The key of the hash stands in the file alone, so that no record can
-//! look like a frame. Records have numbers without a gap: those that were filed are skipped, and one that is missing is noticed.
+//! A group is a *frame*: a hash, a length, the records. It begins on a block of its own, so that no write touches
+//! durable data. The file has two halves and is overwritten in place, because a sync takes several times as long when a
+//! file grows. A half is reused once everything in it is committed. Readers accept every frame whose hash is right,
+//! wherever it is; the hash of a half-written, half-overwritten or damaged frame is wrong. The key of the hash is
+//! stored in this file alone, so no record can look like a frame. Records have numbers without gaps: committed ones are
+//! skipped, and a missing one is noticed.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,29 +23,31 @@ use crate::failpoint;
 use crate::meaning::Meaning;
 use crate::trail::{CallRef, Hash, Record};
 
-/// Frames begin on multiples of this.
+/// The alignment of frames.
 const BLOCK: u64 = 4096;
-/// How much a half can hold.
+/// The capacity of a half.
 const HALF: u64 = 32 * 1024 * 1024;
-/// How much is in a half as a rule; more only while the other one is not filed.
+/// The usual size of a half. It grows beyond this only while the other half is not committed.
 const TURN: u64 = 1024 * 1024;
-/// How much a half grows by at first, then by as much as it has: what comes next is written over zeros.
+/// The first growth step of a half; later steps at least double it. New frames overwrite the zeros that it is filled
+/// with.
 const GROWTH: u64 = 128 * 1024;
-/// What a log begins with, in its first block.
+/// The name of the file format, in the first block.
 const FORM: &[u8; 16] = b"wieldy.log.1\0\0\0\0";
 
-/// The log of an executor that lives.
+/// The write-ahead log of a living executor.
 pub(crate) struct Log {
     file: File,
-    /// The log itself and its history, and which files these are: what is not in its place nobody would find.
+    /// The paths and inodes of the log and of its history. A file that is no longer at its path would not be found by
+    /// recovery.
     places: [(PathBuf, u64); 2],
     key: Hash,
     /// The first block, until it is written.
     head: Option<Vec<u8>>,
-    /// Which half is written, and how much of it.
+    /// The half that is written, and the bytes used in it.
     half: usize,
     used: u64,
-    /// How far each half was written at any time.
+    /// The bytes to which each half has grown.
     grown: [u64; 2],
     /// The number of the last record in each half.
     last: [u64; 2],
@@ -51,8 +55,8 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    /// The log of `instance` in a file that is empty. What is left in it is filed for an executor that keeps results of tasks for
-    /// `task_ttl` microseconds.
+    /// Creates the log of `instance` in an empty file. Recovery stores results of its tasks for `task_ttl`
+    /// microseconds.
     pub(crate) fn new(log: PathBuf, history: PathBuf, instance: &str, task_ttl: i64) -> io::Result<Self> {
         let file = fs::OpenOptions::new().write(true).open(&log)?;
         let mut key = Hash::default();
@@ -66,7 +70,8 @@ impl Log {
         Ok(Self { file, places, key, head: Some(head), half, used, grown, last, frame })
     }
 
-    /// Makes records safe, if there is room for them as long as only those up to the number `filed` are filed.
+    /// Makes records durable. Returns false if there is no space for them until more than the records up to `filed` are
+    /// committed.
     pub(crate) fn append(&mut self, records: &[Arc<Record>], filed: u64) -> io::Result<bool> {
         failpoint::reach("log.taken");
         let Some(last) = records.last() else { return Ok(true) };
@@ -88,12 +93,12 @@ impl Log {
         self.frame[..HASH].copy_from_slice(&hash);
         self.write(offset, length)?;
         (self.used, self.last[self.half]) = (self.used + length, last.instance_seq);
-        // Something large came by once.
+        // One large group must not keep the memory.
         self.frame.shrink_to(TURN as usize);
         Ok(true)
     }
 
-    /// Where so many bytes can go: never over something that is not filed.
+    /// Returns the offset for so many bytes, which never overwrites uncommitted records.
     fn place(&mut self, length: u64, filed: u64) -> Option<u64> {
         let other = 1 - self.half;
         if self.last[self.half] <= filed {
@@ -119,7 +124,7 @@ impl Log {
         failpoint::reach("log.written");
         self.file.sync_data()?;
         if self.head.is_some() {
-            // The name of the file has to be there as well.
+            // The directory entry of the file must be durable as well.
             let folder = self.places[0].0.parent().unwrap_or(Path::new("."));
             File::open(folder)?.sync_all()?;
             self.head = None;
@@ -130,32 +135,32 @@ impl Log {
     }
 }
 
-/// The length of a hash, and with it that of a length: what a frame begins with.
+/// The length of a hash, and the length of a frame's header: hash and length.
 const HASH: usize = size_of::<Hash>();
 const FRAME_HEAD: usize = HASH + size_of::<u32>();
 
-/// The hash of a frame: of where it stands, and of everything in it.
+/// Returns the hash of a frame, over its offset and its content.
 fn frame_hash(key: &Hash, offset: u64, rest: &[u8]) -> Hash {
     *blake3::Hasher::new_keyed(key).update(&offset.to_le_bytes()).update(rest).finalize().as_bytes()
 }
 
-/// The log of an executor that is gone. Nobody else gets it as long as this is held.
+/// The write-ahead log of a dead executor. It is locked as long as this is held.
 pub(crate) struct LeftLog {
     pub(crate) instance: String,
     pub(crate) path: PathBuf,
-    /// With its lock.
+    /// The file, with its lock.
     pub(crate) file: File,
-    /// Whoever comes next waits until all are filed.
+    /// The lock on the folder, which keeps other processes waiting until all logs are committed.
     pub(crate) _turn: Arc<File>,
 }
 
-/// What a log held.
+/// The content of a log.
 #[derive(Debug, Default)]
 pub(crate) struct Left {
     pub(crate) task_ttl: i64,
-    /// By their numbers.
+    /// The records by their numbers.
     records: BTreeMap<u64, Record>,
-    /// Whether something in it was written by a program that knows more.
+    /// True if it has records of an unknown form, from a newer program.
     is_unknown: bool,
 }
 
@@ -164,14 +169,14 @@ impl LeftLog {
         self.file.metadata().is_ok_and(|file| file.len() == 0)
     }
 
-    /// What it holds; an error where it is no log of that executor.
+    /// Returns the content. Fails if the file is not a log of that executor.
     pub(crate) fn read(&self) -> io::Result<Left> {
         let mut bytes = Vec::new();
         (&self.file).read_to_end(&mut bytes)?;
         read(&bytes, &self.instance).ok_or_else(|| io::Error::other("it cannot be read"))
     }
 
-    /// Takes it away once everything in it is filed.
+    /// Deletes the log once everything in it is committed.
     pub(crate) fn remove(self) {
         if let Err(error) = fs::remove_file(&self.path)
             && error.kind() != io::ErrorKind::NotFound
@@ -180,14 +185,14 @@ impl LeftLog {
         }
     }
 
-    /// Keeps it for people to look at; its executor counts as gone then.
+    /// Keeps the log under another name, for people to look at. Its executor counts as dead then.
     pub(crate) fn put_aside(self) -> io::Result<()> {
         fs::rename(&self.path, self.path.with_extension("damaged"))
     }
 }
 
 impl Left {
-    /// The records after the number `filed`, as far as none is missing; and whether that is all there is.
+    /// Returns the records after the number `filed` up to the first gap, and true if these are all.
     pub(crate) fn after(mut self, filed: u64) -> (Vec<Arc<Record>>, bool) {
         let unfiled = self.records.split_off(&(filed + 1));
         let count = unfiled.len();
@@ -198,7 +203,7 @@ impl Left {
     }
 }
 
-/// What the bytes of a log hold, if they are one of `instance`. One in which nothing was made safe yet holds nothing.
+/// Parses the log of `instance`. A log in which nothing was made durable yet is empty.
 fn read(bytes: &[u8], instance: &str) -> Option<Left> {
     let Some(head) = bytes.get(..BLOCK as usize) else { return Some(Left::default()) };
     if head.iter().all(|byte| *byte == 0) {
@@ -233,14 +238,14 @@ fn read(bytes: &[u8], instance: &str) -> Option<Left> {
     Some(left)
 }
 
-/// Instead of a length: there is no text.
+/// The length that marks an absent text.
 const NONE: u32 = u32::MAX;
 
-/// The bytes of a record. What it means is read again from them.
+/// Appends the bytes of a record. Its meaning is parsed from them again.
 fn encode(record: &Record, bytes: &mut Vec<u8>) {
     bytes.extend_from_slice(&record.instance_seq.to_le_bytes());
     bytes.extend_from_slice(&record.at.to_le_bytes());
-    // Events are about calls of their own executor.
+    // Events belong to calls of their own executor.
     let call = record.call.and_then(|call| if let CallRef::Own(id) = call { Some(id.to_string()) } else { None });
     let texts = [
         Some(record.name),
@@ -257,7 +262,7 @@ fn encode(record: &Record, bytes: &mut Vec<u8>) {
     }
 }
 
-/// The record that the bytes begin with; it is taken off.
+/// Takes the first record off the bytes.
 fn decode(bytes: &mut &[u8]) -> Option<Record> {
     let mut rest = *bytes;
     let instance_seq = u64::from_le_bytes(*take(&mut rest)?);
@@ -335,7 +340,7 @@ mod tests {
         (records.iter().map(|record| record.instance_seq).collect(), is_all)
     }
 
-    /// What a log says after `filed`, if it can be read.
+    /// Returns the records of a log after `filed`, if it is readable.
     fn after(bytes: &[u8], filed: u64) -> Option<(Vec<u64>, bool)> {
         read(bytes, INSTANCE).map(|left| numbers(left.after(filed)))
     }
@@ -361,7 +366,7 @@ mod tests {
         let mut place = Place::new();
         let quarter = TURN as usize / 4;
         for number in 1..400 {
-            // What is filed is a little behind.
+            // Commits are a little behind.
             assert!(place.log.append(&[record(number, quarter)], number.saturating_sub(6)).unwrap());
         }
         let length = place.bytes().len() as u64;
@@ -410,7 +415,7 @@ mod tests {
             changed[at] ^= 1 << (at % 8);
             if let Some((read, is_all)) = after(&changed, 0) {
                 assert!(read.iter().copied().eq(1..=read.len() as u64), "{at}: {read:?}");
-                // Where something behind it is still there, it is noticed.
+                // If a later frame is intact, the gap is noticed.
                 assert!(matches!(read.len(), 9 | 12) || !is_all, "{at}: {read:?}");
             } else {
                 assert!(at < BLOCK as usize);
@@ -422,7 +427,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(60))]
 
-        /// As when the power fails: of the last write any part may be on the disk, and of those before all.
+        /// As in a power failure, any part of the last write may be on the disk, and all of those before.
         #[test]
         fn half_a_write_takes_nothing_away_and_adds_nothing(
             steps in vec((vec(0_usize..9_000, 1..5), 0_u64..8), 1..12),
@@ -431,7 +436,7 @@ mod tests {
             let mut place = Place::new();
             let (mut last, mut filed, mut chance) = (0, 0, seed | 1);
             for (lengths, progress) in steps {
-                // What is filed may be ahead of what was logged: nobody waited for that.
+                // Commits may be ahead of the log, because no caller waited for those records.
                 filed = (filed + progress).min(last + 3);
                 let first = last.max(filed) + 1;
                 let group: Vec<_> = (first..).zip(lengths).map(|(number, length)| record(number, length)).collect();

@@ -1,4 +1,4 @@
-//! `GetMetrics` and `GetLogs`: how the caller's own calls went and go, and what happened in them.
+//! The tools `GetMetrics` and `GetLogs`: statistics, live counters and events of the caller's own calls.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +12,17 @@ use crate::moments::{LogCursor, LogEntry};
 use crate::query::Query;
 use crate::store::Store;
 
-/// The default and the maximal number of events of one answer.
+/// The default and the maximum number of events in one answer.
 const LIMIT_DEFAULT: usize = 50;
 const LIMIT_MAX: usize = 200;
 
-/// Tells how calls went and how many there are now.
+/// The tool that returns statistics and live counters of calls.
 pub(crate) struct GetMetrics(pub(crate) Store);
 
-/// Tells what happened in calls.
+/// The tool that returns events of calls.
 pub(crate) struct GetLogs(pub(crate) Store);
 
-/// Which events to tell; what is absent does not matter.
+/// Filters for events; all are optional.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct LogsArgs {
     /// Only events of the call with this id.
@@ -31,9 +31,9 @@ pub(crate) struct LogsArgs {
     session: Option<String>,
     /// Only events that are at least this serious: `debug` (all, by default), `info`, `warn` or `error`.
     level: Option<Level>,
-    /// Only events of calls since then: a time such as `2026-11-16T08:00:00Z`, or a time back from now such as `2h`.
+    /// Only events of calls since a time such as `2026-11-16T08:00:00Z`, or a time back from now such as `2h`.
     since: Option<String>,
-    /// How many events: 50 by default, at most 200.
+    /// Maximum number of events: 50 by default, at most 200.
     #[schemars(range(min = 1, max = 200))]
     limit: Option<usize>,
     /// The cursor of the last answer, to read on.
@@ -141,7 +141,7 @@ impl Tool for GetLogs {
     }
 }
 
-/// Writes an event in one line, for a model.
+/// Returns an event in one line, for a model.
 fn line(entry: &LogEntry) -> String {
     let LogEntry { execution, tool, moment } = entry;
     let level = Level::of(&moment.name).as_str();

@@ -1,5 +1,5 @@
-//! What a record means for the row of its call. Made of the event where that is quick, and read back from the trail otherwise:
-//! both give the same, or the proof that the history is whole would fail.
+//! The change that a record makes to the row of its call. It is computed from the event where that is fast, and parsed
+//! from the trail otherwise. Both must give the same, or `verify` fails.
 
 use std::borrow::Cow;
 
@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use wieldy_core::{Body, Closing, Event, Keyed, redact};
 
-/// What a record means for the row of its call.
+/// The change that a record makes to the row of its call.
 #[derive(Debug, Clone)]
 pub(crate) enum Meaning {
     Nothing,
     Opened(Box<Opened>),
-    /// It is a task from now on.
+    /// The call is a task from now on.
     Task,
     Started {
         attempt: i64,
@@ -24,19 +24,19 @@ pub(crate) enum Meaning {
     Closed(Box<Closed>),
 }
 
-/// A call was accepted.
+/// The opening of a call.
 #[derive(Debug, Clone)]
 pub(crate) struct Opened {
     pub(crate) subject: Subject<'static>,
     pub(crate) parameters: String,
-    /// The name that was asked for, where it is not the tool's own.
+    /// The requested name, if it is not the tool's own.
     pub(crate) called_as: Option<String>,
     pub(crate) workspace: Option<String>,
     pub(crate) is_task: bool,
     pub(crate) is_rerun: bool,
 }
 
-/// What a record is about.
+/// The call and the caller that a record is about.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Subject<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -57,7 +57,7 @@ pub(crate) struct Subject<'a> {
 }
 
 impl<'a> Subject<'a> {
-    /// What an event is about, without secrets.
+    /// Returns the subject of an event, without secrets.
     pub(crate) fn of(event: &'a Event) -> Self {
         let (subject, caller) = (&event.subject, &event.subject.caller);
         let clean = |text: &'a Option<String>| text.as_deref().map(redact::text);
@@ -88,7 +88,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// A call is over.
+/// The closing of a call.
 #[derive(Debug, Clone)]
 pub(crate) struct Closed {
     pub(crate) status: Cow<'static, str>,
@@ -99,11 +99,11 @@ pub(crate) struct Closed {
     pub(crate) attempts: i64,
     pub(crate) sandbox: Option<String>,
     pub(crate) usage: Option<String>,
-    /// What goes to the rest that is known of the call.
+    /// Facts that go to the row's metadata.
     pub(crate) rest: Map<String, Value>,
 }
 
-/// The facts of an opening that count, as they are read.
+/// The facts of an opening that the row needs, as they are parsed.
 #[derive(Deserialize)]
 struct OpeningRead {
     called_as: Option<String>,
@@ -113,7 +113,7 @@ struct OpeningRead {
     rerun: Option<IgnoredAny>,
 }
 
-/// With this the facts of an opening begin; then the arguments follow.
+/// The beginning of an opening's facts, before the arguments.
 const ARGUMENTS: &str = "{\"arguments\":";
 
 #[derive(Deserialize)]
@@ -152,11 +152,11 @@ struct ErrorRead {
     message: String,
 }
 
-/// Arguments beyond this many bytes are not written down, only how many there were and their hash.
+/// Maximum number of bytes of arguments that are stored; of longer ones only the size and the hash are.
 const ARGUMENTS_BYTES_MAX: usize = 1024 * 1024;
 
 impl Meaning {
-    /// What an event means, and its facts as they are written: without secrets.
+    /// Returns the change that an event makes, and its facts as they are stored: without secrets.
     pub(crate) fn of(event: &Event) -> (Self, String) {
         match &event.body {
             Body::CallPending { .. } => Self::of_opening(event),
@@ -184,7 +184,7 @@ impl Meaning {
             let hash = blake3::hash(parameters.as_bytes()).to_hex();
             parameters = json!({"omitted_bytes": parameters.len(), "blake3": hash.as_str()}).to_string();
         }
-        // Put together by hand: arguments may be long, and are needed on their own too.
+        // Built by hand, because arguments may be long and are needed on their own, too.
         let mut data = format!("{ARGUMENTS}{parameters}");
         if let Some(name) = called_as {
             data.push_str(&format!(",\"called_as\":{}", json!(name)));
@@ -195,7 +195,7 @@ impl Meaning {
         if *task {
             data.push_str(",\"task\":true");
         }
-        // Whether what is written is not all that was given. Who cannot be named cannot be acted for either.
+        // True if the stored arguments or caller are incomplete, so that the call cannot be run again.
         let mut is_hidden = is_cut || rerun.is_some() && !arguments.is_whole();
         if let Some(caller) = rerun {
             let caller = json!(caller);
@@ -213,7 +213,8 @@ impl Meaning {
         (Self::Opened(Box::new(opened)), data)
     }
 
-    /// What a record in the trail means. One that cannot be read means nothing; that is not what its row says, then.
+    /// Returns the change that a stored record makes. An unreadable record makes none, so `verify` finds that the row
+    /// differs.
     pub(crate) fn read(name: &str, subject: Option<&str>, data: &str) -> Self {
         Self::read_or_none(name, subject, data).unwrap_or(Self::Nothing)
     }
@@ -255,7 +256,7 @@ fn text(facts: &impl Serialize) -> String {
 }
 
 impl Closed {
-    /// Of a call that ended well.
+    /// Returns the closing of a successful call.
     fn of(closing: &Closing) -> Self {
         let sandbox = closing.sandbox.as_ref();
         let level = sandbox.map(|sandbox| json!(sandbox.level));

@@ -1,4 +1,4 @@
-//! Calls as memory: tools by which an agent looks at its own earlier calls in the same workspace, and at no others.
+//! The tools by which an agent queries its own earlier calls in the same workspace, and no others.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use crate::logs::{GetLogs, GetMetrics};
 use crate::query::{Execution, GroupBy, Query, Stat};
 use crate::store::Store;
 
-/// How many calls one answer has, where the caller does not say, and at most.
+/// The default and the maximum number of calls in one answer.
 const LIMIT_DEFAULT: usize = 10;
 const LIMIT_MAX: usize = 50;
-/// How much of a call is told in its line; programs get all of it.
+/// Maximum number of bytes of a call's line. The structured result has all of it.
 const LINE_BYTES_MAX: usize = 500;
 
-/// `history_search`, `history_stats`, `GetMetrics` and `GetLogs`: read-only tools that answer about the caller's own calls, those of the same tenant,
-/// agent, user and workspace. The store need not be open yet: see [`Store::at`].
+/// Returns `history_search`, `history_stats`, `GetMetrics` and `GetLogs`: read-only tools about the caller's own calls,
+/// those of the same tenant, agent, user and workspace. The store need not be open yet: see [`Store::at`].
 pub fn history_tools(store: Store) -> Vec<SharedTool> {
     vec![
         Arc::new(HistorySearch(store.clone())),
@@ -30,40 +30,40 @@ pub fn history_tools(store: Store) -> Vec<SharedTool> {
     ]
 }
 
-/// Finds earlier calls.
+/// The tool that finds earlier calls.
 struct HistorySearch(Store);
 
-/// Counts earlier calls.
+/// The tool that counts earlier calls.
 struct HistoryStats(Store);
 
-/// Which calls to find; what is absent does not matter.
+/// Filters for calls; all are optional.
 #[derive(Debug, Deserialize, JsonSchema)]
 struct SearchArgs {
     /// Only calls of this tool.
     tool: Option<String>,
-    /// Only calls that ended like this, such as `success`, `failed` or `timeout`.
+    /// Only calls with this status, such as `success`, `failed` or `timeout`.
     status: Option<Status>,
     /// Only calls of this session.
     session: Option<String>,
     /// Words that all occur in the tool's name, the arguments or the error.
     text: Option<String>,
-    /// Only calls since then: a time such as `2026-11-16T08:00:00Z`, or a time back from now such as `2h`.
+    /// Only calls since a time such as `2026-11-16T08:00:00Z`, or a time back from now such as `2h`.
     since: Option<String>,
-    /// How many calls, the latest first: 10 by default, at most 50.
+    /// Maximum number of calls, the latest first: 10 by default, at most 50.
     #[schemars(range(min = 1, max = 50))]
     limit: Option<usize>,
-    /// Where the last answer ended, to read on.
+    /// The cursor of the last answer, to read on.
     cursor: Option<i64>,
 }
 
-/// Which calls to count; what is absent does not matter.
+/// Filters for calls; all are optional.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct StatsArgs {
     /// Only calls of this tool.
     pub(crate) tool: Option<String>,
-    /// Only calls since the day of then: a time such as `2026-11-16T08:00:00Z`, or a time back from now such as `2h`.
+    /// Only calls since the day of a time such as `2026-11-16T08:00:00Z`, or a time back from now such as `2h`.
     pub(crate) since: Option<String>,
-    /// What is told apart: `tool` (by default), `day` or `tool,day`.
+    /// The grouping: `tool` (by default), `day` or `tool,day`.
     pub(crate) by: Option<By>,
 }
 
@@ -131,7 +131,7 @@ impl Tool for HistoryStats {
     }
 }
 
-/// A call in one line, for a model.
+/// Returns a call in one line, for a model.
 fn line(call: &Execution) -> String {
     let took = call.duration_ms.map(|took| format!(" {took:.1} ms")).unwrap_or_default();
     let arguments = call.parameters.as_ref().map(|arguments| format!(" {arguments}")).unwrap_or_default();
@@ -142,7 +142,7 @@ fn line(call: &Execution) -> String {
     cut(format!("{} {} {}{took}{arguments}{error}", call.started_at, call.tool, call.status))
 }
 
-/// Cuts a line where it would be too long to read.
+/// Cuts a line that would be too long to read.
 pub(crate) fn cut(mut line: String) -> String {
     if line.len() > LINE_BYTES_MAX {
         line.truncate(line.floor_char_boundary(LINE_BYTES_MAX));
@@ -159,7 +159,7 @@ pub(crate) fn by(by: Option<By>) -> GroupBy {
     }
 }
 
-/// Statistics in one line, for a model.
+/// Returns statistics in one line, for a model.
 pub(crate) fn summary(stat: &Stat) -> String {
     let names = [stat.day.as_deref(), stat.tool.as_deref()];
     let name = names.into_iter().flatten().collect::<Vec<_>>().join(" ");
@@ -173,10 +173,10 @@ pub(crate) fn spec(name: &str, description: &str) -> ToolSpec {
     spec
 }
 
-/// Selects the calls of the same tenant, agent, user and workspace.
+/// Returns a query for the calls of the same tenant, agent, user and workspace.
 pub(crate) fn of(run: &Run) -> Result<Query, RunError> {
     let caller = run.caller();
-    // No name means calls without a tenant or user, which are not those of one with no name.
+    // An absent name selects calls without a tenant or user. A caller with an empty name must not see those.
     for (what, name) in [("tenant", &caller.tenant), ("user", &caller.user)] {
         if name.as_deref() == Some("") {
             return Err(RunError::invalid_input(format!("a {what} without a name has no history")));
@@ -201,7 +201,7 @@ pub(crate) fn since(text: Option<&str>) -> Result<Option<Timestamp>, RunError> {
     text.map(parse_since).transpose().map_err(RunError::invalid_input)
 }
 
-/// Asks the history, which blocks, where that keeps nobody else.
+/// Runs a blocking query on a thread for such work.
 pub(crate) async fn ask<T: Send + 'static>(
     store: &Store,
     question: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,

@@ -1,20 +1,20 @@
-//! The forms that the tables had and have, and the ways between them.
+//! Schema versions of the tables, and the migrations between them.
 
 use crate::error::StoreError;
 
-/// One step of the tables' form.
+/// A step from one schema version to the next, and back.
 pub(crate) struct Migration {
     pub(crate) up: &'static str,
     pub(crate) down: &'static str,
 }
 
-/// Refuses a form that a newer program made.
+/// Fails if a newer program made the tables.
 pub(crate) fn check(found: u32, known: &[Migration]) -> Result<(), StoreError> {
     let known = known.len() as u32;
     if found > known { Err(StoreError::Newer { found, known }) } else { Ok(()) }
 }
 
-/// The statements that lead from one form to another, up or down.
+/// Returns the statements that lead from one schema version to another, up or down.
 pub(crate) fn path(from: u32, to: u32, known: &[Migration]) -> Vec<&str> {
     let (from, to) = (from as usize, (to as usize).min(known.len()));
     if from <= to {

@@ -1,4 +1,4 @@
-//! The events of calls, in pages: those of the latest call first.
+//! Queries for the events of calls, in pages: those of the latest call first.
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -8,20 +8,20 @@ use crate::database::Database;
 use crate::error::StoreError;
 use crate::query::{Cursor, Query, rows_of};
 
-/// An event of a call.
+/// A recorded event of a call.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Moment {
     /// The record's number in the trail.
     pub seq: i64,
-    /// When.
+    /// The time.
     pub at: Timestamp,
     /// The event's name.
     pub name: String,
-    /// The facts.
+    /// The event's facts.
     pub data: Json,
 }
 
-/// An event of a call.
+/// An event with the call that it belongs to.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct LogEntry {
     pub(crate) execution: String,
@@ -29,7 +29,7 @@ pub(crate) struct LogEntry {
     pub(crate) moment: Moment,
 }
 
-/// The event that a page of events ended with: its call and its number in the trail.
+/// The last event of a page: its call and its number in the trail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LogCursor {
     call: i64,
@@ -54,13 +54,13 @@ impl std::str::FromStr for LogCursor {
     }
 }
 
-/// The maximal number of calls that are read for one page of events, and in one query.
+/// Maximum number of calls that are read for one page of events, and in one query.
 const LOG_CALLS_MAX: usize = 500;
 const LOG_CALLS_AT_ONCE: usize = 50;
-/// The maximal length of an event's facts, in characters, that are told whole.
+/// Maximum number of characters of an event's facts that are returned whole.
 const LOG_DATA_MAX: usize = 16 * 1024;
 
-/// Finds up to `limit` events whose names are wanted, those of the latest call first.
+/// Finds up to `limit` events whose names are `wanted`, those of the latest call first.
 pub(crate) fn logs(
     database: &mut dyn Database,
     query: &Query,
@@ -69,14 +69,14 @@ pub(crate) fn logs(
     limit: usize,
 ) -> Result<(Vec<LogEntry>, Option<LogCursor>), StoreError> {
     let (mut entries, mut looked_at) = (Vec::new(), 0);
-    // The call that the last page ended in is looked at again.
+    // The call in which the last page ended is read again.
     let mut query = Query { cursor: from.map(|from| Cursor(from.call + 1)), ..query.clone() };
     loop {
         let (calls, more) = rows_of(database, &query, LOG_CALLS_AT_ONCE)?;
         for call in &calls {
             let after = from.filter(|from| from.call == call.id).map_or(0, |from| from.seq);
             let mut seq = after;
-            // One more than fits tells whether there are more.
+            // One event more than the limit shows that there are more.
             while let Some(moments) = next_events(database, call.id, &mut seq, wanted, limit + 1 - entries.len())? {
                 entries.extend(moments.into_iter().map(|moment| {
                     let (execution, tool) = (call.execution_id.clone(), call.tool.clone());
@@ -99,7 +99,7 @@ pub(crate) fn logs(
     }
 }
 
-/// Reads the next few events of a call, moves `seq` on, and keeps those that are wanted; nothing at the end.
+/// Reads the next events of a call, advances `seq`, and returns the wanted ones; `None` at the end.
 fn next_events(
     database: &mut dyn Database,
     call: i64,

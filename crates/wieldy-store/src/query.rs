@@ -1,4 +1,4 @@
-//! Asking the history: which calls there were, what happened in one of them, and how they went on the whole.
+//! Queries: finds calls, returns one call with its events, and computes statistics.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +13,14 @@ use crate::ledger::CallRow;
 use crate::moments::Moment;
 use crate::tally;
 
-/// Which calls are wanted; what is not set does not matter.
+/// Conditions for calls; those that are not set do not matter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Query {
-    /// The call with this id.
+    /// The id of the call.
     pub execution: Option<String>,
     /// The tool's name.
     pub tool: Option<String>,
-    /// How they stand or ended.
+    /// The status.
     pub status: Option<Status>,
     /// The caller's session.
     pub session: Option<String>,
@@ -34,17 +34,17 @@ pub struct Query {
     pub workspace: Option<String>,
     /// The batch.
     pub batch: Option<String>,
-    /// Accepted then or later.
+    /// The earliest time at which the call was accepted.
     pub since: Option<Timestamp>,
-    /// Accepted before then.
+    /// The time before which the call was accepted.
     pub until: Option<Timestamp>,
     /// Words that all occur in the tool's name, the arguments or the error, or begin a word there.
     pub text: Option<String>,
-    /// Where the last page ended.
+    /// The end of the last page.
     pub cursor: Option<Cursor>,
 }
 
-/// Where a page ended: the next one begins there.
+/// The end of a page, at which the next one begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(transparent)]
 pub struct Cursor(pub(crate) i64);
@@ -63,12 +63,12 @@ impl std::str::FromStr for Cursor {
     }
 }
 
-/// Calls, the latest first.
+/// A page of calls, the latest first.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Page {
     /// The calls.
     pub executions: Vec<Execution>,
-    /// Where the next page begins, if there is one.
+    /// The beginning of the next page, if there is one.
     pub next: Option<Cursor>,
 }
 
@@ -77,25 +77,25 @@ pub struct Page {
 pub struct Execution {
     /// The engine's id.
     pub execution_id: String,
-    /// The tool that was asked for.
+    /// The requested tool.
     pub tool: String,
-    /// How it stands or ended.
+    /// The status.
     pub status: String,
-    /// What it was called with, without secrets.
+    /// The arguments, without secrets.
     pub parameters: Option<Json>,
-    /// The code of its error.
+    /// The code of the error.
     pub error_code: Option<String>,
-    /// What went wrong.
+    /// The message of the error.
     pub error_message: Option<String>,
-    /// When it was accepted.
+    /// The time when the call was accepted.
     pub started_at: Timestamp,
-    /// When it ended.
+    /// The time when it ended.
     pub completed_at: Option<Timestamp>,
-    /// How long it took, all waits included.
+    /// The duration, all waits included.
     pub duration_ms: Option<f64>,
-    /// How many bytes of content were returned.
+    /// The bytes of content that were returned.
     pub output_bytes: Option<i64>,
-    /// How many runs it took.
+    /// The number of runs.
     pub attempts: i64,
     /// The agent.
     pub agent: String,
@@ -105,54 +105,54 @@ pub struct Execution {
     pub session: Option<String>,
     /// The person behind the agent.
     pub user: Option<String>,
-    /// The folder that it worked in.
+    /// The workspace folder.
     pub workspace: Option<String>,
     /// The batch that it was part of.
     pub batch: Option<String>,
     /// The sandbox that it ran in.
     pub sandbox: Option<String>,
-    /// What it used, where that was measured.
+    /// The resources it used, if they were measured.
     pub usage: Option<Json>,
-    /// What else is known: the caller's own id, time in queues, the artifact, the isolation level.
+    /// Further facts: the caller's own id, time in queues, the artifact, the isolation level.
     pub metadata: Option<Json>,
 }
 
-/// What statistics are made for.
+/// The grouping of statistics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GroupBy {
-    /// Each tool.
+    /// By tool.
     #[default]
     Tool,
-    /// Each day, in UTC.
+    /// By day, in UTC.
     Day,
-    /// Each tool on each day.
+    /// By tool and day.
     ToolAndDay,
 }
 
-/// How the calls of one tool or day went.
+/// Statistics about the calls of one tool or day.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Stat {
-    /// The day, in UTC, where days are told apart.
+    /// The day, in UTC, if grouped by day.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub day: Option<String>,
-    /// The tool, where tools are told apart.
+    /// The tool, if grouped by tool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool: Option<String>,
-    /// How many calls ended.
+    /// The number of calls that ended.
     pub count: i64,
-    /// How many of them not with success.
+    /// The number of these that did not succeed.
     pub errors: i64,
-    /// The share of these, from 0 to 1.
+    /// The share of errors, from 0 to 1.
     pub error_rate: f64,
-    /// Half of the calls took no longer.
+    /// The duration that half of the calls did not exceed.
     pub p50_ms: f64,
-    /// 95 of 100 calls took no longer.
+    /// The duration that 95 of 100 calls did not exceed.
     pub p95_ms: f64,
-    /// 99 of 100 calls took no longer.
+    /// The duration that 99 of 100 calls did not exceed.
     pub p99_ms: f64,
-    /// How many bytes of content were returned.
+    /// The bytes of content that were returned.
     pub output_bytes: i64,
-    /// How they ended.
+    /// The number of calls by status.
     pub statuses: BTreeMap<String, i64>,
 }
 
@@ -218,7 +218,7 @@ impl From<CallRow> for Execution {
     }
 }
 
-/// Conditions and their values, as they are put together.
+/// SQL conditions and their values.
 #[derive(Default)]
 struct Conditions {
     sql: Vec<String>,
@@ -236,7 +236,7 @@ impl Conditions {
     }
 }
 
-/// Asks several things about one moment. On a server the last statement alone knows all that is to be known.
+/// Runs several queries on one snapshot. On a server the last statement alone gives the whole answer, so it needs none.
 fn asked_together(
     database: &mut dyn Database,
     ask: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
@@ -248,7 +248,7 @@ fn asked_together(
     }
 }
 
-/// Up to `limit` calls, the latest first.
+/// Returns up to `limit` calls, the latest first.
 pub(crate) fn search(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Page, StoreError> {
     let mut page = Page { executions: Vec::new(), next: None };
     asked_together(database, &mut |database| {
@@ -264,7 +264,7 @@ fn page_of(database: &mut dyn Database, query: &Query, limit: usize) -> Result<P
     Ok(Page { executions: rows.into_iter().map(Execution::from).collect(), next })
 }
 
-/// Finds up to `limit` calls, the latest first, and tells whether there are more.
+/// Finds up to `limit` calls, the latest first, and returns true if there are more.
 pub(crate) fn rows_of(
     database: &mut dyn Database,
     query: &Query,
@@ -287,7 +287,7 @@ pub(crate) fn rows_of(
     Ok((rows, more))
 }
 
-/// How the database would look for what [`search`] asks for, a text for each statement.
+/// Returns the query plans of [`search`], a text for each statement.
 pub(crate) fn plans(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Vec<String>, StoreError> {
     let wanted = Wanted::of(database, query)?;
     let (explain, column) = match database.dialect() {
@@ -307,12 +307,12 @@ pub(crate) fn plans(database: &mut dyn Database, query: &Query, limit: usize) ->
     Ok(plans)
 }
 
-/// What is asked of calls, and where they are looked for.
+/// The conditions of a query, and the tables that it reads.
 struct Wanted {
     conditions: Conditions,
-    /// The place of the value that they must come before.
+    /// The placeholder number of the cursor: calls must come before its value.
     before: Option<usize>,
-    /// Ways to look for them: all but the last may find only the latest.
+    /// Alternatives, in the order in which they are tried: all but the last may find only the latest calls.
     ways: Vec<Vec<Source>>,
 }
 
@@ -362,7 +362,7 @@ impl Wanted {
         Ok(Self { conditions: wanted, before, ways })
     }
 
-    /// What finds a page of them, in the order in which it is tried.
+    /// Returns the statements that find a page, in the order in which they are tried.
     fn pages(&self, limit: usize) -> impl Iterator<Item = String> {
         self.ways.iter().map(move |sources| {
             let selects =
@@ -372,7 +372,7 @@ impl Wanted {
         })
     }
 
-    /// What finds all of them that are over.
+    /// Returns the statement that finds all closed calls.
     fn all_over(&self, columns: &str) -> String {
         let sources = self.ways.last().map(Vec::as_slice).unwrap_or_default();
         let selects = sources.iter().map(|source| self.select(columns, source) + " AND completed_at IS NOT NULL");
@@ -387,7 +387,7 @@ impl Wanted {
     }
 }
 
-/// One call with everything that happened to it.
+/// Returns one call with its events.
 pub(crate) fn show(
     database: &mut dyn Database,
     id: ExecutionId,
@@ -413,7 +413,7 @@ pub(crate) fn show(
     Ok(Some((row.into(), moments)))
 }
 
-/// The calls whose ids begin like this, the earliest first.
+/// Returns the calls whose ids begin with `begin`, the earliest first.
 pub(crate) fn find(database: &mut dyn Database, begin: &str, limit: usize) -> Result<Vec<ExecutionId>, StoreError> {
     const FIRST: &str = "00000000-0000-0000-0000-000000000000";
     let begin = begin.to_lowercase();
@@ -421,7 +421,7 @@ pub(crate) fn find(database: &mut dyn Database, begin: &str, limit: usize) -> Re
     if begin.len() > FIRST.len() || !begin.chars().zip(FIRST.chars()).all(fits) {
         return Ok(Vec::new());
     }
-    // All ids have the same form, so this is their order in every database.
+    // All ids have the same form, so every database sorts them like this.
     let first = format!("{begin}{}", &FIRST[begin.len()..]);
     let last = format!("{begin}{}", FIRST[begin.len()..].replace('0', "f"));
     let sql = "SELECT execution_id FROM tool_executions WHERE execution_id BETWEEN ?1 AND ?2 ORDER BY id LIMIT ?3";
@@ -434,7 +434,7 @@ pub(crate) fn find(database: &mut dyn Database, begin: &str, limit: usize) -> Re
     Ok(found)
 }
 
-/// What is counted of one group, before it is put into words.
+/// The counts of one group of calls.
 #[derive(Default)]
 struct Counted {
     buckets: BTreeMap<i64, i64>,
@@ -442,8 +442,8 @@ struct Counted {
     output_bytes: i64,
 }
 
-/// How calls went, by tool or day. Of a query's conditions those on tool, status, agent, tenant and time count, the latter
-/// by whole days; with a session, user, workspace, batch or text the calls themselves are counted.
+/// Returns statistics by tool or day. Conditions on tool, status, agent, tenant and time (in whole days) are answered
+/// from the counts of the histogram. With any other condition the calls themselves are counted.
 pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> Result<Vec<Stat>, StoreError> {
     let mut counted: BTreeMap<(Option<i64>, Option<String>), Counted> = BTreeMap::new();
     let key = |day: i64, tool: &str| match by {
@@ -491,7 +491,7 @@ pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> 
         }
         let day = if by == GroupBy::Tool { "0" } else { "day" };
         let tool = if by == GroupBy::Day { "''" } else { "tool_name" };
-        // SQLite would sort the rows to add them up, which takes longer than adding them up here.
+        // SQLite would sort the rows to sum them, which takes longer than summing them here.
         let (calls, bytes, grouped) = match database.dialect() {
             Dialect::Sqlite => ("calls", "output_bytes", ""),
             #[cfg(feature = "postgres")]

@@ -1,5 +1,6 @@
-//! What executors leave behind that stopped without saying so: what is in their logs is filed, in their name; then their open
-//! calls are closed as *outcome unknown*, or handed to the next executor where their callers wanted that.
+//! Recovery after executors that stopped without closing their journal. Their write-ahead logs are committed, in their
+//! name. Then their open calls are closed as *outcome unknown*, or handed to the next executor if their callers wanted
+//! a rerun.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,20 +22,21 @@ use crate::tally::DAY;
 use crate::trail::Record;
 use crate::upkeep::believed_now;
 
-/// How many answers are handed to an executor at most.
+/// Maximum number of answers that an executor gets when it starts.
 const ANSWERS_MAX: i64 = 10_000;
 
-/// How long a call that is to be run again is left to an executor that does so. Then it is closed like all others.
+/// The time for which a call that is to be run again is left to an executor that does so. Then it is closed like all
+/// others.
 const RERUN_PATIENCE: Duration = TASK_TTL;
 
-/// Files what executors that are gone left in their logs, and takes the logs away. Leaves it to others where they are at it for
-/// longer than that.
+/// Commits the write-ahead logs of dead executors and deletes them. Returns without doing so if another process works
+/// on them for longer than `patience`.
 pub(crate) fn settle(database: &mut dyn Database, patience: Duration) -> Result<(), StoreError> {
     for left in database.left(patience)? {
         let path = left.path.display().to_string();
         match file_left(database, &left) {
             Ok(true) => left.remove(),
-            Ok(false) if left.is_empty() => {} // it may be about to begin
+            Ok(false) if left.is_empty() => {} // its executor may be about to start
             Ok(false) => tracing::warn!(path, "a log is not of an executor of this history: whose is it?"),
             Err(error) if error.is_passing() => return Err(error),
             Err(error) => {
@@ -48,7 +50,8 @@ pub(crate) fn settle(database: &mut dyn Database, patience: Duration) -> Result<
     Ok(())
 }
 
-/// Files what a log holds, in the name of its executor, as far as that is not done. Whether the history knows the executor.
+/// Commits the records of a log that are not committed yet, in the name of its executor. Returns false if the history
+/// does not know the executor.
 fn file_left(database: &mut dyn Database, log: &LeftLog) -> Result<bool, StoreError> {
     let mut known = None;
     let sql = "SELECT number, last_seq, ended_at IS NOT NULL FROM instances WHERE id = ?1";
@@ -81,7 +84,7 @@ fn file_left(database: &mut dyn Database, log: &LeftLog) -> Result<bool, StoreEr
     if is_all { Ok(true) } else { Err(StoreError::Damaged("records are missing in it".into())) }
 }
 
-/// Takes over what others left open. Returns the calls to be run again, if `rerun` says that somebody will.
+/// Takes over orphaned calls. Returns those to be run again, if the new executor does that (`rerun`).
 pub(crate) fn recover(filer: &mut Filer, rerun: bool) -> Result<Vec<Interrupted>, StoreError> {
     let mut interrupted = Vec::new();
     let mut records = Vec::new();
@@ -112,7 +115,7 @@ pub(crate) fn recover(filer: &mut Filer, rerun: bool) -> Result<Vec<Interrupted>
     Ok(interrupted)
 }
 
-/// The calls that were taken over to be closed, and are still open because that could not be written.
+/// Returns the calls that were taken over to be closed and are still open, because the write failed.
 fn unclosed(filer: &mut Filer) -> Result<Vec<CallRow>, StoreError> {
     let mut rows = Vec::new();
     for id in filer.ledger.left() {
@@ -122,7 +125,7 @@ fn unclosed(filer: &mut Filer) -> Result<Vec<CallRow>, StoreError> {
     Ok(rows)
 }
 
-/// The calls for which a condition is so.
+/// Returns the calls that meet a condition.
 fn open_calls(database: &mut dyn Database, condition: &str, value: i64) -> Result<Vec<CallRow>, StoreError> {
     let mut rows = Vec::new();
     let sql = format!("SELECT {COLUMNS} FROM tool_executions WHERE {condition}");
@@ -133,8 +136,8 @@ fn open_calls(database: &mut dyn Database, condition: &str, value: i64) -> Resul
     Ok(rows)
 }
 
-/// Makes the open calls of executors that are gone this one's own: whoever does so closes them, and nobody else. Calls that
-/// are to be run again are left for a while to those who `rerun` them.
+/// Makes the open calls of dead executors this one's own, so that no other executor closes them. Calls to be run again
+/// are left for a while to executors that `rerun` them.
 fn claim(database: &mut dyn Database, own: i64, rerun: bool) -> Result<Vec<CallRow>, StoreError> {
     let mut instances = Vec::new();
     let unended = "SELECT number, id FROM instances WHERE ended_at IS NULL AND number <> ?1";
@@ -168,7 +171,7 @@ fn claim(database: &mut dyn Database, own: i64, rerun: bool) -> Result<Vec<CallR
     Ok(rows)
 }
 
-/// Whether the result of a call is expected by somebody.
+/// The entry of a call in `answers`, if its result may be asked for.
 #[derive(Default)]
 struct Expected {
     is_there: bool,
@@ -188,15 +191,15 @@ impl Expected {
     }
 }
 
-/// What is known of a call that was left open.
+/// The facts about an orphaned call.
 struct Found {
     has_answer: bool,
     is_task: bool,
-    /// Whether it may be run again without harm: it never ran, only reads, or does the same when it is run twice.
+    /// True if the call may be run again without harm: it never ran, only reads, or is idempotent.
     repeatable: bool,
-    /// Whether whoever comes back with its idempotency key must be told.
+    /// True if a later call with its idempotency key must get its answer.
     keyed: bool,
-    /// What to run again, where its caller wanted that and nothing of it was hidden.
+    /// The call to run again, if its caller wanted that and no part of it was hidden.
     again: Option<Interrupted>,
 }
 
@@ -227,7 +230,7 @@ impl Found {
         })?;
         let again = opening.and_then(|(subject, mut data)| {
             let caller: Caller = serde_json::from_value(data["rerun"].take()).ok()?;
-            // A question to a person dies with whoever asked it.
+            // A question to a person ends with the process that asked it.
             (state != CallState::Asking && data["hidden"] != json!(true)).then_some(())?;
             Some(Interrupted {
                 execution: row.execution_id.parse().ok()?,
@@ -244,7 +247,7 @@ impl Found {
         Ok(Self { has_answer, is_task, repeatable: repeatable || never_ran, keyed, again })
     }
 
-    /// The record that closes the call.
+    /// Returns the record that closes the call.
     fn closing(&self, row: &CallRow) -> Record {
         let now = Timestamp::now();
         let error = CallError::interrupted(self.repeatable);
@@ -265,11 +268,11 @@ impl Found {
     }
 }
 
-/// The answers that somebody may still ask for. Those whose time is over are forgotten. All that is needed of them is kept
-/// with them: a key is known for its time, even where its call was dropped.
+/// Returns the answers that may still be asked for, and deletes expired ones. The table `answers` has all that this
+/// needs, so a key stays valid for its time even if its call was dropped.
 pub(crate) fn remembered(database: &mut dyn Database, interrupted: Vec<Interrupted>) -> Result<Remembered, StoreError> {
     let now = Timestamp::now().as_microsecond();
-    // Should the clock be ahead just now, they are there again when it is right. What is yet to come has no end.
+    // Answers are deleted a day late, so that none is lost while the clock is ahead. Pending answers do not expire.
     let long_ago = believed_now(database)?.saturating_sub(DAY);
     crate::claim::sweep(database)?;
     let over = "DELETE FROM answers WHERE expires_at <= ?1 AND result_json IS NOT NULL";
@@ -278,7 +281,7 @@ pub(crate) fn remembered(database: &mut dyn Database, interrupted: Vec<Interrupt
          WHERE result_json IS NOT NULL AND expires_at > ?2 ORDER BY id DESC LIMIT ?1";
     let mut answers = Vec::new();
     database.query(sql, &[ANSWERS_MAX.into(), Value::Time(now)], &mut |row| {
-        // One that a later program wrote differently is not worth failing for.
+        // An answer that a newer program wrote differently is skipped.
         if let Ok(result) = serde_json::from_str(row.text(0)?) {
             answers.push(answer(row, result)?);
         }
@@ -290,7 +293,7 @@ pub(crate) fn remembered(database: &mut dyn Database, interrupted: Vec<Interrupt
 
 pub(crate) fn answer(row: &dyn Row, result: ToolResult) -> Result<RememberedAnswer, StoreError> {
     let time = |micros: i64| Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
-    // What may simply be run again is not held against its key.
+    // A result that may be retried is not bound to its key.
     let is_final = result.error.as_ref().is_none_or(|error| !error.retryable);
     let keyed = match (row.text_or_none(3)?, row.text_or_none(4)?) {
         (Some(key), Some(fingerprint)) if is_final => {

@@ -1,4 +1,4 @@
-//! A history at some address.
+//! The public entry: opens a history at an address, queries it, and opens journals.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -29,13 +29,13 @@ use crate::upkeep::Retention;
 use crate::verify::{self, Verdict};
 use crate::writer::{Pace, Shared, StoreJournal};
 
-/// Where a history is.
+/// The address of a history.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Address {
-    /// In this file.
+    /// A file.
     Sqlite(PathBuf),
-    /// On the server that this URL names, in the schema `agent_tools`. Its password is not shown.
+    /// A server, by its URL. The schema is `agent_tools`. The password is not shown.
     #[cfg(feature = "postgres")]
     Postgres(String),
 }
@@ -77,24 +77,24 @@ impl fmt::Display for Address {
     }
 }
 
-/// Addresses may hold passwords, which are not shown.
+/// Hides the password of an address.
 impl fmt::Debug for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Address({self})")
     }
 }
 
-/// How an executor keeps its journal.
+/// Options for the journal of an executor.
 #[derive(Debug, Clone)]
 pub struct JournalOptions {
-    /// Where the key is that ends of the trail are signed with; without one nothing is signed.
+    /// The path of the key that signs heads of the trail; without one nothing is signed.
     pub key: Option<PathBuf>,
-    /// How long results of tasks are kept.
+    /// The time that results of tasks are stored.
     pub task_ttl: Duration,
-    /// Whether the executor will run again what others left open, by `Executor::resume`. One that does not leaves such calls
-    /// alone for an hour, so that one that does finds them.
+    /// True if the executor will run orphaned calls again, by `Executor::resume`. Executors that do not leave such
+    /// calls alone for an hour, so that one that does finds them.
     pub resumes: bool,
-    /// How much is kept; the executor drops what is more by itself, now and then.
+    /// The limits of the history. The executor drops older records by itself, now and then.
     pub retention: Retention,
 }
 
@@ -104,28 +104,28 @@ impl Default for JournalOptions {
     }
 }
 
-/// How many connections are kept for those who will ask.
+/// Maximum number of idle connections.
 const IDLE_MAX: usize = 4;
 
 /// A history. Cheap to clone; the connections are shared.
 #[derive(Clone)]
 pub struct Store {
     address: Address,
-    /// Connections that nobody uses just now.
+    /// Idle connections.
     idle: Arc<Mutex<Vec<Box<dyn Database>>>>,
-    /// The journals that are written here by this and its clones.
+    /// The journals that this store and its clones have opened.
     journals: Arc<Mutex<Vec<Weak<Shared>>>>,
 }
 
-/// How long whoever opens a history waits for another process that files what executors left in their logs.
+/// The longest time that opening a history waits for another process that commits the logs of dead executors.
 const SETTLING: Duration = Duration::from_secs(10);
 
 impl Store {
-    /// Opens the history, and brings its tables into this program's form. What executors that are gone left in their logs is
-    /// filed, so that whoever asks finds all that was answered.
+    /// Opens the history and migrates its tables to this program's schema version. Commits the write-ahead logs of dead
+    /// executors, so that queries find all calls that were answered.
     pub fn open(address: &Address) -> Result<Self, StoreError> {
         let mut first = connect(address)?;
-        // Whoever may only read still can.
+        // A process that may only read still can.
         if let Err(error) = recovery::settle(&mut *first, SETTLING) {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(error, "what executors left in their logs is not filed");
@@ -134,22 +134,23 @@ impl Store {
         Ok(Self { address: address.clone(), idle, journals })
     }
 
-    /// The history as it will be found when it is first asked: nothing is opened or made before.
+    /// Returns a history that is opened at the first query: nothing is opened or created before.
     pub fn at(address: &Address) -> Self {
         Self { address: address.clone(), idle: Arc::default(), journals: Arc::default() }
     }
 
-    /// Goes to an older form of the tables (0: to none at all), as a program of that time needs it; what it cannot hold is lost.
+    /// Migrates the tables to an older schema version (0: no tables), for a program of that time. Data that it cannot
+    /// hold is lost.
     pub fn migrate(&self, form: u32) -> Result<(), StoreError> {
         self.with(|database| database.migrate(form))
     }
 
-    /// Where it is.
+    /// Returns the address.
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Begins to write: from now on an executor lives here. What executors left open that are gone is closed.
+    /// Opens a journal for a new executor, and closes the orphaned calls of dead ones.
     pub fn journal(&self, options: &JournalOptions) -> Result<StoreJournal, StoreError> {
         let mut filer = self.filer(options)?;
         recovery::settle(&mut *filer.database, SETTLING)?;
@@ -169,12 +170,12 @@ impl Store {
         self.journals.lock().expect("no code panics while it holds the journals")
     }
 
-    /// What writes, with an instance of its own.
+    /// Returns a committer with an instance of its own.
     pub(crate) fn filer(&self, options: &JournalOptions) -> Result<Filer, StoreError> {
         let mut database = connect(&self.address)?;
         let id = Uuid::now_v7();
         let signer = options.key.as_deref().map(Signer::open).transpose()?;
-        // The record below waits for the disk, and with it the row of this executor gets there.
+        // The record below waits for the disk, which makes the row of this executor durable, too.
         database.relax(true)?;
         let number = register(&mut *database, id)?;
         database.relax(false)?;
@@ -200,12 +201,12 @@ impl Store {
         Ok(filer)
     }
 
-    /// Up to `limit` calls, the latest first.
+    /// Returns up to `limit` calls, the latest first.
     pub fn search(&self, query: &Query, limit: usize) -> Result<Page, StoreError> {
         self.with(|database| query::search(database, query, limit))
     }
 
-    /// Finds up to `limit` events of calls, those of the latest call first, whose names are wanted.
+    /// Finds up to `limit` events of calls whose names are `wanted`, those of the latest call first.
     pub(crate) fn logs(
         &self,
         query: &Query,
@@ -216,23 +217,23 @@ impl Store {
         self.with(|database| moments::logs(database, query, from, wanted, limit))
     }
 
-    /// How the database looks for what [`Store::search`] asks for, for tests of that.
+    /// Returns the query plans of [`Store::search`], for tests.
     #[doc(hidden)]
     pub fn plans(&self, query: &Query, limit: usize) -> Result<Vec<String>, StoreError> {
         self.with(|database| query::plans(database, query, limit))
     }
 
-    /// One call with everything that happened to it.
+    /// Returns one call with its events.
     pub fn show(&self, id: ExecutionId) -> Result<Option<(Execution, Vec<Moment>)>, StoreError> {
         self.with(|database| query::show(database, id))
     }
 
-    /// The calls whose ids begin with `begin`, the earliest first; up to `limit`.
+    /// Returns the calls whose ids begin with `begin`, the earliest first; up to `limit`.
     pub fn find(&self, begin: &str, limit: usize) -> Result<Vec<ExecutionId>, StoreError> {
         self.with(|database| query::find(database, begin, limit))
     }
 
-    /// How many records the trail has, and how many bytes the whole history takes.
+    /// Returns the number of records in the trail, and the size of the whole history in bytes.
     pub fn extent(&self) -> Result<(u64, u64), StoreError> {
         self.with(|database| {
             let sql = "SELECT (SELECT seq FROM trail) - coalesce((SELECT min(seq) FROM events), 1) + 1";
@@ -241,18 +242,18 @@ impl Store {
         })
     }
 
-    /// How calls went, by tool or day.
+    /// Returns statistics about calls, by tool or day.
     pub fn stats(&self, query: &Query, by: GroupBy) -> Result<Vec<Stat>, StoreError> {
         self.with(|database| query::stats(database, query, by))
     }
 
-    /// How long the last runs of each tool took that went well, for clocks that follow them: the runs themselves, without
-    /// what came before them (waiting for a slot, for a person, for the next attempt), and no answers that were kept.
+    /// Returns the durations of the last successful runs of each tool, for dynamic timeouts. They are those of the runs
+    /// alone, without waiting for a slot, a person or the next attempt, and without cached answers.
     pub fn durations(&self, runs_max: usize) -> Result<HashMap<String, Vec<Duration>>, StoreError> {
         let runs_max = Value::Int(i64::try_from(runs_max).unwrap_or(i64::MAX));
         self.with(|database| {
             let mut tools = Vec::new();
-            // What went well is a tool that there is, or was: of these there are few.
+            // Only tools that exist or once existed have succeeded, so there are few.
             database.query("SELECT DISTINCT tool_name FROM tallies WHERE status = 'success'", &[], &mut |row| {
                 tools.push(row.text(0)?.to_owned());
                 Ok(())
@@ -277,8 +278,8 @@ impl Store {
         })
     }
 
-    /// Looks whether the history is whole. `anchors` are ends of the trail that were kept elsewhere; with a `key` everything
-    /// signed must be signed by it. `progress` is told now and then how many records were looked at.
+    /// Verifies that the history is whole. `anchors` are signed heads that were stored elsewhere. With a `key`, every
+    /// signature must be by that key. `progress` gets the number of verified records now and then.
     pub fn verify(
         &self,
         anchors: &[SignedHead],
@@ -288,7 +289,7 @@ impl Store {
         self.with(|database| verify::verify(database, anchors, key, progress))
     }
 
-    /// The end of the trail, signed now.
+    /// Returns the head of the trail, signed now.
     pub fn sign_head(&self, signer: &Signer) -> Result<SignedHead, StoreError> {
         self.with(|database| {
             let mut head = Head { seq: 0, hash: [0; 32] };
@@ -302,7 +303,7 @@ impl Store {
         })
     }
 
-    /// Runs `work` on a connection of its own, on everything that was answered before.
+    /// Runs `work` on a connection of its own, after all answered calls were committed.
     pub(crate) fn with<T>(
         &self,
         work: impl FnOnce(&mut dyn Database) -> Result<T, StoreError>,
@@ -316,7 +317,7 @@ impl Store {
             None => connect(&self.address)?,
         };
         let done = work(&mut *database);
-        // A connection that failed may be broken; the next one is new.
+        // A connection that failed may be broken, so it is not reused.
         let mut idle = idle();
         if done.is_ok() && idle.len() < IDLE_MAX {
             idle.push(database);
@@ -333,16 +334,16 @@ fn connect(address: &Address) -> Result<Box<dyn Database>, StoreError> {
     }
 }
 
-/// How long results of tasks are kept, in microseconds.
+/// Returns the time that results of tasks are stored, in microseconds.
 fn task_ttl(options: &JournalOptions) -> i64 {
     i64::try_from(options.task_ttl.as_micros()).unwrap_or(i64::MAX)
 }
 
 fn register(database: &mut dyn Database, id: Uuid) -> Result<i64, StoreError> {
-    // First the sign of life: who sees the row sees a living process.
+    // The liveness lock comes first: a process that sees the row must see a living executor.
     database.show_life(&id.to_string())?;
     let now = Timestamp::now().as_microsecond();
-    // Machines that share a server may differ about the time, so that is asked who was last seen when.
+    // Machines that share a server may have different clocks, so the server's clock is used.
     let seen_at = match database.dialect() {
         Dialect::Sqlite => "?5",
         #[cfg(feature = "postgres")]
@@ -363,12 +364,12 @@ fn register(database: &mut dyn Database, id: Uuid) -> Result<i64, StoreError> {
     number.ok_or_else(|| StoreError::Damaged("the history gives no number to this executor".into()))
 }
 
-/// This machine, or this container of it: where a process is known by its number.
+/// Returns the name of this machine, or of this container of it: the scope of a process number.
 pub(crate) fn host() -> String {
     let name = std::fs::read_to_string(Path::new("/proc/sys/kernel/hostname")).unwrap_or_default();
     let processes = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     match processes.to_str().and_then(|text| text.strip_prefix("pid:[")?.strip_suffix(']')) {
-        // The kernel gives this number to the first one.
+        // The kernel gives this number to the first PID namespace.
         None | Some("4026531836") => name.trim().into(),
         Some(other) => format!("{}#{other}", name.trim()),
     }

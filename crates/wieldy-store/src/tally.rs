@@ -1,11 +1,11 @@
-//! Statistics without counting again: how many calls of a day took about how long.
+//! Histograms of call durations by day, so that statistics need not read the calls.
 //!
-//! Durations go into buckets that grow by an eighth of a power of two, so what is said of them is right within 5 percent.
+//! Buckets grow by an eighth of a power of two, so durations are right within 5 percent.
 
 /// Microseconds in a day.
 pub(crate) const DAY: i64 = 24 * 60 * 60 * 1_000_000;
 
-/// What calls are counted by.
+/// The key of a histogram row.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct TallyKey {
     /// Days since 1970, in UTC.
@@ -17,25 +17,25 @@ pub(crate) struct TallyKey {
     pub(crate) bucket: i64,
 }
 
-/// How many there were.
+/// The counts of a histogram row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Tally {
     pub(crate) calls: i64,
     pub(crate) output_bytes: i64,
 }
 
-/// The bucket of a duration.
+/// Returns the bucket of a duration.
 pub(crate) fn bucket(duration_ms: f64) -> i64 {
     let micros = (duration_ms * 1000.0).max(1.0);
     (micros.log2() * 8.0).floor() as i64
 }
 
-/// The duration that a bucket stands for, in milliseconds: the middle of what goes into it.
+/// Returns the duration in the middle of a bucket, in milliseconds.
 pub(crate) fn duration_ms(bucket: i64) -> f64 {
     ((bucket as f64 + 0.5) / 8.0).exp2() / 1000.0
 }
 
-/// The duration that the share `q` of all calls does not pass; `buckets` are in order, with their counts.
+/// Returns the duration that the share `q` of all calls does not exceed. `buckets` are in order, with their counts.
 pub(crate) fn quantile(buckets: &[(i64, i64)], q: f64) -> f64 {
     let total: i64 = buckets.iter().map(|(_, calls)| calls).sum();
     let wanted = ((total as f64) * q).ceil().max(1.0) as i64;

@@ -1,5 +1,5 @@
-//! The trail: records in order, each chained to the one before, so that none can be changed, left out or put elsewhere
-//! without every later one giving it away.
+//! The trail: a hash chain of records. The hash of each record covers the one before, so a record that was changed,
+//! removed or moved makes every later hash wrong.
 
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -10,51 +10,51 @@ use crate::meaning::{Meaning, Subject};
 /// The hash of a record and of everything before it.
 pub(crate) type Hash = [u8; 32];
 
-/// Where the trail ends.
+/// The end of the trail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) seq: i64,
     pub(crate) hash: Hash,
 }
 
-/// One thing that happened, as it is written down: without secrets, and not yet in its place.
+/// An event as it is stored: without secrets, and without a position in the trail yet.
 #[derive(Debug, Clone)]
 pub(crate) struct Record {
-    /// The number that the executor gave it; 0 for what the history says of itself.
+    /// The number that the executor gave the event; 0 for the history's own records.
     pub(crate) instance_seq: u64,
-    /// In microseconds.
+    /// The time, in microseconds.
     pub(crate) at: i64,
     pub(crate) name: &'static str,
-    /// The call that it happened to.
+    /// The call that it belongs to.
     pub(crate) call: Option<CallRef>,
-    /// What it is about, where no earlier record of the same call says so.
+    /// The subject, unless an earlier record of the same call has it.
     pub(crate) subject: Option<String>,
     pub(crate) data: String,
-    /// What it means for the row of its call.
+    /// The change that it makes to the row of its call.
     pub(crate) meaning: Meaning,
-    /// Whose result it will be, where somebody may ask for it later: the hash of a tenant.
+    /// The hash of the tenant that may ask for the result later.
     pub(crate) tenant: Option<String>,
-    /// The whole result, where somebody may ask for it later.
+    /// The whole result, if it may be asked for later.
     pub(crate) answer: Option<String>,
-    /// The idempotency key that the call gives back by ending. A log does not keep it: the claims of an executor that is gone
-    /// are void.
+    /// The idempotency key that the call releases by closing. The write-ahead log does not store it, because claims of
+    /// dead executors are void.
     pub(crate) released: Option<String>,
 }
 
-/// Which call something happened to.
+/// The call that a record belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CallRef {
-    /// One of this executor.
+    /// A call of this executor.
     Own(ExecutionId),
-    /// One that another executor left open: the seq of its opening.
+    /// A call that another executor left open, by the number of the record that opened it.
     Left(i64),
 }
 
 impl Record {
-    /// The record of an event.
+    /// Returns the record of an event.
     pub(crate) fn of(event: &Event) -> Self {
         let subject = &event.subject;
-        // What happens to a call later is known by the call's number.
+        // Later records of a call have the call's number instead.
         let is_told = subject.execution.is_some() && !matches!(event.body, Body::CallPending { .. });
         let (meaning, data) = Meaning::of(event);
         let expects_answer = match &event.body {
@@ -77,7 +77,7 @@ impl Record {
         }
     }
 
-    /// What the history says of itself, or of a call that another executor left open.
+    /// Returns a record of the history about itself, or about an orphaned call.
     pub(crate) fn own(name: &'static str, at: i64, call: Option<i64>, data: &Value) -> Self {
         let (call, data) = (call.map(CallRef::Left), data.to_string());
         let meaning = Meaning::read(name, None, &data);
@@ -96,7 +96,7 @@ impl Record {
     }
 }
 
-/// What a record in its place consists of; everything but the hash is hashed.
+/// A record in its position. All its fields are hashed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Placed<'a> {
     pub(crate) seq: i64,
@@ -110,7 +110,7 @@ pub(crate) struct Placed<'a> {
 }
 
 impl Placed<'_> {
-    /// The hash of the record after `previous`. `scratch` is where its bytes are put together.
+    /// Returns the hash of the record after `previous`. `scratch` is a buffer for its bytes.
     pub(crate) fn hash(&self, previous: &Hash, scratch: &mut Vec<u8>) -> Hash {
         scratch.clear();
         scratch.extend_from_slice(b"wieldy.trail.1\0");
@@ -120,7 +120,7 @@ impl Placed<'_> {
         scratch.extend_from_slice(&self.instance_seq.to_le_bytes());
         scratch.extend_from_slice(&self.at.to_le_bytes());
         scratch.extend_from_slice(&self.execution.unwrap_or(0).to_le_bytes());
-        // Each text after its length, so that no two records have the same bytes.
+        // Each text comes after its length, so that no two records have the same bytes.
         for text in [self.name, self.subject.unwrap_or_default(), self.data] {
             scratch.extend_from_slice(&(text.len() as u64).to_le_bytes());
             scratch.extend_from_slice(text.as_bytes());

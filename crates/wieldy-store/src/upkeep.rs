@@ -1,4 +1,4 @@
-//! Keeping the history in bounds, and copies of it.
+//! Retention, which drops old records, and copies of a history.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,45 +19,45 @@ use crate::store::{JournalOptions, Store};
 use crate::tally::DAY;
 use crate::trail::Record;
 
-/// How much of the history is kept.
+/// The limits of the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Retention {
-    /// What is older is dropped.
+    /// The greatest age of a record.
     pub age_max: Option<Duration>,
-    /// Where it takes more room, the oldest is dropped.
+    /// The largest size of the history. Beyond it, the oldest records are dropped.
     pub bytes_max: Option<u64>,
 }
 
-/// What was dropped, or would be.
+/// The records that were dropped, or would be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Pruned {
-    /// How many records.
+    /// The number of records.
     pub records: u64,
-    /// How many calls.
+    /// The number of calls.
     pub executions: u64,
-    /// The last record that was dropped; 0 where none was.
+    /// The last record that was dropped; 0 if none was.
     pub up_to_seq: i64,
-    /// How many bytes the history takes now.
+    /// The size of the history now, in bytes.
     pub bytes: u64,
 }
 
-/// What was copied.
+/// The result of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct Copied {
-    /// How many records.
+    /// The number of records.
     pub records: u64,
-    /// How many calls.
+    /// The number of calls.
     pub executions: u64,
 }
 
 impl Store {
-    /// What [`Store::prune`] would drop.
+    /// Returns what [`Store::prune`] would drop.
     pub fn prunable(&self, retention: &Retention) -> Result<Pruned, StoreError> {
         self.with(|database| prunable(database, retention, i64::MAX))
     }
 
-    /// Drops the oldest records, as the retention says. The trail says itself what was dropped, and stays provable. A call
-    /// that is open keeps everything since it was opened: where that is more than may be kept, `bytes` says so.
+    /// Drops the oldest records, as the retention says. A new record says what was dropped, so the trail can still be
+    /// verified. An open call keeps all records since its opening; `bytes` shows if these are more than allowed.
     pub fn prune(&self, retention: &Retention, options: &JournalOptions) -> Result<Pruned, StoreError> {
         let mut pruned = self.prunable(retention)?;
         if pruned.records == 0 {
@@ -66,10 +66,11 @@ impl Store {
         let last = self.with(|database| one_int(database, "SELECT seq FROM trail", &[]))?.unwrap_or(0);
         let mut filer = self.filer(options)?;
         filer.drop_up_to(&pruned)?;
-        // Records are not all of one size, and something is there without any: a share of them is not that share of the bytes.
+        // Records differ in size and empty tables have a size, too, so a share of the records is not the same share of
+        // the bytes.
         let rest = Retention { age_max: None, ..*retention };
         for _ in 0..ROUNDS_MAX {
-            // Each round adds a record, so those are left alone.
+            // Each round adds a record, which stays.
             let more = prunable(&mut *filer.database, &rest, last)?;
             if more.records == 0 {
                 break;
@@ -85,13 +86,13 @@ impl Store {
         Ok(pruned)
     }
 
-    /// Copies the whole history into a new file while others go on writing; only where it is a file itself.
+    /// Copies the whole history into a new file while others write. The history must be a file itself.
     pub fn backup(&self, target: &Path) -> Result<(), StoreError> {
         self.with(|database| database.backup(target))
     }
 
-    /// Copies everything into another history, which must be new: what there is now, whatever is written here meanwhile. Calls
-    /// that are open are closed there, as *outcome unknown*, by whoever writes there first.
+    /// Copies a snapshot of the history into another one, which must be new. Open calls are closed there, as *outcome
+    /// unknown*, by the first executor that writes there.
     pub fn copy_to(&self, target: &Store) -> Result<Copied, StoreError> {
         self.with(|from| {
             target.with(|to| {
@@ -112,7 +113,7 @@ impl Store {
 }
 
 impl Filer {
-    /// Drops what is too old or too much, a little at a time, if that is worth it; whether there is more.
+    /// Drops some of the records beyond the limits, if there are enough of them. Returns true if there are more.
     pub(crate) fn prune(&mut self, retention: &Retention) -> Result<bool, StoreError> {
         let first = one_int(&mut *self.database, "SELECT min(seq) FROM events", &[])?.unwrap_or(1);
         let now = believed_now(&mut *self.database)?;
@@ -135,7 +136,7 @@ impl Filer {
         })?;
         let data = json!({"up_to": cut, "hash": hash, "records": pruned.records, "executions": pruned.executions});
         let dropped = Record::own("journal.dropped", Timestamp::now().as_microsecond(), None, &data);
-        // First the record, then the deed: should we be stopped in between, nothing is gone that no record speaks of.
+        // The record comes first: if the process stops in between, nothing is gone without a record.
         self.unsigned.make_due();
         self.write(&[Arc::new(dropped)], false)?;
         failpoint::reach("upkeep.recorded");
@@ -145,11 +146,12 @@ impl Filer {
     }
 }
 
-/// How many records must be too many before an executor drops them by itself, and how many it drops at a time.
+/// The number of records beyond the limits from which an executor drops them by itself, and the number it drops at a
+/// time.
 const WORTH_PRUNING: i64 = 1_000;
 const PRUNED_TOGETHER: i64 = 5_000;
 
-/// How often to look whether what was dropped is enough.
+/// Maximum number of rounds until the size is small enough.
 const ROUNDS_MAX: usize = 100;
 
 fn prunable(database: &mut dyn Database, retention: &Retention, most: i64) -> Result<Pruned, StoreError> {
@@ -157,8 +159,8 @@ fn prunable(database: &mut dyn Database, retention: &Retention, most: i64) -> Re
     count(database, cut)
 }
 
-/// What time it is, as far as the history bears that out. A clock that is far ahead is not believed for a day, so that nobody
-/// drops what is new because of it: until then no more than a day has passed since the last call before the clock jumped.
+/// Returns the time, as far as the history confirms it. A clock that is far ahead is not trusted for a day, so that no
+/// new records are dropped because of it: until then the result is at most a day after the last call before the jump.
 pub(crate) fn believed_now(database: &mut dyn Database) -> Result<i64, StoreError> {
     let now = Timestamp::now().as_microsecond();
     let sql = "SELECT max(started_at) FROM tool_executions WHERE started_at < ?1";
@@ -166,7 +168,7 @@ pub(crate) fn believed_now(database: &mut dyn Database) -> Result<i64, StoreErro
     Ok(before.map_or(now, |before| now.min(before.saturating_add(DAY))))
 }
 
-/// The last record that may go, up to `most`, if it is `now`.
+/// Returns the last record that may be dropped at the time `now`, up to `most`.
 fn cut(database: &mut dyn Database, retention: &Retention, most: i64, now: i64) -> Result<i64, StoreError> {
     let first = one_int(database, "SELECT min(seq) FROM events", &[])?.unwrap_or(1);
     let last = one_int(database, "SELECT seq FROM trail", &[])?.unwrap_or(0);
@@ -174,7 +176,7 @@ fn cut(database: &mut dyn Database, retention: &Retention, most: i64, now: i64) 
     if let Some(age) = retention.age_max {
         let oldest = now.saturating_sub(i64::try_from(age.as_micros()).unwrap_or(i64::MAX));
         cut = last_before(database, first, last, oldest)?.min(most);
-        // Where the clock was wrong for a while, what is young may stand before what seems to be old.
+        // If the clock was wrong for a while, young records may come before seemingly old ones.
         let sql = "SELECT min(seq) FROM events WHERE seq <= ?1 AND at BETWEEN ?2 AND ?3";
         if let Some(young) = one_int(database, sql, &[cut.into(), Value::Time(oldest), Value::Time(now)])? {
             cut = young - 1;
@@ -183,7 +185,8 @@ fn cut(database: &mut dyn Database, retention: &Retention, most: i64, now: i64) 
     if let Some(bytes_max) = retention.bytes_max {
         let bytes = database.size_of_rows()?;
         if bytes > bytes_max {
-            // About as much of the records as of the bytes, and a little more, so that not every call makes room.
+            // Drops a share of the records as large as that of the bytes, and a little more, so that not every call
+            // drops some.
             let share = 1.0 - (bytes_max as f64 * 0.9) / bytes as f64;
             cut = cut.max(first - 1 + ((last - first + 1) as f64 * share).ceil() as i64).min(most);
         }
@@ -192,7 +195,7 @@ fn cut(database: &mut dyn Database, retention: &Retention, most: i64, now: i64) 
     Ok(cut.min(last - 1).min(open.map_or(i64::MAX, |open| open - 1)).max(first - 1))
 }
 
-/// The last record that is older than a time, if time only goes forward along the trail.
+/// Returns the last record that is older than `time`, if times only increase along the trail.
 fn last_before(database: &mut dyn Database, first: i64, last: i64, time: i64) -> Result<i64, StoreError> {
     let sql = "SELECT at FROM events WHERE seq = ?1";
     let (mut older, mut newer) = (first - 1, last + 1);
@@ -206,7 +209,7 @@ fn last_before(database: &mut dyn Database, first: i64, last: i64, time: i64) ->
     Ok(older)
 }
 
-/// Calls that began and ended within what is dropped.
+/// The SQL condition for calls that began and ended within the dropped records.
 const WITHIN: &str = "id <= ?1 AND completed_at IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM events e WHERE e.execution = tool_executions.id AND e.seq > ?1)";
 
@@ -226,13 +229,13 @@ fn drop_up_to(database: &mut dyn Database, cut: i64) -> Result<(), StoreError> {
     database.execute(&format!("DELETE FROM tool_executions WHERE {WITHIN}"), &cut)?;
     database.execute("DELETE FROM events WHERE seq <= ?1", &cut)?;
     database.execute("DELETE FROM heads WHERE seq <= ?1", &cut)?;
-    // A key is known for its time: what it stands for must not be done twice.
+    // Answers with a key stay until they expire, so that no effect is repeated.
     let answers = "DELETE FROM answers WHERE id <= ?1 AND key IS NULL
         AND id NOT IN (SELECT id FROM tool_executions WHERE id <= ?1)";
     database.execute(answers, &cut).map(drop)
 }
 
-/// A table and its columns, each with the letter of its kind: `i`nteger, `r`eal, `t`ext, point in time (`@`), `b`ytes.
+/// A table and its columns, each with the letter of its type: `i`nteger, `r`eal, `t`ext, point in time (`@`), `b`ytes.
 struct Table {
     name: &'static str,
     columns: &'static [(&'static str, char)],
@@ -338,7 +341,7 @@ fn copy_all(from: &mut dyn Database, to: &mut dyn Database) -> Result<Copied, St
     Ok(copied)
 }
 
-/// How many values one statement takes at most.
+/// Maximum number of values in one statement.
 const VALUES_MAX: usize = 8_000;
 
 fn copy_table(from: &mut dyn Database, to: &mut dyn Database, table: &Table) -> Result<u64, StoreError> {
@@ -378,7 +381,7 @@ fn copy_table(from: &mut dyn Database, to: &mut dyn Database, table: &Table) -> 
     Ok(copied)
 }
 
-/// Words are made again from what they were made of.
+/// Rebuilds the full-text index from the rows.
 fn copy_words(from: &mut dyn Database, to: &mut dyn Database) -> Result<(), StoreError> {
     let sql = format!("SELECT {} FROM tool_executions WHERE completed_at IS NOT NULL", COLUMNS);
     let mut found = Vec::new();

@@ -1,5 +1,5 @@
-//! The proof that the history is whole: every record in its place and unchanged, every call closed, every row of the tables
-//! as the trail says, and every signed end of the trail on it.
+//! Verification of the history: every record is unchanged and in its place, every call is closed, every row of the
+//! tables agrees with the trail, and every signed head lies on the trail.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,39 +16,39 @@ use crate::query::{COLUMNS, row_of};
 use crate::tally::{Tally, TallyKey};
 use crate::trail::{Hash, Placed};
 
-/// What was found.
+/// The result of a verification.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Verdict {
-    /// How many records were looked at.
+    /// The number of records that were checked.
     pub records: u64,
-    /// How many calls they open.
+    /// The number of calls that they open.
     pub executions: u64,
-    /// How many of these are still open.
+    /// The number of these calls that are still open.
     pub open: u64,
-    /// How many signed ends of the trail lie on it.
+    /// The number of signed heads that lie on the trail.
     pub heads: u64,
-    /// How many of the anchors lie on it.
+    /// The number of anchors that lie on the trail.
     pub anchors: u64,
-    /// How many records were dropped before, as the trail itself says.
+    /// The number of records that were dropped before, as the trail itself says.
     pub dropped: u64,
-    /// The first record that is there.
+    /// The first record.
     pub first_seq: i64,
-    /// The last one.
+    /// The last record.
     pub last_seq: i64,
-    /// The first thing that is wrong, if something is.
+    /// The first problem, if there is one.
     pub problem: Option<Problem>,
 }
 
-/// What is wrong, and where.
+/// A problem and its place.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Problem {
     /// The record.
     pub seq: i64,
-    /// What is wrong with it.
+    /// The problem with it.
     pub what: String,
 }
 
-/// How many records are read together, and how many calls are compared with their rows.
+/// The number of records that are read together, and of calls that are compared with their rows.
 const RECORDS: i64 = 20_000;
 const CALLS: usize = 500;
 
@@ -60,7 +60,7 @@ pub(crate) fn verify(
 ) -> Result<Verdict, StoreError> {
     loop {
         let verdict = verify_once(database, anchors, key, progress)?;
-        // What somebody dropped while we walked is not there, but not missing either.
+        // Records that another process dropped during the walk are not missing.
         let first_seq = one_int(database, FIRST, &[])?.unwrap_or(1);
         if verdict.problem.is_none() || first_seq == verdict.first_seq {
             return Ok(verdict);
@@ -92,27 +92,27 @@ fn verify_once(
     Ok(walk.verdict)
 }
 
-/// What is known on the way along the trail.
+/// The state of a walk along the trail.
 struct Walk {
     verdict: Verdict,
-    /// Where the trail says that it ends.
+    /// The end of the trail, as its table says.
     end: End,
     seq: i64,
     hash: Hash,
     instances: HashMap<i64, Instance>,
     open: HashMap<i64, CallRow>,
-    /// Calls that are over and wait to be compared with their rows.
+    /// Closed calls that are to be compared with their rows.
     closed: Vec<CallRow>,
-    /// Calls that are over, but whose opening was dropped: when they ended, and how.
+    /// Closed calls whose opening was dropped: the time and the change of their closing.
     late: Vec<(i64, i64, Meaning)>,
-    /// How many calls there were of each kind, as the trail says.
+    /// The histogram, as computed from the trail.
     counted: BTreeMap<TallyKey, Tally>,
-    /// Hashes that somebody signed, by record, and whether they come from an anchor.
+    /// The hashes that were signed, by record; true if the hash comes from an anchor.
     signed: BTreeMap<i64, Vec<(Hash, bool)>>,
-    /// What the trail says was dropped, and the record that says so.
+    /// The last record that was dropped, and the record that says so.
     dropped_seq: i64,
     dropped_by: i64,
-    /// Whether somebody signs this trail, and the last record that is known to be signed.
+    /// True if this trail is signed, and the last record that is known to be signed.
     is_signed: bool,
     vouched_seq: i64,
     scratch: Vec<u8>,
@@ -121,12 +121,12 @@ struct Walk {
 struct End {
     seq: i64,
     hash: Hash,
-    /// What was counted up to there.
+    /// The stored histogram up to there.
     tallies: BTreeMap<TallyKey, Tally>,
 }
 
 impl End {
-    /// All in one statement, so that it fits together while others write.
+    /// Reads everything in one statement, so that it is consistent while others write.
     fn read(database: &mut dyn Database) -> Result<Self, StoreError> {
         let mut end = Self { seq: 0, hash: [0; 32], tallies: BTreeMap::new() };
         let sql = "SELECT t.seq, t.hash, c.day, c.tenant_id, c.agent_id, c.tool_name, c.status, c.bucket, c.calls,
@@ -147,7 +147,7 @@ impl End {
 struct Instance {
     id: Uuid,
     has_ended: bool,
-    /// The number of its last event, once one was seen.
+    /// The number of its last event, once one was read.
     seq: Option<i64>,
 }
 
@@ -155,7 +155,7 @@ fn hash_of(row: &dyn Row, column: usize) -> Result<Hash, StoreError> {
     Ok(row.bytes(column)?.try_into().unwrap_or_default())
 }
 
-/// The rows of calls, of those for which `more` is so.
+/// Returns the rows of calls that meet the condition `more`.
 fn rows_of(
     database: &mut dyn Database,
     ids: impl Iterator<Item = i64>,
@@ -215,7 +215,8 @@ impl Walk {
         Ok(walk)
     }
 
-    /// A trail that does not begin with its first record must say itself why, and what came before.
+    /// Checks that a trail without its first record says itself what was dropped, and takes the hash before it from
+    /// there.
     fn look_for_dropped(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
         if self.verdict.first_seq <= 1 {
             return Ok(());
@@ -241,7 +242,7 @@ impl Walk {
         Ok(())
     }
 
-    /// The hashes that the trail must lead through.
+    /// Collects the hashes that the trail must lead through.
     fn look_for_signed(
         &mut self,
         database: &mut dyn Database,
@@ -277,7 +278,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Only the first problem counts: what comes after it may follow from it.
+    /// Notes a problem. Only the first one counts, because later ones may follow from it.
     fn problem(&mut self, seq: i64, what: &str) {
         if self.verdict.problem.as_ref().is_none_or(|found| found.seq > seq) {
             self.verdict.problem = Some(Problem { seq, what: what.to_owned() });
@@ -329,7 +330,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Makes the call's row again from its records.
+    /// Rebuilds the call's row from its records.
     fn fold(&mut self, seq: i64, execution: i64, at: i64, name: &str, subject: Option<&str>, data: &str) {
         if execution == seq {
             self.verdict.executions += 1;
@@ -358,7 +359,7 @@ impl Walk {
         }
     }
 
-    /// Compares calls that are over with their rows.
+    /// Compares closed calls with their rows.
     fn compare(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
         for calls in std::mem::take(&mut self.closed).chunks(CALLS) {
             let rows = rows_of(database, calls.iter().map(|call| call.id), "")?;
@@ -369,7 +370,7 @@ impl Walk {
         for calls in std::mem::take(&mut self.late).chunks(CALLS) {
             let rows = rows_of(database, calls.iter().map(|(id, ..)| *id), "")?;
             for (id, at, ended) in calls {
-                // How it began only its row says; how it ended, the trail does too.
+                // Only the row says how the call began; the trail also says how it ended.
                 let fits = rows.get(id).map(|row| {
                     let mut again = row.clone();
                     again.apply(*at, ended);
@@ -381,7 +382,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Compares calls that are open with their rows, but for those to which something happened after we began.
+    /// Compares open calls with their rows, except those that have newer records than this walk.
     fn compare_open(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
         let calls: Vec<CallRow> = self.open.values().cloned().collect();
         let since =
@@ -406,7 +407,7 @@ impl Walk {
         }
     }
 
-    /// Nothing stands outside of the trail that would be taken for a part of it.
+    /// Checks that there is nothing outside the trail that would be taken for a part of it.
     fn look_outside(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
         let dropped = [Value::Int(self.dropped_seq)];
         let unopened = "no record opens the call that the row in `tool_executions` is of";
@@ -436,7 +437,8 @@ impl Walk {
         Ok(())
     }
 
-    /// Of what was dropped the counts are left, so there may be more than the trail says; never less.
+    /// Compares the stored histogram with the trail. Dropped calls stay in it, so it may count more than the trail,
+    /// never less.
     fn compare_tallies(&mut self) {
         let tallies = &self.end.tallies;
         let is_right = if self.dropped_seq == 0 {
@@ -465,7 +467,7 @@ impl Walk {
         if self.hash != self.end.hash && self.seq > 0 {
             self.problem(self.seq, "it is not the one that the trail ended with");
         }
-        // Who cannot sign could drop what they like, and say so at the end.
+        // An attacker without the key could drop any records and append a record that says so.
         if self.is_signed && self.dropped_by > self.vouched_seq {
             self.problem(self.dropped_by, "it says what was dropped, and no signature vouches for it");
         }

@@ -1,11 +1,13 @@
-//! The way of a record. Whoever causes an event makes the record of it, for they are many, and puts it into the queue. Where
-//! somebody waits for it, one thread makes it safe in the [log](crate::log) of the executor and tells them: that takes one sync of
-//! the disk, however many others wait for the same one. Another thread files it in the database a little later, together with
-//! whatever came meanwhile ([`crate::filing`]). Where there is no log, on a server, or it takes nothing just now, a record is safe
-//! when it is filed.
+//! The journal of an executor.
 //!
-//! What cannot be filed is held, in order, and tried again until it can be. Meanwhile those who wait are told, no call
-//! is opened, and calls that run go on: their records are held too.
+//! The thread that causes an event makes its record and puts it into the queue. If a caller waits for the record, the
+//! WAL thread makes it durable in the [write-ahead log](crate::log) and notifies the caller; one sync of the disk
+//! serves all callers that wait. The committer thread ([`crate::filing`]) commits it to the database a little later,
+//! together with newer records. Where there is no log (on a server), or the log takes nothing just now, a record is
+//! durable when it is committed.
+//!
+//! Records that cannot be committed are held, in order, and retried until that works. Meanwhile waiting callers get an
+//! error, no call is opened, and running calls go on: their records are held too.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -21,75 +23,76 @@ use crate::filing::{Filer, GROUP_ENOUGH, GROUP_MAX};
 use crate::log::Log;
 use crate::trail::Record;
 
-/// How many events may wait to be filed before those who cause them have to wait too.
+/// The number of uncommitted records from which on callers have to wait (backpressure).
 const BEHIND: usize = 8 * GROUP_MAX;
-/// How many bytes of records are held while they cannot be filed; what comes then is refused.
+/// Maximum number of bytes of records that are held while they cannot be committed. Later ones are refused.
 const HELD_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// How long those who wait may be kept waiting for others.
+/// The longest time that waiting callers wait for others to share a sync.
 const TOGETHER: Duration = Duration::from_millis(5);
-/// How long to wait before a log is tried again that could not be written.
+/// The pause before a log that could not be written is tried again.
 const LOG_PAUSE: Duration = Duration::from_secs(1);
-/// How long whoever asks the history waits for what is safe to be filed too.
+/// The longest time that a query waits until durable records are committed.
 const ASKING: Duration = Duration::from_secs(2);
-/// How much printed text of one call is written down; what comes after it is only counted.
+/// Maximum number of bytes of one call's printed text that are stored. Later text is only counted.
 const PRINTED_BYTES_MAX: usize = 64 * 1024;
 
-/// The journal of an executor, kept in a database. Dropping it writes what is left and ends the instance.
+/// The journal of an executor, stored in a database. Dropping it writes the remaining records and ends the instance.
 pub struct StoreJournal {
     shared: Arc<Shared>,
-    /// What is remembered of calls that are not closed.
+    /// State of the calls that are not closed.
     open: Mutex<Open>,
     remembered: Mutex<Remembered>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// What is remembered of calls that are not closed.
+/// State of the calls that are not closed.
 #[derive(Default)]
 struct Open {
-    /// The size of the text that they have printed into the trail.
+    /// The bytes of text that each has printed into the trail.
     printed: HashMap<ExecutionId, usize>,
-    /// The idempotency keys that they claimed.
+    /// The idempotency key that each has claimed.
     claimed: HashMap<ExecutionId, String>,
 }
 
-/// What those who cause events share with the threads that keep them.
+/// The state that callers share with the threads of the journal.
 pub(crate) struct Shared {
     queue: Mutex<Queue>,
-    /// Wakes the thread that files, and the one that writes the log.
+    /// Wake the committer thread and the WAL thread.
     pub(crate) filer: Condvar,
     logger: Condvar,
-    /// Tells that something was filed.
+    /// Signals that records were committed.
     filed: Condvar,
     pub(crate) has_log: bool,
 }
 
-/// Who waits for the event of some number.
+/// Waiting callers, each with the number of the event that it waits for.
 type Waiting = Vec<(u64, oneshot::Sender<Result<(), JournalError>>)>;
 
-/// What is not filed yet.
+/// The queue of records that are not committed yet.
 #[derive(Default)]
 pub(crate) struct Queue {
     pub(crate) records: VecDeque<Arc<Record>>,
-    /// About how many bytes these hold.
+    /// The approximate size of these records in bytes.
     pub(crate) bytes: usize,
-    /// The number of the last event that was taken.
+    /// The number of the last event that was accepted.
     taken: u64,
-    /// The number of the last event that is safe.
+    /// The number of the last event that is durable.
     pub(crate) kept: u64,
-    /// The number of the last event that is filed.
+    /// The number of the last event that is committed.
     pub(crate) filed: u64,
-    /// Who waits for an event to be safe, and who waits for it to be filed.
+    /// Callers that wait until an event is durable, and callers that wait until it is committed.
     waiting: Waiting,
     flushing: Waiting,
     /// Claims that are not answered yet.
     pub(crate) claims: Vec<Claiming>,
-    /// How many must wait before the thread is woken that makes events safe; it wakes by itself a little later.
+    /// The number of waiting callers that wakes the thread which makes events durable. It also wakes by itself a little
+    /// later.
     pub(crate) worth_waking: usize,
-    /// Whether the thread that files has to be woken for anything at all.
+    /// True if the committer thread sleeps and must be woken for any record.
     pub(crate) is_asleep: bool,
-    /// Whether the log takes nothing just now: it is full, or cannot be written.
+    /// True if the log takes nothing just now: it is full, or cannot be written.
     is_stuck: bool,
-    /// Why nothing can be filed just now.
+    /// The reason why nothing can be committed just now.
     pub(crate) trouble: Option<JournalError>,
     /// The reason why records were given up that are not even in the log.
     pub(crate) lost: Option<JournalError>,
@@ -107,19 +110,20 @@ impl Shared {
         self.queue.lock().expect("no code panics while it holds the queue")
     }
 
-    /// Has the thread that files woken for so many who wait, where it is what they wait for.
+    /// Sets the number of waiting callers that wakes the committer, if callers wait for the committer.
     pub(crate) fn wake_for(&self, queue: &mut Queue, count: usize) {
         if !self.has_log {
             queue.worth_waking = count;
         }
     }
 
-    /// How many wait for something to be filed.
+    /// Returns the number of callers that wait for a commit.
     pub(crate) fn waiting(&self, queue: &Queue) -> usize {
         queue.flushing.len() + if self.has_log && !queue.is_stuck { 0 } else { queue.waiting.len() }
     }
 
-    /// Takes note of what is filed, and tells those who waited; how many that were.
+    /// Takes note of committed records and notifies the callers that waited for them. Returns the number of these
+    /// callers.
     pub(crate) fn note_filed(&self, count: usize, seq: u64) -> usize {
         let mut queue = self.lock();
         let count = count.min(queue.records.len());
@@ -136,7 +140,7 @@ impl Shared {
         tell_kept(queue) + tell(filed)
     }
 
-    /// Says why nothing can be filed, to those who wait and to those who come.
+    /// Reports to waiting and later callers why nothing can be committed.
     pub(crate) fn tell_trouble(&self, error: &StoreError) {
         let trouble = JournalError(error.to_string());
         let mut queue = self.lock();
@@ -145,8 +149,8 @@ impl Shared {
         self.filed.notify_all();
     }
 
-    /// Waits until everything that was taken is filed, so that a question finds all that was answered before, calls that only
-    /// read included; not for long, and not while nothing can be filed.
+    /// Waits until all accepted records are committed, so that a query finds all calls that were answered before,
+    /// read-only ones included. Gives up after a while, or while nothing can be committed.
     pub(crate) fn catch_up(&self) {
         let began = Instant::now();
         let mut queue = self.lock();
@@ -161,16 +165,16 @@ impl Shared {
     }
 }
 
-/// Waits to be woken, but no longer than that.
+/// Waits for a notification, at most for `patience`.
 pub(crate) fn wait<'a>(bell: &Condvar, queue: MutexGuard<'a, Queue>, patience: Duration) -> MutexGuard<'a, Queue> {
     bell.wait_timeout(queue, patience).expect("no code panics while it holds the queue").0
 }
 
-/// Tells those who waited for what is safe now; how many that were.
+/// Notifies the callers whose records are durable now, and returns their number.
 fn tell_kept(mut queue: MutexGuard<'_, Queue>) -> usize {
     let kept = queue.kept;
     let safe = queue.waiting.extract_if(.., |(seq, _)| *seq <= kept).collect();
-    // Who is told wants the queue at once.
+    // A notified caller needs the queue at once.
     drop(queue);
     tell(safe)
 }
@@ -184,7 +188,7 @@ fn tell(those: Waiting) -> usize {
 }
 
 impl Queue {
-    /// Takes nothing from here on, and tells so whoever waits for what will not be filed any more.
+    /// Refuses all records from here on, and fails the callers that wait for records which will not be committed.
     pub(crate) fn shut(&mut self, why: &str) {
         let trouble = self.trouble.get_or_insert_with(|| JournalError(why.into())).clone();
         self.records.clear();
@@ -202,7 +206,7 @@ impl Queue {
     }
 }
 
-/// Sees to it that nobody waits for a thread that is gone because it panicked.
+/// A guard that fails all waiting callers if its thread panics.
 pub(crate) struct Going<'a>(pub(crate) &'a Shared);
 
 impl Drop for Going<'_> {
@@ -214,17 +218,17 @@ impl Drop for Going<'_> {
     }
 }
 
-/// How the last group went.
+/// The size and the duration of the last group.
 #[derive(Debug, Default)]
 pub(crate) struct Pace {
-    /// How many were told that it is safe.
+    /// The number of callers that were notified.
     pub(crate) told: usize,
     pub(crate) took: Duration,
 }
 
 impl Pace {
-    /// How long those who wait are kept waiting for others: those who were told just now come back at once, most of them, and
-    /// alone the first would make the others wait.
+    /// Returns the time for which waiting callers wait for others. Most callers of the last group come back at once,
+    /// and if the first were served alone, the others would wait for its sync.
     pub(crate) fn patience(&self, waiting: usize) -> Duration {
         if waiting < self.told { self.took.mul_f64(0.25).min(TOGETHER) } else { Duration::ZERO }
     }
@@ -254,12 +258,12 @@ impl StoreJournal {
         Ok(())
     }
 
-    /// What those who ask this history wait with.
+    /// Returns the queue state, for readers that wait until their records are committed.
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// Waits until everything that was taken is filed: safe, and found by whoever asks.
+    /// Waits until all accepted records are committed: durable, and found by queries.
     pub async fn flush(&self) -> Result<(), JournalError> {
         let told = {
             let mut queue = self.shared.lock();
@@ -278,18 +282,19 @@ impl StoreJournal {
         told.await.unwrap_or_else(|_| Err(gone()))
     }
 
-    /// Writes what is left and ends the instance, whoever still holds the journal; it takes nothing more then. Blocks.
+    /// Writes the remaining records and ends the instance, even if the journal is still referenced. It accepts no
+    /// records afterwards. Blocks.
     pub fn close(&self) {
         self.shared.lock().closing = true;
         self.join();
     }
 
-    /// Returns why records were lost, if any were. Asked after [`StoreJournal::close`].
+    /// Returns why records were lost, if any were. To be called after [`StoreJournal::close`].
     pub fn lost(&self) -> Option<JournalError> {
         self.shared.lock().lost.clone()
     }
 
-    /// Stops writing as if the process had been killed, for tests of what comes after that.
+    /// Stops writing as if the process had been killed, for tests of recovery.
     #[doc(hidden)]
     pub fn forsake(&self) {
         self.shared.lock().forsaken = true;
@@ -305,7 +310,7 @@ impl StoreJournal {
         }
     }
 
-    /// What is written of an event. Of what a call prints only the beginning is.
+    /// Returns the record of an event. Of a call's printed text only the beginning is stored.
     fn record(&self, event: &Event) -> Record {
         let mut record = Record::of(event);
         let Some(id) = event.subject.execution else { return record };
@@ -331,7 +336,7 @@ impl StoreJournal {
         record
     }
 
-    /// Why nothing can be filed just now, if something is wrong.
+    /// Returns why nothing can be committed just now, if there is a problem.
     pub fn trouble(&self) -> Option<JournalError> {
         self.shared.lock().trouble.clone()
     }
@@ -341,7 +346,8 @@ impl Journal for StoreJournal {
     fn append(&self, event: &Arc<Event>) -> Receipt {
         let record = Arc::new(self.record(event));
         let mut queue = self.shared.lock();
-        // What is under way goes on as long as there is room for it; nothing new begins that could not be recorded.
+        // Running calls go on as long as there is space for their records. No call is opened that could not be
+        // recorded.
         if let Some(trouble) = &queue.trouble
             && (matches!(event.body, Body::CallPending { .. }) || queue.bytes > HELD_BYTES_MAX)
         {
@@ -352,7 +358,7 @@ impl Journal for StoreJournal {
         queue.records.push_back(record);
         let is_behind = queue.records.len() > BEHIND;
         let wakes = std::mem::take(&mut queue.is_asleep) || queue.records.len() == GROUP_ENOUGH;
-        // Who is woken wants the queue at once.
+        // A woken thread needs the queue at once.
         drop(queue);
         if wakes {
             self.shared.filer.notify_one();
@@ -381,7 +387,7 @@ impl Journal for StoreJournal {
 
     fn claim(&self, claim: Claim) -> BoxFuture<'_, Result<Claimed, JournalError>> {
         let (tell, told) = oneshot::channel();
-        // Before the claim itself, so that a call that is closed meanwhile gives the key back.
+        // Noted before the claim is made, so that a call that is closed meanwhile releases the key.
         let mut open = self.open.lock().expect("no code panics while it holds the open calls");
         open.claimed.insert(claim.execution, claim.key.clone());
         drop(open);
@@ -414,12 +420,12 @@ fn gone() -> JournalError {
     JournalError("the journal's writer is gone".into())
 }
 
-/// About how many bytes a record holds.
+/// Returns the approximate size of a record in bytes.
 fn bytes_of(record: &Record) -> usize {
     512 + record.data.len() + record.answer.as_ref().map_or(0, String::len)
 }
 
-/// The thread that makes safe what somebody waits for.
+/// The WAL thread, which makes records durable for waiting callers.
 struct Logger {
     log: Log,
     pace: Pace,
@@ -429,7 +435,7 @@ impl Logger {
     fn run(mut self, shared: &Shared) {
         while let Some(Work { records, filed, is_behind }) = self.wait_for_work(shared) {
             let began = Instant::now();
-            // Where filing cannot keep up, the log is no way round that.
+            // If the committer cannot keep up, the log must not bypass the backpressure.
             match if is_behind { Ok(false) } else { self.log.append(&records, filed) } {
                 Ok(true) => {
                     let mut queue = shared.lock();
@@ -450,8 +456,8 @@ impl Logger {
         }
     }
 
-    /// Waits until somebody waits, and as many as did the last time. There is nothing to do where the executor ends: what is
-    /// left is filed then.
+    /// Waits until callers wait, and as many as last time. Returns `None` when the executor ends: the remaining records
+    /// are committed then.
     fn wait_for_work(&self, shared: &Shared) -> Option<Work> {
         let mut queue = shared.lock();
         let mut found = None;
@@ -477,16 +483,16 @@ impl Logger {
     }
 }
 
-/// What is to be made safe.
+/// Records that are to be made durable.
 struct Work {
     records: Vec<Arc<Record>>,
-    /// The number of the last event that is filed.
+    /// The number of the last event that is committed.
     filed: u64,
-    /// Whether too much is not.
+    /// True if too many records are not committed.
     is_behind: bool,
 }
 
-/// The log takes nothing: whoever waits is told when it is filed, until more than `filed` is, or for a while.
+/// Makes waiting callers wait for commits instead of the log, until more than `filed` is committed, or for a while.
 fn get_stuck(shared: &Shared, filed: u64) {
     let began = Instant::now();
     let mut queue = shared.lock();

@@ -1,8 +1,8 @@
-//! The history on a PostgreSQL server: many machines write one trail.
+//! The history on a PostgreSQL server, where many machines write one trail.
 //!
-//! The driver speaks asynchronously and we do not. Each connection has a small runtime of its own that runs while we wait for
-//! an answer, and no longer than patience lasts: a server that hangs looks like one that is gone. Whoever calls from
-//! within another runtime is served by a thread of ours meanwhile, because no runtime can wait for another.
+//! The driver is asynchronous and this crate is not. Each connection has a small runtime of its own, which runs while
+//! we wait for an answer, up to a timeout: a server that hangs is treated like one that is gone. Calls from within
+//! another runtime are served by a helper thread, because a runtime cannot block within another.
 
 mod server;
 mod values;
@@ -28,19 +28,19 @@ use crate::ledger::Draft;
 use crate::migrations::{self, Migration};
 use crate::trail::Head;
 
-/// How many of the latest records are gone through for words before an index is asked.
+/// The number of latest records that are scanned for words before the full-text index is used.
 const LATEST: i64 = 50_000;
-/// How long to wait for an answer while an executor waits for us.
+/// The timeout of a statement that an executor waits for.
 const PATIENCE: Duration = Duration::from_secs(4);
-/// How long to wait where somebody asked for much.
+/// The timeout of large operations.
 const LONG_PATIENCE: Duration = Duration::from_secs(10 * 60);
-/// How long an executor counts as alive that shows no other sign.
+/// The time for which an executor counts as alive without its lock.
 const LIFE: Duration = Duration::from_secs(15);
-/// How many rows are taken from the wire before they are looked at.
+/// The number of rows that are received before they are processed.
 const ROWS: usize = 512;
-/// How many statements are kept prepared.
+/// Maximum number of prepared statements.
 const STATEMENTS_MAX: usize = 64;
-/// What is locked while the tables change their form: "wieldy" in ASCII.
+/// The number of the advisory lock for migrations: "wieldy" in ASCII.
 const FORM_LOCK: i64 = 0x7769_656c_6479;
 
 pub(crate) const MIGRATIONS: &[Migration] = &[
@@ -58,8 +58,8 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
     },
 ];
 
-/// What every session begins with. A server that would lose what it committed is told not to; the rest keeps one that is
-/// stuck from holding up the others.
+/// The settings of every session. A server that would lose commits is told not to. The timeouts keep a stuck session
+/// from blocking the others.
 const BEGIN: &str = "
     SET search_path = agent_tools;
     SET client_min_messages = warning;
@@ -74,22 +74,22 @@ const BEGIN: &str = "
 pub(crate) struct Postgres {
     server: Server,
     session: Session,
-    /// Where the trail ended when this connection last looked.
+    /// The head of the trail when this connection last looked.
     head: Option<Head>,
-    /// Since when this is not the first connection any more.
+    /// The time of the last reconnect, if there was one.
     reconnected: Option<Instant>,
-    /// Whether an executor waits for this connection.
+    /// True if an executor waits for this connection.
     is_alive: bool,
     patience: Duration,
 }
 
-/// The address of a server, without its password.
+/// Returns the address of a server, without its password.
 pub(crate) fn shown(url: &str) -> Result<String, StoreError> {
     Server::parse(url).map(|server| server.shown())
 }
 
 impl Postgres {
-    /// Connects, and brings the tables into this program's form.
+    /// Connects, and migrates the tables to this program's schema version.
     pub(crate) fn open(url: &str) -> Result<Self, StoreError> {
         let server = Server::parse(url)?;
         let session = Session::open(&server)?;
@@ -103,7 +103,7 @@ impl Postgres {
         Ok(opened)
     }
 
-    /// The form of the tables that are there; 0 where there are none.
+    /// Returns the schema version of the tables; 0 if there are none.
     fn version(&mut self) -> Result<u32, StoreError> {
         let there =
             "SELECT count(*) FROM pg_catalog.pg_tables WHERE schemaname = 'agent_tools' AND tablename = 'version'";
@@ -119,7 +119,7 @@ impl Postgres {
         self.session.wait(self.patience, client.batch_execute(sql)).map_err(|failed| failed.into_error(WRITING))
     }
 
-    /// Runs `work` without a limit on how long a statement may take.
+    /// Runs `work` without the time limits for statements.
     fn at_length<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, StoreError>) -> Result<T, StoreError> {
         if !self.is_alive {
             return work(self);
@@ -133,29 +133,29 @@ impl Postgres {
     }
 }
 
-/// What holds for statements that an executor waits for: the server gives up before we do, and says so.
-/// Statements are planned once, possibly while the tables are empty, when reading a whole table looks cheapest: so every row
-/// is looked up by an index.
+/// The settings for statements that an executor waits for. The server times out before we do, and reports it.
+/// Statements are planned once, possibly while the tables are empty, when a full scan looks cheapest. So every row is
+/// looked up by an index.
 const LIMITS: &str =
     "SET statement_timeout = '3500ms'; SET lock_timeout = '3s'; SET plan_cache_mode = force_generic_plan;
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off";
-/// The settings that hold instead while much is asked for at once.
+/// The settings for large operations.
 const NO_LIMITS: &str = "SET statement_timeout = 0; SET lock_timeout = '60s';
     RESET enable_seqscan; RESET enable_hashjoin; RESET enable_mergejoin";
 
 const READING: &str = "cannot read the history";
 const WRITING: &str = "cannot write the history";
 
-/// A connection and what drives it.
+/// A connection and its runtime.
 struct Session {
     runtime: Option<Runtime>,
     client: Client,
-    /// What the server said when it ended the connection.
+    /// The message with which the server ended the connection.
     last_words: Arc<OnceLock<String>>,
     statements: HashMap<String, Statement>,
 }
 
-/// Why there is no answer.
+/// The reason why there is no result.
 enum Failed {
     Answer(tokio_postgres::Error),
     Silence(Duration),
@@ -224,7 +224,7 @@ impl Session {
         }
     }
 
-    /// Waits for an answer.
+    /// Waits for an answer, at most for `patience`.
     fn wait<T: Send>(
         &self,
         patience: Duration,
@@ -233,7 +233,7 @@ impl Session {
         let Some(runtime) = &self.runtime else { return Err(Failed::Gone("the connection is closed".into())) };
         match block_on(runtime, async { tokio::time::timeout(patience, work).await }) {
             Ok(Ok(answer)) => Ok(answer),
-            // What the server said at the end of a connection explains why it is closed.
+            // The server's last message explains why the connection is closed.
             Ok(Err(error)) if error.is_closed() => {
                 let why = self.last_words.get().map_or("the server closed the connection", String::as_str);
                 Err(Failed::Gone(why.to_owned()))
@@ -243,7 +243,7 @@ impl Session {
         }
     }
 
-    /// The statement, prepared.
+    /// Returns the prepared statement.
     fn statement(&mut self, sql: &str) -> Result<Statement, Failed> {
         if let Some(statement) = self.statements.get(sql) {
             return Ok(statement.clone());
@@ -261,12 +261,12 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.statements.clear();
         if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background(); // which may happen within another runtime
+            runtime.shutdown_background(); // does not block, because this may be within another runtime
         }
     }
 }
 
-/// Waits for `work`, wherever we are.
+/// Blocks on `work`, also within another runtime.
 fn block_on<T: Send>(runtime: &Runtime, work: impl Future<Output = T> + Send) -> T {
     if Handle::try_current().is_err() {
         return runtime.block_on(work);
@@ -291,7 +291,7 @@ impl Database for Postgres {
         let rows = session.client.query_raw(&statement, borrowed(values));
         let mut rows = pin!(session.wait(self.patience, rows).map_err(failed)?);
         loop {
-            // Rows are looked at outside of the runtime: who looks may ask another database.
+            // Rows are processed outside of the runtime, because the callback may query another database.
             let taken = async {
                 let mut taken = Vec::new();
                 while taken.len() < ROWS {
@@ -342,16 +342,17 @@ impl Database for Postgres {
     }
 
     fn show_life(&mut self, instance: &str) -> Result<(), StoreError> {
-        // Shared, because a session that this executor lost may hold it for a while.
+        // The lock is shared, because a session that this executor lost may hold it for a while.
         self.execute("SELECT pg_advisory_lock_shared(?1)", &[life(instance).into()])?;
         self.is_alive = true;
         self.patience = PATIENCE;
         self.batch(LIMITS)
     }
 
-    /// Whoever holds the lock lives. When a server starts again all locks are gone for a moment, and when a network comes
-    /// back those of others: so the executor counts as alive for a while after it, the server or we were last seen to come
-    /// back. A process of this machine that is gone is gone at once.
+    /// Returns true if the instance holds its lock. All locks are gone for a moment when the server restarts, and those
+    /// of other machines when a network comes back. So an instance also counts as alive for a while after it was last
+    /// seen, after the server started and after this connection was reopened. A process of this machine that has exited
+    /// is dead at once.
     fn lives(&mut self, instance: &str) -> Result<bool, StoreError> {
         let sql = "SELECT host, process, NOT pg_try_advisory_xact_lock(?2),
                      greatest(seen_at, pg_postmaster_start_time()) > clock_timestamp() - make_interval(secs => ?3)
@@ -366,7 +367,7 @@ impl Database for Postgres {
                 Ok(())
             })?;
             if is_held && is_gone && asked.elapsed() < Duration::from_secs(1) {
-                // The server has yet to notice.
+                // The server has not noticed it yet.
                 std::thread::sleep(Duration::from_millis(20));
                 continue;
             }
@@ -409,17 +410,17 @@ impl Database for Postgres {
     }
 
     fn words(&mut self, words: &Words<'_>, first: usize) -> Result<(Vec<Vec<Source>>, Vec<Value>), StoreError> {
-        // Letters and digits only: nothing in it is an operator. Each may be the beginning of a word.
+        // Words have only letters and digits, so nothing in them is an operator. Each may be the beginning of a word.
         let wanted = values::words(words.text).map(|word| format!("{word}:*")).collect::<Vec<_>>().join(" & ");
         let query = format!("?{first}::text::tsquery");
         let from = "tool_executions JOIN words USING (id)";
-        // The server cannot know which words are common. Those that are, are found among the latest calls by going through
-        // them; for the others all calls are gathered, since in this order there is no index to go through.
+        // The server cannot know which words are common. Common ones are found by a scan of the latest calls. For the
+        // others all calls are collected, because there is no index in this order.
         let last = match words.before {
             Some(place) => format!("?{place}::bigint"),
             None => "(SELECT max(id) FROM tool_executions)".into(),
         };
-        // In a query of its own it is read once, and not for every row.
+        // A subquery is evaluated once, and not for every row.
         let latest = format!("words @@ (SELECT {query}) AND words.id >= {last} - {LATEST}");
         let latest = Source { from, id: "id", condition: latest };
         let all = Source { from, id: "id + 0", condition: format!("words @@ {query}") };
@@ -439,17 +440,17 @@ impl Database for Postgres {
         self.at_length(|this| this.execute(sql, &[up_to.into()]).map(drop))
     }
 
-    /// Of what the server's files take only what is not free within them.
+    /// Returns the size without the free space within the server's files.
     fn size(&mut self) -> Result<u64, StoreError> {
         self.size_of_rows()
     }
 
-    /// About how many bytes the rows take that are there.
+    /// Returns the approximate size of the rows that exist.
     fn size_of_rows(&mut self) -> Result<u64, StoreError> {
         let files = "SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c
                      WHERE c.relnamespace = 'agent_tools'::regnamespace AND c.relkind = 'r'";
         let files = one_int(self, files, &[])?.unwrap_or_default();
-        // A row, its indexes and its words take about twice what its columns do.
+        // A row with its indexes and words takes about twice the size of its columns.
         let rows = "SELECT (2 * (
               (SELECT count(*) FROM events) * (SELECT coalesce(avg(pg_column_size(e.*)), 0) FROM
                 (SELECT * FROM events ORDER BY seq DESC LIMIT 1000) e)
@@ -478,7 +479,7 @@ impl Database for Postgres {
         self.at_length(|this| {
             this.batch("BEGIN; SET LOCAL lock_timeout = '60s'")?;
             let mut change = || {
-                // Two programs that start at once take turns.
+                // Programs that start at the same time take turns.
                 this.batch(&format!("SELECT pg_advisory_xact_lock({FORM_LOCK})"))?;
                 let found = this.version()?;
                 migrations::check(found, MIGRATIONS)?;
@@ -500,27 +501,27 @@ impl Database for Postgres {
             if done.is_err() {
                 let _ = this.batch("ROLLBACK");
             }
-            // What was prepared for the old form is of no use.
+            // Statements that were prepared for the old schema are useless.
             this.session.statements.clear();
             done
         })
     }
 }
 
-/// What an executor's sign of life is known by.
+/// Returns the number of an executor's liveness lock.
 fn life(instance: &str) -> i64 {
     let hash = blake3::hash(format!("wieldy.instance.{instance}").as_bytes());
     let bytes = hash.as_bytes().first_chunk::<8>().copied().unwrap_or_default();
     i64::from_le_bytes(bytes)
 }
 
-/// Whether a process of this machine has ended.
+/// Returns true if a process of this machine has exited.
 fn is_gone_here(process: i64) -> bool {
     let Some(pid) = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw) else { return false };
     if rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH) {
         return true;
     }
-    // One that ended and that nobody has asked after.
+    // A zombie has exited, too.
     let state = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     state.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['Z', 'X']))
 }

@@ -1,4 +1,4 @@
-//! Where a PostgreSQL server is, and how to talk to it: what the address says, and TLS.
+//! The address of a PostgreSQL server, and connections to it, with TLS.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -14,19 +14,19 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::error::StoreError;
 
-/// How long to wait for a connection.
+/// The timeout of a connection attempt.
 pub(super) const CONNECT: Duration = Duration::from_secs(2);
 
-/// A server, as its address says.
+/// The server that an address names.
 #[derive(Clone)]
 pub(super) struct Server {
     config: Config,
-    /// Whose certificates are good, instead of those that the system trusts.
+    /// A file with the root certificates to trust, instead of those of the system.
     roots: Option<PathBuf>,
 }
 
 impl Server {
-    /// Reads an address as libpq writes them. Of its own names for TLS, `sslrootcert` is known, and `verify-ca` and
+    /// Parses an address as libpq does. Of libpq's TLS options, `sslrootcert` is known, and `verify-ca` and
     /// `verify-full` mean `require`: a certificate is always verified.
     pub(super) fn parse(url: &str) -> Result<Self, StoreError> {
         let (base, query) = url.split_once('?').unwrap_or((url, ""));
@@ -51,7 +51,7 @@ impl Server {
             return Err(StoreError::Address("the address of the history names no server".into()));
         }
         config.connect_timeout(*config.get_connect_timeout().unwrap_or(&CONNECT));
-        // A machine that is gone says nothing: after ten seconds that counts as an answer.
+        // A machine that is gone sends nothing: after ten seconds the connection counts as lost.
         config.tcp_user_timeout(Duration::from_secs(5)).keepalives_idle(Duration::from_secs(4));
         config.keepalives_interval(Duration::from_secs(2)).keepalives_retries(3);
         if config.get_application_name().is_none() {
@@ -60,7 +60,7 @@ impl Server {
         Ok(Self { config, roots })
     }
 
-    /// The address without its password.
+    /// Returns the address without its password.
     pub(super) fn shown(&self) -> String {
         let mut shown = "postgres://".to_owned();
         if let Some(user) = self.config.get_user() {
@@ -81,7 +81,8 @@ impl Server {
         shown
     }
 
-    /// Connects; what drives the connection runs as a task of the runtime that this runs in, and tells `end` how it ended.
+    /// Connects. The connection is driven by a task of the current runtime, which passes the error that ends it to
+    /// `end`.
     pub(super) async fn connect(&self, end: impl FnOnce(String) + Send + 'static) -> Result<Client, String> {
         if self.config.get_ssl_mode() == SslMode::Disable || !self.is_remote() {
             return self.config.connect(NoTls).await.map(|(client, io)| drive(client, io, end)).map_err(told);
@@ -92,7 +93,7 @@ impl Server {
         };
         match secured {
             Ok((client, io)) => Ok(drive(client, io, end)),
-            // Whoever prefers TLS takes what there is, as everywhere in PostgreSQL; who needs it says `require`.
+            // `prefer` accepts a connection without TLS, as everywhere in PostgreSQL; `require` does not.
             Err(why) if self.config.get_ssl_mode() == SslMode::Prefer && why.contains("TLS") => {
                 let mut plain = self.config.clone();
                 plain.ssl_mode(SslMode::Disable);
@@ -104,7 +105,7 @@ impl Server {
         }
     }
 
-    /// Whether some of the hosts can be reached by a network only.
+    /// Returns true if some of the hosts can be reached by a network only.
     fn is_remote(&self) -> bool {
         self.config.get_hosts().iter().any(|host| matches!(host, Host::Tcp(_)))
     }
@@ -146,7 +147,7 @@ where
     client
 }
 
-/// What went wrong, in the words of whoever said so.
+/// Returns the server's message, or the error with its causes.
 #[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
 pub(super) fn told(error: tokio_postgres::Error) -> String {
     if let Some(said) = error.as_db_error() {
@@ -161,7 +162,7 @@ pub(super) fn told(error: tokio_postgres::Error) -> String {
     text
 }
 
-/// `%2F` and the like.
+/// Decodes `%2F` and the like.
 fn unescape(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();

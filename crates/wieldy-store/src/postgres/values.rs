@@ -1,4 +1,4 @@
-//! Values on their way to the server and back.
+//! Conversion of values for the server, and back.
 
 use std::error::Error;
 
@@ -8,12 +8,12 @@ use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 use crate::database::{Row, Value};
 use crate::error::StoreError;
 
-/// The server's clock begins with the year 2000.
+/// The beginning of the server's time, the year 2000.
 const EPOCH: i64 = 946_684_800_000_000;
-/// From here on, by its own clock, the server knows no time (it is the year 294277) but one after all others.
+/// The end of the server's time, by its own clock: the year 294277. Later times become infinity.
 const END: i64 = 9_223_371_331_200_000_000;
 
-/// A point in time, in microseconds since 1970. `i64::MAX` is never.
+/// A point in time, in microseconds since 1970. `i64::MAX` means never.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Time(pub(super) i64);
 
@@ -38,7 +38,7 @@ impl ToSql for Value {
             Self::Int(value) if *kind == Type::INT4 => i32::try_from(*value)?.to_sql(kind, out),
             Self::Int(value) => value.to_sql_checked(kind, out),
             Self::Real(value) => value.to_sql_checked(kind, out),
-            // No text there holds a zero; who looks for one finds what was written in its place.
+            // PostgreSQL's text has no NUL character. It is replaced in searches as well, so they find the stored text.
             Self::Text(value) => value.replace('\0', "\u{fffd}").to_sql_checked(kind, out),
             Self::Time(value) => Time(*value).to_sql_checked(kind, out),
             Self::Bytes(value) => value.to_sql_checked(kind, out),
@@ -52,7 +52,7 @@ impl ToSql for Value {
     to_sql_checked!();
 }
 
-/// Whatever is counted by whole numbers.
+/// An integer of any size, or a point in time.
 struct Int(i64);
 
 impl FromSql<'_> for Int {
@@ -107,11 +107,11 @@ fn unreadable(error: tokio_postgres::Error) -> StoreError {
     StoreError::Damaged(format!("a row of the history is not readable: {}", super::server::told(error)))
 }
 
-/// How long a word and all words of a call may be here.
+/// Maximum number of bytes of a word, and of all words of a call.
 const WORD_BYTES_MAX: usize = 512;
 const WORDS_BYTES_MAX: usize = 256 * 1024;
 
-/// The words of a text: runs of letters and digits, without regard to case.
+/// Returns the words of a text: runs of letters and digits, in lower case.
 pub(super) fn words(text: &str) -> impl Iterator<Item = String> {
     let text = &text[..text.floor_char_boundary(WORDS_BYTES_MAX)];
     text.split(|sign: char| !sign.is_alphanumeric()).filter(|word| !word.is_empty()).map(|word| {

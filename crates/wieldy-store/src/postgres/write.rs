@@ -1,8 +1,9 @@
-//! Writing a group of records: one statement, one round trip, one sync of the server's disk, however many calls it is for.
+//! Writes a group of records: one statement, one round trip, one sync of the server's disk, for any number of calls.
 //!
-//! The statement moves the end of the trail from where this connection believes it to be, and does the rest only if it was
-//! there. So writers on many machines put their groups into one order, and a group that is sent twice, because its fate was
-//! unknown, is written once: its executor's numbers are looked at too.
+//! The statement is a compare-and-swap: it moves the head of the trail if the head is where this connection expects it,
+//! and writes the rest only then. So the groups of writers on many machines have one order. A group that is sent twice,
+//! because the result of the first attempt got lost, is written once: the statement checks the executor's event
+//! numbers, too.
 
 use futures_util::future::join_all;
 use tokio_postgres::types::ToSql;
@@ -17,10 +18,10 @@ use crate::failpoint;
 use crate::ledger::{AnswerChange, CallRow, Draft};
 use crate::trail::Head;
 
-/// How often others may be quicker before we make them wait.
+/// The number of lost races after which a writer locks the trail.
 const QUICKER_MAX: usize = 2;
 
-/// Tells whether the end of the trail was where it was believed to be.
+/// The statement that writes a group. It returns 1 if the head of the trail was where it was expected.
 const WRITE: &str = "
 WITH own AS (
   SELECT FROM instances WHERE number = $1 AND ended_at IS NULL AND last_seq < $2 FOR UPDATE
@@ -74,7 +75,7 @@ pub(super) fn write(
 ) -> Result<Draft, StoreError> {
     let mut quicker = 0;
     loop {
-        // Should this fail, what we believe of the trail is worth nothing.
+        // If this fails, the known head is worth nothing.
         let head = match database.head.take() {
             Some(head) => head,
             None => look(database, instance, "")?.head,
@@ -96,13 +97,13 @@ pub(super) fn write(
     }
 }
 
-/// Writes while nobody else can.
+/// Writes while the trail is locked.
 fn write_alone(
     database: &mut Postgres,
     instance: i64,
     draft: &mut dyn FnMut(&Head) -> Draft,
 ) -> Result<Draft, StoreError> {
-    // Who stops in the middle must not stop the others for long.
+    // A writer that stops in the middle must not block the others for long.
     database.batch("BEGIN; SET LOCAL idle_in_transaction_session_timeout = '3s'")?;
     let mut write = || {
         let end = look(database, instance, "FOR UPDATE OF t")?;
@@ -122,7 +123,7 @@ fn write_alone(
     written
 }
 
-/// What is known of the trail and of who writes.
+/// The head of the trail, and the state of the instance that writes.
 struct End {
     head: Head,
     has_ended: bool,
@@ -145,25 +146,25 @@ fn look(database: &mut Postgres, instance: i64, lock: &str) -> Result<End, Store
     found.ok_or_else(|| StoreError::Damaged("the history knows nothing of this executor any more".into()))
 }
 
-/// Whether writing makes sense, though the end of the trail is elsewhere.
+/// Checks that writing still makes sense after the head of the trail has moved.
 fn check(end: &End, wanted: &Draft) -> Result<(), StoreError> {
     if end.has_ended {
         return Err(StoreError::TakenForDead);
     }
     if end.last_seq >= first_seq(wanted) {
-        // By a session that we gave up: whoever asks again is told.
+        // A session that we gave up wrote them. The committer notices that when it connects again.
         return Err(StoreError::Unavailable(format!("{WRITING}: some of it is there already")));
     }
     Ok(())
 }
 
-/// The number of the executor's first event in the group.
+/// Returns the number of the executor's first event in the group.
 fn first_seq(draft: &Draft) -> i64 {
     let numbers = draft.events.iter().map(|event| event.record.instance_seq as i64);
     numbers.filter(|seq| *seq > 0).min().unwrap_or(i64::MAX)
 }
 
-/// Writes the group if the trail ends where the draft says; whether it did.
+/// Writes the group if the trail ends where the draft says. Returns true if it did.
 fn put(database: &mut Postgres, instance: i64, draft: &Draft) -> Result<bool, StoreError> {
     if draft.answers.is_empty() && draft.signed.is_none() && draft.released.is_empty() {
         return send(database, instance, draft);
@@ -177,7 +178,7 @@ fn put(database: &mut Postgres, instance: i64, draft: &Draft) -> Result<bool, St
     sent.and_then(|moved| ended.map(|()| moved))
 }
 
-/// Sends all that the group consists of, and waits once.
+/// Sends all statements of the group, and waits once.
 fn send(database: &mut Postgres, instance: i64, draft: &Draft) -> Result<bool, StoreError> {
     let failed = |failed: Failed| failed.into_error(WRITING);
     let statement = database.session.statement(WRITE).map_err(failed)?;
@@ -196,7 +197,7 @@ fn send(database: &mut Postgres, instance: i64, draft: &Draft) -> Result<bool, S
     values.extend(columns.values());
     let session = &database.session;
     let work = async {
-        // They are sent in the order in which they are first asked for an answer.
+        // Statements are sent in the order in which they are first polled.
         let rest =
             rest.iter().map(|(statement, values)| session.client.execute_raw(statement, super::borrowed(values)));
         let (moved, rest) = tokio::join!(biased; session.client.query_one(&statement, &values), join_all(rest));
@@ -240,14 +241,14 @@ fn signed(head: &crate::audit::SignedHead, draft: &Draft) -> (&'static str, Vec<
         head.key.as_str().into(),
         Value::Bytes(from_hex(&head.signature).unwrap_or_default()),
     ];
-    // Where somebody else was quicker, theirs is there already, and ours will be rolled back.
+    // If another writer was faster, its row is there already, and this transaction will be rolled back.
     (
         "INSERT INTO heads (seq, hash, at, key, signature) VALUES (?1, ?2, ?3, ?4, ?5) ON CONFLICT (seq) DO NOTHING",
         values,
     )
 }
 
-/// The rows of a group, column by column, in the order in which [`WRITE`] takes them from `$9` on.
+/// The rows of a group, column by column, in the order of the parameters of [`WRITE`] from `$9` on.
 struct Columns<'a>(Vec<Box<dyn ToSql + Sync + Send + 'a>>);
 
 impl<'a> Columns<'a> {

@@ -1,7 +1,7 @@
-//! Bringing what was committed from SQLite's `-wal` file into the database. Nearly all of it is brought in beside commits, which
-//! would wait for two more syncs of the disk otherwise. What was committed meanwhile is little, and is brought in between two
-//! commits, so that the `-wal` file begins anew: where it is written over, a sync is one of data; where it grows, the file system has to write down
-//! its own part too, which takes several times as long.
+//! Checkpoints: moves committed pages from SQLite's `-wal` file into the database. A thread moves nearly all of them
+//! beside commits, which would have to wait for two more syncs of the disk otherwise. The few pages that are committed
+//! meanwhile are moved between two commits, so that the `-wal` file starts over. While it is overwritten, a sync writes
+//! data only; while it grows, the file system also writes metadata, which takes several times as long.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,23 +14,23 @@ use rusqlite::{Connection, OpenFlags};
 
 use crate::failpoint;
 
-/// How many pages the `-wal` file may have before it is brought in: 8 MiB.
+/// The number of pages in the `-wal` file that starts a checkpoint: 8 MiB.
 const LONG: i32 = 2048;
-/// How much time there is between two times: somebody who reads for long may keep it from beginning anew.
+/// The shortest pause between checkpoints: a long read may keep the `-wal` file from starting over.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// How long the `-wal` file is, and who brings it in.
+/// The state of checkpoints.
 #[derive(Default)]
 pub(super) struct Checkpoint {
-    /// How many pages it had after the last commit.
+    /// The number of pages in the `-wal` file after the last commit.
     pages: Arc<AtomicI32>,
-    /// The thread that brings it in beside commits.
+    /// The thread that runs a checkpoint beside commits.
     beside: Option<JoinHandle<()>>,
     last: Option<Instant>,
 }
 
 impl Checkpoint {
-    /// Has SQLite tell how long it is.
+    /// Makes SQLite report the length of the `-wal` file.
     pub(super) fn watch(&self, connection: &mut Connection) -> rusqlite::Result<()> {
         let pages = Arc::clone(&self.pages);
         connection.wal_hook(Some(move |_: &mut Wal, length| {
@@ -39,7 +39,7 @@ impl Checkpoint {
         }))
     }
 
-    /// Sees to it after something was written to it.
+    /// Starts or finishes a checkpoint after a write, if one is due.
     pub(super) fn after_write(&mut self, path: &Path, connection: &Connection) {
         if let Some(beside) = &self.beside {
             if beside.is_finished() {
@@ -54,7 +54,7 @@ impl Checkpoint {
         }
         let path = path.to_owned();
         let work = move || {
-            // Should the file be gone by now, none is made in its place.
+            // If the file is gone by now, no new one is created.
             if let Ok(connection) = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
                 bring_in(&connection);
             }
@@ -66,7 +66,7 @@ impl Checkpoint {
     }
 }
 
-/// Where SQLite keeps what was committed to a file and is not in it yet.
+/// Returns the path of SQLite's `-wal` file.
 pub(super) fn wal(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push("-wal");

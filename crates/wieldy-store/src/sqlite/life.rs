@@ -1,5 +1,5 @@
-//! Signs of life: a file for each executor that writes here, which its process holds by a lock. It is the executor's log too, so
-//! whoever finds one that nobody holds files what is in it before it takes it away.
+//! Liveness locks: a file for each executor that writes here, which its process keeps locked. The file is also the
+//! executor's write-ahead log, so a process that finds an unlocked one commits its records before it deletes it.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 use crate::error::StoreError;
 use crate::log::{LeftLog, Log};
 
-/// How long to wait before asking again for a lock.
+/// The pause before another attempt to get a lock.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Where the signs of life of the executors are that write a history.
+/// Returns the folder with the liveness locks of a history.
 pub(super) fn folder(history: &Path) -> PathBuf {
     let mut name = history.file_name().unwrap_or_default().to_owned();
     name.push(".instances");
     history.with_file_name(name)
 }
 
-/// The sign of life of an executor of this process.
+/// The liveness lock of an executor of this process.
 pub(super) struct Life {
     instance: String,
     path: PathBuf,
@@ -54,10 +54,10 @@ impl Life {
 /// The free space that an executor must find on the disk: enough for the records of a call or two.
 const ROOM_BYTES_MIN: u64 = 1024 * 1024;
 
-/// Refuses to begin on a full disk: a read-only call runs before its records are written, and could not be recorded.
+/// Refuses to start on a full disk: a read-only call runs before its records are written, and could not be recorded.
 pub(super) fn check_room(history: &Path) -> Result<(), StoreError> {
     let folder = history.parent().unwrap_or(Path::new("."));
-    // If the system does not tell the free space, the first write does.
+    // If the system does not report the free space, the first write fails instead.
     match rustix::fs::statvfs(folder) {
         Ok(disk) if disk.f_bavail.saturating_mul(disk.f_frsize) < ROOM_BYTES_MIN => Err(StoreError::Full(format!(
             "cannot use the history `{}`: the disk is full, and {ROOM_BYTES_MIN} bytes must be free",
@@ -67,17 +67,17 @@ pub(super) fn check_room(history: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Whether an executor is there, or what it left is still to be filed.
+/// Returns true if an executor is alive, or its write-ahead log is not committed yet.
 pub(super) fn is_there(history: &Path, instance: &str) -> io::Result<bool> {
-    // A file may come from anywhere; what it calls an executor is not to lead to other files.
+    // A history file may come from anywhere, so its instance ids must not lead to other files.
     match uuid::Uuid::try_parse(instance) {
         Ok(_) => folder(history).join(instance).try_exists(),
         Err(_) => Ok(false),
     }
 }
 
-/// The logs of executors that are gone. One at a time gets them: whoever comes meanwhile waits, unless that takes long, so that it
-/// begins with everything that they did.
+/// Returns the write-ahead logs of dead executors. One process at a time gets them. Others wait, up to `patience`, so
+/// that they start with all records of these executors.
 pub(super) fn left(history: &Path, patience: Duration) -> io::Result<Vec<LeftLog>> {
     let folder = folder(history);
     let turn = match File::open(&folder) {

@@ -24,9 +24,9 @@ use crate::log::{LeftLog, Log};
 use crate::migrations::{self, Migration};
 use crate::trail::Head;
 
-/// How long to wait for another process that writes.
+/// The longest wait for another process that writes.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Says in the file itself whose it is: "wldy".
+/// The application id in the header of the file: "wldy".
 const APPLICATION: i32 = 0x776c_6479;
 
 pub(crate) const MIGRATIONS: &[Migration] = &[
@@ -44,34 +44,34 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
     },
 ];
 
-/// The calls that ended somewhere along the trail; where, is for whoever asks to say.
+/// The calls that closed within a part of the trail; the query adds which part.
 const UNTAKEN: &str = "SELECT execution FROM events WHERE name IN
     ('tool.call.success', 'tool.call.failure', 'tool.call.timeout', 'tool.call.cancelled')";
-/// What a call can be found by.
+/// The searchable text of a call.
 const WORDS: &str =
     "tool_name || ' ' || substr(coalesce(parameters_json, ''), 1, 16384) || ' ' || coalesce(error_message, '')";
-/// How many records are looked through together for words.
+/// The number of records that are indexed together.
 const TAKEN_TOGETHER: i64 = 10_000;
 
 /// A connection to a SQLite file.
 pub(crate) struct Sqlite {
     path: PathBuf,
-    /// Which file that is.
+    /// The inode of the file.
     file: u64,
     connection: Connection,
-    /// Held for as long as an executor lives.
+    /// The liveness lock, if this connection belongs to an executor.
     life: Option<Life>,
     checkpoint: Checkpoint,
 }
 
 impl Sqlite {
-    /// Opens the file; makes it, and brings it into this program's form, where that is wanted.
+    /// Opens the file. Creates it if there is none, and migrates it to this program's schema version.
     pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
         if let Some(folder) = path.parent() {
             let mut maker = fs::DirBuilder::new();
             maker.recursive(true).mode(0o700).create(folder).map_err(|error| unusable(path, &error))?;
         }
-        // Whichever way one comes, what lies beside the file is found beside the file.
+        // Links are resolved, so that the files beside the history are found by every path.
         let path = &resolved(path).map_err(|error| unusable(path, &error))?;
         let mut connection = connect(path)?;
         let version = version(&connection).map_err(|error| opened(path, &error))?;
@@ -85,7 +85,7 @@ impl Sqlite {
         Ok(Self { path: path.to_owned(), file, connection, life: None, checkpoint })
     }
 
-    /// Fails where the file was taken away or another one put in its place: what is written then, nobody would find.
+    /// Fails if the file was removed or replaced: records that were written now would not be found.
     fn is_there(&self) -> Result<(), StoreError> {
         match fs::metadata(&self.path) {
             Ok(file) if file.ino() == self.file => Ok(()),
@@ -94,7 +94,7 @@ impl Sqlite {
     }
 }
 
-/// Where the file really is, or will be.
+/// Returns the path of the file behind links, also if the file does not exist yet.
 fn resolved(path: &Path) -> std::io::Result<PathBuf> {
     match fs::canonicalize(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
@@ -110,8 +110,8 @@ fn resolved(path: &Path) -> std::io::Result<PathBuf> {
 
 fn connect(path: &Path) -> Result<Connection, StoreError> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    // What calls were made with is their owner's business; what SQLite puts beside the file gets the file's mode. A file that
-    // is there must not be opened here: closing it again would end SQLite's own locks on it.
+    // The arguments of calls are private; the files that SQLite puts beside the history get its mode. A file that
+    // exists must not be opened here: closing it again would release SQLite's own locks on it.
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(unusable(path, &error)),
         _ => {}
@@ -121,16 +121,16 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
     let set = || -> rusqlite::Result<()> {
         connection.busy_timeout(PATIENCE)?;
         connection.set_prepared_statement_cache_capacity(64);
-        // Only a new file takes this: room that retention frees can be given back. On any other it would be a write.
+        // Only a new file accepts this, which lets retention give free space back. On any other it would be a write.
         if is_new {
             connection.pragma_update(None, "auto_vacuum", "incremental")?;
         }
         connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
-        // What was committed is on the disk, also when the machine stops.
+        // Commits are on the disk, also if the machine stops.
         connection.pragma_update(None, "synchronous", "full")?;
-        // Whoever writes comes back to the same few pages: 4 MiB.
+        // Writers need the same few pages again: 4 MiB.
         connection.pragma_update(None, "cache_size", -4_096)?;
-        // Whoever commits does not wait for this; see `checkpoint`.
+        // Commits do not wait for checkpoints; see `checkpoint`.
         connection.pragma_update(None, "wal_autocheckpoint", 0)?;
         connection.pragma_update(None, "journal_size_limit", 64 * 1024 * 1024)?;
         connection.pragma_update(None, "temp_store", "memory")
@@ -139,7 +139,8 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Tries again while another process is at work. SQLite does not wait by itself where two processes turn a new file to WAL at once.
+/// Retries while another process holds the database. SQLite does not wait by itself when two processes switch a new
+/// file to its WAL mode at once.
 fn patiently(work: impl Fn() -> rusqlite::Result<()>) -> rusqlite::Result<()> {
     let until = Instant::now() + PATIENCE;
     loop {
@@ -160,7 +161,7 @@ fn version(connection: &Connection) -> rusqlite::Result<u32> {
 
 fn migrate(connection: &mut Connection, target: u32) -> rusqlite::Result<()> {
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // Somebody else may have done it while we waited.
+    // Another process may have migrated while we waited.
     let found = version(&transaction)?;
     for sql in migrations::path(found, target, MIGRATIONS) {
         transaction.execute_batch(sql)?;
@@ -176,7 +177,7 @@ fn unusable(path: &Path, error: &std::io::Error) -> StoreError {
 }
 
 fn opened(path: &Path, error: &rusqlite::Error) -> StoreError {
-    // On a full disk SQLite fails in several ways, some of which do not tell why.
+    // On a full disk SQLite fails in several ways, some of which do not say why.
     let full = life::check_room(path).err();
     full.unwrap_or_else(|| told(&format!("cannot use the history `{}`", path.display()), error))
 }
@@ -185,7 +186,7 @@ fn told(what: &str, error: &rusqlite::Error) -> StoreError {
     use rusqlite::ErrorCode;
     use rusqlite::ffi::{SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_ROWID, SQLITE_CONSTRAINT_UNIQUE};
     let message = format!("{what}: {error}");
-    // What must be there once is there already: that does not pass.
+    // A violated unique constraint does not go away by waiting.
     let is_there = [SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_ROWID, SQLITE_CONSTRAINT_UNIQUE];
     match error.sqlite_error() {
         Some(told) if matches!(told.code, ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
@@ -247,7 +248,7 @@ impl Database for Sqlite {
     }
 
     fn show_life(&mut self, instance: &str) -> Result<(), StoreError> {
-        // Who holds it already would wait for itself.
+        // A second lock of the same file would wait for the first.
         if self.life.is_none() {
             life::check_room(&self.path)?;
             let life = Life::begin(&self.path, instance).map_err(|error| unusable(&self.path, &error))?;
@@ -282,7 +283,7 @@ impl Database for Sqlite {
     }
 
     fn stay_alive(&mut self, _: i64) -> Result<(), StoreError> {
-        Ok(()) // the lock says so
+        Ok(()) // the lock proves it
     }
 
     fn is_usable(&mut self) -> bool {
@@ -391,18 +392,19 @@ impl Database for Sqlite {
         }
         let mut copy = Connection::open_with_flags(target, OpenFlags::SQLITE_OPEN_READ_WRITE).map_err(failed)?;
         let backup = rusqlite::backup::Backup::new(&self.connection, &mut copy).map_err(failed)?;
-        // All at once: it would begin anew whenever somebody wrote between two parts, and nobody waits for one who reads.
+        // All at once: a backup in parts restarts after each write of another process, and no writer waits for a
+        // reader.
         backup.run_to_completion(i32::MAX, Duration::ZERO, None).map_err(failed)
     }
 
     fn settle_numbers(&mut self) -> Result<(), StoreError> {
-        // The next number is one more than the largest; and the words came with the copy.
+        // SQLite numbers rows after the largest number, and the words came with the copy.
         self.execute("UPDATE trail SET words_seq = seq", &[]).map(drop)
     }
 
     fn shrink(&mut self) -> Result<(), StoreError> {
         let shrink = || {
-            // Each row that it gives is a page that it freed.
+            // Each row of the result is a page that was freed.
             self.connection.pragma_query(None, "incremental_vacuum", |_| Ok(()))?;
             self.connection.execute_batch("PRAGMA optimize")?;
             self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))

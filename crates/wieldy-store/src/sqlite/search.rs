@@ -1,18 +1,18 @@
-//! Finding calls by their words. SQLite goes through the calls of a whole word from the last one on and stops when there are
-//! enough; of the beginning of a word it would first gather all calls. So it is told the words that begin like that.
+//! Full-text search for calls. For a whole word, SQLite walks through its calls from the last one and stops when there
+//! are enough. For a prefix it would first collect all calls, so a prefix is replaced by the words that begin with it.
 
 use rusqlite::functions::FunctionFlags;
 use rusqlite::{Connection, OptionalExtension};
 
 use crate::database::Words;
 
-/// How many words a beginning may stand for until gathering all their calls is quicker.
+/// Maximum number of words that replace a prefix. Beyond that, collecting all their calls is faster.
 const ENDINGS_MAX: usize = 128;
 
-/// Makes ready what searches need.
+/// Registers the SQL function that searches use.
 pub(super) fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     let flags = FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DETERMINISTIC;
-    // Finds words as the table of words does, in texts that are not there yet.
+    // Finds words as the full-text index does, in texts that are not indexed yet.
     connection.create_scalar_function("has_words", 2, flags, |values| {
         let words = |column| values.get_raw(column).as_str().unwrap_or_default();
         let (wanted, there) = (lowercase(words(0)), lowercase(words(1)));
@@ -20,17 +20,17 @@ pub(super) fn prepare(connection: &Connection) -> rusqlite::Result<()> {
     })
 }
 
-/// The words of a text: runs of letters and digits.
+/// Returns the words of a text: runs of letters and digits.
 fn words_of(text: &str) -> impl Iterator<Item = &str> {
     text.split(|sign: char| !sign.is_alphanumeric()).filter(|word| !word.is_empty())
 }
 
-/// The words of a text, however they are written.
+/// Returns the words of a text, in lower case.
 fn lowercase(text: &str) -> Vec<String> {
     words_of(text).map(str::to_lowercase).collect()
 }
 
-/// What the table of words is asked for. Every word is in quotes: nothing in it is an operator.
+/// Returns the full-text query. Every word is in quotes, so nothing in it is an operator.
 pub(super) fn wanted(connection: &Connection, words: &Words<'_>) -> rusqlite::Result<String> {
     let mut wanted = Vec::new();
     for word in words_of(words.text) {
@@ -41,15 +41,15 @@ pub(super) fn wanted(connection: &Connection, words: &Words<'_>) -> rusqlite::Re
         });
     }
     if wanted.is_empty() {
-        return Ok("\"\"".into()); // signs alone are in no word
+        return Ok("\"\"".into()); // punctuation is in no word
     }
     wanted.extend(words_of(words.tool.unwrap_or_default()).map(|word| format!("\"{word}\"")));
     Ok(wanted.join(" AND "))
 }
 
-/// The words in the table that begin like this, unless there are many.
+/// Returns the indexed words that begin with `word`, unless there are many.
 fn beginning_with(connection: &Connection, word: &str) -> rusqlite::Result<Option<Vec<String>>> {
-    // How SQLite writes the letters of other languages, it knows best.
+    // SQLite's own rules apply to letters outside of ASCII.
     if !word.is_ascii() {
         return Ok(None);
     }
@@ -63,7 +63,7 @@ fn beginning_with(connection: &Connection, word: &str) -> rusqlite::Result<Optio
         if found.len() == ENDINGS_MAX {
             return Ok(None);
         }
-        // The table has a row for each occurrence: on to the first of the next word.
+        // The table has a row for each occurrence, so continue at the first one of the next word.
         from = format!("{term}\u{1}");
         found.push(term);
     }

@@ -1,4 +1,4 @@
-//! Writing a group of records: one transaction, one sync of the disk, however many calls it is for.
+//! Writes a group of records: one transaction, one sync of the disk, for any number of calls.
 
 use jiff::Timestamp;
 use rusqlite::{Connection, Transaction, TransactionBehavior, params};
@@ -17,7 +17,7 @@ pub(super) fn write(
     draft: &mut dyn FnMut(&Head) -> Draft,
 ) -> Result<Draft, StoreError> {
     let failed = |error: rusqlite::Error| told("cannot write the history", &error);
-    // Nobody else can add to the trail from here on.
+    // From here on no other process can append to the trail.
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
     let (head, has_ended) = {
         let sql = "SELECT seq, hash, ended_at IS NOT NULL FROM trail, instances WHERE number = ?1";
@@ -153,7 +153,7 @@ fn put_tallies(transaction: &Transaction<'_>, draft: &Draft) -> rusqlite::Result
     Ok(())
 }
 
-/// Where the trail ends now, and how far its executor is.
+/// Writes the new head of the trail, and the progress of the executor.
 fn put_ends(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rusqlite::Result<()> {
     transaction
         .prepare_cached("UPDATE trail SET seq = ?1, hash = ?2")?
