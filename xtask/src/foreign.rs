@@ -10,6 +10,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
+use crate::skips::Skips;
+
 /// The environment variable with the folder of the programs. Tests skip themselves without it.
 const FOLDER: &str = "WIELDY_TEST_FOREIGN";
 /// The lists of versions, beside the tests.
@@ -18,7 +20,7 @@ const LISTS: &str = "crates/wieldy-cli/tests/foreign/packages";
 /// Installs missing programs and runs the tests, for `cargo xtask foreign` and for the stage.
 ///
 /// If an installation is impossible, it prints a warning, and fails only in CI.
-pub(crate) fn run(root: &Path, nextest: bool, ci: bool) -> Result<()> {
+pub(crate) fn run(root: &Path, nextest: bool, ci: bool, skips: &Skips) -> Result<()> {
     let folder = match install(root) {
         Ok(folder) => folder,
         Err(error) if ci => return Err(error.context("cannot install what others wrote")),
@@ -35,7 +37,7 @@ pub(crate) fn run(root: &Path, nextest: bool, ci: bool) -> Result<()> {
         cargo.args(["--profile", "ci"]);
     }
     let status =
-        cargo.env(FOLDER, folder).current_dir(root).status().with_context(|| format!("cannot start {cargo:?}"))?;
+        cargo.env(FOLDER, folder).envs([skips.variable()]).current_dir(root).status().with_context(|| format!("cannot start {cargo:?}"))?;
     if !status.success() {
         bail!("{cargo:?} ended with {status}");
     }

@@ -5,6 +5,7 @@ mod bench;
 mod foreign;
 mod postgres;
 mod runtimes;
+mod skips;
 mod stages;
 mod tidy;
 mod vm;
@@ -13,6 +14,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use stages::Selection;
 
 /// The chores of this repository.
 #[derive(Parser)]
@@ -26,7 +29,14 @@ struct Arguments {
 enum Chore {
     /// Run the checks of CI: format, clippy, tidy, tests, doc tests, docs
     #[command(visible_alias = "check")]
-    Test,
+    Test {
+        /// Run the long stages instead: series of kills and attacks, programs of other projects, virtual machines
+        #[arg(long)]
+        long: bool,
+        /// Use the short counts of CI in the series
+        #[arg(long, requires = "long")]
+        short: bool,
+    },
     /// Check the rules of this repository that no compiler knows
     Tidy,
     /// Test the sandbox in virtual machines with an older kernel: with only cgroup v2, only v1, none, without Landlock
@@ -51,7 +61,7 @@ enum Chore {
 
 fn main() -> ExitCode {
     let done = match Arguments::parse().chore {
-        Chore::Test => stages::run_all(&repository()),
+        Chore::Test { long, short } => stages::run_all(&repository(), Selection::of(long, short)),
         Chore::Tidy => tidy::run(&repository()),
         Chore::Vm { names } => vm::run(&repository(), &names),
         Chore::Foreign => stages::run_foreign(&repository()),

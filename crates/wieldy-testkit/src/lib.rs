@@ -1,7 +1,9 @@
 //! A [`World`] for tests: an executor with scripted tools, and a tape of its events.
 
 mod fakes;
+mod runs;
 mod world;
 
 pub use fakes::{Act, FailingJournal, FakeSandbox, HangingJournal, Puppet, Strings};
+pub use runs::{count, skip};
 pub use world::{World, bounded};

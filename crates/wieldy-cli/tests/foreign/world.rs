@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) fn programs() -> Option<PathBuf> {
     let folder = std::env::var_os("WIELDY_TEST_FOREIGN").map(PathBuf::from);
     if folder.is_none() {
-        let _ = writeln!(std::io::stderr(), "SKIPPED: `cargo xtask foreign` installs the programs for this test");
+        wieldy_testkit::skip("`cargo xtask foreign` installs the programs for this test");
     }
     folder
 }

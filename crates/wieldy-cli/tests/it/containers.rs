@@ -23,7 +23,7 @@ fn world() -> Option<World> {
     let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists());
     let runc = ["/usr/sbin/runc", "/usr/bin/runc"].into_iter().find(|path| Path::new(path).exists());
     let (Some(busybox), Some(_), true) = (busybox, runc, rustix::process::geteuid().is_root()) else {
-        let _ = writeln!(std::io::stderr(), "SKIPPED: needs `busybox`, `runc` and root");
+        wieldy_testkit::skip("tests of containers need `busybox`, `runc` and root");
         return None;
     };
     let world = World::new().file(".wieldy/tools/note.toml", TOOL).file("../system/var/lib/note", "from elsewhere\n");

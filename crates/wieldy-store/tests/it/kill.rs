@@ -140,13 +140,13 @@ fn fastrand(seed: u64) -> impl FnMut() -> u64 {
 
 #[test]
 fn killed_at_random_moments_nothing_is_lost_doubled_or_guessed() {
-    kill_at_random(Place::sqlite, 200, 1);
+    kill_at_random(Place::sqlite, wieldy_testkit::count(100, 1_000), 1);
 }
 
 #[test]
 fn killed_at_random_moments_on_postgres_nothing_is_lost_doubled_or_guessed() {
     if shared_server().is_some() {
-        kill_at_random(|| Place::postgres().unwrap(), 200, 4);
+        kill_at_random(|| Place::postgres().unwrap(), wieldy_testkit::count(120, 1_000), 4);
     }
 }
 

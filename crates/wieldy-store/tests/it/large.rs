@@ -7,7 +7,10 @@ use wieldy_store::{GroupBy, Query};
 
 use crate::world::Place;
 
-const CALLS: usize = 1_000_000;
+/// The number of calls in the history: a million, or fewer in a short run.
+fn calls() -> usize {
+    wieldy_testkit::count(200_000, 1_000_000)
+}
 
 /// All that a query finds, page by page.
 fn all(place: &Place, query: Query) -> Vec<String> {
@@ -28,7 +31,7 @@ fn a_million_calls_are_asked_about() {
     drop(place.store());
     let connection = rusqlite::Connection::open(place.folder.path().join("history.db")).unwrap();
     connection.execute_batch("PRAGMA synchronous = off").unwrap();
-    let sql = include_str!("../data/many_calls.sql").replace("CALLS", &CALLS.to_string());
+    let sql = include_str!("../data/many_calls.sql").replace("CALLS", &calls().to_string());
     connection.execute_batch(&sql).unwrap();
     drop(connection);
     many_calls_are_asked_about(&place, "SCAN tool_executions");
@@ -38,7 +41,7 @@ fn a_million_calls_are_asked_about() {
 fn a_million_calls_on_postgres_are_asked_about() {
     let Some(place) = Place::postgres() else { return };
     drop(place.store());
-    place.sql(&include_str!("../data/many_calls_postgres.sql").replace("CALLS", &CALLS.to_string()));
+    place.sql(&include_str!("../data/many_calls_postgres.sql").replace("CALLS", &calls().to_string()));
     many_calls_are_asked_about(&place, "Seq Scan on tool_executions");
 }
 
@@ -48,7 +51,7 @@ fn some(text: &str) -> Option<String> {
 
 /// Answers are right; `scan` is what the database calls going through the whole table.
 fn many_calls_are_asked_about(place: &Place, scan: &str) {
-    let store = place.store();
+    let (store, calls) = (place.store(), calls());
     let count = |query: Query| {
         let found = all(place, query);
         let different: HashSet<&String> = found.iter().collect();
@@ -61,7 +64,7 @@ fn many_calls_are_asked_about(place: &Place, scan: &str) {
         told.chars().filter(char::is_ascii_digit).collect::<String>().parse::<usize>().unwrap()
     };
     assert_eq!(count(Query { session: some("session_17"), ..Query::default() }), 500);
-    assert_eq!(count(Query { tool: some("tool_7"), ..Query::default() }), CALLS / 50);
+    assert_eq!(count(Query { tool: some("tool_7"), ..Query::default() }), calls / 50);
     let timeouts = Query { status: Some(Status::Timeout), ..Query::default() };
     assert_eq!(count(timeouts), counted("status = 'timeout'"));
     let both = Query { tool: some("tool_7"), status: Some(Status::Failed), ..Query::default() };
@@ -97,7 +100,7 @@ fn many_calls_are_asked_about(place: &Place, scan: &str) {
     assert_eq!(count(before), 19);
 
     let stats = store.stats(&Query::default(), GroupBy::Tool).unwrap();
-    assert_eq!((stats.len(), stats.iter().map(|stat| stat.count).sum::<i64>()), (50, CALLS as i64));
+    assert_eq!((stats.len(), stats.iter().map(|stat| stat.count).sum::<i64>()), (50, calls as i64));
     let errors: i64 = stats.iter().map(|stat| stat.errors).sum();
     assert_eq!(errors as usize, counted("status <> 'success'"));
 
@@ -105,7 +108,7 @@ fn many_calls_are_asked_about(place: &Place, scan: &str) {
     let quick = Query { text: some("quick"), ..Query::default() };
     let stats = store.stats(&quick, GroupBy::Day).unwrap();
     assert_eq!(stats.iter().map(|stat| stat.count).sum::<i64>() as usize, counted("parameters_json LIKE '%quick%'"));
-    assert!(stats.iter().map(|stat| stat.count).sum::<i64>() > 200_000);
+    assert!(stats.iter().map(|stat| stat.count).sum::<i64>() > calls as i64 / 5);
 
     // None of these is found by going through the whole table.
     let questions = [
@@ -119,7 +122,7 @@ fn many_calls_are_asked_about(place: &Place, scan: &str) {
         Query { text: some("word7"), session: some("session_17"), ..Query::default() },
     ];
     for question in questions {
-        for cursor in [None, Some("500000".parse().unwrap())] {
+        for cursor in [None, Some((calls / 2).to_string().parse().unwrap())] {
             let question = Query { cursor, ..question.clone() };
             for plan in store.plans(&question, 20).unwrap() {
                 assert!(plan.contains("tool_executions") && !plan.contains(scan), "{question:?}: {plan}");

@@ -1,7 +1,6 @@
 //! A history to test with, in a file or on the server that `cargo xtask test` starts, and an executor that writes it.
 
 use std::future::Future;
-use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -148,8 +147,7 @@ pub(crate) fn shared_server() -> Option<String> {
     let server = std::env::var("WIELDY_TEST_POSTGRES").ok();
     if server.is_none() {
         assert!(std::env::var("CI").is_err(), "CI must have a PostgreSQL server to test with");
-        let why = "SKIPPED: there is no PostgreSQL server; `cargo xtask postgres -- cargo nextest run` starts one";
-        let _ = writeln!(std::io::stderr(), "{why}");
+        wieldy_testkit::skip("there is no PostgreSQL server; `cargo xtask postgres -- cargo nextest run` starts one");
     }
     server
 }
