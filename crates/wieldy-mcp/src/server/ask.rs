@@ -1,8 +1,9 @@
 //! Questions to the client's user: may exactly this call run?
 //!
-//! [`Desk`] is where calls that wait for an answer are found. A client of revision 2026-07-28 is answered that input is
-//! required and comes back with it: the call stays open meanwhile, and what the client brings back is sealed, so that it
-//! answers the one question about the one call that it was asked, once. Older clients are asked while the call waits.
+//! [`Desk`] stores the calls that wait for an answer. A client of revision 2026-07-28 gets an `input_required` result
+//! and repeats its request with the user's answer. The call stays open meanwhile. The request state that the client
+//! returns is sealed, so it can answer only this question about this call, once. Older clients get an elicitation
+//! request while the call waits.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,17 +19,17 @@ use serde_json::Value;
 use tokio::sync::oneshot;
 use wieldy_core::{Answer, BoxFuture, Caller, Confirmation, Confirmer, ExecutionId};
 
-/// How many calls may wait for answers.
+/// Maximum number of calls that wait for answers.
 const QUESTIONS_MAX: usize = 1024;
-/// The maximal size of a question to a person. It is shown whole: a person cannot agree to a part that is not shown.
+/// Maximum size of a question to a person. It is shown whole: a person cannot agree to a part that is not shown.
 const QUESTION_BYTES_MAX: usize = 32 * 1024;
-/// The name of the one question.
+/// The key of the one question in an `input_required` result.
 const QUESTION: &str = "confirm";
 
 /// The questions that wait for an answer.
 pub(crate) struct Desk {
     open: Mutex<HashMap<ExecutionId, Open>>,
-    /// How many there are, so that calls without a question need not look.
+    /// The number of questions. Calls without a question read only this and take no lock.
     count: AtomicUsize,
     seal: RequestStateCodec,
 }
@@ -39,7 +40,7 @@ struct Open {
     is_shown: bool,
 }
 
-/// What a client brings back, sealed.
+/// The sealed request state that a client returns.
 #[derive(Serialize, Deserialize)]
 struct Ticket {
     execution: ExecutionId,
@@ -72,7 +73,7 @@ impl Confirmer for Desk {
     }
 }
 
-/// Takes a question away when nobody waits for its answer any more.
+/// Removes a question when its call no longer waits.
 struct Put<'a>(&'a Desk, ExecutionId);
 
 impl Drop for Put<'_> {
@@ -98,7 +99,7 @@ impl Desk {
         Ok(Put(self, question.execution))
     }
 
-    /// The question that a call has just come to.
+    /// Returns the question that a call has just asked, once.
     pub(crate) fn question(&self, execution: ExecutionId) -> Option<Arc<Confirmation>> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
@@ -109,13 +110,13 @@ impl Desk {
         Some(Arc::clone(&asked.question))
     }
 
-    /// Tells a call that waits what the person said. Says whether it waited.
+    /// Delivers the person's answer to the waiting call. Returns false if no call waited.
     pub(crate) fn answer(&self, execution: ExecutionId, is_approved: bool) -> bool {
         let asked = self.lock().remove(&execution);
         asked.is_some_and(|asked| asked.answer.send(is_approved).is_ok())
     }
 
-    /// The answer to a client that must come back with its user's.
+    /// Builds the `input_required` result for a question.
     pub(crate) fn input_required(&self, question: &Confirmation, asked: &Asked<'_>) -> InputRequiredResult {
         let ticket = Ticket { execution: question.execution, digest: question.digest.to_string() };
         let bound_to = asked.hash();
@@ -125,7 +126,7 @@ impl Desk {
         InputRequiredResult::new(Some(BTreeMap::from([(QUESTION.to_owned(), request)])), Some(sealed))
     }
 
-    /// What a client came back with: which call it is about, and whether that may run.
+    /// Opens the sealed state of a repeated request and delivers the answer to its call.
     pub(crate) fn brought_back(
         &self,
         sealed: &str,
@@ -151,17 +152,17 @@ impl Desk {
     }
 }
 
-/// What a client came back with.
+/// The outcome of a repeated request.
 pub(crate) enum BroughtBack {
-    /// The answer, which the call was told.
+    /// The answer was delivered to the call.
     Answered(ExecutionId),
-    /// No answer; the question still stands.
+    /// The request has no answer. The question is still open.
     Nothing(Arc<Confirmation>),
-    /// An answer to a question that is over.
+    /// The question is over.
     TooLate,
 }
 
-/// A request as it must come back: the same tool and arguments, by the same caller.
+/// The request that a repetition must match: the same tool and arguments, by the same caller.
 pub(crate) struct Asked<'a> {
     pub(crate) caller: &'a Caller,
     pub(crate) tool: &'a str,
@@ -171,7 +172,7 @@ pub(crate) struct Asked<'a> {
 impl Asked<'_> {
     fn hash(&self) -> [u8; 32] {
         let mut arguments = self.arguments.clone();
-        // Whoever repeats a request need not keep the order.
+        // A client may repeat the arguments with keys in another order.
         arguments.sort_all_objects();
         let Caller { agent, tenant, user, .. } = self.caller;
         let whole = serde_json::json!([agent, tenant, user, self.tool, arguments]);
@@ -179,17 +180,17 @@ impl Asked<'_> {
     }
 }
 
-/// The question as it is shown to a person.
+/// Builds the elicitation form for a person.
 pub(crate) fn params(question: &Confirmation) -> ElicitRequestParams {
     ElicitRequestParams::FormElicitationParams {
         meta: None,
         message: question.in_words(),
-        // Nothing is to be filled in: accepting is the answer.
+        // The form has no fields: accepting it is the answer.
         requested_schema: ElicitationSchema::new(BTreeMap::new()),
     }
 }
 
-/// Whether the person agreed; whoever looks away has not.
+/// Returns true if the person accepted. Dismissing the form is a refusal.
 pub(crate) fn is_yes(said: &ElicitResult) -> bool {
     said.action == ElicitationAction::Accept
 }

@@ -1,4 +1,4 @@
-//! `tools/call`, by whichever way it came: it becomes a call of the executor's, and its answer is what that came to.
+//! Answers `tools/call` over both transports: makes a call of the executor's and returns its result.
 
 use std::sync::Arc;
 
@@ -16,14 +16,14 @@ use crate::convert;
 
 pub(crate) type Answered = Result<CallToolResponse, ErrorData>;
 
-/// Answers a client that wants a tool to be called.
+/// Answers a `tools/call` request.
 pub(crate) async fn answer(
     shared: &Shared,
     caller: &Arc<Caller>,
     mut params: CallToolRequestParams,
     client: &Client,
 ) -> Answered {
-    // What one of our own tools is asked for may be a call of another one.
+    // `tool_call`, one of our own tools, becomes a call of another tool.
     if let Some(own) = Own::named(&params.name, &shared.options) {
         match Box::pin(own.answer(shared, params.arguments.take(), caller, client)).await {
             Ok((tool, arguments)) => {
@@ -51,7 +51,7 @@ pub(crate) async fn answer(
     request.follow(Work::Own(begun)).await
 }
 
-/// Refuses a call whose arguments were too large to be read. It is recorded, unless it is of one of our own tools.
+/// Refuses a call whose message was too large to be parsed. The call is recorded, unless it is of one of our own tools.
 pub(crate) async fn refuse(shared: &Shared, caller: &Arc<Caller>, tool: &str, told: &str, client: &Client) -> Answered {
     let advice = "put what is large into a file of the workspace, and name the file";
     let error = CallError::new(Code::ValidationFailed, told).suggest(advice);
@@ -63,7 +63,7 @@ pub(crate) async fn refuse(shared: &Shared, caller: &Arc<Caller>, tool: &str, to
     Ok(convert::answer(result, client.is_modern).into())
 }
 
-/// Carries on a call whose question was answered.
+/// Continues a call with the answer to its question.
 async fn come_back(request: Request<'_>, params: &CallToolRequestParams) -> Answered {
     let desk = &request.shared.desk;
     let sealed = params.request_state.as_deref().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Follows one call: tells its client how far it is, ends it when the client wants that, puts its question, and hands it
-//! over where it takes longer than the client waits.
+//! Follows one running call until there is a response: sends progress, cancels it when the client asks for that, asks
+//! its question, and returns a task or a handle if the call outlasts the client's patience.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -23,42 +23,42 @@ use super::call::Answered;
 use super::client::{Client, Line, Way};
 use crate::convert::{self, META_EXECUTION};
 
-/// How often a client should ask for a task.
+/// The poll interval that clients are told for tasks.
 const POLL_MS: u64 = 1000;
-/// How much of a call's output a handle shows: its end.
+/// Maximum length of the output that a handle shows, from its end.
 const OUTPUT_CHARS_MAX: usize = 4000;
-/// How long one message of progress may be.
+/// Maximum length of one progress message.
 const MESSAGE_CHARS_MAX: usize = 2000;
-/// How much progress is told after a call has ended; what was printed is in its answer.
+/// Maximum number of progress notifications sent after a call has ended. The printed output is in the result anyway.
 const REST_MAX: usize = 64;
-/// The tool that gives the result of a call that was handed over.
+/// The tool that returns the result of a call that was answered with a handle.
 pub(crate) const RESULT_WAIT: &str = "result_wait";
-/// Under this name a handle says in its `_meta` how the call stands.
+/// The `_meta` key of a handle's call status.
 const META_STATUS: &str = "wieldy/status";
 
-/// What is known of the request that a call is made for.
+/// The request that a call is made for.
 pub(crate) struct Request<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) client: &'a Client,
     pub(crate) asked: Asked<'a>,
 }
 
-/// The call: carried on by us, or by the executor.
+/// A running call: polled here, or by a task of the executor.
 pub(crate) enum Work {
     Own(Begun),
     Task(ExecutionId, BoxFuture<'static, Option<Arc<ToolResult>>>),
 }
 
-/// What a call came to.
+/// An event at which following a call pauses or ends.
 enum Step {
     Ended(Box<ToolResult>),
     Asks(Arc<Confirmation>),
-    /// Nobody knows it any more.
+    /// The executor no longer knows the call.
     Forgotten,
 }
 
 impl Work {
-    /// A call that the executor carries on already.
+    /// Returns a call that already runs as a task of the executor.
     pub(crate) fn task(shared: &Shared, id: ExecutionId, caller: &Caller) -> Self {
         let (executor, caller) = (shared.executor.clone(), caller.clone());
         Self::Task(id, Box::pin(async move { executor.wait(id, &caller).await }))
@@ -79,7 +79,7 @@ impl Work {
         match ended {
             Poll::Ready(Some(result)) => Poll::Ready(Step::Ended(Box::new(result))),
             Poll::Ready(None) => Poll::Ready(Step::Forgotten),
-            // A question is put while the call is polled, so it is there now or comes with another poll.
+            // Polling the call creates its question, so check after each poll.
             Poll::Pending => match shared.desk.question(self.id()) {
                 Some(question) => Poll::Ready(Step::Asks(question)),
                 None => Poll::Pending,
@@ -95,9 +95,9 @@ impl Work {
 }
 
 impl Request<'_> {
-    /// Follows a call until there is an answer.
+    /// Follows a call until there is a response.
     pub(crate) async fn follow(self, mut work: Work) -> Answered {
-        // Most calls are over before anybody could wait for them.
+        // Most calls end at the first poll.
         let first = poll_fn(|context| Poll::Ready(work.poll_step(self.shared, context))).await;
         if let Poll::Ready(Step::Ended(result)) = first {
             return self.answer(*result);
@@ -133,7 +133,7 @@ impl Request<'_> {
                     asking = Some(client.line.ask(ask::params(&question)));
                 }
             }
-            // A person may take longer than a program.
+            // The client's patience does not run while a person is asked.
             let waits_until = give_up.filter(|_| asking.is_none());
             step = tokio::select! {
                 biased;
@@ -146,7 +146,7 @@ impl Request<'_> {
                 Some(said) = OptionFuture::from(asking.as_mut()) => {
                     asking = None;
                     give_up = patience.map(|patience| Instant::now() + patience);
-                    // Whoever cannot be asked has not agreed.
+                    // No answer counts as a refusal.
                     shared.desk.answer(id, said.is_some_and(|said| ask::is_yes(&said)));
                     Poll::Pending
                 }
@@ -166,7 +166,7 @@ impl Request<'_> {
         }
     }
 
-    /// The answer to a call that is over. That there is no such tool is an error of the protocol, in every revision.
+    /// Returns the response to a call that has ended. An unknown tool is a protocol error in every revision.
     fn answer(&self, result: ToolResult) -> Answered {
         match &result.error {
             Some(error) if error.code == Code::ToolNotFound => {
@@ -182,20 +182,20 @@ impl Request<'_> {
         }
     }
 
-    /// The answer to a client that asks for the task from now on.
+    /// Returns a task for a client that polls tasks.
     fn as_task(&self, id: ExecutionId) -> CreateTaskResult {
         CreateTaskResult::new(task(self.shared, id, Timestamp::now()))
     }
 
-    /// The answer to a client that would give up waiting, and knows no tasks.
+    /// Returns a handle for a client that knows no tasks and would give up waiting.
     fn handle(&self, id: ExecutionId) -> CallToolResult {
         let Asked { tool, caller, .. } = self.asked;
-        // A client that knows what the answer looks like takes anything else for a mistake, unless it is told so.
+        // A client that knows an output schema refuses other results unless they are errors.
         goes_on(self.shared, id, tool, caller, has_schema(self.shared, tool, caller))
     }
 }
 
-/// Converts the result of a tool that the client may know an output schema of.
+/// Converts a result. Marks it as an error if the client knows an output schema but the structured content was cut.
 pub(crate) fn answer_of(
     shared: &Shared,
     tool: &str,
@@ -208,13 +208,13 @@ pub(crate) fn answer_of(
     if has_lost && has_schema(shared, tool, caller) { convert::without_promised(answer) } else { answer }
 }
 
-/// Returns true if clients are told an output schema of the tool.
+/// Returns true if clients are shown an output schema of the tool.
 fn has_schema(shared: &Shared, tool: &str, caller: &Caller) -> bool {
     let found = shared.executor.registry().find(tool, caller);
     found.is_ok_and(|tool| convert::output_schema(tool.spec()).is_some())
 }
 
-/// Says that a call goes on, and how to ask for its result.
+/// Returns a handle: the call still runs, and its result can be fetched by id.
 pub(crate) fn goes_on(shared: &Shared, id: ExecutionId, tool: &str, caller: &Caller, as_error: bool) -> CallToolResult {
     let mut text = format!(
         "`{tool}` is still running, as {id}. This is not its result: call `{RESULT_WAIT}` with {{\"id\": \"{id}\"}} to get it."
@@ -232,14 +232,14 @@ pub(crate) fn goes_on(shared: &Shared, id: ExecutionId, tool: &str, caller: &Cal
     answer
 }
 
-/// Says that nobody knows of a call.
+/// Returns the error for a call that the executor does not know.
 pub(crate) fn unknown(id: ExecutionId) -> CallToolResult {
     let error = wieldy_core::CallError::new(Code::InvalidInput, format!("there is no call {id} to wait for"))
         .suggest("a result is kept for a while after its call; look into the history for what came of older ones");
     convert::refusal(&error)
 }
 
-/// A running call as a task.
+/// Describes a running call as an MCP task.
 pub(crate) fn task(shared: &Shared, id: ExecutionId, now: Timestamp) -> Task {
     let ttl = u64::try_from(shared.executor.task_ttl().as_millis()).unwrap_or(u64::MAX);
     Task::new(id.to_string(), TaskStatus::Working, id.made_at().to_string(), now.to_string())
@@ -247,7 +247,7 @@ pub(crate) fn task(shared: &Shared, id: ExecutionId, now: Timestamp) -> Task {
         .with_poll_interval_ms(POLL_MS)
 }
 
-/// The end of a text.
+/// Returns the end of a text.
 fn end_of(text: &str) -> String {
     let skipped = text.chars().count().saturating_sub(OUTPUT_CHARS_MAX);
     match text.char_indices().nth(skipped) {
@@ -256,7 +256,7 @@ fn end_of(text: &str) -> String {
     }
 }
 
-/// What a client is told of a call's progress: numbers that only grow.
+/// The progress notifications of a call. Their numbers only grow.
 struct Progress {
     observer: Observer,
     token: ProgressToken,
@@ -284,7 +284,7 @@ impl Progress {
     }
 }
 
-/// What there is to tell next; waits for ever where nobody wants to know, or nothing more will come.
+/// Returns the next notification. Waits forever if the client wants none or no more will come.
 async fn next(progress: &mut Option<Progress>) -> Option<ProgressNotificationParam> {
     if let Some(progress) = progress
         && let Some(told) = progress.next().await
@@ -294,7 +294,7 @@ async fn next(progress: &mut Option<Progress>) -> Option<ProgressNotificationPar
     std::future::pending().await
 }
 
-/// Tells what happened before the end and was not told yet, so that it comes before the answer.
+/// Sends the remaining progress before the response.
 async fn tell_rest(mut progress: Progress, sending: Option<BoxFuture<'static, ()>>, line: &Line) {
     if let Some(sending) = sending {
         sending.await;

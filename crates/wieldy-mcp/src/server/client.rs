@@ -1,4 +1,4 @@
-//! The client that a call is made for, as far as the call has to know it.
+//! The MCP client that a call is made for: its capabilities, its tokens, and the channel to it.
 
 use std::sync::Arc;
 
@@ -14,45 +14,45 @@ use tokio_util::sync::CancellationToken;
 
 use super::stream::Stream;
 
-/// Under this name the `_meta` of a call has its idempotency key.
+/// The `_meta` key of a call's idempotency key.
 const META_KEY: &str = "wieldy/idempotency-key";
-/// The maximal length of such a key.
+/// Maximum length of an idempotency key.
 const KEY_BYTES_MAX: usize = 512;
 
-/// How the client's user can be asked.
+/// The way to ask the client's user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// Not at all.
+    /// The user cannot be asked.
     None,
-    /// By a request of ours.
+    /// An elicitation request from us.
     Elicitation,
-    /// By an answer that the client comes back from.
+    /// An `input_required` result, after which the client repeats its request.
     InputRequired,
 }
 
-/// The client that a call is made for.
+/// The MCP client that a call is made for.
 pub(crate) struct Client {
-    /// Whether it speaks revision 2026-07-28 or later.
+    /// True if it speaks revision 2026-07-28 or later.
     pub(crate) is_modern: bool,
     pub(crate) way: Way,
     pub(crate) knows_tasks: bool,
-    /// Under which token it wants to be told of progress.
+    /// The progress token, if it wants progress.
     pub(crate) token: Option<ProgressToken>,
-    /// The idempotency key that it gave with the request, if it is of the right form.
+    /// The request's idempotency key, or the error if its form is invalid.
     pub(crate) key: Result<Option<String>, ErrorData>,
-    /// Cancelled when it does not want the answer any more.
+    /// Cancelled when the client no longer wants the response.
     pub(crate) gone: CancellationToken,
     pub(crate) line: Line,
 }
 
-/// Where it hears of anything before the answer.
+/// The channel for messages before the response.
 pub(crate) enum Line {
     Peer(Peer<RoleServer>),
     Stream(Arc<Stream>),
 }
 
 impl Client {
-    /// The client of a request that rmcp took in; its user is asked only if that is wanted here.
+    /// Returns the client of a request that rmcp received. Its user is asked only if `may_ask`.
     pub(crate) fn of(context: &RequestContext<RoleServer>, may_ask: bool) -> Self {
         let is_modern = is_modern(context);
         let capabilities = context.client_capabilities();
@@ -80,7 +80,7 @@ impl Way {
 }
 
 impl Line {
-    /// Tells of progress. A client that does not listen holds up what it is told, and not the call.
+    /// Sends a progress notification. A client that does not read delays its notifications but not the call.
     pub(crate) fn tell(&self, told: ProgressNotificationParam) -> BoxFuture<'static, ()> {
         match self {
             Self::Peer(peer) => {
@@ -96,7 +96,7 @@ impl Line {
         }
     }
 
-    /// Puts a question to the client's user. Nothing where nobody could be asked.
+    /// Asks the client's user. Returns `None` if the user could not be asked.
     pub(crate) fn ask(&self, question: ElicitRequestParams) -> BoxFuture<'static, Option<ElicitResult>> {
         match self {
             Self::Peer(peer) => {
@@ -111,7 +111,7 @@ impl Line {
     }
 }
 
-/// Reads the idempotency key in the `_meta` of a request.
+/// Reads the idempotency key from a request's `_meta`.
 pub(crate) fn idempotency_key(meta: Option<&RequestMetaObject>) -> Result<Option<String>, ErrorData> {
     match meta.and_then(|meta| meta.0.0.get(META_KEY)) {
         None => Ok(None),
@@ -123,14 +123,15 @@ pub(crate) fn idempotency_key(meta: Option<&RequestMetaObject>) -> Result<Option
     }
 }
 
-/// Whether a client can ask its user to agree. One that says no more than that it can ask has forms; pages alone will not do.
+/// Returns true if a client can show its user a form. An empty elicitation capability means forms. URL mode alone is
+/// not enough.
 pub(crate) fn can_ask(client: &ClientCapabilities) -> bool {
     client.elicitation.as_ref().is_some_and(|asks| asks.form.is_some() || asks.url.is_none())
 }
 
-/// Whether the request is of revision 2026-07-28 or later.
+/// Returns true if the request is of revision 2026-07-28 or later.
 pub(crate) fn is_modern(context: &RequestContext<RoleServer>) -> bool {
     let told = context.meta.0.0.get("io.modelcontextprotocol/protocolVersion").and_then(Value::as_str);
-    // Revisions are days, and in this form the order of the texts is theirs.
+    // Revisions are ISO dates, so comparing the strings compares the dates.
     told.is_some_and(|told| told >= ProtocolVersion::V_2026_07_28.as_str())
 }

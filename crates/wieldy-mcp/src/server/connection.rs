@@ -1,4 +1,4 @@
-//! One client's connection: what it asks is answered here.
+//! The rmcp handler of one client's connection: answers every MCP request.
 
 use std::sync::{Arc, OnceLock};
 
@@ -22,24 +22,24 @@ use super::lines::TooLong;
 use super::{carry, catalogue, resources};
 use crate::convert;
 
-/// How much of a client's own name is taken for the agent's.
+/// Maximum length of a client's own name that is used as the agent's name.
 const NAME_CHARS_MAX: usize = 64;
 
-/// Who calls through a connection.
+/// The source of a connection's caller.
 pub(crate) enum Who {
-    /// Somebody whom the door knows, under the name of an agent or the one that the client gives itself.
+    /// A caller that the door knows. `agent` replaces the name that the client gives itself.
     Known { caller: Box<Caller>, agent: Option<String> },
-    /// Whoever the door established for each request: an `Arc<Caller>` among the extensions of the HTTP request.
+    /// The caller that the door authenticated for each request: an `Arc<Caller>` in the HTTP request's extensions.
     OfRequest,
 }
 
-/// One client's connection.
+/// The handler of one client's connection.
 pub(crate) struct Connection {
     shared: Arc<Shared>,
     who: Who,
-    /// Who that is, from the first request on.
+    /// The caller, known from the first request on.
     caller: OnceLock<Arc<Caller>>,
-    /// Cancelled when the client asks nothing more.
+    /// Cancelled when the client sends no more requests.
     over: CancellationToken,
     _over_at_the_latest: DropGuard,
 }
@@ -49,7 +49,7 @@ impl Connection {
         Self { shared, who, caller: OnceLock::new(), _over_at_the_latest: over.clone().drop_guard(), over }
     }
 
-    /// Who asks.
+    /// Returns the caller of a request.
     fn caller(&self, context: &RequestContext<RoleServer>) -> Result<Arc<Caller>, ErrorData> {
         if let Some(caller) = self.caller.get() {
             return Ok(Arc::clone(caller));
@@ -75,7 +75,7 @@ impl Connection {
         Ok(Arc::clone(self.caller.get_or_init(|| caller)))
     }
 
-    /// A task of the caller's, by the id that the client has.
+    /// Returns a task of the caller by its id.
     fn task(&self, id: &str, context: &RequestContext<RoleServer>) -> Result<wieldy_core::Task, ErrorData> {
         let caller = self.caller(context)?;
         let found = id.parse::<ExecutionId>().ok().and_then(|id| self.shared.executor.task(id, &caller));
@@ -84,7 +84,7 @@ impl Connection {
 }
 
 impl ServerHandler for Connection {
-    /// Asked over HTTP, before anybody calls: what a proxy reads in the headers must be what is called.
+    /// rmcp asks for this over HTTP before a call: the headers that a proxy reads must match the call.
     fn get_tool(&self, name: &str) -> Option<Tool> {
         self.shared.catalogue.of(&self.shared, &Caller::local()).copied(name).cloned()
     }
@@ -159,7 +159,7 @@ impl ServerHandler for Connection {
         }
     }
 
-    /// There are none, so that nobody need ask again; the same of what could be completed.
+    /// There are no prompts, and nothing to complete. The error keeps clients from asking again.
     async fn list_prompts(
         &self,
         _request: Option<PaginatedRequestParams>,
@@ -232,7 +232,7 @@ impl ServerHandler for Connection {
         request: UpdateTaskParams,
         context: RequestContext<RoleServer>,
     ) -> Result<(), ErrorData> {
-        // A call that became a task has no question left, so there is nothing to take in.
+        // A call that became a task has no open question, so there is no input to take.
         self.task(&request.task_id, &context).map(|_| ())
     }
 
@@ -248,7 +248,7 @@ impl ServerHandler for Connection {
     }
 }
 
-/// A client's name for itself, fit to be shown.
+/// Cleans a client's own name for display.
 fn named(name: &str) -> String {
     name.chars().filter(|c| !c.is_control()).take(NAME_CHARS_MAX).collect::<String>().trim().to_owned()
 }

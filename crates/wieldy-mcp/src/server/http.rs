@@ -1,9 +1,9 @@
-//! MCP over streamable HTTP. Clients of revision 2026-07-28 ask one request at a time; older ones have sessions. Who calls is
-//! established by the door in front of this: each request brings an `Arc<Caller>` among its extensions.
+//! The server side of MCP's streamable HTTP. Clients of revision 2026-07-28 send single requests. Older clients have
+//! sessions. The HTTP door authenticates callers: each request has an `Arc<Caller>` in its extensions.
 //!
-//! Sessions are ours. `tools/call` goes the straight way, `direct`: it is answered with JSON by whoever reads the request, or
-//! with a stream where there is something to tell before the answer. Everything else, and whatever is odd about a call, goes to
-//! rmcp, one request at a time: it knows what to say to it.
+//! Sessions are ours, not the SDK's. `tools/call` is answered by `direct`: with JSON by the task that reads the
+//! request, or with a stream if there is something to send before the response. All other messages, and unusual calls,
+//! go to rmcp, one request at a time.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -36,40 +36,40 @@ use super::stream::{Changes, EventId, Reader};
 use super::unanswered::Refused;
 use super::{Server, Shared, lines, several};
 
-/// The header that names a session.
+/// The header of the session id.
 pub(crate) const SESSION: &str = "mcp-session-id";
-/// The header that names the last event which a client has seen.
+/// The header of the last event id that a client has seen.
 const LAST_EVENT: &str = "last-event-id";
-/// How long answers may take to be sent when the server stops.
+/// The longest time to finish open responses when the server stops.
 const ANSWERING_PATIENCE: Duration = Duration::from_secs(5);
-/// How many sessions there may be.
+/// Maximum number of sessions.
 const SESSIONS_MAX: usize = 1000;
 
-/// An executor's tools over HTTP. Cheap to clone.
+/// An HTTP endpoint for an executor's tools. Cheap to clone.
 #[derive(Clone)]
 pub struct HttpEndpoint {
     inner: Arc<Endpoint>,
 }
 
-/// What all clones of it have in common.
+/// The state that all clones share.
 pub(crate) struct Endpoint {
     pub(super) shared: Arc<Shared>,
     service: StreamableHttpService<Connection, NeverSessionManager>,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
-    /// The requests that are not answered to the end.
+    /// Tracks the requests whose responses are not finished.
     pub(super) asked: TaskTracker,
     pub(super) stop: CancellationToken,
 }
 
-/// What requests are answered with.
+/// The response type.
 pub type HttpResponse = Response<BoxBody<Bytes, Infallible>>;
 
 impl Server {
-    /// The same server for HTTP.
+    /// Returns an HTTP endpoint of this server.
     pub fn http(&self) -> HttpEndpoint {
         let stop = CancellationToken::new();
         let config = StreamableHttpServerConfig::default()
-            // The door has looked at where requests come from.
+            // The door has checked `Host` and `Origin`.
             .disable_allowed_hosts()
             .disable_allowed_origins()
             .with_legacy_session_mode(false)
@@ -96,7 +96,7 @@ impl HttpEndpoint {
         self.inner.handle(request).await
     }
 
-    /// Ends all sessions and streams, once what was asked is answered to the end or has been waited for long enough.
+    /// Waits a bounded time for open responses, then ends all sessions and streams.
     pub async fn stop(&self) {
         self.inner.stop().await;
     }
@@ -118,7 +118,7 @@ impl Endpoint {
                     session.hear();
                     Some(session)
                 }
-                // A session of somebody else's looks like none.
+                // A session of another caller must look unknown.
                 None => return told(StatusCode::NOT_FOUND, "Not Found: Session not found"),
             },
         };
@@ -161,7 +161,7 @@ impl Endpoint {
         }
     }
 
-    /// Answers a message.
+    /// Answers one message.
     pub(super) async fn post(
         &self,
         parts: Parts,
@@ -199,7 +199,7 @@ impl Endpoint {
         self.rest(Request::from_parts(parts, Full::new(body))).await
     }
 
-    /// Whatever is not ours goes to rmcp. Boxed, or every call would carry the room for it around.
+    /// Passes a request to rmcp. Boxed to keep the future of calls small.
     fn rest<B>(&self, request: Request<B>) -> BoxFuture<'_, HttpResponse>
     where
         B: http_body::Body + Send + 'static,
@@ -222,7 +222,7 @@ impl Endpoint {
         let response = self.rest(Request::from_parts(parts, Full::new(body))).await;
         let (mut head, body) = response.into_parts();
         let body = body.collect().await.unwrap_or_else(|never| match never {}).to_bytes();
-        // What is no introduction begins nothing.
+        // A failed handshake begins no session.
         if head.status.is_success()
             && let Message::Answer { value: Some(told), .. } = Message::read(&body)
         {
@@ -236,7 +236,7 @@ impl Endpoint {
         Response::from_parts(head, Full::new(body).boxed())
     }
 
-    /// What a client has missed of a stream that it comes back to, or what is told to nobody in particular.
+    /// Answers GET: resumes a stream after an event, or opens the stream of server notifications.
     fn listen(&self, headers: &HeaderMap, session: &Arc<Session>) -> HttpResponse {
         if !headers.get(ACCEPT).is_some_and(|taken| taken.to_str().is_ok_and(|taken| taken.contains(direct::EVENTS))) {
             return told(StatusCode::NOT_ACCEPTABLE, "Not Acceptable: Client must accept text/event-stream");
@@ -244,7 +244,7 @@ impl Endpoint {
         if let Some(last) = headers.get(LAST_EVENT).and_then(|last| EventId::of(last.to_str().ok()?)) {
             return match session.stream(last) {
                 Some(stream) => direct::events(Reader::new(stream, self.stop.clone(), None).after(last.at)),
-                // Of a stream that is not kept any more there is nothing left to tell, and nothing to come back for.
+                // The stream is no longer stored. 204 tells the client not to come back.
                 None => told(StatusCode::NO_CONTENT, ""),
             };
         }
@@ -256,7 +256,7 @@ impl Endpoint {
         session.filter(|session| session.is_of(caller))
     }
 
-    /// Ends a session, and takes away the sandbox that its calls ran in.
+    /// Ends a session and removes the sandbox of its calls.
     fn forget(&self, session: &Session) {
         self.sessions().remove(session.id());
         session.close();
@@ -266,8 +266,8 @@ impl Endpoint {
         }
     }
 
-    /// Ends the sessions of which nothing was heard for long. Where there are still too many, the one goes that was quiet for
-    /// longest, of whoever has the most of them. Says whether there is room now.
+    /// Ends idle sessions. If there are still too many, ends the longest quiet session of the caller with the most
+    /// sessions. Returns true if there is room for a new session.
     fn make_room(&self) -> bool {
         let all: Vec<Arc<Session>> = self.sessions().values().cloned().collect();
         let (idle, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|session| session.is_idle());
@@ -290,13 +290,13 @@ impl Endpoint {
     }
 }
 
-/// All of a request's body, unless it is too large or breaks off.
+/// Reads a request's body. Returns `None` if it is too large or breaks off.
 async fn read<B: http_body::Body<Error: std::fmt::Display>>(body: B, bytes_max: usize) -> Option<Bytes> {
     let whole = Limited::new(body.map_err(|error| error.to_string()), bytes_max).collect().await;
     whole.ok().map(http_body_util::Collected::to_bytes)
 }
 
-/// Why a body is no message, if it is none: what rmcp could not read it would take for another kind of thing.
+/// Returns the refusal of an invalid message. rmcp would mistake an unparsable message for one of another kind.
 fn refusal(body: &[u8]) -> Option<Refused> {
     if serde_json::from_slice::<ClientJsonRpcMessage>(body).is_ok() {
         return None;
@@ -311,7 +311,7 @@ fn refusal(body: &[u8]) -> Option<Refused> {
     }
 }
 
-/// The body of an answer, which counts as being asked until it is gone.
+/// A response body that counts as an open request until it is dropped.
 struct Answer {
     body: BoxBody<Bytes, Infallible>,
     _asked: TaskTrackerToken,
@@ -386,7 +386,7 @@ mod tests {
         assert_eq!(endpoint.inner.sessions().len(), 1, "nothing was heard of the others for long");
     }
 
-    /// A sandbox that keeps books and runs nothing.
+    /// A sandbox that lists its entries and runs nothing.
     #[derive(Clone, Default)]
     struct Books(Arc<Mutex<Vec<SandboxStatus>>>);
 

@@ -1,5 +1,8 @@
-//! Messages as lines, over standard input and output. Whatever a client writes, it gets an answer or its end: what is too
-//! long is skipped as it comes and refused, and what is no message is refused with what is wrong about it.
+//! The stdio transport: one JSON-RPC message per line. Invalid messages get an error response. A line that is too long
+//! is skipped while it arrives, and then refused.
+//!
+//! `tokio_util`'s `LinesCodec` is not used: while this transport skips a long line it finds the request's id, so that
+//! it can answer it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,38 +23,39 @@ use super::ServerOptions;
 use super::scan::Scan;
 use super::unanswered::{Line, Refused, Unanswered};
 
-/// A buffer that once held a large message is given back.
+/// The line buffer shrinks to this size after a large message.
 const BUFFER_BYTES_KEPT: usize = 64 * 1024;
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
-/// How long a request's id may be.
+/// Maximum length of a request id.
 pub(super) const ID_BYTES_MAX: usize = 1024;
 
-/// One client's lines.
+/// The stdio transport of one client.
 pub(crate) struct Lines<R, W> {
     read: BufReader<R>,
     line: Vec<u8>,
     bytes_max: usize,
-    /// What is known of a line that is too long, whose rest is being skipped.
+    /// The scan of a line that is too long and is being skipped.
     skipping: Option<Box<Scan>>,
-    /// Cancelled at the end of the lines.
+    /// Cancelled at the end of input.
     over: CancellationToken,
     write: Arc<tokio::sync::Mutex<Option<W>>>,
-    /// What was read and not handed on yet: more than one message where a line had several.
+    /// Messages that were read and not returned yet. A batch line has several.
     messages: VecDeque<ClientJsonRpcMessage>,
-    /// The refusals that are being written. They are finished even if whoever waits for the next message looks away meanwhile.
+    /// The refusals that are being written. They are stored here because the future of `receive` may be dropped
+    /// meanwhile.
     refusing: Option<BoxFuture<'static, io::Result<()>>>,
     unanswered: Arc<Mutex<Unanswered>>,
     requests_max: usize,
 }
 
-/// The mark of a call whose message was too long to be kept, so that its arguments are not known.
+/// Marks a call whose message was too long, so that its arguments are unknown.
 #[derive(Debug, Clone)]
 pub(super) struct TooLong {
-    /// The reason, for the caller.
+    /// The error message for the client.
     pub(super) told: String,
 }
 
-/// What was read.
+/// The result of reading a line.
 enum Read {
     Line,
     TooLong(Box<Scan>),
@@ -74,7 +78,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> Lines<R, W> {
         }
     }
 
-    /// Reads up to the end of a line. What was read stays if this is dropped, and the next call goes on from there.
+    /// Reads up to the end of a line. Cancel-safe: the next call continues.
     async fn read_line(&mut self) -> io::Result<Read> {
         loop {
             let available = self.read.fill_buf().await?;
@@ -100,7 +104,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> Lines<R, W> {
         }
     }
 
-    /// Takes in the messages of the line. Returns what is to be written at once, instead of what they asked for.
+    /// Parses the line and queues its messages. Returns the refusals to write at once.
     fn take_in(&mut self) -> Vec<Line> {
         let line = self.line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&self.line);
         if line.trim_ascii().is_empty() {
@@ -131,7 +135,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> Lines<R, W> {
         told
     }
 
-    /// Takes in a message of which only the beginnings are known. A call is handed on, to be refused and recorded as every other one.
+    /// Handles a message that was too long. A call is queued with a mark, so that it is refused and recorded like other
+    /// calls.
     fn take_in_cut(&mut self, scan: &Scan) -> Vec<Line> {
         let told = format!("a message has at most {} bytes", self.bytes_max);
         let (Some(id), Some(tool)) = (scan.id(), scan.tool()) else {
@@ -170,7 +175,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> Lines<R, W> {
         }
     }
 
-    /// Why so many messages in one line are not taken.
+    /// Returns the refusal of a batch that is not allowed or has a wrong size.
     fn refuse_several(&self, count: usize, takes_several: bool) -> Option<Refused> {
         let message = match count {
             _ if !takes_several => "a line is one message; several at once are part of revision 2025-03-26 only".into(),
@@ -199,7 +204,7 @@ where
             if let Some(refusing) = &mut self.refusing {
                 let written = refusing.await;
                 self.refusing = None;
-                // A client that reads no answers is read no further.
+                // A client that does not read responses gets no more requests read.
                 written.ok()?;
             }
             if let Some(message) = self.messages.pop_front() {
@@ -236,7 +241,7 @@ fn lock(unanswered: &Mutex<Unanswered>) -> MutexGuard<'_, Unanswered> {
     unanswered.lock().expect("no code panics while it holds the requests")
 }
 
-/// Reads a message; nothing where it is a notification that nobody knows.
+/// Parses a message. Returns `None` for an unknown notification.
 pub(super) fn parse(value: Value) -> Result<Option<ClientJsonRpcMessage>, Refused> {
     let invalid = Refused::invalid;
     let Value::Object(mut message) = value else { return Err(invalid(None, "a message is an object")) };
@@ -248,7 +253,7 @@ pub(super) fn parse(value: Value) -> Result<Option<ClientJsonRpcMessage>, Refuse
         Some(id) => Some(request_id(id).ok_or_else(|| invalid(None, "an id is a text or a whole number"))?),
     };
     let Some(method) = message.get("method") else {
-        // The answer to a question of ours, or none to any.
+        // A response to one of our requests, or an invalid message.
         return match (id, serde_json::from_value(Value::Object(message))) {
             (Some(_), Ok(message)) => Ok(Some(message)),
             (id, _) => Err(invalid(id, "a message has a `method`, or a `result` or an `error` with an `id`")),
@@ -256,7 +261,7 @@ pub(super) fn parse(value: Value) -> Result<Option<ClientJsonRpcMessage>, Refuse
     };
     match (method.as_str(), id) {
         (None, id) => Err(invalid(id, "a `method` is a text")),
-        // By far the most messages, so they are not tried as everything else first.
+        // `tools/call` is by far the most common, so it skips the SDK's general parser.
         (Some("tools/call"), Some(id)) => tool_call(id, message.remove("params")).map(Some),
         (Some(_), Some(id)) => serde_json::from_value(Value::Object(message))
             .map(Some)
@@ -273,7 +278,7 @@ pub(super) fn request_id(id: &Value) -> Option<RequestId> {
     }
 }
 
-/// A `tools/call`, of the params as they came.
+/// Parses the params of a `tools/call`.
 fn tool_call(id: RequestId, params: Option<Value>) -> Result<ClientJsonRpcMessage, Refused> {
     let wrong =
         |message: &'static str| Refused { id: Some(id.clone()), error: ErrorData::invalid_params(message, None) };
@@ -347,7 +352,7 @@ mod tests {
             }
         }
 
-        /// A proper message with some of its bytes changed is still one, or is refused.
+        /// A valid message with some bytes changed stays valid or is refused.
         #[test]
         fn no_broken_message_does_harm(changes in prop::collection::vec((0usize..120, any::<u8>()), 0..4), cut in 0usize..120) {
             let message = br#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a","arguments":{"b":1},"_meta":{"progressToken":"p"}}}"#;

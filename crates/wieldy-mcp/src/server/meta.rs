@@ -1,6 +1,6 @@
-//! Tools that are about tools and calls: to wait for a result, and to find, look at and call tools without having all of
-//! them in a model's context. They are answered here and leave no record; a call that one of them makes is recorded as what
-//! it is, a call of that tool.
+//! Our own tools, for tools and calls: wait for a result, and search, describe and call tools without all of them in a
+//! model's context. They are answered here and not recorded. A call that `tool_call` makes is recorded as a call of
+//! that tool.
 
 use std::collections::HashMap;
 use std::str::FromStr;
@@ -21,10 +21,10 @@ const TOOL_SEARCH: &str = "tool_search";
 const TOOL_DESCRIBE: &str = "tool_describe";
 const TOOL_CALL: &str = "tool_call";
 
-/// How many tools a search finds.
+/// The default and the maximum number of search results.
 const FOUND: usize = 5;
 const FOUND_MAX: usize = 20;
-/// How much of a description a search shows.
+/// Maximum length of a description in a search result.
 const DESCRIPTION_CHARS_MAX: usize = 200;
 
 /// One of our own tools.
@@ -36,11 +36,11 @@ pub(crate) enum Own {
     Call,
 }
 
-/// What to do after all: a call of a tool, by name and arguments.
+/// A call to make instead: the tool's name and its arguments.
 type Instead = (String, Option<JsonObject>);
 
 impl Own {
-    /// The tool of ours with this name, where it is shown.
+    /// Returns our tool of this name, if it is offered.
     pub(crate) fn named(name: &str, options: &ServerOptions) -> Option<Self> {
         match name {
             RESULT_WAIT => options.patience.map(|_| Self::Wait),
@@ -51,7 +51,7 @@ impl Own {
         }
     }
 
-    /// The answer, or the call that is wanted.
+    /// Returns the response, or the call to make instead.
     pub(crate) async fn answer(
         self,
         shared: &Shared,
@@ -78,7 +78,7 @@ impl Own {
     }
 }
 
-/// Our own tools, as they are listed.
+/// Returns the definitions of our own tools.
 pub(crate) fn tools(options: &ServerOptions) -> Vec<Tool> {
     let tool = |name: &'static str, description: &'static str, properties: Value, required: Value| {
         let schema = json!({
@@ -130,7 +130,7 @@ async fn wait(shared: &Shared, arguments: &JsonObject, caller: &Arc<Caller>, cli
     let Some(task) = shared.executor.task(id, caller) else { return unknown(id) };
     let waited = tokio::select! {
         waited = tokio::time::timeout(wanted.min(patience), shared.executor.wait(id, caller)) => waited,
-        // Whoever looks away ends the waiting, and not the call.
+        // A client that cancels ends the waiting, not the call.
         () = client.gone.cancelled() => Ok(None),
     };
     match waited {
@@ -174,7 +174,7 @@ fn describe(shared: &Shared, arguments: &JsonObject, caller: &Caller) -> CallToo
     }
 }
 
-/// Answers with one block of text, as every tool of ours does.
+/// Returns a result with one text block.
 fn one_text(text: String) -> CallToolResult {
     CallToolResult::success(vec![ContentBlock::text(text)])
 }
@@ -183,25 +183,25 @@ fn wrong(message: &str) -> CallToolResult {
     convert::refusal(&CallError::new(Code::ValidationFailed, message))
 }
 
-/// More of a query is not looked for: each word is compared with every tool.
+/// Maximum length of a query, because each word is compared with every tool.
 const QUERY_CHARS_MAX: usize = 1000;
 
-/// Finds tools by words: those rank first that have the rarest of them, in the shortest texts (Okapi BM25).
+/// The search index: ranks tools by BM25, so rare words and short texts count more.
 pub(crate) struct Index {
     tools: Vec<Words>,
-    /// In how many tools a word is.
+    /// The number of tools that have each word.
     tools_with: HashMap<String, usize>,
     length_average: f64,
 }
 
-/// How often which words are in what a tool says of itself.
+/// The weighted word counts of a tool's texts.
 struct Words {
     counts: HashMap<String, f64>,
     length: f64,
 }
 
 impl Index {
-    /// How fast further occurrences of a word count less, and how much long texts are held against a tool.
+    /// BM25's `k1` (how fast repeated words count less) and `b` (how much long texts are penalized).
     const K: f64 = 1.2;
     const B: f64 = 0.75;
 
@@ -215,7 +215,7 @@ impl Index {
         Self { tools, tools_with, length_average }
     }
 
-    /// Returns the places of the tools that fit the query, best first. Synonyms count for half of the query's own words.
+    /// Returns the indexes of the matching tools, best first. Synonyms count half as much as the query's own words.
     pub(crate) fn best(&self, query: &str, count: usize) -> Vec<usize> {
         let query: String = query.chars().take(QUERY_CHARS_MAX).collect();
         let wanted = expand(&query);
@@ -279,7 +279,7 @@ mod tests {
     fn tools_are_found_by_what_they_do_the_best_first() {
         assert_eq!(found("read file"), ["Read", "Write"]);
         assert_eq!(found("list issues"), ["listIssues", "create_issue"]);
-        // To create is to write, too: a synonym, and so the last.
+        // "Create" is a synonym of "write", so `Write` comes last.
         assert_eq!(found("creating an issue"), ["create_issue", "listIssues", "Write"]);
         assert_eq!(found("committing to git"), ["git__commit"]);
         assert_eq!(found("quantum"), Vec::<&str>::new());

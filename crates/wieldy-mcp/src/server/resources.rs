@@ -1,4 +1,4 @@
-//! Artifacts as resources: the whole output of a call, for whoever its tenant is.
+//! Offers artifacts as MCP resources: the whole output of a call, for callers of its tenant.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -15,21 +15,21 @@ use super::Shared;
 use super::catalogue::page;
 use crate::convert::{self, ARTIFACT_SCHEME};
 
-/// How many artifacts are listed; older ones can still be read.
+/// Maximum number of listed artifacts. Older ones can still be read.
 const RECENT_MAX: usize = 1000;
-/// Under this name a part of an artifact says which part it is, in its `_meta`.
+/// The `_meta` key that says which part of an artifact this is.
 const META_PART: &str = "wieldy/part";
-/// What is written into an artifact does not change; but it may be taken away.
+/// The time for which a client may cache a resource. An artifact never changes, but it may be deleted.
 const FRESH_MS: u64 = 60_000;
 
-/// The artifacts that results named lately.
+/// The artifacts that recent results named.
 #[derive(Default)]
 pub(crate) struct Recent {
     named: Mutex<VecDeque<(ArtifactId, Option<String>)>>,
 }
 
 impl Recent {
-    /// Remembers that a caller was told of an artifact.
+    /// Records that a result named an artifact to a caller.
     pub(crate) fn add(&self, id: ArtifactId, caller: &Caller) {
         let mut named = self.named.lock().expect("no code panics while it holds the names");
         if named.iter().any(|(other, _)| *other == id) {
@@ -47,7 +47,7 @@ impl Recent {
     }
 }
 
-/// The answer to `resources/list`: the oldest first, as their ids are.
+/// Returns the result of `resources/list`, oldest first, which is the order of the ids.
 pub(crate) fn list(
     shared: &Shared,
     caller: &Caller,
@@ -69,7 +69,7 @@ pub(crate) fn list(
     Ok(ListResourcesResult { resources, next_cursor, ttl_ms, cache_scope, ..ListResourcesResult::default() })
 }
 
-/// The answer to `resources/templates/list`.
+/// Returns the result of `resources/templates/list`.
 pub(crate) fn templates() -> ListResourceTemplatesResult {
     let template = ResourceTemplate::new(format!("{ARTIFACT_SCHEME}{{id}}{{?offset,length}}"), "artifact")
         .with_title("The whole output of a call")
@@ -79,7 +79,7 @@ pub(crate) fn templates() -> ListResourceTemplatesResult {
     ListResourceTemplatesResult { resource_templates: vec![template], ..ListResourceTemplatesResult::default() }
 }
 
-/// The answer to `resources/read`: the artifact, or as much of it as is given at once.
+/// Returns the result of `resources/read`: the artifact, or as much of it as one response may have.
 pub(crate) async fn read(shared: &Shared, caller: Arc<Caller>, uri: String) -> Result<ReadResourceResult, ErrorData> {
     let none = || ErrorData::resource_not_found("there is no such resource", Some(json!({"uri": uri})));
     let part = parse(&uri).map_err(|wrong| match wrong {
@@ -101,7 +101,7 @@ pub(crate) async fn read(shared: &Shared, caller: Arc<Caller>, uri: String) -> R
     let is_whole = bytes.len() as u64 == info.kept_bytes;
     let contents = match String::from_utf8(bytes) {
         Ok(text) => ResourceContents::text(text, uri),
-        // A part may begin and end within a character; that is no reason to give bytes for text.
+        // A part may cut a character at either end. It is still text.
         Err(bytes) => match text_within(bytes.as_bytes()).filter(|_| !is_whole) {
             Some(text) => ResourceContents::text(text, uri),
             None => ResourceContents::blob(convert::base64(bytes.as_bytes()), uri)
@@ -113,7 +113,7 @@ pub(crate) async fn read(shared: &Shared, caller: Arc<Caller>, uri: String) -> R
     Ok(result)
 }
 
-/// Which part of which artifact.
+/// A part of an artifact.
 #[derive(Debug, PartialEq)]
 struct Part {
     id: ArtifactId,
@@ -143,13 +143,13 @@ fn parse(uri: &str) -> Result<Part, Wrong> {
     Ok(part)
 }
 
-/// The text of a part of a longer one, where only characters at its ends are incomplete.
+/// Decodes a part of a longer text, without incomplete characters at its ends.
 fn text_within(bytes: &[u8]) -> Option<String> {
     let start = bytes.iter().take(3).take_while(|byte| **byte & 0b1100_0000 == 0b1000_0000).count();
     let text = &bytes[start..];
     match std::str::from_utf8(text) {
         Ok(text) => Some(text.to_owned()),
-        // No length: the input ended before the character did.
+        // No length means that the input ends within a character.
         Err(error) if error.error_len().is_none() => {
             Some(String::from_utf8_lossy(&text[..error.valid_up_to()]).into_owned())
         }

@@ -1,4 +1,5 @@
-//! A session of a client up to revision 2025-11-25: whose it is, what the client can do, and what is open in it.
+//! An HTTP session of a client up to revision 2025-11-25: its owner, the client's capabilities, and its open calls,
+//! questions and streams.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,26 +16,26 @@ use wieldy_core::Caller;
 use super::client;
 use super::stream::{EventId, Stream};
 
-/// How long a session is kept of which nothing is heard.
+/// The longest time that an idle session is stored.
 const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
-/// How many streams are kept after their end, for clients that come back for the answer: of those that were read to their end,
-/// and of the others.
+/// Maximum number of ended streams that are stored for clients that come back for the response: of those that were read
+/// to the end, and of the others.
 const READ_MAX: usize = 4;
 const UNREAD_MAX: usize = 64;
-/// What the ids of our questions begin with.
+/// The prefix of our request ids.
 const QUESTION: &str = "wieldy-";
 
-/// A session.
+/// An HTTP session.
 pub(crate) struct Session {
-    /// Who began it, as the door knows it.
+    /// The caller that began it, as the door knows it.
     pub(crate) owner: Arc<Caller>,
-    /// The same, calling in this session.
+    /// The same caller, with this session's id.
     pub(crate) caller: Arc<Caller>,
     pub(crate) can_ask: bool,
     pub(crate) knows_tasks: bool,
-    /// Whether several messages may come in one request.
+    /// True if one request may carry a batch of messages.
     pub(crate) takes_several: bool,
-    /// Cancelled when it is over.
+    /// Cancelled when the session is over.
     pub(crate) over: CancellationToken,
     open: Mutex<Open>,
     numbers: AtomicU64,
@@ -42,15 +43,15 @@ pub(crate) struct Session {
 
 struct Open {
     heard: Instant,
-    /// The calls that are not answered.
+    /// The open calls.
     calls: HashMap<RequestId, (u64, CancellationToken)>,
-    /// The questions that are not answered.
+    /// The open questions.
     questions: HashMap<u64, oneshot::Sender<Value>>,
-    /// The streams that clients may come back to, oldest first.
+    /// The streams that the client may resume, oldest first.
     streams: VecDeque<Arc<Stream>>,
-    /// The streams on which it hears what it did not ask for, oldest first.
+    /// The open streams for server notifications, oldest first.
     listening: Vec<u64>,
-    /// Up to which change of the tools it was told, once it has listened.
+    /// The number of the last tool list change that was sent. `None` before the first stream.
     told: Option<u64>,
 }
 
@@ -78,27 +79,27 @@ impl Session {
         }
     }
 
-    /// Its name.
+    /// Returns the session id.
     pub(crate) fn id(&self) -> &str {
         self.caller.session.as_deref().unwrap_or_default()
     }
 
-    /// Whether this is who began it, with the very rights that he had.
+    /// Returns true if this is the caller that began the session, with the same rights.
     pub(crate) fn is_of(&self, caller: &Arc<Caller>) -> bool {
         Arc::ptr_eq(&self.owner, caller) || self.owner == *caller
     }
 
-    /// Something was heard of it.
+    /// Records a sign of life.
     pub(crate) fn hear(&self) {
         self.open().heard = Instant::now();
     }
 
-    /// Whether nothing was heard of it for too long.
+    /// Returns true if the session was idle for too long.
     pub(crate) fn is_idle(&self) -> bool {
         self.quiet_since().is_some_and(|heard| heard.elapsed() > IDLE_MAX)
     }
 
-    /// Notes a call, unless there are too many, one with this id, or nobody wants answers any more.
+    /// Registers a call. Fails if the session is over, has too many open calls, or has one with this id.
     pub(crate) fn begin(
         self: &Arc<Self>,
         id: RequestId,
@@ -120,11 +121,11 @@ impl Session {
         Ok(Noted { session: Arc::clone(self), id, number })
     }
 
-    /// Takes a call away; says whether its answer is still wanted.
+    /// Removes a call. Returns true if its response is still wanted.
     fn end(&self, id: &RequestId, number: u64) -> bool {
         let mut open = self.open();
         open.heard = Instant::now();
-        // After it was cancelled, its client may have used the id for another one.
+        // After a cancellation the client may have reused the id.
         let is_wanted = open.calls.get(id).is_some_and(|(known, _)| *known == number);
         if is_wanted {
             open.calls.remove(id);
@@ -132,25 +133,25 @@ impl Session {
         is_wanted
     }
 
-    /// When something was heard of it last, if nothing is open in it.
+    /// Returns the time of the last sign of life, or `None` while a call is open.
     pub(crate) fn quiet_since(&self) -> Option<Instant> {
         let open = self.open();
         open.calls.is_empty().then_some(open.heard)
     }
 
-    /// Ends a call at its client's wish, if there is one of this id.
+    /// Cancels a call at the client's request.
     pub(crate) fn cancel(&self, id: &RequestId) {
         if let Some((_, call)) = self.open().calls.remove(id) {
             call.cancel();
         }
     }
 
-    /// A number that is used once.
+    /// Returns a number that is unique in the session.
     pub(crate) fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Begins a question.
+    /// Registers a question to the client.
     pub(crate) fn ask(self: &Arc<Self>) -> Question {
         let (sender, answer) = oneshot::channel();
         let number = self.number();
@@ -158,7 +159,7 @@ impl Session {
         Question { session: Arc::clone(self), number, answer: Some(answer) }
     }
 
-    /// Takes an answer to a question of ours, if it is one; without a value where the client could not answer.
+    /// Delivers the client's response to a question. Without a value the client could not answer.
     pub(crate) fn answer(&self, id: &RequestId, value: Option<Value>) {
         let RequestId::String(id) = id else { return };
         let Some(number) = id.strip_prefix(QUESTION).and_then(|number| number.parse().ok()) else { return };
@@ -168,7 +169,7 @@ impl Session {
         }
     }
 
-    /// Keeps a stream that its client may come back to.
+    /// Stores a stream that the client may resume.
     pub(crate) fn keep(&self, stream: &Arc<Stream>) {
         let mut open = self.open();
         if self.over.is_cancelled() {
@@ -179,7 +180,7 @@ impl Session {
         self.tidy();
     }
 
-    /// Lets go of streams that have ended, where there are too many of them: the oldest first.
+    /// Drops the oldest ended streams if there are too many.
     pub(crate) fn tidy(&self) {
         let mut open = self.open();
         let ends: Vec<Option<bool>> = open.streams.iter().map(|stream| stream.end_is_read()).collect();
@@ -198,13 +199,13 @@ impl Session {
         });
     }
 
-    /// The stream that an event is of.
+    /// Returns the stream of an event.
     pub(crate) fn stream(&self, event: EventId) -> Option<Arc<Stream>> {
         let open = self.open();
         open.streams.iter().find(|stream| stream.id() == Some(event.stream)).cloned()
     }
 
-    /// Begins a stream on which it hears what it did not ask for; the tools have changed so often by now.
+    /// Registers a stream for server notifications. `changes` is the number of tool list changes so far.
     pub(crate) fn listen(self: &Arc<Self>, changes: u64) -> Listening {
         let number = self.number();
         let mut open = self.open();
@@ -213,7 +214,7 @@ impl Session {
         Listening { session: Arc::clone(self), number }
     }
 
-    /// Ends everything that is open.
+    /// Ends all open calls, questions and streams.
     pub(crate) fn close(&self) {
         let mut open = self.open();
         self.over.cancel();
@@ -229,7 +230,7 @@ impl Session {
     }
 }
 
-/// A call that is not answered yet. It is over when this is dropped, whatever became of it.
+/// An open call. Dropping it ends it.
 pub(crate) struct Noted {
     session: Arc<Session>,
     id: RequestId,
@@ -237,7 +238,7 @@ pub(crate) struct Noted {
 }
 
 impl Noted {
-    /// Its end; says whether the answer is still wanted.
+    /// Ends the call. Returns true if its response is still wanted.
     pub(crate) fn end(self) -> bool {
         self.session.end(&self.id, self.number)
     }
@@ -249,15 +250,15 @@ impl Drop for Noted {
     }
 }
 
-/// A stream on which a session hears what it did not ask for, until this is dropped.
+/// A stream for server notifications, until it is dropped.
 pub(crate) struct Listening {
     session: Arc<Session>,
     number: u64,
 }
 
 impl Listening {
-    /// Whether the client is to be told here that the tools have changed so often. Whatever the number of streams it is told once: on
-    /// the newest, as older ones may be left over from connections that broke.
+    /// Returns true if this stream must report this number of changes. Each change is reported once, on the newest
+    /// stream: older ones may belong to broken connections.
     pub(crate) fn takes(&self, changes: u64) -> bool {
         let mut open = self.session.open();
         let takes = open.listening.last() == Some(&self.number) && open.told.is_none_or(|told| told < changes);
@@ -279,7 +280,7 @@ impl Drop for Listening {
     }
 }
 
-/// A question whose answer is awaited.
+/// An open question.
 pub(crate) struct Question {
     session: Arc<Session>,
     number: u64,

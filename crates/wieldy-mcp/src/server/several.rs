@@ -1,5 +1,5 @@
-//! Several messages in one HTTP request, as revision 2025-03-26 has it. Each is answered as if it had come alone; the answers go
-//! back together, with JSON or, where one of them is a stream, with a stream of all.
+//! JSON-RPC batches in one HTTP request, as in revision 2025-03-26. Each message is answered as if it had come alone.
+//! The responses go back together: as JSON, or as one SSE stream if any of them is a stream.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::http::{Endpoint, HttpResponse, told};
 use super::session::Session;
 use super::unanswered::Refused;
 
-/// Answers the messages of one request.
+/// Answers the messages of a batch.
 pub(super) async fn answer(
     endpoint: &Endpoint,
     parts: Parts,
@@ -62,7 +62,7 @@ pub(super) async fn answer(
     reply(StatusCode::OK, EVENTS, BodyExt::boxed(StreamBody::new(events.chain(all))))
 }
 
-/// What is refused without being told so as MCP does it.
+/// Turns an HTTP error into a JSON-RPC error.
 fn refusal(why: &Bytes) -> Bytes {
     let refused = Refused::invalid(None, String::from_utf8_lossy(why).into_owned());
     let refused = rmcp::model::ServerJsonRpcMessage::from(refused);

@@ -1,5 +1,5 @@
-//! What the client of one HTTP request hears before and with its answer, as a stream of events. Events are kept for a client
-//! whose connection broke: it comes back and names the last one that it has seen.
+//! The SSE stream of one HTTP request: the messages before the response, and the response. Events are stored so that a
+//! client whose connection broke can resume after the last event it has seen.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -16,17 +16,17 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::Shared;
 use super::session::{Listening, Session};
 
-/// How many events are kept; of more, the client is told the last ones. The answer is the very last.
+/// Maximum number of stored events. The oldest are dropped first, so the response, which is last, stays.
 const EVENTS_MAX: usize = 256;
-/// After how long without an event a client is told that we are still there.
+/// The interval of keep-alives on a quiet stream.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const ALIVE: &[u8] = b":\n\n";
-/// After how long a client whose connection broke may come back.
+/// The reconnection delay that clients are told (`retry`).
 const COME_BACK: Duration = Duration::from_secs(1);
 
-/// The events of one request.
+/// The event stream of one request.
 pub(crate) struct Stream {
-    /// Whose request it is, where there are sessions: only then can questions be asked, and events be asked for again.
+    /// The session, and the stream's number in it. Only with a session can questions be asked and events be resumed.
     session: Option<(Arc<Session>, u64)>,
     state: Mutex<State>,
     changed: Notify,
@@ -34,10 +34,10 @@ pub(crate) struct Stream {
 
 struct State {
     events: VecDeque<Bytes>,
-    /// The number of the first event that is kept. They are counted from 1 on: 0 stands for having seen none.
+    /// The number of the first stored event. Numbers begin at 1. 0 means that no event was seen.
     first: u64,
     is_over: bool,
-    /// Whether somebody has read it to its end.
+    /// True if the stream was read to its end.
     is_read: bool,
 }
 
@@ -51,17 +51,17 @@ impl Stream {
         Self { session, state: Mutex::new(state), changed: Notify::new() }
     }
 
-    /// Under which number its session knows it.
+    /// Returns the stream's number in its session.
     pub(crate) fn id(&self) -> Option<u64> {
         self.session.as_ref().map(|(_, id)| *id)
     }
 
-    /// Tells the client something.
+    /// Sends a notification.
     pub(crate) fn tell(&self, method: &str, params: &impl Serialize) {
         self.push(&json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string());
     }
 
-    /// Asks the client something. Nothing where it cannot be asked, or answers that it could not.
+    /// Sends a request to the client. Returns `None` if the client cannot be asked or answers with an error.
     pub(crate) fn ask(
         &self,
         method: &str,
@@ -74,7 +74,7 @@ impl Stream {
         async move { asked?.answer().await }
     }
 
-    /// The end, with the answer where there is still one wanted.
+    /// Ends the stream, with the response if it is still wanted.
     pub(crate) fn end(&self, answer: Option<&Bytes>) {
         if let Some(answer) = answer.and_then(|answer| std::str::from_utf8(answer).ok()) {
             self.push(answer);
@@ -86,18 +86,18 @@ impl Stream {
         }
     }
 
-    /// Whether somebody has read it to its end; nothing where it has none yet.
+    /// Returns whether the stream was read to its end. `None` before its end.
     pub(crate) fn end_is_read(&self) -> Option<bool> {
         let state = self.state();
         state.is_over.then_some(state.is_read)
     }
 
-    /// Whether there was anything to tell.
+    /// Returns true if there was any event.
     pub(crate) fn is_begun(&self) -> bool {
         !self.state().events.is_empty()
     }
 
-    /// Waits until there is anything to tell.
+    /// Waits until there is an event.
     pub(crate) async fn begun(&self) {
         let mut changed = pin!(self.changed.notified());
         while !self.is_begun() {
@@ -106,7 +106,7 @@ impl Stream {
         }
     }
 
-    /// One message as an event. What is written as JSON has no line breaks in it.
+    /// Appends a message as an event. Serialized JSON has no line breaks.
     fn push(&self, message: &str) {
         let mut state = self.state();
         let at = state.first + state.events.len() as u64;
@@ -127,7 +127,7 @@ impl Stream {
     }
 }
 
-/// Sees to it that a stream has an end, whatever became of the answer.
+/// Ends a stream when dropped, in case the response never came.
 pub(crate) struct Ending(pub(crate) Arc<Stream>);
 
 impl Drop for Ending {
@@ -138,7 +138,7 @@ impl Drop for Ending {
     }
 }
 
-/// Names an event: the stream, and its place in it.
+/// The id of an event: its stream, and its number in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct EventId {
     pub(crate) stream: u64,
@@ -146,7 +146,7 @@ pub(crate) struct EventId {
 }
 
 impl EventId {
-    /// What a client names, if it is one of ours.
+    /// Parses an event id of ours.
     pub(crate) fn of(text: &str) -> Option<Self> {
         let (stream, at) = text.strip_prefix("call-")?.split_once('-')?;
         Some(Self { stream: stream.parse().ok()?, at: at.parse().ok()? })
@@ -159,20 +159,20 @@ impl std::fmt::Display for EventId {
     }
 }
 
-/// Where the events of one connection come from.
+/// A source of SSE events for one connection.
 pub(crate) trait Source: Send + Sync + 'static {
-    /// The next event, as it is written; nothing at the end.
+    /// Returns the next event in SSE format, or `None` at the end.
     fn next(&mut self) -> impl Future<Output = Option<Bytes>> + Send + Sync;
 }
 
 /// Reads a stream for one connection.
 pub(crate) struct Reader {
     stream: Arc<Stream>,
-    /// What it is told before anything else.
+    /// An event that comes before all others.
     greeting: Option<Bytes>,
     next: u64,
     stop: CancellationToken,
-    /// Cancels the call of a client that hangs up, where that means so.
+    /// Cancels the call when the client disconnects, in revisions where that is how to cancel.
     _until_hung_up: Option<DropGuard>,
 }
 
@@ -182,7 +182,8 @@ impl Reader {
         Self { stream, greeting: None, next: 1, stop, _until_hung_up: until_hung_up }
     }
 
-    /// The same for a client that wants to know from the first moment on what it can come back to, and when.
+    /// Begins with an event without data that has an id and a `retry` delay, so that the client can resume from the
+    /// first moment.
     pub(crate) fn greeting(mut self) -> Self {
         self.greeting = self.stream.id().map(|stream| {
             let id = EventId { stream, at: 0 };
@@ -191,7 +192,7 @@ impl Reader {
         self
     }
 
-    /// Reads what comes after the event of this number.
+    /// Continues after the event with this number.
     pub(crate) fn after(mut self, seen: u64) -> Self {
         self.next = seen.saturating_add(1);
         self
@@ -226,7 +227,7 @@ impl Source for Reader {
     }
 }
 
-/// What a session is told that asked for nothing in particular: that there are other tools now.
+/// The stream of server notifications of a session: changes of the tool list.
 pub(crate) struct Changes {
     tools: watch::Receiver<u64>,
     listening: Listening,
@@ -244,7 +245,7 @@ impl Changes {
 impl Source for Changes {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
-            // Also what came while there was no stream, or what a newer one left untold.
+            // This also covers changes without an open stream, or left unsent by a newer stream.
             let changes = *self.tools.borrow_and_update();
             if self.listening.takes(changes) {
                 let message = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});

@@ -1,5 +1,5 @@
-//! The requests of a connection that have no answer yet. Revision 2025-03-26 lets a client put several messages into one line;
-//! the answers to those go back in one line too, once the last of them is there.
+//! Tracks the pending requests of a stdio connection. Revision 2025-03-26 allows several messages in one line (a
+//! batch). Their responses go back in one line, once the last is there.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -11,10 +11,10 @@ use rmcp::model::{
 };
 use serde::Serialize;
 
-/// What JSON-RPC leaves to servers.
+/// A code from JSON-RPC's range for server errors.
 const TOO_MANY: ErrorCode = ErrorCode(-32000);
 
-/// Why something is no message, or none that is taken.
+/// The refusal of an invalid or unwanted message.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Refused {
     pub(crate) id: Option<RequestId>,
@@ -37,14 +37,14 @@ impl From<Refused> for ServerJsonRpcMessage {
     }
 }
 
-/// What is written in one line.
+/// One line of output.
 pub(crate) struct Line {
     pub(crate) messages: Messages,
-    /// The requests that it answers.
+    /// The requests that this line answers.
     answers: Vec<RequestId>,
 }
 
-/// One message, or several.
+/// One message, or a batch.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(crate) enum Messages {
@@ -59,38 +59,38 @@ impl Line {
 }
 
 impl From<Refused> for Line {
-    // What is refused was never open, even if it has the id of something that is.
+    // A refused request was never pending, even if a pending one has the same id.
     fn from(refused: Refused) -> Self {
         Self::one(refused.into(), Vec::new())
     }
 }
 
-/// The requests that have no answer yet.
+/// The pending requests of a connection.
 #[derive(Default)]
 pub(crate) struct Unanswered {
     requests: HashMap<RequestId, State>,
     lines: HashMap<Together, Waiting>,
     lines_begun: u64,
-    /// Whether this client may write several messages in one line.
+    /// True if this client may send batches.
     pub(crate) takes_several: bool,
 }
 
-/// How a request stands.
+/// The state of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// It came alone, and is answered alone.
+    /// It came alone and is answered alone.
     Alone,
-    /// Its answer belongs into the line of these.
+    /// It came in this batch, and its response belongs to the batch's line.
     In(Together),
-    /// The answer is there, and not written yet: nobody can let go of it any more.
+    /// The response exists but is not written yet. The request can no longer be cancelled.
     Answered,
 }
 
-/// Messages that came in one line.
+/// The number of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Together(u64);
 
-/// The answers to messages that came in one line, as far as they are there.
+/// The responses of a batch so far.
 #[derive(Default)]
 struct Waiting {
     missing: usize,
@@ -99,7 +99,7 @@ struct Waiting {
 }
 
 impl Unanswered {
-    /// Begins a line of several messages, which is open until it is [ended](Self::end).
+    /// Begins a batch, which is open until it is [ended](Self::end).
     pub(crate) fn begin(&mut self) -> Together {
         self.lines_begun += 1;
         let together = Together(self.lines_begun);
@@ -107,13 +107,12 @@ impl Unanswered {
         together
     }
 
-    /// The line has no more messages.
+    /// Ends a batch: it has no more messages.
     pub(crate) fn end(&mut self, together: Together) -> Option<Line> {
         self.one_less(together)
     }
 
-    /// Notes a message, unless it is a request that cannot be taken. A client that lets go of a request may thereby complete a
-    /// line of answers.
+    /// Registers a message, or refuses a request. A cancellation may complete a batch, whose line is returned.
     pub(crate) fn note(
         &mut self,
         message: &ClientJsonRpcMessage,
@@ -121,7 +120,7 @@ impl Unanswered {
         requests_max: usize,
     ) -> Result<Option<Line>, Refused> {
         match message {
-            // The answer to the first one must be the only one with this id.
+            // Two pending requests with one id would get indistinguishable responses.
             JsonRpcMessage::Request(request) if self.requests.contains_key(&request.id) => {
                 Err(Refused::invalid(None, "the id is that of a request that has no answer yet"))
             }
@@ -146,7 +145,7 @@ impl Unanswered {
         }
     }
 
-    /// The client does not want an answer any more.
+    /// Removes a request that the client cancelled.
     fn let_go(&mut self, id: &RequestId) -> Option<Line> {
         match self.requests.get(id).copied()? {
             State::Answered => None,
@@ -158,7 +157,7 @@ impl Unanswered {
         }
     }
 
-    /// Answers what was not taken.
+    /// Returns the line of a refusal, or adds the refusal to its batch.
     pub(crate) fn refuse(&mut self, refused: Refused, together: Option<Together>) -> Option<Line> {
         match together.and_then(|together| self.lines.get_mut(&together)) {
             Some(waiting) => {
@@ -169,7 +168,7 @@ impl Unanswered {
         }
     }
 
-    /// What to write now that there is this message.
+    /// Takes a response. Returns the line to write now, if any.
     pub(crate) fn answer(&mut self, message: ServerJsonRpcMessage) -> Option<Line> {
         if let JsonRpcMessage::Response(response) = &message
             && let ServerResult::InitializeResult(told) = &response.result
@@ -179,7 +178,7 @@ impl Unanswered {
         let Some(id) = answered(&message).cloned() else { return Some(Line::one(message, Vec::new())) };
         let state = self.requests.get_mut(&id).map(|state| std::mem::replace(state, State::Answered));
         match state {
-            // Nobody waits for it, so that it closes nothing.
+            // No request is waiting for it, so it closes none.
             None | Some(State::Answered) => Some(Line::one(message, Vec::new())),
             Some(State::Alone) => Some(Line::one(message, vec![id])),
             Some(State::In(together)) => {
@@ -191,8 +190,8 @@ impl Unanswered {
         }
     }
 
-    /// A line was written, so that what it answers is not open any more. Until then it counts: whoever reads no answers may not
-    /// go on asking.
+    /// Removes the requests that a written line answers. They count as pending until then, so a client that reads no
+    /// responses cannot send more requests.
     pub(crate) fn written(&mut self, line: &Line) {
         for id in &line.answers {
             self.requests.remove(id);
@@ -210,7 +209,7 @@ impl Unanswered {
     }
 }
 
-/// Which request a message answers.
+/// Returns the id of the request that a message answers.
 fn answered(message: &ServerJsonRpcMessage) -> Option<&RequestId> {
     match message {
         JsonRpcMessage::Response(response) => Some(&response.id),
@@ -219,7 +218,7 @@ fn answered(message: &ServerJsonRpcMessage) -> Option<&RequestId> {
     }
 }
 
-/// Whether clients of a revision may send several messages at once: those of one may.
+/// Returns true if clients of this revision may send batches.
 pub(crate) fn takes_several(revision: &str) -> bool {
     revision == ProtocolVersion::V_2025_03_26.as_str()
 }
@@ -245,7 +244,7 @@ mod tests {
         ServerJsonRpcMessage::response(ServerResult::EmptyResult(EmptyResult {}), RequestId::Number(id))
     }
 
-    /// The ids of what is written, if anything is.
+    /// Returns the ids of the messages in a line.
     fn ids(line: Option<Line>) -> Option<Vec<i64>> {
         let shown = serde_json::to_value(line?.messages).unwrap();
         let id = |message: &serde_json::Value| message["id"].as_i64().unwrap();
@@ -278,7 +277,7 @@ mod tests {
         assert!(unanswered.note(&ping(2), None, 1).is_err(), "the answer is not written");
         unanswered.written(&line);
         assert!(unanswered.note(&ping(1), None, 1).is_ok());
-        // What nobody waits for closes nothing of the same id.
+        // A response without a waiting request does not close a later one with the same id.
         assert!(unanswered.note(&let_go(1), None, 1).unwrap().is_none());
         let late = unanswered.answer(pong(1)).unwrap();
         unanswered.note(&ping(1), None, 1).unwrap();
