@@ -1,4 +1,4 @@
-//! Several messages at once, as clients of revision 2025-03-26 may send them, and no others.
+//! Batches, which only clients of revision 2025-03-26 may send.
 
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ fn refused(message: &str) -> Value {
     json!({"jsonrpc": "2.0", "error": {"code": -32600, "message": message}})
 }
 
-/// What was answered together, whoever was first.
+/// Sorts the responses of a batch, whose order is not fixed.
 fn sorted(answers: Value) -> Vec<Value> {
     let mut answers: Vec<Value> = shown(answers).as_array().expect("several answers").clone();
     answers.sort_by_key(|answer| answer["id"].to_string());
@@ -62,9 +62,9 @@ async fn several_messages_in_one_line_are_answered_in_one_line() {
     let used = refused("the id is that of a request that has no answer yet");
     let answers = sorted(wire.next().await.unwrap());
     assert_eq!(answers, [pong(json!("b")), echoed(json!(1)), refused("a message is an object"), used]);
-    // What came alone is answered alone.
+    // A single request gets a single response.
     assert_eq!(wire.ask("c", "ping", json!({})).await, pong(json!("c")));
-    // Ids can be used again, and notifications alone are not answered.
+    // Ids can be reused, and a batch of notifications gets no response.
     wire.send(&json!([unknown])).await;
     wire.send(&json!([call(json!(1), "echo")])).await;
     assert_eq!(sorted(wire.next().await.unwrap()), [echoed(json!(1))]);
@@ -77,11 +77,11 @@ async fn what_was_let_go_of_is_not_waited_for() {
     let world = world();
     let mut wire = Wire::new(&world.executor).initialized("2025-03-26", json!({})).await;
     wire.send(&json!([ping(json!(1)), call(json!(2), "hangs")])).await;
-    // It is not clear which of both is there first, but they are answered together only once the second is let go of.
+    // Their order is not fixed, but the batch is complete only once the second is cancelled.
     assert_eq!(wire.ask(3, "ping", json!({})).await, pong(json!(3)));
     wire.send(&cancelled(json!(2))).await;
     assert_eq!(sorted(wire.next().await.unwrap()), [pong(json!(1))]);
-    // In the very line that began it, and with nothing left to answer.
+    // A cancellation in the same batch leaves no response to send.
     wire.send(&json!([call(json!(4), "hangs"), cancelled(json!(4))])).await;
     assert_eq!(wire.ask(5, "ping", json!({})).await, pong(json!(5)));
     assert_eq!(wire.close().await, [Value::Null; 0]);
@@ -93,7 +93,7 @@ async fn what_is_answered_cannot_be_let_go_of_and_the_rest_is_waited_for() {
     let world = world();
     let mut wire = Wire::new(&world.executor).initialized("2025-03-26", json!({})).await;
     wire.send(&json!([ping(json!(1)), call(json!(2), "hangs"), call(json!(3), "hangs")])).await;
-    // Requests are answered in the order in which they can be, so the first is answered once this one is.
+    // Requests are answered in order, so the first is answered once this one is.
     assert_eq!(wire.ask(4, "ping", json!({})).await, pong(json!(4)));
     wire.send(&cancelled(json!(1))).await;
     wire.send(&cancelled(json!(2))).await;
