@@ -291,7 +291,7 @@ impl Filer {
         let taken = self.database.take_words(at_least);
         self.wordless = taken.unwrap_or_else(|error| {
             tracing::debug!(error = &error as &dyn std::error::Error, "the words of calls are not taken");
-            0 // those who come next try again
+            0 // later processes try again
         });
     }
 

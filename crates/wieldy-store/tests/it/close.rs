@@ -1,4 +1,4 @@
-//! A journal that was closed: what it took is there, and nothing runs with it any more.
+//! A closed journal: accepted records are in the history, and nothing runs with the journal any more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ async fn what_was_taken_is_there_and_nothing_runs_any_more() {
     let executor = builder.build().unwrap();
     let done = executor.call(Call::new("look", json!({}))).await;
     assert!(done.is_success());
-    // The executor still holds it, as a sandbox that is being taken away may.
+    // The executor still holds the journal, as a sandbox that is being removed may.
     journal.close();
     journal.close();
     let page = store.search(&Query::default(), 10).unwrap();
@@ -44,7 +44,7 @@ async fn who_waits_while_it_closes_is_told_and_what_comes_then_is_refused() {
             let body = Body::SandboxDestroyed { sandbox: "s".into() };
             Arc::new(Event { seq, at: Timestamp::now(), subject: Arc::new(subject), body })
         };
-        // Somebody goes on appending and waiting, through the closing and after it.
+        // A task goes on appending and waiting, through the closing and after it.
         let theirs = Arc::clone(&journal);
         let telling = tokio::spawn(async move {
             for seq in 1.. {

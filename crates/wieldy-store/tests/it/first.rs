@@ -1,4 +1,4 @@
-//! The first thing anybody wants: what was called is found again.
+//! The basic promise: a call is found again.
 
 use serde_json::json;
 use wieldy_core::{Call, ToolSpec};

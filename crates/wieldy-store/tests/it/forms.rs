@@ -1,4 +1,4 @@
-//! The forms that the tables had and have.
+//! Schema versions of the tables.
 
 use wieldy_store::{Address, Query, Store, StoreError};
 use wieldy_testkit::{Act, Puppet};

@@ -1,4 +1,4 @@
-//! What is safe in the log of an executor: it is answered before it is filed, and found whatever comes in between.
+//! The write-ahead log of an executor: calls are answered before they are committed, and found after any interruption.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use wieldy_testkit::{Act, Puppet};
 
 use crate::world::{Living, Place, until};
 
-/// An executor whose every answer is safe.
+/// Returns an executor with the durability `Strict`.
 fn strict(place: &Place) -> Living {
     strict_with(place, &place.options())
 }
@@ -23,7 +23,7 @@ fn strict_with(place: &Place, options: &JournalOptions) -> Living {
     place.executor_with(tools, options, |builder| builder.durability = Durability::Strict)
 }
 
-/// Keeps everybody from filing anything.
+/// Holds the write lock of the database, so that no executor can commit.
 fn hold(place: &Place) -> rusqlite::Connection {
     let holder = rusqlite::Connection::open(place.folder.path().join("history.db")).unwrap();
     holder.busy_timeout(Duration::from_secs(10)).unwrap();
@@ -31,7 +31,7 @@ fn hold(place: &Place) -> rusqlite::Connection {
     holder
 }
 
-/// Makes calls that are answered and not filed, and leaves the executor behind as a killed process does.
+/// Makes calls that are answered but not committed, and abandons the executor like a killed process.
 async fn answered_and_left(place: &Place, count: usize) -> Vec<ToolResult> {
     let living = strict(place);
     assert!(living.executor.call(Call::new("write", json!({"n": 0}))).await.is_success());
@@ -54,19 +54,19 @@ async fn leave(living: Living, holder: rusqlite::Connection) {
     drop(holder);
 }
 
-/// How many calls are filed.
+/// Returns the number of committed calls.
 fn rows(place: &Place) -> i64 {
     let connection = rusqlite::Connection::open(place.folder.path().join("history.db")).unwrap();
     connection.query_row("SELECT count(*) FROM tool_executions", [], |row| row.get(0)).unwrap()
 }
 
-/// What lies where logs are.
+/// Returns the files in the folder of the logs.
 fn logs(place: &Place) -> Vec<PathBuf> {
     let folder = fs::read_dir(place.folder.path().join("history.db.instances")).unwrap();
     folder.map(|file| file.unwrap().path()).collect()
 }
 
-/// Puts a backup in the place of the history.
+/// Replaces the history with a backup.
 fn bring_back(place: &Place, backup: &Path) {
     for end in ["-wal", "-shm"] {
         let _ = fs::remove_file(place.folder.path().join(format!("history.db{end}")));
@@ -85,7 +85,7 @@ fn found(store: &Store, told: &[ToolResult]) {
 async fn what_was_answered_is_found_though_its_executor_never_filed_it() {
     let place = Place::sqlite();
     let told = answered_and_left(&place, 30).await;
-    // Whoever only asks files it too.
+    // Opening the history for a query commits the log, too.
     found(&place.store(), &told);
     assert_eq!(logs(&place), [] as [PathBuf; 0]);
     assert_eq!((rows(&place), place.check().open), (31, 0));
@@ -117,7 +117,7 @@ async fn a_call_that_is_open_in_the_log_alone_ends_as_unknown_and_its_key_is_kno
     let begun = living.executor.spawn(keyed());
     until("it runs", async || living.executor.load().running == 1).await;
     living.journal.flush().await.unwrap();
-    // A key is claimed in the history itself. From here on the log alone takes anything.
+    // Claiming a key needs the history itself. From here on only the log accepts records.
     let holder = hold(&place);
     go.notify_one();
     let done = living.executor.wait(begun, &Caller::local()).await.unwrap();
@@ -164,7 +164,7 @@ async fn whoever_asks_in_the_same_process_finds_what_was_answered() {
         let told = executor.call(Call::new("write", json!({ "n": n }))).await;
         found(&store.clone(), &[told]);
     }
-    // Not for ever: what cannot be filed is not found.
+    // Queries wait only for a while: calls that cannot be committed are not found.
     let holder = hold(&place);
     let told = executor.call(Call::new("write", json!({}))).await;
     let began = Instant::now();
@@ -202,7 +202,7 @@ async fn a_copy_has_what_is_in_the_logs_of_its_own_process_and_of_those_that_are
 #[tokio::test(flavor = "multi_thread")]
 async fn many_that_come_at_once_file_a_log_once_and_begin_with_it() {
     let place = Place::sqlite();
-    // Few enough that a busy machine makes them within the five seconds that a journal waits for its database.
+    // A journal waits five seconds for its database, and a busy machine must make these calls within that time.
     let told = answered_and_left(&place, 100).await;
     let opened = std::thread::scope(|scope| {
         let open = || {
@@ -234,7 +234,7 @@ async fn a_damaged_log_is_filed_up_to_the_damage_and_put_aside() {
     let there = told.iter().take_while(|result| store.show(result.execution_id).unwrap().is_some()).count();
     assert!((15..19).contains(&there), "{there}");
     found(&store, &told[..there - 1]);
-    // Those that come go on without it, and nothing is guessed.
+    // Later executors go on without the log, and no outcome is guessed.
     drop(place.executor([]));
     assert_eq!(place.check().open, 0);
     let later = store.search(&Query::default(), 99).unwrap().executions;
@@ -251,7 +251,7 @@ async fn a_log_of_another_history_is_left_alone() {
     answered_and_left(&place, 3).await;
     let log = logs(&place).remove(0);
     let bytes = fs::read(&log).unwrap();
-    // A history from before its executor came is brought back.
+    // The restored history is older than the executor.
     bring_back(&place, &backup);
     drop(place.executor([]));
     assert_eq!((place.check().executions, logs(&place)), (0, vec![log.clone()]));
@@ -266,7 +266,7 @@ async fn a_log_that_goes_on_elsewhere_than_a_history_ends_is_not_filed() {
     living.journal.flush().await.unwrap();
     let backup = place.folder.path().join("backup.db");
     place.store().backup(&backup).unwrap();
-    // What is filed is written over in the log.
+    // Records that are committed are overwritten in the log.
     for n in 2..9 {
         assert!(living.executor.call(Call::new("write", json!({ "n": n }))).await.is_success());
         living.journal.flush().await.unwrap();

@@ -1,4 +1,4 @@
-//! Answers that get lost: the server did what it was asked, and nobody heard of it.
+//! Lost confirmations: the server commits, and its answer does not arrive.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -14,10 +14,10 @@ use wieldy_testkit::{Act, Puppet};
 use crate::outage::agree;
 use crate::world::{Place, executor, until};
 
-/// A line to the server that can be cut after the question and before the answer.
+/// A TCP proxy to the server that can cut a connection between a request and its response.
 struct Line {
     port: u16,
-    /// Whether the next answer is to be lost; cleared when it is.
+    /// True if the next response is to be lost; reset when it is.
     lose: Arc<AtomicBool>,
     lost: Arc<AtomicUsize>,
 }
@@ -48,7 +48,7 @@ impl Line {
     }
 }
 
-/// Passes on what comes, until the line is cut.
+/// Copies bytes until the connection is cut.
 fn pass(mut from: TcpStream, mut to: TcpStream, cut: impl Fn() -> bool) {
     let mut bytes = [0; 64 * 1024];
     while let Ok(count) = from.read(&mut bytes) {
@@ -67,7 +67,7 @@ async fn what_was_written_though_nobody_heard_is_written_once() {
     let (executor, journal) = executor(&store, [Puppet::writing("write", Act::Take(Duration::from_millis(15)))]);
     let mut told = Vec::new();
     for number in 0..20 {
-        // The answer about the opening, the start or the end, as it happens.
+        // The lost response is about the opening, the start or the end of a call.
         let calls = (0..4).map(|_| executor.call(Call::new("write", json!({"number": number}))));
         let calls = futures_util::future::join_all(calls);
         let cut = async {

@@ -1,4 +1,4 @@
-//! What the history promises, on every database it can be kept in.
+//! Tests of the promises of the history, on both databases.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

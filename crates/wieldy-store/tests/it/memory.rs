@@ -1,4 +1,4 @@
-//! The tools of memory: an agent sees its own calls and nobody else's.
+//! The history tools: an agent sees its own calls and no others.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ async fn asked(executor: &Executor, tool: &str, arguments: Value, by: &Arc<Calle
     result.structured.unwrap_or_default()
 }
 
-/// What was asked for in the calls that were found, without the questions themselves.
+/// Returns the arguments of the calls that were found, without the calls of the history tools themselves.
 fn things(page: &Value) -> Vec<&Value> {
     let calls = page["executions"].as_array().unwrap().iter().filter(|call| call["tool"] == "look");
     calls.map(|call| &call["parameters"]["thing"]).collect()
@@ -86,7 +86,7 @@ async fn an_agent_finds_only_calls_of_its_own_user_and_workspace() {
             assert_eq!(stats["stats"][0]["count"], 1);
         }
     }
-    // Calls without a known workspace are for people only.
+    // Calls without a known workspace are shown to people only.
     let (executor, _journal) = executor_in(folder.path(), Path::new("."));
     for tool in ["history_search", "history_stats"] {
         let refused = executor.call(Call::new(tool, json!({}))).await;
@@ -149,7 +149,7 @@ async fn the_tools_open_nothing_before_they_are_asked() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
-/// The arguments of the calls whose events were found.
+/// Returns the arguments of the calls whose events were found.
 fn logged(page: &Value) -> Vec<&Value> {
     let events = page["events"].as_array().unwrap().iter();
     events.filter(|event| event["name"] == "tool.call.pending" && event["tool"] == "look").map(thing_of).collect()
@@ -215,7 +215,7 @@ async fn logs_are_read_in_pages_by_level_and_refuse_what_makes_no_sense() {
     let session = json!({"limit": 200, "since": "1h"});
     let whole = asked(&executor, "GetLogs", session, &by).await;
     let mut paged = Vec::new();
-    // The question itself is a call too; those before it are the same for all pages.
+    // The query itself is a call, too. The calls before it are the same for all pages.
     let mut cursor = json!(null);
     loop {
         let mut question = json!({"limit": 2});

@@ -1,4 +1,4 @@
-//! Where a file with a history can be: behind links, under odd names, and who may read it.
+//! Paths of a history file: symlinks, odd names, and the permissions of the file.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! The same calls give the same answers, whatever database they are kept in.
+//! Both databases give the same answers about the same calls.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use wieldy_testkit::{Act, Puppet};
 
 use crate::world::{Place, executor};
 
-/// Everything that can be asked, of a history and of its copy.
+/// Returns the answers to all queries that depend only on the history's content.
 fn everything(store: &Store) -> Value {
     let find = |query: &Query| {
         let page = store.search(query, 3).unwrap();
@@ -111,7 +111,7 @@ async fn a_copy_on_another_database_gives_the_same_answers() {
             assert_eq!(found[part], expected[part], "{part}, {name}");
         }
     }
-    // Who begins to write where something was copied to goes on with the numbers.
+    // An executor that writes to a copy continues its numbers.
     fill(&server.store()).await;
     let verdict = server.store().verify(&[], None, &mut |_| ()).unwrap();
     assert_eq!((verdict.problem, verdict.executions), (None, 32));

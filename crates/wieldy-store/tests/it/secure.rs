@@ -1,4 +1,4 @@
-//! TLS and passwords: what an address asks for is what it gets, and no message holds a secret.
+//! TLS and passwords: a connection is as secure as its address asks for, and no message contains a secret.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use wieldy_store::{Address, Store};
 use crate::server::Server;
 use crate::world::{Place, sql};
 
-/// A certificate for this machine that nobody but itself vouches for, and its key.
+/// Returns a self-signed certificate for this machine, and its key.
 fn certificate() -> (String, String) {
     let folder = tempfile::tempdir().unwrap();
     let (key, certificate) = (folder.path().join("key"), folder.path().join("certificate"));

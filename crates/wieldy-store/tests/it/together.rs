@@ -1,4 +1,4 @@
-//! Many executors, one history.
+//! Many executors with one history.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,7 +52,7 @@ async fn who_was_taken_for_dead_writes_no_more(place: Place) {
     let (executor, journal) = executor(&store, [Puppet::writing("write", Act::Echo)]);
     assert!(executor.call(Call::new("write", json!({}))).await.is_success());
     place.sql("UPDATE instances SET ended_at = seen_at");
-    // What is in its log is safe until it is known.
+    // Until the executor notices, its log still accepts records.
     until("it is refused", async || {
         let told = executor.call(Call::new("write", json!({}))).await;
         told.error.is_some_and(|error| error.code.as_str() == "E3111")
@@ -65,7 +65,7 @@ async fn who_was_taken_for_dead_writes_no_more(place: Place) {
 async fn who_lives_is_not_taken_for_dead(place: Place) {
     let store = place.store();
     let (executor, journal) = executor(&store, [Puppet::writing("write", Act::Echo)]);
-    // Whatever its row says: its lock is held.
+    // Its row looks dead, but its lock is held.
     let long_ago = if place.is_postgres() { "now() - interval '1 hour'" } else { "1" };
     place.sql(&format!("UPDATE instances SET seen_at = {long_ago}, process = 2147483647"));
     store.journal(&JournalOptions::default()).unwrap();
@@ -85,7 +85,7 @@ async fn what_comes_too_late_from_one_taken_for_dead_does_no_harm(place: Place) 
     journal.flush().await.unwrap();
     place.sql("UPDATE instances SET ended_at = seen_at");
     let (next, _) = executor(&store, [Puppet::writing("wait", Act::Echo)]);
-    // It comes to an end, which nobody can write down any more; its caller is told all the same.
+    // The call ends, which can no longer be recorded; its caller still gets the result.
     late.cancel(task, &Caller::local());
     let told = late.wait(task, &Caller::local()).await.unwrap();
     assert_eq!(told.status, wieldy_core::Status::Cancelled);

@@ -1,4 +1,4 @@
-//! Whoever changes the history behind the program's back is found out.
+//! Every change of the history behind the program's back is detected.
 
 use serde_json::json;
 use wieldy_core::{Call, ToolSpec};
@@ -17,7 +17,7 @@ on_each_database!(
     a_trail_that_was_made_anew_does_not_lead_through_what_was_signed,
 );
 
-/// A history of four calls, one of which failed and one of which there was no tool for: 12 records and two of the executor.
+/// Returns a history of four calls, of which one failed and one named no tool: 12 records, and two of the executor.
 async fn told(place: Place) -> Place {
     let (tool, _) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);
     let living = place.executor([tool, Puppet::reading("read", Act::Say("hi"))]);
@@ -33,7 +33,7 @@ fn verify(place: &Place) -> Verdict {
     place.store().verify(&[], None, &mut |_| {}).unwrap()
 }
 
-/// Changes the history by hand; what is found then.
+/// Changes the history by hand and returns the problem that is found.
 async fn after(place: Place, sql: &str) -> Option<(i64, String)> {
     let place = told(place).await;
     change(&place, sql);
@@ -194,7 +194,7 @@ async fn what_is_counted_is_counted_again(place: Place) {
 }
 
 async fn a_trail_that_was_made_anew_does_not_lead_through_what_was_signed(place: Place) {
-    // The attacker owns the database, but not the key: all hashes are right again.
+    // The attacker owns the database but not the key, and all hashes are right again.
     let place = told(place).await;
     let signer = Signer::open(&place.folder.path().join("audit.key")).unwrap();
     let anchor = place.store().sign_head(&signer).unwrap();

@@ -1,4 +1,4 @@
-//! Bad times for the disk: nothing runs unrecorded, what runs goes on, and the service comes back by itself.
+//! Trouble with the disk: no unrecorded call runs, running calls go on, and the service recovers by itself.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use wieldy_testkit::{Act, Puppet, Strings};
 
 use crate::world::{Living, Place, until};
 
-/// A small disk of its own, in memory.
+/// A small file system in memory.
 struct Disk {
     folder: PathBuf,
 }
@@ -37,7 +37,8 @@ impl Drop for Disk {
     }
 }
 
-/// An executor with a tool that writes at once and one that waits to be stopped, and a call to the latter that runs.
+/// Returns an executor with a tool that writes at once and one that waits to be stopped, and a running call of the
+/// latter.
 async fn busy(place: &Place) -> (Living, Arc<Strings>, wieldy_core::ExecutionId) {
     let (write, written) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);
     let (wait, waiting) = Puppet::new(ToolSpec::new("wait", ""), [Act::PrintAndWait("printed")]);
@@ -51,11 +52,12 @@ async fn busy(place: &Place) -> (Living, Arc<Strings>, wieldy_core::ExecutionId)
     (living, written, running)
 }
 
-/// What must hold in trouble and after it, whatever the trouble is.
+/// Asserts the promises during and after any trouble.
 async fn live_through(place: &Place, begin: impl AsyncFnOnce(), what: &str, end: impl AsyncFnOnce()) {
     let (living, written, running) = busy(place).await;
     begin().await;
-    // Until the trouble is known, the log may take what the history itself cannot: then it is safe, and may run.
+    // Until the trouble is known, the log may accept records that the history cannot: then the call is durable and may
+    // run.
     let first = living.executor.call(Call::new("write", json!({"n": 2, "text": "x".repeat(10_000)}))).await;
     let ran = 1 + usize::from(first.is_success());
     assert_eq!(
@@ -67,7 +69,7 @@ async fn live_through(place: &Place, begin: impl AsyncFnOnce(), what: &str, end:
     let error = refused.error.expect("nothing runs that cannot be recorded");
     assert_eq!((error.code, written.runs()), (Code::JournalFailed, ran), "{error:?}");
     assert!(error.message.contains(what), "{}", error.message);
-    // What runs goes on, and its caller gets the answer.
+    // The running call goes on, and its caller gets the answer.
     living.executor.cancel(running, &Caller::local());
     let told = living.executor.wait(running, &Caller::local()).await.unwrap();
     assert_eq!((told.status, told.text()), (Status::Cancelled, "printed".to_owned()));
@@ -122,12 +124,12 @@ async fn a_file_that_somebody_took_away() {
     live_through(&place, begin, "is gone from its place", end).await;
 }
 
-/// Files that nobody may change, also through what is open already: as on a disk that the system takes for broken. A mount
-/// that is made read-only would be closer to that, but none can be while a file on it is open.
+/// Immutable files, even for open descriptors, as on a disk with an I/O error. A read-only mount would be closer to
+/// that, but a file system with open files cannot be remounted.
 struct Fixed(Vec<PathBuf>);
 
 impl Fixed {
-    /// All but what SQLite shares between processes in memory.
+    /// Makes all files immutable, except the one that SQLite shares between processes in memory.
     fn fix(folder: &Path) -> Self {
         let fixed = Self(["history.db", "history.db-wal", ""].map(|name| folder.join(name)).to_vec());
         fixed.change("+i");

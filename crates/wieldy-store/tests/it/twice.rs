@@ -1,4 +1,4 @@
-//! What must be there once and is there already: that never passes, so nobody waits for it.
+//! A duplicate id: a permanent error, for which no caller waits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,15 +29,15 @@ async fn an_id_that_is_given_twice_ends_the_journal_of_who_gives_it_and_nobody_e
     let first = place.executor([Puppet::writing("write", Act::Echo)]);
     let done = first.executor.call(Call::new("write", json!({}))).await;
     first.journal.flush().await.unwrap();
-    // As of a machine that was copied while it ran.
+    // As on a machine that was copied while it ran.
     let second = place.executor([Puppet::writing("write", Act::Echo)]);
     let seq = second.journal.next_seq();
     assert!(matches!(second.journal.append(&opening(seq, done.execution_id)), Receipt::Pending(_)));
     let told = tokio::time::timeout(Duration::from_secs(5), second.journal.flush()).await.expect("it is given up");
     let why = told.unwrap_err().0.to_lowercase();
     assert!(why.contains("cannot write the history") && why.contains("unique constraint"), "{why}");
-    // The numbers of an executor's events have no gaps, so nothing can come after what cannot be written.
-    // Were it tried again, it would be written now.
+    // The numbers of an executor's events have no gaps, so nothing may follow a record that cannot be written. If it
+    // were retried, it would be written now.
     let rename = |from: &str, to: &str| {
         place.sql(&format!("UPDATE tool_executions SET execution_id = '{to}' WHERE execution_id = '{from}'"));
     };
@@ -50,7 +50,7 @@ async fn an_id_that_is_given_twice_ends_the_journal_of_who_gives_it_and_nobody_e
     assert_eq!(refused.error.map(|error| error.code), Some(Code::JournalFailed));
     assert!(first.executor.call(Call::new("write", json!({}))).await.is_success(), "others go on");
     drop((first, second));
-    // Whoever starts again has ids of its own.
+    // A new executor has ids of its own.
     let next = place.executor([Puppet::writing("write", Act::Echo)]);
     assert!(next.executor.call(Call::new("write", json!({}))).await.is_success());
     drop(next);

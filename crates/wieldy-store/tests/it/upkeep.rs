@@ -1,4 +1,4 @@
-//! The history in bounds, and copies of it.
+//! Retention, and copies of a history.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ async fn what_is_dropped_is_recorded_and_the_rest_is_still_provable(place: Place
     write(&first, 20).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
     write(&first, 10).await;
-    // A call that is open keeps what happened since.
+    // An open call keeps all later records.
     let open = first.executor.spawn(Call::new("wait", json!({})));
     write(&first, 5).await;
     first.journal.flush().await.unwrap();
@@ -63,7 +63,7 @@ async fn what_is_dropped_is_recorded_and_the_rest_is_still_provable(place: Place
     let nothing =
         store.prune(&Retention { age_max: Some(Duration::from_secs(3600)), bytes_max: None }, &place.options());
     assert_eq!(nothing.unwrap().records, 0);
-    // Once more, and what is left speaks only of itself.
+    // After a second round, the trail is only about itself.
     store.prune(&everything, &place.options()).unwrap();
     let verdict = place.check();
     assert_eq!((verdict.executions, verdict.open), (0, 0));
@@ -88,7 +88,7 @@ async fn a_history_that_is_too_large_loses_its_oldest(place: Place) {
 
 async fn a_history_ends_no_larger_than_it_may_be_however_its_records_are_spread(place: Place) {
     let first = living(&place);
-    // Most of the records are small and old, most of the bytes are in the young ones.
+    // Most of the records are small and old, and most of the bytes are in the young ones.
     write(&first, 300).await;
     for n in 0..60 {
         first.executor.call(Call::new("write", json!({ "n": n, "text": "x".repeat(20_000) }))).await;
@@ -123,7 +123,7 @@ async fn what_open_calls_need_is_kept_and_said_to_be_too_much(place: Place) {
     first.executor.wait(open, &Caller::local()).await.unwrap();
     first.journal.flush().await.unwrap();
     drop(first);
-    // Even without one call the tables take more than that; all that can go is gone then, and no round follows on another.
+    // Even without a call the tables are larger. All that can be dropped is gone then, and no endless rounds follow.
     let pruned = place.store().prune(&small, &place.options()).unwrap();
     assert_eq!(pruned.executions, 31);
     assert_eq!(place.check().executions, 0);
@@ -159,7 +159,7 @@ async fn a_copy_is_of_one_moment_whatever_is_written_meanwhile(place: Place) {
         let verdict = target.check();
         assert_eq!((verdict.records, verdict.executions), (copied.records, copied.executions));
         assert!(verdict.open > 0, "a call was open when it was copied");
-        // Whoever writes there next closes what was open.
+        // The next executor that writes there closes the open calls.
         drop(target.executor([]));
         assert_eq!(target.check().open, 0);
         let (call, _) = target.store().show(open).unwrap().unwrap();
@@ -201,7 +201,7 @@ async fn a_copy_or_backup_is_the_same_history() {
         assert_eq!(target.store().search(query, 100).unwrap(), store.search(query, 100).unwrap());
     }
     assert_eq!(target.store().stats(&all, GroupBy::Day).unwrap(), store.stats(&all, GroupBy::Day).unwrap());
-    // It goes on where it was.
+    // An executor continues the copy.
     let next = living(&target);
     write(&next, 1).await;
     next.journal.flush().await.unwrap();
@@ -218,7 +218,7 @@ async fn an_executor_keeps_the_history_in_bounds_by_itself(place: Place) {
     first.journal.flush().await.unwrap();
     drop(first);
     assert_eq!(place.check().records, 1202);
-    // One who lives shortly does it when it ends.
+    // A short-lived executor drops records when it ends.
     let retention = Retention { age_max: Some(Duration::ZERO), bytes_max: None };
     let options = wieldy_store::JournalOptions { retention, ..place.options() };
     let (tool, _) = Puppet::new(ToolSpec::new("write", ""), [Act::Echo]);
@@ -243,7 +243,7 @@ async fn the_row_of_a_call_whose_opening_was_dropped_is_still_compared(place: Pl
     first.journal.flush().await.unwrap();
     drop(first);
     let store = place.store();
-    // About half of it goes: the long call began before, and ended after.
+    // About half of the history is dropped: the long call began before the cut and ended after it.
     let half = Retention { age_max: Some(half_way.elapsed()), bytes_max: None };
     let pruned = store.prune(&half, &place.options()).unwrap();
     let (call, moments) = store.show(long).unwrap().unwrap();
@@ -268,7 +268,7 @@ async fn the_row_of_a_call_whose_opening_was_dropped_is_still_compared(place: Pl
 
 async fn a_key_is_known_for_its_time_whatever_is_dropped(place: Place) {
     let first = living(&place);
-    // The last two are not written down as they are.
+    // The last two are not stored literally.
     let looks_secret = format!("ghp_{}", "x1Y2".repeat(9));
     let tenants = [None, Some("acme"), Some("a\0b"), Some(looks_secret.as_str())];
     let keyed = |tenant: Option<&str>| {
@@ -324,7 +324,7 @@ async fn a_clock_that_is_far_ahead_loses_nothing(place: Place) {
     first.journal.flush().await.unwrap();
     drop(first);
     let before = place.check();
-    // That the clock is ten years ahead is the same as that all this was ten years ago.
+    // A clock ten years ahead is the same as records that are ten years old.
     let last = before.last_seq;
     let shift = |sign: &str| {
         let years = if place.is_postgres() { "interval '3650 days'" } else { "3650 * 86400000000" };
@@ -346,7 +346,7 @@ async fn a_clock_that_is_far_ahead_loses_nothing(place: Place) {
         drop(ahead);
     }
     assert_eq!(place.sql("SELECT seq FROM events WHERE seq = 1").len(), 1, "nothing is dropped for a day");
-    // Whoever asks for it by hand is believed.
+    // A request by hand trusts the clock.
     assert_eq!(place.store().prunable(&month).unwrap().records, before.records);
     shift("+");
     let next = living(&place);
@@ -364,7 +364,7 @@ async fn who_cannot_sign_cannot_drop_anything() {
     first.journal.flush().await.unwrap();
     drop(first);
     let everything = Retention { age_max: Some(Duration::ZERO), bytes_max: None };
-    // The attacker has the database, and a wieldy of their own, but not the key.
+    // The attacker has the database and the program, but not the key.
     let keyless = wieldy_store::JournalOptions { key: None, ..place.options() };
     let signed = rusqlite::Connection::open(place.folder.path().join("history.db")).unwrap();
     let heads: i64 = signed.query_row("SELECT max(seq) FROM heads", [], |row| row.get(0)).unwrap();
@@ -372,7 +372,7 @@ async fn who_cannot_sign_cannot_drop_anything() {
     assert_eq!((pruned.records, heads), (31, 32), "all but the last record, which is signed");
     let problem = place.store().verify(&[], None, &mut |_| {}).unwrap().problem.unwrap();
     assert_eq!((problem.seq, &*problem.what), (34, "it says what was dropped, and no signature vouches for it"));
-    // Who has the key vouches for it with the next signature.
+    // An executor with the key vouches for it with the next signature.
     drop(living(&place));
     place.check();
 }
