@@ -1,4 +1,4 @@
-//! Each documented exit code, reached in the way that a script would meet it.
+//! Tests of each documented exit code, reached in the way that a script would get it.
 
 use crate::world::World;
 
