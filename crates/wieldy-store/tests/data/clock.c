@@ -1,4 +1,4 @@
-// Shifts the wall clock of the program that loads it by the seconds in WIELDY_TEST_CLOCK=FIRST,LATER,FILE: by FIRST, and
+// Shifts the wall clock of a program that loads it by the seconds of WIELDY_TEST_CLOCK=FIRST,LATER,FILE: by FIRST, and
 // by LATER once FILE exists.
 #define _GNU_SOURCE
 #include <stdio.h>

@@ -20,8 +20,8 @@ use ring::rand::{SecureRandom, SystemRandom};
 use wieldy_core::Body;
 
 use crate::failpoint;
-use crate::meaning::Meaning;
-use crate::trail::{CallRef, Hash, Record};
+use crate::hash_chain::{CallRef, Hash, Record};
+use crate::record_to_row::Meaning;
 
 /// The alignment of frames.
 const BLOCK: u64 = 4096;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::StoreError;
-use crate::log::{LeftLog, Log};
+use crate::wal::{LeftLog, Log};
 
 /// The pause before another attempt to get a lock.
 const PAUSE: Duration = Duration::from_millis(5);

@@ -10,9 +10,9 @@ use uuid::Uuid;
 use wieldy_core::{ExecutionId, TASK_TTL};
 
 use crate::audit::SignedHead;
-use crate::meaning::{Closed, Meaning, Opened};
-use crate::tally::{self, Tally, TallyKey};
-use crate::trail::{CallRef, Hash, Head, Placed, Record};
+use crate::hash_chain::{CallRef, Hash, Head, Placed, Record};
+use crate::histogram::{self, Tally, TallyKey};
+use crate::record_to_row::{Closed, Meaning, Opened};
 
 /// A row of `tool_executions`.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -119,12 +119,12 @@ impl CallRow {
 
     pub(crate) fn tally(&self) -> (TallyKey, Tally) {
         let key = TallyKey {
-            day: self.started_at.div_euclid(tally::DAY),
+            day: self.started_at.div_euclid(histogram::DAY),
             tenant: self.tenant.clone().unwrap_or_default(),
             agent: self.agent.clone(),
             tool: self.tool.clone(),
             status: self.status.to_string(),
-            bucket: tally::bucket(self.duration_ms.unwrap_or_default()),
+            bucket: histogram::bucket(self.duration_ms.unwrap_or_default()),
         };
         (key, Tally { calls: 1, output_bytes: self.output_bytes.unwrap_or_default() })
     }

@@ -12,10 +12,10 @@ use crate::claim::{self, Claiming};
 use crate::database::{Database, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
-use crate::ledger::Ledger;
-use crate::trail::{Head, Record};
-use crate::upkeep::Retention;
-use crate::writer::{Pace, Queue, Shared, wait};
+use crate::hash_chain::{Head, Record};
+use crate::journal::{Pace, Queue, Shared, wait};
+use crate::projection::Ledger;
+use crate::retention::Retention;
 
 /// Maximum number of records in a group, and the number at which the thread waits for no more.
 pub(crate) const GROUP_MAX: usize = 2048;

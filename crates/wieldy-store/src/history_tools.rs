@@ -9,7 +9,7 @@ use serde_json::json;
 use wieldy_core::{CallError, Code, Outcome, Provider, Run, RunError, SharedTool, Status, Tool, ToolSpec, parse_since};
 
 use crate::error::StoreError;
-use crate::logs::{GetLogs, GetMetrics};
+use crate::log_tools::{GetLogs, GetMetrics};
 use crate::query::{Execution, GroupBy, Query, Stat};
 use crate::store::Store;
 

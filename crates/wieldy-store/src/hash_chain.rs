@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use wieldy_core::{Body, Event, ExecutionId};
 
-use crate::meaning::{Meaning, Subject};
+use crate::record_to_row::{Meaning, Subject};
 
 /// The hash of a record and of everything before it.
 pub(crate) type Hash = [u8; 32];

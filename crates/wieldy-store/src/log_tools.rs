@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use wieldy_core::{ExecutionId, Outcome, Run, RunError, Tool, ToolSpec};
 
-use crate::memory::{StatsArgs, ask, by, cut, of, since, spec, summary};
-use crate::moments::{LogCursor, LogEntry};
+use crate::events::{LogCursor, LogEntry};
+use crate::history_tools::{StatsArgs, ask, by, cut, of, since, spec, summary};
 use crate::query::Query;
 use crate::store::Store;
 

@@ -9,15 +9,15 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::audit::to_hex;
+use crate::committer::Filer;
 use crate::database::{Database, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
-use crate::filing::Filer;
-use crate::ledger::{WORDS_BYTES_MAX, first_words};
+use crate::hash_chain::Record;
+use crate::histogram::DAY;
+use crate::projection::{WORDS_BYTES_MAX, first_words};
 use crate::query::{COLUMNS, row_of};
 use crate::store::{JournalOptions, Store};
-use crate::tally::DAY;
-use crate::trail::Record;
 
 /// The limits of the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

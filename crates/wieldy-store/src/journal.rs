@@ -1,8 +1,8 @@
 //! The journal of an executor.
 //!
 //! The thread that causes an event makes its record and puts it into the queue. If a caller waits for the record, the
-//! WAL thread makes it durable in the [write-ahead log](crate::log) and notifies the caller; one sync of the disk
-//! serves all callers that wait. The committer thread ([`crate::filing`]) commits it to the database a little later,
+//! WAL thread makes it durable in the [write-ahead log](crate::wal) and notifies the caller; one sync of the disk
+//! serves all callers that wait. The committer thread ([`crate::committer`]) commits it to the database a little later,
 //! together with newer records. Where there is no log (on a server), or the log takes nothing just now, a record is
 //! durable when it is committed.
 //!
@@ -18,10 +18,10 @@ use tokio::sync::oneshot;
 use wieldy_core::{Body, BoxFuture, Claim, Claimed, Event, ExecutionId, Journal, JournalError, Receipt, Remembered};
 
 use crate::claim::Claiming;
+use crate::committer::{Filer, GROUP_ENOUGH, GROUP_MAX};
 use crate::error::StoreError;
-use crate::filing::{Filer, GROUP_ENOUGH, GROUP_MAX};
-use crate::log::Log;
-use crate::trail::Record;
+use crate::hash_chain::Record;
+use crate::wal::Log;
 
 /// The number of uncommitted records from which on callers have to wait (backpressure).
 const BEHIND: usize = 8 * GROUP_MAX;
