@@ -11,7 +11,7 @@ use super::text;
 
 /// Maximum length of a line. A longer line is cut.
 const LINE_BYTES_MAX: usize = 500;
-/// Maximum bytes of text that are shown, whatever the limit of lines.
+/// Maximum bytes of text that are shown, regardless of the limit of lines.
 const TEXT_BYTES_MAX: usize = 64 * 1024;
 /// Maximum number of matches that are counted.
 const COUNT_MAX: usize = 100_000;
