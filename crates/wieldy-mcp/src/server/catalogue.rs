@@ -7,7 +7,7 @@ use rmcp::ErrorData;
 use rmcp::model::{CacheScope, ListToolsResult, PaginatedRequestParams, Tool};
 use wieldy_core::{Caller, Held, Registered, ToolFilter};
 
-use super::meta::{self, Index};
+use super::meta::{self, SearchIndex};
 use super::{Expose, Shared};
 use crate::convert;
 
@@ -21,35 +21,35 @@ const AFTER: &str = "after:";
 /// The cache of tool lists.
 #[derive(Default)]
 pub(crate) struct Catalogue {
-    kept: Mutex<Kept>,
+    kept: Mutex<ListCache>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct ListCache {
     generation: u64,
-    lists: Vec<(Held, Arc<Seen>)>,
+    lists: Vec<(Held, Arc<VisibleTools>)>,
 }
 
 /// The tools that callers with the same scopes see.
-pub(crate) struct Seen {
+pub(crate) struct VisibleTools {
     /// The listed tools, sorted by name.
     pub(crate) listed: Vec<Tool>,
     /// The listed tools with arguments that are copied into headers.
     copied: Vec<Tool>,
     /// All visible tools, listed or found by search.
     tools: Vec<Arc<Registered>>,
-    index: OnceLock<Index>,
+    index: OnceLock<SearchIndex>,
 }
 
-impl Seen {
+impl VisibleTools {
     /// Returns the tools that match the words best.
     pub(crate) fn search(&self, words: &str, count: usize) -> Vec<&Arc<Registered>> {
-        let index = self.index.get_or_init(|| Index::new(self.tools.iter().map(|tool| tool.spec())));
+        let index = self.index.get_or_init(|| SearchIndex::new(self.tools.iter().map(|tool| tool.spec())));
         index.best(words, count).into_iter().map(|at| &self.tools[at]).collect()
     }
 }
 
-impl Seen {
+impl VisibleTools {
     /// Returns the tool of this name if header copies of its arguments must be compared.
     pub(crate) fn copied(&self, name: &str) -> Option<&Tool> {
         self.copied.iter().find(|tool| tool.name == name)
@@ -63,13 +63,13 @@ fn names_headers(tool: &Tool) -> bool {
 
 impl Catalogue {
     /// Returns the tools that the caller sees.
-    pub(crate) fn of(&self, shared: &Shared, caller: &Caller) -> Arc<Seen> {
+    pub(crate) fn of(&self, shared: &Shared, caller: &Caller) -> Arc<VisibleTools> {
         let registry = shared.executor.registry();
         // Read before the tools: otherwise an outdated list could be cached under the new generation.
         let generation = registry.generation();
         let mut kept = self.kept.lock().expect("no code panics while it holds the lists");
         if kept.generation != generation {
-            *kept = Kept { generation, lists: Vec::new() };
+            *kept = ListCache { generation, lists: Vec::new() };
         }
         if let Some((_, seen)) = kept.lists.iter().find(|(scopes, _)| *scopes == caller.scopes) {
             return Arc::clone(seen);
@@ -84,7 +84,7 @@ impl Catalogue {
         }
         listed.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let copied = listed.iter().filter(|tool| names_headers(tool)).cloned().collect();
-        let seen = Arc::new(Seen { listed, copied, tools, index: OnceLock::new() });
+        let seen = Arc::new(VisibleTools { listed, copied, tools, index: OnceLock::new() });
         if kept.lists.len() == KINDS_MAX {
             kept.lists.remove(0);
         }

@@ -11,8 +11,8 @@ use rmcp::model::{CallToolResult, ContentBlock, JsonObject, Tool, ToolAnnotation
 use serde_json::{Value, json};
 use wieldy_core::{CallError, Caller, Code, ExecutionId, ToolSpec};
 
-use super::carry::{RESULT_WAIT, goes_on, unknown};
-use super::client::Client;
+use super::follow::{RESULT_WAIT, goes_on, unknown};
+use super::peer::PeerClient;
 use super::words::{expand, words};
 use super::{ServerOptions, Shared};
 use crate::convert;
@@ -29,7 +29,7 @@ const DESCRIPTION_CHARS_MAX: usize = 200;
 
 /// One of our own tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Own {
+pub(crate) enum MetaTool {
     Wait,
     Search,
     Describe,
@@ -37,9 +37,9 @@ pub(crate) enum Own {
 }
 
 /// A call to make instead: the tool's name and its arguments.
-type Instead = (String, Option<JsonObject>);
+type WantedCall = (String, Option<JsonObject>);
 
-impl Own {
+impl MetaTool {
     /// Returns our tool of this name, if it is offered.
     pub(crate) fn named(name: &str, options: &ServerOptions) -> Option<Self> {
         match name {
@@ -57,8 +57,8 @@ impl Own {
         shared: &Shared,
         arguments: Option<JsonObject>,
         caller: &Arc<Caller>,
-        client: &Client,
-    ) -> Result<Instead, CallToolResult> {
+        client: &PeerClient,
+    ) -> Result<WantedCall, CallToolResult> {
         let mut arguments = arguments.unwrap_or_default();
         match self {
             Self::Wait => Err(wait(shared, &arguments, caller, client).await),
@@ -117,7 +117,7 @@ pub(crate) fn tools(options: &ServerOptions) -> Vec<Tool> {
     tools
 }
 
-async fn wait(shared: &Shared, arguments: &JsonObject, caller: &Arc<Caller>, client: &Client) -> CallToolResult {
+async fn wait(shared: &Shared, arguments: &JsonObject, caller: &Arc<Caller>, client: &PeerClient) -> CallToolResult {
     let Some(id) = arguments.get("id").and_then(Value::as_str).and_then(|id| ExecutionId::from_str(id).ok()) else {
         return wrong("`id` must be the id of a call");
     };
@@ -187,26 +187,26 @@ fn wrong(message: &str) -> CallToolResult {
 const QUERY_CHARS_MAX: usize = 1000;
 
 /// The search index: ranks tools by BM25, so rare words and short texts count more.
-pub(crate) struct Index {
-    tools: Vec<Words>,
+pub(crate) struct SearchIndex {
+    tools: Vec<WordCounts>,
     /// The number of tools that have each word.
     tools_with: HashMap<String, usize>,
     length_average: f64,
 }
 
 /// The weighted word counts of a tool's texts.
-struct Words {
+struct WordCounts {
     counts: HashMap<String, f64>,
     length: f64,
 }
 
-impl Index {
+impl SearchIndex {
     /// BM25's `k1` (how fast repeated words count less) and `b` (how much long texts are penalized).
     const K: f64 = 1.2;
     const B: f64 = 0.75;
 
     pub(crate) fn new<'a>(specs: impl Iterator<Item = &'a ToolSpec>) -> Self {
-        let tools: Vec<Words> = specs.map(Words::of).collect();
+        let tools: Vec<WordCounts> = specs.map(WordCounts::of).collect();
         let mut tools_with = HashMap::new();
         for word in tools.iter().flat_map(|tool| tool.counts.keys()) {
             *tools_with.entry(word.clone()).or_default() += 1;
@@ -219,14 +219,15 @@ impl Index {
     pub(crate) fn best(&self, query: &str, count: usize) -> Vec<usize> {
         let query: String = query.chars().take(QUERY_CHARS_MAX).collect();
         let wanted = expand(&query);
-        let score = |tool: &Words| wanted.iter().map(|(word, weight)| weight * self.score(tool, word)).sum::<f64>();
+        let score =
+            |tool: &WordCounts| wanted.iter().map(|(word, weight)| weight * self.score(tool, word)).sum::<f64>();
         let mut found: Vec<(usize, f64)> = self.tools.iter().map(score).enumerate().collect();
         found.retain(|(_, score)| *score > 0.0);
         found.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         found.into_iter().take(count).map(|(at, _)| at).collect()
     }
 
-    fn score(&self, tool: &Words, word: &str) -> f64 {
+    fn score(&self, tool: &WordCounts, word: &str) -> f64 {
         let (Some(count), Some(with)) = (tool.counts.get(word), self.tools_with.get(word)) else { return 0.0 };
         let (all, with) = (self.tools.len() as f64, *with as f64);
         let rarity = (1.0 + (all - with + 0.5) / (with + 0.5)).ln();
@@ -235,7 +236,7 @@ impl Index {
     }
 }
 
-impl Words {
+impl WordCounts {
     fn of(spec: &ToolSpec) -> Self {
         let mut found = Self { counts: HashMap::new(), length: 0.0 };
         // A name says most in the fewest words.
@@ -271,7 +272,7 @@ mod tests {
             ("create_issue", "Opens a new issue in the tracker with a title and a text"),
             ("listIssues", "Lists the issues of a tracker"),
         ];
-        let index = Index::new(tools.map(|(name, told)| ToolSpec::new(name, told)).iter());
+        let index = SearchIndex::new(tools.map(|(name, told)| ToolSpec::new(name, told)).iter());
         index.best(query, 3).into_iter().map(|at| tools[at].0).collect()
     }
 

@@ -1,29 +1,30 @@
 //! Serves an executor over MCP: its tools, artifacts and running calls, to clients of every revision from 2024-11-05 to
 //! 2026-07-28.
 //!
-//! [`Server`] is shared by all connections, and `connection` handles the requests of one. `catalogue` lists the tools.
-//! `call` makes a call of the executor's from each `tools/call`, `carry` follows it to its end or hands it over,
-//! `client` describes the MCP client, and `ask` asks that client's user. `meta` has our own tools for tools and calls,
-//! `resources` the artifacts. `lines` is the stdio transport, with its pending requests in `unanswered`. `http` is the
-//! HTTP transport, where `direct` answers calls without the SDK, with `session`, `stream` and `several` (batches). The
-//! transports check no permissions: every `tools/call` becomes a [`Call`](wieldy_core::Call), and the executor decides.
+//! [`Server`] is shared by all connections, and `handler` handles the requests of one. `catalogue` lists the tools.
+//! `call` makes a call of the executor's from each `tools/call`, `follow` follows it to its end or hands it over,
+//! `peer` describes the MCP client, and `questions` asks that client's user. `meta` has our own tools for tools and
+//! calls, `resources` the artifacts. `stdio` is the transport over stdin and stdout, with its pending requests in
+//! `pending`. `http_endpoint` is the HTTP transport, where `http_tools_call` answers calls without the SDK, with
+//! `session`, `stream` and `batch`. The transports check no permissions: every `tools/call` becomes a
+//! [`Call`](wieldy_core::Call), and the executor decides.
 
-mod ask;
+mod batch;
 mod call;
-mod carry;
 mod catalogue;
-mod client;
-mod connection;
-mod direct;
-mod http;
-mod lines;
+mod follow;
+mod handler;
+mod http_endpoint;
+mod http_tools_call;
 mod meta;
+mod peer;
+mod pending;
+mod questions;
 mod resources;
 mod scan;
 mod session;
-mod several;
+mod stdio;
 mod stream;
-mod unanswered;
 mod words;
 
 use std::sync::Arc;
@@ -34,12 +35,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Caller, Executor};
 
-use ask::Desk;
 use catalogue::Catalogue;
-use connection::{Connection, Who};
-pub use http::{HttpEndpoint, HttpResponse};
-use lines::Lines;
-use resources::Recent;
+use handler::{CallerSource, ConnectionHandler};
+pub use http_endpoint::{HttpEndpoint, HttpResponse};
+use questions::PendingQuestions;
+use resources::RecentArtifacts;
+use stdio::StdioTransport;
 
 /// The tools that clients are shown. This saves a model's context and protects nothing: scopes and permissions decide
 /// which tools a caller may use.
@@ -121,8 +122,8 @@ pub(crate) struct Shared {
     pub(crate) executor: Executor,
     pub(crate) options: ServerOptions,
     pub(crate) catalogue: Catalogue,
-    pub(crate) desk: Arc<Desk>,
-    pub(crate) recent: Recent,
+    pub(crate) desk: Arc<PendingQuestions>,
+    pub(crate) recent: RecentArtifacts,
 }
 
 impl Server {
@@ -132,8 +133,8 @@ impl Server {
             executor,
             options,
             catalogue: Catalogue::default(),
-            desk: Arc::new(Desk::default()),
-            recent: Recent::default(),
+            desk: Arc::new(PendingQuestions::default()),
+            recent: RecentArtifacts::default(),
         };
         Self { shared: Arc::new(shared) }
     }
@@ -149,9 +150,9 @@ impl Server {
         stop: CancellationToken,
     ) -> Result<(), ServeError> {
         let over = CancellationToken::new();
-        let lines = Lines::new(reader, writer, &self.shared.options, over.clone());
-        let who = Who::Known { caller: Box::new(caller), agent };
-        let connection = Connection::new(Arc::clone(&self.shared), who, over);
+        let lines = StdioTransport::new(reader, writer, &self.shared.options, over.clone());
+        let who = CallerSource::Known { caller: Box::new(caller), agent };
+        let connection = ConnectionHandler::new(Arc::clone(&self.shared), who, over);
         let running = match serve_server_with_ct(connection, lines, stop).await {
             Ok(running) => running,
             // A client that disconnects before the handshake is no error.

@@ -24,11 +24,11 @@ const FRESH_MS: u64 = 60_000;
 
 /// The artifacts that recent results named.
 #[derive(Default)]
-pub(crate) struct Recent {
+pub(crate) struct RecentArtifacts {
     named: Mutex<VecDeque<(ArtifactId, Option<String>)>>,
 }
 
-impl Recent {
+impl RecentArtifacts {
     /// Records that a result named an artifact to a caller.
     pub(crate) fn add(&self, id: ArtifactId, caller: &Caller) {
         let mut named = self.named.lock().expect("no code panics while it holds the names");
@@ -83,8 +83,8 @@ pub(crate) fn templates() -> ListResourceTemplatesResult {
 pub(crate) async fn read(shared: &Shared, caller: Arc<Caller>, uri: String) -> Result<ReadResourceResult, ErrorData> {
     let none = || ErrorData::resource_not_found("there is no such resource", Some(json!({"uri": uri})));
     let part = parse(&uri).map_err(|wrong| match wrong {
-        Wrong::Address => none(),
-        Wrong::Part => ErrorData::invalid_params("`offset` and `length` are numbers of bytes", None),
+        UriError::Address => none(),
+        UriError::Part => ErrorData::invalid_params("`offset` and `length` are numbers of bytes", None),
     })?;
     let (artifacts, length_max) = (Arc::clone(shared.executor.artifacts()), shared.options.resource_bytes_max);
     let length = part.length.unwrap_or(u64::MAX).min(length_max);
@@ -115,29 +115,29 @@ pub(crate) async fn read(shared: &Shared, caller: Arc<Caller>, uri: String) -> R
 
 /// A part of an artifact.
 #[derive(Debug, PartialEq)]
-struct Part {
+struct ArtifactPart {
     id: ArtifactId,
     offset: u64,
     length: Option<u64>,
 }
 
 #[derive(Debug, PartialEq)]
-enum Wrong {
+enum UriError {
     Address,
     Part,
 }
 
-fn parse(uri: &str) -> Result<Part, Wrong> {
-    let rest = uri.strip_prefix(ARTIFACT_SCHEME).ok_or(Wrong::Address)?;
+fn parse(uri: &str) -> Result<ArtifactPart, UriError> {
+    let rest = uri.strip_prefix(ARTIFACT_SCHEME).ok_or(UriError::Address)?;
     let (id, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let mut part = Part { id: id.parse().map_err(|_| Wrong::Address)?, offset: 0, length: None };
+    let mut part = ArtifactPart { id: id.parse().map_err(|_| UriError::Address)?, offset: 0, length: None };
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').ok_or(Wrong::Part)?;
-        let value = value.parse().map_err(|_| Wrong::Part)?;
+        let (name, value) = pair.split_once('=').ok_or(UriError::Part)?;
+        let value = value.parse().map_err(|_| UriError::Part)?;
         match name {
             "offset" => part.offset = value,
             "length" => part.length = Some(value),
-            _ => return Err(Wrong::Part),
+            _ => return Err(UriError::Part),
         }
     }
     Ok(part)
@@ -175,11 +175,11 @@ mod tests {
     fn an_address_names_an_artifact_and_a_part_of_it() {
         let id = ArtifactId::next();
         let at = |rest: &str| parse(&format!("wieldy://artifact/{}{rest}", id.bare()));
-        assert_eq!(at(""), Ok(Part { id, offset: 0, length: None }));
-        assert_eq!(at("?offset=5&length=7"), Ok(Part { id, offset: 5, length: Some(7) }));
-        assert_eq!(at("?offset=-5"), Err(Wrong::Part));
-        assert_eq!(at("?what=5"), Err(Wrong::Part));
-        assert_eq!(at("/../x"), Err(Wrong::Address));
-        assert_eq!(parse("file:///etc/passwd"), Err(Wrong::Address));
+        assert_eq!(at(""), Ok(ArtifactPart { id, offset: 0, length: None }));
+        assert_eq!(at("?offset=5&length=7"), Ok(ArtifactPart { id, offset: 5, length: Some(7) }));
+        assert_eq!(at("?offset=-5"), Err(UriError::Part));
+        assert_eq!(at("?what=5"), Err(UriError::Part));
+        assert_eq!(at("/../x"), Err(UriError::Address));
+        assert_eq!(parse("file:///etc/passwd"), Err(UriError::Address));
     }
 }

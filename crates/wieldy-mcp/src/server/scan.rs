@@ -3,7 +3,7 @@
 use rmcp::model::RequestId;
 use serde_json::Value;
 
-use super::lines::{ID_BYTES_MAX, request_id};
+use super::stdio::{ID_BYTES_MAX, request_id};
 
 /// Maximum length of a stored token: an id with every character escaped.
 const TOKEN_BYTES_MAX: usize = 6 * ID_BYTES_MAX;
@@ -16,7 +16,7 @@ const DEPTH_MAX: usize = 2;
 pub(super) struct Scan {
     depth: usize,
     /// The enclosing objects and arrays of the next byte, outermost first.
-    levels: [Level; DEPTH_MAX],
+    levels: [Nesting; DEPTH_MAX],
     /// The current string or number. `None` if it is too long.
     token: Option<Vec<u8>>,
     is_text: bool,
@@ -27,7 +27,7 @@ pub(super) struct Scan {
 }
 
 #[derive(Default)]
-struct Level {
+struct Nesting {
     is_object: bool,
     /// The key whose value comes next. `None` if a key comes next.
     key: Option<Value>,
@@ -76,7 +76,7 @@ impl Scan {
             b'{' | b'[' => {
                 self.depth += 1;
                 if let Some(level) = self.level() {
-                    *level = Level { is_object: byte == b'{', ..Level::default() };
+                    *level = Nesting { is_object: byte == b'{', ..Nesting::default() };
                 }
             }
             b'}' | b']' => {
@@ -102,7 +102,7 @@ impl Scan {
         }
     }
 
-    fn level(&mut self) -> Option<&mut Level> {
+    fn level(&mut self) -> Option<&mut Nesting> {
         self.depth.checked_sub(1).and_then(|at| self.levels.get_mut(at))
     }
 

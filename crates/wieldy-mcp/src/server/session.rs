@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::Caller;
 
-use super::client;
-use super::stream::{EventId, Stream};
+use super::peer;
+use super::stream::{EventId, EventStream};
 
 /// The longest time that an idle session is stored.
 const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
@@ -37,18 +37,18 @@ pub(crate) struct Session {
     pub(crate) takes_several: bool,
     /// Cancelled when the session is over.
     pub(crate) over: CancellationToken,
-    open: Mutex<Open>,
+    open: Mutex<SessionState>,
     numbers: AtomicU64,
 }
 
-struct Open {
+struct SessionState {
     heard: Instant,
     /// The open calls.
     calls: HashMap<RequestId, (u64, CancellationToken)>,
     /// The open questions.
     questions: HashMap<u64, oneshot::Sender<Value>>,
     /// The streams that the client may resume, oldest first.
-    streams: VecDeque<Arc<Stream>>,
+    streams: VecDeque<Arc<EventStream>>,
     /// The open streams for server notifications, oldest first.
     listening: Vec<u64>,
     /// The number of the last tool list change that was sent. `None` before the first stream.
@@ -64,10 +64,10 @@ impl Session {
             caller: Arc::new(Caller { session: Some(id), ..(*owner).clone() }),
             owner,
             over: CancellationToken::new(),
-            can_ask: client::can_ask(capabilities),
+            can_ask: peer::can_ask(capabilities),
             knows_tasks: capabilities.supports_tasks(),
-            takes_several: super::unanswered::takes_several(revision),
-            open: Mutex::new(Open {
+            takes_several: super::pending::takes_several(revision),
+            open: Mutex::new(SessionState {
                 heard: Instant::now(),
                 calls: HashMap::new(),
                 questions: HashMap::new(),
@@ -105,7 +105,7 @@ impl Session {
         id: RequestId,
         gone: CancellationToken,
         calls_max: usize,
-    ) -> Result<Noted, &'static str> {
+    ) -> Result<OpenCall, &'static str> {
         let mut open = self.open();
         if self.over.is_cancelled() {
             return Err("the session is over");
@@ -118,7 +118,7 @@ impl Session {
         }
         let number = self.number();
         open.calls.insert(id.clone(), (number, gone));
-        Ok(Noted { session: Arc::clone(self), id, number })
+        Ok(OpenCall { session: Arc::clone(self), id, number })
     }
 
     /// Removes a call. Returns true if its response is still wanted.
@@ -152,11 +152,11 @@ impl Session {
     }
 
     /// Registers a question to the client.
-    pub(crate) fn ask(self: &Arc<Self>) -> Question {
+    pub(crate) fn ask(self: &Arc<Self>) -> OpenQuestion {
         let (sender, answer) = oneshot::channel();
         let number = self.number();
         self.open().questions.insert(number, sender);
-        Question { session: Arc::clone(self), number, answer: Some(answer) }
+        OpenQuestion { session: Arc::clone(self), number, answer: Some(answer) }
     }
 
     /// Delivers the client's response to a question. Without a value the client could not answer.
@@ -170,7 +170,7 @@ impl Session {
     }
 
     /// Stores a stream that the client may resume.
-    pub(crate) fn keep(&self, stream: &Arc<Stream>) {
+    pub(crate) fn keep(&self, stream: &Arc<EventStream>) {
         let mut open = self.open();
         if self.over.is_cancelled() {
             return;
@@ -200,18 +200,18 @@ impl Session {
     }
 
     /// Returns the stream of an event.
-    pub(crate) fn stream(&self, event: EventId) -> Option<Arc<Stream>> {
+    pub(crate) fn stream(&self, event: EventId) -> Option<Arc<EventStream>> {
         let open = self.open();
         open.streams.iter().find(|stream| stream.id() == Some(event.stream)).cloned()
     }
 
     /// Registers a stream for server notifications. `changes` is the number of tool list changes so far.
-    pub(crate) fn listen(self: &Arc<Self>, changes: u64) -> Listening {
+    pub(crate) fn listen(self: &Arc<Self>, changes: u64) -> ListeningStream {
         let number = self.number();
         let mut open = self.open();
         open.told.get_or_insert(changes);
         open.listening.push(number);
-        Listening { session: Arc::clone(self), number }
+        ListeningStream { session: Arc::clone(self), number }
     }
 
     /// Ends all open calls, questions and streams.
@@ -225,38 +225,38 @@ impl Session {
         }
     }
 
-    fn open(&self) -> MutexGuard<'_, Open> {
+    fn open(&self) -> MutexGuard<'_, SessionState> {
         self.open.lock().expect("no code panics while it holds the session")
     }
 }
 
 /// An open call. Dropping it ends it.
-pub(crate) struct Noted {
+pub(crate) struct OpenCall {
     session: Arc<Session>,
     id: RequestId,
     number: u64,
 }
 
-impl Noted {
+impl OpenCall {
     /// Ends the call. Returns true if its response is still wanted.
     pub(crate) fn end(self) -> bool {
         self.session.end(&self.id, self.number)
     }
 }
 
-impl Drop for Noted {
+impl Drop for OpenCall {
     fn drop(&mut self) {
         self.session.end(&self.id, self.number);
     }
 }
 
 /// A stream for server notifications, until it is dropped.
-pub(crate) struct Listening {
+pub(crate) struct ListeningStream {
     session: Arc<Session>,
     number: u64,
 }
 
-impl Listening {
+impl ListeningStream {
     /// Returns true if this stream must report this number of changes. Each change is reported once, on the newest
     /// stream: older ones may belong to broken connections.
     pub(crate) fn takes(&self, changes: u64) -> bool {
@@ -274,20 +274,20 @@ impl Listening {
     }
 }
 
-impl Drop for Listening {
+impl Drop for ListeningStream {
     fn drop(&mut self) {
         self.session.open().listening.retain(|number| *number != self.number);
     }
 }
 
 /// An open question.
-pub(crate) struct Question {
+pub(crate) struct OpenQuestion {
     session: Arc<Session>,
     number: u64,
     answer: Option<oneshot::Receiver<Value>>,
 }
 
-impl Question {
+impl OpenQuestion {
     pub(crate) fn id(&self) -> String {
         format!("{QUESTION}{}", self.number)
     }
@@ -297,7 +297,7 @@ impl Question {
     }
 }
 
-impl Drop for Question {
+impl Drop for OpenQuestion {
     fn drop(&mut self) {
         self.session.open().questions.remove(&self.number);
     }
@@ -305,18 +305,18 @@ impl Drop for Question {
 
 #[cfg(test)]
 mod tests {
-    use super::super::stream::{Reader, Source};
+    use super::super::stream::{EventSource, StreamReader};
     use super::*;
 
     #[tokio::test]
     async fn of_the_streams_that_ended_those_stay_longest_that_nobody_has_read() {
         let session = Arc::new(Session::new(Arc::new(Caller::local()), &ClientCapabilities::default(), "2025-06-18"));
         for number in 0..2 * (READ_MAX + 2) {
-            let stream = Arc::new(Stream::new(Some(Arc::clone(&session))));
+            let stream = Arc::new(EventStream::new(Some(Arc::clone(&session))));
             session.keep(&stream);
             stream.end(None);
             if number % 2 == 0 {
-                assert_eq!(Reader::new(stream, CancellationToken::new(), None).next().await, None);
+                assert_eq!(StreamReader::new(stream, CancellationToken::new(), None).next().await, None);
             }
         }
         session.tidy();
@@ -324,7 +324,7 @@ mod tests {
         let count = |is_read| ends().iter().filter(|end| **end == Some(is_read)).count();
         assert_eq!((count(true), count(false)), (READ_MAX, READ_MAX + 2));
         for _ in 0..UNREAD_MAX {
-            let stream = Arc::new(Stream::new(Some(Arc::clone(&session))));
+            let stream = Arc::new(EventStream::new(Some(Arc::clone(&session))));
             session.keep(&stream);
             stream.end(None);
         }
@@ -355,7 +355,7 @@ mod tests {
             (r#"{"elicitation":{"form":{},"url":{}}}"#, true),
         ] {
             let client: ClientCapabilities = serde_json::from_str(capabilities).unwrap();
-            assert_eq!(client::can_ask(&client), can_ask, "{capabilities}");
+            assert_eq!(peer::can_ask(&client), can_ask, "{capabilities}");
         }
     }
 }

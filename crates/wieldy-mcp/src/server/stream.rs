@@ -14,7 +14,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::Shared;
-use super::session::{Listening, Session};
+use super::session::{ListeningStream, Session};
 
 /// Maximum number of stored events. The oldest are dropped first, so the response, which is last, stays.
 const EVENTS_MAX: usize = 256;
@@ -25,14 +25,14 @@ const ALIVE: &[u8] = b":\n\n";
 const COME_BACK: Duration = Duration::from_secs(1);
 
 /// The event stream of one request.
-pub(crate) struct Stream {
+pub(crate) struct EventStream {
     /// The session, and the stream's number in it. Only with a session can questions be asked and events be resumed.
     session: Option<(Arc<Session>, u64)>,
-    state: Mutex<State>,
+    state: Mutex<StreamState>,
     changed: Notify,
 }
 
-struct State {
+struct StreamState {
     events: VecDeque<Bytes>,
     /// The number of the first stored event. Numbers begin at 1. 0 means that no event was seen.
     first: u64,
@@ -41,13 +41,13 @@ struct State {
     is_read: bool,
 }
 
-impl Stream {
+impl EventStream {
     pub(crate) fn new(session: Option<Arc<Session>>) -> Self {
         let session = session.map(|session| {
             let id = session.number();
             (session, id)
         });
-        let state = State { events: VecDeque::new(), first: 1, is_over: false, is_read: false };
+        let state = StreamState { events: VecDeque::new(), first: 1, is_over: false, is_read: false };
         Self { session, state: Mutex::new(state), changed: Notify::new() }
     }
 
@@ -122,15 +122,15 @@ impl Stream {
         self.changed.notify_waiters();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, StreamState> {
         self.state.lock().expect("no code panics while it holds the events")
     }
 }
 
 /// Ends a stream when dropped, in case the response never came.
-pub(crate) struct Ending(pub(crate) Arc<Stream>);
+pub(crate) struct EndOnDrop(pub(crate) Arc<EventStream>);
 
-impl Drop for Ending {
+impl Drop for EndOnDrop {
     fn drop(&mut self) {
         if self.0.end_is_read().is_none() {
             self.0.end(None);
@@ -160,14 +160,14 @@ impl std::fmt::Display for EventId {
 }
 
 /// A source of SSE events for one connection.
-pub(crate) trait Source: Send + Sync + 'static {
+pub(crate) trait EventSource: Send + Sync + 'static {
     /// Returns the next event in SSE format, or `None` at the end.
     fn next(&mut self) -> impl Future<Output = Option<Bytes>> + Send + Sync;
 }
 
 /// Reads a stream for one connection.
-pub(crate) struct Reader {
-    stream: Arc<Stream>,
+pub(crate) struct StreamReader {
+    stream: Arc<EventStream>,
     /// An event that comes before all others.
     greeting: Option<Bytes>,
     next: u64,
@@ -176,9 +176,9 @@ pub(crate) struct Reader {
     _until_hung_up: Option<DropGuard>,
 }
 
-impl Reader {
+impl StreamReader {
     /// Reads from the beginning, until `stop`.
-    pub(crate) fn new(stream: Arc<Stream>, stop: CancellationToken, until_hung_up: Option<DropGuard>) -> Self {
+    pub(crate) fn new(stream: Arc<EventStream>, stop: CancellationToken, until_hung_up: Option<DropGuard>) -> Self {
         Self { stream, greeting: None, next: 1, stop, _until_hung_up: until_hung_up }
     }
 
@@ -199,7 +199,7 @@ impl Reader {
     }
 }
 
-impl Source for Reader {
+impl EventSource for StreamReader {
     async fn next(&mut self) -> Option<Bytes> {
         if let Some(greeting) = self.greeting.take() {
             return Some(greeting);
@@ -228,13 +228,13 @@ impl Source for Reader {
 }
 
 /// The stream of server notifications of a session: changes of the tool list.
-pub(crate) struct Changes {
+pub(crate) struct ToolChanges {
     tools: watch::Receiver<u64>,
-    listening: Listening,
+    listening: ListeningStream,
     stop: CancellationToken,
 }
 
-impl Changes {
+impl ToolChanges {
     pub(crate) fn new(shared: &Shared, session: &Arc<Session>, stop: CancellationToken) -> Self {
         let mut tools = shared.executor.registry().changes();
         let listening = session.listen(*tools.borrow_and_update());
@@ -242,7 +242,7 @@ impl Changes {
     }
 }
 
-impl Source for Changes {
+impl EventSource for ToolChanges {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             // This also covers changes without an open stream, or left unsent by a newer stream.
@@ -276,12 +276,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn whoever_comes_late_is_told_the_last_events_and_the_answer() {
-        let stream = Arc::new(Stream::new(None));
+        let stream = Arc::new(EventStream::new(None));
         for n in 0..EVENTS_MAX + 10 {
             stream.tell("n", &n);
         }
         stream.end(Some(&Bytes::from_static(b"{}")));
-        let mut reader = Reader::new(Arc::clone(&stream), CancellationToken::new(), None);
+        let mut reader = StreamReader::new(Arc::clone(&stream), CancellationToken::new(), None);
         let mut seen = Vec::new();
         while let Some(event) = reader.next().await {
             seen.push(String::from_utf8(event.to_vec()).unwrap());
@@ -293,9 +293,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_hears_nothing_for_long_is_told_that_we_are_there() {
-        let stream = Arc::new(Stream::new(None));
+        let stream = Arc::new(EventStream::new(None));
         let stop = CancellationToken::new();
-        let mut reader = Reader::new(Arc::clone(&stream), stop.clone(), None);
+        let mut reader = StreamReader::new(Arc::clone(&stream), stop.clone(), None);
         assert_eq!(reader.next().await.as_deref(), Some(&b":\n\n"[..]));
         stop.cancel();
         assert_eq!(reader.next().await, None);

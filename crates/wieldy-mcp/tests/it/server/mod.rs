@@ -1,5 +1,6 @@
 //! An executor as an MCP server: real clients of every revision, and handwritten lines.
 
+mod batch;
 mod calls;
 mod consent;
 mod hostile;
@@ -11,7 +12,6 @@ mod resources;
 mod revisions;
 mod search;
 mod sessions;
-mod several;
 
 use std::time::Duration;
 

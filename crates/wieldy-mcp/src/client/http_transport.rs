@@ -1,5 +1,5 @@
 //! The client side of MCP's streamable HTTP: one request per message, answered by JSON or by an SSE stream.
-//! [`Wire::call`] sends `tools/call`. The SDK sends all other messages through the same type, as its HTTP client.
+//! [`HttpTransport::call`] sends `tools/call`. The SDK sends all other messages through the same type, as its HTTP client.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use rmcp::ErrorData;
 use rmcp::model::{ClientJsonRpcMessage, ClientRequest, RequestId, ServerJsonRpcMessage};
 use rmcp::transport::streamable_http_client::{
     AuthRequiredError, InsufficientScopeError, SseError, StreamableHttpClient, StreamableHttpError,
-    StreamableHttpPostResponse as Answer,
+    StreamableHttpPostResponse as SdkResponse,
 };
 use serde_json::Value;
 use sse_stream::Sse;
 use tokio::sync::watch;
 
-use super::events;
-use super::exchange::{MESSAGE_BYTES_MAX, Place, Request, Response, glimpse, pieces, read};
 use super::failure::{Failure, http_status};
+use super::http_request::{MESSAGE_BYTES_MAX, Request, Response, Target, glimpse, pieces, read};
 use super::login::Bearer;
+use super::sse;
 
 /// Maximum number of bytes of an error response that are quoted.
 const COMPLAINT_TOLD_BYTES_MAX: usize = 200;
@@ -40,26 +40,26 @@ const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const BOTH: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
 const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
 
-type WireError = StreamableHttpError<Failure>;
+type TransportError = StreamableHttpError<Failure>;
 
 /// The HTTP transport to one server.
 #[derive(Clone)]
-pub(super) struct Wire {
-    server: Arc<Server>,
+pub(super) struct HttpTransport {
+    server: Arc<TransportState>,
 }
 
-struct Server {
-    place: Place,
+struct TransportState {
+    place: Target,
     /// Headers of every request.
     headers: HeaderMap,
     /// The bearer token of a login.
     bearer: Option<Bearer>,
-    way: watch::Sender<Arc<Way>>,
+    way: watch::Sender<Arc<Negotiated>>,
 }
 
 /// The session and revision that the SDK negotiated. Calls use them too.
 #[derive(Default)]
-pub(super) struct Way {
+pub(super) struct Negotiated {
     pub(super) session: Option<Arc<str>>,
     revision: Option<HeaderValue>,
     /// All headers of a message.
@@ -69,7 +69,7 @@ pub(super) struct Way {
 }
 
 /// A server's response to a posted message.
-pub(super) enum Heard {
+pub(super) enum PostResponse {
     /// JSON, and the id of the session that it begins.
     Whole(Bytes, Option<String>),
     /// An SSE stream.
@@ -81,19 +81,19 @@ pub(super) enum Heard {
     Nothing { may_follow: bool, complaint: Failure },
 }
 
-impl Wire {
-    pub(super) fn new(place: Place, headers: HeaderMap, bearer: Option<Bearer>) -> Self {
+impl HttpTransport {
+    pub(super) fn new(place: Target, headers: HeaderMap, bearer: Option<Bearer>) -> Self {
         let way = watch::Sender::default();
-        Self { server: Arc::new(Server { place, headers, bearer, way }) }
+        Self { server: Arc::new(TransportState { place, headers, bearer, way }) }
     }
 
     /// Returns the negotiated session and revision.
-    pub(super) fn way(&self) -> Arc<Way> {
+    pub(super) fn way(&self) -> Arc<Negotiated> {
         Arc::clone(&self.server.way.borrow())
     }
 
     /// Waits until another session has replaced this one.
-    pub(super) async fn left(&self, way: &Arc<Way>) {
+    pub(super) async fn left(&self, way: &Arc<Negotiated>) {
         // The sender cannot be dropped while `self` exists.
         let _ = self.server.way.subscribe().wait_for(|now| !Arc::ptr_eq(now, way)).await;
     }
@@ -110,15 +110,19 @@ impl Wire {
     }
 
     /// Marks the session as forgotten by the server, so that the SDK begins a new one with its next message.
-    pub(super) fn forget(way: &Way) {
+    pub(super) fn forget(way: &Negotiated) {
         way.is_forgotten.store(true, Ordering::Relaxed);
     }
 
     /// Records the session and revision that the SDK uses. Fails if the session was forgotten.
-    fn learn(&self, session: Option<&Arc<str>>, extra: &HashMap<HeaderName, HeaderValue>) -> Result<(), WireError> {
+    fn learn(
+        &self,
+        session: Option<&Arc<str>>,
+        extra: &HashMap<HeaderName, HeaderValue>,
+    ) -> Result<(), TransportError> {
         let (way, revision) = (self.way(), extra.get(&REVISION));
         if way.session.as_ref() == session && way.revision.as_ref() == revision {
-            return if way.is_forgotten.load(Ordering::Relaxed) { Err(WireError::SessionExpired) } else { Ok(()) };
+            return if way.is_forgotten.load(Ordering::Relaxed) { Err(TransportError::SessionExpired) } else { Ok(()) };
         }
         let mut headers = self.headers(BOTH, session.map(|session| &**session))?;
         headers.insert(header::CONTENT_TYPE, JSON);
@@ -126,17 +130,22 @@ impl Wire {
             headers.insert(REVISION, revision.clone());
         }
         let (session, revision) = (session.cloned(), revision.cloned());
-        self.server.way.send_replace(Arc::new(Way { session, revision, headers, is_forgotten: AtomicBool::default() }));
+        self.server.way.send_replace(Arc::new(Negotiated {
+            session,
+            revision,
+            headers,
+            is_forgotten: AtomicBool::default(),
+        }));
         Ok(())
     }
 
     /// Sends a call's request. A request that the server refuses because of an unknown session was not processed.
     pub(super) async fn call(
         &self,
-        way: &Way,
+        way: &Negotiated,
         body: &Bytes,
         extra: &[(HeaderName, HeaderValue)],
-    ) -> Result<Heard, WireError> {
+    ) -> Result<PostResponse, TransportError> {
         let make = || {
             let mut request = Request::new(body.clone().into());
             *request.method_mut() = Method::POST;
@@ -149,18 +158,18 @@ impl Wire {
     }
 
     /// Resumes a broken stream after an event.
-    pub(super) async fn resume(&self, way: &Way, last: &str) -> Result<Response, WireError> {
+    pub(super) async fn resume(&self, way: &Negotiated, last: &str) -> Result<Response, TransportError> {
         let revision = way.revision.iter().map(|revision| (REVISION, revision.clone())).collect();
         self.stream(way.session.as_deref(), Some(last), revision).await
     }
 
     /// Returns the headers of every request, with this `Accept` and session.
-    fn headers(&self, accept: HeaderValue, session: Option<&str>) -> Result<HeaderMap, WireError> {
+    fn headers(&self, accept: HeaderValue, session: Option<&str>) -> Result<HeaderMap, TransportError> {
         let mut headers = self.server.headers.clone();
         headers.insert(header::ACCEPT, accept);
         if let Some(session) = session {
             let session = HeaderValue::from_str(session).map_err(|_| Failure::protocol("a session that has no name"));
-            headers.insert(SESSION, session.map_err(WireError::Client)?);
+            headers.insert(SESSION, session.map_err(TransportError::Client)?);
         }
         Ok(headers)
     }
@@ -172,7 +181,7 @@ impl Wire {
         accept: HeaderValue,
         session: Option<&str>,
         extra: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<Request, WireError> {
+    ) -> Result<Request, TransportError> {
         let mut request = Request::default();
         *request.method_mut() = method;
         let mut headers = self.headers(accept, session)?;
@@ -182,26 +191,30 @@ impl Wire {
     }
 
     /// Sends a request with the login's token. A refused token is renewed once.
-    async fn send(&self, make: impl Fn() -> Request) -> Result<Response, WireError> {
+    async fn send(&self, make: impl Fn() -> Request) -> Result<Response, TransportError> {
         match &self.server.bearer {
             Some(bearer) => Box::pin(self.send_logged_in(make, bearer)).await,
             None => self.send_as(make, None).await,
         }
     }
 
-    async fn send_logged_in(&self, make: impl Fn() -> Request, bearer: &Bearer) -> Result<Response, WireError> {
-        let token = bearer.token().await.map_err(WireError::Client)?;
+    async fn send_logged_in(&self, make: impl Fn() -> Request, bearer: &Bearer) -> Result<Response, TransportError> {
+        let token = bearer.token().await.map_err(TransportError::Client)?;
         let refused = match self.send_as(&make, token.as_ref()).await {
-            Err(refused @ WireError::AuthRequired(_)) => refused,
+            Err(refused @ TransportError::AuthRequired(_)) => refused,
             answered => return answered,
         };
-        match bearer.renewed(token.as_ref()).await.map_err(WireError::Client)? {
+        match bearer.renewed(token.as_ref()).await.map_err(TransportError::Client)? {
             Some(token) => self.send_as(make, Some(&token)).await,
             None => Err(refused),
         }
     }
 
-    async fn send_as(&self, make: impl Fn() -> Request, token: Option<&HeaderValue>) -> Result<Response, WireError> {
+    async fn send_as(
+        &self,
+        make: impl Fn() -> Request,
+        token: Option<&HeaderValue>,
+    ) -> Result<Response, TransportError> {
         let make = || {
             let mut request = make();
             if let Some(token) = token {
@@ -209,24 +222,24 @@ impl Wire {
             }
             request
         };
-        let response = self.server.place.send(make).await.map_err(WireError::Client)?;
+        let response = self.server.place.send(make).await.map_err(TransportError::Client)?;
         match response.status() {
-            StatusCode::UNAUTHORIZED => Err(WireError::AuthRequired(AuthRequiredError::new(challenge(&response)))),
+            StatusCode::UNAUTHORIZED => Err(TransportError::AuthRequired(AuthRequiredError::new(challenge(&response)))),
             StatusCode::FORBIDDEN => {
                 let challenge = challenge(&response);
                 let scope = scope(&challenge);
-                Err(WireError::InsufficientScope(InsufficientScopeError::new(challenge, scope)))
+                Err(TransportError::InsufficientScope(InsufficientScopeError::new(challenge, scope)))
             }
             status @ (StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) => {
                 let retry_after = retry_after(response.headers());
-                Err(WireError::Client(Failure::Busy { status: status.as_u16(), retry_after }))
+                Err(TransportError::Client(Failure::Busy { status: status.as_u16(), retry_after }))
             }
             _ => Ok(response),
         }
     }
 
     /// Posts a message and classifies the response.
-    async fn post(&self, make: impl Fn() -> Request, has_session: bool) -> Result<Heard, WireError> {
+    async fn post(&self, make: impl Fn() -> Request, has_session: bool) -> Result<PostResponse, TransportError> {
         let response = self.send(make).await?;
         let status = response.status();
         let content_type = content_type(&response);
@@ -235,11 +248,11 @@ impl Wire {
             return Box::pin(refused(response, is_html, has_session)).await;
         }
         if content_type.starts_with(b"text/event-stream") {
-            return Ok(Heard::Events(response));
+            return Ok(PostResponse::Events(response));
         }
         if content_type.starts_with(b"application/json") {
             let session = session_of(&response);
-            return Ok(Heard::Whole(read(response).await.map_err(WireError::Client)?, session));
+            return Ok(PostResponse::Whole(read(response).await.map_err(TransportError::Client)?, session));
         }
         let is_empty = matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT);
         // Reading the whole body lets the connection go back to the pool.
@@ -248,7 +261,7 @@ impl Wire {
             _ if is_html => "a page for people",
             _ => "something that is neither JSON nor a stream of events",
         };
-        Ok(Heard::Nothing { may_follow: is_empty && has_session, complaint: Failure::protocol(complaint) })
+        Ok(PostResponse::Nothing { may_follow: is_empty && has_session, complaint: Failure::protocol(complaint) })
     }
 
     /// Opens an SSE stream, or resumes one after an event.
@@ -257,59 +270,59 @@ impl Wire {
         session: Option<&str>,
         last_event_id: Option<&str>,
         extra: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<Response, WireError> {
+    ) -> Result<Response, TransportError> {
         tokio::time::sleep(STREAM_PAUSE).await;
         let mut request = self.request(Method::GET, EVENTS, session, extra)?;
         if let Some(last) = last_event_id {
-            let last = HeaderValue::try_from(last).map_err(|_| WireError::ServerDoesNotSupportSse)?;
+            let last = HeaderValue::try_from(last).map_err(|_| TransportError::ServerDoesNotSupportSse)?;
             request.headers_mut().insert(LAST_EVENT, last);
         }
         let response = self.send(|| request.clone()).await?;
         // The server would refuse again.
         if response.status().is_client_error() || !content_type(&response).starts_with(b"text/event-stream") {
-            return Err(WireError::ServerDoesNotSupportSse);
+            return Err(TransportError::ServerDoesNotSupportSse);
         }
         Ok(response)
     }
 }
 
 /// Classifies an error response.
-async fn refused(response: Response, is_html: bool, has_session: bool) -> Result<Heard, WireError> {
+async fn refused(response: Response, is_html: bool, has_session: bool) -> Result<PostResponse, TransportError> {
     let status = response.status();
     let body = glimpse(response).await;
     if has_session && is_forgotten(status, &body) {
-        return Err(WireError::SessionExpired);
+        return Err(TransportError::SessionExpired);
     }
     let error = match serde_json::from_slice(&body) {
         Ok(ServerJsonRpcMessage::Error(told)) => Some(told.error),
         _ => None,
     };
-    Ok(Heard::Refused { status, error, complaint: complaint(status, is_html, &body) })
+    Ok(PostResponse::Refused { status, error, complaint: complaint(status, is_html, &body) })
 }
 
 /// Parses the SSE events of a response.
 pub(super) fn events(response: Response) -> impl Stream<Item = Result<Sse, SseError>> + Send + 'static {
-    events::of(pieces(response), MESSAGE_BYTES_MAX)
+    sse::of(pieces(response), MESSAGE_BYTES_MAX)
 }
 
 /// Parses a body that is one response message.
-fn message(body: &[u8], session: Option<String>, asked: &RequestId) -> Result<Answer, WireError> {
-    let failed = |why: &str| Err(WireError::Client(Failure::protocol(why)));
+fn message(body: &[u8], session: Option<String>, asked: &RequestId) -> Result<SdkResponse, TransportError> {
+    let failed = |why: &str| Err(TransportError::Client(Failure::protocol(why)));
     match serde_json::from_slice(body) {
         // An error in a response body answers the request, even if it names no id or another one.
         Ok(ServerJsonRpcMessage::Error(told)) => {
-            Ok(Answer::Json(ServerJsonRpcMessage::error(told.error, Some(asked.clone())), session))
+            Ok(SdkResponse::Json(ServerJsonRpcMessage::error(told.error, Some(asked.clone())), session))
         }
         Ok(ServerJsonRpcMessage::Response(response)) if response.id.to_string() != asked.to_string() => {
             failed("the answer to something else")
         }
-        Ok(message @ ServerJsonRpcMessage::Response(_)) => Ok(Answer::Json(message, session)),
+        Ok(message @ ServerJsonRpcMessage::Response(_)) => Ok(SdkResponse::Json(message, session)),
         Ok(_) => failed("something that is no answer to what it was asked"),
         Err(_) => failed("the answer is none that MCP knows"),
     }
 }
 
-impl StreamableHttpClient for Wire {
+impl StreamableHttpClient for HttpTransport {
     type Error = Failure;
 
     async fn post_message(
@@ -319,7 +332,7 @@ impl StreamableHttpClient for Wire {
         session_id: Option<Arc<str>>,
         _auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<Answer, WireError> {
+    ) -> Result<SdkResponse, TransportError> {
         let (is_discovery, is_introduction) = match &message {
             ClientJsonRpcMessage::Request(request) => match request.request {
                 ClientRequest::DiscoverRequest(_) => (true, true),
@@ -338,8 +351,8 @@ impl StreamableHttpClient for Wire {
         *request.body_mut() = body.into();
         let heard = self.post(|| request.clone(), session_id.is_some()).await?;
         let begins_session = match &heard {
-            Heard::Whole(_, session) => session.is_some(),
-            Heard::Events(response) => session_of(response).is_some(),
+            PostResponse::Whole(_, session) => session.is_some(),
+            PostResponse::Events(response) => session_of(response).is_some(),
             _ => false,
         };
         if is_introduction && begins_session {
@@ -347,26 +360,28 @@ impl StreamableHttpClient for Wire {
             self.server.way.send_replace(Arc::default());
         }
         match (heard, id_of(&message)) {
-            (Heard::Events(response), id) => {
+            (PostResponse::Events(response), id) => {
                 let session = session_of(&response);
-                Ok(Answer::Sse(events::for_the_sdk(events(response), id.cloned()), session))
+                Ok(SdkResponse::Sse(sse::for_the_sdk(events(response), id.cloned()), session))
             }
-            (Heard::Refused { complaint, .. }, None) => Err(WireError::Client(complaint)),
-            (Heard::Refused { error: Some(error), .. }, Some(id)) => {
-                Ok(Answer::Json(ServerJsonRpcMessage::error(error, Some(id.clone())), None))
+            (PostResponse::Refused { complaint, .. }, None) => Err(TransportError::Client(complaint)),
+            (PostResponse::Refused { error: Some(error), .. }, Some(id)) => {
+                Ok(SdkResponse::Json(ServerJsonRpcMessage::error(error, Some(id.clone())), None))
             }
             // A server that does not know `server/discover` speaks an older revision. Such servers use various error
             // statuses.
-            (Heard::Refused { status, .. }, Some(id)) if is_discovery && session_id.is_none() && is_unknown(status) => {
+            (PostResponse::Refused { status, .. }, Some(id))
+                if is_discovery && session_id.is_none() && is_unknown(status) =>
+            {
                 let error = ErrorData::invalid_request(http_status(status.as_u16()), None);
-                Ok(Answer::Json(ServerJsonRpcMessage::error(error, Some(id.clone())), None))
+                Ok(SdkResponse::Json(ServerJsonRpcMessage::error(error, Some(id.clone())), None))
             }
-            (Heard::Refused { complaint, .. }, Some(_)) => Err(WireError::Client(complaint)),
-            (Heard::Whole(..) | Heard::Nothing { .. }, None) => Ok(Answer::Accepted),
-            (Heard::Whole(body, session), Some(id)) => self::message(&body, session, id),
+            (PostResponse::Refused { complaint, .. }, Some(_)) => Err(TransportError::Client(complaint)),
+            (PostResponse::Whole(..) | PostResponse::Nothing { .. }, None) => Ok(SdkResponse::Accepted),
+            (PostResponse::Whole(body, session), Some(id)) => self::message(&body, session, id),
             // The response comes on the session's stream.
-            (Heard::Nothing { may_follow: true, .. }, Some(_)) => Ok(Answer::Accepted),
-            (Heard::Nothing { complaint, .. }, Some(_)) => Err(WireError::Client(complaint)),
+            (PostResponse::Nothing { may_follow: true, .. }, Some(_)) => Ok(SdkResponse::Accepted),
+            (PostResponse::Nothing { complaint, .. }, Some(_)) => Err(TransportError::Client(complaint)),
         }
     }
 
@@ -376,12 +391,12 @@ impl StreamableHttpClient for Wire {
         session_id: Arc<str>,
         _auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<(), WireError> {
+    ) -> Result<(), TransportError> {
         let request = self.request(Method::DELETE, JSON, Some(&session_id), custom_headers)?;
         let response = self.send(|| request.clone()).await?;
         let status = response.status();
         glimpse(response).await;
-        if status.is_success() { Ok(()) } else { Err(WireError::ServerDoesNotSupportDeleteSession) }
+        if status.is_success() { Ok(()) } else { Err(TransportError::ServerDoesNotSupportDeleteSession) }
     }
 
     async fn get_stream(
@@ -391,9 +406,9 @@ impl StreamableHttpClient for Wire {
         last_event_id: Option<String>,
         _auth_header: Option<String>,
         custom_headers: HashMap<HeaderName, HeaderValue>,
-    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, WireError> {
+    ) -> Result<BoxStream<'static, Result<Sse, SseError>>, TransportError> {
         let response = self.stream(session_id.as_deref(), last_event_id.as_deref(), custom_headers).await?;
-        Ok(events::for_the_sdk(events(response), None))
+        Ok(sse::for_the_sdk(events(response), None))
     }
 }
 

@@ -17,17 +17,17 @@ pub(super) fn of(
     bytes: impl Stream<Item = Result<Bytes, hyper::Error>> + Send + 'static,
     event_bytes_max: usize,
 ) -> impl Stream<Item = Result<Sse, SseError>> + Send + 'static {
-    let mut bound = Bound { bytes_max: event_bytes_max, bytes: 0, line_bytes: 0 };
+    let mut bound = EventSize { bytes_max: event_bytes_max, bytes: 0, line_bytes: 0 };
     let bytes = bytes.map(move |piece| {
-        let piece = piece.map_err(Broken::Connection)?;
-        if bound.holds(&piece) { Ok(piece) } else { Err(Broken::TooLarge) }
+        let piece = piece.map_err(StreamError::Connection)?;
+        if bound.holds(&piece) { Ok(piece) } else { Err(StreamError::TooLarge) }
     });
     SseStream::from_bytes_stream(bytes)
 }
 
 /// Returns true if the stream ended because an event was too large.
 pub(super) fn is_too_large(error: &SseError) -> bool {
-    matches!(error, SseError::Body(error) if matches!(error.downcast_ref(), Some(Broken::TooLarge)))
+    matches!(error, SseError::Body(error) if matches!(error.downcast_ref(), Some(StreamError::TooLarge)))
 }
 
 /// Adapts a stream for the SDK, which would resume after an event that is too large. The request gets an error response
@@ -54,7 +54,7 @@ pub(super) fn for_the_sdk(
 
 /// The reason why a stream ended.
 #[derive(Debug, thiserror::Error)]
-enum Broken {
+enum StreamError {
     #[error("the connection broke")]
     Connection(#[source] hyper::Error),
     #[error("an event is too large")]
@@ -62,13 +62,13 @@ enum Broken {
 }
 
 /// Counts the bytes of the current event.
-struct Bound {
+struct EventSize {
     bytes_max: usize,
     bytes: usize,
     line_bytes: usize,
 }
 
-impl Bound {
+impl EventSize {
     /// Returns true if the current event is still within the limit after these bytes.
     fn holds(&mut self, piece: &[u8]) -> bool {
         for byte in piece {
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn events_are_counted_one_by_one_however_they_are_cut() {
-        let mut bound = Bound { bytes_max: 8, bytes: 0, line_bytes: 0 };
+        let mut bound = EventSize { bytes_max: 8, bytes: 0, line_bytes: 0 };
         assert!([&b"data: a\n\nda"[..], b"ta: b\r\n\r", b"\ndata: c\n"].iter().all(|piece| bound.holds(piece)));
         assert!(!bound.holds(b"data: d"));
     }

@@ -21,13 +21,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Outcome, Run, RunError, Sandbox};
 
-use super::answer::Answer;
-use super::definition::Definition;
-use super::direct::Direct;
+use super::answer::CallAnswer;
 use super::failure::{CLOSED, Failure, first_of};
+use super::http_call::HttpCalls;
+use super::router::{RoutedTransport, Router};
 use super::settings::{Reach, ServerSettings};
-use super::watched::{Waiting, Watched};
-use super::{http, stdio, task};
+use super::tool_definition::ToolDefinition;
+use super::{http_setup, stdio_process, task};
 
 /// Maximum number of tools, and of pages, in a server's tool list. A longer list, or one that never ends, is an error.
 const TOOLS_MAX: usize = 4096;
@@ -42,20 +42,20 @@ const SUBSCRIBE_AGAIN_MAX: Duration = Duration::from_secs(60);
 pub(super) const STATELESS: [ProtocolVersion; 1] = [ProtocolVersion::V_2026_07_28];
 
 /// An MCP session with a server, after the handshake.
-pub(super) struct Connection {
+pub(super) struct UpstreamSession {
     name: String,
-    service: RunningService<RoleClient, Handler>,
-    process: Option<stdio::Process>,
-    waiting: Waiting,
+    service: RunningService<RoleClient, NotificationHandler>,
+    process: Option<stdio_process::Process>,
+    waiting: Router,
     /// The `tools/call` path over HTTP, which bypasses the SDK. `None` over stdio.
-    direct: Option<Direct>,
+    direct: Option<HttpCalls>,
     closed: CancellationToken,
     /// Cancelled when the server has forgotten our session and the handshake must be repeated.
     lost: CancellationToken,
-    trouble: Trouble,
+    trouble: FailureStreak,
 }
 
-impl Connection {
+impl UpstreamSession {
     /// Connects to the server and does the handshake. If the server spoke an older revision last time, that handshake
     /// is tried first.
     pub(super) async fn open(
@@ -67,7 +67,7 @@ impl Connection {
         let is_old = revision.is_some_and(|revision| STATELESS.iter().all(|known| known.as_str() != revision));
         let begin = async |lifecycle| Self::begin(settings, sandbox.clone(), lifecycle, Arc::clone(&changed)).await;
         if is_old {
-            match begin(ClientLifecycleMode::Initialize).await.map_err(Unopened::failure) {
+            match begin(ClientLifecycleMode::Initialize).await.map_err(OpenError::failure) {
                 // The server may have dropped the old revision since then.
                 Err(Failure::Protocol { .. }) => {}
                 opened => return opened,
@@ -76,10 +76,10 @@ impl Connection {
         let newest = Some(ProtocolVersion::V_2025_11_25);
         let auto = ClientLifecycleMode::Auto { preferred_versions: STATELESS.to_vec(), legacy_version: newest };
         let opened = match begin(auto).await {
-            Err(Unopened::SpeaksOlder) if !is_old => begin(ClientLifecycleMode::Initialize).await,
+            Err(OpenError::SpeaksOlder) if !is_old => begin(ClientLifecycleMode::Initialize).await,
             opened => opened,
         };
-        opened.map_err(Unopened::failure)
+        opened.map_err(OpenError::failure)
     }
 
     async fn begin(
@@ -87,21 +87,21 @@ impl Connection {
         sandbox: Option<Arc<dyn Sandbox>>,
         lifecycle: ClientLifecycleMode,
         changed: Arc<Notify>,
-    ) -> Result<Self, Unopened> {
-        let handler = Handler { changed };
+    ) -> Result<Self, OpenError> {
+        let handler = NotificationHandler { changed };
         let (service, process, waiting, wire) = match &settings.reach {
             Reach::Stdio(program) => {
                 let level = program.level;
                 let sandbox = sandbox.ok_or_else(|| {
                     Failure::transport(format!("there is no sandbox of the level `{level}` to run it in"))
                 })?;
-                let (process, inner) = stdio::start(program, sandbox);
-                let (pipe, waiting) = Watched::new(inner);
+                let (process, inner) = stdio_process::start(program, sandbox);
+                let (pipe, waiting) = RoutedTransport::new(inner);
                 let opened = handler.serve_with_lifecycle(pipe, lifecycle).await;
-                let service = match opened.map_err(Unopened::from) {
+                let service = match opened.map_err(OpenError::from) {
                     Ok(service) => service,
                     // The program's exit status explains more than a closed connection.
-                    Err(Unopened::Failed(failure @ Failure::Transport(_))) => {
+                    Err(OpenError::Failed(failure @ Failure::Transport(_))) => {
                         return Err(ended(&process).await.unwrap_or(failure).into());
                     }
                     Err(unopened) => return Err(unopened),
@@ -109,9 +109,9 @@ impl Connection {
                 (service, Some(process), waiting, None)
             }
             Reach::Http(address) => {
-                let opened = http::transport(address, settings.calls_max);
+                let opened = http_setup::transport(address, settings.calls_max);
                 let (wire, inner) = opened.map_err(|why| Failure::Configuration(why.into()))?;
-                let (transport, waiting) = Watched::new(inner);
+                let (transport, waiting) = RoutedTransport::new(inner);
                 (handler.serve_with_lifecycle(transport, lifecycle).await?, None, waiting, Some(wire))
             }
             Reach::Unusable(why) => return Err(Failure::Configuration(why.as_str().into()).into()),
@@ -119,7 +119,7 @@ impl Connection {
         service.set_response_cache_config(rmcp::service::ClientCacheConfig::disabled()).await;
         let direct = wire.map(|wire| {
             let revision = service.peer_info().map(|info| info.protocol_version.clone());
-            Direct::new(wire, waiting.clone(), revision, service.service().get_info())
+            HttpCalls::new(wire, waiting.clone(), revision, service.service().get_info())
         });
         Ok(Self {
             name: settings.name.clone(),
@@ -129,7 +129,7 @@ impl Connection {
             direct,
             closed: CancellationToken::new(),
             lost: CancellationToken::new(),
-            trouble: Trouble::default(),
+            trouble: FailureStreak::default(),
         })
     }
 
@@ -222,7 +222,7 @@ impl Connection {
     }
 
     /// Lists all tools of the server.
-    pub(super) async fn tools(&self) -> Result<Vec<Definition>, Failure> {
+    pub(super) async fn tools(&self) -> Result<Vec<ToolDefinition>, Failure> {
         let (mut tools, mut cursor, mut bytes) = (Vec::new(), None, 0);
         for _ in 0..PAGES_MAX {
             let page = PaginatedRequestParams::default().with_cursor(cursor);
@@ -236,7 +236,7 @@ impl Connection {
             if let Some(direct) = &self.direct {
                 direct.learn(&page.tools);
             }
-            tools.extend(page.tools.into_iter().map(Definition::told));
+            tools.extend(page.tools.into_iter().map(ToolDefinition::told));
             if tools.len() > TOOLS_MAX {
                 break;
             }
@@ -288,8 +288,8 @@ impl Connection {
     /// Waits for the response of a call that was sent, or cancels the call when the run stops.
     async fn answered(
         &self,
-        sent: Sent<'_>,
-        mut answer: Pin<&mut impl Future<Output = Result<Answer, Failure>>>,
+        sent: SentCall<'_>,
+        mut answer: Pin<&mut impl Future<Output = Result<CallAnswer, Failure>>>,
         run: &Run,
     ) -> Result<Outcome, RunError> {
         let answer = tokio::select! {
@@ -303,22 +303,22 @@ impl Connection {
         };
         sent.forget();
         match answer {
-            Ok(Answer::Outcome(outcome)) => {
+            Ok(CallAnswer::Outcome(outcome)) => {
                 self.trouble.end();
                 Ok(outcome)
             }
             // Boxed, like every rare path, to keep the future of common calls small.
-            Ok(Answer::Task(task)) => Box::pin(self.follow(task, run)).await,
-            Ok(Answer::Question) => {
+            Ok(CallAnswer::Task(task)) => Box::pin(self.follow(task, run)).await,
+            Ok(CallAnswer::Question) => {
                 Err(self.failed(Failure::protocol("a question to the user, which nobody here can answer")))
             }
-            Ok(Answer::Other) => Err(self.failed(Failure::protocol("something that is no result of a tool"))),
+            Ok(CallAnswer::Other) => Err(self.failed(Failure::protocol("something that is no result of a tool"))),
             Err(failure) => Err(self.failed(failure)),
         }
     }
 
-    fn sent(&self, id: RequestId, token: ProgressToken) -> Sent<'_> {
-        Sent { sdk: self.service.peer(), waiting: &self.waiting, call: Some((id, token)) }
+    fn sent(&self, id: RequestId, token: ProgressToken) -> SentCall<'_> {
+        SentCall { sdk: self.service.peer(), waiting: &self.waiting, call: Some((id, token)) }
     }
 
     /// Records a failure and returns the error of the call.
@@ -371,13 +371,13 @@ impl Connection {
 /// The streak of calls that did not reach a server although the session is open. Over HTTP nothing else reports an
 /// outage.
 #[derive(Default)]
-struct Trouble {
+struct FailureStreak {
     /// True if there is a streak. Successful calls read only this flag and take no lock.
     is_there: AtomicBool,
     kept: Mutex<Option<(Failure, u32)>>,
 }
 
-impl Trouble {
+impl FailureStreak {
     /// Records how a call failed. A failure that the server itself answered shows that it is reachable, and ends the
     /// streak.
     fn heed(&self, failure: &Failure) {
@@ -407,14 +407,14 @@ impl Trouble {
 }
 
 /// The reason why a session could not be opened.
-enum Unopened {
+enum OpenError {
     Failed(Failure),
     /// The server offers no revision without a handshake, or answered `server/discover` with something else. Some old
     /// servers answer every method, even with an empty result.
     SpeaksOlder,
 }
 
-impl Unopened {
+impl OpenError {
     fn failure(self) -> Failure {
         match self {
             Self::Failed(failure) => failure,
@@ -423,13 +423,13 @@ impl Unopened {
     }
 }
 
-impl From<Failure> for Unopened {
+impl From<Failure> for OpenError {
     fn from(failure: Failure) -> Self {
         Self::Failed(failure)
     }
 }
 
-impl From<ClientInitializeError> for Unopened {
+impl From<ClientInitializeError> for OpenError {
     fn from(error: ClientInitializeError) -> Self {
         match &error {
             ClientInitializeError::NoCompatibleProtocolVersion { server_supported, .. }
@@ -446,19 +446,19 @@ impl From<ClientInitializeError> for Unopened {
 }
 
 /// Returns the exit status of a program that has ended or ends within half a second.
-async fn ended(process: &stdio::Process) -> Option<Failure> {
+async fn ended(process: &stdio_process::Process) -> Option<Failure> {
     let moment = Duration::from_millis(500);
     tokio::time::timeout(moment, process.ended()).await.ok().map(Failure::Transport)
 }
 
 /// A call that was sent. If it is dropped before its response, it sends a cancellation to the server.
-struct Sent<'a> {
+struct SentCall<'a> {
     sdk: &'a Peer<RoleClient>,
-    waiting: &'a Waiting,
+    waiting: &'a Router,
     call: Option<(RequestId, ProgressToken)>,
 }
 
-impl Sent<'_> {
+impl SentCall<'_> {
     /// Disarms the cancellation after the response came.
     fn forget(mut self) {
         self.take();
@@ -477,7 +477,7 @@ impl Sent<'_> {
     }
 }
 
-impl Drop for Sent<'_> {
+impl Drop for SentCall<'_> {
     fn drop(&mut self) {
         if let Some(id) = self.take() {
             let sdk = self.sdk.clone();
@@ -492,11 +492,11 @@ fn cancelled(id: RequestId, reason: &str) -> CancelledNotificationParam {
 }
 
 /// The handler of a server's notifications.
-struct Handler {
+struct NotificationHandler {
     changed: Arc<Notify>,
 }
 
-impl ClientHandler for Handler {
+impl ClientHandler for NotificationHandler {
     async fn on_tool_list_changed(&self, _context: NotificationContext<RoleClient>) {
         self.changed.notify_one();
     }

@@ -32,12 +32,12 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 use wieldy_core::Caller;
 
-use super::call::{self, Answered};
-use super::client::{self, Client, Line, Way};
-use super::http::{Endpoint, HttpResponse};
-use super::session::{Noted, Session};
-use super::stream::{Ending, Reader, Source, Stream};
-use super::unanswered::Refused;
+use super::call::{self, CallResult};
+use super::http_endpoint::{Endpoint, HttpResponse};
+use super::peer::{self, AskMode, PeerChannel, PeerClient};
+use super::pending::Refused;
+use super::session::{OpenCall, Session};
+use super::stream::{EndOnDrop, EventSource, EventStream, StreamReader};
 
 /// The time after which a client without a response gets a stream, on which keep-alives can be sent.
 const STREAM_AFTER: Duration = Duration::from_secs(5);
@@ -45,7 +45,7 @@ pub(crate) const JSON: &str = "application/json";
 pub(crate) const EVENTS: &str = "text/event-stream";
 
 /// A client's message, parsed as far as we need it.
-pub(crate) enum Message {
+pub(crate) enum ClientMessage {
     Call {
         id: RequestId,
         params: Box<CallToolRequestParams>,
@@ -67,7 +67,7 @@ pub(crate) enum Message {
 
 /// The envelope of a JSON-RPC message.
 #[derive(Deserialize)]
-struct Outside<'a> {
+struct Envelope<'a> {
     #[serde(borrow)]
     jsonrpc: Cow<'a, str>,
     #[serde(borrow)]
@@ -81,10 +81,10 @@ struct Outside<'a> {
     error: Option<&'a RawValue>,
 }
 
-impl Message {
+impl ClientMessage {
     pub(crate) fn read(body: &[u8]) -> Self {
         let other = Self::Other { names_revision: true };
-        let Ok(outside) = serde_json::from_slice::<Outside<'_>>(body) else { return other };
+        let Ok(outside) = serde_json::from_slice::<Envelope<'_>>(body) else { return other };
         if outside.jsonrpc != "2.0" {
             return other;
         }
@@ -137,19 +137,19 @@ struct WithMeta {
 }
 
 /// A call that can be answered here, without the SDK.
-pub(crate) struct Plain {
+pub(crate) struct DirectCall {
     id: RequestId,
     params: CallToolRequestParams,
     caller: Arc<Caller>,
     session: Option<Arc<Session>>,
-    client: Client,
-    stream: Arc<Stream>,
+    client: PeerClient,
+    stream: Arc<EventStream>,
     /// True if the stream begins with an event that has an id but no data. Clients of older revisions take that for a
     /// broken message.
     wants_greeting: bool,
 }
 
-impl Plain {
+impl DirectCall {
     /// Checks a call. Returns `None` if something about it is unusual, so that rmcp must answer it.
     pub(crate) fn of(
         endpoint: &Endpoint,
@@ -185,19 +185,19 @@ impl Plain {
                     return None;
                 }
                 let capabilities = meta.and_then(|meta| meta.client_capabilities())?;
-                (client::can_ask(&capabilities), capabilities.supports_tasks())
+                (peer::can_ask(&capabilities), capabilities.supports_tasks())
             }
         };
         let is_modern = session.is_none();
-        let stream = Arc::new(Stream::new(session.clone()));
-        let client = Client {
+        let stream = Arc::new(EventStream::new(session.clone()));
+        let client = PeerClient {
             is_modern,
-            way: Way::of(endpoint.shared.options.ask && asks, is_modern),
+            way: AskMode::of(endpoint.shared.options.ask && asks, is_modern),
             knows_tasks,
             token: meta.and_then(|meta| meta.get_progress_token()),
-            key: client::idempotency_key(meta),
+            key: peer::idempotency_key(meta),
             gone: CancellationToken::new(),
-            line: Line::Stream(Arc::clone(&stream)),
+            line: PeerChannel::Stream(Arc::clone(&stream)),
         };
         let caller = session.as_ref().map_or(caller, |session| Arc::clone(&session.caller));
         let wants_greeting = session.is_some()
@@ -218,12 +218,12 @@ impl Plain {
         let shared = Arc::clone(&endpoint.shared);
         let work = async move {
             let answered = call::answer(&shared, &caller, params, &client).await;
-            let is_wanted = noted.is_none_or(Noted::end);
+            let is_wanted = noted.is_none_or(OpenCall::end);
             is_wanted.then(|| written(&id, answered, client.is_modern))
         };
         // In the newest revision a client cancels a call by disconnecting.
         let hanging_up = session.is_none().then(|| gone.drop_guard());
-        let mut work = Unfinished { work: Some(Box::pin(work)), hanging_up, tracker: &endpoint.asked };
+        let mut work = AnswerInProgress { work: Some(Box::pin(work)), hanging_up, tracker: &endpoint.asked };
         let answer = tokio::select! {
             biased;
             answer = &mut work => Some(answer),
@@ -236,7 +236,7 @@ impl Plain {
             // Messages that came before the response are sent first. A cancelled call gets no response.
             Some(answer) => {
                 stream.end(answer.map(|answer| answer.message).as_ref());
-                Reader::new(Arc::clone(&stream), stop, None)
+                StreamReader::new(Arc::clone(&stream), stop, None)
             }
             None => work.go_on(Arc::clone(&stream), stop),
         };
@@ -255,26 +255,26 @@ impl Endpoint {
 }
 
 /// The future that produces a response. If it is dropped, it continues in a task of its own.
-struct Unfinished<'a> {
-    work: Option<BoxFuture<'static, Option<Written>>>,
+struct AnswerInProgress<'a> {
+    work: Option<BoxFuture<'static, Option<EncodedAnswer>>>,
     /// Cancels the call when it is dropped.
     hanging_up: Option<DropGuard>,
     tracker: &'a TaskTracker,
 }
 
-impl Unfinished<'_> {
+impl AnswerInProgress<'_> {
     /// Moves the work to a task of its own, which sends the response on the stream.
-    fn go_on(mut self, stream: Arc<Stream>, stop: CancellationToken) -> Reader {
+    fn go_on(mut self, stream: Arc<EventStream>, stop: CancellationToken) -> StreamReader {
         if let Some(work) = self.work.take() {
-            let ending = Ending(Arc::clone(&stream));
+            let ending = EndOnDrop(Arc::clone(&stream));
             self.tracker.spawn(async move { ending.0.end(work.await.map(|answer| answer.message).as_ref()) });
         }
-        Reader::new(stream, stop, self.hanging_up.take())
+        StreamReader::new(stream, stop, self.hanging_up.take())
     }
 }
 
-impl Future for Unfinished<'_> {
-    type Output = Option<Written>;
+impl Future for AnswerInProgress<'_> {
+    type Output = Option<EncodedAnswer>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Some(work) = &mut self.work else { return Poll::Ready(None) };
@@ -287,7 +287,7 @@ impl Future for Unfinished<'_> {
     }
 }
 
-impl Drop for Unfinished<'_> {
+impl Drop for AnswerInProgress<'_> {
     fn drop(&mut self) {
         if let (Some(work), Ok(_)) = (self.work.take(), Handle::try_current()) {
             self.tracker.spawn(work);
@@ -296,15 +296,15 @@ impl Drop for Unfinished<'_> {
 }
 
 /// A serialized response.
-struct Written {
+struct EncodedAnswer {
     status: StatusCode,
     message: Bytes,
 }
 
 /// Serializes the response to a request.
-fn written(id: &RequestId, answered: Answered, is_modern: bool) -> Written {
+fn written(id: &RequestId, answered: CallResult, is_modern: bool) -> EncodedAnswer {
     #[derive(Serialize)]
-    struct Outside<'a, R: Serialize> {
+    struct ResponseEnvelope<'a, R: Serialize> {
         jsonrpc: &'static str,
         id: &'a RequestId,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -313,7 +313,7 @@ fn written(id: &RequestId, answered: Answered, is_modern: bool) -> Written {
         error: Option<ErrorData>,
     }
     fn message<R: Serialize>(id: &RequestId, result: Option<R>, error: Option<ErrorData>) -> Bytes {
-        let whole = Outside { jsonrpc: "2.0", id, result, error };
+        let whole = ResponseEnvelope { jsonrpc: "2.0", id, result, error };
         serde_json::to_vec(&whole).expect("what MCP's types hold can be written").into()
     }
     let mut status = StatusCode::OK;
@@ -334,10 +334,10 @@ fn written(id: &RequestId, answered: Answered, is_modern: bool) -> Written {
             message(id, None::<()>, Some(error))
         }
     };
-    Written { status, message }
+    EncodedAnswer { status, message }
 }
 
-fn json(answer: Written) -> HttpResponse {
+fn json(answer: EncodedAnswer) -> HttpResponse {
     reply(answer.status, JSON, Full::new(answer.message).boxed())
 }
 
@@ -345,11 +345,11 @@ fn json(answer: Written) -> HttpResponse {
 pub(crate) fn refused(refused: Refused) -> HttpResponse {
     let refused = ServerJsonRpcMessage::from(refused);
     let message = serde_json::to_vec(&refused).expect("what MCP's types hold can be written").into();
-    json(Written { status: StatusCode::BAD_REQUEST, message })
+    json(EncodedAnswer { status: StatusCode::BAD_REQUEST, message })
 }
 
 /// Returns an SSE response.
-pub(crate) fn events(source: impl Source) -> HttpResponse {
+pub(crate) fn events(source: impl EventSource) -> HttpResponse {
     let events = futures_util::stream::unfold(source, |mut source| async move {
         let event = source.next().await?;
         Some((Ok::<_, Infallible>(Frame::data(event)), source))

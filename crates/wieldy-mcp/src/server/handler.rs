@@ -15,18 +15,18 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use wieldy_core::{Caller, ExecutionId, Status};
 
 use super::Shared;
-use super::call::{self, Answered};
-use super::client::{Client, is_modern};
-use super::http::SESSION;
-use super::lines::TooLong;
-use super::{carry, catalogue, resources};
+use super::call::{self, CallResult};
+use super::http_endpoint::SESSION;
+use super::peer::{PeerClient, is_modern};
+use super::stdio::OversizedCall;
+use super::{catalogue, follow, resources};
 use crate::convert;
 
 /// Maximum length of a client's own name that is used as the agent's name.
 const NAME_CHARS_MAX: usize = 64;
 
 /// The source of a connection's caller.
-pub(crate) enum Who {
+pub(crate) enum CallerSource {
     /// A caller that the door knows. `agent` replaces the name that the client gives itself.
     Known { caller: Box<Caller>, agent: Option<String> },
     /// The caller that the door authenticated for each request: an `Arc<Caller>` in the HTTP request's extensions.
@@ -34,9 +34,9 @@ pub(crate) enum Who {
 }
 
 /// The handler of one client's connection.
-pub(crate) struct Connection {
+pub(crate) struct ConnectionHandler {
     shared: Arc<Shared>,
-    who: Who,
+    who: CallerSource,
     /// The caller, known from the first request on.
     caller: OnceLock<Arc<Caller>>,
     /// Cancelled when the client sends no more requests.
@@ -44,8 +44,8 @@ pub(crate) struct Connection {
     _over_at_the_latest: DropGuard,
 }
 
-impl Connection {
-    pub(crate) fn new(shared: Arc<Shared>, who: Who, over: CancellationToken) -> Self {
+impl ConnectionHandler {
+    pub(crate) fn new(shared: Arc<Shared>, who: CallerSource, over: CancellationToken) -> Self {
         Self { shared, who, caller: OnceLock::new(), _over_at_the_latest: over.clone().drop_guard(), over }
     }
 
@@ -55,14 +55,14 @@ impl Connection {
             return Ok(Arc::clone(caller));
         }
         let caller = match &self.who {
-            Who::Known { caller, agent: Some(agent) } => {
+            CallerSource::Known { caller, agent: Some(agent) } => {
                 Arc::new(Caller { agent: agent.clone(), ..(**caller).clone() })
             }
-            Who::Known { caller, agent: None } => {
+            CallerSource::Known { caller, agent: None } => {
                 let agent = context.client_info().map(|client| named(&client.name)).filter(|name| !name.is_empty());
                 Arc::new(Caller { agent: agent.unwrap_or_else(|| caller.agent.clone()), ..(**caller).clone() })
             }
-            Who::OfRequest => {
+            CallerSource::OfRequest => {
                 let unknown = || ErrorData::internal_error("nobody established who calls", None);
                 let parts = context.extensions.get::<::http::request::Parts>().ok_or_else(unknown)?;
                 let caller = parts.extensions.get::<Arc<Caller>>().ok_or_else(unknown)?;
@@ -83,7 +83,7 @@ impl Connection {
     }
 }
 
-impl ServerHandler for Connection {
+impl ServerHandler for ConnectionHandler {
     /// rmcp asks for this over HTTP before a call: the headers that a proxy reads must match the call.
     fn get_tool(&self, name: &str) -> Option<Tool> {
         self.shared.catalogue.of(&self.shared, &Caller::local()).copied(name).cloned()
@@ -116,10 +116,10 @@ impl ServerHandler for Connection {
         catalogue::listed(&seen.listed, request, self.shared.options.page, is_modern(&context))
     }
 
-    async fn call_tool(&self, params: CallToolRequestParams, context: RequestContext<RoleServer>) -> Answered {
+    async fn call_tool(&self, params: CallToolRequestParams, context: RequestContext<RoleServer>) -> CallResult {
         let caller = self.caller(&context)?;
-        let client = Client::of(&context, self.shared.options.ask);
-        if let Some(too_long) = context.extensions.get::<TooLong>() {
+        let client = PeerClient::of(&context, self.shared.options.ask);
+        if let Some(too_long) = context.extensions.get::<OversizedCall>() {
             return call::refuse(&self.shared, &caller, &params.name, &too_long.told, &client).await;
         }
         call::answer(&self.shared, &caller, params, &client).await
@@ -219,12 +219,12 @@ impl ServerHandler for Connection {
                 Some(error) => TaskPayload::Failed { error: convert::object(&error) },
                 None => {
                     let (result, caller) = (Arc::unwrap_or_clone(result), self.caller(&context)?);
-                    let answer = carry::answer_of(&self.shared, &task.tool, &caller, result, is_modern(&context));
+                    let answer = follow::answer_of(&self.shared, &task.tool, &caller, result, is_modern(&context));
                     TaskPayload::Completed { result: convert::object(&answer) }
                 }
             },
         };
-        Ok(GetTaskResult::new(DetailedTask::new(carry::task(&self.shared, task.id, changed), payload)))
+        Ok(GetTaskResult::new(DetailedTask::new(follow::task(&self.shared, task.id, changed), payload)))
     }
 
     async fn update_task(

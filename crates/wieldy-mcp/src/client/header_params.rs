@@ -16,17 +16,17 @@ const CALL: HeaderValue = HeaderValue::from_static("tools/call");
 
 /// The arguments to copy, by tool.
 #[derive(Default)]
-pub(super) struct Copies {
-    of: RwLock<HashMap<String, Vec<Copy>>>,
+pub(super) struct HeaderParams {
+    of: RwLock<HashMap<String, Vec<HeaderParam>>>,
 }
 
 /// An argument to copy, and its header.
-struct Copy {
+struct HeaderParam {
     path: Vec<String>,
     header: HeaderName,
 }
 
-impl Copies {
+impl HeaderParams {
     /// Learns the header annotations of a server's tools.
     pub(super) fn learn(&self, tools: &[Tool]) {
         let mut of = self.of.write().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -47,7 +47,7 @@ impl Copies {
         headers.push((METHOD, CALL));
         headers.extend(value(tool).map(|name| (NAME, name)));
         let of = self.of.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        for Copy { path, header } in of.get(tool).into_iter().flatten() {
+        for HeaderParam { path, header } in of.get(tool).into_iter().flatten() {
             let argument = path.split_first().and_then(|(first, rest)| {
                 rest.iter().try_fold(arguments.get(first)?, |argument, step| argument.get(step))
             });
@@ -63,14 +63,14 @@ impl Copies {
 }
 
 /// Collects the properties that are annotated with a header, at every depth.
-fn collect(schema: &JsonObject, path: &mut Vec<String>, copies: &mut Vec<Copy>) {
+fn collect(schema: &JsonObject, path: &mut Vec<String>, copies: &mut Vec<HeaderParam>) {
     let properties = schema.get("properties").and_then(Value::as_object);
     for (name, property) in properties.into_iter().flatten() {
         let Some(property) = property.as_object() else { continue };
         path.push(name.clone());
         let header = property.get("x-mcp-header").and_then(Value::as_str).filter(|header| !header.is_empty());
         if let Some(Ok(header)) = header.map(|header| HeaderName::try_from(format!("mcp-param-{header}"))) {
-            copies.push(Copy { path: path.clone(), header });
+            copies.push(HeaderParam { path: path.clone(), header });
         }
         collect(property, path, copies);
         path.pop();

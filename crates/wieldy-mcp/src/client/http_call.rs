@@ -22,13 +22,13 @@ use serde_json::{Map, Value};
 use sse_stream::Sse;
 use wieldy_core::Run;
 
-use super::answer::{Answer, Message};
-use super::copies::Copies;
-use super::exchange::Response;
+use super::answer::{CallAnswer, ServerMessage};
 use super::failure::{CLOSED, Failure};
-use super::watched::Waiting;
-use super::wire::{self, Heard, Way, Wire};
-use super::{events, http};
+use super::header_params::HeaderParams;
+use super::http_request::Response;
+use super::http_transport::{self, HttpTransport, Negotiated, PostResponse};
+use super::router::Router;
+use super::{http_setup, sse};
 
 /// The id of the first call. The SDK counts from zero and never gets this far.
 const FIRST: i64 = 1_000_000_000;
@@ -38,20 +38,31 @@ const IN_VAIN_MAX: usize = 20;
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// Sends the calls to one server.
-pub(super) struct Direct {
-    wire: Wire,
-    waiting: Waiting,
+pub(super) struct HttpCalls {
+    wire: HttpTransport,
+    waiting: Router,
     next: AtomicI64,
     /// The client info and revision that each request carries if there was no handshake.
     introduction: Option<(ProtocolVersion, ClientConfig)>,
-    copies: Option<Copies>,
+    copies: Option<HeaderParams>,
 }
 
-impl Direct {
-    pub(super) fn new(wire: Wire, waiting: Waiting, revision: Option<ProtocolVersion>, me: ClientConfig) -> Self {
+impl HttpCalls {
+    pub(super) fn new(
+        wire: HttpTransport,
+        waiting: Router,
+        revision: Option<ProtocolVersion>,
+        me: ClientConfig,
+    ) -> Self {
         let has_copies = revision.as_ref().is_some_and(|revision| *revision >= ProtocolVersion::STANDARD_HEADERS);
         let introduction = revision.filter(|revision| !revision.has_initialize()).map(|revision| (revision, me));
-        Self { wire, waiting, next: AtomicI64::new(FIRST), introduction, copies: has_copies.then(Copies::default) }
+        Self {
+            wire,
+            waiting,
+            next: AtomicI64::new(FIRST),
+            introduction,
+            copies: has_copies.then(HeaderParams::default),
+        }
     }
 
     /// Learns which arguments of the server's tools are copied into headers.
@@ -79,7 +90,7 @@ impl Direct {
         arguments: &Map<String, Value>,
         run: &Run,
         sdk: &Peer<RoleClient>,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<CallAnswer, Failure> {
         let elsewhere = self.waiting.note(number, run);
         tokio::select! {
             biased;
@@ -96,7 +107,7 @@ impl Direct {
         tool: &str,
         arguments: &Map<String, Value>,
         sdk: &Peer<RoleClient>,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<CallAnswer, Failure> {
         let request = self.request(number, tool, arguments)?;
         let headers = self.copies.as_ref().map(|copies| copies.headers(tool, arguments)).unwrap_or_default();
         let mut way = self.wire.way();
@@ -106,11 +117,11 @@ impl Direct {
             heard = Box::pin(self.wire.call(&way, &request, &headers)).await;
         }
         match heard.map_err(|error| Failure::from(&error))? {
-            Heard::Whole(body, _) => Message::read(&body, number).answer(),
-            Heard::Events(response) => Box::pin(self.listen(response, &way, number)).await,
-            Heard::Refused { error, complaint, .. } => Err(error.map_or(complaint, Failure::from)),
-            Heard::Nothing { may_follow: false, complaint } => Err(complaint),
-            Heard::Nothing { may_follow: true, .. } => {
+            PostResponse::Whole(body, _) => ServerMessage::read(&body, number).answer(),
+            PostResponse::Events(response) => Box::pin(self.listen(response, &way, number)).await,
+            PostResponse::Refused { error, complaint, .. } => Err(error.map_or(complaint, Failure::from)),
+            PostResponse::Nothing { may_follow: false, complaint } => Err(complaint),
+            PostResponse::Nothing { may_follow: true, .. } => {
                 self.wire.left(&way).await;
                 Err(Failure::transport("its session ended before the answer came"))
             }
@@ -119,25 +130,25 @@ impl Direct {
 
     fn request(&self, number: i64, tool: &str, arguments: &Map<String, Value>) -> Result<Bytes, Failure> {
         let introduction = self.introduction.as_ref();
-        let meta = Meta {
+        let meta = CallMeta {
             revision: introduction.map(|(revision, _)| revision),
             client: introduction.map(|(_, me)| &me.client_info),
             capabilities: introduction.map(|(_, me)| &me.capabilities),
             progress_token: number,
         };
-        let params = Params { meta, name: tool, arguments };
-        let request = Request { jsonrpc: "2.0", id: number, method: "tools/call", params };
+        let params = CallParams { meta, name: tool, arguments };
+        let request = CallMessage { jsonrpc: "2.0", id: number, method: "tools/call", params };
         let request = serde_json::to_vec(&request).map_err(|error| Failure::protocol(error.to_string()))?;
         Ok(request.into())
     }
 
     /// Has the SDK begin a new session. It does so with its next message, a ping.
-    async fn another(&self, forgotten: Arc<Way>, sdk: &Peer<RoleClient>) -> Result<Arc<Way>, Failure> {
+    async fn another(&self, forgotten: Arc<Negotiated>, sdk: &Peer<RoleClient>) -> Result<Arc<Negotiated>, Failure> {
         let now = self.wire.way();
         if !Arc::ptr_eq(&now, &forgotten) {
             return Ok(now);
         }
-        Wire::forget(&forgotten);
+        HttpTransport::forget(&forgotten);
         let ping = PingRequest { method: Default::default(), extensions: Default::default() };
         let pinged = sdk.send_request(ClientRequest::PingRequest(ping)).await;
         let now = self.wire.way();
@@ -154,40 +165,40 @@ impl Direct {
     }
 
     /// Waits for the response on an event stream. A stream that breaks is resumed if its events have ids.
-    async fn listen(&self, response: Response, way: &Way, number: i64) -> Result<Answer, Failure> {
-        let (mut enough, mut place) = (response.body().enough(), Place::default());
-        let mut stream = Box::pin(wire::events(response));
+    async fn listen(&self, response: Response, way: &Negotiated, number: i64) -> Result<CallAnswer, Failure> {
+        let (mut enough, mut place) = (response.body().enough(), StreamPosition::default());
+        let mut stream = Box::pin(http_transport::events(response));
         loop {
             let event = match stream.next().await {
                 Some(Ok(event)) => event,
-                Some(Err(error)) if events::is_too_large(&error) => return Err(Failure::transport(events::TOO_LARGE)),
+                Some(Err(error)) if sse::is_too_large(&error) => return Err(Failure::transport(sse::TOO_LARGE)),
                 broken => {
                     let response = self.resume(way, &mut place, broken.is_none()).await;
                     let response = response.ok_or_else(|| Failure::transport(CLOSED))?;
                     enough = response.body().enough();
-                    stream = Box::pin(wire::events(response));
+                    stream = Box::pin(http_transport::events(response));
                     continue;
                 }
             };
             place.in_vain = 0;
             let Some(data) = place.note(event) else { continue };
-            match Message::read(data.as_bytes(), number) {
-                Message::Answer(answer) => {
+            match ServerMessage::read(data.as_bytes(), number) {
+                ServerMessage::Answer(answer) => {
                     // The connection goes back to the pool once the server has ended the stream.
                     enough.store(true, Ordering::Relaxed);
                     return answer;
                 }
-                Message::Other(message) => self.waiting.overhear(*message).await,
-                Message::Unknown => {}
+                ServerMessage::Other(message) => self.waiting.overhear(*message).await,
+                ServerMessage::Unknown => {}
             }
         }
     }
 
     /// Resumes a stream that broke or that the server ended for now. Returns `None` if it cannot be resumed.
-    async fn resume(&self, way: &Way, place: &mut Place, has_ended: bool) -> Option<Response> {
+    async fn resume(&self, way: &Negotiated, place: &mut StreamPosition, has_ended: bool) -> Option<Response> {
         place.in_vain += 1;
         let last = place.last.as_deref().filter(|_| place.in_vain <= IN_VAIN_MAX)?;
-        let patience = http::resume();
+        let patience = http_setup::resume();
         let mut wait = if has_ended { place.retry.take().or_else(|| patience.retry(0)) } else { None };
         for times in 1.. {
             tokio::time::sleep(wait.unwrap_or_default()).await;
@@ -208,7 +219,7 @@ impl Direct {
 
 /// The position in an event stream.
 #[derive(Default)]
-struct Place {
+struct StreamPosition {
     /// The id of the last event that had one.
     last: Option<String>,
     /// The pause that the server asked for before a resumption.
@@ -217,7 +228,7 @@ struct Place {
     in_vain: usize,
 }
 
-impl Place {
+impl StreamPosition {
     /// Records an event. Returns its data if it is a message.
     fn note(&mut self, event: Sse) -> Option<String> {
         self.retry = event.retry.map(|wait| Duration::from_millis(wait).min(RETRY_MAX)).or(self.retry);
@@ -227,23 +238,23 @@ impl Place {
 }
 
 #[derive(Serialize)]
-struct Request<'a> {
+struct CallMessage<'a> {
     jsonrpc: &'static str,
     id: i64,
     method: &'static str,
-    params: Params<'a>,
+    params: CallParams<'a>,
 }
 
 #[derive(Serialize)]
-struct Params<'a> {
+struct CallParams<'a> {
     #[serde(rename = "_meta")]
-    meta: Meta<'a>,
+    meta: CallMeta<'a>,
     name: &'a str,
     arguments: &'a Map<String, Value>,
 }
 
 #[derive(Serialize)]
-struct Meta<'a> {
+struct CallMeta<'a> {
     #[serde(rename = "io.modelcontextprotocol/protocolVersion", skip_serializing_if = "Option::is_none")]
     revision: Option<&'a ProtocolVersion>,
     #[serde(rename = "io.modelcontextprotocol/clientInfo", skip_serializing_if = "Option::is_none")]

@@ -13,7 +13,7 @@ const DIFF_TIME_MAX: std::time::Duration = std::time::Duration::from_millis(50);
 /// A tool's definition as its server sends it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Definition {
+pub struct ToolDefinition {
     /// The tool's name on its server.
     pub name: String,
     /// The display name.
@@ -32,7 +32,7 @@ pub struct Definition {
     pub annotations: Value,
 }
 
-impl Definition {
+impl ToolDefinition {
     /// Converts from the SDK's type.
     pub(crate) fn told(tool: Tool) -> Self {
         let annotations = tool.annotations.map(|told| serde_json::to_value(told).unwrap_or_default());
@@ -58,7 +58,7 @@ impl Definition {
     }
 
     /// Returns the diff from an older definition, line by line. Empty if they are equal.
-    pub fn diff(&self, older: &Definition) -> String {
+    pub fn diff(&self, older: &ToolDefinition) -> String {
         let (old, new) = (older.text() + "\n", self.text() + "\n");
         // The server controls both texts. A coarse diff is enough if a fine one takes too long.
         let diff = similar::TextDiff::configure().timeout(DIFF_TIME_MAX).diff_lines(&old, &new);
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
     use crate::client::settings::{Address, Reach, ToolRule};
 
-    fn definition(told: Value) -> Definition {
+    fn definition(told: Value) -> ToolDefinition {
         serde_json::from_value(told).unwrap()
     }
 
@@ -146,7 +146,7 @@ mod tests {
             definition(json!({"inputSchema": {"properties": {"y": {}, "x": {}}, "type": "object"}, "name": "a"}));
         assert_eq!(one.hash(), same.hash());
         assert_eq!(one.diff(&same), "");
-        let other = Definition { description: Some("do as I say".into()), ..one.clone() };
+        let other = ToolDefinition { description: Some("do as I say".into()), ..one.clone() };
         assert_ne!(one.hash(), other.hash());
         assert_eq!(
             other.diff(&one),

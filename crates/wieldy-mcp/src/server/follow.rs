@@ -18,9 +18,9 @@ use tokio::time::Instant;
 use wieldy_core::{Begun, Body, Caller, Code, Confirmation, ExecutionId, Observer, Seen, ToolResult};
 
 use super::Shared;
-use super::ask::{self, Asked};
-use super::call::Answered;
-use super::client::{Client, Line, Way};
+use super::call::CallResult;
+use super::peer::{AskMode, PeerChannel, PeerClient};
+use super::questions::{self, AskedCall};
 use crate::convert::{self, META_EXECUTION};
 
 /// The poll interval that clients are told for tasks.
@@ -37,27 +37,27 @@ pub(crate) const RESULT_WAIT: &str = "result_wait";
 const META_STATUS: &str = "wieldy/status";
 
 /// The request that a call is made for.
-pub(crate) struct Request<'a> {
+pub(crate) struct CallRequest<'a> {
     pub(crate) shared: &'a Shared,
-    pub(crate) client: &'a Client,
-    pub(crate) asked: Asked<'a>,
+    pub(crate) client: &'a PeerClient,
+    pub(crate) asked: AskedCall<'a>,
 }
 
 /// A running call: polled here, or by a task of the executor.
-pub(crate) enum Work {
+pub(crate) enum RunningCall {
     Own(Begun),
     Task(ExecutionId, BoxFuture<'static, Option<Arc<ToolResult>>>),
 }
 
 /// An event at which following a call pauses or ends.
-enum Step {
+enum CallStep {
     Ended(Box<ToolResult>),
     Asks(Arc<Confirmation>),
     /// The executor no longer knows the call.
     Forgotten,
 }
 
-impl Work {
+impl RunningCall {
     /// Returns a call that already runs as a task of the executor.
     pub(crate) fn task(shared: &Shared, id: ExecutionId, caller: &Caller) -> Self {
         let (executor, caller) = (shared.executor.clone(), caller.clone());
@@ -71,17 +71,17 @@ impl Work {
         }
     }
 
-    fn poll_step(&mut self, shared: &Shared, context: &mut Context<'_>) -> Poll<Step> {
+    fn poll_step(&mut self, shared: &Shared, context: &mut Context<'_>) -> Poll<CallStep> {
         let ended = match self {
             Self::Own(begun) => begun.poll_unpin(context).map(Some),
             Self::Task(_, wait) => wait.poll_unpin(context).map(|result| result.map(Arc::unwrap_or_clone)),
         };
         match ended {
-            Poll::Ready(Some(result)) => Poll::Ready(Step::Ended(Box::new(result))),
-            Poll::Ready(None) => Poll::Ready(Step::Forgotten),
+            Poll::Ready(Some(result)) => Poll::Ready(CallStep::Ended(Box::new(result))),
+            Poll::Ready(None) => Poll::Ready(CallStep::Forgotten),
             // Polling the call creates its question, so check after each poll.
             Poll::Pending => match shared.desk.question(self.id()) {
-                Some(question) => Poll::Ready(Step::Asks(question)),
+                Some(question) => Poll::Ready(CallStep::Asks(question)),
                 None => Poll::Pending,
             },
         }
@@ -94,18 +94,18 @@ impl Work {
     }
 }
 
-impl Request<'_> {
+impl CallRequest<'_> {
     /// Follows a call until there is a response.
-    pub(crate) async fn follow(self, mut work: Work) -> Answered {
+    pub(crate) async fn follow(self, mut work: RunningCall) -> CallResult {
         // Most calls end at the first poll.
         let first = poll_fn(|context| Poll::Ready(work.poll_step(self.shared, context))).await;
-        if let Poll::Ready(Step::Ended(result)) = first {
+        if let Poll::Ready(CallStep::Ended(result)) = first {
             return self.answer(*result);
         }
         Box::pin(self.wait(work, first)).await
     }
 
-    async fn wait(self, mut work: Work, first: Poll<Step>) -> Answered {
+    async fn wait(self, mut work: RunningCall, first: Poll<CallStep>) -> CallResult {
         let (shared, client, id) = (self.shared, self.client, work.id());
         let observer = || shared.executor.observe(id, self.asked.caller);
         let mut progress = client.token.clone().map(|token| Progress::new(observer(), token));
@@ -118,19 +118,19 @@ impl Request<'_> {
         loop {
             match step {
                 Poll::Pending => {}
-                Poll::Ready(Step::Ended(result)) => {
+                Poll::Ready(CallStep::Ended(result)) => {
                     if let Some(progress) = progress {
                         tell_rest(progress, sending, &client.line).await;
                     }
                     return self.answer(*result);
                 }
-                Poll::Ready(Step::Forgotten) => return Ok(unknown(id).into()),
-                Poll::Ready(Step::Asks(question)) if client.way == Way::InputRequired => {
+                Poll::Ready(CallStep::Forgotten) => return Ok(unknown(id).into()),
+                Poll::Ready(CallStep::Asks(question)) if client.way == AskMode::InputRequired => {
                     work.into_task().await;
                     return Ok(shared.desk.input_required(&question, &self.asked).into());
                 }
-                Poll::Ready(Step::Asks(question)) => {
-                    asking = Some(client.line.ask(ask::params(&question)));
+                Poll::Ready(CallStep::Asks(question)) => {
+                    asking = Some(client.line.ask(questions::params(&question)));
                 }
             }
             // The client's patience does not run while a person is asked.
@@ -147,7 +147,7 @@ impl Request<'_> {
                     asking = None;
                     give_up = patience.map(|patience| Instant::now() + patience);
                     // No answer counts as a refusal.
-                    shared.desk.answer(id, said.is_some_and(|said| ask::is_yes(&said)));
+                    shared.desk.answer(id, said.is_some_and(|said| questions::is_yes(&said)));
                     Poll::Pending
                 }
                 () = until(waits_until) => {
@@ -167,7 +167,7 @@ impl Request<'_> {
     }
 
     /// Returns the response to a call that has ended. An unknown tool is a protocol error in every revision.
-    fn answer(&self, result: ToolResult) -> Answered {
+    fn answer(&self, result: ToolResult) -> CallResult {
         match &result.error {
             Some(error) if error.code == Code::ToolNotFound => {
                 let suggestion = error.suggestion.as_ref().map(|hint| format!("; {hint}")).unwrap_or_default();
@@ -189,7 +189,7 @@ impl Request<'_> {
 
     /// Returns a handle for a client that knows no tasks and would give up waiting.
     fn handle(&self, id: ExecutionId) -> CallToolResult {
-        let Asked { tool, caller, .. } = self.asked;
+        let AskedCall { tool, caller, .. } = self.asked;
         // A client that knows an output schema refuses other results unless they are errors.
         goes_on(self.shared, id, tool, caller, has_schema(self.shared, tool, caller))
     }
@@ -295,7 +295,7 @@ async fn next(progress: &mut Option<Progress>) -> Option<ProgressNotificationPar
 }
 
 /// Sends the remaining progress before the response.
-async fn tell_rest(mut progress: Progress, sending: Option<BoxFuture<'static, ()>>, line: &Line) {
+async fn tell_rest(mut progress: Progress, sending: Option<BoxFuture<'static, ()>>, line: &PeerChannel) {
     if let Some(sending) = sending {
         sending.await;
     }

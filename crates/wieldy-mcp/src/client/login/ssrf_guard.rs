@@ -8,7 +8,7 @@ use reqwest::Url;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use rmcp::transport::auth::{OAuthHttpClient, OAuthHttpClientFuture, OAuthHttpRequest};
 
-use super::super::http;
+use super::super::http_setup;
 
 /// The longest time for one request.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -16,21 +16,21 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const BYTES_MAX: usize = 1024 * 1024;
 
 /// An HTTP client that checks every URL and every resolved address.
-pub(super) struct Guarded {
+pub(super) struct GuardedClient {
     client: reqwest::Client,
-    rules: Rules,
+    rules: UrlRules,
 }
 
-impl Guarded {
+impl GuardedClient {
     pub(super) fn new(server: &Url, private: bool) -> Result<Self, String> {
-        let rules = Rules::new(server, private);
-        let builder = http::builder()?.timeout(TIMEOUT).redirect(reqwest::redirect::Policy::none());
+        let rules = UrlRules::new(server, private);
+        let builder = http_setup::builder()?.timeout(TIMEOUT).redirect(reqwest::redirect::Policy::none());
         let client = builder.dns_resolver(rules.clone()).build();
         Ok(Self { client: client.map_err(|error| format!("no HTTP client can be made: {error}"))?, rules })
     }
 }
 
-impl OAuthHttpClient for Guarded {
+impl OAuthHttpClient for GuardedClient {
     fn execute(&self, request: OAuthHttpRequest) -> OAuthHttpClientFuture<'_> {
         Box::pin(async move {
             let request = reqwest::Request::try_from(request.request)?;
@@ -54,7 +54,7 @@ impl OAuthHttpClient for Guarded {
 
 /// The rules for URLs and addresses.
 #[derive(Clone)]
-pub(super) struct Rules {
+pub(super) struct UrlRules {
     /// The server's own URL, which the operator configured.
     server: Url,
     /// True if private addresses are allowed.
@@ -63,7 +63,7 @@ pub(super) struct Rules {
 
 /// The kind of an IP address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum AddressKind {
     Public,
     Private,
     Loopback,
@@ -71,7 +71,7 @@ enum Kind {
     Special,
 }
 
-impl Rules {
+impl UrlRules {
     pub(super) fn new(server: &Url, private: bool) -> Self {
         Self { server: server.clone(), private }
     }
@@ -100,17 +100,17 @@ impl Rules {
     /// Returns true if this address of a host may be used.
     fn allows(&self, host: &str, ip: IpAddr) -> bool {
         let server = self.server.host_str().unwrap_or_default();
-        let kind_of_server = literal(server).map(kind).or(is_localhost(server).then_some(Kind::Loopback));
+        let kind_of_server = literal(server).map(kind).or(is_localhost(server).then_some(AddressKind::Loopback));
         match kind(ip) {
-            Kind::Public => true,
-            Kind::Private if self.private => true,
-            Kind::Special => false,
+            AddressKind::Public => true,
+            AddressKind::Private if self.private => true,
+            AddressKind::Special => false,
             kind => Some(kind) == kind_of_server || host.eq_ignore_ascii_case(server),
         }
     }
 }
 
-impl Resolve for Rules {
+impl Resolve for UrlRules {
     fn resolve(&self, name: Name) -> Resolving {
         let rules = self.clone();
         Box::pin(async move {
@@ -134,41 +134,41 @@ fn is_localhost(host: &str) -> bool {
     host == "localhost" || host.ends_with(".localhost")
 }
 
-fn kind(ip: IpAddr) -> Kind {
+fn kind(ip: IpAddr) -> AddressKind {
     match ip {
         IpAddr::V4(ip) => kind_of_v4(ip),
         IpAddr::V6(ip) => kind_of_v6(ip),
     }
 }
 
-fn kind_of_v4(ip: Ipv4Addr) -> Kind {
+fn kind_of_v4(ip: Ipv4Addr) -> AddressKind {
     let [a, b, ..] = ip.octets();
     let is_shared = a == 100 && (64..128).contains(&b);
     let is_for_measuring = a == 198 && (18..20).contains(&b);
     if ip.is_loopback() {
-        Kind::Loopback
+        AddressKind::Loopback
     } else if ip.is_private() || is_shared {
-        Kind::Private
+        AddressKind::Private
     } else if a == 0 || a >= 224 || ip.is_link_local() || is_for_measuring {
-        Kind::Special
+        AddressKind::Special
     } else {
-        Kind::Public
+        AddressKind::Public
     }
 }
 
-fn kind_of_v6(ip: Ipv6Addr) -> Kind {
+fn kind_of_v6(ip: Ipv6Addr) -> AddressKind {
     let [a, b, c, d, e, f, g, h] = ip.segments();
     let v4 = |high: u16, low: u16| kind_of_v4(Ipv4Addr::from((u32::from(high) << 16) | u32::from(low)));
     match [a, b, c, d, e, f] {
-        _ if ip.is_loopback() => Kind::Loopback,
-        _ if ip.is_unspecified() || ip.is_multicast() => Kind::Special,
+        _ if ip.is_loopback() => AddressKind::Loopback,
+        _ if ip.is_unspecified() || ip.is_multicast() => AddressKind::Special,
         // IPv4 addresses embedded in IPv6.
         [0, 0, 0, 0, 0, 0 | 0xffff] | [0x64, 0xff9b, 0, 0, 0, 0] => v4(g, h),
         [0x2002, ..] => v4(b, c),
-        [0x64, 0xff9b, 1, ..] | [0x2001, 0, ..] => Kind::Special,
-        _ if a & 0xffc0 == 0xfe80 => Kind::Special,
-        _ if a & 0xfe00 == 0xfc00 => Kind::Private,
-        _ => Kind::Public,
+        [0x64, 0xff9b, 1, ..] | [0x2001, 0, ..] => AddressKind::Special,
+        _ if a & 0xffc0 == 0xfe80 => AddressKind::Special,
+        _ if a & 0xfe00 == 0xfc00 => AddressKind::Private,
+        _ => AddressKind::Public,
     }
 }
 
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     fn refused(server: &str, private: bool, urls: &[&str]) -> Vec<String> {
-        let rules = Rules::new(&Url::parse(server).unwrap(), private);
+        let rules = UrlRules::new(&Url::parse(server).unwrap(), private);
         urls.iter().filter(|url| rules.check(url).is_err()).map(|url| (*url).to_owned()).collect()
     }
 
@@ -220,10 +220,10 @@ mod tests {
 
     #[tokio::test]
     async fn names_are_looked_at_by_where_they_lead() {
-        let rules = Rules::new(&Url::parse("https://hub.example/mcp").unwrap(), false);
+        let rules = UrlRules::new(&Url::parse("https://hub.example/mcp").unwrap(), false);
         let error = rules.resolve("localhost".parse().unwrap()).await.err().unwrap();
         assert_eq!(error.to_string(), "`localhost` is not out in the open, as the server is");
-        let rules = Rules::new(&Url::parse("http://127.0.0.1/mcp").unwrap(), false);
+        let rules = UrlRules::new(&Url::parse("http://127.0.0.1/mcp").unwrap(), false);
         assert!(rules.resolve("localhost".parse().unwrap()).await.is_ok());
     }
 }

@@ -14,9 +14,9 @@ use http_body::Body as _;
 use http_body_util::{BodyExt, Full};
 use reqwest::Url;
 
-use super::events;
 use super::failure::{Failure, http_status};
-use super::line::{Body, Lines};
+use super::http_pool::{Body, HttpPool};
+use super::sse;
 
 /// Maximum size of one message.
 pub(super) const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -29,15 +29,15 @@ pub(super) type Request = http::Request<Full<Bytes>>;
 pub(super) type Response = http::Response<Body>;
 
 /// A server's URL and the pool of connections to it.
-pub(super) struct Place {
+pub(super) struct Target {
     url: Url,
     uri: Uri,
     /// The `Host` header.
     host: HeaderValue,
-    lines: Arc<Lines>,
+    lines: Arc<HttpPool>,
 }
 
-impl Place {
+impl Target {
     pub(super) fn new(url: Url) -> Result<Self, String> {
         let uri: Uri = url.as_str().parse().map_err(|error| format!("`{url}` is no address: {error}"))?;
         // User name and password, which some URLs have, are cut off.
@@ -119,7 +119,7 @@ pub(super) fn innermost<'a>(error: &'a (dyn std::error::Error + 'static)) -> &'a
 /// Reads a whole response body.
 pub(super) async fn read(response: Response) -> Result<Bytes, Failure> {
     let mut body = response.into_body();
-    let too_large = || Failure::transport(events::TOO_LARGE);
+    let too_large = || Failure::transport(sse::TOO_LARGE);
     let length = body.size_hint().lower();
     if length > MESSAGE_BYTES_MAX as u64 {
         return Err(too_large());

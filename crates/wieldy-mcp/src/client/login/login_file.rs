@@ -22,7 +22,7 @@ const VERSION: u32 = 1;
 
 /// The contents of the file.
 #[derive(Clone, Serialize, Deserialize)]
-pub(super) struct Kept {
+pub(super) struct LoginFile {
     version: u32,
     /// The server's URL. The login is used for no other server.
     url: String,
@@ -41,7 +41,7 @@ pub(super) struct Token {
     pub(super) until: Option<SystemTime>,
 }
 
-impl Kept {
+impl LoginFile {
     pub(super) fn new(url: &Url, client_secret: Option<String>, credentials: Option<StoredCredentials>) -> Self {
         Self { version: VERSION, url: url.as_str().to_owned(), client_secret, credentials }
     }
@@ -121,13 +121,13 @@ impl Kept {
 }
 
 /// The SDK's credential store of one server, on top of the file.
-pub(super) struct Keeper {
+pub(super) struct FileCredentialStore {
     url: Url,
     file: PathBuf,
     client_secret: Option<String>,
 }
 
-impl Keeper {
+impl FileCredentialStore {
     pub(super) fn new(url: &Url, settings: &LoginSettings, client_secret: Option<String>) -> Self {
         Self { url: url.clone(), file: settings.file.clone(), client_secret }
     }
@@ -138,14 +138,14 @@ impl Keeper {
 }
 
 #[async_trait]
-impl CredentialStore for Keeper {
+impl CredentialStore for FileCredentialStore {
     async fn load(&self) -> Result<Option<StoredCredentials>, AuthError> {
-        let kept = Kept::read(&self.file).map_err(self.failed())?;
+        let kept = LoginFile::read(&self.file).map_err(self.failed())?;
         Ok(kept.and_then(|kept| kept.of(&self.url)?.credentials))
     }
 
     async fn save(&self, credentials: StoredCredentials) -> Result<(), AuthError> {
-        let kept = Kept::new(&self.url, self.client_secret.clone(), Some(credentials));
+        let kept = LoginFile::new(&self.url, self.client_secret.clone(), Some(credentials));
         if !kept.text("token_type").is_some_and(|kind| kind.eq_ignore_ascii_case("bearer")) {
             return Err(AuthError::InvalidTokenType("it is none that is sent along with requests".into()));
         }
@@ -156,15 +156,15 @@ impl CredentialStore for Keeper {
     }
 
     async fn clear(&self) -> Result<(), AuthError> {
-        Kept::remove(&self.file).map(drop).map_err(self.failed())
+        LoginFile::remove(&self.file).map(drop).map_err(self.failed())
     }
 
     /// Records that a new login is needed.
     async fn on_refresh_token_rejected(&self, refused: &StoredCredentials) -> Result<(), AuthError> {
-        let Some(kept) = Kept::read(&self.file).map_err(self.failed())? else { return Ok(()) };
-        let refused = Kept::new(&self.url, None, Some(refused.clone()));
+        let Some(kept) = LoginFile::read(&self.file).map_err(self.failed())? else { return Ok(()) };
+        let refused = LoginFile::new(&self.url, None, Some(refused.clone()));
         if kept.text("refresh_token") == refused.text("refresh_token") {
-            Kept::new(&self.url, None, None).write(&self.file).map_err(self.failed())?;
+            LoginFile::new(&self.url, None, None).write(&self.file).map_err(self.failed())?;
         }
         Ok(())
     }

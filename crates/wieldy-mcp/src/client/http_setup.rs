@@ -10,10 +10,10 @@ use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::transport::common::client_side_sse::ExponentialBackoff;
 use rmcp::transport::streamable_http_client::StreamableHttpClientTransportConfig;
 
-use super::exchange::{Place, Request};
+use super::http_request::{Request, Target};
+use super::http_transport::HttpTransport;
 use super::login::Bearer;
 use super::settings::Address;
-use super::wire::Wire;
 
 /// The longest time to open a connection.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -37,11 +37,11 @@ const RESERVED: [&str; 10] = [
 pub(super) fn transport(
     address: &Address,
     calls_max: usize,
-) -> Result<(Wire, StreamableHttpClientTransport<Wire>), String> {
+) -> Result<(HttpTransport, StreamableHttpClientTransport<HttpTransport>), String> {
     let (url, headers) = (url(address)?, headers(address)?);
     // A configured `Authorization` header takes precedence over a stored login.
     let login = address.login.clone().filter(|_| !headers.contains_key(header::AUTHORIZATION));
-    let wire = Wire::new(Place::new(url.clone())?, headers, login.map(|login| Bearer::new(url, login)));
+    let wire = HttpTransport::new(Target::new(url.clone())?, headers, login.map(|login| Bearer::new(url, login)));
     let mut config =
         StreamableHttpClientTransportConfig::with_uri(address.url.as_str()).max_concurrent_requests(calls_max);
     config.retry_config = Arc::new(resume());
@@ -91,7 +91,7 @@ fn secret_value(name: &str, value: &str) -> Result<HeaderValue, String> {
 /// Returns the `Bearer` challenge with which a server answers a request without a token. `None` if the server asks for
 /// no token.
 pub(super) async fn challenge(address: &Address) -> Option<String> {
-    let (place, mut headers) = (Place::new(url(address).ok()?).ok()?, headers(address).ok()?);
+    let (place, mut headers) = (Target::new(url(address).ok()?).ok()?, headers(address).ok()?);
     headers.insert(header::ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     let make = || {

@@ -64,13 +64,13 @@ impl Drop for Process {
 }
 
 /// Starts a server in its sandbox. A start that fails shows as the reason of the end.
-pub(super) fn start(program: &Program, sandbox: Arc<dyn Sandbox>) -> (Process, Pipe) {
+pub(super) fn start(program: &Program, sandbox: Arc<dyn Sandbox>) -> (Process, ProcessTransport) {
     let (feed, stdin) = Feed::new();
     let mut command = program.command.clone();
     command.stdin = Stdin::Live(stdin);
     let confinement = program.confinement.clone();
     let stop = CancellationToken::new();
-    let (hearing, received) = Hearing::new(stop.clone());
+    let (hearing, received) = ServerOutput::new(stop.clone());
     let (tell, ended) = watch::channel(None);
     let (heard, stopped) = (Arc::clone(&hearing), stop.clone());
     tokio::spawn(async move {
@@ -78,19 +78,19 @@ pub(super) fn start(program: &Program, sandbox: Arc<dyn Sandbox>) -> (Process, P
         let exit = sandbox.execute(&command, &confinement, output, stopped).await;
         tell.send_replace(Some(heard.end(exit).into()));
     });
-    (Process { ended, stop }, Pipe { feed: Some(feed), received, hearing })
+    (Process { ended, stop }, ProcessTransport { feed: Some(feed), received, hearing })
 }
 
 /// The output of a server, before it is parsed.
-struct Hearing {
-    out: Mutex<Out>,
-    complaints: Mutex<Complaints>,
+struct ServerOutput {
+    out: Mutex<StdoutLines>,
+    complaints: Mutex<StderrTail>,
     /// The size of all waiting lines.
     waiting: AtomicUsize,
     stop: CancellationToken,
 }
 
-struct Out {
+struct StdoutLines {
     /// The current, incomplete line.
     partial: Vec<u8>,
     /// The sender of complete lines. `None` once the server has broken a limit or has ended.
@@ -101,26 +101,26 @@ struct Out {
 
 /// The end of stderr, with secrets redacted.
 #[derive(Default)]
-struct Complaints {
+struct StderrTail {
     redactor: StreamRedactor,
     tail: VecDeque<u8>,
 }
 
-impl Hearing {
+impl ServerOutput {
     /// Collects output until a limit is broken, and then stops the server. Lines go to the returned receiver.
     fn new(stop: CancellationToken) -> (Arc<Self>, mpsc::UnboundedReceiver<Vec<u8>>) {
         let (lines, received) = mpsc::unbounded_channel();
-        let out = Mutex::new(Out { partial: Vec::new(), lines: Some(lines), fault: None });
+        let out = Mutex::new(StdoutLines { partial: Vec::new(), lines: Some(lines), fault: None });
         (Arc::new(Self { out, complaints: Mutex::default(), waiting: AtomicUsize::new(0), stop }), received)
     }
 
-    fn out(&self) -> MutexGuard<'_, Out> {
+    fn out(&self) -> MutexGuard<'_, StdoutLines> {
         self.out.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     fn take_lines(&self, mut bytes: &[u8]) {
         let mut out = self.out();
-        let Out { partial, lines: Some(lines), fault } = &mut *out else { return };
+        let StdoutLines { partial, lines: Some(lines), fault } = &mut *out else { return };
         while !bytes.is_empty() {
             let end = bytes.iter().position(|byte| *byte == b'\n');
             let (piece, rest) = end.map_or((bytes, &[][..]), |end| (&bytes[..end], &bytes[end + 1..]));
@@ -194,7 +194,7 @@ impl Hearing {
     }
 }
 
-impl OutputSink for Hearing {
+impl OutputSink for ServerOutput {
     fn write(&self, stream: Stream, bytes: &[u8]) {
         match stream {
             Stream::Stdout => self.take_lines(bytes),
@@ -204,13 +204,13 @@ impl OutputSink for Hearing {
 }
 
 /// The SDK's transport to a server.
-pub(super) struct Pipe {
+pub(super) struct ProcessTransport {
     feed: Option<mpsc::Sender<Vec<u8>>>,
     received: mpsc::UnboundedReceiver<Vec<u8>>,
-    hearing: Arc<Hearing>,
+    hearing: Arc<ServerOutput>,
 }
 
-impl Transport<RoleClient> for Pipe {
+impl Transport<RoleClient> for ProcessTransport {
     type Error = io::Error;
 
     fn send(&mut self, message: TxJsonRpcMessage<RoleClient>) -> impl Future<Output = io::Result<()>> + Send + 'static {
@@ -244,14 +244,14 @@ impl Transport<RoleClient> for Pipe {
 fn understood(line: &[u8]) -> Option<RxJsonRpcMessage<RoleClient>> {
     /// The part of a response that must be valid.
     #[derive(Deserialize)]
-    struct Answer {
+    struct ResponseHead {
         id: RequestId,
         #[serde(default)]
         method: Option<String>,
     }
 
     serde_json::from_slice(line).ok().or_else(|| {
-        let answer = serde_json::from_slice::<Answer>(line).ok().filter(|answer| answer.method.is_none())?;
+        let answer = serde_json::from_slice::<ResponseHead>(line).ok().filter(|answer| answer.method.is_none())?;
         let error = ErrorData::new(ErrorCode::PARSE_ERROR, "the answer is none that MCP knows", None);
         Some(RxJsonRpcMessage::<RoleClient>::error(error, Some(answer.id)))
     })
@@ -265,7 +265,7 @@ mod tests {
     /// limit.
     fn heard(piece: &[u8], times: usize) -> (usize, Option<&'static str>) {
         let stop = CancellationToken::new();
-        let (hearing, received) = Hearing::new(stop.clone());
+        let (hearing, received) = ServerOutput::new(stop.clone());
         for _ in 0..times {
             hearing.write(Stream::Stdout, piece);
         }

@@ -12,7 +12,7 @@ use rmcp::{ErrorData, RoleServer};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use super::stream::Stream;
+use super::stream::EventStream;
 
 /// The `_meta` key of a call's idempotency key.
 const META_KEY: &str = "wieldy/idempotency-key";
@@ -21,7 +21,7 @@ const KEY_BYTES_MAX: usize = 512;
 
 /// The way to ask the client's user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum AskMode {
     /// The user cannot be asked.
     None,
     /// An elicitation request from us.
@@ -31,10 +31,10 @@ pub(crate) enum Way {
 }
 
 /// The MCP client that a call is made for.
-pub(crate) struct Client {
+pub(crate) struct PeerClient {
     /// True if it speaks revision 2026-07-28 or later.
     pub(crate) is_modern: bool,
-    pub(crate) way: Way,
+    pub(crate) way: AskMode,
     pub(crate) knows_tasks: bool,
     /// The progress token, if it wants progress.
     pub(crate) token: Option<ProgressToken>,
@@ -42,16 +42,16 @@ pub(crate) struct Client {
     pub(crate) key: Result<Option<String>, ErrorData>,
     /// Cancelled when the client no longer wants the response.
     pub(crate) gone: CancellationToken,
-    pub(crate) line: Line,
+    pub(crate) line: PeerChannel,
 }
 
 /// The channel for messages before the response.
-pub(crate) enum Line {
+pub(crate) enum PeerChannel {
     Peer(Peer<RoleServer>),
-    Stream(Arc<Stream>),
+    Stream(Arc<EventStream>),
 }
 
-impl Client {
+impl PeerClient {
     /// Returns the client of a request that rmcp received. Its user is asked only if `may_ask`.
     pub(crate) fn of(context: &RequestContext<RoleServer>, may_ask: bool) -> Self {
         let is_modern = is_modern(context);
@@ -59,17 +59,17 @@ impl Client {
         let asks = capabilities.as_ref().is_some_and(can_ask);
         Self {
             is_modern,
-            way: Way::of(may_ask && asks, is_modern),
+            way: AskMode::of(may_ask && asks, is_modern),
             knows_tasks: capabilities.is_some_and(|client| client.supports_tasks()),
             token: context.meta.get_progress_token(),
             key: idempotency_key(Some(&context.meta)),
             gone: context.ct.clone(),
-            line: Line::Peer(context.peer.clone()),
+            line: PeerChannel::Peer(context.peer.clone()),
         }
     }
 }
 
-impl Way {
+impl AskMode {
     pub(crate) fn of(asks: bool, is_modern: bool) -> Self {
         match (asks, is_modern) {
             (false, _) => Self::None,
@@ -79,7 +79,7 @@ impl Way {
     }
 }
 
-impl Line {
+impl PeerChannel {
     /// Sends a progress notification. A client that does not read delays its notifications but not the call.
     pub(crate) fn tell(&self, told: ProgressNotificationParam) -> BoxFuture<'static, ()> {
         match self {

@@ -20,8 +20,8 @@ use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader
 use tokio_util::sync::CancellationToken;
 
 use super::ServerOptions;
+use super::pending::{OutputLine, PendingRequests, Refused};
 use super::scan::Scan;
-use super::unanswered::{Line, Refused, Unanswered};
 
 /// The line buffer shrinks to this size after a large message.
 const BUFFER_BYTES_KEPT: usize = 64 * 1024;
@@ -30,7 +30,7 @@ const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 pub(super) const ID_BYTES_MAX: usize = 1024;
 
 /// The stdio transport of one client.
-pub(crate) struct Lines<R, W> {
+pub(crate) struct StdioTransport<R, W> {
     read: BufReader<R>,
     line: Vec<u8>,
     bytes_max: usize,
@@ -44,25 +44,25 @@ pub(crate) struct Lines<R, W> {
     /// The refusals that are being written. They are stored here because the future of `receive` may be dropped
     /// meanwhile.
     refusing: Option<BoxFuture<'static, io::Result<()>>>,
-    unanswered: Arc<Mutex<Unanswered>>,
+    unanswered: Arc<Mutex<PendingRequests>>,
     requests_max: usize,
 }
 
 /// Marks a call whose message was too long, so that its arguments are unknown.
 #[derive(Debug, Clone)]
-pub(super) struct TooLong {
+pub(super) struct OversizedCall {
     /// The error message for the client.
     pub(super) told: String,
 }
 
 /// The result of reading a line.
-enum Read {
+enum ReadLine {
     Line,
     TooLong(Box<Scan>),
     End,
 }
 
-impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> Lines<R, W> {
+impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> StdioTransport<R, W> {
     pub(crate) fn new(read: R, write: W, options: &ServerOptions, over: CancellationToken) -> Self {
         Self {
             read: BufReader::new(read),
@@ -79,13 +79,13 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> Lines<R, W> {
     }
 
     /// Reads up to the end of a line. Cancel-safe: the next call continues.
-    async fn read_line(&mut self) -> io::Result<Read> {
+    async fn read_line(&mut self) -> io::Result<ReadLine> {
         loop {
             let available = self.read.fill_buf().await?;
             if available.is_empty() {
                 self.over.cancel();
                 let has_rest = !self.line.is_empty() && self.skipping.is_none();
-                return Ok(if has_rest { Read::Line } else { Read::End });
+                return Ok(if has_rest { ReadLine::Line } else { ReadLine::End });
             }
             let end = available.iter().position(|byte| *byte == b'\n');
             let taken = end.map_or(available.len(), |end| end + 1);
@@ -99,13 +99,13 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> Lines<R, W> {
                 self.skipping.get_or_insert_default().push(&std::mem::take(&mut self.line));
             }
             if end.is_some() {
-                return Ok(self.skipping.take().map_or(Read::Line, Read::TooLong));
+                return Ok(self.skipping.take().map_or(ReadLine::Line, ReadLine::TooLong));
             }
         }
     }
 
     /// Parses the line and queues its messages. Returns the refusals to write at once.
-    fn take_in(&mut self) -> Vec<Line> {
+    fn take_in(&mut self) -> Vec<OutputLine> {
         let line = self.line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&self.line);
         if line.trim_ascii().is_empty() {
             return Vec::new();
@@ -137,13 +137,13 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> Lines<R, W> {
 
     /// Handles a message that was too long. A call is queued with a mark, so that it is refused and recorded like other
     /// calls.
-    fn take_in_cut(&mut self, scan: &Scan) -> Vec<Line> {
+    fn take_in_cut(&mut self, scan: &Scan) -> Vec<OutputLine> {
         let told = format!("a message has at most {} bytes", self.bytes_max);
         let (Some(id), Some(tool)) = (scan.id(), scan.tool()) else {
             return vec![Refused::invalid(scan.id(), told).into()];
         };
         let mut request = Request::new(CallToolRequestParams::new(tool.to_owned()));
-        request.extensions.insert(TooLong { told });
+        request.extensions.insert(OversizedCall { told });
         let message = ClientJsonRpcMessage::request(ClientRequest::CallToolRequest(request), id);
         let mut unanswered = lock(&self.unanswered);
         match unanswered.note(&message, None, self.requests_max) {
@@ -155,7 +155,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> Lines<R, W> {
         }
     }
 
-    fn write_lines(&self, lines: Vec<Line>) -> impl Future<Output = io::Result<()>> + Send + use<R, W> {
+    fn write_lines(&self, lines: Vec<OutputLine>) -> impl Future<Output = io::Result<()>> + Send + use<R, W> {
         let (write, unanswered) = (Arc::clone(&self.write), Arc::clone(&self.unanswered));
         async move {
             for line in &lines {
@@ -187,7 +187,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> Lines<R, W> {
     }
 }
 
-impl<R, W> Transport<RoleServer> for Lines<R, W>
+impl<R, W> Transport<RoleServer> for StdioTransport<R, W>
 where
     R: AsyncRead + Send + Unpin + 'static,
     W: AsyncWrite + Send + Unpin + 'static,
@@ -217,9 +217,9 @@ where
                 tracing::debug!(error = error as &dyn std::error::Error, "a client's messages cannot be read");
             });
             let told = match read.ok()? {
-                Read::End => return None,
-                Read::TooLong(scan) => self.take_in_cut(&scan),
-                Read::Line => self.take_in(),
+                ReadLine::End => return None,
+                ReadLine::TooLong(scan) => self.take_in_cut(&scan),
+                ReadLine::Line => self.take_in(),
             };
             self.line.clear();
             self.line.shrink_to(BUFFER_BYTES_KEPT);
@@ -237,7 +237,7 @@ where
     }
 }
 
-fn lock(unanswered: &Mutex<Unanswered>) -> MutexGuard<'_, Unanswered> {
+fn lock(unanswered: &Mutex<PendingRequests>) -> MutexGuard<'_, PendingRequests> {
     unanswered.lock().expect("no code panics while it holds the requests")
 }
 

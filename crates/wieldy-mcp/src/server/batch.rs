@@ -12,10 +12,10 @@ use http_body_util::{BodyExt, BodyStream, Full, StreamBody};
 use serde_json::value::RawValue;
 use wieldy_core::Caller;
 
-use super::direct::{EVENTS, JSON, reply};
-use super::http::{Endpoint, HttpResponse, told};
+use super::http_endpoint::{Endpoint, HttpResponse, told};
+use super::http_tools_call::{EVENTS, JSON, reply};
+use super::pending::Refused;
 use super::session::Session;
-use super::unanswered::Refused;
 
 /// Answers the messages of a batch.
 pub(super) async fn answer(
@@ -52,7 +52,7 @@ pub(super) async fn answer(
     }
     if streams.is_empty() {
         return match answers.is_empty() {
-            true => super::direct::accepted(),
+            true => super::http_tools_call::accepted(),
             false => reply(StatusCode::OK, JSON, Full::new(listed(&answers)).boxed()),
         };
     }

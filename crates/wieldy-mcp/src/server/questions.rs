@@ -1,6 +1,6 @@
 //! Questions to the client's user: may exactly this call run?
 //!
-//! [`Desk`] stores the calls that wait for an answer. A client of revision 2026-07-28 gets an `input_required` result
+//! [`PendingQuestions`] stores the calls that wait for an answer. A client of revision 2026-07-28 gets an `input_required` result
 //! and repeats its request with the user's answer. The call stays open meanwhile. The request state that the client
 //! returns is sealed, so it can answer only this question about this call, once. Older clients get an elicitation
 //! request while the call waits.
@@ -27,14 +27,14 @@ const QUESTION_BYTES_MAX: usize = 32 * 1024;
 const QUESTION: &str = "confirm";
 
 /// The questions that wait for an answer.
-pub(crate) struct Desk {
-    open: Mutex<HashMap<ExecutionId, Open>>,
+pub(crate) struct PendingQuestions {
+    open: Mutex<HashMap<ExecutionId, PendingQuestion>>,
     /// The number of questions. Calls without a question read only this and take no lock.
     count: AtomicUsize,
     seal: RequestStateCodec,
 }
 
-struct Open {
+struct PendingQuestion {
     question: Arc<Confirmation>,
     answer: oneshot::Sender<bool>,
     is_shown: bool,
@@ -42,12 +42,12 @@ struct Open {
 
 /// The sealed request state that a client returns.
 #[derive(Serialize, Deserialize)]
-struct Ticket {
+struct SealedState {
     execution: ExecutionId,
     digest: String,
 }
 
-impl Default for Desk {
+impl Default for PendingQuestions {
     fn default() -> Self {
         let mut key = [0; 32];
         getrandom::fill(&mut key).expect("a system without randomness cannot run anything safely");
@@ -59,7 +59,7 @@ impl Default for Desk {
     }
 }
 
-impl Confirmer for Desk {
+impl Confirmer for PendingQuestions {
     fn confirm<'a>(&'a self, question: &'a Confirmation) -> BoxFuture<'a, Result<Answer, String>> {
         Box::pin(async move {
             if question.in_words().len() > QUESTION_BYTES_MAX {
@@ -74,9 +74,9 @@ impl Confirmer for Desk {
 }
 
 /// Removes a question when its call no longer waits.
-struct Put<'a>(&'a Desk, ExecutionId);
+struct RemoveOnDrop<'a>(&'a PendingQuestions, ExecutionId);
 
-impl Drop for Put<'_> {
+impl Drop for RemoveOnDrop<'_> {
     fn drop(&mut self) {
         let mut open = self.0.lock();
         open.remove(&self.1);
@@ -84,19 +84,22 @@ impl Drop for Put<'_> {
     }
 }
 
-impl Desk {
-    fn lock(&self) -> MutexGuard<'_, HashMap<ExecutionId, Open>> {
+impl PendingQuestions {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ExecutionId, PendingQuestion>> {
         self.open.lock().expect("no code panics while it holds the questions")
     }
 
-    fn put(&self, question: &Confirmation, answer: oneshot::Sender<bool>) -> Result<Put<'_>, String> {
+    fn put(&self, question: &Confirmation, answer: oneshot::Sender<bool>) -> Result<RemoveOnDrop<'_>, String> {
         let mut open = self.lock();
         if open.len() >= QUESTIONS_MAX {
             return Err("too many calls wait for answers already".into());
         }
-        open.insert(question.execution, Open { question: Arc::new(question.clone()), answer, is_shown: false });
+        open.insert(
+            question.execution,
+            PendingQuestion { question: Arc::new(question.clone()), answer, is_shown: false },
+        );
         self.count.store(open.len(), Ordering::Release);
-        Ok(Put(self, question.execution))
+        Ok(RemoveOnDrop(self, question.execution))
     }
 
     /// Returns the question that a call has just asked, once.
@@ -117,8 +120,8 @@ impl Desk {
     }
 
     /// Builds the `input_required` result for a question.
-    pub(crate) fn input_required(&self, question: &Confirmation, asked: &Asked<'_>) -> InputRequiredResult {
-        let ticket = Ticket { execution: question.execution, digest: question.digest.to_string() };
+    pub(crate) fn input_required(&self, question: &Confirmation, asked: &AskedCall<'_>) -> InputRequiredResult {
+        let ticket = SealedState { execution: question.execution, digest: question.digest.to_string() };
         let bound_to = asked.hash();
         let options = SealOptions::new().associated_data(&bound_to).ttl(question.expires_in);
         let sealed = self.seal.seal_json_with(&ticket, &options).expect("two texts are always writable");
@@ -130,30 +133,30 @@ impl Desk {
     pub(crate) fn brought_back(
         &self,
         sealed: &str,
-        asked: &Asked<'_>,
+        asked: &AskedCall<'_>,
         responses: Option<&InputResponses>,
-    ) -> Result<BroughtBack, ErrorData> {
+    ) -> Result<ReturnedInput, ErrorData> {
         let wrong = |message: &'static str| ErrorData::invalid_params(message, None);
-        let ticket: Ticket = self
+        let ticket: SealedState = self
             .seal
             .open_json_with(sealed, &asked.hash())
             .map_err(|_| wrong("the request state is none of this server's, is too old, or belongs to another call"))?;
         let execution = ticket.execution;
         let question = self.lock().get(&execution).map(|open| Arc::clone(&open.question));
         let Some(question) = question.filter(|question| question.digest.to_string() == ticket.digest) else {
-            return Ok(BroughtBack::TooLate);
+            return Ok(ReturnedInput::TooLate);
         };
         let Some(response) = responses.and_then(|responses| responses.get(QUESTION)) else {
-            return Ok(BroughtBack::Nothing(question));
+            return Ok(ReturnedInput::Nothing(question));
         };
         let said = ElicitResult::deserialize(response).map_err(|_| wrong("the input response is not an answer"))?;
         let was_open = self.answer(execution, is_yes(&said));
-        Ok(if was_open { BroughtBack::Answered(execution) } else { BroughtBack::TooLate })
+        Ok(if was_open { ReturnedInput::Answered(execution) } else { ReturnedInput::TooLate })
     }
 }
 
 /// The outcome of a repeated request.
-pub(crate) enum BroughtBack {
+pub(crate) enum ReturnedInput {
     /// The answer was delivered to the call.
     Answered(ExecutionId),
     /// The request has no answer. The question is still open.
@@ -163,13 +166,13 @@ pub(crate) enum BroughtBack {
 }
 
 /// The request that a repetition must match: the same tool and arguments, by the same caller.
-pub(crate) struct Asked<'a> {
+pub(crate) struct AskedCall<'a> {
     pub(crate) caller: &'a Caller,
     pub(crate) tool: &'a str,
     pub(crate) arguments: &'a Value,
 }
 
-impl Asked<'_> {
+impl AskedCall<'_> {
     fn hash(&self) -> [u8; 32] {
         let mut arguments = self.arguments.clone();
         // A client may repeat the arguments with keys in another order.

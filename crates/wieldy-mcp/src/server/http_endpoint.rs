@@ -1,9 +1,9 @@
 //! The server side of MCP's streamable HTTP. Clients of revision 2026-07-28 send single requests. Older clients have
 //! sessions. The HTTP door authenticates callers: each request has an `Arc<Caller>` in its extensions.
 //!
-//! Sessions are ours, not the SDK's. `tools/call` is answered by `direct`: with JSON by the task that reads the
-//! request, or with a stream if there is something to send before the response. All other messages, and unusual calls,
-//! go to rmcp, one request at a time.
+//! Sessions are ours, not the SDK's. `tools/call` is answered by `http_tools_call`: with JSON by the task that reads
+//! the request, or with a stream if there is something to send before the response. All other messages, and unusual
+//! calls, go to rmcp, one request at a time.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -29,12 +29,12 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use wieldy_core::Caller;
 
-use super::connection::{Connection, Who};
-use super::direct::{self, Message};
+use super::handler::{CallerSource, ConnectionHandler};
+use super::http_tools_call::{self, ClientMessage};
+use super::pending::Refused;
 use super::session::Session;
-use super::stream::{Changes, EventId, Reader};
-use super::unanswered::Refused;
-use super::{Server, Shared, lines, several};
+use super::stream::{EventId, StreamReader, ToolChanges};
+use super::{Server, Shared, batch, stdio};
 
 /// The header of the session id.
 pub(crate) const SESSION: &str = "mcp-session-id";
@@ -54,7 +54,7 @@ pub struct HttpEndpoint {
 /// The state that all clones share.
 pub(crate) struct Endpoint {
     pub(super) shared: Arc<Shared>,
-    service: StreamableHttpService<Connection, NeverSessionManager>,
+    service: StreamableHttpService<ConnectionHandler, NeverSessionManager>,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
     /// Tracks the requests whose responses are not finished.
     pub(super) asked: TaskTracker,
@@ -78,7 +78,8 @@ impl Server {
             .with_max_request_body_bytes(self.shared.options.message_bytes_max)
             .with_cancellation_token(stop.clone());
         let shared = Arc::clone(&self.shared);
-        let connect = move || Ok(Connection::new(Arc::clone(&shared), Who::OfRequest, CancellationToken::new()));
+        let connect =
+            move || Ok(ConnectionHandler::new(Arc::clone(&shared), CallerSource::OfRequest, CancellationToken::new()));
         let service = StreamableHttpService::new(connect, Arc::default(), config);
         let shared = Arc::clone(&self.shared);
         let inner = Endpoint { shared, service, sessions: Mutex::default(), asked: TaskTracker::new(), stop };
@@ -131,11 +132,11 @@ impl Endpoint {
                 };
                 let answer = match session {
                     Some(session) if session.takes_several && body.trim_ascii_start().starts_with(b"[") => {
-                        Box::pin(several::answer(self, parts, &body, &caller, &session)).await
+                        Box::pin(batch::answer(self, parts, &body, &caller, &session)).await
                     }
                     session => self.post(parts, body, caller, session).await,
                 };
-                answer.map(|body| Answer { body, _asked: token }.boxed())
+                answer.map(|body| TrackedBody { body, _asked: token }.boxed())
             }
             Method::GET => match session {
                 Some(session) => self.listen(request.headers(), &session),
@@ -169,29 +170,30 @@ impl Endpoint {
         caller: Arc<Caller>,
         session: Option<Arc<Session>>,
     ) -> HttpResponse {
-        match (Message::read(&body), session) {
-            (message, None) if message.is_of_session() && direct::is_old(&parts.headers) => {
+        match (ClientMessage::read(&body), session) {
+            (message, None) if message.is_of_session() && http_tools_call::is_old(&parts.headers) => {
                 return told(StatusCode::BAD_REQUEST, "Bad Request: Session ID is required");
             }
-            (Message::Call { id, params }, session) => {
-                if let Some(plain) = direct::Plain::of(self, &parts.headers, id, params, caller, session) {
+            (ClientMessage::Call { id, params }, session) => {
+                if let Some(plain) = http_tools_call::DirectCall::of(self, &parts.headers, id, params, caller, session)
+                {
                     return plain.answer(self).await;
                 }
             }
-            (Message::Cancelled(id), Some(session)) => {
+            (ClientMessage::Cancelled(id), Some(session)) => {
                 session.cancel(&id);
-                return direct::accepted();
+                return http_tools_call::accepted();
             }
-            (Message::Answer { id, value }, Some(session)) => {
+            (ClientMessage::Answer { id, value }, Some(session)) => {
                 session.answer(&id, value);
-                return direct::accepted();
+                return http_tools_call::accepted();
             }
-            (Message::Opening(capabilities), None) => {
+            (ClientMessage::Opening(capabilities), None) => {
                 return Box::pin(self.open(parts, body, caller, &capabilities)).await;
             }
-            (Message::Other { .. }, _) => {
+            (ClientMessage::Other { .. }, _) => {
                 if let Some(refused) = refusal(&body) {
-                    return direct::refused(refused);
+                    return http_tools_call::refused(refused);
                 }
             }
             _ => {}
@@ -224,7 +226,7 @@ impl Endpoint {
         let body = body.collect().await.unwrap_or_else(|never| match never {}).to_bytes();
         // A failed handshake begins no session.
         if head.status.is_success()
-            && let Message::Answer { value: Some(told), .. } = Message::read(&body)
+            && let ClientMessage::Answer { value: Some(told), .. } = ClientMessage::read(&body)
         {
             let session = Session::new(caller, capabilities, told["protocolVersion"].as_str().unwrap_or_default());
             let id = session.id().to_owned();
@@ -238,17 +240,22 @@ impl Endpoint {
 
     /// Answers GET: resumes a stream after an event, or opens the stream of server notifications.
     fn listen(&self, headers: &HeaderMap, session: &Arc<Session>) -> HttpResponse {
-        if !headers.get(ACCEPT).is_some_and(|taken| taken.to_str().is_ok_and(|taken| taken.contains(direct::EVENTS))) {
+        if !headers
+            .get(ACCEPT)
+            .is_some_and(|taken| taken.to_str().is_ok_and(|taken| taken.contains(http_tools_call::EVENTS)))
+        {
             return told(StatusCode::NOT_ACCEPTABLE, "Not Acceptable: Client must accept text/event-stream");
         }
         if let Some(last) = headers.get(LAST_EVENT).and_then(|last| EventId::of(last.to_str().ok()?)) {
             return match session.stream(last) {
-                Some(stream) => direct::events(Reader::new(stream, self.stop.clone(), None).after(last.at)),
+                Some(stream) => {
+                    http_tools_call::events(StreamReader::new(stream, self.stop.clone(), None).after(last.at))
+                }
                 // The stream is no longer stored. 204 tells the client not to come back.
                 None => told(StatusCode::NO_CONTENT, ""),
             };
         }
-        direct::events(Changes::new(&self.shared, session, self.stop.clone()))
+        http_tools_call::events(ToolChanges::new(&self.shared, session, self.stop.clone()))
     }
 
     fn session(&self, id: &str, caller: &Arc<Caller>) -> Option<Arc<Session>> {
@@ -306,18 +313,18 @@ fn refusal(body: &[u8]) -> Option<Refused> {
             let one = "a request is one message; several at once are part of revision 2025-03-26 only";
             Some(Refused::invalid(None, one))
         }
-        Ok(value) => lines::parse(value).err(),
+        Ok(value) => stdio::parse(value).err(),
         Err(error) => Some(Refused::not_json(&error)),
     }
 }
 
 /// A response body that counts as an open request until it is dropped.
-struct Answer {
+struct TrackedBody {
     body: BoxBody<Bytes, Infallible>,
     _asked: TaskTrackerToken,
 }
 
-impl Body for Answer {
+impl Body for TrackedBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -388,9 +395,9 @@ mod tests {
 
     /// A sandbox that lists its entries and runs nothing.
     #[derive(Clone, Default)]
-    struct Books(Arc<Mutex<Vec<SandboxStatus>>>);
+    struct ListedSandboxes(Arc<Mutex<Vec<SandboxStatus>>>);
 
-    impl Sandbox for Books {
+    impl Sandbox for ListedSandboxes {
         fn level(&self) -> Level {
             Level::Native
         }
@@ -416,7 +423,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_session_that_its_client_ends_leaves_no_sandbox() {
-        let books = Books::default();
+        let books = ListedSandboxes::default();
         let executor = wieldy_core::Executor::builder().sandbox(books.clone()).build().unwrap();
         let endpoint = Server::new(executor, crate::server::ServerOptions::default()).http();
         let ada = Arc::new(Caller::agent("ada"));

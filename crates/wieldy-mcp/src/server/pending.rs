@@ -38,8 +38,8 @@ impl From<Refused> for ServerJsonRpcMessage {
 }
 
 /// One line of output.
-pub(crate) struct Line {
-    pub(crate) messages: Messages,
+pub(crate) struct OutputLine {
+    pub(crate) messages: LineMessages,
     /// The requests that this line answers.
     answers: Vec<RequestId>,
 }
@@ -47,18 +47,18 @@ pub(crate) struct Line {
 /// One message, or a batch.
 #[derive(Serialize)]
 #[serde(untagged)]
-pub(crate) enum Messages {
+pub(crate) enum LineMessages {
     One(Box<ServerJsonRpcMessage>),
     Several(Vec<ServerJsonRpcMessage>),
 }
 
-impl Line {
+impl OutputLine {
     fn one(message: ServerJsonRpcMessage, answers: Vec<RequestId>) -> Self {
-        Self { messages: Messages::One(Box::new(message)), answers }
+        Self { messages: LineMessages::One(Box::new(message)), answers }
     }
 }
 
-impl From<Refused> for Line {
+impl From<Refused> for OutputLine {
     // A refused request was never pending, even if a pending one has the same id.
     fn from(refused: Refused) -> Self {
         Self::one(refused.into(), Vec::new())
@@ -67,9 +67,9 @@ impl From<Refused> for Line {
 
 /// The pending requests of a connection.
 #[derive(Default)]
-pub(crate) struct Unanswered {
-    requests: HashMap<RequestId, State>,
-    lines: HashMap<Together, Waiting>,
+pub(crate) struct PendingRequests {
+    requests: HashMap<RequestId, RequestState>,
+    lines: HashMap<BatchId, BatchAnswers>,
     lines_begun: u64,
     /// True if this client may send batches.
     pub(crate) takes_several: bool,
@@ -77,38 +77,38 @@ pub(crate) struct Unanswered {
 
 /// The state of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum RequestState {
     /// It came alone and is answered alone.
     Alone,
     /// It came in this batch, and its response belongs to the batch's line.
-    In(Together),
+    In(BatchId),
     /// The response exists but is not written yet. The request can no longer be cancelled.
     Answered,
 }
 
 /// The number of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Together(u64);
+pub(crate) struct BatchId(u64);
 
 /// The responses of a batch so far.
 #[derive(Default)]
-struct Waiting {
+struct BatchAnswers {
     missing: usize,
     messages: Vec<ServerJsonRpcMessage>,
     answers: Vec<RequestId>,
 }
 
-impl Unanswered {
+impl PendingRequests {
     /// Begins a batch, which is open until it is [ended](Self::end).
-    pub(crate) fn begin(&mut self) -> Together {
+    pub(crate) fn begin(&mut self) -> BatchId {
         self.lines_begun += 1;
-        let together = Together(self.lines_begun);
-        self.lines.insert(together, Waiting { missing: 1, ..Waiting::default() });
+        let together = BatchId(self.lines_begun);
+        self.lines.insert(together, BatchAnswers { missing: 1, ..BatchAnswers::default() });
         together
     }
 
     /// Ends a batch: it has no more messages.
-    pub(crate) fn end(&mut self, together: Together) -> Option<Line> {
+    pub(crate) fn end(&mut self, together: BatchId) -> Option<OutputLine> {
         self.one_less(together)
     }
 
@@ -116,9 +116,9 @@ impl Unanswered {
     pub(crate) fn note(
         &mut self,
         message: &ClientJsonRpcMessage,
-        together: Option<Together>,
+        together: Option<BatchId>,
         requests_max: usize,
-    ) -> Result<Option<Line>, Refused> {
+    ) -> Result<Option<OutputLine>, Refused> {
         match message {
             // Two pending requests with one id would get indistinguishable responses.
             JsonRpcMessage::Request(request) if self.requests.contains_key(&request.id) => {
@@ -129,7 +129,7 @@ impl Unanswered {
                 Err(Refused { id: Some(request.id.clone()), error })
             }
             JsonRpcMessage::Request(request) => {
-                self.requests.insert(request.id.clone(), together.map_or(State::Alone, State::In));
+                self.requests.insert(request.id.clone(), together.map_or(RequestState::Alone, RequestState::In));
                 if let Some(waiting) = together.and_then(|together| self.lines.get_mut(&together)) {
                     waiting.missing += 1;
                 }
@@ -146,11 +146,11 @@ impl Unanswered {
     }
 
     /// Removes a request that the client cancelled.
-    fn let_go(&mut self, id: &RequestId) -> Option<Line> {
+    fn let_go(&mut self, id: &RequestId) -> Option<OutputLine> {
         match self.requests.get(id).copied()? {
-            State::Answered => None,
-            State::Alone => self.requests.remove(id).and(None),
-            State::In(together) => {
+            RequestState::Answered => None,
+            RequestState::Alone => self.requests.remove(id).and(None),
+            RequestState::In(together) => {
                 self.requests.remove(id);
                 self.one_less(together)
             }
@@ -158,30 +158,30 @@ impl Unanswered {
     }
 
     /// Returns the line of a refusal, or adds the refusal to its batch.
-    pub(crate) fn refuse(&mut self, refused: Refused, together: Option<Together>) -> Option<Line> {
+    pub(crate) fn refuse(&mut self, refused: Refused, together: Option<BatchId>) -> Option<OutputLine> {
         match together.and_then(|together| self.lines.get_mut(&together)) {
             Some(waiting) => {
                 waiting.messages.push(refused.into());
                 None
             }
-            None => Some(Line::from(refused)),
+            None => Some(OutputLine::from(refused)),
         }
     }
 
     /// Takes a response. Returns the line to write now, if any.
-    pub(crate) fn answer(&mut self, message: ServerJsonRpcMessage) -> Option<Line> {
+    pub(crate) fn answer(&mut self, message: ServerJsonRpcMessage) -> Option<OutputLine> {
         if let JsonRpcMessage::Response(response) = &message
             && let ServerResult::InitializeResult(told) = &response.result
         {
             self.takes_several = takes_several(told.protocol_version.as_str());
         }
-        let Some(id) = answered(&message).cloned() else { return Some(Line::one(message, Vec::new())) };
-        let state = self.requests.get_mut(&id).map(|state| std::mem::replace(state, State::Answered));
+        let Some(id) = answered(&message).cloned() else { return Some(OutputLine::one(message, Vec::new())) };
+        let state = self.requests.get_mut(&id).map(|state| std::mem::replace(state, RequestState::Answered));
         match state {
             // No request is waiting for it, so it closes none.
-            None | Some(State::Answered) => Some(Line::one(message, Vec::new())),
-            Some(State::Alone) => Some(Line::one(message, vec![id])),
-            Some(State::In(together)) => {
+            None | Some(RequestState::Answered) => Some(OutputLine::one(message, Vec::new())),
+            Some(RequestState::Alone) => Some(OutputLine::one(message, vec![id])),
+            Some(RequestState::In(together)) => {
                 let waiting = self.lines.get_mut(&together)?;
                 waiting.messages.push(message);
                 waiting.answers.push(id);
@@ -192,20 +192,20 @@ impl Unanswered {
 
     /// Removes the requests that a written line answers. They count as pending until then, so a client that reads no
     /// responses cannot send more requests.
-    pub(crate) fn written(&mut self, line: &Line) {
+    pub(crate) fn written(&mut self, line: &OutputLine) {
         for id in &line.answers {
             self.requests.remove(id);
         }
     }
 
-    fn one_less(&mut self, together: Together) -> Option<Line> {
+    fn one_less(&mut self, together: BatchId) -> Option<OutputLine> {
         let waiting = self.lines.get_mut(&together)?;
         waiting.missing -= 1;
         if waiting.missing > 0 {
             return None;
         }
-        let Waiting { messages, answers, .. } = self.lines.remove(&together)?;
-        (!messages.is_empty()).then_some(Line { messages: Messages::Several(messages), answers })
+        let BatchAnswers { messages, answers, .. } = self.lines.remove(&together)?;
+        (!messages.is_empty()).then_some(OutputLine { messages: LineMessages::Several(messages), answers })
     }
 }
 
@@ -245,7 +245,7 @@ mod tests {
     }
 
     /// Returns the ids of the messages in a line.
-    fn ids(line: Option<Line>) -> Option<Vec<i64>> {
+    fn ids(line: Option<OutputLine>) -> Option<Vec<i64>> {
         let shown = serde_json::to_value(line?.messages).unwrap();
         let id = |message: &serde_json::Value| message["id"].as_i64().unwrap();
         Some(shown.as_array().map_or_else(|| vec![id(&shown)], |all| all.iter().map(id).collect()))
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn nobody_lets_go_of_what_is_answered_already() {
-        let mut unanswered = Unanswered::default();
+        let mut unanswered = PendingRequests::default();
         let together = unanswered.begin();
         for id in 1..=3 {
             assert!(unanswered.note(&ping(id), Some(together), 9).unwrap().is_none());
@@ -270,7 +270,7 @@ mod tests {
 
     #[test]
     fn whoever_reads_no_answers_and_lets_go_of_them_may_not_go_on_asking() {
-        let mut unanswered = Unanswered::default();
+        let mut unanswered = PendingRequests::default();
         unanswered.note(&ping(1), None, 1).unwrap();
         let line = unanswered.answer(pong(1)).unwrap();
         assert_eq!(ids(unanswered.note(&let_go(1), None, 1).unwrap()), None);
@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn a_refusal_does_not_close_what_has_the_same_id() {
-        let mut unanswered = Unanswered::default();
+        let mut unanswered = PendingRequests::default();
         unanswered.note(&ping(1), None, 1).unwrap();
         let refused = unanswered.refuse(Refused::invalid(Some(RequestId::Number(1)), "no"), None).unwrap();
         unanswered.written(&refused);

@@ -19,9 +19,9 @@ use rmcp::transport::Transport;
 use tokio::sync::{mpsc, oneshot};
 use wieldy_core::Run;
 
-use super::answer::Answer;
-use super::connection::STATELESS;
+use super::answer::CallAnswer;
 use super::failure::{Failure, first_of};
+use super::upstream_session::STATELESS;
 
 /// Maximum number of messages from calls' streams that wait for the SDK.
 const OVERHEARD_MAX: usize = 16;
@@ -30,7 +30,7 @@ type Received = RxJsonRpcMessage<RoleClient>;
 
 /// The calls that wait for a response.
 #[derive(Clone)]
-pub(super) struct Waiting {
+pub(super) struct Router {
     /// Calls by progress token.
     calls: Arc<Mutex<HashMap<i64, Call>>>,
     overheard: mpsc::Sender<Received>,
@@ -40,13 +40,13 @@ struct Call {
     run: Run,
     /// The waiting caller, if the call bypassed the SDK. Its token is also its request id. Gets a response that does
     /// not come on the call's own stream.
-    answer: Option<oneshot::Sender<Result<Answer, Failure>>>,
+    answer: Option<oneshot::Sender<Result<CallAnswer, Failure>>>,
 }
 
-impl Waiting {
+impl Router {
     /// Registers a call that bypasses the SDK. The returned receiver gets its response if that comes outside the call's
     /// own HTTP response.
-    pub(super) fn note(&self, number: i64, run: &Run) -> oneshot::Receiver<Result<Answer, Failure>> {
+    pub(super) fn note(&self, number: i64, run: &Run) -> oneshot::Receiver<Result<CallAnswer, Failure>> {
         let (answer, elsewhere) = oneshot::channel();
         self.calls().insert(number, Call { run: run.clone(), answer: Some(answer) });
         elsewhere
@@ -112,7 +112,7 @@ impl Waiting {
     }
 
     /// Takes the waiting caller of the response with this id.
-    fn answered(&self, id: &RequestId) -> Option<oneshot::Sender<Result<Answer, Failure>>> {
+    fn answered(&self, id: &RequestId) -> Option<oneshot::Sender<Result<CallAnswer, Failure>>> {
         self.calls().get_mut(&number(id)?)?.answer.take()
     }
 
@@ -130,17 +130,17 @@ fn number(id: &NumberOrString) -> Option<i64> {
 }
 
 /// An SDK transport whose messages are routed first.
-pub(super) struct Watched<T> {
+pub(super) struct RoutedTransport<T> {
     inner: T,
-    waiting: Waiting,
+    waiting: Router,
     overheard: mpsc::Receiver<Received>,
-    probe: Probe,
+    probe: DiscoverProbe,
     /// The id of a response to drop, because another response has replaced it.
     dropped: Option<RequestId>,
 }
 
 /// The state of the `server/discover` request.
-enum Probe {
+enum DiscoverProbe {
     /// It was not sent, or is settled.
     Settled,
     /// It was sent with this id.
@@ -151,25 +151,25 @@ enum Probe {
     Late,
 }
 
-impl<T> Watched<T> {
-    pub(super) fn new(inner: T) -> (Self, Waiting) {
+impl<T> RoutedTransport<T> {
+    pub(super) fn new(inner: T) -> (Self, Router) {
         let (sender, overheard) = mpsc::channel(OVERHEARD_MAX);
-        let waiting = Waiting { calls: Arc::default(), overheard: sender };
-        (Self { inner, waiting: waiting.clone(), overheard, probe: Probe::Settled, dropped: None }, waiting)
+        let waiting = Router { calls: Arc::default(), overheard: sender };
+        (Self { inner, waiting: waiting.clone(), overheard, probe: DiscoverProbe::Settled, dropped: None }, waiting)
     }
 
     /// Tracks `server/discover` in sent messages. Returns false if this message must not be sent.
     fn is_sent(&mut self, message: &TxJsonRpcMessage<RoleClient>) -> bool {
-        self.probe = match (std::mem::replace(&mut self.probe, Probe::Settled), message) {
+        self.probe = match (std::mem::replace(&mut self.probe, DiscoverProbe::Settled), message) {
             (_, JsonRpcMessage::Request(JsonRpcRequest { request: ClientRequest::DiscoverRequest(_), id, .. })) => {
-                Probe::Asked(id.clone())
+                DiscoverProbe::Asked(id.clone())
             }
             (
-                Probe::Asked(discover),
+                DiscoverProbe::Asked(discover),
                 JsonRpcMessage::Request(JsonRpcRequest { request: ClientRequest::InitializeRequest(_), id, .. }),
-            ) => Probe::GivenUp { discover, initialize: id.clone() },
+            ) => DiscoverProbe::GivenUp { discover, initialize: id.clone() },
             (
-                Probe::Late,
+                DiscoverProbe::Late,
                 JsonRpcMessage::Notification(JsonRpcNotification {
                     notification: ClientNotification::InitializedNotification(_),
                     ..
@@ -191,10 +191,10 @@ impl<T> Watched<T> {
         if self.dropped.as_ref() == Some(answered) {
             return None;
         }
-        let Probe::GivenUp { discover, initialize } = &self.probe else { return Some(message) };
+        let DiscoverProbe::GivenUp { discover, initialize } = &self.probe else { return Some(message) };
         if answered == initialize {
             self.dropped = Some(discover.clone());
-            self.probe = Probe::Settled;
+            self.probe = DiscoverProbe::Settled;
             return Some(message);
         }
         if answered != discover {
@@ -212,12 +212,12 @@ impl<T> Watched<T> {
         (info.instructions, info.meta) = (found.instructions, found.meta);
         let answer = JsonRpcMessage::response(ServerResult::InitializeResult(info), initialize.clone());
         self.dropped = Some(initialize.clone());
-        self.probe = Probe::Late;
+        self.probe = DiscoverProbe::Late;
         Some(answer)
     }
 }
 
-impl<T: Transport<RoleClient>> Transport<RoleClient> for Watched<T> {
+impl<T: Transport<RoleClient>> Transport<RoleClient> for RoutedTransport<T> {
     type Error = T::Error;
 
     fn send(
@@ -264,12 +264,12 @@ mod tests {
     use super::*;
 
     /// A server that sleeps, and then answers everything in order. It records the requested methods.
-    struct Slow {
+    struct SlowServer {
         sent: mpsc::UnboundedSender<Value>,
         answers: mpsc::UnboundedReceiver<Value>,
     }
 
-    impl Slow {
+    impl SlowServer {
         fn new(asleep: Duration, answer: fn(&str) -> Option<Value>) -> (Self, Arc<Mutex<Vec<String>>>) {
             let ((sent, mut messages), (tell, answers)) =
                 (mpsc::unbounded_channel::<Value>(), mpsc::unbounded_channel());
@@ -291,7 +291,7 @@ mod tests {
         }
     }
 
-    impl Transport<RoleClient> for Slow {
+    impl Transport<RoleClient> for SlowServer {
         type Error = std::io::Error;
 
         fn send(
@@ -333,8 +333,8 @@ mod tests {
 
     /// Returns the negotiated revision, the server's name, its tools, and the requested methods.
     async fn reached(asleep: u64, answer: fn(&str) -> Option<Value>) -> (String, String, Vec<String>, Vec<String>) {
-        let (slow, asked) = Slow::new(Duration::from_secs(asleep), answer);
-        let (transport, _waiting) = Watched::new(slow);
+        let (slow, asked) = SlowServer::new(Duration::from_secs(asleep), answer);
+        let (transport, _waiting) = RoutedTransport::new(slow);
         let lifecycle = ClientLifecycleMode::Auto {
             preferred_versions: vec![ProtocolVersion::V_2026_07_28],
             legacy_version: Some(ProtocolVersion::V_2025_11_25),

@@ -22,9 +22,9 @@ use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tower_service::Service;
 
-use super::exchange::{Request, Response, innermost};
 use super::failure::Failure;
-use super::http::{CONNECT_TIMEOUT, tls};
+use super::http_request::{Request, Response, innermost};
+use super::http_setup::{CONNECT_TIMEOUT, tls};
 
 /// The longest time that a connection stays idle in the pool, and the maximum number of idle connections.
 const IDLE_MAX: Duration = Duration::from_secs(90);
@@ -40,16 +40,16 @@ const ALIVE_TRIES: u32 = 3;
 const TAKEN_WITHIN: Duration = Duration::from_secs(30);
 
 /// The hyper connection, which drives requests and responses when polled.
-type Moving = Connection<MaybeHttpsStream<TokioIo<TcpStream>>, Full<Bytes>>;
+type HyperConnection = Connection<MaybeHttpsStream<TokioIo<TcpStream>>, Full<Bytes>>;
 
 /// One HTTP/1 connection, which carries one request at a time.
-struct Line {
+struct HttpConnection {
     sender: SendRequest<Full<Bytes>>,
     /// `None` once the connection has ended. Dropping it wakes the waiting request or body with an error.
-    connection: Option<Pin<Box<Moving>>>,
+    connection: Option<Pin<Box<HyperConnection>>>,
 }
 
-impl Line {
+impl HttpConnection {
     async fn new(to: Uri) -> Result<Self, Failure> {
         let mut connector = connector().map_err(|why| Failure::Configuration(why.into()))?.clone();
         let made = tokio::time::timeout(CONNECT_TIMEOUT, connector.call(to)).await;
@@ -92,20 +92,20 @@ fn broken(error: &hyper::Error) -> Failure {
 
 /// The idle connections to one server.
 #[derive(Default)]
-pub(super) struct Lines {
-    kept: Mutex<Vec<Kept>>,
+pub(super) struct HttpPool {
+    kept: Mutex<Vec<IdleConnection>>,
     /// True while a task closes unusable connections. Changed only under the lock of the connections.
     is_tidied: AtomicBool,
 }
 
-struct Kept {
-    line: Line,
+struct IdleConnection {
+    line: HttpConnection,
     /// The unread rest of the last body.
     rest: Option<Incoming>,
     since: Instant,
 }
 
-impl Kept {
+impl IdleConnection {
     /// Returns `None` if the connection is unusable, `Some(false)` if it may become usable, `Some(true)` if it is.
     fn is_of_use(&mut self) -> Option<bool> {
         let mut context = Context::from_waker(Waker::noop());
@@ -125,7 +125,7 @@ impl Kept {
     }
 }
 
-impl Lines {
+impl HttpPool {
     /// Sends a request. If the pooled connection turns out to be closed before the request went out, another one is
     /// used.
     pub(super) async fn send(self: &Arc<Self>, to: &Uri, make: impl Fn() -> Request) -> Result<Response, Failure> {
@@ -136,7 +136,7 @@ impl Lines {
                 Err(error) => return Err(broken(&error)),
             }
         }
-        let mut line = Box::pin(Line::new(to.clone())).await?;
+        let mut line = Box::pin(HttpConnection::new(to.clone())).await?;
         match line.send(make()).await {
             Ok(answer) => Ok(self.whole(answer, line)),
             Err(error) if error.is_canceled() => Err(Failure::unreached("the connection was closed at once")),
@@ -144,7 +144,7 @@ impl Lines {
         }
     }
 
-    fn whole(self: &Arc<Self>, answer: http::Response<Incoming>, line: Line) -> Response {
+    fn whole(self: &Arc<Self>, answer: http::Response<Incoming>, line: HttpConnection) -> Response {
         answer.map(|incoming| {
             let rest = Some((line, incoming));
             Body { rest, lines: Arc::clone(self), is_enough: Arc::default() }
@@ -152,7 +152,7 @@ impl Lines {
     }
 
     /// Takes a usable connection, the most recently used one first.
-    fn take(&self) -> Option<Line> {
+    fn take(&self) -> Option<HttpConnection> {
         let mut kept = self.kept();
         for at in (0..kept.len()).rev() {
             match kept[at].is_of_use() {
@@ -164,12 +164,12 @@ impl Lines {
         None
     }
 
-    fn keep(self: &Arc<Self>, line: Line, rest: Option<Incoming>) {
+    fn keep(self: &Arc<Self>, line: HttpConnection, rest: Option<Incoming>) {
         let mut kept = self.kept();
         if kept.len() >= KEPT_MAX || line.connection.is_none() {
             return;
         }
-        kept.push(Kept { line, rest, since: Instant::now() });
+        kept.push(IdleConnection { line, rest, since: Instant::now() });
         if let Ok(runtime) = Handle::try_current()
             && !self.is_tidied.swap(true, Ordering::Relaxed)
         {
@@ -177,13 +177,13 @@ impl Lines {
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Vec<Kept>> {
+    fn kept(&self) -> MutexGuard<'_, Vec<IdleConnection>> {
         self.kept.lock().expect("no code panics while it holds the connections")
     }
 }
 
 /// Closes unusable idle connections until there are no idle ones.
-async fn tidy(lines: Weak<Lines>) {
+async fn tidy(lines: Weak<HttpPool>) {
     loop {
         tokio::time::sleep(TIDY_EVERY).await;
         let Some(lines) = lines.upgrade() else { return };
@@ -199,8 +199,8 @@ async fn tidy(lines: Weak<Lines>) {
 /// A response body. Read to its end, it returns its connection to the pool. Dropped earlier, it closes the connection,
 /// unless the reader said that the rest does not matter.
 pub(super) struct Body {
-    rest: Option<(Line, Incoming)>,
-    lines: Arc<Lines>,
+    rest: Option<(HttpConnection, Incoming)>,
+    lines: Arc<HttpPool>,
     is_enough: Arc<AtomicBool>,
 }
 
@@ -273,7 +273,7 @@ mod tests {
     async fn a_request_over_a_connection_that_was_closed_is_told_so_at_once() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
-        let (line, accepted) = tokio::join!(Line::new(to), listener.accept());
+        let (line, accepted) = tokio::join!(HttpConnection::new(to), listener.accept());
         let mut line = line.unwrap();
         assert!(line.is_ready());
         drop(accepted);
@@ -289,8 +289,8 @@ mod tests {
     async fn however_often_a_connection_is_used_one_task_looks_after_it() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
-        let (line, accepted) = tokio::join!(Line::new(to), listener.accept());
-        let lines = Arc::new(Lines::default());
+        let (line, accepted) = tokio::join!(HttpConnection::new(to), listener.accept());
+        let lines = Arc::new(HttpPool::default());
         lines.keep(line.unwrap(), None);
         for _ in 0..10 {
             let line = lines.take().expect("nobody uses it");
