@@ -64,7 +64,7 @@ impl Entry {
     }
 }
 
-/// All entries below a folder, each folder before its contents, names in order.
+/// A walk over all entries below a folder, each folder before its contents, names in order.
 pub(crate) struct Walk<'a> {
     options: WalkOptions,
     guard: &'a Guard<'a>,
