@@ -1,4 +1,4 @@
-//! Orders the calls of a batch: calls that touch the same paths wait for each other, and a ready queue picks the next one.
+//! Orders the calls of a batch: calls that touch the same paths wait for each other, and a ready queue picks the next.
 //!
 //! No step compares every pair of calls: time and memory grow with the number of touched paths, even if many calls
 //! touch the same path.

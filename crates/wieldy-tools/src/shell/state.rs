@@ -18,8 +18,7 @@ pub struct GetState(Arc<Processes>);
 /// A fact to return.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub struct GetStateArgs {
-    /// The fact, such as `calls.running`, or a group of facts, such as `limits`. Without it the names of all facts are
-    /// listed.
+    /// The fact, such as `calls.running`, or a group, such as `limits`. Without it, the names of all facts are listed.
     #[schemars(length(min = 1, max = 200))]
     key: Option<String>,
 }
