@@ -41,7 +41,7 @@ pub struct SearchArgs {
     /// Search only files like this: `*.rs` anywhere, or `src/**/*.rs` below `path`.
     #[schemars(length(min = 1, max = 1000))]
     glob: Option<String>,
-    /// Case sensitivity; `smart` means only if the pattern has a capital letter.
+    /// Case sensitivity; `smart` is sensitive only if the pattern has a capital letter.
     #[serde(default)]
     case: Case,
     /// The pattern is plain text, not a regular expression.
