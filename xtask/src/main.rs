@@ -1,5 +1,4 @@
-//! Repository chores: `cargo xtask test`, `cargo xtask tidy`, `cargo xtask bench`, `cargo xtask vm`, `cargo xtask postgres`,
-//! `cargo xtask foreign`.
+//! Repository chores: `cargo xtask test`, `tidy`, `bench`, `vm`, `postgres` and `foreign`.
 
 mod bench;
 mod foreign;

@@ -5,6 +5,7 @@
 
 mod docs;
 mod lex;
+mod prose;
 mod rust;
 mod shape;
 
@@ -27,6 +28,8 @@ const RULES: &[(&str, Rule)] = &[
     ("unwrap", rust::no_unwrap_outside_tests),
     ("long file", rust::no_long_file),
     ("long function", rust::no_long_function),
+    ("plain comments", prose::comments_are_plain),
+    ("long line", prose::markdown_lines_fit),
     ("machine path", docs::no_machine_path),
     ("links", docs::links_resolve),
     ("error pages", docs::a_page_per_error_code),

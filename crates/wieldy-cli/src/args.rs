@@ -1,4 +1,5 @@
-//! The command line as people write it: raw, checked only for its form. `config` and the commands make sense of it.
+//! The command line as people type it: raw, and checked only for its syntax. `config` and the commands interpret the
+//! values.
 
 mod help;
 mod history;
@@ -17,17 +18,17 @@ use crate::commands::completions;
 use help::{ARGUMENTS_HELP, CONFIGURATION_HELP, HISTORY_HELP, IMPORT_HELP, LOGIN_HELP, RUN_HELP, TRUST_HELP};
 pub(crate) use history::{AuditArgs, AuditCommand, FilterArgs, HistoryArgs, HistoryCommand};
 
-/// The isolation levels, by their names.
+/// Returns a parser of isolation levels by their names.
 fn levels() -> impl TypedValueParser<Value = Level> {
     PossibleValuesParser::new(Level::ALL.map(|level| level.as_str())).try_map(|name| name.parse::<Level>())
 }
 
-/// The orders of a batch, by their names.
+/// Returns a parser of batch modes by their names.
 fn modes() -> impl TypedValueParser<Value = BatchMode> {
     PossibleValuesParser::new(["smart", "parallel", "sequential"]).try_map(|name| name.parse::<BatchMode>())
 }
 
-/// The statuses of calls, by their names.
+/// Returns a parser of the statuses of calls by their names.
 fn statuses() -> impl TypedValueParser<Value = Status> {
     let status = |name: String| Status::ALL.into_iter().find(|status| status.as_str() == name);
     PossibleValuesParser::new(Status::ALL.map(Status::as_str)).map(move |name| status(name).expect("one of the names"))
@@ -35,7 +36,7 @@ fn statuses() -> impl TypedValueParser<Value = Status> {
 
 const ON_BEHALF: &str = "On whose behalf";
 
-/// Runs tools for AI agents: looked up, validated, confirmed, run in custody, timed, retried, recorded.
+/// Runs tools for AI agents: looks up, validates, confirms, sandboxes, times, retries and records each call.
 #[derive(Debug, Parser)]
 #[command(name = "wieldy", version, after_help = CONFIGURATION_HELP, max_term_width = 120)]
 pub(crate) struct Arguments {
@@ -45,7 +46,7 @@ pub(crate) struct Arguments {
     pub(crate) command: Command,
 }
 
-/// What every command takes.
+/// The options of every command.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Options of every command")]
 pub(crate) struct GlobalArgs {
@@ -55,7 +56,7 @@ pub(crate) struct GlobalArgs {
     /// Read the configuration from this file
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Keep large outputs and the history in this folder [default: the platform's state folder]
+    /// Store large outputs and the history in this folder [default: the platform's state folder]
     #[arg(long, global = true, value_name = "DIR")]
     pub(crate) state: Option<PathBuf>,
     /// Log more or less: off, error, warn, info, debug, trace, or TARGET=LEVEL,…
@@ -68,7 +69,7 @@ pub(crate) struct GlobalArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Call a tool and print what it answers
+    /// Call a tool and print its answer
     #[command(after_help = ARGUMENTS_HELP)]
     Call(Box<CallArgs>),
     /// Run a program in a sandbox, with this terminal attached
@@ -77,7 +78,7 @@ pub(crate) enum Command {
     /// Run several calls together
     #[command(after_help = "Example:\n  wieldy batch calls.json --max-concurrency 2")]
     Batch(Box<BatchArgs>),
-    /// List the tools there are, or look at one
+    /// List the available tools, or show one
     #[command(after_help = "Example:\n  wieldy tools --category shell")]
     Tools(ToolsArgs),
     /// Serve the tools to an MCP client, over standard input and output
@@ -86,25 +87,25 @@ pub(crate) enum Command {
     /// Serve the tools over HTTP, to MCP clients at /mcp
     #[command(after_help = "Example:\n  wieldy serve --listen 127.0.0.1:0")]
     Serve(ServeArgs),
-    /// Look up the calls that were made, and what happened in each
+    /// Show past calls and their events
     #[command(after_help = HISTORY_HELP)]
     History(Box<HistoryArgs>),
-    /// Prove that nobody changed what was recorded
+    /// Verify that the recorded history was not changed
     #[command(after_help = "Example:\n  wieldy audit verify")]
     Audit(AuditArgs),
-    /// Find out which isolation levels and limits work here, and why others do not
+    /// Show which isolation levels and limits work here, and why others do not
     #[command(after_help = "Example:\n  wieldy doctor --plan")]
     Doctor(DoctorArgs),
     /// Write a commented wieldy.toml into the current folder
     #[command(after_help = "Example:\n  wieldy init --config my.toml")]
     Init(InitArgs),
-    /// Look at the configuration that came with a folder, and agree to it
+    /// Show the configuration that came with a folder, and trust it
     #[command(after_help = TRUST_HELP)]
     Trust(TrustArgs),
-    /// Look at the configuration
+    /// Show the configuration
     #[command(after_help = "Example:\n  wieldy config show")]
     Config(ConfigArgs),
-    /// Print a script that completes this command's words in a shell
+    /// Print a script for the completion of this command's words in a shell
     #[command(
         after_help = "Example:\n  wieldy completions bash > wieldy.bash\n\nIn ~/.bashrc: source <(wieldy completions bash)"
     )]
@@ -124,10 +125,10 @@ pub(crate) struct CallArgs {
     pub(crate) args: Option<String>,
     #[command(flatten)]
     pub(crate) run: RunArgs,
-    /// Begin the call and return at once (needs the REST API of a server, which this version does not have)
+    /// Start the call and return at once (needs the REST API of a server, which this version does not have)
     #[arg(long = "async", hide = true)]
     pub(crate) in_background: bool,
-    /// Ask for a confirmation even where neither tool nor policy wants one
+    /// Ask for a confirmation even if neither tool nor policy requires one
     #[arg(long)]
     pub(crate) confirm: bool,
     /// A repeated key returns the first result instead of running again
@@ -137,7 +138,7 @@ pub(crate) struct CallArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ProgramArgs {
-    /// The program and its arguments; no shell reads them
+    /// The program and its arguments, run without a shell
     #[arg(required = true, trailing_var_arg = true, add = ArgValueCompleter::new(completions::program_words))]
     pub(crate) command: Vec<String>,
     #[command(flatten)]
@@ -149,56 +150,56 @@ pub(crate) struct BatchArgs {
     /// The calls, as a JSON array or JSON lines of {"id","tool","arguments","after"}; - is standard input
     #[arg(value_name = "FILE|-", value_hint = ValueHint::FilePath)]
     pub(crate) file: String,
-    /// How the calls are ordered
+    /// The order of the calls
     #[arg(long, default_value = "smart", value_parser = modes())]
     pub(crate) mode: BatchMode,
-    /// How many calls run at once
+    /// The maximal number of calls at once
     #[arg(long, value_name = "COUNT", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) max_concurrency: u32,
-    /// Begin nothing more once a call has failed
+    /// Start no further call after one has failed
     #[arg(long)]
     pub(crate) stop_on_error: bool,
     #[command(flatten)]
     pub(crate) run: RunArgs,
 }
 
-/// How calls are run, and on whose behalf.
+/// The options of a call, and its caller.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// How long one run may take, such as 500ms, 30s or 5m
+    /// The time limit for one run, such as 500ms, 30s or 5m
     #[arg(long, value_name = "TIME", value_parser = parse_duration, allow_hyphen_values = true)]
     pub(crate) timeout: Option<Duration>,
-    /// How long all attempts and waits together may take
+    /// The time limit for all attempts and waits together
     #[arg(long, value_name = "TIME", value_parser = parse_duration, allow_hyphen_values = true)]
     pub(crate) deadline: Option<Duration>,
-    /// How long the call may wait for a slot
+    /// The time limit for waiting for a slot
     #[arg(long, value_name = "TIME", value_parser = parse_duration, allow_hyphen_values = true)]
     pub(crate) queue_timeout: Option<Duration>,
-    /// How long a run may show no output and no progress
+    /// The time limit for a run without output and progress
     #[arg(long, value_name = "TIME", value_parser = parse_duration, allow_hyphen_values = true)]
     pub(crate) silence: Option<Duration>,
-    /// How often a failed run is tried again
+    /// The number of retries after a failed run
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=100))]
     pub(crate) retries: Option<u32>,
-    /// How strongly programs are kept apart; `wieldy doctor` tells which levels work here
+    /// The isolation of programs; `wieldy doctor` shows which levels work here
     #[arg(long, value_name = "LEVEL", value_parser = levels())]
     pub(crate) isolation: Option<Level>,
-    /// How much of a processor programs may use, in thousandths of a core (not enforced at level none)
+    /// The processor limit of programs, in thousandths of a core (not enforced at level none)
     #[arg(long, value_name = "MILLI", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(crate) cpu: Option<u64>,
-    /// How much memory programs may use, in megabytes (not enforced at level none)
+    /// The memory limit of programs, in megabytes (not enforced at level none)
     #[arg(long, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..=16_777_216))]
     pub(crate) memory: Option<u64>,
     /// The folder that tools work in
     #[arg(long, value_name = "DIR")]
     pub(crate) workspace: Option<PathBuf>,
-    /// What programs may reach: none, open, or the named hosts (not enforced at level none)
+    /// The network access of programs: none, open, or the named hosts (not enforced at level none)
     #[arg(long, value_name = "none|open|HOST,…", add = ArgValueCandidates::new(completions::networks))]
     pub(crate) network: Option<Network>,
-    /// Agree to whatever has to be confirmed
+    /// Approve everything that has to be confirmed
     #[arg(long)]
     pub(crate) yes: bool,
-    /// Who goes first when calls wait: low, normal, high or a number from -128 to 127
+    /// The priority when calls wait: low, normal, high or a number from -128 to 127
     #[arg(long, value_name = "P", default_value = "normal", allow_hyphen_values = true,
         add = ArgValueCandidates::new(completions::priorities))]
     pub(crate) priority: Priority,
@@ -214,10 +215,10 @@ pub(crate) struct RunArgs {
     /// Hold only this permission; may be repeated [default: every permission]
     #[arg(long, value_name = "PERMISSION", help_heading = ON_BEHALF)]
     pub(crate) permission: Vec<String>,
-    /// The plan whose limits hold
+    /// The plan whose limits apply
     #[arg(long, value_name = "NAME", help_heading = ON_BEHALF)]
     pub(crate) plan: Option<String>,
-    /// A word that comes back in the result; may be repeated
+    /// A label to include in the result; may be repeated
     #[arg(long, value_name = "WORD")]
     pub(crate) label: Vec<String>,
 }
@@ -233,7 +234,7 @@ pub(crate) struct ToolsArgs {
     /// Only tools that an agent with this scope sees
     #[arg(long)]
     pub(crate) scope: Option<String>,
-    /// Only tools from here, such as builtin or command
+    /// Only tools of this provider, such as builtin or command
     #[arg(long)]
     pub(crate) provider: Option<String>,
     /// Only tools that change nothing
@@ -268,10 +269,10 @@ pub(crate) struct McpArgs {
     pub(crate) command: Option<McpCommand>,
     #[command(flatten)]
     pub(crate) serving: ServingArgs,
-    /// The agent on whose behalf calls are made [default: the name that the client gives itself]
+    /// The agent on whose behalf calls are made [default: the name that the client reports]
     #[arg(long, value_name = "DID", help_heading = ON_BEHALF)]
     pub(crate) agent: Option<String>,
-    /// The session that calls are part of [default: one of its own for each client]
+    /// The session of the calls [default: a new one for each client]
     #[arg(long, value_name = "ID", help_heading = ON_BEHALF)]
     pub(crate) session: Option<String>,
     /// Show only tools without a scope or with this one; may be repeated [default: every tool]
@@ -280,58 +281,58 @@ pub(crate) struct McpArgs {
     /// Hold only this permission; may be repeated [default: every permission]
     #[arg(long, value_name = "PERMISSION", help_heading = ON_BEHALF)]
     pub(crate) permission: Vec<String>,
-    /// The plan whose limits hold
+    /// The plan whose limits apply
     #[arg(long, value_name = "NAME", help_heading = ON_BEHALF)]
     pub(crate) plan: Option<String>,
 }
 
-/// What else can be done with MCP.
+/// The subcommands of `wieldy mcp`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum McpCommand {
-    /// List the MCP servers whose tools are taken, as far as they are known; nothing is started
+    /// List the configured MCP servers and their cached tools, without starting any
     #[command(after_help = "Example:\n  wieldy mcp list")]
     List,
-    /// Start MCP servers and find out whether they answer, and with which tools
+    /// Start MCP servers and show whether they answer, and with which tools
     #[command(after_help = "Example:\n  wieldy mcp test tracker")]
     Test {
         /// Their names [default: all]
         #[arg(value_name = "SERVER")]
         servers: Vec<String>,
     },
-    /// Agree to the tools of MCP servers as they are now, after showing what changed
+    /// Accept the present tools of MCP servers, after showing the changes
     #[command(after_help = "Example:\n  wieldy mcp pin tracker --yes")]
     Pin {
         /// Their names
         #[arg(value_name = "SERVER", required = true)]
         servers: Vec<String>,
-        /// Agree without being asked
+        /// Accept without asking
         #[arg(long)]
         yes: bool,
     },
-    /// Log in to an MCP server that wants it: prints the page to open in a browser, and waits for the answer
+    /// Log in to an MCP server: prints the page to open in a browser, and waits for the answer
     #[command(after_help = LOGIN_HELP)]
     Login {
         /// Its name
         server: String,
-        /// Wait for no answer; read from standard input the address that the browser was sent to
+        /// Do not wait for the answer; read the address that the browser was sent to from standard input
         #[arg(long)]
         paste: bool,
     },
-    /// Forget the login to an MCP server
+    /// Delete the login to an MCP server
     #[command(after_help = "Example:\n  wieldy mcp logout tracker")]
     Logout {
         /// Its name
         server: String,
     },
-    /// Take MCP servers from the file of another client into the configuration
+    /// Import MCP servers from the file of another client into the configuration
     #[command(after_help = IMPORT_HELP)]
     Import {
         /// The file
         file: PathBuf,
-        /// Take only this one; may be repeated [default: all that are not disabled]
+        /// Import only this one; may be repeated [default: all that are not disabled]
         #[arg(long, value_name = "SERVER")]
         only: Vec<String>,
-        /// Print what would be written to the configuration, and write nothing
+        /// Print the new lines of the configuration, and write nothing
         #[arg(long)]
         print: bool,
     },
@@ -339,33 +340,33 @@ pub(crate) enum McpCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Where to listen; port 0 lets the system choose one [default: `serve.listen`, 127.0.0.1:7300]
+    /// The address to listen at; port 0 lets the system choose one [default: `serve.listen`, 127.0.0.1:7300]
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = crate::config::listen_address)]
     pub(crate) listen: Option<SocketAddr>,
     #[command(flatten)]
     pub(crate) serving: ServingArgs,
 }
 
-/// How tools are served to others.
+/// The options of commands that serve tools.
 #[derive(Debug, Args)]
 pub(crate) struct ServingArgs {
     /// The folder that tools work in
     #[arg(long, value_name = "DIR")]
     pub(crate) workspace: Option<PathBuf>,
-    /// How strongly programs are kept apart; `wieldy doctor` tells which levels work here
+    /// The isolation of programs; `wieldy doctor` shows which levels work here
     #[arg(long, value_name = "LEVEL", value_parser = levels())]
     pub(crate) isolation: Option<Level>,
-    /// Agree to whatever has to be confirmed, instead of asking the client's user
+    /// Approve everything that has to be confirmed, instead of asking the client's user
     #[arg(long)]
     pub(crate) yes: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// Also show what programs see of the file system
+    /// Also show the file system as programs see it
     #[arg(long)]
     pub(crate) plan: bool,
-    /// The level that must work for this to be a success [default: the configured one]
+    /// The level that must work for success [default: the configured one]
     #[arg(long, value_name = "LEVEL", value_parser = levels())]
     pub(crate) isolation: Option<Level>,
     /// The folder that tools work in
@@ -375,7 +376,7 @@ pub(crate) struct DoctorArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct InitArgs {
-    /// Replace a wieldy.toml that is there already
+    /// Replace an existing wieldy.toml
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -385,13 +386,13 @@ pub(crate) struct TrustArgs {
     /// The folder
     #[arg(default_value = ".")]
     pub(crate) dir: PathBuf,
-    /// Agree without being asked
+    /// Trust without asking
     #[arg(long, conflicts_with_all = ["list", "revoke"])]
     pub(crate) yes: bool,
-    /// List all files that are trusted, of every folder
+    /// List all trusted files, of every folder
     #[arg(long, conflicts_with_all = ["dir", "revoke"])]
     pub(crate) list: bool,
-    /// Trust nothing in the folder any more
+    /// Revoke the trust in the folder
     #[arg(long)]
     pub(crate) revoke: bool,
 }
@@ -404,7 +405,7 @@ pub(crate) struct ConfigArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Print every value and where it comes from
+    /// Print every value and its origin
     #[command(after_help = "Example:\n  wieldy config show --set timeouts.default=10s")]
     Show,
 }
@@ -424,7 +425,7 @@ mod tests {
         super::Arguments::command().debug_assert();
     }
 
-    /// What the page of the command line should name of a command: the words to type, and its long flags.
+    /// Collects the words that the reference page must contain for a command: the command as typed, and its long flags.
     fn words(command: &clap::Command, typed: &str, all: &mut Vec<String>) {
         all.push(typed.to_owned());
         let told = command.get_arguments().filter(|flag| !flag.is_hide_set());

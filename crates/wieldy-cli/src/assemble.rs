@@ -1,4 +1,4 @@
-//! From a configuration to an executor: the one place where the parts are plugged together.
+//! Assembly: builds an executor from a configuration. All parts are put together here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -37,7 +37,7 @@ impl Work {
     }
 }
 
-/// The executor that the configuration describes, with all tools.
+/// Builds the executor that the configuration describes, with all tools.
 pub(crate) fn executor(
     config: &Config,
     environment: &Environment,
@@ -59,7 +59,7 @@ pub(crate) fn executor(
         }
     } else {
         check_system(config)?;
-        // Of whatever level, also of one that is not used now.
+        // Clean up the leftovers of all levels, also of those that are not used now.
         wieldy::sweep(&whole(&config.state));
         for level in [Level::Runc, Level::Crun, Level::Youki, Level::Gvisor] {
             builder = builder.sandbox(Oci::new(oci(config, environment, level)));
@@ -75,7 +75,7 @@ pub(crate) fn executor(
         builder = builder.tools(history_tools(history.store.clone()));
         builder.journal = Arc::clone(&history.journal) as _;
         builder.durability = config.history.durability;
-        // Programs that a person runs have nothing in common, so that none tells how long another may take.
+        // Programs that a person runs have nothing in common, so the durations of earlier ones set no timeout.
         if config.dynamic_timeouts && !is_program {
             builder.known_durations = history.durations(config)?;
         }
@@ -90,7 +90,7 @@ pub(crate) fn executor(
     Ok(executor)
 }
 
-/// The same to look at and not to run: nothing is written anywhere.
+/// Builds an executor to look at and not to run: nothing is written anywhere.
 pub(crate) fn catalogue(config: &Config, environment: &Environment) -> Result<Executor, Failure> {
     let memory = config.history.address.iter().flat_map(|address| history_tools(Store::at(address)));
     let executor = builder(config, environment)?.tools(memory).build().map_err(Failure::usage)?;
@@ -98,8 +98,8 @@ pub(crate) fn catalogue(config: &Config, environment: &Environment) -> Result<Ex
     Ok(executor)
 }
 
-/// Where large outputs are kept on disk, if anywhere. A folder that somebody named must be usable; without the usual
-/// one everything but the keeping still works.
+/// Opens the folder for large outputs, if there is one. A folder that the user named must be usable; without the
+/// default one everything but the storage still works.
 fn artifacts(config: &Config) -> Result<Option<FolderArtifacts>, Failure> {
     if config.state.as_os_str().is_empty() {
         return Ok(None);
@@ -114,7 +114,7 @@ fn artifacts(config: &Config) -> Result<Option<FolderArtifacts>, Failure> {
     }
 }
 
-/// The executor without tools of one's own: what a manifest is checked against.
+/// Builds an executor with the built-in tools only, to check manifests against.
 pub(crate) fn executor_of_built_ins(config: &Config, environment: &Environment) -> Result<Executor, Failure> {
     builder(config, environment)?.build().map_err(Failure::usage)
 }
@@ -144,17 +144,18 @@ fn builder(config: &Config, environment: &Environment) -> Result<ExecutorBuilder
     Ok(builder)
 }
 
-/// What programs and file tools see and may change of the files: what the configuration says, and never the history, its key, and what the
-/// executor goes by.
+/// Returns the rules for the files that programs and file tools see and may change: those of the configuration, and
+/// those that protect the history, its key and the executor's own settings.
 pub(crate) fn files(config: &Config, environment: &Environment) -> FileRules {
     let mut files = config.sandbox.files.clone();
-    // What is not there yet is not seen either.
+    // A missing file cannot be seen and needs no rule.
     files.hidden.extend(history::files(config).iter().filter_map(|path| path.canonicalize().ok()));
     let state = Some(&config.state).filter(|state| !state.as_os_str().is_empty()).cloned();
     files.own.extend(environment.config_folder().into_iter().chain(state).map(|path| whole(&path)));
     files.hidden.extend(config.secret_files.iter().flat_map(|path| in_workspace(path, &config.workspace)));
     let workspace = whole(&config.workspace);
-    // What is read from the folder that the next one starts in, too, whether it is there or not.
+    // Settings are also read from the current folder at the next start, so they are protected even if they do not exist
+    // yet.
     let here = [PathBuf::from(FILE_NAME), PathBuf::from(PROJECT_FOLDER)];
     let settings = config.file.iter().chain(&config.manifests).chain(&config.mcp.files).chain(&here);
     files.protected.extend(settings.flat_map(|path| in_workspace(path, &config.workspace)));
@@ -164,7 +165,7 @@ pub(crate) fn files(config: &Config, environment: &Environment) -> FileRules {
     files
 }
 
-/// The same for the programs of tools, which also see the user's toolchains.
+/// Returns the same rules for the programs of tools, which also see the user's toolchains.
 fn tool_files(config: &Config, environment: &Environment) -> FileRules {
     let mut files = files(config, environment);
     if config.sandbox.toolchains {
@@ -183,16 +184,17 @@ pub(crate) fn sweep_placeholders(config: &Config, environment: &Environment) {
     wieldy::sweep_placeholders(&whole(&config.workspace), &more);
 }
 
-/// The path that means the same wherever a sandbox starts: without links, as far as it is there.
+/// Returns the absolute path without links, as far as it exists, so that a sandbox resolves it the same way from any
+/// folder.
 pub(crate) fn whole(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let real = |above: &Path| Some(above.canonicalize().ok()?.join(path.strip_prefix(above).ok()?));
     let mut ways = path.ancestors().filter_map(real);
-    // Joining nothing would add a slash.
+    // Joining an empty path would add a slash.
     path.canonicalize().ok().or_else(|| ways.next()).unwrap_or_else(|| path.clone())
 }
 
-/// The way to a file from the workspace that it is in, through the links that it was asked for by.
+/// Returns the paths of a file relative to its workspace, both through the links in `path` and without links.
 fn in_workspace(path: &Path, workspace: &Path) -> Vec<PathBuf> {
     let (asked, given) = (std::path::absolute(path).ok(), std::path::absolute(workspace).ok());
     let roots = [Some(whole(workspace)), given].into_iter().flatten();
@@ -202,10 +204,10 @@ fn in_workspace(path: &Path, workspace: &Path) -> Vec<PathBuf> {
     ways.chain(real).filter(|way| !way.as_os_str().is_empty() && is_way(way)).collect()
 }
 
-/// How the native level is set up.
+/// Returns the options of the native level.
 fn native(config: &Config, environment: &Environment, many_calls: bool) -> NativeOptions {
     let is_unsaid = config.origin("sandbox.spares") == Some(&Origin::Default);
-    // Nobody would ever use a sandbox that is built ahead for the call after the last one.
+    // With a single call, a sandbox that is built ahead would never be used.
     let spares = if is_unsaid && !many_calls { 0 } else { config.sandbox.spares };
     NativeOptions {
         state: (!config.state.as_os_str().is_empty()).then(|| whole(&config.state)),
@@ -217,7 +219,7 @@ fn native(config: &Config, environment: &Environment, many_calls: bool) -> Nativ
     }
 }
 
-/// How a level with an OCI runtime is set up.
+/// Returns the options of a level with an OCI runtime.
 fn oci(config: &Config, environment: &Environment, level: Level) -> OciOptions {
     OciOptions {
         rootfs: config.sandbox.system.clone(),
@@ -228,7 +230,7 @@ fn oci(config: &Config, environment: &Environment, level: Level) -> OciOptions {
     }
 }
 
-/// What can be told of programs' system before it is needed.
+/// Checks the configured system of programs before it is needed.
 fn check_system(config: &Config) -> Result<(), Failure> {
     let (key, path, problem) = match &config.sandbox.system {
         Rootfs::Folder(folder) if !folder.is_dir() => ("rootfs", folder, "is not a folder"),
@@ -247,7 +249,7 @@ fn check_system(config: &Config) -> Result<(), Failure> {
     Err(Failure::usage(anyhow!("`sandbox.oci.{key}`: `{}` {problem}", path.display())).hint(hint))
 }
 
-/// How the level `firecracker` is set up.
+/// Returns the options of the level `firecracker`.
 #[cfg(feature = "firecracker")]
 fn firecracker(config: &Config, environment: &Environment) -> wieldy::FirecrackerOptions {
     wieldy::FirecrackerOptions {
@@ -260,7 +262,7 @@ fn firecracker(config: &Config, environment: &Environment) -> wieldy::Firecracke
     }
 }
 
-/// What is tried to find out what works here: what programs of the configuration's executor would get.
+/// Returns the options to probe this machine with: those that programs of the configuration's executor would get.
 pub(crate) fn probe_options(config: &Config, environment: &Environment) -> ProbeOptions {
     let mut options = ProbeOptions::new(&config.workspace);
     options.confinement.limits = config.resources;
@@ -279,7 +281,8 @@ pub(crate) fn probe_options(config: &Config, environment: &Environment) -> Probe
     options
 }
 
-/// What programs get of this process's environment: the names that are allowed; one that ends in `*` allows a family.
+/// Returns the variables of this process's environment that programs get: those with an allowed name, where a name that
+/// ends in `*` allows a family.
 pub(crate) fn program_environment(config: &Config, environment: &Environment) -> BTreeMap<String, String> {
     let is_allowed = |name: &str| {
         config.shell_environment.iter().any(|allowed| match allowed.strip_suffix('*') {
@@ -290,7 +293,7 @@ pub(crate) fn program_environment(config: &Config, environment: &Environment) ->
     environment.0.iter().filter(|(name, _)| is_allowed(name)).map(|(n, v)| (n.clone(), v.clone())).collect()
 }
 
-/// The same for the programs of tools, which also find the user's toolchains.
+/// Returns the same variables for the programs of tools, which also find the user's toolchains.
 pub(crate) fn tool_environment(config: &Config, environment: &Environment) -> BTreeMap<String, String> {
     let mut variables = program_environment(config, environment);
     if !config.sandbox.toolchains {
@@ -301,7 +304,7 @@ pub(crate) fn tool_environment(config: &Config, environment: &Environment) -> BT
     }
     if let Some(path) = variables.get_mut("PATH") {
         for folder in toolchains::programs(environment, &whole(&config.workspace)) {
-            // A folder whose name has a colon in it cannot be on a `PATH`.
+            // A folder with a colon in its name cannot be on a `PATH`.
             let folder = folder.to_str().filter(|folder| !folder.contains(':'));
             if let Some(folder) = folder.filter(|folder| path.split(':').all(|other| other != *folder)) {
                 path.push(':');
@@ -312,8 +315,8 @@ pub(crate) fn tool_environment(config: &Config, environment: &Environment) -> BT
     variables
 }
 
-/// Adds the tools of all manifests; where two have the same name, the first one counts. A file with mistakes in it is left
-/// out and told of, unless the configuration names it: then it is needed.
+/// Adds the tools of all manifests. Of two tools with the same name, the first one counts. A file with mistakes is
+/// skipped with a warning, unless the configuration names it: then it is an error.
 fn add_manifests(executor: &Executor, config: &Config, environment: &Environment) -> Result<(), Failure> {
     let mut names = BTreeSet::new();
     for path in manifest_paths(config, environment) {
@@ -343,7 +346,7 @@ fn add_manifests(executor: &Executor, config: &Config, environment: &Environment
     Ok(())
 }
 
-/// The tools of one manifest, or what is wrong with it.
+/// Returns the tools of one manifest, or its mistakes.
 pub(crate) fn tools_of(path: &Path, config: &Config, environment: &Environment) -> Result<Vec<SharedTool>, Failure> {
     let (manifest, mut problems) = read_manifest(path, config)?;
     let mut tools = Vec::new();
@@ -361,8 +364,8 @@ fn at(line: Option<usize>, problems: Vec<Problem>) -> Vec<Problem> {
     problems.into_iter().map(|problem| Problem { line: problem.line.or(line), ..problem }).collect()
 }
 
-/// A tool of a manifest with the program behind it, or everything that is wrong with it. A tool that lacks a variable stays
-/// known, and says what it lacks when it is called.
+/// Returns a tool of a manifest with its program, or all of its mistakes. A tool that lacks a variable stays
+/// registered, and names the variable when it is called.
 pub(crate) fn implement(
     mut tool: ManifestTool,
     manifest: &Path,
@@ -393,8 +396,8 @@ pub(crate) fn implement(
     }
 }
 
-/// The variables that a manifest gives to the program of a tool, with their values; the secret ones are hidden from now on. The error
-/// names all that are missing.
+/// Returns the variables that a manifest gives to the program of a tool, with their values; secret ones are redacted
+/// from now on. The error names all that are missing.
 pub(crate) fn own_variables(
     tool: &ManifestTool,
     manifest: &Path,
@@ -413,7 +416,7 @@ pub(crate) fn own_variables(
     if problems.is_empty() { Ok(values) } else { Err(anyhow!(problems.join("; ")).context("`environment`")) }
 }
 
-/// The manifests in the order in which they count: those of the configuration, this folder's, this user's.
+/// Returns the manifests in the order in which they count: those of the configuration, of this folder, of this user.
 pub(crate) fn manifest_paths(config: &Config, environment: &Environment) -> Vec<PathBuf> {
     let mut paths = [config.manifests.as_slice(), config.folder.tools.as_slice()].concat();
     let of_user = environment.config_folder().map(|folder| folder.join("tools"));
@@ -425,10 +428,11 @@ pub(crate) fn manifest_paths(config: &Config, environment: &Environment) -> Vec<
     paths
 }
 
-/// Reads what can be read of a manifest, and finds what is wrong with it. The error is that the file cannot be read at all.
+/// Reads as much of a manifest as possible, and returns its mistakes too. The error means that the file cannot be read
+/// at all.
 pub(crate) fn read_manifest(path: &Path, config: &Config) -> Result<(Manifest, Vec<Problem>), Failure> {
     let read = || -> anyhow::Result<String> {
-        // Of a file that came with the folder, the bytes that are trusted count.
+        // For a file that came with the folder, the trusted bytes count.
         let bytes = match config.folder.read.get(path) {
             Some(bytes) => bytes.clone(),
             None => read_regular(path, MANIFEST_BYTES_MAX)?,
@@ -463,7 +467,7 @@ pub(crate) fn missing_program(tool: &ManifestTool, config: &Config, environment:
     })
 }
 
-/// A problem with its place, as compilers print them.
+/// Formats a problem with its place as compilers do.
 pub(crate) fn place(path: &Path, problem: &Problem) -> String {
     let line = problem.line.map(|line| format!(":{line}")).unwrap_or_default();
     let tool = problem.tool.as_ref().map(|tool| format!("tool `{tool}`: ")).unwrap_or_default();

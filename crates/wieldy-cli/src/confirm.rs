@@ -1,4 +1,4 @@
-//! Asking the person at the terminal, or taking `--yes` for an answer.
+//! Confirmations: asks the person at the terminal, or accepts `--yes` as the answer.
 
 use std::io::{self, BufRead, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,23 +14,23 @@ use wieldy::{Answer, Confirmation, Confirmer};
 
 use crate::output::Printer;
 
-/// The time in which a terminal takes up input that it holds back.
+/// The time that a terminal may take to pass on the input that it holds back.
 const FOLLOWS: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
-/// The number of times that input is discarded before a question is given up.
+/// The maximal number of times that input is discarded before a question.
 const ROUNDS_MAX: usize = 100;
 
-/// Who answers questions: `--yes`, the person at the terminal, or nobody.
+/// Returns the confirmer: `--yes`, the person at the terminal, or `None`.
 pub(crate) fn confirmer(yes: bool, printer: &Printer, progress: &ProgressBar) -> Option<Arc<dyn Confirmer>> {
     let ask = || Arc::new(Terminal { one_at_a_time: Arc::default(), progress: progress.clone() }) as Arc<dyn Confirmer>;
     beforehand(yes).or_else(|| printer.can_ask().then(ask))
 }
 
-/// Who answers where the person at the terminal, if any, is not the one to ask.
+/// Returns the confirmer for commands that must not ask the person at the terminal.
 pub(crate) fn beforehand(yes: bool) -> Option<Arc<dyn Confirmer>> {
     yes.then(|| Arc::new(Yes) as Arc<dyn Confirmer>)
 }
 
-/// Agrees to everything, because the person said so beforehand.
+/// Approves everything, because the person said so beforehand.
 struct Yes;
 
 impl Confirmer for Yes {
@@ -73,14 +73,14 @@ pub(crate) fn ask(text: &str) -> io::Result<bool> {
     Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
 }
 
-/// Discards all input that a terminal holds. A terminal takes up only 4,096 characters at once and the rest after they
-/// are gone, so this goes on until no input follows.
+/// Discards all input that a terminal holds. A terminal passes on only 4,096 characters at once and the rest after they
+/// are read, so this repeats until no input follows.
 fn discard_typed(terminal: BorrowedFd<'_>) -> io::Result<()> {
     for _ in 0..ROUNDS_MAX {
         tcflush(terminal, QueueSelector::IFlush)?;
         let mut input = [PollFd::new(&terminal, PollFlags::IN)];
         if retry_on_intr(|| poll(&mut input, Some(&FOLLOWS)))? == 0 {
-            // A line without its end is not reported as input.
+            // An incomplete line is not reported as input.
             return Ok(tcflush(terminal, QueueSelector::IFlush)?);
         }
         if input[0].revents().contains(PollFlags::HUP) {

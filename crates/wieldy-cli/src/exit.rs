@@ -1,4 +1,5 @@
-//! How the program ends: the exit codes that scripts rely on, and [`Failure`], what is told when a command cannot go on.
+//! The end of the program: the exit codes that scripts rely on, and [`Failure`], the error of a command that cannot go
+//! on.
 
 use std::process::ExitCode;
 
@@ -35,7 +36,7 @@ impl Exit {
         }
     }
 
-    /// The exit code of a call that ended with this error.
+    /// Returns the exit code of a call that ended with this error.
     pub(crate) fn of(error: &CallError) -> Self {
         match error.code {
             Code::ToolNotFound | Code::ValidationFailed => Self::InvalidCall,
@@ -60,7 +61,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Why a command could not go on, with what to do about it.
+/// The reason why a command could not go on, with a hint.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) exit: Exit,
@@ -68,7 +69,7 @@ pub(crate) struct Failure {
     pub(crate) hint: Option<String>,
 }
 
-/// Our own words with their causes, or the executor's error.
+/// An error of the command line itself, or of the executor.
 #[derive(Debug)]
 pub(crate) enum Why {
     Own(anyhow::Error),
@@ -76,17 +77,17 @@ pub(crate) enum Why {
 }
 
 impl Failure {
-    /// Something that the person who typed the command or wrote the configuration can put right.
+    /// Returns a failure that the person who typed the command or wrote the configuration can fix.
     pub(crate) fn usage(error: impl Into<anyhow::Error>) -> Self {
         Self { exit: Exit::WrongUsage, why: Why::Own(error.into()), hint: None }
     }
 
-    /// Something that this machine did not let us do.
+    /// Returns a failure of this machine.
     pub(crate) fn broken(error: impl Into<anyhow::Error>) -> Self {
         Self { exit: Exit::Broken, why: Why::Own(error.into()), hint: None }
     }
 
-    /// The failure in the form of a call's error, for programs.
+    /// Returns the failure as the error of a call, for programs.
     pub(crate) fn error(&self) -> CallError {
         let own = match &self.why {
             Why::Call(error) => return CallError::clone(error),
@@ -101,7 +102,7 @@ impl Failure {
         }
     }
 
-    /// The same failure with what can be done about it.
+    /// Adds a hint to the failure.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self

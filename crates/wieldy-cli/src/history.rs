@@ -1,4 +1,4 @@
-//! The history of this command: opened before anything runs, and closed after everything has ended.
+//! The history of this command: opened before any call runs, and closed after everything has ended.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -11,17 +11,17 @@ use wieldy::{Address, CallError, Code, JournalOptions, Retention, Store, StoreEr
 use crate::config::{Config, Environment, Origin, names_files};
 use crate::exit::{Exit, Failure};
 
-/// How many runs of a tool the clock that follows them looks at.
+/// The number of runs of a tool from which its dynamic timeout is computed.
 const RUNS_MAX: usize = 200;
 
-/// Where this command's calls are recorded. Dropping it writes what is left, which blocks.
+/// The history with this command's calls. Dropping it writes the remaining records, which blocks.
 pub(crate) struct History {
     pub(crate) store: Store,
     pub(crate) journal: Arc<StoreJournal>,
 }
 
 impl History {
-    /// Opens the history, if there is a place for one. Where there is and it cannot be used, nothing may run.
+    /// Opens the history, if it has an address. If that fails, nothing may run.
     pub(crate) fn open(config: &Config, tasks: Tasks) -> Result<Option<Self>, Failure> {
         let Some(address) = &config.history.address else { return Ok(None) };
         let open = || {
@@ -36,7 +36,7 @@ impl History {
         })
     }
 
-    /// How long the last runs of all tools took, those of MCP servers included.
+    /// Returns the durations of the last runs of all tools, including those of MCP servers.
     pub(crate) fn durations(&self, config: &Config) -> Result<HashMap<String, Vec<Duration>>, Failure> {
         self.store.durations(RUNS_MAX).map_err(|error| failed(error, config))
     }
@@ -44,12 +44,13 @@ impl History {
 
 impl Drop for History {
     fn drop(&mut self) {
-        // Whoever else still holds it, such as a sandbox that is being taken away, must not keep the last records.
+        // Other owners, such as a sandbox in the middle of its cleanup, must not delay the last records.
         self.journal.close();
     }
 }
 
-/// Closes the history of a command that is over. A command whose last records are lost has failed, however its calls ended.
+/// Closes the history of a command that has ended. A command that lost its last records has failed, even if its calls
+/// succeeded.
 pub(crate) fn close(history: Option<History>, ended: Result<Exit, Failure>) -> Result<Exit, Failure> {
     let Some(history) = history else { return ended };
     history.journal.close();
@@ -64,17 +65,17 @@ pub(crate) fn close(history: Option<History>, ended: Result<Exit, Failure>) -> R
     }
 }
 
-/// What becomes of the results of tasks when the command is over.
+/// The lifetime of the results of tasks after the command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tasks {
-    /// Nobody can ask for them then.
+    /// The results are dropped: no client can request them later.
     Forgotten,
-    /// Clients ask the next server for them, however the last one ended.
+    /// The results stay: clients request them from the next server, even after a crash.
     Kept,
 }
 
-/// How the journal is kept. What was left open is never run again here: the history may be that of other workspaces too, with
-/// other tools.
+/// Returns the options of the journal. Open calls of earlier processes are never run again here: the history may
+/// contain those of other workspaces, with other tools.
 pub(crate) fn journal_options(config: &Config, tasks: Tasks) -> JournalOptions {
     let retention = Retention { age_max: config.history.age_max, bytes_max: config.history.bytes_max };
     let task_ttl = match tasks {
@@ -84,12 +85,12 @@ pub(crate) fn journal_options(config: &Config, tasks: Tasks) -> JournalOptions {
     JournalOptions { key: key(config), task_ttl, retention, ..JournalOptions::default() }
 }
 
-/// Where the key is that the trail is signed with; none where nothing is kept on disk.
+/// Returns the file of the key that signs the trail, or `None` if nothing is stored on disk.
 pub(crate) fn key(config: &Config) -> Option<PathBuf> {
     (!config.state.as_os_str().is_empty()).then(|| config.state.join("audit.key"))
 }
 
-/// The files that the history is made of, and its key.
+/// Returns the files of the history, and its key.
 pub(crate) fn files(config: &Config) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = key(config).into_iter().collect();
     if let Some(Address::Sqlite(path)) = &config.history.address {
@@ -103,7 +104,7 @@ pub(crate) fn files(config: &Config) -> Vec<PathBuf> {
     files
 }
 
-/// The history, to look at: it must be configured and, if it is a file, be there.
+/// Opens the history for reading: it must be configured and, if it is a file, exist.
 pub(crate) fn existing(config: &Config) -> Result<Option<Store>, Failure> {
     let Some(address) = &config.history.address else {
         let told = anyhow!("there is no history: neither a state folder nor `history.url` is known");
@@ -117,11 +118,11 @@ pub(crate) fn existing(config: &Config) -> Result<Option<Store>, Failure> {
     Store::open(address).map(Some).map_err(|error| failed(error, config))
 }
 
-/// What to do where there is no history.
+/// The hint if there is no history.
 pub(crate) const WHERE_HISTORY_IS: &str =
     "it begins with the first call; `--state DIR` or the key `history.url` names another place";
 
-/// What the history did not let us do.
+/// Converts an error of the history.
 pub(crate) fn failed(error: StoreError, config: &Config) -> Failure {
     match error {
         StoreError::Query(_) => {
@@ -135,11 +136,11 @@ pub(crate) fn failed(error: StoreError, config: &Config) -> Failure {
     }
 }
 
-/// What can be done about it.
+/// Returns the hint for an error of the history.
 fn advice(error: &StoreError, config: &Config) -> String {
     let is_in_state = config.origin("history.url") == Some(&Origin::Default);
     let another = if is_in_state { "`--state DIR` names another folder" } else { "`history.url` names another place" };
-    // A command tries once.
+    // The library's suggestion is for programs that try again; a command tries once.
     let advice = match error {
         StoreError::Unavailable(_) | StoreError::Full(_) => {
             "see that it can be reached and written to, and that the disk has room"
@@ -149,7 +150,7 @@ fn advice(error: &StoreError, config: &Config) -> String {
     format!("{advice}; {another}")
 }
 
-/// Takes what is known to be secret out of everything that is written down or shown from now on.
+/// Redacts known secrets from all records and messages from now on.
 pub(crate) fn hide_secrets(config: &Config, environment: &Environment) {
     for (name, value) in &environment.0 {
         if is_secret(name, value) {
@@ -165,7 +166,7 @@ pub(crate) fn hide_secrets(config: &Config, environment: &Environment) {
     }
 }
 
-/// Whether a variable holds a secret, by its name; a short value or the name of a file is none.
+/// Returns true if a variable holds a secret, by its name. A short value or the path of a file is no secret.
 pub(crate) fn is_secret(name: &str, value: &str) -> bool {
     let name = name.to_ascii_uppercase();
     let ends = ["TOKEN", "_KEY", "APIKEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIALS", "_PAT"];
@@ -175,7 +176,7 @@ pub(crate) fn is_secret(name: &str, value: &str) -> bool {
     looks_secret && value.chars().count() >= 8 && !names_files(value)
 }
 
-/// A text with `%40` and its like read as the characters they stand for.
+/// Decodes percent-encoded characters, such as `%40`.
 fn decoded(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();

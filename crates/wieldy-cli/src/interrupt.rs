@@ -1,14 +1,14 @@
-//! Ctrl-C: the first one cancels what runs and waits for it to end in order, the second one leaves at once.
+//! Ctrl-C: the first one cancels running calls and waits for their orderly end, the second one exits at once.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::exit::{Exit, Failure};
 use crate::output::Printer;
 
-/// What is told where calls are cancelled.
+/// The message when calls are cancelled.
 pub(crate) const CANCELLING: &str = "cancelling; press Ctrl-C again to leave at once";
 
-/// Listens for the wish to stop. Made before anything runs, so that nothing is ended without being cleaned up.
+/// The signals that stop the command. It is created before any call runs, so that no signal skips the cleanup.
 pub(crate) struct Interrupts {
     interrupt: Signal,
     terminate: Signal,
@@ -37,7 +37,7 @@ impl Interrupts {
         }
     }
 
-    /// Waits for `work`. At the first wish to stop calls `cancel`, says so and goes on waiting.
+    /// Waits for `work`. At the first signal it calls `cancel`, prints `told` and keeps waiting.
     pub(crate) async fn watch<T>(
         &mut self,
         work: impl Future<Output = T>,
@@ -54,7 +54,7 @@ impl Interrupts {
         printer.tell(told);
         tokio::select! {
             result = work => result,
-            // Whatever runs is in custody, which ends with this process.
+            // Programs run under supervision that ends them with this process.
             () = self.next() => std::process::exit(Exit::Cancelled.code().into()),
         }
     }

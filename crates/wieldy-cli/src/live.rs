@@ -1,4 +1,4 @@
-//! A call while it runs: its output on a terminal as it comes, and a spinner as long as there is none.
+//! A running call on a terminal: its output as it comes, and a spinner until there is some.
 
 use std::convert::Infallible;
 use std::io::IsTerminal;
@@ -11,10 +11,11 @@ use wieldy::{Body, Observer, OutputSink, Seen, Stream, ToolResult, visible};
 use crate::exit::Failure;
 use crate::output::{Printer, shown_in_line};
 
-/// A call that is over sooner shows no spinner.
+/// The time before the spinner appears.
 const SPINNER_AFTER: Duration = Duration::from_millis(300);
 const SPINNER_EVERY: Duration = Duration::from_millis(100);
-/// The maximal length of the shown text that is kept to compare with the result, which is cut far below this.
+/// The maximal length of the shown text that is stored for the comparison with the result, whose own limit is far
+/// lower.
 const KEPT_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// The view of a running call.
@@ -24,13 +25,13 @@ pub(crate) struct Live {
     shown: Mutex<Shown>,
 }
 
-/// The output that was printed already.
+/// The output that was already printed.
 #[derive(Default)]
 struct Shown {
     text: String,
-    /// Bytes at the end that are not yet a whole character.
+    /// Bytes at the end that are not a whole character yet.
     unfinished: Vec<u8>,
-    /// True if more was printed than is kept.
+    /// True if more was printed than is stored.
     is_cut: bool,
     ends_in_line: bool,
 }
@@ -51,7 +52,7 @@ impl Live {
 
     /// Shows the spinner once the tool has run for a moment, for as long as this is polled and no output comes.
     pub(crate) async fn spin(&self, mut events: Observer) -> Infallible {
-        // Before that, a person may be asked at the same terminal.
+        // Before the start of the tool, a person may be asked at the same terminal.
         while let Some(seen) = events.next().await {
             if matches!(&seen, Seen::Event(event) if matches!(event.body, Body::CallStarted { .. })) {
                 tokio::time::sleep(SPINNER_AFTER).await;
@@ -67,12 +68,12 @@ impl Live {
         std::future::pending().await
     }
 
-    /// Takes the spinner away.
+    /// Removes the spinner.
     pub(crate) fn clear(&self) {
         self.spinner.finish_and_clear();
     }
 
-    /// Prints the part of a result's text that was not printed while it came.
+    /// Prints the part of a result's text that was not printed as it came.
     pub(crate) fn print_rest(&self, result: &ToolResult) -> Result<(), Failure> {
         let mut shown = self.lock();
         let text = result.text();
@@ -124,7 +125,7 @@ impl OutputSink for Live {
         if self.printer.json || !self.printer.stdout_is_terminal() {
             return;
         }
-        // A terminal that is held by Ctrl-S takes nothing, and must not hold the clocks.
+        // A terminal paused by Ctrl-S accepts no output, and must not block the runtime's timers.
         tokio::task::block_in_place(|| {
             let mut shown = self.lock();
             self.clear();
@@ -132,13 +133,13 @@ impl OutputSink for Live {
             let whole = shown.unfinished.len() - begun(&shown.unfinished);
             let rest = shown.unfinished.split_off(whole);
             let text = String::from_utf8_lossy(&std::mem::replace(&mut shown.unfinished, rest)).into_owned();
-            // The result is printed in the end, and tells if standard output is gone.
+            // Errors are ignored here: printing the result at the end reports a closed standard output.
             let _ = self.print(&mut shown, &text);
         });
     }
 }
 
-/// Returns the number of bytes at the end that begin a character and do not finish it.
+/// Returns the number of bytes at the end that start a character without completing it.
 fn begun(bytes: &[u8]) -> usize {
     let last = bytes.utf8_chunks().last();
     let invalid = last.map_or(&[][..], |chunk| chunk.invalid());

@@ -19,7 +19,7 @@ use crate::config::{Levels, LogConfig, LogFileConfig, LogFormat, Rotate};
 use crate::exit::Failure;
 use crate::output::Printer;
 
-/// Begins to log what the configuration wants.
+/// Starts the log as configured.
 pub(crate) fn start(config: &LogConfig, printer: &Printer) -> Result<(), Failure> {
     let writer = match &config.file {
         None => BoxMakeWriter::new(io::stderr),
@@ -34,12 +34,12 @@ pub(crate) fn start(config: &LogConfig, printer: &Printer) -> Result<(), Failure
         LogFormat::Text => layer.boxed(),
         LogFormat::Json => layer.json().flatten_event(true).with_current_span(false).with_span_list(false).boxed(),
     };
-    // It fails only where a log was started before, and then there is one.
+    // This fails only if a log was started before, and then that one is used.
     let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry().with(layer).with(filter(config)));
     Ok(())
 }
 
-/// Waits for `work` and meanwhile logs the executor's events; those of its last moments too.
+/// Runs `work` and logs the executor's events meanwhile, including the last ones.
 pub(crate) async fn with_events<T>(config: &LogConfig, executor: &Executor, work: impl Future<Output = T>) -> T {
     let filter = filter(config);
     if !LOG_TARGETS.iter().any(|target| filter.would_enable(target, &Level::ERROR)) {
@@ -51,18 +51,18 @@ pub(crate) async fn with_events<T>(config: &LogConfig, executor: &Executor, work
     result
 }
 
-/// Which lines are wanted.
+/// Returns the filter of log lines.
 fn filter(config: &LogConfig) -> Targets {
     let Levels { all, targets } = &config.levels;
     let all = all.unwrap_or(Levels::DEFAULT);
     let mut filter = Targets::new().with_default(all);
-    // The command itself tells on standard error what failed. Whoever wants it twice names the target, or asks for `info`.
+    // The command itself already prints failures on standard error. To log them as well, name the target or use `info`.
     if config.file.is_none() && all < LevelFilter::INFO {
         filter = filter.with_targets(LOG_TARGETS.map(|target| (target, LevelFilter::OFF)));
     }
-    // It prints whole messages, with whatever secret is in them, and our own lines tell what matters.
+    // rmcp logs whole messages with any secrets in them, and our own lines contain what matters.
     filter = filter.with_target("rmcp", LevelFilter::OFF);
-    // What is named holds for all targets below it too.
+    // A named level applies to all targets below it, too.
     for (name, level) in targets {
         let below = LOG_TARGETS.iter().filter(|target| target.starts_with(name.as_str()));
         filter = filter.with_targets(below.map(|target| (*target, *level))).with_target(name, *level);
@@ -70,7 +70,7 @@ fn filter(config: &LogConfig) -> Targets {
     filter
 }
 
-/// A file that lines are added to, and where it is rotated, the file of this day or hour.
+/// A log file that lines are appended to. With rotation, the file of this day or hour.
 struct LogFile {
     config: LogFileConfig,
     path: PathBuf,
@@ -83,7 +83,7 @@ impl LogFile {
         if let Some(folder) = path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
-        // What agents do is nobody else's business.
+        // Only the owner may read the log, because it shows the actions of agents.
         let file = OpenOptions::new().append(true).create(true).mode(0o600).open(&path)?;
         if let (Some(keep), false) = (config.keep, config.rotate == Rotate::Never) {
             forget_oldest(config, keep);
@@ -93,7 +93,7 @@ impl LogFile {
 
     fn write_at(&mut self, bytes: &[u8], now: Timestamp) -> io::Result<usize> {
         if path_at(&self.config, now) != self.path
-            // A day that cannot have a file of its own goes on in that of the day before.
+            // If the next file cannot be opened, logging continues in the present one.
             && let Ok(next) = Self::open(&self.config, now)
         {
             *self = next;
@@ -102,7 +102,7 @@ impl LogFile {
     }
 }
 
-/// Lines are written as they come, so none is lost however the program ends.
+/// Writes each line at once, so none is lost in any end of the program.
 impl Write for LogFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.write_at(bytes, Timestamp::now())
@@ -113,7 +113,8 @@ impl Write for LogFile {
     }
 }
 
-/// The name of the file at some time: `wieldy.log` becomes `wieldy.2026-01-31.log`. Days and hours are those of UTC, as in the lines.
+/// Returns the name of the file at some time: `wieldy.log` becomes `wieldy.2026-01-31.log`. Days and hours are in UTC,
+/// as in the lines.
 fn path_at(config: &LogFileConfig, now: Timestamp) -> PathBuf {
     let period = match config.rotate {
         Rotate::Never => return config.path.clone(),
@@ -124,14 +125,14 @@ fn path_at(config: &LogFileConfig, now: Timestamp) -> PathBuf {
     config.path.with_file_name(format!("{before}{period}{after}"))
 }
 
-/// What stands before and after the day or hour in the names of a rotated log.
+/// Returns the parts before and after the day or hour in the names of a rotated log.
 fn around_period(path: &Path) -> (String, String) {
     let text = |part: Option<&std::ffi::OsStr>| part.map(|part| part.to_string_lossy().into_owned());
     let after = text(path.extension()).map(|extension| format!(".{extension}")).unwrap_or_default();
     (format!("{}.", text(path.file_stem()).unwrap_or_default()), after)
 }
 
-/// Removes the oldest files of a rotated log. Other files, however alike their names are, stay.
+/// Removes the oldest files of a rotated log. Files with similar names stay.
 fn forget_oldest(config: &LogFileConfig, keep: usize) {
     let (before, after) = around_period(&config.path);
     let folder = config.path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -142,11 +143,11 @@ fn forget_oldest(config: &LogFileConfig, keep: usize) {
     };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     let mut ours: Vec<String> = names.filter(|name| is_ours(name)).collect();
-    // Days and hours are written so that the order of the names is theirs.
+    // Days and hours sort by name in the order of time.
     ours.sort_unstable();
     ours.truncate(ours.len().saturating_sub(keep));
     for name in ours {
-        // One that cannot be removed, or that another command just removed, is tried again next time.
+        // A file that cannot be removed is tried again next time. Another command may just have removed it.
         let _ = fs::remove_file(folder.join(name));
     }
 }
@@ -173,7 +174,7 @@ mod tests {
         LogFileConfig { path: folder.join(name), rotate, keep: Some(keep).filter(|keep| *keep > 0) }
     }
 
-    /// All files with their texts.
+    /// Returns all files with their texts.
     fn files(folder: &Path) -> String {
         let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
         let text = |entry: fs::DirEntry| {

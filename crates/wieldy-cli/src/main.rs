@@ -1,4 +1,4 @@
-//! The `wieldy` command: reads arguments and configuration, builds an executor, and prints what came of it.
+//! The `wieldy` command: reads arguments and configuration, builds an executor, and prints the results.
 
 mod args;
 mod assemble;
@@ -25,7 +25,8 @@ use config::{Config, Environment, Overrides};
 use exit::{Exit, Failure};
 use output::Printer;
 
-/// Calls are bursts of small values, which this allocator is good at. A library leaves the choice to its program.
+/// Calls allocate many small values for a short time, which this allocator does fast. A library leaves the choice to
+/// its program.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -41,12 +42,12 @@ fn main() -> ExitCode {
         printer.failure(&failure);
         if is_run { commands::run::NOT_RUN } else { failure.exit }
     });
-    // A command that failed early may have started the warden.
+    // A command that failed early may have started the fork server.
     wieldy::finish();
     exit.into()
 }
 
-/// The table of commands.
+/// Loads the configuration and runs the command.
 fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
     let Arguments { global, command } = arguments;
     let environment = Environment::of_this_process();
@@ -111,35 +112,36 @@ fn run(arguments: Arguments, printer: &Printer) -> Result<Exit, Failure> {
     }
 }
 
-/// Compiles what the first record of a call needs, beside the reading of the configuration and the opening of the history.
+/// Compiles the patterns for the first record of a call on a thread, while the configuration is read and the history
+/// opened.
 fn compile_patterns() {
-    // If there is no thread to be had, the first record compiles them.
+    // If no thread can be started, the first record compiles them.
     let _ = std::thread::Builder::new().spawn(wieldy::redact::compile);
 }
 
-/// Runs a command that has to wait for something.
+/// Runs an asynchronous command.
 pub(crate) fn in_runtime(command: impl Future<Output = Result<Exit, Failure>>) -> Result<Exit, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::broken(anyhow::Error::new(error).context("cannot start the runtime")))?;
     let ended = runtime.block_on(command);
-    // A thread that still waits for somebody to type an answer must not keep us.
+    // A thread that still waits for typed input must not delay the exit.
     runtime.shutdown_timeout(Duration::from_millis(100));
     wieldy::finish();
     ended
 }
 
-/// Help and version are data; everything else that ends the reading of arguments is wrong usage.
+/// Prints help and version as data; every other parse result of clap is wrong usage.
 fn refused(refusal: &clap::Error) -> ExitCode {
     if !refusal.use_stderr() {
         let _ = refusal.print();
         return Exit::Success.into();
     }
-    // What was typed comes back in the message, so it is escaped like everything that others wrote.
+    // The message contains what was typed, so it is escaped like all untrusted text.
     let text = refusal.render().to_string();
     let lines: Vec<String> = text.trim_end().split('\n').map(output::shown_in_line).collect();
-    // Nobody has read the arguments to their end, so they are looked through for this one.
+    // The arguments were not parsed to their end, so look for `--json` here.
     let is_json = std::env::args_os().take_while(|argument| argument != "--").any(|argument| argument == "--json");
     let printer = Printer::new(is_json);
     printer.tell(&lines.join("\n"));

@@ -1,7 +1,7 @@
-//! What is printed: data to standard output, talk to standard error, colours only where a person sees them.
+//! The output: data to standard output, messages to standard error, colours only on a terminal.
 //!
-//! Text that others wrote (tools, manifests, file names) is shown with its control characters escaped, so that it can
-//! neither move the cursor nor pass for a line of ours.
+//! Text from other sources (tools, manifests, file names) is shown with its control characters escaped, so that it can
+//! neither move the cursor nor imitate a line of wieldy's.
 
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
@@ -10,7 +10,7 @@ pub(crate) use wieldy::{shown, shown_in_line};
 
 use crate::exit::{Failure, Why};
 
-/// Where everything that is printed goes through.
+/// The printer, which all output goes through.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Printer {
     pub(crate) json: bool,
@@ -39,7 +39,7 @@ impl Printer {
         self.stderr_has_colours
     }
 
-    /// Whether somebody sits there who can be asked.
+    /// Returns true if a person can be asked at a terminal.
     pub(crate) fn can_ask(&self) -> bool {
         io::stdin().is_terminal() && io::stderr().is_terminal()
     }
@@ -48,7 +48,7 @@ impl Printer {
         self.stdout_is_terminal
     }
 
-    /// How many characters fit on a line of standard output; no bound where no person reads it.
+    /// Returns the width of standard output in characters, unlimited if it is not a terminal.
     pub(crate) fn width(&self) -> usize {
         let columns = || rustix::termios::tcgetwinsize(io::stdout()).ok().map(|size| usize::from(size.ws_col));
         let known = self.stdout_is_terminal.then(columns).flatten().filter(|columns| *columns > 0);
@@ -65,7 +65,7 @@ impl Printer {
         self.line(&serde_json::to_string(value).expect("what we print is plain data"))
     }
 
-    /// Prints what a tool said: byte for byte for programs, harmless and with a last line end for people.
+    /// Prints a tool's output: byte for byte for programs, escaped and with a final line end for people.
     pub(crate) fn tool_text(&self, text: &str) -> Result<(), Failure> {
         if !self.stdout_is_terminal {
             return self.data(text.as_bytes());
@@ -75,7 +75,7 @@ impl Printer {
         self.data(format!("{text}{end}").as_bytes())
     }
 
-    /// Prints data. Whoever closes the pipe early, as `head` does, has seen enough; that is no failure.
+    /// Prints data. A reader that closes the pipe early, as `head` does, has enough, so that is no failure.
     pub(crate) fn data(&self, bytes: &[u8]) -> Result<(), Failure> {
         let mut stdout = io::stdout().lock();
         match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
@@ -86,12 +86,12 @@ impl Printer {
         }
     }
 
-    /// Tells the person something; where nobody listens, nothing is lost.
+    /// Prints a message to standard error. Write errors are ignored.
     pub(crate) fn tell(&self, text: &str) {
         let _ = writeln!(io::stderr(), "{text}");
     }
 
-    /// Tells why a command could not go on; with `--json` a program that reads standard output learns it too.
+    /// Prints why a command could not go on; with `--json` also as data on standard output.
     pub(crate) fn failure(&self, failure: &Failure) {
         self.tell_failure(failure);
         if self.json {
@@ -99,7 +99,7 @@ impl Printer {
         }
     }
 
-    /// The same for people only: standard output has an answer already.
+    /// Prints the same for people only: standard output already has an answer.
     pub(crate) fn tell_failure(&self, failure: &Failure) {
         match &failure.why {
             Why::Own(error) => {
@@ -113,7 +113,7 @@ impl Printer {
         self.hint(failure.hint.as_deref());
     }
 
-    /// Tells why a call failed, with what can be done about it from here.
+    /// Prints why a call failed, with a hint.
     pub(crate) fn call_error(&self, result: &ToolResult) {
         if let Some(error) = &result.error {
             self.error(Some(error.code), &error.message);
@@ -138,7 +138,7 @@ impl Printer {
     }
 }
 
-/// What can be done about a call's error by somebody at the command line; the executor's own words otherwise.
+/// Returns the hint for a call's error on the command line; by default the executor's own suggestion.
 pub(crate) fn hint_for(error: &CallError, tool: &str) -> Option<String> {
     let own = || error.suggestion.clone();
     match error.code {
@@ -153,7 +153,7 @@ pub(crate) fn hint_for(error: &CallError, tool: &str) -> Option<String> {
         Code::ValidationFailed if error.details.contains_key("violations") => {
             Some(format!("`wieldy tools show {tool}` prints what it takes"))
         }
-        // Here it is the person at the terminal who cancels, and who knows why.
+        // The person at the terminal has cancelled the call, and knows why.
         Code::Cancelled if error.details.get("cause").is_some_and(|cause| cause == "caller" || cause == "batch") => {
             None
         }
@@ -162,7 +162,7 @@ pub(crate) fn hint_for(error: &CallError, tool: &str) -> Option<String> {
     }
 }
 
-/// "1 call", "2 calls".
+/// Formats a count with its noun: "1 call", "2 calls".
 pub(crate) fn counted(count: usize, thing: &str) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} {thing}{plural}")

@@ -1,5 +1,5 @@
-//! Standard input and output for a conversation: pipes and sockets are waited for by the runtime itself, which takes a
-//! fraction of the time that a thread takes for each read and each write.
+//! Standard input and output of a session: the runtime itself waits for pipes and sockets. That takes a fraction of the
+//! time of a thread for each read and each write.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,10 +11,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 
-/// How often it is looked whether somebody still reads.
+/// The interval of checks whether the output still has a reader.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Standard input.
+/// Returns standard input.
 pub(crate) fn input() -> Box<dyn AsyncRead + Send + Unpin> {
     match own(io::stdin().as_fd()) {
         Some((FileType::Fifo, pipe)) => match pipe::Receiver::from_owned_fd(pipe) {
@@ -29,7 +29,7 @@ pub(crate) fn input() -> Box<dyn AsyncRead + Send + Unpin> {
     }
 }
 
-/// Standard output.
+/// Returns standard output.
 pub(crate) fn output() -> Box<dyn AsyncWrite + Send + Unpin> {
     match own(io::stdout().as_fd()) {
         Some((FileType::Fifo, pipe)) => match pipe::Sender::from_owned_fd(pipe) {
@@ -44,8 +44,8 @@ pub(crate) fn output() -> Box<dyn AsyncWrite + Send + Unpin> {
     }
 }
 
-/// What an open file is, and a handle of our own to it; nothing where standard error is the same, as whoever writes there
-/// expects to wait until it can be written to.
+/// Returns the type of an open file, and a new handle to it. Returns `None` if standard error is the same file, because
+/// writers to standard error expect writes to block.
 fn own(file: BorrowedFd<'_>) -> Option<(FileType, OwnedFd)> {
     let is = fstat(file).ok()?;
     let same = |other: Stat| (other.st_dev, other.st_ino) == (is.st_dev, is.st_ino);
@@ -62,8 +62,7 @@ fn stream(socket: OwnedFd) -> io::Result<UnixStream> {
     UnixStream::from_std(socket)
 }
 
-/// Waits until nobody is there any more who could read what we write. Whoever only closes our input may still wait for
-/// answers.
+/// Waits until the output has no reader any more. A client that closes only our input may still wait for answers.
 pub(crate) async fn nobody_reads() {
     loop {
         tokio::time::sleep(LOOK_EVERY).await;

@@ -1,7 +1,8 @@
-//! The user's toolchains: folders in the home that programs in sandboxes see read-only, and the variables by which they are found there.
+//! The user's toolchains: folders in the home that programs in sandboxes see read-only, and the variables with which
+//! programs find them.
 //!
-//! A sandbox has a home of its own, in which package managers keep their caches. Only the folders with programs are shown, never
-//! those with settings: credentials lie in these.
+//! A sandbox has a home of its own for the caches of package managers. Only the folders with programs are shown, never
+//! those with settings, because they contain credentials.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -9,11 +10,11 @@ use wieldy::{FileRules, Mount};
 
 use crate::config::{Environment, read_regular};
 
-/// A toolchain that lies in the home folder.
+/// A toolchain in the home folder.
 struct Toolchain {
     /// The variable that names its folder, if there is one.
     variable: Option<&'static str>,
-    /// The folder where the variable is not set.
+    /// The folder if the variable is not set.
     folder: &'static str,
     /// The parts of the folder that programs see.
     parts: &'static [&'static str],
@@ -21,7 +22,7 @@ struct Toolchain {
     programs: &'static [&'static str],
     /// The files with credentials in the parts that programs see. A `*` stands for any name.
     credentials: &'static [&'static str],
-    /// The variable is set for programs, which would look in their own home otherwise.
+    /// True if the variable is set for programs, which would look in their own home otherwise.
     is_told: bool,
 }
 
@@ -34,7 +35,7 @@ const TOOLCHAINS: [Toolchain; 10] = [
         is_told: true,
         ..at("RUSTUP_HOME", ".rustup")
     },
-    // Cargo writes its cache to the same folder, so that one is the sandbox's own.
+    // Cargo writes its cache to the same folder, so only `bin` is shown and the sandbox has a folder of its own.
     Toolchain { parts: &["bin"], programs: &["bin"], ..at("CARGO_HOME", ".cargo") },
     Toolchain {
         parts: &["nvm.sh", "nvm-exec", "alias", "versions"],
@@ -87,7 +88,7 @@ const TOOLCHAINS: [Toolchain; 10] = [
 
 const NVM: &str = "NVM_DIR";
 
-/// The files with credentials where many toolchains are installed.
+/// The files with credentials in a folder with several installed toolchains.
 const IN_INSTALLS: &[&str] = &[
     "installs/*/*/etc/npmrc",
     "installs/*/*/lib/node_modules/npm/npmrc",
@@ -101,7 +102,7 @@ const fn at(variable: &'static str, folder: &'static str) -> Toolchain {
 }
 
 impl Toolchain {
-    /// Returns the folder, if it is there.
+    /// Returns the folder, if it exists.
     fn folder(&self, environment: &Environment) -> Option<PathBuf> {
         let named = self.variable.and_then(|variable| environment.0.get(variable)).map(PathBuf::from);
         let folder = named.filter(|named| named.is_absolute());
@@ -109,7 +110,7 @@ impl Toolchain {
     }
 }
 
-/// Returns the mounts of all toolchains that this user has, besides those that are mounted already or lie in the workspace.
+/// Returns the mounts of all toolchains of this user, except those that are already mounted or are in the workspace.
 pub(crate) fn mounts(environment: &Environment, mounted: &[Mount], workspace: &Path) -> Vec<Mount> {
     let mut mounts: Vec<Mount> = Vec::new();
     for toolchain in &TOOLCHAINS {
@@ -120,7 +121,7 @@ pub(crate) fn mounts(environment: &Environment, mounted: &[Mount], workspace: &P
             let is_seen = |mount: &Mount| target.starts_with(&mount.target);
             let is_around =
                 source.starts_with(workspace) || workspace.starts_with(&source) || workspace.starts_with(&target);
-            // The system is shown anyway.
+            // The system is always shown.
             let is_system = ["/usr", "/opt", "/nix"].iter().any(|system| target.starts_with(system));
             if !is_around && !is_system && !mounted.iter().chain(&mounts).any(is_seen) {
                 mounts.push(Mount { source, target, writable: false });
@@ -130,7 +131,7 @@ pub(crate) fn mounts(environment: &Environment, mounted: &[Mount], workspace: &P
     mounts
 }
 
-/// Returns the files with credentials in what is shown of the toolchains, except for those that are mounted or shown by name.
+/// Returns the files with credentials in the shown toolchains, except those that are mounted or shown by name.
 pub(crate) fn credentials(environment: &Environment, rules: &FileRules) -> Vec<PathBuf> {
     let found = TOOLCHAINS.iter().filter_map(|toolchain| Some((toolchain.folder(environment)?, toolchain.credentials)));
     let found = found.flat_map(|(folder, ways)| ways.iter().flat_map(move |way| matching(&folder, way)));
@@ -143,7 +144,7 @@ pub(crate) fn credentials(environment: &Environment, rules: &FileRules) -> Vec<P
     found
 }
 
-/// Returns the folders with programs of all toolchains that this user has, besides those in the workspace.
+/// Returns the folders with programs of all toolchains of this user, except those in the workspace.
 pub(crate) fn programs(environment: &Environment, workspace: &Path) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     for toolchain in &TOOLCHAINS {
@@ -182,13 +183,13 @@ fn node_of_nvm(folder: &Path) -> Option<PathBuf> {
     Some(newest.1.join("bin"))
 }
 
-/// The maximal size of a file in which nvm keeps an alias.
+/// The maximal size of a file with an alias of nvm.
 const ALIAS_BYTES_MAX: u64 = 256;
 
-/// Returns the paths below a folder that match a way to them, in which `*` stands for any name. There need not be anything at
-/// the ones without a `*`.
+/// Returns the paths below a folder that match a pattern, in which `*` stands for any name. Paths without a `*` need
+/// not exist.
 fn matching(folder: &Path, way: &str) -> Vec<PathBuf> {
-    // A folder with more is no toolchain.
+    // A folder with more entries is no toolchain.
     const NAMES_MAX: usize = 1000;
     let mut paths = vec![folder.to_owned()];
     for part in way.split('/') {
@@ -206,7 +207,7 @@ fn matching(folder: &Path, way: &str) -> Vec<PathBuf> {
     paths
 }
 
-/// Returns the variables by which programs find the toolchains, although their home is another.
+/// Returns the variables with which programs find the toolchains, although they have another home.
 pub(crate) fn variables(environment: &Environment) -> Vec<(String, String)> {
     let told = TOOLCHAINS.iter().filter(|toolchain| toolchain.is_told);
     told.filter_map(|toolchain| {

@@ -1,4 +1,4 @@
-//! Other MCP servers: from the configuration and the files of other clients to servers that are in use.
+//! Other MCP servers: opens the servers of the configuration and of the files of other clients.
 
 mod sees;
 
@@ -25,11 +25,11 @@ use crate::exit::Failure;
 use crate::history;
 use crate::output::{Printer, counted, shown_in_line};
 
-/// How long a server may take to end after being told to.
+/// The time that a server has to end after it was asked to.
 const GRACE: Duration = Duration::from_secs(2);
 /// The home of programs in sandboxes.
 const HOME: &str = "/home/agent";
-/// Variables that name the certificates by which programs know the servers that they talk to.
+/// Variables that name the certificates with which programs verify servers.
 const CERTIFICATES: [&str; 7] = [
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
@@ -42,14 +42,14 @@ const CERTIFICATES: [&str; 7] = [
 /// Variables that name the proxy of this network.
 const PROXIES: [&str; 8] =
     ["http_proxy", "https_proxy", "all_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"];
-/// Takes the configured servers into use: their tools are in the executor's registry as far as they are known.
+/// Opens the configured servers: their cached tools are added to the executor's registry.
 pub(crate) fn open(config: &Config, environment: &Environment, executor: &Executor) -> Result<Upstreams, Failure> {
     let servers = servers(config, environment)?;
     let settings: Vec<ServerSettings> = servers.iter().map(|server| settings(server, config, environment)).collect();
     use_settings(settings, config, executor)
 }
 
-/// The same for a command that decides itself which of them it starts.
+/// Opens the servers for a command that decides itself which of them it starts.
 pub(crate) fn open_lazily(
     config: &Config,
     environment: &Environment,
@@ -72,7 +72,7 @@ fn use_settings(settings: Vec<ServerSettings>, config: &Config, executor: &Execu
         .map_err(|error| Failure::usage(error).hint("rename the server in the section `mcp.servers`"))
 }
 
-/// Puts the tools of servers into a registry that is only looked at, and tells whose are not known.
+/// Registers the cached tools of servers for a command that runs none, and names the servers without cached tools.
 pub(crate) fn recall(
     config: &Config,
     environment: &Environment,
@@ -88,7 +88,7 @@ pub(crate) fn recall(
     Ok(())
 }
 
-/// Takes the servers into use for calls of these tools: of those that were never asked, the ones that may have them are.
+/// Opens the servers for calls of these tools. Servers without cached tools are started if they may have one of them.
 pub(crate) async fn open_for(
     tools: &[&str],
     config: &Config,
@@ -108,8 +108,8 @@ pub(crate) async fn open_for(
     Ok(servers)
 }
 
-/// Runs a door while the servers whose tools are not known are started beside it. `ready` is cancelled when they have told
-/// their tools, or `within` is over: lists of tools wait for that and no longer. Servers that fail are told once.
+/// Runs a door while servers without cached tools start. `ready` is cancelled when they have listed their tools, or
+/// after `within`: lists of tools wait no longer. Each server that fails is reported once.
 pub(crate) async fn beside<T>(
     door: impl Future<Output = T>,
     servers: &Upstreams,
@@ -142,12 +142,13 @@ pub(crate) async fn beside<T>(
     }
 }
 
-/// Where it is kept what the tools of servers were when they were agreed to.
+/// Returns the file with the pinned tools of servers.
 fn pins_path(config: &Config) -> Option<PathBuf> {
     (!config.state.as_os_str().is_empty()).then(|| config.state.join("mcp/pins.json"))
 }
 
-/// The servers of the configuration, then those of the files that it names; of two with the same name the first counts.
+/// Returns the servers of the configuration, then those of the files that it names. Of two with the same name the first
+/// counts.
 pub(crate) fn servers(config: &Config, environment: &Environment) -> Result<Vec<ServerConfig>, Failure> {
     let mut servers = config.mcp.servers.clone();
     for path in &config.mcp.files {
@@ -160,11 +161,11 @@ pub(crate) fn servers(config: &Config, environment: &Environment) -> Result<Vec<
     Ok(servers)
 }
 
-/// The servers that a file of another client names.
+/// Reads the servers in a file of another client.
 pub(crate) fn read(path: &Path, config: &Config) -> Result<Vec<Imported>, Failure> {
     let doing = || format!("cannot take MCP servers from `{}`", path.display());
     let read = || -> anyhow::Result<Vec<Imported>> {
-        // Of a file that came with the folder, the bytes that are trusted count.
+        // For a file that came with the folder, the trusted bytes count.
         let text = match config.folder.read.get(path) {
             Some(bytes) => String::from_utf8(bytes.clone())?,
             None => bounded(path)?,
@@ -180,11 +181,11 @@ pub(crate) fn read(path: &Path, config: &Config) -> Result<Vec<Imported>, Failur
     read().with_context(doing).map_err(|error| Failure::usage(error).hint(hint))
 }
 
-/// A server of another client's file with the usual settings.
+/// Converts a server of another client's file, with the default settings.
 fn taken(imported: Imported, environment: &Environment) -> ServerConfig {
     let written =
         |texts: BTreeMap<String, String>| texts.into_iter().map(|(name, text)| (name, Text::Written(text))).collect();
-    // What it says of itself is understood when it is used; only paths begin at home here already.
+    // The values are resolved when the server is used; only `~` is replaced here already.
     let at_home = |text: String| match (text.strip_prefix("~/"), environment.home()) {
         (Some(rest), Some(home)) => home.join(rest).display().to_string(),
         _ => text,
@@ -201,7 +202,7 @@ fn taken(imported: Imported, environment: &Environment) -> ServerConfig {
     }
 }
 
-/// A server as it is taken into use. One that lacks something stays known, and says what it lacks when it is called.
+/// Returns the settings of a server. A server that lacks something stays registered, and reports it when it is called.
 fn settings(server: &ServerConfig, config: &Config, environment: &Environment) -> ServerSettings {
     let reach = match &server.command {
         Some(command) => program(command, server, config, environment).map(|program| Reach::Stdio(Box::new(program))),
@@ -230,7 +231,7 @@ fn address(server: &ServerConfig, config: &Config, environment: &Environment) ->
     if let Some(secret) = &secret {
         redact::hide(secret);
     }
-    // Where nothing is kept on disk, nobody can be logged in.
+    // Without a state folder no login can be stored.
     let login = (!config.state.as_os_str().is_empty()).then(|| LoginSettings {
         file: assemble::whole(&config.state).join("mcp/logins").join(format!("{}.json", server.name)),
         client_id: oauth.client_id.clone(),
@@ -242,7 +243,7 @@ fn address(server: &ServerConfig, config: &Config, environment: &Environment) ->
     Ok(Address { headers, login, ..Address::new(url) })
 }
 
-/// Where the server of this name is, for somebody who wants to log in or out.
+/// Returns the address of the server with this name, to log in or out.
 pub(crate) fn address_of(name: &str, config: &Config, environment: &Environment) -> Result<Option<Address>, Failure> {
     let servers = servers(config, environment)?;
     let Some(server) = servers.iter().find(|server| server.name == name) else { return Ok(None) };
@@ -266,19 +267,19 @@ fn program(
     let mut variables = assemble::program_environment(config, environment);
     let search = variables.get("PATH").cloned().unwrap_or_default();
     let found = find(&command, &search, &cwd).ok_or_else(|| missing(&command, &search, &cwd))?;
-    // Most servers are there to reach something.
+    // Most servers need the network for their task.
     let network = server.network.clone().unwrap_or(Network::Open);
     let own = texts(&server.env, environment)?;
     let mut files = assemble::files(config, environment);
     let (ways_out, certificates) = ways_out(&network, environment);
     variables.extend(ways_out);
     if level != Level::None {
-        // A home of its own, which it may fill as it likes: package managers keep there what they fetched.
+        // A writable home of its own, in which package managers cache their downloads.
         if let Some(home) = own_home(server, config)? {
             variables.insert("HOME".into(), HOME.into());
             files.mounts.push(Mount { source: home, target: HOME.into(), writable: true });
         }
-        // What its arguments name is guessed only where nobody says what it sees.
+        // Paths in the arguments are guessed only if no mounts are configured.
         let named = if server.mounts.is_none() { arguments.as_slice() } else { &[] };
         files.mounts.extend(guessed(&found, named, &cwd, &workspace, environment));
         files.mounts.extend(server.mounts.iter().flatten().cloned());
@@ -316,7 +317,7 @@ fn program(
     })
 }
 
-/// Tells that the program of a server is not there, and what to do.
+/// Returns the error for a missing program of a server, with advice.
 fn missing(command: &str, search: &str, cwd: &Path) -> anyhow::Error {
     if command.contains('/') {
         return anyhow!("there is no program `{}` that can be run", assemble::whole(&cwd.join(command)).display());
@@ -328,13 +329,14 @@ fn missing(command: &str, search: &str, cwd: &Path) -> anyhow::Error {
     )
 }
 
-/// Of what one call may use, what a server may use that serves many: there is no end to what it reads, writes and computes.
+/// Returns the limits of one call that also suit a server of many calls: the amount that it reads, writes and computes
+/// has no limit.
 fn lasting(limits: ResourceLimits) -> ResourceLimits {
     let ResourceLimits { memory_bytes, processes, open_files, .. } = limits;
     ResourceLimits { memory_bytes, processes, open_files, ..ResourceLimits::default() }
 }
 
-/// The home of a server that runs in a sandbox; none where nothing is kept on disk.
+/// Returns the home of a server in a sandbox, or `None` without a state folder.
 fn own_home(server: &ServerConfig, config: &Config) -> anyhow::Result<Option<PathBuf>> {
     use std::os::unix::fs::DirBuilderExt;
     if config.state.as_os_str().is_empty() {
@@ -346,7 +348,7 @@ fn own_home(server: &ServerConfig, config: &Config) -> anyhow::Result<Option<Pat
     Ok(Some(home.canonicalize().unwrap_or(home)))
 }
 
-/// The program of a command, as a shell would find it.
+/// Finds the program of a command, as a shell would.
 pub(crate) fn find(command: &str, search: &str, cwd: &Path) -> Option<PathBuf> {
     use std::os::unix::fs::PermissionsExt;
     let is_program =
@@ -357,8 +359,8 @@ pub(crate) fn find(command: &str, search: &str, cwd: &Path) -> Option<PathBuf> {
     search.split(':').filter(|folder| !folder.is_empty()).map(|folder| Path::new(folder).join(command)).find(is_program)
 }
 
-/// Returns the variables by which a server reaches others as programs of this machine do, and the certificates that they name.
-/// The sandbox of a server that may reach some hosts only has a proxy of its own.
+/// Returns the variables with which a server reaches the network as programs of this machine do, and the certificates
+/// that they name. For a server that may reach only some hosts, the sandbox has a proxy of its own.
 fn ways_out(network: &Network, environment: &Environment) -> (BTreeMap<String, String>, Vec<PathBuf>) {
     let (mut variables, mut certificates) = (BTreeMap::new(), Vec::new());
     let value = |name: &str| environment.0.get(name).filter(|value| !value.is_empty());
@@ -384,7 +386,7 @@ fn ways_out(network: &Network, environment: &Environment) -> (BTreeMap<String, S
     (variables, certificates)
 }
 
-/// Hides the name and the password in the address of a proxy from now on.
+/// Redacts the name and the password in the address of a proxy from now on.
 fn hide_credentials(address: &str) {
     let after = address.split_once("://").map_or(address, |(_, after)| after);
     let Some((credentials, _)) = after.rsplit_once('@') else { return };
@@ -394,7 +396,7 @@ fn hide_credentials(address: &str) {
     }
 }
 
-/// The texts with what they stand for. What is kept in a file of its own, or looks like a secret, is never shown.
+/// Resolves texts. Values from files and likely secrets are redacted from now on.
 pub(crate) fn texts(
     texts: &BTreeMap<String, Text>,
     environment: &Environment,
@@ -411,7 +413,7 @@ pub(crate) fn texts(
         .collect()
 }
 
-/// Hides what a header says from now on, also by itself where a word before it says of what kind it is, as in `Bearer …`.
+/// Redacts the value of a header from now on, and also the part after a scheme, as in `Bearer …`.
 pub(crate) fn hide_header(value: &str) {
     redact::hide(value);
     if let Some((_, secret)) = value.trim().split_once(' ') {

@@ -222,7 +222,7 @@ impl Journal for MemoryJournal {
     }
 }
 
-/// Numbers, writes and publishes events, one after the other.
+/// The recorder of events: numbers, writes and publishes them, one after the other.
 pub(crate) struct Recorder {
     journal: Arc<dyn Journal>,
     bus: Bus,
@@ -316,7 +316,7 @@ pub enum Seen {
     Missed(u64),
 }
 
-/// Publishes events to subscribers. A slow subscriber loses only its own events, and never slows the engine down.
+/// A bus that publishes events to subscribers. A slow one loses only its own events, and never slows the engine down.
 #[derive(Default)]
 pub(crate) struct Bus {
     subscribers: Arc<RwLock<Vec<Arc<Subscriber>>>>,

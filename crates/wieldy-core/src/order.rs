@@ -1,6 +1,6 @@
-//! The order of a batch: which calls wait for which because of the paths they touch, and which call runs next.
+//! Orders the calls of a batch: calls that touch the same paths wait for each other, and a ready queue picks the next.
 //!
-//! Neither compares every pair of calls: time and memory grow with the number of touched paths, even if many calls
+//! No step compares every pair of calls: time and memory grow with the number of touched paths, even if many calls
 //! touch the same path.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -11,7 +11,7 @@ use crate::footprint::Touches;
 /// calls: a join node is over when all of its calls are.
 pub(crate) type WaitsFor = Vec<BTreeSet<usize>>;
 
-/// The paths touched by the calls so far: a tree with the whole workspace at its root.
+/// The paths touched by the calls so far: a tree whose root stands for everything.
 #[derive(Default)]
 pub(crate) struct Touched<'a> {
     nodes: Vec<Node>,

@@ -142,7 +142,8 @@ impl Rate {
         match self.kind {
             RateKind::Rate => {
                 // The generic cell rate algorithm: each call takes its share of the window, and the sum of the shares
-                // may not reach beyond the window's end. In a window too short to divide, a share is at least 1 ns.
+                // may not reach beyond the window's end. If the window is too short to divide, no caller can reach the
+                // rate.
                 let share = (self.window / self.calls.get()).max(Duration::from_nanos(1));
                 let until = used.until + share;
                 let wait = until.duration_since(now).saturating_sub(share * self.calls.get());

@@ -36,8 +36,7 @@ impl Registered {
             ToolName::new(alias).map_err(wrong)?;
         }
         let unusable = |which, source| RegisterError::Schema { tool: name.to_string(), which, source };
-        // Most commands use only one built-in tool, so the schemas of the others are not compiled now. Tests compile
-        // them all.
+        // Most commands use only one built-in tool, so built-in schemas are compiled on first use. Tests compile all.
         let is_ours = spec.provider == Provider::Builtin;
         let input = if is_ours { Schema::check(&spec.input_schema) } else { Schema::compile(&spec.input_schema) };
         let input = input.map_err(|source| unusable("input", source))?;
@@ -198,7 +197,7 @@ impl ToolFilter {
     }
 }
 
-/// All tools. There is one registry per executor.
+/// The list of all tools. There is one registry per executor.
 #[derive(Default)]
 pub struct Registry {
     names: RwLock<Names>,
@@ -277,8 +276,7 @@ impl Registry {
         self.generation.send_modify(|generation| *generation += 1);
     }
 
-    /// Returns the number of changes to the tools so far. Anything derived from the tools is valid while it stays the
-    /// same.
+    /// Returns the number of changes to the tools so far. Data derived from the tools is valid until it changes.
     pub fn generation(&self) -> u64 {
         *self.generation.borrow()
     }
@@ -328,8 +326,7 @@ impl Registry {
         tools
     }
 
-    /// Returns the arguments that must not be written down for a call to that name: those of every tool that it may
-    /// mean.
+    /// Returns the arguments that must not be written down for a call to that name, of every tool that it may mean.
     pub(crate) fn sensitive(&self, name: &str) -> Marked {
         let names = self.names.read().expect("no code panics while it holds the names");
         if let Some(tool) = names.holder(name) {

@@ -45,7 +45,7 @@ struct Shared {
     level: Level,
     sandbox: Option<Arc<dyn Sandbox>>,
     destination: Destination,
-    // A weak pointer, so that a tool that keeps its run does not keep the executor alive.
+    /// A weak pointer, so that a tool that keeps its run does not keep the executor alive.
     engine: Weak<Inner>,
     /// Made on first output: few runs print anything.
     unshown: Mutex<Option<Box<Unshown>>>,
@@ -416,8 +416,8 @@ impl Run {
     }
 }
 
-/// Runs programs beyond the end of the run that it came from, for as long as its holder wants. Only denials are
-/// recorded of these programs.
+/// A handle for programs that outlive the run it came from, for as long as its holder wants. The history records only
+/// the denials of these programs.
 #[derive(Clone)]
 pub struct Background {
     session: SessionKey,

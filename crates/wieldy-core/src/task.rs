@@ -280,8 +280,7 @@ impl Executor {
         result.clone()
     }
 
-    /// Begins a batch in the background. Returns its id, and a future of its result. Must be called within a tokio
-    /// runtime.
+    /// Begins a batch in the background. Returns its id and a future of its result. Must be called in a tokio runtime.
     pub fn spawn_batch(&self, batch: Batch) -> (BatchId, impl Future<Output = Result<BatchResult, CallError>>) {
         let flight = Arc::new(BatchFlight::new(Arc::clone(&batch.caller)));
         let (executor, id) = (self.clone(), flight.id);
@@ -320,8 +319,7 @@ impl Executor {
         self.inner.flights.call(id).is_some_and(|flight| !flight.is_over())
     }
 
-    /// Returns the events of a call of the asker's tenant, from its first to its last. For an unknown id it ends at
-    /// once.
+    /// Returns the events of a call of the asker's tenant, from first to last. For an unknown id it ends at once.
     pub fn observe(&self, id: ExecutionId, asker: &Caller) -> Observer {
         match self.inner.flights.call(id).filter(|flight| flight.subject.caller.tenant == asker.tenant) {
             Some(flight) => {
@@ -347,8 +345,7 @@ impl Executor {
         self.inner.policy.plan(caller).is_ok_and(|plan| !plan.full_events)
     }
 
-    /// Returns all future events that match the filter. Up to `capacity` events wait for a slow subscriber; the rest is
-    /// lost.
+    /// Returns all future events that match the filter. A slow subscriber loses the events beyond `capacity`.
     pub fn subscribe(&self, filter: Filter, capacity: usize) -> Subscription {
         self.inner.recorder.bus().subscribe(filter, capacity)
     }
@@ -370,8 +367,7 @@ impl Executor {
             flight.cancel(CancelCause::Shutdown);
         }
         self.inner.tasks.running.wait().await;
-        // Other calls are driven by their waiting callers. Without one, a call would never end, so this wait is
-        // bounded.
+        // Other calls are driven by their waiting callers. Without one, a call would never end, so bound this wait.
         self.idle_within(self.inner.confinement.grace.saturating_add(Duration::from_secs(3))).await;
     }
 

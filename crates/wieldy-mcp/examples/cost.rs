@@ -1,4 +1,4 @@
-//! What a call over MCP costs: the processor time of a server per call, of ours and of the bare SDK, side by side.
+//! Measures the cost of a call over MCP: the server's processor time per call, for wieldy and for the bare SDK.
 //!
 //! `cargo run --release -p wieldy-mcp --example cost`
 #![allow(clippy::print_stdout, reason = "a measurement for people")]
@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{Caller, Executor, Outcome, ToolSpec, tool};
 use wieldy_mcp::server::{Server, ServerOptions};
 
-/// How many calls a measurement has.
+/// Number of calls in a measurement.
 const CALLS: usize = 20_000;
 
 /// A server with one tool, made of the SDK alone.
@@ -59,7 +59,7 @@ async fn main() -> Result<(), Failure> {
             });
             let executor = Executor::builder().tool(echo).build()?;
             let server = Server::new(executor, ServerOptions::default());
-            // As `wieldy mcp` does where they are pipes.
+            // `wieldy mcp` does the same with pipes.
             let read = pipe::Receiver::from_owned_fd(std::io::stdin().as_fd().try_clone_to_owned()?)?;
             let write = pipe::Sender::from_owned_fd(std::io::stdout().as_fd().try_clone_to_owned()?)?;
             server.serve_lines(read, write, Caller::local(), None, CancellationToken::new()).await?;
@@ -75,7 +75,7 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// A server and a client that talks to it.
+/// A server process and a client's connection to it.
 struct Conversation {
     child: Child,
     input: ChildStdin,
@@ -107,7 +107,7 @@ impl Conversation {
     }
 }
 
-/// The processor time per call, in microseconds.
+/// Measures the processor time per call, in microseconds.
 fn measure(which: &str, at_once: usize) -> Result<f64, Failure> {
     let mut command = Command::new(std::env::current_exe()?);
     let mut child = command.arg(which).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
@@ -127,7 +127,7 @@ fn measure(which: &str, at_once: usize) -> Result<f64, Failure> {
     Ok(spent * 1e6 / CALLS as f64)
 }
 
-/// The processor time of a process so far, in seconds: what its threads have used, by the scheduler's own count.
+/// Returns the processor time of a process so far, in seconds: the sum over its threads, as the scheduler counts it.
 fn processor_time(process: u32) -> Result<f64, Failure> {
     let threads = std::fs::read_dir(format!("/proc/{process}/task"))?;
     let used = threads.filter_map(|thread| {

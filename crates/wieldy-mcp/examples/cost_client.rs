@@ -1,5 +1,5 @@
-//! What a call costs that goes on to another server by HTTP: the processor time of ours per call, with what the same call costs
-//! where the tool is our own.
+//! Measures the cost of a call that goes on to another server over HTTP: our processor time per call, compared with a
+//! tool of our own.
 //!
 //! `cargo run --release -p wieldy-mcp --example cost_client`
 #![allow(clippy::print_stdout, reason = "a measurement for people")]
@@ -21,9 +21,9 @@ use serde_json::json;
 use wieldy_core::{Call, Executor, Limits, Outcome, ToolSpec, tool};
 use wieldy_mcp::client::{Address, Reach, ServerSettings, ToolRule, Upstreams};
 
-/// How many calls a measurement has.
+/// Number of calls in a measurement.
 const CALLS: usize = 20_000;
-/// What is echoed.
+/// Size of the echoed text, in bytes.
 const PAYLOAD: usize = 200;
 
 type Failure = Box<dyn std::error::Error>;
@@ -83,7 +83,7 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// An executor whose tool `echo` is its own, or that of the server.
+/// Returns an executor whose tool `echo` is its own, or that of the server.
 async fn executor(server: Option<&Server>) -> Result<(Executor, Option<Upstreams>), Failure> {
     let mut builder = Executor::builder();
     builder.limits = Limits { calls_running_per_agent_max: 256, calls_running_max: 256, ..Limits::default() };
@@ -151,7 +151,7 @@ async fn serve(answers_with_json: bool) -> Result<(), Failure> {
     Ok(axum::serve(listener, axum::Router::new().route_service("/mcp", service)).await?)
 }
 
-/// The processor time of this process so far, in seconds: what its threads have used, by the scheduler's own count.
+/// Returns the processor time of this process so far, in seconds: the sum over its threads, as the scheduler counts it.
 fn processor_time() -> Result<f64, Failure> {
     let threads = std::fs::read_dir("/proc/self/task")?;
     let used = threads.filter_map(|thread| {

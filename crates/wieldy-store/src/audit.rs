@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::database::{Database, Value};
 use crate::error::StoreError;
 use crate::failpoint;
-use crate::trail::Head;
+use crate::hash_chain::Head;
 
 /// The number of records and the time since the last signed head after which the next head is signed.
 const SIGN_EVERY: i64 = 10_000;

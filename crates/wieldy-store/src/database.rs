@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::error::StoreError;
-use crate::ledger::Draft;
-use crate::log::{LeftLog, Log};
-use crate::trail::Head;
+use crate::hash_chain::Head;
+use crate::projection::Draft;
+use crate::wal::{LeftLog, Log};
 
 /// A value in a statement.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,7 +61,7 @@ pub(crate) enum Dialect {
 }
 
 impl Dialect {
-    /// Returns the placeholder of the value `number` for a column of the type `kind`, one of the letters in `upkeep`.
+    /// Returns the placeholder of the value `number` for a column of the type `kind`, one of the letters in `retention`.
     pub(crate) fn place(self, number: usize, kind: char) -> String {
         let _ = kind;
         match self {

@@ -3,37 +3,37 @@
 //! [`Store`] is a history at an address. [`Store::journal`] opens the [`Journal`](wieldy_core::Journal) that an
 //! executor writes.
 //!
-//! In reading order: `trail` defines records and their hash chain; `meaning`, `ledger` and `tally` project them to
-//! table rows. `writer` is the journal with its queue, `log` the write-ahead log, `filing` the thread that commits to
-//! the database, `claim` the claims of idempotency keys. `recovery` closes the calls of dead executors. `query` and
-//! `moments` read, `memory` and `logs` are the same as tools for agents. `verify` checks that the history is whole,
-//! `audit` signs it, `upkeep` drops old records and makes copies. `database` is the interface that `sqlite` and
-//! `postgres` implement.
+//! In reading order: `hash_chain` defines records and how they are chained; `record_to_row`, `projection` and
+//! `histogram` project them to table rows. `journal` takes the events of an executor, `wal` is its write-ahead log,
+//! `committer` the thread that commits to the database, `claim` the claims of idempotency keys. `recovery` closes the
+//! calls of dead executors. `query` and `events` read, `history_tools` and `log_tools` are the same as tools for agents.
+//! `verify` checks that the history is whole, `audit` signs it, `retention` drops old records and copies a
+//! history. `database` is the interface that `sqlite` and `postgres` implement.
 
-mod trail;
+mod hash_chain;
 
-mod ledger;
-mod meaning;
-mod tally;
+mod histogram;
+mod projection;
+mod record_to_row;
 
 mod failpoint;
-mod writer;
+mod journal;
 
 mod claim;
-mod filing;
-mod log;
+mod committer;
+mod wal;
 
 mod recovery;
 
-mod logs;
-mod memory;
-mod moments;
+mod events;
+mod history_tools;
+mod log_tools;
 mod query;
 
 mod audit;
 mod verify;
 
-mod upkeep;
+mod retention;
 
 mod database;
 mod error;
@@ -45,10 +45,10 @@ mod store;
 
 pub use audit::{SignedHead, Signer};
 pub use error::StoreError;
-pub use memory::history_tools;
-pub use moments::Moment;
+pub use events::Moment;
+pub use history_tools::history_tools;
+pub use journal::StoreJournal;
 pub use query::{Cursor, Execution, GroupBy, Page, Query, Stat};
+pub use retention::{Copied, Pruned, Retention};
 pub use store::{Address, JournalOptions, Store};
-pub use upkeep::{Copied, Pruned, Retention};
 pub use verify::{Problem, Verdict};
-pub use writer::StoreJournal;

@@ -9,9 +9,9 @@ use wieldy_core::{ExecutionId, Status};
 
 use crate::database::{Database, Dialect, Row, Source, Value, Words};
 use crate::error::StoreError;
-use crate::ledger::CallRow;
-use crate::moments::Moment;
-use crate::tally;
+use crate::events::Moment;
+use crate::histogram;
+use crate::projection::CallRow;
 
 /// Conditions for calls; those that are not set do not matter.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -463,15 +463,15 @@ pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> 
         asked_together(database, &mut |database| {
             let wanted = Wanted::of(database, query)?;
             database.query(&wanted.all_over(columns), &wanted.conditions.values, &mut |row| {
-                let day = row.int(0)?.div_euclid(tally::DAY);
-                let bucket = tally::bucket(row.real_or_none(3)?.unwrap_or_default());
+                let day = row.int(0)?.div_euclid(histogram::DAY);
+                let bucket = histogram::bucket(row.real_or_none(3)?.unwrap_or_default());
                 count(day, row.text(1)?, row.text(2)?, bucket, 1, row.int_or_none(4)?.unwrap_or_default());
                 Ok(())
             })
         })?;
     } else {
         let mut wanted = Conditions::default();
-        let day = |micros: i64| micros.div_euclid(tally::DAY);
+        let day = |micros: i64| micros.div_euclid(histogram::DAY);
         let equal = [
             ("tool_name = ?", query.tool.as_deref()),
             ("status = ?", query.status.map(Status::as_str)),
@@ -512,16 +512,17 @@ fn stat(day: Option<i64>, tool: Option<String>, group: Counted) -> Stat {
     let buckets: Vec<(i64, i64)> = group.buckets.into_iter().collect();
     let count: i64 = group.statuses.values().sum();
     let errors = count - group.statuses.get("success").copied().unwrap_or_default();
-    let date = |day: i64| Timestamp::from_microsecond(day * tally::DAY).map(|at| at.strftime("%Y-%m-%d").to_string());
+    let date =
+        |day: i64| Timestamp::from_microsecond(day * histogram::DAY).map(|at| at.strftime("%Y-%m-%d").to_string());
     Stat {
         day: day.and_then(|day| date(day).ok()),
         tool,
         count,
         errors,
         error_rate: if count == 0 { 0.0 } else { errors as f64 / count as f64 },
-        p50_ms: tally::quantile(&buckets, 0.50),
-        p95_ms: tally::quantile(&buckets, 0.95),
-        p99_ms: tally::quantile(&buckets, 0.99),
+        p50_ms: histogram::quantile(&buckets, 0.50),
+        p95_ms: histogram::quantile(&buckets, 0.95),
+        p99_ms: histogram::quantile(&buckets, 0.99),
         output_bytes: group.output_bytes,
         statuses: group.statuses,
     }

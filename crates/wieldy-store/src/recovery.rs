@@ -11,16 +11,16 @@ use wieldy_core::{
     CallError, CallState, Caller, ExecutionId, Interrupted, Keyed, Remembered, RememberedAnswer, TASK_TTL, ToolResult,
 };
 
+use crate::committer::{Filer, GROUP_MAX};
 use crate::database::{Database, Dialect, Row, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
-use crate::filing::{Filer, GROUP_MAX};
-use crate::ledger::{CallRow, Ledger, OpenCall};
-use crate::log::LeftLog;
+use crate::hash_chain::Record;
+use crate::histogram::DAY;
+use crate::projection::{CallRow, Ledger, OpenCall};
 use crate::query::{COLUMNS, row_of};
-use crate::tally::DAY;
-use crate::trail::Record;
-use crate::upkeep::believed_now;
+use crate::retention::believed_now;
+use crate::wal::LeftLog;
 
 /// Maximum number of answers that an executor gets when it starts.
 const ANSWERS_MAX: i64 = 10_000;

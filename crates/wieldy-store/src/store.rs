@@ -13,21 +13,21 @@ use uuid::Uuid;
 use wieldy_core::{ExecutionId, TASK_TTL};
 
 use crate::audit::{SignedHead, Signer, Unsigned};
+use crate::committer::{Filer, Pruning};
 use crate::database::{Database, Dialect, Value, one_int};
 use crate::error::StoreError;
+use crate::events::{self, LogCursor, LogEntry, Moment};
 use crate::failpoint;
-use crate::filing::{Filer, Pruning};
-use crate::ledger::Ledger;
-use crate::moments::{self, LogCursor, LogEntry, Moment};
+use crate::hash_chain::{Head, Record};
+use crate::journal::{Pace, Shared, StoreJournal};
 #[cfg(feature = "postgres")]
 use crate::postgres;
+use crate::projection::Ledger;
 use crate::query::{self, Execution, GroupBy, Page, Query, Stat};
 use crate::recovery;
+use crate::retention::Retention;
 use crate::sqlite::Sqlite;
-use crate::trail::{Head, Record};
-use crate::upkeep::Retention;
 use crate::verify::{self, Verdict};
-use crate::writer::{Pace, Shared, StoreJournal};
 
 /// The address of a history.
 #[derive(Clone, PartialEq, Eq)]
@@ -214,7 +214,7 @@ impl Store {
         wanted: &dyn Fn(&str) -> bool,
         limit: usize,
     ) -> Result<(Vec<LogEntry>, Option<LogCursor>), StoreError> {
-        self.with(|database| moments::logs(database, query, from, wanted, limit))
+        self.with(|database| events::logs(database, query, from, wanted, limit))
     }
 
     /// Returns the query plans of [`Store::search`], for tests.

@@ -10,11 +10,11 @@ use uuid::Uuid;
 use crate::audit::{SignedHead, from_hex, to_hex};
 use crate::database::{Database, Row, Value, one_int};
 use crate::error::StoreError;
-use crate::ledger::CallRow;
-use crate::meaning::Meaning;
+use crate::hash_chain::{Hash, Placed};
+use crate::histogram::{Tally, TallyKey};
+use crate::projection::CallRow;
 use crate::query::{COLUMNS, row_of};
-use crate::tally::{Tally, TallyKey};
-use crate::trail::{Hash, Placed};
+use crate::record_to_row::Meaning;
 
 /// The result of a verification.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

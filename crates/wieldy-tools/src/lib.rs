@@ -1,6 +1,6 @@
 //! The built-in tools of wieldy.
 //!
-//! People who write tools read this crate first: each tool is one file with its arguments as a type, its
+//! Authors of tools read this crate first: each tool is one file with its arguments as a type, its
 //! declaration and its run. The workspace tools are in [`files`], `Bash` and the tools of manifests in [`shell`].
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ pub mod shell;
 pub use files::{Workspace, WorkspaceError};
 pub use shell::{Bash, CommandTool};
 
-/// The workspace tools, all on the same workspace, and `GetArtifact`.
+/// Returns the tools for this workspace, and `GetArtifact`.
 pub fn file_tools(workspace: Arc<Workspace>) -> Vec<SharedTool> {
     use files::{Delete, Edit, GetArtifact, Glob, List, QueryVfs, Read, Search, Write};
     vec![

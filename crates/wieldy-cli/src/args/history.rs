@@ -10,13 +10,13 @@ use super::help::HISTORY_HELP;
 use super::statuses;
 use crate::commands::completions;
 
-/// Which calls are wanted.
+/// The filter of calls.
 #[derive(Debug, Args)]
 pub(crate) struct FilterArgs {
     /// Only calls of this tool
     #[arg(long, add = ArgValueCandidates::new(completions::tools))]
     pub(crate) tool: Option<String>,
-    /// Only calls that stand or ended like this
+    /// Only calls with this status
     #[arg(long, value_parser = statuses())]
     pub(crate) status: Option<Status>,
     /// Only calls of this session
@@ -34,10 +34,10 @@ pub(crate) struct FilterArgs {
     /// Only calls of this batch
     #[arg(long, value_name = "ID")]
     pub(crate) batch: Option<String>,
-    /// Only calls accepted then or later
+    /// Only calls accepted at this time or later
     #[arg(long, value_name = "TIME")]
     pub(crate) since: Option<String>,
-    /// Only calls accepted before then
+    /// Only calls accepted before this time
     #[arg(long, value_name = "TIME")]
     pub(crate) until: Option<String>,
     /// Only calls with these words, or beginnings of words, in the tool's name, the arguments or the error
@@ -52,20 +52,20 @@ pub(crate) struct HistoryArgs {
     pub(crate) command: Option<HistoryCommand>,
     #[command(flatten)]
     pub(crate) filter: FilterArgs,
-    /// How many calls, the latest first
+    /// The maximal number of calls, latest first
     #[arg(long, value_name = "COUNT", default_value = "20", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) limit: u32,
-    /// Where the last page ended
+    /// The cursor that the last page ended with
     #[arg(long, value_name = "N")]
     pub(crate) cursor: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum HistoryCommand {
-    /// Print everything that is known of one call
+    /// Print all details of one call
     #[command(after_help = "Example:\n  wieldy history show 019a8f2c")]
     Show {
-        /// The call's id, or its first characters: at least eight, and as many as no other call's id has
+        /// The call's id, or its first characters: at least eight, and enough to be unique
         id: String,
     },
     /// Count calls, by tool or day
@@ -73,32 +73,34 @@ pub(crate) enum HistoryCommand {
     Stats {
         #[command(flatten)]
         filter: Box<FilterArgs>,
-        /// What is told apart: tool, day (in UTC), or tool,day
+        /// The grouping: tool, day (in UTC), or tool,day
         #[arg(long, value_name = "WHAT", default_value = "tool")]
         by: String,
     },
-    /// Copy the history into a new file while others go on writing
+    /// Copy the history into a new file while other processes keep writing
     #[command(after_help = "Example:\n  wieldy history backup copy.db")]
     Backup {
         /// The new file
         file: PathBuf,
     },
-    /// Copy the history as it is now to another address: a file, or postgres://user@host/database; others may go on writing
+    /// Copy the present history to another address: a file, or postgres://user@host/database; other processes may keep
+    /// writing
     #[command(after_help = "Example:\n  wieldy history copy other.db")]
     Copy {
         /// The address
         url: String,
     },
-    /// Drop old records; what is kept can still be proved [default: as the configuration says]
+    /// Drop old records; the rest can still be verified [default: as configured]
     #[command(after_help = "Example:\n  wieldy history prune --older-than 90d --dry-run")]
     Prune {
         /// Drop records that are older than this, such as 90d
         #[arg(long, value_name = "TIME")]
         older_than: Option<String>,
-        /// Drop the oldest records until the history is no larger than this, such as 500MB or 1GB; open calls keep theirs
+        /// Drop the oldest records until the history is no larger than this, such as 500MB or 1GB; records of open
+        /// calls stay
         #[arg(long, value_name = "SIZE")]
         larger_than: Option<String>,
-        /// Only tell what would be dropped
+        /// Only print what would be dropped
         #[arg(long)]
         dry_run: bool,
     },
@@ -112,20 +114,20 @@ pub(crate) struct AuditArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AuditCommand {
-    /// Check that every record follows from the one before, and all signatures
+    /// Verify the chain of all records, and all signatures
     #[command(after_help = "Example:\n  wieldy audit verify")]
     Verify {
-        /// A signed end of the trail that was kept elsewhere, which the trail must lead through; may be repeated
+        /// A signed end of the trail, stored elsewhere, that the trail must contain; may be repeated
         #[arg(long, value_name = "FILE")]
         anchor: Vec<PathBuf>,
-        /// The public key that must have signed [default: any one]
+        /// The public key that must have signed [default: any]
         #[arg(long, value_name = "HEX")]
         key: Option<String>,
     },
-    /// Print the end of the trail, signed: kept elsewhere, it is an anchor
+    /// Print the signed end of the trail: stored elsewhere, it is an anchor
     #[command(after_help = "Example:\n  wieldy audit head --output head.json")]
     Head {
-        /// Write it into this new file instead
+        /// Write it to this new file instead
         #[arg(long, value_name = "FILE")]
         output: Option<PathBuf>,
     },

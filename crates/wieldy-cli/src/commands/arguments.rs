@@ -10,19 +10,19 @@ use wieldy::{ARGUMENTS_BYTES_MAX, CallError, Code, parse_arguments};
 
 use crate::exit::Failure;
 
-/// The arguments of both forms together; a pair replaces the same key of `--args`.
+/// Merges the arguments of both forms; a pair replaces the same key of `--args`.
 pub(crate) fn arguments(whole: Option<&str>, pairs: &[String]) -> Result<Value, Failure> {
     let given = match whole {
         None => Value::Object(Map::new()),
         Some(text) => match text_of(text)? {
-            // The executor refuses it, and records that.
+            // The executor refuses arguments of this size, and records the refusal.
             text if text.len() > ARGUMENTS_BYTES_MAX => return Ok(Value::String(text)),
             text => parse_arguments(&text).map_err(CallError::from)?,
         },
     };
     let mut object = match given {
         Value::Object(object) => object,
-        // Whoever checks the arguments says what is wrong with them.
+        // The validation of the arguments reports the mistake.
         other if pairs.is_empty() => return Ok(other),
         _ => {
             let told = "`--args` is not a JSON object, so nothing can be added to it";
@@ -41,7 +41,7 @@ pub(crate) fn arguments(whole: Option<&str>, pairs: &[String]) -> Result<Value, 
     Ok(Value::Object(object))
 }
 
-/// `key=value` or `key:=json`. The first `=` counts, so values may have others.
+/// Reads `key=value` or `key:=json`. The first `=` counts, so values may contain others.
 fn read_pair(pair: &str) -> Result<(&str, Value), Failure> {
     let wrong = || {
         let hint = "arguments are written key=value, or key:=json for numbers, lists and objects";
@@ -59,7 +59,7 @@ fn read_pair(pair: &str) -> Result<(&str, Value), Failure> {
     if key.is_empty() { wrong() } else { Ok((key, value)) }
 }
 
-/// The text itself, or that of the file or standard input which it names.
+/// Returns the text itself, or the text of the file or standard input that it names.
 fn text_of(text: &str) -> Result<String, Failure> {
     if text == "-" {
         return bounded(io::stdin().lock(), "standard input");
@@ -68,7 +68,7 @@ fn text_of(text: &str) -> Result<String, Failure> {
     bounded(File::open(path).map_err(|error| unread(error, path))?, path)
 }
 
-/// Reads at most one byte more than arguments may have, however much there is.
+/// Reads at most one byte more than arguments may have, so that a longer source is detected without reading all of it.
 fn bounded(source: impl Read, name: &str) -> Result<String, Failure> {
     let mut bytes = Vec::new();
     source.take(ARGUMENTS_BYTES_MAX as u64 + 1).read_to_end(&mut bytes).map_err(|error| unread(error, name))?;

@@ -1,4 +1,4 @@
-//! `wieldy audit`: the proof that nobody changed what was recorded, and what is needed for it.
+//! `wieldy audit`: verifies that the recorded history was not changed, and prints its signed end and public key.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
@@ -31,7 +31,7 @@ pub(crate) fn run(command: &AuditCommand, config: &Config, printer: &Printer) ->
     }
 }
 
-/// The history, which must be there: what is gone cannot be proved.
+/// Opens the history, which must exist: a missing one cannot be verified.
 fn there(config: &Config) -> Result<Store, Failure> {
     let nothing = || Failure::broken(anyhow!("there is no history, so nothing can be proved")).hint(WHERE_HISTORY_IS);
     existing(config)?.ok_or_else(nothing)
@@ -81,7 +81,7 @@ fn verify(anchors: &[PathBuf], key: Option<&str>, config: &Config, printer: &Pri
     Ok(Exit::Success)
 }
 
-/// A signed end of the trail in a file.
+/// Reads a signed end of the trail from a file.
 fn anchor(path: &Path) -> Result<SignedHead, Failure> {
     let read = || -> anyhow::Result<SignedHead> {
         let text = std::fs::read_to_string(path)?;
@@ -92,7 +92,7 @@ fn anchor(path: &Path) -> Result<SignedHead, Failure> {
     told.map_err(|error| Failure::usage(error).hint(hint))
 }
 
-/// What was proved.
+/// Formats the result of a successful verification.
 fn whole(verdict: &Verdict) -> String {
     let count = |count: u64, thing: &str| counted(usize::try_from(count).unwrap_or(usize::MAX), thing);
     let mut text = format!(

@@ -24,10 +24,10 @@ use crate::interrupt::{CANCELLING, Interrupts};
 use crate::output::{Printer, counted, hint_for, shown, shown_in_line};
 use crate::{assemble, confirm, history, in_runtime, log, upstreams};
 
-/// How large a batch may be, written as JSON.
+/// The maximal size of a batch as JSON, in bytes.
 const BATCH_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// The interval at which the bar is drawn again, for the elapsed time.
+/// The interval for redrawing the progress bar with the elapsed time.
 const TICK: Duration = Duration::from_millis(200);
 
 /// A call of a batch as people write it.
@@ -50,7 +50,7 @@ pub(crate) fn run(
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     let entries = read(&args.file)?;
-    // It outlives the runtime, so that the last records of what was running are in it.
+    // The history outlives the runtime, so that it gets the last records of running calls.
     let history = History::open(config, Tasks::Forgotten)?;
     let work = async {
         let progress = progress_bar(entries.len(), "{bar:30} {pos}/{len} {elapsed} {wide_msg}");
@@ -100,7 +100,7 @@ async fn batch(
         let (id, result) = executor.spawn_batch(batch);
         let cancel = || _ = executor.cancel(id, &caller);
         let shown = follow(executor, id, &caller, progress);
-        // The bar goes with the batch: nobody waits for it.
+        // The batch does not wait for the progress bar.
         let result = async {
             tokio::select! { result = result => result, never = shown => match never {} }
         };
@@ -110,14 +110,14 @@ async fn batch(
     progress.finish_and_clear();
     let result = result?;
     print(&result, printer)?;
-    // A call that was skipped because of another says nothing that the other does not say better.
+    // The error of a skipped call only repeats the error of the call that caused it.
     let was_skipped = |error: &&CallError| error.details.get("cause").is_some_and(|cause| cause == "skipped");
     let errors = || result.results.iter().filter_map(|result| result.error.as_deref());
     let first_failed = errors().find(|error| !was_skipped(error)).or_else(|| errors().next());
     Ok(first_failed.map_or(Exit::Success, Exit::of))
 }
 
-/// A bar on standard error, where somebody sees it.
+/// Returns a progress bar on standard error, hidden unless that is a terminal.
 pub(crate) fn progress_bar(length: usize, template: &str) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -126,7 +126,7 @@ pub(crate) fn progress_bar(length: usize, template: &str) -> ProgressBar {
     ProgressBar::with_draw_target(Some(length as u64), ProgressDrawTarget::stderr()).with_style(style)
 }
 
-/// Shows at once how far the batch is, how long it has run and which tools run now, for as long as it is polled.
+/// Shows the progress of the batch, the elapsed time and the running tools, for as long as it is polled.
 async fn follow(executor: &Executor, id: BatchId, caller: &Caller, progress: &ProgressBar) -> Infallible {
     let mut events = executor.observe_batch(id, caller);
     let mut running: Vec<Arc<Event>> = Vec::new();
@@ -149,7 +149,7 @@ async fn follow(executor: &Executor, id: BatchId, caller: &Caller, progress: &Pr
     std::future::pending().await
 }
 
-/// Prints a block per call, in the order of the calls, or with `--json` everything at once.
+/// Prints a block per call, in the order of the calls, or with `--json` all results at once.
 fn print(batch: &BatchResult, printer: &Printer) -> Result<(), Failure> {
     if printer.json {
         printer.json(batch)?;
@@ -175,7 +175,7 @@ fn print(batch: &BatchResult, printer: &Printer) -> Result<(), Failure> {
 fn print_answer(result: &ToolResult, printer: &Printer) -> Result<(), Failure> {
     let text = result.text();
     printer.tool_text(&text)?;
-    // The next block begins on a line of its own, whoever reads.
+    // The next block starts on a new line, even if standard output is a pipe.
     if !text.is_empty() && !text.ends_with('\n') && !io::stdout().is_terminal() {
         printer.line("")?;
     }
@@ -208,7 +208,8 @@ fn read(file: &str) -> Result<Vec<Entry>, Failure> {
     })
 }
 
-/// The calls of a JSON array, or of one object per line; or the line of the first mistake, and what it is.
+/// Parses the calls of a JSON array, or of one object per line. The error is the line of the first mistake and its
+/// message.
 fn parse(text: &str) -> Result<Vec<Entry>, (usize, String)> {
     let said = |error: &serde_json::Error| {
         let text = error.to_string();

@@ -1,4 +1,4 @@
-//! `wieldy call`: one call, and what the tool answered.
+//! `wieldy call`: makes one call and prints the tool's answer.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::live::Live;
 use crate::output::{Printer, counted};
 use crate::{assemble, confirm, history, in_runtime, log, upstreams};
 
-/// The tool that nearly always runs a program, so that what programs need is started while the history is opened.
+/// The tool that almost always runs a program. For its calls, the fork server starts while the history is opened.
 const BASH: &str = "Bash";
 
 pub(crate) fn run(
@@ -32,7 +32,7 @@ pub(crate) fn run(
         return Err(Failure::usage(told).hint("without `--async` the command waits for the result"));
     }
     let arguments = arguments(args.args.as_deref(), &args.pairs)?;
-    // It outlives the runtime, so that the last records of what was running are in it.
+    // The history outlives the runtime, so that it gets the last records of running calls.
     let warden = (args.tool == BASH).then(wieldy::WardenAhead::start);
     let history = History::open(config, Tasks::Forgotten)?;
     let work = async {
@@ -89,7 +89,7 @@ async fn call(
     Ok(result.error.as_deref().map_or(Exit::Success, Exit::of))
 }
 
-/// Says so where something was left running that ends with this command.
+/// Warns if a background program is still running, because it ends with this command.
 fn warn_of_background(result: &ToolResult, printer: &Printer) {
     let is = |key: &str, value: &str| result.structured.as_ref().is_some_and(|structured| structured[key] == value);
     if &*result.tool == "Bash" && is("state", "running") {
@@ -98,7 +98,7 @@ fn warn_of_background(result: &ToolResult, printer: &Printer) {
     }
 }
 
-/// Prints the tool's text, of a failed run too, or with `--json` the whole result.
+/// Prints the tool's text, even of a failed run, or with `--json` the whole result.
 fn print(result: &ToolResult, live: &Live, printer: &Printer) -> Result<(), Failure> {
     if printer.json {
         printer.json(result)?;

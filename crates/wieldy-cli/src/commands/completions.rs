@@ -1,7 +1,7 @@
-//! `wieldy completions`: a script that completes this command's words in a shell, and the words that it offers.
+//! `wieldy completions`: prints a script that completes this command's words in a shell, and returns the candidates.
 //!
-//! The script asks this program for candidates at every Tab, by the variable [`VARIABLE`]. So it knows the tools of manifests and
-//! of MCP servers. Nothing is started, asked or printed for that.
+//! At every Tab the script runs this program with the variable [`VARIABLE`], so the candidates include the tools of
+//! manifests and of MCP servers. This starts no server, asks no question and prints nothing else.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -20,7 +20,8 @@ use crate::exit::{Exit, Failure};
 use crate::output::Printer;
 use crate::{assemble, upstreams};
 
-/// The variable by which scripts ask for candidates. It does not begin like those that set keys of the configuration.
+/// The variable with which scripts request candidates. It has another prefix than variables that set keys of the
+/// configuration.
 const VARIABLE: &str = "_WIELDY_COMPLETE";
 
 pub(crate) fn run(args: &CompletionsArgs, printer: &Printer) -> Result<Exit, Failure> {
@@ -34,25 +35,25 @@ pub(crate) fn run(args: &CompletionsArgs, printer: &Printer) -> Result<Exit, Fai
     Ok(Exit::Success)
 }
 
-/// Answers a script that asks for candidates, and ends the process then.
+/// Answers a script that requests candidates, and then exits.
 pub(crate) fn answer() {
     if std::env::var_os(VARIABLE).is_some() {
         CompleteEnv::with_factory(Arguments::command).var(VARIABLE).complete();
     }
 }
 
-/// The names of all tools that are known without asking a server.
+/// Returns the names of all tools that are known without contacting a server.
 pub(crate) fn tools() -> Vec<CompletionCandidate> {
     let environment = Environment::of_this_process();
     let Ok(config) = Config::load(&environment, &Overrides::default()) else { return Vec::new() };
     let Ok(executor) = assemble::catalogue(&config, &environment) else { return Vec::new() };
-    // Servers that cannot be used leave the other tools.
+    // If the servers cannot be used, the other tools are still offered.
     let _servers = upstreams::open_lazily(&config, &environment, &executor);
     let tools = executor.registry().list(&Caller::local(), &ToolFilter::default());
     tools.iter().map(|tool| CompletionCandidate::new(tool.spec().name.as_str())).collect()
 }
 
-/// The keys of the configuration, each with its `=`.
+/// Returns the keys of the configuration, each with its `=`.
 pub(crate) fn keys() -> Vec<CompletionCandidate> {
     let config = Config::load(&Environment::of_this_process(), &Overrides::default());
     let values = config.map(|config| config.values).unwrap_or_default();
@@ -71,7 +72,7 @@ pub(crate) fn priorities() -> Vec<CompletionCandidate> {
     ["low", "normal", "high"].map(CompletionCandidate::new).into()
 }
 
-/// The words of a program's command line: a program on the PATH or a path, and paths after it.
+/// Returns the words of a program's command line: a program on the PATH or a path, and paths after it.
 pub(crate) fn program_words(current: &OsStr) -> Vec<CompletionCandidate> {
     let mut found = PathCompleter::any().complete(current);
     let words: Vec<OsString> = std::env::args_os().collect();
@@ -81,8 +82,7 @@ pub(crate) fn program_words(current: &OsStr) -> Vec<CompletionCandidate> {
     found
 }
 
-/// Returns true if the last of these words, by which a script asks, is the program after `run`: it comes after `run`, after
-/// `--`, or after a flag.
+/// Returns true if the last of these words of the script is the program of `run`: it follows `run`, `--`, or a flag.
 fn is_program(words: &[OsString]) -> bool {
     let Some(run) = words.iter().rposition(|word| word == "run") else { return false };
     let Some((_, before)) = words[run + 1..].split_last() else { return false };
@@ -93,7 +93,7 @@ fn is_program(words: &[OsString]) -> bool {
     }
 }
 
-/// The names on the PATH that begin like this.
+/// Returns the names on the PATH that start with this text.
 fn programs(begin: &OsStr) -> BTreeSet<OsString> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let entries = std::env::split_paths(&path).filter_map(|folder| folder.read_dir().ok()).flatten().flatten();

@@ -1,4 +1,4 @@
-//! `wieldy config show`: every value and where it comes from.
+//! `wieldy config show`: prints every value and its origin.
 
 use serde_json::json;
 
@@ -6,7 +6,7 @@ use crate::config::{self, Config, Shown};
 use crate::exit::{Exit, Failure};
 use crate::output::{Printer, shown_in_line};
 
-/// Prints what holds, and what a folder's own file sets that does not count until it is trusted.
+/// Prints the effective values, and those of a folder's own file that are ignored until it is trusted.
 pub(crate) fn show(config: &Config, printer: &Printer) -> Result<Exit, Failure> {
     let ignored = config.folder.ignored();
     if printer.json {

@@ -1,4 +1,4 @@
-//! `wieldy doctor`: which isolation levels and limits work here, and where not, why and what to do.
+//! `wieldy doctor`: shows which isolation levels and limits work here, and for the others why not and what to do.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ pub(crate) async fn run(
     Ok(Exit::Broken)
 }
 
-/// The JSON; its form is documented and stable.
+/// The JSON output; its form is documented and stable.
 #[derive(Serialize)]
 struct Told<'a> {
     ok: bool,
@@ -64,19 +64,19 @@ struct Told<'a> {
     plan: Option<&'a [String]>,
 }
 
-/// Whether calls can be recorded.
+/// The probe of the history: whether calls can be recorded.
 #[derive(Serialize)]
 struct ProbedHistory {
     #[serde(flatten)]
     probed: Probed,
-    /// Where the history is; null where calls are recorded in memory.
+    /// The address of the history; null if calls are recorded in memory.
     address: Option<String>,
-    /// How many records it has; null where it is not there yet or cannot be read.
+    /// The number of records; null if the history does not exist yet or cannot be read.
     records: Option<u64>,
     bytes: Option<u64>,
 }
 
-/// Looks at the history without making one.
+/// Probes the history without creating one.
 fn history(config: &Config) -> ProbedHistory {
     let address = config.history.address.as_ref().map(ToString::to_string);
     let probed = |state, told: String, hint| Probed { name: "history".into(), state, told, hint };
@@ -100,7 +100,7 @@ fn history(config: &Config) -> ProbedHistory {
     ProbedHistory { probed, address, records, bytes }
 }
 
-/// The trust of the configuration that came with the folder.
+/// Returns the trust of the configuration that came with the folder.
 fn folder(config: &Config) -> Vec<Probed> {
     let hint = "`wieldy trust` shows what it would do, and asks";
     let probed = |name: &Path, is_trusted: bool, untrusted: String| {
@@ -124,7 +124,7 @@ fn folder(config: &Config) -> Vec<Probed> {
     file.into_iter().chain(trusted).chain(untrusted).collect()
 }
 
-/// The manifests that are left out because of a mistake.
+/// Returns the manifests that are skipped because of a mistake.
 fn broken_manifests(config: &Config, environment: &Environment) -> Vec<Probed> {
     let broken = |path: &PathBuf| {
         let failure = assemble::tools_of(path, config, environment).err()?;
@@ -134,7 +134,7 @@ fn broken_manifests(config: &Config, environment: &Environment) -> Vec<Probed> {
     assemble::manifest_paths(config, environment).iter().filter_map(broken).collect()
 }
 
-/// Everything for people: a paragraph for each kind of thing, a line for each thing, advice below it.
+/// Formats the report for people: a paragraph for each kind of item, a line for each item, advice below it.
 fn text(report: &Report, history: &ProbedHistory, folder: &[Probed], isolation: Level, colours: bool) -> String {
     let of_level = report.holds.iter().find(|holds| holds.level == isolation);
     let limits = of_level.iter().flat_map(|holds| holds.limits.iter().map(|it| limit(isolation, it)));
@@ -206,7 +206,7 @@ fn limit(level: Level, enforcement: &Enforcement) -> Probed {
     Probed { name: enforcement.limit.to_owned(), state, told: told.into(), hint: hint.map(str::to_owned) }
 }
 
-/// What a level holds to, on one line.
+/// Returns the limits that a level enforces, on one line.
 fn held(holds: &Holds) -> Probed {
     let unheld: Vec<&str> = holds.limits.iter().filter(|it| it.by == Enforcer::Nobody).map(|it| it.limit).collect();
     let (state, limits) = match unheld.as_slice() {

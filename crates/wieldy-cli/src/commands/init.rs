@@ -1,4 +1,4 @@
-//! `wieldy init`: a commented configuration to begin with.
+//! `wieldy init`: writes a commented configuration to start from.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
@@ -21,10 +21,11 @@ pub(crate) fn run(
 ) -> Result<Exit, Failure> {
     let path = into.unwrap_or(Path::new(FILE_NAME));
     let shown = path.display();
-    // A killed executor may have left some here.
+    // Remove placeholders that a killed executor left here.
     wieldy::sweep_placeholders(Path::new("."), &[]);
     let mut how = OpenOptions::new();
-    // Made in one step, so that a file which appears meanwhile is not overwritten either. A sandbox's placeholder is nobody's file.
+    // `create_new` is atomic, so a file that appears meanwhile is not overwritten either. A sandbox's placeholder may
+    // be replaced.
     let replaces = args.force || wieldy::is_placeholder(path);
     let how = if replaces { how.write(true).create(true).truncate(true) } else { how.write(true).create_new(true) };
     let written = how.open(path).and_then(|mut file| file.write_all(TEMPLATE.as_bytes()));

@@ -1,4 +1,4 @@
-//! `wieldy mcp login|logout`: a person logs in to an MCP server.
+//! `wieldy mcp login|logout`: logs a person in to an MCP server.
 
 use std::time::Duration;
 
@@ -13,11 +13,11 @@ use crate::interrupt::{CANCELLING, Interrupts};
 use crate::output::{Printer, shown_in_line};
 use crate::{in_runtime, upstreams};
 
-/// How long a person may take.
+/// The longest time that a person may take to log in.
 const PATIENCE: Duration = Duration::from_secs(10 * 60);
-/// Where the answer goes that nobody waits for.
+/// The redirect address if no process waits for the answer.
 const NOBODY: &str = "http://127.0.0.1:1/callback";
-/// How long an address may be.
+/// The maximal length of an address, in bytes.
 const ADDRESS_BYTES_MAX: u64 = 64 * 1024;
 
 pub(crate) fn run(
@@ -89,7 +89,8 @@ async fn log_in(name: &str, address: &Address, paste: bool, printer: &Printer) -
     Ok(Exit::Success)
 }
 
-/// The page is data for people and programs. It is never opened by us: whoever opens it sees what it is.
+/// Prints the page to open, for people and programs. The program never opens it itself, so that the person sees the
+/// address first.
 fn show(login: &Login, printer: &Printer) -> Result<(), Failure> {
     let page = shown_in_line(login.page());
     if printer.json {
@@ -119,7 +120,7 @@ fn log_out(name: &str, address: &Address, printer: &Printer) -> Result<Exit, Fai
     Ok(Exit::Success)
 }
 
-/// What others say may be in it, so it is shown as such.
+/// Converts the error of a login. It may contain text of the server, which is shown as such.
 fn failure(name: &str, error: LoginError) -> Failure {
     let is_refused = matches!(error, LoginError::Refused(_));
     let hint = match &error {

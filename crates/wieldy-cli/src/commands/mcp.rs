@@ -1,4 +1,4 @@
-//! `wieldy mcp`: the tools for one MCP client, over standard input and output.
+//! `wieldy mcp`: serves the tools to one MCP client, over standard input and output.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::interrupt::{CANCELLING, Interrupts};
 use crate::output::Printer;
 use crate::{assemble, confirm, in_runtime, log, standard, upstreams};
 
-/// The line for a person who typed the command, which is for clients to start.
+/// The message for a person who typed the command, which clients are meant to start.
 const WAITING: &str = "waiting for an MCP client on standard input; name this command in the client's configuration, or press \
     Ctrl-D to leave";
 
@@ -27,7 +27,7 @@ pub(crate) fn run(
     environment: &Environment,
     printer: &Printer,
 ) -> Result<Exit, Failure> {
-    // It outlives the runtime, so that the last records of what was running are in it.
+    // The history outlives the runtime, so that it gets the last records of running calls.
     let history = History::open(config, Tasks::Kept)?;
     let work = async {
         let confirmer = confirm::beforehand(args.serving.yes);
@@ -69,12 +69,12 @@ async fn serve(
         client.await
     };
     let ended = interrupts.watch(client, || stop.cancel(), CANCELLING, printer).await;
-    // Nobody is there any more who could get an answer.
+    // The client is gone and needs no more answers.
     executor.shutdown(Duration::ZERO).await;
     ended.map(|()| Exit::Success).map_err(Failure::broken)
 }
 
-/// The person at this machine, as far as the flags let the client see and do.
+/// Returns the caller: the local user, with the scopes and permissions of the flags.
 fn caller(args: &McpArgs) -> Caller {
     let held = |names: &[String]| if names.is_empty() { Held::All } else { Held::only(names) };
     let own_session = || format!("mcp-{}-{}", Timestamp::now().as_millisecond(), std::process::id());

@@ -1,4 +1,4 @@
-//! What `call` and `batch` have in common: on whose behalf, and how.
+//! The parts that `call`, `batch` and `run` share: the caller and the options of a call.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::args::RunArgs;
 use crate::config::Config;
 use crate::output::Printer;
 
-/// The person at this machine, under the name of an agent and with only the scopes and permissions that are named.
+/// Returns the local user as the caller, under the name of an agent and with only the named scopes and permissions.
 pub(crate) fn caller(run: &RunArgs) -> Arc<Caller> {
     let held = |names: &[String]| if names.is_empty() { Held::All } else { Held::only(names) };
     Arc::new(Caller {
@@ -21,7 +21,7 @@ pub(crate) fn caller(run: &RunArgs) -> Arc<Caller> {
     })
 }
 
-/// How each call is run.
+/// Returns the options of each call.
 pub(crate) fn options(run: &RunArgs) -> Options {
     Options {
         timeout: run.timeout,
@@ -30,7 +30,8 @@ pub(crate) fn options(run: &RunArgs) -> Options {
         silence: run.silence,
         retries: run.retries,
         priority: run.priority,
-        // They are the executor's own for this command; here they also hold a tool to less than it has by its manifest.
+        // The executor of this command already has these limits; as options they also lower the limits that a tool's
+        // manifest sets.
         limits: ResourceLimits {
             cpu_millicores: run.cpu,
             memory_bytes: run.memory.map(|megabytes| megabytes * 1024 * 1024),
@@ -42,14 +43,14 @@ pub(crate) fn options(run: &RunArgs) -> Options {
     }
 }
 
-/// Says so where programs are not isolated: it must be asked for, and is never silent.
+/// Warns if programs are not isolated: that must be requested, and is never silent.
 pub(crate) fn warn_of_no_isolation(config: &Config, printer: &Printer) {
     if config.isolation == Level::None {
         printer.tell("warning: isolation `none` isolates nothing: programs run with your own rights");
     }
 }
 
-/// Says what a session on the command line does not do: nothing of it outlives the command but its records.
+/// Notes the limits of a session on the command line: only its records outlive the command.
 pub(crate) fn tell_of_session(run: &RunArgs, printer: &Printer) {
     if run.session.is_some() {
         printer.tell(

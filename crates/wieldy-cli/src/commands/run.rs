@@ -1,4 +1,4 @@
-//! `wieldy run`: a program in a sandbox, attached to the terminal or the pipes of the person.
+//! `wieldy run`: runs a program in a sandbox, attached to the user's terminal or pipes.
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -18,17 +18,17 @@ use crate::interrupt::{CANCELLING, Interrupts};
 use crate::output::Printer;
 use crate::{assemble, confirm, history, in_runtime, log};
 
-// The exit codes beside the program's own, as `timeout`, `docker run`, `env` and shells use them.
+// Exit codes besides the program's own, as `timeout`, `docker run`, `env` and shells use them.
 const TIMED_OUT: Exit = Exit::Program(124);
 pub(crate) const NOT_RUN: Exit = Exit::Program(125);
 const NOT_EXECUTABLE: Exit = Exit::Program(126);
 const NOT_FOUND: Exit = Exit::Program(127);
 const CANCELLED: Exit = Exit::Program(130);
-/// The exit code of a program that SIGPIPE ended.
+/// The exit code of a program killed by SIGPIPE.
 const PIPE_CLOSED: Exit = Exit::Program(141);
 const SIGNALLED: i64 = 128;
 
-/// The largest terminal that a tool may be asked for, in rows and columns.
+/// The maximal number of rows and of columns that a tool may be asked for.
 const TERMINAL_MAX: u16 = 1000;
 const READ_BYTES: usize = 8 * 1024;
 
@@ -41,7 +41,7 @@ pub(crate) fn run(
     let person = Arc::new(Person::new(printer));
     let input = Arc::clone(&person);
     let tool = Attached::new(assemble::tool_environment(config, environment), move || input.attach());
-    // It outlives the runtime, so that the last records of what was running are in it.
+    // The history outlives the runtime, so that it gets the last records of running calls.
     let warden = wieldy::WardenAhead::start();
     let history = History::open(config, Tasks::Forgotten)?;
     let work = async {
@@ -104,14 +104,14 @@ async fn call(
     if has_left {
         return Ok(PIPE_CLOSED);
     }
-    // The program itself has told why it failed.
+    // The program itself has printed why it failed.
     if result.error.as_ref().is_some_and(|error| error.code != Code::NonzeroExit) {
         printer.call_error(&result);
     }
     Ok(exit(&result))
 }
 
-/// Returns the program's own exit code, or the one that says why there is none.
+/// Returns the program's own exit code, or the one for the reason why there is none.
 fn exit(result: &ToolResult) -> Exit {
     let error = result.error.as_deref();
     match error.map(|error| error.code) {
@@ -130,14 +130,14 @@ fn exit(result: &ToolResult) -> Exit {
     }
 }
 
-/// The person's side of the program: standard input, output and error.
+/// The user's side of the program: standard input, output and error.
 struct Person {
-    /// Returns true if all three streams are a terminal, so that the program gets one too.
+    /// True if all three streams are a terminal, so that the program gets one too.
     has_terminal: bool,
     feed: OnceLock<Feed>,
-    /// The settings of the terminal, while they are changed.
+    /// The original settings of the terminal, while they are changed.
     saved: Mutex<Option<Termios>>,
-    /// Told that the reader of standard output is gone.
+    /// Notified when the reader of standard output is gone.
     left: Notify,
 }
 
@@ -147,7 +147,7 @@ impl Person {
         Self { has_terminal, feed: OnceLock::new(), saved: Mutex::default(), left: Notify::new() }
     }
 
-    /// Returns the terminal that the program gets, of the same size.
+    /// Returns the terminal for the program, of the same size as the user's.
     fn terminal(&self) -> Option<Value> {
         let size = self.has_terminal.then(|| tcgetwinsize(io::stdout()).ok())?;
         let sized = |count: u16, usual: u16| if count == 0 { usual } else { count.min(TERMINAL_MAX) };
@@ -155,7 +155,8 @@ impl Person {
         Some(json!({ "rows": rows, "columns": columns }))
     }
 
-    /// Begins to pass on what is typed. From here on the program's terminal makes signals of keys, and this one does not.
+    /// Starts to forward the input. From now on the program's terminal turns keys into signals, and the user's one does
+    /// not.
     fn attach(&self) -> Stdin {
         if self.has_terminal
             && let Ok(settings) = tcgetattr(io::stdin())
@@ -165,14 +166,14 @@ impl Person {
             *self.saved() = Some(settings);
             let _ = tcsetattr(io::stdin(), OptionalActions::Now, &raw);
         }
-        // In `wieldy run -- COMMAND | less`, the keys are for the pager.
+        // In `wieldy run -- COMMAND | less`, the pager reads the keys.
         if !self.has_terminal && io::stdin().is_terminal() && !io::stdout().is_terminal() {
             return Stdin::Nothing;
         }
         Stdin::Live(self.feed.get_or_init(read_input).clone())
     }
 
-    /// Gives the terminal back as it was.
+    /// Restores the settings of the terminal.
     fn detach(&self) {
         if let Some(settings) = self.saved().take() {
             let _ = tcsetattr(io::stdin(), OptionalActions::Drain, &settings);
@@ -190,7 +191,7 @@ impl Drop for Person {
     }
 }
 
-/// Reads standard input on a thread, which ends with the process: a read of a terminal cannot be stopped.
+/// Reads standard input on a thread, which ends with the process: a read from a terminal cannot be cancelled.
 fn read_input() -> Feed {
     let (sender, feed) = Feed::new();
     std::thread::spawn(move || {
@@ -206,7 +207,7 @@ fn read_input() -> Feed {
 
 impl OutputSink for Person {
     fn write(&self, stream: Stream, bytes: &[u8]) {
-        // A slow reader holds the program up, and not the clocks.
+        // A slow reader must block the program, but not the runtime's timers.
         let written = tokio::task::block_in_place(|| match stream {
             Stream::Stdout => {
                 let mut stdout = io::stdout().lock();

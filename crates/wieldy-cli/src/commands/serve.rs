@@ -1,4 +1,4 @@
-//! `wieldy serve`: the tools over HTTP, until somebody stops it.
+//! `wieldy serve`: serves the tools over HTTP until it is stopped.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub(crate) fn run(
     printer: &Printer,
 ) -> Result<Exit, Failure> {
     let http = http_options(args, config, environment)?;
-    // It outlives the runtime, so that the last records of what was running are in it.
+    // The history outlives the runtime, so that it gets the last records of running calls.
     let history = History::open(config, Tasks::Kept)?;
     let work = async {
         let server = HttpServer::bind(http).await.map_err(|error| unable(error, args))?;
@@ -80,7 +80,7 @@ fn http_options(args: &ServeArgs, config: &Config, environment: &Environment) ->
     let serve = &config.serve;
     let are_ignored = config.folder.ignored().iter().any(|shown| shown.key.starts_with("serve.tokens"));
     if serve.tokens.is_empty() && are_ignored {
-        // Without trust nothing may become weaker, and without these tokens it would.
+        // Ignoring an untrusted file must not weaken anything, but without these tokens the server would be open.
         let told =
             anyhow!("the tokens of `{FILE_NAME}` do not count, as the file is not trusted, and there is no other");
         return Err(Failure::usage(told).hint("`wieldy trust` shows what the file would do, and asks"));
@@ -110,7 +110,7 @@ fn unable(error: HttpError, args: &ServeArgs) -> Failure {
     .hint(hint)
 }
 
-/// Says where it listens, which matters most where the system chose the port.
+/// Prints the address, which matters most if the system chose the port.
 fn tell_address(address: SocketAddr, printer: &Printer) -> Result<(), Failure> {
     if printer.json {
         return printer.json(&json!({"address": address.to_string(), "mcp": format!("http://{address}/mcp")}));

@@ -1,4 +1,4 @@
-//! `wieldy tools`: which tools there are, what one declares, and whether a manifest is in order.
+//! `wieldy tools`: lists the tools, shows the definition of one, and checks manifests.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -42,7 +42,7 @@ pub(crate) fn list(
     Ok(Exit::Success)
 }
 
-/// Name, category, whether it only reads, and the first sentence of what it does; each line within `width`.
+/// Formats name, category, `reads` or `writes`, and the first sentence of the description; each line within `width`.
 fn table(specs: &[&ToolSpec], width: usize) -> String {
     let rows: Vec<[String; 4]> = specs
         .iter()
@@ -92,7 +92,7 @@ pub(crate) fn show(name: &str, config: &Config, environment: &Environment, print
     Ok(Exit::Success)
 }
 
-/// A definition in words; what it does not say is left out.
+/// Formats a definition in words, without its empty parts.
 fn description(spec: &ToolSpec) -> String {
     let annotations = spec.annotations;
     let promises: Vec<&str> = [
@@ -138,7 +138,7 @@ fn listed(names: &[String]) -> Option<String> {
     (!names.is_empty()).then(|| names.join(", "))
 }
 
-/// Checks a manifest and tells everything that is wrong with it.
+/// Checks a manifest and prints all of its mistakes.
 pub(crate) fn check(
     file: &Path,
     config: &Config,
@@ -157,7 +157,7 @@ pub(crate) fn check(
         let is_good = problems.iter().all(|problem| problem.tool.as_ref() != Some(&name));
         match assemble::implement(tool, file, config, environment) {
             Err(more) => problems.extend(more),
-            // A tool with a mistake that is told already would be refused for it once more.
+            // A tool with a reported mistake would be refused again for the same one.
             Ok(tool) if is_good => {
                 let refused = executor.register(tool).err();
                 problems.extend(refused.map(|error| problem(format!("{:#}", anyhow::Error::new(error)))));

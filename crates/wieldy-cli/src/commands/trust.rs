@@ -1,4 +1,4 @@
-//! `wieldy trust`: shows what the configuration that came with a folder would do, and keeps that a person agreed to it.
+//! `wieldy trust`: shows what the configuration that came with a folder would do, and records that a person trusts it.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ pub(crate) fn run(args: &TrustArgs, environment: &Environment, printer: &Printer
     if args.revoke {
         return revoke(&args.dir, &records, printer);
     }
-    // Everything is looked for as a command that is started there would.
+    // All files are looked up as a command started in that folder would do it.
     let moved = std::env::set_current_dir(&args.dir);
     moved.with_context(|| format!("cannot go to `{}`", args.dir.display())).map_err(Failure::usage)?;
     let config = Config::of_folder(environment)?;
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &TrustArgs, environment: &Environment, printer: &Printer
     }
     if !is_trusted {
         for file in files.iter().filter(|file| file.trust != Trust::Trusted) {
-            // The bytes that were shown, whatever the file holds by now.
+            // Trust the bytes that were shown, even if the file has changed meanwhile.
             let bytes = &config.folder.read[Path::new(&file.name)];
             records
                 .add(Path::new(&file.name), bytes)
@@ -55,19 +55,19 @@ pub(crate) fn run(args: &TrustArgs, environment: &Environment, printer: &Printer
     Ok(Exit::Success)
 }
 
-/// A file that came with the folder, and what it would do.
+/// A file that came with the folder, and its effects.
 #[derive(Debug, Serialize)]
 struct Surveyed {
     #[serde(skip)]
     name: String,
     path: String,
-    /// The trust that it had before this command.
+    /// The trust before this command.
     #[serde(rename = "was")]
     trust: Trust,
     does: Vec<String>,
 }
 
-/// Everything that the folder brought along, in words.
+/// Returns all files that came with the folder, with their effects in words.
 fn survey(config: &Config, records: &Records) -> Vec<Surveyed> {
     let read = config.folder.read.iter();
     read.map(|(name, bytes)| {
@@ -87,7 +87,7 @@ fn survey(config: &Config, records: &Records) -> Vec<Surveyed> {
 }
 
 fn of_configuration(config: &Config) -> Vec<String> {
-    // Variables of a server are shown, as they can change what it runs; only what looks like a secret is not.
+    // Variables of a server are shown, because they can change which program runs. Only likely secrets are redacted.
     let value = |shown: &Shown| {
         let (is_variable, name) = (shown.key.contains(".env."), shown.key.rsplit('.').next().unwrap_or_default());
         match shown.value.as_str().filter(|_| is_variable) {
@@ -151,7 +151,7 @@ fn of_manifest(path: &Path, config: &Config) -> Vec<String> {
     manifest.tools.iter().map(tool).collect()
 }
 
-/// Shows a variable that a program is given, without a secret that is written there.
+/// Formats a variable of a program, with a likely secret redacted.
 fn variable(name: &str, text: &str) -> String {
     match history::is_secret(name, text) && !text.contains("${") {
         true => format!("{name}=***"),
@@ -159,13 +159,13 @@ fn variable(name: &str, text: &str) -> String {
     }
 }
 
-/// Lists variables behind the command that they are for.
+/// Formats the list of variables after the command that gets them.
 fn given(variables: impl Iterator<Item = String>) -> String {
     let variables: Vec<String> = variables.collect();
     if variables.is_empty() { String::new() } else { format!(" with {}", variables.join(", ")) }
 }
 
-/// The words of a command, so that one can tell where each ends.
+/// Formats a command so that the end of each word is visible.
 fn command_line<'a>(words: impl Iterator<Item = &'a String>) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=@%+,{}".contains(c);
     let word = |word: &String| match !word.is_empty() && word.chars().all(is_plain) {
@@ -199,7 +199,7 @@ fn show(files: &[Surveyed], environment: &Environment, printer: &Printer) -> Res
     Ok(())
 }
 
-/// Asks the person, or refuses where there is none.
+/// Asks the person, or refuses if no terminal is attached.
 fn is_agreed(printer: &Printer) -> Result<bool, Failure> {
     if !printer.can_ask() {
         let told = anyhow!("a person must agree to this, and nobody can be asked");
@@ -240,7 +240,7 @@ fn revoke(folder: &Path, records: &Records, printer: &Printer) -> Result<Exit, F
     Ok(Exit::Success)
 }
 
-/// Keeps that a file which this command has just written is the person's own. Where that cannot be kept, it is told.
+/// Records the trust in a file that this command has just written. Prints a warning if that fails.
 pub(super) fn remember(path: &Path, bytes: &[u8], environment: &Environment, printer: &Printer) {
     if let Err(error) = Records::of(environment).add(path, bytes) {
         printer.tell(&format!("warning: {}", shown_in_line(&format!("the file is not trusted: {error:#}"))));

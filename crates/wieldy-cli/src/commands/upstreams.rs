@@ -1,4 +1,4 @@
-//! `wieldy mcp list|test|pin|login|logout|import`: the MCP servers whose tools are taken.
+//! `wieldy mcp list|test|pin|login|logout|import`: manages the MCP servers whose tools are used.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -48,7 +48,7 @@ pub(crate) fn run(
     })
 }
 
-/// What is known without starting anything.
+/// Prints the cached state of the servers without starting any.
 fn list(servers: &Upstreams, printer: &Printer) -> Result<Exit, Failure> {
     let all = servers.status();
     if printer.json {
@@ -75,14 +75,14 @@ fn list(servers: &Upstreams, printer: &Printer) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
-/// Starts servers and tells what came of it. One that fails is the command's failure, after all were tried.
+/// Starts servers and prints their state. All of them are tried, even after one has failed.
 async fn test(servers: &Upstreams, wanted: &[String], printer: &Printer) -> Result<Exit, Failure> {
     known(servers, wanted)?;
     let tested = servers.test(|name| wanted.is_empty() || wanted.iter().any(|wanted| wanted == name)).await;
     let mut exit = Exit::Success;
     let mut all = Vec::new();
     for (status, took) in &tested {
-        // The first that fails is the command's failure.
+        // The exit code is that of the first server that fails.
         exit = match &status.state {
             _ if exit != Exit::Success => exit,
             ServerState::Degraded { error, .. } => Exit::of(error),
@@ -104,7 +104,7 @@ async fn test(servers: &Upstreams, wanted: &[String], printer: &Printer) -> Resu
     Ok(exit)
 }
 
-/// How one server stands, in words.
+/// Formats the state of one server.
 fn report(status: &ServerStatus, took: Duration) -> String {
     let mut text = String::new();
     let name = &status.name;
@@ -147,7 +147,7 @@ fn indented(diff: &str) -> String {
     lines.join("\n")
 }
 
-/// Shows what changed, asks, and agrees.
+/// Shows the changes, asks, and pins the tools.
 async fn pin(servers: &Upstreams, wanted: &[String], yes: bool, printer: &Printer) -> Result<Exit, Failure> {
     known(servers, wanted)?;
     let tested = servers.test(|name| wanted.iter().any(|wanted| wanted == name)).await;
@@ -196,14 +196,14 @@ fn known(servers: &Upstreams, wanted: &[String]) -> Result<(), Failure> {
     }
 }
 
-/// That there is no server of this name among these.
+/// Returns the error for an unknown server, with similar names as the hint.
 pub(super) fn unknown<'a>(missing: &str, names: impl Iterator<Item = &'a str>) -> Failure {
     let near = name::near_misses(missing, names);
     let hint = name::did_you_mean(&near).unwrap_or_else(|| "`wieldy mcp list` names them".into());
     Failure::usage(anyhow!("there is no MCP server `{}`", shown_in_line(missing))).hint(hint)
 }
 
-/// Takes servers from another client's file.
+/// Imports servers from another client's file.
 fn import(
     file: &Path,
     only: &[String],
@@ -261,7 +261,8 @@ fn import(
     Ok(Exit::Success)
 }
 
-/// A server as the configuration writes it. What looks like a secret goes to a file of its own, and so does every header.
+/// Converts an imported server into the form of the configuration. Likely secrets and all headers go to files of their
+/// own.
 fn written(server: Imported, config: &Config, print: bool) -> Result<(String, FileServer), Failure> {
     let name = server.name.clone();
     server.headers.values().for_each(|value| upstreams::hide_header(value));
@@ -296,7 +297,7 @@ fn is_secret(name: &str, value: &str) -> bool {
     history::is_secret(name, value) || wieldy::redact::text(value) != value
 }
 
-/// Where a secret is kept; written there unless everything is only shown.
+/// Returns the file for a secret, and writes it unless `print` is set.
 fn secret(server: &str, name: &str, value: &str, config: &Config, print: bool) -> Result<PathBuf, Failure> {
     use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
     wieldy::redact::hide(value);
@@ -315,8 +316,8 @@ fn secret(server: &str, name: &str, value: &str, config: &Config, print: bool) -
     Ok(path)
 }
 
-/// Adds to a configuration what must make one with the rest of it. Returns true if the whole of it is trusted: it is where
-/// the rest was, and where the rest sets nothing that needs trust.
+/// Appends a section to a configuration and checks that the result is valid. Returns true if the whole of it is
+/// trusted: the text before it was, or sets no key that needs trust.
 fn append(path: &Path, text: &str, environment: &Environment, printer: &Printer) -> Result<bool, Failure> {
     let doing = || format!("cannot write `{}`", path.display());
     let mut whole = match std::fs::read_to_string(path) {

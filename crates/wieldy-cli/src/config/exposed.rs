@@ -1,5 +1,5 @@
-//! Secrets in the workspace: configuration files with tokens in them, and the files that tokens are kept in. Every caller
-//! could read them there, so they are hidden from tools.
+//! Secrets in the workspace: configuration files that contain tokens, and files that store them. Every caller could
+//! read them there, so they are hidden from tools.
 
 use std::path::{Path, PathBuf};
 
@@ -11,10 +11,10 @@ use super::{Config, Environment, FILE_BYTES_MAX, FILE_NAME, Text, is_secret, mcp
 use crate::{assemble, history, upstreams};
 
 impl Config {
-    /// Takes note of every file that holds a secret, and tells of those that are better kept elsewhere. `secrets` are the
-    /// keys of configuration files that hold one.
+    /// Records every file that holds a secret, and warns about files that should be moved out of the workspace.
+    /// `secrets` are the keys of configuration files that hold a secret.
     pub(super) fn hide_secret_files(&mut self, mut secrets: Vec<(PathBuf, Vec<String>)>, environment: &Environment) {
-        // The file of the workspace counts for others, also where it is not the one that this command goes by.
+        // Other commands may use the workspace's own file, so it is checked even if this command uses another one.
         let beside = self.workspace.join(FILE_NAME);
         if secrets.iter().all(|(path, _)| assemble::whole(path) != assemble::whole(&beside))
             && let Ok(bytes) = read_regular(&beside, FILE_BYTES_MAX)
@@ -43,11 +43,12 @@ impl Config {
         self.secret_files.extend(files);
     }
 
-    /// Returns the files that hold secrets of command tools: those that manifests name, and manifests with secrets in them.
+    /// Returns the files that hold secrets of command tools: those that manifests name, and manifests with secrets in
+    /// them.
     fn secret_files_of_manifests(&mut self, environment: &Environment) -> Vec<PathBuf> {
         let mut files = Vec::new();
         for path in assemble::manifest_paths(self, environment) {
-            // A file that cannot be used is told where it is used.
+            // A file that cannot be read is reported where its tools are registered.
             let Ok((manifest, _)) = assemble::read_manifest(&path, self) else { continue };
             let mut keys = Vec::new();
             for tool in &manifest.tools {
@@ -69,7 +70,7 @@ impl Config {
         files
     }
 
-    /// Tells of a file that is better kept elsewhere.
+    /// Warns about a file that should be moved out of the workspace.
     fn warn_of_secrets(&mut self, path: &Path, keys: &[String]) {
         if self.is_in_workspace(path) {
             self.warnings.push(format!(
@@ -86,7 +87,7 @@ impl Config {
     }
 }
 
-/// Returns true if a key's value is a secret that stands in the configuration itself.
+/// Returns true if the value of a key is a secret written in the configuration itself.
 pub(super) fn holds_secret(key: &str, value: &Value) -> bool {
     let text = value.to_string();
     if let Value::String(text) = value {

@@ -1,4 +1,4 @@
-//! The configuration as people write it, and the defaults for everything that they do not.
+//! The configuration as people write it, and the defaults of all its keys.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -32,7 +32,7 @@ macro_rules! section {
 }
 
 section! {
-    /// The whole file. A key that is absent is left to the next layer.
+    /// The whole file. A missing key leaves the value to the next layer.
     FileConfig {
         workspace: PathBuf,
         state: PathBuf,
@@ -55,7 +55,7 @@ section! {
         serve: FileServe,
         plans: BTreeMap<String, FilePlan>,
     }
-    /// How much is said, in which form and where.
+    /// The level, format and target of the log.
     FileLog {
         level: Levels,
         format: LogFormat,
@@ -63,36 +63,36 @@ section! {
         rotate: Rotate,
         keep: CountOrNone,
     }
-    /// How many calls may run and wait.
+    /// Limits for running and waiting calls.
     FileLimits {
         calls_running_max: Count,
         calls_running_per_agent_max: Count,
         calls_waiting_max: CountOrNone,
         queue_timeout: Time,
     }
-    /// How long runs may take.
+    /// Time limits for runs.
     FileTimeouts {
         default: Time,
         dynamic: bool,
         tools: BTreeMap<String, Time>,
     }
-    /// How failed runs are repeated.
+    /// The retry policy for failed runs.
     FileRetry {
         retries: Whole<0, 100>,
         base: Time,
         cap: Time,
         backoff: FileBackoff,
     }
-    /// When a failing tool is left alone.
+    /// The circuit breaker for failing tools.
     FileBreaker {
         failures_max: CountOrNone,
         open_for: Time,
     }
-    /// How many answers are kept.
+    /// The size of the result cache.
     FileCache {
         bytes_max: BytesOrNone,
     }
-    /// What programs may use.
+    /// The resource limits of programs.
     FileResources {
         cpu_millicores: Count,
         memory_mb: Megabytes,
@@ -102,7 +102,7 @@ section! {
         disk_files: Count,
         output_mb: Megabytes,
     }
-    /// What programs see and reach, and how their sandboxes are kept.
+    /// The files and hosts that programs can reach, and the pool of their sandboxes.
     FileSandbox {
         mounts: Vec<FileMount>,
         hidden: Vec<PathBuf>,
@@ -119,17 +119,17 @@ section! {
         oci: FileOci,
         firecracker: FileFirecracker,
     }
-    /// Where programs come from at the levels with an OCI runtime.
+    /// The root file system of programs at the levels with an OCI runtime.
     FileOci {
         rootfs: PathBuf,
         layout: PathBuf,
     }
-    /// What guests of the level `firecracker` are made of.
+    /// The kernel and root file system of guests at the level `firecracker`.
     FileFirecracker {
         kernel: PathBuf,
         rootfs: PathBuf,
     }
-    /// What all programs of one session may use together; 0 means no limit.
+    /// The limits for all programs of one session together; 0 means no limit.
     FileSandboxLimits {
         cpu_millicores: CountOrNone,
         memory_mb: MegabytesOrNone,
@@ -137,30 +137,30 @@ section! {
         disk_mb: MegabytesOrNone,
         disk_files: CountOrNone,
     }
-    /// How much text comes back in a result.
+    /// The limit for the text of a result.
     FileOutput {
         bytes_max: Bytes,
     }
-    /// How long a question to a person stands.
+    /// The time limit for a confirmation by a person.
     FileConfirm {
         timeout: Time,
     }
-    /// Where calls are recorded, and how long.
+    /// The address and the retention of the history.
     FileHistory {
         url: String,
         durability: FileDurability,
         keep_days: Whole<0, 36_500>,
         keep_bytes: BytesOrNone,
     }
-    /// What programs are told of this process's environment.
+    /// The variables of this process's environment that programs get.
     FileShell {
         environment: Vec<String>,
     }
-    /// Where tools of one's own are.
+    /// The places of the user's own tools.
     FileTools {
         manifests: Vec<PathBuf>,
     }
-    /// Other MCP servers whose tools are taken.
+    /// Other MCP servers whose tools are used.
     FileMcp {
         files: Vec<PathBuf>,
         list_wait: Time,
@@ -190,7 +190,7 @@ section! {
         deny: Vec<String>,
         tools: BTreeMap<String, FileToolRule>,
     }
-    /// How somebody logs in to a server.
+    /// The OAuth settings for the login to a server.
     FileOauth {
         client_id: String,
         client_secret: FileText,
@@ -198,7 +198,7 @@ section! {
         port: Port,
         private: bool,
     }
-    /// What is said of one tool of a server.
+    /// The settings that override a tool of a server.
     FileToolRule {
         rename: String,
         read_only: bool,
@@ -209,7 +209,7 @@ section! {
         timeout: Time,
         silence: Time,
     }
-    /// Where tools are served, and to whom.
+    /// The address of the HTTP server, and its callers.
     FileServe {
         listen: String,
         hosts: Vec<String>,
@@ -220,7 +220,7 @@ section! {
         tokens: BTreeMap<String, FileToken>,
         mcp: FileServeMcp,
     }
-    /// Somebody who may call.
+    /// A caller with a token.
     FileToken {
         token: FileText,
         agent: String,
@@ -230,7 +230,7 @@ section! {
         permissions: Vec<String>,
         plan: String,
     }
-    /// How tools are shown to MCP clients.
+    /// The settings for showing tools to MCP clients.
     FileServeMcp {
         tools: FileShow,
         names: Vec<String>,
@@ -241,7 +241,7 @@ section! {
         task_after: Time,
         page: Count,
     }
-    /// What a plan allows; a key that is absent means no limit.
+    /// The limits of a plan; a missing key means no limit.
     FilePlan {
         batch_max: Count,
         parallel_max: Count,
@@ -249,7 +249,7 @@ section! {
     }
 }
 
-/// So many calls in so much time.
+/// A rate limit: a number of calls per time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct FileRate {
@@ -266,7 +266,7 @@ fn rate() -> RateKind {
     RateKind::Rate
 }
 
-/// How delays grow from one repetition to the next.
+/// The growth of delays from one retry to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum FileBackoff {
@@ -275,7 +275,8 @@ pub(crate) enum FileBackoff {
 }
 
 impl FileConfig {
-    /// What holds where nobody says anything: the executor's own defaults, and those of the command line.
+    /// Returns the values of a configuration without any setting: the executor's own defaults, and those of the command
+    /// line.
     pub(crate) fn defaults(state: PathBuf) -> Self {
         let (limits, retry, breaker) = (Limits::default(), RetryPolicy::default(), BreakerPolicy::default());
         let (executor, native) = (ExecutorBuilder::default(), NativeOptions::default());
@@ -344,8 +345,8 @@ impl FileConfig {
         }
     }
 
-    /// Paths in a file mean the same wherever the command is started: they begin at the file's folder. What a sandbox hides, shows and
-    /// protects begins at the workspace.
+    /// Makes relative paths start at the file's folder, so that they mean the same wherever the command is started.
+    /// Paths that a sandbox hides, shows and protects start at the workspace.
     pub(crate) fn begin_paths_at(&mut self, folder: &std::path::Path) {
         let manifests = self.tools.iter_mut().flat_map(|tools| &mut tools.manifests).flatten();
         for path in self.workspace.iter_mut().chain(&mut self.state).chain(manifests) {

@@ -1,5 +1,6 @@
 //! The configuration that came with the folder of a command: `wieldy.toml`, `.wieldy/tools`, and the files that this
-//! `wieldy.toml` names. Each file is read once: the bytes that are compared with what is trusted are those that count.
+//! `wieldy.toml` names. Each file is read once: the bytes that are compared with the trusted ones are the bytes that
+//! are used.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,12 +12,12 @@ use super::{Config, Environment, FILE_BYTES_MAX, FILE_NAME, Origin, Records, Sho
 use crate::exit::Failure;
 use crate::output::{counted, shown_in_line};
 
-/// The folder of a project for what this program should know.
+/// The folder of a project for files of this program.
 pub(crate) const PROJECT_FOLDER: &str = ".wieldy";
 
-/// The maximal size of a manifest: one byte more than core takes, so that core says what is too large.
+/// The maximal size of a manifest: one byte more than core accepts, so that core reports the error.
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 16 * 1024 * 1024 + 1;
-/// The maximal number of bytes that are read of all files of a folder.
+/// The maximal number of bytes to read of all files of a folder together.
 const READ_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// The maximal number of names in a warning.
 const NAMES_MAX: usize = 8;
@@ -24,27 +25,27 @@ const NAMES_MAX: usize = 8;
 /// The configuration that came with a folder, and its trust.
 #[derive(Debug, Default)]
 pub(crate) struct Folder {
-    /// The trust of its `wieldy.toml`, if it has one that is read.
+    /// The trust of its `wieldy.toml`, if it has one that is used.
     pub(crate) trust: Option<Trust>,
-    /// The keys of that file which are not on the safe list, with their values as they are.
+    /// The keys of that file which are not on the safe list, with their raw values.
     pub(crate) keys: Vec<Shown>,
     /// The mistakes in such keys of an untrusted file.
     pub(super) mistakes: Vec<String>,
     /// The trusted files of `.wieldy/tools`.
     pub(crate) tools: Vec<PathBuf>,
-    /// The files, other than `wieldy.toml`, that do not count.
+    /// The ignored files other than `wieldy.toml`.
     pub(crate) untrusted: Vec<PathBuf>,
     /// The files that were read, with their bytes.
     pub(crate) read: BTreeMap<PathBuf, Vec<u8>>,
 }
 
 impl Folder {
-    /// The keys that do not count until the file is trusted.
+    /// Returns the keys that are ignored until the file is trusted.
     pub(crate) fn ignored(&self) -> &[Shown] {
         if self.trust == Some(Trust::Trusted) { &[] } else { &self.keys }
     }
 
-    /// Returns the warning for a person at the terminal; none where everything counts.
+    /// Returns the warning for a person at the terminal, or `None` if nothing is ignored.
     pub(crate) fn warning(&self) -> Option<String> {
         let mut parts = Vec::new();
         let keys = families(self.ignored());
@@ -65,7 +66,7 @@ impl Folder {
         })
     }
 
-    /// Returns the note for MCP clients. It has no word of the folder's, since models would take it for ours.
+    /// Returns the note for MCP clients. It contains no text of the folder, because models would take it for wieldy's.
     pub(crate) fn note(&self) -> Option<String> {
         let (keys, files) = (self.ignored().len(), self.untrusted.len());
         let keys = (keys > 0).then(|| format!("{} of its {FILE_NAME}", counted(keys, "key")));
@@ -81,7 +82,7 @@ impl Folder {
     }
 }
 
-/// The names of keys, with one name for all keys of a server, a token or a plan.
+/// Returns the names of keys, with one name for all keys of a server, a token or a plan.
 fn families(keys: &[Shown]) -> Vec<String> {
     let family = |shown: &Shown| {
         let words: Vec<&str> = shown.key.split('.').collect();
@@ -106,7 +107,8 @@ fn listed(names: &[String]) -> String {
     text
 }
 
-/// The folder's `wieldy.toml`, read. The one of the user's configuration folder is the user's own.
+/// Reads the folder's `wieldy.toml`. The one in the user's configuration folder is the user's own, so it is skipped
+/// here.
 pub(super) fn file(environment: &Environment) -> Result<Option<(PathBuf, Vec<u8>)>, Failure> {
     let path = PathBuf::from(FILE_NAME);
     let is_users =
@@ -125,7 +127,7 @@ pub(super) fn file(environment: &Environment) -> Result<Option<(PathBuf, Vec<u8>
     Ok(Some((path, bytes)))
 }
 
-/// The text of the bytes of a file.
+/// Decodes the bytes of a file as text.
 pub(super) fn text<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a str, Failure> {
     std::str::from_utf8(bytes).map_err(|error| {
         let told = anyhow!("it is not UTF-8 text: {error}");
@@ -134,7 +136,7 @@ pub(super) fn text<'a>(path: &Path, bytes: &'a [u8]) -> Result<&'a str, Failure>
 }
 
 impl Config {
-    /// Finds the other files that the folder brought along, and leaves out those that do not count.
+    /// Finds the other files that came with the folder, and removes the untrusted ones from the configuration.
     pub(super) fn look_at_folder(&mut self, records: Option<&Records>) {
         let is_folders =
             |key: &str| self.folder.trust.is_some() && self.origin(key) == Some(&Origin::File(FILE_NAME.into()));
@@ -153,7 +155,7 @@ impl Config {
 }
 
 impl Folder {
-    /// Reads a file if it is trusted, and takes note of it if it is not. Without records everything is trusted that can be read.
+    /// Reads a file if it is trusted, and records its name if not. Without records every readable file is trusted.
     fn counts(&mut self, path: &Path, records: Option<&Records>) -> bool {
         let room = READ_BYTES_MAX.saturating_sub(self.read.values().map(|bytes| bytes.len() as u64).sum());
         let is_known = records.is_none_or(|records| records.knows(path));
@@ -171,7 +173,7 @@ impl Folder {
     }
 }
 
-/// The manifests in `.wieldy/tools`, sorted.
+/// Returns the manifests in `.wieldy/tools`, sorted.
 fn own_tools() -> Vec<PathBuf> {
     let Ok(entries) = Path::new(PROJECT_FOLDER).join("tools").read_dir() else { return Vec::new() };
     let mut found: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).take(TOOLS_MAX).collect();
@@ -180,7 +182,7 @@ fn own_tools() -> Vec<PathBuf> {
     found
 }
 
-/// Returns true for a file whose name is a manifest's.
+/// Returns true for a file with the name of a manifest.
 pub(crate) fn is_manifest(path: &Path) -> bool {
     path.is_file() && path.extension().is_some_and(|extension| extension == "toml" || extension == "json")
 }

@@ -1,4 +1,4 @@
-//! The section `history`: where calls are recorded, which of them wait for the disk, and how long records are kept.
+//! The section `history`: the address, the durability and the retention of records.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -9,21 +9,21 @@ use wieldy::{Address, Durability};
 use super::file::FileHistory;
 use super::value::Whole;
 
-/// The section, resolved.
+/// The resolved section.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct HistoryConfig {
-    /// Where the history is; none where there is no folder for it.
+    /// The address of the history; `None` if there is no folder for it.
     pub(crate) address: Option<Address>,
     /// The password in the address, as it is written there.
     pub(crate) password: Option<String>,
     pub(crate) durability: Durability,
-    /// How old records may become; none means that all are kept.
+    /// The maximal age of records; `None` means no limit.
     pub(crate) age_max: Option<Duration>,
-    /// How many bytes the history may take; none means that all are kept.
+    /// The maximal size of the history in bytes; `None` means no limit.
     pub(crate) bytes_max: Option<u64>,
 }
 
-/// Which calls wait for their records.
+/// The durability: which calls wait for their records to be on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum FileDurability {
@@ -33,7 +33,7 @@ pub(crate) enum FileDurability {
 }
 
 impl FileHistory {
-    /// In the state folder, for ever.
+    /// Returns the default: in the state folder, without a time limit.
     pub(super) fn defaults() -> Self {
         Self {
             url: Some(String::new()),
@@ -45,7 +45,7 @@ impl FileHistory {
 }
 
 impl HistoryConfig {
-    /// The section as it is used. The error says why the address is none.
+    /// Resolves the section. The error says why the address is invalid.
     pub(super) fn resolve(file: FileHistory, state: &Path) -> Result<Self, String> {
         const SET: &str = "the defaults have every key";
         let url = file.url.expect(SET);
@@ -70,7 +70,7 @@ impl HistoryConfig {
     }
 }
 
-/// Reads an address. What SQLite takes for "nowhere" is refused: every call is recorded.
+/// Parses an address. SQLite's addresses for a database in memory are refused, because every call must be recorded.
 pub(crate) fn address(url: &str) -> Result<Address, String> {
     let address = url.parse::<Address>().map_err(|error| error.to_string())?;
     match &address {
@@ -81,7 +81,7 @@ pub(crate) fn address(url: &str) -> Result<Address, String> {
     }
 }
 
-/// The address with a relative path begun at `folder`.
+/// Makes a relative path in an address start at `folder`.
 pub(super) fn begin_at(url: &mut String, folder: &Path) {
     let (scheme, path) = match url.strip_prefix("sqlite:") {
         Some(path) => ("sqlite:", path.trim_start_matches("//")),
@@ -94,7 +94,7 @@ pub(super) fn begin_at(url: &mut String, folder: &Path) {
     }
 }
 
-/// The address as it may be shown.
+/// Returns the address without its password.
 pub(super) fn shown(url: &str) -> String {
     match password(url) {
         Some(password) => url.replace(password, wieldy::REDACTED),
@@ -102,7 +102,7 @@ pub(super) fn shown(url: &str) -> String {
     }
 }
 
-/// The password in an address: `postgres://user:PASSWORD@host/…`, or `…?password=PASSWORD`.
+/// Returns the password in an address: `postgres://user:PASSWORD@host/…`, or `…?password=PASSWORD`.
 fn password(url: &str) -> Option<&str> {
     let (_, rest) = url.split_once("://")?;
     let (place, query) = rest.split_once('?').unwrap_or((rest, ""));

@@ -1,4 +1,4 @@
-//! The layers that a configuration is made of, weakest first, and where each value came from in the end.
+//! The layers of a configuration, weakest first, and the origin of each resulting value.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,15 +14,15 @@ use wieldy::name::{did_you_mean, hint_for_unknown_key, in_plain_words, near_miss
 use super::file::{FileConfig, FileSandbox};
 use super::safe;
 
-/// What the names of all variables begin with.
+/// The prefix of all variables.
 pub(super) const VARIABLE_PREFIX: &str = "WIELDY_";
 /// The variable that names the file, and is no key of it.
 pub(crate) const CONFIG_VARIABLE: &str = "WIELDY_CONFIG";
 
-/// The key whose strictest value counts, whatever layer it is in.
+/// The key whose strictest value counts, in any layer.
 const FLOOR: [&str; 2] = ["sandbox", "floor"];
 
-/// Where a value comes from.
+/// The origin of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Origin {
     Default,
@@ -42,36 +42,36 @@ impl fmt::Display for Origin {
     }
 }
 
-/// What is wrong with a configuration, where, and what may have been meant.
+/// A mistake in a configuration, with its place and a suggestion.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {message}")]
 pub(crate) struct ConfigError {
     pub(crate) place: String,
     pub(crate) message: String,
     pub(crate) hint: Option<String>,
-    /// The keys that it is about; an empty one stands for all keys.
+    /// The keys concerned; an empty one means all keys.
     pub(crate) keys: Vec<String>,
 }
 
-/// Everything that is wrong with a configuration.
+/// All mistakes of a configuration.
 #[derive(Debug, Default, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.iter().map(ConfigError::whole).collect::<Vec<_>>().join("\n"))]
 pub(crate) struct Mistakes(pub(crate) Vec<ConfigError>);
 
 impl ConfigError {
-    /// Returns true if the mistake is about a key that counts without trust, or about no certain key.
+    /// Returns true if the mistake is about a key that counts without trust, or about no specific key.
     fn concerns_safe_list(&self) -> bool {
         self.keys.is_empty() || self.keys.iter().any(|key| safe::concerns(key))
     }
 
-    /// The mistake with what may have been meant.
+    /// Returns the mistake with the suggestion.
     pub(super) fn whole(&self) -> String {
         format!("{self}{}", self.hint.as_ref().map(|hint| format!(" ({hint})")).unwrap_or_default())
     }
 }
 
 impl Mistakes {
-    /// Adds mistakes that were not told yet.
+    /// Adds mistakes that are not in the list yet.
     pub(crate) fn add(&mut self, mistakes: impl IntoIterator<Item = ConfigError>) {
         for mistake in mistakes {
             if !self.0.contains(&mistake) {
@@ -80,7 +80,7 @@ impl Mistakes {
         }
     }
 
-    /// Returns true if a mistake is about this key, a key below it, or everything.
+    /// Returns true if a mistake is about this key, a key below it, or all keys.
     pub(crate) fn concern(&self, key: &str) -> bool {
         let is_within = |other: &String| {
             other.is_empty() || other.strip_prefix(key).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
@@ -89,23 +89,24 @@ impl Mistakes {
     }
 }
 
-/// The part of an untrusted file that does not count.
+/// The ignored part of an untrusted file.
 pub(super) struct Untrusted {
     /// The keys that are not on the safe list, with their values.
     pub(super) ignored: Vec<(Key, Value)>,
     pub(super) mistakes: Vec<ConfigError>,
-    /// Whether a mistake concerns the safe list. Mistakes in other keys alone stop no command, as those keys do not count.
+    /// True if a mistake concerns the safe list. Mistakes only in other keys stop no command, because those keys are
+    /// ignored.
     pub(super) are_serious: bool,
 }
 
 /// A key as its words: `["limits", "queue-timeout"]`.
 pub(super) type Key = Vec<String>;
 
-/// All layers that were put on each other so far.
+/// The layers merged so far.
 #[derive(Debug, Clone)]
 pub(crate) struct Layers {
     values: BTreeMap<Key, (Value, Origin)>,
-    /// The keys there are, with the values that hold by default.
+    /// All existing keys, with their default values.
     defaults: Vec<(Key, Value)>,
 }
 
@@ -113,7 +114,7 @@ impl Layers {
     pub(crate) fn new(defaults: &FileConfig) -> Self {
         let defaults = leaves(&table_of(defaults));
         let values = defaults.iter().map(|(key, value)| (key.clone(), (value.clone(), Origin::Default))).collect();
-        // `log` alone is a short way to write `log.level`.
+        // `log` alone is short for `log.level`.
         let short = (vec!["log".to_owned()], Value::String(String::new()));
         Self { values, defaults: [defaults, vec![short]].concat() }
     }
@@ -124,7 +125,7 @@ impl Layers {
             if self.says_nothing(&key, &value) {
                 continue;
             }
-            // Whoever comes later may ask for more isolation and never allow less.
+            // A later layer may only raise the floor.
             if key == FLOOR && self.values.get(&key).is_some_and(|(held, _)| is_stricter(held, &value)) {
                 continue;
             }
@@ -133,18 +134,18 @@ impl Layers {
     }
 
     fn put_value(&mut self, key: Key, value: Value, origin: &Origin) {
-        // A table that had nothing in it now has.
+        // A table that was empty until now loses its own entry.
         self.values.retain(|other, _| !(key.len() > other.len() && key.starts_with(other)));
         self.values.insert(key, (value, origin.clone()));
     }
 
-    /// Returns true for a section without a key. A plan without one says something: it has no limits.
+    /// Returns true for a section without a key. An empty plan does mean something: it has no limits.
     fn says_nothing(&self, key: &Key, value: &Value) -> bool {
         let is_known = || self.values.keys().any(|other| other.starts_with(key));
         value.as_table().is_some_and(Table::is_empty) && is_known()
     }
 
-    /// Puts a file's text on top, as far as it can be read. Returns every mistake with its line.
+    /// Puts the readable part of a file's text on top. Returns every mistake with its line.
     #[must_use]
     pub(crate) fn put_file(&mut self, path: &Path, text: &str) -> Vec<ConfigError> {
         let (mut config, mistakes) = read_file(path, text);
@@ -153,7 +154,7 @@ impl Layers {
         mistakes
     }
 
-    /// Puts of an untrusted file's text only the keys of the safe list on top. Returns the others with their values, and
+    /// Puts only the keys of the safe list of an untrusted file on top. Returns the other keys with their values, and
     /// every mistake.
     pub(super) fn put_untrusted_file(&mut self, path: &Path, text: &str) -> Untrusted {
         let (mut config, mistakes) = read_file(path, text);
@@ -172,7 +173,7 @@ impl Layers {
         Untrusted { ignored, mistakes, are_serious }
     }
 
-    /// Puts of a file's text only the floor on top: it holds even where another file counts.
+    /// Puts only the floor of a file's text on top: it applies even if another file is used.
     #[must_use]
     pub(crate) fn put_floor_of_file(&mut self, path: &Path, text: &str) -> Vec<ConfigError> {
         let (config, mistakes) = read_file(path, text);
@@ -182,8 +183,8 @@ impl Layers {
         mistakes
     }
 
-    /// Puts every `WIELDY_…` variable on top that names a key. Returns a warning for each that nearly does: it may be
-    /// a mistake, or somebody else's variable. Returns every mistake too.
+    /// Puts every `WIELDY_…` variable that names a key on top. Returns a warning for each that almost does, because it
+    /// may be a typing error or belong to another program. Also returns every mistake.
     pub(crate) fn put_environment(&mut self, variables: &BTreeMap<String, String>) -> (Vec<String>, Vec<ConfigError>) {
         let keys: BTreeMap<String, (Key, Value)> =
             self.defaults.iter().map(|(key, default)| (variable_of(key), (key.clone(), default.clone()))).collect();
@@ -194,7 +195,7 @@ impl Layers {
                 mistakes.extend(self.put_text(key, default, text, &Origin::Environment(variable.clone())).err());
                 continue;
             }
-            // What all variables have in common would make all of them look alike.
+            // Compare without the common prefix, which would make all variables look alike.
             let known = keys.keys().map(|known| &known[VARIABLE_PREFIX.len()..]);
             if let Some(near) = near_misses(&variable[VARIABLE_PREFIX.len()..], known).first() {
                 let hint = format!("did you mean `{VARIABLE_PREFIX}{near}`?");
@@ -211,7 +212,7 @@ impl Layers {
             return Err(wrong(format!("`{setting}` is not KEY=VALUE"), None));
         };
         let known = self.defaults.iter().find(|(key, _)| key.join(".") == name).cloned();
-        // A table such as `timeouts.tools` has keys that somebody else chose.
+        // The user chooses the keys of a table such as `timeouts.tools`.
         let within = || {
             let is_within = |(key, default): &&(Key, Value)| {
                 default.is_table()
@@ -223,7 +224,7 @@ impl Layers {
         let Some((key, default)) = known.or_else(within) else {
             let names: Vec<String> = self.defaults.iter().map(|(key, _)| key.join(".")).collect();
             let near = near_misses(name, names.iter().map(String::as_str));
-            // Keys of one section all look alike, so only the nearest is worth a word.
+            // Keys of one section all look alike, so only the nearest one is suggested.
             let hint = did_you_mean(&near[..near.len().min(1)]);
             return Err(ConfigError {
                 keys: vec![name.to_owned()],
@@ -233,7 +234,7 @@ impl Layers {
         self.put_text(&key, &default, text, &Origin::Flag("--set".into()))
     }
 
-    /// Puts one value, written as text, on top. Texts are themselves, lists may be written with commas, all else is TOML.
+    /// Puts one value, written as text, on top. Strings need no quotes, lists may use commas, all else is TOML.
     pub(crate) fn put_text(
         &mut self,
         key: &[String],
@@ -248,14 +249,15 @@ impl Layers {
                 let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
                 Value::Array(words.map(|word| Value::String(word.to_owned())).collect())
             }
-            // What is not TOML is taken for a text, which the key's own check then refuses in its own words.
+            // A value that is no TOML is read as a string, and the key's own check then refuses it with a better
+            // message.
             _ => read_value(text).unwrap_or_else(as_text),
         };
         let read = |value: Value| {
             let table = |value, word: &String| Value::Table(Table::from_iter([(word.clone(), value)]));
             FileConfig::deserialize(key.iter().rev().fold(value, table))
         };
-        // A text such as `true` may be meant as a text.
+        // A value such as `true` may be meant as a string.
         let config = read(value).or_else(|error| read(as_text()).map_err(|_| error)).map_err(|error| {
             let place = match origin {
                 Origin::Environment(variable) => format!("the environment variable `{variable}`"),
@@ -269,7 +271,7 @@ impl Layers {
         Ok(())
     }
 
-    /// Puts the value of a flag on top that has a key of its own.
+    /// Puts the value of a flag with a key of its own on top.
     pub(crate) fn put_flag(&mut self, flag: &str, key: &str, text: &str) -> Result<(), ConfigError> {
         let key: Key = key.split('.').map(str::to_owned).collect();
         let known = self.defaults.iter().find(|(known, _)| *known == key);
@@ -277,12 +279,12 @@ impl Layers {
         self.put_text(&key, &default, text, &Origin::Flag(flag.to_owned()))
     }
 
-    /// Every key with its value and where it came from.
+    /// Returns every key with its value and origin.
     pub(crate) fn values(&self) -> impl Iterator<Item = (String, &Value, &Origin)> {
         self.values.iter().map(|(key, (value, origin))| (key.join("."), value, origin))
     }
 
-    /// The layers as one.
+    /// Returns all layers merged into one.
     pub(crate) fn merged(&self) -> FileConfig {
         let mut whole = Table::new();
         for (key, (value, _)) in &self.values {
@@ -298,13 +300,13 @@ impl Layers {
     }
 }
 
-/// Whether a floor that holds is stricter than another one.
+/// Returns true if the present floor is stricter than another one.
 fn is_stricter(held: &Value, other: &Value) -> bool {
     let level = |value: &Value| value.as_str().and_then(|text| text.parse::<Level>().ok()).unwrap_or(Level::None);
     !level(other).is_at_least(level(held))
 }
 
-/// `limits.queue-timeout` is `WIELDY_LIMITS_QUEUE_TIMEOUT`.
+/// Returns the variable of a key: `limits.queue-timeout` is `WIELDY_LIMITS_QUEUE_TIMEOUT`.
 fn variable_of(key: &[String]) -> String {
     format!("{VARIABLE_PREFIX}{}", key.join("_").replace('-', "_").to_uppercase())
 }
@@ -318,7 +320,7 @@ fn table_of(config: &FileConfig) -> Table {
     Table::try_from(config).expect("a configuration is plain data")
 }
 
-/// Every value with its key; a table without any counts as a value, so that it has a name to be set by.
+/// Returns every value with its key. An empty table counts as a value, so that its key is known.
 fn leaves(table: &Table) -> Vec<(Key, Value)> {
     let mut found = Vec::new();
     for (word, value) in table {
@@ -333,14 +335,14 @@ fn leaves(table: &Table) -> Vec<(Key, Value)> {
     found
 }
 
-/// The keys of a file's text whose values are such. A text with mistakes in it has none.
+/// Returns the keys of a file's text whose values match. A text with mistakes has none.
 pub(super) fn keys_in(text: &str, is_such: fn(&str, &Value) -> bool) -> Vec<String> {
     let config: FileConfig = toml::from_str(text).unwrap_or_default();
     let keys = leaves(&table_of(&config)).into_iter().map(|(key, value)| (key.join("."), value));
     keys.filter(|(key, value)| is_such(key, value)).map(|(key, _)| key).collect()
 }
 
-/// Reads what can be read of a file's text, and finds everything that is wrong with it.
+/// Reads as much of a file's text as possible, and returns all of its mistakes.
 fn read_file(path: &Path, text: &str) -> (FileConfig, Vec<ConfigError>) {
     let (config, errors) = match DeTable::parse(text) {
         Ok(table) => read_table(table),

@@ -1,4 +1,4 @@
-//! The section `log`: how much is said, in which form and where.
+//! The section `log`: the levels, the format and the target of the log.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,26 +12,26 @@ use tracing::level_filters::LevelFilter;
 use super::file::FileLog;
 use super::sandbox::at_home;
 
-/// The section, resolved.
+/// The resolved section.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct LogConfig {
     pub(crate) levels: Levels,
     pub(crate) format: LogFormat,
-    /// Standard error where there is none.
+    /// The log file; `None` means standard error.
     pub(crate) file: Option<LogFileConfig>,
 }
 
-/// A file that the log is written to.
+/// The file for the log.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct LogFileConfig {
     pub(crate) path: PathBuf,
     pub(crate) rotate: Rotate,
-    /// How many files of a rotated log are kept; all where absent.
+    /// The number of files of a rotated log to keep; `None` means all.
     pub(crate) keep: Option<usize>,
 }
 
 impl LogConfig {
-    /// The section as it is used; `home` is what `~` means. The error says which path cannot be understood.
+    /// Resolves the section; `home` replaces `~`. The error names the path that cannot be resolved.
     pub(super) fn resolve(file: FileLog, home: Option<&Path>) -> Result<Self, String> {
         const SET: &str = "the defaults have every key";
         let (path, rotate, keep) = (file.file.expect(SET), file.rotate.expect(SET), file.keep.expect(SET).0);
@@ -45,16 +45,16 @@ impl LogConfig {
     }
 }
 
-/// How much is said: a level for everything, and levels for the targets that have one of their own.
+/// The log levels: one for all targets, and those of targets with their own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Levels {
-    /// None where only targets were named.
+    /// The level for all targets; `None` if only targets are named.
     pub(crate) all: Option<LevelFilter>,
     pub(crate) targets: Vec<(String, LevelFilter)>,
 }
 
 impl Levels {
-    /// What holds where nobody says anything.
+    /// The level without any setting.
     pub(crate) const DEFAULT: LevelFilter = LevelFilter::WARN;
 }
 
@@ -109,7 +109,7 @@ impl<'de> Deserialize<'de> for Levels {
     }
 }
 
-/// In which form lines are written.
+/// The format of the lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum LogFormat {
@@ -117,7 +117,7 @@ pub(crate) enum LogFormat {
     Json,
 }
 
-/// When a new file is begun.
+/// The time to start a new file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Rotate {

@@ -1,4 +1,4 @@
-//! The section `mcp`: other MCP servers whose tools are taken.
+//! The section `mcp`: other MCP servers whose tools are used.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,17 +14,17 @@ use super::sandbox::at_home;
 use super::text::{FileText, Text};
 use super::value::Time;
 
-/// The section, resolved.
+/// The resolved section.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct McpConfig {
-    /// Files of other MCP clients whose servers are taken too.
+    /// Files of other MCP clients whose servers are used, too.
     pub(crate) files: Vec<PathBuf>,
-    /// The longest time that a list of tools waits for servers whose tools were never seen.
+    /// The longest time that a list of tools waits for servers without cached tools.
     pub(crate) list_wait: Duration,
     pub(crate) servers: Vec<ServerConfig>,
 }
 
-/// One server. What it needs from this machine is looked up when it is taken into use.
+/// One server. Programs, variables and files of this machine are looked up when the server is opened.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct ServerConfig {
     pub(crate) name: String,
@@ -32,10 +32,10 @@ pub(crate) struct ServerConfig {
     pub(crate) args: Vec<String>,
     pub(crate) env: BTreeMap<String, Text>,
     pub(crate) cwd: Option<PathBuf>,
-    /// As strong as all other programs, where it is not said.
+    /// The isolation; by default as strong as for all other programs.
     pub(crate) isolation: Option<Level>,
     pub(crate) network: Option<Network>,
-    /// Guessed from the command, where it is not said.
+    /// The mounts; by default guessed from the command.
     pub(crate) mounts: Option<Vec<Mount>>,
     pub(crate) url: Option<String>,
     pub(crate) headers: BTreeMap<String, Text>,
@@ -50,7 +50,7 @@ pub(crate) struct ServerConfig {
     pub(crate) tools: ToolRules,
 }
 
-/// How somebody logs in to a server, where it wants that.
+/// The settings for the login to a server that requires one.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct OauthConfig {
     pub(crate) client_id: Option<String>,
@@ -60,7 +60,7 @@ pub(crate) struct OauthConfig {
     pub(crate) private: bool,
 }
 
-/// When a server is started, as people write it.
+/// The time to start a server, as people write it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum FileStart {
@@ -68,7 +68,7 @@ pub(crate) enum FileStart {
     Eager,
 }
 
-/// What happens when a tool changed, as people write it.
+/// The reaction to a changed tool, as people write it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum FileOnChange {
@@ -77,7 +77,8 @@ pub(crate) enum FileOnChange {
 }
 
 impl FileMcp {
-    /// No servers. Some clients give up a request after five seconds, so a list of tools waits for less.
+    /// Returns the default without servers. Some clients give up a request after five seconds, so a list of tools waits
+    /// for less.
     pub(super) fn defaults() -> Self {
         let list_wait = Some(Time(Duration::from_secs(4)));
         Self { files: Some(Vec::new()), list_wait, servers: Some(BTreeMap::new()) }
@@ -85,8 +86,8 @@ impl FileMcp {
 }
 
 impl McpConfig {
-    /// The section as it is used; no server may be kept apart more weakly than the floor. The error says everything that is
-    /// wrong, with the keys.
+    /// Resolves the section. No server may be isolated more weakly than the floor. The error lists all mistakes with
+    /// their keys.
     pub(super) fn resolve(file: FileMcp, home: Option<&Path>, floor: Level) -> Result<Self, Vec<String>> {
         let mut wrong = Vec::new();
         let files = file.files.unwrap_or_default();
@@ -109,7 +110,7 @@ impl McpConfig {
     }
 }
 
-/// Says which keys of a server do not go together.
+/// Returns the contradictions between keys of a server.
 fn contradictions(name: &str, file: &FileServer) -> Vec<String> {
     let (has_command, has_url) = (file.command.is_some(), file.url.is_some());
     let oauth = file.oauth.as_ref();
@@ -126,7 +127,7 @@ fn contradictions(name: &str, file: &FileServer) -> Vec<String> {
     wrong.map(|(_, message)| format!("`mcp.servers.{name}{message}")).collect()
 }
 
-/// A server as it is used.
+/// Resolves a server.
 fn server_of(name: String, file: FileServer, home: Option<&Path>) -> Result<ServerConfig, String> {
     let text = |text: FileText| text.resolve(home);
     let texts = |texts: Option<BTreeMap<String, FileText>>| {
@@ -189,7 +190,7 @@ fn rule_of(file: FileToolRule) -> ToolRule {
     }
 }
 
-/// Lets relative paths begin at this folder.
+/// Makes relative paths start at this folder.
 pub(super) fn begin_at(mcp: &mut FileMcp, folder: &Path) {
     if folder.as_os_str().is_empty() {
         return;
@@ -211,7 +212,7 @@ pub(super) fn begin_at(mcp: &mut FileMcp, folder: &Path) {
     }
 }
 
-/// Whether the value of a key may be a secret: what a server is told, but not where that is kept.
+/// Returns true if the value of a key may be a secret: a value that a server gets, but not the path of a file with it.
 pub(super) fn is_secret(key: &str) -> bool {
     let Some(rest) = key.strip_prefix("mcp.servers.").and_then(|rest| rest.split_once('.')) else { return false };
     let is_told = ["env.", "headers.", "oauth.client-secret"].iter().any(|begin| rest.1.starts_with(begin));

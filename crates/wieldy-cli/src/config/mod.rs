@@ -1,11 +1,12 @@
-//! The configuration: layers of what people wrote become [`Config`], what the program uses.
+//! The configuration: merges the layers that people wrote into [`Config`], which the program uses.
 //!
-//! Weakest first: defaults, one file, environment, flags. The file is the first of `--config FILE`, `$WIELDY_CONFIG`,
-//! `./wieldy.toml` and `~/.config/wieldy/wieldy.toml`; only the last two may be missing. One key is special: of
-//! `sandbox.floor` the strictest value of all layers counts, and that of `~/.config/wieldy/wieldy.toml` in any case.
+//! The layers, weakest first: defaults, one file, environment, flags. The file is the first of `--config FILE`,
+//! `$WIELDY_CONFIG`, `./wieldy.toml` and `~/.config/wieldy/wieldy.toml`; only the last two may be missing. One key is
+//! special: the strictest `sandbox.floor` of all layers counts, including the one in `~/.config/wieldy/wieldy.toml`
+//! even if that file is not used.
 //!
-//! `./wieldy.toml` came with the folder. Until a person trusts it ([`Records`]), the user's own file counts, and of the
-//! folder's only the keys of the safe list.
+//! `./wieldy.toml` came with the folder. Until a person trusts it ([`Records`]), the user's own file is used, and of
+//! the folder's file only the keys of the safe list.
 
 mod exposed;
 mod file;
@@ -51,25 +52,25 @@ pub(crate) use serve::address as listen_address;
 pub(crate) use text::{FileText, InFile, Text, bounded, filled, names_files};
 pub(crate) use trust::{Records, Trust, read_regular};
 
-/// What `wieldy init` writes: every key with its default, as a comment.
+/// The file that `wieldy init` writes: every key with its default, as a comment.
 pub(crate) const TEMPLATE: &str = include_str!("template.toml");
-/// The file that is looked for in the current folder.
+/// The name of the file in the current folder.
 pub(crate) const FILE_NAME: &str = "wieldy.toml";
 
-/// How large a configuration may be.
+/// The maximal size of a configuration, in bytes.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
-/// Everything that can be set, resolved.
+/// The resolved configuration.
 #[derive(Debug)]
 pub(crate) struct Config {
-    /// The file that it was read from, if there was one.
+    /// The file that was used, if there was one.
     pub(crate) file: Option<PathBuf>,
     /// The configuration that came with the folder of this command.
     pub(crate) folder: Folder,
-    /// The files that hold secrets, which no tool may see.
+    /// The files with secrets, which no tool may see.
     pub(crate) secret_files: Vec<PathBuf>,
     pub(crate) workspace: PathBuf,
-    /// Where large outputs and the history are kept; empty means in memory.
+    /// The folder for large outputs and the history; empty means in memory.
     pub(crate) state: PathBuf,
     pub(crate) log: LogConfig,
     pub(crate) isolation: Level,
@@ -94,11 +95,11 @@ pub(crate) struct Config {
     pub(crate) serve: ServeConfig,
     /// Each value as it is written, for people.
     pub(crate) values: Vec<Shown>,
-    /// What looks like a mistake and is none for certain.
+    /// Possible mistakes that are no errors.
     pub(crate) warnings: Vec<String>,
 }
 
-/// One value and where it came from.
+/// A value and its origin.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Shown {
     pub(crate) key: String,
@@ -106,11 +107,11 @@ pub(crate) struct Shown {
     pub(crate) origin: Origin,
 }
 
-/// The environment of this process, as far as it is text.
+/// The environment of this process, without variables that are no text.
 #[derive(Debug, Default)]
 pub(crate) struct Environment(pub(crate) BTreeMap<String, String>);
 
-/// What flags say instead of the configuration.
+/// The flags that override the configuration.
 #[derive(Debug, Default)]
 pub(crate) struct Overrides<'a> {
     pub(crate) file: Option<&'a Path>,
@@ -125,7 +126,7 @@ pub(crate) struct Overrides<'a> {
 }
 
 impl Overrides<'_> {
-    /// Puts the flags that have a key of their own on top. Returns every mistake.
+    /// Puts the flags with keys of their own on top. Returns every mistake.
     fn put_flags(&self, layers: &mut Layers) -> Vec<ConfigError> {
         let path = |path: &Path| path.to_string_lossy().into_owned();
         let flags = [
@@ -150,7 +151,7 @@ impl Environment {
         Self(std::env::vars_os().filter_map(text).collect())
     }
 
-    /// A variable that says something.
+    /// Returns a variable that is set and not empty.
     fn get(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str).filter(|value| !value.is_empty())
     }
@@ -161,35 +162,35 @@ impl Environment {
         Some(folder.join("wieldy"))
     }
 
-    /// The home folder.
+    /// Returns the home folder.
     pub(crate) fn home(&self) -> Option<&Path> {
         self.get("HOME").map(Path::new).filter(|home| home.is_absolute())
     }
 
-    /// The folder of this user's configuration.
+    /// Returns the folder of this user's configuration.
     pub(crate) fn config_folder(&self) -> Option<PathBuf> {
         self.folder("XDG_CONFIG_HOME", ".config")
     }
 
-    /// The file of this user's configuration.
+    /// Returns the file of this user's configuration.
     fn config_file(&self) -> Option<PathBuf> {
         self.config_folder().map(|folder| folder.join(FILE_NAME))
     }
 
-    /// The folder of what this program keeps; empty where there is none.
+    /// Returns the folder for the state of this program; empty if there is none.
     fn state_folder(&self) -> PathBuf {
         self.folder("XDG_STATE_HOME", ".local/state").unwrap_or_default()
     }
 }
 
 impl Config {
-    /// Puts all layers on each other.
+    /// Loads and merges all layers.
     pub(crate) fn load(environment: &Environment, overrides: &Overrides<'_>) -> Result<Self, Failure> {
         let records = Records::of(environment);
         Self::load_with(environment, overrides, Some(&records))
     }
 
-    /// The configuration of the current folder as it would be if a person trusted all of it: what trust is asked for.
+    /// Returns the configuration of the current folder as if a person trusted all of it, to show what that would do.
     pub(crate) fn of_folder(environment: &Environment) -> Result<Self, Failure> {
         let others = environment.0.iter().filter(|(name, _)| !name.starts_with(layers::VARIABLE_PREFIX));
         let environment = Environment(others.map(|(name, value)| (name.clone(), value.clone())).collect());
@@ -255,13 +256,12 @@ impl Config {
         Ok(config)
     }
 
-    /// Where the value of a key comes from.
+    /// Returns the origin of the value of a key.
     pub(crate) fn origin(&self, key: &str) -> Option<&Origin> {
         self.values.iter().find(|shown| shown.key == key).map(|shown| &shown.origin)
     }
 
-    /// Makes of the layers what the program uses. The error has the mistakes so far and every further one that does not come
-    /// of them.
+    /// Resolves the merged layers. The error has the given mistakes and every further one that is not caused by them.
     fn resolve(layers: &Layers, home: Option<&Path>, mut mistakes: Mistakes) -> Result<Self, Mistakes> {
         const SET: &str = "the defaults have every key";
         let file = layers.merged();
@@ -329,20 +329,20 @@ impl Config {
     }
 }
 
-/// Every value as it is shown: without secrets.
+/// Returns every value without secrets.
 fn shown_values(layers: &Layers) -> Vec<Shown> {
     let all = layers.values();
     all.map(|(key, value, origin)| Shown { value: without_secret(&key, value), key, origin: origin.clone() }).collect()
 }
 
-/// The keys of a folder's file, with their values as they are.
+/// Returns the keys of a folder's file, with their raw values.
 fn shown(ignored: Vec<(layers::Key, toml::Value)>, path: &Path) -> Vec<Shown> {
     let origin = Origin::File(path.to_owned());
     let shown = |(key, value): (layers::Key, toml::Value)| Shown { key: key.join("."), value, origin: origin.clone() };
     ignored.into_iter().map(shown).collect()
 }
 
-/// The value of a key without what is or may be a secret.
+/// Returns the value of a key with all known or possible secrets removed.
 pub(crate) fn without_secret(key: &str, value: &toml::Value) -> toml::Value {
     match value {
         toml::Value::String(url) if key == "history.url" => shown_url(url).into(),
@@ -351,14 +351,14 @@ pub(crate) fn without_secret(key: &str, value: &toml::Value) -> toml::Value {
     }
 }
 
-/// Returns true for the text of a file that sets nothing but keys of the safe list.
+/// Returns true if the text of a file sets only keys of the safe list.
 pub(crate) fn needs_no_trust(path: &Path, text: &str) -> bool {
     let mut layers = Layers::new(&FileConfig::defaults(PathBuf::new()));
     let untrusted = layers.put_untrusted_file(path, text);
     untrusted.ignored.is_empty() && untrusted.mistakes.is_empty()
 }
 
-/// The section `log`; only a file can be rotated.
+/// Resolves the section `log`; only a file can be rotated.
 fn log(layers: &Layers, file: FileLog, home: Option<&Path>) -> Result<LogConfig, Vec<ConfigError>> {
     let is_rotated = file.rotate != Some(Rotate::Never);
     let log = LogConfig::resolve(file, home).map_err(|message| in_section("log", vec![message]))?;
@@ -369,7 +369,7 @@ fn log(layers: &Layers, file: FileLog, home: Option<&Path>) -> Result<LogConfig,
     Ok(log)
 }
 
-/// The section `sandbox`, which must allow the isolation level.
+/// Resolves the section `sandbox`, which must allow the isolation level.
 fn sandbox(
     layers: &Layers,
     file: FileSandbox,
@@ -391,22 +391,22 @@ fn sandbox(
     }
 }
 
-/// The section `serve`.
+/// Resolves the section `serve`.
 fn serve(file: FileServe, home: Option<&Path>) -> Result<ServeConfig, Vec<ConfigError>> {
     ServeConfig::resolve(file, home).map_err(|messages| in_section("serve", messages))
 }
 
-/// Whether the value of a key must not be shown.
+/// Returns true if the value of a key must not be shown.
 fn is_secret(key: &str) -> bool {
     key.starts_with("serve.tokens.") && key.ends_with(".token")
 }
 
-/// The section `mcp`.
+/// Resolves the section `mcp`.
 fn mcp(file: FileMcp, home: Option<&Path>, floor: Level) -> Result<McpConfig, Vec<ConfigError>> {
     McpConfig::resolve(file, home, floor).map_err(|messages| in_section("mcp", messages))
 }
 
-/// The section `history`.
+/// Resolves the section `history`.
 fn history(layers: &Layers, file: FileHistory, state: &Path) -> Result<HistoryConfig, Vec<ConfigError>> {
     let wrong = |message| ConfigError {
         place: origin_of(layers, "history.url").to_string(),
@@ -417,7 +417,7 @@ fn history(layers: &Layers, file: FileHistory, state: &Path) -> Result<HistoryCo
     HistoryConfig::resolve(file, state).map_err(|message| vec![wrong(message)])
 }
 
-/// What is wrong with a section. Its messages open with the key that they are about.
+/// Returns the mistakes of a section. Each message starts with the key concerned.
 fn in_section(section: &str, messages: Vec<String>) -> Vec<ConfigError> {
     let wrong = |message: String| {
         let keys = message.split('`').nth(1).map(str::to_owned).into_iter().collect();
@@ -426,7 +426,7 @@ fn in_section(section: &str, messages: Vec<String>) -> Vec<ConfigError> {
     messages.into_iter().map(wrong).collect()
 }
 
-/// The section `resources`.
+/// Resolves the section `resources`.
 fn limits_of(resources: &FileResources) -> ResourceLimits {
     ResourceLimits {
         cpu_millicores: number(resources.cpu_millicores),
@@ -439,12 +439,12 @@ fn limits_of(resources: &FileResources) -> ResourceLimits {
     }
 }
 
-/// The value, or nothing and more mistakes.
+/// Returns the value, or adds to the mistakes and returns `None`.
 fn kept<T, E, M: IntoIterator<Item = E>>(read: Result<T, M>, mistakes: &mut Vec<E>) -> Option<T> {
     read.map_err(|more| mistakes.extend(more)).ok()
 }
 
-/// Two values that do not go together, told at the first of them that somebody set.
+/// Returns the mistake of two contradicting values, at the place of the first one that is not a default.
 fn conflict(layers: &Layers, keys: [&str; 2], message: String, hint: Option<&str>) -> ConfigError {
     let set = keys.iter().map(|key| origin_of(layers, key)).find(|origin| **origin != Origin::Default);
     let place = set.expect("the defaults fit each other").to_string();
@@ -497,18 +497,19 @@ fn plan(plan: &FilePlan) -> Plan {
     }
 }
 
-/// The file that the operator asked for, with its text. It must be there.
+/// Reads the file that the operator named, which must exist.
 fn asked_file(environment: &Environment, asked: Option<&Path>) -> Result<Option<(PathBuf, String)>, Failure> {
     let asked = asked.map(Path::to_owned).or_else(|| environment.get(CONFIG_VARIABLE).map(PathBuf::from));
     asked.map(read_file).transpose()
 }
 
-/// A file that may be missing.
+/// Reads a file that may be missing.
 fn usual_file(path: Option<PathBuf>) -> Result<Option<(PathBuf, String)>, Failure> {
     path.filter(|path| path.exists() && !is_placeholder(path)).map(read_file).transpose()
 }
 
-/// Returns true for a placeholder, which a sandbox puts there so that no program makes the file. Older versions put an empty folder there.
+/// Returns true for a placeholder, with which a sandbox keeps programs from creating the file. Older versions used an
+/// empty folder.
 fn is_placeholder(path: &Path) -> bool {
     wieldy::is_placeholder(path) || path.read_dir().is_ok_and(|mut entries| entries.next().is_none())
 }

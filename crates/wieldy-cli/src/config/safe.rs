@@ -1,6 +1,6 @@
 //! The safe list: the keys that a folder's own `wieldy.toml` may set before a person trusts it.
 //!
-//! Each key is spelled out, so a key that is added to the configuration needs trust until somebody puts it here.
+//! Each key is spelled out, so a new key of the configuration needs trust until it is added here.
 
 use std::path::{Component, Path};
 
@@ -13,13 +13,13 @@ const NAMES_MAX: usize = 256;
 /// The change that a key on the safe list may make to the value of the layers below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rule {
-    /// To any value.
+    /// Any value.
     Any,
-    /// To a lower number or a shorter time.
+    /// A lower number or a shorter time.
     Lower,
-    /// The same, where 0 means that there is no limit.
+    /// The same, where 0 means no limit.
     LowerOrFirst,
-    /// By further names of the folder's own.
+    /// Additional names inside the folder.
     Add,
 }
 
@@ -41,8 +41,8 @@ fn rule(key: &[&str]) -> Option<Rule> {
     }
 }
 
-/// Returns true if a mistake at this key, in an untrusted file, could take away a protection that the file asks for: the key
-/// is on the safe list, or is a section that has such keys.
+/// Returns true if a mistake at this key, in an untrusted file, could remove a protection that the file requests: the
+/// key is on the safe list, or is a section with such keys.
 pub(super) fn concerns(key: &str) -> bool {
     let words: Vec<&str> = key.split('.').collect();
     let is_section = matches!(
@@ -54,7 +54,7 @@ pub(super) fn concerns(key: &str) -> bool {
     is_section || rule(&words).is_some()
 }
 
-/// Returns the value that holds once an untrusted file set a key to `value` where `held` was; none where it needs trust to.
+/// Returns the resulting value if an untrusted file sets a key from `held` to `value`, or `None` if that needs trust.
 pub(super) fn allowed(key: &[String], held: Option<&Value>, value: &Value) -> Option<Value> {
     let words: Vec<&str> = key.iter().map(String::as_str).collect();
     let is_lower = |held: &Value| amount(value).zip(amount(held)).is_some_and(|(new, old)| new <= old);
@@ -74,7 +74,7 @@ pub(super) fn allowed(key: &[String], held: Option<&Value>, value: &Value) -> Op
     }
 }
 
-/// A number, or a time in seconds.
+/// Returns a number, or a time in seconds.
 fn amount(value: &Value) -> Option<f64> {
     match value {
         Value::Integer(number) => Some(*number as f64),

@@ -1,4 +1,5 @@
-//! The section `sandbox`: what programs see and reach, how long their sandboxes stay, and how weak isolation may be.
+//! The section `sandbox`: the files and hosts that programs can reach, the pool of their sandboxes, and the minimal
+//! isolation.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,28 +13,28 @@ use wieldy::{FileRules, IdleLimits, Level, Mount, Network, ResourceLimits, Rootf
 use super::file::{FileSandbox, FileSandboxLimits};
 use super::value::Whole;
 
-/// The section, resolved.
+/// The resolved section.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SandboxConfig {
     pub(crate) files: FileRules,
-    /// Programs see the toolchains in the user's home.
+    /// True if programs see the toolchains in the user's home.
     pub(crate) toolchains: bool,
     pub(crate) network: Network,
     pub(crate) idle: Duration,
     pub(crate) idle_limits: IdleLimits,
     pub(crate) spares: usize,
-    /// What all programs of one session may use together.
+    /// The limits for all programs of one session together.
     pub(crate) limits: ResourceLimits,
     pub(crate) floor: Level,
-    /// The system that programs come from at the levels with an OCI runtime.
+    /// The root file system of programs at the levels with an OCI runtime.
     pub(crate) system: Rootfs,
-    /// The kernel and the root file system of guests at the level `firecracker`, where they are named.
+    /// The kernel and the root file system of guests at the level `firecracker`, if configured.
     pub(crate) kernel: Option<PathBuf>,
     pub(crate) rootfs: Option<PathBuf>,
 }
 
 impl SandboxConfig {
-    /// The section as it is used; `home` is what `~` means. The error says everything that cannot be understood.
+    /// Resolves the section; `home` replaces `~`. The error lists all mistakes.
     pub(super) fn resolve(file: FileSandbox, home: Option<&Path>) -> Result<Self, Vec<String>> {
         const SET: &str = "the defaults have every key";
         let mut wrong = Vec::new();
@@ -85,7 +86,7 @@ impl SandboxConfig {
     }
 }
 
-/// 0 means no limit beyond those of the single calls.
+/// Resolves the limits of a session. 0 means no limit beyond those of single calls.
 fn limits(file: &FileSandboxLimits) -> ResourceLimits {
     fn some<const MAX: u64>(number: Option<Whole<0, MAX>>) -> Option<u64> {
         number.map(|number| number.0).filter(|number| *number > 0)
@@ -101,7 +102,7 @@ fn limits(file: &FileSandboxLimits) -> ResourceLimits {
     }
 }
 
-/// The path with the home folder in place of a `~` at its beginning.
+/// Replaces a leading `~` of a path by the home folder.
 pub(super) fn at_home(path: &Path, home: Option<&Path>) -> Result<PathBuf, String> {
     match (path.strip_prefix("~"), home) {
         (Err(_), _) => Ok(path.to_owned()),
@@ -120,14 +121,14 @@ pub(crate) struct FileMount {
 }
 
 impl FileMount {
-    /// Lets a relative source begin at this folder.
+    /// Makes a relative source start at this folder.
     pub(super) fn begin_at(&mut self, folder: &Path) {
         if !self.source.starts_with("~") {
             self.source = folder.join(&self.source);
         }
     }
 
-    /// Links are followed here, as a sandbox takes paths only as they are.
+    /// Resolves the mount. Links are followed here, because a sandbox does not follow them.
     pub(super) fn resolve(self, home: Option<&Path>) -> Result<Mount, String> {
         let source = at_home(&self.source, home)?;
         let source = source.canonicalize().or_else(|_| std::path::absolute(&source)).unwrap_or(source);
@@ -180,7 +181,7 @@ impl Serialize for FileMount {
 
 impl<'de> Deserialize<'de> for FileMount {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // The error of a visitor has the place of this mount, and not of the whole list.
+        // A visitor's error has the place of this mount, and not of the whole list.
         struct MountVisitor;
 
         impl Visitor<'_> for MountVisitor {
@@ -199,7 +200,7 @@ impl<'de> Deserialize<'de> for FileMount {
     }
 }
 
-/// What programs may reach, as people write it: `none`, `open`, or a list of hosts.
+/// The network access as people write it: `none`, `open`, or a list of hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FileNetwork(pub(crate) Network);
 

@@ -1,4 +1,4 @@
-//! The section `serve`: where tools are served, to whom, and how they are shown.
+//! The section `serve`: the address of the server, its callers, and the settings for showing tools.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,10 +15,10 @@ use super::value::{Time, Whole};
 use super::{Environment, kept};
 use crate::exit::Failure;
 
-/// The fewest characters of a secret that cannot simply be guessed.
+/// The minimal length of a secret that is hard to guess.
 const SECRET_CHARS_MIN: usize = 16;
 
-/// The section, resolved.
+/// The resolved section.
 #[derive(Debug, Clone)]
 pub(crate) struct ServeConfig {
     pub(crate) listen: SocketAddr,
@@ -26,13 +26,13 @@ pub(crate) struct ServeConfig {
     pub(crate) origins: Vec<String>,
     pub(crate) body_bytes_max: usize,
     pub(crate) connections_max: usize,
-    /// How long running calls may take to end when the server stops.
+    /// The longest time that running calls may take to end when the server stops.
     pub(crate) patience: Duration,
     pub(crate) tokens: Vec<TokenConfig>,
     pub(crate) mcp: ServerOptions,
 }
 
-/// Somebody who may call.
+/// A caller with a token.
 #[derive(Debug, Clone)]
 pub(crate) struct TokenConfig {
     name: String,
@@ -40,7 +40,7 @@ pub(crate) struct TokenConfig {
     pub(crate) caller: Caller,
 }
 
-/// Which tools an MCP client is shown.
+/// The tools that an MCP client is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum FileShow {
@@ -49,7 +49,7 @@ pub(crate) enum FileShow {
 }
 
 impl FileServe {
-    /// To this machine alone.
+    /// Returns the default: only this machine may call.
     pub(super) fn defaults() -> Self {
         let mcp = ServerOptions::default();
         Self {
@@ -73,7 +73,7 @@ impl FileServe {
         }
     }
 
-    /// Paths begin at the file's folder.
+    /// Makes relative paths start at the file's folder.
     pub(super) fn begin_paths_at(&mut self, folder: &Path) {
         let tokens = self.tokens.iter_mut().flatten();
         tokens.filter_map(|(_, token)| token.token.as_mut()).for_each(|token| token.begin_at(folder));
@@ -81,7 +81,7 @@ impl FileServe {
 }
 
 impl ServeConfig {
-    /// The section as it is used; the error says everything that is wrong, with the keys.
+    /// Resolves the section. The error lists all mistakes with their keys.
     pub(super) fn resolve(file: FileServe, home: Option<&Path>) -> Result<Self, Vec<String>> {
         const SET: &str = "the defaults have every key";
         let mut wrong = Vec::new();
@@ -101,7 +101,7 @@ impl ServeConfig {
         })
     }
 
-    /// The secrets that stand in the configuration itself.
+    /// Returns the secrets that are written in the configuration itself.
     pub(crate) fn secrets(&self) -> impl Iterator<Item = &str> {
         self.tokens.iter().filter_map(|token| token.secret.written()).filter(|text| !text.contains("${"))
     }
@@ -111,7 +111,7 @@ fn listen(text: &str) -> Result<SocketAddr, String> {
     address(text).map_err(|wrong| format!("`serve.listen`: `{text}` {}", wrong.trim_start_matches("it ")))
 }
 
-/// Reads where to listen; a port alone is told how it is written.
+/// Parses the address to listen at. The error for a port alone shows the right form.
 pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| match text.trim_start_matches(':').parse::<u16>() {
         Ok(port) => format!("it is a port without an address; write 127.0.0.1:{port} for this machine alone"),
@@ -155,7 +155,7 @@ impl TokenConfig {
         Ok(Self { name, secret, caller })
     }
 
-    /// The secret itself, which is hidden from whatever is written down from now on.
+    /// Returns the secret, and redacts it from all records and messages from now on.
     pub(crate) fn secret(&self, environment: &Environment) -> Result<String, Failure> {
         let doing = || format!("cannot read the token `{}`", self.name);
         let read = self.secret.value(environment).with_context(doing).map_err(Failure::usage)?;

@@ -12,7 +12,7 @@ fn layers() -> Layers {
     Layers::new(&FileConfig::defaults("/state".into()))
 }
 
-/// What is told about the text of a file, or the values that are not defaults.
+/// Returns the mistakes in the text of a file, or the values that are not defaults.
 fn file(text: &str) -> String {
     let mut layers = layers();
     let mistakes = Mistakes(layers.put_file(Path::new("wieldy.toml"), text));
@@ -49,7 +49,7 @@ fn without_anything_the_executors_own_defaults_hold() {
 #[test]
 fn the_template_says_the_defaults_and_names_every_key() {
     assert_eq!(file(TEMPLATE), "", "as it is written, it changes nothing");
-    // A comment that has the form of a key is one; the folder of the state depends on the machine.
+    // A comment in the form of a key counts as one. The state folder depends on the machine, so it is left out.
     let is_key = |line: &str| {
         let name = line.strip_prefix("# ").and_then(|line| line.split_once(" = ")).map(|(name, _)| name);
         name.is_some_and(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '-') && name != "state")

@@ -1,5 +1,5 @@
-//! Texts that may be secrets: parts may come from the environment, or all of it from a file, so that it need not stand in the
-//! configuration.
+//! Texts that may be secrets. Parts of them may come from the environment, or all of it from a file, so that the
+//! configuration itself need not contain them.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -11,17 +11,17 @@ use wieldy::Variable;
 use super::Environment;
 use super::sandbox::at_home;
 
-/// How large a file with a text may be.
+/// The maximal size of a file with a text, in bytes.
 const BYTES_MAX: u64 = 1024 * 1024;
 
-/// A text with `${NAME}` for variables of the environment, or the file that has it.
+/// A text with `${NAME}` for environment variables, or the file that contains it.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Text {
     Written(String),
     In(PathBuf),
 }
 
-/// The same as people write it.
+/// A text as people write it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "a text, or a table with the key `file`")]
 pub(crate) enum FileText {
@@ -36,7 +36,7 @@ pub(crate) struct InFile {
 }
 
 impl FileText {
-    /// Lets a relative path begin at this folder.
+    /// Makes a relative path start at this folder.
     pub(super) fn begin_at(&mut self, folder: &Path) {
         if let Self::In(InFile { file }) = self
             && !file.starts_with("~")
@@ -54,7 +54,7 @@ impl FileText {
 }
 
 impl Text {
-    /// Takes the value of a variable from a manifest. A relative path begins at the manifest's folder.
+    /// Converts the value of a variable in a manifest. A relative path starts at the manifest's folder.
     pub(crate) fn of_manifest(variable: &Variable, manifest: &Path, home: Option<&Path>) -> Result<Self, String> {
         let mut text = match variable {
             Variable::Text(text) => FileText::Written(text.clone()),
@@ -64,7 +64,7 @@ impl Text {
         text.resolve(home)
     }
 
-    /// What it stands for, without a line end. What is kept in a file is a secret, and hidden from now on.
+    /// Returns the value without a line end. The value from a file is a secret, and redacted from now on.
     pub(crate) fn value(&self, environment: &Environment) -> anyhow::Result<String> {
         match self {
             Self::Written(text) => filled(text, environment),
@@ -77,7 +77,7 @@ impl Text {
         }
     }
 
-    /// What stands in the configuration itself.
+    /// Returns the text if it is written in the configuration itself.
     pub(super) fn written(&self) -> Option<&str> {
         match self {
             Self::Written(text) => Some(text),
@@ -95,8 +95,8 @@ impl std::fmt::Debug for Text {
     }
 }
 
-/// A text with each `${NAME}` replaced by the variable of that name. What a variable holds is a secret, and hidden from now on,
-/// unless it names a file that is there.
+/// Replaces each `${NAME}` in a text by that variable. The value of a variable is a secret, and redacted from now on,
+/// unless it names an existing file.
 pub(crate) fn filled(text: &str, environment: &Environment) -> anyhow::Result<String> {
     let (mut filled, mut rest) = (String::new(), text);
     while let Some((before, after)) = rest.split_once("${") {
@@ -112,12 +112,12 @@ pub(crate) fn filled(text: &str, environment: &Environment) -> anyhow::Result<St
     Ok(filled + rest)
 }
 
-/// Whether this is the whole path of a file that is there, or a list with one.
+/// Returns true if the value is the absolute path of an existing file, or a list with one.
 pub(crate) fn names_files(value: &str) -> bool {
     value.split(':').map(Path::new).any(|part| part.is_absolute() && part.exists())
 }
 
-/// The text of a file that others wrote.
+/// Reads the text of an untrusted file, with a limit.
 pub(crate) fn bounded(path: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
     std::fs::File::open(path)?.take(BYTES_MAX + 1).read_to_string(&mut text)?;

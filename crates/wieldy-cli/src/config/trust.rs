@@ -1,7 +1,7 @@
-//! Trust: the configuration files of folders that a person agreed to, each bound to its path and to its bytes.
+//! Trust: records that a person trusts configuration files of folders, each bound to its path and its bytes.
 //!
-//! A record is a file of its own in `~/.config/wieldy/trust`, named after the path that it stands for. No tool can see or
-//! change that folder, and a record that another user could have written counts for nothing.
+//! A record is a file in `~/.config/wieldy/trust`, named after the path of the trusted file. No tool can see or change
+//! that folder, and a record that another user could have written is ignored.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -25,12 +25,12 @@ pub(crate) const TOOLS_MAX: usize = 1000;
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Trust {
     New,
-    /// It was trusted with other bytes.
+    /// The file was trusted with other bytes.
     Changed,
     Trusted,
 }
 
-/// The record that a person agreed to a file.
+/// The record that a person trusts a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) path: String,
@@ -38,10 +38,10 @@ pub(crate) struct Record {
     pub(crate) at: Timestamp,
 }
 
-/// All records of this user.
+/// The records of this user.
 #[derive(Debug)]
 pub(crate) struct Records {
-    /// None where there is no home folder, so that nothing can be trusted.
+    /// The folder with the records. `None` without a home folder, so that nothing can be trusted.
     folder: Option<PathBuf>,
 }
 
@@ -50,7 +50,7 @@ impl Records {
         Self { folder: environment.config_folder().map(|folder| folder.join("trust")) }
     }
 
-    /// Returns how a file with these bytes stands.
+    /// Returns the trust of a file with these bytes.
     pub(crate) fn trust(&self, path: &Path, bytes: &[u8]) -> Trust {
         match self.find(path) {
             Some(record) if record.blake3 == digest(bytes) => Trust::Trusted,
@@ -59,7 +59,7 @@ impl Records {
         }
     }
 
-    /// Returns true if there is a record of this path, whatever its bytes were.
+    /// Returns true if there is a record of this path, with any bytes.
     pub(crate) fn knows(&self, path: &Path) -> bool {
         self.find(path).is_some()
     }
@@ -70,7 +70,7 @@ impl Records {
         (record.path == path.to_string_lossy()).then_some(record)
     }
 
-    /// Keeps that a person agreed to these bytes at this path.
+    /// Records that a person trusts these bytes at this path.
     pub(crate) fn add(&self, path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         let folder = self.folder.as_ref().ok_or_else(|| anyhow!("there is no home folder, as HOME is not set"))?;
         let path = place(path)?;
@@ -86,7 +86,7 @@ impl Records {
         write().with_context(|| format!("cannot keep in `{}` what is trusted", folder.display()))
     }
 
-    /// Forgets all records of files in a folder, and returns their paths.
+    /// Deletes the records of all files in a folder, and returns their paths.
     pub(crate) fn revoke(&self, folder: &Path) -> anyhow::Result<Vec<String>> {
         let folder = folder.canonicalize().or_else(|_| std::path::absolute(folder))?;
         let own = self.folder.as_ref().ok_or_else(|| anyhow!("there is no home folder, as HOME is not set"))?;
@@ -99,7 +99,7 @@ impl Records {
         Ok(revoked)
     }
 
-    /// All records, sorted by path.
+    /// Returns all records, sorted by path.
     pub(crate) fn all(&self) -> Vec<Record> {
         let entries = self.folder.iter().filter_map(|folder| folder.read_dir().ok()).flatten();
         let mut all: Vec<Record> = entries.filter_map(|entry| read_record(&entry.ok()?.path())).collect();
@@ -108,7 +108,7 @@ impl Records {
     }
 }
 
-/// The record in a file, if only this user or root can have written it.
+/// Reads a record, if only this user or root can have written it.
 fn read_record(path: &Path) -> Option<Record> {
     let file = File::open(path).ok()?;
     let found = file.metadata().ok()?;
@@ -121,7 +121,7 @@ fn read_record(path: &Path) -> Option<Record> {
     serde_json::from_slice(&bytes).ok()
 }
 
-/// The file's own name in its folder without links: a link in the folder is the folder's, wherever it leads.
+/// Returns the file's own name in its folder without links. A link in the folder is itself the file that is trusted.
 pub(crate) fn place(path: &Path) -> anyhow::Result<PathBuf> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = path.file_name().ok_or_else(|| anyhow!("`{}` names no file", path.display()))?;
@@ -137,7 +137,7 @@ fn digest(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex().to_string()
 }
 
-/// Reads at most so many bytes of a file that a stranger put there. A pipe or a device is refused, not waited for.
+/// Reads at most this many bytes of an untrusted file. Pipes and devices are refused, because reading them could block.
 pub(crate) fn read_regular(path: &Path, bytes_max: u64) -> anyhow::Result<Vec<u8>> {
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;

@@ -1,4 +1,4 @@
-//! Numbers and times as people write them in a configuration, refused where they are absurd.
+//! Numbers and times as people write them in a configuration, with bounds that refuse absurd values.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,9 +11,9 @@ use wieldy::parse_duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Whole<const MIN: u64, const MAX: u64>(pub(crate) u64);
 
-/// A number of things; none would mean that nothing could ever happen.
+/// A number of items, at least one: with none, nothing could ever run.
 pub(crate) type Count = Whole<1, 1_000_000>;
-/// A number of things, or 0 for "never".
+/// A number of items, or 0 for "never".
 pub(crate) type CountOrNone = Whole<0, 1_000_000>;
 /// A port of this machine.
 pub(crate) type Port = Whole<1, 65_535>;

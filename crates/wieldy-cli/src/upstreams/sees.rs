@@ -10,15 +10,15 @@ use super::HOME;
 use crate::assemble;
 use crate::config::{Environment, ServerConfig};
 
-/// Folders that every sandbox sees anyway.
+/// Folders that every sandbox shows.
 const SYSTEM: [&str; 7] = ["/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/opt"];
-/// What belongs to a program besides the folder that it is in.
+/// The folders beside `bin` that belong to a program.
 const BESIDE: [&str; 6] = ["bin", "lib", "lib64", "libexec", "shims", "versions"];
-/// What marks the folder of a program that is run from its sources.
+/// The files that mark the folder of a program that is run from its sources.
 const MARKS: [&str; 5] = ["package.json", "pyproject.toml", "Cargo.toml", "go.mod", ".git"];
 
-/// What a server has to see, as far as its command tells: where its program is, and the files and folders that it is given.
-/// Folders that it is given it may write to: that is what it is given them for.
+/// Guesses the mounts of a server from its command: the place of its program, and the files and folders in its
+/// arguments. Folders in its arguments are writable, because a server gets them to work in.
 pub(super) fn guessed(
     program: &Path,
     arguments: &[String],
@@ -35,7 +35,7 @@ pub(super) fn guessed(
     for path in [Some(program.to_owned()), program.canonicalize().ok()].into_iter().flatten() {
         let Some(folder) = path.parent() else { continue };
         let prefix = folder.parent().filter(|_| folder.ends_with("bin") || folder.ends_with("shims"));
-        // An environment of Python's is told by a file of its own, and is nothing but what the program needs.
+        // A Python environment is marked by this file, and contains only files that the program needs.
         if let Some(prefix) = prefix.filter(|prefix| prefix.join("pyvenv.cfg").exists()) {
             add(prefix.to_owned(), false);
             continue;
@@ -46,7 +46,8 @@ pub(super) fn guessed(
     for argument in arguments {
         let text = argument.split_once('=').map_or(argument.as_str(), |(_, value)| value);
         let path = cwd.join(text);
-        // What is named by its whole path or from here; a word that happens to be a file's name is a word.
+        // Only absolute paths and paths that start with a dot count; another word may equal the name of a file by
+        // chance.
         if !(text.starts_with('/') || text.starts_with("./") || text.starts_with("../")) {
             continue;
         }
@@ -54,7 +55,7 @@ pub(super) fn guessed(
         if path.is_dir() {
             add(path, true);
         } else if let Some(folder) = path.parent() {
-            // What a package of Node's needs stands beside it, wherever there is room.
+            // A Node package needs the packages beside it, up to the outermost `node_modules`.
             let packages = folder.ancestors().filter(|folder| folder.ends_with("node_modules")).last();
             let is_marked = |folder: &&Path| MARKS.iter().any(|mark| folder.join(mark).exists());
             let marked = packages.or_else(|| folder.ancestors().take(4).find(is_marked));
@@ -64,8 +65,8 @@ pub(super) fn guessed(
     mounts.into_iter().map(|(path, writable)| Mount { source: path.clone(), target: path, writable }).collect()
 }
 
-/// Returns true if a folder holds more than a server is given without being asked: the home folder or one around it, or one
-/// that all users share.
+/// Returns true if a folder holds more than a server should get without a request: the home folder, a folder around it,
+/// or one that all users share.
 fn is_too_much(folder: &Path, environment: &Environment) -> bool {
     let is_shared = ["/home", "/run", "/tmp", "/var"].iter().any(|shared| folder == Path::new(shared));
     is_shared || folder.parent().is_none() || environment.home().is_some_and(|home| home.starts_with(folder))
@@ -75,8 +76,9 @@ pub(super) fn is_system(path: &Path) -> bool {
     SYSTEM.iter().any(|folder| path.starts_with(folder))
 }
 
-/// Returns what a server has to see because a variable of its own names it: a folder or a file, to read and write, or the folder
-/// in which the file will be made. A secret is only read. A path that is not shown is told, as the server cannot tell why.
+/// Returns the mounts for the files and folders that variables of a server name, writable unless they are secrets. For
+/// a missing file it is the folder to create the file in. Prints a warning for a path that is not shown, because the
+/// server cannot know why.
 pub(super) fn named_by_variables<'a>(
     server: &ServerConfig,
     paths: impl Iterator<Item = (&'a str, PathBuf)>,
@@ -112,14 +114,14 @@ pub(super) fn named_by_variables<'a>(
             }
         }
     }
-    // Two mounts of which one lies in the other would be one too many.
+    // Skip mounts that are inside another one.
     let all: Vec<PathBuf> = mounts.keys().cloned().collect();
     mounts.retain(|path, _| all.iter().all(|other| other == path || !path.starts_with(other)));
     mounts.into_iter().map(|(path, writable)| Mount { source: path.clone(), target: path, writable }).collect()
 }
 
-/// Returns the path that the value of a variable names: whole, from the server's folder on, or as the address of a file or of a
-/// database in a file.
+/// Returns the path in the value of a variable: absolute, relative to the server's folder, or in the address of a file
+/// or of a database in a file.
 pub(super) fn path_in(value: &str, cwd: &Path) -> Option<PathBuf> {
     let is_path = |text: &str| text == ".." || ["/", "./", "../"].iter().any(|start| text.starts_with(start));
     if value.contains('\n') {
@@ -135,7 +137,7 @@ pub(super) fn path_in(value: &str, cwd: &Path) -> Option<PathBuf> {
         "file" => after_host.unwrap_or(rest),
         "sqlite" | "sqlite3" => match after_host?.strip_prefix('/')? {
             path if path.starts_with('/') => path,
-            // Some libraries take this for a path from here on, and some for a whole one.
+            // Some libraries read this as a relative path, and some as an absolute one.
             path => {
                 let whole = Path::new("/").join(path);
                 let is_whole = whole.parent().is_some_and(|folder| folder.parent().is_some() && folder.is_dir());
@@ -155,7 +157,7 @@ pub(super) fn seen(path: &Path, workspace: &Path, files: &FileRules) -> bool {
 mod tests {
     use super::*;
 
-    /// What is mounted for a command in a folder of files, without that folder's path.
+    /// Returns the guessed mounts for a command in a folder with these files, relative to that folder.
     fn guessed_in(files: &[&str], program: &str, argument: &str) -> Vec<(String, bool)> {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap();

@@ -1,4 +1,5 @@
-//! Agents of others with the tools of wieldy: what text reaches the model, in each client's own way of reading answers.
+//! Agents of other projects with the tools of wieldy: tests the text that reaches the model, because each client reads
+//! answers in its own way.
 //!
 //! The clients are real; only the model is scripted (`model.py`). None of them can reach more than the loopback.
 
@@ -54,10 +55,10 @@ type = "object"
 properties.a = { type = "integer" }
 "#;
 
-/// The first lines of a long output, and its last ones.
+/// A command with long output, of which a result contains the first and the last lines.
 const LARGE: &str = "seq 20000";
 
-/// The calls that the model makes, and the text that it must get. `None`: looked at by itself.
+/// Returns the calls that the model makes, and the text that it must get. `None`: the test checks the answer itself.
 fn script() -> Vec<(&'static str, &'static str, Value, Option<&'static str>)> {
     let failing = "echo before; echo worse >&2; exit 3";
     vec![
@@ -147,12 +148,12 @@ fn claude_code() {
     ] {
         claude.env(off, "1");
     }
-    // It would have its model search for the tools of servers first.
+    // Otherwise the model would have to search for the tools of servers first.
     claude.env("ENABLE_TOOL_SEARCH", "false");
     claude.args(["-p", "go", "--strict-mcp-config", "--permission-mode", "bypassPermissions", "--mcp-config"]);
     claude.arg(servers.to_string());
     let seen = agent.run(&mut claude);
-    // Longer outputs are put into a file as JSON, and the model gets their beginning and the path.
+    // Claude Code puts longer outputs into a file as JSON, and the model gets their beginning and the path.
     assert!(seen.text("large").contains(r"`pattern`]\n1\n2\n3\n"), "{}", seen.text("large"));
     assert!(seen.text("ask").starts_with("Error E3005 CONFIRMATION_DENIED"), "no person is there to be asked");
     seen.check(true);
@@ -179,7 +180,7 @@ fn codex() {
     let mut codex = agent.client(&program.unwrap());
     let seen = agent.run(codex.args(["exec", "--skip-git-repo-check", "go"]));
     assert!(seen.text("large").contains("`pattern`]\n1\n2\n3\n"), "{}", seen.text("large"));
-    // Nothing has to be approved under these settings, and so it answers wieldy's question by itself.
+    // Under these settings nothing needs approval, so the client answers wieldy's question by itself.
     assert_eq!(seen.text("ask"), "it ran");
     seen.check(true);
 }
@@ -233,7 +234,7 @@ fn fastmcp() {
     framework("fastmcp", true);
 }
 
-/// Runs an agent that is made with a framework for Python; `with_image`: whether it hands images over as tool output.
+/// Runs an agent that is made with a Python framework. `with_image` says whether it passes on images as tool output.
 fn framework(name: &str, with_image: bool) {
     let Some(agent) = Agent::new() else { return };
     let mut client = agent.client(&agent.world.program("python-agents/bin/python"));
@@ -247,7 +248,7 @@ fn framework(name: &str, with_image: bool) {
     seen.check(with_image);
 }
 
-/// Returns the program if it is installed. Those that come as binaries are for one kind of processor only.
+/// Returns the program if it is installed. Programs that come as binaries exist only for one processor architecture.
 fn installed(program: &Path) -> Option<&Path> {
     if program.exists() {
         return Some(program);
@@ -259,7 +260,7 @@ fn installed(program: &Path) -> Option<&Path> {
     None
 }
 
-/// A workspace with a scripted model beside it.
+/// A workspace with a scripted model.
 struct Agent {
     world: World,
     model: Child,
@@ -294,7 +295,7 @@ impl Agent {
         self.world.root().join(name)
     }
 
-    /// A client that can reach the loopback alone: the way to everything else leads to a closed port.
+    /// Returns a client that can reach only the loopback: its proxy is a closed port.
     fn client(&self, program: &Path) -> Command {
         let mut client = self.world.any(program);
         for name in ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"] {
@@ -330,7 +331,7 @@ impl Drop for Agent {
 struct Seen(Map<String, Value>);
 
 impl Seen {
-    /// Returns the text of an answer, without what clients put around it.
+    /// Returns the text of an answer, without the text that clients add around it.
     fn text(&self, call: &str) -> String {
         let text = match &self.0[call] {
             Value::String(text) => text.clone(),
@@ -348,7 +349,7 @@ impl Seen {
         around.replace_all(text, "").trim_end().to_owned()
     }
 
-    /// Tells how many tokens the model got for each call, as far as four characters are one.
+    /// Prints how many tokens the model got for each call, counting four characters as one.
     fn tell_tokens(&self) {
         let characters = |text: &str| text.chars().count();
         let tokens = |answer: &Value| {
@@ -362,14 +363,14 @@ impl Seen {
         let _ = writeln!(std::io::stderr(), "tokens: {}", tokens.join(", "));
     }
 
-    /// Compares every answer whose text is the same for all clients.
+    /// Checks every answer whose text is the same for all clients.
     fn check(&self, with_image: bool) {
         for (call, _, _, expected) in script() {
             if let Some(expected) = expected {
                 assert_eq!(self.text(call), expected, "{call}");
             }
         }
-        // Clients cut what is too long for them in the middle or at the end, so the way to the rest stands first.
+        // Clients cut long text in the middle or at the end, so the advice for reading the rest comes first.
         let first =
             r"\[43358 of 108894 bytes left out; the whole is artifact:[0-9a-f]{32}: read it with `GetArtifact`, ";
         assert!(Regex::new(first).unwrap().is_match(&self.text("large")), "{}", self.text("large"));

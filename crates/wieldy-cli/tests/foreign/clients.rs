@@ -1,4 +1,4 @@
-//! MCP clients that others wrote, in front of wieldy: each goes through the same steps, and must be told the same.
+//! MCP clients of other projects, in front of wieldy: each goes through the same steps, and must get the same answers.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::world::{Served, World};
 
-/// A tool that a person must agree to.
+/// A tool that needs a person's confirmation.
 const ASK: &str = r#"
 [[tool]]
 name = "ask"
@@ -57,7 +57,7 @@ fn the_inspector_lists_and_calls() {
             listed["tools"].as_array().unwrap().iter().map(|t| t["name"].as_str().unwrap()).collect();
         let ours = world.json(&["tools", "--json"]);
         let mut ours: Vec<&str> = ours.as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap()).collect();
-        // The one that serving adds.
+        // The tool that the server adds.
         ours.push("result_wait");
         ours.sort_unstable();
         assert_eq!(names, ours);
@@ -88,7 +88,7 @@ fn python(world: &World, release: &str) -> Command {
     command
 }
 
-/// Runs a client that speaks this revision with `wieldy mcp`, and with `wieldy serve`.
+/// Runs a client of this protocol revision with `wieldy mcp`, and with `wieldy serve`.
 fn both_ways(revision: &str, client: impl Fn(&World) -> Command) {
     let Some(world) = world() else { return };
     let wieldy = env!("CARGO_BIN_EXE_wieldy");
@@ -115,7 +115,7 @@ fn said(client: &mut Command) -> Value {
     serde_json::from_str(&said).unwrap_or_else(|_| panic!("{said}{error}"))
 }
 
-/// What every client is told.
+/// Returns the answers that every client must get.
 fn expected(revision: &str) -> Value {
     let text = |text: &str, is_error: bool| json!({"isError": is_error, "content": [{"type": "text", "text": text}]});
     let question = "May the tool `ask` run (the tool requires it)?";

@@ -1,8 +1,9 @@
-//! The official conformance suite, as a client of `wieldy serve` and as a server for `wieldy call`. As a client it judges twice:
-//! wieldy in front of an MCP server that has the tools which it wants to call, and wieldy with these tools as its own.
+//! The official conformance suite, as a client of `wieldy serve` and as a server for `wieldy call`. As a client it runs
+//! twice: with wieldy in front of an MCP server that has the tools which the suite calls, and with these tools as
+//! wieldy's own.
 //!
-//! `conformance.toml` lists what wieldy does not offer, with the reason. A scenario that is not in the list must pass and one that
-//! is must fail, so that the list is neither too short nor too long.
+//! `conformance.toml` lists the features that wieldy does not offer, with the reason. An unlisted scenario must pass
+//! and a listed one must fail, so that the list is neither too short nor too long.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 use crate::own::{Own, PNG, TASK_AFTER, WAV};
 use crate::world::{Served, World};
 
-/// A gateway: the tools that the suite wants to call are those of an MCP server in a sandbox, but for one.
+/// A gateway: the tools that the suite calls belong to an MCP server in a sandbox, except for one.
 const GATEWAY: &str = r#"
 [serve]
 listen = "127.0.0.1:0"
@@ -37,7 +38,7 @@ const OWN: &str = include_str!("fixtures.toml");
 const FIXTURES: &str = include_str!("fixtures.mjs");
 const LIST: &str = include_str!("conformance.toml");
 
-/// The releases of the suite, by the names they are installed under.
+/// The releases of the suite, by the names of their installations.
 const OLD: &str = "conformance";
 const NEXT: &str = "conformance-next";
 
@@ -86,7 +87,7 @@ fn a_client_of_2026_07_28_conforms() {
     judge_client(NEXT, &["--requirements", "2026-07-28"]);
 }
 
-/// The suite looks whether there is an image; here it must be the very one.
+/// The suite only checks that there is an image; this test checks that it is the right one.
 #[test]
 fn what_the_fixtures_answer_comes_through_as_it_is() {
     let Some(world) = gateway() else { return };
@@ -110,7 +111,7 @@ fn what_the_fixtures_answer_comes_through_as_it_is() {
     ] {
         let told = json!({"status": "success", "content": content});
         for server in ["fixtures", "own"] {
-            // The last one becomes a task on its way, which is followed to its end.
+            // The last call becomes a task on its way, which is followed to its end.
             let arguments = json!({"name": "Ada", "seconds": 1, "label": "x"});
             assert_eq!(world.call(&format!("{server}__{tool}"), &arguments), told, "{server}__{tool}");
         }
@@ -118,7 +119,7 @@ fn what_the_fixtures_answer_comes_through_as_it_is() {
     world.is_left_empty();
 }
 
-/// A workspace whose configuration is that of the gateway.
+/// Makes a workspace with the configuration of the gateway.
 fn gateway() -> Option<World> {
     let config = GATEWAY.replace("[task-after]", &format!("{}ms", TASK_AFTER.as_millis()));
     let world = World::new(&config)?;
@@ -147,17 +148,17 @@ fn judge_client(suite: &str, which: &[&str]) {
     world.is_left_empty();
 }
 
-/// Runs the suite, and compares what fails with what is listed.
+/// Runs the suite, and compares its failures with the list.
 fn judge(world: &World, suite: &str, arguments: &[&str], side: &str) {
     let results = world.root().join("results");
     let mut command = world.any(&world.program("bin/node"));
     command.arg(world.program(&format!("npm/node_modules/{suite}/dist/index.js")));
     command.args(arguments).arg("--output-dir").arg(&results);
     if side == "client" {
-        // It tries all scenarios at once, each with processes of its own.
+        // The suite runs all scenarios at once, each with processes of its own.
         command.args(["--timeout", "120000"]);
     }
-    // How it ends says less than its results: it knows nothing of what we do not offer.
+    // The exit code says less than the results: the suite does not know the list of missing features.
     assert!(command.stdout(Stdio::null()).status().unwrap().code().is_some());
     let scenarios = read(&results, side);
     assert!(scenarios.len() >= 18, "the suite ran: {scenarios:?}");
@@ -170,7 +171,7 @@ fn judge(world: &World, suite: &str, arguments: &[&str], side: &str) {
         }
         let failed = checks.iter().filter(|(_, status)| matches!(status.as_str(), "FAILURE" | "WARNING"));
         let failed: Vec<&str> = failed.map(|(check, _)| check.as_str()).collect();
-        // That messages have the right form is checked in every scenario, whatever it is about.
+        // The form of messages is checked in every scenario, so this check alone shows nothing.
         let is_shown = checks.iter().any(|(check, status)| status == "SUCCESS" && check != "wire-schema-valid");
         if is_listed(absent, scenario) {
             if failed.is_empty() && is_shown {
@@ -178,7 +179,7 @@ fn judge(world: &World, suite: &str, arguments: &[&str], side: &str) {
             }
             continue;
         }
-        // Of a scenario that applies there may be checks that do not.
+        // A scenario may pass as a whole while some of its checks do not apply.
         let listed = |check: &str| is_listed(absent, &format!("{scenario}:{check}"));
         wrong.extend(failed.iter().filter(|check| !listed(check)).map(|check| format!("{scenario}:{check} fails")));
         for (check, status) in checks.iter().filter(|(check, _)| listed(check) && !failed.contains(&check.as_str())) {
@@ -191,7 +192,7 @@ fn judge(world: &World, suite: &str, arguments: &[&str], side: &str) {
     assert!(wrong.is_empty(), "{suite} {arguments:?}: {wrong:#?}\n{}", said(&results, &wrong));
 }
 
-/// What clients printed in the scenarios that went wrong.
+/// Returns the output of clients in the scenarios that went wrong.
 fn said(results: &std::path::Path, wrong: &[String]) -> String {
     let mut said = String::new();
     for entry in fs::read_dir(results).unwrap().flatten() {
@@ -211,7 +212,7 @@ fn is_listed(list: &BTreeMap<String, String>, name: &str) -> bool {
     })
 }
 
-/// The checks of each scenario and how they went, from the files that the suite leaves.
+/// Reads the checks of each scenario and their status from the files of the suite.
 fn read(results: &std::path::Path, side: &str) -> BTreeMap<String, Vec<(String, String)>> {
     let mut scenarios = BTreeMap::new();
     let mut folders = vec![results.to_owned()];
@@ -221,7 +222,7 @@ fn read(results: &std::path::Path, side: &str) -> BTreeMap<String, Vec<(String, 
                 folders.push(entry.path());
             } else if entry.file_name() == "checks.json" {
                 let name = folder.strip_prefix(results).unwrap().display().to_string();
-                // The folder's name ends with the time, which has 25 letters with the dash before it.
+                // The folder's name ends with the time: 25 characters with the dash before it.
                 let name = &name[..name.len() - 25];
                 let name = if side == "server" { &name["server-".len()..] } else { name };
                 let checks: Vec<Value> = serde_json::from_slice(&fs::read(entry.path()).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! wieldy together with programs that others wrote: MCP servers behind it, MCP clients and agents in front of it.
+//! Tests of wieldy with programs of other projects: MCP servers behind it, MCP clients and agents in front of it.
 //!
 //! `cargo xtask foreign` installs those programs and runs these tests; without it they skip themselves.
 #![allow(clippy::unwrap_used, reason = "a test may")]

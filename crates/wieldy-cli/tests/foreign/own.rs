@@ -1,4 +1,4 @@
-//! The tools that the conformance suite wants to call, as tools of wieldy's own: written in Rust, and served by the library.
+//! The tools that the conformance suite calls, as tools of wieldy's own: written in Rust, and served by the library.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -15,13 +15,13 @@ use wieldy_server::{HttpOptions, HttpServer};
 pub(crate) const PNG: &str =
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg==";
 pub(crate) const WAV: &str = "UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAAB9AAACABAAZGF0YQIAAAA=";
-/// After how long a call becomes a task: long enough for what is answered at once, and short beside what takes a second.
+/// The time after which a call becomes a task: long enough for immediate answers, and short compared with a second.
 pub(crate) const TASK_AFTER: Duration = Duration::from_millis(500);
 
 /// A server with the fixtures, until it is dropped.
 pub(crate) struct Own {
     _runtime: Runtime,
-    /// Where MCP is spoken.
+    /// The address of the MCP endpoint.
     pub(crate) url: String,
 }
 
@@ -49,7 +49,7 @@ impl Own {
 
 type Running = BoxFuture<'static, Result<Outcome, RunError>>;
 
-/// A tool made of what it declares and a function.
+/// A tool made of a spec and a function.
 struct Fixture<F> {
     spec: ToolSpec,
     run: F,
@@ -73,7 +73,7 @@ fn spec(name: &str) -> ToolSpec {
     ToolSpec { input_schema: json!({"type": "object"}), ..ToolSpec::new(name, name) }
 }
 
-/// A tool that answers at once, always the same.
+/// Returns a tool that always answers at once with the same content.
 fn saying(name: &str, content: Vec<Content>) -> SharedTool {
     fixture(spec(name).read_only(), move |_, _| {
         let content = content.clone();
@@ -81,7 +81,7 @@ fn saying(name: &str, content: Vec<Content>) -> SharedTool {
     })
 }
 
-/// A tool that takes so many seconds, and then does this.
+/// Returns a tool that takes some seconds, and then runs `end`.
 fn after(spec: ToolSpec, end: fn(&Value) -> Result<Outcome, RunError>) -> SharedTool {
     fixture(spec, move |arguments, _| {
         async move {
@@ -97,7 +97,7 @@ fn embedded(uri: &str, mime: &str, text: &str) -> Content {
     Content::Resource { resource: json!({"uri": uri, "mimeType": mime, "text": text}) }
 }
 
-/// The fixtures; one of them registers further tools with the executor.
+/// Returns the fixtures; one of them registers further tools with the executor.
 fn fixtures(executor: &Arc<OnceLock<Executor>>) -> Vec<SharedTool> {
     let image = Content::Image { data: PNG.into(), mime_type: "image/png".into() };
     let audio = Content::Audio { data: WAV.into(), mime_type: "audio/wav".into() };
@@ -146,7 +146,7 @@ fn fixtures(executor: &Arc<OnceLock<Executor>>) -> Vec<SharedTool> {
     tools
 }
 
-/// Those of which the suite looks at the schema.
+/// Returns the tools whose schemas the suite checks.
 fn with_schemas() -> [SharedTool; 2] {
     let said = |text: &'static str| move |_: Value, _: Run| async move { Ok(Outcome::text(text)) }.boxed();
     let copied = json!({"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}});
@@ -158,7 +158,7 @@ fn with_schemas() -> [SharedTool; 2] {
     ]
 }
 
-/// Those that take long enough to become tasks, but for the first.
+/// Returns the tools that take long enough to become tasks, except for the first.
 fn long() -> [SharedTool; 5] {
     let name = |arguments: &Value| arguments["name"].as_str().unwrap_or_default().to_owned();
     [

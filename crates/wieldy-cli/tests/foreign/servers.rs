@@ -1,4 +1,4 @@
-//! MCP servers that others wrote, behind wieldy: each a program in a sandbox, as an operator would configure it.
+//! MCP servers of other projects, behind wieldy: each is a program in a sandbox, as an operator would configure it.
 
 use std::fs;
 use std::io::Read;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::world::{Wire, World};
 
-/// The reference server with something of everything.
+/// The reference server, which has an example of every feature.
 const EVERYTHING: &str = r#"
 [mcp.servers.everything]
 command = "[programs]/bin/node"
@@ -18,7 +18,7 @@ args = ["[programs]/npm/node_modules/@modelcontextprotocol/server-everything/dis
 isolation = "native"
 env = { WIELDY_TEST_WORLD = "${WIELDY_TEST_WORLD}" }
 "#;
-/// Files, below a folder beside the workspace.
+/// The file server, for a folder beside the workspace.
 const FILES: &str = r#"
 [mcp.servers.files]
 command = "[programs]/bin/node"
@@ -49,7 +49,7 @@ fn text(text: &str) -> Value {
     json!({"status": "success", "content": [{"type": "text", "text": text}]})
 }
 
-/// What comes of a tool that says that it failed.
+/// Returns the result of a tool that reports a failure.
 fn failed(text: &str) -> Value {
     json!({
         "status": "failed",
@@ -100,7 +100,7 @@ fn all_servers_start_in_sandboxes_and_tell_their_tools() {
     world.is_left_empty();
 }
 
-/// Servers as people have them in the files of their clients: fetched when they are first started.
+/// Servers as people have them in the files of their clients: downloaded at their first start.
 #[test]
 fn servers_that_package_managers_fetch_start_from_a_cold_cache() {
     let Some(world) = World::new("") else { return };
@@ -138,7 +138,7 @@ fn servers_that_package_managers_fetch_start_from_a_cold_cache() {
             ["time", ready, "2026-07-28", 2],
         ])
     );
-    // Each has fetched into a home of its own, where no other server can change it.
+    // Each server has downloaded into a home of its own, where no other server can change it.
     let homes = world.root().join("home/.local/state/wieldy/homes");
     let caches = ["everything/.npm", "files/.npm", "git/.cache/uv", "time/.cache/uv"];
     assert_eq!(caches.map(|cache| homes.join(cache).is_dir()), [true; 4]);
@@ -266,8 +266,8 @@ fn a_server_over_http_is_called_followed_and_cancelled() {
     assert_eq!(gone["error"]["code"], "E3201", "{gone}");
 }
 
-/// Revision 2025-11-25 had tasks that a client asks for, which are gone from the next one. A tool that wants to be called so, and no other way,
-/// says that it does.
+/// Revision 2025-11-25 had tasks that a client requests, which the next revision removed. A tool that can only be
+/// called as such a task says so.
 #[test]
 fn a_tool_that_wants_to_be_asked_for_a_task_says_so() {
     let Some(world) = World::new(EVERYTHING) else { return };
@@ -310,7 +310,7 @@ fn follow_and_cancel(world: &World) {
     let mut wire = Wire::new(world);
     let long = "everything__trigger-long-running-operation";
     wire.call(1, long, &json!({"duration": 1, "steps": 2}));
-    // Whatever a tool counts, we tell in hundredths.
+    // wieldy reports all progress in hundredths, in any unit that a tool counts.
     let progress = |token: u32, percent: f64| {
         let params = json!({"progressToken": token, "progress": percent, "total": 100.0});
         json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
@@ -325,7 +325,7 @@ fn follow_and_cancel(world: &World) {
     let told = [wire.next(), wire.next(), wire.next()].map(|message| world.filtered(&message));
     assert_eq!(told, [progress(1, 50.0), progress(1, 100.0), answer(1, said)]);
 
-    // An hour, and told to end after its first step.
+    // This call would take an hour, and is cancelled after its first step.
     wire.call(2, long, &json!({"duration": 3600, "steps": 10000}));
     assert_eq!(wire.next(), progress(2, 0.01));
     assert!(world.processes().iter().any(|command| command.contains("server-everything")), "this finds processes");
@@ -433,7 +433,7 @@ fn a_page_is_fetched_through_an_open_network_and_not_without_one() {
     world.is_left_empty();
 }
 
-/// Answers one request: with a page, or that there are no rules for robots.
+/// Answers one request: with a page, or with 404 for `robots.txt`.
 fn serve_a_page(mut client: TcpStream) {
     let mut request = [0; 4096];
     let length = client.read(&mut request).unwrap_or(0);

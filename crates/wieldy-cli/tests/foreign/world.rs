@@ -1,4 +1,4 @@
-//! A workspace with MCP servers in its configuration, and the command run in it.
+//! A workspace with MCP servers in its configuration, and the `wieldy` command run in it.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -11,10 +11,10 @@ use regex::Regex;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// How long anything may take on a machine that is busy with something else.
+/// The longest time for a step on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where the programs of others are; nothing, told aloud, where nobody installed them.
+/// Returns the folder of the foreign programs, or prints that the test is skipped and returns `None`.
 pub(crate) fn programs() -> Option<PathBuf> {
     let folder = std::env::var_os("WIELDY_TEST_FOREIGN").map(PathBuf::from);
     if folder.is_none() {
@@ -23,15 +23,15 @@ pub(crate) fn programs() -> Option<PathBuf> {
     folder
 }
 
-/// A workspace with a home beside it, and the programs of others.
+/// A workspace with a home beside it, and the foreign programs.
 pub(crate) struct World {
     root: TempDir,
     programs: PathBuf,
-    /// Variables of this process that commands get, too.
+    /// The variables of this process that commands get, too.
     handed_on: &'static [&'static str],
 }
 
-/// The variables by which package managers reach their registries on this machine.
+/// The variables with which package managers reach their registries on this machine.
 const WAYS_OUT: [&str; 9] = [
     "SSL_CERT_FILE",
     "SSL_CERT_DIR",
@@ -45,8 +45,8 @@ const WAYS_OUT: [&str; 9] = [
 ];
 
 impl World {
-    /// A world with this configuration, in which `[programs]` stands for the folder of the programs and `[root]` for the
-    /// one around the workspace. Nothing where there are no programs.
+    /// Makes a world with this configuration, in which `[programs]` stands for the folder of the programs and `[root]`
+    /// for the folder around the workspace. Returns `None` if the programs are not installed.
     pub(crate) fn new(config: &str) -> Option<Self> {
         let world = Self { programs: programs()?, root: tempfile::tempdir().unwrap(), handed_on: &[] };
         for folder in ["home", "work"] {
@@ -56,12 +56,12 @@ impl World {
         Some(world)
     }
 
-    /// The same world in which commands find their way to the registries of packages.
+    /// Returns the same world in which commands can reach package registries.
     pub(crate) fn with_registries(self) -> Self {
         Self { handed_on: &WAYS_OUT, ..self }
     }
 
-    /// The same world with a file in the workspace.
+    /// Returns the same world with a file in the workspace.
     pub(crate) fn file(self, path: &str, text: &str) -> Self {
         let path = self.path(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -69,34 +69,35 @@ impl World {
         self
     }
 
-    /// The same world with a script for Node in the workspace, which finds the packages of others.
+    /// Returns the same world with a Node script in the workspace, which finds the installed packages.
     pub(crate) fn script(self, name: &str, text: &str) -> Self {
         std::os::unix::fs::symlink(self.program("npm/node_modules"), self.path("node_modules")).unwrap();
         self.file(name, text)
     }
 
-    /// A path in the workspace.
+    /// Returns a path in the workspace.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.root().join("work").join(path)
     }
 
-    /// The folder around the workspace.
+    /// Returns the folder around the workspace.
     pub(crate) fn root(&self) -> PathBuf {
         self.root.path().canonicalize().unwrap()
     }
 
-    /// A path among the programs of others.
+    /// Returns a path below the folder of the foreign programs.
     pub(crate) fn program(&self, path: &str) -> PathBuf {
         self.programs.join(path)
     }
 
-    /// A text with the names of folders filled in.
+    /// Fills the names of folders into a text.
     pub(crate) fn filled(&self, text: &str) -> String {
         let shown = |path: &Path| path.display().to_string();
         text.replace("[programs]", &shown(&self.programs)).replace("[root]", &shown(&self.root()))
     }
 
-    /// A program, in the workspace and with a clean environment. The person trusts the configuration as it is now.
+    /// Returns a command for a program, in the workspace and with a clean environment. Trusts the present
+    /// configuration.
     pub(crate) fn any(&self, program: &Path) -> Command {
         let trusted = self.plain(Path::new(env!("CARGO_BIN_EXE_wieldy"))).args(["trust", "--yes"]).output().unwrap();
         assert!(trusted.status.success(), "{}", shown(&trusted.stderr));
@@ -110,7 +111,7 @@ impl World {
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap())
             .env("HOME", self.root.path().join("home"))
-            // What all that comes of it can be found by.
+            // The mark by which the processes of this world are found.
             .env("WIELDY_TEST_WORLD", self.mark())
             .envs(self.handed_on.iter().filter_map(|name| Some((name, std::env::var_os(name)?))))
             .stdin(Stdio::null())
@@ -125,14 +126,14 @@ impl World {
         command
     }
 
-    /// What the command prints as data.
+    /// Runs wieldy and returns its JSON output.
     pub(crate) fn json(&self, arguments: &[&str]) -> Value {
         let output = self.wieldy(arguments).output().unwrap();
         let said = || format!("{}{}", shown(&output.stdout), shown(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", said()))
     }
 
-    /// Calls a tool by the command, with arguments as JSON: what matters of the result.
+    /// Calls a tool through the command, with arguments as JSON, and returns the important parts of the result.
     pub(crate) fn call(&self, tool: &str, arguments: &Value) -> Value {
         let arguments = self.filled(&arguments.to_string());
         let result = self.json(&["call", tool, "--args", &arguments, "--json"]);
@@ -145,7 +146,7 @@ impl World {
         self.filtered(&told)
     }
 
-    /// A value with what changes from run to run replaced.
+    /// Replaces the parts of a value that change from run to run.
     pub(crate) fn filtered(&self, value: &Value) -> Value {
         let mut text = value.to_string().replace(&self.root().display().to_string(), "[root]");
         for (pattern, shown) in [
@@ -164,7 +165,7 @@ impl World {
         self.root.path().display().to_string()
     }
 
-    /// The processes that came of this world and still run.
+    /// Returns the running processes of this world.
     pub(crate) fn processes(&self) -> Vec<String> {
         let mark = self.mark();
         let of_this = |process: &Path| {
@@ -177,7 +178,7 @@ impl World {
         all.filter(|process| of_this(process)).map(command).filter(|command| !command.is_empty()).collect()
     }
 
-    /// Waits until nothing of this world runs any more: ended processes are buried by somebody else.
+    /// Waits until no process of this world runs any more. Ended processes are reaped by another process.
     pub(crate) fn is_left_empty(&self) {
         let began = Instant::now();
         while !self.processes().is_empty() {
@@ -191,7 +192,7 @@ fn shown(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// `wieldy mcp`, spoken to by lines.
+/// A `wieldy mcp` process and its line-based connection.
 pub(crate) struct Wire {
     process: Child,
     write: Option<ChildStdin>,
@@ -199,7 +200,7 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// Starts it and begins a session.
+    /// Starts the process and begins a session.
     pub(crate) fn new(world: &World) -> Self {
         let mut process = world
             .wieldy(&["mcp", "--set", "mcp.list-wait=60s"])
@@ -220,7 +221,7 @@ impl Wire {
         wire.send(&json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}));
         assert_eq!(wire.next()["result"]["serverInfo"]["name"], "wieldy");
         wire.send(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
-        // As clients do; this waits for servers whose tools are unknown.
+        // Request the tools, as clients do; the answer waits for servers without cached tools.
         wire.send(&json!({"jsonrpc": "2.0", "id": "list", "method": "tools/list"}));
         while wire.next()["id"] != "list" {}
         wire
@@ -230,18 +231,18 @@ impl Wire {
         writeln!(self.write.as_mut().unwrap(), "{message}").unwrap();
     }
 
-    /// Asks for a call of a tool whose progress is told.
+    /// Sends a call of a tool that reports progress.
     pub(crate) fn call(&mut self, id: u32, tool: &str, arguments: &Value) {
         let params = json!({"name": tool, "arguments": arguments, "_meta": {"progressToken": id}});
         self.send(&json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}));
     }
 
-    /// The next message.
+    /// Returns the next message.
     pub(crate) fn next(&self) -> Value {
         self.messages.recv_timeout(PATIENCE).expect("a message must come")
     }
 
-    /// Closes the session and waits for its end: what was still told.
+    /// Closes the session, waits for its end, and returns the remaining messages.
     pub(crate) fn close(mut self) -> Vec<Value> {
         drop(self.write.take());
         assert!(self.process.wait().unwrap().success());
@@ -249,10 +250,10 @@ impl Wire {
     }
 }
 
-/// `wieldy serve`, until it is stopped.
+/// A `wieldy serve` process, until it is stopped.
 pub(crate) struct Served {
     process: Child,
-    /// Where MCP is spoken.
+    /// The address of the MCP endpoint.
     pub(crate) url: String,
 }
 
@@ -266,7 +267,7 @@ impl Served {
         Self { process, url: told["mcp"].as_str().unwrap().to_owned() }
     }
 
-    /// Asks it to end, and waits for it.
+    /// Sends SIGTERM and waits for the end.
     pub(crate) fn stop(mut self) {
         let asked = Command::new("kill").arg(self.process.id().to_string()).status().unwrap();
         assert!(asked.success() && self.process.wait().unwrap().success());

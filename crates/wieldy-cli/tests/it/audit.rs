@@ -1,4 +1,4 @@
-//! `wieldy audit`: a whole trail is proved, a changed one is found out, whoever changed it.
+//! `wieldy audit`: an unchanged trail is verified, and any change is detected.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::world::World;
 
 const STATE: [&str; 2] = ["--state", "../state"];
 
-/// A world in which three calls were made.
+/// Makes a world with three recorded calls.
 fn world() -> World {
     let world = World::new().file("a.txt", "one\n");
     for _ in 0..3 {
@@ -26,7 +26,7 @@ fn verdict(world: &World, arguments: &[&str]) -> Value {
     world.json(&[&["audit", "verify", "--json"], arguments, &STATE].concat())
 }
 
-/// Does something to the database that no program of ours does.
+/// Changes the database in a way that none of our programs does.
 fn tamper(world: &World, sql: &str) {
     let database = Connection::open(world.path("../state/history.db")).unwrap();
     assert!(database.execute(sql, []).unwrap() > 0, "{sql}");
@@ -113,7 +113,7 @@ fn an_anchor_kept_elsewhere_finds_out_who_begins_anew() {
     let head: Value = serde_json::from_slice(&fs::read(world.path("anchor.json")).unwrap()).unwrap();
     let printed = world.json(&["audit", "head", "--state", "../state"]);
     assert_eq!((&head["seq"], &head["hash"], &head["key"]), (&printed["seq"], &printed["hash"], &json!(key)));
-    // Whoever holds database and key writes another history, which is whole by itself.
+    // An attacker with the database and the key writes another history, which is valid by itself.
     fs::remove_file(world.path("../state/history.db")).unwrap();
     for _ in 0..4 {
         assert_eq!(world.code(&[&["call", "List"], &STATE[..]].concat()), Some(0));

@@ -1,4 +1,4 @@
-//! Input that makes no sense: a clear error, nothing run, no panic.
+//! Tests of nonsensical input: a clear error, nothing run, no panic.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -127,7 +127,7 @@ fn arguments_of_a_hundred_megabytes_are_refused() {
     error[E3002]: the arguments are too large: at most 16777216 bytes and 128 levels
     hint: put what is large into a file of the workspace, and name the file
     ");
-    // It is on record like every refused call, without the arguments.
+    // The refused call is recorded like any other, without the arguments.
     let page = world.json(&["history", "--json"]);
     let recorded = &page["executions"][0];
     let facts = ["tool", "status", "error_code", "parameters", "attempts"].map(|fact| recorded[fact].clone());

@@ -1,4 +1,4 @@
-//! `wieldy batch`.
+//! Tests of `wieldy batch`.
 
 use crate::world::World;
 

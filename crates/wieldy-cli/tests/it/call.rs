@@ -1,4 +1,4 @@
-//! `wieldy call`.
+//! Tests of `wieldy call`.
 
 use serde_json::json;
 
@@ -206,7 +206,7 @@ fn scopes_and_permissions_restrict() {
     error[E3003]: `Read` requires the permission `files.read`, which this caller does not hold
     hint: use another tool, or ask the operator to grant the permission
     ");
-    // A program can write, so the right to read is not the right to start one.
+    // A program can write, so the permission to read does not include starting one.
     let bash = ["call", "Bash", "command=echo > b.txt", "--isolation", "none", "--permission"];
     insta::assert_snapshot!(world.run(&[&bash[..], &["files.read"]].concat()), @"
     exit: 4
@@ -271,7 +271,7 @@ fn without_the_usual_state_folder_nothing_runs_unrecorded() {
     let world = World::new().file("../home/.local/state", "a file in the way").file("a.txt", "one\n");
     let told = world.run(&["call", "Read", "path=a.txt"]);
     assert!(told.starts_with("exit: 7") && told.contains("`--state DIR` names another folder"), "{told}");
-    // A history elsewhere has its key there, too.
+    // The key of a history in another place is still in the state folder.
     let told = world.run(&["call", "Read", "path=a.txt", "--set", "history.url=h.db"]);
     assert!(told.starts_with("exit: 7") && told.contains("cannot use the audit key"), "{told}");
 }
@@ -446,7 +446,7 @@ fn an_ordinary_user_is_told_which_rights_are_missing() {
     assert_eq!(told(&["Read", "path=open.txt"]).0, Some(0));
     let folder = format!("{message} write `folder/new`\n{right}, and `ls -ld 'folder'` tells owner and mode\n");
     assert_eq!(told(&["Write", "path=folder/new", "content=x"]), (Some(4), folder));
-    // The workspace itself can only be read.
+    // The workspace itself is read-only.
     mode("", 0o555);
     let here = format!("{message} write `new`\n{right}, and `ls -ld '.'` tells owner and mode\n");
     assert_eq!(told(&["Write", "path=new", "content=x"]), (Some(4), here));

@@ -1,4 +1,4 @@
-//! `wieldy init`, `wieldy config show`, and where configuration comes from.
+//! Tests of `wieldy init`, `wieldy config show`, and the sources of the configuration.
 
 use crate::world::World;
 
@@ -272,7 +272,7 @@ fn no_mistake_of_a_configuration_hides_another() {
         the section `serve`: `serve.tokens.x` has no `token`
         the section `serve`: `serve.tokens.y` has no `token`
     ");
-    // A file that is no TOML may have set whatever another layer lacks.
+    // A file that is not valid TOML may have set a key that another layer needs.
     let world = World::new().file("wieldy.toml", "[log\nfile = \"x\"\n");
     insta::assert_snapshot!(world.run(&["tools", "--config", "wieldy.toml", "--set", "log.rotate=daily"]), @"
     exit: 2
@@ -379,7 +379,7 @@ fn an_empty_folder_in_place_of_the_file_counts_as_none() {
     assert_eq!(world.code(&["config", "show"]), Some(2), "a folder with something in it is a mistake");
 }
 
-/// A sandbox of another process holds the names meanwhile.
+/// A sandbox of another process holds the names at the same time.
 #[test]
 fn placeholders_of_a_sandbox_keep_nobody_from_init_and_import() {
     let world = World::new().file("servers.json", r#"{"mcpServers": {"one": {"command": "one"}}}"#);
@@ -399,7 +399,7 @@ fn placeholders_of_a_sandbox_keep_nobody_from_init_and_import() {
     assert_eq!(world.code(&["config", "show"]), Some(0));
 }
 
-/// The fork server takes the placeholders away if only wieldy is killed; if both are, the next command does.
+/// The fork server removes the placeholders if only wieldy is killed; if both are, the next command does.
 #[test]
 fn placeholders_of_a_crash_are_gone_after_the_next_command_of_any_kind() {
     use rustix::process::{Pid, Signal, kill_process};
@@ -428,7 +428,7 @@ fn placeholders_of_a_crash_are_gone_after_the_next_command_of_any_kind() {
     }
 }
 
-/// Returns a process and all that it has started, the deepest last.
+/// Returns a process and all its descendants, the deepest last.
 fn processes_of(id: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten();
     let children = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
@@ -441,7 +441,7 @@ fn sleeps(id: u32) -> bool {
     std::fs::read(format!("/proc/{id}/cmdline")).is_ok_and(|line| line == b"sleep\x0060\0")
 }
 
-/// A toolchain in the home folder is found although programs have another home; credentials beside it are not.
+/// A toolchain in the home folder is found although programs have another home; the credentials beside it are hidden.
 #[test]
 fn toolchains_of_the_user_are_found_and_their_credentials_are_not() {
     use std::os::unix::fs::PermissionsExt;
@@ -508,7 +508,7 @@ fn everything_works_without_a_home() {
     assert_eq!(output.status.code(), Some(0));
 }
 
-/// P-SBX-07, where the workspace is somebody's home folder.
+/// P-SBX-07, with a user's home folder as the workspace.
 #[test]
 fn what_wieldy_and_its_user_go_by_is_not_changed_by_what_it_runs() {
     let world = World::new();
@@ -551,13 +551,13 @@ fn what_wieldy_and_its_user_go_by_is_not_changed_by_what_it_runs() {
         let told = call("Bash", &[&format!("command=cat {secret}")]);
         assert!(told.contains("E3105"), "{secret}: {told}");
     }
-    // All else of a home folder is a workspace as any other.
+    // All else of a home folder is like any other workspace.
     let told = call("Bash", &["command=echo on > notes; cat notes"]);
     assert!(told.starts_with("exit: 0\n----- stdout -----\non\n"), "{told}");
     assert!(!world.path(".bash_profile").exists(), "what was held is gone");
 }
 
-/// P-SBX-07, where what wieldy goes by is reached through links, or is in the folder that it starts in.
+/// P-SBX-07, with settings that are reached through links, or are in the current folder.
 #[test]
 fn what_wieldy_goes_by_is_found_through_links_and_below_the_workspace() {
     let world = World::new().file("real/my.toml", "").file("sub/x", "").file("home/x", "");

@@ -1,4 +1,5 @@
-//! Containers whose programs come from elsewhere: `[sandbox.oci]`, with runc itself. Where it is missing, the tests say so and pass.
+//! Tests of containers with another root file system: `[sandbox.oci]`, with runc itself. Without runc, the tests print
+//! this and pass.
 
 use std::fs;
 use std::io::Write;
@@ -18,7 +19,7 @@ command = ["cat", "/var/lib/note"]
 read-only = true
 "#;
 
-/// A world with a system of one program beside the workspace, and a tool that shows that it is used.
+/// Makes a world with a root file system of one program beside the workspace, and a tool that shows its use.
 fn world() -> Option<World> {
     let busybox = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).exists());
     let runc = ["/usr/sbin/runc", "/usr/bin/runc"].into_iter().find(|path| Path::new(path).exists());
@@ -37,7 +38,7 @@ fn world() -> Option<World> {
     Some(world)
 }
 
-/// The system as an image layout, for this architecture or another.
+/// Writes the root file system as an OCI image layout, for this architecture or another.
 fn lay_out(world: &World, architecture: &str) {
     let layout = world.path("../layout");
     let _ = fs::remove_dir_all(&layout);

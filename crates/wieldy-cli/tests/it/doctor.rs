@@ -1,4 +1,4 @@
-//! `wieldy doctor`: what works on this very machine, as root and as an ordinary user.
+//! Tests of `wieldy doctor` on this machine, as root and as an ordinary user.
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
@@ -24,7 +24,7 @@ fn every_level_is_told_and_the_native_one_works() {
         named(&told["levels"], "native"),
         &json!({"name": "native", "state": "works", "told": "programs run in namespaces, under Landlock and seccomp", "hint": null})
     );
-    // Nobody has a kernel for guests by chance.
+    // No machine has a kernel for guests by chance.
     let firecracker = named(&told["levels"], "firecracker");
     assert_eq!(firecracker["state"], "fails");
     assert_eq!(
@@ -151,7 +151,7 @@ fn it_works_for_an_ordinary_user_and_leaves_nothing_in_the_workspace() {
         assert_eq!(world.code(&["doctor"]), Some(0));
         return;
     }
-    // The program itself may lie where nobody may look.
+    // The program itself may be in a folder that only root can enter.
     let program = world.path("../wieldy");
     std::fs::copy(env!("CARGO_BIN_EXE_wieldy"), &program).unwrap();
     std::fs::set_permissions(world.path(".."), std::fs::Permissions::from_mode(0o755)).unwrap();

@@ -1,4 +1,4 @@
-//! MCP servers over TLS: called where their certificates are trusted, and otherwise told nothing.
+//! Tests of MCP servers over TLS: a trusted server is called, and an untrusted one gets no data.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -13,7 +13,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use crate::login::Server;
 use crate::world::World;
 
-/// A certificate for this name that nobody but itself vouches for, and its key.
+/// Makes a self-signed certificate for this name, and its key.
 fn certificate(name: &str) -> (String, String) {
     let folder = tempfile::tempdir().unwrap();
     let (key, certificate) = (folder.path().join("key"), folder.path().join("certificate"));
@@ -26,7 +26,7 @@ fn certificate(name: &str) -> (String, String) {
     (std::fs::read_to_string(certificate).unwrap(), std::fs::read_to_string(key).unwrap())
 }
 
-/// The same server behind TLS.
+/// Serves the same server behind TLS.
 fn encrypted(server: &Server, certificate: &str, key: &str) -> SocketAddr {
     let chain = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect::<Result<_, _>>().unwrap();
     let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
@@ -49,7 +49,7 @@ fn encrypted(server: &Server, certificate: &str, key: &str) -> SocketAddr {
     address
 }
 
-/// A world that knows the server at this address, and trusts this certificate.
+/// Makes a world that knows the server at this address, and trusts this certificate.
 fn world(address: SocketAddr, trusted: &str) -> World {
     let config = format!(
         "[mcp.servers.mail]\nurl = \"https://{address}/mcp\"\nheaders = {{ Authorization = \"Bearer ${{MAIL}}\" }}\n"
@@ -59,7 +59,7 @@ fn world(address: SocketAddr, trusted: &str) -> World {
     world.variable("SSL_CERT_FILE", &roots).variable("MAIL", "a-token-for-mail")
 }
 
-/// What is wrong with the certificate, in the words of the one call that was tried.
+/// Tries the server and returns the error about its certificate.
 fn refusal(world: &World) -> String {
     let told = world.run(&["mcp", "test", "mail"]);
     let why = told.split_once("cannot be reached: no connection could be made: invalid peer certificate: ");
@@ -77,7 +77,7 @@ fn a_server_over_tls_is_called_where_its_certificate_is_trusted() {
     3 letters
     ----- stderr -----
     ");
-    // Another that calls itself the same.
+    // Another certificate with the same name.
     assert_eq!(refusal(&world(address, &certificate("IP:127.0.0.1").0)), "BadSignature");
 }
 

@@ -1,11 +1,11 @@
-//! The examples of every `--help`, run as they stand there.
+//! Runs the examples of every `--help` literally.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::world::World;
 
-/// Examples whose server, call or login a test does not have: they must be understood, and may fail.
+/// Examples that need a server, a call or a login that the test does not have. They must be valid, and may fail.
 const NEED_MORE: [&str; 5] =
     ["wieldy history show", "wieldy mcp test", "wieldy mcp pin", "wieldy mcp login", "wieldy mcp logout"];
 

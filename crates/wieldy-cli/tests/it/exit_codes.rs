@@ -1,4 +1,4 @@
-//! Each documented exit code, reached in the way that a script would meet it.
+//! Tests of each documented exit code, reached in the way that a script would get it.
 
 use crate::world::World;
 
@@ -59,24 +59,24 @@ fn help_names_the_commands_the_search_order_and_the_exit_codes() {
     insta::assert_snapshot!(world.run(&["--help"]), @"
     exit: 0
     ----- stdout -----
-    Runs tools for AI agents: looked up, validated, confirmed, run in custody, timed, retried, recorded
+    Runs tools for AI agents: looks up, validates, confirms, sandboxes, times, retries and records each call
 
     Usage: wieldy [OPTIONS] <COMMAND>
 
     Commands:
-      call         Call a tool and print what it answers
+      call         Call a tool and print its answer
       run          Run a program in a sandbox, with this terminal attached
       batch        Run several calls together
-      tools        List the tools there are, or look at one
+      tools        List the available tools, or show one
       mcp          Serve the tools to an MCP client, over standard input and output
       serve        Serve the tools over HTTP, to MCP clients at /mcp
-      history      Look up the calls that were made, and what happened in each
-      audit        Prove that nobody changed what was recorded
-      doctor       Find out which isolation levels and limits work here, and why others do not
+      history      Show past calls and their events
+      audit        Verify that the recorded history was not changed
+      doctor       Show which isolation levels and limits work here, and why others do not
       init         Write a commented wieldy.toml into the current folder
-      trust        Look at the configuration that came with a folder, and agree to it
-      config       Look at the configuration
-      completions  Print a script that completes this command's words in a shell
+      trust        Show the configuration that came with a folder, and trust it
+      config       Show the configuration
+      completions  Print a script for the completion of this command's words in a shell
       help         Print this message or the help of the given subcommand(s)
 
     Options:
@@ -86,7 +86,7 @@ fn help_names_the_commands_the_search_order_and_the_exit_codes() {
     Options of every command:
           --json             Print JSON for programs instead of text for people
           --config <FILE>    Read the configuration from this file
-          --state <DIR>      Keep large outputs and the history in this folder [default: the platform's
+          --state <DIR>      Store large outputs and the history in this folder [default: the platform's
                              state folder]
           --log <LEVEL>      Log more or less: off, error, warn, info, debug, trace, or TARGET=LEVEL,…
           --set <KEY=VALUE>  Set a key of the configuration; may be repeated

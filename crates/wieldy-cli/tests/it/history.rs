@@ -1,4 +1,5 @@
-//! `wieldy history`: every call is recorded and found again, without its secrets, and nothing runs that cannot be.
+//! `wieldy history`: every call is recorded and found again, without its secrets, and a call that cannot be recorded
+//! does not run.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -12,12 +13,12 @@ use crate::world::World;
 
 const NOBODY: u32 = 65534;
 
-/// A world whose history is in its home, and whose clocks are those of Greenwich.
+/// Makes a world in the time zone UTC whose default state folder does not exist.
 fn world() -> World {
     World::new().file("a.txt", "one\n").variable("TZ", "UTC").variable("XDG_STATE_HOME", "/nowhere/unless/used")
 }
 
-/// Runs a command on the state folder `state` of the world: the exit code, and what was printed, without what changes.
+/// Runs a command with the state folder `state`. Returns the exit code and the output, without the parts that change.
 fn told(world: &World, arguments: &[&str]) -> String {
     let text = world.run(&[arguments, &["--state", "../state"]].concat());
     let filters = [
@@ -37,7 +38,7 @@ fn json_of(world: &World, arguments: &[&str]) -> Value {
     world.json(&[arguments, &["--state", "../state", "--json"]].concat())
 }
 
-/// The same value with what changes from run to run replaced.
+/// Replaces the parts of a value that change from run to run.
 fn without_chance(mut value: Value) -> Value {
     fn walk(value: &mut Value) {
         match value {
@@ -59,7 +60,7 @@ fn without_chance(mut value: Value) -> Value {
     value
 }
 
-/// Calls of several kinds.
+/// Makes calls of several kinds.
 fn some_calls(world: &World) {
     for arguments in [
         &["call", "Read", "path=a.txt", "--session", "s1"][..],
@@ -128,7 +129,7 @@ fn the_json_of_a_list_has_the_documented_form() {
     );
 }
 
-/// The tools and files of the calls that were found.
+/// Returns the tools and files of the calls that match.
 fn found(world: &World, filters: &[&str]) -> Vec<String> {
     let page = json_of(world, &[&["history"], filters].concat());
     let calls = page["executions"].as_array().unwrap().iter();
@@ -284,7 +285,7 @@ fn an_id_that_is_unknown_short_or_ambiguous_is_exit_3() {
         assert!(text.starts_with("exit: 3\n"), "{text}");
         assert!(world.run(&["history", "show", id, "--state", "../state"]).contains(message), "{text}");
     }
-    // Ids begin with the time, so those of one batch begin alike.
+    // Ids start with the time, so those of one batch start alike.
     let batch = "{\"tool\":\"List\"}\n".repeat(8);
     let world = world.file("batch", &batch);
     world.code(&["batch", "batch", "--state", "../state"]);
@@ -368,11 +369,11 @@ fn an_idempotency_key_is_known_to_the_next_command_and_other_results_are_not_kep
     assert!(count("SELECT count(*) FROM answers WHERE key IS NULL") <= 1, "the next command forgets the last one's");
 }
 
-/// A small disk in memory, which is taken away again.
+/// A small disk in memory, which is unmounted on drop.
 struct Disk(std::path::PathBuf);
 
 impl Disk {
-    /// Mounts it, or says aloud why not.
+    /// Mounts the disk, or prints why that is impossible.
     fn mount(folder: std::path::PathBuf) -> Option<Self> {
         fs::create_dir_all(&folder).unwrap();
         let mut mount = std::process::Command::new("mount");
@@ -403,7 +404,7 @@ fn on_a_full_disk_nothing_runs() {
     assert_eq!(world.code(calls[0]), Some(0));
     let filler = disk.0.join("filler");
     let _ = fs::write(&filler, vec![0; 8 << 20]);
-    // Full to the last byte, and with so much left that a record or two would fit.
+    // Test with a disk that is completely full, and with one that has room for a record or two.
     for (call, left) in [(calls[0], 0), (calls[1], 0), (calls[0], 100 << 10), (calls[1], 0)] {
         let file = fs::OpenOptions::new().write(true).open(&filler).unwrap();
         file.set_len(file.metadata().unwrap().len() - left).unwrap();
@@ -419,7 +420,7 @@ fn on_a_full_disk_nothing_runs() {
         }
     }
     assert!(!world.path("new.txt").exists());
-    // The history can still be read, and calls run again once there is room.
+    // The history can still be read, and calls run again once there is space.
     assert_eq!(world.code(&["history", "--state", "../state"]), Some(0));
     fs::remove_file(&filler).unwrap();
     assert_eq!(calls.map(|call| world.code(call)), [Some(0); 2]);
@@ -439,7 +440,7 @@ fn a_call_whose_record_is_lost_on_a_full_disk_ends_with_an_error() {
         assert_eq!(call.try_wait().unwrap(), None, "it waits for the pipe");
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
-    // It runs, so its opening is safe; its closing has no room.
+    // The call runs, so its opening is recorded; there is no space for its closing.
     let _ = fs::write(disk.0.join("filler"), vec![0; 8 << 20]);
     fs::write(world.path("pipe"), "seen\n").unwrap();
     let output = call.wait_with_output().unwrap();
@@ -524,7 +525,7 @@ fn many_commands_at_once_record_all_their_calls() {
     assert_eq!(fs::read_dir(world.path("../state/history.db.instances")).unwrap().count(), 0);
 }
 
-/// Every file below a folder, and its bytes.
+/// Collects the bytes of every file below a folder.
 fn bytes_below(folder: &Path, bytes: &mut Vec<u8>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

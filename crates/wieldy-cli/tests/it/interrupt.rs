@@ -1,4 +1,4 @@
-//! Ctrl-C while something runs.
+//! Tests of Ctrl-C during a call.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command};
@@ -14,7 +14,7 @@ fn signal(child: &Child, signal: &str) {
     assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
 }
 
-/// Waits until the workspace has the file: then what was started runs.
+/// Waits until the workspace has the file, which shows that the program runs.
 fn wait_for(world: &World, file: &str) -> String {
     let began = Instant::now();
     loop {
@@ -83,7 +83,7 @@ fn a_second_ctrl_c_leaves_at_once() {
     let mut child = world.command(&["call", "Bash", command, "--isolation", "none"]).spawn().unwrap();
     let process = wait_for(&world, "pid");
     interrupt(&child);
-    // The second one counts from the moment that the first one was heard.
+    // The second Ctrl-C counts once the first one was reported.
     let mut line = String::new();
     loop {
         line.clear();

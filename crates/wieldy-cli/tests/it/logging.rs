@@ -1,4 +1,4 @@
-//! The log: its lines as text and as JSON, its levels, its file, and what must never be in it.
+//! Tests of the log: its lines as text and as JSON, its levels, its file, and secrets that must never be in it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::world::World;
 
-/// Everything that a command tells on standard error, without what changes from run to run.
+/// Returns the standard error of a command, without the parts that change from run to run.
 fn told(world: &World, arguments: &[&str]) -> String {
     let text = world.run(arguments);
     let (_, text) = text.split_once("----- stderr -----\n").unwrap();
@@ -20,7 +20,7 @@ fn without_numbers(text: &str) -> String {
     Regex::new("execution=[0-9a-f-]{36}").unwrap().replace_all(&text, "execution=[id]").into_owned()
 }
 
-/// The lines of a log in JSON, each a whole object but for its time, ids and durations. What else is told is no line of it.
+/// Parses the lines of a log in JSON, and removes times, ids and durations. Fails for any other line.
 fn objects(log: &str) -> Vec<Value> {
     let object = |line: &str| {
         let mut object: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));

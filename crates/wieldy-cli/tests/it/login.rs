@@ -1,4 +1,4 @@
-//! Logging in to an MCP server as a person does: `wieldy mcp login`, a browser, and then calls.
+//! Tests of a login to an MCP server as a person does it: `wieldy mcp login`, a browser, and then calls.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,14 +12,14 @@ use serde_json::{Value, json};
 
 use crate::world::World;
 
-/// A server that wants a login and makes logins itself.
+/// A server that requires a login and issues the tokens itself.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) runtime: tokio::runtime::Runtime,
 }
 
 impl Server {
-    /// The page to log in at is told to be this, where it is not its own.
+    /// Starts the server. `page` is the advertised login page, if it is not the server's own.
     pub(crate) fn new(page: Option<&'static str>) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -29,7 +29,7 @@ impl Server {
         Self { address, runtime }
     }
 
-    /// A world that knows it by the name `mail`.
+    /// Makes a world that knows the server by the name `mail`.
     fn world(&self) -> World {
         World::new().file("wieldy.toml", &format!("[mcp.servers.mail]\nurl = \"http://{}/mcp\"\n", self.address))
     }
@@ -93,7 +93,7 @@ fn serve(message: &Value) -> Response {
     json_answer(200, &json!({"jsonrpc": "2.0", "id": message["id"], "result": result}))
 }
 
-/// What is at an address, as a browser asks for it: the head and the body.
+/// Requests an address as a browser does, and returns the head and the body of the response.
 fn get(url: &str) -> String {
     let (host, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
     let mut stream = TcpStream::connect(host).unwrap();
@@ -103,7 +103,7 @@ fn get(url: &str) -> String {
     answer
 }
 
-/// Where the page sends the browser of somebody who logs in.
+/// Logs in at the page, and returns the address that the browser is sent to.
 fn logged_in(page: &str) -> String {
     let answer = get(page);
     let location = answer.lines().find_map(|line| line.strip_prefix("location: ")).unwrap();

@@ -1,4 +1,4 @@
-//! The command as people and scripts use it: each test runs the binary and compares all that it prints.
+//! Tests of the command as people and scripts use it: each test runs the binary and compares its whole output.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 mod audit;

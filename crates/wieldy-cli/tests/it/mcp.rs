@@ -1,4 +1,4 @@
-//! `wieldy mcp`: a client that talks to it over its standard input and output.
+//! Tests of `wieldy mcp` with a client on its standard input and output.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::world::World;
 
-/// The command, and a client of it.
+/// A running `wieldy mcp`, and a client of it.
 pub(crate) struct Client {
     child: Child,
     input: Option<ChildStdin>,
@@ -54,7 +54,7 @@ impl Client {
         self.ask(json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}))
     }
 
-    /// Closes its input, and waits for its end: what it printed on standard error.
+    /// Closes the input, waits for the end, and returns the standard error.
     pub(crate) fn end(mut self) -> String {
         drop(self.input.take());
         let output = self.child.wait_with_output().unwrap();
@@ -93,7 +93,7 @@ fn a_server_that_hangs_keeps_no_client_waiting() {
     let list = json!({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}});
     let mut world = World::new();
     for wait in ["100ms", "1h"] {
-        // It is waited for once, and never again after it did not come up.
+        // The list waits for the server once, and not again after it failed to start.
         world = world.file("wieldy.toml", &format!("[mcp]\nlist-wait = \"{wait}\"\n{server}"));
         let mut client = Client::start(&world, &[]);
         let told = client.ask(list.clone());
@@ -135,7 +135,7 @@ fn a_server_that_did_not_start_is_told_with_a_hint_that_fits_it() {
     ];
     let mut id = 1;
     for (server, hint) in hints {
-        // It may be in the middle of its next start.
+        // The server may be in the middle of its next start.
         let suggestion = loop {
             id += 1;
             let told = client.call(id, &format!("{server}__x"), json!({}));
@@ -220,7 +220,7 @@ fn a_client_may_talk_over_sockets_as_some_do() {
     let params = json!({"name": "Read", "arguments": {"path": "a.txt"}});
     let answer = ask(json!({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}));
     assert_eq!(answer["result"]["content"], json!([{"type": "text", "text": "hi"}]));
-    // More than a socket takes at once, in both directions.
+    // Messages that are larger than a socket's buffer, in both directions.
     let large = "x".repeat(3_000_000);
     let answer = ask(json!({"jsonrpc": "2.0", "id": large.get(..1000), "method": "no/such", "params": {"a": large}}));
     assert_eq!(answer["error"]["code"], -32601);
@@ -239,7 +239,7 @@ fn a_client_gives_an_idempotency_key_in_the_meta_of_a_call() {
     let options = ["--isolation", "none", "--state", "../state"];
     let runs = || std::fs::read_to_string(world.path("runs.txt")).unwrap().lines().count();
     let mut expected = 0;
-    // The second client is another process.
+    // The second client uses another process.
     for _ in 0..2 {
         let mut client = Client::start(&world, &options);
         let mut call = |id: u32, meta: Value| {

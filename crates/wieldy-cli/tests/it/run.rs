@@ -1,4 +1,4 @@
-//! `wieldy run`: a program attached to pipes. `terminal.rs` has the same with a terminal.
+//! Tests of `wieldy run` with a program attached to pipes. `terminal.rs` has the same with a terminal.
 
 use std::process::Stdio;
 

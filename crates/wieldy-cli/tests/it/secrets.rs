@@ -1,4 +1,4 @@
-//! Secrets of command tools: how a manifest names them, and that their values are shown nowhere.
+//! Tests of the secrets of command tools: manifests can name them, and their values are shown nowhere.
 
 use std::fs;
 
@@ -144,7 +144,7 @@ fn no_tool_reads_the_files_that_hold_secrets_of_manifests() {
     error[E3105]: the command was refused `.wieldy/tools/hub.key`: it is hidden, as secrets and the executor's own files are; `sandbox.shown` is where an operator shows a secret
     hint: do without it, or work in the workspace and in `/tmp`; what else there is, an operator grants
     "#);
-    // A secret that stands in the manifest itself.
+    // A secret that is written in the manifest itself.
     let world = world.file(".wieldy/tools/login.toml", &MANIFEST.replace("x-${HUB}", "a-token-written-here"));
     assert_snapshot!(world.run(&["call", "Search", "pattern=written-here", "path=.wieldy"]), @r#"
     exit: 0
@@ -168,7 +168,7 @@ fn no_tool_reads_the_files_that_hold_secrets_of_manifests() {
 #[test]
 fn a_manifest_that_is_not_trusted_reads_no_secret() {
     let world = World::cloned().file(".wieldy/tools/login.toml", MANIFEST).variable("HUB", HUB);
-    // Opening a pipe would wait forever.
+    // Opening a pipe would block forever.
     let made = std::process::Command::new("mkfifo").arg(world.path(".wieldy/tools/hub.key")).status().unwrap();
     assert!(made.success());
     assert_snapshot!(world.run(&["call", "login", "--yes"]), @"

@@ -1,4 +1,4 @@
-//! `wieldy serve`: as a program that others call over HTTP.
+//! Tests of `wieldy serve` with HTTP clients.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::world::World;
 
-/// The command, listening somewhere.
+/// A running `wieldy serve`, and its address.
 struct Server {
     child: Child,
     address: String,
@@ -28,7 +28,7 @@ impl Server {
         Self { child, address }
     }
 
-    /// Sends a request: its status and its body.
+    /// Sends a request, and returns the status and the body of the response.
     fn send(&self, method: &str, path: &str, headers: &[&str], body: &str) -> (u16, String) {
         let mut answer = String::new();
         self.sent(method, path, headers, body).read_to_string(&mut answer).unwrap();
@@ -36,7 +36,7 @@ impl Server {
         (head[9..12].parse().unwrap(), body.to_owned())
     }
 
-    /// Sends a request, and leaves the answer to be read.
+    /// Sends a request, and leaves the response unread.
     fn sent(&self, method: &str, path: &str, headers: &[&str], body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         let headers: String = headers.iter().map(|header| format!("{header}\r\n")).collect();
@@ -49,31 +49,31 @@ impl Server {
         stream
     }
 
-    /// Calls a tool as a client of the newest revision.
+    /// Calls a tool as a client of the newest protocol revision.
     fn call(&self, headers: &[&str], tool: &str, arguments: Value) -> (u16, String) {
         self.ask(headers, "tools/call", tool, json!({"name": tool, "arguments": arguments}), json!({}))
     }
 
-    /// Asks as a client that can do this.
+    /// Sends a request of a client with these capabilities.
     fn ask(&self, headers: &[&str], method: &str, name: &str, params: Value, can: Value) -> (u16, String) {
         let (usual, message) = asking(method, name, params, &can);
         let usual: Vec<&str> = usual.iter().map(String::as_str).chain(headers.iter().copied()).collect();
         self.send("POST", "/mcp", &usual, &message)
     }
 
-    /// The same for one that knows tasks: the answer, whether it came alone or in a stream.
+    /// Does the same with a client that supports tasks. Returns the answer, whether it came alone or in a stream.
     fn ask_of_tasks(&self, headers: &[&str], method: &str, name: &str, params: Value) -> Value {
         let can = json!({"extensions": {"io.modelcontextprotocol/tasks": {}}});
         message(&self.ask(headers, method, name, params, can).1)
     }
 
-    /// Kills it, and waits until it is gone.
+    /// Kills the server, and waits for its end.
     fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Tells it to stop, and waits: what it said on standard error.
+    /// Sends SIGTERM, waits for the end, and returns the standard error.
     fn stop(mut self) -> String {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
         let mut said = String::new();
@@ -83,13 +83,13 @@ impl Server {
     }
 }
 
-/// The message in an answer, which may come in a stream.
+/// Returns the message in a response, which may be a stream.
 fn message(answer: &str) -> Value {
     let (Some(start), Some(end)) = (answer.find('{'), answer.rfind('}')) else { panic!("no message: {answer}") };
     serde_json::from_str(&answer[start..=end]).unwrap_or_else(|error| panic!("{error}: {answer}"))
 }
 
-/// The headers and the body by which a client of the newest revision that can do this asks.
+/// Returns the headers and the body of a request by a client of the newest revision with these capabilities.
 fn asking(method: &str, name: &str, mut params: Value, can: &Value) -> ([String; 5], String) {
     params["_meta"] = json!({
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -286,7 +286,7 @@ fn tasks_survive_the_server_for_those_whose_they_are() {
     };
     assert_eq!(expected["result"]["result"]["content"], json!([{"type": "text", "text": "done\n"}]));
     server.kill();
-    // Who comes in between keeps no tasks, and takes none away.
+    // A command in between stores no tasks, and removes none.
     assert_eq!(world.code(&["call", "Read", "path=a.txt"]), Some(0));
 
     let server = start();
@@ -307,7 +307,7 @@ fn tasks_survive_the_server_for_those_whose_they_are() {
     assert_eq!(world.code(&["audit", "verify"]), Some(0));
 }
 
-/// The processes on this machine with this among their arguments.
+/// Counts the processes on this machine with this argument.
 fn running(argument: &str) -> usize {
     let processes = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path().join("cmdline"));
     let arguments = processes.filter_map(|path| std::fs::read(path).ok());
@@ -322,7 +322,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// P-MCP-11. The twin is somebody who waits for the answer meanwhile.
+/// P-MCP-11. The twin is a client that waits for the answer meanwhile.
 #[test]
 fn whoever_hangs_up_leaves_no_process_and_one_record() {
     let world = World::new();

@@ -1,4 +1,4 @@
-//! `GetState`, `GetMetrics`, `GetLogs` and `QueryVFS`, on the command line and over MCP.
+//! Tests of `GetState`, `GetMetrics`, `GetLogs` and `QueryVFS`, on the command line and over MCP.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! The command with a person in front of it: questions, colours, and what tools must not do to a terminal.
+//! Tests of the command at a terminal: questions, colours, and escape sequences of tools.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -13,17 +13,17 @@ const COLUMNS: u16 = 60;
 /// The end of a question.
 const ASKED: &str = "[y/N] ";
 
-/// Runs the command in a terminal. Gives the exit code and all that was seen.
+/// Runs the command in a terminal. Returns the exit code and the text on the terminal.
 fn seen(world: &World, arguments: &[&str]) -> (Option<i32>, String) {
     seen_typing(world, arguments, "", "")
 }
 
-/// Runs the command in a terminal, types `ahead` before it starts and `answer` at the end of its question.
+/// Runs the command in a terminal, types `ahead` before it starts and `answer` after its question.
 pub(crate) fn seen_typing(world: &World, arguments: &[&str], ahead: &str, answer: &str) -> (Option<i32>, String) {
     seen_reacting(world, arguments, ahead, ASKED, |terminal| terminal.write_all(answer.as_bytes()).unwrap())
 }
 
-/// The same, with a reaction to the text `asked`.
+/// Does the same, with a reaction to the text `asked`.
 fn seen_reacting(
     world: &World,
     arguments: &[&str],
@@ -41,10 +41,10 @@ fn seen_reacting(
     let mut command = world.command(arguments);
     command.stdin(theirs.try_clone().unwrap()).stdout(theirs.try_clone().unwrap()).stderr(theirs);
     let mut child = command.spawn().unwrap();
-    // The command holds its own ends; ours would keep the terminal open.
+    // The command holds its own ends; open ones in this process would keep the terminal open.
     drop(command);
     let (mut bytes, mut piece, mut is_answered) = (Vec::new(), [0; 4096], false);
-    // A terminal whose other end is closed gives an error at its end.
+    // A terminal whose other end is closed returns an error at its end.
     while let Ok(count @ 1..) = terminal.read(&mut piece) {
         bytes.extend_from_slice(&piece[..count]);
         if !is_answered && String::from_utf8_lossy(&bytes).contains(asked) {
@@ -73,7 +73,7 @@ fn a_person_is_asked_and_sees_what_will_run() {
 #[test]
 fn an_answer_that_was_typed_before_the_question_does_not_count() {
     let world = World::new().file("a.txt", "one\n").variable("NO_COLOR", "1");
-    // More than the 4,096 characters that the terminal itself keeps, and a line without its end.
+    // More than the 4,096 characters that the terminal itself stores, and an incomplete line.
     for ahead in ["y\n", "y", &"y\n".repeat(4096), &format!("{}y", "y\n".repeat(4096))] {
         let (code, told) = seen_typing(&world, &["call", "Read", "path=a.txt", "--confirm"], ahead, "\n");
         assert_eq!(code, Some(4), "{told}");
@@ -200,14 +200,14 @@ fn a_person_who_starts_the_mcp_server_is_told_what_it_waits_for() {
     let (code, told) = seen_reacting(&World::new(), &["mcp"], "", "to leave\r\n", leave);
     let line = "waiting for an MCP client on standard input; name this command in the client's configuration, or press Ctrl-D to leave\n";
     assert_eq!((code, told.as_str()), (Some(0), line));
-    // A client's log stays as it is.
+    // The line is printed only at a terminal, not for a client.
     let output = World::new().command(&["mcp"]).stdin(std::process::Stdio::null()).output().unwrap();
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "");
 }
 
 #[test]
 fn output_is_shown_while_it_comes_and_once() {
-    // The command goes on only when its first line was seen.
+    // The command continues only after its first line was seen.
     let wait = "while ! test -e go; do sleep 0.05; done";
     let command =
         format!("command=echo first; {wait}; printf 'a\\303'; sleep 0.2; printf '\\251\\033[2J'; echo; printf last");

@@ -1,4 +1,4 @@
-//! `tool_search`: whether tools are found by the words that users have for them.
+//! `tool_search`: tests that tools are found by the words of users.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::mcp::Client;
 use crate::world::World;
 
-/// Questions in the words of users, and the tool that each of them is after.
+/// Questions in the words of users, each with the tool to be found.
 const QUESTIONS: [(&str, &str); 60] = [
     ("run a shell command", "Bash"),
     ("execute a script", "Bash"),
@@ -71,7 +71,7 @@ const QUESTIONS: [(&str, &str); 60] = [
     ("recently modified files", "QueryVFS"),
 ];
 
-/// Further questions, by another author, who had not seen the ranking's synonyms.
+/// Further questions by another author, who had not seen the synonyms of the ranking.
 const OTHERS: [(&str, &str); 40] = [
     ("npm install", "Bash"),
     ("invoke git", "Bash"),
@@ -115,7 +115,7 @@ const OTHERS: [(&str, &str); 40] = [
     ("most used tools", "history_stats"),
 ];
 
-/// Questions that found nothing once.
+/// Questions that once found nothing.
 const MISSED: [(&str, &str); 6] = [
     ("ripgrep", "Search"),
     ("sed", "Edit"),

@@ -1,11 +1,11 @@
-//! Toolchains in the user's home: found by programs in sandboxes, also where wieldy's own `PATH` has none of them, and without their
-//! credentials.
+//! Tests of toolchains in the user's home: programs in sandboxes find them, even if wieldy's own `PATH` has none of
+//! them, and do not see their credentials.
 
 use std::os::unix::fs::PermissionsExt;
 
 use crate::world::World;
 
-/// A program that each toolchain brings, by its path in the home.
+/// A program of each toolchain, by its path in the home.
 const PROGRAMS: [(&str, &str); 9] = [
     ("of-cargo", ".cargo/bin/of-cargo"),
     ("of-nvm", ".nvm/versions/node/v20.11.1/bin/of-nvm"),
@@ -18,7 +18,7 @@ const PROGRAMS: [(&str, &str); 9] = [
     ("of-uv-tool", ".local/bin/of-uv-tool"),
 ];
 
-/// Credentials that lie in folders of toolchains that are shown, or beside them.
+/// Credentials in shown folders of toolchains, or beside them.
 const CREDENTIALS: [&str; 9] = [
     ".cargo/credentials.toml",
     ".npmrc",
@@ -31,7 +31,7 @@ const CREDENTIALS: [&str; 9] = [
     ".local/share/mise/installs/node/20/etc/npmrc",
 ];
 
-/// A user with all toolchains, none of which is on the `PATH`.
+/// Makes a user with all toolchains, none of which is on the `PATH`.
 fn world() -> World {
     let mut world = World::new()
         .file("../home/.nvm/alias/default", "lts/iron\n")
@@ -94,7 +94,7 @@ fn credentials_in_toolchains_are_not_read() {
     assert_eq!(told, "exit: 0\n----- stdout -----\ncanary\n\n----- stderr -----\n", "an operator shows it by name");
 }
 
-/// Guide 12: a package cache of the user, where programs look for theirs.
+/// Guide 12: mounts a package cache of the user in the place of the sandbox's own.
 #[test]
 fn the_package_cache_of_the_user_is_mounted_where_programs_look_for_theirs() {
     let world = world().file("../home/.cargo/registry/index", "an index\n");

@@ -1,4 +1,4 @@
-//! `wieldy tools`, `tools show`, `tools check`, and `completions`.
+//! Tests of `wieldy tools`, `tools show`, `tools check`, and `completions`.
 
 use crate::world::World;
 
@@ -258,7 +258,7 @@ fn a_broken_manifest_is_left_out_alone_and_told() {
     {"name":".wieldy/tools/greet.toml","state":"works","told":"trusted","hint":null}
     {"name":".wieldy/tools/bad.toml","state":"fails","told":"the manifest `.wieldy/tools/bad.toml` cannot be used: .wieldy/tools/bad.toml:1: tool `a b`: `description` is missing","hint":"`wieldy tools check .wieldy/tools/bad.toml` prints everything that is wrong with it"}
     "#);
-    // A file that the configuration names is needed.
+    // A file that the configuration names is required.
     let told = world.run(&["call", "List", "--set", "tools.manifests=.wieldy/tools/bad.toml"]);
     insta::assert_snapshot!(told, @"
     exit: 2
@@ -333,7 +333,7 @@ fn completions_are_there_for_the_usual_shells() {
     }
 }
 
-/// The words that a real bash offers for the last of these, and everything that is printed meanwhile.
+/// Returns the candidates of a real bash for the last of these words, and everything that is printed meanwhile.
 fn offered(world: &World, words: &[&str]) -> String {
     const SCRIPT: &str = r#"
         source <(wieldy completions bash)
@@ -394,7 +394,7 @@ fn completing_starts_no_server_and_prints_no_warning() {
     assert_eq!(offered(&world, &["call", "Re"]), "Read");
     assert_eq!(offered(&world, &["call", "gr"]), "", "the folder is not trusted");
     assert!(!world.path("started").exists());
-    // A configuration with a mistake in it offers nothing, and says nothing.
+    // A configuration with a mistake offers no candidates, and prints nothing.
     let world = world.file("../home/.config/wieldy/wieldy.toml", "retry = 5\n");
     assert_eq!(offered(&world, &["call", "Re"]), "");
 }

@@ -1,4 +1,4 @@
-//! Configuration that came with a folder: what it may do before a person trusts it, and how trust is given.
+//! Tests of configuration that came with a folder: its effects before a person trusts it, and the ways to trust it.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -10,7 +10,7 @@ use crate::mcp::Client;
 use crate::terminal::seen_typing;
 use crate::world::World;
 
-/// A configuration that would run a program as the user, show the whole disk, and write wherever it likes.
+/// A configuration that would run a program as the user, show the whole disk, and write to any place.
 const HOSTILE: &str = r#"
 isolation = "none"
 workspace = "/"
@@ -40,13 +40,13 @@ description = "Greets."
 command = ["sh", "-c", "echo hello"]
 "#;
 
-/// A repository with everything in it that would do harm.
+/// Makes a repository with all kinds of harmful files.
 fn hostile() -> World {
     let world = World::cloned();
     world.file("wieldy.toml", HOSTILE).file(".wieldy/tools/greet.toml", MANIFEST).file("a.txt", "one\n")
 }
 
-/// The lines of `config show` for these keys.
+/// Returns the lines of `config show` for these keys.
 fn shown(world: &World, keys: &[&str]) -> String {
     let told = world.run(&["config", "show"]);
     let is_wanted = |line: &&str| keys.iter().any(|key| line.trim_start_matches("# ").starts_with(&format!("{key} =")));
@@ -157,9 +157,9 @@ fn mistakes_in_keys_that_need_trust_stop_no_command() {
     warning: wieldy.toml:6: there is no key `mcp.servers.x.comand` (did you mean `command`?)
     warning: this folder's own configuration is not trusted and does not count: 1 key of `wieldy.toml` (mcp.servers.x); `wieldy trust` shows what it would do, and asks
     ");
-    // The safe keys of the same file hold.
+    // The safe keys of the same file apply.
     assert!(world.run(&["call", "Read", "path=private"]).contains("E3105"));
-    // Trust shows the mistakes, and is not given.
+    // `wieldy trust` shows the mistakes, and refuses.
     assert_snapshot!(world.run(&["trust", "--yes"]), @"
     exit: 2
     ----- stdout -----
@@ -238,7 +238,7 @@ fn trust_shows_what_the_folder_would_do_and_holds_until_it_changes() {
 
     ----- stderr -----
     "#);
-    // Of two files one changes: the other one still counts.
+    // If one of two files changes, the other one still counts.
     fs::write(world.path(".wieldy/tools/greet.toml"), MANIFEST.replace("hello", "evil")).unwrap();
     assert!(!tools(&world).contains(&"greet".to_owned()));
     assert_eq!(shown(&world, &["retry.retries"]), "retry.retries = 9  # file wieldy.toml");
@@ -252,7 +252,7 @@ fn trust_shows_what_the_folder_would_do_and_holds_until_it_changes() {
 
     ----- stderr -----
     ");
-    // As it was, it is trusted as before.
+    // With its old content the file is trusted again.
     fs::write(world.path("wieldy.toml"), config).unwrap();
     assert_eq!(shown(&world, &["retry.retries"]), "retry.retries = 9  # file wieldy.toml");
     assert_snapshot!(world.run(&["trust", "--revoke"]), @"
@@ -276,7 +276,7 @@ fn trust_is_bound_to_the_place() {
         let told = world.told(&output);
         assert!(told.contains("\nretry.retries = 2  # default\n"), "{folder}: {told}");
     }
-    // The same folder by another way is the same folder.
+    // The same folder through a link is the same folder.
     symlink(world.path(""), world.path("../elsewhere")).unwrap();
     let output = world.command(&["config", "show"]).current_dir(world.path("../elsewhere")).output().unwrap();
     assert!(world.told(&output).contains("\nretry.retries = 9  # file wieldy.toml\n"));
@@ -313,7 +313,7 @@ fn files_outside_that_a_folder_names_are_trusted_by_themselves_too() {
     fs::write(world.path("../far/mcp.json"), servers.replace("sh", "evil")).unwrap();
     assert!(!tools(&world).contains(&"greet".to_owned()));
     assert!(!world.run(&["mcp", "list"]).contains("git  "));
-    // A file that cannot be read now may be another one when it is read again.
+    // A file that is unreadable now may have other content when it is read again.
     fs::remove_file(world.path("../far/mcp.json")).unwrap();
     fs::create_dir(world.path("../far/mcp.json")).unwrap();
     let told = world.run(&["mcp", "list"]);
@@ -358,7 +358,7 @@ fn files_that_commands_write_are_trusted_and_nothing_else_with_them() {
     assert_eq!(world.code(&["mcp", "import", "../mcp.json"]), Some(0));
     assert!(shown(&world, &["mcp.servers.git.command"]).ends_with("# file wieldy.toml"));
     assert!(!tools(&world).contains(&"greet".to_owned()), "that came with the folder");
-    // Servers that are added to a stranger's file do not make the rest of it the person's own.
+    // Adding servers to an untrusted file does not make the rest of it trusted.
     let world = hostile().file("../mcp.json", servers);
     assert_snapshot!(world.run(&["mcp", "import", "../mcp.json"]), @"
     exit: 0
@@ -372,7 +372,7 @@ fn files_that_commands_write_are_trusted_and_nothing_else_with_them() {
     let told = world.run(&["config", "show"]);
     assert!(told.contains("isolation = \"native\"  # default\n"), "{told}");
     assert!(!told.lines().any(|line| line.starts_with("mcp.servers.git")), "{told}");
-    // A file that could do nothing becomes the person's own.
+    // A file without effects becomes the person's own.
     let world = World::cloned().file("../mcp.json", servers).file("wieldy.toml", "timeouts.tools.Bash = \"3s\"\n");
     assert_eq!(world.code(&["mcp", "import", "../mcp.json"]), Some(0));
     assert!(shown(&world, &["mcp.servers.git.command"]).ends_with("# file wieldy.toml"));
@@ -440,7 +440,7 @@ fn a_pipe_in_place_of_the_file_is_not_waited_for() {
     }
 }
 
-/// A configuration with this text, read by a tool of each kind: whether one of them saw the secret, and what was told.
+/// Reads a configuration with one tool of each kind. Returns whether a tool saw the secret, and the messages.
 fn seen_of(world: &World, flags: &[&str], file: &str, secret: &str) -> (bool, String) {
     let calls = [
         ["Read", &format!("path={file}")],
@@ -470,14 +470,14 @@ fn no_tool_reads_the_secrets_of_a_configuration_in_the_workspace() {
         let (seen, told) = seen_of(&world, &state, "wieldy.toml", SECRET);
         assert!(!seen && told.contains("is in the workspace and holds a secret"), "{text}: {told}");
     }
-    // Also where the file is not trusted, and where it is the operator's and deeper in the workspace.
+    // The same holds if the file is untrusted, or belongs to the operator and is deeper in the workspace.
     let token = format!("[serve.tokens.ada]\ntoken = \"{SECRET}\"\n");
     let (seen, told) = seen_of(&World::cloned().file("wieldy.toml", &token), &[], "wieldy.toml", SECRET);
     assert!(!seen, "{told}");
     let world = World::new().file("sub/my.toml", &token);
     let (seen, told) = seen_of(&world, &["--config", "sub/my.toml", "--workspace", "."], "sub/my.toml", SECRET);
     assert!(!seen, "{told}");
-    // And where it is not the file that this command goes by.
+    // The same holds if this command uses another file.
     let world = World::new().file("wieldy.toml", &token).file("../other.toml", "");
     for flags in [&["--config", "../other.toml"][..], &["--config", "../other.toml", "--workspace", "."]] {
         let (seen, told) = seen_of(&world, flags, "wieldy.toml", SECRET);
@@ -489,7 +489,7 @@ fn no_tool_reads_the_secrets_of_a_configuration_in_the_workspace() {
         let (seen, told) = seen_of(&world, &[], "wieldy.toml", SECRET);
         assert!(!seen, "{words}: {told}");
     }
-    // Files that are named for a secret, and those of other clients.
+    // Files that the configuration names for a secret, and those of other clients.
     let config = "[mcp]\nfiles = [\"mcp.json\"]\n[serve.tokens.ada]\ntoken = { file = \"ada.token\" }\n";
     let servers = format!(r#"{{"mcpServers": {{"git": {{"command": "true", "env": {{"GIT_TOKEN": "{SECRET}"}}}}}}}}"#);
     let world = World::new().file("wieldy.toml", config).file("ada.token", SECRET).file("mcp.json", &servers);
@@ -499,7 +499,7 @@ fn no_tool_reads_the_secrets_of_a_configuration_in_the_workspace() {
     }
 }
 
-/// A history elsewhere than the text says, as no server answers there.
+/// Returns flags for a history in another place than the text says, because no server answers there.
 fn world_flags(text: &str) -> Vec<&'static str> {
     if text.contains("[history]") { vec!["--set", "history.url="] } else { Vec::new() }
 }

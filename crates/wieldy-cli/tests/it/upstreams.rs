@@ -1,5 +1,5 @@
-//! MCP servers behind the command: configured, imported, tried, agreed to. The server is the command itself, once more: what one
-//! wieldy serves another one takes.
+//! Tests of MCP servers behind the command: configured, imported, tested, pinned. The server is another wieldy process:
+//! one wieldy uses the tools that the other one serves.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::world::World;
 
-/// A world whose configuration names another wieldy, on a folder of its own, as the server `other`.
+/// Makes a world whose configuration names another wieldy, with a folder of its own, as the server `other`.
 fn world(more: &str) -> World {
     let world = World::new().file("other/notes.txt", "milk\n");
     let program = env!("CARGO_BIN_EXE_wieldy");
@@ -125,7 +125,7 @@ fn a_server_that_is_broken_does_not_hide_the_others_and_says_why() {
     assert_eq!(world.code(&["mcp", "test"]), Some(7));
 }
 
-/// What the guide says to write into the files of clients is what such files look like, as far as we know them.
+/// The client files in the guide have the form that these clients use, as far as we know.
 #[test]
 fn the_guide_shows_each_client_its_own_words() {
     let guide = include_str!("../../../../docs/guide/16-in-front-of-mcp-servers.md");
@@ -366,20 +366,20 @@ fn until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// How many processes sleep so long.
+/// Counts the processes that sleep for this time.
 fn sleeping(mark: &str) -> usize {
     let lines =
         std::fs::read_dir("/proc").unwrap().filter_map(|entry| std::fs::read(entry.ok()?.path().join("cmdline")).ok());
     lines.filter(|line| *line == format!("sleep\0{mark}\0").into_bytes()).count()
 }
 
-/// A server that says all that it was sent, as a result and as an error.
+/// Starts a server that returns all headers of each request, as a result and as an error.
 fn telltale() -> (std::net::SocketAddr, tokio::runtime::Runtime) {
     use axum::http::{HeaderMap, StatusCode};
     use axum::response::IntoResponse;
     let answer = async |headers: HeaderMap, message: axum::Json<serde_json::Value>| {
         let sent: Vec<&str> = headers.values().filter_map(|value| value.to_str().ok()).collect();
-        // Each word by itself.
+        // Put each word on a line of its own.
         let sent = sent.join(" ").replace(' ', "\n");
         let told = match message["method"].as_str().unwrap_or_default() {
             "initialize" => (
@@ -407,7 +407,7 @@ fn telltale() -> (std::net::SocketAddr, tokio::runtime::Runtime) {
     (address, runtime)
 }
 
-/// Every file below a folder whose bytes hold this.
+/// Returns the files below a folder whose bytes contain this text.
 fn holding(folder: &std::path::Path, text: &str) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
     let holds = |path: std::path::PathBuf| {
@@ -462,7 +462,8 @@ fn every_header_that_is_imported_is_kept_apart() {
     assert_eq!(kept.iter().filter_map(|path| path.file_name()).collect::<Vec<_>>(), ["hub.X-Api-Key"]);
 }
 
-/// A server in a native sandbox whose only tool says what `look` prints, with further lines of its section.
+/// Makes a world with a server in a native sandbox whose only tool returns the output of `look`. `more` is added to its
+/// section.
 fn looking(world: World, look: &str, more: &str) -> World {
     let script = r#"while read -r line; do
 id=$(printf '%s' "$line" | sed -n 's/^[^i]*"id":\([0-9]*\).*/\1/p')
@@ -478,7 +479,7 @@ printf '{"jsonrpc":"2.0","id":%s,%s}\n' "$id" "$answer"; done"#;
     world.file("serve", script).file("look", look).file("wieldy.toml", &config)
 }
 
-/// The answer of the server.
+/// Returns the answer of the server.
 fn looked(world: &World, variables: &[(&str, &str)]) -> String {
     let output = world.command(&["call", "eye__look", "--json"]).envs(variables.iter().copied()).output().unwrap();
     let told = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -24,12 +24,12 @@ impl World {
         Self { root, variables: Vec::new(), trusts: true }
     }
 
-    /// A workspace that the person has just cloned: nothing in it is trusted.
+    /// Makes a freshly cloned workspace: nothing in it is trusted.
     pub(crate) fn cloned() -> Self {
         Self { trusts: false, ..Self::new() }
     }
 
-    /// The same world with a file in the workspace, or beside it where the path says so.
+    /// Returns the same world with a file in the workspace, or beside it if the path says so.
     pub(crate) fn file(self, path: &str, text: &str) -> Self {
         let path = self.path(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -37,7 +37,7 @@ impl World {
         self
     }
 
-    /// The same world with a variable in the environment.
+    /// Returns the same world with a variable in the environment.
     pub(crate) fn variable(mut self, name: &str, value: &str) -> Self {
         self.variables.push((name.to_owned(), value.to_owned()));
         self
@@ -70,25 +70,25 @@ impl World {
         command
     }
 
-    /// Runs the command: how it ended and all that it printed, with what changes from run to run filtered out.
+    /// Runs the command. Returns its exit code and output, without the parts that change from run to run.
     pub(crate) fn run(&self, arguments: &[&str]) -> String {
         self.told(&self.command(arguments).output().unwrap())
     }
 
-    /// The same with text on standard input.
+    /// Does the same with text on standard input.
     pub(crate) fn run_with_input(&self, arguments: &[&str], input: &str) -> String {
         let mut child = self.command(arguments).stdin(Stdio::piped()).spawn().unwrap();
-        // A command that refuses its arguments need not read what it is given.
+        // A command that refuses its arguments need not read its input.
         let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
         self.told(&child.wait_with_output().unwrap())
     }
 
-    /// The exit code alone.
+    /// Runs the command and returns only its exit code.
     pub(crate) fn code(&self, arguments: &[&str]) -> Option<i32> {
         self.command(arguments).output().unwrap().status.code()
     }
 
-    /// What the command prints as data, as JSON.
+    /// Runs the command and returns its JSON output.
     pub(crate) fn json(&self, arguments: &[&str]) -> serde_json::Value {
         let output = self.command(arguments).output().unwrap();
         serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", self.told(&output)))

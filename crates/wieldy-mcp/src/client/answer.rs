@@ -13,7 +13,7 @@ use super::failure::{Failure, first_of};
 use crate::convert;
 
 /// The response to a call.
-pub(super) enum Answer {
+pub(super) enum CallAnswer {
     /// The tool's result, successful or not.
     Outcome(Outcome),
     /// A task that the server made of the call. It must be polled.
@@ -24,7 +24,7 @@ pub(super) enum Answer {
     Other,
 }
 
-impl From<ServerResult> for Answer {
+impl From<ServerResult> for CallAnswer {
     fn from(result: ServerResult) -> Self {
         match result {
             ServerResult::CallToolResult(result) => Self::Outcome(outcome(result)),
@@ -36,20 +36,20 @@ impl From<ServerResult> for Answer {
 }
 
 /// One message from a server.
-pub(super) enum Message {
+pub(super) enum ServerMessage {
     /// The response to the call.
-    Answer(Result<Answer, Failure>),
+    Answer(Result<CallAnswer, Failure>),
     /// Another valid MCP message.
     Other(Box<ServerJsonRpcMessage>),
     /// Bytes that are not a valid MCP message.
     Unknown,
 }
 
-impl Message {
+impl ServerMessage {
     /// Parses a message that may be the response to the call with this id.
     pub(super) fn read(message: &[u8], call: i64) -> Self {
-        if let Some(outcome) = serde_json::from_slice(message).ok().and_then(|told: Told| told.outcome(call)) {
-            return Self::Answer(Ok(Answer::Outcome(outcome)));
+        if let Some(outcome) = serde_json::from_slice(message).ok().and_then(|told: RawResponse| told.outcome(call)) {
+            return Self::Answer(Ok(CallAnswer::Outcome(outcome)));
         }
         match serde_json::from_slice(message) {
             Ok(ServerJsonRpcMessage::Response(told)) if is_of(&told.id, call) => Self::Answer(Ok(told.result.into())),
@@ -63,7 +63,7 @@ impl Message {
     }
 
     /// Returns the response of a body that is this one message.
-    pub(super) fn answer(self) -> Result<Answer, Failure> {
+    pub(super) fn answer(self) -> Result<CallAnswer, Failure> {
         let told = match self {
             Self::Answer(answer) => return answer,
             Self::Other(message) => match *message {
@@ -124,22 +124,22 @@ fn outcome_of(
 
 /// A tool result as it is on the wire.
 #[derive(serde::Deserialize)]
-struct Told<'a> {
+struct RawResponse<'a> {
     #[serde(borrow)]
     jsonrpc: Cow<'a, str>,
     id: i64,
     #[serde(borrow)]
-    result: ToldResult<'a>,
+    result: RawResult<'a>,
     method: Option<IgnoredAny>,
     error: Option<IgnoredAny>,
 }
 
 #[derive(serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct ToldResult<'a> {
+struct RawResult<'a> {
     #[serde(borrow)]
     result_type: Option<Cow<'a, str>>,
-    content: Vec<Block>,
+    content: Vec<RawBlock>,
     #[serde(default, deserialize_with = "present")]
     structured_content: Option<Value>,
     is_error: Option<bool>,
@@ -147,13 +147,13 @@ struct ToldResult<'a> {
     meta: Option<Map<String, Value>>,
 }
 
-impl Told<'_> {
+impl RawResponse<'_> {
     /// Returns the result if this message is the response to this call and nothing else.
     fn outcome(self, call: i64) -> Option<Outcome> {
-        let ToldResult { result_type, content, structured_content, is_error, meta } = self.result;
+        let RawResult { result_type, content, structured_content, is_error, meta } = self.result;
         let is_complete = result_type.is_none_or(|kind| kind == "complete");
         let is_answer = self.jsonrpc == "2.0" && self.id == call && self.method.is_none() && self.error.is_none();
-        let blocks = || content.into_iter().filter_map(|Block(content)| content).collect();
+        let blocks = || content.into_iter().filter_map(|RawBlock(content)| content).collect();
         let is_error = is_error == Some(true);
         (is_answer && is_complete).then(|| outcome_of(blocks(), structured_content, is_error, meta.unwrap_or_default()))
     }
@@ -165,49 +165,49 @@ fn present<'a, D: Deserializer<'a>>(value: D) -> Result<Option<Value>, D::Error>
 }
 
 /// A content block in our form with its annotations and `_meta`. `None` for kinds that we do not know.
-struct Block(Option<(Content, Map<String, Value>)>);
+struct RawBlock(Option<(Content, Map<String, Value>)>);
 
 /// A key of a content block. Most blocks have only `type` and `text`.
 #[derive(serde::Deserialize)]
 #[serde(field_identifier, rename_all = "lowercase")]
-enum Key {
+enum BlockKey {
     Type,
     Text,
     Other(String),
 }
 
-impl<'a> Deserialize<'a> for Block {
+impl<'a> Deserialize<'a> for RawBlock {
     fn deserialize<D: Deserializer<'a>>(block: D) -> Result<Self, D::Error> {
-        struct Blocks;
-        impl<'a> Visitor<'a> for Blocks {
-            type Value = Block;
+        struct BlockVisitor;
+        impl<'a> Visitor<'a> for BlockVisitor {
+            type Value = RawBlock;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a block of an answer")
             }
 
-            fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Block, A::Error> {
+            fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<RawBlock, A::Error> {
                 let (mut kind, mut text, mut more) = (String::new(), None, Map::new());
                 while let Some(key) = map.next_key()? {
                     match key {
-                        Key::Type => kind = map.next_value()?,
-                        Key::Text => text = Some(map.next_value()?),
-                        Key::Other(key) => drop(more.insert(key, map.next_value()?)),
+                        BlockKey::Type => kind = map.next_value()?,
+                        BlockKey::Text => text = Some(map.next_value()?),
+                        BlockKey::Other(key) => drop(more.insert(key, map.next_value()?)),
                     }
                 }
                 match (kind.as_str(), text) {
-                    ("text", Some(text)) if more.is_empty() => Ok(Block(Some((Content::Text { text }, Map::new())))),
+                    ("text", Some(text)) if more.is_empty() => Ok(RawBlock(Some((Content::Text { text }, Map::new())))),
                     (_, text) => {
                         more.insert("type".into(), kind.into());
                         more.extend(text.map(|text| ("text".to_owned(), text.into())));
                         let mut block =
                             serde_json::from_value::<ContentBlock>(more.into()).map_err(A::Error::custom)?;
                         let notes = convert::take_notes(&mut block);
-                        Ok(Block(convert::content(block).map(|content| (content, notes))))
+                        Ok(RawBlock(convert::content(block).map(|content| (content, notes))))
                     }
                 }
             }
         }
-        block.deserialize_map(Blocks)
+        block.deserialize_map(BlockVisitor)
     }
 }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use serde::{Deserialize, Serialize};
 
-use super::definition::Definition;
+use super::tool_definition::ToolDefinition;
 
 /// Maximum size of the file.
 const BYTES_MAX: u64 = 64 * 1024 * 1024;
@@ -44,12 +44,12 @@ pub struct PinnedTool {
     /// True if the server's last tool list had the tool.
     pub listed: bool,
     /// The definition that was agreed to.
-    pub definition: Definition,
+    pub definition: ToolDefinition,
 }
 
 /// The contents of the file.
 #[derive(Serialize, Deserialize)]
-struct Written {
+struct PinsFile {
     version: u32,
     servers: BTreeMap<String, PinnedServer>,
 }
@@ -109,7 +109,7 @@ impl Pins {
 
 impl PinnedTool {
     /// Pins a definition.
-    pub fn of(definition: Definition) -> Self {
+    pub fn of(definition: ToolDefinition) -> Self {
         Self { hash: definition.hash(), listed: true, definition }
     }
 }
@@ -133,7 +133,7 @@ fn read(path: &Path) -> io::Result<BTreeMap<String, PinnedServer>> {
     if file.metadata()?.len() > BYTES_MAX {
         return Err(io::Error::new(io::ErrorKind::InvalidData, format!("the file is larger than {BYTES_MAX} bytes")));
     }
-    let written: Written = serde_json::from_reader(io::BufReader::new(file))?;
+    let written: PinsFile = serde_json::from_reader(io::BufReader::new(file))?;
     if written.version != VERSION {
         let told = format!("the file has version {}, and this program knows {VERSION}", written.version);
         return Err(io::Error::new(io::ErrorKind::InvalidData, told));
@@ -145,7 +145,7 @@ fn read(path: &Path) -> io::Result<BTreeMap<String, PinnedServer>> {
 fn write(path: &Path, servers: &BTreeMap<String, PinnedServer>) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut file = io::BufWriter::new(File::create(&new)?);
-    serde_json::to_writer_pretty(&mut file, &Written { version: VERSION, servers: servers.clone() })?;
+    serde_json::to_writer_pretty(&mut file, &PinsFile { version: VERSION, servers: servers.clone() })?;
     file.write_all(b"\n")?;
     file.into_inner()?.sync_all()?;
     fs::rename(new, path)

@@ -26,7 +26,7 @@ pub(super) async fn follow(
     run: &Run,
     closed: &CancellationToken,
 ) -> Result<Outcome, Failure> {
-    let begun = Begun { sdk, task: Some(task.task_id.clone()) };
+    let begun = RunningTask { sdk, task: Some(task.task_id.clone()) };
     let (mut in_vain, mut asked_for) = (0, None);
     loop {
         let poll = task.poll_interval_ms.map_or(POLL_DEFAULT, Duration::from_millis).clamp(POLL_MIN, POLL_MAX);
@@ -89,12 +89,12 @@ fn is_passing(failure: &Failure) -> bool {
 }
 
 /// A task that the server runs for us. Dropped before the task is over, it cancels the task.
-struct Begun<'a> {
+struct RunningTask<'a> {
     sdk: &'a Peer<RoleClient>,
     task: Option<String>,
 }
 
-impl Begun<'_> {
+impl RunningTask<'_> {
     /// Disarms the cancellation of a task that is over.
     fn forget(mut self) {
         self.task = None;
@@ -107,7 +107,7 @@ impl Begun<'_> {
     }
 }
 
-impl Drop for Begun<'_> {
+impl Drop for RunningTask<'_> {
     fn drop(&mut self) {
         if let Some(task) = self.task.take() {
             tokio::spawn(tell(self.sdk.clone(), task));

@@ -9,12 +9,12 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 use wieldy_core::{CallError, Code, Executor, Missing, RegisterError, Registration, RunError, Sandbox};
 
-use super::connection::Connection;
-use super::definition::Definition;
 use super::failure::Failure;
 use super::pins::{PinnedTool, Pins};
 use super::settings::{OnChange, Reach, ServerSettings, Start};
 use super::tool::UpstreamTool;
+use super::tool_definition::ToolDefinition;
+use super::upstream_session::UpstreamSession;
 
 /// The shortest pause after a failure. It doubles with each further failure.
 const LEFT_ALONE_MIN: Duration = Duration::from_millis(500);
@@ -34,10 +34,10 @@ pub(super) struct Upstream {
     pub(super) slots: Semaphore,
     sandbox: Option<Arc<dyn Sandbox>>,
     pins: Arc<Pins>,
-    life: watch::Sender<Life>,
+    life: watch::Sender<UpstreamState>,
     /// Ends a long pause after a failure.
     wanted: Arc<Notify>,
-    tools: Mutex<Tools>,
+    tools: Mutex<KnownTools>,
     /// The executor whose registry has the tools. Taken out on close, because the registry holds the tools and the
     /// tools hold this server.
     executor: Mutex<Option<Executor>>,
@@ -46,7 +46,7 @@ pub(super) struct Upstream {
 
 /// The lifecycle state of a server.
 #[derive(Clone)]
-pub(super) enum Life {
+pub(super) enum UpstreamState {
     /// It does not run.
     Down {
         /// The number of failures in a row.
@@ -59,16 +59,16 @@ pub(super) enum Life {
     /// A task is starting it.
     Starting,
     /// It runs.
-    Up(Arc<Connection>),
+    Up(Arc<UpstreamSession>),
     /// It is closed for good.
     Closed,
 }
 
 /// The known tools of a server.
 #[derive(Default)]
-struct Tools {
+struct KnownTools {
     /// The server's last tool list.
-    told: Vec<Definition>,
+    told: Vec<ToolDefinition>,
     /// The registered names, by the server's own names.
     registered: BTreeMap<String, String>,
     /// Changed tools, with the diff.
@@ -80,7 +80,7 @@ struct Tools {
 }
 
 /// Returns the first tool of each name.
-fn firsts(told: &[Definition]) -> impl Iterator<Item = &Definition> {
+fn firsts(told: &[ToolDefinition]) -> impl Iterator<Item = &ToolDefinition> {
     let mut names = BTreeSet::new();
     told.iter().filter(move |tool| names.insert(&tool.name))
 }
@@ -92,7 +92,7 @@ impl Upstream {
             Reach::Http(_) | Reach::Unusable(_) => None,
         };
         let slots = Semaphore::new(settings.calls_max.clamp(1, Semaphore::MAX_PERMITS));
-        let (life, _) = watch::channel(Life::Down { failures: 0, until: None, why: None });
+        let (life, _) = watch::channel(UpstreamState::Down { failures: 0, until: None, why: None });
         let executor = Mutex::new(Some(executor.clone()));
         Arc::new_cyclic(|this| Self {
             settings,
@@ -109,7 +109,7 @@ impl Upstream {
 
     /// Returns the session, and opens it if there is none. Callers that come while it is being opened wait for the same
     /// one.
-    pub(super) async fn connection(&self) -> Result<Arc<Connection>, RunError> {
+    pub(super) async fn connection(&self) -> Result<Arc<UpstreamSession>, RunError> {
         let failed = |failure: &Failure, patience| RunError::from(self.error(failure, patience)).before_effect();
         let mut life = self.life.subscribe();
         let mut has_started = false;
@@ -117,15 +117,15 @@ impl Upstream {
             let now = Instant::now();
             let stands = life.borrow_and_update().clone();
             match stands {
-                Life::Up(connection) if connection.is_alive() => return Ok(connection),
-                Life::Down { until: Some(until), why: Some(why), .. } if has_started || until > now => {
+                UpstreamState::Up(connection) if connection.is_alive() => return Ok(connection),
+                UpstreamState::Down { until: Some(until), why: Some(why), .. } if has_started || until > now => {
                     return Err(failed(&why, Some(until.saturating_duration_since(now))));
                 }
-                Life::Closed => return Err(failed(&Failure::transport("wieldy is stopping"), None)),
-                Life::Starting => has_started = true,
+                UpstreamState::Closed => return Err(failed(&Failure::transport("wieldy is stopping"), None)),
+                UpstreamState::Starting => has_started = true,
                 // The `run` task is about to notice the end.
-                Life::Up(_) => {}
-                Life::Down { .. } => {
+                UpstreamState::Up(_) => {}
+                UpstreamState::Down { .. } => {
                     has_started = true;
                     self.start();
                 }
@@ -148,9 +148,9 @@ impl Upstream {
     pub(super) fn start(&self) {
         let mut failures = 0;
         let is_ours = self.life.send_if_modified(|life| {
-            let Life::Down { failures: so_far, .. } = life else { return false };
+            let UpstreamState::Down { failures: so_far, .. } = life else { return false };
             failures = *so_far;
-            *life = Life::Starting;
+            *life = UpstreamState::Starting;
             true
         });
         if let (true, Some(this)) = (is_ours, self.this.upgrade()) {
@@ -167,7 +167,7 @@ impl Upstream {
                 Err(why) => (why, Duration::ZERO),
                 Ok(connection) => {
                     let (connection, born) = (Arc::new(connection), Instant::now());
-                    if !self.settle(Life::Up(Arc::clone(&connection))) {
+                    if !self.settle(UpstreamState::Up(Arc::clone(&connection))) {
                         return connection.close().await;
                     }
                     (connection.ended().await, born.elapsed())
@@ -182,7 +182,7 @@ impl Upstream {
             // Set before waiting calls wake, because their errors show this explanation.
             let error = self.error(&why, None);
             self.explain_missing(error.message, error.suggestion.unwrap_or_default());
-            if !self.settle(Life::Down { failures, until, why: Some(why.clone()) }) {
+            if !self.settle(UpstreamState::Down { failures, until, why: Some(why.clone()) }) {
                 return;
             }
             let server = &self.settings.name;
@@ -208,7 +208,7 @@ impl Upstream {
     /// Waits after a failure: for the pause, or until `left_alone` if a missing tool of this server is called. Returns false
     /// if the server was started or closed meanwhile.
     async fn rest(&self, pause: Duration, failed: u32, left_alone: Option<Instant>) -> bool {
-        let is_same = |life: &Life| matches!(life, Life::Down { failures, until, .. } if (*failures, *until) == (failed, left_alone));
+        let is_same = |life: &UpstreamState| matches!(life, UpstreamState::Down { failures, until, .. } if (*failures, *until) == (failed, left_alone));
         let mut life = self.life.subscribe();
         let wanted = async {
             self.wanted.notified().await;
@@ -222,7 +222,7 @@ impl Upstream {
         self.life.send_if_modified(|life| {
             let goes_on = is_same(life);
             if goes_on {
-                *life = Life::Starting;
+                *life = UpstreamState::Starting;
             }
             goes_on
         })
@@ -256,9 +256,9 @@ impl Upstream {
     }
 
     /// Sets the state, unless the server was closed meanwhile.
-    fn settle(&self, next: Life) -> bool {
+    fn settle(&self, next: UpstreamState) -> bool {
         self.life.send_if_modified(|life| {
-            let goes_on = !matches!(life, Life::Closed);
+            let goes_on = !matches!(life, UpstreamState::Closed);
             if goes_on {
                 *life = next;
             }
@@ -267,13 +267,14 @@ impl Upstream {
     }
 
     /// Opens a session and lists the tools.
-    async fn open(self: &Arc<Self>) -> Result<Connection, Failure> {
+    async fn open(self: &Arc<Self>) -> Result<UpstreamSession, Failure> {
         let settings = &self.settings;
         let known = self.pins.server(&settings.name);
         let changed = Arc::new(Notify::new());
         let opened = async {
             let revision = known.revision.as_deref();
-            let connection = Connection::open(settings, self.sandbox.clone(), revision, Arc::clone(&changed)).await?;
+            let connection =
+                UpstreamSession::open(settings, self.sandbox.clone(), revision, Arc::clone(&changed)).await?;
             let tools = connection.tools().await?;
             self.learn(tools, connection.revision());
             Ok(connection)
@@ -294,11 +295,11 @@ impl Upstream {
     fn heed_changes(self: &Arc<Self>, changed: Arc<Notify>) {
         let (this, mut life) = (Arc::downgrade(self), self.life.subscribe());
         tokio::spawn(async move {
-            let connection = match life.wait_for(|life| !matches!(life, Life::Starting)).await.as_deref() {
-                Ok(Life::Up(connection)) => Arc::downgrade(connection),
+            let connection = match life.wait_for(|life| !matches!(life, UpstreamState::Starting)).await.as_deref() {
+                Ok(UpstreamState::Up(connection)) => Arc::downgrade(connection),
                 _ => return,
             };
-            let over = life.wait_for(|life| !matches!(life, Life::Up(_)));
+            let over = life.wait_for(|life| !matches!(life, UpstreamState::Up(_)));
             let asked = async {
                 loop {
                     changed.notified().await;
@@ -332,7 +333,7 @@ impl Upstream {
     /// Registers the pinned tools of the last list. Returns false if the tools were never listed.
     pub(super) fn recall(&self) -> bool {
         let known = self.pins.server(&self.settings.name);
-        let listed: Vec<Definition> =
+        let listed: Vec<ToolDefinition> =
             known.tools.into_values().filter(|tool| tool.listed).map(|tool| tool.definition).collect();
         for tool in listed.iter().filter(|tool| self.settings.tools.takes(&tool.name)) {
             self.register(tool);
@@ -341,9 +342,9 @@ impl Upstream {
     }
 
     /// Applies a tool list: pins and registers new tools, compares known ones, unregisters missing ones.
-    fn learn(&self, told: Vec<Definition>, revision: Option<String>) {
+    fn learn(&self, told: Vec<ToolDefinition>, revision: Option<String>) {
         let server = &self.settings.name;
-        let mut changes: BTreeMap<String, (Definition, String)> = BTreeMap::new();
+        let mut changes: BTreeMap<String, (ToolDefinition, String)> = BTreeMap::new();
         let kept = self.pins.change(server, |pinned| {
             pinned.revision = revision;
             pinned.failed = false;
@@ -365,7 +366,7 @@ impl Upstream {
         self.tools().told.clone_from(&told);
         self.tools().changed = changes.iter().map(|(name, (_, diff))| (name.clone(), diff.clone())).collect();
         let taken = firsts(&told).filter(|tool| self.settings.tools.takes(&tool.name));
-        let taken: Vec<&Definition> = taken.collect();
+        let taken: Vec<&ToolDefinition> = taken.collect();
         self.unregister(|name| taken.iter().all(|tool| tool.name != name));
         for definition in &taken {
             let Some((agreed, diff)) = changes.get(&definition.name) else {
@@ -393,7 +394,7 @@ impl Upstream {
     }
 
     /// Emits an event for a changed definition, once per change, unless registering the tool emitted one.
-    fn tell_changed(&self, definition: &Definition, agreed: &Definition, registered: Option<Registration>) {
+    fn tell_changed(&self, definition: &ToolDefinition, agreed: &ToolDefinition, registered: Option<Registration>) {
         let name = self.tools().registered.get(&definition.name).cloned();
         let (Some(executor), Some(name)) = (self.executor(), name) else { return };
         let last = self.tools().events.insert(definition.name.clone(), definition.hash());
@@ -403,7 +404,7 @@ impl Upstream {
     }
 
     /// Notes the tools whose name an earlier tool of the list has: only the first is used.
-    fn leave_out_others(&self, told: &[Definition], taken: &[&Definition]) {
+    fn leave_out_others(&self, told: &[ToolDefinition], taken: &[&ToolDefinition]) {
         for first in taken {
             if told.iter().any(|other| other.name == first.name && other != *first) {
                 self.leave_out(&first.name, "the server tells of several tools of this name, and the first is taken");
@@ -419,7 +420,7 @@ impl Upstream {
     }
 
     /// Registers a tool. Returns the registry's result, or `None` if the tool cannot be registered.
-    fn register(&self, definition: &Definition) -> Option<Registration> {
+    fn register(&self, definition: &ToolDefinition) -> Option<Registration> {
         let (this, executor) = (self.this.upgrade()?, self.executor()?);
         let mut spec = definition.spec(&self.settings);
         let holder = self.tools().registered.iter().find(|(_, name)| **name == spec.name).map(|(tool, _)| tool.clone());
@@ -506,12 +507,12 @@ impl Upstream {
     /// Closes the server for good.
     pub(super) async fn close(&self) {
         self.let_go();
-        if let Life::Up(connection) = self.life.send_replace(Life::Closed) {
+        if let UpstreamState::Up(connection) = self.life.send_replace(UpstreamState::Closed) {
             connection.close().await;
         }
     }
 
-    pub(super) fn life(&self) -> Life {
+    pub(super) fn life(&self) -> UpstreamState {
         self.life.borrow().clone()
     }
 
@@ -521,7 +522,7 @@ impl Upstream {
         [tools.registered.clone(), tools.changed.clone(), tools.unusable.clone()]
     }
 
-    fn tools(&self) -> MutexGuard<'_, Tools> {
+    fn tools(&self) -> MutexGuard<'_, KnownTools> {
         self.tools.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 

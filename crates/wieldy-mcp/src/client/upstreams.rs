@@ -13,7 +13,7 @@ use super::failure::Failure;
 use super::login::LoginState;
 use super::pins::Pins;
 use super::settings::{Reach, ServerSettings, Start};
-use super::upstream::{Life, Upstream};
+use super::upstream::{Upstream, UpstreamState};
 
 /// The upstream servers of an executor, whose registry has their tools. A server that fails never affects the others.
 ///
@@ -123,7 +123,7 @@ impl Upstreams {
         unknown.iter().for_each(|server| server.start());
         let all = join_all(awaited.iter().map(|server| server.connection()));
         if tokio::time::timeout(within, all).await.is_err() {
-            let late = awaited.iter().filter(|server| matches!(server.life(), Life::Starting));
+            let late = awaited.iter().filter(|server| matches!(server.life(), UpstreamState::Starting));
             late.for_each(|server| server.remember_failed());
         }
     }
@@ -174,21 +174,21 @@ fn status(server: &Upstream) -> ServerStatus {
     let [tools, changed, unusable] = server.known();
     let (mut revision, mut info) = (None, None);
     let state = match server.life() {
-        Life::Up(connection) => {
+        UpstreamState::Up(connection) => {
             (revision, info) = (connection.revision(), connection.server());
             match connection.trouble() {
                 Some((why, failures)) => ServerState::Degraded { error: server.error(&why, None), failures },
                 None => ServerState::Ready,
             }
         }
-        Life::Starting => ServerState::Starting,
-        Life::Down { failures, .. } if let Reach::Unusable(why) = &settings.reach => {
+        UpstreamState::Starting => ServerState::Starting,
+        UpstreamState::Down { failures, .. } if let Reach::Unusable(why) = &settings.reach => {
             let error = Failure::Configuration(why.as_str().into()).error(&settings.name, None);
             ServerState::Degraded { error, failures }
         }
-        Life::Closed => ServerState::Closed,
-        Life::Down { why: None, .. } => ServerState::NotStarted,
-        Life::Down { why: Some(why), failures, until } => {
+        UpstreamState::Closed => ServerState::Closed,
+        UpstreamState::Down { why: None, .. } => ServerState::NotStarted,
+        UpstreamState::Down { why: Some(why), failures, until } => {
             let patience = until.map(|until| until.saturating_duration_since(Instant::now()));
             ServerState::Degraded { error: server.error(&why, patience), failures }
         }

@@ -1,4 +1,4 @@
-//! `tools/call`, by whichever way it came: it becomes a call of the executor's, and its answer is what that came to.
+//! Answers `tools/call` over both transports: makes a call of the executor's and returns its result.
 
 use std::sync::Arc;
 
@@ -8,23 +8,23 @@ use serde_json::Value;
 use wieldy_core::{Call, CallError, Caller, Code, Confirmer, Options};
 
 use super::Shared;
-use super::ask::{Asked, BroughtBack};
-use super::carry::{Request, Work};
-use super::client::{Client, Way};
-use super::meta::Own;
+use super::follow::{CallRequest, RunningCall};
+use super::meta::MetaTool;
+use super::peer::{AskMode, PeerClient};
+use super::questions::{AskedCall, ReturnedInput};
 use crate::convert;
 
-pub(crate) type Answered = Result<CallToolResponse, ErrorData>;
+pub(crate) type CallResult = Result<CallToolResponse, ErrorData>;
 
-/// Answers a client that wants a tool to be called.
+/// Answers a `tools/call` request.
 pub(crate) async fn answer(
     shared: &Shared,
     caller: &Arc<Caller>,
     mut params: CallToolRequestParams,
-    client: &Client,
-) -> Answered {
-    // What one of our own tools is asked for may be a call of another one.
-    if let Some(own) = Own::named(&params.name, &shared.options) {
+    client: &PeerClient,
+) -> CallResult {
+    // `tool_call`, one of our own tools, becomes a call of another tool.
+    if let Some(own) = MetaTool::named(&params.name, &shared.options) {
         match Box::pin(own.answer(shared, params.arguments.take(), caller, client)).await {
             Ok((tool, arguments)) => {
                 params.name = tool.into();
@@ -34,12 +34,12 @@ pub(crate) async fn answer(
         }
     }
     let arguments = Arc::new(params.arguments.take().map_or(Value::Null, Value::Object));
-    let asked = Asked { caller, tool: &params.name, arguments: &arguments };
-    let request = Request { shared, client, asked };
+    let asked = AskedCall { caller, tool: &params.name, arguments: &arguments };
+    let request = CallRequest { shared, client, asked };
     if params.request_state.is_some() {
         return Box::pin(come_back(request, &params)).await;
     }
-    let confirmer = (client.way != Way::None).then(|| Arc::clone(&shared.desk) as Arc<dyn Confirmer>);
+    let confirmer = (client.way != AskMode::None).then(|| Arc::clone(&shared.desk) as Arc<dyn Confirmer>);
     let idempotency_key = client.key.clone()?;
     let begun = shared.executor.begin(Call {
         tool: (*params.name).into(),
@@ -48,14 +48,20 @@ pub(crate) async fn answer(
         caller: Arc::clone(caller),
         options: Options { confirmer, idempotency_key, ..Options::default() },
     });
-    request.follow(Work::Own(begun)).await
+    request.follow(RunningCall::Own(begun)).await
 }
 
-/// Refuses a call whose arguments were too large to be read. It is recorded, unless it is of one of our own tools.
-pub(crate) async fn refuse(shared: &Shared, caller: &Arc<Caller>, tool: &str, told: &str, client: &Client) -> Answered {
+/// Refuses a call whose message was too large to be parsed. The call is recorded, unless it is of one of our own tools.
+pub(crate) async fn refuse(
+    shared: &Shared,
+    caller: &Arc<Caller>,
+    tool: &str,
+    told: &str,
+    client: &PeerClient,
+) -> CallResult {
     let advice = "put what is large into a file of the workspace, and name the file";
     let error = CallError::new(Code::ValidationFailed, told).suggest(advice);
-    if Own::named(tool, &shared.options).is_some() {
+    if MetaTool::named(tool, &shared.options).is_some() {
         return Ok(convert::refusal(&error).into());
     }
     let call = Call::new(tool, Value::Null).by(Arc::clone(caller));
@@ -63,17 +69,17 @@ pub(crate) async fn refuse(shared: &Shared, caller: &Arc<Caller>, tool: &str, to
     Ok(convert::answer(result, client.is_modern).into())
 }
 
-/// Carries on a call whose question was answered.
-async fn come_back(request: Request<'_>, params: &CallToolRequestParams) -> Answered {
+/// Continues a call with the answer to its question.
+async fn come_back(request: CallRequest<'_>, params: &CallToolRequestParams) -> CallResult {
     let desk = &request.shared.desk;
     let sealed = params.request_state.as_deref().unwrap_or_default();
     match desk.brought_back(sealed, &request.asked, params.input_responses.as_ref())? {
-        BroughtBack::Answered(id) => {
-            let work = Work::task(request.shared, id, request.asked.caller);
+        ReturnedInput::Answered(id) => {
+            let work = RunningCall::task(request.shared, id, request.asked.caller);
             request.follow(work).await
         }
-        BroughtBack::Nothing(question) => Ok(desk.input_required(&question, &request.asked).into()),
-        BroughtBack::TooLate => {
+        ReturnedInput::Nothing(question) => Ok(desk.input_required(&question, &request.asked).into()),
+        ReturnedInput::TooLate => {
             let error = CallError::new(Code::ConfirmationDenied, "the question is over: it was answered or expired")
                 .suggest("call again and confirm that very call");
             Ok(convert::refusal(&error).into())

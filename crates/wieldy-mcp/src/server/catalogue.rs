@@ -1,5 +1,5 @@
-//! The tools as MCP lists them, and how they are found: made once for each change of the registry and each set of scopes, and
-//! shared from then on.
+//! The tool lists for MCP clients and their search index. They are built once per generation of the registry and set of
+//! scopes, and then shared.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -7,76 +7,76 @@ use rmcp::ErrorData;
 use rmcp::model::{CacheScope, ListToolsResult, PaginatedRequestParams, Tool};
 use wieldy_core::{Caller, Held, Registered, ToolFilter};
 
-use super::meta::{self, Index};
+use super::meta::{self, SearchIndex};
 use super::{Expose, Shared};
 use crate::convert;
 
-/// How many sets of scopes are remembered: as many as there are kinds of callers, which are few.
+/// Maximum number of cached lists, one for each set of scopes. Callers have few different sets.
 const KINDS_MAX: usize = 64;
-/// For how long a client may take a list for true without asking again.
+/// The time for which a client may cache a list.
 const FRESH_MS: u64 = 60_000;
-/// What the place where a page begins starts with.
+/// The prefix of a cursor.
 const AFTER: &str = "after:";
 
-/// The lists that were made.
+/// The cache of tool lists.
 #[derive(Default)]
 pub(crate) struct Catalogue {
-    kept: Mutex<Kept>,
+    kept: Mutex<ListCache>,
 }
 
 #[derive(Default)]
-struct Kept {
+struct ListCache {
     generation: u64,
-    lists: Vec<(Held, Arc<Seen>)>,
+    lists: Vec<(Held, Arc<VisibleTools>)>,
 }
 
-/// What callers with some scopes see.
-pub(crate) struct Seen {
-    /// What is listed, by name.
+/// The tools that callers with the same scopes see.
+pub(crate) struct VisibleTools {
+    /// The listed tools, sorted by name.
     pub(crate) listed: Vec<Tool>,
-    /// Of what is listed, the tools of which arguments are copied into headers.
+    /// The listed tools with arguments that are copied into headers.
     copied: Vec<Tool>,
-    /// All that is shown, listed or found.
+    /// All visible tools, listed or found by search.
     tools: Vec<Arc<Registered>>,
-    index: OnceLock<Index>,
+    index: OnceLock<SearchIndex>,
 }
 
-impl Seen {
-    /// The tools that fit the words best.
+impl VisibleTools {
+    /// Returns the tools that match the words best.
     pub(crate) fn search(&self, words: &str, count: usize) -> Vec<&Arc<Registered>> {
-        let index = self.index.get_or_init(|| Index::new(self.tools.iter().map(|tool| tool.spec())));
+        let index = self.index.get_or_init(|| SearchIndex::new(self.tools.iter().map(|tool| tool.spec())));
         index.best(words, count).into_iter().map(|at| &self.tools[at]).collect()
     }
 }
 
-impl Seen {
-    /// The tool of this name, where copies of its arguments in headers have to be compared.
+impl VisibleTools {
+    /// Returns the tool of this name if header copies of its arguments must be compared.
     pub(crate) fn copied(&self, name: &str) -> Option<&Tool> {
         self.copied.iter().find(|tool| tool.name == name)
     }
 }
 
-/// Whether a schema names headers that arguments are copied into.
+/// Returns true if a schema names headers for arguments.
 fn names_headers(tool: &Tool) -> bool {
     serde_json::to_string(&*tool.input_schema).is_ok_and(|schema| schema.contains(r#""x-mcp-header""#))
 }
 
 impl Catalogue {
-    /// What the caller sees.
-    pub(crate) fn of(&self, shared: &Shared, caller: &Caller) -> Arc<Seen> {
+    /// Returns the tools that the caller sees.
+    pub(crate) fn of(&self, shared: &Shared, caller: &Caller) -> Arc<VisibleTools> {
         let registry = shared.executor.registry();
-        // Asked for before the tools are: a list that is older than it says would stay for ever.
+        // Read before the tools: otherwise an outdated list could be cached under the new generation.
         let generation = registry.generation();
         let mut kept = self.kept.lock().expect("no code panics while it holds the lists");
         if kept.generation != generation {
-            *kept = Kept { generation, lists: Vec::new() };
+            *kept = ListCache { generation, lists: Vec::new() };
         }
         if let Some((_, seen)) = kept.lists.iter().find(|(scopes, _)| *scopes == caller.scopes) {
             return Arc::clone(seen);
         }
         let mut tools = registry.list(caller, &ToolFilter::default());
         let own = meta::tools(&shared.options);
-        // A tool with the name of one of ours could not be called.
+        // A tool with the name of one of our own could not be called.
         tools.retain(|tool| shared.options.expose.shows(tool) && own.iter().all(|own| own.name != tool.spec().name));
         let mut listed = own;
         if !shared.options.expose.by_search {
@@ -84,7 +84,7 @@ impl Catalogue {
         }
         listed.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let copied = listed.iter().filter(|tool| names_headers(tool)).cloned().collect();
-        let seen = Arc::new(Seen { listed, copied, tools, index: OnceLock::new() });
+        let seen = Arc::new(VisibleTools { listed, copied, tools, index: OnceLock::new() });
         if kept.lists.len() == KINDS_MAX {
             kept.lists.remove(0);
         }
@@ -106,7 +106,7 @@ impl Expose {
     }
 }
 
-/// One page of a list that is in the order of its names, and where the next one begins.
+/// Returns one page of a sorted list, and the cursor of the next page.
 pub(crate) fn page<T: Clone>(
     all: &[T],
     name: impl Fn(&T) -> &str,
@@ -126,7 +126,7 @@ pub(crate) fn page<T: Clone>(
     Ok((all[start..end].to_vec(), next))
 }
 
-/// The answer to `tools/list`.
+/// Returns the result of `tools/list`.
 pub(crate) fn listed(
     tools: &[Tool],
     request: Option<PaginatedRequestParams>,
@@ -135,7 +135,7 @@ pub(crate) fn listed(
 ) -> Result<ListToolsResult, ErrorData> {
     let (tools, next_cursor) = page(tools, |tool| &tool.name, request, size)?;
     let ttl_ms = is_modern.then_some(FRESH_MS);
-    // Others may have other scopes.
+    // Other callers may have other scopes.
     let cache_scope = is_modern.then_some(CacheScope::Private);
     Ok(ListToolsResult { tools, next_cursor, ttl_ms, cache_scope, ..ListToolsResult::default() })
 }

@@ -1,6 +1,6 @@
-//! Tools that are about tools and calls: to wait for a result, and to find, look at and call tools without having all of
-//! them in a model's context. They are answered here and leave no record; a call that one of them makes is recorded as what
-//! it is, a call of that tool.
+//! Our own tools, for tools and calls: wait for a result, and search, describe and call tools without all of them in a
+//! model's context. They are answered here and not recorded. A call that `tool_call` makes is recorded as a call of
+//! that tool.
 
 use std::collections::HashMap;
 use std::str::FromStr;
@@ -11,8 +11,8 @@ use rmcp::model::{CallToolResult, ContentBlock, JsonObject, Tool, ToolAnnotation
 use serde_json::{Value, json};
 use wieldy_core::{CallError, Caller, Code, ExecutionId, ToolSpec};
 
-use super::carry::{RESULT_WAIT, goes_on, unknown};
-use super::client::Client;
+use super::follow::{RESULT_WAIT, goes_on, unknown};
+use super::peer::PeerClient;
 use super::words::{expand, words};
 use super::{ServerOptions, Shared};
 use crate::convert;
@@ -21,26 +21,26 @@ const TOOL_SEARCH: &str = "tool_search";
 const TOOL_DESCRIBE: &str = "tool_describe";
 const TOOL_CALL: &str = "tool_call";
 
-/// How many tools a search finds.
+/// The default and the maximum number of search results.
 const FOUND: usize = 5;
 const FOUND_MAX: usize = 20;
-/// How much of a description a search shows.
+/// Maximum length of a description in a search result.
 const DESCRIPTION_CHARS_MAX: usize = 200;
 
 /// One of our own tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Own {
+pub(crate) enum MetaTool {
     Wait,
     Search,
     Describe,
     Call,
 }
 
-/// What to do after all: a call of a tool, by name and arguments.
-type Instead = (String, Option<JsonObject>);
+/// A call to make instead: the tool's name and its arguments.
+type WantedCall = (String, Option<JsonObject>);
 
-impl Own {
-    /// The tool of ours with this name, where it is shown.
+impl MetaTool {
+    /// Returns our tool of this name, if it is offered.
     pub(crate) fn named(name: &str, options: &ServerOptions) -> Option<Self> {
         match name {
             RESULT_WAIT => options.patience.map(|_| Self::Wait),
@@ -51,14 +51,14 @@ impl Own {
         }
     }
 
-    /// The answer, or the call that is wanted.
+    /// Returns the response, or the call to make instead.
     pub(crate) async fn answer(
         self,
         shared: &Shared,
         arguments: Option<JsonObject>,
         caller: &Arc<Caller>,
-        client: &Client,
-    ) -> Result<Instead, CallToolResult> {
+        client: &PeerClient,
+    ) -> Result<WantedCall, CallToolResult> {
         let mut arguments = arguments.unwrap_or_default();
         match self {
             Self::Wait => Err(wait(shared, &arguments, caller, client).await),
@@ -78,7 +78,7 @@ impl Own {
     }
 }
 
-/// Our own tools, as they are listed.
+/// Returns the definitions of our own tools.
 pub(crate) fn tools(options: &ServerOptions) -> Vec<Tool> {
     let tool = |name: &'static str, description: &'static str, properties: Value, required: Value| {
         let schema = json!({
@@ -117,7 +117,7 @@ pub(crate) fn tools(options: &ServerOptions) -> Vec<Tool> {
     tools
 }
 
-async fn wait(shared: &Shared, arguments: &JsonObject, caller: &Arc<Caller>, client: &Client) -> CallToolResult {
+async fn wait(shared: &Shared, arguments: &JsonObject, caller: &Arc<Caller>, client: &PeerClient) -> CallToolResult {
     let Some(id) = arguments.get("id").and_then(Value::as_str).and_then(|id| ExecutionId::from_str(id).ok()) else {
         return wrong("`id` must be the id of a call");
     };
@@ -130,7 +130,7 @@ async fn wait(shared: &Shared, arguments: &JsonObject, caller: &Arc<Caller>, cli
     let Some(task) = shared.executor.task(id, caller) else { return unknown(id) };
     let waited = tokio::select! {
         waited = tokio::time::timeout(wanted.min(patience), shared.executor.wait(id, caller)) => waited,
-        // Whoever looks away ends the waiting, and not the call.
+        // A client that cancels ends the waiting, not the call.
         () = client.gone.cancelled() => Ok(None),
     };
     match waited {
@@ -174,7 +174,7 @@ fn describe(shared: &Shared, arguments: &JsonObject, caller: &Caller) -> CallToo
     }
 }
 
-/// Answers with one block of text, as every tool of ours does.
+/// Returns a result with one text block.
 fn one_text(text: String) -> CallToolResult {
     CallToolResult::success(vec![ContentBlock::text(text)])
 }
@@ -183,30 +183,30 @@ fn wrong(message: &str) -> CallToolResult {
     convert::refusal(&CallError::new(Code::ValidationFailed, message))
 }
 
-/// More of a query is not looked for: each word is compared with every tool.
+/// Maximum length of a query, because each word is compared with every tool.
 const QUERY_CHARS_MAX: usize = 1000;
 
-/// Finds tools by words: those rank first that have the rarest of them, in the shortest texts (Okapi BM25).
-pub(crate) struct Index {
-    tools: Vec<Words>,
-    /// In how many tools a word is.
+/// The search index: ranks tools by BM25, so rare words and short texts count more.
+pub(crate) struct SearchIndex {
+    tools: Vec<WordCounts>,
+    /// The number of tools that have each word.
     tools_with: HashMap<String, usize>,
     length_average: f64,
 }
 
-/// How often which words are in what a tool says of itself.
-struct Words {
+/// The weighted word counts of a tool's texts.
+struct WordCounts {
     counts: HashMap<String, f64>,
     length: f64,
 }
 
-impl Index {
-    /// How fast further occurrences of a word count less, and how much long texts are held against a tool.
+impl SearchIndex {
+    /// BM25's `k1` (how fast repeated words count less) and `b` (how much long texts are penalized).
     const K: f64 = 1.2;
     const B: f64 = 0.75;
 
     pub(crate) fn new<'a>(specs: impl Iterator<Item = &'a ToolSpec>) -> Self {
-        let tools: Vec<Words> = specs.map(Words::of).collect();
+        let tools: Vec<WordCounts> = specs.map(WordCounts::of).collect();
         let mut tools_with = HashMap::new();
         for word in tools.iter().flat_map(|tool| tool.counts.keys()) {
             *tools_with.entry(word.clone()).or_default() += 1;
@@ -215,18 +215,19 @@ impl Index {
         Self { tools, tools_with, length_average }
     }
 
-    /// Returns the places of the tools that fit the query, best first. Synonyms count for half of the query's own words.
+    /// Returns the indexes of the matching tools, best first. Synonyms count half as much as the query's own words.
     pub(crate) fn best(&self, query: &str, count: usize) -> Vec<usize> {
         let query: String = query.chars().take(QUERY_CHARS_MAX).collect();
         let wanted = expand(&query);
-        let score = |tool: &Words| wanted.iter().map(|(word, weight)| weight * self.score(tool, word)).sum::<f64>();
+        let score =
+            |tool: &WordCounts| wanted.iter().map(|(word, weight)| weight * self.score(tool, word)).sum::<f64>();
         let mut found: Vec<(usize, f64)> = self.tools.iter().map(score).enumerate().collect();
         found.retain(|(_, score)| *score > 0.0);
         found.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         found.into_iter().take(count).map(|(at, _)| at).collect()
     }
 
-    fn score(&self, tool: &Words, word: &str) -> f64 {
+    fn score(&self, tool: &WordCounts, word: &str) -> f64 {
         let (Some(count), Some(with)) = (tool.counts.get(word), self.tools_with.get(word)) else { return 0.0 };
         let (all, with) = (self.tools.len() as f64, *with as f64);
         let rarity = (1.0 + (all - with + 0.5) / (with + 0.5)).ln();
@@ -235,7 +236,7 @@ impl Index {
     }
 }
 
-impl Words {
+impl WordCounts {
     fn of(spec: &ToolSpec) -> Self {
         let mut found = Self { counts: HashMap::new(), length: 0.0 };
         // A name says most in the fewest words.
@@ -271,7 +272,7 @@ mod tests {
             ("create_issue", "Opens a new issue in the tracker with a title and a text"),
             ("listIssues", "Lists the issues of a tracker"),
         ];
-        let index = Index::new(tools.map(|(name, told)| ToolSpec::new(name, told)).iter());
+        let index = SearchIndex::new(tools.map(|(name, told)| ToolSpec::new(name, told)).iter());
         index.best(query, 3).into_iter().map(|at| tools[at].0).collect()
     }
 
@@ -279,7 +280,7 @@ mod tests {
     fn tools_are_found_by_what_they_do_the_best_first() {
         assert_eq!(found("read file"), ["Read", "Write"]);
         assert_eq!(found("list issues"), ["listIssues", "create_issue"]);
-        // To create is to write, too: a synonym, and so the last.
+        // "Create" is a synonym of "write", so `Write` comes last.
         assert_eq!(found("creating an issue"), ["create_issue", "listIssues", "Write"]);
         assert_eq!(found("committing to git"), ["git__commit"]);
         assert_eq!(found("quantum"), Vec::<&str>::new());

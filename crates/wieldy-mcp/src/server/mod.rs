@@ -1,30 +1,30 @@
-//! An executor as an MCP server: its tools, artifacts and running calls, for clients of every revision of MCP from
-//! 2024-11-05 to 2026-07-28.
+//! Serves an executor over MCP: its tools, artifacts and running calls, to clients of every revision from 2024-11-05 to
+//! 2026-07-28.
 //!
-//! [`Server`] is shared by all connections; `connection` is one of them, and answers what its client asks. `catalogue` has
-//! the tools as MCP lists them, `call` makes a call of the executor's from each `tools/call`, `carry` follows it to its end or
-//! hands it over, `client` is what it knows of whom it is made for, `ask` puts questions to the client's user, `meta` has the
-//! tools that are about tools and calls, `resources` the artifacts. `lines` is the transport over standard input and output
-//! (`unanswered` knows what it still owes), `http` the one for the rest of the world, where calls go the straight way (`direct`,
-//! with `session` and `stream`; `several` where one request has several messages). No door
-//! checks anything: every `tools/call` becomes a [`Call`](wieldy_core::Call), and the executor decides.
+//! [`Server`] is shared by all connections, and `handler` handles the requests of one. `catalogue` lists the tools.
+//! `call` makes a call of the executor's from each `tools/call`, `follow` follows it to its end or hands it over,
+//! `peer` describes the MCP client, and `questions` asks that client's user. `meta` has our own tools for tools and
+//! calls, `resources` the artifacts. `stdio` is the transport over stdin and stdout, with its pending requests in
+//! `pending`. `http_endpoint` is the HTTP transport, where `http_tools_call` answers calls without the SDK, with
+//! `session`, `stream` and `batch`. The transports check no permissions: every `tools/call` becomes a
+//! [`Call`](wieldy_core::Call), and the executor decides.
 
-mod ask;
+mod batch;
 mod call;
-mod carry;
 mod catalogue;
-mod client;
-mod connection;
-mod direct;
-mod http;
-mod lines;
+mod follow;
+mod handler;
+mod http_endpoint;
+mod http_tools_call;
 mod meta;
+mod peer;
+mod pending;
+mod questions;
 mod resources;
 mod scan;
 mod session;
-mod several;
+mod stdio;
 mod stream;
-mod unanswered;
 mod words;
 
 use std::sync::Arc;
@@ -35,50 +35,51 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Caller, Executor};
 
-use ask::Desk;
 use catalogue::Catalogue;
-use connection::{Connection, Who};
-pub use http::{HttpEndpoint, HttpResponse};
-use lines::Lines;
-use resources::Recent;
+use handler::{CallerSource, ConnectionHandler};
+pub use http_endpoint::{HttpEndpoint, HttpResponse};
+use questions::PendingQuestions;
+use resources::RecentArtifacts;
+use stdio::StdioTransport;
 
-/// Which tools clients are shown. It saves a model's context and protects nothing: what a caller may use is decided by
-/// scopes and permissions.
+/// The tools that clients are shown. This saves a model's context and protects nothing: scopes and permissions decide
+/// which tools a caller may use.
 #[derive(Debug, Clone, Default)]
 pub struct Expose {
-    /// Shows, instead of the tools, three to find, look at and call them.
+    /// True to list three tools that search, describe and call tools, in place of the tools.
     pub by_search: bool,
-    /// Only tools of these names, where there are any; `*` at the end means all that begin so.
+    /// If not empty, only tools of these names. A name that ends in `*` is a prefix.
     pub names: Vec<String>,
-    /// Only tools of these categories, where there are any.
+    /// If not empty, only tools of these categories.
     pub categories: Vec<String>,
-    /// Only tools from these providers, such as `builtin` or `mcp:git`, where there are any.
+    /// If not empty, only tools of these providers, such as `builtin` or `mcp:git`.
     pub providers: Vec<String>,
 }
 
-/// How an executor is served.
+/// The options of a server.
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
-    /// Which tools clients are shown.
+    /// The tools that clients are shown.
     pub expose: Expose,
-    /// What clients are told at the beginning, for their model.
+    /// Instructions for the client's model, sent in the handshake.
     pub instructions: Option<String>,
-    /// How long a client waits for an answer: before that, a call that still runs is answered with a handle, and
-    /// `result_wait` gives the result later. Never, where absent.
+    /// The time after which a running call is answered with a handle, so that the client does not give up.
+    /// `result_wait` returns the result later. `None` for never.
     pub patience: Option<Duration>,
-    /// After how long a call becomes a task for a client that knows tasks.
+    /// The time after which a call becomes a task, for clients that know tasks.
     pub task_after: Duration,
-    /// Lists of tools wait until this is cancelled: when the tools of other servers are there, or are no longer waited for.
+    /// Tool lists wait until this is cancelled: when the tools of other servers are registered, or are no longer waited
+    /// for.
     pub ready: Option<CancellationToken>,
-    /// How many tools or resources are listed at once.
+    /// The page size of lists.
     pub page: usize,
-    /// Whether the client's user is asked to confirm calls; otherwise whoever the executor asks.
+    /// True to ask the client's user to confirm calls. Otherwise the executor's own confirmer is asked.
     pub ask: bool,
-    /// How many bytes one message may have.
+    /// Maximum size of one message.
     pub message_bytes_max: usize,
-    /// How many requests of one connection may be open.
+    /// Maximum number of open requests of one connection.
     pub requests_max: usize,
-    /// How many bytes of an artifact are read at once.
+    /// Maximum number of bytes of an artifact in one response.
     pub resource_bytes_max: u64,
 }
 
@@ -99,13 +100,13 @@ impl Default for ServerOptions {
     }
 }
 
-/// Why a connection ended other than by its client's wish.
+/// The reason why a connection failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The client did not begin as MCP wants it.
+    /// The client's handshake was invalid.
     #[error("the client did not begin as MCP wants it")]
     Opening(#[source] Box<ServerInitializeError>),
-    /// Something in here panicked.
+    /// The connection's task panicked.
     #[error("the connection's task failed")]
     Task(#[source] tokio::task::JoinError),
 }
@@ -116,30 +117,30 @@ pub struct Server {
     shared: Arc<Shared>,
 }
 
-/// What all connections have in common.
+/// The state that all connections share.
 pub(crate) struct Shared {
     pub(crate) executor: Executor,
     pub(crate) options: ServerOptions,
     pub(crate) catalogue: Catalogue,
-    pub(crate) desk: Arc<Desk>,
-    pub(crate) recent: Recent,
+    pub(crate) desk: Arc<PendingQuestions>,
+    pub(crate) recent: RecentArtifacts,
 }
 
 impl Server {
-    /// Offers what `executor` has.
+    /// Serves this executor.
     pub fn new(executor: Executor, options: ServerOptions) -> Self {
         let shared = Shared {
             executor,
             options,
             catalogue: Catalogue::default(),
-            desk: Arc::new(Desk::default()),
-            recent: Recent::default(),
+            desk: Arc::new(PendingQuestions::default()),
+            recent: RecentArtifacts::default(),
         };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Serves one client that writes a message per line, until it closes its end or `stop` is cancelled. The client
-    /// calls as `caller`, under the name that it gives itself unless `agent` is told.
+    /// Serves one client over lines (stdio) until it closes its end or `stop` is cancelled. The client calls as
+    /// `caller`, under its own name unless `agent` is set.
     pub async fn serve_lines(
         &self,
         reader: impl AsyncRead + Send + Unpin + 'static,
@@ -149,12 +150,12 @@ impl Server {
         stop: CancellationToken,
     ) -> Result<(), ServeError> {
         let over = CancellationToken::new();
-        let lines = Lines::new(reader, writer, &self.shared.options, over.clone());
-        let who = Who::Known { caller: Box::new(caller), agent };
-        let connection = Connection::new(Arc::clone(&self.shared), who, over);
+        let lines = StdioTransport::new(reader, writer, &self.shared.options, over.clone());
+        let who = CallerSource::Known { caller: Box::new(caller), agent };
+        let connection = ConnectionHandler::new(Arc::clone(&self.shared), who, over);
         let running = match serve_server_with_ct(connection, lines, stop).await {
             Ok(running) => running,
-            // A client that leaves before it said anything has not done anything wrong.
+            // A client that disconnects before the handshake is no error.
             Err(ServerInitializeError::ConnectionClosed(_) | ServerInitializeError::Cancelled) => return Ok(()),
             Err(error) => return Err(ServeError::Opening(Box::new(error))),
         };

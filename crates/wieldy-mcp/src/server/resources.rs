@@ -1,4 +1,4 @@
-//! Artifacts as resources: the whole output of a call, for whoever its tenant is.
+//! Offers artifacts as MCP resources: the whole output of a call, for callers of its tenant.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -15,21 +15,21 @@ use super::Shared;
 use super::catalogue::page;
 use crate::convert::{self, ARTIFACT_SCHEME};
 
-/// How many artifacts are listed; older ones can still be read.
+/// Maximum number of listed artifacts. Older ones can still be read.
 const RECENT_MAX: usize = 1000;
-/// Under this name a part of an artifact says which part it is, in its `_meta`.
+/// The `_meta` key that says which part of an artifact this is.
 const META_PART: &str = "wieldy/part";
-/// What is written into an artifact does not change; but it may be taken away.
+/// The time for which a client may cache a resource. An artifact never changes, but it may be deleted.
 const FRESH_MS: u64 = 60_000;
 
-/// The artifacts that results named lately.
+/// The artifacts that recent results named.
 #[derive(Default)]
-pub(crate) struct Recent {
+pub(crate) struct RecentArtifacts {
     named: Mutex<VecDeque<(ArtifactId, Option<String>)>>,
 }
 
-impl Recent {
-    /// Remembers that a caller was told of an artifact.
+impl RecentArtifacts {
+    /// Records that a result named an artifact to a caller.
     pub(crate) fn add(&self, id: ArtifactId, caller: &Caller) {
         let mut named = self.named.lock().expect("no code panics while it holds the names");
         if named.iter().any(|(other, _)| *other == id) {
@@ -47,7 +47,7 @@ impl Recent {
     }
 }
 
-/// The answer to `resources/list`: the oldest first, as their ids are.
+/// Returns the result of `resources/list`, oldest first, which is the order of the ids.
 pub(crate) fn list(
     shared: &Shared,
     caller: &Caller,
@@ -69,7 +69,7 @@ pub(crate) fn list(
     Ok(ListResourcesResult { resources, next_cursor, ttl_ms, cache_scope, ..ListResourcesResult::default() })
 }
 
-/// The answer to `resources/templates/list`.
+/// Returns the result of `resources/templates/list`.
 pub(crate) fn templates() -> ListResourceTemplatesResult {
     let template = ResourceTemplate::new(format!("{ARTIFACT_SCHEME}{{id}}{{?offset,length}}"), "artifact")
         .with_title("The whole output of a call")
@@ -79,12 +79,12 @@ pub(crate) fn templates() -> ListResourceTemplatesResult {
     ListResourceTemplatesResult { resource_templates: vec![template], ..ListResourceTemplatesResult::default() }
 }
 
-/// The answer to `resources/read`: the artifact, or as much of it as is given at once.
+/// Returns the result of `resources/read`: the artifact, or as much of it as one response may have.
 pub(crate) async fn read(shared: &Shared, caller: Arc<Caller>, uri: String) -> Result<ReadResourceResult, ErrorData> {
     let none = || ErrorData::resource_not_found("there is no such resource", Some(json!({"uri": uri})));
     let part = parse(&uri).map_err(|wrong| match wrong {
-        Wrong::Address => none(),
-        Wrong::Part => ErrorData::invalid_params("`offset` and `length` are numbers of bytes", None),
+        UriError::Address => none(),
+        UriError::Part => ErrorData::invalid_params("`offset` and `length` are numbers of bytes", None),
     })?;
     let (artifacts, length_max) = (Arc::clone(shared.executor.artifacts()), shared.options.resource_bytes_max);
     let length = part.length.unwrap_or(u64::MAX).min(length_max);
@@ -101,7 +101,7 @@ pub(crate) async fn read(shared: &Shared, caller: Arc<Caller>, uri: String) -> R
     let is_whole = bytes.len() as u64 == info.kept_bytes;
     let contents = match String::from_utf8(bytes) {
         Ok(text) => ResourceContents::text(text, uri),
-        // A part may begin and end within a character; that is no reason to give bytes for text.
+        // A part may cut a character at either end. It is still text.
         Err(bytes) => match text_within(bytes.as_bytes()).filter(|_| !is_whole) {
             Some(text) => ResourceContents::text(text, uri),
             None => ResourceContents::blob(convert::base64(bytes.as_bytes()), uri)
@@ -113,43 +113,43 @@ pub(crate) async fn read(shared: &Shared, caller: Arc<Caller>, uri: String) -> R
     Ok(result)
 }
 
-/// Which part of which artifact.
+/// A part of an artifact.
 #[derive(Debug, PartialEq)]
-struct Part {
+struct ArtifactPart {
     id: ArtifactId,
     offset: u64,
     length: Option<u64>,
 }
 
 #[derive(Debug, PartialEq)]
-enum Wrong {
+enum UriError {
     Address,
     Part,
 }
 
-fn parse(uri: &str) -> Result<Part, Wrong> {
-    let rest = uri.strip_prefix(ARTIFACT_SCHEME).ok_or(Wrong::Address)?;
+fn parse(uri: &str) -> Result<ArtifactPart, UriError> {
+    let rest = uri.strip_prefix(ARTIFACT_SCHEME).ok_or(UriError::Address)?;
     let (id, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let mut part = Part { id: id.parse().map_err(|_| Wrong::Address)?, offset: 0, length: None };
+    let mut part = ArtifactPart { id: id.parse().map_err(|_| UriError::Address)?, offset: 0, length: None };
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').ok_or(Wrong::Part)?;
-        let value = value.parse().map_err(|_| Wrong::Part)?;
+        let (name, value) = pair.split_once('=').ok_or(UriError::Part)?;
+        let value = value.parse().map_err(|_| UriError::Part)?;
         match name {
             "offset" => part.offset = value,
             "length" => part.length = Some(value),
-            _ => return Err(Wrong::Part),
+            _ => return Err(UriError::Part),
         }
     }
     Ok(part)
 }
 
-/// The text of a part of a longer one, where only characters at its ends are incomplete.
+/// Decodes a part of a longer text, without incomplete characters at its ends.
 fn text_within(bytes: &[u8]) -> Option<String> {
     let start = bytes.iter().take(3).take_while(|byte| **byte & 0b1100_0000 == 0b1000_0000).count();
     let text = &bytes[start..];
     match std::str::from_utf8(text) {
         Ok(text) => Some(text.to_owned()),
-        // No length: the input ended before the character did.
+        // No length means that the input ends within a character.
         Err(error) if error.error_len().is_none() => {
             Some(String::from_utf8_lossy(&text[..error.valid_up_to()]).into_owned())
         }
@@ -175,11 +175,11 @@ mod tests {
     fn an_address_names_an_artifact_and_a_part_of_it() {
         let id = ArtifactId::next();
         let at = |rest: &str| parse(&format!("wieldy://artifact/{}{rest}", id.bare()));
-        assert_eq!(at(""), Ok(Part { id, offset: 0, length: None }));
-        assert_eq!(at("?offset=5&length=7"), Ok(Part { id, offset: 5, length: Some(7) }));
-        assert_eq!(at("?offset=-5"), Err(Wrong::Part));
-        assert_eq!(at("?what=5"), Err(Wrong::Part));
-        assert_eq!(at("/../x"), Err(Wrong::Address));
-        assert_eq!(parse("file:///etc/passwd"), Err(Wrong::Address));
+        assert_eq!(at(""), Ok(ArtifactPart { id, offset: 0, length: None }));
+        assert_eq!(at("?offset=5&length=7"), Ok(ArtifactPart { id, offset: 5, length: Some(7) }));
+        assert_eq!(at("?offset=-5"), Err(UriError::Part));
+        assert_eq!(at("?what=5"), Err(UriError::Part));
+        assert_eq!(at("/../x"), Err(UriError::Address));
+        assert_eq!(parse("file:///etc/passwd"), Err(UriError::Address));
     }
 }

@@ -1,23 +1,23 @@
-//! A look at a message that is too long to be kept: whose answer it waits for, and which tool it calls.
+//! Extracts the request id and the tool name from a message that is too long to be stored.
 
 use rmcp::model::RequestId;
 use serde_json::Value;
 
-use super::lines::{ID_BYTES_MAX, request_id};
+use super::stdio::{ID_BYTES_MAX, request_id};
 
-/// The maximal length of a text or number that is kept: an id with every character escaped.
+/// Maximum length of a stored token: an id with every character escaped.
 const TOKEN_BYTES_MAX: usize = 6 * ID_BYTES_MAX;
 
-/// How deep the message is looked into: its own keys, and those of `params`.
+/// The depth up to which keys are read: those of the message and of `params`.
 const DEPTH_MAX: usize = 2;
 
-/// Reads a message byte by byte and keeps the few texts of it that tell what it is. What is no JSON tells nothing, and does no harm.
+/// A streaming scanner that stores only the few strings that identify a message. Input that is not JSON yields nothing.
 #[derive(Default)]
 pub(super) struct Scan {
     depth: usize,
-    /// The objects and arrays that the next byte is in, from the outside.
-    levels: [Level; DEPTH_MAX],
-    /// The text or number that is being read, unless it is too long.
+    /// The enclosing objects and arrays of the next byte, outermost first.
+    levels: [Nesting; DEPTH_MAX],
+    /// The current string or number. `None` if it is too long.
     token: Option<Vec<u8>>,
     is_text: bool,
     is_escaped: bool,
@@ -27,28 +27,28 @@ pub(super) struct Scan {
 }
 
 #[derive(Default)]
-struct Level {
+struct Nesting {
     is_object: bool,
-    /// The key whose value comes next; none where a key comes next.
+    /// The key whose value comes next. `None` if a key comes next.
     key: Option<Value>,
-    /// The last text that may turn out to be a key.
+    /// The last string, which may turn out to be a key.
     text: Option<Value>,
 }
 
 impl Scan {
-    /// Reads on.
+    /// Scans the next bytes.
     pub(super) fn push(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.push_one(*byte);
         }
     }
 
-    /// Returns the id of the request, if the message is one.
+    /// Returns the id if the message is a request.
     pub(super) fn id(&self) -> Option<RequestId> {
         request_id(self.id.as_ref()?).filter(|_| self.method.is_some())
     }
 
-    /// Returns the name of the tool, if the message is a call of one.
+    /// Returns the tool's name if the message is a call.
     pub(super) fn tool(&self) -> Option<&str> {
         let is_call = self.method.as_ref().is_some_and(|method| method == "tools/call");
         self.name.as_ref().filter(|_| is_call)?.as_str()
@@ -76,7 +76,7 @@ impl Scan {
             b'{' | b'[' => {
                 self.depth += 1;
                 if let Some(level) = self.level() {
-                    *level = Level { is_object: byte == b'{', ..Level::default() };
+                    *level = Nesting { is_object: byte == b'{', ..Nesting::default() };
                 }
             }
             b'}' | b']' => {
@@ -102,7 +102,7 @@ impl Scan {
         }
     }
 
-    fn level(&mut self) -> Option<&mut Level> {
+    fn level(&mut self) -> Option<&mut Nesting> {
         self.depth.checked_sub(1).and_then(|at| self.levels.get_mut(at))
     }
 
@@ -115,7 +115,7 @@ impl Scan {
         }
     }
 
-    /// Takes the text or number that is over.
+    /// Handles the end of a string or number.
     fn take(&mut self) {
         let Some(token) = self.token.take().filter(|_| self.depth <= DEPTH_MAX) else { return };
         let Ok(value) = serde_json::from_slice::<Value>(&token) else { return };

@@ -1,4 +1,5 @@
-//! A session of a client up to revision 2025-11-25: whose it is, what the client can do, and what is open in it.
+//! An HTTP session of a client up to revision 2025-11-25: its owner, the client's capabilities, and its open calls,
+//! questions and streams.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,45 +13,45 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::Caller;
 
-use super::client;
-use super::stream::{EventId, Stream};
+use super::peer;
+use super::stream::{EventId, EventStream};
 
-/// How long a session is kept of which nothing is heard.
+/// The longest time that an idle session is stored.
 const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
-/// How many streams are kept after their end, for clients that come back for the answer: of those that were read to their end,
-/// and of the others.
+/// Maximum number of ended streams that are stored for clients that come back for the response: of those that were read
+/// to the end, and of the others.
 const READ_MAX: usize = 4;
 const UNREAD_MAX: usize = 64;
-/// What the ids of our questions begin with.
+/// The prefix of our request ids.
 const QUESTION: &str = "wieldy-";
 
-/// A session.
+/// An HTTP session.
 pub(crate) struct Session {
-    /// Who began it, as the door knows it.
+    /// The caller that began it, as the door knows it.
     pub(crate) owner: Arc<Caller>,
-    /// The same, calling in this session.
+    /// The same caller, with this session's id.
     pub(crate) caller: Arc<Caller>,
     pub(crate) can_ask: bool,
     pub(crate) knows_tasks: bool,
-    /// Whether several messages may come in one request.
+    /// True if one request may carry a batch of messages.
     pub(crate) takes_several: bool,
-    /// Cancelled when it is over.
+    /// Cancelled when the session is over.
     pub(crate) over: CancellationToken,
-    open: Mutex<Open>,
+    open: Mutex<SessionState>,
     numbers: AtomicU64,
 }
 
-struct Open {
+struct SessionState {
     heard: Instant,
-    /// The calls that are not answered.
+    /// The open calls.
     calls: HashMap<RequestId, (u64, CancellationToken)>,
-    /// The questions that are not answered.
+    /// The open questions.
     questions: HashMap<u64, oneshot::Sender<Value>>,
-    /// The streams that clients may come back to, oldest first.
-    streams: VecDeque<Arc<Stream>>,
-    /// The streams on which it hears what it did not ask for, oldest first.
+    /// The streams that the client may resume, oldest first.
+    streams: VecDeque<Arc<EventStream>>,
+    /// The open streams for server notifications, oldest first.
     listening: Vec<u64>,
-    /// Up to which change of the tools it was told, once it has listened.
+    /// The number of the last tool list change that was sent. `None` before the first stream.
     told: Option<u64>,
 }
 
@@ -63,10 +64,10 @@ impl Session {
             caller: Arc::new(Caller { session: Some(id), ..(*owner).clone() }),
             owner,
             over: CancellationToken::new(),
-            can_ask: client::can_ask(capabilities),
+            can_ask: peer::can_ask(capabilities),
             knows_tasks: capabilities.supports_tasks(),
-            takes_several: super::unanswered::takes_several(revision),
-            open: Mutex::new(Open {
+            takes_several: super::pending::takes_several(revision),
+            open: Mutex::new(SessionState {
                 heard: Instant::now(),
                 calls: HashMap::new(),
                 questions: HashMap::new(),
@@ -78,33 +79,33 @@ impl Session {
         }
     }
 
-    /// Its name.
+    /// Returns the session id.
     pub(crate) fn id(&self) -> &str {
         self.caller.session.as_deref().unwrap_or_default()
     }
 
-    /// Whether this is who began it, with the very rights that he had.
+    /// Returns true if this is the caller that began the session, with the same rights.
     pub(crate) fn is_of(&self, caller: &Arc<Caller>) -> bool {
         Arc::ptr_eq(&self.owner, caller) || self.owner == *caller
     }
 
-    /// Something was heard of it.
+    /// Records a sign of life.
     pub(crate) fn hear(&self) {
         self.open().heard = Instant::now();
     }
 
-    /// Whether nothing was heard of it for too long.
+    /// Returns true if the session was idle for too long.
     pub(crate) fn is_idle(&self) -> bool {
         self.quiet_since().is_some_and(|heard| heard.elapsed() > IDLE_MAX)
     }
 
-    /// Notes a call, unless there are too many, one with this id, or nobody wants answers any more.
+    /// Registers a call. Fails if the session is over, has too many open calls, or has one with this id.
     pub(crate) fn begin(
         self: &Arc<Self>,
         id: RequestId,
         gone: CancellationToken,
         calls_max: usize,
-    ) -> Result<Noted, &'static str> {
+    ) -> Result<OpenCall, &'static str> {
         let mut open = self.open();
         if self.over.is_cancelled() {
             return Err("the session is over");
@@ -117,14 +118,14 @@ impl Session {
         }
         let number = self.number();
         open.calls.insert(id.clone(), (number, gone));
-        Ok(Noted { session: Arc::clone(self), id, number })
+        Ok(OpenCall { session: Arc::clone(self), id, number })
     }
 
-    /// Takes a call away; says whether its answer is still wanted.
+    /// Removes a call. Returns true if its response is still wanted.
     fn end(&self, id: &RequestId, number: u64) -> bool {
         let mut open = self.open();
         open.heard = Instant::now();
-        // After it was cancelled, its client may have used the id for another one.
+        // After a cancellation the client may have reused the id.
         let is_wanted = open.calls.get(id).is_some_and(|(known, _)| *known == number);
         if is_wanted {
             open.calls.remove(id);
@@ -132,33 +133,33 @@ impl Session {
         is_wanted
     }
 
-    /// When something was heard of it last, if nothing is open in it.
+    /// Returns the time of the last sign of life, or `None` while a call is open.
     pub(crate) fn quiet_since(&self) -> Option<Instant> {
         let open = self.open();
         open.calls.is_empty().then_some(open.heard)
     }
 
-    /// Ends a call at its client's wish, if there is one of this id.
+    /// Cancels a call at the client's request.
     pub(crate) fn cancel(&self, id: &RequestId) {
         if let Some((_, call)) = self.open().calls.remove(id) {
             call.cancel();
         }
     }
 
-    /// A number that is used once.
+    /// Returns a number that is unique in the session.
     pub(crate) fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Begins a question.
-    pub(crate) fn ask(self: &Arc<Self>) -> Question {
+    /// Registers a question to the client.
+    pub(crate) fn ask(self: &Arc<Self>) -> OpenQuestion {
         let (sender, answer) = oneshot::channel();
         let number = self.number();
         self.open().questions.insert(number, sender);
-        Question { session: Arc::clone(self), number, answer: Some(answer) }
+        OpenQuestion { session: Arc::clone(self), number, answer: Some(answer) }
     }
 
-    /// Takes an answer to a question of ours, if it is one; without a value where the client could not answer.
+    /// Delivers the client's response to a question. Without a value the client could not answer.
     pub(crate) fn answer(&self, id: &RequestId, value: Option<Value>) {
         let RequestId::String(id) = id else { return };
         let Some(number) = id.strip_prefix(QUESTION).and_then(|number| number.parse().ok()) else { return };
@@ -168,8 +169,8 @@ impl Session {
         }
     }
 
-    /// Keeps a stream that its client may come back to.
-    pub(crate) fn keep(&self, stream: &Arc<Stream>) {
+    /// Stores a stream that the client may resume.
+    pub(crate) fn keep(&self, stream: &Arc<EventStream>) {
         let mut open = self.open();
         if self.over.is_cancelled() {
             return;
@@ -179,7 +180,7 @@ impl Session {
         self.tidy();
     }
 
-    /// Lets go of streams that have ended, where there are too many of them: the oldest first.
+    /// Drops the oldest ended streams if there are too many.
     pub(crate) fn tidy(&self) {
         let mut open = self.open();
         let ends: Vec<Option<bool>> = open.streams.iter().map(|stream| stream.end_is_read()).collect();
@@ -198,22 +199,22 @@ impl Session {
         });
     }
 
-    /// The stream that an event is of.
-    pub(crate) fn stream(&self, event: EventId) -> Option<Arc<Stream>> {
+    /// Returns the stream of an event.
+    pub(crate) fn stream(&self, event: EventId) -> Option<Arc<EventStream>> {
         let open = self.open();
         open.streams.iter().find(|stream| stream.id() == Some(event.stream)).cloned()
     }
 
-    /// Begins a stream on which it hears what it did not ask for; the tools have changed so often by now.
-    pub(crate) fn listen(self: &Arc<Self>, changes: u64) -> Listening {
+    /// Registers a stream for server notifications. `changes` is the number of tool list changes so far.
+    pub(crate) fn listen(self: &Arc<Self>, changes: u64) -> ListeningStream {
         let number = self.number();
         let mut open = self.open();
         open.told.get_or_insert(changes);
         open.listening.push(number);
-        Listening { session: Arc::clone(self), number }
+        ListeningStream { session: Arc::clone(self), number }
     }
 
-    /// Ends everything that is open.
+    /// Ends all open calls, questions and streams.
     pub(crate) fn close(&self) {
         let mut open = self.open();
         self.over.cancel();
@@ -224,40 +225,40 @@ impl Session {
         }
     }
 
-    fn open(&self) -> MutexGuard<'_, Open> {
+    fn open(&self) -> MutexGuard<'_, SessionState> {
         self.open.lock().expect("no code panics while it holds the session")
     }
 }
 
-/// A call that is not answered yet. It is over when this is dropped, whatever became of it.
-pub(crate) struct Noted {
+/// An open call. Dropping it ends it.
+pub(crate) struct OpenCall {
     session: Arc<Session>,
     id: RequestId,
     number: u64,
 }
 
-impl Noted {
-    /// Its end; says whether the answer is still wanted.
+impl OpenCall {
+    /// Ends the call. Returns true if its response is still wanted.
     pub(crate) fn end(self) -> bool {
         self.session.end(&self.id, self.number)
     }
 }
 
-impl Drop for Noted {
+impl Drop for OpenCall {
     fn drop(&mut self) {
         self.session.end(&self.id, self.number);
     }
 }
 
-/// A stream on which a session hears what it did not ask for, until this is dropped.
-pub(crate) struct Listening {
+/// A stream for server notifications, until it is dropped.
+pub(crate) struct ListeningStream {
     session: Arc<Session>,
     number: u64,
 }
 
-impl Listening {
-    /// Whether the client is to be told here that the tools have changed so often. Whatever the number of streams it is told once: on
-    /// the newest, as older ones may be left over from connections that broke.
+impl ListeningStream {
+    /// Returns true if this stream must report this number of changes. Each change is reported once, on the newest
+    /// stream: older ones may belong to broken connections.
     pub(crate) fn takes(&self, changes: u64) -> bool {
         let mut open = self.session.open();
         let takes = open.listening.last() == Some(&self.number) && open.told.is_none_or(|told| told < changes);
@@ -273,20 +274,20 @@ impl Listening {
     }
 }
 
-impl Drop for Listening {
+impl Drop for ListeningStream {
     fn drop(&mut self) {
         self.session.open().listening.retain(|number| *number != self.number);
     }
 }
 
-/// A question whose answer is awaited.
-pub(crate) struct Question {
+/// An open question.
+pub(crate) struct OpenQuestion {
     session: Arc<Session>,
     number: u64,
     answer: Option<oneshot::Receiver<Value>>,
 }
 
-impl Question {
+impl OpenQuestion {
     pub(crate) fn id(&self) -> String {
         format!("{QUESTION}{}", self.number)
     }
@@ -296,7 +297,7 @@ impl Question {
     }
 }
 
-impl Drop for Question {
+impl Drop for OpenQuestion {
     fn drop(&mut self) {
         self.session.open().questions.remove(&self.number);
     }
@@ -304,18 +305,18 @@ impl Drop for Question {
 
 #[cfg(test)]
 mod tests {
-    use super::super::stream::{Reader, Source};
+    use super::super::stream::{EventSource, StreamReader};
     use super::*;
 
     #[tokio::test]
     async fn of_the_streams_that_ended_those_stay_longest_that_nobody_has_read() {
         let session = Arc::new(Session::new(Arc::new(Caller::local()), &ClientCapabilities::default(), "2025-06-18"));
         for number in 0..2 * (READ_MAX + 2) {
-            let stream = Arc::new(Stream::new(Some(Arc::clone(&session))));
+            let stream = Arc::new(EventStream::new(Some(Arc::clone(&session))));
             session.keep(&stream);
             stream.end(None);
             if number % 2 == 0 {
-                assert_eq!(Reader::new(stream, CancellationToken::new(), None).next().await, None);
+                assert_eq!(StreamReader::new(stream, CancellationToken::new(), None).next().await, None);
             }
         }
         session.tidy();
@@ -323,7 +324,7 @@ mod tests {
         let count = |is_read| ends().iter().filter(|end| **end == Some(is_read)).count();
         assert_eq!((count(true), count(false)), (READ_MAX, READ_MAX + 2));
         for _ in 0..UNREAD_MAX {
-            let stream = Arc::new(Stream::new(Some(Arc::clone(&session))));
+            let stream = Arc::new(EventStream::new(Some(Arc::clone(&session))));
             session.keep(&stream);
             stream.end(None);
         }
@@ -354,7 +355,7 @@ mod tests {
             (r#"{"elicitation":{"form":{},"url":{}}}"#, true),
         ] {
             let client: ClientCapabilities = serde_json::from_str(capabilities).unwrap();
-            assert_eq!(client::can_ask(&client), can_ask, "{capabilities}");
+            assert_eq!(peer::can_ask(&client), can_ask, "{capabilities}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What the client of one HTTP request hears before and with its answer, as a stream of events. Events are kept for a client
-//! whose connection broke: it comes back and names the last one that it has seen.
+//! The SSE stream of one HTTP request: the messages before the response, and the response. Events are stored so that a
+//! client whose connection broke can resume after the last event it has seen.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -14,54 +14,54 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::Shared;
-use super::session::{Listening, Session};
+use super::session::{ListeningStream, Session};
 
-/// How many events are kept; of more, the client is told the last ones. The answer is the very last.
+/// Maximum number of stored events. The oldest are dropped first, so the response, which is last, stays.
 const EVENTS_MAX: usize = 256;
-/// After how long without an event a client is told that we are still there.
+/// The interval of keep-alives on a quiet stream.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const ALIVE: &[u8] = b":\n\n";
-/// After how long a client whose connection broke may come back.
+/// The reconnection delay that clients are told (`retry`).
 const COME_BACK: Duration = Duration::from_secs(1);
 
-/// The events of one request.
-pub(crate) struct Stream {
-    /// Whose request it is, where there are sessions: only then can questions be asked, and events be asked for again.
+/// The event stream of one request.
+pub(crate) struct EventStream {
+    /// The session, and the stream's number in it. Only with a session can questions be asked and events be resumed.
     session: Option<(Arc<Session>, u64)>,
-    state: Mutex<State>,
+    state: Mutex<StreamState>,
     changed: Notify,
 }
 
-struct State {
+struct StreamState {
     events: VecDeque<Bytes>,
-    /// The number of the first event that is kept. They are counted from 1 on: 0 stands for having seen none.
+    /// The number of the first stored event. Numbers begin at 1. 0 means that no event was seen.
     first: u64,
     is_over: bool,
-    /// Whether somebody has read it to its end.
+    /// True if the stream was read to its end.
     is_read: bool,
 }
 
-impl Stream {
+impl EventStream {
     pub(crate) fn new(session: Option<Arc<Session>>) -> Self {
         let session = session.map(|session| {
             let id = session.number();
             (session, id)
         });
-        let state = State { events: VecDeque::new(), first: 1, is_over: false, is_read: false };
+        let state = StreamState { events: VecDeque::new(), first: 1, is_over: false, is_read: false };
         Self { session, state: Mutex::new(state), changed: Notify::new() }
     }
 
-    /// Under which number its session knows it.
+    /// Returns the stream's number in its session.
     pub(crate) fn id(&self) -> Option<u64> {
         self.session.as_ref().map(|(_, id)| *id)
     }
 
-    /// Tells the client something.
+    /// Sends a notification.
     pub(crate) fn tell(&self, method: &str, params: &impl Serialize) {
         self.push(&json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string());
     }
 
-    /// Asks the client something. Nothing where it cannot be asked, or answers that it could not.
+    /// Sends a request to the client. Returns `None` if the client cannot be asked or answers with an error.
     pub(crate) fn ask(
         &self,
         method: &str,
@@ -74,7 +74,7 @@ impl Stream {
         async move { asked?.answer().await }
     }
 
-    /// The end, with the answer where there is still one wanted.
+    /// Ends the stream, with the response if it is still wanted.
     pub(crate) fn end(&self, answer: Option<&Bytes>) {
         if let Some(answer) = answer.and_then(|answer| std::str::from_utf8(answer).ok()) {
             self.push(answer);
@@ -86,18 +86,18 @@ impl Stream {
         }
     }
 
-    /// Whether somebody has read it to its end; nothing where it has none yet.
+    /// Returns whether the stream was read to its end. `None` before its end.
     pub(crate) fn end_is_read(&self) -> Option<bool> {
         let state = self.state();
         state.is_over.then_some(state.is_read)
     }
 
-    /// Whether there was anything to tell.
+    /// Returns true if there was any event.
     pub(crate) fn is_begun(&self) -> bool {
         !self.state().events.is_empty()
     }
 
-    /// Waits until there is anything to tell.
+    /// Waits until there is an event.
     pub(crate) async fn begun(&self) {
         let mut changed = pin!(self.changed.notified());
         while !self.is_begun() {
@@ -106,7 +106,7 @@ impl Stream {
         }
     }
 
-    /// One message as an event. What is written as JSON has no line breaks in it.
+    /// Appends a message as an event. Serialized JSON has no line breaks.
     fn push(&self, message: &str) {
         let mut state = self.state();
         let at = state.first + state.events.len() as u64;
@@ -122,15 +122,15 @@ impl Stream {
         self.changed.notify_waiters();
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, StreamState> {
         self.state.lock().expect("no code panics while it holds the events")
     }
 }
 
-/// Sees to it that a stream has an end, whatever became of the answer.
-pub(crate) struct Ending(pub(crate) Arc<Stream>);
+/// Ends a stream when dropped, in case the response never came.
+pub(crate) struct EndOnDrop(pub(crate) Arc<EventStream>);
 
-impl Drop for Ending {
+impl Drop for EndOnDrop {
     fn drop(&mut self) {
         if self.0.end_is_read().is_none() {
             self.0.end(None);
@@ -138,7 +138,7 @@ impl Drop for Ending {
     }
 }
 
-/// Names an event: the stream, and its place in it.
+/// The id of an event: its stream, and its number in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct EventId {
     pub(crate) stream: u64,
@@ -146,7 +146,7 @@ pub(crate) struct EventId {
 }
 
 impl EventId {
-    /// What a client names, if it is one of ours.
+    /// Parses an event id of ours.
     pub(crate) fn of(text: &str) -> Option<Self> {
         let (stream, at) = text.strip_prefix("call-")?.split_once('-')?;
         Some(Self { stream: stream.parse().ok()?, at: at.parse().ok()? })
@@ -159,30 +159,31 @@ impl std::fmt::Display for EventId {
     }
 }
 
-/// Where the events of one connection come from.
-pub(crate) trait Source: Send + Sync + 'static {
-    /// The next event, as it is written; nothing at the end.
+/// A source of SSE events for one connection.
+pub(crate) trait EventSource: Send + Sync + 'static {
+    /// Returns the next event in SSE format, or `None` at the end.
     fn next(&mut self) -> impl Future<Output = Option<Bytes>> + Send + Sync;
 }
 
 /// Reads a stream for one connection.
-pub(crate) struct Reader {
-    stream: Arc<Stream>,
-    /// What it is told before anything else.
+pub(crate) struct StreamReader {
+    stream: Arc<EventStream>,
+    /// An event that comes before all others.
     greeting: Option<Bytes>,
     next: u64,
     stop: CancellationToken,
-    /// Cancels the call of a client that hangs up, where that means so.
+    /// Cancels the call when the client disconnects, in revisions where that is how to cancel.
     _until_hung_up: Option<DropGuard>,
 }
 
-impl Reader {
+impl StreamReader {
     /// Reads from the beginning, until `stop`.
-    pub(crate) fn new(stream: Arc<Stream>, stop: CancellationToken, until_hung_up: Option<DropGuard>) -> Self {
+    pub(crate) fn new(stream: Arc<EventStream>, stop: CancellationToken, until_hung_up: Option<DropGuard>) -> Self {
         Self { stream, greeting: None, next: 1, stop, _until_hung_up: until_hung_up }
     }
 
-    /// The same for a client that wants to know from the first moment on what it can come back to, and when.
+    /// Begins with an event without data that has an id and a `retry` delay, so that the client can resume from the
+    /// first moment.
     pub(crate) fn greeting(mut self) -> Self {
         self.greeting = self.stream.id().map(|stream| {
             let id = EventId { stream, at: 0 };
@@ -191,14 +192,14 @@ impl Reader {
         self
     }
 
-    /// Reads what comes after the event of this number.
+    /// Continues after the event with this number.
     pub(crate) fn after(mut self, seen: u64) -> Self {
         self.next = seen.saturating_add(1);
         self
     }
 }
 
-impl Source for Reader {
+impl EventSource for StreamReader {
     async fn next(&mut self) -> Option<Bytes> {
         if let Some(greeting) = self.greeting.take() {
             return Some(greeting);
@@ -226,14 +227,14 @@ impl Source for Reader {
     }
 }
 
-/// What a session is told that asked for nothing in particular: that there are other tools now.
-pub(crate) struct Changes {
+/// The stream of server notifications of a session: changes of the tool list.
+pub(crate) struct ToolChanges {
     tools: watch::Receiver<u64>,
-    listening: Listening,
+    listening: ListeningStream,
     stop: CancellationToken,
 }
 
-impl Changes {
+impl ToolChanges {
     pub(crate) fn new(shared: &Shared, session: &Arc<Session>, stop: CancellationToken) -> Self {
         let mut tools = shared.executor.registry().changes();
         let listening = session.listen(*tools.borrow_and_update());
@@ -241,10 +242,10 @@ impl Changes {
     }
 }
 
-impl Source for Changes {
+impl EventSource for ToolChanges {
     async fn next(&mut self) -> Option<Bytes> {
         loop {
-            // Also what came while there was no stream, or what a newer one left untold.
+            // This also covers changes without an open stream, or left unsent by a newer stream.
             let changes = *self.tools.borrow_and_update();
             if self.listening.takes(changes) {
                 let message = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
@@ -275,12 +276,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn whoever_comes_late_is_told_the_last_events_and_the_answer() {
-        let stream = Arc::new(Stream::new(None));
+        let stream = Arc::new(EventStream::new(None));
         for n in 0..EVENTS_MAX + 10 {
             stream.tell("n", &n);
         }
         stream.end(Some(&Bytes::from_static(b"{}")));
-        let mut reader = Reader::new(Arc::clone(&stream), CancellationToken::new(), None);
+        let mut reader = StreamReader::new(Arc::clone(&stream), CancellationToken::new(), None);
         let mut seen = Vec::new();
         while let Some(event) = reader.next().await {
             seen.push(String::from_utf8(event.to_vec()).unwrap());
@@ -292,9 +293,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_hears_nothing_for_long_is_told_that_we_are_there() {
-        let stream = Arc::new(Stream::new(None));
+        let stream = Arc::new(EventStream::new(None));
         let stop = CancellationToken::new();
-        let mut reader = Reader::new(Arc::clone(&stream), stop.clone(), None);
+        let mut reader = StreamReader::new(Arc::clone(&stream), stop.clone(), None);
         assert_eq!(reader.next().await.as_deref(), Some(&b":\n\n"[..]));
         stop.cancel();
         assert_eq!(reader.next().await, None);

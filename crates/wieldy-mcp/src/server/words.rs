@@ -1,18 +1,18 @@
-//! Words of questions and of tools: how texts are taken apart, and which words mean the same.
+//! Splits queries and tool texts into words, stems them, and expands synonyms.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-/// Words of a question that tell nothing of the tool that is wanted.
+/// Stop words: words of a query that say nothing about the wanted tool.
 const STOP_WORDS: &str = "a about all an and any are at be been by can could did do does for from give given had has have how i if in \
                           into is it its just let like may me my need of on one only or our out please should so some still tell than \
                           that the their them then there these they this those to too use using want was we were what when which who \
                           will with would you your";
 
-/// How much a synonym counts beside a word of the question itself.
+/// The weight of a synonym. A word of the query weighs 1.
 const SYNONYM: f64 = 0.5;
 
-/// Words of users and of the trade, and the words that tools use for the same. A word may be in several lines.
+/// Words of users and of the trade, and the words that tools use for them. A word may be in several lines.
 const SYNONYMS: [(&str, &str); 36] = [
     (
         "execute exec launch invoke terminal shell sh zsh console script program start cli subprocess system",
@@ -103,7 +103,7 @@ const SYNONYMS: [(&str, &str); 36] = [
     ("query filter", "find search"),
 ];
 
-/// For each stem of a user's word, the stems of the words that tools use.
+/// The stems of the tools' words for each stem of a user's word.
 static MEANINGS: LazyLock<HashMap<String, Vec<String>>> = LazyLock::new(|| {
     let mut meanings: HashMap<String, Vec<String>> = HashMap::new();
     for (theirs, ours) in SYNONYMS {
@@ -119,7 +119,7 @@ static MEANINGS: LazyLock<HashMap<String, Vec<String>>> = LazyLock::new(|| {
 
 static STOPS: LazyLock<Vec<String>> = LazyLock::new(|| words(STOP_WORDS).collect());
 
-/// Returns the stems of a query with their weights: its own words, without those that tell nothing, and their synonyms.
+/// Returns the stems of a query with their weights: its own words without stop words, and their synonyms.
 pub(super) fn expand(query: &str) -> Vec<(String, f64)> {
     let mut own: Vec<String> = words(query).collect();
     own.sort_unstable();
@@ -128,12 +128,12 @@ pub(super) fn expand(query: &str) -> Vec<(String, f64)> {
         own.retain(|word| !STOPS.contains(word));
     }
     let mut wanted: Vec<(String, f64)> = own.iter().map(|word| (word.clone(), 1.0)).collect();
-    // A pattern is a question for what matches it.
+    // A pattern asks for its matches.
     let star = query.contains('*').then(|| stem("star"));
     for theirs in own.iter().chain(&star) {
         for word in MEANINGS.get(theirs).into_iter().flatten() {
             match wanted.iter_mut().find(|(known, _)| known == word) {
-                // Two words that mean the same make it sure.
+                // Two words with the same synonym make it as sure as a word of the query.
                 Some((_, weight)) => *weight = (*weight + SYNONYM).min(1.0),
                 None => wanted.push((word.clone(), SYNONYM)),
             }
@@ -142,7 +142,7 @@ pub(super) fn expand(query: &str) -> Vec<(String, f64)> {
     wanted
 }
 
-/// Returns the stems of the words of a text: `readFile`, `read_file` and `Read-Files` have the same two.
+/// Returns the stems of the words of a text. `readFile`, `read_file` and `Read-Files` have the same two.
 pub(super) fn words(text: &str) -> impl Iterator<Item = String> {
     let mut spaced = String::with_capacity(text.len() + 8);
     let mut was_lower = false;
@@ -157,9 +157,9 @@ pub(super) fn words(text: &str) -> impl Iterator<Item = String> {
     words.into_iter()
 }
 
-/// Returns a word without the endings that many have, so that `files` finds `file` and `running` finds `run`.
+/// Removes common endings from a word, so that `files` finds `file` and `running` finds `run`.
 fn stem(word: &str) -> String {
-    // An abbreviation would be the plural of something else: of a state without its last letter.
+    // Without this rule `stats` would get the stem of `state`.
     if ["stats", "statistics", "statistic"].contains(&word) {
         return "statistic".into();
     }
@@ -173,7 +173,7 @@ fn stem(word: &str) -> String {
     let word = plural.filter(long_enough).unwrap_or(word);
     let verb = ["ing", "ed"].iter().find_map(|end| word.strip_suffix(end)).filter(long_enough);
     let Some(verb) = verb else { return word.strip_suffix('e').filter(long_enough).unwrap_or(word).to_owned() };
-    // `running` has one letter more than `run`; `calling` has none more than `call`.
+    // `running` doubles the last letter of `run`. `calling` does not double that of `call`.
     let mut letters = verb.chars().rev();
     let is_doubled = matches!((letters.next(), letters.next()), (Some(last), Some(before))
         if last == before && !"aeioulsz".contains(last));

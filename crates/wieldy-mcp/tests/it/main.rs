@@ -1,4 +1,4 @@
-//! What `wieldy-mcp` promises, tried.
+//! Integration tests of `wieldy-mcp`.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
 mod client;

@@ -24,9 +24,9 @@ use self::server::{CONNECT, Server, told};
 use crate::database::{Database, Dialect, EachRow, Source, Value, Words, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
-use crate::ledger::Draft;
+use crate::hash_chain::Head;
 use crate::migrations::{self, Migration};
-use crate::trail::Head;
+use crate::projection::Draft;
 
 /// The number of latest records that are scanned for words before the full-text index is used.
 const LATEST: i64 = 50_000;

@@ -46,7 +46,7 @@ impl ToSql for Value {
     }
 
     fn accepts(_: &Type) -> bool {
-        true // each kind of value looks for itself
+        true // each type checks itself
     }
 
     to_sql_checked!();

@@ -15,8 +15,8 @@ use crate::claim::RELEASE;
 use crate::database::{Database, Value};
 use crate::error::StoreError;
 use crate::failpoint;
-use crate::ledger::{AnswerChange, CallRow, Draft};
-use crate::trail::Head;
+use crate::hash_chain::Head;
+use crate::projection::{AnswerChange, CallRow, Draft};
 
 /// The number of lost races after which a writer locks the trail.
 const QUICKER_MAX: usize = 2;

@@ -1,7 +1,7 @@
 //! The history in a SQLite file: no server, one writer at a time, any number of readers.
 
 mod checkpoint;
-mod life;
+mod liveness;
 mod search;
 mod write;
 
@@ -14,15 +14,15 @@ use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, OpenFlags, ToSql, TransactionBehavior};
 
 use checkpoint::Checkpoint;
-use life::Life;
+use liveness::Life;
 
 use crate::database::{Database, Dialect, EachRow, Row, Source, Value, Words, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
-use crate::ledger::Draft;
-use crate::log::{LeftLog, Log};
+use crate::hash_chain::Head;
 use crate::migrations::{self, Migration};
-use crate::trail::Head;
+use crate::projection::Draft;
+use crate::wal::{LeftLog, Log};
 
 /// The longest wait for another process that writes.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -178,7 +178,7 @@ fn unusable(path: &Path, error: &std::io::Error) -> StoreError {
 
 fn opened(path: &Path, error: &rusqlite::Error) -> StoreError {
     // On a full disk SQLite fails in several ways, some of which do not say why.
-    let full = life::check_room(path).err();
+    let full = liveness::check_room(path).err();
     full.unwrap_or_else(|| told(&format!("cannot use the history `{}`", path.display()), error))
 }
 
@@ -250,7 +250,7 @@ impl Database for Sqlite {
     fn show_life(&mut self, instance: &str) -> Result<(), StoreError> {
         // A second lock of the same file would wait for the first.
         if self.life.is_none() {
-            life::check_room(&self.path)?;
+            liveness::check_room(&self.path)?;
             let life = Life::begin(&self.path, instance).map_err(|error| unusable(&self.path, &error))?;
             self.life = Some(life);
         }
@@ -264,7 +264,7 @@ impl Database for Sqlite {
     }
 
     fn lives(&mut self, instance: &str) -> Result<bool, StoreError> {
-        life::is_there(&self.path, instance).map_err(|error| unusable(&self.path, &error))
+        liveness::is_there(&self.path, instance).map_err(|error| unusable(&self.path, &error))
     }
 
     fn log(&mut self, task_ttl: i64) -> Result<Option<Log>, StoreError> {
@@ -273,7 +273,7 @@ impl Database for Sqlite {
     }
 
     fn left(&mut self, patience: Duration) -> Result<Vec<LeftLog>, StoreError> {
-        life::left(&self.path, patience).map_err(|error| unusable(&self.path, &error))
+        liveness::left(&self.path, patience).map_err(|error| unusable(&self.path, &error))
     }
 
     fn relax(&mut self, relaxed: bool) -> Result<(), StoreError> {

@@ -8,8 +8,8 @@ use crate::audit::from_hex;
 use crate::claim::RELEASE;
 use crate::error::StoreError;
 use crate::failpoint;
-use crate::ledger::{AnswerChange, CallRow, Draft};
-use crate::trail::Head;
+use crate::hash_chain::Head;
+use crate::projection::{AnswerChange, CallRow, Draft};
 
 pub(super) fn write(
     connection: &mut Connection,

@@ -1,5 +1,5 @@
-// Makes the wall clock wrong for the program that it is loaded into: WIELDY_TEST_CLOCK=FIRST,LATER,FILE are the seconds that are
-// added to it, the second ones once there is that file.
+// Shifts the wall clock of a program that loads it by the seconds of WIELDY_TEST_CLOCK=FIRST,LATER,FILE: by FIRST, and
+// by LATER once FILE exists.
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

@@ -27,8 +27,8 @@ fn keyed(tool: &str) -> Call {
     Call::new(tool, json!({})).with(options)
 }
 
-/// Three tools that note each run in the folder: `pay` has an effect, `put` may be repeated, `look` only reads. Each waits for
-/// the file `go`.
+/// Returns three tools that note each run in the folder: `pay` has an effect, `put` may be repeated, `look` only reads.
+/// Each waits for the file `go`.
 fn tools(folder: &Path) -> Vec<SharedTool> {
     let specs =
         [ToolSpec::new("pay", ""), ToolSpec::new("put", "").idempotent(), ToolSpec::new("look", "").read_only()];
@@ -55,7 +55,7 @@ fn runs(folder: &Path, tool: &str) -> usize {
     names.filter(|name| name.starts_with(&format!("{tool}-"))).count()
 }
 
-/// Another process that makes the keyed call once it is started; it lives until it is killed, or has its answer.
+/// Another process that makes the keyed call. It lives until it is killed or has its answer.
 struct Other(Child);
 
 impl Other {
@@ -78,7 +78,7 @@ impl Drop for Other {
     }
 }
 
-/// On its own it has nothing to do.
+/// The other process, which does nothing when it runs as a test.
 #[test]
 fn other_process() {
     let Ok(address) = std::env::var("WIELDY_CLAIMS") else { return };
@@ -95,7 +95,7 @@ fn other_process() {
     journal.close();
 }
 
-/// A process that runs the keyed call, and has begun to.
+/// Starts a process and waits until it runs the keyed call.
 async fn running(place: &Place, tool: &str) -> Other {
     let other = Other::start(place, tool);
     until("the other process runs the call", async || runs(place.folder.path(), tool) == 1).await;
@@ -110,7 +110,7 @@ async fn a_key_that_runs_in_another_process_is_waited_for_and_its_result_is_give
         let executor = here.executor.clone();
         async move { executor.call(keyed("pay")).await }
     });
-    // Long enough to have run, were it not for the claim.
+    // Without the claim, the call would have run within this time.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(!waiting.is_finished());
     fs::write(folder.join("go"), "").unwrap();
@@ -125,7 +125,7 @@ async fn a_key_that_runs_in_another_process_is_waited_for_and_its_result_is_give
     assert_eq!(place.check().open, 0);
 }
 
-/// The number 0 as the database prints it.
+/// Returns the number 0 as the database prints it.
 fn none(place: &Place) -> String {
     if place.is_postgres() { "0".into() } else { "Integer(0)".into() }
 }
@@ -169,7 +169,7 @@ async fn a_key_with_other_arguments_is_refused_in_every_process(place: Place) {
     let other = Call { arguments: Arc::new(json!({"amount": 2})), ..keyed("pay") };
     let refused = second.executor.call(other).await;
     assert_eq!(refused.error.map(|error| error.code), Some(Code::ValidationFailed));
-    // The benign twin: the same call gets the same answer.
+    // The same call, with the same arguments, gets the same answer.
     let same = second.executor.call(keyed("pay")).await;
     assert_eq!((same.status, same.cached), (Status::Success, true));
 }

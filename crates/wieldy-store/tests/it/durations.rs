@@ -1,4 +1,4 @@
-//! How long runs took, for clocks that follow them.
+//! The durations of past runs, for dynamic timeouts.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Killed at any moment, also at the worst ones: nothing that was answered is lost, nothing runs twice, and what nobody
-//! knows is said to be unknown. How much of that holds for an answer is what its durability promises.
+//! Executors that are killed at random and at the worst moments: no answered call is lost, none runs twice, and an
+//! unknown outcome is reported as unknown. The durability of a call says how much of that holds for its answer.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
@@ -15,7 +15,7 @@ use crate::world::{Place, shared_server};
 
 const DURABILITIES: [Durability; 3] = [Durability::Strict, Durability::Effects, Durability::Relaxed];
 
-/// Every call in the history, by its id.
+/// Returns every call in the history, by its id.
 fn rows(place: &Place) -> HashMap<String, Execution> {
     let (store, mut rows, mut query) = (place.store(), HashMap::new(), Query::default());
     loop {
@@ -30,7 +30,7 @@ fn rows(place: &Place) -> HashMap<String, Execution> {
     }
 }
 
-/// Whether the history keeps what was promised for an answer.
+/// Returns true if the history keeps what was promised for an answer.
 fn keeps(answer: &str, rows: &HashMap<String, Execution>) -> bool {
     let [id, status, durability, ran, mark] = answer.split(' ').collect::<Vec<_>>().try_into().unwrap();
     let may_change = !mark.starts_with("look") && ran == "ran" && status == "success";
@@ -48,7 +48,7 @@ fn keeps(answer: &str, rows: &HashMap<String, Execution>) -> bool {
     }
 }
 
-/// Whether a call is left for a while to an executor that runs it again, which nobody here does.
+/// Returns true if a call is left for a while to an executor that runs it again; none here does.
 fn is_left_to_others(row: &Execution) -> bool {
     row.completed_at.is_none() && row.metadata.as_ref().is_some_and(|metadata| metadata["rerun"] == true)
 }
@@ -57,9 +57,9 @@ fn mark_of(row: &Execution) -> &str {
     row.parameters.as_ref().and_then(|given| given["mark"].as_str()).unwrap()
 }
 
-/// What must be true after every death: the invariants of the history, seen from outside.
+/// Checks the invariants of the history, which hold after every kill. Returns the number of calls.
 pub(crate) fn check(place: &Place) -> usize {
-    // The next executor closes what was left open.
+    // The next executor closes the open calls.
     drop(place.store().journal(&place.options()).unwrap());
     let rows = rows(place);
     let told = |name: &str| lines(&place.folder.path().join(name));
@@ -96,7 +96,7 @@ pub(crate) fn check(place: &Place) -> usize {
     rows.len()
 }
 
-/// Kills at random moments, so many victims in all, of which some live together.
+/// Kills `victims` processes at random moments, `together` of them living at a time.
 fn kill_at_random(place: impl Fn() -> Place, victims: usize, together: usize) {
     const ROUNDS: usize = 10;
     let mut chance = fastrand(victims as u64);
@@ -107,7 +107,7 @@ fn kill_at_random(place: impl Fn() -> Place, victims: usize, together: usize) {
             let answers = place.folder.path().join("answers");
             let before = fs::metadata(&answers).map_or(0, |file| file.len());
             let began = Instant::now();
-            // Keys are known to the executors that begin after the one that ran them, not to those that live beside it.
+            // Executors learn keys of earlier executors when they start, not those of executors that live beside them.
             let does = if together == 1 { "work" } else { "together" };
             let victim = |n: usize| Victim { does, durability: DURABILITIES[(round + n) % 3], ..Victim::default() };
             let victims: Vec<Child> = (0..together).map(|n| victim(n).start(&place)).collect();
@@ -127,7 +127,7 @@ fn kill_at_random(place: impl Fn() -> Place, victims: usize, together: usize) {
     assert!(calls > victims, "the victims did something: {calls}");
 }
 
-/// Numbers that look random, the same in every run of one day.
+/// Returns pseudo-random numbers, the same in every run.
 fn fastrand(seed: u64) -> impl FnMut() -> u64 {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     move || {
@@ -162,7 +162,7 @@ fn killed_at_every_named_place_on_postgres_nothing_is_lost_doubled_or_guessed() 
     }
 }
 
-/// Where victims die, what they do until then, and how often they come there.
+/// Failpoints at which victims die, the victims' work, and how often they reach the failpoint before.
 const PLACES: &[(&str, &str, &[u32])] = &[
     ("migrate.changed", "work", &[1]),
     ("key.drafted", "work", &[1]),
@@ -201,7 +201,7 @@ fn killed_at_every_named_place(place: &dyn Fn() -> Place) {
             continue;
         }
         for (times, durability) in times.iter().zip(DURABILITIES.iter().cycle()) {
-            // What recovers must have something to recover, and more than it does at once.
+            // Recovery needs open calls, and more than it closes at once.
             if name.starts_with("journal") || name.starts_with("recovery") {
                 leave_many_open(&place);
             }
@@ -216,14 +216,14 @@ fn killed_at_every_named_place(place: &dyn Fn() -> Place) {
     }
 }
 
-/// Has a victim live until it is killed where it was told to be.
+/// Lets a victim live until its failpoint kills it.
 fn die(place: &Place, victim: &Victim<'_>) {
     let status = wait(victim.start(place), victim.failpoint);
     let stderr = fs::read_to_string(place.folder.path().join("stderr")).unwrap();
     assert_eq!(status.code(), None, "{}: it was not killed: {stderr}", victim.failpoint);
 }
 
-/// Kills two victims with records in their logs that are not filed.
+/// Kills two victims with uncommitted records in their logs.
 fn leave_logs(place: &Place) {
     let victim = Victim { does: "together", durability: Durability::Strict, ..Victim::default() };
     let mut victims = [victim.start(place), victim.start(place)];
@@ -240,7 +240,7 @@ fn leave_logs(place: &Place) {
         }
     };
     more(&victims);
-    // Nobody else can file anything from here on.
+    // From here on no other process can commit.
     let holder = rusqlite::Connection::open(place.folder.path().join("history.db")).unwrap();
     holder.busy_timeout(Duration::from_secs(10)).unwrap();
     holder.execute_batch("BEGIN IMMEDIATE").unwrap();
@@ -262,7 +262,7 @@ fn wait(mut victim: Child, what: &str) -> std::process::ExitStatus {
     }
 }
 
-/// Kills a victim that has many calls open.
+/// Kills a victim that has many open calls.
 fn leave_many_open(place: &Place) {
     let hoarded = place.folder.path().join("hoarded");
     let _ = fs::remove_file(&hoarded);
@@ -290,7 +290,7 @@ fn a_clock_that_jumps_on_postgres_loses_doubles_and_guesses_nothing() {
     }
 }
 
-/// Victims whose clock is an hour ahead or behind, when they begin or from some time on.
+/// Runs victims whose clock is an hour ahead or behind, from the start or later.
 fn with_a_clock_that_jumps(place: &dyn Fn() -> Place) {
     let place = place();
     let library = place.folder.path().join("clock.so");
@@ -305,7 +305,7 @@ fn with_a_clock_that_jumps(place: &dyn Fn() -> Place) {
         let victim = Victim { durability: *durability, clock: Some((&clock, &library)), ..Victim::default() };
         let mut victim = victim.start(&place);
         for _ in 0..2 {
-            // These are in the history in every durability.
+            // These calls are in the history with every durability.
             let paid = || lines(&answers).iter().filter(|answer| answer.contains(" ran pay-")).count();
             let (before, began) = (paid(), Instant::now());
             while paid() < before + 50 {
@@ -318,7 +318,7 @@ fn with_a_clock_that_jumps(place: &dyn Fn() -> Place) {
         victim.wait().unwrap();
         check(&place);
     }
-    // The order is that of what happened, whatever the clock said.
+    // Calls are in the order of events, not of the clock.
     let calls = place.store().search(&Query::default(), 100_000).unwrap().executions;
     let times: Vec<_> = calls.iter().rev().map(|call| call.started_at).collect();
     let minutes = |pair: &[jiff::Timestamp]| (pair[1].duration_since(pair[0]).as_secs_f64() / 60.0).round() as i64;

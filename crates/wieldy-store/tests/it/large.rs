@@ -1,4 +1,4 @@
-//! Questions to a history of a million calls: the answers are right, and none needs to look at all of them.
+//! Queries of a history with a million calls: the results are right, and none needs a full scan.
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ fn calls() -> usize {
     wieldy_testkit::count(200_000, 1_000_000)
 }
 
-/// All that a query finds, page by page.
+/// Returns all calls that a query finds, page by page.
 fn all(place: &Place, query: Query) -> Vec<String> {
     let (store, mut query, mut found) = (place.store(), query, Vec::new());
     loop {
@@ -49,7 +49,7 @@ fn some(text: &str) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// Answers are right; `scan` is what the database calls going through the whole table.
+/// Checks results and query plans; `scan` is the database's word for a full scan.
 fn many_calls_are_asked_about(place: &Place, scan: &str) {
     let (store, calls) = (place.store(), calls());
     let count = |query: Query| {
@@ -77,7 +77,7 @@ fn many_calls_are_asked_about(place: &Place, scan: &str) {
     let begins = "parameters_json LIKE '%fn word77\"%' OR parameters_json LIKE '%fn word77_\"%'";
     assert_eq!(count(word), counted(begins), "words that begin so, and no others");
     assert_eq!(count(Query { text: some("nowhere"), ..Query::default() }), 0);
-    // The beginning of few words, of many, and of one that is almost everywhere.
+    // A prefix of few words, of many words, and of a word that is almost everywhere.
     let begun = |text: &str| Query { text: some(text), session: some("session_17"), ..Query::default() };
     assert_eq!(count(begun("word7")), counted("session_id = 'session_17' AND parameters_json LIKE '%fn word7%'"));
     let of_tool = Query { text: some("word7"), tool: some("tool_7"), ..Query::default() };
@@ -91,7 +91,7 @@ fn many_calls_are_asked_about(place: &Place, scan: &str) {
     let ends = Query { text: some("fo"), cursor: Some("4".parse().unwrap()), ..Query::default() };
     assert_eq!(store.search(&ends, 10).unwrap().executions.len(), 3);
 
-    // The last page of everything ends with the first call.
+    // The last page ends with the first call.
     let first = Query { cursor: Some("21".parse().unwrap()), ..Query::default() };
     let page = store.search(&first, 20).unwrap();
     assert_eq!((page.executions.len(), page.next), (20, None));
@@ -104,13 +104,13 @@ fn many_calls_are_asked_about(place: &Place, scan: &str) {
     let errors: i64 = stats.iter().map(|stat| stat.errors).sum();
     assert_eq!(errors as usize, counted("status <> 'success'"));
 
-    // Counted one by one, and all of them.
+    // All of them, counted one by one.
     let quick = Query { text: some("quick"), ..Query::default() };
     let stats = store.stats(&quick, GroupBy::Day).unwrap();
     assert_eq!(stats.iter().map(|stat| stat.count).sum::<i64>() as usize, counted("parameters_json LIKE '%quick%'"));
     assert!(stats.iter().map(|stat| stat.count).sum::<i64>() > calls as i64 / 5);
 
-    // None of these is found by going through the whole table.
+    // No query needs a full scan.
     let questions = [
         Query { session: some("session_17"), ..Query::default() },
         Query { tool: some("tool_7"), ..Query::default() },

@@ -1,4 +1,4 @@
-//! What the history promises, on every database it can be kept in.
+//! Tests of the promises of the history, on both databases.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -6,26 +6,26 @@
 mod world;
 mod server;
 
+mod both_databases;
 mod claims;
-mod close;
+mod closing;
+mod concurrent_executors;
+mod disk_trouble;
+mod duplicate_ids;
 mod durations;
-mod first;
-mod forms;
+mod history_tools;
+mod index_use;
 mod kill;
 mod large;
-mod log;
-mod lost;
-mod memory;
+mod lost_confirmations;
 mod outage;
-mod places;
+mod paths;
 mod recovery;
-mod same;
-mod scans;
+mod retention;
+mod round_trip;
+mod schema_versions;
 mod secrets;
-mod secure;
-mod together;
-mod trail;
-mod trouble;
-mod twice;
-mod upkeep;
+mod tampering;
+mod tls;
 mod victim;
+mod wal;

@@ -1,5 +1,4 @@
-//! PostgreSQL away, starting again, silent: nothing runs that is not recorded, nothing is lost or doubled, and all goes on
-//! by itself.
+//! PostgreSQL stops, restarts or hangs: no unrecorded call runs, no call is lost or doubled, and all goes on by itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,19 +12,19 @@ use wieldy_testkit::{Act, Puppet};
 use crate::server::Server;
 use crate::world::{executor, until};
 
-/// The longest that it may take to go on after the cause is gone.
+/// The longest time to recover after the cause is gone.
 const RESUMED: Duration = Duration::from_secs(5);
 
 fn write(number: usize) -> Call {
     Call::new("write", json!({"number": number}))
 }
 
-/// Waits until calls go through again; how long that took.
+/// Waits until calls succeed again and returns how long that took.
 async fn resumed(executor: &Executor) -> Duration {
     until("calls go through", || async { executor.call(write(0)).await.is_success() }).await
 }
 
-/// What the callers were told and what the history says are one and the same.
+/// Asserts that the results that callers got agree with the history.
 pub(crate) fn agree(store: &Store, told: &[ToolResult]) {
     let verdict = store.verify(&[], None, &mut |_| ()).unwrap();
     assert_eq!((verdict.problem, verdict.open), (None, 0));
@@ -35,7 +34,7 @@ pub(crate) fn agree(store: &Store, told: &[ToolResult]) {
         let found = store.show(result.execution_id).unwrap();
         match &result.error {
             None => assert_eq!(found.unwrap().0.status, "success"),
-            // Refused before anything was done; whether its opening was written depends on the moment.
+            // The call was refused before it ran. Its opening may or may not be written.
             Some(error) => {
                 assert_eq!(error.code.as_str(), "E3111", "{error:?}");
                 assert!(found.is_none_or(|(call, _)| call.status != "success"));
@@ -145,13 +144,13 @@ async fn a_server_that_starts_again_takes_nobody_for_dead() {
     let store = server.store();
     let (executor, journal) = executor(&store, [Puppet::writing("write", Act::Echo)]);
     assert!(executor.call(write(1)).await.is_success());
-    // As after an outage that was longer than anybody is waited for.
+    // As after a long outage: the time for which an executor counts as alive is over.
     let url = server.address();
     let wieldy_store::Address::Postgres(url) = &url else { unreachable!() };
     crate::world::sql(url, "UPDATE agent_tools.instances SET seen_at = now() - interval '1 hour'");
     server.crash();
     server.begin();
-    // Somebody else is there first, and sees no lock.
+    // Another executor starts first, while the lock is gone.
     store.journal(&JournalOptions::default()).unwrap();
     assert!(resumed(&executor).await < RESUMED);
     journal.flush().await.unwrap();

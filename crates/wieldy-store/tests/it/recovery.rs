@@ -1,6 +1,6 @@
-//! What becomes of calls, tasks and keys when an executor stops without a word.
+//! Calls, tasks and keys of executors that stopped without closing their journal.
 //!
-//! Executors are stopped by leaving them behind with their calls open: their journals end, and the next one finds the calls.
+//! The tests abandon executors with open calls: the journal stops, and the next executor finds the calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,7 +51,7 @@ async fn a_call_that_was_open_ends_as_unknown_and_a_task_says_so(place: Place) {
     first.journal.flush().await.unwrap();
     let row = || place.store().search(&Query::default(), 9).unwrap().executions.remove(0);
     assert_eq!((row().status.as_str(), row().completed_at, row().attempts), ("running", None, 1));
-    // The process is killed: the calls are never closed. Its journal's end is not told either.
+    // Like a killed process: the calls are never closed, and neither is the journal.
     leave(&place, first).await;
 
     let second = place.executor([Puppet::writing("hang", Act::Echo)]);
@@ -66,7 +66,7 @@ async fn a_call_that_was_open_ends_as_unknown_and_a_task_says_so(place: Place) {
     assert_eq!((verdict.executions, verdict.open), (1, 0));
 }
 
-/// Begins a call, and hands it over once it runs.
+/// Begins a call, and turns it into a task once it runs.
 async fn hand_over(living: &crate::world::Living, call: Call) -> ExecutionId {
     let mut begun = living.executor.begin(call);
     assert!(tokio::time::timeout(Duration::from_millis(50), &mut begun).await.is_err(), "it takes longer");
@@ -84,7 +84,7 @@ async fn a_call_that_was_handed_over_is_a_task_for_the_next_executor_too(place: 
     let result = first.executor.wait(done, &caller).await.unwrap();
     assert!(result.is_success());
     let runs = hand_over(&first, call("hang", Options::default())).await;
-    // Whoever has the id of a task may be killed at once.
+    // From the moment a caller has a task's id, the process may be killed.
     leave_at_once(&place, first);
 
     let second = place.executor([Puppet::new(ToolSpec::new("quick", ""), [Act::Echo]).0]);
@@ -135,7 +135,7 @@ async fn whoever_runs_nothing_again_leaves_it_to_those_who_do(place: Place) {
     assert_eq!(second.executor.resume(), [task]);
     running(&strings).await;
     leave(&place, second).await;
-    // After a while nobody will come for it.
+    // After two hours, no executor will run the call again.
     let then = if place.is_postgres() { "now() - interval '2 hours'" } else { "(unixepoch() - 7200) * 1000000" };
     place.sql(&format!("UPDATE tool_executions SET started_at = {then}"));
     drop(place.executor([]));
@@ -162,18 +162,18 @@ async fn what_may_be_run_twice_is_worth_another_try(place: Place) {
     place.check();
 }
 
-/// Leaves an executor behind as a killed process does: its calls stay open, its instance is not alive.
+/// Abandons an executor like a killed process: its calls stay open, and its instance is not alive.
 async fn leave(place: &Place, living: crate::world::Living) {
     living.journal.flush().await.unwrap();
     leave_at_once(place, living);
 }
 
-/// The same for one that may have something in its log that is not filed.
+/// Abandons an executor that may have uncommitted records in its log.
 fn leave_at_once(place: &Place, living: crate::world::Living) {
     living.journal.forsake();
-    // No process has such a number.
+    // No process has this number.
     place.sql("UPDATE instances SET process = 2147483647 WHERE ended_at IS NULL");
-    // What still runs there belongs to a process that is gone.
+    // The calls that still run there belong to the dead process.
     std::mem::forget(living.executor);
 }
 
@@ -290,7 +290,7 @@ async fn a_call_that_asked_for_stricter_terms_is_not_run_again_under_weaker_ones
     let plain = || Options { rerun: true, ..Options::default() };
     let runs = start(plain());
     running(&strings).await;
-    // There is no room for the others: they were accepted, whoever had to agree has agreed, and they never start.
+    // There is no slot for the other calls: they are accepted and confirmed, and never start.
     let waits = start(Options { priority: Priority::LOW, labels: vec!["x".into()], ..plain() });
     let (long, limits) = (Some(Duration::from_secs(600)), ResourceLimits { processes: Some(9), ..Default::default() });
     let agreeing = Arc::new(Agreeing);
@@ -332,7 +332,7 @@ async fn a_call_that_asked_for_stricter_terms_is_not_run_again_under_weaker_ones
     place.check();
 }
 
-/// Agrees to everything.
+/// A confirmer that approves everything.
 struct Agreeing;
 
 impl Confirmer for Agreeing {
@@ -347,12 +347,12 @@ async fn a_call_with_a_key_is_run_again_by_whoever_has_the_key_and_by_nobody_els
     let first = place.executor_with([paying], &place.options(), |builder| builder.limits.calls_running_max = 1);
     first.executor.spawn(Call::new("pay", json!({})).with(both("runs")));
     running(&paid).await;
-    // There is no room for the second: it is accepted, and never starts.
+    // There is no slot for the second call: it is accepted, and never starts.
     first.executor.spawn(Call::new("pay", json!({})).with(both("waits")));
     until("it is there", || async { place.store().search(&Query::default(), 9).unwrap().executions.len() == 2 }).await;
     leave(&place, first).await;
 
-    // Three lives later the one that ran is still unknown, and the other one runs when it is asked for, once.
+    // Three executors later, the call that ran is still unknown, and the other one runs once when it is asked for.
     for life in 0..3 {
         let (paying, paid) = Puppet::new(ToolSpec::new("pay", ""), [Act::Echo]);
         let next = place.executor_with([paying], &JournalOptions { resumes: true, ..place.options() }, |_| {});

@@ -1,4 +1,4 @@
-//! No secret gets into the file, wherever it comes from.
+//! No secret gets into the file, from any part of a call.
 
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use crate::world::{Place, until};
 
 const CANARY: &str = "kestrel-7731-under-glass";
 
-/// The canary as it could stand in the file.
+/// Returns the forms in which the file could hold the canary.
 fn forms() -> Vec<Vec<u8>> {
-    // Of Base64 what is the same whatever stands around it.
+    // The part of the Base64 text that does not depend on its neighbours.
     let base64 = "a2VzdHJlbC03NzMxLXVuZGVyLWdsYXNz";
     [forms_of(CANARY), vec![base64.into()]].concat()
 }
@@ -28,7 +28,7 @@ fn forms_of(secret: &str) -> Vec<Vec<u8>> {
     forms.into_iter().map(String::into_bytes).collect()
 }
 
-/// Says the secret in every way that a tool can.
+/// Returns a tool that emits the secret in every way that a tool can.
 fn talking(name: &'static str, fails: bool) -> SharedTool {
     let run = move |_: Value, run: wieldy_core::Run| async move {
         run.progress(50.0, format!("at {CANARY}"));
@@ -83,10 +83,10 @@ async fn no_secret_gets_into_the_file() {
     search(&place);
 }
 
-/// A value that only the call knows to be secret.
+/// A value that only the call marks as secret.
 const MARKED: &str = "plover-4410-over-slate";
 
-/// Says the marked argument in every way that a tool can.
+/// Returns a tool that emits the marked argument in every way that a tool can.
 fn repeating(name: &'static str, spec: ToolSpec, fails: bool) -> SharedTool {
     let run = move |arguments: Value, run: wieldy_core::Run| async move {
         let secret = arguments[name].as_str().unwrap_or_default().to_owned();
@@ -117,7 +117,7 @@ async fn a_value_marked_sensitive_does_not_get_into_the_file_by_the_output_of_it
     ];
     let living = place.executor(tools);
     for (tool, argument) in [("say", "seal"), ("fail", "seal"), ("login", "password")] {
-        // The same value beside the marked one is hidden too.
+        // The same value in another argument is hidden, too.
         let call = || Call::new(tool, json!({ argument: MARKED, "note": format!("with {MARKED}") }));
         let given = living.executor.call(call()).await;
         assert!(json!(given).to_string().contains(MARKED), "the caller gets the answer as it is");
@@ -132,14 +132,14 @@ async fn a_value_marked_sensitive_does_not_get_into_the_file_by_the_output_of_it
     drop(living);
     assert_eq!(place.check().executions, 9);
     search_for(&place, &forms);
-    // The benign twin: the rest of the output is there.
+    // The rest of the output is not hidden.
     let shown = json!(place.store().search(&wieldy_store::Query::default(), 20).unwrap()).to_string();
     assert!(shown.contains("no [redacted]") && shown.contains("with [redacted]"), "{shown}");
     let printed = place.sql("SELECT data FROM events WHERE name = 'tool.call.progress'").concat().concat();
     assert!(printed.contains("at [redacted]") && printed.contains("error: [redacted]"), "{printed}");
 }
 
-/// Prints the first half of an argument, a word on the other stream, and the rest.
+/// Returns a tool that prints half of an argument, a word on the other stream, and the other half.
 fn parting() -> SharedTool {
     let run = |arguments: Value, run: wieldy_core::Run| async move {
         let text = arguments["seal"].as_str().unwrap_or_default().to_owned();
@@ -171,7 +171,7 @@ async fn a_marked_value_that_is_split_over_both_streams_does_not_get_into_the_fi
     drop(living);
     let (first, rest) = MARKED.split_at(MARKED.len() / 2);
     search_for(&place, &[first.into(), rest.into()]);
-    // Another process gives what was kept.
+    // Another executor gives the stored answer.
     let living = place.executor([parting()]);
     let kept = living.executor.call(secret).await;
     let told = "[the output is not kept: a secret may be split over stdout and stderr in it]";
@@ -199,7 +199,7 @@ async fn a_marked_value_hides_none_of_the_engines_own_words() {
         assert_eq!(call.error_code.as_deref(), Some("E3900"));
         assert_eq!(call.error_message.as_deref(), Some("no [redacted]"));
     }
-    // The answer that was kept for the key can be read.
+    // The stored answer of the key is readable.
     let living = place.executor([repeating("seal", marked(), true)]);
     let options = Options { idempotency_key: Some("type".into()), ..Options::default() };
     let again = living.executor.call(Call::new("say", json!({"seal": "type", "pin": "text"})).with(options)).await;
@@ -208,7 +208,7 @@ async fn a_marked_value_hides_none_of_the_engines_own_words() {
     place.check();
 }
 
-/// Looks through every file of the folder.
+/// Searches every file of the folder.
 fn search(place: &Place) {
     search_for(place, &forms());
 }

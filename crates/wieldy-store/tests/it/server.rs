@@ -1,4 +1,4 @@
-//! A PostgreSQL server of one test's own, which can be stopped.
+//! A PostgreSQL server of one test, which can be stopped.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,7 +8,7 @@ use wieldy_store::{Address, Store};
 
 use crate::world::shared_server;
 
-/// A server of one test's own, which can be stopped.
+/// A PostgreSQL server of one test, which can be stopped.
 pub(crate) struct Server {
     process: Option<Child>,
     folder: tempfile::TempDir,
@@ -17,7 +17,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// A new one, where there is a shared one as well.
+    /// Starts a new server, if there is a shared one as well.
     pub(crate) fn start() -> Option<Self> {
         shared_server()?;
         let versions = std::fs::read_dir("/usr/lib/postgresql").unwrap();
@@ -36,7 +36,7 @@ impl Server {
         Some(server)
     }
 
-    /// A file among its data, which only its user may read.
+    /// Adds a file to the server's data, readable by its user only.
     pub(crate) fn add(&self, name: &str, content: &str) {
         let path = self.data().join(name);
         std::fs::write(&path, content).unwrap();
@@ -62,7 +62,8 @@ impl Server {
         self.folder.path().join("data")
     }
 
-    /// Runs as the user that Debian made for it, because a server refuses to be root's, and ends when we do.
+    /// Returns a command that runs as Debian's `postgres` user, because a server refuses to run as root, and that dies
+    /// with this process.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL"]);
@@ -73,12 +74,12 @@ impl Server {
         command
     }
 
-    /// Starts it, and waits until it answers.
+    /// Starts the server and waits until it answers.
     pub(crate) fn begin(&mut self) {
         let mut server = self.command("postgres");
         server.arg("-D").arg(self.data()).arg("-k").arg(self.folder.path());
         server.args(["-h", "127.0.0.1", "-p", &self.port.to_string()]);
-        // After a crash it syncs a thousand files, one by one unless told otherwise.
+        // After a crash the server syncs a thousand files, one by one by default.
         server.args(["-c", "recovery_init_sync_method=syncfs"]);
         self.process = Some(server.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
         let began = Instant::now();
@@ -94,7 +95,7 @@ impl Server {
         }
     }
 
-    /// Ends it as if the machine had lost its power.
+    /// Kills the server as a power failure would.
     pub(crate) fn crash(&mut self) {
         let Some(mut process) = self.process.take() else { return };
         signal("-CONT", &processes(process.id()));
@@ -102,7 +103,7 @@ impl Server {
         process.wait().unwrap();
     }
 
-    /// Stops all of its processes where they are, or lets them go on.
+    /// Stops or continues all processes of the server.
     pub(crate) fn freeze(&self, frozen: bool) {
         let id = self.process.as_ref().unwrap().id();
         signal(if frozen { "-STOP" } else { "-CONT" }, &processes(id));
@@ -115,7 +116,7 @@ impl Drop for Server {
     }
 }
 
-/// A process and its children.
+/// Returns a process and its children.
 fn processes(id: u32) -> Vec<u32> {
     let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
     std::iter::once(id).chain(children.split_whitespace().map(|id| id.parse().unwrap())).collect()

@@ -1,4 +1,4 @@
-//! The victim of `kill`: this test program once more, with tools whose effects are counted outside of it.
+//! The victim of `kill`: this test program as another process, with tools whose effects are counted outside of it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -16,26 +16,26 @@ use wieldy_store::{Address, JournalOptions, Retention, Store};
 
 use crate::world::Place;
 
-/// How many calls the victim makes at once.
+/// The number of calls that the victim makes at a time.
 const CALLERS: usize = 16;
-/// How many calls it leaves open that hoards them: more than are closed together.
+/// The number of calls that a hoarding victim leaves open: more than recovery closes in one group.
 pub(crate) const HOARD: usize = 600;
-/// How many keys of those who died before are presented again.
+/// The number of keys of earlier victims that are used again.
 const KEYS: usize = 40;
-/// A victim that its killer forgot does not live for ever.
+/// The longest life of a victim that is not killed.
 const LIFE: Duration = Duration::from_secs(20);
 
-/// How many calls hang.
+/// The number of calls that hang.
 static HANGING: AtomicUsize = AtomicUsize::new(0);
 
-/// How a victim lives until it is killed.
+/// The life of a victim until it is killed.
 #[derive(Clone, Copy)]
 pub(crate) struct Victim<'a> {
     pub(crate) does: &'a str,
     pub(crate) durability: Durability,
-    /// Where it dies, and the how many-th time it comes there.
+    /// The failpoint that kills it, with the number of times it is reached.
     pub(crate) failpoint: &'a str,
-    /// What is wrong with its clock, as `clock.c` takes it, and the library that makes it wrong.
+    /// The error of its clock, in the form of `clock.c`, and the library that causes it.
     pub(crate) clock: Option<(&'a str, &'a Path)>,
 }
 
@@ -64,10 +64,11 @@ impl Victim<'_> {
     }
 }
 
-/// Adds a line to a file as a whole.
+/// Appends a whole line to a file.
 fn note(path: &Path, line: &str) {
     let mut file = OpenOptions::new().create(true).append(true).open(path).unwrap();
-    // Who is killed may leave half a line: each begins on its own, and one without a full stop was never said.
+    // A killed process may leave half a line. So each line begins with a line break, and one without a full stop does
+    // not count.
     file.write_all(format!("\n{line} .").as_bytes()).unwrap();
 }
 
@@ -76,7 +77,7 @@ pub(crate) fn lines(path: &Path) -> Vec<String> {
     text.lines().filter_map(|line| line.strip_suffix(" .")).map(str::to_owned).collect()
 }
 
-/// Dies as if the machine had stopped, where the environment says so.
+/// Aborts as if the machine had stopped, if the environment names this place.
 fn die_at(place: &str, reached: &AtomicU64) {
     let wanted = std::env::var("WIELDY_FAILPOINT").unwrap_or_default();
     let (name, times) = wanted.split_once(':').unwrap_or((&wanted, "1"));
@@ -85,7 +86,8 @@ fn die_at(place: &str, reached: &AtomicU64) {
     }
 }
 
-/// The tools of the victim: `pay` leaves a mark, once; `put` leaves one as often as it runs; `look` leaves none; `hang` hangs.
+/// Returns the tools of the victim: `pay` leaves a mark, once; `put` leaves one per run; `look` leaves none; `hang`
+/// hangs.
 fn tools(folder: &Path) -> [Arc<dyn AnyTool>; 4] {
     let (before, after) = (AtomicU64::new(0), AtomicU64::new(0));
     let effects = folder.join("effects");
@@ -108,7 +110,7 @@ fn tools(folder: &Path) -> [Arc<dyn AnyTool>; 4] {
     [Arc::new(pay), Arc::new(put), Arc::new(look), Arc::new(hang)]
 }
 
-/// What the victim works with.
+/// The executor of the victim, and how it makes calls.
 #[derive(Clone)]
 struct Life {
     executor: Executor,
@@ -119,13 +121,13 @@ struct Life {
 
 impl Life {
     fn call(&self, tool: &str, mark: &str, options: Options) -> Call {
-        // A mark begins with its tool, so that whoever finds one knows what it is of.
+        // A mark begins with its tool, to show its origin.
         let padding = "x".repeat(self.padding);
         Call::new(tool, json!({ "mark": format!("{tool}-{mark}"), "padding": padding })).with(options)
     }
 
     fn keyed(&self, mark: &str) -> Options {
-        // A claim waits for the history itself, and whoever fills the log must be quicker than that.
+        // A claim waits for the history itself, which is too slow for filling the log.
         if self.padding > 0 {
             return Options::default();
         }
@@ -133,7 +135,7 @@ impl Life {
         Options { idempotency_key: Some(mark.to_owned()), ..Options::default() }
     }
 
-    /// Says outside what was answered.
+    /// Notes an answer outside of the history.
     fn answered(&self, result: &ToolResult) {
         let ran = if result.cached { "cached" } else { "ran" };
         let mark = result.arguments["mark"].as_str().unwrap();
@@ -147,7 +149,7 @@ impl Life {
         self.answered(&result);
     }
 
-    /// One of the ways in which calls are made.
+    /// Makes a call in one of several ways.
     async fn one(&self, way: usize, mark: &str) {
         let rerun = || Options { rerun: true, ..Options::default() };
         let none = Options::default;
@@ -166,7 +168,7 @@ impl Life {
         }
     }
 
-    /// Comes back with the keys of those who died: what was done is not done again.
+    /// Uses the keys of earlier victims again: their calls are not repeated.
     async fn come_back(&self, keys: &[String]) {
         let again = keys.iter().rev().take(KEYS).map(|mark| {
             let options = Options { idempotency_key: Some(mark.clone()), ..Options::default() };
@@ -177,7 +179,7 @@ impl Life {
         }
     }
 
-    /// Makes calls, many at once.
+    /// Makes calls, many at a time.
     async fn work(&self, part: &str, rounds: usize) {
         let began = Instant::now();
         let run = format!("{}{part}", std::process::id());
@@ -186,7 +188,7 @@ impl Life {
             tokio::spawn(async move {
                 for round in 0..rounds {
                     life.one(caller, &format!("{run}-{caller}-{round}")).await;
-                    // Calls that wait for nothing would leave no time to the others.
+                    // Calls that wait for nothing would leave no time for the others.
                     tokio::task::yield_now().await;
                     if began.elapsed() > LIFE {
                         break;
@@ -209,7 +211,7 @@ impl Life {
     }
 }
 
-/// On its own it has nothing to do.
+/// The victim process, which does nothing when it runs as a test.
 #[test]
 fn victim() {
     let Ok(address) = std::env::var("WIELDY_VICTIM") else { return };

@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use wieldy_core::{Executor, ExecutorBuilder, SharedTool};
 use wieldy_store::{Address, JournalOptions, Store, StoreJournal};
 
-/// Makes two tests of each function: one in SQLite, one on PostgreSQL.
+/// Makes two tests of each function: one with SQLite, one with PostgreSQL.
 macro_rules! on_each_database {
     ($($test:ident),* $(,)?) => {
         mod sqlite {
@@ -28,12 +28,12 @@ macro_rules! on_each_database {
     };
 }
 
-/// Where a history can be that no other test uses.
+/// The address of a history that no other test uses.
 pub(crate) struct Place {
     pub(crate) address: Address,
-    /// For whatever else the test has.
+    /// A folder for other files of the test.
     pub(crate) folder: TempDir,
-    /// The server's own address and the database on it, to be dropped.
+    /// The server's address and the name of the database on it, which is dropped in the end.
     database: Option<(String, String)>,
 }
 
@@ -44,7 +44,7 @@ impl Place {
         Self { address, folder, database: None }
     }
 
-    /// A new database on the shared server, or nothing where there is none; said aloud.
+    /// Creates a database on the shared server. Returns `None` and prints a message if there is no server.
     pub(crate) fn postgres() -> Option<Self> {
         let server = shared_server()?;
         let name = format!("test_{}", uuid::Uuid::now_v7().simple());
@@ -58,12 +58,12 @@ impl Place {
         Store::open(&self.address).unwrap()
     }
 
-    /// A new place of the same kind.
+    /// Returns a new place of the same kind.
     pub(crate) fn another(&self) -> Self {
         if self.is_postgres() { Self::postgres().unwrap() } else { Self::sqlite() }
     }
 
-    /// The same place on a server, reached by another port of this machine.
+    /// Returns the address of the same database through another port of this machine.
     pub(crate) fn through(&self, port: u16) -> Address {
         let url = self.url();
         let (head, rest) = url.split_once("@127.0.0.1:").unwrap();
@@ -71,7 +71,7 @@ impl Place {
         format!("{head}@127.0.0.1:{port}/{name}").parse().unwrap()
     }
 
-    /// The address as text, for another process.
+    /// Returns the address as text, for another process.
     pub(crate) fn url(&self) -> String {
         self.address.to_string()
     }
@@ -88,7 +88,7 @@ impl Place {
         JournalOptions { key: Some(self.folder.path().join("audit.key")), ..JournalOptions::default() }
     }
 
-    /// An executor that writes here.
+    /// Returns an executor that writes here.
     pub(crate) fn executor(&self, tools: impl IntoIterator<Item = SharedTool>) -> Living {
         self.executor_with(tools, &self.options(), |_| {})
     }
@@ -106,14 +106,14 @@ impl Place {
         Living { executor: builder.build().unwrap(), journal }
     }
 
-    /// The history is whole.
+    /// Asserts that the history is whole.
     pub(crate) fn check(&self) -> wieldy_store::Verdict {
         let verdict = self.store().verify(&[], None, &mut |_| {}).unwrap();
         assert_eq!(verdict.problem, None, "{verdict:?}");
         verdict
     }
 
-    /// Runs statements behind the program's back; the values of the rows, as text.
+    /// Runs statements behind the program's back and returns the rows, as text.
     pub(crate) fn sql(&self, text: &str) -> Vec<Vec<String>> {
         match &self.address {
             Address::Sqlite(path) => {
@@ -142,7 +142,7 @@ impl Drop for Place {
     }
 }
 
-/// The address of the shared server.
+/// Returns the address of the shared server.
 pub(crate) fn shared_server() -> Option<String> {
     let server = std::env::var("WIELDY_TEST_POSTGRES").ok();
     if server.is_none() {
@@ -152,7 +152,7 @@ pub(crate) fn shared_server() -> Option<String> {
     server
 }
 
-/// Runs statements on a server; the values of the rows, as text.
+/// Runs statements on a server and returns the rows, as text.
 pub(crate) fn sql(url: &str, text: &str) -> Vec<Vec<String>> {
     let (url, text) = (url.to_owned(), text.to_owned());
     let run = move || {
@@ -171,7 +171,7 @@ pub(crate) fn sql(url: &str, text: &str) -> Vec<Vec<String>> {
     std::thread::spawn(run).join().unwrap()
 }
 
-/// An executor that keeps its journal there.
+/// Returns an executor that keeps its journal in `store`.
 pub(crate) fn executor(store: &Store, tools: impl IntoIterator<Item = SharedTool>) -> (Executor, Arc<StoreJournal>) {
     let journal = Arc::new(store.journal(&JournalOptions::default()).unwrap());
     let mut builder = Executor::builder().tools(tools);
@@ -185,7 +185,7 @@ pub(crate) struct Living {
     pub(crate) journal: Arc<StoreJournal>,
 }
 
-/// Waits until something is so, and for how long that took.
+/// Waits until a condition holds and returns how long that took.
 pub(crate) async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) -> Duration {
     let began = Instant::now();
     while !is_so().await {

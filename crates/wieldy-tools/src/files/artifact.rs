@@ -1,4 +1,4 @@
-//! `GetArtifact`: a part of an output that was too large to be returned whole.
+//! `GetArtifact`: reads an output that was too large for its result, in pages or by a pattern.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -13,25 +13,25 @@ use super::error::blocking;
 
 const LENGTH_MAX: u64 = 256 * 1024;
 
-/// Reads kept outputs, in pages or by a pattern.
+/// A tool that reads stored outputs, in pages or by a pattern.
 pub struct GetArtifact;
 
-/// What to read.
+/// A part to read.
 #[derive(Deserialize, JsonSchema)]
 pub struct GetArtifactArgs {
-    /// The artifact's id, as a result gave it: `artifact:…`.
+    /// The artifact's id from a result: `artifact:…`.
     id: String,
     /// The first byte to read, counted from 0.
     #[serde(default)]
     offset: u64,
-    /// How many bytes to read.
+    /// Number of bytes to read.
     #[serde(default = "length")]
     #[schemars(range(min = 1, max = 262_144))]
     length: u64,
-    /// Give only the lines that this regular expression matches, with their numbers, instead of a part.
+    /// Return only the lines that match this regular expression, numbered, instead of a part.
     #[schemars(length(min = 1, max = 1000))]
     pattern: Option<String>,
-    /// How many matching lines to give at most.
+    /// Maximum number of matching lines.
     #[serde(default = "limit")]
     #[schemars(range(min = 1, max = 1000))]
     limit: NonZeroU32,
@@ -59,7 +59,8 @@ impl Tool for GetArtifact {
         .provider(Provider::Builtin)
         .timeout(Duration::from_secs(30));
         spec.annotations.open_world = false;
-        // A part of an artifact must not become an artifact again; what is no text takes up to thrice its bytes.
+        // A part of an artifact must not become an artifact again. Bytes that are not text take up to three times their
+        // size.
         spec.constraints.output_bytes_max = Some(4 * LENGTH_MAX);
         spec
     }
@@ -99,10 +100,10 @@ fn part(run: &Run, id: ArtifactId, offset: u64, length: u64) -> Result<Outcome, 
     })))
 }
 
-/// How many bytes there are up to the end of the last character that is not torn by the end of the page.
+/// Returns the number of bytes up to the last character that the end of the page does not cut.
 fn whole_characters(bytes: &[u8]) -> usize {
     match bytes.utf8_chunks().last() {
-        // A torn character at the end is at most three bytes; anything else is not text, and comes as it is.
+        // A cut character at the end has at most three bytes. Anything else is not text, and is returned as it is.
         Some(last) if (1..4).contains(&last.invalid().len()) && bytes.len() > last.invalid().len() => {
             let torn = last.invalid();
             let start = bytes.len() - torn.len();

@@ -1,4 +1,4 @@
-//! `Delete`: a file, a link or a folder taken away.
+//! `Delete`: removes a file, a symbolic link or a folder.
 
 use std::io;
 use std::path::Path;
@@ -17,26 +17,26 @@ use super::guard::Guard;
 use super::stale::{note_gone, refuse_stale};
 use super::workspace::{Folders, LastLink, Place, Workspace, open_plain_folder};
 
-/// How deep a folder is taken away at once; each level costs an open handle.
+/// Maximum depth of a folder that is removed at once. Each level costs an open handle.
 const DEPTH_MAX: u32 = 100;
 
-/// Deletes a file, a link or a folder of the workspace.
+/// A tool that deletes a file, a symbolic link or a folder of the workspace.
 pub struct Delete {
     workspace: Arc<Workspace>,
 }
 
-/// What to delete.
+/// A path to delete.
 #[derive(Deserialize, JsonSchema)]
 pub struct DeleteArgs {
     /// The file, link or folder, relative to the workspace.
     path: String,
-    /// Whether a folder goes with all that is in it.
+    /// Also delete the contents of a folder.
     #[serde(default)]
     recursive: bool,
 }
 
 impl Delete {
-    /// The tool for this workspace.
+    /// Creates the tool for this workspace.
     pub fn new(workspace: Arc<Workspace>) -> Self {
         Self { workspace }
     }
@@ -64,7 +64,7 @@ impl Tool for Delete {
     }
 }
 
-/// Why something is still there, and how much of it is gone all the same.
+/// The reason of a failure, and the number of entries that are already removed.
 struct NotDeleted {
     error: FileError,
     removed: u64,
@@ -103,7 +103,7 @@ fn delete(workspace: &Workspace, args: &DeleteArgs, run: &Run) -> Result<Outcome
         removal.folder(&place, args.recursive).map_err(|error| NotDeleted { error, removed: removal.removed })?;
         removal.removed
     } else {
-        // A file that the session never saw need not be read to be deleted.
+        // A file that the session never read need not be read to be deleted.
         if workspace.reads.seen(run.caller(), &place.key).is_some()
             && let Some(current) = place.hash()?
         {
@@ -122,7 +122,7 @@ fn delete(workspace: &Workspace, args: &DeleteArgs, run: &Run) -> Result<Outcome
 fn find(workspace: &Workspace, args: &DeleteArgs, guard: &Guard<'_>, run: &Run) -> Result<Place, FileError> {
     let given = workspace.given(&args.path)?;
     let place = match workspace.place(&given, Folders::Demanded, LastLink::Itself, guard) {
-        // A path that ends in no name is the root, or goes up from somewhere.
+        // A path without a last name is the root, or ends with `..`.
         Err(FileError::Kind { is: "a folder", .. }) => {
             return Err(FileError::refused(
                 format!("`{given}` is the workspace itself, or not called by its name"),
@@ -140,7 +140,7 @@ fn find(workspace: &Workspace, args: &DeleteArgs, guard: &Guard<'_>, run: &Run) 
     Ok(place)
 }
 
-/// Refuses to remove a folder with something in it that must stay, before anything is gone. The path is where the folder is.
+/// Refuses to remove a folder with a protected path in it, before anything is removed. `path` is the folder's own path.
 fn check_all(guard: &Guard<'_>, above: &Dir, name: &Path, path: &Path, depth: u32) -> Result<(), FileError> {
     let failed = |source| FileError::io("look into", path.display(), source);
     if depth == DEPTH_MAX {
@@ -158,7 +158,7 @@ fn check_all(guard: &Guard<'_>, above: &Dir, name: &Path, path: &Path, depth: u3
     Ok(())
 }
 
-/// A folder on its way out, and how much of it is gone.
+/// The removal of a folder, and the number of entries removed so far.
 struct Removal<'a> {
     removed: u64,
     stop: &'a CancellationToken,
@@ -184,7 +184,7 @@ impl Removal<'_> {
         }
     }
 
-    /// Takes away what is in a folder, then the folder. A link is taken away and not followed.
+    /// Removes the contents of a folder, then the folder. A symbolic link is removed and not followed.
     fn tree(&mut self, above: &Dir, name: &Path, depth: u32) -> io::Result<()> {
         if depth == DEPTH_MAX {
             return Err(io::Error::other(format!("it is more than {DEPTH_MAX} folders deep")));

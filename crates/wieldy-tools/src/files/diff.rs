@@ -1,4 +1,4 @@
-//! Unified diffs of what a tool changed, bounded in size and in the time they take.
+//! Unified diffs of changed files, bounded in size and in the time they take.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use similar::TextDiff;
 
 use super::text;
 
-/// Beyond this a diff helps nobody, and would take long.
+/// Maximum size of a text that is compared. Beyond it a diff helps no reader, and would take long.
 const TEXT_BYTES_MAX: usize = 1024 * 1024;
 const DIFF_BYTES_MAX: usize = 16 * 1024;
 const TIME_MAX: Duration = Duration::from_millis(250);
 
-/// What changed from `old` (nothing, for a new file) to `new`, in the form of `diff -u`; empty where nothing did.
+/// Returns the changes from `old` (`None` for a new file) to `new`, in the form of `diff -u`; empty without changes.
 pub(crate) fn unified(path: &str, old: Option<&[u8]>, new: &[u8]) -> String {
     let before = old.unwrap_or_default();
     if before.len().max(new.len()) > TEXT_BYTES_MAX {

@@ -1,4 +1,4 @@
-//! `Edit`: exact text in a file replaced by other text.
+//! `Edit`: replaces exact text in a file by other text.
 
 use std::sync::Arc;
 
@@ -14,31 +14,31 @@ use super::text::{self, Editable};
 use super::workspace::{Existing, FILE_BYTES_MAX, Folders, LastLink, Workspace};
 use super::{diff, save};
 
-/// How much of what was found instead is shown.
+/// Maximum bytes of the similar text that is shown if the old text is not found.
 const NEAR_BYTES_MAX: usize = 2000;
 
-/// Replaces exact text in a file of the workspace.
+/// A tool that replaces exact text in a file of the workspace.
 pub struct Edit {
     workspace: Arc<Workspace>,
 }
 
-/// What to replace.
+/// A replacement.
 #[derive(Deserialize, JsonSchema)]
 pub struct EditArgs {
     /// The file, relative to the workspace.
     path: String,
-    /// The text to replace, exactly as it stands in the file, white space and line ends included.
+    /// The text to replace, exactly as it is in the file, white space and line ends included.
     #[schemars(length(min = 1))]
     old: String,
     /// The text to put in its place.
     new: String,
-    /// Whether to replace every occurrence, where there are several.
+    /// Replace every occurrence, if there are several.
     #[serde(default)]
     replace_all: bool,
 }
 
 impl Edit {
-    /// The tool for this workspace.
+    /// Creates the tool for this workspace.
     pub fn new(workspace: Arc<Workspace>) -> Self {
         Self { workspace }
     }

@@ -1,4 +1,4 @@
-//! Why a file tool could not do what it was asked: [`FileError`], and what the caller is told of it.
+//! [`FileError`]: the failures of the file tools, with the message and the suggestion for the caller.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use wieldy_core::{CallError, Code, RunError};
 
 use super::path::PathError;
 
-/// Why a file tool could not do what it was asked.
+/// The reason why a file tool failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FileError {
     #[error(transparent)]
@@ -38,7 +38,7 @@ pub(crate) enum FileError {
     TooLarge { path: String, bytes: u64, bytes_max: u64 },
     #[error("`{path}` changed since it was last read")]
     Stale { path: String },
-    /// A check of the tool's own, said in its own words.
+    /// A check of the tool's own, with its own message.
     #[error("{message}")]
     Refused { message: String, suggestion: Option<String> },
     #[error("cannot {doing} `{path}`")]
@@ -48,7 +48,7 @@ pub(crate) enum FileError {
 }
 
 impl FileError {
-    /// What an error of the operating system or of the confined lookup means for the caller.
+    /// Interprets an error of the operating system or of the confined lookup.
     pub(crate) fn io(doing: &'static str, path: impl ToString, source: io::Error) -> Self {
         let path = path.to_string();
         // cap-std makes its own error, without a number, for a path that would leave the folder it starts from.
@@ -72,7 +72,7 @@ impl FileError {
         }
     }
 
-    /// A check of the tool's own that failed.
+    /// Creates the error of a tool's own check.
     pub(crate) fn refused(message: impl Into<String>, suggestion: impl Into<String>) -> Self {
         Self::Refused { message: message.into(), suggestion: Some(suggestion.into()) }
     }
@@ -137,7 +137,7 @@ impl FileError {
     }
 }
 
-/// The path whose rights were missing. A file is written and deleted by changing its folder, and need not be there itself.
+/// Returns the path that lacks the rights. Writing or deleting a file changes its folder, so then it is the folder.
 fn closed<'a>(doing: &str, path: &'a str) -> &'a str {
     let folder = path.trim_end_matches('/').rsplit_once('/').map_or(".", |(folder, _)| folder);
     match doing {
@@ -147,7 +147,7 @@ fn closed<'a>(doing: &str, path: &'a str) -> &'a str {
     }
 }
 
-/// Whatever failed here failed before anything was changed; the one tool for which that is not so says it itself.
+/// Marks the error as one from before any change. `Delete`, which can fail halfway, converts its errors itself.
 impl From<FileError> for RunError {
     fn from(error: FileError) -> Self {
         let message = match &error {
@@ -160,7 +160,7 @@ impl From<FileError> for RunError {
     }
 }
 
-/// Runs blocking work on a thread made for it; a panic there is one here.
+/// Runs blocking work on a blocking thread, and resumes its panic here.
 pub(crate) async fn blocking<T: Send + 'static, E: From<FileError> + Send + 'static>(
     work: impl FnOnce() -> Result<T, E> + Send + 'static,
 ) -> Result<T, E> {

@@ -1,4 +1,4 @@
-//! What a search found: lines of files, bounded, in the form that is shown.
+//! Search results: collects matching lines of files, within limits, and formats them.
 
 use std::io;
 use std::path::Path;
@@ -9,24 +9,24 @@ use wieldy_core::Outcome;
 
 use super::text;
 
-/// A longer line is cut.
+/// Maximum length of a line. A longer line is cut.
 const LINE_BYTES_MAX: usize = 500;
-/// More text than this is not shown, whatever the limit of lines.
+/// Maximum bytes of text that are shown, regardless of the limit of lines.
 const TEXT_BYTES_MAX: usize = 64 * 1024;
-/// Beyond this, matches are not even counted.
+/// Maximum number of matches that are counted.
 const COUNT_MAX: usize = 100_000;
 
-/// All that was found so far.
+/// All results so far.
 pub(crate) struct Findings {
     text: String,
     matches: Vec<Value>,
-    /// Matching lines, shown or not.
+    /// The number of matching lines, shown or not.
     count: usize,
-    /// How many more are shown.
+    /// The number of matches that may still be shown.
     left: usize,
-    /// Files that could not be searched.
+    /// The number of files that could not be searched.
     pub(crate) skipped: usize,
-    /// Whether some files were not reached.
+    /// True if some files were not reached.
     pub(crate) unfinished: bool,
     /// The limit that kept the search from some files.
     pub(crate) left_out: Option<String>,
@@ -45,14 +45,14 @@ impl Findings {
         }
     }
 
-    /// Whether going on would change nothing.
+    /// Returns true if searching more files would not change the result.
     pub(crate) fn enough(&mut self) -> bool {
         let enough = self.count >= COUNT_MAX;
         self.unfinished |= enough;
         enough
     }
 
-    /// Adds what was found in the file at `path`.
+    /// Adds the results from the file at `path`.
     pub(crate) fn take(&mut self, path: &Path, sink: FileSink) {
         if sink.binary || sink.count == 0 {
             return;
@@ -79,7 +79,7 @@ impl Findings {
         }
     }
 
-    /// The answer.
+    /// Returns the answer.
     pub(crate) fn outcome(self) -> Outcome {
         let shown = self.matches.len();
         let more = shown < self.count || self.unfinished;
@@ -106,7 +106,7 @@ impl Findings {
     }
 }
 
-/// What was found in one file. Kept apart until its end, where it may turn out to be binary.
+/// The results from one file. They are separate until the end of the file, which may turn out to be binary.
 pub(crate) struct FileSink {
     lines: Vec<Line>,
     count: usize,
@@ -126,12 +126,12 @@ struct Line {
 enum Kind {
     Match,
     Context,
-    /// Lines are left out here.
+    /// A mark for left-out lines.
     Gap,
 }
 
 impl FileSink {
-    /// A sink that shows and counts no more than is still wanted.
+    /// Creates a sink that shows and counts no more than the remaining limits.
     pub(crate) fn new(findings: &Findings) -> Self {
         Self {
             lines: Vec::new(),
@@ -163,7 +163,7 @@ impl Sink for FileSink {
             self.left -= 1;
             self.add(Kind::Match, found.line_number(), found.bytes());
         } else {
-            // What follows belongs to a match that is not shown.
+            // The context lines that follow belong to a match that is not shown.
             self.bytes_left = 0;
         }
         Ok(self.count < self.count_max)
@@ -200,11 +200,11 @@ impl Sink for FileSink {
     }
 }
 
-/// A line for people: without its end, what is not UTF-8 replaced, cut where no character is torn.
+/// Formats a line for people: without its end, invalid UTF-8 replaced, and cut between characters.
 fn shown(bytes: &[u8]) -> String {
     let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
     let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
-    // Converting no more than can be shown: a line may have megabytes.
+    // Converts no more than can be shown: a line may have megabytes.
     let line = String::from_utf8_lossy(&bytes[..bytes.len().min(LINE_BYTES_MAX + 4)]);
     match text::cut(&line, LINE_BYTES_MAX) {
         whole if bytes.len() <= LINE_BYTES_MAX => whole.to_owned(),

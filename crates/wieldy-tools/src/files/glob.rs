@@ -1,4 +1,4 @@
-//! `Glob`: files by their names.
+//! `Glob`: finds files by their names.
 
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -16,12 +16,12 @@ use super::workspace::Workspace;
 
 const LIMIT_DEFAULT: NonZeroU32 = NonZeroU32::new(1000).expect("not zero");
 
-/// Finds files of the workspace by their names.
+/// A tool that finds files of the workspace by their names.
 pub struct Glob {
     workspace: Arc<Workspace>,
 }
 
-/// What to find.
+/// A file search.
 #[derive(Deserialize, JsonSchema)]
 pub struct GlobArgs {
     /// The pattern for paths below `path`: `*` and `?` within a name, `**` for any folders, `{a,b}`, `[a-z]`.
@@ -30,14 +30,14 @@ pub struct GlobArgs {
     /// The folder to look in, relative to the workspace.
     #[serde(default = "super::here")]
     path: String,
-    /// How many files to show at most.
+    /// Maximum number of files to show.
     #[serde(default = "limit")]
     #[schemars(range(min = 1, max = 10_000))]
     limit: NonZeroU32,
-    /// Whether to find names that begin with a dot.
+    /// Find names that begin with a dot too.
     #[serde(default)]
     hidden: bool,
-    /// Whether to find what `.gitignore` files exclude.
+    /// Find files that `.gitignore` excludes too.
     #[serde(default)]
     ignored: bool,
 }
@@ -47,7 +47,7 @@ fn limit() -> NonZeroU32 {
 }
 
 impl Glob {
-    /// The tool for this workspace.
+    /// Creates the tool for this workspace.
     pub fn new(workspace: Arc<Workspace>) -> Self {
         Self { workspace }
     }
@@ -111,7 +111,7 @@ fn glob(workspace: &Workspace, args: &GlobArgs, run: &Run) -> Result<Outcome, Fi
     Ok(outcome)
 }
 
-/// The pattern as something to hold paths against: `*` stays within one name.
+/// Compiles a pattern for paths: `*` stays within one name.
 pub(super) fn matcher(pattern: &str) -> Result<GlobMatcher, FileError> {
     let pattern = pattern.strip_prefix("./").unwrap_or(pattern);
     let glob = GlobBuilder::new(pattern).literal_separator(true).backslash_escape(true).build();
@@ -123,7 +123,7 @@ pub(super) fn matcher(pattern: &str) -> Result<GlobMatcher, FileError> {
     })
 }
 
-/// The pattern of a filter: one without a slash is for names, wherever they are.
+/// Compiles the pattern of a filter. A pattern without a slash matches names in any folder.
 pub(super) fn filter(pattern: &str) -> Result<impl Fn(&Path) -> bool, FileError> {
     let anywhere = if pattern.contains('/') { pattern.to_owned() } else { format!("**/{pattern}") };
     let matcher = matcher(&anywhere)?;

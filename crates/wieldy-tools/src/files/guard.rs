@@ -1,4 +1,4 @@
-//! What the file tools leave alone: the secrets that sandboxes hide, and what they protect since somebody outside would execute it.
+//! File rules for the file tools: refuses hidden secrets, and protected files that programs outside would execute.
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -15,27 +15,27 @@ use super::error::FileError;
 use super::path::joined;
 use super::workspace::{Workspace, open_plain, open_plain_folder};
 
-/// What git executes, or what says where that is, at the top of a repository.
+/// Files through which git executes programs, or finds the settings that name programs, at the top of a repository.
 const OF_GIT: [&str; 5] = [".git", ".git/commondir", ".git/config", ".git/config.worktree", ".git/hooks"];
 
-/// As many links as the kernel would follow.
+/// Maximum number of symbolic links that are followed; the kernel has the same limit.
 const LINKS_MAX: usize = 40;
 
-/// What the kernel puts behind the path of a file that has another one in its place by now.
+/// The suffix that the kernel adds to the path of an open file which was deleted or replaced.
 const REPLACED: &str = " (deleted)";
 
-/// What a call leaves alone in a workspace.
+/// The paths of a workspace that a call must not show or change.
 pub(crate) struct Guard<'a> {
     workspace: &'a Workspace,
     rules: &'a FileRules,
-    /// Where names that are hidden or protected lead that are links, and the names.
+    /// Targets of hidden or protected names that are symbolic links, each with the name.
     behind: Vec<(PathBuf, PathBuf)>,
-    /// The links on the way there.
+    /// The symbolic links on the way to these targets.
     links: Vec<PathBuf>,
 }
 
 impl Workspace {
-    /// What a call under these rules leaves alone.
+    /// Returns the guard for a call under these rules.
     pub(crate) fn guard<'a>(&'a self, rules: &'a FileRules) -> Guard<'a> {
         let mut guard = Guard { workspace: self, rules, behind: Vec::new(), links: Vec::new() };
         let usual = HIDDEN.iter().chain(&PROTECTED_WHERE_THERE).chain(&OF_GIT).copied();
@@ -48,8 +48,8 @@ impl Workspace {
         guard
     }
 
-    /// Where something really is that was opened: it may have been moved, or its path have changed, since somebody asked. Nothing where the
-    /// kernel does not tell.
+    /// Returns the current path of an open file: since the lookup it may have been moved, or its path changed. Returns
+    /// `None` if the kernel does not tell.
     pub(crate) fn real(&self, opened: impl AsFd) -> Option<PathBuf> {
         let path = |opened: BorrowedFd<'_>| {
             let link = format!("/proc/self/fd/{}", opened.as_raw_fd());
@@ -60,7 +60,7 @@ impl Workspace {
 }
 
 impl Guard<'_> {
-    /// Refuses to show what is in a secret. The path begins at the root and leads through no link.
+    /// Refuses to show a hidden path. The path is relative to the root and has no symbolic links.
     pub(crate) fn check_shown(&self, path: &Path) -> Result<(), FileError> {
         match self.names(path).iter().any(|name| self.rules.hides(self.workspace.path(), name)) {
             true => Err(FileError::Hidden { path: path.display().to_string() }),
@@ -68,7 +68,7 @@ impl Guard<'_> {
         }
     }
 
-    /// The same for something that was opened, and was called this when it was.
+    /// Refuses to show an open file, if the name under which it was opened or its current path is hidden.
     pub(crate) fn check_opened(&self, opened: impl AsFd, name: &Path) -> Result<(), FileError> {
         self.check_shown(name)?;
         let Some(real) = self.workspace.real(opened) else { return Ok(()) };
@@ -76,7 +76,8 @@ impl Guard<'_> {
         replaced.into_iter().chain([real.as_path()]).try_for_each(|path| self.check_shown(path))
     }
 
-    /// Refuses to make, change or remove what is protected, and secrets that are there. The path begins at the root and leads through no link.
+    /// Refuses to make, change or remove a protected path or an existing secret. The path is relative to the root and
+    /// has no symbolic links.
     pub(crate) fn check_changed(&self, path: &Path) -> Result<(), FileError> {
         let root = self.workspace.path();
         let is_there = |path: &Path| self.workspace.root().symlink_metadata(path).is_ok() && !self.is_placeholder(path);
@@ -91,23 +92,23 @@ impl Guard<'_> {
         Ok(())
     }
 
-    /// Returns true if a sandbox put this there to hold the name and nothing was done with it since: for tools there is nothing. The path
-    /// begins at the root and leads through no link.
+    /// Returns true for an untouched placeholder of a sandbox, which the tools treat as a missing file. The path is
+    /// relative to the root and has no symbolic links.
     pub(crate) fn is_placeholder(&self, path: &Path) -> bool {
         self.rules.may_hold(self.workspace.path(), path) && is_as_made(self.workspace.root(), path)
     }
 
-    /// What a path can be called: itself, and what it is behind a name that is a link.
+    /// Returns all names of a path: itself, and its name below a hidden or protected symbolic link.
     fn names(&self, path: &Path) -> Vec<PathBuf> {
         let behind =
             self.behind.iter().filter_map(|(real, name)| Some(joined_below(name, path.strip_prefix(real).ok()?)));
         std::iter::once(path.to_owned()).chain(behind).collect()
     }
 
-    /// Takes note of where a name leads, if there is a link on the way.
+    /// Records the target of a name, if there is a symbolic link on its path.
     fn follow(&mut self, name: &Path) {
         let Some(Component::Normal(first)) = name.components().next() else { return };
-        // Most of them are not there.
+        // Most names do not exist.
         if statat(self.workspace.root(), first, AtFlags::SYMLINK_NOFOLLOW).is_err() {
             return;
         }
@@ -123,7 +124,7 @@ impl Guard<'_> {
         }
     }
 
-    /// The first link on a path, and the path that it makes of it if that is in the workspace.
+    /// Returns the first symbolic link on a path, and the path with that link resolved if it stays in the workspace.
     fn next(&self, path: &Path) -> Option<(PathBuf, Option<PathBuf>)> {
         let root = self.workspace.root();
         let is_link = |path: &Path| {
@@ -145,7 +146,7 @@ impl Guard<'_> {
     }
 }
 
-/// Returns true if something has a placeholder's mark and is as it was made: a file with that content, or a folder of others.
+/// Returns true for a marked placeholder with unchanged content: a file with that content, or a folder of placeholders.
 fn is_as_made(folder: &Dir, path: &Path) -> bool {
     let Ok(file) = open_plain(folder, path) else { return false };
     let mut content = [0; PLACEHOLDER_BYTES_MAX];
@@ -161,12 +162,12 @@ fn is_as_made(folder: &Dir, path: &Path) -> bool {
     read.is_ok() && content.get(..count) == Some(&found)
 }
 
-/// Joins without a slash at the end where there is nothing to join.
+/// Joins two paths, without a trailing slash if the second is empty.
 fn joined_below(folder: &Path, rest: &Path) -> PathBuf {
     if rest.as_os_str().is_empty() { folder.to_owned() } else { joined(folder, rest) }
 }
 
-/// A path that begins at the root without `.` and `..`; nothing if it leads out of there.
+/// Returns a path without `.` and `..`, or `None` if it leads above its start.
 fn without_dots(path: &Path) -> Option<PathBuf> {
     let mut plain = PathBuf::new();
     for part in path.components() {

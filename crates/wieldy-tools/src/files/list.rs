@@ -1,4 +1,4 @@
-//! `List`: what is in a folder.
+//! `List`: lists the entries of a folder.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -14,28 +14,28 @@ use super::workspace::Workspace;
 
 const LIMIT_DEFAULT: NonZeroU32 = NonZeroU32::new(1000).expect("not zero");
 
-/// Lists a folder of the workspace.
+/// A tool that lists a folder of the workspace.
 pub struct List {
     workspace: Arc<Workspace>,
 }
 
-/// What to list.
+/// A listing.
 #[derive(Deserialize, JsonSchema)]
 pub struct ListArgs {
     /// The folder, relative to the workspace.
     #[serde(default = "super::here")]
     path: String,
-    /// How many levels of folders to show; 1 is only what is directly in the folder.
+    /// Number of folder levels to show; 1 is only the folder's own entries.
     #[serde(default = "one")]
     #[schemars(range(min = 1, max = 100))]
     depth: NonZeroU32,
-    /// Whether to show names that begin with a dot.
+    /// Show names that begin with a dot too.
     #[serde(default)]
     hidden: bool,
-    /// Whether to show what `.gitignore` files exclude.
+    /// Show files that `.gitignore` excludes too.
     #[serde(default)]
     ignored: bool,
-    /// How many entries to show at most.
+    /// Maximum number of entries to show.
     #[serde(default = "limit")]
     #[schemars(range(min = 1, max = 10_000))]
     limit: NonZeroU32,
@@ -50,7 +50,7 @@ fn limit() -> NonZeroU32 {
 }
 
 impl List {
-    /// The tool for this workspace.
+    /// Creates the tool for this workspace.
     pub fn new(workspace: Arc<Workspace>) -> Self {
         Self { workspace }
     }

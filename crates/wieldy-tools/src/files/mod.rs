@@ -1,4 +1,4 @@
-//! The workspace tools: read, write, edit, delete, list, search, find and query files; and read kept outputs.
+//! The workspace tools: read, write, edit, delete, list, search, find and query files; and read stored outputs.
 
 mod error;
 mod guard;
@@ -40,12 +40,12 @@ use std::time::Duration;
 
 use wieldy_core::{Provider, ToolSpec};
 
-/// What all tools that only look have in common.
+/// Returns the common declaration of all read-only tools.
 fn reading(name: &str, alias: &str, description: &str) -> ToolSpec {
     common(name, alias, description).read_only().reads("path").permission("files.read")
 }
 
-/// What all tools that change files have in common.
+/// Returns the common declaration of all tools that change files.
 fn changing(name: &str, alias: &str, description: &str) -> ToolSpec {
     common(name, alias, description).writes("path").permission("files.write")
 }
@@ -57,12 +57,12 @@ fn common(name: &str, alias: &str, description: &str) -> ToolSpec {
         .alias(alias)
         .timeout(Duration::from_secs(10));
     spec.annotations.open_world = false;
-    // Each tool bounds its own answer, and says how to get at the rest; cutting once more would lose that.
+    // Each tool bounds its own answer, and says how to get the rest. A second cut would lose that note.
     spec.constraints.output_bytes_max = Some(1024 * 1024);
     spec
 }
 
-/// Where a tool looks that was not told where.
+/// Returns the default folder of a tool: the workspace itself.
 fn here() -> String {
     ".".to_owned()
 }

@@ -1,24 +1,24 @@
 //! Paths as callers write them: [`GivenPath`], checked as text, not yet looked up.
 //!
-//! Nothing here keeps anybody inside the workspace; that is done by the handle which every lookup starts from.
+//! This module does not confine paths to the workspace: the handle from which every lookup starts does that.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// The longest path that Linux looks up.
 const PATH_BYTES_MAX: usize = 4095;
-/// The longest name of one file on the usual filesystems.
+/// The longest file name on the usual filesystems.
 const NAME_BYTES_MAX: usize = 255;
 
-/// A path below the workspace's root, as a caller gave it. It may still lead nowhere, or outside.
+/// A path below the workspace's root, as a caller wrote it. It may not exist, or lead outside.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GivenPath {
     relative: PathBuf,
-    /// Whether it was written like `folder/`, which no file can be.
+    /// True if it was written like `folder/`, which cannot be a file.
     names_folder: bool,
 }
 
-/// Why a text is not a path.
+/// The reason why a text is not a path.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PathError {
     #[error("the path is empty")]
@@ -34,7 +34,7 @@ pub(crate) enum PathError {
 }
 
 impl GivenPath {
-    /// Checks the text. An absolute path below one of `roots` counts as the relative one from there.
+    /// Checks the text. An absolute path below one of `roots` becomes relative to that root.
     pub(crate) fn new(text: &str, roots: &[PathBuf]) -> Result<Self, PathError> {
         if text.trim().is_empty() {
             return Err(PathError::Empty);
@@ -65,12 +65,12 @@ impl GivenPath {
         Ok(Self { relative, names_folder: text.ends_with('/') || text.ends_with("/.") || text == "." })
     }
 
-    /// The path below the root; `.` for the root itself.
+    /// Returns the path below the root; `.` for the root itself.
     pub(crate) fn relative(&self) -> &Path {
         &self.relative
     }
 
-    /// Whether it was written like `folder/`.
+    /// Returns true if the path was written like `folder/`.
     pub(crate) fn names_folder(&self) -> bool {
         self.names_folder
     }
@@ -82,7 +82,7 @@ impl fmt::Display for GivenPath {
     }
 }
 
-/// `folder/name`, and just `name` in the root.
+/// Returns `folder/name`, or just `name` in the root.
 pub(crate) fn joined(folder: &Path, name: &Path) -> PathBuf {
     if folder == Path::new(".") { name.to_owned() } else { folder.join(name) }
 }

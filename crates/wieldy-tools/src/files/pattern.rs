@@ -1,14 +1,14 @@
-//! Regular expressions that callers give, bounded: a few characters can stand for gigabytes.
+//! Compiles callers' regular expressions within limits: a few characters can stand for gigabytes.
 
 use grep_regex::{RegexMatcher, RegexMatcherBuilder};
 use regex::bytes::{Regex, RegexBuilder};
 
 use super::error::FileError;
 
-/// The maximal memory of a compiled pattern, and the same again for the tables that a search builds.
+/// Maximum memory of a compiled pattern, and the same again for the tables that a search builds.
 const COMPILED_BYTES_MAX: usize = 2 * 1024 * 1024;
 
-/// Compiles a pattern, or tells what is wrong with it.
+/// Compiles a pattern, or returns its mistake.
 pub(super) fn regex(pattern: &str) -> Result<Regex, FileError> {
     compiled(pattern, "escape special characters with a backslash, such as `\\(`")
 }
@@ -32,7 +32,7 @@ pub(super) fn line_matcher(pattern: &str, builder: &mut RegexMatcherBuilder) -> 
                 "the pattern holds a line break, and each line is searched by itself",
                 "search for one of the lines, with `context` to see those around it",
             ),
-            // The error as such shows the pattern with what was put around it, and points at the wrong place.
+            // This error shows the pattern with the text that the matcher adds, and points to the wrong place.
             _ => match compiled(pattern, advice) {
                 Err(plain) => plain,
                 Ok(_) => FileError::refused(format!("the pattern cannot be searched for: {error}"), advice),

@@ -1,4 +1,4 @@
-//! `QueryVFS`: files, folders and the caller's own artifacts, by name, size, time and text.
+//! `QueryVFS`: finds files, folders and the caller's own artifacts, by name, size, time and text.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use super::walk::{Entry, WalkOptions};
 use super::workspace::Workspace;
 use super::{glob, pattern, search};
 
-/// The maximal number of artifacts that are looked at, the latest first.
+/// Maximum number of artifacts that are examined, the latest first.
 const ARTIFACTS_MAX: usize = 10_000;
 
-/// Queries the workspace and the caller's artifacts.
+/// A tool that queries the workspace and the caller's artifacts.
 pub struct QueryVfs {
     workspace: Arc<Workspace>,
 }
@@ -36,11 +36,11 @@ pub struct QueryVfsArgs {
     /// Only finds of this kind.
     #[serde(default)]
     kind: Kind,
-    /// Only finds of at least this many bytes; folders have no size.
+    /// Minimum size in bytes; folders have no size.
     min_bytes: Option<u64>,
-    /// Only finds of at most this many bytes; folders have no size.
+    /// Maximum size in bytes; folders have no size.
     max_bytes: Option<u64>,
-    /// Only what changed since then: a time such as `2026-11-16T08:00:00Z`, or a time back from now such as `2h`.
+    /// Only finds changed since then: a time such as `2026-11-16T08:00:00Z`, or an age such as `2h`.
     changed_since: Option<String>,
     /// Only files and artifacts with this text in a line. Case counts if the text has a capital letter.
     #[schemars(length(min = 1, max = 1000))]
@@ -48,14 +48,14 @@ pub struct QueryVfsArgs {
     /// The folder to look in, relative to the workspace. Artifacts are in none.
     #[serde(default = "super::here")]
     path: String,
-    /// How many finds to show at most.
+    /// Maximum number of finds to show.
     #[serde(default = "limit")]
     #[schemars(range(min = 1, max = 10_000))]
     limit: NonZeroU32,
-    /// Whether to find names that begin with a dot.
+    /// Find names that begin with a dot too.
     #[serde(default)]
     hidden: bool,
-    /// Whether to find what `.gitignore` files exclude.
+    /// Find files that `.gitignore` excludes too.
     #[serde(default)]
     ignored: bool,
 }
@@ -76,7 +76,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// Returns true if a find of the other kind is wanted.
+    /// Returns true if this kind includes the other.
     fn takes(self, other: Self) -> bool {
         self == Self::Any || self == other
     }
@@ -94,7 +94,7 @@ struct Find {
 }
 
 impl QueryVfs {
-    /// The tool for this workspace.
+    /// Creates the tool for this workspace.
     pub fn new(workspace: Arc<Workspace>) -> Self {
         Self { workspace }
     }
@@ -149,7 +149,7 @@ fn query(workspace: &Workspace, args: &QueryVfsArgs, since: Option<Timestamp>, r
     Ok(outcome)
 }
 
-/// Adds the files and folders that meet the conditions, one more than the limit at most.
+/// Adds the files and folders that meet the conditions, until there is one more than the limit.
 fn files(
     workspace: &Workspace,
     args: &QueryVfsArgs,
@@ -214,7 +214,7 @@ fn artifacts(
     finds: &mut Vec<Find>,
     notes: &mut Vec<String>,
 ) -> Result<(), RunError> {
-    // Without a workspace that has a name, no artifact is known to be the caller's.
+    // Artifacts belong to a workspace with a name, so without one the caller has none.
     let Some(workspace) = run.confinement().recorded_workspace() else { return Ok(()) };
     let wanted = args.glob.as_deref().map(glob::filter).transpose()?;
     let pattern = args.text.as_deref().map(|text| {
@@ -238,7 +238,7 @@ fn artifacts(
             continue;
         }
         if let Some(pattern) = &pattern {
-            // An artifact can be gone by now.
+            // The artifact may have been removed meanwhile.
             let found = grep(store, id, run.caller(), pattern, 1);
             if found.map_or(true, |(lines, _)| lines.is_empty()) {
                 continue;
@@ -267,10 +267,10 @@ fn matcher(text: &str) -> Result<RegexMatcher, FileError> {
     pattern::line_matcher(text, &mut builder)
 }
 
-/// Returns true if a line of the file has the text; none where it cannot be read.
+/// Returns true if a line of the file has the text, or `None` if the file cannot be read.
 fn has_text(entry: &Entry, matcher: &RegexMatcher, run: &Run) -> Option<bool> {
     let file = entry.open().ok()?;
-    // A file can be a pipe by now.
+    // The file may have been replaced by a pipe meanwhile.
     file.metadata().ok().filter(cap_std::fs::Metadata::is_file)?;
     let mut is_found = false;
     let sink = Bytes(|_, _| {

@@ -1,4 +1,4 @@
-//! `Read`: the text of a file, whole or some lines of it.
+//! `Read`: returns the text of a file, whole or some lines of it.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -14,29 +14,29 @@ use super::stale::note_gone;
 use super::text::{self, Decoded};
 use super::workspace::{Folders, LastLink, Workspace, read_whole};
 
-/// More text than this does not come at once; the rest can be asked for.
+/// Maximum bytes of text in one answer. Further calls can read the rest.
 const TEXT_BYTES_MAX: usize = 64 * 1024;
 
-/// Reads a text file from the workspace.
+/// A tool that reads a text file from the workspace.
 pub struct Read {
     workspace: Arc<Workspace>,
 }
 
-/// What to read.
+/// A file to read.
 #[derive(Deserialize, JsonSchema)]
 pub struct ReadArgs {
     /// The file, relative to the workspace.
     path: String,
     /// The first line to read, counted from 1.
     from_line: Option<NonZeroU32>,
-    /// How many lines to read; all that follow where absent.
+    /// Number of lines to read; without it, all that follow.
     lines: Option<NonZeroU32>,
-    /// The file's encoding, such as `windows-1252`, where it is neither UTF-8 nor marked by a byte order mark.
+    /// The file's encoding, such as `windows-1252`, if it is neither UTF-8 nor marked by a byte order mark.
     encoding: Option<String>,
 }
 
 impl Read {
-    /// The tool for this workspace.
+    /// Creates the tool for this workspace.
     pub fn new(workspace: Arc<Workspace>) -> Self {
         Self { workspace }
     }
@@ -103,7 +103,7 @@ fn read(workspace: &Workspace, args: &ReadArgs, run: &Run) -> Result<Outcome, Fi
     Ok(outcome)
 }
 
-/// What the reader must know about the text and could not see in it.
+/// Returns notes on the text for facts that it does not show itself.
 fn notes(part: &Part<'_>, decoded: &Decoded<'_>) -> Vec<String> {
     let mut notes = Vec::new();
     if part.cut {
@@ -136,15 +136,16 @@ fn encoding(label: &str) -> Result<&'static Encoding, FileError> {
 struct Part<'a> {
     text: &'a str,
     from_line: usize,
-    /// How many whole lines.
+    /// The number of whole lines.
     lines: usize,
     total_lines: usize,
-    /// Whether more was asked for than fits.
+    /// True if not all requested lines fit.
     cut: bool,
 }
 
 impl<'a> Part<'a> {
-    /// `lines` lines from `from_line` on, or how many lines there are where it starts after the last.
+    /// Returns `lines` lines from `from_line` on. If `from_line` is after the last line, the error is the number of
+    /// lines.
     fn of(text: &'a str, from_line: u32, lines: Option<u32>) -> Result<Self, usize> {
         let total_lines = text.split_inclusive('\n').count();
         let from_line = from_line as usize;

@@ -1,4 +1,4 @@
-//! Replacing exact text by other text, and saying what is there instead when it is not found. Pure.
+//! Replaces exact text, and finds similar text if the old text does not occur. Pure functions.
 
 use std::ops::ControlFlow;
 
@@ -9,22 +9,22 @@ pub(crate) struct Replaced {
     pub(crate) count: usize,
 }
 
-/// Why nothing was replaced.
+/// The reason why nothing was replaced.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NotReplaced {
     /// The text to look for is empty.
     Empty,
     /// The old text and the new one are the same.
     Same,
-    /// The text does not occur; here is what comes near.
+    /// The text does not occur; `near` is similar text.
     Absent { near: Option<Near> },
-    /// The text occurs several times: on these lines, the first few of them.
+    /// The text occurs several times: on these lines, of which only the first are listed.
     Several { count: usize, lines: Vec<usize> },
     /// The result would have this many bytes.
     TooLarge { bytes: usize },
 }
 
-/// A place that differs from what was looked for only in white space.
+/// Text that differs from the old text only in white space.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Near {
     /// Its first line, from 1.
@@ -32,14 +32,14 @@ pub(crate) struct Near {
     pub(crate) text: String,
 }
 
-/// The maximal number of lines that are compared to find similar text.
+/// Maximum number of line comparisons in a search for similar text.
 const NEAR_LOOKS_MAX: usize = 1_000_000;
-/// How many lines are named when a text occurs several times.
+/// Maximum number of line numbers that are listed if a text occurs several times.
 const LINES_SHOWN_MAX: usize = 20;
 
-/// Puts `new` where `old` stands: in the one place, or with `all` in every place from the left without overlaps.
+/// Replaces `old` by `new`: its only occurrence or, with `all`, every one from the left without overlaps.
 ///
-/// In a text whose every line ends in CRLF, a bare LF in `old` and `new` stands for CRLF: models drop the CR.
+/// If every line of the text ends in CRLF, a bare LF in `old` and `new` stands for CRLF: models drop the CR.
 pub(crate) fn replace(text: &str, old: &str, new: &str, all: bool, bytes_max: usize) -> Result<Replaced, NotReplaced> {
     if old.is_empty() {
         return Err(NotReplaced::Empty);
@@ -62,7 +62,7 @@ fn replace_exactly(text: &str, old: &str, new: &str, all: bool, bytes_max: usize
     if count > 1 && !all {
         return Err(NotReplaced::Several { count, lines: lines_of(text, old) });
     }
-    // Known before it is built: a short old text and a long new one could fill the memory.
+    // Checked before the result is built: a short old text and a long new one could fill the memory.
     let bytes = text.len().saturating_add(count.saturating_mul(new.len())) - count * old.len();
     if bytes > bytes_max {
         return Err(NotReplaced::TooLarge { bytes });
@@ -91,13 +91,13 @@ fn lines_of(text: &str, old: &str) -> Vec<usize> {
         .collect()
 }
 
-/// The first run of lines that is the same as `old` but for white space.
+/// Returns the first lines that equal `old` except for white space.
 fn near(text: &str, old: &str) -> Option<Near> {
     let squeezed = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
     let wanted: Vec<String> = old.trim().lines().map(squeezed).collect();
     let first = wanted.first().filter(|line| !line.is_empty())?;
     let lines: Vec<&str> = text.lines().collect();
-    // The first and the last line of what is looked for may be parts of lines.
+    // The first and the last line of `old` may be parts of lines.
     let fits = |index: usize, line: &str| {
         let line = squeezed(line);
         match (index == 0, index + 1 == wanted.len()) {

@@ -1,8 +1,8 @@
-//! Saving: a file gets its new content whole or not at all, and not if somebody changed it meanwhile.
+//! Atomic saving: a file gets its whole new content or keeps the old one, and never overwrites a concurrent change.
 //!
-//! The content goes to a file without a name (`O_TMPFILE`), which vanishes by itself should we be killed. Only
-//! when all is on disk does it get a name, for the moment until it is renamed over the old file. Filesystems
-//! without such files get one with a name from the start.
+//! The content goes to a file without a name (`O_TMPFILE`), which the kernel removes if this process is killed. Once
+//! all of it is on disk, the file gets a temporary name, and is renamed over the old file at once. On filesystems
+//! without `O_TMPFILE`, the file has a temporary name from the start.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Write};
@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use super::error::FileError;
 use super::workspace::{Existing, Place};
 
-/// Puts `content` at `place`, which holds what `replaces` says, or nothing.
+/// Writes `content` to `place`, which must still hold the file `replaces`, or nothing if that is `None`.
 pub(crate) fn save(place: &Place, content: &[u8], replaces: Option<&Existing>) -> Result<(), FileError> {
     match save_by(Unnamed::stage, place, content, replaces) {
         Err(SaveError::Io(error)) if unsupported(&error) => save_by(Temporary::stage, place, content, replaces),
@@ -31,7 +31,7 @@ pub(crate) fn save(place: &Place, content: &[u8], replaces: Option<&Existing>) -
 }
 
 enum SaveError {
-    /// It is no longer what it was when the change was made up.
+    /// The file changed after the caller read it.
     Changed,
     Look(FileError),
     Io(io::Error),
@@ -43,11 +43,11 @@ impl From<io::Error> for SaveError {
     }
 }
 
-/// Content that is written and not yet to be seen.
+/// Written content that is not yet visible at its place.
 trait Staged<'a>: Sized {
     fn file(&self) -> &File;
 
-    /// Gives it a name of its own beside its future place.
+    /// Gives the content a temporary name in the folder of its future place.
     fn named(self) -> io::Result<Temporary<'a>>;
 }
 
@@ -64,7 +64,7 @@ fn save_by<'a, S: Staged<'a>>(
         take_after(file, existing)?;
     }
     file.sync_all()?;
-    // As late as can be: what happens between this look and the rename below goes unseen.
+    // As late as possible: a change between this check and the rename below is not noticed.
     let expected: Option<Hash> = replaces.map(|existing| existing.hash);
     if place.hash().map_err(SaveError::Look)? != expected {
         return Err(SaveError::Changed);
@@ -77,10 +77,10 @@ fn save_by<'a, S: Staged<'a>>(
 fn take_after(file: &File, existing: &Existing) -> io::Result<()> {
     let (ours, theirs) = (file.metadata()?, &existing.metadata);
     if (ours.uid(), ours.gid()) != (theirs.uid(), theirs.gid()) {
-        // Only the superuser may give files away; for others the file becomes their own.
+        // Only the superuser may give files away. For others the file becomes their own.
         let _ = rustix::fs::fchown(file, Some(Uid::from_raw(theirs.uid())), Some(Gid::from_raw(theirs.gid())));
     }
-    // A new content is not trusted to run as its owner because the old one was.
+    // The setuid bits are dropped: new content is not trusted to run as its owner because the old one was.
     file.set_permissions(Permissions::from_mode(theirs.mode() & 0o777))
 }
 
@@ -105,7 +105,7 @@ impl<'a> Staged<'a> for Unnamed<'a> {
 
     fn named(self) -> io::Result<Temporary<'a>> {
         let name = temporary_name();
-        // Older kernels let only the superuser name a file by its handle alone; all let its owner by /proc.
+        // Older kernels let only the superuser name a file by its handle alone; all let its owner do it through /proc.
         rustix::fs::linkat(&self.file, "", self.folder, &name, AtFlags::EMPTY_PATH).or_else(|_| {
             let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
             rustix::fs::linkat(CWD, own, self.folder, &name, AtFlags::SYMLINK_FOLLOW)
@@ -114,7 +114,7 @@ impl<'a> Staged<'a> for Unnamed<'a> {
     }
 }
 
-/// A file with a name that nobody knows; it goes when it is dropped.
+/// A file with a random temporary name; it is removed on drop.
 struct Temporary<'a> {
     folder: &'a Dir,
     file: File,
@@ -134,12 +134,12 @@ impl<'a> Temporary<'a> {
         match rustix::fs::renameat_with(self.folder, &self.name, self.folder, name, flags) {
             Ok(()) => {}
             Err(Errno::EXIST) => return Err(SaveError::Changed),
-            // Not every filesystem can promise to replace nothing.
+            // Not every filesystem supports a rename that replaces nothing.
             Err(Errno::INVAL | Errno::NOSYS) => self.folder.rename(&self.name, self.folder, name)?,
             Err(error) => return Err(SaveError::Io(error.into())),
         }
         self.kept = true;
-        // The file is in place; that the folder's entry also survives a power cut is worth trying, not failing.
+        // The file is in place. Syncing the folder, so that its entry survives a power cut too, is only an attempt.
         let _ = self.folder.try_clone().and_then(|folder| Dir::reopen_dir(&folder)?.into_std_file().sync_all());
         Ok(())
     }
@@ -163,7 +163,7 @@ impl Drop for Temporary<'_> {
     }
 }
 
-/// Whether the error says that there are no nameless files here, or that they cannot be given a name.
+/// Returns true if the error says that files without a name are not supported here, or cannot be given a name.
 fn unsupported(error: &io::Error) -> bool {
     let number = error.raw_os_error().map(Errno::from_raw_os_error);
     number.is_some_and(|number| {

@@ -1,4 +1,4 @@
-//! `Search`: lines of files by a regular expression.
+//! `Search`: finds lines of files by a regular expression.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -21,18 +21,18 @@ use super::walk::WalkOptions;
 use super::workspace::Workspace;
 use super::{glob, pattern};
 
-/// A file with a longer line than this is passed over, so that it costs no more memory.
+/// Maximum length of a line, which bounds the memory. A file with a longer line is skipped.
 const LINE_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// Searches the files of the workspace.
+/// A tool that searches the files of the workspace.
 pub struct Search {
     workspace: Arc<Workspace>,
 }
 
-/// What to search for.
+/// A text search.
 #[derive(Deserialize, JsonSchema)]
 pub struct SearchArgs {
-    /// The regular expression, in Rust's syntax. It is held against each line by itself.
+    /// The regular expression, in Rust's syntax. It is matched against each line separately.
     #[schemars(length(min = 1, max = 10_000))]
     pattern: String,
     /// The folder or file to search, relative to the workspace.
@@ -41,24 +41,24 @@ pub struct SearchArgs {
     /// Search only files like this: `*.rs` anywhere, or `src/**/*.rs` below `path`.
     #[schemars(length(min = 1, max = 1000))]
     glob: Option<String>,
-    /// Whether the case of letters counts; `smart` means only if the pattern has a capital letter.
+    /// Case sensitivity; `smart` is sensitive only if the pattern has a capital letter.
     #[serde(default)]
     case: Case,
-    /// Whether the pattern is plain text, and no regular expression.
+    /// The pattern is plain text, not a regular expression.
     #[serde(default)]
     literal: bool,
-    /// How many lines to show before and after each match.
+    /// Number of lines to show before and after each match.
     #[serde(default)]
     #[schemars(range(max = 20))]
     context: u8,
-    /// How many matching lines to show at most.
+    /// Maximum number of matching lines to show.
     #[serde(default = "limit")]
     #[schemars(range(min = 1, max = 10_000))]
     limit: NonZeroU32,
-    /// Whether to search files whose names begin with a dot.
+    /// Search files whose names begin with a dot too.
     #[serde(default)]
     hidden: bool,
-    /// Whether to search what `.gitignore` files exclude.
+    /// Search files that `.gitignore` excludes too.
     #[serde(default)]
     ignored: bool,
 }
@@ -67,7 +67,7 @@ fn limit() -> NonZeroU32 {
     NonZeroU32::new(200).expect("not zero")
 }
 
-/// Whether the case of letters counts.
+/// Case sensitivity.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Case {
@@ -78,7 +78,7 @@ enum Case {
 }
 
 impl Search {
-    /// The tool for this workspace.
+    /// Creates the tool for this workspace.
     pub fn new(workspace: Arc<Workspace>) -> Self {
         Self { workspace }
     }
@@ -145,7 +145,7 @@ fn search(workspace: &Workspace, args: &SearchArgs, run: &Run) -> Result<Outcome
     Ok(search.findings.outcome())
 }
 
-/// One pattern on its way through files.
+/// One pattern, and its results in the files so far.
 struct FileSearch<'a> {
     matcher: RegexMatcher,
     searcher: Searcher,
@@ -155,7 +155,7 @@ struct FileSearch<'a> {
 
 impl FileSearch<'_> {
     fn file(&mut self, path: &Path, file: File) {
-        // What was a file when the folder was read can be a pipe by now.
+        // The file may have been replaced by a pipe since the folder was read.
         if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
             self.findings.skipped += 1;
             return;
@@ -169,7 +169,7 @@ impl FileSearch<'_> {
     }
 }
 
-/// A reader that ends with an error once the run is told to stop.
+/// A reader that fails once the run is stopped.
 pub(super) struct Stoppable<'a, R> {
     pub(super) reader: R,
     pub(super) stop: &'a CancellationToken,
@@ -184,7 +184,7 @@ impl<R: io::Read> io::Read for Stoppable<'_, R> {
     }
 }
 
-/// A searcher that shows this many lines before and after each match.
+/// Returns a searcher that shows this many lines before and after each match.
 pub(super) fn searcher(context: u8) -> Searcher {
     let context = usize::from(context.min(20));
     SearcherBuilder::new()

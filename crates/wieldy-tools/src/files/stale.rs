@@ -1,4 +1,4 @@
-//! Staleness: which content of a file a session has seen, so that no change is based on an old one.
+//! Staleness: records the content of files that a session has seen, so that no change is based on an old version.
 
 use std::num::NonZeroUsize;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ use wieldy_core::{Caller, Run};
 use super::error::FileError;
 use super::workspace::{Place, Workspace};
 
-/// How many files are remembered; beyond that, those not touched for longest are forgotten, and count as never read.
+/// Maximum number of recorded files. Beyond it, the least recently used ones are dropped, and count as never read.
 const FILES_MAX: NonZeroUsize = NonZeroUsize::new(10_000).expect("not zero");
 
 /// The content of files as sessions last saw it, by reading or writing.
@@ -18,7 +18,7 @@ pub(crate) struct ReadLog {
     seen: Mutex<LruCache<Key, Hash>>,
 }
 
-/// A session and a file in one number, so that an entry costs the same however long the names are.
+/// A hash of a session and a file, so that an entry has the same size however long the names are.
 type Key = [u8; 32];
 
 impl ReadLog {
@@ -26,17 +26,17 @@ impl ReadLog {
         Self { seen: Mutex::new(LruCache::new(FILES_MAX)) }
     }
 
-    /// What the caller's session last saw of the file, if it saw it at all.
+    /// Returns the content that the caller's session last saw of the file, if any.
     pub(crate) fn seen(&self, caller: &Caller, file: &str) -> Option<Hash> {
         self.with(|seen| seen.get(&key(caller, file)).copied())
     }
 
-    /// Notes what the caller's session sees now, and gives what it saw before.
+    /// Records the content that the caller's session sees now, and returns the one before.
     pub(crate) fn note(&self, caller: &Caller, file: &str, hash: Hash) -> Option<Hash> {
         self.with(|seen| seen.put(key(caller, file), hash))
     }
 
-    /// Forgets the file, which is gone.
+    /// Removes the record of a deleted file.
     pub(crate) fn forget(&self, caller: &Caller, file: &str) -> Option<Hash> {
         self.with(|seen| seen.pop(&key(caller, file)))
     }
@@ -46,7 +46,7 @@ impl ReadLog {
     }
 }
 
-/// A session where there is one, else the agent; sessions of different tenants never meet.
+/// Returns the key of the caller's session or, without one, of its agent. Sessions of different tenants never mix.
 fn key(caller: &Caller, file: &str) -> Key {
     let mut hasher = Hasher::new();
     let (kind, name) = match &caller.session {
@@ -60,7 +60,7 @@ fn key(caller: &Caller, file: &str) -> Key {
     *hasher.finalize().as_bytes()
 }
 
-/// Refuses to touch a file that is not what the caller's session last saw of it.
+/// Refuses to touch a file that has changed since the caller's session last saw it.
 pub(crate) fn refuse_stale(workspace: &Workspace, run: &Run, place: &Place, current: Hash) -> Result<(), FileError> {
     match workspace.reads.seen(run.caller(), &place.key) {
         Some(seen) if seen != current => {
@@ -71,7 +71,7 @@ pub(crate) fn refuse_stale(workspace: &Workspace, run: &Run, place: &Place, curr
     }
 }
 
-/// Says once that a file which the session saw is gone.
+/// Reports once that a file which the session saw is gone.
 pub(crate) fn note_gone(workspace: &Workspace, run: &Run, file: &str) {
     if let Some(seen) = workspace.reads.forget(run.caller(), file) {
         run.source_stale(file, &seen.to_string(), None);

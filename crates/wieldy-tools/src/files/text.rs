@@ -1,10 +1,10 @@
-//! Text in files: which encoding it has, and how it gets back into a file without changing what was not touched.
+//! Text in files: detects the encoding, and writes edited text back without changing the rest.
 
 use std::borrow::Cow;
 
 use encoding_rs::{Encoding, UTF_8, UTF_16BE, UTF_16LE};
 
-/// How far we look for a NUL byte before we call a file text.
+/// The number of bytes searched for a NUL byte, which marks a file as binary.
 const BINARY_LOOK_BYTES: usize = 8 * 1024;
 
 /// A file's content as text.
@@ -12,7 +12,7 @@ const BINARY_LOOK_BYTES: usize = 8 * 1024;
 pub(crate) struct Decoded<'a> {
     pub(crate) text: Cow<'a, str>,
     pub(crate) encoding: &'static Encoding,
-    /// Whether some bytes meant nothing in the encoding and are shown as `�`.
+    /// True if some bytes are not valid in the encoding and are shown as `�`.
     pub(crate) lossy: bool,
 }
 
@@ -29,28 +29,28 @@ pub(crate) fn decode<'a>(bytes: &'a [u8], wanted: Option<&'static Encoding>) -> 
     Ok(Decoded { text, encoding, lossy })
 }
 
-/// Whether the bytes are no text in any encoding that we recognise by ourselves.
+/// Returns true if the bytes are not text in any encoding that is detected automatically.
 pub(crate) fn is_binary(bytes: &[u8]) -> bool {
     let wide = Encoding::for_bom(bytes).is_some_and(|(encoding, _)| encoding == UTF_16LE || encoding == UTF_16BE);
     !wide && bytes[..bytes.len().min(BINARY_LOOK_BYTES)].contains(&0)
 }
 
-/// Text that came from a file and can be put back: whatever is not edited comes back byte for byte.
+/// Text from a file that can be written back: unedited parts are written byte for byte.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Editable {
     pub(crate) text: String,
     pub(crate) form: Form,
 }
 
-/// How text is kept in a file.
+/// The form of text in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Form {
     Utf8,
     Utf8WithMark,
     Utf16Little,
     Utf16Big,
-    /// An encoding that nobody told us: each byte stands for the character of the same number, so that all come
-    /// back. Only ASCII means the same in nearly all of them.
+    /// An unknown encoding: each byte stands for the character of the same number, so that all bytes are written back.
+    /// Only ASCII means the same in nearly all encodings.
     Bytes,
 }
 
@@ -59,7 +59,7 @@ const MARK_LITTLE: &[u8] = b"\xFF\xFE";
 const MARK_BIG: &[u8] = b"\xFE\xFF";
 
 impl Editable {
-    /// The content as text that can be edited, or nothing where it could not be put back as it was.
+    /// Returns the content as text that can be edited, or an error if it could not be written back unchanged.
     pub(crate) fn of(bytes: &[u8]) -> Result<Self, NotText> {
         if is_binary(bytes) {
             return Err(NotText);
@@ -80,7 +80,7 @@ impl Editable {
         })
     }
 
-    /// The bytes for the file.
+    /// Returns the bytes for the file.
     pub(crate) fn into_bytes(self) -> Vec<u8> {
         let text = &self.text;
         match self.form {
@@ -97,7 +97,7 @@ impl Editable {
         }
     }
 
-    /// Whether `text` can be put in without guessing at the encoding.
+    /// Returns true if `text` can be inserted without guessing the encoding.
     pub(crate) fn accepts(&self, text: &str) -> bool {
         self.form != Form::Bytes || text.is_ascii()
     }
@@ -109,7 +109,7 @@ fn wide(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, NotText> {
     if rest.is_empty() { String::from_utf16(&units).map_err(|_| NotText) } else { Err(NotText) }
 }
 
-/// The text up to `bytes_max`, cut where no character is torn.
+/// Returns the first `bytes_max` bytes of the text, without cutting a character.
 pub(crate) fn cut(text: &str, bytes_max: usize) -> &str {
     &text[..text.floor_char_boundary(bytes_max)]
 }

@@ -1,8 +1,8 @@
-//! Walking through the workspace: folder by folder, in order, without what `.gitignore` names.
+//! Directory walks: lists the workspace folder by folder, in order, without the files that `.gitignore` excludes.
 //!
-//! The walk goes by handles: a folder is opened in the handle of the one above it and symbolic links are not
-//! followed, so whoever exchanges folders meanwhile cannot lead it out. The rules are those of the `ignore` crate;
-//! its own walker opens by path, and would wait for ever on a pipe named `.gitignore`.
+//! The walk uses handles: each folder is opened through the handle of its parent and symbolic links are not followed,
+//! so a concurrent exchange of folders cannot lead it outside. The rules are those of the `ignore` crate. Its own
+//! walker opens by path, and would block for ever on a pipe named `.gitignore`.
 
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -18,27 +18,27 @@ use super::guard::Guard;
 use super::path::joined;
 use super::workspace::{open_plain, open_plain_folder};
 
-/// How many entries one walk looks at.
+/// Maximum number of entries that one walk reads.
 const ENTRIES_MAX: usize = 1_000_000;
-/// How deep a walk goes; each level costs an open handle.
+/// Maximum depth of a walk. Each level costs an open handle.
 const DEPTH_MAX: u32 = 100;
-/// More than this of the files of rules that hold for a folder is not read: rules take much more memory than text.
+/// Maximum bytes of rule files that are read for a folder: compiled rules take much more memory than text.
 const RULES_BYTES_MAX: usize = 256 * 1024;
-/// The files that hold rules; the later wins.
+/// The files that hold rules. The later one takes precedence.
 const RULES_FILES: [&str; 2] = [".gitignore", ".ignore"];
 
-/// What a walk shows.
+/// The options of a walk.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WalkOptions {
-    /// How many levels of folders; 1 means the first folder only.
+    /// Number of folder levels; 1 means the first folder only.
     pub(crate) depth: u32,
-    /// Whether names that begin with a dot are shown.
+    /// True to show names that begin with a dot.
     pub(crate) hidden: bool,
-    /// Whether ignored files are shown.
+    /// True to show ignored files.
     pub(crate) ignored: bool,
 }
 
-/// Something in the workspace.
+/// An entry of a folder in the workspace.
 pub(crate) struct Entry {
     /// The path from the root.
     pub(crate) path: PathBuf,
@@ -48,36 +48,36 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Opens it to read, if it still is no symbolic link.
+    /// Opens the file for reading, unless it has become a symbolic link.
     pub(crate) fn open(&self) -> io::Result<File> {
         open_plain(&self.folder, Path::new(&self.name))
     }
 
-    /// Its size, where that can be seen.
+    /// Returns its size, if it can be read.
     pub(crate) fn bytes(&self) -> Option<u64> {
         self.metadata().map(|metadata| metadata.len())
     }
 
-    /// Its size, times and type, where they can be seen.
+    /// Returns its size, times and type, if they can be read.
     pub(crate) fn metadata(&self) -> Option<Metadata> {
         self.folder.symlink_metadata(&self.name).ok()
     }
 }
 
-/// All entries below a folder, each folder before what is in it, names in order.
+/// A walk over all entries below a folder, each folder before its contents, names in order.
 pub(crate) struct Walk<'a> {
     options: WalkOptions,
     guard: &'a Guard<'a>,
     stop: &'a CancellationToken,
     frames: Vec<Frame>,
     seen: usize,
-    /// Whether the walk ended before everything was shown.
+    /// True if the walk ended before everything was shown.
     cut: bool,
     /// True if there were folders below the deepest that it enters.
     too_deep: bool,
 }
 
-/// A folder that the walk is in.
+/// A folder that the walk has entered.
 struct Frame {
     path: PathBuf,
     folder: Arc<Dir>,
@@ -86,7 +86,8 @@ struct Frame {
 }
 
 impl<'a> Walk<'a> {
-    /// A walk through the folder at `path`; `root` is the workspace's, whose rules hold for all below it.
+    /// Starts a walk through the folder at `path`. `root` is the workspace's root, whose rules apply to everything
+    /// below.
     pub(crate) fn new(
         root: &Dir,
         folder: Dir,
@@ -102,7 +103,7 @@ impl<'a> Walk<'a> {
         Ok(walk)
     }
 
-    /// Tells which limit kept the walk from showing everything, if one did.
+    /// Returns a note on the limit that kept the walk from showing everything, if one did.
     pub(crate) fn left_out(&self) -> Option<String> {
         if self.stop.is_cancelled() {
             Some("the call was stopped before all folders were read".to_owned())
@@ -124,7 +125,7 @@ impl<'a> Walk<'a> {
                 self.cut = true;
                 break;
             }
-            // An entry that cannot be looked at is as good as not there.
+            // An entry that cannot be read counts as missing.
             if let Ok(entry) = entry
                 && let Ok(file_type) = entry.file_type()
             {
@@ -141,7 +142,7 @@ impl<'a> Walk<'a> {
         match rules.matched(path, file_type.is_dir()) {
             Some(Verdict::Ignored) => false,
             Some(Verdict::Wanted) => true,
-            // Nobody who asks for hidden files means the inside of a repository's store.
+            // A caller that asks for hidden files does not want the contents of `.git`.
             None => !hidden || (self.options.hidden && (self.options.ignored || name != ".git")),
         }
     }
@@ -168,7 +169,7 @@ impl Iterator for Walk<'_> {
                 continue;
             }
             if file_type.is_dir() && depth < self.options.depth && self.guard.check_shown(&path).is_ok() {
-                // A folder that is gone, closed to us or no folder any more is shown without what is in it.
+                // A folder that is gone, not readable or not a folder any more is shown without its contents.
                 if depth >= DEPTH_MAX {
                     self.too_deep = true;
                 } else if let Ok(frame) = open_plain_folder(&folder, Path::new(&name))
@@ -182,13 +183,13 @@ impl Iterator for Walk<'_> {
     }
 }
 
-/// The rules of a folder and of those above it; the nearest that says anything decides.
+/// The rules of a folder and of its parents. The nearest rule that matches decides.
 #[derive(Default)]
 struct Rules {
     path: PathBuf,
     own: Vec<Gitignore>,
     above: Option<Arc<Rules>>,
-    /// The size of the rules, with those of the folders above.
+    /// The size of the rules, including those of the parents.
     bytes: usize,
 }
 
@@ -198,7 +199,7 @@ enum Verdict {
 }
 
 impl Rules {
-    /// The rules of the workspace's root and of the folders between it and `path`.
+    /// Returns the rules of the workspace's root and of the folders between it and `path`.
     fn above(root: &Dir, path: &Path) -> Arc<Self> {
         let mut bytes = 0;
         let own = rules_in(root, Path::new(".git/info/exclude"), &mut bytes).into_iter().collect();
@@ -219,7 +220,7 @@ impl Rules {
         rules
     }
 
-    /// The rules of one folder, on top of those above it.
+    /// Returns the rules of one folder, in addition to those of its parents.
     fn of(folder: &Dir, path: &Path, above: Arc<Self>) -> Arc<Self> {
         let mut bytes = above.bytes;
         let own: Vec<_> = RULES_FILES.iter().filter_map(|name| rules_in(folder, Path::new(name), &mut bytes)).collect();
@@ -239,7 +240,7 @@ impl Rules {
     }
 }
 
-/// The rules in a file, as far as there is room for more.
+/// Reads the rules in a file, up to the remaining number of bytes.
 fn rules_in(folder: &Dir, name: &Path, bytes: &mut usize) -> Option<Gitignore> {
     let file = open_plain(folder, name).ok().filter(|file| file.metadata().is_ok_and(|found| found.is_file()))?;
     let mut text = Vec::new();
@@ -247,7 +248,7 @@ fn rules_in(folder: &Dir, name: &Path, bytes: &mut usize) -> Option<Gitignore> {
     *bytes += text.len();
     let mut builder = GitignoreBuilder::new("");
     for line in String::from_utf8_lossy(&text).lines() {
-        // A line that is no rule is passed over, as git does.
+        // An invalid line is skipped, as git does.
         let _ = builder.add_line(None, line);
     }
     builder.build().ok()

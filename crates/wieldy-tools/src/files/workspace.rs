@@ -1,8 +1,8 @@
-//! The workspace: the one folder that file tools know, and the only way they open anything.
+//! The workspace: the folder in which file tools work, and the only way in which they open files.
 //!
 //! [`Workspace`] holds the folder as a handle, and every lookup starts from that handle (cap-std; on Linux
-//! `openat2` with `RESOLVE_BENEATH` and `RESOLVE_NO_MAGICLINKS`). Whether a path stays inside is decided by
-//! the lookup itself, so nothing can change between a check and the use.
+//! `openat2` with `RESOLVE_BENEATH` and `RESOLVE_NO_MAGICLINKS`). The lookup itself ensures that a path stays
+//! inside, so nothing can change between a check and the use.
 
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -22,26 +22,26 @@ use super::path::{GivenPath, joined};
 use super::stale::ReadLog;
 use super::walk::{Walk, WalkOptions};
 
-/// The largest file that is taken into memory.
+/// Maximum size of a file that is read into memory.
 pub(crate) const FILE_BYTES_MAX: u64 = 32 * 1024 * 1024;
-/// How many neighbours of a missing file are looked at to find the one that was meant.
+/// Maximum number of names that are compared with a missing file's name, to suggest the intended one.
 const NEIGHBOURS_MAX: usize = 1000;
-/// The maximal number of links in a row that are followed to a missing file; Linux follows as many.
+/// Maximum number of symbolic links in a row that are followed to a missing file; Linux has the same limit.
 const LINKS_MAX: usize = 40;
-/// How many files can be written at once; those that share a lock by chance wait for each other.
+/// The number of write locks. Files that share a lock by chance wait for each other.
 const WRITERS_MAX: usize = 64;
 
 /// The folder that file tools work in, shared by all of them.
 pub struct Workspace {
     root: Dir,
-    /// The root's own path, links resolved; only to understand absolute paths, never to open anything.
+    /// The root's own path, with symbolic links resolved. Used only to interpret absolute paths, never to open files.
     path: PathBuf,
     roots: Vec<PathBuf>,
     pub(crate) reads: ReadLog,
     writers: [Mutex<()>; WRITERS_MAX],
 }
 
-/// Why a folder cannot be the workspace.
+/// The reason why a folder cannot be the workspace.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open the workspace `{}`", path.display())]
 pub struct WorkspaceError {
@@ -53,36 +53,36 @@ pub struct WorkspaceError {
 pub(crate) struct Place {
     pub(crate) folder: Dir,
     pub(crate) name: OsString,
-    /// The path from the root with all links resolved: what the file is known by.
+    /// The path from the root with all links resolved, which identifies the file.
     pub(crate) key: String,
 }
 
-/// What to do about folders on the way that are not there.
+/// The treatment of missing folders on a path.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Folders {
     Demanded,
     Made,
 }
 
-/// What a path means whose last name is a symbolic link.
+/// The meaning of a path whose last name is a symbolic link.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LastLink {
-    /// What the link leads to.
+    /// The target of the link.
     Target,
-    /// The link.
+    /// The link itself.
     Itself,
 }
 
-/// A file that is there already.
+/// A file that already exists.
 pub(crate) struct Existing {
     pub(crate) hash: Hash,
-    /// The content, unless it is too large to be taken into memory.
+    /// The content, unless it is too large for memory.
     pub(crate) content: Option<Vec<u8>>,
     pub(crate) metadata: Metadata,
 }
 
 impl Workspace {
-    /// Opens the folder. It stays the workspace even if it is moved or something else takes its path.
+    /// Opens the folder. It stays the workspace even if it is moved or another folder takes its path.
     pub fn open(root: &Path) -> Result<Workspace, WorkspaceError> {
         let failed = |source| WorkspaceError { path: root.to_owned(), source };
         let path = root.canonicalize().map_err(failed)?;
@@ -93,7 +93,7 @@ impl Workspace {
         Ok(Self { root: dir, path, roots, reads: ReadLog::new(), writers })
     }
 
-    /// The folder's path, links resolved.
+    /// Returns the folder's path, with symbolic links resolved.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -107,7 +107,8 @@ impl Workspace {
         &self.root
     }
 
-    /// Opens a regular file to read that is no secret. Anything else is refused, and not opened if that can be known before.
+    /// Opens a regular file that is not hidden for reading. Other kinds of files are refused, if possible before
+    /// opening.
     pub(crate) fn open_file(&self, given: &GivenPath, guard: &Guard<'_>) -> Result<(File, Metadata), FileError> {
         let failed = |source| self.missing(guard, given, FileError::io("open", given, source));
         self.check_placeholder(given, guard)?;
@@ -116,7 +117,7 @@ impl Workspace {
         if is != "a file" {
             return Err(FileError::Kind { path: given.to_string(), is, wanted: "a file" });
         }
-        // `note.txt/` names a folder, and there is none.
+        // `note.txt/` names a folder, but this is a file.
         if given.names_folder() {
             return Err(FileError::Kind { path: given.to_string(), is, wanted: "a folder" });
         }
@@ -131,7 +132,7 @@ impl Workspace {
         Ok((file, metadata))
     }
 
-    /// Opens a folder to look into.
+    /// Opens a folder for listing.
     fn open_folder(&self, given: &GivenPath, guard: &Guard<'_>) -> Result<Dir, FileError> {
         self.check_placeholder(given, guard)?;
         self.root.open_dir(given.relative()).map_err(|source| {
@@ -145,7 +146,7 @@ impl Workspace {
         })
     }
 
-    /// Refuses a placeholder of a sandbox as if nothing were there.
+    /// Reports a sandbox's placeholder as a missing file.
     fn check_placeholder(&self, given: &GivenPath, guard: &Guard<'_>) -> Result<(), FileError> {
         match self.names(given.relative()).iter().any(|name| guard.is_placeholder(name)) {
             true => Err(self.missing(guard, given, FileError::Missing { path: given.to_string(), near: None })),
@@ -153,7 +154,7 @@ impl Workspace {
         }
     }
 
-    /// Walks through a folder, showing paths from the root with all links resolved, and nothing of what is in hidden folders.
+    /// Walks through a folder. Shows paths from the root with all links resolved, and nothing in hidden folders.
     pub(crate) fn walk<'a>(
         &self,
         given: &GivenPath,
@@ -162,7 +163,7 @@ impl Workspace {
         stop: &'a CancellationToken,
     ) -> Result<Walk<'a>, FileError> {
         let folder = self.open_folder(given, guard)?;
-        // A link on the way may have been changed since: what counts is what was opened.
+        // A link on the path may have changed since, so use the path of the folder that was opened.
         let path = match self.real(&folder) {
             Some(real) if real.as_os_str().is_empty() => PathBuf::from("."),
             Some(real) => real,
@@ -173,14 +174,14 @@ impl Workspace {
         walk.map_err(|source| FileError::io("look into", given, source))
     }
 
-    /// What the file is known by: its path from the root with all links resolved.
+    /// Returns the path from the root with all links resolved, which identifies the file.
     pub(crate) fn key(&self, given: &GivenPath) -> Result<String, FileError> {
         let path = self.root.canonicalize(given.relative()).map_err(|source| FileError::io("find", given, source))?;
         Ok(path.to_string_lossy().into_owned())
     }
 
-    /// All names that a path has: itself with the links above it resolved, and what it leads to if it is a link.
-    /// What cannot be told may be anything, which the empty path stands for.
+    /// Returns all names of a path: itself with the links above it resolved and, if it is a link, its target. A path
+    /// that cannot be resolved may be anything: it has the empty path as its name.
     pub(crate) fn names_of(&self, text: &str) -> Vec<String> {
         let Ok(given) = self.given(text) else { return vec![String::new()] };
         self.names(given.relative()).iter().map(|name| name.to_string_lossy().into_owned()).collect()
@@ -194,8 +195,8 @@ impl Workspace {
         own.into_iter().chain([self.resolved(path).unwrap_or_default()]).collect()
     }
 
-    /// The path from the root with all links resolved, those to what is not there yet included. What is not there has the
-    /// name of what is, and the rest as it was written; what cannot be told is the empty path.
+    /// Resolves all symbolic links of a path, including links to missing files. The missing part of a path is kept as
+    /// written. Returns the empty path if the path cannot be resolved.
     fn resolved(&self, path: &Path) -> Option<PathBuf> {
         self.followed(path, LINKS_MAX)
     }
@@ -208,19 +209,19 @@ impl Workspace {
                 Ok(found) => Some(joined(&found, rest)),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     let target = self.root.read_link_contents(above).ok()?;
-                    // Joining nothing would add a slash.
+                    // Joining an empty path would add a slash.
                     let next: PathBuf = above.parent()?.join(&target).components().chain(rest.components()).collect();
                     let followed = links_left.checked_sub(1).filter(|_| target.is_relative());
                     Some(followed.and_then(|links_left| self.followed(&next, links_left)).unwrap_or_default())
                 }
-                // Below a file there is nothing, and a placeholder may be a file.
+                // A file has nothing below it. It may be a placeholder, so go on with its own path.
                 Err(error) if error.kind() == io::ErrorKind::NotADirectory => None,
                 Err(_) => Some(PathBuf::new()),
             }
         })
     }
 
-    /// Finds the folder and the name that a path stands for, to put something there or take it away, unless the rules protect it.
+    /// Finds the folder and the name of a path, for writing or deleting. Refuses protected paths.
     pub(crate) fn place(
         &self,
         given: &GivenPath,
@@ -243,7 +244,7 @@ impl Workspace {
             return Err(FileError::Kind { path: given.to_string(), is: "a folder", wanted: "a file" });
         };
         let above = path.parent().filter(|above| !above.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // Before folders are made.
+        // This check comes before folders are made.
         let ahead = self.resolved(above).unwrap_or_default();
         if ahead.components().any(|part| part == Component::ParentDir) {
             return Err(FileError::refused(
@@ -261,7 +262,7 @@ impl Workspace {
         }
         .map_err(failed)?;
         let above = self.root.canonicalize(above).map_err(failed)?;
-        // A link on the way may have been changed since.
+        // A link on the path may have changed since.
         if let Some(real) = self.real(&folder).filter(|real| *real != ahead) {
             guard.check_changed(&joined(&real, Path::new(&name)))?;
         }
@@ -269,14 +270,14 @@ impl Workspace {
         Ok(Place { folder, name, key })
     }
 
-    /// Waits until nobody else in this process writes the file of this key.
+    /// Waits until no other thread of this process writes the file of this key.
     pub(crate) fn writing(&self, key: &str) -> MutexGuard<'_, ()> {
         let index = usize::from(blake3::hash(key.as_bytes()).as_bytes()[0]) % WRITERS_MAX;
-        // It guards nothing in memory, so a panic of another writer has broken nothing.
+        // The lock guards nothing in memory, so another writer's panic has broken nothing.
         self.writers[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds to "there is no such file" which one may have been meant.
+    /// Adds a suggestion to the error for a missing file.
     pub(crate) fn missing(&self, guard: &Guard<'_>, given: &GivenPath, error: FileError) -> FileError {
         match error {
             FileError::Missing { path, .. } => FileError::Missing { path, near: self.near(guard, given.relative()) },
@@ -284,7 +285,7 @@ impl Workspace {
         }
     }
 
-    /// Looks in the deepest folder of the path that exists for names like the one that does not.
+    /// Returns names like the missing one from the deepest existing folder of the path.
     fn near(&self, guard: &Guard<'_>, path: &Path) -> Option<String> {
         let (above, name) = path.ancestors().find_map(|part| {
             let above = part.parent()?;
@@ -306,7 +307,7 @@ impl Workspace {
 }
 
 impl Place {
-    /// Reads what is there now; nothing where nothing is.
+    /// Reads the file at this place, or returns `None` if there is none.
     pub(crate) fn existing(&self) -> Result<Option<Existing>, FileError> {
         let Some((mut file, metadata)) = self.open()? else { return Ok(None) };
         let failed = |source| FileError::io("read", &self.key, source);
@@ -318,7 +319,7 @@ impl Place {
         Ok(Some(Existing { hash, content: None, metadata }))
     }
 
-    /// The hash of what is there now; nothing where nothing is.
+    /// Returns the hash of the file at this place, or `None` if there is none.
     pub(crate) fn hash(&self) -> Result<Option<Hash>, FileError> {
         let Some((file, _)) = self.open()? else { return Ok(None) };
         hash_of(file).map(Some).map_err(|source| FileError::io("read", &self.key, source))
@@ -344,7 +345,7 @@ impl Place {
     }
 }
 
-/// Opens an entry of `folder` to read, unless it is a symbolic link; never waits for another end of a pipe.
+/// Opens an entry of `folder` for reading, unless it is a symbolic link. Does not block on a pipe.
 pub(crate) fn open_plain(folder: &Dir, name: &Path) -> io::Result<File> {
     folder.open_with(name, &with_flags(OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOFOLLOW))
 }
@@ -361,7 +362,7 @@ pub(crate) fn read_whole(file: &mut File, shown: &str) -> Result<Vec<u8>, FileEr
     let mut bytes = file.metadata().map_err(failed)?.len();
     let mut content = Vec::new();
     if bytes <= FILE_BYTES_MAX {
-        // A file can grow while it is read, and those of the kernel claim to be empty: the bound is on what comes.
+        // A file can grow while it is read, and kernel files claim to be empty, so the bytes read are bounded.
         file.take(FILE_BYTES_MAX + 1).read_to_end(&mut content).map_err(failed)?;
         bytes = content.len() as u64;
     }
@@ -371,7 +372,7 @@ pub(crate) fn read_whole(file: &mut File, shown: &str) -> Result<Vec<u8>, FileEr
     Ok(content)
 }
 
-/// What a file is, in words.
+/// Returns the kind of a file in words.
 pub(crate) fn kind(file_type: FileType) -> &'static str {
     match file_type {
         _ if file_type.is_file() => "a file",
@@ -384,7 +385,7 @@ pub(crate) fn kind(file_type: FileType) -> &'static str {
     }
 }
 
-/// The opened thing itself is asked what it is: the path may have meant something else when it was asked.
+/// Checks that an open file is regular. It asks the handle, because the path may lead to another file by now.
 fn regular(file: &File, shown: impl ToString) -> Result<Metadata, FileError> {
     let metadata = file.metadata().map_err(|source| FileError::io("look at", shown.to_string(), source))?;
     match kind(metadata.file_type()) {
@@ -399,7 +400,7 @@ fn hash_of(file: File) -> io::Result<Hash> {
     Ok(hasher.finalize())
 }
 
-/// Returns the options to open a file for reading; a pipe in its place keeps no reader waiting.
+/// Returns the options to open a file for reading, which do not block on a pipe.
 pub(crate) fn read_options() -> OpenOptions {
     with_flags(OFlags::NONBLOCK | OFlags::NOCTTY)
 }

@@ -1,4 +1,4 @@
-//! `Write`: a file with a new content, whole.
+//! `Write`: writes a whole file.
 
 use std::sync::Arc;
 
@@ -12,22 +12,22 @@ use super::stale::refuse_stale;
 use super::workspace::{Existing, Folders, LastLink, Place, Workspace};
 use super::{diff, save};
 
-/// Writes a file of the workspace, in place of what was there.
+/// A tool that writes a file of the workspace, and replaces an old one.
 pub struct Write {
     workspace: Arc<Workspace>,
 }
 
-/// What to write.
+/// A file to write.
 #[derive(Deserialize, JsonSchema)]
 pub struct WriteArgs {
     /// The file, relative to the workspace.
     path: String,
     /// The whole new content.
     content: String,
-    /// Whether folders on the way that are not there are made.
+    /// Create missing folders on the path.
     #[serde(default = "yes")]
     create_folders: bool,
-    /// Write only if the file's content still has this hash, as `Read` gave it.
+    /// Write only if the file's content still has this hash from `Read`.
     expect_hash: Option<String>,
 }
 
@@ -36,7 +36,7 @@ fn yes() -> bool {
 }
 
 impl Write {
-    /// The tool for this workspace.
+    /// Creates the tool for this workspace.
     pub fn new(workspace: Arc<Workspace>) -> Self {
         Self { workspace }
     }
@@ -99,7 +99,7 @@ fn write(workspace: &Workspace, args: &WriteArgs, run: &Run) -> Result<Outcome, 
         Some(Existing { content: None, .. }) => "[too large for a diff]\n".to_owned(),
     };
     let told = format!("wrote `{}`, {} bytes", place.key, content.len());
-    // Who writes a new file knows what is in it; what was replaced is worth showing.
+    // The caller knows the content of a new file. Changes to an old file are worth showing.
     let text = match &existing {
         None => format!("{told} (new)"),
         Some(_) if changes.is_empty() => format!("{told} (as it was)"),

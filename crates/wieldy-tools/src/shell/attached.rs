@@ -1,4 +1,4 @@
-//! `Run`: a program and its arguments, for a person who talks to it while it runs.
+//! `Run`: runs a program with the input and output of a person.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use super::bash::{TerminalArg, name_terminal};
 use super::process::{run_command, start_folder};
 use super::{RUN_PROGRAMS, named};
 
-/// A person may work in a program for a whole day.
+/// The timeout. A person may work in a program for a whole day.
 const TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Runs one program with its input attached. Its output goes where the executor's `output` says, beside the result.
+/// A tool that runs one program with its input attached. Its output goes to the executor's `output` and to the result.
 pub struct Attached {
     environment: BTreeMap<String, String>,
     input: Box<dyn Fn() -> Stdin + Send + Sync>,
@@ -31,7 +31,8 @@ pub struct AttachedArgs {
 }
 
 impl Attached {
-    /// Makes the tool. Its programs get just this environment, and the input that `input` returns when a program starts.
+    /// Creates the tool. Its programs get only this environment, and the input that `input` returns when a program
+    /// starts.
     pub fn new(environment: BTreeMap<String, String>, input: impl Fn() -> Stdin + Send + Sync + 'static) -> Self {
         Self { environment, input: Box::new(input) }
     }

@@ -1,4 +1,4 @@
-//! `Bash`: any command line, in the workspace.
+//! `Bash`: runs any command line in the workspace.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,38 +14,38 @@ use super::process_tools::answer;
 use super::processes::{END_OF_TRANSMISSION, State};
 use super::{Processes, RUN_PROGRAMS, named};
 
-/// Becomes the same shell again, with complaints and output in one stream: read from two pipes, nobody could tell which of
-/// them came first. `--` ends the shell's own options, as a command line that begins with `-` is not one of them.
+/// A script that replaces itself by the same shell, with stderr joined to stdout: read from two pipes, their order
+/// would be lost. `--` ends the shell's own options, because a command line may begin with `-`.
 const ONE_STREAM: &str = r#"exec "$0" -c -- "$1" 2>&1"#;
 
-/// How long a process in the background is watched before the call returns, so that one that fails at once is told.
+/// The time for which a background process is watched before the call returns, so that an early failure is reported.
 const WATCHED: Duration = Duration::from_millis(100);
 
-/// Runs a command line with `bash`, or with `sh` where there is no `bash`.
+/// A tool that runs a command line with `bash`, or with `sh` if there is no `bash`.
 pub struct Bash {
     shell: Shell,
     processes: Arc<Processes>,
 }
 
-/// What to run.
+/// A command.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub struct BashArgs {
     /// The command line, as one would type it.
     command: String,
     /// The folder to start in, relative to the workspace.
     folder: Option<String>,
-    /// What the command is for, in a few words; shown to whoever watches.
+    /// The command's purpose, in a few words; shown to observers.
     description: Option<String>,
-    /// What the command reads from its standard input; without it, the end of file at once.
+    /// The command's standard input; without it, the end of file at once.
     stdin: Option<String>,
-    /// Whether the command goes on in the background, for `ProcessRead`, `ProcessWrite` and `ProcessStop` of the same session.
+    /// Run the command in the background, for `ProcessRead`, `ProcessWrite` and `ProcessStop` of the same session.
     #[serde(default)]
     background: bool,
-    /// Whether the command gets a terminal, of 24 rows and 80 columns or of the given size.
+    /// Give the command a terminal, of 24 rows and 80 columns or of the given size.
     terminal: Option<TerminalArg>,
 }
 
-/// A terminal as one asks for it.
+/// A request for a terminal.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(untagged)]
 pub(super) enum TerminalArg {
@@ -83,7 +83,7 @@ impl Shell {
         Self { environment, program: if has_bash { "bash" } else { "sh" } }
     }
 
-    /// The command that runs a command line, without input.
+    /// Returns the command that runs a command line, without input.
     pub(super) fn command(&self, line: &str, folder: PathBuf) -> Command {
         Command {
             program: self.program.into(),
@@ -97,17 +97,17 @@ impl Shell {
 }
 
 impl Bash {
-    /// The tool, whose commands get just this environment; [`allowed`](super::allowed) makes one.
+    /// Creates the tool. Its commands get only this environment; [`allowed`](super::allowed) makes one.
     pub fn new(environment: BTreeMap<String, String>) -> Self {
         Self::with(environment, Arc::default())
     }
 
-    /// The same, where other tools look after what it starts in the background.
+    /// Creates the same tool, with a list of background processes that it shares with other tools.
     pub fn with(environment: BTreeMap<String, String>, processes: Arc<Processes>) -> Self {
         Self { shell: Shell::new(environment), processes }
     }
 
-    /// Starts a command that goes on when the call is over.
+    /// Starts a command that continues after the call.
     async fn start(&self, command: Command, line: String, run: &Run) -> Result<Outcome, RunError> {
         check_words(&command)?;
         let process = self.processes.start(run.background()?, command, line)?;
@@ -162,21 +162,21 @@ impl Tool for Bash {
     }
 }
 
-/// Names the kind of terminal where the environment does not.
+/// Sets the terminal type if the environment does not.
 pub(super) fn name_terminal(command: &mut Command) {
     if command.terminal.is_some() {
         command.environment.entry("TERM".into()).or_insert_with(|| "xterm".into());
     }
 }
 
-/// What the command reads. At a terminal somebody must say where it ends, unless more may come.
+/// Returns the command's stdin. At a terminal, an end-of-input character ends it, unless more input may come.
 fn stdin(text: Option<String>, background: bool, terminal: bool) -> Stdin {
     match (text, background, terminal) {
         (None, true, _) | (None, _, false) => Stdin::Nothing,
         (Some(text), true, _) | (Some(text), _, false) => Stdin::Bytes(text.into_bytes()),
         (text, false, true) => {
             let mut bytes = text.unwrap_or_default().into_bytes();
-            // In the middle of a line the first one only hands over what was typed.
+            // In the middle of a line, the first one only submits the typed text.
             let ends = if bytes.last().is_none_or(|byte| *byte == b'\n') { 1 } else { 2 };
             bytes.extend(END_OF_TRANSMISSION.repeat(ends));
             Stdin::Bytes(bytes)

@@ -1,4 +1,4 @@
-//! `Build`: builds, tests, checks or cleans a project by the program that its files call for.
+//! `Build`: builds, tests, checks or cleans a project with the program that its files call for.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,16 +14,16 @@ use super::bash::Shell;
 use super::process::{run_command, start_folder};
 use super::{Processes, RUN_PROGRAMS, named};
 
-/// Builds a project.
+/// A tool that builds a project.
 pub struct Build {
     shell: Shell,
     processes: Arc<Processes>,
 }
 
-/// What to build.
+/// A build.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub struct BuildArgs {
-    /// What to do.
+    /// The task.
     #[serde(default)]
     target: Target,
     /// The command line to use instead of the one that the project's files call for.
@@ -32,7 +32,7 @@ pub struct BuildArgs {
     folder: Option<String>,
 }
 
-/// What to do with a project.
+/// A task for a project.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Target {
@@ -43,13 +43,13 @@ enum Target {
     Clean,
 }
 
-/// A kind of project: the file that tells it, and its command lines to build, test, check and clean.
+/// A kind of project: the file that identifies it, and its command lines to build, test, check and clean.
 struct Kind {
     file: &'static str,
     lines: [Option<&'static str>; 4],
 }
 
-/// The kinds, the most telling file first: many projects have a Makefile beside.
+/// The kinds, the most specific file first: many projects also have a Makefile.
 static KINDS: [Kind; 5] = [
     Kind {
         file: "Cargo.toml",
@@ -71,7 +71,7 @@ static KINDS: [Kind; 5] = [
 ];
 
 impl Build {
-    /// The tool, whose commands get just this environment.
+    /// Creates the tool. Its commands get only this environment.
     pub fn new(environment: BTreeMap<String, String>, processes: Arc<Processes>) -> Self {
         Self { shell: Shell::new(environment), processes }
     }
@@ -103,7 +103,7 @@ impl Tool for Build {
                 (kind.line(args.target)?.to_owned(), Some(kind.file.to_owned()))
             }
         };
-        // The project's file says what is run, though the command line does not name it.
+        // The project's file decides which programs run, although the command line does not name it.
         let words = named::words(&line).into_iter().chain(file).collect();
         named::program(line, words, folder, confinement).await
     }

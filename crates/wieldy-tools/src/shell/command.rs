@@ -1,4 +1,5 @@
-//! `CommandTool`: one program by a manifest. No shell is involved, so values need no quoting and cannot break out.
+//! `CommandTool`: runs one program from a manifest. No shell is involved, so values need no quoting and cannot break
+//! out.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,10 +18,10 @@ use super::template::Template;
 use super::{RUN_PROGRAMS, named};
 use crate::files::Workspace;
 
-/// How much of an output is read as JSON; whoever has more should answer with a file.
+/// Maximum bytes of output that are read as JSON. A tool with more should answer with a file.
 const JSON_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// A tool that is a program.
+/// A tool that runs a program.
 pub struct CommandTool {
     spec: ToolSpec,
     command: CommandSpec,
@@ -30,10 +31,11 @@ pub struct CommandTool {
 }
 
 impl CommandTool {
-    /// The tool with these promises, run by this command. Its program gets `environment`, which [`allowed`](super::allowed)
-    /// makes, and what the manifest adds. A spec that names no permission requires [`RUN_PROGRAMS`]. The error lists
-    /// everything that is wrong with the command's placeholders. A variable of the manifest that needs a file or another
-    /// variable is an error, as this crate reads neither: take it out and put its value into `environment`.
+    /// Creates the tool with this declaration and command. Its program gets `environment`, which
+    /// [`allowed`](super::allowed) makes, and the manifest's variables. A spec without permissions requires
+    /// [`RUN_PROGRAMS`]. The error lists all mistakes in the command's placeholders. A variable of the manifest that
+    /// needs a file or another variable is an error too, because this crate reads neither: remove it and put its value
+    /// into `environment`.
     pub fn new(
         mut spec: ToolSpec,
         command: CommandSpec,
@@ -57,8 +59,9 @@ impl CommandTool {
         Ok(Self { spec, command, template, environment, hides_secrets: false })
     }
 
-    /// The same tool for a program that is given secrets: what [`redact::hide`](wieldy_core::redact::hide) was told is taken
-    /// out of everything that it prints, so that callers do not see it either.
+    /// Makes the tool hide secrets in its program's output, for a program that is given secrets: values known through
+    /// [`redact::hide`](wieldy_core::redact::hide) are removed from everything that it prints, so callers do not see
+    /// them.
     #[must_use]
     pub fn hiding_secrets(self) -> Self {
         Self { hides_secrets: true, ..self }
@@ -75,7 +78,8 @@ impl CommandTool {
             terminal: None,
         };
         let mut outcome = self.run_command(&command, run).await?;
-        // A program that fails mostly fails again. The author of a manifest who names both says that this one does not.
+        // A failed program mostly fails again. A manifest that sets both `idempotent` and `retries` says that this one
+        // may not.
         if self.command.repeats_failures
             && let Some(failure) = outcome.failure.as_mut().filter(|failure| failure.code == Code::NonzeroExit)
         {
@@ -107,9 +111,10 @@ impl CommandTool {
         run_command_into(command, run, hiding.clone(), || hiding.end()).await
     }
 
-    /// The same answer with what came on stdout as its structured form, or as a failure where that is no JSON.
+    /// Adds stdout, parsed as JSON, to the answer as its structured content. If it is not JSON, the answer is a
+    /// failure.
     fn read_json(&self, mut outcome: Outcome, stdout: &Stdout) -> Outcome {
-        // The structured form will be the program's own, so what it was refused goes to the text.
+        // The structured content will be the program's own, so the denials go to the text.
         if let Some(refused) = outcome.structured.as_ref().and_then(|structured| structured.get(REFUSED)) {
             outcome.content.push(Content::text(format!("[refused: {refused}]\n")));
         }
@@ -124,7 +129,7 @@ impl CommandTool {
     }
 }
 
-/// Keeps what comes on stdout, apart from complaints, and hands on everything.
+/// A sink that stores stdout without stderr, and passes on both.
 struct Stdout {
     run: Run,
     kept: Mutex<Vec<u8>>,
@@ -141,14 +146,14 @@ impl OutputSink for Stdout {
     }
 }
 
-/// Takes known secrets out of each stream, and hands on the rest.
+/// A sink that removes known secrets from each stream, and passes on the rest.
 struct Hiding {
     output: Arc<dyn OutputSink>,
     streams: Mutex<BTreeMap<Stream, StreamRedactor>>,
 }
 
 impl Hiding {
-    /// Hands on what is held back.
+    /// Passes on the text that is held back.
     fn end(&self) {
         let mut streams = self.streams.lock().expect("no code panics while it holds the streams");
         for (stream, redactor) in &mut *streams {
@@ -170,8 +175,8 @@ impl AnyTool for CommandTool {
         self.spec.clone()
     }
 
-    /// Resolves links, as the file tools do. The program takes a path from the folder that it starts in; what it does with
-    /// one from the workspace's root is not known, so that one counts too.
+    /// Resolves links, as the file tools do. The program takes a path relative to the folder that it starts in. It may
+    /// also use the path from the workspace's root, so that name counts too.
     fn names_of(&self, thing: &str, confinement: &Confinement) -> Vec<String> {
         let Ok(workspace) = Workspace::open(&confinement.workspace) else { return vec![String::new()] };
         let mut names = workspace.names_of(thing);

@@ -1,13 +1,13 @@
-//! The environment of programs: an allow-list, since an executor's own environment is full of secrets.
+//! The environment of programs: an allow-list, because an executor's own environment is full of secrets.
 
 use std::collections::BTreeMap;
 
-/// What programs need to find others, to speak a language and to put things somewhere.
+/// Variables that programs need to find other programs, to choose a language and to place files.
 const ALLOWED: [&str; 7] = ["HOME", "LANG", "PATH", "TERM", "TMPDIR", "TZ", "USER"];
 
-/// The part of an environment that programs may have.
+/// Returns the part of an environment that programs may have.
 ///
-/// Libraries do not read the environment themselves; whoever embeds them passes it in:
+/// Libraries do not read the environment themselves; the embedding program passes it in:
 ///
 /// ```
 /// # use wieldy_tools::shell::allowed;

@@ -1,8 +1,9 @@
-//! Tools that are programs: [`Bash`] for any command line, [`Build`] for a project, [`CommandTool`] for one program by a manifest,
-//! [`Attached`] for a program that a person talks to.
+//! Tools that run programs: [`Bash`] for any command line, [`Build`] for a project, [`CommandTool`] for one program
+//! from a manifest, [`Attached`] for a program that a person talks to.
 //!
-//! All hand a program to the run's sandbox and turn what came of it into an answer, in the same way (`process.rs`). What `Bash`
-//! starts in the background is kept in [`Processes`], where [`ProcessRead`] and its like find it.
+//! All run a program in the run's sandbox and turn its output and exit into an answer in the same way (`process.rs`).
+//! Background processes of `Bash` are stored in [`Processes`], where [`ProcessRead`] and the other process tools find
+//! them.
 
 mod attached;
 mod bash;
@@ -34,10 +35,11 @@ pub use processes::{PROCESSES_MAX, Processes, UNREAD_BYTES_MAX};
 pub use state::{GetState, GetStateArgs};
 pub use template::check_template;
 
-/// The permission that tools require which start programs or steer them.
+/// The permission that a tool requires if it starts or controls programs.
 pub const RUN_PROGRAMS: &str = "programs.run";
 
-/// `Bash`, `Build`, the tools for what runs in the background, and `GetState`; programs get just this environment, which [`allowed`] makes.
+/// Returns `Bash`, `Build`, the tools for background processes, and `GetState`. Programs get only this environment,
+/// which [`allowed`] makes.
 pub fn shell_tools(environment: BTreeMap<String, String>) -> Vec<SharedTool> {
     let processes = Arc::new(Processes::default());
     vec![

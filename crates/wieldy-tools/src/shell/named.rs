@@ -1,7 +1,7 @@
-//! The files that a command line names: their content is part of what a person agrees to.
+//! Finds the files that a command line names: their content is part of what a person agrees to.
 //!
-//! The reading of a command line is generous: a word that is no file costs a lookup, a file that is missed runs in a
-//! form that the person has not seen. Names that a shell makes at run time (patterns, variables) are not known.
+//! The search is generous: a word that is not a file costs only a lookup, but a missed file could run with content that
+//! the person has not seen. Names that a shell makes at run time (patterns, variables) are not found.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Read};
@@ -14,23 +14,23 @@ use wieldy_core::{Confinement, NamedFile, Program, RunError};
 
 use crate::files::read_options;
 
-/// The maximal number of files that are hashed.
+/// Maximum number of files that are hashed.
 const FILES_MAX: usize = 64;
-/// The maximal number of bytes of all hashed files.
+/// Maximum number of bytes of all hashed files.
 const BYTES_MAX: u64 = 64 * 1024 * 1024;
-/// The maximal number of names of a command line that are looked up.
+/// Maximum number of names of a command line that are looked up.
 const NAMES_MAX: usize = 8192;
-/// The maximal number of folders that names are looked up in.
+/// Maximum number of folders in which names are looked up.
 const FOLDERS_MAX: usize = 16;
-/// The maximal length of a name.
+/// Maximum length of a name.
 const NAME_BYTES_MAX: usize = 4095;
-/// The maximal depth of command lines within words, as in `sh -c '…'`.
+/// Maximum depth of command lines within words, as in `sh -c '…'`.
 const DEPTH_MAX: usize = 4;
 
 /// The characters between an option, or a list's entry, and the name of a file.
 const SEPARATORS: [char; 4] = ['=', ':', ',', '@'];
 
-/// Describes the program that is started in a folder by these words, with the files of the workspace that they name.
+/// Describes the program that these words start in a folder, with the files of the workspace that they name.
 pub(super) async fn program(
     command_line: String,
     words: Vec<String>,
@@ -44,7 +44,7 @@ pub(super) async fn program(
     Ok(Some(Program { command_line, folder, files, unchecked }))
 }
 
-/// Writes words as a shell would read them.
+/// Quotes words for a shell.
 pub(super) fn quoted<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_@%+=:,./-".contains(c);
     let one = |word: &str| {
@@ -57,7 +57,7 @@ pub(super) fn quoted<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     words.into_iter().map(one).collect::<Vec<_>>().join(" ")
 }
 
-/// Takes a shell's command line apart: text between blanks and operators, without its quotes.
+/// Splits a shell's command line into words: text between blanks and operators, without quotes.
 pub(super) fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), String::new(), None);
     let mut characters = line.chars();
@@ -118,7 +118,7 @@ impl Names {
     }
 }
 
-/// The search for the files that names lead to.
+/// The search for the files that the names lead to.
 struct Search {
     root: PathBuf,
     handle: Dir,
@@ -142,7 +142,7 @@ impl Search {
             files: Vec::new(),
             unchecked: names.left_out,
         };
-        // A folder on the command line may be where the other names are looked up: `cd tools && sh run.sh`.
+        // The other names may be relative to a folder on the command line: `cd tools && sh run.sh`.
         let (mut folders, mut at) = (vec![start], 0);
         while let Some(folder) = folders.get(at).cloned() {
             for name in &names.list {
@@ -168,7 +168,7 @@ impl Search {
         Ok(search)
     }
 
-    /// Notes a file that a name leads to. A link is noted with its target, so that a new target is a change.
+    /// Adds a file that a name leads to. A link is added with its target, so that a new target counts as a change.
     fn note(&mut self, name: &str, asked: &Path, found: &Path) {
         let Ok(relative) = found.strip_prefix(&self.root) else { return };
         let target = relative.to_string_lossy();
@@ -191,7 +191,7 @@ impl Search {
         }
     }
 
-    /// Hashes a regular file, as long as all files together have no more bytes than are hashed.
+    /// Hashes a regular file, unless all hashed files together would exceed [`BYTES_MAX`].
     fn hash(&mut self, relative: &Path) -> io::Result<Option<Hash>> {
         let file = self.handle.open_with(relative, &read_options())?;
         let metadata = file.metadata()?;

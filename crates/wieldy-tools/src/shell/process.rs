@@ -1,4 +1,4 @@
-//! From a tool's wish to a command in the workspace, and from its end to an answer.
+//! Runs a command in the workspace for a tool, and turns its end into an answer.
 
 use std::io;
 use std::path::{Component, Path, PathBuf};
@@ -7,22 +7,23 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use wieldy_core::{Breach, CallError, Code, Command, Ended, Exit, Outcome, OutputSink, Run, RunError};
 
-/// The kernel's own limit for one argument, its ending zero included.
+/// The kernel's limit for one argument, without its terminating zero.
 const WORD_BYTES_MAX: usize = 128 * 1024 - 1;
 
 /// The exit code of a shell that did not find a program.
 const NOT_FOUND: i32 = 127;
 
-/// The name under which a result has what its command was refused.
+/// The key of a result's structured content that lists the command's denials.
 pub(super) const REFUSED: &str = "refused";
 
-/// Runs the command and answers with what it printed, how it ended and what it used. A run that was stopped answers
-/// with the output so far, and leaves it to the engine to say why.
+/// Runs the command, and answers with its output, its exit status and its usage. A stopped run answers with the output
+/// so far, and the engine reports the reason.
 pub(super) async fn run_command(command: &Command, run: &Run) -> Result<Outcome, RunError> {
     run_command_into(command, run, Arc::new(run.clone()), || ()).await
 }
 
-/// The same, where `output` sees all output first. `end` is called when there is no more.
+/// Runs the command like [`run_command`], but sends all output to `output` first. `end` is called after the last
+/// output.
 pub(super) async fn run_command_into(
     command: &Command,
     run: &Run,
@@ -44,13 +45,13 @@ pub(super) async fn run_command_into(
     outcome.sandbox = Some(sandbox);
     if run.stop().is_cancelled() {
         outcome.partial = true;
-        // The engine says why it was stopped, and that a limit had been reached.
+        // The engine reports why the run was stopped. The tool adds only an exceeded limit.
         outcome.failure = overrun.map(|overrun| Box::new(overrun.error()));
         return Ok(outcome);
     }
     let failure = match (overrun, failure(&command.program, ended)) {
         (Some(overrun), _) => Some(overrun.error()),
-        // What may have been another's is no reason for this one.
+        // A denial that may belong to another command is not the reason for this failure.
         (None, Some(failure)) => Some(breaches.iter().find(|breach| !breach.is_shared()).map_or(failure, forbidden)),
         (None, None) => None,
     };
@@ -58,7 +59,7 @@ pub(super) async fn run_command_into(
     Ok(outcome)
 }
 
-/// A command that failed after it was refused something most likely failed for that.
+/// Returns the error for a denial. A command that failed after a denial most likely failed because of it.
 fn forbidden(breach: &Breach) -> CallError {
     match breach {
         Breach::Network { host, port, reason, .. } => {
@@ -106,7 +107,7 @@ fn failure(program: &str, ended: Ended) -> Option<CallError> {
     }
 }
 
-/// Refuses what no program can be given, before it is tried.
+/// Refuses arguments and variables that no program can get, before the start.
 pub(super) fn check_words(command: &Command) -> Result<(), RunError> {
     let words = command.arguments.iter().map(String::as_str);
     for word in words.chain(command.environment.values().map(String::as_str)) {
@@ -121,8 +122,8 @@ pub(super) fn check_words(command: &Command) -> Result<(), RunError> {
     Ok(())
 }
 
-/// The folder to start in: `folder` within the workspace, or the workspace itself. Links are followed, and what counts is
-/// where they lead.
+/// Returns the folder to start in: `folder` within the workspace, or the workspace itself. Links are followed, and
+/// their target must be in the workspace.
 pub(super) fn start_folder(workspace: &Path, folder: Option<&str>) -> Result<PathBuf, RunError> {
     let root =
         workspace.canonicalize().map_err(|error| unusable("the workspace", &workspace.to_string_lossy(), error))?;
@@ -132,7 +133,7 @@ pub(super) fn start_folder(workspace: &Path, folder: Option<&str>) -> Result<Pat
         let error = CallError::new(Code::FilesystemPolicyViolation, told).detail("path", folder);
         RunError::from(error.suggest("name a folder relative to the workspace")).before_effect()
     };
-    // Before the file system is asked: whether something exists outside is nobody's business.
+    // Checked before the lookup: the caller must not learn if a path outside exists.
     if leaves(folder, &[workspace, &root]) {
         return Err(outside());
     }
@@ -146,7 +147,7 @@ pub(super) fn start_folder(workspace: &Path, folder: Option<&str>) -> Result<Pat
     Ok(resolved)
 }
 
-/// Whether the path as written leads out of all of the roots.
+/// Returns true if the path as written leads out of all of the roots.
 fn leaves(folder: &str, roots: &[&Path]) -> bool {
     let path = Path::new(folder);
     let inner = match roots.iter().find_map(|root| path.strip_prefix(root).ok()) {

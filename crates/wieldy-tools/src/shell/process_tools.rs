@@ -1,4 +1,4 @@
-//! `ProcessRead`, `ProcessWrite`, `ProcessStop`, `ProcessList`: what a session does with its processes in the background.
+//! `ProcessRead`, `ProcessWrite`, `ProcessStop`, `ProcessList`: the tools for a session's background processes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,53 +12,53 @@ use super::RUN_PROGRAMS;
 use super::process::REFUSED;
 use super::processes::{Process, Processes, State, Unread};
 
-/// How long a read waits at most for something to read.
+/// The longest time for which a read waits for output.
 const WAIT_SECONDS_MAX: u64 = 600;
 
-/// Reads what a process in the background has printed.
+/// A tool that reads the output of a background process.
 pub struct ProcessRead(Arc<Processes>);
 
-/// Writes to the input of a process in the background.
+/// A tool that writes to the input of a background process.
 pub struct ProcessWrite(Arc<Processes>);
 
-/// Stops a process in the background.
+/// A tool that stops a background process.
 pub struct ProcessStop(Arc<Processes>);
 
-/// Lists the processes in the background.
+/// A tool that lists the background processes.
 pub struct ProcessList(Arc<Processes>);
 
-/// What to read.
+/// A process to read.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub struct ProcessReadArgs {
     /// The process, as `Bash` or `ProcessList` named it.
     process: String,
-    /// How many seconds to wait for new output where there is none yet.
+    /// Seconds to wait for new output if there is none yet.
     #[serde(default)]
     #[schemars(range(max = WAIT_SECONDS_MAX))]
     wait: u64,
 }
 
-/// What to write.
+/// Text to write.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub struct ProcessWriteArgs {
     /// The process, as `Bash` or `ProcessList` named it.
     process: String,
-    /// What to write, as it is; most programs want a line end after each line.
+    /// The text, as it is; most programs want a line end after each line.
     #[serde(default)]
     text: String,
-    /// Whether this is the end of the input.
+    /// End the input after the text.
     #[serde(default)]
     end: bool,
 }
 
-/// What to stop.
+/// A process to stop.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub struct ProcessStopArgs {
     /// The process, as `Bash` or `ProcessList` named it.
     process: String,
 }
 
-/// Takes nothing.
+/// No arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub struct ProcessListArgs {}
 
@@ -73,9 +73,9 @@ fn session_of(run: &Run) -> Result<SessionKey, RunError> {
     })
 }
 
-/// What a process has printed since the last time, and how it stands.
+/// Returns the output of a process since the last read, and its state.
 pub(super) fn answer(process: &Process, run: &Run) -> Outcome {
-    // Before the output is taken: what is printed at the very end must not be missed.
+    // The state is read before the output, so that output printed at the very end is not missed.
     let state = process.state();
     let Unread { bytes, lost } = process.take_unread();
     if lost > 0 {
@@ -95,7 +95,7 @@ pub(super) fn answer(process: &Process, run: &Run) -> Outcome {
     outcome.structured(structured)
 }
 
-/// How a process stands, in words and as data.
+/// Describes the state of a process, in words and as data.
 pub(super) fn stands(process: &Process, state: &State) -> (String, Value) {
     let id = &process.id;
     match state {
@@ -128,7 +128,7 @@ pub(super) fn stands(process: &Process, state: &State) -> (String, Value) {
 }
 
 impl ProcessRead {
-    /// The tool for these processes.
+    /// Creates the tool for these processes.
     pub fn new(processes: Arc<Processes>) -> Self {
         Self(processes)
     }
@@ -141,7 +141,7 @@ impl Tool for ProcessRead {
         let description = "Reads what a process in the background has printed since it was last read, and tells whether it \
                            runs or how it ended. Waits for new output if asked to.";
         let mut spec = spec("ProcessRead", description).timeout(Duration::from_secs(WAIT_SECONDS_MAX + 30));
-        // It changes nothing but what the next read gives, so it must not be repeated.
+        // A read only changes the result of the next read, but for that reason it must not be repeated.
         spec.annotations.destructive = false;
         spec.annotations.open_world = false;
         spec
@@ -160,7 +160,7 @@ impl Tool for ProcessRead {
 }
 
 impl ProcessWrite {
-    /// The tool for these processes.
+    /// Creates the tool for these processes.
     pub fn new(processes: Arc<Processes>) -> Self {
         Self(processes)
     }
@@ -198,7 +198,7 @@ impl Tool for ProcessWrite {
 }
 
 impl ProcessStop {
-    /// The tool for these processes.
+    /// Creates the tool for these processes.
     pub fn new(processes: Arc<Processes>) -> Self {
         Self(processes)
     }
@@ -225,7 +225,7 @@ impl Tool for ProcessStop {
 }
 
 impl ProcessList {
-    /// The tool for these processes.
+    /// Creates the tool for these processes.
     pub fn new(processes: Arc<Processes>) -> Self {
         Self(processes)
     }

@@ -1,7 +1,8 @@
-//! Processes in the background: started by one call of a session, read, written to and stopped by later ones.
+//! Background processes: started by one call of a session, read, written to and stopped by later ones.
 //!
-//! [`Processes`] keeps them, each under the session that started it, so that nobody else sees them. They end when they are
-//! stopped, with the session's sandbox, when the session has left them alone for long, and with the executor.
+//! [`Processes`] stores them under the session that started them, so that other sessions do not see them. A process
+//! ends when it is stopped, with the session's sandbox, when the session has not used it for long, and with the
+//! executor.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,53 +13,53 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use wieldy_core::{Background, CallError, Code, Command, Exit, Feed, OutputSink, RunError, SessionKey, Stdin, Stream};
 
-/// How many processes of one session run at once.
+/// Maximum number of processes that one session runs at once.
 pub const PROCESSES_MAX: usize = 16;
-/// How many processes of all sessions are kept, those that have ended and that nobody has read to the end included.
+/// Maximum number of stored processes of all sessions, including those that have ended.
 const KEPT_MAX: usize = 256;
-/// How much output is kept for the next read.
+/// Maximum bytes of output that are stored for the next read.
 pub const UNREAD_BYTES_MAX: usize = 1024 * 1024;
-/// How long a process goes on that the session has left alone.
+/// The time after which a process is stopped if its session does not use the shell tools.
 const ALONE_MAX: Duration = Duration::from_secs(60 * 60);
 
-/// The processes in the background of all sessions. When it goes, they are ended.
+/// The background processes of all sessions. Dropping it stops them.
 pub struct Processes {
     sessions: Mutex<HashMap<SessionKey, Session>>,
     stop: CancellationToken,
     _ends_all: DropGuard,
 }
 
-/// What one session has started, by number.
+/// The processes that one session has started, by number.
 #[derive(Default)]
 struct Session {
     started: u64,
     processes: BTreeMap<u64, Arc<Process>>,
 }
 
-/// A process in the background.
+/// A background process.
 pub(super) struct Process {
     pub(super) id: String,
-    /// What runs, for people.
+    /// The command line, for people.
     pub(super) command: String,
     pub(super) has_terminal: bool,
     unread: Mutex<Unread>,
-    /// Also told anew when there is something to read.
+    /// The state. Also signals new output.
     state: watch::Sender<State>,
     stdin: Mutex<Option<mpsc::Sender<Vec<u8>>>>,
     stop: CancellationToken,
     touched: Mutex<Instant>,
 }
 
-/// How a process stands.
+/// The state of a process.
 #[derive(Debug, Clone)]
 pub(super) enum State {
     Running,
     Ended(Box<Exit>),
-    /// It was not started, or lost with its sandbox.
+    /// The process was not started, or was lost with its sandbox.
     Lost(Box<CallError>),
 }
 
-/// Output that nobody has read: the newest of it, and how many bytes before that are lost.
+/// Output that has not been read: the newest bytes, and the number of lost bytes before them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Unread {
     pub(super) bytes: VecDeque<u8>,
@@ -73,7 +74,7 @@ impl Default for Processes {
 }
 
 impl Processes {
-    /// Starts a process for a session. `command` is what is run, and `shown` what people see of it.
+    /// Starts a process for a session. `command` is run, and `shown` is its text for people.
     pub(super) fn start(
         &self,
         background: Background,
@@ -106,13 +107,13 @@ impl Processes {
         Ok(process)
     }
 
-    /// The session's processes, the oldest first.
+    /// Returns the session's processes, the oldest first.
     pub(super) fn list(&self, session: &SessionKey) -> Vec<Arc<Process>> {
         let sessions = lock(&self.sessions);
         sessions.get(session).map(|session| session.processes.values().cloned().collect()).unwrap_or_default()
     }
 
-    /// The session's process of this id.
+    /// Returns the session's process of this id.
     pub(super) fn find(&self, session: &SessionKey, id: &str) -> Result<Arc<Process>, RunError> {
         self.touch(session);
         let processes = self.list(session);
@@ -128,7 +129,7 @@ impl Processes {
         })
     }
 
-    /// Notes that the session is still there.
+    /// Records that the session is still active.
     pub(super) fn touch(&self, session: &SessionKey) {
         for process in self.list(session) {
             *lock(&process.touched) = Instant::now();
@@ -136,12 +137,12 @@ impl Processes {
     }
 }
 
-/// Forgets processes that have ended where one more would be too many, the oldest first; those that run are kept.
+/// Removes processes that have ended to make room for one more, the oldest first. Running ones are never removed.
 fn make_room(sessions: &mut HashMap<SessionKey, Session>, session: &SessionKey) -> Result<(), RunError> {
     for session in sessions.values_mut() {
         session.processes.retain(|_, process| process.is_running() || process.alone_since() < ALONE_MAX);
     }
-    // The numbers of a session begin anew only when nothing of it is left.
+    // The numbers of a session start again only when all its processes are gone.
     sessions.retain(|_, session| !session.processes.is_empty());
     if let Some(own) = sessions.get_mut(session)
         && own.processes.len() >= PROCESSES_MAX
@@ -199,7 +200,7 @@ impl Process {
         matches!(*self.state.borrow(), State::Running)
     }
 
-    /// Tells the process to end; it may take its grace time.
+    /// Asks the process to end. It may take its grace time.
     pub(super) fn stop(&self) {
         self.stop.cancel();
     }
@@ -220,7 +221,7 @@ impl Process {
         lock(&self.unread).bytes.len()
     }
 
-    /// Takes what nobody has read. Half a character at the end waits for its other half.
+    /// Takes the unread output. An incomplete character at the end stays until the rest of it comes.
     pub(super) fn take_unread(&self) -> Unread {
         let is_running = self.is_running();
         let mut unread = lock(&self.unread);
@@ -232,7 +233,7 @@ impl Process {
         taken
     }
 
-    /// Writes to the process's input, which may have to wait for it to read.
+    /// Writes to the process's input. Waits while the input is full.
     pub(super) async fn write(&self, bytes: Vec<u8>) -> Result<(), RunError> {
         let sender = lock(&self.stdin).clone();
         let gone = || {
@@ -245,7 +246,7 @@ impl Process {
     /// Ends the process's input.
     pub(super) async fn end_input(&self) {
         if self.has_terminal {
-            // The terminal stays, and its user says that this was all.
+            // The terminal stays open, so send the character by which its user ends the input.
             let _ = self.write(END_OF_TRANSMISSION.to_vec()).await;
         } else {
             lock(&self.stdin).take();
@@ -253,7 +254,7 @@ impl Process {
     }
 }
 
-/// What a terminal takes for the end of input.
+/// The character that ends the input at a terminal.
 pub(super) const END_OF_TRANSMISSION: &[u8] = b"\x04";
 
 impl OutputSink for Process {
@@ -273,7 +274,7 @@ impl Unread {
     }
 }
 
-/// How many bytes at the end are the beginning of a character.
+/// Returns the number of bytes at the end that are the beginning of a character.
 fn begun_character(bytes: &[u8]) -> usize {
     let last = bytes.get(bytes.len().saturating_sub(3)..).unwrap_or_default();
     (1..=last.len())

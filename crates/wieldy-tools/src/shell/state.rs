@@ -1,4 +1,4 @@
-//! `GetState`: facts about the caller's own session, calls, limits, tasks and processes.
+//! `GetState`: returns facts about the caller's own session, calls, limits, tasks and processes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use wieldy_core::{Outcome, Provider, Run, RunError, Tool, ToolSpec};
 use super::process_tools::stands;
 use super::processes::Processes;
 
-/// Tells how things stand for the caller.
+/// A tool that returns facts about the caller's own state.
 pub struct GetState(Arc<Processes>);
 
-/// Which fact to tell.
+/// A fact to return.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub struct GetStateArgs {
-    /// The fact, such as `calls.running`, or a group of facts, such as `limits`. Without it the names of all facts are listed.
+    /// The fact, such as `calls.running`, or a group, such as `limits`. Without it, the names of all facts are listed.
     #[schemars(length(min = 1, max = 200))]
     key: Option<String>,
 }
 
 impl GetState {
-    /// Makes the tool; it knows of these processes in the background.
+    /// Creates the tool, with the background processes that it reports.
     pub fn new(processes: Arc<Processes>) -> Self {
         Self(processes)
     }

@@ -1,8 +1,8 @@
-//! Templates: a manifest's words with placeholders, and the words that a call's arguments make of them.
+//! Templates: fills the placeholders in a manifest's command line with a call's arguments.
 //!
-//! `{name}` stands for an argument's value: text as it is, numbers and truth values as written, anything else as JSON. `{name?}`
-//! leaves out the whole word where the argument is absent. A list that is a word of its own becomes several words.
-//! `{{` and `}}` are braces. In the input, `{args}` stands for all arguments as JSON.
+//! `{name}` stands for an argument's value: text as it is, numbers and booleans as written, anything else as JSON.
+//! `{name?}` leaves out the whole word if the argument is absent. A list that is a word of its own becomes several
+//! words. `{{` and `}}` are braces. In the input, `{args}` stands for all arguments as JSON.
 
 use serde_json::{Map, Value};
 use wieldy_core::name::{did_you_mean, near_misses};
@@ -11,14 +11,14 @@ use wieldy_core::{CommandSpec, RunError};
 /// The name that stands for all arguments in a command's input.
 const ALL: &str = "args";
 
-/// The words of a command, checked against the arguments that there can be.
+/// The words of a command, with placeholders checked against the schema of its arguments.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Template {
     arguments: Vec<Word>,
     stdin: Option<Word>,
 }
 
-/// The words that came of one call.
+/// The words of a command for one call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Filled {
     pub(super) arguments: Vec<String>,
@@ -33,13 +33,13 @@ enum Piece {
     Value { name: String, optional: bool },
 }
 
-/// Says everything that is wrong with a command's placeholders, given the schema of its arguments.
+/// Reports all mistakes in a command's placeholders, given the schema of its arguments.
 pub fn check_template(command: &CommandSpec, schema: &Value) -> Result<(), Vec<String>> {
     Template::new(command, schema).map(drop)
 }
 
 impl Template {
-    /// Reads the words and reports every mistake at once.
+    /// Parses the words and reports every mistake at once.
     pub(super) fn new(command: &CommandSpec, schema: &Value) -> Result<Self, Vec<String>> {
         let mut mistakes = Vec::new();
         let mut read = |text: &String, in_stdin: bool| {
@@ -58,7 +58,7 @@ impl Template {
         if mistakes.is_empty() { Ok(Self { arguments, stdin }) } else { Err(mistakes) }
     }
 
-    /// The words for these arguments.
+    /// Returns the words for these arguments.
     pub(super) fn fill(&self, arguments: &Value) -> Result<Filled, RunError> {
         let nothing = Map::new();
         let given = arguments.as_object().unwrap_or(&nothing);
@@ -85,7 +85,7 @@ impl Template {
     }
 }
 
-/// What is wrong with a placeholder.
+/// Returns the mistake in a placeholder, if there is one.
 fn mistake(piece: &Piece, schema: &Value, in_stdin: bool) -> Option<String> {
     let Piece::Value { name, optional } = piece else { return None };
     if in_stdin && name == ALL {
@@ -141,7 +141,7 @@ fn parse(text: &str) -> Result<Word, String> {
     Ok(pieces)
 }
 
-/// The words that one word of the template becomes: mostly one, none where something optional is absent.
+/// Returns the words for one word of the template: mostly one, none if an optional argument is absent.
 fn fill_word(word: &[Piece], given: &Map<String, Value>) -> Result<Vec<String>, RunError> {
     if let [Piece::Value { name, .. }] = word
         && let Some(Value::Array(values)) = given.get(name)
@@ -151,7 +151,7 @@ fn fill_word(word: &[Piece], given: &Map<String, Value>) -> Result<Vec<String>, 
     Ok(joined(word, given)?.into_iter().collect())
 }
 
-/// The pieces as one text; nothing where something optional is absent.
+/// Joins the pieces into one text, or returns `None` if an optional argument is absent.
 fn joined(word: &[Piece], given: &Map<String, Value>) -> Result<Option<String>, RunError> {
     let mut text = String::new();
     for piece in word {
@@ -174,7 +174,7 @@ fn written(value: &Value) -> String {
     }
 }
 
-/// Refuses a word that begins as the caller chose and that the program would take for an option.
+/// Refuses a word that begins with a caller's value and that the program would take for an option.
 fn refuse_option(filled: &str, word: &[Piece]) -> Result<(), RunError> {
     if !filled.starts_with('-') {
         return Ok(());

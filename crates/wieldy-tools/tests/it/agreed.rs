@@ -23,7 +23,7 @@ const MANIFEST: &str = r#"
     arguments = { target = { type = "string", required = true } }
 "#;
 
-/// A person who agrees to everything, while something else happens in the workspace.
+/// A person who agrees to everything, while a function changes the workspace.
 struct Agreeing<F> {
     meanwhile: F,
     seen: Arc<Mutex<Option<Confirmation>>>,
@@ -37,7 +37,7 @@ impl<F: Fn() + Send + Sync + 'static> Confirmer for Agreeing<F> {
     }
 }
 
-/// A workspace in which everything that runs says `old`.
+/// Creates a workspace in which every program prints `old`.
 fn workspace() -> tempfile::TempDir {
     let workspace = tempfile::tempdir().unwrap();
     let at = |name: &str| workspace.path().join(name);
@@ -177,7 +177,7 @@ async fn the_question_shows_command_line_folder_isolation_network_and_files() {
     "#);
 }
 
-/// The answer of a call in the background may come before the refusal, so only the effect is looked at.
+/// A background call may be answered before the refusal, so only the effect is checked.
 #[tokio::test]
 async fn a_changed_script_does_not_run_in_the_background_either() {
     let background = json!({"command": "sh script.sh", "background": true});

@@ -1,4 +1,4 @@
-//! `GetArtifact`: kept outputs, in pages and by pattern.
+//! `GetArtifact`: stored outputs, in pages and by pattern.
 
 use serde_json::json;
 use wieldy_core::{Caller, Held};

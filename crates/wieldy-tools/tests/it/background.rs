@@ -1,4 +1,4 @@
-//! Processes in the background, terminals and builds, with real processes in native sandboxes.
+//! Background processes, terminals and builds, with real processes in native sandboxes.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -16,7 +16,7 @@ use wieldy_core::{
 use wieldy_sandbox::{Native, NativeOptions};
 use wieldy_tools::shell::{PROCESSES_MAX, UNREAD_BYTES_MAX, shell_tools};
 
-/// Nothing in these tests takes this long unless it hangs.
+/// The longest time that a step of these tests takes, unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 struct World {
@@ -46,7 +46,7 @@ impl World {
         self.by(session("one"), tool, arguments).await
     }
 
-    /// Starts a command in the background and waits until it runs. Gives its id.
+    /// Starts a background command, waits until it runs, and returns its id.
     async fn start(&self, command: &str) -> String {
         let command = format!("echo begun; {command}");
         let result = self.call("Bash", json!({"command": command, "background": true})).await;
@@ -58,7 +58,7 @@ impl World {
         process
     }
 
-    /// Reads until the text is there, and gives all that was read, but for the remark that the process runs.
+    /// Reads until the text appears, and returns everything read, without the note that the process runs.
     async fn read_until(&self, process: &str, text: &str) -> String {
         let (begun, mut read) = (Instant::now(), String::new());
         while !read.contains(text) {
@@ -70,7 +70,7 @@ impl World {
         read
     }
 
-    /// How many processes of this world there are on the machine.
+    /// Counts the processes of this world on the machine.
     fn alive(&self) -> usize {
         let mark = format!("MARK={}", self.mark);
         let processes = std::fs::read_dir("/proc").unwrap().flatten();
@@ -186,7 +186,8 @@ async fn without_a_session_nothing_runs_in_the_background() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_fails_at_once_is_told_by_the_call_that_started_it() {
     let world = World::new();
-    // The sandbox is there already, and a machine that needs a tenth of a second for this is busy: then it is read.
+    // The sandbox exists already. On a busy machine the process may still end after the call, so its output is then
+    // read.
     world.call("Bash", json!({"command": "true"})).await;
     let result = world.call("Bash", json!({"command": "echo no; exit 7", "background": true})).await;
     let ended = "[p1 ended with exit code 7]\n";
@@ -304,7 +305,7 @@ async fn build_runs_what_the_project_calls_for() {
     assert_eq!(refusal(&world.call("Build", json!({"target": "deploy"})).await).0, Code::ValidationFailed);
 }
 
-/// Says half a character and then waits to be stopped.
+/// A sandbox whose program prints half a character and then waits to be stopped.
 struct Patient;
 
 impl Sandbox for Patient {

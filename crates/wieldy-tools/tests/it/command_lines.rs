@@ -1,5 +1,5 @@
-//! P-SH-01 to P-SH-05, each as an attack with its harmless twin: however a command line is put together, a program gets no
-//! further than its sandbox, and what a caller gives as a value is no option.
+//! P-SH-01 to P-SH-05, each as an attack with a harmless twin: no command line gets a program out of its sandbox, and a
+//! caller's value is never taken for an option.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -15,7 +15,7 @@ use wieldy_tools::shell::{Bash, CommandTool};
 
 use crate::world::CANARY;
 
-/// What the harmless twin of an attack reads.
+/// The content of the file that the harmless twin of an attack reads.
 const OPEN: &str = "open-52e0";
 
 const MANIFEST: &str = r#"
@@ -42,7 +42,8 @@ struct World {
 }
 
 impl World {
-    /// A workspace with an open file and a hook that nobody may change, a secret beside it, and programs in native sandboxes.
+    /// Creates a workspace with an open file and a protected hook, a secret beside it, and programs in native
+    /// sandboxes.
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let workspace = folder.path().canonicalize().unwrap().join("ws");
@@ -65,12 +66,12 @@ impl World {
         self.executor.call(Call::new(tool, arguments)).await
     }
 
-    /// What a command line prints.
+    /// Runs a command line and returns its output.
     async fn bash(&self, command: &str) -> String {
         self.call("Bash", json!({ "command": command })).await.text()
     }
 
-    /// Runs each line with the secret for `FILE`, which must stay one, and with the open file, which must be shown.
+    /// Runs each line with the secret as `FILE`, which must not be shown, and with the open file, which must be shown.
     async fn assert_only_the_open_file_is_read(&self, lines: &[&str]) {
         let secret = self.folder.path().join("secret.txt");
         for line in lines {
@@ -81,7 +82,7 @@ impl World {
         }
     }
 
-    /// Runs each line with the hook for `FILE`, which must stay as it is, and with a new file, which must be made.
+    /// Runs each line with the hook as `FILE`, which must not change, and with a new file, which must be made.
     async fn assert_only_the_new_file_is_written(&self, lines: &[&str]) {
         let path = |name: &str| self.folder.path().join("ws").join(name);
         for line in lines {

@@ -1,4 +1,4 @@
-//! P-FS-01 to P-FS-08, each as an attack: nothing outside the workspace is seen or changed, whatever the path says.
+//! P-FS-01 to P-FS-08, each as an attack: no path lets a tool see or change anything outside the workspace.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use wieldy_core::Code;
 
 use crate::world::{CANARY, World};
 
-/// Every tool, aimed at one path.
+/// Returns a call of every tool with the same path.
 fn attacks(path: &str) -> Vec<(&'static str, Value)> {
     vec![
         ("Read", json!({"path": path})),
@@ -26,7 +26,7 @@ fn attacks(path: &str) -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Every tool is refused with `code` and says nothing of what is there.
+/// Asserts that every tool is refused with one of `codes` and reveals nothing.
 async fn assert_all_refused(world: &World, path: &str, codes: &[Code]) {
     for (tool, arguments) in attacks(path) {
         let result = world.call(tool, arguments).await;
@@ -66,7 +66,7 @@ async fn p_fs_01_no_spelling_of_a_path_leads_outside() {
     E3105: `../outside/secret.txt` leads outside the workspace
     (give a path relative to the workspace, such as `src/main.rs`; what lies outside cannot be reached)
     ");
-    // The folder above has no name of its own to be deleted by, and is refused all the same.
+    // The folder above the workspace has no name in it, and deleting it is refused all the same.
     assert_all_refused(&world, "..", &[Code::FilesystemPolicyViolation, Code::InvalidInput]).await;
     assert_all_refused(&world, "sub/../..", &[Code::FilesystemPolicyViolation, Code::InvalidInput]).await;
     for path in ["sub/a.txt", "./sub//a.txt", "sub/../sub/a.txt", "sub/./a.txt"] {
@@ -99,7 +99,7 @@ async fn p_fs_03_no_link_leads_outside() {
         .link("good-1", "good-2")
         .link("good-2", "real.txt");
     for path in ["folder/secret.txt", "folder/new.txt", "folder/"] {
-        // Without a name behind it, the link is what is deleted; that is tried last.
+        // `Delete` of `folder/` removes the link itself, so that case is tested last.
         for (tool, arguments) in attacks(path).into_iter().filter(|(tool, _)| path != "folder/" || *tool != "Delete") {
             let result = world.call(tool, arguments).await;
             let shown = serde_json::to_string(&result).expect("plain data");
@@ -202,7 +202,7 @@ async fn p_fs_06_links_of_the_kernel_are_not_followed() {
         assert_all_refused(&world, target, DENIED).await;
     }
     assert_all_refused_but_deletion(&world, "root/etc/passwd").await;
-    // Even where the workspace holds such links as its own.
+    // Refused even if such links are in the workspace itself.
     let proc = World::at("/proc/self".into(), tempfile::tempdir().expect("a folder"));
     for path in ["root/etc/passwd", "cwd/Cargo.toml", "fd/0", "root"] {
         for (tool, arguments) in [("Read", json!({"path": path})), ("List", json!({"path": path}))] {

@@ -1,4 +1,5 @@
-//! Limits, refusals and sandboxes as callers see them: results, errors and events of calls whose programs run in native sandboxes.
+//! Limits, denials and sandboxes as callers see them: results, errors and events of calls with programs in native
+//! sandboxes.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -23,7 +24,7 @@ struct World {
 }
 
 impl World {
-    /// An executor with the shell tools and those of a manifest.
+    /// Creates an executor with the shell tools and those of a manifest.
     fn new(manifest: &str, change: impl FnOnce(&mut ExecutorBuilder)) -> Self {
         let workspace = tempfile::tempdir().unwrap();
         let environment = || BTreeMap::from([("PATH".into(), "/usr/bin:/bin".into())]);
@@ -48,7 +49,7 @@ impl World {
         self.executor.call(Call::new("Bash", json!({"command": command})).with(options)).await
     }
 
-    /// The messages of all `sandbox.violation`, and the calls they happened to, as numbers in the order of the calls.
+    /// Returns the messages of all `sandbox.violation` events, each with the index of its call in the order of calls.
     fn violations(&self) -> Vec<(Option<usize>, String)> {
         let events = self.journal.events();
         let opened: Vec<_> = events.iter().filter(|event| matches!(event.body, Body::CallPending { .. })).collect();
@@ -62,7 +63,7 @@ impl World {
         violations.collect()
     }
 
-    /// What happened to a sandbox.
+    /// Returns the names of the events about a sandbox.
     fn life_of(&self, id: &SandboxId) -> Vec<&'static str> {
         let events = self.journal.events();
         let about = events.iter().filter(|event| match &event.body {
@@ -125,7 +126,7 @@ async fn a_limit_that_was_passed_is_named_with_what_was_allowed_and_used() {
         ("processes", PROCESSES, ResourceLimits { processes: Some(16), ..none() }, "processes", 16),
         ("disk", DISK, ResourceLimits { disk_bytes: Some(16 * MIB), ..none() }, "disk_bytes", 16 * MIB),
     ] {
-        // By the call, in its own sandbox and in a session's; by the tool's manifest.
+        // Limits set by the call, without and with a session, and limits set by the tool's manifest.
         let command = format!("echo begun; python3 -c \"{code}\"");
         for caller in [Caller::local(), session("one")] {
             let call = Call::new("Bash", json!({"command": command})).by(Arc::new(caller));
@@ -172,7 +173,7 @@ async fn floods_of_single_bytes_and_of_what_is_no_text_pass_and_the_neighbour_wo
             "dd if=/dev/zero bs=1 count=100000 status=none | tr '\\0' x & dd if=/dev/zero bs=1 count=100000 status=none >&2; wait",
             200_000,
         ),
-        // Neither a line end nor a character in it; and one that is cut at each end of what is shown.
+        // No line ends and no valid characters; and an incomplete character at the end of the output.
         ("head -c 3000000 /dev/zero | tr '\\0' '\\377'; printf '\\303'", 3_000_001),
     ];
     for (command, bytes) in [single, invalid] {
@@ -183,12 +184,12 @@ async fn floods_of_single_bytes_and_of_what_is_no_text_pass_and_the_neighbour_wo
         assert_eq!((flood.status, flood.partial), (Status::Success, true), "{:?}", flood.error);
         let info = world.executor.artifacts().describe(flood.artifact.unwrap(), &Caller::local()).unwrap();
         assert_eq!((info.kept_bytes, info.total_bytes), (bytes, bytes));
-        // Of bytes that are no character, each is shown as three.
+        // Each invalid byte is shown as a character of three bytes.
         assert!(flood.text().len() < 3 * 64 * 1024 + 200, "{}", flood.text().len());
     }
 }
 
-/// Asks the proxy for a host that is not on the list; the answer is printed.
+/// Asks the proxy for a host that is not on the list, and prints the answer.
 const ASK: &str = r#"proxy=${http_proxy#http://}; exec 7<>/dev/tcp/${proxy%:*}/${proxy#*:}; printf 'CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n\r\n' >&7; read -r _ status _ <&7; exec 7<&-; "#;
 const REFUSED: &str = "network: example.com:443: not-listed";
 
@@ -225,7 +226,7 @@ async fn what_a_command_was_refused_is_in_its_result_and_an_event_of_its_call() 
     assert_eq!(world.violations(), events);
 }
 
-/// What a command is told of files that it may not touch.
+/// Returns the error message and the result's line for a denied file.
 fn refused(path: &str, reason: &str) -> (String, String) {
     (format!("the command was refused `{path}`: {reason}"), format!("file system: {path}: {reason}"))
 }
@@ -256,7 +257,8 @@ async fn a_command_that_failed_at_what_its_sandbox_refuses_ends_with_a_violation
         assert_eq!(result.structured, Some(json!({"exit_code": 1, "refused": [line]})));
         told.push((Some(number), line));
     }
-    // A program may make up what it likes: it is told of its own call, a few times, and shows no secret that the executor knows.
+    // A program may print false denials: they are recorded for its own call, only a few times, and without known
+    // secrets.
     let secret = format!("sk-{}", "a1B2".repeat(8));
     wieldy_core::redact::hide(&secret);
     let lie =
@@ -272,7 +274,7 @@ async fn a_command_that_failed_at_what_its_sandbox_refuses_ends_with_a_violation
     assert!(shown.iter().any(|event| event.contains("file system: /srv/[")), "{shown:?}");
     assert!(!shown.iter().any(|event| event.contains(&secret)), "{shown:?}");
 
-    // What a command fails at by itself, and what went well in the end, is as it was.
+    // Failures for other reasons, and commands that succeed in the end, are not reported as denials.
     for (command, code) in [
         ("exit 3", Some(Code::NonzeroExit)),
         ("cat none", Some(Code::NonzeroExit)),
@@ -310,11 +312,11 @@ async fn refusals_of_a_process_in_the_background_come_as_events_and_fail_nobody_
         assert!(written.is_success(), "{written:?}");
     };
 
-    // While it runs alone, it is told at once, and by nobody's read.
+    // While the process runs alone, a denial is recorded at once, without any read.
     go_on().await;
     assert_eq!(next_violation().await, (None, Some("one".into()), REFUSED.into()));
 
-    // Beside it a call fails by itself: it is told of what was refused, and keeps its own error.
+    // A call in the same sandbox fails for its own reason: it lists the denial, and keeps its own error.
     let beside = "touch there; until [ -e asked ]; do sleep 0.02; done; rm asked; exit 3";
     let innocent = world.by(session("one"), "Bash", json!({"command": beside}));
     let asking = async {
@@ -337,7 +339,7 @@ async fn refusals_of_a_process_in_the_background_come_as_events_and_fail_nobody_
     told_to.sort();
     assert_eq!(told_to, [None, Some(innocent.execution_id)]);
 
-    // One that comes after it has nothing to do with it.
+    // A later call does not list the denial.
     let after = world.by(session("one"), "Bash", json!({"command": "exit 4"})).await;
     assert_eq!(after.structured, Some(json!({"exit_code": 4})));
     assert_eq!(after.error.unwrap().code, Code::NonzeroExit);
@@ -365,7 +367,8 @@ async fn a_sandbox_made_by_name_is_shared_limited_listed_and_destroyed() {
     let id = made.sandbox.id.clone();
     assert_eq!(world.life_of(&id), ["sandbox.created"]);
 
-    // Whoever made it runs in it by naming it as a parent, and finds what is there; to others it does not exist.
+    // Its creator runs calls in it by naming it as the parent sandbox, and finds its files. For other callers it does
+    // not exist.
     let child = |caller: Caller| Caller { parent_sandbox: Some(id.clone()), ..caller };
     let left = world.by(child(Caller::local()), "Bash", json!({"command": "echo hi > /tmp/left"})).await;
     let found = world.by(child(Caller::local()), "Bash", json!({"command": "cat /tmp/left"})).await;
@@ -381,7 +384,7 @@ async fn a_sandbox_made_by_name_is_shared_limited_listed_and_destroyed() {
         assert_passed(&world.by(child(Caller::local()), "Bash", bomb).await, "memory_bytes", 64 * MIB);
     }
 
-    // No more than the executor allows, and nothing weaker.
+    // The limits are at most the executor's, and the level is at least the executor's.
     let second = world.executor.create_sandbox(&session("one"), None, limits(1024)).await.unwrap();
     assert_eq!(second.limits, limits(128));
     let weaker = world.executor.create_sandbox(&Caller::local(), Some(Level::None), limits(1)).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! `Edit`: exact text replaced, everything else byte for byte as it was.
+//! `Edit`: exact text is replaced, and everything else stays byte for byte.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Secrets and what others execute: the file tools leave alone what programs in sandboxes cannot touch.
+//! Hidden and protected files: the file tools refuse the same paths as sandboxes do.
 
 use serde_json::json;
 use wieldy_core::FileRules;
@@ -53,7 +53,7 @@ async fn secrets_are_not_found_by_what_is_in_them() {
     let found = world.call("Search", arguments).await;
     assert!(!whole(&found).contains(CANARY), "{found:?}");
     assert!(whole(&found).contains("plain.txt") && whole(&found).contains(".env.example"), "{found:?}");
-    // Their names are no secret: a program sees them, too.
+    // The names are not secret: a program sees them too.
     let listed = world.call("List", json!({"path": ".", "hidden": true, "ignored": true})).await;
     assert!(whole(&listed).contains(".env"), "{listed:?}");
 }
@@ -113,7 +113,7 @@ async fn what_others_execute_is_not_changed_and_not_made() {
     E3105: `.git/config` is protected, as what others execute or take orders from is
     (leave it to the people who work here; it can be read)
     ");
-    // What they say can be read, and what only looks like it can be changed.
+    // Protected files can be read, and files with similar names can be changed.
     assert!(world.call("Read", json!({"path": ".git/config"})).await.is_success());
     for path in [".git/info/exclude", ".gitignore", ".husky/pre-commit", "sub/wieldy.toml"] {
         let written = world.call("Write", json!({"path": path, "content": "mine", "create_folders": true})).await;
@@ -161,7 +161,7 @@ async fn what_a_hidden_or_protected_name_leads_to_is_as_the_name() {
         let told = world.refusal("Write", json!({"path": path, "content": "mine"})).await;
         assert!(told.starts_with("E3105"), "{path}: {told}");
     }
-    // Nor are the links on the way taken away, or what is around them.
+    // The links on the path and the folders around them cannot be deleted either.
     for path in ["first", ".mcp.json", ".git/hooks", "plink", "config", "githooks"] {
         let told = world.refusal("Delete", json!({"path": path, "recursive": true})).await;
         assert!(told.starts_with("E3105"), "{path}: {told}");
@@ -201,7 +201,7 @@ async fn nothing_is_made_on_a_way_that_leads_back() {
     }
 }
 
-/// A sandbox has put these there so that no program makes them.
+/// Makes the placeholders that a sandbox puts into a workspace.
 fn with_placeholders(world: &World) {
     let mark = |path: &str, content: &str| {
         let value = content.as_bytes();
@@ -234,7 +234,7 @@ async fn placeholders_of_sandboxes_are_neither_shown_nor_read() {
         let told = world.refusal("List", json!({"path": path})).await;
         assert!(told.starts_with(&format!("E3302: there is no `{path}`")), "{told}");
     }
-    // A person uses one of them: from then on it is shown.
+    // A placeholder that a person has changed is shown from then on.
     world.put(".mcp.json", "{\"mcpServers\": {}}").put(".vscode/tasks.json", "{}");
     let everything = json!({"path": ".", "hidden": true, "ignored": true, "depth": 1});
     assert_eq!(world.text("List", everything).await, ".mcp.json  18 B\n.vscode/\nplain.txt  5 B");
@@ -249,14 +249,14 @@ async fn the_file_tools_make_no_bare_repository() {
     }
     let told = world.refusal("Write", json!({"path": "refs/heads/x", "content": "x", "create_folders": true})).await;
     assert!(told.starts_with("E3105: `refs/heads/x`"), "{told}");
-    // The same where no sandbox stands, and nothing keeps a project from folders of these names elsewhere.
+    // The same without a sandbox's placeholder. Folders of these names elsewhere in the project are allowed.
     std::fs::remove_file(world.path("refs")).unwrap();
     let told = world.refusal("Write", json!({"path": "refs/heads/x", "content": "x", "create_folders": true})).await;
     assert!(told.starts_with("E3105: `refs/heads/x`"), "{told}");
     world.call("Write", json!({"path": "docs/refs/heads", "content": "x", "create_folders": true})).await;
 }
 
-/// A sandbox that runs now has pinned the folder; without it the name would be free there.
+/// A running sandbox relies on these names: if one were deleted, another file could take it.
 #[tokio::test]
 async fn the_file_tools_leave_the_folders_of_a_bare_repository_where_they_are() {
     for name in ["refs", "objects"] {

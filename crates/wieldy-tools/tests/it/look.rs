@@ -1,4 +1,4 @@
-//! `List` and `Glob`: what is there, in order, without what is hidden or ignored.
+//! `List` and `Glob`: the entries in order, without hidden or ignored ones.
 
 use serde_json::json;
 use wieldy_core::{Call, Caller};

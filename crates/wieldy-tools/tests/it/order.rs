@@ -1,4 +1,4 @@
-//! The order of calls in a batch, where one thing has several names.
+//! The order of calls in a batch if one file has several names.
 
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use wieldy_tools::{Workspace, file_tools};
 
 use crate::world::World;
 
-/// Runs the two calls in smart order, several times, and gives the second one's text each time.
+/// Runs the two calls in smart order, several times, and returns the second one's text of each run.
 async fn second_of(world: &World, first: (&str, Value), second: (&str, Value), before: impl Fn()) -> Vec<String> {
     let mut texts = Vec::new();
     for round in 0..20 {
         before();
-        // Each round is a session of its own: none has read what `before` changes.
+        // Each round has a session of its own, so none has read the files that `before` changes.
         let caller = Arc::new(Caller { session: Some(format!("{first:?} {second:?} {round}")), ..Caller::local() });
         let call = |(tool, arguments): &(&str, Value)| Call::new(*tool, arguments.clone()).by(Arc::clone(&caller));
         let calls = [call(&first), call(&second)];
@@ -92,7 +92,7 @@ async fn a_link_that_leads_to_itself_or_outside_is_in_the_way_of_everything() {
     assert!(!world.outside("not-there").exists());
 }
 
-/// An executor with the file tools and two command tools: `slow` writes after a moment, from the workspace and from `sub`.
+/// Creates an executor with the file tools and two slow command tools, which start in the workspace and in `sub`.
 fn with_slow_tools(root: &std::path::Path) -> Executor {
     let slow = |name: &str, more: &str| {
         format!(

@@ -10,7 +10,7 @@ use wieldy_core::{Call, Caller};
 
 use crate::world::{World, whole};
 
-/// A workspace with files of known times.
+/// Creates a workspace with files of known times.
 fn project() -> World {
     let world = World::new();
     world
@@ -29,7 +29,7 @@ fn project() -> World {
     world
 }
 
-/// Keeps an artifact that a call of this caller made in this workspace.
+/// Stores an artifact as from a call of this caller in this workspace.
 fn kept(world: &World, owner: &Caller, workspace: Option<&str>, text: &str) -> String {
     let mut writer = world.executor().artifacts().create(owner, workspace, u64::MAX).expect("memory");
     writer.write(text.as_bytes()).expect("memory");
@@ -109,7 +109,7 @@ async fn each_condition_narrows_the_answer() {
     assert_eq!(query(json!({"path": "src", "glob": "*.rs"})).await, "src/deep/mod.rs src/main.rs");
     assert_eq!(query(json!({"glob": "a.log", "ignored": true})).await, "a.log");
     assert_eq!(query(json!({"min_bytes": 5000})).await, "");
-    // The id can be read on.
+    // `GetArtifact` accepts the id.
     assert_eq!(world.text("GetArtifact", json!({"id": id})).await, "a needle\n");
 }
 

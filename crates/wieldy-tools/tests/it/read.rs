@@ -1,4 +1,4 @@
-//! `Read`: ranges, encodings, and what cannot be read.
+//! `Read`: ranges, encodings, and files that cannot be read.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! The permission to start programs: every tool that starts or steers one requires it.
+//! The permission to start programs: every tool that starts or controls one requires it.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -37,7 +37,7 @@ fn environment() -> BTreeMap<String, String> {
     BTreeMap::from([("PATH".into(), "/usr/bin:/bin".into())])
 }
 
-/// Every kind of tool that starts a program, and the tools for programs in the background.
+/// Returns every kind of tool that starts a program, and the tools for background processes.
 fn program_tools() -> Vec<SharedTool> {
     let manifests = [Manifest::from_toml(MANIFEST).unwrap(), Manifest::from_json(JSON).unwrap()];
     let in_code = CommandSpec {
@@ -51,7 +51,7 @@ fn program_tools() -> Vec<SharedTool> {
     };
     let command = |spec, command| -> SharedTool { Arc::new(CommandTool::new(spec, command, environment()).unwrap()) };
     let mut tools = shell_tools(environment());
-    tools.retain(|tool| tool.spec().name != "GetState"); // it only tells
+    tools.retain(|tool| tool.spec().name != "GetState"); // it only reads state
     for tool in manifests.into_iter().flat_map(|manifest| manifest.tools) {
         tools.push(command(tool.spec, tool.command.unwrap()));
     }

@@ -1,4 +1,4 @@
-//! `Search`: lines by pattern, in order, bounded.
+//! `Search`: matching lines in order, bounded.
 
 use std::time::{Duration, Instant};
 

@@ -20,7 +20,7 @@ fn environment() -> BTreeMap<String, String> {
 }
 
 impl World {
-    /// An executor with `Bash` and the tools of a manifest.
+    /// Creates an executor with `Bash` and the tools of a manifest.
     fn new(manifest: &str) -> Self {
         let workspace = tempfile::tempdir().unwrap();
         let mut builder = Executor::builder();
@@ -130,7 +130,7 @@ async fn a_timeout_keeps_the_output_so_far_and_leaves_no_process() {
     assert_eq!((result.status, result.text().as_str(), result.partial), (Status::Timeout, "begun\n", true));
     assert!(result.usage.is_some() && result.sandbox.is_some(), "{result:?}");
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
-    // Whoever still runs would make the file again.
+    // A process that still ran would make the file again.
     std::fs::remove_file(&marker).unwrap();
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert!(!marker.exists());

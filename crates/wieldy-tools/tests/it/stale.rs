@@ -1,4 +1,4 @@
-//! P-FS-10: a file that changed since it was read is not changed on an old view of it.
+//! P-FS-10: a file that changed after it was read cannot be changed on the basis of the old content.
 
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ async fn a_change_based_on_an_old_reading_is_refused_and_reported() {
         );
         assert_eq!(world.content("a.txt"), "b c", "{tool}: nothing is overwritten");
         assert_eq!(world.stale(), [("a.txt".to_owned(), true)], "{tool}");
-        // The benign twin: after another reading, which reports the change as well, it goes through.
+        // The harmless twin: after another read, which reports the change as well, the call succeeds.
         world.text("Read", json!({"path": "a.txt"})).await;
         assert_eq!(world.stale().len(), 2, "{tool}");
         assert!(world.call(tool, arguments).await.is_success(), "{tool}");
@@ -74,7 +74,8 @@ async fn a_file_that_is_gone_is_reported_once_and_can_be_written_anew() {
 
 #[tokio::test]
 async fn trap_staleness_by_eight_hex_digits_of_a_weak_hash() {
-    // The MD5 sums of these two begin with the same eight digits, 4cd5766b; a check by those alone sees no change.
+    // The MD5 sums of these two texts begin with the same eight digits, 4cd5766b; a check of those alone sees no
+    // change.
     let [read, written] = ["version 00000339\n", "version 00051488\n"];
     let world = World::new();
     world.put("a.txt", read);

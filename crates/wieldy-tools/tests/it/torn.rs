@@ -1,4 +1,4 @@
-//! P-FS-09: a write that fails or is killed in the middle leaves the old content, and nothing beside it.
+//! P-FS-09: a write that fails or is killed in the middle leaves the old content, and no other files.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus};
@@ -18,7 +18,7 @@ fn write_in_child(world: &World, prelude: &str) -> ExitStatus {
     output.status
 }
 
-/// Not a test by itself: what the child processes of the tests below do.
+/// Not a test by itself: the code of the child processes of the tests below.
 #[tokio::test]
 async fn in_a_child() {
     let Some(root) = std::env::var_os(CHILD) else { return };

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use wieldy_core::{Body, Call, Caller, Executor, FileRules, MemoryJournal, ToolResult};
 use wieldy_tools::{Workspace, file_tools};
 
-/// What must never be seen in a result, and never change.
+/// The text of the secret, which must never be in a result, and never change.
 pub(crate) const CANARY: &str = "canary-7c1f";
 
 pub(crate) struct World {
@@ -30,12 +30,12 @@ impl World {
         Self::at(folder.path().join("ws"), folder)
     }
 
-    /// The same with other rules about files.
+    /// Returns the same world with other file rules.
     pub(crate) fn ruled(self, files: FileRules) -> Self {
         Self::under(files, self.path(""), self.folder)
     }
 
-    /// A world whose workspace is another folder.
+    /// Creates a world whose workspace is another folder.
     pub(crate) fn at(root: PathBuf, folder: tempfile::TempDir) -> Self {
         Self::under(FileRules::default(), root, folder)
     }
@@ -51,7 +51,7 @@ impl World {
         Self { folder, executor, journal, caller: Arc::new(Caller::local()) }
     }
 
-    /// The same world for somebody in another session.
+    /// Returns a caller with another session in the same world.
     pub(crate) fn session(&self, session: &str) -> Visitor<'_> {
         Visitor { world: self, caller: Arc::new(Caller { session: Some(session.into()), ..Caller::local() }) }
     }
@@ -60,7 +60,7 @@ impl World {
         &self.executor
     }
 
-    /// A path in the workspace, for the test to look at from outside.
+    /// Returns a path in the workspace, for access without the tools.
     pub(crate) fn path(&self, path: &str) -> PathBuf {
         self.folder.path().join("ws").join(path)
     }
@@ -69,7 +69,7 @@ impl World {
         self.folder.path().join("outside").join(path)
     }
 
-    /// Puts a file there, with the folders it needs.
+    /// Writes a file, and makes the folders it needs.
     pub(crate) fn put(&self, path: &str, content: impl AsRef<[u8]>) -> &Self {
         let path = self.path(path);
         fs::create_dir_all(path.parent().expect("it is in the workspace")).expect("folders");
@@ -90,19 +90,19 @@ impl World {
         self.executor.call(Call::new(tool, arguments).by(self.caller.clone())).await
     }
 
-    /// The text of a call that must go well.
+    /// Makes a call that must succeed, and returns its text.
     pub(crate) async fn text(&self, tool: &str, arguments: Value) -> String {
         let result = self.call(tool, arguments).await;
         assert!(result.is_success(), "{:?}", result.error);
         result.text()
     }
 
-    /// The error of a call that must fail, as `code: message (suggestion)`.
+    /// Makes a call that must fail, and returns its error as `code: message (suggestion)`.
     pub(crate) async fn refusal(&self, tool: &str, arguments: Value) -> String {
         refusal(&self.call(tool, arguments).await)
     }
 
-    /// Which stale files were reported.
+    /// Returns the stale files that were reported, and if each still exists.
     pub(crate) fn stale(&self) -> Vec<(String, bool)> {
         let events = self.journal.events();
         let stale = events.iter().filter_map(|event| match &event.body {
@@ -112,7 +112,7 @@ impl World {
         stale.collect()
     }
 
-    /// Names of everything in the workspace, to see that nothing is left behind.
+    /// Returns the names of all entries in the workspace, to check that nothing is left behind.
     pub(crate) fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.path("")).expect("the workspace");
         let mut names: Vec<_> =
@@ -121,7 +121,7 @@ impl World {
         names
     }
 
-    /// That nothing outside the workspace was touched.
+    /// Asserts that nothing outside the workspace was touched.
     pub(crate) fn assert_outside_untouched(&self) {
         for folder in ["outside", "ws-secret"] {
             let folder = self.folder.path().join(folder);
@@ -133,7 +133,7 @@ impl World {
     }
 }
 
-/// Somebody with a session of their own.
+/// A caller with a session of its own.
 pub(crate) struct Visitor<'a> {
     world: &'a World,
     caller: Arc<Caller>,
@@ -151,7 +151,7 @@ pub(crate) fn refusal(result: &ToolResult) -> String {
     format!("{}: {}{suggestion}", error.code, error.message)
 }
 
-/// The part of a result that a tool decides.
+/// Returns the parts of a result that a tool decides.
 pub(crate) fn whole(result: &ToolResult) -> String {
     let texts: Vec<String> =
         result.content.iter().map(|block| wieldy_core::Content::text_of(std::slice::from_ref(block))).collect();

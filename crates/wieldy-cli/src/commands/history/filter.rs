@@ -1,4 +1,4 @@
-//! Which calls are wanted, as people write it: statuses, times, sizes.
+//! The filter flags of the history commands: parses statuses, times and sizes.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::exit::Failure;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The question that the flags ask.
+/// Converts the flags into a query.
 pub(super) fn query(args: &FilterArgs) -> Result<Query, Failure> {
     let now = Timestamp::now();
     let time = |flag: &str, text: &Option<String>| {
@@ -38,7 +38,7 @@ pub(super) fn query(args: &FilterArgs) -> Result<Query, Failure> {
     })
 }
 
-/// The text that calls in a folder are recorded with. The folder may be gone.
+/// Returns the workspace text that calls in a folder are recorded with. The folder may be gone.
 fn workspace(folder: &Path) -> Result<String, Failure> {
     let absolute = folder.canonicalize().or_else(|_| std::path::absolute(folder));
     let absolute = absolute.map_err(|error| wrong("--workspace", &error.to_string()))?;
@@ -49,7 +49,7 @@ pub(super) fn wrong(flag: &str, message: &str) -> Failure {
     Failure::usage(anyhow!("`{flag}`: {message}")).hint("`wieldy history --help` tells what can be written there")
 }
 
-/// What statistics are made for.
+/// Parses the grouping of statistics.
 pub(super) fn grouping(text: &str) -> Result<GroupBy, Failure> {
     match text {
         "tool" => Ok(GroupBy::Tool),
@@ -59,7 +59,7 @@ pub(super) fn grouping(text: &str) -> Result<GroupBy, Failure> {
     }
 }
 
-/// A moment: a day, a time, or how long ago.
+/// Parses a day, a time, or an age.
 fn time(text: &str, now: Timestamp, zone: &TimeZone) -> Result<Timestamp, String> {
     if let Ok(time) = text.parse::<Timestamp>() {
         return Ok(time);
@@ -74,7 +74,7 @@ fn time(text: &str, now: Timestamp, zone: &TimeZone) -> Result<Timestamp, String
         .ok_or_else(|| format!("`{text}` is no time such as `2026-11-16`, `2026-11-16T08:30:00Z`, `2h` or `7d`"))
 }
 
-/// A length of time, with days and weeks besides what timeouts are written in.
+/// Parses a duration, with days and weeks besides the units of timeouts.
 pub(super) fn age(text: &str) -> Result<Duration, String> {
     let in_days = |number: &str, days: u32| number.parse::<u32>().ok().filter(|n| (1..=36_500).contains(&(n * days)));
     let days = match (text.strip_suffix('d'), text.strip_suffix('w')) {
@@ -85,7 +85,7 @@ pub(super) fn age(text: &str) -> Result<Duration, String> {
     days.ok_or_else(|| format!("`{text}` is no length of time such as `12h`, `90d` or `4w`"))
 }
 
-/// A number of bytes: `1048576`, `500MB`, `1GB`.
+/// Parses a number of bytes: `1048576`, `500MB`, `1GB`.
 pub(super) fn bytes(text: &str) -> Result<u64, String> {
     let digits = text.find(|sign: char| !sign.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);

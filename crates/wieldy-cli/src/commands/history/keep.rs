@@ -1,4 +1,4 @@
-//! Keeping the history: backups, copies to another place, and dropping what is old.
+//! Maintenance of the history: backups, copies to another place, and pruning of old records.
 
 use std::path::Path;
 
@@ -12,19 +12,19 @@ use crate::exit::{Exit, Failure};
 use crate::history::{Tasks, WHERE_HISTORY_IS, existing, failed, journal_options};
 use crate::output::Printer;
 
-/// A size for people.
+/// Formats a size for people.
 pub(crate) fn human_size(bytes: u64) -> String {
     super::table::size(i64::try_from(bytes).unwrap_or(i64::MAX))
 }
 
-/// The history, which must be there.
+/// Opens the history, which must exist.
 fn there(config: &Config) -> Result<Store, Failure> {
     let told = || anyhow!("nothing has been recorded yet, so there is no history");
     let nothing = || Failure::broken(told()).hint(WHERE_HISTORY_IS);
     existing(config)?.ok_or_else(nothing)
 }
 
-/// Why nothing can be copied there, with what to name instead.
+/// Converts the error of a copy, with a hint for another target.
 fn refused(error: StoreError, hint: &str, config: &Config) -> Failure {
     match failed(error, config) {
         usage if usage.exit == Exit::WrongUsage => usage.hint(hint),
@@ -65,7 +65,7 @@ pub(super) fn copy(url: &str, config: &Config, printer: &Printer) -> Result<Exit
     Ok(Exit::Success)
 }
 
-/// What is to be dropped, as it was typed.
+/// The limits for pruning, as typed.
 pub(super) struct How<'a> {
     pub(super) older_than: Option<&'a str>,
     pub(super) larger_than: Option<&'a str>,

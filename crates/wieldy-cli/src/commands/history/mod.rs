@@ -1,4 +1,4 @@
-//! `wieldy history`: the calls that were made, what happened in each, and how they went on the whole.
+//! `wieldy history`: lists past calls, shows the events of one, and prints statistics.
 
 mod filter;
 mod keep;
@@ -18,9 +18,9 @@ use crate::output::{Printer, shown_in_line};
 
 pub(crate) use keep::human_size;
 
-/// How many characters of an id must be given.
+/// The minimal length of an id on the command line.
 const ID_LENGTH_MIN: usize = 8;
-/// How many calls are named whose ids begin alike.
+/// The maximal number of calls to name if several ids match.
 const CANDIDATES_MAX: usize = 5;
 
 pub(crate) fn run(args: &HistoryArgs, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &HistoryArgs, config: &Config, printer: &Printer) -> Res
     }
 }
 
-/// Lists calls, the latest first.
+/// Lists calls, latest first.
 fn list(args: &HistoryArgs, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
     let cursor = args.cursor.as_deref().map(str::parse).transpose();
     let cursor = cursor.map_err(|message: String| filter::wrong("--cursor", &message))?;
@@ -64,12 +64,12 @@ fn list(args: &HistoryArgs, config: &Config, printer: &Printer) -> Result<Exit, 
     Ok(Exit::Success)
 }
 
-/// What is told where no call was found.
+/// Returns the message for an empty result.
 fn told_of_none(query: &Query) -> &'static str {
     if *query == Query::default() { "nothing has been recorded yet" } else { "no call fits" }
 }
 
-/// Prints everything that is known of one call.
+/// Prints all details of one call.
 fn show(id: &str, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
     let store = existing(config)?;
     let found = store.map(|store| find(&store, id, config)).transpose()?.flatten();
@@ -87,7 +87,7 @@ fn show(id: &str, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
     Ok(Exit::Success)
 }
 
-/// The one call whose id is, or begins with, `id`.
+/// Finds the only call whose id is, or starts with, `id`.
 fn find(store: &Store, id: &str, config: &Config) -> Result<Option<(Execution, Vec<Moment>)>, Failure> {
     let invalid = |told: anyhow::Error| Failure { exit: Exit::InvalidCall, ..Failure::usage(told) };
     if id.len() < ID_LENGTH_MIN {
@@ -109,7 +109,7 @@ fn find(store: &Store, id: &str, config: &Config) -> Result<Option<(Execution, V
     }
 }
 
-/// Counts calls.
+/// Prints statistics of calls.
 fn stats(args: &FilterArgs, by: &str, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
     let (query, by) = (filter::query(args)?, filter::grouping(by)?);
     let stats = match existing(config)? {

@@ -1,4 +1,4 @@
-//! The history for people: tables of calls and of statistics, and one call with everything that happened to it.
+//! The history for people: tables of calls and of statistics, and one call with all its events.
 
 use std::fmt::Write;
 
@@ -9,12 +9,12 @@ use wieldy::{Execution, Moment, Stat};
 
 use crate::output::shown_in_line;
 
-/// How many characters of an id are shown at least: as many as tell when the call was made.
+/// The minimal length of shown ids: the part that encodes the time of the call.
 const ID_LENGTH_MIN: usize = 13;
-/// How long the longest bar is.
+/// The length of the longest bar.
 const BAR_LENGTH: usize = 16;
 
-/// A column's cells, all of the same width.
+/// A column of cells, padded to the same width.
 struct Column {
     title: &'static str,
     cells: Vec<String>,
@@ -31,7 +31,7 @@ impl Column {
     }
 }
 
-/// The columns side by side below their titles, each line within `width`. `colour` may colour a cell.
+/// Formats columns side by side below their titles, each line within `width`. `colour` may colour a cell.
 fn table(columns: &[Column], width: usize, colour: impl Fn(usize, usize) -> Option<&'static str>) -> String {
     let length = |text: &str| text.chars().count();
     let widths: Vec<usize> = columns
@@ -68,7 +68,7 @@ fn table(columns: &[Column], width: usize, colour: impl Fn(usize, usize) -> Opti
     text
 }
 
-/// The text, cut to so many characters.
+/// Cuts the text to this many characters.
 fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
@@ -80,7 +80,7 @@ fn cut(text: &str, width: usize) -> String {
     cut
 }
 
-/// A line for each call.
+/// Formats a line for each call.
 pub(super) fn calls(calls: &[Execution], now: &Zoned, width: usize, colours: bool) -> String {
     let id_length = id_length(calls);
     let columns = [
@@ -95,7 +95,7 @@ pub(super) fn calls(calls: &[Execution], now: &Zoned, width: usize, colours: boo
     table(&columns, width, |row, column| (colours && column == 2).then(|| status_colour(&calls[row].status)))
 }
 
-/// So many characters that the ids differ.
+/// Returns the number of characters that makes the ids differ.
 fn id_length(calls: &[Execution]) -> usize {
     let mut ids: Vec<&str> = calls.iter().map(|call| call.execution_id.as_str()).collect();
     ids.sort_unstable();
@@ -116,14 +116,14 @@ fn status_colour(status: &str) -> &'static str {
     }
 }
 
-/// The time here, without the year if that is this one.
+/// Formats the local time, without the year if it is the current one.
 fn short_time(time: Timestamp, now: &Zoned) -> String {
     let here = time.to_zoned(now.time_zone().clone());
     let form = if here.year() == now.year() { "%m-%d %H:%M:%S" } else { "%Y-%m-%d %H:%M" };
     here.strftime(form).to_string()
 }
 
-/// The arguments as they could be typed.
+/// Formats the arguments as they could be typed.
 fn arguments(parameters: Option<&Value>) -> String {
     let is_plain = |text: &str| !text.is_empty() && !text.contains(|sign: char| sign.is_whitespace() || sign == '"');
     let one = |(key, value): (&String, &Value)| match value {
@@ -139,7 +139,7 @@ fn arguments(parameters: Option<&Value>) -> String {
     shown_in_line(&text)
 }
 
-/// `0.4 ms`, `12 ms`, `1.2 s`, `3 m 20 s`.
+/// Formats a duration: `0.4 ms`, `12 ms`, `1.2 s`, `3 m 20 s`.
 pub(super) fn duration(milliseconds: f64) -> String {
     match milliseconds {
         ms if ms < 9.95 => format!("{ms:.1} ms"),
@@ -156,7 +156,7 @@ pub(super) fn duration(milliseconds: f64) -> String {
     }
 }
 
-/// `512 B`, `1.5 KB`, `20 MB`.
+/// Formats a size: `512 B`, `1.5 KB`, `20 MB`.
 pub(super) fn size(bytes: i64) -> String {
     let mut amount = bytes as f64;
     for unit in ["B", "KB", "MB", "GB"] {
@@ -172,7 +172,7 @@ pub(super) fn size(bytes: i64) -> String {
     format!("{amount:.1} TB")
 }
 
-/// A line for each tool or day, with a bar for how many calls there were.
+/// Formats a line for each tool or day, with a bar for the number of calls.
 pub(super) fn stats(stats: &[Stat], width: usize, colours: bool) -> String {
     let most = stats.iter().map(|stat| stat.count).max().unwrap_or_default();
     let text = |text: &Option<String>| text.as_deref().map(shown_in_line).unwrap_or_default();
@@ -207,7 +207,7 @@ fn percent(share: f64) -> String {
     }
 }
 
-/// A bar in eighths of a character.
+/// Returns a bar with a resolution of an eighth of a character.
 fn bar(count: i64, most: i64) -> String {
     const PARTS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     if count <= 0 || most <= 0 {
@@ -217,7 +217,7 @@ fn bar(count: i64, most: i64) -> String {
     format!("{}{}", "█".repeat(eighths / 8), PARTS[eighths % 8])
 }
 
-/// Everything that is known of one call.
+/// Formats all details of one call.
 pub(super) fn call(call: &Execution, moments: &[Moment], zone: &TimeZone, colours: bool) -> String {
     let time = |time: Timestamp| time.to_zoned(zone.clone()).strftime("%Y-%m-%d %H:%M:%S%.3f %:z").to_string();
     let known = |value: &Value| match value {
@@ -278,7 +278,7 @@ pub(super) fn call(call: &Execution, moments: &[Moment], zone: &TimeZone, colour
     lines.join("\n") + "\n"
 }
 
-/// A part of what was used: `memory_peak_bytes` is "memory peak 3.4 MB".
+/// Formats an entry of the usage: `memory_peak_bytes` is "memory peak 3.4 MB".
 fn used((name, value): (&String, &Value)) -> String {
     let (name, amount) = match (name.strip_suffix("_ms"), name.strip_suffix("_bytes")) {
         (Some(name), _) => (name, duration(value.as_f64().unwrap_or_default())),
@@ -288,7 +288,7 @@ fn used((name, value): (&String, &Value)) -> String {
     format!("{} {amount}", name.replace('_', " "))
 }
 
-/// What is worth telling of a moment beyond its name.
+/// List the configured MCP servers and their cached tools, without starting any
 fn what(moment: &Moment) -> String {
     let left_out = ["arguments", "error", "answer", "keyed", "rerun", "status", "usage", "sandbox", "workspace"];
     let facts = moment.data.as_object().into_iter().flatten();

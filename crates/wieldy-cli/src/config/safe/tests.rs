@@ -1,4 +1,4 @@
-//! Tests of what a folder's own `wieldy.toml` may set before it is trusted.
+//! Tests of the keys that a folder's own `wieldy.toml` may set before it is trusted.
 
 use wieldy::Network;
 
@@ -14,7 +14,7 @@ fn layers() -> Layers {
     Layers::new(&FileConfig::defaults("/state".into()))
 }
 
-/// A configuration with every key there is, each with a value that is not the default. A key that is added has to be added here.
+/// Returns a configuration with every key, each with a value that is not the default. New keys must be added here.
 fn everything() -> FileConfig {
     let time = || Some(Time(Duration::from_secs(7)));
     let text = || Some("some".to_owned());
@@ -184,7 +184,7 @@ fn everything() -> FileConfig {
     }
 }
 
-/// The keys of an untrusted file that changed something, of all keys there are.
+/// Returns the keys of an untrusted file that changed a value.
 fn effects_of_untrusted(config: &FileConfig) -> Vec<String> {
     let text = toml::to_string(config).unwrap();
     let (mut above, below) = (layers(), layers());
@@ -212,7 +212,7 @@ fn of_all_keys_an_untrusted_file_sets_only_those_of_the_safe_list() {
     let mut changed = effects_of_untrusted(&everything());
     changed.sort();
     assert_eq!(changed, safe, "all limits are higher than by default, but those of sandboxes, where there is none");
-    // The same with lower numbers and shorter times than by default.
+    // Test again with numbers and times below the defaults.
     let mut low = toml::to_string(&everything()).unwrap();
     for (high, one) in [
         ("= 700\n", "= 1\n"),

@@ -11,7 +11,7 @@ use wieldy_core::redact;
 
 use super::super::failure::Failure;
 use super::super::settings::LoginSettings;
-use super::kept::{Keeper, Kept, Token};
+use super::login_file::{FileCredentialStore, LoginFile, Token};
 use super::{manager, with_secret};
 
 /// A token that expires sooner than this is renewed.
@@ -24,7 +24,7 @@ const GENERATIONS_HIDDEN: usize = 3;
 pub(in crate::client) struct Bearer {
     url: Url,
     settings: LoginSettings,
-    known: RwLock<Known>,
+    known: RwLock<TokenState>,
     /// The secrets that are redacted because of this login, oldest first.
     hidden: Mutex<VecDeque<Vec<String>>>,
     /// Held during a renewal.
@@ -33,7 +33,7 @@ pub(in crate::client) struct Bearer {
 
 /// The cached state of the token.
 #[derive(Clone)]
-enum Known {
+enum TokenState {
     /// The login file was not read yet.
     Unknown,
     /// There is no login.
@@ -46,7 +46,7 @@ impl Bearer {
         Self {
             url,
             settings,
-            known: RwLock::new(Known::Unknown),
+            known: RwLock::new(TokenState::Unknown),
             hidden: Mutex::default(),
             renewing: tokio::sync::Mutex::default(),
         }
@@ -56,14 +56,14 @@ impl Bearer {
     pub(in crate::client) async fn token(&self) -> Result<Option<HeaderValue>, Failure> {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner).clone();
         match known {
-            Known::Token(token) if is_fresh(&token) => Ok(Some(token.header)),
-            Known::Nothing => Ok(None),
-            Known::Token(token) => self.renewed(Some(&token.header)).await,
-            Known::Unknown => match self.kept()?.and_then(|kept| kept.token()) {
+            TokenState::Token(token) if is_fresh(&token) => Ok(Some(token.header)),
+            TokenState::Nothing => Ok(None),
+            TokenState::Token(token) => self.renewed(Some(&token.header)).await,
+            TokenState::Unknown => match self.kept()?.and_then(|kept| kept.token()) {
                 Some(token) if is_fresh(&token) => Ok(Some(self.know(token))),
                 Some(token) => self.renewed(Some(&token.header)).await,
                 None => {
-                    self.set(Known::Nothing);
+                    self.set(TokenState::Nothing);
                     Ok(None)
                 }
             },
@@ -83,7 +83,7 @@ impl Bearer {
         };
         match kept.token() {
             None => {
-                self.set(Known::Nothing);
+                self.set(TokenState::Nothing);
                 Err(Failure::NeedsLogin)
             }
             Some(token) if Some(&token.header) != refused && is_fresh(&token) => Ok(Some(self.know(token))),
@@ -97,7 +97,7 @@ impl Bearer {
     }
 
     /// Requests a new token and stores it.
-    async fn renew(&self, kept: &Kept) -> Result<(), Failure> {
+    async fn renew(&self, kept: &LoginFile) -> Result<(), Failure> {
         let Some(credentials) = &kept.credentials else { return Err(Failure::NeedsLogin) };
         let (id, settings) = (&credentials.client_id, &self.settings);
         let secret = match &settings.client_id {
@@ -107,7 +107,7 @@ impl Bearer {
         };
         let renewed = async {
             let mut manager = manager(&self.url, settings).await?;
-            manager.set_credential_store(Keeper::new(&self.url, settings, kept.client_secret.clone()));
+            manager.set_credential_store(FileCredentialStore::new(&self.url, settings, kept.client_secret.clone()));
             let found = manager.resolve_metadata().await?.metadata;
             // A refresh token goes only to the issuer that gave it.
             if found.issuer != credentials.issuer {
@@ -128,9 +128,9 @@ impl Bearer {
     }
 
     /// Reads the login file of this server.
-    fn kept(&self) -> Result<Option<Kept>, Failure> {
+    fn kept(&self) -> Result<Option<LoginFile>, Failure> {
         let file = &self.settings.file;
-        let kept = Kept::read(file).map_err(|error| {
+        let kept = LoginFile::read(file).map_err(|error| {
             Failure::Configuration(format!("its login cannot be read from `{}`: {error}", file.display()).into())
         })?;
         let kept = kept.and_then(|kept| kept.of(&self.url));
@@ -156,8 +156,8 @@ impl Bearer {
 
     /// Stores that the server asks for a login, for `LoginState::of`.
     fn want(&self) {
-        self.set(Known::Nothing);
-        if let Err(error) = Kept::new(&self.url, None, None).write(&self.settings.file) {
+        self.set(TokenState::Nothing);
+        if let Err(error) = LoginFile::new(&self.url, None, None).write(&self.settings.file) {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(target: "wieldy::mcp", error, "that a server wants a login is not remembered");
         }
@@ -165,11 +165,11 @@ impl Bearer {
 
     fn know(&self, token: Token) -> HeaderValue {
         let header = token.header.clone();
-        self.set(Known::Token(token));
+        self.set(TokenState::Token(token));
         header
     }
 
-    fn set(&self, known: Known) {
+    fn set(&self, known: TokenState) {
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
     }
 }

@@ -1,23 +1,23 @@
 //! OAuth login to a server, as MCP specifies it. A person does it once ([`Login`], [`Answers`]). The tokens are stored
 //! in a file and renewed from then on ([`Bearer`]).
 
-mod answers;
 mod bearer;
-mod guarded;
-mod kept;
+mod login_file;
+mod redirect;
+mod ssrf_guard;
 
 use std::sync::Arc;
 
 use reqwest::Url;
 use rmcp::transport::auth::{AuthError, AuthorizationManager, OAuthClientConfig};
 
-use self::guarded::Guarded;
-use self::kept::{Keeper, Kept};
-use super::http;
+use self::login_file::{FileCredentialStore, LoginFile};
+use self::ssrf_guard::GuardedClient;
+use super::http_setup;
 use super::settings::{Address, LoginSettings};
 
-pub use self::answers::Answers;
 pub(super) use self::bearer::Bearer;
+pub use self::redirect::Answers;
 
 /// The reason why a login failed.
 #[derive(Debug, thiserror::Error)]
@@ -71,8 +71,8 @@ impl LoginState {
     /// Returns the login state of the server at an address.
     pub fn of(address: &Address) -> Option<Self> {
         let login = address.login.as_ref()?;
-        let url = http::url(address).ok()?;
-        let kept = Kept::read(&login.file).ok()??.of(&url)?;
+        let url = http_setup::url(address).ok()?;
+        let kept = LoginFile::read(&login.file).ok()??.of(&url)?;
         Some(if kept.token().is_some() { Self::LoggedIn } else { Self::Wanted })
     }
 }
@@ -87,15 +87,17 @@ pub struct Login {
 impl Login {
     /// Discovers the authorization server and prepares the login. The browser will be redirected to `redirect`.
     pub async fn begin(address: &Address, redirect: &str) -> Result<Self, LoginError> {
-        let url = http::url(address).map_err(LoginError::Address)?;
+        let url = http_setup::url(address).map_err(LoginError::Address)?;
         let Some(settings) = &address.login else {
             return Err(LoginError::Address("there is no place where a login could be kept".into()));
         };
         let mut manager = manager(&url, settings).await.map_err(LoginError::Metadata)?;
-        let challenge = http::challenge(address).await;
+        let challenge = http_setup::challenge(address).await;
         let found = manager.resolve_metadata_from_challenge(challenge.as_deref()).await;
         let found = found.map_err(LoginError::Metadata)?.metadata;
-        guarded::Rules::new(&url, settings.private).check(&found.authorization_endpoint).map_err(LoginError::Page)?;
+        ssrf_guard::UrlRules::new(&url, settings.private)
+            .check(&found.authorization_endpoint)
+            .map_err(LoginError::Page)?;
         manager.set_metadata(found);
         let scopes = match settings.scopes.as_slice() {
             [] => manager.select_initial_scopes(&[]).await,
@@ -112,7 +114,7 @@ impl Login {
         };
         // The configured client secret stays in the configuration.
         let secret = client.client_secret.filter(|_| settings.client_id.is_none());
-        manager.set_credential_store(Keeper::new(&url, settings, secret));
+        manager.set_credential_store(FileCredentialStore::new(&url, settings, secret));
         let page = manager.get_authorization_url(&scopes).await.map_err(LoginError::Metadata)?;
         let parsed = Url::parse(&page).map_err(|error| LoginError::Page(error.to_string()))?;
         let state = parsed.query_pairs().filter(|(name, _)| name == "state").last();
@@ -157,13 +159,13 @@ impl Login {
     pub fn forget(address: &Address) -> Result<bool, LoginError> {
         let Some(settings) = &address.login else { return Ok(false) };
         let failed = |source| LoginError::Keep { file: settings.file.clone(), source };
-        Kept::remove(&settings.file).map_err(failed)
+        LoginFile::remove(&settings.file).map_err(failed)
     }
 }
 
 /// Makes the SDK's OAuth manager with our guarded HTTP client.
 async fn manager(url: &Url, settings: &LoginSettings) -> Result<AuthorizationManager, AuthError> {
-    let client = Guarded::new(url, settings.private).map_err(AuthError::InternalError)?;
+    let client = GuardedClient::new(url, settings.private).map_err(AuthError::InternalError)?;
     AuthorizationManager::new_with_oauth_http_client(url.clone(), Arc::new(client)).await
 }
 

@@ -1,4 +1,4 @@
-//! Servers over HTTP that refuse, lie, flood or fall silent: the call ends with an error that says so, and nothing piles up.
+//! Servers over HTTP that refuse, lie, flood or hang: the call ends with an error that says so, and nothing piles up.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -16,10 +16,10 @@ use wieldy_mcp::client::Address;
 
 use super::Stage;
 
-/// A server that speaks MCP by hand: all but calls well, and these as it is told.
+/// A handwritten MCP server: it handles everything but calls correctly, and calls as the test says.
 pub(crate) struct ByHand {
     pub(crate) address: SocketAddr,
-    /// What it got: the method of HTTP and the path, the headers, the message.
+    /// The received requests: HTTP method and path, headers, message.
     pub(crate) seen: Arc<Mutex<Vec<(String, HeaderMap, Value)>>>,
     router: axum::Router,
     stop: CancellationToken,
@@ -55,20 +55,20 @@ impl ByHand {
         Self { address, seen, router, stop, task }
     }
 
-    /// Ends it with all its connections, once what it was asked is answered.
+    /// Ends it with all its connections, after open requests are answered.
     pub(crate) async fn end(&mut self) {
         self.stop.cancel();
         (&mut self.task).await.unwrap();
     }
 
-    /// Begins it again at the same place.
+    /// Starts it again at the same address.
     pub(crate) async fn begin(&mut self) {
         let listener = tokio::net::TcpListener::bind(self.address).await.unwrap();
         self.stop = CancellationToken::new();
         self.task = serving(listener, self.router.clone(), self.stop.clone());
     }
 
-    /// One that answers calls so, and everything else well.
+    /// Returns a server that answers calls with `answer`, and everything else correctly.
     pub(crate) async fn that(answer: impl Fn(&Value) -> Response + Clone + Send + Sync + 'static) -> Self {
         Self::new(move |_, _, message| {
             let answer = (message["method"] == "tools/call").then(|| answer(&message));
@@ -85,7 +85,7 @@ impl ByHand {
         self.asked("tools/call")
     }
 
-    /// How often it was asked this.
+    /// Returns the number of requests of this method.
     pub(crate) fn asked(&self, method: &str) -> usize {
         self.seen.lock().unwrap().iter().filter(|(_, _, message)| message["method"] == method).count()
     }
@@ -110,7 +110,7 @@ pub(crate) fn json_answer(status: u16, body: &Value) -> Response {
     (head.0, head.1, body.to_string()).into_response()
 }
 
-/// The right answer of an old server without sessions.
+/// Returns the correct response of an old server without sessions.
 pub(crate) fn well(message: &Value) -> Response {
     let result = match message["method"].as_str().unwrap_or_default() {
         "initialize" => json!({"protocolVersion": "2025-11-25", "capabilities": {"tools": {}},
@@ -131,7 +131,7 @@ pub(crate) fn plain(status: u16, content_type: &'static str, body: impl Into<Bod
     (status, [("content-type", content_type)], body.into()).into_response()
 }
 
-/// What a call is told whose server answers it so.
+/// Returns the error of a call that the server answers with `answer`.
 async fn told(answer: impl Fn(&Value) -> Response + Clone + Send + Sync + 'static) -> CallError {
     let server = ByHand::that(answer).await;
     let stage = Stage::at(server.url()).await;
@@ -333,7 +333,7 @@ async fn a_session_that_was_forgotten_is_begun_again_and_the_call_made_once() {
     }
 }
 
-/// A body that goes on and on with this.
+/// Returns a body that repeats this piece forever.
 fn endless(piece: &'static [u8], pause: Duration) -> Body {
     Body::from_stream(futures_util::stream::repeat(()).then(move |()| async move {
         tokio::time::sleep(pause).await;

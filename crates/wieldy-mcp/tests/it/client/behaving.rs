@@ -1,4 +1,4 @@
-//! A server that does what it should: called, followed, cancelled, closed.
+//! A correct server: called, followed, cancelled, closed.
 
 use std::time::Duration;
 
@@ -244,7 +244,7 @@ async fn a_hundred_and_eighty_agents_call_ten_servers_and_nothing_is_left() {
     stage.world.check();
 }
 
-/// A journal that is never safe: whoever waits for it waits for good.
+/// A journal whose records never become durable: waiting for them never ends.
 struct NeverKept(wieldy_core::MemoryJournal);
 
 impl wieldy_core::Journal for NeverKept {
@@ -262,8 +262,8 @@ impl wieldy_core::Journal for NeverKept {
     }
 }
 
-/// P-MCP-06: a server that claims that its tools only read. Unless it is trusted, they run one after another in a smart batch, and
-/// none before it is safe in the history that it does.
+/// P-MCP-06: a server that claims that its tools only read. Unless it is trusted, a smart batch runs them one after
+/// another, and each only after its call is durable in the history.
 #[tokio::test]
 async fn what_an_untrusted_server_claims_changes_neither_the_order_nor_the_wait_for_the_history() {
     for trusted in [false, true] {
@@ -274,7 +274,7 @@ async fn what_an_untrusted_server_claims_changes_neither_the_order_nor_the_wait_
         .await;
         let batch = wieldy_core::Batch::new([call("echo", "one"), call("echo", "two")]);
         let result = stage.world.executor.batch(batch).await.unwrap();
-        // Each is answered when the other has come: only together can they succeed.
+        // Each is answered only when the other has arrived, so they succeed only together.
         let succeeded = result.results.iter().filter(|result| result.status == Status::Success).count();
         assert_eq!((result.summary.read_only, succeeded == 2), (if trusted { 2 } else { 0 }, trusted), "{result:?}");
         stage.world.check();

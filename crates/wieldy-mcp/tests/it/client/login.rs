@@ -1,4 +1,4 @@
-//! Servers that want a login: made once by a person, kept, renewed; and servers that would misuse it.
+//! Servers that ask for a login: made once by a person, stored, renewed. Also servers that would misuse it.
 
 use std::collections::HashMap;
 use std::os::unix::fs::PermissionsExt as _;
@@ -17,27 +17,27 @@ use wieldy_server::{HttpOptions, HttpServer, Token};
 use super::bad_http::{ByHand, json_answer, plain};
 use super::{Stage, until};
 
-/// What whoever makes logins has in the books.
+/// The state of an authorization server.
 struct Books {
-    /// The codes that were given, with the challenge that goes with each.
+    /// The codes that were issued, each with its challenge.
     codes: HashMap<String, String>,
-    /// The tokens that the server takes.
+    /// The access tokens that the server accepts.
     access: Vec<String>,
-    /// The one that renews.
+    /// The refresh token.
     refresh: String,
     given: usize,
     lasts: u64,
-    /// What it was asked for tokens.
+    /// The token requests.
     asked: Vec<HashMap<String, String>>,
-    /// Who it was asked by.
+    /// The `Authorization` headers of the token requests.
     asked_by: Vec<Option<String>>,
-    /// What is told of it otherwise than it is.
+    /// Overrides in the metadata.
     told: Value,
     told_of_server: Value,
     issuer: Option<String>,
 }
 
-/// A server that wants a login, and whoever makes them.
+/// A server that asks for a login, and its authorization server.
 struct Pair {
     server: ByHand,
     logins: ByHand,
@@ -111,12 +111,12 @@ async fn log_in_to(address: &Address) -> Result<(), LoginError> {
     login.finish(&answer).await
 }
 
-/// What a browser shows in the end.
+/// Opens a page and returns what a browser would show in the end.
 async fn open(page: String) -> String {
     reqwest::get(page).await.unwrap().text().await.unwrap()
 }
 
-/// The server: it wants a token, and says who gives them.
+/// The server: it asks for a token and names its authorization server.
 fn serve(books: &Books, asked: &str, headers: &HeaderMap, place: &str) -> Option<Response> {
     let here = format!("http://{}", headers["host"].to_str().unwrap());
     if asked == "GET /.well-known/oauth-protected-resource/mcp" {
@@ -135,7 +135,7 @@ fn serve(books: &Books, asked: &str, headers: &HeaderMap, place: &str) -> Option
     Some(answer)
 }
 
-/// Whoever makes logins.
+/// The authorization server.
 fn log_in(books: &mut Books, asked: &str, headers: &HeaderMap, message: &Value) -> Response {
     let here = format!("http://{}", headers["host"].to_str().unwrap());
     let url = Url::parse(&here).unwrap().join(asked.split(' ').nth(1).unwrap()).unwrap();
@@ -213,7 +213,7 @@ fn overlay(value: &mut Value, other: &Value) {
     value.as_object_mut().unwrap().extend(other);
 }
 
-/// An error with its causes.
+/// Formats an error with its causes.
 fn chain(error: &dyn std::error::Error) -> String {
     error.source().map_or_else(|| error.to_string(), |source| format!("{error}: {}", chain(source)))
 }
@@ -250,7 +250,7 @@ async fn a_server_that_wanted_a_login_is_tried_again_by_a_call_to_one_of_its_too
         )
     );
     pair.log_in().await.unwrap();
-    // A call that comes too early has the server started again.
+    // A call that comes too early starts the server again.
     let answered = async {
         while stage.call("test__echo", "hello").await.text() != "hello" {
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
@@ -391,7 +391,7 @@ async fn a_client_that_is_known_already_proves_who_it_is() {
 async fn a_token_goes_to_nobody_but_the_server_it_is_for() {
     let (pair, other) = (Pair::new().await, Pair::new().await);
     pair.log_in().await.unwrap();
-    // The operator lets the name mean another server.
+    // The operator gives the name to another server.
     let address = Address { url: other.server.url(), ..pair.address() };
     let stage = stage(address).await;
     assert_eq!(stage.state()["error"]["code"], "E3301");
@@ -475,7 +475,7 @@ async fn the_door_for_answers_does_not_open_for_others() {
     let door = answers.redirect().to_owned();
     let page = login.page().to_owned();
     let visitors = async {
-        // One that says nothing, and some that say the wrong thing.
+        // A connection that sends nothing, and some that send the wrong thing.
         let _silent = tokio::net::TcpStream::connect(door.trim_start_matches("http://").trim_end_matches("/callback"))
             .await
             .unwrap();

@@ -1,4 +1,5 @@
-//! Servers that crash, lie, flood or fall silent: the call ends with an error that says so, the next one works, and nothing piles up.
+//! Servers that crash, lie, flood or hang: the call ends with an error that says so, the next one works, and nothing
+//! piles up.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use wieldy_mcp::client::{ServerSettings, ToolRule};
 
 use super::{Stage, until};
 
-/// The code, whether it may be repeated, and the message of a call to `echo`.
+/// Returns the code, the retryable flag and the message of a call to `echo`.
 async fn told(behaviour: &str) -> (String, bool, String) {
     let stage = Stage::of(behaviour).await;
     let error = stage.error("echo").await;
@@ -97,7 +98,7 @@ async fn a_server_that_did_not_come_up_the_last_time_is_not_waited_for() {
     assert_eq!((waited, stage.state()), (Ok(()), json!({"is": "starting"})));
     stage.upstreams.close().await;
 
-    // Once it came up it is known, and is started only when it is needed.
+    // After its first start it is known, and is started only on demand.
     let stage = Stage::in_folder(Arc::clone(&folder), "", |_| {});
     stage.upstreams.introduce(hour).await;
     until(|| stage.state()["is"] == "ready").await;
@@ -195,7 +196,7 @@ async fn a_line_of_a_gigabyte_costs_little_and_ends_the_server() {
     assert!(peak < 32 * 1024 * 1024, "{peak} more bytes are resident");
 }
 
-/// The most memory that this process ever held.
+/// Returns the peak memory of this process.
 pub(crate) fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -245,7 +246,7 @@ async fn progress_is_a_sign_of_life_and_without_it_the_silence_clock_ends_the_ca
     }
 }
 
-/// The server never tells its tools again once it is known: whoever waits for it has sent nothing, and may try again.
+/// A known server that never lists its tools again: a waiting call has sent nothing, and may be retried.
 #[tokio::test]
 async fn a_call_that_waits_for_its_server_has_sent_nothing() {
     let folder = Stage::of("").await.folder();

@@ -1,4 +1,4 @@
-//! Servers that others wrote, well and badly.
+//! MCP servers of other people, correct and incorrect.
 
 pub(crate) mod bad_http;
 mod behaving;
@@ -27,7 +27,7 @@ use wieldy_mcp::client::{Address, OnChange, Pins, Program, Reach, ServerSettings
 use wieldy_sandbox::{Bare, Native, NativeOptions};
 use wieldy_testkit::World;
 
-/// An executor with one server behind it, and what that noted.
+/// An executor with one server behind it, and the server's notes.
 pub(crate) struct Stage {
     pub(crate) world: World,
     pub(crate) upstreams: Upstreams,
@@ -35,7 +35,7 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    /// A server of this behaviour, which has told its tools.
+    /// Starts a server of this behaviour, which has listed its tools.
     pub(crate) async fn of(behaviour: &str) -> Self {
         Self::with(behaviour, |_| {}).await
     }
@@ -46,15 +46,15 @@ impl Stage {
         stage
     }
 
-    /// A server at this address, which has told its tools if it could.
+    /// Returns a stage with the server at this address, which has listed its tools if it could.
     pub(crate) async fn at(url: impl Into<String>) -> Self {
         let address = Address::new(url);
         Self::with("", |settings| settings.reach = Reach::Http(address)).await
     }
 
-    /// The same where calls that fail are made up to two more times, if that is safe.
+    /// Starts a server whose failed calls are retried up to two times, if that is safe.
     pub(crate) async fn that_retries(behaviour: &str, change: impl FnOnce(&mut ServerSettings)) -> Self {
-        // Longer than a server that crashed is left alone.
+        // Longer than the pause after a crash.
         let base = Duration::from_secs(1);
         let retry = RetryPolicy { retries: 2, base, backoff: Backoff::Linear, ..RetryPolicy::default() };
         let stage = Self::retrying(retry, Arc::new(tempfile::tempdir().unwrap()), behaviour, change);
@@ -62,7 +62,7 @@ impl Stage {
         stage
     }
 
-    /// A server in a folder that may know it already; it is not asked yet.
+    /// Returns a stage whose folder may hold pins of the server. The server is not started yet.
     pub(crate) fn in_folder(
         folder: Arc<tempfile::TempDir>,
         behaviour: &str,
@@ -103,13 +103,13 @@ impl Stage {
         self.world.call(tool, json!({ "text": text })).await
     }
 
-    /// The error of a call that must fail, without what differs from run to run.
+    /// Returns the error of a call that must fail, without details that differ from run to run.
     pub(crate) async fn error(&self, tool: &str) -> CallError {
         let result = self.call(tool, "hi").await;
         *result.error.unwrap_or_else(|| panic!("it should have failed: {:?}", result.content))
     }
 
-    /// Everything the server noted, in order.
+    /// Returns all notes of the server, in order.
     pub(crate) fn notes(&self) -> Vec<String> {
         let text = std::fs::read_to_string(self.folder.path().join("notes")).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
@@ -119,19 +119,19 @@ impl Stage {
         until(|| self.notes().iter().any(|line| line == note)).await;
     }
 
-    /// The names of the tools there are.
+    /// Returns the names of the registered tools.
     pub(crate) fn tools(&self) -> Vec<String> {
         let tools = self.world.executor.registry().list(&wieldy_core::Caller::local(), &Default::default());
         tools.iter().map(|tool| tool.spec().name.clone()).collect()
     }
 
-    /// How the server stands, as JSON.
+    /// Returns the server's state as JSON.
     pub(crate) fn state(&self) -> Value {
         serde_json::to_value(&self.upstreams.status()[0].state).unwrap()
     }
 }
 
-/// Waits for something that must come soon.
+/// Waits for a condition that must soon hold.
 pub(crate) async fn until(mut is_so: impl FnMut() -> bool) {
     let began = std::time::Instant::now();
     while !is_so() {
@@ -140,7 +140,7 @@ pub(crate) async fn until(mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// This test binary as a server, without isolation.
+/// Returns settings that run this test binary as a server, without isolation.
 pub(crate) fn settings(name: &str, behaviour: &str, folder: &Path) -> ServerSettings {
     let program = Program {
         command: Command {
@@ -172,7 +172,7 @@ fn environment(behaviour: &str, folder: &Path) -> BTreeMap<String, String> {
     program::environment(behaviour, &folder.join("notes")).into_iter().chain([path]).collect()
 }
 
-/// The same server in a native sandbox, which sees the program and its own folder.
+/// Puts the server into a native sandbox that shows the program and its folder.
 pub(crate) fn in_a_sandbox(settings: &mut ServerSettings) {
     let Reach::Stdio(program) = &mut settings.reach else { panic!("it is a program") };
     program.level = Level::Native;
@@ -181,7 +181,7 @@ pub(crate) fn in_a_sandbox(settings: &mut ServerSettings) {
     program.confinement.files = Arc::new(FileRules { mounts, ..FileRules::default() });
 }
 
-/// The processes that run with this among their arguments.
+/// Counts the processes with this argument.
 pub(crate) fn processes(argument: &str) -> usize {
     let entries = std::fs::read_dir("/proc").unwrap().filter_map(|entry| Some(entry.ok()?.path().join("cmdline")));
     let holds = |path: PathBuf| {
@@ -190,7 +190,7 @@ pub(crate) fn processes(argument: &str) -> usize {
     entries.filter(|path| holds(path.clone())).count()
 }
 
-/// Of a call by the local user.
+/// Returns a call by the local user.
 pub(crate) fn call(tool: &str, text: &str) -> Call {
     Call::new(tool, json!({ "text": text }))
 }

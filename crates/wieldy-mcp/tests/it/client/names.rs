@@ -1,4 +1,4 @@
-//! P-MCP-05: servers that give their tools the names of others, from the start or later.
+//! P-MCP-05: servers that give their tools the names of other tools, from the start or later.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ impl Two {
 async fn a_short_name_that_two_servers_have_is_refused_with_both_names() {
     let two = Two::new("").await;
     let error = two.world.call("echo", json!({"text": "x"})).await.error.unwrap();
-    // In the order in which the servers told their tools.
+    // The order is that in which the servers listed their tools.
     let mut names = ["other__echo", "test__echo"];
     if error.details["candidates"][0] == "test__echo" {
         names.reverse();

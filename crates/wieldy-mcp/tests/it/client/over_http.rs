@@ -1,4 +1,4 @@
-//! Servers that are reached by HTTP, made with the SDK: of every revision, with sessions and without.
+//! Servers over HTTP made with the SDK: of every revision, with and without sessions.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;
@@ -22,7 +22,7 @@ use crate::server::Wire;
 
 type Notes = Arc<Mutex<Vec<String>>>;
 
-/// What can be said of a server of the SDK.
+/// The kind of a server of the SDK.
 #[derive(Clone, Copy)]
 struct Kind {
     is_new: bool,
@@ -82,7 +82,7 @@ impl Running {
         }
     }
 
-    /// Ends it, and begins another at the same place.
+    /// Ends it, and starts another at the same address.
     fn restart(&mut self, kind: Kind) {
         self.end();
         *self = Self::at(self.address, kind, Arc::clone(&self.notes));
@@ -166,7 +166,7 @@ impl ServerHandler for Server {
     }
 }
 
-/// Notes that a call is over, whether it was told or dropped.
+/// Notes that a call is over, either cancelled by message or dropped.
 struct Gone(Notes);
 
 impl Drop for Gone {
@@ -175,7 +175,7 @@ impl Drop for Gone {
     }
 }
 
-/// Lets our side learn that connections are closed, as it has when a server ended some time ago.
+/// Waits until our side has noticed closed connections, as it has when a server ended some time ago.
 async fn learn_of_it() {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }

@@ -1,4 +1,4 @@
-//! What goes over the wire when a tool is called by HTTP: what is sent, and what may come back by the stream of a call.
+//! The bytes on the wire of a call over HTTP: the requests, and all that may come back on a call's stream.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use wieldy_mcp::client::{Address, Reach};
 use super::bad_http::{ByHand, json_answer, plain, well};
 use super::{Stage, until};
 
-/// The right answer of a server of the newest revision to all but calls.
+/// Returns the correct response of a server of the newest revision to everything but calls.
 pub(crate) fn modern(message: &Value) -> Option<Response> {
     let result = match message["method"].as_str()? {
         "server/discover" => json!({"resultType": "complete", "supportedVersions": ["2026-07-28"],
@@ -36,7 +36,7 @@ pub(crate) fn modern(message: &Value) -> Option<Response> {
     Some(json_answer(200, &json!({"jsonrpc": "2.0", "id": message["id"], "result": result})))
 }
 
-/// What was sent to call tools: the headers that are not HTTP's own, and the message with its number replaced.
+/// Returns the requests of calls: the headers that are not HTTP's own, and the message with its id replaced.
 fn sent(server: &ByHand) -> Vec<(Vec<String>, String)> {
     let seen = server.seen.lock().unwrap();
     let calls = seen.iter().filter(|(_, _, message)| message["method"] == "tools/call");
@@ -105,7 +105,7 @@ async fn a_call_in_an_older_revision_says_no_more_than_it_knew() {
     assert_eq!(sent(&server), [(headers.map(str::to_owned).to_vec(), message.to_string())]);
 }
 
-/// A stream of these messages.
+/// Returns an SSE stream of these messages.
 fn events(messages: &[Value]) -> Response {
     let events: String = messages.iter().map(|message| format!("data: {message}\n\n")).collect();
     plain(200, "text/event-stream", events)
@@ -120,7 +120,7 @@ fn progress(token: &Value, step: u32) -> Value {
     json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
 }
 
-/// What the runs of a stage told of their progress.
+/// Returns the progress events of a stage.
 fn told(stage: &Stage) -> Vec<Value> {
     let events = stage.world.events();
     let progress = events.iter().filter(|event| event.body.name() == "tool.call.progress");
@@ -195,7 +195,7 @@ async fn a_change_that_is_told_by_the_stream_of_a_call_is_heeded() {
     until(|| stage.tools() == ["test__echo", "test__late"]).await;
 }
 
-/// Whether the call succeeded, and what it says.
+/// Returns the status and the text of a call.
 async fn said(answer: impl Fn(&Value) -> Response + Clone + Send + Sync + 'static) -> (Status, String) {
     let server = ByHand::that(answer).await;
     let stage = Stage::at(server.url()).await;
@@ -282,7 +282,7 @@ async fn a_stream_is_resumed_as_often_as_it_takes_and_nothing_is_told_twice() {
     assert!(revisions.iter().rev().take(2).all(|revision| revision.as_deref() == Some("2025-11-25")));
 }
 
-/// A server with a session, whose stream says what it is told to. Calls are accepted, and nothing else is said to them.
+/// A server with a session, whose stream sends the messages of `answers`. Calls get 202 and no body.
 async fn by_the_session(answers: broadcast::Sender<String>) -> ByHand {
     ByHand::new(move |asked, _, message: Value| {
         let answer = if asked.starts_with("GET") {
@@ -390,7 +390,7 @@ async fn calls_that_find_their_session_forgotten_at_once_begin_one_other() {
     assert_eq!((of("initialize"), of("tools/call")), (2, 40));
 }
 
-/// A server that names its sessions alike: after one was forgotten, the next of that name is as good as any.
+/// A server that reuses its session id: after one session was forgotten, the next with that id is valid.
 #[tokio::test]
 async fn a_session_of_the_same_name_is_another() {
     let is_forgotten = Arc::new(AtomicBool::new(true));
@@ -415,7 +415,7 @@ async fn a_session_of_the_same_name_is_another() {
     assert_eq!(stage.call("echo", "two").await.text(), "two");
 }
 
-/// An error that names the request is its answer, whatever it speaks of: the call is not made once more.
+/// An error that names the request's id is its response, even if it mentions sessions: the call is not repeated.
 #[tokio::test]
 async fn an_answer_that_speaks_of_sessions_is_an_answer() {
     let server = ByHand::new(move |asked, _, message: Value| {
@@ -484,7 +484,7 @@ async fn calls_that_are_answered_by_streams_go_over_one_connection() {
         if message["method"] != "tools/call" {
             return well(&message);
         }
-        // The end comes a moment after the answer.
+        // The end comes a moment after the response.
         let pieces = [(0, format!("data: {}\n\n", result(&message["id"], "hi"))), (5, String::new())];
         let pieces = futures_util::stream::iter(pieces).then(async |(pause, piece)| {
             tokio::time::sleep(Duration::from_millis(pause)).await;
@@ -503,7 +503,7 @@ async fn calls_that_are_answered_by_streams_go_over_one_connection() {
     serving.abort();
 }
 
-/// A server that closes each connection after one answer and does not say so: the next request does not go out over it.
+/// A server that closes each connection after one response without saying so: the next request does not use it.
 #[tokio::test]
 async fn a_connection_that_the_server_closed_is_not_used_again() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

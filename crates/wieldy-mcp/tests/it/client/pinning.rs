@@ -1,4 +1,4 @@
-//! A server that changes its mind after somebody agreed to its tools.
+//! A server that changes its tools after they were agreed to.
 
 use serde_json::json;
 use wieldy_core::{Caller, Status};
@@ -103,7 +103,7 @@ async fn a_tool_that_went_away_and_comes_back_otherwise_is_noticed() {
     assert_eq!(again.call("act", "x").await.status, Status::Success);
 }
 
-/// The events of changed definitions: whose, and from what to what.
+/// Returns the definition change events: the tool, the old hash and the new hash.
 fn changes(stage: &Stage) -> Vec<(String, String, String)> {
     let events = stage.world.events();
     let changes = events.iter().filter(|event| event.body.name() == "tool.definition.changed");
@@ -112,7 +112,7 @@ fn changes(stage: &Stage) -> Vec<(String, String, String)> {
     told.map(|data| (text(&data["tool"]), text(&data["previous_hash"]), text(&data["current_hash"]))).collect()
 }
 
-/// P-MCP-04: whatever of a definition changes, it is refused, shown and recorded, once for each change.
+/// P-MCP-04: a change of any part of a definition is refused, shown and recorded, once for each change.
 #[tokio::test]
 async fn every_change_is_refused_and_an_event_of_its_own() {
     let stage = Stage::of("changes").await;
@@ -137,7 +137,7 @@ async fn every_change_is_refused_and_an_event_of_its_own() {
     assert_eq!(changes(&stage).len(), 3, "the tools were told again, and nothing new of them");
 }
 
-/// The same where changes are taken with a warning: one event each, also of what makes no difference here.
+/// Changes that are accepted with a warning emit one event each, even if they make no difference here.
 #[tokio::test]
 async fn a_change_that_is_taken_is_one_event_too() {
     let stage = Stage::with("changes", warns).await;

@@ -1,4 +1,4 @@
-//! Calls that are made again: those that never arrived, and those that may be made twice; no others.
+//! Calls that are retried: those that never arrived, and those that may be repeated. No others.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

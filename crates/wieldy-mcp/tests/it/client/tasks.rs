@@ -1,4 +1,4 @@
-//! Calls that servers make tasks of: followed to their end, made once, and cancelled when nobody waits for them.
+//! Calls that servers make tasks of: polled to their end, made once, and cancelled when no caller waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use super::bad_http::{ByHand, json_answer, plain};
 use super::over_the_wire::modern;
 use super::{Stage, call, until};
 
-/// A server that makes a task of each call, and says of it what `stands` says to the question of this number, from 1.
+/// Starts a server that makes a task of each call. `stands` is its response to each poll, numbered from 1.
 async fn server(stands: impl Fn(usize) -> Response + Clone + Send + Sync + 'static) -> ByHand {
     let asked = Arc::new(AtomicUsize::new(0));
     ByHand::new(move |_, _, message: Value| {
@@ -34,7 +34,7 @@ async fn server(stands: impl Fn(usize) -> Response + Clone + Send + Sync + 'stat
     .await
 }
 
-/// The same answer to the message of this id.
+/// Sets the id of a response.
 async fn of(answer: Response, id: Value) -> Response {
     let (head, body) = answer.into_parts();
     let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
@@ -48,7 +48,7 @@ async fn of(answer: Response, id: Value) -> Response {
     }
 }
 
-/// What is said of a task, with what else there is to say.
+/// Returns a task status, with further fields.
 fn task(kind: &str, status: &str, more: &Value) -> Response {
     let now = "2026-07-28T00:00:00Z";
     let mut result = json!({"resultType": kind, "taskId": "t1", "status": status, "createdAt": now,
@@ -99,7 +99,7 @@ async fn a_server_that_cannot_be_asked_for_a_while_is_asked_again_and_the_call_i
     stage.world.check();
 }
 
-/// The server has forgotten its task, and refuses the question in the way that is safe to repeat for a call.
+/// The server has forgotten its task, and refuses the poll with an error that would make a call safe to repeat.
 #[tokio::test]
 async fn a_call_whose_task_is_not_known_any_more_is_not_made_again() {
     let error = json!({"error": {"code": -32602, "message": "no such task"}});
@@ -150,7 +150,7 @@ async fn a_task_of_a_call_that_is_cancelled_dropped_or_out_of_time_is_cancelled(
     until(|| server.asked("tasks/cancel") == 3).await;
 }
 
-/// The question how it stands is never answered: the end of the call does not wait for that.
+/// A poll is never answered: the end of the call does not wait for it.
 #[tokio::test]
 async fn a_call_ends_while_its_task_is_asked_for() {
     let server = ByHand::new(async |_, _, message: Value| match message["method"].as_str() {

@@ -1,4 +1,4 @@
-//! Calls: what comes back, how far they are, and how they end before their time.
+//! Calls: their results, progress, cancellation and timeouts.
 
 use std::time::Duration;
 
@@ -48,7 +48,8 @@ async fn every_kind_of_content_arrives() {
     world.check();
 }
 
-/// Calls a tool of this provider that answers with two texts and an image between them, and maybe fails.
+/// Calls a tool of this provider that answers with two texts and an image between them, and fails with `failure` if it
+/// is set.
 async fn answer_of(provider: Provider, failure: Option<Code>, revision: &str) -> Value {
     #[derive(serde::Deserialize, schemars::JsonSchema)]
     struct Nothing {}
@@ -118,8 +119,8 @@ async fn an_answer_of_an_mcp_server_is_passed_on_as_it_was_sent() {
     assert_eq!(cut_off["content"][0], json!({"type": "text", "text": text}), "wieldy's own errors come first");
 }
 
-/// Calls a tool of this provider whose answer is too large: a text of 40 bytes, and 60 bytes of structured content if it has a
-/// schema. Returns the result of MCP, and what clients are told of the tool's output.
+/// Calls a tool of this provider whose answer is too large: a text of 40 bytes, and 60 bytes of structured content if
+/// it has a schema. Returns the MCP result and the output schema that clients are shown.
 async fn large_answer_of(provider: Provider, failure: Option<Code>, has_schema: bool) -> (Value, Value) {
     #[derive(serde::Deserialize, schemars::JsonSchema)]
     struct Nothing {}

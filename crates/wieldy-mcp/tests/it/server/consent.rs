@@ -1,4 +1,4 @@
-//! Calls that somebody must agree to: the client's user is asked, in the way of the client's revision.
+//! Calls that need consent: the client's user is asked, in the way of the client's revision.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use wieldy_testkit::{Act, Puppet, Strings, World};
 
 use super::{Wire, meta, shown};
 
-/// A world with a tool that must be confirmed.
+/// Makes a world with a tool that must be confirmed.
 fn world() -> (World, Arc<Strings>) {
     let (tool, strings) = Puppet::new(ToolSpec::new("wipe", "Wipes a disk").confirm(), [Act::Say("wiped")]);
     (World::new([tool]), strings)
@@ -32,7 +32,7 @@ fn wiped() -> Value {
     })
 }
 
-/// Asks as a client of the newest revision that can ask its user.
+/// Calls as a client of the newest revision that can ask its user.
 async fn modern(wire: &mut Wire, id: u32, disk: u32, brings: Value) -> Value {
     let mut params = json!({"name": "wipe", "arguments": {"disk": disk}, "_meta": meta(json!({"elicitation": {}}))});
     params.as_object_mut().unwrap().extend(brings.as_object().unwrap().clone());
@@ -176,7 +176,7 @@ async fn arguments_are_shown_whole_or_nobody_is_asked() {
 
 #[tokio::test]
 async fn a_question_shows_every_character_that_hides_or_turns_text() {
-    // Control characters, zero-width characters, marks that turn the direction of text, fillers, tags.
+    // Control characters, zero-width characters, bidirectional marks, fillers, tags.
     const HIDDEN: &str = "\u{1b}\u{7f}\u{9b}\u{ad}\u{34f}\u{61c}\u{115f}\u{180e}\u{200b}\u{200d}\u{200e}\u{2028}\u{202e}\u{2066}\u{3164}\u{feff}\u{fff9}\u{1d173}\u{e0041}\u{e0100}";
     let spec = ToolSpec { title: Some(HIDDEN.into()), ..ToolSpec::new("wipe", "").confirm() };
     let (tool, strings) = Puppet::new(spec, [Act::Say("wiped")]);

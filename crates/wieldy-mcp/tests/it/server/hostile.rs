@@ -1,4 +1,4 @@
-//! P-MCP-01 over lines: whatever a client writes, it gets an answer or its end, and the server stays as it was.
+//! P-MCP-01 over stdio: every input gets a response or ends the connection, and the server stays intact.
 
 use serde_json::{Value, json};
 use wieldy_mcp::server::ServerOptions;
@@ -10,7 +10,7 @@ fn world() -> World {
     World::new([Puppet::reading("echo", Act::Echo), Puppet::reading("hangs", Act::Hang)])
 }
 
-/// What a line is answered with, on a connection that answers properly before and after.
+/// Returns the response to a line, on a connection that works before and after it.
 async fn answer(world: &World, line: &[u8]) -> Value {
     let mut wire = Wire::new(&world.executor).initialized("2025-06-18", json!({})).await;
     wire.write(line).await;
@@ -87,7 +87,7 @@ async fn what_is_no_message_is_refused_with_what_is_wrong() {
     ] {
         let mut answered = answer(&world, line).await;
         if let Some(message) = answered["error"].get_mut("message").filter(|_| told["error"]["code"] == -32700) {
-            // Where exactly is the parser's own business.
+            // The position of a syntax error depends on the parser.
             let told: String = message.as_str().unwrap().split(" at ").next().unwrap().into();
             *message = told.into();
         }
@@ -182,7 +182,7 @@ async fn an_id_that_is_in_use_is_refused_and_the_first_request_goes_on() {
     let told = wire.ask(1, "tools/call", json!({"name": "echo"})).await;
     let used = error(None, -32600, "the id is that of a request that has no answer yet");
     assert_eq!(told, used);
-    // What is refused for something else does not free the id either.
+    // A refusal for another reason does not free the id either.
     let refused = wire.ask(1, "tools/call", json!([])).await;
     assert_eq!(refused, error(Some(json!(1)), -32602, "`params` is an object with the tool's `name`"));
     assert_eq!(wire.ask(1, "ping", json!({})).await, used);

@@ -1,4 +1,5 @@
-//! P-MCP-01 over HTTP: whatever is posted gets an answer or the end of its connection, nothing is called, and the server stays as it was.
+//! P-MCP-01 over HTTP: every body gets a response or ends its connection, nothing is called, and the server stays
+//! intact.
 
 use std::net::SocketAddr;
 
@@ -11,7 +12,7 @@ use wieldy_testkit::{Act, Puppet, World};
 use super::http::{Door, MODERN, call};
 use super::meta;
 
-/// Posts these bytes: the status, and the code of the error where there is one.
+/// Posts these bytes. Returns the status and the error code, if there is one.
 async fn posted(door: &Door, headers: &[(&str, &str)], body: &[u8]) -> (StatusCode, Option<i64>) {
     let mut request = Client::new()
         .post(door.url())
@@ -28,7 +29,7 @@ async fn posted(door: &Door, headers: &[(&str, &str)], body: &[u8]) -> (StatusCo
     (status, answer["error"]["code"].as_i64())
 }
 
-/// A call of `echo` whose id is written like this.
+/// Returns a call of `echo` whose id is this literal.
 fn with_id(id: &str, meta: Option<&Value>) -> Vec<u8> {
     let mut message = call("echo", meta.cloned());
     message["id"] = json!("[id]");
@@ -60,7 +61,7 @@ async fn messages_that_are_none_are_refused() {
             ("bad UTF-8", not_utf8.collect(), no_json),
             ("deep", text.replace(r#"{"a":1}"#, &format!(r#"{{"a":{deep}}}"#)).into_bytes(), no_json),
             ("half", call[..call.len() / 2].to_vec(), no_json),
-            // Without an id it wants no answer, and is none of the notifications that there are.
+            // Without an id it is an unknown notification, which gets no response.
             ("no id", text.replace(r#""id":1,"#, "").into_bytes(), (StatusCode::ACCEPTED, None)),
         ] {
             assert_eq!(posted(&door, headers, &body).await, told, "{what}");
@@ -71,7 +72,7 @@ async fn messages_that_are_none_are_refused() {
     world.check();
 }
 
-/// Bodies that end before their time.
+/// Bodies that end too early.
 #[tokio::test]
 async fn half_a_body_is_no_call() {
     let world = World::new([Puppet::reading("echo", Act::Echo)]);

@@ -1,4 +1,4 @@
-//! Lists of tools: whole, in pages, in order, and told anew when they change.
+//! Tool lists: whole, in pages, sorted, and notified when they change.
 
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -48,7 +48,7 @@ async fn only_tools_of_mcp_servers_are_listed_with_their_output_schemas() {
     }
 }
 
-/// The names of a list, and where it goes on.
+/// Returns the names of a list, and the cursor of the next page.
 async fn names(wire: &mut Wire, cursor: Option<&str>) -> (Vec<String>, Option<String>) {
     let params = cursor.map_or(json!({}), |cursor| json!({"cursor": cursor}));
     let told = wire.ask(7, "tools/list", params).await["result"].clone();

@@ -1,4 +1,4 @@
-//! Calls that take longer than a client waits: tasks for those that know them, handles for the others.
+//! Calls that outlast the client's patience: tasks for clients that know them, handles for the others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use super::{Wire, meta, shown};
 const REVISION: &str = "2025-06-18";
 const LONG: Duration = Duration::from_secs(200);
 
-/// A tool that takes so long, and may.
+/// Returns a tool that takes this many seconds, within its time limit.
 fn slow(seconds: u64) -> SharedTool {
     let spec = ToolSpec::new("slow", "slow").read_only().timeout(LONG);
     Puppet::new(spec, [Act::Take(Duration::from_secs(seconds))]).0
 }
 
-/// The id of the call that an answer is about.
+/// Returns the execution id in a response.
 fn id(answer: &Value) -> String {
     answer["result"]["_meta"]["wieldy/execution"].as_str().unwrap().to_owned()
 }
@@ -95,7 +95,7 @@ async fn results_are_asked_for_properly_and_by_whom_they_belong_to() {
     bob.close().await;
 }
 
-/// What a client says that knows tasks.
+/// Returns the `_meta` of a client that knows tasks.
 fn with_tasks() -> Value {
     meta(json!({"extensions": {"io.modelcontextprotocol/tasks": {}}}))
 }
@@ -137,7 +137,7 @@ async fn a_client_that_knows_tasks_gets_one() {
     world.check();
 }
 
-/// A tool that takes ten seconds and then fails in its own way.
+/// Returns a tool that takes ten seconds and then ends with `end`.
 fn failing(name: &str, end: fn() -> Result<Outcome, RunError>) -> SharedTool {
     Arc::new(tool(ToolSpec::new(name, name), move |_: serde_json::Map<String, Value>, _run| async move {
         tokio::time::sleep(Duration::from_secs(10)).await;
@@ -145,7 +145,7 @@ fn failing(name: &str, end: fn() -> Result<Outcome, RunError>) -> SharedTool {
     }))
 }
 
-/// What a task of the tool comes to.
+/// Calls the tool as a task and returns the task's end.
 async fn task_of(wire: &mut Wire, tool: &str) -> Value {
     let answer = wire.ask(1, "tools/call", json!({"name": tool, "_meta": with_tasks()})).await;
     tokio::time::sleep(Duration::from_secs(10)).await;

@@ -1,5 +1,6 @@
-//! An executor as an MCP server: real clients of every revision, and lines written by hand.
+//! An executor as an MCP server: real clients of every revision, and handwritten lines.
 
+mod batch;
 mod calls;
 mod consent;
 mod hostile;
@@ -11,7 +12,6 @@ mod resources;
 mod revisions;
 mod search;
 mod sessions;
-mod several;
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ impl Wire {
         Self { lines: BufReader::new(read).lines(), write: Some(write), served }
     }
 
-    /// The same after it has begun as clients up to 2025-11-25 do.
+    /// Does the handshake of clients up to 2025-11-25.
     pub(crate) async fn initialized(mut self, revision: &str, capabilities: Value) -> Self {
         let client = json!({"name": "wire", "version": "1"});
         let params = json!({"protocolVersion": revision, "capabilities": capabilities, "clientInfo": client});
@@ -67,24 +67,24 @@ impl Wire {
         self.write.as_mut().unwrap().write_all(bytes).await.unwrap();
     }
 
-    /// The next message; nothing where the server has closed.
+    /// Returns the next message, or `None` if the server has closed.
     async fn next(&mut self) -> Option<Value> {
         let line = tokio::time::timeout(Duration::from_secs(100), self.lines.next_line()).await;
         line.expect("an answer must come").unwrap().map(|line| serde_json::from_str(&line).unwrap())
     }
 
-    /// Asks, and waits for the answer, which must be the next message.
+    /// Sends a request and returns the response, which must be the next message.
     async fn ask(&mut self, id: impl Into<Value>, method: &str, params: Value) -> Value {
         self.send(&json!({"jsonrpc": "2.0", "id": id.into(), "method": method, "params": params})).await;
         self.next().await.unwrap()
     }
 
-    /// Calls a tool, and waits for the answer without the id of the call in it.
+    /// Calls a tool and returns the response without the execution id.
     pub(crate) async fn call(&mut self, id: impl Into<Value>, tool: &str, arguments: Value) -> Value {
         shown(self.ask(id, "tools/call", json!({"name": tool, "arguments": arguments})).await)
     }
 
-    /// Closes our end, and waits until the server has ended.
+    /// Closes our end, waits for the server to end, and returns the remaining messages.
     pub(crate) async fn close(mut self) -> Vec<Value> {
         if let Some(mut write) = self.write.take() {
             write.shutdown().await.unwrap();
@@ -98,7 +98,7 @@ impl Wire {
     }
 }
 
-/// A message without ids and times of its own.
+/// Replaces ids and times in a message.
 fn shown(message: Value) -> Value {
     let mut text = message.to_string();
     for (pattern, shown) in [
@@ -111,7 +111,7 @@ fn shown(message: Value) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// What a request of revision 2026-07-28 says of its client.
+/// Returns the `_meta` of a request of revision 2026-07-28.
 fn meta(capabilities: Value) -> Value {
     json!({
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",

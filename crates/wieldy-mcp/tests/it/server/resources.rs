@@ -1,4 +1,4 @@
-//! Artifacts: named in results, listed, read in parts, and nobody else's business.
+//! Artifacts: named in results, listed, read in parts, and invisible to other tenants.
 
 use serde_json::{Value, json};
 use wieldy_core::{Caller, Outcome, ToolSpec, tool};
@@ -9,7 +9,7 @@ use super::{Wire, shown};
 
 const REVISION: &str = "2025-11-25";
 
-/// A world with a tool that prints more than a result has room for.
+/// Makes a world with a tool that prints more than a result has room for.
 fn world() -> World {
     #[derive(serde::Deserialize, schemars::JsonSchema)]
     struct Nothing {}
@@ -20,7 +20,7 @@ fn world() -> World {
     World::with([std::sync::Arc::new(prints) as _], |builder| builder.output_bytes_max = 100)
 }
 
-/// Calls the tool: the address of the artifact that the result names.
+/// Calls the tool and returns the URI of the artifact that the result names.
 async fn artifact(wire: &mut Wire, id: u32) -> String {
     let answer = wire.ask(id, "tools/call", json!({"name": "prints"})).await;
     assert_eq!(answer["result"]["content"].as_array().unwrap().len(), 1, "clients stumble over links: {answer}");

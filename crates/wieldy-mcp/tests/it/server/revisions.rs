@@ -1,4 +1,4 @@
-//! Clients of every revision get on with the server.
+//! Clients of every revision can use the server.
 
 use rmcp::model::{CallToolRequestParams, ClientCapabilities, ClientConfig, Implementation, ProtocolVersion};
 use rmcp::service::ServiceExt;

@@ -1,4 +1,4 @@
-//! Hundreds of tools in a few hundred tokens: only some are listed, or none and three to find them by.
+//! Hundreds of tools in a few hundred tokens: only some are listed, or only three tools to find the others.
 
 use std::sync::Arc;
 

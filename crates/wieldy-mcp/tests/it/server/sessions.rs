@@ -1,4 +1,4 @@
-//! Calls over HTTP in sessions, message by message: streams, questions, and clients that go away or come back.
+//! Calls over HTTP in sessions: streams, questions, and clients that disconnect or come back.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use wieldy_testkit::{Act, Puppet, World};
 use super::http::{Door, MODERN, call};
 use super::{meta, shown};
 
-/// Reads the events of a stream, as many as are asked for.
+/// Reads the events of a stream one by one.
 pub(super) struct Events {
     response: Response,
     text: String,
@@ -26,7 +26,7 @@ impl Events {
         Self { response, text: String::new() }
     }
 
-    /// The next event, by its id and message; nothing at the end.
+    /// Returns the id and message of the next event, or `None` at the end.
     async fn next(&mut self) -> Option<(String, Value)> {
         loop {
             if let Some((event, rest)) = self.text.split_once("\n\n") {
@@ -51,7 +51,7 @@ impl Events {
     }
 }
 
-/// Listens in a session, from the event after `last` on.
+/// Opens the stream of a session, after the event `last`.
 async fn get(door: &Door, session: &str, last: Option<&str>) -> Events {
     let mut request = Client::new().get(door.url()).bearer_auth("token-ada").header("mcp-session-id", session);
     if let Some(last) = last {
@@ -65,7 +65,7 @@ async fn delete(door: &Door, session: &str) {
     assert_eq!(delete.send().await.unwrap().status(), StatusCode::NO_CONTENT);
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 async fn until(what: &str, is_so: impl Fn() -> bool) {
     for _ in 0..2000 {
         if is_so() {
@@ -194,7 +194,7 @@ async fn a_call_that_is_cancelled_ends_and_its_answer_is_not_sent() {
         until("it runs", || world.executor.load().running == 1).await;
         let cancelled = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}});
         assert_eq!(door.post("ada", &header, &cancelled).await.status(), StatusCode::ACCEPTED);
-        // Once more, and of something that never was: nobody minds.
+        // Cancelling again, or cancelling an unknown request, is accepted too.
         assert_eq!(door.post("ada", &header, &cancelled).await.status(), StatusCode::ACCEPTED);
     };
     let call = call("wait", None);
@@ -237,7 +237,7 @@ async fn a_question_is_put_on_the_stream_and_answered_by_a_message() {
         let (_, question) = events.next().await.unwrap();
         assert_eq!((&question["id"], &question["method"]), (&json!("wieldy-2"), &json!("elicitation/create")));
         assert_eq!(strings.runs(), 0, "nobody has agreed");
-        // Another's answer, and one to another question, are none.
+        // Responses of another caller, or to another question, are ignored.
         let mut message = said.clone();
         message["jsonrpc"] = json!("2.0");
         message["id"] = json!("wieldy-99");

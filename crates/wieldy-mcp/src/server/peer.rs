@@ -1,0 +1,137 @@
+//! The MCP client that a call is made for: its capabilities, its tokens, and the channel to it.
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use rmcp::model::{
+    ClientCapabilities, ElicitRequestParams, ElicitResult, ProgressNotificationParam, ProgressToken, ProtocolVersion,
+    RequestMetaObject,
+};
+use rmcp::service::{Peer, RequestContext};
+use rmcp::{ErrorData, RoleServer};
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use super::stream::EventStream;
+
+/// The `_meta` key of a call's idempotency key.
+const META_KEY: &str = "wieldy/idempotency-key";
+/// Maximum length of an idempotency key.
+const KEY_BYTES_MAX: usize = 512;
+
+/// The way to ask the client's user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AskMode {
+    /// The user cannot be asked.
+    None,
+    /// An elicitation request from us.
+    Elicitation,
+    /// An `input_required` result, after which the client repeats its request.
+    InputRequired,
+}
+
+/// The MCP client that a call is made for.
+pub(crate) struct PeerClient {
+    /// True if it speaks revision 2026-07-28 or later.
+    pub(crate) is_modern: bool,
+    pub(crate) way: AskMode,
+    pub(crate) knows_tasks: bool,
+    /// The progress token, if it wants progress.
+    pub(crate) token: Option<ProgressToken>,
+    /// The request's idempotency key, or the error if its form is invalid.
+    pub(crate) key: Result<Option<String>, ErrorData>,
+    /// Cancelled when the client no longer wants the response.
+    pub(crate) gone: CancellationToken,
+    pub(crate) line: PeerChannel,
+}
+
+/// The channel for messages before the response.
+pub(crate) enum PeerChannel {
+    Peer(Peer<RoleServer>),
+    Stream(Arc<EventStream>),
+}
+
+impl PeerClient {
+    /// Returns the client of a request that rmcp received. Its user is asked only if `may_ask`.
+    pub(crate) fn of(context: &RequestContext<RoleServer>, may_ask: bool) -> Self {
+        let is_modern = is_modern(context);
+        let capabilities = context.client_capabilities();
+        let asks = capabilities.as_ref().is_some_and(can_ask);
+        Self {
+            is_modern,
+            way: AskMode::of(may_ask && asks, is_modern),
+            knows_tasks: capabilities.is_some_and(|client| client.supports_tasks()),
+            token: context.meta.get_progress_token(),
+            key: idempotency_key(Some(&context.meta)),
+            gone: context.ct.clone(),
+            line: PeerChannel::Peer(context.peer.clone()),
+        }
+    }
+}
+
+impl AskMode {
+    pub(crate) fn of(asks: bool, is_modern: bool) -> Self {
+        match (asks, is_modern) {
+            (false, _) => Self::None,
+            (true, false) => Self::Elicitation,
+            (true, true) => Self::InputRequired,
+        }
+    }
+}
+
+impl PeerChannel {
+    /// Sends a progress notification. A client that does not read delays its notifications but not the call.
+    pub(crate) fn tell(&self, told: ProgressNotificationParam) -> BoxFuture<'static, ()> {
+        match self {
+            Self::Peer(peer) => {
+                let peer = peer.clone();
+                Box::pin(async move {
+                    let _ = peer.notify_progress(told).await;
+                })
+            }
+            Self::Stream(stream) => {
+                stream.tell("notifications/progress", &told);
+                Box::pin(std::future::ready(()))
+            }
+        }
+    }
+
+    /// Asks the client's user. Returns `None` if the user could not be asked.
+    pub(crate) fn ask(&self, question: ElicitRequestParams) -> BoxFuture<'static, Option<ElicitResult>> {
+        match self {
+            Self::Peer(peer) => {
+                let peer = peer.clone();
+                Box::pin(async move { peer.create_elicitation(question).await.ok() })
+            }
+            Self::Stream(stream) => {
+                let answer = stream.ask("elicitation/create", &question);
+                Box::pin(async move { serde_json::from_value(answer.await?).ok() })
+            }
+        }
+    }
+}
+
+/// Reads the idempotency key from a request's `_meta`.
+pub(crate) fn idempotency_key(meta: Option<&RequestMetaObject>) -> Result<Option<String>, ErrorData> {
+    match meta.and_then(|meta| meta.0.0.get(META_KEY)) {
+        None => Ok(None),
+        Some(Value::String(key)) if (1..=KEY_BYTES_MAX).contains(&key.len()) => Ok(Some(key.clone())),
+        Some(_) => {
+            let told = format!("`_meta` has under `{META_KEY}` a text of 1 to {KEY_BYTES_MAX} bytes, or nothing");
+            Err(ErrorData::invalid_params(told, None))
+        }
+    }
+}
+
+/// Returns true if a client can show its user a form. An empty elicitation capability means forms. URL mode alone is
+/// not enough.
+pub(crate) fn can_ask(client: &ClientCapabilities) -> bool {
+    client.elicitation.as_ref().is_some_and(|asks| asks.form.is_some() || asks.url.is_none())
+}
+
+/// Returns true if the request is of revision 2026-07-28 or later.
+pub(crate) fn is_modern(context: &RequestContext<RoleServer>) -> bool {
+    let told = context.meta.0.0.get("io.modelcontextprotocol/protocolVersion").and_then(Value::as_str);
+    // Revisions are ISO dates, so comparing the strings compares the dates.
+    told.is_some_and(|told| told >= ProtocolVersion::V_2026_07_28.as_str())
+}

@@ -1,0 +1,215 @@
+//! The tools by which an agent queries its own earlier calls in the same workspace, and no others.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::json;
+use wieldy_core::{CallError, Code, Outcome, Provider, Run, RunError, SharedTool, Status, Tool, ToolSpec, parse_since};
+
+use crate::error::StoreError;
+use crate::log_tools::{GetLogs, GetMetrics};
+use crate::query::{Execution, GroupBy, Query, Stat};
+use crate::store::Store;
+
+/// The default and the maximum number of calls in one answer.
+const LIMIT_DEFAULT: usize = 10;
+const LIMIT_MAX: usize = 50;
+/// Maximum number of bytes of a call's line. The structured result has all of it.
+const LINE_BYTES_MAX: usize = 500;
+
+/// Returns `history_search`, `history_stats`, `GetMetrics` and `GetLogs`: read-only tools about the caller's own calls,
+/// those of the same tenant, agent, user and workspace. The store need not be open yet: see [`Store::at`].
+pub fn history_tools(store: Store) -> Vec<SharedTool> {
+    vec![
+        Arc::new(HistorySearch(store.clone())),
+        Arc::new(HistoryStats(store.clone())),
+        Arc::new(GetMetrics(store.clone())),
+        Arc::new(GetLogs(store)),
+    ]
+}
+
+/// The tool that finds earlier calls.
+struct HistorySearch(Store);
+
+/// The tool that counts earlier calls.
+struct HistoryStats(Store);
+
+/// Filters for calls; all are optional.
+#[derive(Debug, Deserialize, JsonSchema)]
+struct SearchArgs {
+    /// Only calls of this tool.
+    tool: Option<String>,
+    /// Only calls with this status, such as `success`, `failed` or `timeout`.
+    status: Option<Status>,
+    /// Only calls of this session.
+    session: Option<String>,
+    /// Words that all occur in the tool's name, the arguments or the error.
+    text: Option<String>,
+    /// Only calls since a time such as `2026-11-16T08:00:00Z`, or a time back from now such as `2h`.
+    since: Option<String>,
+    /// Maximum number of calls, the latest first: 10 by default, at most 50.
+    #[schemars(range(min = 1, max = 50))]
+    limit: Option<usize>,
+    /// The cursor of the last answer, to read on.
+    cursor: Option<i64>,
+}
+
+/// Filters for calls; all are optional.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct StatsArgs {
+    /// Only calls of this tool.
+    pub(crate) tool: Option<String>,
+    /// Only calls since the day of a time such as `2026-11-16T08:00:00Z`, or a time back from now such as `2h`.
+    pub(crate) since: Option<String>,
+    /// The grouping: `tool` (by default), `day` or `tool,day`.
+    pub(crate) by: Option<By>,
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) enum By {
+    #[serde(rename = "tool")]
+    Tool,
+    #[serde(rename = "day")]
+    Day,
+    #[serde(rename = "tool,day")]
+    ToolAndDay,
+}
+
+impl Tool for HistorySearch {
+    type Args = SearchArgs;
+
+    fn spec(&self) -> ToolSpec {
+        spec(
+            "history_search",
+            "Finds calls that you made before, by tool, words, session, status or time. The latest come first, with their \
+             arguments, how they ended and how long they took; what they returned is not kept.",
+        )
+    }
+
+    async fn run(&self, args: SearchArgs, run: &Run) -> Result<Outcome, RunError> {
+        let query = Query {
+            tool: args.tool,
+            status: args.status,
+            session: args.session,
+            text: args.text,
+            since: since(args.since.as_deref())?,
+            cursor: args.cursor.map(crate::query::Cursor),
+            ..of(run)?
+        };
+        let limit = args.limit.unwrap_or(LIMIT_DEFAULT).clamp(1, LIMIT_MAX);
+        let page = ask(&self.0, move |store| store.search(&query, limit)).await?;
+        let mut lines: Vec<String> = page.executions.iter().map(line).collect();
+        match &page.next {
+            Some(next) => lines.push(format!("[more: read on with `cursor` {next}]")),
+            None if lines.is_empty() => lines.push("[no call fits]".into()),
+            None => {}
+        }
+        Ok(Outcome::text(lines.join("\n")).structured(json!(page)))
+    }
+}
+
+impl Tool for HistoryStats {
+    type Args = StatsArgs;
+
+    fn spec(&self) -> ToolSpec {
+        spec(
+            "history_stats",
+            "Tells how the calls that you made before went: how many, how many failed, how long they took (half, 95 and 99 of \
+             100 took no longer). By tool or day, in UTC.",
+        )
+    }
+
+    async fn run(&self, args: StatsArgs, run: &Run) -> Result<Outcome, RunError> {
+        let query = Query { tool: args.tool, since: since(args.since.as_deref())?, ..of(run)? };
+        let by = by(args.by);
+        let stats = ask(&self.0, move |store| store.stats(&query, by)).await?;
+        let lines: Vec<String> = stats.iter().map(summary).collect();
+        let text = if lines.is_empty() { "[no call fits]".to_owned() } else { lines.join("\n") };
+        Ok(Outcome::text(text).structured(json!({ "stats": stats })))
+    }
+}
+
+/// Returns a call in one line, for a model.
+fn line(call: &Execution) -> String {
+    let took = call.duration_ms.map(|took| format!(" {took:.1} ms")).unwrap_or_default();
+    let arguments = call.parameters.as_ref().map(|arguments| format!(" {arguments}")).unwrap_or_default();
+    let error = match (&call.error_code, &call.error_message) {
+        (Some(code), Some(message)) => format!(" {code}: {}", message.replace('\n', " ")),
+        _ => String::new(),
+    };
+    cut(format!("{} {} {}{took}{arguments}{error}", call.started_at, call.tool, call.status))
+}
+
+/// Cuts a line that would be too long to read.
+pub(crate) fn cut(mut line: String) -> String {
+    if line.len() > LINE_BYTES_MAX {
+        line.truncate(line.floor_char_boundary(LINE_BYTES_MAX));
+        line.push('…');
+    }
+    line
+}
+
+pub(crate) fn by(by: Option<By>) -> GroupBy {
+    match by {
+        None | Some(By::Tool) => GroupBy::Tool,
+        Some(By::Day) => GroupBy::Day,
+        Some(By::ToolAndDay) => GroupBy::ToolAndDay,
+    }
+}
+
+/// Returns statistics in one line, for a model.
+pub(crate) fn summary(stat: &Stat) -> String {
+    let names = [stat.day.as_deref(), stat.tool.as_deref()];
+    let name = names.into_iter().flatten().collect::<Vec<_>>().join(" ");
+    let Stat { count, errors, p50_ms, p95_ms, p99_ms, .. } = stat;
+    format!("{name}: {count} calls, {errors} failed; p50 {p50_ms:.1} ms, p95 {p95_ms:.1} ms, p99 {p99_ms:.1} ms")
+}
+
+pub(crate) fn spec(name: &str, description: &str) -> ToolSpec {
+    let mut spec = ToolSpec::new(name, description).read_only().category("history").provider(Provider::Builtin);
+    spec.annotations.open_world = false;
+    spec
+}
+
+/// Returns a query for the calls of the same tenant, agent, user and workspace.
+pub(crate) fn of(run: &Run) -> Result<Query, RunError> {
+    let caller = run.caller();
+    // An absent name selects calls without a tenant or user. A caller with an empty name must not see those.
+    for (what, name) in [("tenant", &caller.tenant), ("user", &caller.user)] {
+        if name.as_deref() == Some("") {
+            return Err(RunError::invalid_input(format!("a {what} without a name has no history")));
+        }
+    }
+    // Calls that were recorded without a workspace may be of any folder, so no agent sees them.
+    let Some(workspace) = run.confinement().recorded_workspace() else {
+        return Err(RunError::invalid_input(
+            "the history cannot be asked without a workspace that has an absolute path",
+        ));
+    };
+    Ok(Query {
+        agent: Some(caller.agent.clone()),
+        tenant: Some(caller.tenant.clone().unwrap_or_default()),
+        user: Some(caller.user.clone().unwrap_or_default()),
+        workspace: Some(workspace.to_string()),
+        ..Query::default()
+    })
+}
+
+pub(crate) fn since(text: Option<&str>) -> Result<Option<Timestamp>, RunError> {
+    text.map(parse_since).transpose().map_err(RunError::invalid_input)
+}
+
+/// Runs a blocking query on a thread for such work.
+pub(crate) async fn ask<T: Send + 'static>(
+    store: &Store,
+    question: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, RunError> {
+    let store = store.clone();
+    let told = |error: StoreError| CallError::new(Code::ExecutionError, error.to_string()).suggest(error.suggestion());
+    match tokio::task::spawn_blocking(move || question(&store)).await {
+        Ok(answer) => answer.map_err(|error| RunError::from(told(error)).before_effect()),
+        Err(_) => Err("the history could not be asked".into()),
+    }
+}

@@ -1,0 +1,42 @@
+//! On PostgreSQL, every statement of the journal finds its rows by an index, even if it was planned while the tables
+//! were empty.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use wieldy_core::{Call, Durability, Options};
+use wieldy_testkit::{Act, Puppet};
+
+use crate::world::{Place, until};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_table_of_a_new_history_is_scanned_by_calls() {
+    let Some(place) = Place::postgres() else { return };
+    // Creating the tables and their indexes scans them.
+    drop(place.store());
+    place.sql("SELECT pg_stat_reset()");
+    let living = place.executor_with([Puppet::writing("write", Act::Echo)], &place.options(), |builder| {
+        builder.durability = Durability::Strict;
+    });
+    let executor = Arc::new(living.executor.clone());
+    let callers = (0..8).map(|caller| {
+        let executor = Arc::clone(&executor);
+        tokio::spawn(async move {
+            for number in 0..250 {
+                // Some calls have a key, because claims and answers are part of the journal.
+                let idempotency_key = (number % 25 == 0).then(|| format!("{caller}-{number}"));
+                let options = Options { idempotency_key, ..Options::default() };
+                assert!(executor.call(Call::new("write", json!({"number": number})).with(options)).await.is_success());
+            }
+        })
+    });
+    for caller in callers.collect::<Vec<_>>() {
+        caller.await.unwrap();
+    }
+    drop((executor, living));
+    let rows = "SELECT n_tup_ins FROM pg_stat_user_tables WHERE relname = 'tool_executions'";
+    until("the server has counted", async || place.sql(rows) == [["2000"]]).await;
+    // Starting an executor scans tables of one row, and the claims for void ones.
+    let scanned = "SELECT relname, seq_scan, seq_tup_read FROM pg_stat_user_tables WHERE seq_scan > 2 ORDER BY relname";
+    assert_eq!(place.sql(scanned), Vec::<Vec<String>>::new());
+}

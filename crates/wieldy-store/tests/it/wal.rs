@@ -1,0 +1,318 @@
+//! The write-ahead log of an executor: calls are answered before they are committed, and found after any interruption.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+use wieldy_core::{Call, Caller, Durability, Options, Outcome, Run, SharedTool, ToolResult, ToolSpec, tool};
+use wieldy_store::{JournalOptions, Query, Store};
+use wieldy_testkit::{Act, Puppet};
+
+use crate::world::{Living, Place, until};
+
+/// Returns an executor with the durability `Strict`.
+fn strict(place: &Place) -> Living {
+    strict_with(place, &place.options())
+}
+
+fn strict_with(place: &Place, options: &JournalOptions) -> Living {
+    let tools = [Puppet::writing("write", Act::Echo), Puppet::new(ToolSpec::new("hang", ""), [Act::Hang]).0];
+    place.executor_with(tools, options, |builder| builder.durability = Durability::Strict)
+}
+
+/// Holds the write lock of the database, so that no executor can commit.
+fn hold(place: &Place) -> rusqlite::Connection {
+    let holder = rusqlite::Connection::open(place.folder.path().join("history.db")).unwrap();
+    holder.busy_timeout(Duration::from_secs(10)).unwrap();
+    holder.execute_batch("BEGIN IMMEDIATE").unwrap();
+    holder
+}
+
+/// Makes calls that are answered but not committed, and abandons the executor like a killed process.
+async fn answered_and_left(place: &Place, count: usize) -> Vec<ToolResult> {
+    let living = strict(place);
+    assert!(living.executor.call(Call::new("write", json!({"n": 0}))).await.is_success());
+    living.journal.flush().await.unwrap();
+    let holder = hold(place);
+    let mut told = Vec::new();
+    for n in 1..=count {
+        told.push(living.executor.call(Call::new("write", json!({"n": n}))).await);
+    }
+    leave(living, holder).await;
+    assert!(told.iter().all(|result| result.is_success()), "{told:?}");
+    assert_eq!(rows(place), 1, "the others are in the log alone");
+    told
+}
+
+async fn leave(living: Living, holder: rusqlite::Connection) {
+    let journal = living.journal.clone();
+    tokio::task::spawn_blocking(move || journal.forsake()).await.unwrap();
+    std::mem::forget(living);
+    drop(holder);
+}
+
+/// Returns the number of committed calls.
+fn rows(place: &Place) -> i64 {
+    let connection = rusqlite::Connection::open(place.folder.path().join("history.db")).unwrap();
+    connection.query_row("SELECT count(*) FROM tool_executions", [], |row| row.get(0)).unwrap()
+}
+
+/// Returns the files in the folder of the logs.
+fn logs(place: &Place) -> Vec<PathBuf> {
+    let folder = fs::read_dir(place.folder.path().join("history.db.instances")).unwrap();
+    folder.map(|file| file.unwrap().path()).collect()
+}
+
+/// Replaces the history with a backup.
+fn bring_back(place: &Place, backup: &Path) {
+    for end in ["-wal", "-shm"] {
+        let _ = fs::remove_file(place.folder.path().join(format!("history.db{end}")));
+    }
+    fs::rename(backup, place.folder.path().join("history.db")).unwrap();
+}
+
+fn found(store: &Store, told: &[ToolResult]) {
+    for result in told {
+        let (call, moments) = store.show(result.execution_id).unwrap().expect("what was answered is there");
+        assert_eq!((call.status.as_str(), moments.len()), ("success", 3));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_answered_is_found_though_its_executor_never_filed_it() {
+    let place = Place::sqlite();
+    let told = answered_and_left(&place, 30).await;
+    // Opening the history for a query commits the log, too.
+    found(&place.store(), &told);
+    assert_eq!(logs(&place), [] as [PathBuf; 0]);
+    assert_eq!((rows(&place), place.check().open), (31, 0));
+    drop(place.executor([]));
+    assert_eq!(place.check().executions, 31);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_is_open_in_the_log_alone_ends_as_unknown_and_its_key_is_known() {
+    let place = Place::sqlite();
+    let options = Options { idempotency_key: Some("k1".into()), ..Options::default() };
+    let keyed = || Call::new("slow", json!({})).with(options.clone());
+    let go = Arc::new(Notify::new());
+    let goes = Arc::clone(&go);
+    let slow = move |_: Value, _: Run| {
+        let goes = Arc::clone(&goes);
+        async move {
+            goes.notified().await;
+            Ok(Outcome::text("done slowly"))
+        }
+    };
+    let tools: [SharedTool; 3] = [
+        Arc::new(tool(ToolSpec::new("slow", ""), slow)),
+        Puppet::writing("write", Act::Echo),
+        Puppet::new(ToolSpec::new("hang", ""), [Act::Hang]).0,
+    ];
+    let living =
+        place.executor_with(tools.clone(), &place.options(), |builder| builder.durability = Durability::Strict);
+    let begun = living.executor.spawn(keyed());
+    until("it runs", async || living.executor.load().running == 1).await;
+    living.journal.flush().await.unwrap();
+    // Claiming a key needs the history itself. From here on only the log accepts records.
+    let holder = hold(&place);
+    go.notify_one();
+    let done = living.executor.wait(begun, &Caller::local()).await.unwrap();
+    let task = living.executor.spawn(Call::new("hang", json!({})));
+    until("it runs", async || living.executor.load().running == 1).await;
+    let then = living.executor.call(Call::new("write", json!({"n": 2}))).await;
+    leave(living, holder).await;
+    assert_eq!(rows(&place), 1, "the first is filed as open");
+
+    let next = place.executor_with(tools, &place.options(), |builder| builder.durability = Durability::Strict);
+    let told = next.executor.task(task, &Caller::local()).expect("tasks survive").result.unwrap();
+    assert_eq!(told.error.as_ref().map(|error| error.code.as_str()), Some("E3110"));
+    let again = next.executor.call(keyed()).await;
+    assert_eq!((again.cached, again.text()), (true, done.text()), "it is not done again");
+    found(&place.store(), &[ToolResult::clone(&done), then]);
+    drop(next);
+    let verdict = place.check();
+    assert_eq!((verdict.executions, verdict.open), (4, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_result_is_kept_as_long_as_its_own_executor_would_have() {
+    let place = Place::sqlite();
+    let living = strict_with(&place, &JournalOptions { task_ttl: Duration::ZERO, ..place.options() });
+    let holder = hold(&place);
+    let task = living.executor.spawn(Call::new("write", json!({})));
+    living.executor.wait(task, &Caller::local()).await.unwrap();
+    leave(living, holder).await;
+    let store = place.store();
+    assert_eq!(store.show(task).unwrap().unwrap().0.status, "success");
+    assert_eq!(place.sql("SELECT count(*) FROM answers"), [["Integer(0)"]]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_asks_in_the_same_process_finds_what_was_answered() {
+    let place = Place::sqlite();
+    let store = place.store();
+    let journal = std::sync::Arc::new(store.journal(&place.options()).unwrap());
+    let mut builder = wieldy_core::Executor::builder().tools([Puppet::writing("write", Act::Echo)]);
+    builder.journal = journal.clone();
+    builder.durability = Durability::Strict;
+    let executor = builder.build().unwrap();
+    for n in 1..30 {
+        let told = executor.call(Call::new("write", json!({ "n": n }))).await;
+        found(&store.clone(), &[told]);
+    }
+    // Queries wait only for a while: calls that cannot be committed are not found.
+    let holder = hold(&place);
+    let told = executor.call(Call::new("write", json!({}))).await;
+    let began = Instant::now();
+    assert!(told.is_success() && store.show(told.execution_id).unwrap().is_none());
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    drop(holder);
+    until("it is filed", async || journal.flush().await.is_ok()).await;
+    found(&store, &[told]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_has_what_is_in_the_logs_of_its_own_process_and_of_those_that_are_gone() {
+    let place = Place::sqlite();
+    let told = answered_and_left(&place, 5).await;
+    let store = place.store();
+    let journal = std::sync::Arc::new(store.journal(&place.options()).unwrap());
+    let mut builder = wieldy_core::Executor::builder().tools([Puppet::writing("write", Act::Echo)]);
+    builder.journal = journal;
+    let executor = builder.build().unwrap();
+    let last = executor.call(Call::new("write", json!({}))).await;
+    let [backup, copy] = ["backup.db", "copy.db"].map(|name| place.folder.path().join(name));
+    store.backup(&backup).unwrap();
+    let again = executor.call(Call::new("write", json!({}))).await;
+    let target = Store::open(&wieldy_store::Address::Sqlite(copy)).unwrap();
+    store.copy_to(&target).unwrap();
+    let backup = Store::open(&wieldy_store::Address::Sqlite(backup)).unwrap();
+    for copy in [backup, target.clone()] {
+        found(&copy, &told);
+        found(&copy, std::slice::from_ref(&last));
+        assert_eq!(copy.verify(&[], None, &mut |_| {}).unwrap().problem, None);
+    }
+    found(&target, &[again]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_that_come_at_once_file_a_log_once_and_begin_with_it() {
+    let place = Place::sqlite();
+    // A journal waits five seconds for its database, and a busy machine must make these calls within that time.
+    let told = answered_and_left(&place, 100).await;
+    let opened = std::thread::scope(|scope| {
+        let open = || {
+            let store = place.store();
+            found(&store, &told);
+            store.journal(&place.options()).unwrap()
+        };
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    drop(opened);
+    assert_eq!(place.check().executions, 101);
+    assert_eq!(logs(&place), [] as [PathBuf; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_log_is_filed_up_to_the_damage_and_put_aside() {
+    let place = Place::sqlite();
+    let told = answered_and_left(&place, 20).await;
+    let log = logs(&place).remove(0);
+    let mut bytes = fs::read(&log).unwrap();
+    // Each call has two groups, each on a block of its own after the first block.
+    let blocks = bytes.iter().rposition(|byte| *byte != 0).unwrap() / 4096;
+    assert!(blocks > 30, "{blocks}");
+    bytes[(blocks - 7) * 4096 + 100] ^= 1;
+    fs::write(&log, &bytes).unwrap();
+    let store = place.store();
+    assert_eq!(logs(&place), [log.with_extension("damaged")]);
+    let there = told.iter().take_while(|result| store.show(result.execution_id).unwrap().is_some()).count();
+    assert!((15..19).contains(&there), "{there}");
+    found(&store, &told[..there - 1]);
+    // Later executors go on without the log, and no outcome is guessed.
+    drop(place.executor([]));
+    assert_eq!(place.check().open, 0);
+    let later = store.search(&Query::default(), 99).unwrap().executions;
+    let unknown = later.iter().filter(|call| call.error_code.as_deref() == Some("E3110")).count();
+    assert!(unknown <= 1 && later.len() == there + 1, "{later:?}");
+    assert_eq!(fs::read(log.with_extension("damaged")).unwrap(), bytes, "it is there to be looked at");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_of_another_history_is_left_alone() {
+    let place = Place::sqlite();
+    let backup = place.folder.path().join("backup.db");
+    place.store().backup(&backup).unwrap();
+    answered_and_left(&place, 3).await;
+    let log = logs(&place).remove(0);
+    let bytes = fs::read(&log).unwrap();
+    // The restored history is older than the executor.
+    bring_back(&place, &backup);
+    drop(place.executor([]));
+    assert_eq!((place.check().executions, logs(&place)), (0, vec![log.clone()]));
+    assert_eq!(fs::read(&log).unwrap(), bytes);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_goes_on_elsewhere_than_a_history_ends_is_not_filed() {
+    let place = Place::sqlite();
+    let living = strict(&place);
+    assert!(living.executor.call(Call::new("write", json!({"n": 1}))).await.is_success());
+    living.journal.flush().await.unwrap();
+    let backup = place.folder.path().join("backup.db");
+    place.store().backup(&backup).unwrap();
+    // Records that are committed are overwritten in the log.
+    for n in 2..9 {
+        assert!(living.executor.call(Call::new("write", json!({ "n": n }))).await.is_success());
+        living.journal.flush().await.unwrap();
+    }
+    let holder = hold(&place);
+    assert!(living.executor.call(Call::new("write", json!({"n": 9}))).await.is_success());
+    leave(living, holder).await;
+    let log = logs(&place).remove(0);
+    bring_back(&place, &backup);
+    drop(place.executor([]));
+    assert_eq!((place.check().executions, logs(&place)), (1, vec![log.with_extension("damaged")]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_the_log_cannot_be_written_calls_wait_for_the_history_itself() {
+    let place = Place::sqlite();
+    let living = strict(&place);
+    assert!(living.executor.call(Call::new("write", json!({"n": 1}))).await.is_success());
+    let log = logs(&place).remove(0);
+    let aside = log.with_extension("aside");
+    fs::rename(&log, &aside).unwrap();
+    for n in 2..5 {
+        let told = living.executor.call(Call::new("write", json!({ "n": n }))).await;
+        assert!(told.is_success(), "{told:?}");
+        assert!(place.store().show(told.execution_id).unwrap().is_some(), "it is filed when it is answered");
+    }
+    fs::rename(&aside, &log).unwrap();
+    until("it is used again", async || {
+        let before = fs::read(&log).unwrap();
+        assert!(living.executor.call(Call::new("write", json!({"n": 5}))).await.is_success());
+        fs::read(&log).unwrap() != before
+    })
+    .await;
+    drop(living);
+    place.check();
+}
+
+#[tokio::test]
+async fn only_its_owner_can_read_a_log() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::sqlite();
+    let living = strict(&place);
+    assert!(living.executor.call(Call::new("write", json!({}))).await.is_success());
+    let mode = |path: PathBuf| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(logs(&place).into_iter().map(mode).collect::<Vec<_>>(), [0o600]);
+    assert_eq!(mode(place.folder.path().join("history.db.instances")), 0o700);
+    drop(living);
+    assert_eq!(logs(&place), [] as [PathBuf; 0]);
+}
