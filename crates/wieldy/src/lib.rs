@@ -21,6 +21,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! The features `history`, `postgres`, `mcp` and `oci` are on by default. With `default-features = false` this is the
+//! engine alone: calls, checks, clocks, batches, native sandboxes, and a journal in memory.
+//!
 //! The `examples` folder shows a tool of your own, batches, observation, confirmation, cancellation and a history.
 
 mod artifacts;
@@ -34,6 +37,7 @@ pub use artifacts::{FolderArtifacts, FolderError};
 pub use log::{EventLog, LOG_TARGETS, log_events};
 pub use wieldy_core::*;
 /// MCP in both directions.
+#[cfg(feature = "mcp")]
 pub use wieldy_mcp as mcp;
 pub use wieldy_sandbox::{
     Absent, Bare, Holds, IdleLimits, Native, NativeOptions, Oci, OciOptions, OciProblem, OciVersion, ProbeOptions,
@@ -42,6 +46,7 @@ pub use wieldy_sandbox::{
 };
 #[cfg(feature = "firecracker")]
 pub use wieldy_sandbox::{Firecracker, FirecrackerOptions, FirecrackerProblem};
+#[cfg(feature = "history")]
 pub use wieldy_store::{
     Address, Copied, Cursor, Execution, GroupBy, JournalOptions, Moment, Page, Problem as TrailProblem, Pruned, Query,
     Retention, SignedHead, Signer, Stat, Store, StoreError, StoreJournal, Verdict, history_tools,
