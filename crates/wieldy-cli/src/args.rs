@@ -36,7 +36,7 @@ fn statuses() -> impl TypedValueParser<Value = Status> {
 
 const ON_BEHALF: &str = "On whose behalf";
 
-/// Runs tools for AI agents: looks up, validates, confirms, sandboxes, times, retries and records each call.
+/// Runs tools for AI agents: finds, validates, confirms, sandboxes, times, retries and records calls.
 #[derive(Debug, Parser)]
 #[command(name = "wieldy", version, after_help = CONFIGURATION_HELP, max_term_width = 120)]
 pub(crate) struct Arguments {
@@ -105,7 +105,7 @@ pub(crate) enum Command {
     /// Show the configuration
     #[command(after_help = "Example:\n  wieldy config show")]
     Config(ConfigArgs),
-    /// Print a script for the completion of this command's words in a shell
+    /// Print a script for shell completion
     #[command(
         after_help = "Example:\n  wieldy completions bash > wieldy.bash\n\nIn ~/.bashrc: source <(wieldy completions bash)"
     )]

@@ -348,7 +348,7 @@ impl Executor {
             let (_, record) = self.refuse(call.by(Arc::clone(&batch.caller)), why.clone(), Some(flight));
             last_record = record.or(last_record);
         }
-        self.kept_in_time(last_record).await;
+        self.wait_until_stored(last_record).await;
         why
     }
 
@@ -428,7 +428,7 @@ impl Executor {
             }
             turns.over(ended);
         }
-        self.kept_in_time(last_refusal).await;
+        self.wait_until_stored(last_refusal).await;
         (results.into_iter().map(|result| result.expect("every call has ended")).collect(), skipped)
     }
 

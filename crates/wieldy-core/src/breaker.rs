@@ -57,14 +57,11 @@ impl BreakerState {
         }
     }
 
-    /// Returns the state after a run that succeeded or failed.
-    fn after(self, went_well: bool, policy: BreakerPolicy, now: Instant) -> Self {
-        match (self, went_well) {
-            (_, true) => Self::Closed { failures: 0 },
-            (Self::Closed { failures }, false) if failures + 1 < policy.failures_max => {
-                Self::Closed { failures: failures + 1 }
-            }
-            (_, false) => Self::Open { until: now + policy.open_for },
+    /// Returns the state after a run that failed.
+    fn after_failure(self, policy: BreakerPolicy, now: Instant) -> Self {
+        match self {
+            Self::Closed { failures } if failures + 1 < policy.failures_max => Self::Closed { failures: failures + 1 },
+            _ => Self::Open { until: now + policy.open_for },
         }
     }
 }
@@ -84,8 +81,8 @@ pub(crate) struct Breakers {
 pub(crate) struct Passage<'a> {
     breakers: &'a Breakers,
     tool: &'a ToolName,
-    told: bool,
-    tries: bool,
+    reported: bool,
+    is_trial: bool,
 }
 
 impl Breakers {
@@ -94,7 +91,7 @@ impl Breakers {
     }
 
     pub(crate) fn enter<'a>(&'a self, tool: &'a ToolName) -> Result<Passage<'a>, CallError> {
-        let mut tries = false;
+        let mut is_trial = false;
         if self.any()
             && let Some(state) = self.lock().get_mut(tool)
         {
@@ -106,9 +103,9 @@ impl Breakers {
                 .suggest("use another tool, or try again later")
                 .after(wait)
             })?;
-            tries = *state == BreakerState::Trying;
+            is_trial = *state == BreakerState::Trying;
         }
-        Ok(Passage { breakers: self, tool, told: false, tries })
+        Ok(Passage { breakers: self, tool, reported: false, is_trial })
     }
 
     /// Returns the breakers that are not closed, or that count failures.
@@ -132,23 +129,19 @@ impl Breakers {
 }
 
 impl Passage<'_> {
-    /// Reports the outcome: `Some(true)` if the tool works, `Some(false)` if it is in trouble, `None` if the run shows
-    /// neither.
-    pub(crate) fn tell(mut self, went_well: Option<bool>) {
-        let Some(went_well) = went_well else { return };
-        self.told = true;
+    /// Reports the outcome of the run.
+    pub(crate) fn report(mut self, verdict: Verdict) {
         let (breakers, policy) = (self.breakers, self.breakers.policy);
-        if went_well {
-            if breakers.any() {
-                breakers.change(|states| {
-                    states.remove(self.tool);
-                });
-            }
-        } else if policy.failures_max > 0 {
-            breakers.change(|states| {
+        self.reported = verdict != Verdict::Unclear;
+        match verdict {
+            Verdict::Works if breakers.any() => breakers.change(|states| {
+                states.remove(self.tool);
+            }),
+            Verdict::Fails if policy.failures_max > 0 => breakers.change(|states| {
                 let state = states.entry(self.tool.clone()).or_insert(BreakerState::Closed { failures: 0 });
-                *state = state.after(false, policy, Instant::now());
-            });
+                *state = state.after_failure(policy, Instant::now());
+            }),
+            Verdict::Works | Verdict::Fails | Verdict::Unclear => {}
         }
     }
 }
@@ -156,7 +149,7 @@ impl Passage<'_> {
 impl Drop for Passage<'_> {
     fn drop(&mut self) {
         // The trial call ended without a result, so the next call may try.
-        if self.tries && !self.told {
+        if self.is_trial && !self.reported {
             let open = BreakerState::Open { until: Instant::now() };
             self.breakers.change(|states| {
                 states.insert(self.tool.clone(), open);
@@ -165,23 +158,31 @@ impl Drop for Passage<'_> {
     }
 }
 
-/// Returns the verdict of a run on the tool: false if the tool is in trouble, true if it works (even if this call was
-/// wrong), `None` if the run shows neither.
-pub(crate) fn verdict(failure: Option<&CallError>) -> Option<bool> {
-    match failure.map(|error| error.code) {
-        None => Some(true),
-        Some(
-            Code::Timeout
-            | Code::SandboxCreationFailed
-            | Code::SandboxCrashed
-            | Code::TransportFailed
-            | Code::UpstreamProtocolError
-            | Code::OutputSchemaMismatch
-            | Code::ExecutionError,
-        ) => Some(false),
-        Some(Code::UpstreamApi) => Some(!failure.is_some_and(|error| error.retryable)),
-        Some(Code::Cancelled | Code::Configuration) => None,
-        Some(_) => Some(true),
+/// The evidence of one run about the tool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The tool works, even if this call was wrong.
+    Works,
+    /// The tool is in trouble.
+    Fails,
+    /// The run shows neither.
+    Unclear,
+}
+
+/// Returns the verdict of a run that ended with this failure, or without one.
+pub(crate) fn verdict(failure: Option<&CallError>) -> Verdict {
+    let Some(failure) = failure else { return Verdict::Works };
+    match failure.code {
+        Code::Timeout
+        | Code::SandboxCreationFailed
+        | Code::SandboxCrashed
+        | Code::TransportFailed
+        | Code::UpstreamProtocolError
+        | Code::OutputSchemaMismatch
+        | Code::ExecutionError => Verdict::Fails,
+        Code::UpstreamApi if failure.retryable => Verdict::Fails,
+        Code::Cancelled | Code::Configuration => Verdict::Unclear,
+        _ => Verdict::Works,
     }
 }
 
@@ -191,7 +192,7 @@ mod tests {
 
     fn failing(times: u32, breakers: &Breakers, tool: &ToolName) {
         for _ in 0..times {
-            breakers.enter(tool).expect("still closed").tell(Some(false));
+            breakers.enter(tool).expect("still closed").report(Verdict::Fails);
         }
     }
 
@@ -200,7 +201,7 @@ mod tests {
         let breakers = Breakers::new(BreakerPolicy { failures_max: 3, open_for: Duration::from_secs(10) });
         let tool = ToolName::new("flaky").expect("a name");
         failing(2, &breakers, &tool);
-        breakers.enter(&tool).expect("closed").tell(Some(true));
+        breakers.enter(&tool).expect("closed").report(Verdict::Works);
         failing(3, &breakers, &tool);
         let refused = breakers.enter(&tool).err().expect("open");
         assert_eq!((refused.code, refused.retry_after()), (Code::CircuitOpen, Some(Duration::from_secs(10))));
@@ -209,18 +210,18 @@ mod tests {
         let trying = breakers.enter(&tool).expect("one may try");
         assert!(breakers.enter(&tool).is_err(), "and only one");
         drop(trying);
-        breakers.enter(&tool).expect("the next may try where the first went away").tell(Some(false));
+        breakers.enter(&tool).expect("the next may try where the first went away").report(Verdict::Fails);
         assert!(breakers.enter(&tool).is_err(), "it failed, so it is open again");
 
         tokio::time::advance(Duration::from_secs(10)).await;
-        breakers.enter(&tool).expect("one may try").tell(Some(true));
+        breakers.enter(&tool).expect("one may try").report(Verdict::Works);
         assert_eq!(breakers.states(), []);
     }
 
     #[test]
     fn a_wrong_call_says_nothing_bad_about_the_tool() {
-        assert_eq!(verdict(Some(&CallError::new(Code::NonzeroExit, ""))), Some(true));
-        assert_eq!(verdict(Some(&CallError::new(Code::TransportFailed, ""))), Some(false));
-        assert_eq!(verdict(Some(&CallError::new(Code::Cancelled, ""))), None);
+        assert_eq!(verdict(Some(&CallError::new(Code::NonzeroExit, ""))), Verdict::Works);
+        assert_eq!(verdict(Some(&CallError::new(Code::TransportFailed, ""))), Verdict::Fails);
+        assert_eq!(verdict(Some(&CallError::new(Code::Cancelled, ""))), Verdict::Unclear);
     }
 }

@@ -13,7 +13,7 @@ use crate::admit::{Admission, Limits};
 use crate::artifact::{Artifacts, MemoryArtifacts};
 use crate::attempt::{ClockDefaults, DynamicTimeout, RetryPolicy, TIMEOUT_DEFAULT, TIMEOUT_MAX, Timings};
 use crate::breaker::{BreakerPolicy, Breakers};
-use crate::cache::Recall;
+use crate::cache::AnswerCache;
 use crate::call::Caller;
 use crate::confinement::{Confinement, FileRules, Network, Place, ResourceLimits};
 use crate::confirm::Confirmer;
@@ -36,7 +36,7 @@ pub(crate) const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 6
 /// Maximum number of answers in the result cache, and of answers under idempotency keys, over all tenants.
 const ANSWERS_MAX: usize = 10_000;
 /// Maximum number of checks of large values that run at once, each on its own thread.
-const APART_MAX: usize = 4;
+const WORKERS_MAX: usize = 4;
 /// The smallest limit, in bytes, for all answers under idempotency keys.
 const KEYS_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
@@ -54,11 +54,11 @@ pub(crate) struct Inner {
     pub(crate) tasks: Tasks,
     pub(crate) admission: Admission,
     /// The permits for checks of large values on other threads.
-    pub(crate) apart: Arc<Semaphore>,
+    pub(crate) worker_permits: Arc<Semaphore>,
     pub(crate) rates: Rates,
     pub(crate) breakers: Breakers,
-    pub(crate) cache: Recall,
-    pub(crate) keys: Recall,
+    pub(crate) cache: AnswerCache,
+    pub(crate) keys: AnswerCache,
     pub(crate) idempotency_ttl: Duration,
     pub(crate) clocks: ClockDefaults,
     pub(crate) timings: Option<Timings>,
@@ -229,14 +229,14 @@ impl ExecutorBuilder {
             flights: Flights::new(self.observable_max),
             tasks: Tasks::new(self.task_ttl),
             admission: Admission::new(self.limits),
-            apart: Arc::new(Semaphore::new(APART_MAX)),
+            worker_permits: Arc::new(Semaphore::new(WORKERS_MAX)),
             rates: Rates::new(
                 self.rates.into_iter().map(|rate| Rate { window: rate.window.min(FOR_EVER), ..rate }).collect(),
             ),
             breakers: Breakers::new(BreakerPolicy { open_for: self.breaker.open_for.min(FOR_EVER), ..self.breaker }),
-            cache: Recall::new(ANSWERS_MAX, self.cache_bytes_max),
+            cache: AnswerCache::new(ANSWERS_MAX, self.cache_bytes_max),
             // Idempotency keys are a guarantee, not an optimization: they work even if the result cache is off.
-            keys: Recall::new(ANSWERS_MAX, self.cache_bytes_max.max(KEYS_BYTES_MAX)).keeping_all(),
+            keys: AnswerCache::new(ANSWERS_MAX, self.cache_bytes_max.max(KEYS_BYTES_MAX)).storing_all(),
             idempotency_ttl: self.idempotency_ttl.min(FOR_EVER),
             clocks,
             timings: self.dynamic_timeout.map(|policy| Timings::new(policy, &self.known_durations)),
@@ -253,7 +253,7 @@ impl ExecutorBuilder {
             stopping: AtomicBool::new(false),
         };
         for sandbox in inner.sandboxes.values() {
-            sandbox.listen(tell(Arc::clone(&inner.recorder), Arc::clone(&inner.owners)));
+            sandbox.listen(sandbox_recorder(Arc::clone(&inner.recorder), Arc::clone(&inner.owners)));
         }
         let executor = Executor { inner: Arc::new(inner) };
         executor.restore(remembered.answers);
@@ -265,7 +265,7 @@ impl ExecutorBuilder {
 }
 
 /// Returns a listener that records the creation and destruction of sandboxes as events.
-fn tell(recorder: Arc<Recorder>, owners: Arc<Owners>) -> Arc<dyn Fn(SandboxChange) + Send + Sync> {
+fn sandbox_recorder(recorder: Arc<Recorder>, owners: Arc<Owners>) -> Arc<dyn Fn(SandboxChange) + Send + Sync> {
     let caller = Arc::new(Caller::local());
     let subject = Arc::new(Subject::of(caller));
     Arc::new(move |change| {

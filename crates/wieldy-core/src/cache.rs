@@ -1,4 +1,4 @@
-//! Recall: returns cached answers, and lets callers of the same call share one run (single flight).
+//! The answer cache: returns stored answers, and lets callers of the same call share one run (single flight).
 //!
 //! The result cache and the idempotency keys use the same mechanism with different keys. Each tenant has a share of the
 //! space: when it is full, the tenant with the largest share loses its oldest answer. So no tenant can evict the
@@ -53,30 +53,30 @@ impl CacheKey {
 }
 
 /// The stored answers and the runs that callers may join.
-pub(crate) struct Recall {
-    shelf: Mutex<Shelf>,
+pub(crate) struct AnswerCache {
+    entries: Mutex<Entries>,
     answers_max: usize,
     bytes_max: u64,
     /// True if an answer that is too large is stored in brief, so that its call never runs again.
-    keeps_all: bool,
+    stores_all: bool,
 }
 
 #[derive(Default)]
-struct Shelf {
+struct Entries {
     /// The answers by tenant. No share is empty.
-    shares: HashMap<Option<blake3::Hash>, Share>,
+    shares: HashMap<Option<blake3::Hash>, TenantShare>,
     /// The runs that other callers may wait for.
-    under_way: HashMap<CacheKey, UnderWay>,
+    running: HashMap<CacheKey, SharedRun>,
     runs: u64,
 }
 
 /// The answers of one tenant.
-struct Share {
-    kept: LruCache<CacheKey, Kept>,
+struct TenantShare {
+    answers: LruCache<CacheKey, StoredAnswer>,
     bytes: u64,
 }
 
-struct Kept {
+struct StoredAnswer {
     outcome: Outcome,
     fingerprint: CacheKey,
     expires: Instant,
@@ -84,27 +84,27 @@ struct Kept {
     bytes: u64,
 }
 
-struct UnderWay {
+struct SharedRun {
     run: u64,
     touches: Touches,
     over: watch::Receiver<()>,
 }
 
 /// The result of a lookup.
-pub(crate) enum Recalled<'a> {
+pub(crate) enum Lookup<'a> {
     /// The stored answer.
     Hit(Box<Outcome>),
     /// The idempotency key belongs to a different call.
     OtherCall,
     /// No answer: the caller must run it, and others wait for that run. Boxed because few calls need it, to keep every
     /// call's future small.
-    Lead(Box<Lead<'a>>),
+    Leader(Box<Leader<'a>>),
 }
 
 /// The leader of a single flight: runs the call for all waiting callers. If it is dropped without an answer, the next
 /// caller becomes the leader.
-pub(crate) struct Lead<'a> {
-    recall: &'a Recall,
+pub(crate) struct Leader<'a> {
+    cache: &'a AnswerCache,
     key: CacheKey,
     fingerprint: CacheKey,
     run: u64,
@@ -112,31 +112,31 @@ pub(crate) struct Lead<'a> {
     _over: watch::Sender<()>,
 }
 
-impl Recall {
+impl AnswerCache {
     pub(crate) fn new(answers_max: usize, bytes_max: u64) -> Self {
-        Self { shelf: Mutex::default(), answers_max, bytes_max, keeps_all: false }
+        Self { entries: Mutex::default(), answers_max, bytes_max, stores_all: false }
     }
 
-    /// Makes the store keep every answer, even if only in brief: for calls that must not run twice.
-    pub(crate) fn keeping_all(self) -> Self {
-        Self { keeps_all: true, ..self }
+    /// Makes the cache store every answer, even if only in brief: for calls that must not run twice.
+    pub(crate) fn storing_all(self) -> Self {
+        Self { stores_all: true, ..self }
     }
 
     /// Returns the stored answer, or waits for that of a running call, or makes the caller the leader. `fingerprint`
     /// distinguishes different calls with the same key. `touches` holds the paths whose change invalidates the answer.
-    pub(crate) async fn get(&self, key: CacheKey, fingerprint: CacheKey, touches: &Touches) -> Recalled<'_> {
+    pub(crate) async fn get(&self, key: CacheKey, fingerprint: CacheKey, touches: &Touches) -> Lookup<'_> {
         loop {
             let mut over = {
-                let mut shelf = self.lock();
-                if let Some(kept) = shelf.fresh(&key) {
-                    if kept.fingerprint != fingerprint {
-                        return Recalled::OtherCall;
+                let mut entries = self.lock();
+                if let Some(stored) = entries.fresh(&key) {
+                    if stored.fingerprint != fingerprint {
+                        return Lookup::OtherCall;
                     }
-                    return Recalled::Hit(Box::new(kept.outcome.clone()));
+                    return Lookup::Hit(Box::new(stored.outcome.clone()));
                 }
-                match shelf.under_way.get(&key) {
-                    Some(under_way) => under_way.over.clone(),
-                    None => return Recalled::Lead(Box::new(self.lead(&mut shelf, key, fingerprint, touches))),
+                match entries.running.get(&key) {
+                    Some(running) => running.over.clone(),
+                    None => return Lookup::Leader(Box::new(self.start_run(&mut entries, key, fingerprint, touches))),
                 }
             };
             // An error means that the run is over: look again.
@@ -144,12 +144,12 @@ impl Recall {
         }
     }
 
-    fn lead(&self, shelf: &mut Shelf, key: CacheKey, fingerprint: CacheKey, touches: &Touches) -> Lead<'_> {
+    fn start_run(&self, entries: &mut Entries, key: CacheKey, fingerprint: CacheKey, touches: &Touches) -> Leader<'_> {
         let (over_sender, over) = watch::channel(());
-        shelf.runs += 1;
-        let run = shelf.runs;
-        shelf.under_way.insert(key, UnderWay { run, touches: touches.clone(), over });
-        Lead { recall: self, key, fingerprint, run, _over: over_sender }
+        entries.runs += 1;
+        let run = entries.runs;
+        entries.running.insert(key, SharedRun { run, touches: touches.clone(), over });
+        Leader { cache: self, key, fingerprint, run, _over: over_sender }
     }
 
     /// Stores an answer that an earlier executor gave. `tenant` is the hash of the callers' tenant.
@@ -161,72 +161,72 @@ impl Recall {
         else {
             return;
         };
-        let mut shelf = self.lock();
+        let mut entries = self.lock();
         let (key, fingerprint) = (CacheKey { tenant, hash: key }, CacheKey { tenant, hash: fingerprint });
-        let lead = self.lead(&mut shelf, key, fingerprint, &Touches::nothing());
-        drop(shelf);
-        lead.keep(outcome, ttl);
+        let leader = self.start_run(&mut entries, key, fingerprint, &Touches::nothing());
+        drop(entries);
+        leader.store(outcome, ttl);
     }
 
     /// Drops every answer that the written paths may have changed, including those still being computed.
-    pub(crate) fn spoil(&self, written: &Touches) {
-        let mut shelf = self.lock();
-        shelf.under_way.retain(|_, under_way| !written.spoils(&under_way.touches));
-        let kept = shelf.shares.values().flat_map(|share| share.kept.iter());
-        let spoiled: Vec<CacheKey> =
-            kept.filter(|(_, kept)| written.spoils(&kept.touches)).map(|(key, _)| *key).collect();
-        for key in spoiled {
-            shelf.forget(&key);
+    pub(crate) fn invalidate(&self, written: &Touches) {
+        let mut entries = self.lock();
+        entries.running.retain(|_, running| !written.invalidates(&running.touches));
+        let stored = entries.shares.values().flat_map(|share| share.answers.iter());
+        let invalidated: Vec<CacheKey> =
+            stored.filter(|(_, stored)| written.invalidates(&stored.touches)).map(|(key, _)| *key).collect();
+        for key in invalidated {
+            entries.forget(&key);
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shelf> {
-        self.shelf.lock().expect("no code panics while it holds the shelf")
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().expect("no code panics while it holds the entries")
     }
 }
 
-impl Shelf {
-    fn fresh(&mut self, key: &CacheKey) -> Option<&Kept> {
-        if self.shares.get(&key.tenant)?.kept.peek(key)?.expires <= Instant::now() {
+impl Entries {
+    fn fresh(&mut self, key: &CacheKey) -> Option<&StoredAnswer> {
+        if self.shares.get(&key.tenant)?.answers.peek(key)?.expires <= Instant::now() {
             self.forget(key);
         }
-        self.shares.get_mut(&key.tenant)?.kept.get(key)
+        self.shares.get_mut(&key.tenant)?.answers.get(key)
     }
 
-    fn add(&mut self, key: CacheKey, kept: Kept) {
+    fn add(&mut self, key: CacheKey, stored: StoredAnswer) {
         self.forget(&key);
-        let share = self.shares.entry(key.tenant).or_insert_with(Share::new);
-        share.bytes += kept.bytes;
-        share.kept.push(key, kept);
+        let share = self.shares.entry(key.tenant).or_insert_with(TenantShare::new);
+        share.bytes += stored.bytes;
+        share.answers.push(key, stored);
     }
 
     fn forget(&mut self, key: &CacheKey) {
         let Some(share) = self.shares.get_mut(&key.tenant) else { return };
-        if let Some(kept) = share.kept.pop(key) {
-            share.bytes -= kept.bytes;
+        if let Some(stored) = share.answers.pop(key) {
+            share.bytes -= stored.bytes;
         }
-        if share.kept.is_empty() {
+        if share.answers.is_empty() {
             self.shares.remove(&key.tenant);
         }
     }
 
     /// Drops the oldest answers of the largest share, by `size`, until all shares together are at most `max`.
-    fn shrink(&mut self, max: u64, size: impl Fn(&Share) -> u64) {
+    fn shrink(&mut self, max: u64, size: impl Fn(&TenantShare) -> u64) {
         while self.shares.values().map(&size).sum::<u64>() > max {
             let largest = self.shares.values().max_by_key(|share| size(share));
-            let Some(oldest) = largest.and_then(|share| share.kept.peek_lru()).map(|(key, _)| *key) else { return };
+            let Some(oldest) = largest.and_then(|share| share.answers.peek_lru()).map(|(key, _)| *key) else { return };
             self.forget(&oldest);
         }
     }
 }
 
-impl Share {
+impl TenantShare {
     fn new() -> Self {
-        Self { kept: LruCache::unbounded(), bytes: 0 }
+        Self { answers: LruCache::unbounded(), bytes: 0 }
     }
 }
 
-impl Lead<'_> {
+impl Leader<'_> {
     /// Returns the key by which other executors know the run.
     pub(crate) fn key(&self) -> String {
         self.key.hash.to_hex().to_string()
@@ -238,30 +238,30 @@ impl Lead<'_> {
     }
 
     /// Stores the answer for later callers, unless a write has invalidated it meanwhile.
-    pub(crate) fn keep(self, outcome: &Outcome, ttl: Duration) {
+    pub(crate) fn store(self, outcome: &Outcome, ttl: Duration) {
         let (mut outcome, mut bytes) = (Cow::Borrowed(outcome), bytes(outcome));
-        if bytes > self.recall.bytes_max && self.recall.keeps_all {
+        if bytes > self.cache.bytes_max && self.cache.stores_all {
             outcome = Cow::Owned(outcome.in_brief(bytes));
             bytes = self::bytes(&outcome);
         }
-        let mut shelf = self.recall.lock();
-        let Some(under_way) = shelf.under_way.get(&self.key).filter(|under_way| under_way.run == self.run) else {
+        let mut entries = self.cache.lock();
+        let Some(running) = entries.running.get(&self.key).filter(|running| running.run == self.run) else {
             return;
         };
-        if ttl.is_zero() || bytes > self.recall.bytes_max {
+        if ttl.is_zero() || bytes > self.cache.bytes_max {
             return;
         }
-        let touches = under_way.touches.clone();
-        let kept = Kept {
+        let touches = running.touches.clone();
+        let stored = StoredAnswer {
             outcome: outcome.into_owned(),
             fingerprint: self.fingerprint,
             expires: Instant::now() + ttl.min(FOR_EVER),
             touches,
             bytes,
         };
-        shelf.add(self.key, kept);
-        shelf.shrink(self.recall.bytes_max, |share| share.bytes);
-        shelf.shrink(self.recall.answers_max as u64, |share| share.kept.len() as u64);
+        entries.add(self.key, stored);
+        entries.shrink(self.cache.bytes_max, |share| share.bytes);
+        entries.shrink(self.cache.answers_max as u64, |share| share.answers.len() as u64);
     }
 }
 
@@ -278,63 +278,63 @@ fn bytes(outcome: &Outcome) -> u64 {
     outcome.content.iter().map(Content::bytes).sum::<u64>() + structured + passed_on + 512
 }
 
-impl Drop for Lead<'_> {
+impl Drop for Leader<'_> {
     fn drop(&mut self) {
-        let mut shelf = self.recall.lock();
-        if shelf.under_way.get(&self.key).is_some_and(|under_way| under_way.run == self.run) {
-            shelf.under_way.remove(&self.key);
+        let mut entries = self.cache.lock();
+        if entries.running.get(&self.key).is_some_and(|running| running.run == self.run) {
+            entries.running.remove(&self.key);
         }
     }
 }
 
 /// A guard for calls with an idempotency key, which must take effect only once. Dropped during a run because the caller
 /// went away, it stores "outcome unknown" under the key, so that a retry with the key does not run the call again.
-pub(crate) struct Promise<'a> {
-    pub(crate) lead: Option<Box<Lead<'a>>>,
+pub(crate) struct IdempotencyGuard<'a> {
+    pub(crate) leader: Option<Box<Leader<'a>>>,
     pub(crate) flight: &'a Flight,
     pub(crate) tool: &'a Registered,
     pub(crate) ttl: Duration,
 }
 
-impl Promise<'_> {
+impl IdempotencyGuard<'_> {
     /// Notes the idempotency key on the flight, so that the history records it.
     pub(crate) fn note(&self) {
-        if let Some(lead) = &self.lead {
+        if let Some(leader) = &self.leader {
             let expires_at = Timestamp::now().checked_add(self.ttl).unwrap_or(Timestamp::MAX);
-            let (key, fingerprint) = (lead.key(), lead.fingerprint.hash.to_hex().to_string());
+            let (key, fingerprint) = (leader.key(), leader.fingerprint.hash.to_hex().to_string());
             let _ = self.flight.keyed.set(Arc::new(Keyed { key, fingerprint, expires_at }));
         }
     }
 }
 
-impl Drop for Promise<'_> {
+impl Drop for IdempotencyGuard<'_> {
     fn drop(&mut self) {
-        let Some(lead) = self.lead.take() else { return };
+        let Some(leader) = self.leader.take() else { return };
         let runs = matches!(self.flight.state(), CallState::Running { .. });
         if runs && !self.tool.spec.annotations.repeatable() {
-            lead.keep(&Outcome::default().failed(CallError::left_alone()), self.ttl);
+            leader.store(&Outcome::default().failed(CallError::left_alone()), self.ttl);
         }
     }
 }
 
 /// A guard that invalidates cached answers for the paths a run writes: when it starts and, for answers read meanwhile,
 /// when it ends or is dropped.
-pub(crate) struct Spoiling<'a> {
-    cache: &'a Recall,
+pub(crate) struct InvalidationGuard<'a> {
+    cache: &'a AnswerCache,
     touches: &'a Touches,
 }
 
-impl<'a> Spoiling<'a> {
-    pub(crate) fn new(cache: &'a Recall, touches: &'a Touches) -> Option<Self> {
+impl<'a> InvalidationGuard<'a> {
+    pub(crate) fn new(cache: &'a AnswerCache, touches: &'a Touches) -> Option<Self> {
         let spoiling = touches.writes_anything().then(|| Self { cache, touches })?;
-        cache.spoil(touches);
+        cache.invalidate(touches);
         Some(spoiling)
     }
 }
 
-impl Drop for Spoiling<'_> {
+impl Drop for InvalidationGuard<'_> {
     fn drop(&mut self) {
-        self.cache.spoil(self.touches);
+        self.cache.invalidate(self.touches);
     }
 }
 
@@ -357,31 +357,31 @@ mod tests {
         Touches::of(&ToolSpec::new("w", "").writes("path"), &json!({ "path": path }))
     }
 
-    fn recall() -> Recall {
-        Recall::new(2, 10_000)
+    fn new_cache() -> AnswerCache {
+        AnswerCache::new(2, 10_000)
     }
 
-    async fn led<'a>(recall: &'a Recall, name: &str) -> Option<Lead<'a>> {
-        match recall.get(key(name), key(name), &reads(name)).await {
-            Recalled::Lead(lead) => Some(*lead),
+    async fn leader_of<'a>(cache: &'a AnswerCache, name: &str) -> Option<Leader<'a>> {
+        match cache.get(key(name), key(name), &reads(name)).await {
+            Lookup::Leader(leader) => Some(*leader),
             _ => None,
         }
     }
 
-    async fn keep(recall: &Recall, name: &str) {
-        led(recall, name).await.expect("nobody has it").keep(&Outcome::text(name), SECOND);
+    async fn store(cache: &AnswerCache, name: &str) {
+        leader_of(cache, name).await.expect("nobody has it").store(&Outcome::text(name), SECOND);
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_answer_is_kept_for_its_time_and_the_least_used_goes_first() {
-        let recall = recall();
-        keep(&recall, "a").await;
-        keep(&recall, "b").await;
-        assert!(led(&recall, "a").await.is_none(), "kept");
-        keep(&recall, "c").await;
-        assert!(led(&recall, "b").await.is_some(), "pushed out");
+        let cache = new_cache();
+        store(&cache, "a").await;
+        store(&cache, "b").await;
+        assert!(leader_of(&cache, "a").await.is_none(), "kept");
+        store(&cache, "c").await;
+        assert!(leader_of(&cache, "b").await.is_some(), "pushed out");
         tokio::time::advance(SECOND).await;
-        assert!(led(&recall, "a").await.is_some(), "expired");
+        assert!(leader_of(&cache, "a").await.is_some(), "expired");
     }
 
     fn key_of(tenant: &str, name: &str) -> CacheKey {
@@ -389,32 +389,32 @@ mod tests {
     }
 
     /// Stores an answer for a tenant.
-    async fn keep_for(recall: &Recall, tenant: &str, name: &str) {
+    async fn store_for(cache: &AnswerCache, tenant: &str, name: &str) {
         let key = key_of(tenant, name);
-        let Recalled::Lead(lead) = recall.get(key, key, &Touches::nothing()).await else { panic!("nobody has it") };
-        lead.keep(&Outcome::text(name), SECOND);
+        let Lookup::Leader(leader) = cache.get(key, key, &Touches::nothing()).await else { panic!("nobody has it") };
+        leader.store(&Outcome::text(name), SECOND);
     }
 
     /// Returns, for each name, true if the tenant's answer is stored.
-    fn kept_for(recall: &Recall, tenant: &str, names: [&str; 3]) -> [bool; 3] {
-        names.map(|name| recall.lock().fresh(&key_of(tenant, name)).is_some())
+    fn stored_for(cache: &AnswerCache, tenant: &str, names: [&str; 3]) -> [bool; 3] {
+        names.map(|name| cache.lock().fresh(&key_of(tenant, name)).is_some())
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_tenant_with_many_answers_pushes_out_its_own_and_nobody_elses() {
-        let by_count = Recall::new(3, 1_000_000);
-        let by_bytes = Recall::new(1_000, 3 * 513);
-        for recall in [by_count, by_bytes] {
-            keep_for(&recall, "quiet", "a").await;
+        let by_count = AnswerCache::new(3, 1_000_000);
+        let by_bytes = AnswerCache::new(1_000, 3 * 513);
+        for cache in [by_count, by_bytes] {
+            store_for(&cache, "quiet", "a").await;
             for name in ["a", "b", "c", "d"] {
-                keep_for(&recall, "loud", name).await;
+                store_for(&cache, "loud", name).await;
             }
-            assert_eq!(kept_for(&recall, "quiet", ["a", "b", "c"]), [true, false, false]);
-            assert_eq!(kept_for(&recall, "loud", ["b", "c", "d"]), [false, true, true]);
-            assert_eq!(recall.lock().shares.values().map(|share| share.bytes).sum::<u64>(), 3 * 513);
+            assert_eq!(stored_for(&cache, "quiet", ["a", "b", "c"]), [true, false, false]);
+            assert_eq!(stored_for(&cache, "loud", ["b", "c", "d"]), [false, true, true]);
+            assert_eq!(cache.lock().shares.values().map(|share| share.bytes).sum::<u64>(), 3 * 513);
             tokio::time::advance(SECOND).await;
-            assert_eq!(kept_for(&recall, "quiet", ["a", "b", "c"]), [false; 3]);
-            assert_eq!(recall.lock().shares.len(), 1, "who has nothing left has no share");
+            assert_eq!(stored_for(&cache, "quiet", ["a", "b", "c"]), [false; 3]);
+            assert_eq!(cache.lock().shares.len(), 1, "who has nothing left has no share");
         }
     }
 
@@ -422,13 +422,14 @@ mod tests {
     async fn of_an_answer_too_large_to_be_kept_a_key_knows_that_it_was_given() {
         let large = Outcome { artifact: Some(crate::ArtifactId::next()), ..Outcome::text("x".repeat(9_500)) };
         let large = large.structured(json!({"paid": true}));
-        let keep = async |recall: &Recall| led(recall, "a").await.expect("nobody has it").keep(&large, SECOND);
-        let cache = recall();
-        keep(&cache).await;
-        assert!(led(&cache, "a").await.is_some(), "what is only cached is made again");
-        let keys = recall().keeping_all();
-        keep(&keys).await;
-        let Recalled::Hit(again) = keys.get(key("a"), key("a"), &reads("a")).await else {
+        let store =
+            async |cache: &AnswerCache| leader_of(cache, "a").await.expect("nobody has it").store(&large, SECOND);
+        let cache = new_cache();
+        store(&cache).await;
+        assert!(leader_of(&cache, "a").await.is_some(), "what is only cached is made again");
+        let keys = new_cache().storing_all();
+        store(&keys).await;
+        let Lookup::Hit(again) = keys.get(key("a"), key("a"), &reads("a")).await else {
             panic!("it must not run again")
         };
         let told = "this call was run before, and its answer of 10025 bytes was too large to be kept; its artifact has the whole";
@@ -437,40 +438,40 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn those_who_ask_the_same_wait_for_one_run_and_the_next_takes_over_a_failed_one() {
-        let recall = recall();
-        let first = led(&recall, "a").await.expect("the first");
-        let second = led(&recall, "a");
+        let cache = new_cache();
+        let first = leader_of(&cache, "a").await.expect("the first");
+        let second = leader_of(&cache, "a");
         tokio::pin!(second);
         assert!(futures_util::poll!(&mut second).is_pending());
         drop(first);
         let second = second.await.expect("it takes over");
-        let third = led(&recall, "a");
+        let third = leader_of(&cache, "a");
         tokio::pin!(third);
         assert!(futures_util::poll!(&mut third).is_pending());
-        second.keep(&Outcome::text("x"), SECOND);
+        second.store(&Outcome::text("x"), SECOND);
         assert!(third.await.is_none(), "it got the answer of the second");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_write_spoils_what_was_read_and_what_is_being_read() {
-        let recall = recall();
-        keep(&recall, "a/x").await;
-        keep(&recall, "b").await;
-        let reading = led(&recall, "c").await.expect("nobody has it");
-        recall.spoil(&writes("a"));
-        recall.spoil(&writes("c"));
-        assert!(led(&recall, "a/x").await.is_some(), "spoiled");
-        assert!(led(&recall, "b").await.is_none(), "untouched");
-        let fresh = led(&recall, "c").await.expect("who comes after the write does not wait for a read before it");
-        reading.keep(&Outcome::text("old"), SECOND);
+        let cache = new_cache();
+        store(&cache, "a/x").await;
+        store(&cache, "b").await;
+        let reading = leader_of(&cache, "c").await.expect("nobody has it");
+        cache.invalidate(&writes("a"));
+        cache.invalidate(&writes("c"));
+        assert!(leader_of(&cache, "a/x").await.is_some(), "spoiled");
+        assert!(leader_of(&cache, "b").await.is_none(), "untouched");
+        let fresh = leader_of(&cache, "c").await.expect("who comes after the write does not wait for a read before it");
+        reading.store(&Outcome::text("old"), SECOND);
         drop(fresh);
-        assert!(led(&recall, "c").await.is_some(), "what was read before the write is not kept");
+        assert!(leader_of(&cache, "c").await.is_some(), "what was read before the write is not kept");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_key_used_for_something_else_is_noticed() {
-        let recall = recall();
-        keep(&recall, "a").await;
-        assert!(matches!(recall.get(key("a"), key("other"), &reads("a")).await, Recalled::OtherCall));
+        let cache = new_cache();
+        store(&cache, "a").await;
+        assert!(matches!(cache.get(key("a"), key("other"), &reads("a")).await, Lookup::OtherCall));
     }
 }

@@ -176,7 +176,7 @@ impl Executor {
     /// Records a call that was refused before its arguments could be read, and returns its result.
     pub async fn refuse_unread(&self, call: Call, why: CallError) -> ToolResult {
         let (result, record) = self.refuse(call, why, None);
-        self.kept_in_time(record).await;
+        self.wait_until_stored(record).await;
         result
     }
 

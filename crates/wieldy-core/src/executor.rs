@@ -13,10 +13,10 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::attempt::{self, Clock, Clocks, Ready};
+use crate::attempt::{self, Clock, Ready};
 use crate::breaker::verdict;
 use crate::build::Inner;
-use crate::cache::{CacheKey, Lead, Promise, Recall, Recalled, Spoiling, time_left};
+use crate::cache::{AnswerCache, CacheKey, IdempotencyGuard, InvalidationGuard, Leader, Lookup, time_left};
 use crate::call::{Call, ToolResult};
 use crate::confirm::Consent;
 use crate::entry::{CLOSING_PATIENCE, Entry, Tally};
@@ -27,7 +27,7 @@ use crate::footprint::Touches;
 use crate::input::{Input, too_costly};
 use crate::journal::{Claim, Claimed, Receipt};
 use crate::outcome::Outcome;
-use crate::policy::{self, Grant};
+use crate::policy::{Entered, Grant};
 use crate::registry::{NotFound, Registered};
 use crate::resume::outcome_of;
 use crate::run::{Destination, Run};
@@ -68,7 +68,7 @@ impl Executor {
         };
         let (result, record) = self.close(entry, ended, tally);
         if record.is_some() {
-            Box::pin(self.kept_in_time(record)).await;
+            Box::pin(self.wait_until_stored(record)).await;
         }
         result
     }
@@ -87,51 +87,60 @@ impl Executor {
 
     /// Waits until the record, and so every earlier one, is safe. The answer is true even if its record cannot be
     /// written: so after a time limit it is returned anyway, and recovery closes the entry later.
-    pub(crate) async fn kept_in_time(&self, record: Option<Receipt>) {
+    pub(crate) async fn wait_until_stored(&self, record: Option<Receipt>) {
         if let Some(record) = record {
-            let _ = tokio::time::timeout(CLOSING_PATIENCE, self.inner.recorder.kept(record)).await;
+            let _ = tokio::time::timeout(CLOSING_PATIENCE, self.inner.recorder.wait_until_stored(record)).await;
         }
     }
 
     /// Takes the call through the steps in order, and leaves at the first that ends it.
     async fn steps(&self, entry: &Entry, tally: &mut Tally) -> Result<Box<Outcome>, CallError> {
-        let (engine, Entry { call, flight, tool, size, .. }) = (&*self.inner, entry);
+        let (engine, Entry { call, flight, tool, size, .. }) = (&self.inner, entry);
         let tool = tool.as_ref().map_err(NotFound::clone)?; // 1. resolve: only tools that this caller may see
         let entered = engine.policy.enter(flight.id, &call.caller, &tool.spec)?; // 2. authorize: permissions, plan
         let terms = self.terms(call, flight, tool)?;
-        let input = self.validated(call, flight, tool, *size, &terms).await?; // 3. validate
+        let walk = Walk { engine, call, flight, tool, terms: &terms };
+        let input = walk.validate(*size).await?; // 3. validate
         tally.arguments = Some(Arc::clone(input.shared()));
-        let grant = self.judge(call, flight, tool, entered, &input, &terms).await?; //   and judge the exact input that will run
-        let repeated = match self.repeated(call, flight, tool, &input, &terms).await? {
-            Known::Already(outcome) => return tally.recalled(outcome),
-            Known::NotYet(lead) => Promise { lead, flight, tool, ttl: engine.idempotency_ttl },
+        let grant = walk.judge(entered, &input).await?; //   and judge the exact input that will run
+        let repeated = match walk.recall_by_key(&input).await? {
+            Recalled::Answer(outcome) => return tally.recalled(outcome),
+            Recalled::Missing(leader) => IdempotencyGuard { leader, flight, tool, ttl: engine.idempotency_ttl },
         };
         repeated.note();
-        let consent = self.consent(call, flight, tool, &grant, &input, &terms).await?; // 4. confirm
-        let cached = match self.cached(call, flight, tool, &input, &terms).await? {
-            Known::Already(outcome) => return tally.recalled(outcome), // 5. recall a cached answer
-            Known::NotYet(lead) => lead,
+        let consent = walk.consent(&grant, &input).await?; // 4. confirm
+        let cached = match walk.recall_cached(&input).await? {
+            Recalled::Answer(outcome) => return tally.recalled(outcome), // 5. recall a cached answer
+            Recalled::Missing(leader) => leader,
         };
-        let outcome = self.attempts(call, flight, tool, &grant, &input, &consent, &terms, tally).await; // 6. admit, run, time, retry
+        let outcome = walk.attempts(&grant, &input, &consent, tally).await; // 6. admit, run, time, retry
         remember(repeated, cached, &outcome, tool);
         outcome
     }
+}
 
+/// The facts of one call that its steps read. The proofs are not among them: they are passed one by one, so that none
+/// can be left out.
+struct Walk<'a> {
+    engine: &'a Arc<Inner>,
+    call: &'a Call,
+    flight: &'a Arc<Flight>,
+    tool: &'a Arc<Registered>,
+    terms: &'a Terms,
+}
+
+impl<'a> Walk<'a> {
     /// Runs the tool until it succeeds or must not be retried. A slot is held for one attempt only: a call that waits
     /// for its next attempt holds none, so failing calls do not block others that might succeed.
-    #[expect(clippy::too_many_arguments, reason = "the proofs are passed one by one, so that none can be left out")]
     async fn attempts(
         &self,
-        call: &Call,
-        flight: &Arc<Flight>,
-        tool: &Arc<Registered>,
         grant: &Grant,
         input: &Input,
         consent: &Consent,
-        terms: &Terms,
         tally: &mut Tally,
     ) -> Result<Box<Outcome>, CallError> {
-        let (engine, spec, clocks) = (&*self.inner, &tool.spec, &terms.clocks);
+        let Walk { engine, call, flight, tool, terms } = *self;
+        let (spec, clocks) = (&tool.spec, &terms.clocks);
         let touches = if spec.annotations.read_only {
             Touches::nothing()
         } else {
@@ -144,19 +153,19 @@ impl Executor {
             let slot =
                 engine.admission.admit(consent, flight, &tool.name, slots, call.options.priority, clocks).await?;
             tally.queued += slot.waited();
-            self.start(flight, attempt, terms, spec.annotations).await?;
+            self.start(attempt).await?;
             tally.attempts = attempt;
-            let run = self.run(flight, attempt, terms, spec.constraints.output_bytes_max);
-            let spoiling = Spoiling::new(&engine.cache, &touches);
+            let run = self.run(attempt);
+            let invalidation = InvalidationGuard::new(&engine.cache, &touches);
             let began = engine.timings.is_some().then(Instant::now);
             let ready = Ready::new(grant, input, &slot);
             let mut ended = attempt::attempt(ready, &*tool.tool, spec.annotations, &run, flight, clocks).await;
-            drop(spoiling);
-            self.settle(&mut ended.outcome, tool, &run).await;
+            drop(invalidation);
+            self.finish(&mut ended.outcome, &run).await;
             drop(slot);
-            passage.tell(verdict(ended.outcome.failure.as_deref()));
+            passage.report(verdict(ended.outcome.failure.as_deref()));
             let Some(error) = &ended.outcome.failure else {
-                self.learn(tool, began);
+                self.learn_duration(began);
                 if attempt > 1 {
                     flight.record(Body::RetrySuccess { attempts: attempt });
                 }
@@ -165,27 +174,20 @@ impl Executor {
             let repeatable = spec.annotations.repeatable() || !ended.effect_possible;
             let delay = attempt::next_delay(&terms.retry, &call.options, error, repeatable, attempt, clocks.deadline);
             let Some(delay) = delay else { return Ok(give_up(flight, attempt, ended.outcome, repeatable)) };
-            Box::pin(self.pause(flight, attempt + 1, terms, delay, error.clone())).await?;
+            Box::pin(self.pause(attempt + 1, delay, error.clone())).await?;
         }
         unreachable!("a number of attempts is finite")
     }
 
     /// Validates the arguments. An expensive check runs on another thread; meanwhile the call can be cancelled, and its
     /// deadline holds.
-    async fn validated(
-        &self,
-        call: &Call,
-        flight: &Flight,
-        tool: &Arc<Registered>,
-        size: Measured,
-        terms: &Terms,
-    ) -> Result<Input, CallError> {
-        let (id, arguments) = (flight.id, &call.arguments);
-        let checked = match Input::check(id, &tool.input, arguments, size, Allowance::IN_PLACE) {
+    async fn validate(&self, size: Measured) -> Result<Input, CallError> {
+        let (id, arguments) = (self.flight.id, &self.call.arguments);
+        let checked = match Input::check(id, &self.tool.input, arguments, size, Allowance::IN_PLACE) {
             Err(Spent) => {
-                let (tool, arguments) = (Arc::clone(tool), Arc::clone(arguments));
-                let check = move || Input::check(id, &tool.input, &arguments, size, Allowance::APART);
-                unless_stopped(flight, &terms.clocks, Box::pin(self.apart(check))).await?
+                let (tool, arguments) = (Arc::clone(self.tool), Arc::clone(arguments));
+                let check = move || Input::check(id, &tool.input, &arguments, size, Allowance::ON_WORKER);
+                self.unless_stopped(Box::pin(self.on_worker(check))).await?
             }
             in_place => in_place,
         };
@@ -193,8 +195,9 @@ impl Executor {
     }
 
     /// Runs long work on another thread. A semaphore bounds how much of it runs at once.
-    async fn apart<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
-        let permit = Arc::clone(&self.inner.apart).acquire_owned().await.expect("the semaphore is never closed");
+    async fn on_worker<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        let permit =
+            Arc::clone(&self.engine.worker_permits).acquire_owned().await.expect("the semaphore is never closed");
         let done = tokio::task::spawn_blocking(move || {
             let _permit = permit; // held until the work ends, even if the caller goes away
             work()
@@ -203,118 +206,88 @@ impl Executor {
     }
 
     /// Asks the policy's checks. Meanwhile the call can be cancelled, and its deadline holds.
-    async fn judge(
-        &self,
-        call: &Call,
-        flight: &Flight,
-        tool: &Registered,
-        entered: policy::Entry,
-        input: &Input,
-        terms: &Terms,
-    ) -> Result<Grant, CallError> {
-        let policy = &self.inner.policy;
+    async fn judge(&self, entered: Entered, input: &Input) -> Result<Grant, CallError> {
+        let policy = &self.engine.policy;
         if let Some(grant) = policy.unasked(&entered, input) {
             return Ok(grant); // there are no checks
         }
-        let judged = Box::pin(policy.judge(entered, &call.caller, &tool.spec, input));
-        Ok(unless_stopped(flight, &terms.clocks, judged).await??)
+        let judged = Box::pin(policy.judge(entered, &self.call.caller, &self.tool.spec, input));
+        Ok(self.unless_stopped(judged).await??)
     }
 
     /// Returns the result of an earlier call with the same idempotency key, or the right to run this one.
-    async fn repeated(
-        &self,
-        call: &Call,
-        flight: &Flight,
-        tool: &Registered,
-        input: &Input,
-        terms: &Terms,
-    ) -> Result<Known<'_>, CallError> {
-        let Some(key) = &call.options.idempotency_key else { return Ok(Known::NotYet(None)) };
-        let engine = &*self.inner;
+    async fn recall_by_key(&self, input: &Input) -> Result<Recalled<'a>, CallError> {
+        let Walk { engine, call, tool, .. } = *self;
+        let Some(key) = &call.options.idempotency_key else { return Ok(Recalled::Missing(None)) };
         let key = CacheKey::of_idempotency_key(tool, key, &call.caller, &engine.confinement.workspace);
         let fingerprint = CacheKey::of_call(tool, input, &call.caller);
-        match self.known(&engine.keys, flight, terms, key, fingerprint, &Touches::nothing()).await? {
-            Known::NotYet(Some(lead)) => Box::pin(self.claimed(lead, flight, terms)).await,
-            known => Ok(known),
+        match self.recall(&engine.keys, key, fingerprint, &Touches::nothing()).await? {
+            Recalled::Missing(Some(leader)) => Box::pin(self.claim_key(leader)).await,
+            recalled => Ok(recalled),
         }
     }
 
     /// Claims the idempotency key among all executors of the same history. Waits while another executor runs a call
     /// with it.
-    async fn claimed<'a>(&self, lead: Box<Lead<'a>>, flight: &Flight, terms: &Terms) -> Result<Known<'a>, CallError> {
-        let claim = Claim { key: lead.key(), execution: flight.id };
+    async fn claim_key(&self, leader: Box<Leader<'a>>) -> Result<Recalled<'a>, CallError> {
+        let claim = Claim { key: leader.key(), execution: self.flight.id };
         let claiming = async {
             let mut pause = CLAIM_PAUSE_MIN;
             loop {
-                match self.inner.recorder.claim(claim.clone()).await? {
+                match self.engine.recorder.claim(claim.clone()).await? {
                     Claimed::Taken => tokio::time::sleep(pause).await,
                     claimed => return Ok::<_, CallError>(claimed),
                 }
                 pause = (pause * 2).min(CLAIM_PAUSE_MAX);
             }
         };
-        let patience = patience(terms);
-        match unless_stopped(flight, &terms.clocks, tokio::time::timeout(patience, claiming)).await? {
+        let patience = self.patience();
+        match self.unless_stopped(tokio::time::timeout(patience, claiming)).await? {
             Err(_) => Err(Clock::Shared.error(patience, true)),
             Ok(Err(error)) => Err(error),
             Ok(Ok(Claimed::Answered(answer))) => {
-                let Some(keyed) = answer.keyed.as_ref().filter(|keyed| lead.is_same_call(keyed)) else {
+                let Some(keyed) = answer.keyed.as_ref().filter(|keyed| leader.is_same_call(keyed)) else {
                     return Err(other_call());
                 };
                 let outcome = Box::new(outcome_of(&answer.result));
-                lead.keep(&outcome, time_left(keyed));
-                Ok(Known::Already(outcome))
+                leader.store(&outcome, time_left(keyed));
+                Ok(Recalled::Answer(outcome))
             }
-            Ok(Ok(_)) => Ok(Known::NotYet(Some(lead))),
+            Ok(Ok(_)) => Ok(Recalled::Missing(Some(leader))),
         }
     }
 
     /// Returns the cached result of the same call, if the tool allows caching, or the right to run this one.
-    async fn cached(
-        &self,
-        call: &Call,
-        flight: &Flight,
-        tool: &Registered,
-        input: &Input,
-        terms: &Terms,
-    ) -> Result<Known<'_>, CallError> {
+    async fn recall_cached(&self, input: &Input) -> Result<Recalled<'a>, CallError> {
+        let Walk { engine, call, tool, .. } = *self;
         let spec = &tool.spec;
         if spec.cache.is_none() || !spec.annotations.read_only || call.options.fresh {
-            return Ok(Known::NotYet(None));
+            return Ok(Recalled::Missing(None));
         }
         let key = CacheKey::of_call(tool, input, &call.caller);
-        let touches = Touches::by(tool, input.value(), &self.inner.confinement);
-        self.known(&self.inner.cache, flight, terms, key, key, &touches).await
+        let touches = Touches::by(tool, input.value(), &engine.confinement);
+        self.recall(&engine.cache, key, key, &touches).await
     }
 
-    async fn known<'a>(
+    async fn recall(
         &self,
-        recall: &'a Recall,
-        flight: &Flight,
-        terms: &Terms,
+        cache: &'a AnswerCache,
         key: CacheKey,
         fingerprint: CacheKey,
         touches: &Touches,
-    ) -> Result<Known<'a>, CallError> {
-        let patience = patience(terms);
-        let answer = Box::pin(tokio::time::timeout(patience, recall.get(key, fingerprint, touches)));
-        match unless_stopped(flight, &terms.clocks, answer).await? {
-            Ok(Recalled::Hit(outcome)) => Ok(Known::Already(outcome)),
-            Ok(Recalled::Lead(lead)) => Ok(Known::NotYet(Some(lead))),
-            Ok(Recalled::OtherCall) => Err(other_call()),
+    ) -> Result<Recalled<'a>, CallError> {
+        let patience = self.patience();
+        let lookup = Box::pin(tokio::time::timeout(patience, cache.get(key, fingerprint, touches)));
+        match self.unless_stopped(lookup).await? {
+            Ok(Lookup::Hit(outcome)) => Ok(Recalled::Answer(outcome)),
+            Ok(Lookup::Leader(leader)) => Ok(Recalled::Missing(Some(leader))),
+            Ok(Lookup::OtherCall) => Err(other_call()),
             Err(_) => Err(Clock::Shared.error(patience, true)),
         }
     }
 
-    async fn consent(
-        &self,
-        call: &Call,
-        flight: &Flight,
-        tool: &Registered,
-        grant: &Grant,
-        input: &Input,
-        terms: &Terms,
-    ) -> Result<Consent, CallError> {
+    async fn consent(&self, grant: &Grant, input: &Input) -> Result<Consent, CallError> {
+        let Walk { engine, call, flight, tool, terms } = *self;
         let options = &call.options;
         if let Some(consent) = Consent::not_needed(grant, &tool.spec, options) {
             return Ok(consent);
@@ -324,19 +297,14 @@ impl Executor {
             return Err(CallError::interrupted(false));
         }
         // Few calls need a confirmation, so its future is boxed to keep every call's future small.
-        let asked = Box::pin(Consent::ask(&self.inner, flight, grant, tool, input, options, terms));
-        unless_stopped(flight, &terms.clocks, asked).await?
+        let asked = Box::pin(Consent::ask(engine, flight, grant, tool, input, options, terms));
+        self.unless_stopped(asked).await?
     }
 
     /// Records that an attempt starts. A tool that may change something runs only once that record is safe.
-    async fn start(
-        &self,
-        flight: &Flight,
-        attempt: u32,
-        terms: &Terms,
-        annotations: Annotations,
-    ) -> Result<(), CallError> {
-        let (engine, read_only) = (&*self.inner, annotations.read_only);
+    async fn start(&self, attempt: u32) -> Result<(), CallError> {
+        let Walk { engine, flight, terms, .. } = *self;
+        let Annotations { read_only, idempotent, .. } = self.tool.spec.annotations;
         // The call may have been cancelled while it waited for its slot.
         if let Some(cause) = flight.cancelled() {
             return Err(cause.error());
@@ -346,63 +314,63 @@ impl Executor {
             attempts_max: terms.retry.retries.saturating_add(1),
             timeout_ms: u64::try_from(terms.clocks.attempt.as_millis()).unwrap_or(u64::MAX),
             read_only,
-            idempotent: annotations.idempotent && !read_only,
+            idempotent: idempotent && !read_only,
             keyed: flight.keyed.get().cloned(),
         });
         match started {
             Receipt::Refused(error) => Err(error.into()),
             taken if engine.durability.waits_to_run(&taken, read_only) => {
-                Ok(unless_stopped(flight, &terms.clocks, Box::pin(engine.recorder.kept(taken))).await??)
+                Ok(self.unless_stopped(Box::pin(engine.recorder.wait_until_stored(taken))).await??)
             }
             _ => Ok(()),
         }
     }
 
-    fn run(&self, flight: &Arc<Flight>, attempt: u32, terms: &Terms, output_bytes_max: Option<u64>) -> Run {
-        let engine = &*self.inner;
+    fn run(&self, attempt: u32) -> Run {
+        let Walk { engine, flight, tool, terms, .. } = *self;
         let destination = Destination {
-            inline_max: output_bytes_max.unwrap_or(engine.output_bytes_max),
+            inline_max: tool.spec.constraints.output_bytes_max.unwrap_or(engine.output_bytes_max),
             artifacts: Arc::clone(&engine.artifacts),
             live: engine.output.clone(),
         };
         let sandbox = engine.sandboxes.get(&terms.level).cloned();
         let confinement = terms.confinement.as_ref().unwrap_or(&engine.confinement);
-        Run::new(Arc::clone(flight), attempt, Arc::clone(confinement), terms.level, sandbox, destination, &self.inner)
+        Run::new(Arc::clone(flight), attempt, Arc::clone(confinement), terms.level, sandbox, destination, engine)
     }
 
     /// Makes an outcome fit to return: checks it against the output schema, and moves a too large answer to an
     /// artifact.
-    async fn settle(&self, outcome: &mut Outcome, tool: &Arc<Registered>, run: &Run) {
-        if let (Some(schema), None) = (&tool.output, &outcome.failure) {
+    async fn finish(&self, outcome: &mut Outcome, run: &Run) {
+        if let (Some(schema), None) = (&self.tool.output, &outcome.failure) {
             let structured = outcome.structured.as_ref().unwrap_or(&Value::Null);
             let misfit = match schema.misfit(structured, Allowance::IN_PLACE) {
-                Err(Spent) => Box::pin(self.misfit_apart(outcome, tool)).await,
+                Err(Spent) => Box::pin(self.misfit_on_worker(outcome)).await,
                 in_place => in_place,
             };
-            let told =
+            let misfit =
                 misfit.unwrap_or_else(|Spent| Some("as far as can be told: checking it takes too much work".into()));
-            outcome.failure = told.map(|told| {
-                let told = format!("the tool's answer does not fit its output schema {told}");
+            outcome.failure = misfit.map(|misfit| {
+                let message = format!("the tool's answer does not fit its output schema {misfit}");
                 let advice =
                     "report it as a bug of the tool or its output schema; it has run, so do not simply repeat it";
-                Box::new(CallError::new(Code::OutputSchemaMismatch, told).suggest(advice))
+                Box::new(CallError::new(Code::OutputSchemaMismatch, message).suggest(advice))
             });
         }
         // An artifact store is foreign code: its panic fails the call, not the caller.
         if std::panic::catch_unwind(AssertUnwindSafe(|| run.fit(outcome))).is_err() {
-            let told = "the answer is too large for a result, and the artifact store panicked";
+            let message = "the answer is too large for a result, and the artifact store panicked";
             let advice = "ask for less at once; why the store fails is for whoever runs it to find out";
-            *outcome = Outcome::default().failed(CallError::new(Code::ExecutionError, told).suggest(advice));
+            *outcome = Outcome::default().failed(CallError::new(Code::ExecutionError, message).suggest(advice));
         }
     }
 
     /// Checks a large answer against the tool's output schema on another thread.
-    async fn misfit_apart(&self, outcome: &mut Outcome, tool: &Arc<Registered>) -> Result<Option<String>, Spent> {
-        let (tool, structured) = (Arc::clone(tool), outcome.structured.take());
-        let compared = self.apart(move || {
+    async fn misfit_on_worker(&self, outcome: &mut Outcome) -> Result<Option<String>, Spent> {
+        let (tool, structured) = (Arc::clone(self.tool), outcome.structured.take());
+        let compared = self.on_worker(move || {
             let schema = tool.output.as_ref();
             let answer = structured.as_ref().unwrap_or(&Value::Null);
-            let misfit = schema.map_or(Ok(None), |schema| schema.misfit(answer, Allowance::APART));
+            let misfit = schema.map_or(Ok(None), |schema| schema.misfit(answer, Allowance::ON_WORKER));
             (structured, misfit)
         });
         let (structured, misfit) = compared.await;
@@ -410,26 +378,45 @@ impl Executor {
         misfit
     }
 
-    fn learn(&self, tool: &Registered, began: Option<Instant>) {
-        if let (Some(timings), Some(began)) = (&self.inner.timings, began) {
-            timings.learn(&tool.name, began.elapsed());
+    fn learn_duration(&self, began: Option<Instant>) {
+        if let (Some(timings), Some(began)) = (&self.engine.timings, began) {
+            timings.learn(&self.tool.name, began.elapsed());
         }
     }
 
     /// Waits before the next attempt.
-    async fn pause(
-        &self,
-        flight: &Flight,
-        attempt: u32,
-        terms: &Terms,
-        delay: Duration,
-        error: Box<CallError>,
-    ) -> Result<(), CallError> {
-        let attempts_max = terms.retry.retries.saturating_add(1);
+    async fn pause(&self, attempt: u32, delay: Duration, error: Box<CallError>) -> Result<(), CallError> {
+        let attempts_max = self.terms.retry.retries.saturating_add(1);
         let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
         // Without this event the next attempt could not be recorded, so a refusal ends the call.
-        flight.record(Body::RetryAttempt { attempt, attempts_max, delay_ms, error }).taken()?;
-        unless_stopped(flight, &terms.clocks, tokio::time::sleep(delay)).await
+        self.flight.record(Body::RetryAttempt { attempt, attempts_max, delay_ms, error }).taken()?;
+        self.unless_stopped(tokio::time::sleep(delay)).await
+    }
+
+    /// Returns the longest wait for the run of another call: the time this call would have for a slot and a run of its
+    /// own.
+    fn patience(&self) -> Duration {
+        self.terms.clocks.queue + self.terms.clocks.attempt
+    }
+
+    /// Waits for `work`, unless the call is cancelled or its deadline passes first.
+    async fn unless_stopped<T>(&self, work: impl Future<Output = T>) -> Result<T, CallError> {
+        let flight = self.flight;
+        let deadline = async {
+            match self.terms.clocks.deadline {
+                Some(deadline) => tokio::time::sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
+        if let Some(cause) = flight.cancelled() {
+            return Err(cause.error());
+        }
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            error = flight.stopped() => Err(error),
+            () = deadline => Err(Clock::Total.error(flight.opened.elapsed(), false)),
+        }
     }
 }
 
@@ -444,42 +431,18 @@ const fn future_bytes<'a, F: Future>(_: &impl Fn(&'a Executor, Call) -> F) -> us
 const CLAIM_PAUSE_MIN: Duration = Duration::from_millis(10);
 const CLAIM_PAUSE_MAX: Duration = Duration::from_millis(200);
 
-/// Returns the longest wait for the run of another call: the time this call would have for a slot and a run of its own.
-fn patience(terms: &Terms) -> Duration {
-    terms.clocks.queue + terms.clocks.attempt
-}
-
 /// Returns the error of a call whose idempotency key belongs to a different call.
 fn other_call() -> CallError {
-    let told = "the idempotency key was used before for another call: with other arguments, for another user, \
-                with other scopes or permissions, or with an earlier definition of the tool";
+    let message = "the idempotency key was used before for another call: with other arguments, for another user, \
+                   with other scopes or permissions, or with an earlier definition of the tool";
     let advice = "use another key, or call it exactly as before to get the first result";
-    CallError::new(Code::ValidationFailed, told).suggest(advice)
+    CallError::new(Code::ValidationFailed, message).suggest(advice)
 }
 
-/// The answer to a call before it runs, if there is one; or else the leadership of the run, if it can be shared.
-enum Known<'a> {
-    Already(Box<Outcome>),
-    NotYet(Option<Box<Lead<'a>>>),
-}
-
-/// Waits for `work`, unless the call is cancelled or its deadline passes first.
-async fn unless_stopped<T>(flight: &Flight, clocks: &Clocks, work: impl Future<Output = T>) -> Result<T, CallError> {
-    let deadline = async {
-        match clocks.deadline {
-            Some(deadline) => tokio::time::sleep_until(deadline).await,
-            None => std::future::pending().await,
-        }
-    };
-    if let Some(cause) = flight.cancelled() {
-        return Err(cause.error());
-    }
-    tokio::select! {
-        biased;
-        done = work => Ok(done),
-        error = flight.stopped() => Err(error),
-        () = deadline => Err(Clock::Total.error(flight.opened.elapsed(), false)),
-    }
+/// The answer of an earlier identical call, if one is stored; or else the leadership of the run, if it can be shared.
+enum Recalled<'a> {
+    Answer(Box<Outcome>),
+    Missing(Option<Box<Leader<'a>>>),
 }
 
 /// Ends a call whose last attempt failed. Its error stays retryable only if a repetition is safe.
@@ -495,18 +458,18 @@ fn give_up(flight: &Flight, attempts: u32, mut outcome: Box<Outcome>, repeatable
 
 /// Stores the outcome for later calls: a success in the cache, any run under its idempotency key.
 fn remember(
-    mut repeated: Promise<'_>,
-    cached: Option<Box<Lead<'_>>>,
+    mut repeated: IdempotencyGuard<'_>,
+    cached: Option<Box<Leader<'_>>>,
     outcome: &Result<Box<Outcome>, CallError>,
     tool: &Registered,
 ) {
-    let lead = repeated.lead.take();
+    let leader = repeated.leader.take();
     let Ok(outcome) = outcome else { return };
-    if let (Some(lead), Some(policy), None) = (cached, tool.spec.cache, &outcome.failure) {
-        lead.keep(outcome, policy.ttl);
+    if let (Some(leader), Some(policy), None) = (cached, tool.spec.cache, &outcome.failure) {
+        leader.store(outcome, policy.ttl);
     }
     // A failure that is safe to retry is not stored: the next call with the key may succeed.
-    if let Some(lead) = lead.filter(|_| !outcome.is_worth_another_run()) {
-        lead.keep(outcome, repeated.ttl);
+    if let Some(leader) = leader.filter(|_| !outcome.is_worth_another_run()) {
+        leader.store(outcome, repeated.ttl);
     }
 }

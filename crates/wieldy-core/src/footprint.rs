@@ -77,7 +77,7 @@ impl Touches {
     }
 
     /// Returns true if this call's writes may change what the other call read.
-    pub(crate) fn spoils(&self, other: &Self) -> bool {
+    pub(crate) fn invalidates(&self, other: &Self) -> bool {
         self.writes.meets(&other.reads)
     }
 

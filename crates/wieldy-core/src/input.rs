@@ -321,7 +321,7 @@ mod tests {
     fn checked(schema: Value, arguments: Value) -> Result<Value, String> {
         let schema = Schema::compile(&schema).expect("a good schema");
         let size = check_size(&arguments).map_err(|violations| violations.to_string())?;
-        Input::check(ExecutionId::next(), &schema, &Arc::new(arguments), size, Allowance::APART)
+        Input::check(ExecutionId::next(), &schema, &Arc::new(arguments), size, Allowance::ON_WORKER)
             .map_err(|Spent| too_costly().to_string())?
             .map(|input| input.value().clone())
             .map_err(|violations| violations.to_string())

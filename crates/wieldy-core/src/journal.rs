@@ -261,7 +261,7 @@ impl Recorder {
     }
 
     /// Waits until the event of this receipt is durable.
-    pub(crate) async fn kept(&self, receipt: Receipt) -> Result<(), JournalError> {
+    pub(crate) async fn wait_until_stored(&self, receipt: Receipt) -> Result<(), JournalError> {
         match receipt {
             Receipt::Kept => Ok(()),
             Receipt::Refused(error) => Err(error),

@@ -100,7 +100,7 @@ impl Default for Policy {
 
 /// The proof that a caller may use a tool at all. Made only by [`Policy::enter`].
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct Entered {
     execution: ExecutionId,
 }
 
@@ -207,40 +207,40 @@ impl Policy {
     }
 
     /// Checks the tool's required permissions and the caller's plan, which need no arguments.
-    pub(crate) fn enter(&self, execution: ExecutionId, caller: &Caller, tool: &ToolSpec) -> Result<Entry, Denied> {
+    pub(crate) fn enter(&self, execution: ExecutionId, caller: &Caller, tool: &ToolSpec) -> Result<Entered, Denied> {
         self.plan(caller)?;
         let missing: Vec<String> =
             tool.required_permissions.iter().filter(|name| !caller.permissions.holds(name)).cloned().collect();
         if missing.is_empty() {
-            Ok(Entry { execution })
+            Ok(Entered { execution })
         } else {
             Err(Denied::Permission { tool: tool.name.clone(), missing })
         }
     }
 
     /// Returns the grant at once if there are no checks to ask.
-    pub(crate) fn unasked(&self, entry: &Entry, input: &Input) -> Option<Grant> {
-        assert_eq!(entry.execution, input.execution(), "a proof belongs to one call");
-        self.checks.is_empty().then_some(Grant { execution: entry.execution, ask: None })
+    pub(crate) fn unasked(&self, entered: &Entered, input: &Input) -> Option<Grant> {
+        assert_eq!(entered.execution, input.execution(), "a proof belongs to one call");
+        self.checks.is_empty().then_some(Grant { execution: entered.execution, ask: None })
     }
 
     /// Asks every check about the exact arguments that will run.
     pub(crate) async fn judge(
         &self,
-        entry: Entry,
+        entered: Entered,
         caller: &Caller,
         tool: &ToolSpec,
         input: &Input,
     ) -> Result<Grant, Denied> {
-        assert_eq!(entry.execution, input.execution(), "a proof belongs to one call");
+        assert_eq!(entered.execution, input.execution(), "a proof belongs to one call");
         let question = Question { caller, tool, arguments: input.value() };
         let mut strictest = Decision::Allow;
         for check in &self.checks {
             strictest = strictest.max(self.ask(&**check, &question).await);
         }
         match strictest {
-            Decision::Allow => Ok(Grant { execution: entry.execution, ask: None }),
-            Decision::Ask { reason } => Ok(Grant { execution: entry.execution, ask: Some(reason) }),
+            Decision::Allow => Ok(Grant { execution: entered.execution, ask: None }),
+            Decision::Ask { reason } => Ok(Grant { execution: entered.execution, ask: Some(reason) }),
             Decision::Deny { rule, reason } => Err(Denied::Rule { rule, reason }),
         }
     }

@@ -299,12 +299,12 @@ mod tests {
     fn nothing_fits_a_schema_that_turns_out_to_be_wrong_when_it_is_first_used() {
         let schema = Schema::check(&json!({"type": "object", "required": 3})).expect("only its form was looked at");
         assert_eq!(fits(&schema, &json!({})), Ok(false));
-        let errors = schema.within(Allowance::APART, || schema.errors(&json!({})).len());
+        let errors = schema.within(Allowance::ON_WORKER, || schema.errors(&json!({})).len());
         assert_eq!(errors, Ok(1));
     }
 
     fn fits(schema: &Schema, value: &Value) -> Result<bool, Spent> {
-        schema.within(Allowance::APART, || schema.is_valid(value))
+        schema.within(Allowance::ON_WORKER, || schema.is_valid(value))
     }
 
     #[test]
@@ -421,7 +421,7 @@ mod tests {
         for _ in 0..100 {
             deep = json!({ "a": deep });
         }
-        let told = schema.within(Allowance::APART, || schema.errors(&deep).len());
+        let told = schema.within(Allowance::ON_WORKER, || schema.errors(&deep).len());
         assert!(told.is_err() || told.is_ok_and(|count| count > 0), "{told:?}");
         assert_eq!(fits(&schema, &json!({"a": {"a": {"a": {}}}})), Ok(true));
         // Many options, many values: a million times a hundred thousand.

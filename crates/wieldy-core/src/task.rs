@@ -178,7 +178,7 @@ impl Begun {
         executor.carry_on(flight.id, tool, flight.subject.caller.tenant_hash(), work);
         // The same as for an answer: a client that has the id may ask for it after a crash.
         if executor.inner.durability.waits_to_answer(&recorded, false) {
-            let _ = tokio::time::timeout(CLOSING_PATIENCE, executor.inner.recorder.kept(recorded)).await;
+            let _ = tokio::time::timeout(CLOSING_PATIENCE, executor.inner.recorder.wait_until_stored(recorded)).await;
         }
         flight.id
     }

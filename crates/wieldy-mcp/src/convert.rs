@@ -64,7 +64,7 @@ fn schema(schema: &Value) -> Arc<JsonObject> {
 }
 
 /// Converts a result. In revisions before 2026-07-28 the structured content of an MCP server must be an object.
-pub(crate) fn answer(result: ToolResult, is_modern: bool) -> CallToolResult {
+pub(crate) fn call_result(result: ToolResult, is_modern: bool) -> CallToolResult {
     let is_upstream = result.provider.starts_with("mcp:");
     let PassedOn { meta: mut notes, blocks: mut notes_on_blocks } =
         result.passed_on.map(|notes| *notes).unwrap_or_default();
@@ -82,10 +82,10 @@ pub(crate) fn answer(result: ToolResult, is_modern: bool) -> CallToolResult {
         meta.insert(META_ARTIFACT.into(), artifact_uri(id).into());
     }
     // The server's own error text is passed on unchanged. We write the text of every other error.
-    let is_told =
+    let is_reported_by_tool =
         |error: &CallError| is_upstream && error.code == Code::ToolReportedError && !result.content.is_empty();
-    let failure = result.error.as_deref().filter(|error| !is_told(error));
-    let cut = result.artifact.map(|id| cut(id, &result.content));
+    let failure = result.error.as_deref().filter(|error| !is_reported_by_tool(error));
+    let cut = result.artifact.map(|id| cut_note(id, &result.content));
     let has_something = !result.content.is_empty() || result.structured.is_none();
     let content = if is_upstream && failure.is_none() && has_something {
         match cut {
@@ -129,7 +129,7 @@ pub(crate) fn without_promised(mut answer: CallToolResult) -> CallToolResult {
 
 /// Returns a note that says how much of an answer is cut and how to read the whole. Clients cut long texts in the
 /// middle, which is where the cut text has its own note.
-fn cut(id: ArtifactId, content: &[Content]) -> String {
+fn cut_note(id: ArtifactId, content: &[Content]) -> String {
     let named = id.to_string();
     let note = |line: &str| Some(line.strip_prefix("… ")?.strip_suffix(" …")?.to_owned());
     let texts = content.iter().filter_map(|block| if let Content::Text { text } = block { Some(text) } else { None });
@@ -170,8 +170,8 @@ fn one_text(
     };
     let text = match failure {
         None => output,
-        Some(error) if output.is_empty() => told(error),
-        Some(error) => format!("{}\nOutput so far:\n{output}", told(error)),
+        Some(error) if output.is_empty() => error_text(error),
+        Some(error) => format!("{}\nOutput so far:\n{output}", error_text(error)),
     };
     // Some clients treat an answer without blocks as a mistake, and their models get nothing.
     let text = if text.is_empty() && blocks.is_empty() { EMPTY.to_owned() } else { text };
@@ -186,12 +186,12 @@ fn one_text(
 pub(crate) fn broken(result: &ToolResult) -> Option<ErrorData> {
     let error = result.error.as_ref()?;
     let is_broken = error.code.category() == Category::RuntimeError || error.code == Code::UpstreamProtocolError;
-    is_broken.then(|| ErrorData::internal_error(told(error), Some(json!(error))))
+    is_broken.then(|| ErrorData::internal_error(error_text(error), Some(json!(error))))
 }
 
 /// Returns an error that belongs to no recorded call.
 pub(crate) fn refusal(error: &CallError) -> CallToolResult {
-    let mut answer = CallToolResult::error(vec![ContentBlock::text(told(error))]);
+    let mut answer = CallToolResult::error(vec![ContentBlock::text(error_text(error))]);
     let mut meta = MetaObject::new();
     meta.insert(META_ERROR.into(), json!(error));
     answer.meta = Some(meta);
@@ -199,7 +199,7 @@ pub(crate) fn refusal(error: &CallError) -> CallToolResult {
 }
 
 /// Writes an error for a model: its code, what happened, and what can be done.
-fn told(error: &CallError) -> String {
+fn error_text(error: &CallError) -> String {
     let suggestion = error.suggestion.as_ref().map(|suggestion| format!("\nSuggestion: {suggestion}"));
     format!("Error {error}{}", suggestion.unwrap_or_default())
 }
@@ -226,11 +226,11 @@ pub(crate) fn block(content: Content) -> ContentBlock {
             Err(_) => ContentBlock::text(resource.to_string()),
         },
         Content::ResourceLink { uri, name, mut more } => {
-            let told = (uri.clone(), name.clone());
+            let fallback = (uri.clone(), name.clone());
             more.insert("uri".into(), uri.into());
             more.insert("name".into(), name.into());
             ContentBlock::ResourceLink(
-                serde_json::from_value(Value::Object(more)).unwrap_or_else(|_| Resource::new(told.0, told.1)),
+                serde_json::from_value(Value::Object(more)).unwrap_or_else(|_| Resource::new(fallback.0, fallback.1)),
             )
         }
     }
@@ -256,7 +256,7 @@ pub(crate) fn content(block: ContentBlock) -> Option<Content> {
 /// Takes the annotations and the `_meta` out of a block. A resource link keeps its own.
 pub(crate) fn take_notes(block: &mut ContentBlock) -> Map<String, Value> {
     let mut notes = Map::new();
-    let Some((annotations, meta)) = places_of_notes(block) else { return notes };
+    let Some((annotations, meta)) = notes_mut(block) else { return notes };
     if let Some(annotations) = annotations.take() {
         notes.insert("annotations".into(), json!(annotations));
     }
@@ -268,14 +268,14 @@ pub(crate) fn take_notes(block: &mut ContentBlock) -> Map<String, Value> {
 
 /// Puts annotations and `_meta` back into a block.
 fn with_notes(mut block: ContentBlock, mut notes: Map<String, Value>) -> ContentBlock {
-    if let Some((annotations, meta)) = places_of_notes(&mut block) {
+    if let Some((annotations, meta)) = notes_mut(&mut block) {
         *annotations = notes.remove("annotations").and_then(|notes| serde_json::from_value(notes).ok());
         *meta = notes.remove("_meta").and_then(|notes| serde_json::from_value(notes).ok());
     }
     block
 }
 
-fn places_of_notes(block: &mut ContentBlock) -> Option<(&mut Option<Annotations>, &mut Option<MetaObject>)> {
+fn notes_mut(block: &mut ContentBlock) -> Option<(&mut Option<Annotations>, &mut Option<MetaObject>)> {
     match block {
         ContentBlock::Text(text) => Some((&mut text.annotations, &mut text.meta)),
         ContentBlock::Image(image) => Some((&mut image.annotations, &mut image.meta)),

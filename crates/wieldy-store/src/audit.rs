@@ -40,12 +40,12 @@ impl SignedHead {
     pub fn is_signed_by(&self, key: &str) -> bool {
         let (Some(key_bytes), Some(signature)) = (from_hex(key), from_hex(&self.signature)) else { return false };
         let Some(hash) = from_hex(&self.hash).and_then(|hash| <[u8; 32]>::try_from(hash).ok()) else { return false };
-        let signed = message(&Head { seq: self.seq, hash }, self.at);
+        let signed = signed_message(&Head { seq: self.seq, hash }, self.at);
         self.key == key && UnparsedPublicKey::new(&ED25519, key_bytes).verify(&signed, &signature).is_ok()
     }
 }
 
-fn message(head: &Head, at: Timestamp) -> Vec<u8> {
+fn signed_message(head: &Head, at: Timestamp) -> Vec<u8> {
     let mut message = b"wieldy.head.1\0".to_vec();
     message.extend_from_slice(&head.seq.to_le_bytes());
     message.extend_from_slice(&head.hash);
@@ -68,7 +68,7 @@ impl Signer {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 let made = Ed25519KeyPair::generate_pkcs8(&ring::rand::SystemRandom::new())
                     .map_err(|_| failed("the system gives no random numbers".into()))?;
-                write_new(path, made.as_ref()).map_err(|error| failed(error.to_string()))?;
+                create_private(path, made.as_ref()).map_err(|error| failed(error.to_string()))?;
                 // Another process may have created the file first: its key counts.
                 fs::read(path).map_err(|error| failed(error.to_string()))?
             }
@@ -86,13 +86,13 @@ impl Signer {
 
     pub(crate) fn sign(&self, head: &Head, at: Timestamp) -> SignedHead {
         let at = Timestamp::from_microsecond(at.as_microsecond()).unwrap_or(at);
-        let signature = to_hex(self.pair.sign(&message(head, at)).as_ref());
+        let signature = to_hex(self.pair.sign(&signed_message(head, at)).as_ref());
         SignedHead { seq: head.seq, hash: to_hex(&head.hash), at, key: self.key.clone(), signature }
     }
 }
 
 /// Writes a file, whole and readable by its owner only, unless it exists already.
-fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+fn create_private(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
@@ -109,7 +109,7 @@ fn write_new(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
 }
 
 /// Stores a signed head in the history.
-pub(crate) fn keep(database: &mut dyn Database, head: &SignedHead) -> Result<(), StoreError> {
+pub(crate) fn insert_head(database: &mut dyn Database, head: &SignedHead) -> Result<(), StoreError> {
     let values = [
         head.seq.into(),
         Value::Bytes(from_hex(&head.hash).unwrap_or_default()),
@@ -135,7 +135,7 @@ pub(crate) fn from_hex(text: &str) -> Option<Vec<u8>> {
 
 /// The state of the trail since the last signature, which tells when the next one is due.
 #[derive(Debug)]
-pub(crate) struct Unsigned {
+pub(crate) struct SigningState {
     /// The head after this executor's last write; `None` if it is signed.
     head: Option<Head>,
     /// The number of the last record and the time, at the last signature or else at the start.
@@ -143,7 +143,7 @@ pub(crate) struct Unsigned {
     signed: Instant,
 }
 
-impl Unsigned {
+impl SigningState {
     pub(crate) fn since(seq: i64) -> Self {
         Self { head: None, signed_seq: seq, signed: Instant::now() }
     }
@@ -163,7 +163,7 @@ impl Unsigned {
     }
 
     /// Returns the number of a record after which all records come that this executor does not know.
-    pub(crate) fn after(&self) -> i64 {
+    pub(crate) fn last_known_seq(&self) -> i64 {
         self.head.map_or(self.signed_seq, |head| head.seq)
     }
 

@@ -10,10 +10,10 @@ use wieldy_core::{Claim, Claimed, JournalError};
 
 use crate::database::{Database, Value};
 use crate::error::StoreError;
-use crate::recovery::answer;
+use crate::recovery::remembered_answer;
 
 /// A claim, and the channel for its answer.
-pub(crate) type Claiming = (Claim, oneshot::Sender<Result<Claimed, JournalError>>);
+pub(crate) type PendingClaim = (Claim, oneshot::Sender<Result<Claimed, JournalError>>);
 
 /// The SQL condition for void claims: the executor is dead, and the call is closed or was never written.
 const VOID: &str = "claims.instance IN (SELECT number FROM instances WHERE ended_at IS NOT NULL)
@@ -34,7 +34,7 @@ pub(crate) fn claim(database: &mut dyn Database, instance: i64, claim: &Claim) -
         return Ok(Claimed::Taken);
     }
     // The answer is looked up only now, because it is written in the commit that releases the key.
-    let Some(answer) = answered(database, &claim.key)? else { return Ok(Claimed::Granted) };
+    let Some(answer) = find_answer(database, &claim.key)? else { return Ok(Claimed::Granted) };
     database.execute(RELEASE, &[values[0].clone(), values[2].clone()])?;
     Ok(Claimed::Answered(Box::new(answer)))
 }
@@ -43,19 +43,19 @@ pub(crate) fn claim(database: &mut dyn Database, instance: i64, claim: &Claim) -
 pub(crate) const RELEASE: &str = "DELETE FROM claims WHERE key = ?1 AND execution_id = ?2";
 
 /// Deletes void claims.
-pub(crate) fn sweep(database: &mut dyn Database) -> Result<(), StoreError> {
+pub(crate) fn delete_void(database: &mut dyn Database) -> Result<(), StoreError> {
     database.execute(&format!("DELETE FROM claims WHERE {VOID}"), &[]).map(drop)
 }
 
 /// Returns the answer of the latest call that ran under the key, unless it has expired or may be retried.
-fn answered(database: &mut dyn Database, key: &str) -> Result<Option<wieldy_core::RememberedAnswer>, StoreError> {
+fn find_answer(database: &mut dyn Database, key: &str) -> Result<Option<wieldy_core::RememberedAnswer>, StoreError> {
     let sql = "SELECT result_json, tenant, task, key, fingerprint, expires_at FROM answers
          WHERE key = ?1 AND result_json IS NOT NULL AND expires_at > ?2 ORDER BY id DESC LIMIT 1";
     let now = Value::Time(Timestamp::now().as_microsecond());
     let mut found = None;
     database.query(sql, &[key.into(), now], &mut |row| {
         if let Ok(result) = serde_json::from_str(row.text(0)?) {
-            found = Some(answer(row, result)?).filter(|answer| answer.keyed.is_some());
+            found = Some(remembered_answer(row, result)?).filter(|answer| answer.keyed.is_some());
         }
         Ok(())
     })?;

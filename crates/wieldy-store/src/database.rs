@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::error::StoreError;
 use crate::hash_chain::Head;
-use crate::projection::Draft;
-use crate::wal::{LeftLog, Log};
+use crate::projection::Changeset;
+use crate::wal::{OrphanedWal, Wal};
 
 /// A value in a statement.
 #[derive(Debug, Clone, PartialEq)]
@@ -52,6 +52,15 @@ pub(crate) trait Row {
     fn flag(&self, column: usize) -> Result<bool, StoreError>;
 }
 
+/// The moment at which a commit is on the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SyncMode {
+    /// Each commit waits for the disk.
+    Each,
+    /// Commits do not wait. The next one that does makes them durable, too.
+    Deferred,
+}
+
 /// The kind of database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dialect {
@@ -62,7 +71,7 @@ pub(crate) enum Dialect {
 
 impl Dialect {
     /// Returns the placeholder of the value `number` for a column of the type `kind`, one of the letters in `retention`.
-    pub(crate) fn place(self, number: usize, kind: char) -> String {
+    pub(crate) fn placeholder(self, number: usize, kind: char) -> String {
         let _ = kind;
         match self {
             Self::Sqlite => format!("?{number}"),
@@ -82,13 +91,13 @@ impl Dialect {
 }
 
 /// A full-text search for calls.
-pub(crate) struct Words<'a> {
+pub(crate) struct TextSearch<'a> {
     /// Words that must all occur, at least as the beginning of a word.
     pub(crate) text: &'a str,
     /// The tool's name, which is among the words of every call.
     pub(crate) tool: Option<&'a str>,
     /// True if the other conditions leave only few calls.
-    pub(crate) few: bool,
+    pub(crate) is_narrow: bool,
     /// The placeholder number of the cursor: calls must come before its value.
     #[cfg_attr(not(feature = "postgres"), expect(dead_code, reason = "SQLite goes through words backwards by itself"))]
     pub(crate) before: Option<usize>,
@@ -113,52 +122,51 @@ pub(crate) trait Database: Send {
     fn query(&mut self, sql: &str, values: &[Value], each: EachRow<'_>) -> Result<(), StoreError>;
 
     /// Runs a query like `query`, without caching the statement.
-    fn query_once(&mut self, sql: &str, each: EachRow<'_>) -> Result<(), StoreError>;
+    fn query_uncached(&mut self, sql: &str, each: EachRow<'_>) -> Result<(), StoreError>;
 
     /// Runs a statement and returns the number of rows it changed.
     fn execute(&mut self, sql: &str, values: &[Value]) -> Result<u64, StoreError>;
 
     /// Runs `work` in one transaction.
-    fn atomically(
+    fn in_transaction(
         &mut self,
         work: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
     ) -> Result<(), StoreError>;
 
-    /// Appends to the trail in one transaction. `draft` receives the head of the trail and returns the rows to write.
+    /// Appends to the trail in one transaction. `project` receives the head of the trail and returns the rows to write.
     /// It is called again if another writer was faster. Fails with [`StoreError::TakenForDead`] if the instance has
     /// ended.
-    fn write(&mut self, instance: i64, draft: &mut dyn FnMut(&Head) -> Draft) -> Result<Draft, StoreError>;
+    fn write(&mut self, instance: i64, project: &mut dyn FnMut(&Head) -> Changeset) -> Result<Changeset, StoreError>;
 
     /// Takes the liveness lock of an instance, which this connection holds as long as it exists.
-    fn show_life(&mut self, instance: &str) -> Result<(), StoreError>;
+    fn lock_liveness(&mut self, instance: &str) -> Result<(), StoreError>;
 
     /// Releases the liveness lock of an instance that has ended and left nothing.
-    fn end_life(&mut self) {}
+    fn unlock_liveness(&mut self) {}
 
     /// Returns true if an instance without an end is alive, or its write-ahead log is not committed yet.
-    fn lives(&mut self, instance: &str) -> Result<bool, StoreError>;
+    fn is_alive(&mut self, instance: &str) -> Result<bool, StoreError>;
 
     /// Opens a write-ahead log for the instance whose liveness lock this is, on databases where records become durable
     /// faster that way than by a commit.
-    fn log(&mut self, task_ttl: i64) -> Result<Option<Log>, StoreError> {
+    fn open_wal(&mut self, task_ttl: i64) -> Result<Option<Wal>, StoreError> {
         let _ = task_ttl;
         Ok(None)
     }
 
-    /// Makes later commits wait for the disk, or not if `relaxed`. A later commit that waits makes earlier ones
-    /// durable, too.
-    fn relax(&mut self, _relaxed: bool) -> Result<(), StoreError> {
+    /// Sets whether later commits wait for the disk.
+    fn set_sync(&mut self, _mode: SyncMode) -> Result<(), StoreError> {
         Ok(())
     }
 
     /// Returns the write-ahead logs of dead instances; none if another process holds them for longer than `patience`.
-    fn left(&mut self, patience: Duration) -> Result<Vec<LeftLog>, StoreError> {
+    fn take_orphaned_wals(&mut self, patience: Duration) -> Result<Vec<OrphanedWal>, StoreError> {
         let _ = patience;
         Ok(Vec::new())
     }
 
     /// Records that the instance is alive, on databases where the lock alone does not prove it.
-    fn stay_alive(&mut self, instance: i64) -> Result<(), StoreError>;
+    fn heartbeat(&mut self, instance: i64) -> Result<(), StoreError>;
 
     /// Returns true if a connection that was idle still works.
     fn is_usable(&mut self) -> bool;
@@ -167,7 +175,7 @@ pub(crate) trait Database: Send {
     fn reconnect(&mut self) -> Result<(), StoreError>;
 
     /// Runs `work` on a snapshot of the history.
-    fn at_one_moment(
+    fn in_snapshot(
         &mut self,
         work: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
     ) -> Result<(), StoreError>;
@@ -175,11 +183,15 @@ pub(crate) trait Database: Send {
     /// Returns the tables in which calls with these words are found, each call in one table only. Of several
     /// alternatives, all but the last are fast and may find only the latest calls. Placeholders are numbered from
     /// `first` on.
-    fn words(&mut self, words: &Words<'_>, first: usize) -> Result<(Vec<Vec<Source>>, Vec<Value>), StoreError>;
+    fn text_sources(
+        &mut self,
+        words: &TextSearch<'_>,
+        first: usize,
+    ) -> Result<(Vec<Vec<Source>>, Vec<Value>), StoreError>;
 
     /// Indexes the words of closed calls if at least `at_least` records wait for it, on databases that do not index
     /// while they write. Returns the number of records that still wait.
-    fn take_words(&mut self, at_least: u64) -> Result<u64, StoreError> {
+    fn index_words(&mut self, at_least: u64) -> Result<u64, StoreError> {
         let _ = at_least;
         Ok(0)
     }
@@ -188,14 +200,14 @@ pub(crate) trait Database: Send {
     fn add_words(&mut self, words: &[(i64, String)]) -> Result<(), StoreError>;
 
     /// Deletes the words of the calls up to `up_to` that are gone from `tool_executions`.
-    fn forget_words(&mut self, up_to: i64) -> Result<(), StoreError>;
+    fn unindex_words(&mut self, up_to: i64) -> Result<(), StoreError>;
 
     /// Returns the size of the history in bytes.
     fn size(&mut self) -> Result<u64, StoreError>;
 
     /// Returns the size of the rows in bytes. Free space that will be reused or given back does not count: retention
     /// would drop more and more records to get rid of it.
-    fn size_of_rows(&mut self) -> Result<u64, StoreError>;
+    fn rows_size(&mut self) -> Result<u64, StoreError>;
 
     /// Migrates the tables to another schema version.
     fn migrate(&mut self, form: u32) -> Result<(), StoreError>;
@@ -204,10 +216,10 @@ pub(crate) trait Database: Send {
     fn backup(&mut self, target: &Path) -> Result<(), StoreError>;
 
     /// Moves counters of row numbers and of indexed words past the rows that were copied.
-    fn settle_numbers(&mut self) -> Result<(), StoreError>;
+    fn advance_counters(&mut self) -> Result<(), StoreError>;
 
     /// Gives unused space back to the system.
-    fn shrink(&mut self) -> Result<(), StoreError>;
+    fn release_space(&mut self) -> Result<(), StoreError>;
 }
 
 /// Returns the only value of a query's only row, or `None`.

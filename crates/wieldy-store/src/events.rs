@@ -6,11 +6,11 @@ use serde_json::Value as Json;
 
 use crate::database::Database;
 use crate::error::StoreError;
-use crate::query::{Cursor, Query, rows_of};
+use crate::query::{Cursor, Query, find_rows};
 
 /// A recorded event of a call.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Moment {
+pub struct RecordedEvent {
     /// The record's number in the trail.
     pub seq: i64,
     /// The time.
@@ -23,26 +23,26 @@ pub struct Moment {
 
 /// An event with the call that it belongs to.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct LogEntry {
+pub(crate) struct CallEvent {
     pub(crate) execution: String,
     pub(crate) tool: String,
-    pub(crate) moment: Moment,
+    pub(crate) event: RecordedEvent,
 }
 
 /// The last event of a page: its call and its number in the trail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct LogCursor {
+pub(crate) struct EventCursor {
     call: i64,
     seq: i64,
 }
 
-impl std::fmt::Display for LogCursor {
+impl std::fmt::Display for EventCursor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}.{}", self.call, self.seq)
     }
 }
 
-impl std::str::FromStr for LogCursor {
+impl std::str::FromStr for EventCursor {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -55,44 +55,44 @@ impl std::str::FromStr for LogCursor {
 }
 
 /// Maximum number of calls that are read for one page of events, and in one query.
-const LOG_CALLS_MAX: usize = 500;
-const LOG_CALLS_AT_ONCE: usize = 50;
+const PAGE_CALLS_MAX: usize = 500;
+const CALLS_AT_ONCE: usize = 50;
 /// Maximum number of characters of an event's facts that are returned whole.
-const LOG_DATA_MAX: usize = 16 * 1024;
+const DATA_CHARS_MAX: usize = 16 * 1024;
 
 /// Finds up to `limit` events whose names are `wanted`, those of the latest call first.
-pub(crate) fn logs(
+pub(crate) fn find(
     database: &mut dyn Database,
     query: &Query,
-    from: Option<LogCursor>,
+    from: Option<EventCursor>,
     wanted: &dyn Fn(&str) -> bool,
     limit: usize,
-) -> Result<(Vec<LogEntry>, Option<LogCursor>), StoreError> {
+) -> Result<(Vec<CallEvent>, Option<EventCursor>), StoreError> {
     let (mut entries, mut looked_at) = (Vec::new(), 0);
     // The call in which the last page ended is read again.
     let mut query = Query { cursor: from.map(|from| Cursor(from.call + 1)), ..query.clone() };
     loop {
-        let (calls, more) = rows_of(database, &query, LOG_CALLS_AT_ONCE)?;
+        let (calls, more) = find_rows(database, &query, CALLS_AT_ONCE)?;
         for call in &calls {
             let after = from.filter(|from| from.call == call.id).map_or(0, |from| from.seq);
             let mut seq = after;
             // One event more than the limit shows that there are more.
-            while let Some(moments) = next_events(database, call.id, &mut seq, wanted, limit + 1 - entries.len())? {
-                entries.extend(moments.into_iter().map(|moment| {
+            while let Some(recorded) = next_events(database, call.id, &mut seq, wanted, limit + 1 - entries.len())? {
+                entries.extend(recorded.into_iter().map(|event| {
                     let (execution, tool) = (call.execution_id.clone(), call.tool.clone());
-                    (call.id, LogEntry { execution, tool, moment })
+                    (call.id, CallEvent { execution, tool, event })
                 }));
                 if entries.len() > limit {
                     entries.truncate(limit);
-                    let next = entries.last().map(|(call, entry)| LogCursor { call: *call, seq: entry.moment.seq });
+                    let next = entries.last().map(|(call, entry)| EventCursor { call: *call, seq: entry.event.seq });
                     return Ok((entries.into_iter().map(|(_, entry)| entry).collect(), next));
                 }
             }
         }
         looked_at += calls.len();
         let last = calls.last().filter(|_| more).map(|call| call.id);
-        let Some(last) = last.filter(|_| looked_at < LOG_CALLS_MAX) else {
-            let next = last.map(|call| LogCursor { call, seq: i64::MAX });
+        let Some(last) = last.filter(|_| looked_at < PAGE_CALLS_MAX) else {
+            let next = last.map(|call| EventCursor { call, seq: i64::MAX });
             return Ok((entries.into_iter().map(|(_, entry)| entry).collect(), next));
         };
         query.cursor = Some(Cursor(last));
@@ -106,23 +106,23 @@ fn next_events(
     seq: &mut i64,
     wanted: &dyn Fn(&str) -> bool,
     count: usize,
-) -> Result<Option<Vec<Moment>>, StoreError> {
+) -> Result<Option<Vec<RecordedEvent>>, StoreError> {
     // Facts can have megabytes, such as the content of a file that was written.
     let sql = format!(
         "SELECT seq, at, name, substr(data, 1, {}) FROM events WHERE execution = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
-        LOG_DATA_MAX + 1
+        DATA_CHARS_MAX + 1
     );
     let count = i64::try_from(count).unwrap_or(i64::MAX);
-    let (mut moments, mut read) = (Vec::new(), 0);
+    let (mut recorded, mut read) = (Vec::new(), 0);
     database.query(&sql, &[call.into(), (*seq).into(), count.into()], &mut |row| {
         let (name, data) = (row.text(2)?.to_owned(), row.text(3)?);
         (*seq, read) = (row.int(0)?, read + 1);
         if wanted(&name) {
             let data = serde_json::from_str(data).unwrap_or_else(|_| Json::String(format!("{data}…")));
             let at = Timestamp::from_microsecond(row.int(1)?).unwrap_or_default();
-            moments.push(Moment { seq: *seq, at, name, data });
+            recorded.push(RecordedEvent { seq: *seq, at, name, data });
         }
         Ok(())
     })?;
-    Ok((read > 0).then_some(moments))
+    Ok((read > 0).then_some(recorded))
 }

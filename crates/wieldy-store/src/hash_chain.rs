@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use wieldy_core::{Body, Event, ExecutionId};
 
-use crate::record_to_row::{Meaning, Subject};
+use crate::record_to_row::{RowChange, Subject};
 
 /// The hash of a record and of everything before it.
 pub(crate) type Hash = [u8; 32];
@@ -31,7 +31,7 @@ pub(crate) struct Record {
     pub(crate) subject: Option<String>,
     pub(crate) data: String,
     /// The change that it makes to the row of its call.
-    pub(crate) meaning: Meaning,
+    pub(crate) change: RowChange,
     /// The hash of the tenant that may ask for the result later.
     pub(crate) tenant: Option<String>,
     /// The whole result, if it may be asked for later.
@@ -47,7 +47,7 @@ pub(crate) enum CallRef {
     /// A call of this executor.
     Own(ExecutionId),
     /// A call that another executor left open, by the number of the record that opened it.
-    Left(i64),
+    Orphaned(i64),
 }
 
 impl Record {
@@ -55,8 +55,8 @@ impl Record {
     pub(crate) fn of(event: &Event) -> Self {
         let subject = &event.subject;
         // Later records of a call have the call's number instead.
-        let is_told = subject.execution.is_some() && !matches!(event.body, Body::CallPending { .. });
-        let (meaning, data) = Meaning::of(event);
+        let has_opening = subject.execution.is_some() && !matches!(event.body, Body::CallPending { .. });
+        let (change, data) = RowChange::of_event(event);
         let expects_answer = match &event.body {
             Body::CallPending { task, .. } => *task,
             Body::CallTask {} => true,
@@ -68,9 +68,9 @@ impl Record {
             at: event.at.as_microsecond(),
             name: event.body.name(),
             call: subject.execution.map(CallRef::Own),
-            subject: (!is_told).then(|| json!(Subject::of(event)).to_string()),
+            subject: (!has_opening).then(|| json!(Subject::of(event)).to_string()),
             data,
-            meaning,
+            change,
             tenant: if expects_answer { subject.caller.tenant_hash() } else { None },
             answer: event.answer().map(|result| result.to_string()),
             released: None,
@@ -79,8 +79,8 @@ impl Record {
 
     /// Returns a record of the history about itself, or about an orphaned call.
     pub(crate) fn own(name: &'static str, at: i64, call: Option<i64>, data: &Value) -> Self {
-        let (call, data) = (call.map(CallRef::Left), data.to_string());
-        let meaning = Meaning::read(name, None, &data);
+        let (call, data) = (call.map(CallRef::Orphaned), data.to_string());
+        let change = RowChange::parse(name, None, &data);
         Self {
             instance_seq: 0,
             at,
@@ -88,7 +88,7 @@ impl Record {
             call,
             subject: None,
             data,
-            meaning,
+            change,
             tenant: None,
             answer: None,
             released: None,

@@ -7,7 +7,7 @@ pub(crate) const DAY: i64 = 24 * 60 * 60 * 1_000_000;
 
 /// The key of a histogram row.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct TallyKey {
+pub(crate) struct BucketKey {
     /// Days since 1970, in UTC.
     pub(crate) day: i64,
     pub(crate) tenant: String,
@@ -19,7 +19,7 @@ pub(crate) struct TallyKey {
 
 /// The counts of a histogram row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Tally {
+pub(crate) struct BucketCounts {
     pub(crate) calls: i64,
     pub(crate) output_bytes: i64,
 }

@@ -94,12 +94,12 @@ impl Tool for HistorySearch {
             status: args.status,
             session: args.session,
             text: args.text,
-            since: since(args.since.as_deref())?,
+            since: parse_time(args.since.as_deref())?,
             cursor: args.cursor.map(crate::query::Cursor),
-            ..of(run)?
+            ..own_calls(run)?
         };
         let limit = args.limit.unwrap_or(LIMIT_DEFAULT).clamp(1, LIMIT_MAX);
-        let page = ask(&self.0, move |store| store.search(&query, limit)).await?;
+        let page = run_query(&self.0, move |store| store.search(&query, limit)).await?;
         let mut lines: Vec<String> = page.executions.iter().map(line).collect();
         match &page.next {
             Some(next) => lines.push(format!("[more: read on with `cursor` {next}]")),
@@ -122,9 +122,9 @@ impl Tool for HistoryStats {
     }
 
     async fn run(&self, args: StatsArgs, run: &Run) -> Result<Outcome, RunError> {
-        let query = Query { tool: args.tool, since: since(args.since.as_deref())?, ..of(run)? };
-        let by = by(args.by);
-        let stats = ask(&self.0, move |store| store.stats(&query, by)).await?;
+        let query = Query { tool: args.tool, since: parse_time(args.since.as_deref())?, ..own_calls(run)? };
+        let by = group_by(args.by);
+        let stats = run_query(&self.0, move |store| store.stats(&query, by)).await?;
         let lines: Vec<String> = stats.iter().map(summary).collect();
         let text = if lines.is_empty() { "[no call fits]".to_owned() } else { lines.join("\n") };
         Ok(Outcome::text(text).structured(json!({ "stats": stats })))
@@ -139,11 +139,11 @@ fn line(call: &Execution) -> String {
         (Some(code), Some(message)) => format!(" {code}: {}", message.replace('\n', " ")),
         _ => String::new(),
     };
-    cut(format!("{} {} {}{took}{arguments}{error}", call.started_at, call.tool, call.status))
+    truncate_line(format!("{} {} {}{took}{arguments}{error}", call.started_at, call.tool, call.status))
 }
 
 /// Cuts a line that would be too long to read.
-pub(crate) fn cut(mut line: String) -> String {
+pub(crate) fn truncate_line(mut line: String) -> String {
     if line.len() > LINE_BYTES_MAX {
         line.truncate(line.floor_char_boundary(LINE_BYTES_MAX));
         line.push('…');
@@ -151,7 +151,7 @@ pub(crate) fn cut(mut line: String) -> String {
     line
 }
 
-pub(crate) fn by(by: Option<By>) -> GroupBy {
+pub(crate) fn group_by(by: Option<By>) -> GroupBy {
     match by {
         None | Some(By::Tool) => GroupBy::Tool,
         Some(By::Day) => GroupBy::Day,
@@ -174,7 +174,7 @@ pub(crate) fn spec(name: &str, description: &str) -> ToolSpec {
 }
 
 /// Returns a query for the calls of the same tenant, agent, user and workspace.
-pub(crate) fn of(run: &Run) -> Result<Query, RunError> {
+pub(crate) fn own_calls(run: &Run) -> Result<Query, RunError> {
     let caller = run.caller();
     // An absent name selects calls without a tenant or user. A caller with an empty name must not see those.
     for (what, name) in [("tenant", &caller.tenant), ("user", &caller.user)] {
@@ -197,19 +197,20 @@ pub(crate) fn of(run: &Run) -> Result<Query, RunError> {
     })
 }
 
-pub(crate) fn since(text: Option<&str>) -> Result<Option<Timestamp>, RunError> {
+pub(crate) fn parse_time(text: Option<&str>) -> Result<Option<Timestamp>, RunError> {
     text.map(parse_since).transpose().map_err(RunError::invalid_input)
 }
 
 /// Runs a blocking query on a thread for such work.
-pub(crate) async fn ask<T: Send + 'static>(
+pub(crate) async fn run_query<T: Send + 'static>(
     store: &Store,
     question: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, RunError> {
     let store = store.clone();
-    let told = |error: StoreError| CallError::new(Code::ExecutionError, error.to_string()).suggest(error.suggestion());
+    let call_error =
+        |error: StoreError| CallError::new(Code::ExecutionError, error.to_string()).suggest(error.suggestion());
     match tokio::task::spawn_blocking(move || question(&store)).await {
-        Ok(answer) => answer.map_err(|error| RunError::from(told(error)).before_effect()),
+        Ok(answer) => answer.map_err(|error| RunError::from(call_error(error)).before_effect()),
         Err(_) => Err("the history could not be asked".into()),
     }
 }

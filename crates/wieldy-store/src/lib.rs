@@ -45,7 +45,7 @@ mod store;
 
 pub use audit::{SignedHead, Signer};
 pub use error::StoreError;
-pub use events::Moment;
+pub use events::RecordedEvent;
 pub use history_tools::history_tools;
 pub use journal::StoreJournal;
 pub use query::{Cursor, Execution, GroupBy, Page, Query, Stat};

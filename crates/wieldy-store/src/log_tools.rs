@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use wieldy_core::{ExecutionId, Outcome, Run, RunError, Tool, ToolSpec};
 
-use crate::events::{LogCursor, LogEntry};
-use crate::history_tools::{StatsArgs, ask, by, cut, of, since, spec, summary};
+use crate::events::{CallEvent, EventCursor};
+use crate::history_tools::{StatsArgs, group_by, own_calls, parse_time, run_query, spec, summary, truncate_line};
 use crate::query::Query;
 use crate::store::Store;
 
@@ -87,9 +87,9 @@ impl Tool for GetMetrics {
     }
 
     async fn run(&self, args: StatsArgs, run: &Run) -> Result<Outcome, RunError> {
-        let query = Query { tool: args.tool.clone(), since: since(args.since.as_deref())?, ..of(run)? };
-        let by = by(args.by);
-        let stats = ask(&self.0, move |store| store.stats(&query, by)).await?;
+        let query = Query { tool: args.tool.clone(), since: parse_time(args.since.as_deref())?, ..own_calls(run)? };
+        let by = group_by(args.by);
+        let stats = run_query(&self.0, move |store| store.stats(&query, by)).await?;
         let is_counter = |name: &str| match (name.strip_prefix("breaker."), &args.tool) {
             (Some(tool), Some(wanted)) => tool == wanted,
             (Some(_), None) => true,
@@ -123,12 +123,14 @@ impl Tool for GetLogs {
             Some(Ok(id)) => Some(id.to_string()),
             Some(Err(_)) => return Err(RunError::invalid_input("`execution` is not the id of a call")),
         };
-        let from = args.cursor.as_deref().map(str::parse::<LogCursor>).transpose().map_err(RunError::invalid_input)?;
-        let query = Query { execution, session: args.session, since: since(args.since.as_deref())?, ..of(run)? };
+        let from =
+            args.cursor.as_deref().map(str::parse::<EventCursor>).transpose().map_err(RunError::invalid_input)?;
+        let query =
+            Query { execution, session: args.session, since: parse_time(args.since.as_deref())?, ..own_calls(run)? };
         let least = args.level.unwrap_or(Level::Debug);
         let limit = args.limit.unwrap_or(LIMIT_DEFAULT).clamp(1, LIMIT_MAX);
         let wanted = move |name: &str| Level::of(name) >= least;
-        let (entries, next) = ask(&self.0, move |store| store.logs(&query, from, &wanted, limit)).await?;
+        let (entries, next) = run_query(&self.0, move |store| store.call_events(&query, from, &wanted, limit)).await?;
         let mut lines: Vec<String> = entries.iter().map(line).collect();
         let events: Vec<Value> = entries.iter().map(structured).collect();
         let next = next.map(|next| next.to_string());
@@ -142,19 +144,19 @@ impl Tool for GetLogs {
 }
 
 /// Returns an event in one line, for a model.
-fn line(entry: &LogEntry) -> String {
-    let LogEntry { execution, tool, moment } = entry;
-    let level = Level::of(&moment.name).as_str();
-    cut(format!("{} {level} {} {tool} {execution} {}", moment.at, moment.name, moment.data))
+fn line(entry: &CallEvent) -> String {
+    let CallEvent { execution, tool, event } = entry;
+    let level = Level::of(&event.name).as_str();
+    truncate_line(format!("{} {level} {} {tool} {execution} {}", event.at, event.name, event.data))
 }
 
-fn structured(entry: &LogEntry) -> Value {
-    let mut event: BTreeMap<&str, Value> = BTreeMap::new();
-    event.insert("execution_id", json!(entry.execution));
-    event.insert("tool", json!(entry.tool));
-    event.insert("level", json!(Level::of(&entry.moment.name)));
-    event.insert("at", json!(entry.moment.at));
-    event.insert("name", json!(entry.moment.name));
-    event.insert("data", entry.moment.data.clone());
-    json!(event)
+fn structured(entry: &CallEvent) -> Value {
+    let mut fields: BTreeMap<&str, Value> = BTreeMap::new();
+    fields.insert("execution_id", json!(entry.execution));
+    fields.insert("tool", json!(entry.tool));
+    fields.insert("level", json!(Level::of(&entry.event.name)));
+    fields.insert("at", json!(entry.event.at));
+    fields.insert("name", json!(entry.event.name));
+    fields.insert("data", entry.event.data.clone());
+    json!(fields)
 }

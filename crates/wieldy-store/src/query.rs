@@ -7,9 +7,9 @@ use serde::Serialize;
 use serde_json::Value as Json;
 use wieldy_core::{ExecutionId, Status};
 
-use crate::database::{Database, Dialect, Row, Source, Value, Words};
+use crate::database::{Database, Dialect, Row, Source, TextSearch, Value};
 use crate::error::StoreError;
-use crate::events::Moment;
+use crate::events::RecordedEvent;
 use crate::histogram;
 use crate::projection::CallRow;
 
@@ -156,12 +156,12 @@ pub struct Stat {
     pub statuses: BTreeMap<String, i64>,
 }
 
-/// The columns of a call, in the order in which [`row_of`] reads them.
+/// The columns of a call, in the order in which [`parse_row`] reads them.
 pub(crate) const COLUMNS: &str = "id, execution_id, tool_name, parameters_json, status, error_message, error_code, started_at,
     completed_at, duration_ms, output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id, tenant_id, attempts,
     usage_json, metadata_json, workspace";
 
-pub(crate) fn row_of(row: &dyn Row) -> Result<CallRow, StoreError> {
+pub(crate) fn parse_row(row: &dyn Row) -> Result<CallRow, StoreError> {
     let text = |column| row.text(column).map(str::to_owned);
     let optional = |column| row.text_or_none(column).map(|text| text.map(str::to_owned));
     Ok(CallRow {
@@ -237,12 +237,12 @@ impl Conditions {
 }
 
 /// Runs several queries on one snapshot. On a server the last statement alone gives the whole answer, so it needs none.
-fn asked_together(
+fn on_snapshot(
     database: &mut dyn Database,
     ask: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
 ) -> Result<(), StoreError> {
     match database.dialect() {
-        Dialect::Sqlite => database.at_one_moment(ask),
+        Dialect::Sqlite => database.in_snapshot(ask),
         #[cfg(feature = "postgres")]
         Dialect::Postgres => ask(database),
     }
@@ -251,31 +251,31 @@ fn asked_together(
 /// Returns up to `limit` calls, the latest first.
 pub(crate) fn search(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Page, StoreError> {
     let mut page = Page { executions: Vec::new(), next: None };
-    asked_together(database, &mut |database| {
-        page = page_of(database, query, limit)?;
+    on_snapshot(database, &mut |database| {
+        page = find_page(database, query, limit)?;
         Ok(())
     })?;
     Ok(page)
 }
 
-fn page_of(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Page, StoreError> {
-    let (rows, more) = rows_of(database, query, limit)?;
+fn find_page(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Page, StoreError> {
+    let (rows, more) = find_rows(database, query, limit)?;
     let next = rows.last().filter(|_| more).map(|row| Cursor(row.id));
     Ok(Page { executions: rows.into_iter().map(Execution::from).collect(), next })
 }
 
 /// Finds up to `limit` calls, the latest first, and returns true if there are more.
-pub(crate) fn rows_of(
+pub(crate) fn find_rows(
     database: &mut dyn Database,
     query: &Query,
     limit: usize,
 ) -> Result<(Vec<CallRow>, bool), StoreError> {
-    let wanted = Wanted::of(database, query)?;
+    let wanted = SearchPlan::new(database, query)?;
     let mut rows = Vec::new();
-    for sql in wanted.pages(limit) {
+    for sql in wanted.page_statements(limit) {
         rows.clear();
         database.query(&sql, &wanted.conditions.values, &mut |row| {
-            rows.push(row_of(row)?);
+            rows.push(parse_row(row)?);
             Ok(())
         })?;
         if rows.len() > limit {
@@ -288,15 +288,15 @@ pub(crate) fn rows_of(
 }
 
 /// Returns the query plans of [`search`], a text for each statement.
-pub(crate) fn plans(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Vec<String>, StoreError> {
-    let wanted = Wanted::of(database, query)?;
+pub(crate) fn query_plans(database: &mut dyn Database, query: &Query, limit: usize) -> Result<Vec<String>, StoreError> {
+    let wanted = SearchPlan::new(database, query)?;
     let (explain, column) = match database.dialect() {
         Dialect::Sqlite => ("EXPLAIN QUERY PLAN", 3),
         #[cfg(feature = "postgres")]
         Dialect::Postgres => ("EXPLAIN", 0),
     };
     let mut plans = Vec::new();
-    for sql in wanted.pages(limit) {
+    for sql in wanted.page_statements(limit) {
         let mut lines = Vec::new();
         database.query(&format!("{explain} {sql}"), &wanted.conditions.values, &mut |row| {
             lines.push(row.text(column)?.to_owned());
@@ -308,16 +308,16 @@ pub(crate) fn plans(database: &mut dyn Database, query: &Query, limit: usize) ->
 }
 
 /// The conditions of a query, and the tables that it reads.
-struct Wanted {
+struct SearchPlan {
     conditions: Conditions,
     /// The placeholder number of the cursor: calls must come before its value.
     before: Option<usize>,
     /// Alternatives, in the order in which they are tried: all but the last may find only the latest calls.
-    ways: Vec<Vec<Source>>,
+    alternatives: Vec<Vec<Source>>,
 }
 
-impl Wanted {
-    fn of(database: &mut dyn Database, query: &Query) -> Result<Self, StoreError> {
+impl SearchPlan {
+    fn new(database: &mut dyn Database, query: &Query) -> Result<Self, StoreError> {
         let mut wanted = Conditions::default();
         let equal = [
             ("execution_id = ?", query.execution.as_deref()),
@@ -350,21 +350,21 @@ impl Wanted {
             wanted.values.push(id.into());
             wanted.values.len()
         });
-        let (ways, values) = match query.text.as_deref().filter(|text| !text.trim().is_empty()) {
+        let (alternatives, values) = match query.text.as_deref().filter(|text| !text.trim().is_empty()) {
             None => (vec![vec![Source { from: "tool_executions", id: "id", condition: "true".into() }]], Vec::new()),
             Some(text) => {
-                let few = query.session.is_some() || query.batch.is_some();
-                let words = Words { text, tool: query.tool.as_deref(), few, before };
-                database.words(&words, wanted.values.len() + 1)?
+                let is_narrow = query.session.is_some() || query.batch.is_some();
+                let words = TextSearch { text, tool: query.tool.as_deref(), is_narrow, before };
+                database.text_sources(&words, wanted.values.len() + 1)?
             }
         };
         wanted.values.extend(values);
-        Ok(Self { conditions: wanted, before, ways })
+        Ok(Self { conditions: wanted, before, alternatives })
     }
 
     /// Returns the statements that find a page, in the order in which they are tried.
-    fn pages(&self, limit: usize) -> impl Iterator<Item = String> {
-        self.ways.iter().map(move |sources| {
+    fn page_statements(&self, limit: usize) -> impl Iterator<Item = String> {
+        self.alternatives.iter().map(move |sources| {
             let selects =
                 sources.iter().map(|source| self.select(&format!("{COLUMNS}, {} AS place", source.id), source));
             let selects = selects.collect::<Vec<_>>().join(" UNION ALL ");
@@ -373,8 +373,8 @@ impl Wanted {
     }
 
     /// Returns the statement that finds all closed calls.
-    fn all_over(&self, columns: &str) -> String {
-        let sources = self.ways.last().map(Vec::as_slice).unwrap_or_default();
+    fn closed_calls_statement(&self, columns: &str) -> String {
+        let sources = self.alternatives.last().map(Vec::as_slice).unwrap_or_default();
         let selects = sources.iter().map(|source| self.select(columns, source) + " AND completed_at IS NOT NULL");
         selects.collect::<Vec<_>>().join(" UNION ALL ")
     }
@@ -391,18 +391,18 @@ impl Wanted {
 pub(crate) fn show(
     database: &mut dyn Database,
     id: ExecutionId,
-) -> Result<Option<(Execution, Vec<Moment>)>, StoreError> {
+) -> Result<Option<(Execution, Vec<RecordedEvent>)>, StoreError> {
     let sql = format!("SELECT {} FROM tool_executions WHERE execution_id = ?1", COLUMNS);
     let mut found = None;
     database.query(&sql, &[id.to_string().as_str().into()], &mut |row| {
-        found = Some(row_of(row)?);
+        found = Some(parse_row(row)?);
         Ok(())
     })?;
     let Some(row) = found else { return Ok(None) };
     let sql = "SELECT seq, at, name, data FROM events WHERE execution = ?1 ORDER BY seq";
-    let mut moments = Vec::new();
+    let mut recorded = Vec::new();
     database.query(sql, &[row.id.into()], &mut |row| {
-        moments.push(Moment {
+        recorded.push(RecordedEvent {
             seq: row.int(0)?,
             at: Timestamp::from_microsecond(row.int(1)?).unwrap_or_default(),
             name: row.text(2)?.to_owned(),
@@ -410,7 +410,7 @@ pub(crate) fn show(
         });
         Ok(())
     })?;
-    Ok(Some((row.into(), moments)))
+    Ok(Some((row.into(), recorded)))
 }
 
 /// Returns the calls whose ids begin with `begin`, the earliest first.
@@ -436,7 +436,7 @@ pub(crate) fn find(database: &mut dyn Database, begin: &str, limit: usize) -> Re
 
 /// The counts of one group of calls.
 #[derive(Default)]
-struct Counted {
+struct GroupCounts {
     buckets: BTreeMap<i64, i64>,
     statuses: BTreeMap<String, i64>,
     output_bytes: i64,
@@ -445,7 +445,7 @@ struct Counted {
 /// Returns statistics by tool or day. Conditions on tool, status, agent, tenant and time (in whole days) are answered
 /// from the counts of the histogram. With any other condition the calls themselves are counted.
 pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> Result<Vec<Stat>, StoreError> {
-    let mut counted: BTreeMap<(Option<i64>, Option<String>), Counted> = BTreeMap::new();
+    let mut counted: BTreeMap<(Option<i64>, Option<String>), GroupCounts> = BTreeMap::new();
     let key = |day: i64, tool: &str| match by {
         GroupBy::Tool => (None, Some(tool.to_owned())),
         GroupBy::Day => (Some(day), None),
@@ -460,9 +460,9 @@ pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> 
     let narrower = [&query.execution, &query.session, &query.user, &query.workspace, &query.batch, &query.text];
     if narrower.iter().any(|wanted| wanted.is_some()) {
         let columns = "started_at, tool_name, status, duration_ms, output_size_bytes";
-        asked_together(database, &mut |database| {
-            let wanted = Wanted::of(database, query)?;
-            database.query(&wanted.all_over(columns), &wanted.conditions.values, &mut |row| {
+        on_snapshot(database, &mut |database| {
+            let wanted = SearchPlan::new(database, query)?;
+            database.query(&wanted.closed_calls_statement(columns), &wanted.conditions.values, &mut |row| {
                 let day = row.int(0)?.div_euclid(histogram::DAY);
                 let bucket = histogram::bucket(row.real_or_none(3)?.unwrap_or_default());
                 count(day, row.text(1)?, row.text(2)?, bucket, 1, row.int_or_none(4)?.unwrap_or_default());
@@ -508,7 +508,7 @@ pub(crate) fn stats(database: &mut dyn Database, query: &Query, by: GroupBy) -> 
     Ok(counted.into_iter().map(|((day, tool), group)| stat(day, tool, group)).collect())
 }
 
-fn stat(day: Option<i64>, tool: Option<String>, group: Counted) -> Stat {
+fn stat(day: Option<i64>, tool: Option<String>, group: GroupCounts) -> Stat {
     let buckets: Vec<(i64, i64)> = group.buckets.into_iter().collect();
     let count: i64 = group.statuses.values().sum();
     let errors = count - group.statuses.get("success").copied().unwrap_or_default();

@@ -10,17 +10,17 @@ use wieldy_core::{Body, Closing, Event, Keyed, redact};
 
 /// The change that a record makes to the row of its call.
 #[derive(Debug, Clone)]
-pub(crate) enum Meaning {
-    Nothing,
+pub(crate) enum RowChange {
+    Unchanged,
     Opened(Box<Opened>),
     /// The call is a task from now on.
-    Task,
+    BecameTask,
     Started {
         attempt: i64,
         keyed: Option<Box<Keyed>>,
     },
-    Asked,
-    Answered,
+    InputRequired,
+    InputReceived,
     Closed(Box<Closed>),
 }
 
@@ -105,7 +105,7 @@ pub(crate) struct Closed {
 
 /// The facts of an opening that the row needs, as they are parsed.
 #[derive(Deserialize)]
-struct OpeningRead {
+struct OpeningFacts {
     called_as: Option<String>,
     workspace: Option<String>,
     #[serde(default)]
@@ -117,13 +117,13 @@ struct OpeningRead {
 const ARGUMENTS: &str = "{\"arguments\":";
 
 #[derive(Deserialize)]
-struct StartRead {
+struct StartFacts {
     attempt: i64,
     keyed: Option<Box<Keyed>>,
 }
 
 #[derive(Deserialize)]
-struct ClosingRead<'a> {
+struct ClosingFacts<'a> {
     #[serde(borrow)]
     status: Cow<'a, str>,
     duration_ms: f64,
@@ -136,18 +136,18 @@ struct ClosingRead<'a> {
     output_bytes: i64,
     artifact: Option<Value>,
     usage: Option<Value>,
-    sandbox: Option<SandboxRead>,
-    error: Option<ErrorRead>,
+    sandbox: Option<SandboxFacts>,
+    error: Option<ErrorFacts>,
 }
 
 #[derive(Deserialize)]
-struct SandboxRead {
+struct SandboxFacts {
     id: String,
     level: Value,
 }
 
 #[derive(Deserialize)]
-struct ErrorRead {
+struct ErrorFacts {
     code: String,
     message: String,
 }
@@ -155,21 +155,21 @@ struct ErrorRead {
 /// Maximum number of bytes of arguments that are stored; of longer ones only the size and the hash are.
 const ARGUMENTS_BYTES_MAX: usize = 1024 * 1024;
 
-impl Meaning {
+impl RowChange {
     /// Returns the change that an event makes, and its facts as they are stored: without secrets.
-    pub(crate) fn of(event: &Event) -> (Self, String) {
+    pub(crate) fn of_event(event: &Event) -> (Self, String) {
         match &event.body {
             Body::CallPending { .. } => Self::of_opening(event),
             Body::CallStarted { attempt, keyed, .. } => {
                 let keyed = keyed.as_ref().map(|keyed| Box::new(Keyed::clone(keyed)));
-                (Self::Started { attempt: i64::from(*attempt), keyed }, text(&event.body))
+                (Self::Started { attempt: i64::from(*attempt), keyed }, to_json(&event.body))
             }
             Body::CallSuccess(closing) if closing.error.is_none() => {
-                (Self::Closed(Box::new(Closed::of(closing))), text(&event.body))
+                (Self::Closed(Box::new(Closed::of_success(closing))), to_json(&event.body))
             }
             _ => {
                 let data = event.data().to_string();
-                (Self::read(event.body.name(), None, &data), data)
+                (Self::parse(event.body.name(), None, &data), data)
             }
         }
     }
@@ -178,7 +178,7 @@ impl Meaning {
         let Body::CallPending { arguments, called_as, workspace, task, rerun } = &event.body else {
             unreachable!("an opening is asked for where there is one")
         };
-        let mut parameters = text(&*arguments.value());
+        let mut parameters = to_json(&*arguments.value());
         let is_cut = parameters.len() > ARGUMENTS_BYTES_MAX;
         if is_cut {
             let hash = blake3::hash(parameters.as_bytes()).to_hex();
@@ -196,14 +196,14 @@ impl Meaning {
             data.push_str(",\"task\":true");
         }
         // True if the stored arguments or caller are incomplete, so that the call cannot be run again.
-        let mut is_hidden = is_cut || rerun.is_some() && !arguments.is_whole();
+        let mut is_incomplete = is_cut || rerun.is_some() && !arguments.is_whole();
         if let Some(caller) = rerun {
             let caller = json!(caller);
             let shown = redact::value(&caller);
-            is_hidden |= *shown != caller;
+            is_incomplete |= *shown != caller;
             data.push_str(&format!(",\"rerun\":{shown}"));
         }
-        if is_hidden {
+        if is_incomplete {
             data.push_str(",\"hidden\":true");
         }
         data.push('}');
@@ -215,14 +215,14 @@ impl Meaning {
 
     /// Returns the change that a stored record makes. An unreadable record makes none, so `verify` finds that the row
     /// differs.
-    pub(crate) fn read(name: &str, subject: Option<&str>, data: &str) -> Self {
-        Self::read_or_none(name, subject, data).unwrap_or(Self::Nothing)
+    pub(crate) fn parse(name: &str, subject: Option<&str>, data: &str) -> Self {
+        Self::parse_or_none(name, subject, data).unwrap_or(Self::Unchanged)
     }
 
-    fn read_or_none(name: &str, subject: Option<&str>, data: &str) -> Option<Self> {
+    fn parse_or_none(name: &str, subject: Option<&str>, data: &str) -> Option<Self> {
         Some(match name {
             "tool.call.pending" => {
-                let read: OpeningRead = serde_json::from_str(data).ok()?;
+                let read: OpeningFacts = serde_json::from_str(data).ok()?;
                 let subject: Subject<'_> = serde_json::from_str(subject?).ok()?;
                 let after = data.strip_prefix(ARGUMENTS)?;
                 let mut arguments = serde_json::Deserializer::from_str(after).into_iter::<IgnoredAny>();
@@ -236,28 +236,28 @@ impl Meaning {
                     is_rerun: read.rerun.is_some(),
                 }))
             }
-            "tool.call.task" => Self::Task,
+            "tool.call.task" => Self::BecameTask,
             "tool.call.started" => {
-                let StartRead { attempt, keyed } = serde_json::from_str(data).ok()?;
+                let StartFacts { attempt, keyed } = serde_json::from_str(data).ok()?;
                 Self::Started { attempt, keyed }
             }
-            "tool.call.confirmation.requested" => Self::Asked,
-            "tool.call.confirmation.received" => Self::Answered,
+            "tool.call.confirmation.requested" => Self::InputRequired,
+            "tool.call.confirmation.received" => Self::InputReceived,
             "tool.call.success" | "tool.call.failure" | "tool.call.timeout" | "tool.call.cancelled" => {
-                Self::Closed(Box::new(Closed::read(serde_json::from_str(data).ok()?)))
+                Self::Closed(Box::new(Closed::from_facts(serde_json::from_str(data).ok()?)))
             }
-            _ => Self::Nothing,
+            _ => Self::Unchanged,
         })
     }
 }
 
-fn text(facts: &impl Serialize) -> String {
+fn to_json(facts: &impl Serialize) -> String {
     serde_json::to_string(facts).expect("events are plain data")
 }
 
 impl Closed {
     /// Returns the closing of a successful call.
-    fn of(closing: &Closing) -> Self {
+    fn of_success(closing: &Closing) -> Self {
         let sandbox = closing.sandbox.as_ref();
         let level = sandbox.map(|sandbox| json!(sandbox.level));
         let artifact = closing.artifact.as_ref().map(|artifact| json!(artifact));
@@ -269,12 +269,12 @@ impl Closed {
             output_bytes: i64::try_from(closing.output_bytes).unwrap_or(i64::MAX),
             attempts: i64::from(closing.attempts),
             sandbox: sandbox.map(|sandbox| sandbox.id.0.clone()),
-            usage: closing.usage.as_ref().map(text),
-            rest: rest(closing.queued_ms, closing.cached, artifact, level),
+            usage: closing.usage.as_ref().map(to_json),
+            rest: further_facts(closing.queued_ms, closing.cached, artifact, level),
         }
     }
 
-    fn read(read: ClosingRead<'_>) -> Self {
+    fn from_facts(read: ClosingFacts<'_>) -> Self {
         let (sandbox, level) = read.sandbox.map(|sandbox| (sandbox.id, sandbox.level)).unzip();
         let (error_code, error_message) = read.error.map(|error| (error.code, error.message)).unzip();
         Self {
@@ -286,17 +286,17 @@ impl Closed {
             attempts: read.attempts,
             sandbox,
             usage: read.usage.map(|usage| usage.to_string()),
-            rest: rest(read.queued_ms, read.cached, read.artifact, level),
+            rest: further_facts(read.queued_ms, read.cached, read.artifact, level),
         }
     }
 }
 
-fn rest(queued_ms: f64, cached: bool, artifact: Option<Value>, level: Option<Value>) -> Map<String, Value> {
-    let told = [
+fn further_facts(queued_ms: f64, cached: bool, artifact: Option<Value>, level: Option<Value>) -> Map<String, Value> {
+    let facts = [
         ("queued_ms", (queued_ms != 0.0).then(|| json!(queued_ms))),
         ("cached", cached.then_some(Value::Bool(true))),
         ("artifact", artifact),
         ("level", level),
     ];
-    told.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+    facts.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
 }

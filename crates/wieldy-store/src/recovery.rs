@@ -11,16 +11,16 @@ use wieldy_core::{
     CallError, CallState, Caller, ExecutionId, Interrupted, Keyed, Remembered, RememberedAnswer, TASK_TTL, ToolResult,
 };
 
-use crate::committer::{Filer, GROUP_MAX};
+use crate::committer::{Committer, GROUP_MAX};
 use crate::database::{Database, Dialect, Row, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::hash_chain::Record;
 use crate::histogram::DAY;
-use crate::projection::{CallRow, Ledger, OpenCall};
-use crate::query::{COLUMNS, row_of};
-use crate::retention::believed_now;
-use crate::wal::LeftLog;
+use crate::projection::{CallRow, OpenCall, Projection};
+use crate::query::{COLUMNS, parse_row};
+use crate::retention::trusted_now;
+use crate::wal::OrphanedWal;
 
 /// Maximum number of answers that an executor gets when it starts.
 const ANSWERS_MAX: i64 = 10_000;
@@ -31,18 +31,18 @@ const RERUN_PATIENCE: Duration = TASK_TTL;
 
 /// Commits the write-ahead logs of dead executors and deletes them. Returns without doing so if another process works
 /// on them for longer than `patience`.
-pub(crate) fn settle(database: &mut dyn Database, patience: Duration) -> Result<(), StoreError> {
-    for left in database.left(patience)? {
-        let path = left.path.display().to_string();
-        match file_left(database, &left) {
-            Ok(true) => left.remove(),
-            Ok(false) if left.is_empty() => {} // its executor may be about to start
+pub(crate) fn commit_orphaned_wals(database: &mut dyn Database, patience: Duration) -> Result<(), StoreError> {
+    for wal in database.take_orphaned_wals(patience)? {
+        let path = wal.path.display().to_string();
+        match commit_orphaned_wal(database, &wal) {
+            Ok(true) => wal.remove(),
+            Ok(false) if wal.is_empty() => {} // its executor may be about to start
             Ok(false) => tracing::warn!(path, "a log is not of an executor of this history: whose is it?"),
             Err(error) if error.is_passing() => return Err(error),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::error!(path, error, "not all of a log could be filed; it is put aside as `.damaged`");
-                left.put_aside()
+                wal.rename_damaged()
                     .map_err(|error| StoreError::Unavailable(format!("cannot rename `{path}`: {error}")))?;
             }
         }
@@ -52,54 +52,54 @@ pub(crate) fn settle(database: &mut dyn Database, patience: Duration) -> Result<
 
 /// Commits the records of a log that are not committed yet, in the name of its executor. Returns false if the history
 /// does not know the executor.
-fn file_left(database: &mut dyn Database, log: &LeftLog) -> Result<bool, StoreError> {
+fn commit_orphaned_wal(database: &mut dyn Database, wal: &OrphanedWal) -> Result<bool, StoreError> {
     let mut known = None;
     let sql = "SELECT number, last_seq, ended_at IS NOT NULL FROM instances WHERE id = ?1";
-    database.query(sql, &[log.instance.as_str().into()], &mut |row| {
+    database.query(sql, &[wal.instance.as_str().into()], &mut |row| {
         known = Some((row.int(0)?, row.int(1)?, row.flag(2)?));
         Ok(())
     })?;
     let Some((number, last_seq, has_ended)) = known else { return Ok(false) };
-    let left = log.read().map_err(|error| StoreError::Damaged(error.to_string()))?;
-    let takes_words = database.dialect() != Dialect::Sqlite;
-    let mut ledger = Ledger::new(log.instance.parse().unwrap_or_default(), left.task_ttl, takes_words);
-    let (records, is_all) = left.after(last_seq as u64);
+    let contents = wal.read().map_err(|error| StoreError::Damaged(error.to_string()))?;
+    let indexes_on_write = database.dialect() != Dialect::Sqlite;
+    let mut projection = Projection::new(wal.instance.parse().unwrap_or_default(), contents.task_ttl, indexes_on_write);
+    let (records, is_all) = contents.records_after(last_seq as u64);
     if has_ended && !records.is_empty() {
         return Err(StoreError::Damaged("its executor was taken for dead before".into()));
     }
     failpoint::reach("settle.read");
     if !records.is_empty() {
         for row in open_calls(database, "instance = ?1 AND completed_at IS NULL", number)? {
-            let answer = Expected::look(database, row.id)?;
+            let answer = ExpectedAnswer::load(database, row.id)?;
             if let Ok(id) = row.execution_id.parse() {
-                ledger.carry_on(id, OpenCall::found(row, answer.is_there, answer.is_task));
+                projection.continue_call(id, OpenCall::from_row(row, answer.is_there, answer.is_task));
             }
         }
     }
     for group in records.chunks(GROUP_MAX) {
-        let draft = database.write(number, &mut |head| ledger.draft(group, head))?;
-        ledger.accept(draft);
+        let changeset = database.write(number, &mut |head| projection.project(group, head))?;
+        projection.confirm(changeset);
         failpoint::reach("settle.filed");
     }
     if is_all { Ok(true) } else { Err(StoreError::Damaged("records are missing in it".into())) }
 }
 
 /// Takes over orphaned calls. Returns those to be run again, if the new executor does that (`rerun`).
-pub(crate) fn recover(filer: &mut Filer, rerun: bool) -> Result<Vec<Interrupted>, StoreError> {
+pub(crate) fn recover_calls(committer: &mut Committer, rerun: bool) -> Result<Vec<Interrupted>, StoreError> {
     let mut interrupted = Vec::new();
     let mut records = Vec::new();
-    let mut rows = unclosed(filer)?;
-    rows.extend(claim(&mut *filer.database, filer.number, rerun)?);
+    let mut rows = still_unclosed(committer)?;
+    rows.extend(take_over_calls(&mut *committer.database, committer.number, rerun)?);
     for row in rows {
-        let found = Found::look(&mut *filer.database, &row)?;
-        let call = OpenCall::found(row.clone(), found.has_answer, found.is_task);
-        match found.again.clone().filter(|_| rerun) {
-            Some(again) => {
-                filer.ledger.carry_on(again.execution, call);
-                interrupted.push(again);
+        let found = OrphanedCall::load(&mut *committer.database, &row)?;
+        let call = OpenCall::from_row(row.clone(), found.has_answer, found.is_task);
+        match found.rerun_call.clone().filter(|_| rerun) {
+            Some(rerun_call) => {
+                committer.projection.continue_call(rerun_call.execution, call);
+                interrupted.push(rerun_call);
             }
             None => {
-                filer.ledger.close_for(call);
+                committer.projection.take_over(call);
                 records.push(Arc::new(found.closing(&row)));
             }
         }
@@ -109,19 +109,19 @@ pub(crate) fn recover(filer: &mut Filer, rerun: bool) -> Result<Vec<Interrupted>
     }
     failpoint::reach("recovery.claimed");
     for group in records.chunks(256) {
-        filer.write(group, false)?;
+        committer.commit(group, false)?;
         failpoint::reach("recovery.closed");
     }
     Ok(interrupted)
 }
 
 /// Returns the calls that were taken over to be closed and are still open, because the write failed.
-fn unclosed(filer: &mut Filer) -> Result<Vec<CallRow>, StoreError> {
+fn still_unclosed(committer: &mut Committer) -> Result<Vec<CallRow>, StoreError> {
     let mut rows = Vec::new();
-    for id in filer.ledger.left() {
-        rows.extend(open_calls(&mut *filer.database, "id = ?1 AND completed_at IS NULL", id)?);
+    for id in committer.projection.orphaned() {
+        rows.extend(open_calls(&mut *committer.database, "id = ?1 AND completed_at IS NULL", id)?);
     }
-    filer.ledger.forget_left();
+    committer.projection.clear_orphaned();
     Ok(rows)
 }
 
@@ -130,7 +130,7 @@ fn open_calls(database: &mut dyn Database, condition: &str, value: i64) -> Resul
     let mut rows = Vec::new();
     let sql = format!("SELECT {COLUMNS} FROM tool_executions WHERE {condition}");
     database.query(&sql, &[value.into()], &mut |row| {
-        rows.push(row_of(row)?);
+        rows.push(parse_row(row)?);
         Ok(())
     })?;
     Ok(rows)
@@ -138,7 +138,7 @@ fn open_calls(database: &mut dyn Database, condition: &str, value: i64) -> Resul
 
 /// Makes the open calls of dead executors this one's own, so that no other executor closes them. Calls to be run again
 /// are left for a while to executors that `rerun` them.
-fn claim(database: &mut dyn Database, own: i64, rerun: bool) -> Result<Vec<CallRow>, StoreError> {
+fn take_over_calls(database: &mut dyn Database, own: i64, rerun: bool) -> Result<Vec<CallRow>, StoreError> {
     let mut instances = Vec::new();
     let unended = "SELECT number, id FROM instances WHERE ended_at IS NULL AND number <> ?1";
     database.query(unended, &[own.into()], &mut |row| {
@@ -146,7 +146,7 @@ fn claim(database: &mut dyn Database, own: i64, rerun: bool) -> Result<Vec<CallR
         Ok(())
     })?;
     for (number, id) in instances {
-        if !database.lives(&id)? {
+        if !database.is_alive(&id)? {
             let sql = "UPDATE instances SET ended_at = seen_at WHERE number = ?1 AND ended_at IS NULL";
             database.execute(sql, &[number.into()])?;
         }
@@ -154,17 +154,17 @@ fn claim(database: &mut dyn Database, own: i64, rerun: bool) -> Result<Vec<CallR
     let now = Timestamp::now().as_microsecond();
     let old = if rerun { i64::MAX } else { now - RERUN_PATIENCE.as_micros() as i64 };
     let values = [own.into(), Value::Time(old)];
-    let left = r#"completed_at IS NULL AND instance <> ?1
+    let orphaned = r#"completed_at IS NULL AND instance <> ?1
            AND instance IN (SELECT number FROM instances WHERE ended_at IS NOT NULL)
            AND (started_at <= ?2 OR coalesce(metadata_json, '') NOT LIKE '%"rerun":true%')"#;
-    let open = format!("SELECT count(*) FROM tool_executions WHERE {left}");
+    let open = format!("SELECT count(*) FROM tool_executions WHERE {orphaned}");
     if one_int(database, &open, &values)? == Some(0) {
         return Ok(Vec::new());
     }
-    let sql = format!("UPDATE tool_executions SET instance = ?1 WHERE {left} RETURNING {COLUMNS}");
+    let sql = format!("UPDATE tool_executions SET instance = ?1 WHERE {orphaned} RETURNING {COLUMNS}");
     let mut rows = Vec::new();
     database.query(&sql, &values, &mut |row| {
-        rows.push(row_of(row)?);
+        rows.push(parse_row(row)?);
         Ok(())
     })?;
     rows.sort_unstable_by_key(|row| row.id);
@@ -173,14 +173,14 @@ fn claim(database: &mut dyn Database, own: i64, rerun: bool) -> Result<Vec<CallR
 
 /// The entry of a call in `answers`, if its result may be asked for.
 #[derive(Default)]
-struct Expected {
+struct ExpectedAnswer {
     is_there: bool,
     is_task: bool,
     is_keyed: bool,
 }
 
-impl Expected {
-    fn look(database: &mut dyn Database, id: i64) -> Result<Self, StoreError> {
+impl ExpectedAnswer {
+    fn load(database: &mut dyn Database, id: i64) -> Result<Self, StoreError> {
         let mut expected = Self::default();
         database.query("SELECT task, key FROM answers WHERE id = ?1", &[id.into()], &mut |row| {
             let (is_task, is_keyed) = (row.int(0)? != 0, row.text_or_none(1)?.is_some());
@@ -192,21 +192,22 @@ impl Expected {
 }
 
 /// The facts about an orphaned call.
-struct Found {
+struct OrphanedCall {
     has_answer: bool,
     is_task: bool,
     /// True if the call may be run again without harm: it never ran, only reads, or is idempotent.
-    repeatable: bool,
+    is_repeatable: bool,
     /// True if a later call with its idempotency key must get its answer.
-    keyed: bool,
+    has_key: bool,
     /// The call to run again, if its caller wanted that and no part of it was hidden.
-    again: Option<Interrupted>,
+    rerun_call: Option<Interrupted>,
 }
 
-impl Found {
-    fn look(database: &mut dyn Database, row: &CallRow) -> Result<Self, StoreError> {
-        let Expected { is_there: has_answer, is_task, is_keyed: keyed } = Expected::look(database, row.id)?;
-        let (mut state, mut repeatable, mut opening) = (CallState::Open, true, None);
+impl OrphanedCall {
+    fn load(database: &mut dyn Database, row: &CallRow) -> Result<Self, StoreError> {
+        let ExpectedAnswer { is_there: has_answer, is_task, is_keyed: has_key } =
+            ExpectedAnswer::load(database, row.id)?;
+        let (mut state, mut is_repeatable, mut opening) = (CallState::Open, true, None);
         let sql =
             "SELECT name, subject, data FROM events WHERE execution = ?1 AND name <> 'tool.call.progress' ORDER BY seq";
         database.query(sql, &[row.id.into()], &mut |event| {
@@ -218,7 +219,7 @@ impl Found {
                     opening = Some((subject.unwrap_or_default(), data));
                 }
                 "tool.call.started" => {
-                    repeatable = data["read_only"] == json!(true) || data["idempotent"] == json!(true);
+                    is_repeatable = data["read_only"] == json!(true) || data["idempotent"] == json!(true);
                     state = CallState::Running { attempt };
                 }
                 "tool.retry.attempt" => state = CallState::Waiting { next_attempt: attempt },
@@ -228,7 +229,7 @@ impl Found {
             }
             Ok(())
         })?;
-        let again = opening.and_then(|(subject, mut data)| {
+        let rerun_call = opening.and_then(|(subject, mut data)| {
             let caller: Caller = serde_json::from_value(data["rerun"].take()).ok()?;
             // A question to a person ends with the process that asked it.
             (state != CallState::Asking && data["hidden"] != json!(true)).then_some(())?;
@@ -244,13 +245,13 @@ impl Found {
             })
         });
         let never_ran = matches!(state, CallState::Open | CallState::Asking);
-        Ok(Self { has_answer, is_task, repeatable: repeatable || never_ran, keyed, again })
+        Ok(Self { has_answer, is_task, is_repeatable: is_repeatable || never_ran, has_key, rerun_call })
     }
 
     /// Returns the record that closes the call.
     fn closing(&self, row: &CallRow) -> Record {
         let now = Timestamp::now();
-        let error = CallError::interrupted(self.repeatable);
+        let error = CallError::interrupted(self.is_repeatable);
         let opened_at = Timestamp::from_microsecond(row.started_at).unwrap_or(now);
         let duration_ms = ((now.as_microsecond() - row.started_at) as f64 / 1000.0).max(0.0);
         let data = json!({
@@ -258,7 +259,7 @@ impl Found {
             "cached": false, "output_bytes": 0, "error": error,
         });
         let mut record = Record::own("tool.call.failure", now.as_microsecond(), Some(row.id), &data);
-        let asked_for = self.is_task || self.keyed && !self.repeatable;
+        let asked_for = self.is_task || self.has_key && !self.is_repeatable;
         if let (true, Ok(id)) = (asked_for, row.execution_id.parse::<ExecutionId>()) {
             let mut result = ToolResult::failed(id, row.tool.as_str().into(), opened_at, error);
             result.attempts = u32::try_from(row.attempts).unwrap_or_default();
@@ -270,11 +271,14 @@ impl Found {
 
 /// Returns the answers that may still be asked for, and deletes expired ones. The table `answers` has all that this
 /// needs, so a key stays valid for its time even if its call was dropped.
-pub(crate) fn remembered(database: &mut dyn Database, interrupted: Vec<Interrupted>) -> Result<Remembered, StoreError> {
+pub(crate) fn load_remembered(
+    database: &mut dyn Database,
+    interrupted: Vec<Interrupted>,
+) -> Result<Remembered, StoreError> {
     let now = Timestamp::now().as_microsecond();
     // Answers are deleted a day late, so that none is lost while the clock is ahead. Pending answers do not expire.
-    let long_ago = believed_now(database)?.saturating_sub(DAY);
-    crate::claim::sweep(database)?;
+    let long_ago = trusted_now(database)?.saturating_sub(DAY);
+    crate::claim::delete_void(database)?;
     let over = "DELETE FROM answers WHERE expires_at <= ?1 AND result_json IS NOT NULL";
     database.execute(over, &[Value::Time(long_ago)])?;
     let sql = "SELECT result_json, tenant, task, key, fingerprint, expires_at FROM answers
@@ -283,7 +287,7 @@ pub(crate) fn remembered(database: &mut dyn Database, interrupted: Vec<Interrupt
     database.query(sql, &[ANSWERS_MAX.into(), Value::Time(now)], &mut |row| {
         // An answer that a newer program wrote differently is skipped.
         if let Ok(result) = serde_json::from_str(row.text(0)?) {
-            answers.push(answer(row, result)?);
+            answers.push(remembered_answer(row, result)?);
         }
         Ok(())
     })?;
@@ -291,7 +295,7 @@ pub(crate) fn remembered(database: &mut dyn Database, interrupted: Vec<Interrupt
     Ok(Remembered { answers, interrupted })
 }
 
-pub(crate) fn answer(row: &dyn Row, result: ToolResult) -> Result<RememberedAnswer, StoreError> {
+pub(crate) fn remembered_answer(row: &dyn Row, result: ToolResult) -> Result<RememberedAnswer, StoreError> {
     let time = |micros: i64| Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX);
     // A result that may be retried is not bound to its key.
     let is_final = result.error.as_ref().is_none_or(|error| !error.retryable);

@@ -9,14 +9,14 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::audit::to_hex;
-use crate::committer::Filer;
+use crate::committer::Committer;
 use crate::database::{Database, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::hash_chain::Record;
 use crate::histogram::DAY;
-use crate::projection::{WORDS_BYTES_MAX, first_words};
-use crate::query::{COLUMNS, row_of};
+use crate::projection::{TEXT_BYTES_MAX, opening_text};
+use crate::query::{COLUMNS, parse_row};
 use crate::store::{JournalOptions, Store};
 
 /// The limits of the history.
@@ -64,25 +64,25 @@ impl Store {
             return Ok(pruned);
         }
         let last = self.with(|database| one_int(database, "SELECT seq FROM trail", &[]))?.unwrap_or(0);
-        let mut filer = self.filer(options)?;
-        filer.drop_up_to(&pruned)?;
+        let mut committer = self.committer(options)?;
+        committer.record_and_drop(&pruned)?;
         // Records differ in size and empty tables have a size, too, so a share of the records is not the same share of
         // the bytes.
         let rest = Retention { age_max: None, ..*retention };
         for _ in 0..ROUNDS_MAX {
             // Each round adds a record, which stays.
-            let more = prunable(&mut *filer.database, &rest, last)?;
+            let more = prunable(&mut *committer.database, &rest, last)?;
             if more.records == 0 {
                 break;
             }
-            filer.drop_up_to(&more)?;
+            committer.record_and_drop(&more)?;
             pruned.records += more.records;
             pruned.executions += more.executions;
             pruned.up_to_seq = more.up_to_seq;
         }
-        filer.end();
-        filer.database.shrink()?;
-        pruned.bytes = filer.database.size()?;
+        committer.close();
+        committer.database.release_space()?;
+        pruned.bytes = committer.database.size()?;
         Ok(pruned)
     }
 
@@ -97,8 +97,8 @@ impl Store {
         self.with(|from| {
             target.with(|to| {
                 let mut copied = Copied::default();
-                from.at_one_moment(&mut |from| {
-                    to.atomically(&mut |to| {
+                from.in_snapshot(&mut |from| {
+                    to.in_transaction(&mut |to| {
                         if one_int(to, "SELECT seq FROM trail", &[])? != Some(0) {
                             return Err(StoreError::Query(format!("the history `{}` is not empty", target.address())));
                         }
@@ -112,22 +112,22 @@ impl Store {
     }
 }
 
-impl Filer {
+impl Committer {
     /// Drops some of the records beyond the limits, if there are enough of them. Returns true if there are more.
-    pub(crate) fn prune(&mut self, retention: &Retention) -> Result<bool, StoreError> {
+    pub(crate) fn drop_some(&mut self, retention: &Retention) -> Result<bool, StoreError> {
         let first = one_int(&mut *self.database, "SELECT min(seq) FROM events", &[])?.unwrap_or(1);
-        let now = believed_now(&mut *self.database)?;
-        let last = cut(&mut *self.database, retention, first + PRUNED_TOGETHER, now)?;
-        if last - first < WORTH_PRUNING {
+        let now = trusted_now(&mut *self.database)?;
+        let last = last_droppable(&mut *self.database, retention, first + PRUNE_AT_ONCE, now)?;
+        if last - first < PRUNE_MIN {
             return Ok(false);
         }
-        let pruned = count(&mut *self.database, last)?;
-        self.drop_up_to(&pruned)?;
-        self.database.shrink()?;
-        Ok(last == first + PRUNED_TOGETHER)
+        let pruned = pruned_up_to(&mut *self.database, last)?;
+        self.record_and_drop(&pruned)?;
+        self.database.release_space()?;
+        Ok(last == first + PRUNE_AT_ONCE)
     }
 
-    fn drop_up_to(&mut self, pruned: &Pruned) -> Result<(), StoreError> {
+    fn record_and_drop(&mut self, pruned: &Pruned) -> Result<(), StoreError> {
         let cut = pruned.up_to_seq;
         let mut hash = String::new();
         self.database.query("SELECT hash FROM events WHERE seq = ?1", &[cut.into()], &mut |row| {
@@ -137,31 +137,31 @@ impl Filer {
         let data = json!({"up_to": cut, "hash": hash, "records": pruned.records, "executions": pruned.executions});
         let dropped = Record::own("journal.dropped", Timestamp::now().as_microsecond(), None, &data);
         // The record comes first: if the process stops in between, nothing is gone without a record.
-        self.unsigned.make_due();
-        self.write(&[Arc::new(dropped)], false)?;
+        self.signing.make_due();
+        self.commit(&[Arc::new(dropped)], false)?;
         failpoint::reach("upkeep.recorded");
-        self.database.atomically(&mut |database| drop_up_to(database, cut))?;
+        self.database.in_transaction(&mut |database| delete_up_to(database, cut))?;
         failpoint::reach("upkeep.dropped");
-        self.database.forget_words(cut)
+        self.database.unindex_words(cut)
     }
 }
 
 /// The number of records beyond the limits from which an executor drops them by itself, and the number it drops at a
 /// time.
-const WORTH_PRUNING: i64 = 1_000;
-const PRUNED_TOGETHER: i64 = 5_000;
+const PRUNE_MIN: i64 = 1_000;
+const PRUNE_AT_ONCE: i64 = 5_000;
 
 /// Maximum number of rounds until the size is small enough.
 const ROUNDS_MAX: usize = 100;
 
 fn prunable(database: &mut dyn Database, retention: &Retention, most: i64) -> Result<Pruned, StoreError> {
-    let cut = cut(database, retention, most, Timestamp::now().as_microsecond())?;
-    count(database, cut)
+    let cut = last_droppable(database, retention, most, Timestamp::now().as_microsecond())?;
+    pruned_up_to(database, cut)
 }
 
 /// Returns the time, as far as the history confirms it. A clock that is far ahead is not trusted for a day, so that no
 /// new records are dropped because of it: until then the result is at most a day after the last call before the jump.
-pub(crate) fn believed_now(database: &mut dyn Database) -> Result<i64, StoreError> {
+pub(crate) fn trusted_now(database: &mut dyn Database) -> Result<i64, StoreError> {
     let now = Timestamp::now().as_microsecond();
     let sql = "SELECT max(started_at) FROM tool_executions WHERE started_at < ?1";
     let before = one_int(database, sql, &[Value::Time(now.saturating_sub(DAY))])?;
@@ -169,7 +169,7 @@ pub(crate) fn believed_now(database: &mut dyn Database) -> Result<i64, StoreErro
 }
 
 /// Returns the last record that may be dropped at the time `now`, up to `most`.
-fn cut(database: &mut dyn Database, retention: &Retention, most: i64, now: i64) -> Result<i64, StoreError> {
+fn last_droppable(database: &mut dyn Database, retention: &Retention, most: i64, now: i64) -> Result<i64, StoreError> {
     let first = one_int(database, "SELECT min(seq) FROM events", &[])?.unwrap_or(1);
     let last = one_int(database, "SELECT seq FROM trail", &[])?.unwrap_or(0);
     let mut cut = first - 1;
@@ -183,7 +183,7 @@ fn cut(database: &mut dyn Database, retention: &Retention, most: i64, now: i64) 
         }
     }
     if let Some(bytes_max) = retention.bytes_max {
-        let bytes = database.size_of_rows()?;
+        let bytes = database.rows_size()?;
         if bytes > bytes_max {
             // Drops a share of the records as large as that of the bytes, and a little more, so that not every call
             // drops some.
@@ -210,23 +210,23 @@ fn last_before(database: &mut dyn Database, first: i64, last: i64, time: i64) ->
 }
 
 /// The SQL condition for calls that began and ended within the dropped records.
-const WITHIN: &str = "id <= ?1 AND completed_at IS NOT NULL
+const ENDED_WITHIN: &str = "id <= ?1 AND completed_at IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM events e WHERE e.execution = tool_executions.id AND e.seq > ?1)";
 
-fn count(database: &mut dyn Database, cut: i64) -> Result<Pruned, StoreError> {
+fn pruned_up_to(database: &mut dyn Database, cut: i64) -> Result<Pruned, StoreError> {
     let records = one_int(database, "SELECT count(*) FROM events WHERE seq <= ?1", &[cut.into()])?.unwrap_or(0) as u64;
     let up_to_seq = if records == 0 { 0 } else { cut };
     let executions = match records {
         0 => 0,
-        _ => one_int(database, &format!("SELECT count(*) FROM tool_executions WHERE {WITHIN}"), &[cut.into()])?
+        _ => one_int(database, &format!("SELECT count(*) FROM tool_executions WHERE {ENDED_WITHIN}"), &[cut.into()])?
             .unwrap_or(0) as u64,
     };
     Ok(Pruned { records, executions, up_to_seq, bytes: database.size()? })
 }
 
-fn drop_up_to(database: &mut dyn Database, cut: i64) -> Result<(), StoreError> {
+fn delete_up_to(database: &mut dyn Database, cut: i64) -> Result<(), StoreError> {
     let cut = [Value::Int(cut)];
-    database.execute(&format!("DELETE FROM tool_executions WHERE {WITHIN}"), &cut)?;
+    database.execute(&format!("DELETE FROM tool_executions WHERE {ENDED_WITHIN}"), &cut)?;
     database.execute("DELETE FROM events WHERE seq <= ?1", &cut)?;
     database.execute("DELETE FROM heads WHERE seq <= ?1", &cut)?;
     // Answers with a key stay until they expire, so that no effect is repeated.
@@ -337,7 +337,7 @@ fn copy_all(from: &mut dyn Database, to: &mut dyn Database) -> Result<Copied, St
         }
     }
     copy_words(from, to)?;
-    to.settle_numbers()?;
+    to.advance_counters()?;
     Ok(copied)
 }
 
@@ -353,11 +353,11 @@ fn copy_table(from: &mut dyn Database, to: &mut dyn Database, table: &Table) -> 
     let width = table.columns.len();
     let (mut values, mut copied) = (Vec::new(), 0);
     let mut put = |values: &mut Vec<Value>| {
-        let places = (0..values.len()).map(|at| {
+        let placeholders = (0..values.len()).map(|at| {
             let kind = table.columns[at % width].1;
-            to.dialect().place(at + 1, kind)
+            to.dialect().placeholder(at + 1, kind)
         });
-        let rows = places.collect::<Vec<_>>();
+        let rows = placeholders.collect::<Vec<_>>();
         let rows = rows.chunks(width).map(|row| format!("({})", row.join(", "))).collect::<Vec<_>>().join(", ");
         copied += to.execute(&format!("INSERT INTO {} ({names}) VALUES {rows}", table.name), values)?;
         values.clear();
@@ -386,10 +386,10 @@ fn copy_words(from: &mut dyn Database, to: &mut dyn Database) -> Result<(), Stor
     let sql = format!("SELECT {} FROM tool_executions WHERE completed_at IS NOT NULL", COLUMNS);
     let mut found = Vec::new();
     from.query(&sql, &[], &mut |row| {
-        let row = row_of(row)?;
-        let mut text = first_words(&row);
+        let row = parse_row(row)?;
+        let mut text = opening_text(&row);
         if let Some(error) = &row.error_message {
-            text.truncate(text.floor_char_boundary(WORDS_BYTES_MAX));
+            text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
             text.push(' ');
             text.push_str(error);
         }

@@ -12,17 +12,17 @@ use serde_json::json;
 use uuid::Uuid;
 use wieldy_core::{ExecutionId, TASK_TTL};
 
-use crate::audit::{SignedHead, Signer, Unsigned};
-use crate::committer::{Filer, Pruning};
-use crate::database::{Database, Dialect, Value, one_int};
+use crate::audit::{SignedHead, Signer, SigningState};
+use crate::committer::{Committer, PruneSchedule};
+use crate::database::{Database, Dialect, SyncMode, Value, one_int};
 use crate::error::StoreError;
-use crate::events::{self, LogCursor, LogEntry, Moment};
+use crate::events::{self, CallEvent, EventCursor, RecordedEvent};
 use crate::failpoint;
 use crate::hash_chain::{Head, Record};
-use crate::journal::{Pace, Shared, StoreJournal};
+use crate::journal::{JournalQueue, LastGroup, StoreJournal};
 #[cfg(feature = "postgres")]
 use crate::postgres;
-use crate::projection::Ledger;
+use crate::projection::Projection;
 use crate::query::{self, Execution, GroupBy, Page, Query, Stat};
 use crate::recovery;
 use crate::retention::Retention;
@@ -49,7 +49,7 @@ impl FromStr for Address {
         }
         #[cfg(feature = "postgres")]
         if text.starts_with("postgres://") || text.starts_with("postgresql://") {
-            return postgres::shown(text).map(|_| Self::Postgres(text.to_owned()));
+            return postgres::redacted(text).map(|_| Self::Postgres(text.to_owned()));
         }
         match text.split_once("://") {
             Some((scheme, _)) => Err(StoreError::Address(format!("there are no histories at `{scheme}://`"))),
@@ -72,7 +72,7 @@ impl fmt::Display for Address {
         match self {
             Self::Sqlite(path) => path.display().fmt(f),
             #[cfg(feature = "postgres")]
-            Self::Postgres(url) => f.write_str(&postgres::shown(url).unwrap_or_else(|_| "postgres://***".into())),
+            Self::Postgres(url) => f.write_str(&postgres::redacted(url).unwrap_or_else(|_| "postgres://***".into())),
         }
     }
 }
@@ -114,11 +114,11 @@ pub struct Store {
     /// Idle connections.
     idle: Arc<Mutex<Vec<Box<dyn Database>>>>,
     /// The journals that this store and its clones have opened.
-    journals: Arc<Mutex<Vec<Weak<Shared>>>>,
+    journals: Arc<Mutex<Vec<Weak<JournalQueue>>>>,
 }
 
 /// The longest time that opening a history waits for another process that commits the logs of dead executors.
-const SETTLING: Duration = Duration::from_secs(10);
+const ORPHANED_WAL_WAIT: Duration = Duration::from_secs(10);
 
 impl Store {
     /// Opens the history and migrates its tables to this program's schema version. Commits the write-ahead logs of dead
@@ -126,7 +126,7 @@ impl Store {
     pub fn open(address: &Address) -> Result<Self, StoreError> {
         let mut first = connect(address)?;
         // A process that may only read still can.
-        if let Err(error) = recovery::settle(&mut *first, SETTLING) {
+        if let Err(error) = recovery::commit_orphaned_wals(&mut *first, ORPHANED_WAL_WAIT) {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(error, "what executors left in their logs is not filed");
         }
@@ -152,13 +152,13 @@ impl Store {
 
     /// Opens a journal for a new executor, and closes the orphaned calls of dead ones.
     pub fn journal(&self, options: &JournalOptions) -> Result<StoreJournal, StoreError> {
-        let mut filer = self.filer(options)?;
-        recovery::settle(&mut *filer.database, SETTLING)?;
-        let interrupted = recovery::recover(&mut filer, options.resumes)?;
-        let remembered = recovery::remembered(&mut *filer.database, interrupted)?;
+        let mut committer = self.committer(options)?;
+        recovery::commit_orphaned_wals(&mut *committer.database, ORPHANED_WAL_WAIT)?;
+        let interrupted = recovery::recover_calls(&mut committer, options.resumes)?;
+        let remembered = recovery::load_remembered(&mut *committer.database, interrupted)?;
         failpoint::reach("journal.recovered");
-        let log = filer.database.log(task_ttl(options))?;
-        let journal = StoreJournal::start(filer, log, remembered)?;
+        let wal = committer.database.open_wal(task_ttl(options))?;
+        let journal = StoreJournal::start(committer, wal, remembered)?;
         let mut journals = self.journals();
         journals.retain(|journal| journal.strong_count() > 0);
         journals.push(Arc::downgrade(journal.shared()));
@@ -166,39 +166,39 @@ impl Store {
         Ok(journal)
     }
 
-    fn journals(&self) -> MutexGuard<'_, Vec<Weak<Shared>>> {
+    fn journals(&self) -> MutexGuard<'_, Vec<Weak<JournalQueue>>> {
         self.journals.lock().expect("no code panics while it holds the journals")
     }
 
     /// Returns a committer with an instance of its own.
-    pub(crate) fn filer(&self, options: &JournalOptions) -> Result<Filer, StoreError> {
+    pub(crate) fn committer(&self, options: &JournalOptions) -> Result<Committer, StoreError> {
         let mut database = connect(&self.address)?;
         let id = Uuid::now_v7();
         let signer = options.key.as_deref().map(Signer::open).transpose()?;
         // The record below waits for the disk, which makes the row of this executor durable, too.
-        database.relax(true)?;
+        database.set_sync(SyncMode::Deferred)?;
         let number = register(&mut *database, id)?;
-        database.relax(false)?;
+        database.set_sync(SyncMode::Each)?;
         failpoint::reach("journal.registered");
         let opened_at = one_int(&mut *database, "SELECT seq FROM trail", &[])?.unwrap_or_default();
-        let takes_words = database.dialect() != Dialect::Sqlite;
-        let mut filer = Filer {
+        let indexes_on_write = database.dialect() != Dialect::Sqlite;
+        let mut committer = Committer {
             database,
-            ledger: Ledger::new(id, task_ttl(options), takes_words),
+            projection: Projection::new(id, task_ttl(options), indexes_on_write),
             number,
             id: id.to_string(),
             signer,
-            unsigned: Unsigned::since(opened_at),
-            wordless: 0,
-            pace: Pace::default(),
-            looked: Instant::now(),
-            pruning: Pruning::new(options.retention),
+            signing: SigningState::since(opened_at),
+            unindexed: 0,
+            last_group: LastGroup::default(),
+            maintained: Instant::now(),
+            prune_schedule: PruneSchedule::new(options.retention),
         };
         let about = json!({"instance": id, "version": env!("CARGO_PKG_VERSION"), "host": host(), "process": std::process::id()});
         let opened = Record::own("journal.opened", Timestamp::now().as_microsecond(), None, &about);
-        filer.write(&[Arc::new(opened)], false)?;
+        committer.commit(&[Arc::new(opened)], false)?;
         failpoint::reach("journal.opened");
-        Ok(filer)
+        Ok(committer)
     }
 
     /// Returns up to `limit` calls, the latest first.
@@ -207,24 +207,24 @@ impl Store {
     }
 
     /// Finds up to `limit` events of calls whose names are `wanted`, those of the latest call first.
-    pub(crate) fn logs(
+    pub(crate) fn call_events(
         &self,
         query: &Query,
-        from: Option<LogCursor>,
+        from: Option<EventCursor>,
         wanted: &dyn Fn(&str) -> bool,
         limit: usize,
-    ) -> Result<(Vec<LogEntry>, Option<LogCursor>), StoreError> {
-        self.with(|database| events::logs(database, query, from, wanted, limit))
+    ) -> Result<(Vec<CallEvent>, Option<EventCursor>), StoreError> {
+        self.with(|database| events::find(database, query, from, wanted, limit))
     }
 
     /// Returns the query plans of [`Store::search`], for tests.
     #[doc(hidden)]
     pub fn plans(&self, query: &Query, limit: usize) -> Result<Vec<String>, StoreError> {
-        self.with(|database| query::plans(database, query, limit))
+        self.with(|database| query::query_plans(database, query, limit))
     }
 
     /// Returns one call with its events.
-    pub fn show(&self, id: ExecutionId) -> Result<Option<(Execution, Vec<Moment>)>, StoreError> {
+    pub fn show(&self, id: ExecutionId) -> Result<Option<(Execution, Vec<RecordedEvent>)>, StoreError> {
         self.with(|database| query::show(database, id))
     }
 
@@ -309,7 +309,7 @@ impl Store {
         work: impl FnOnce(&mut dyn Database) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let journals: Vec<_> = self.journals().iter().filter_map(Weak::upgrade).collect();
-        journals.iter().for_each(|journal| journal.catch_up());
+        journals.iter().for_each(|journal| journal.wait_until_committed());
         let idle = || self.idle.lock().expect("no code panics while it holds the connections");
         let taken = idle().pop();
         let mut database = match taken.and_then(|mut database| database.is_usable().then_some(database)) {
@@ -341,7 +341,7 @@ fn task_ttl(options: &JournalOptions) -> i64 {
 
 fn register(database: &mut dyn Database, id: Uuid) -> Result<i64, StoreError> {
     // The liveness lock comes first: a process that sees the row must see a living executor.
-    database.show_life(&id.to_string())?;
+    database.lock_liveness(&id.to_string())?;
     let now = Timestamp::now().as_microsecond();
     // Machines that share a server may have different clocks, so the server's clock is used.
     let seen_at = match database.dialect() {

@@ -11,10 +11,10 @@ use crate::audit::{SignedHead, from_hex, to_hex};
 use crate::database::{Database, Row, Value, one_int};
 use crate::error::StoreError;
 use crate::hash_chain::{Hash, Placed};
-use crate::histogram::{Tally, TallyKey};
+use crate::histogram::{BucketCounts, BucketKey};
 use crate::projection::CallRow;
-use crate::query::{COLUMNS, row_of};
-use crate::record_to_row::Meaning;
+use crate::query::{COLUMNS, parse_row};
+use crate::record_to_row::RowChange;
 
 /// The result of a verification.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -49,8 +49,8 @@ pub struct Problem {
 }
 
 /// The number of records that are read together, and of calls that are compared with their rows.
-const RECORDS: i64 = 20_000;
-const CALLS: usize = 500;
+const RECORDS_AT_ONCE: i64 = 20_000;
+const CALLS_AT_ONCE: usize = 500;
 
 pub(crate) fn verify(
     database: &mut dyn Database,
@@ -76,14 +76,14 @@ fn verify_once(
     key: Option<&str>,
     progress: &mut dyn FnMut(u64),
 ) -> Result<Verdict, StoreError> {
-    let mut walk = Walk::begin(database, anchors, key)?;
+    let mut walk = ChainWalk::begin(database, anchors, key)?;
     let sql = "SELECT seq, instance, instance_seq, at, name, execution, subject, data, hash FROM events
                WHERE seq > ?1 AND seq <= ?2 ORDER BY seq";
     let last_seq = walk.end.seq;
     let mut from = walk.verdict.first_seq - 1;
     while from < last_seq && walk.verdict.problem.is_none() {
-        let to = (from + RECORDS).min(last_seq);
-        database.query(sql, &[from.into(), to.into()], &mut |row| walk.step(row))?;
+        let to = (from + RECORDS_AT_ONCE).min(last_seq);
+        database.query(sql, &[from.into(), to.into()], &mut |row| walk.check_record(row))?;
         walk.compare(database)?;
         progress(walk.verdict.records);
         from = to;
@@ -93,10 +93,10 @@ fn verify_once(
 }
 
 /// The state of a walk along the trail.
-struct Walk {
+struct ChainWalk {
     verdict: Verdict,
     /// The end of the trail, as its table says.
-    end: End,
+    end: ChainEnd,
     seq: i64,
     hash: Hash,
     instances: HashMap<i64, Instance>,
@@ -104,9 +104,9 @@ struct Walk {
     /// Closed calls that are to be compared with their rows.
     closed: Vec<CallRow>,
     /// Closed calls whose opening was dropped: the time and the change of their closing.
-    late: Vec<(i64, i64, Meaning)>,
+    without_opening: Vec<(i64, i64, RowChange)>,
     /// The histogram, as computed from the trail.
-    counted: BTreeMap<TallyKey, Tally>,
+    histogram: BTreeMap<BucketKey, BucketCounts>,
     /// The hashes that were signed, by record; true if the hash comes from an anchor.
     signed: BTreeMap<i64, Vec<(Hash, bool)>>,
     /// The last record that was dropped, and the record that says so.
@@ -114,21 +114,21 @@ struct Walk {
     dropped_by: i64,
     /// True if this trail is signed, and the last record that is known to be signed.
     is_signed: bool,
-    vouched_seq: i64,
+    last_signed_seq: i64,
     scratch: Vec<u8>,
 }
 
-struct End {
+struct ChainEnd {
     seq: i64,
     hash: Hash,
     /// The stored histogram up to there.
-    tallies: BTreeMap<TallyKey, Tally>,
+    histogram: BTreeMap<BucketKey, BucketCounts>,
 }
 
-impl End {
+impl ChainEnd {
     /// Reads everything in one statement, so that it is consistent while others write.
     fn read(database: &mut dyn Database) -> Result<Self, StoreError> {
-        let mut end = Self { seq: 0, hash: [0; 32], tallies: BTreeMap::new() };
+        let mut end = Self { seq: 0, hash: [0; 32], histogram: BTreeMap::new() };
         let sql = "SELECT t.seq, t.hash, c.day, c.tenant_id, c.agent_id, c.tool_name, c.status, c.bucket, c.calls,
                      c.output_bytes FROM trail t LEFT JOIN tallies c ON 1 = 1";
         database.query(sql, &[], &mut |row| {
@@ -136,8 +136,8 @@ impl End {
             let Some(day) = row.int_or_none(2)? else { return Ok(()) };
             let text = |column| row.text(column).map(str::to_owned);
             let (tenant, agent, tool, status) = (text(3)?, text(4)?, text(5)?, text(6)?);
-            let key = TallyKey { day, tenant, agent, tool, status, bucket: row.int(7)? };
-            end.tallies.insert(key, Tally { calls: row.int(8)?, output_bytes: row.int(9)? });
+            let key = BucketKey { day, tenant, agent, tool, status, bucket: row.int(7)? };
+            end.histogram.insert(key, BucketCounts { calls: row.int(8)?, output_bytes: row.int(9)? });
             Ok(())
         })?;
         Ok(end)
@@ -151,12 +151,29 @@ struct Instance {
     seq: Option<i64>,
 }
 
+/// The result of comparing a call's records with its row.
+enum RowMatch {
+    Same,
+    Different,
+    Missing,
+}
+
+impl RowMatch {
+    fn of(row: Option<&CallRow>, is_same: impl FnOnce(&CallRow) -> bool) -> Self {
+        match row {
+            None => Self::Missing,
+            Some(row) if is_same(row) => Self::Same,
+            Some(_) => Self::Different,
+        }
+    }
+}
+
 fn hash_of(row: &dyn Row, column: usize) -> Result<Hash, StoreError> {
     Ok(row.bytes(column)?.try_into().unwrap_or_default())
 }
 
 /// Returns the rows of calls that meet the condition `more`.
-fn rows_of(
+fn load_rows(
     database: &mut dyn Database,
     ids: impl Iterator<Item = i64>,
     more: &str,
@@ -164,17 +181,17 @@ fn rows_of(
     let ids = ids.map(|id| id.to_string()).collect::<Vec<_>>().join(",");
     let sql = format!("SELECT {} FROM tool_executions t WHERE id IN ({ids}) {more}", COLUMNS);
     let mut rows = HashMap::new();
-    database.query_once(&sql, &mut |row| {
-        let row = row_of(row)?;
+    database.query_uncached(&sql, &mut |row| {
+        let row = parse_row(row)?;
         rows.insert(row.id, row);
         Ok(())
     })?;
     Ok(rows)
 }
 
-impl Walk {
+impl ChainWalk {
     fn begin(database: &mut dyn Database, anchors: &[SignedHead], key: Option<&str>) -> Result<Self, StoreError> {
-        let end = End::read(database)?;
+        let end = ChainEnd::read(database)?;
         let mut instances = HashMap::new();
         database.query("SELECT number, id, ended_at IS NOT NULL FROM instances", &[], &mut |row| {
             let id = row.text(1)?.parse().unwrap_or_default();
@@ -201,23 +218,23 @@ impl Walk {
             instances,
             open: HashMap::new(),
             closed: Vec::new(),
-            late: Vec::new(),
-            counted: BTreeMap::new(),
+            without_opening: Vec::new(),
+            histogram: BTreeMap::new(),
             signed: BTreeMap::new(),
             dropped_seq: 0,
             dropped_by: 0,
             is_signed: false,
-            vouched_seq: 0,
+            last_signed_seq: 0,
             scratch: Vec::new(),
         };
-        walk.look_for_dropped(database)?;
-        walk.look_for_signed(database, anchors, key)?;
+        walk.check_dropped(database)?;
+        walk.collect_signed(database, anchors, key)?;
         Ok(walk)
     }
 
     /// Checks that a trail without its first record says itself what was dropped, and takes the hash before it from
     /// there.
-    fn look_for_dropped(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
+    fn check_dropped(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
         if self.verdict.first_seq <= 1 {
             return Ok(());
         }
@@ -243,7 +260,7 @@ impl Walk {
     }
 
     /// Collects the hashes that the trail must lead through.
-    fn look_for_signed(
+    fn collect_signed(
         &mut self,
         database: &mut dyn Database,
         anchors: &[SignedHead],
@@ -285,7 +302,7 @@ impl Walk {
         }
     }
 
-    fn step(&mut self, row: &dyn Row) -> Result<(), StoreError> {
+    fn check_record(&mut self, row: &dyn Row) -> Result<(), StoreError> {
         if self.verdict.problem.is_some() {
             return Ok(());
         }
@@ -321,21 +338,21 @@ impl Walk {
                 self.problem(seq, "the trail up to it is not the one that was signed");
                 return Ok(());
             }
-            self.vouched_seq = seq;
+            self.last_signed_seq = seq;
             *if is_anchor { &mut self.verdict.anchors } else { &mut self.verdict.heads } += 1;
         }
         if let Some(execution) = execution {
-            self.fold(seq, execution, at, name, subject, data);
+            self.apply_to_row(seq, execution, at, name, subject, data);
         }
         Ok(())
     }
 
     /// Rebuilds the call's row from its records.
-    fn fold(&mut self, seq: i64, execution: i64, at: i64, name: &str, subject: Option<&str>, data: &str) {
+    fn apply_to_row(&mut self, seq: i64, execution: i64, at: i64, name: &str, subject: Option<&str>, data: &str) {
         if execution == seq {
             self.verdict.executions += 1;
-            let row = match Meaning::read(name, subject, data) {
-                Meaning::Opened(opened) => CallRow::open(seq, at, &opened),
+            let row = match RowChange::parse(name, subject, data) {
+                RowChange::Opened(opened) => CallRow::open(seq, at, &opened),
                 _ => CallRow::default(),
             };
             self.open.insert(execution, row);
@@ -344,39 +361,39 @@ impl Walk {
         let Some(row) = self.open.get_mut(&execution) else {
             if execution > self.dropped_seq {
                 self.problem(seq, "it is about a call that is not open");
-            } else if let meaning @ Meaning::Closed(_) = Meaning::read(name, None, data) {
-                self.late.push((execution, at, meaning));
+            } else if let change @ RowChange::Closed(_) = RowChange::parse(name, None, data) {
+                self.without_opening.push((execution, at, change));
             }
             return;
         };
-        row.apply(at, &Meaning::read(name, None, data));
-        if row.is_over() {
-            let (key, one) = row.tally();
-            let counted = self.counted.entry(key).or_default();
-            counted.calls += one.calls;
-            counted.output_bytes += one.output_bytes;
+        row.apply(at, &RowChange::parse(name, None, data));
+        if row.is_closed() {
+            let (key, one) = row.histogram_row();
+            let counts = self.histogram.entry(key).or_default();
+            counts.calls += one.calls;
+            counts.output_bytes += one.output_bytes;
             self.closed.extend(self.open.remove(&execution));
         }
     }
 
     /// Compares closed calls with their rows.
     fn compare(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
-        for calls in std::mem::take(&mut self.closed).chunks(CALLS) {
-            let rows = rows_of(database, calls.iter().map(|call| call.id), "")?;
+        for calls in std::mem::take(&mut self.closed).chunks(CALLS_AT_ONCE) {
+            let rows = load_rows(database, calls.iter().map(|call| call.id), "")?;
             for call in calls {
-                self.compare_one(call.id, rows.get(&call.id).map(|row| row == call));
+                self.note_match(call.id, RowMatch::of(rows.get(&call.id), |row| row == call));
             }
         }
-        for calls in std::mem::take(&mut self.late).chunks(CALLS) {
-            let rows = rows_of(database, calls.iter().map(|(id, ..)| *id), "")?;
+        for calls in std::mem::take(&mut self.without_opening).chunks(CALLS_AT_ONCE) {
+            let rows = load_rows(database, calls.iter().map(|(id, ..)| *id), "")?;
             for (id, at, ended) in calls {
                 // Only the row says how the call began; the trail also says how it ended.
-                let fits = rows.get(id).map(|row| {
-                    let mut again = row.clone();
-                    again.apply(*at, ended);
-                    again == *row
+                let found = RowMatch::of(rows.get(id), |row| {
+                    let mut rebuilt = row.clone();
+                    rebuilt.apply(*at, ended);
+                    rebuilt == *row
                 });
-                self.compare_one(*id, fits);
+                self.note_match(*id, found);
             }
         }
         Ok(())
@@ -387,28 +404,28 @@ impl Walk {
         let calls: Vec<CallRow> = self.open.values().cloned().collect();
         let since =
             format!("AND NOT EXISTS (SELECT 1 FROM events e WHERE e.execution = t.id AND e.seq > {})", self.end.seq);
-        for calls in calls.chunks(CALLS) {
+        for calls in calls.chunks(CALLS_AT_ONCE) {
             let ids = || calls.iter().map(|call| call.id);
-            let still = rows_of(database, ids(), &since)?;
-            let rows = rows_of(database, ids(), "")?;
+            let unchanged = load_rows(database, ids(), &since)?;
+            let rows = load_rows(database, ids(), "")?;
             for call in calls {
-                let fits = rows.get(&call.id).map(|_| still.get(&call.id).is_none_or(|row| row == call));
-                self.compare_one(call.id, fits);
+                let found = RowMatch::of(rows.get(&call.id), |_| unchanged.get(&call.id).is_none_or(|row| row == call));
+                self.note_match(call.id, found);
             }
         }
         Ok(())
     }
 
-    fn compare_one(&mut self, id: i64, fits: Option<bool>) {
-        match fits {
-            Some(true) => {}
-            Some(false) => self.problem(id, "the row of its call in `tool_executions` says something else"),
-            None => self.problem(id, "its call has no row in `tool_executions`"),
+    fn note_match(&mut self, id: i64, found: RowMatch) {
+        match found {
+            RowMatch::Same => {}
+            RowMatch::Different => self.problem(id, "the row of its call in `tool_executions` says something else"),
+            RowMatch::Missing => self.problem(id, "its call has no row in `tool_executions`"),
         }
     }
 
     /// Checks that there is nothing outside the trail that would be taken for a part of it.
-    fn look_outside(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
+    fn check_strays(&mut self, database: &mut dyn Database) -> Result<(), StoreError> {
         let dropped = [Value::Int(self.dropped_seq)];
         let unopened = "no record opens the call that the row in `tool_executions` is of";
         for (sql, values, what) in [
@@ -439,15 +456,14 @@ impl Walk {
 
     /// Compares the stored histogram with the trail. Dropped calls stay in it, so it may count more than the trail,
     /// never less.
-    fn compare_tallies(&mut self) {
-        let tallies = &self.end.tallies;
+    fn compare_histogram(&mut self) {
+        let stored = &self.end.histogram;
         let is_right = if self.dropped_seq == 0 {
-            *tallies == self.counted
+            *stored == self.histogram
         } else {
-            self.counted.iter().all(|(key, counted)| {
-                tallies
-                    .get(key)
-                    .is_some_and(|told| told.calls >= counted.calls && told.output_bytes >= counted.output_bytes)
+            self.histogram.iter().all(|(key, counts)| {
+                let found = stored.get(key);
+                found.is_some_and(|found| found.calls >= counts.calls && found.output_bytes >= counts.output_bytes)
             })
         };
         if !is_right {
@@ -468,7 +484,7 @@ impl Walk {
             self.problem(self.seq, "it is not the one that the trail ended with");
         }
         // An attacker without the key could drop any records and append a record that says so.
-        if self.is_signed && self.dropped_by > self.vouched_seq {
+        if self.is_signed && self.dropped_by > self.last_signed_seq {
             self.problem(self.dropped_by, "it says what was dropped, and no signature vouches for it");
         }
         let range = [Value::Int(self.dropped_seq), Value::Int(self.end.seq)];
@@ -477,8 +493,8 @@ impl Walk {
             self.problem(self.end.seq, "there are rows in `tool_executions` that no record speaks of");
         }
         self.compare_open(database)?;
-        self.look_outside(database)?;
-        self.compare_tallies();
+        self.check_strays(database)?;
+        self.compare_histogram();
         let mut unclosed = Vec::new();
         database.query(
             "SELECT id, instance, metadata_json FROM tool_executions WHERE completed_at IS NULL",

@@ -21,26 +21,26 @@ use wieldy_core::Body;
 
 use crate::failpoint;
 use crate::hash_chain::{CallRef, Hash, Record};
-use crate::record_to_row::Meaning;
+use crate::record_to_row::RowChange;
 
 /// The alignment of frames.
 const BLOCK: u64 = 4096;
 /// The capacity of a half.
-const HALF: u64 = 32 * 1024 * 1024;
+const HALF_MAX: u64 = 32 * 1024 * 1024;
 /// The usual size of a half. It grows beyond this only while the other half is not committed.
-const TURN: u64 = 1024 * 1024;
+const HALF_USUAL: u64 = 1024 * 1024;
 /// The first growth step of a half; later steps at least double it. New frames overwrite the zeros that it is filled
 /// with.
 const GROWTH: u64 = 128 * 1024;
 /// The name of the file format, in the first block.
-const FORM: &[u8; 16] = b"wieldy.log.1\0\0\0\0";
+const FORMAT: &[u8; 16] = b"wieldy.log.1\0\0\0\0";
 
 /// The write-ahead log of a living executor.
-pub(crate) struct Log {
+pub(crate) struct Wal {
     file: File,
     /// The paths and inodes of the log and of its history. A file that is no longer at its path would not be found by
     /// recovery.
-    places: [(PathBuf, u64); 2],
+    paths: [(PathBuf, u64); 2],
     key: Hash,
     /// The first block, until it is written.
     head: Option<Vec<u8>>,
@@ -54,28 +54,28 @@ pub(crate) struct Log {
     frame: Vec<u8>,
 }
 
-impl Log {
+impl Wal {
     /// Creates the log of `instance` in an empty file. Recovery stores results of its tasks for `task_ttl`
     /// microseconds.
     pub(crate) fn new(log: PathBuf, history: PathBuf, instance: &str, task_ttl: i64) -> io::Result<Self> {
         let file = fs::OpenOptions::new().write(true).open(&log)?;
         let mut key = Hash::default();
         SystemRandom::new().fill(&mut key).map_err(|_| io::Error::other("the system gives no random numbers"))?;
-        let mut head = [FORM.as_slice(), &key, &task_ttl.to_le_bytes(), instance.as_bytes()].concat();
+        let mut head = [FORMAT.as_slice(), &key, &task_ttl.to_le_bytes(), instance.as_bytes()].concat();
         head.splice(0..0, *blake3::hash(&head).as_bytes());
         head.resize(BLOCK as usize, 0);
-        let place = |path: PathBuf| io::Result::Ok((path.clone(), fs::metadata(path)?.ino()));
-        let places = [place(log)?, place(history)?];
+        let identify = |path: PathBuf| io::Result::Ok((path.clone(), fs::metadata(path)?.ino()));
+        let paths = [identify(log)?, identify(history)?];
         let (half, used, grown, last, frame) = (0, 0, [0; 2], [0; 2], Vec::new());
-        Ok(Self { file, places, key, head: Some(head), half, used, grown, last, frame })
+        Ok(Self { file, paths, key, head: Some(head), half, used, grown, last, frame })
     }
 
-    /// Makes records durable. Returns false if there is no space for them until more than the records up to `filed` are
+    /// Makes records durable. Returns false if there is no space for them until more than the records up to `committed` are
     /// committed.
-    pub(crate) fn append(&mut self, records: &[Arc<Record>], filed: u64) -> io::Result<bool> {
+    pub(crate) fn append(&mut self, records: &[Arc<Record>], committed: u64) -> io::Result<bool> {
         failpoint::reach("log.taken");
         let Some(last) = records.last() else { return Ok(true) };
-        for (path, file) in &self.places {
+        for (path, file) in &self.paths {
             if !fs::metadata(path).is_ok_and(|found| found.ino() == *file) {
                 return Err(io::Error::other(format!("`{}` is gone from its place", path.display())));
             }
@@ -86,7 +86,7 @@ impl Log {
             encode(record, &mut self.frame);
         }
         let length = (self.frame.len() as u64).next_multiple_of(BLOCK);
-        let Some(offset) = self.place(length, filed) else { return Ok(false) };
+        let Some(offset) = self.reserve(length, committed) else { return Ok(false) };
         let count = (self.frame.len() - FRAME_HEAD) as u32;
         self.frame[HASH..FRAME_HEAD].copy_from_slice(&count.to_le_bytes());
         let hash = frame_hash(&self.key, offset, &self.frame[HASH..]);
@@ -94,20 +94,20 @@ impl Log {
         self.write(offset, length)?;
         (self.used, self.last[self.half]) = (self.used + length, last.instance_seq);
         // One large group must not keep the memory.
-        self.frame.shrink_to(TURN as usize);
+        self.frame.shrink_to(HALF_USUAL as usize);
         Ok(true)
     }
 
     /// Returns the offset for so many bytes, which never overwrites uncommitted records.
-    fn place(&mut self, length: u64, filed: u64) -> Option<u64> {
+    fn reserve(&mut self, length: u64, committed: u64) -> Option<u64> {
         let other = 1 - self.half;
-        if self.last[self.half] <= filed {
+        if self.last[self.half] <= committed {
             self.used = 0;
-        } else if (self.used >= TURN || self.used + length > HALF) && self.last[other] <= filed {
+        } else if (self.used >= HALF_USUAL || self.used + length > HALF_MAX) && self.last[other] <= committed {
             (self.half, self.used) = (other, 0);
             failpoint::reach("log.turned");
         }
-        (self.used + length <= HALF).then_some(BLOCK + self.half as u64 * HALF + self.used)
+        (self.used + length <= HALF_MAX).then_some(BLOCK + self.half as u64 * HALF_MAX + self.used)
     }
 
     fn write(&mut self, offset: u64, length: u64) -> io::Result<()> {
@@ -115,7 +115,7 @@ impl Log {
         if end > grown {
             end = (end + grown).next_multiple_of(GROWTH);
         }
-        self.frame.resize((end - self.used).min(HALF - self.used) as usize, 0);
+        self.frame.resize((end - self.used).min(HALF_MAX - self.used) as usize, 0);
         if let Some(head) = &self.head {
             self.file.write_all_at(head, 0)?;
         }
@@ -125,7 +125,7 @@ impl Log {
         self.file.sync_data()?;
         if self.head.is_some() {
             // The directory entry of the file must be durable as well.
-            let folder = self.places[0].0.parent().unwrap_or(Path::new("."));
+            let folder = self.paths[0].0.parent().unwrap_or(Path::new("."));
             File::open(folder)?.sync_all()?;
             self.head = None;
         }
@@ -145,32 +145,32 @@ fn frame_hash(key: &Hash, offset: u64, rest: &[u8]) -> Hash {
 }
 
 /// The write-ahead log of a dead executor. It is locked as long as this is held.
-pub(crate) struct LeftLog {
+pub(crate) struct OrphanedWal {
     pub(crate) instance: String,
     pub(crate) path: PathBuf,
     /// The file, with its lock.
     pub(crate) file: File,
     /// The lock on the folder, which keeps other processes waiting until all logs are committed.
-    pub(crate) _turn: Arc<File>,
+    pub(crate) _folder_lock: Arc<File>,
 }
 
 /// The content of a log.
 #[derive(Debug, Default)]
-pub(crate) struct Left {
+pub(crate) struct WalContents {
     pub(crate) task_ttl: i64,
     /// The records by their numbers.
     records: BTreeMap<u64, Record>,
     /// True if it has records of an unknown form, from a newer program.
-    is_unknown: bool,
+    has_unknown: bool,
 }
 
-impl LeftLog {
+impl OrphanedWal {
     pub(crate) fn is_empty(&self) -> bool {
         self.file.metadata().is_ok_and(|file| file.len() == 0)
     }
 
     /// Returns the content. Fails if the file is not a log of that executor.
-    pub(crate) fn read(&self) -> io::Result<Left> {
+    pub(crate) fn read(&self) -> io::Result<WalContents> {
         let mut bytes = Vec::new();
         (&self.file).read_to_end(&mut bytes)?;
         read(&bytes, &self.instance).ok_or_else(|| io::Error::other("it cannot be read"))
@@ -186,42 +186,45 @@ impl LeftLog {
     }
 
     /// Keeps the log under another name, for people to look at. Its executor counts as dead then.
-    pub(crate) fn put_aside(self) -> io::Result<()> {
+    pub(crate) fn rename_damaged(self) -> io::Result<()> {
         fs::rename(&self.path, self.path.with_extension("damaged"))
     }
 }
 
-impl Left {
-    /// Returns the records after the number `filed` up to the first gap, and true if these are all.
-    pub(crate) fn after(mut self, filed: u64) -> (Vec<Arc<Record>>, bool) {
-        let unfiled = self.records.split_off(&(filed + 1));
-        let count = unfiled.len();
-        let in_order = (filed + 1..).zip(unfiled).take_while(|(next, (number, _))| next == number);
+impl WalContents {
+    /// Returns the records after the number `committed` up to the first gap, and true if these are all.
+    pub(crate) fn records_after(mut self, committed: u64) -> (Vec<Arc<Record>>, bool) {
+        let uncommitted = self.records.split_off(&(committed + 1));
+        let count = uncommitted.len();
+        let in_order = (committed + 1..).zip(uncommitted).take_while(|(next, (number, _))| next == number);
         let records: Vec<_> = in_order.map(|(_, (_, record))| Arc::new(record)).collect();
-        let is_all = records.len() == count && !self.is_unknown;
+        let is_all = records.len() == count && !self.has_unknown;
         (records, is_all)
     }
 }
 
 /// Parses the log of `instance`. A log in which nothing was made durable yet is empty.
-fn read(bytes: &[u8], instance: &str) -> Option<Left> {
-    let Some(head) = bytes.get(..BLOCK as usize) else { return Some(Left::default()) };
+fn read(bytes: &[u8], instance: &str) -> Option<WalContents> {
+    let Some(head) = bytes.get(..BLOCK as usize) else { return Some(WalContents::default()) };
     if head.iter().all(|byte| *byte == 0) {
-        return Some(Left::default());
+        return Some(WalContents::default());
     }
     let (hash, rest) = head.split_at(HASH);
-    let (form, rest) = rest.split_at(FORM.len());
+    let (form, rest) = rest.split_at(FORMAT.len());
     let (key, rest) = rest.split_first_chunk::<HASH>()?;
     let (task_ttl, rest) = rest.split_first_chunk::<8>()?;
-    let told = &head[HASH..HASH + FORM.len() + HASH + 8 + instance.len()];
-    if form != FORM || !rest.starts_with(instance.as_bytes()) || blake3::hash(told) != *<&Hash>::try_from(hash).ok()? {
+    let header = &head[HASH..HASH + FORMAT.len() + HASH + 8 + instance.len()];
+    if form != FORMAT
+        || !rest.starts_with(instance.as_bytes())
+        || blake3::hash(header) != *<&Hash>::try_from(hash).ok()?
+    {
         return None;
     }
-    let mut left = Left { task_ttl: i64::from_le_bytes(*task_ttl), ..Left::default() };
+    let mut contents = WalContents { task_ttl: i64::from_le_bytes(*task_ttl), ..WalContents::default() };
     let mut offset = BLOCK as usize;
     while let Some(from) = bytes.get(offset..).filter(|from| from.len() > FRAME_HEAD) {
         let count = u32::from_le_bytes(from[HASH..FRAME_HEAD].try_into().ok()?) as usize;
-        let frame = from.get(..FRAME_HEAD + count).filter(|_| count > 0 && count <= HALF as usize);
+        let frame = from.get(..FRAME_HEAD + count).filter(|_| count > 0 && count <= HALF_MAX as usize);
         offset += BLOCK as usize;
         let Some(frame) =
             frame.filter(|frame| frame_hash(key, (offset as u64) - BLOCK, &frame[HASH..]) == frame[..HASH])
@@ -230,18 +233,18 @@ fn read(bytes: &[u8], instance: &str) -> Option<Left> {
         };
         let mut rest = &frame[FRAME_HEAD..];
         while let Some(record) = decode(&mut rest) {
-            left.records.insert(record.instance_seq, record);
+            contents.records.insert(record.instance_seq, record);
         }
-        left.is_unknown |= !rest.is_empty();
+        contents.has_unknown |= !rest.is_empty();
         offset += frame.len().next_multiple_of(BLOCK as usize) - BLOCK as usize;
     }
-    Some(left)
+    Some(contents)
 }
 
 /// The length that marks an absent text.
 const NONE: u32 = u32::MAX;
 
-/// Appends the bytes of a record. Its meaning is parsed from them again.
+/// Appends the bytes of a record. Its row change is parsed from them again.
 fn encode(record: &Record, bytes: &mut Vec<u8>) {
     bytes.extend_from_slice(&record.instance_seq.to_le_bytes());
     bytes.extend_from_slice(&record.at.to_le_bytes());
@@ -278,9 +281,9 @@ fn decode(bytes: &mut &[u8]) -> Option<Record> {
     let (name, call, subject, data, tenant, answer) = (text()??, text()?, text()?, text()??, text()?, text()?);
     let name = Body::NAMES.into_iter().find(|known| *known == name)?;
     let call = call.map(|id| id.parse().map(CallRef::Own)).transpose().ok()?;
-    let meaning = Meaning::read(name, subject.as_deref(), &data);
+    let change = RowChange::parse(name, subject.as_deref(), &data);
     *bytes = rest;
-    Some(Record { instance_seq, at, name, call, subject, data, meaning, tenant, answer, released: None })
+    Some(Record { instance_seq, at, name, call, subject, data, change, tenant, answer, released: None })
 }
 
 fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Option<&'a [u8; N]> {
@@ -302,7 +305,7 @@ mod tests {
         let call = (!number.is_multiple_of(3)).then(|| CallRef::Own(INSTANCE.parse().unwrap()));
         let (subject, data) = (number.is_multiple_of(2).then(|| text("subject")), text("data"));
         let (tenant, answer) = (number.is_multiple_of(5).then(|| text("tenant")), Some(text("answer")));
-        let meaning = Meaning::read(name, subject.as_deref(), &data);
+        let change = RowChange::parse(name, subject.as_deref(), &data);
         Arc::new(Record {
             instance_seq: number,
             at: -(number as i64),
@@ -310,25 +313,25 @@ mod tests {
             call,
             subject,
             data,
-            meaning,
+            change,
             tenant,
             answer,
             released: None,
         })
     }
 
-    struct Place {
+    struct TestWal {
         folder: tempfile::TempDir,
-        log: Log,
+        wal: Wal,
     }
 
-    impl Place {
+    impl TestWal {
         fn new() -> Self {
             let folder = tempfile::tempdir().unwrap();
             let [log, history] = ["log", "history"].map(|name| folder.path().join(name));
             fs::write(&log, "").unwrap();
             fs::write(&history, "").unwrap();
-            Self { log: Log::new(log, history, INSTANCE, 7).unwrap(), folder }
+            Self { wal: Wal::new(log, history, INSTANCE, 7).unwrap(), folder }
         }
 
         fn bytes(&self) -> Vec<u8> {
@@ -340,67 +343,67 @@ mod tests {
         (records.iter().map(|record| record.instance_seq).collect(), is_all)
     }
 
-    /// Returns the records of a log after `filed`, if it is readable.
-    fn after(bytes: &[u8], filed: u64) -> Option<(Vec<u64>, bool)> {
-        read(bytes, INSTANCE).map(|left| numbers(left.after(filed)))
+    /// Returns the records of a log after `committed`, if it is readable.
+    fn after(bytes: &[u8], committed: u64) -> Option<(Vec<u64>, bool)> {
+        read(bytes, INSTANCE).map(|contents| numbers(contents.records_after(committed)))
     }
 
     #[test]
     fn what_is_written_is_read() {
-        let mut place = Place::new();
-        assert_eq!(after(&place.bytes(), 0), Some((vec![], true)));
+        let mut test = TestWal::new();
+        assert_eq!(after(&test.bytes(), 0), Some((vec![], true)));
         let records: Vec<_> = (1..8).map(|number| record(number, number as usize * 9)).collect();
         for group in records.chunks(3) {
-            assert!(place.log.append(group, 0).unwrap());
+            assert!(test.wal.append(group, 0).unwrap());
         }
-        let left = read(&place.bytes(), INSTANCE).unwrap();
-        assert_eq!(left.task_ttl, 7);
-        let (read, is_all) = left.after(2);
+        let contents = read(&test.bytes(), INSTANCE).unwrap();
+        assert_eq!(contents.task_ttl, 7);
+        let (read, is_all) = contents.records_after(2);
         assert_eq!((format!("{read:?}"), is_all), (format!("{:?}", &records[2..]), true));
-        assert!(matches!(read[1].meaning, Meaning::Nothing) && matches!(read[3].meaning, Meaning::Asked));
-        assert!(super::read(&place.bytes(), &INSTANCE.replace('0', "1")).is_none(), "it is another's");
+        assert!(matches!(read[1].change, RowChange::Unchanged) && matches!(read[3].change, RowChange::InputRequired));
+        assert!(super::read(&test.bytes(), &INSTANCE.replace('0', "1")).is_none(), "it is another's");
     }
 
     #[test]
     fn the_log_goes_round_and_is_full_when_nothing_is_filed() {
-        let mut place = Place::new();
-        let quarter = TURN as usize / 4;
+        let mut test = TestWal::new();
+        let quarter = HALF_USUAL as usize / 4;
         for number in 1..400 {
             // Commits are a little behind.
-            assert!(place.log.append(&[record(number, quarter)], number.saturating_sub(6)).unwrap());
+            assert!(test.wal.append(&[record(number, quarter)], number.saturating_sub(6)).unwrap());
         }
-        let length = place.bytes().len() as u64;
-        assert!((HALF..HALF + 8 * TURN).contains(&length), "{length}");
-        assert_eq!(after(&place.bytes(), 393), Some(((394..400).collect(), true)));
+        let length = test.bytes().len() as u64;
+        assert!((HALF_MAX..HALF_MAX + 8 * HALF_USUAL).contains(&length), "{length}");
+        assert_eq!(after(&test.bytes(), 393), Some(((394..400).collect(), true)));
         let mut number = 400;
-        while place.log.append(&[record(number, quarter)], 393).unwrap() {
+        while test.wal.append(&[record(number, quarter)], 393).unwrap() {
             number += 1;
         }
         assert!(number > 430, "{number}");
-        assert_eq!(after(&place.bytes(), 393), Some(((394..number).collect(), true)), "and nothing was written over");
-        assert!(place.log.append(&[record(number, quarter)], number - 1).unwrap());
-        assert_eq!(after(&place.bytes(), number - 1), Some((vec![number], true)));
-        assert!(!place.log.append(&[record(number + 1, HALF as usize)], number).unwrap(), "too large for any half");
+        assert_eq!(after(&test.bytes(), 393), Some(((394..number).collect(), true)), "and nothing was written over");
+        assert!(test.wal.append(&[record(number, quarter)], number - 1).unwrap());
+        assert_eq!(after(&test.bytes(), number - 1), Some((vec![number], true)));
+        assert!(!test.wal.append(&[record(number + 1, HALF_MAX as usize)], number).unwrap(), "too large for any half");
     }
 
     #[test]
     fn nothing_is_made_safe_where_nobody_would_find_it() {
         for gone in ["log", "history"] {
-            let mut place = Place::new();
-            fs::rename(place.folder.path().join(gone), place.folder.path().join("elsewhere")).unwrap();
-            let told = place.log.append(&[record(1, 1)], 0).unwrap_err().to_string();
-            assert!(told.ends_with(&format!("{gone}` is gone from its place")), "{told}");
+            let mut test = TestWal::new();
+            fs::rename(test.folder.path().join(gone), test.folder.path().join("elsewhere")).unwrap();
+            let error = test.wal.append(&[record(1, 1)], 0).unwrap_err().to_string();
+            assert!(error.ends_with(&format!("{gone}` is gone from its place")), "{error}");
         }
     }
 
     #[test]
     fn a_log_that_is_cut_or_changed_anywhere_gives_a_prefix_of_what_was_written() {
-        let mut place = Place::new();
+        let mut test = TestWal::new();
         for (first, count) in [(1, 2), (3, 1), (4, 5), (9, 1), (10, 3)] {
             let group: Vec<_> = (first..first + count).map(|number| record(number, 250)).collect();
-            assert!(place.log.append(&group, 0).unwrap());
+            assert!(test.wal.append(&group, 0).unwrap());
         }
-        let whole = place.bytes();
+        let whole = test.bytes();
         let end = 1 + whole.iter().rposition(|byte| *byte != 0).unwrap();
         let groups = [0, 2, 3, 8, 9, 12];
         for cut in 0..=end {
@@ -433,16 +436,16 @@ mod tests {
             steps in vec((vec(0_usize..9_000, 1..5), 0_u64..8), 1..12),
             seed in any::<u64>(),
         ) {
-            let mut place = Place::new();
-            let (mut last, mut filed, mut chance) = (0, 0, seed | 1);
+            let mut test = TestWal::new();
+            let (mut last, mut committed, mut chance) = (0, 0, seed | 1);
             for (lengths, progress) in steps {
                 // Commits may be ahead of the log, because no caller waited for those records.
-                filed = (filed + progress).min(last + 3);
-                let first = last.max(filed) + 1;
+                committed = (committed + progress).min(last + 3);
+                let first = last.max(committed) + 1;
                 let group: Vec<_> = (first..).zip(lengths).map(|(number, length)| record(number, length)).collect();
-                let before = place.bytes();
-                prop_assert!(place.log.append(&group, filed).unwrap());
-                let written = place.bytes();
+                let before = test.bytes();
+                prop_assert!(test.wal.append(&group, committed).unwrap());
+                let written = test.bytes();
                 let after_it = group.last().unwrap().instance_seq;
                 for _ in 0..8 {
                     let mut torn = written.clone();
@@ -457,13 +460,13 @@ mod tests {
                             sector[..count].copy_from_slice(&old[..count]);
                         }
                     }
-                    let (read, is_all) = after(&torn, filed).unwrap_or((vec![], before.is_empty()));
+                    let (read, is_all) = after(&torn, committed).unwrap_or((vec![], before.is_empty()));
                     prop_assert!(is_all, "{read:?}");
-                    let end = filed + read.len() as u64;
-                    prop_assert!(read.iter().copied().eq(filed + 1..=end), "{read:?}");
-                    prop_assert!(end == after_it || end == last.max(filed), "{end}: {last} {filed} {after_it}");
+                    let end = committed + read.len() as u64;
+                    prop_assert!(read.iter().copied().eq(committed + 1..=end), "{read:?}");
+                    prop_assert!(end == after_it || end == last.max(committed), "{end}: {last} {committed} {after_it}");
                 }
-                prop_assert_eq!(after(&written, filed), Some(((filed + 1..=after_it).collect(), true)));
+                prop_assert_eq!(after(&written, committed), Some(((committed + 1..=after_it).collect(), true)));
                 last = after_it;
             }
         }

@@ -48,8 +48,8 @@ pub use wieldy_sandbox::{
 pub use wieldy_sandbox::{Firecracker, FirecrackerOptions, FirecrackerProblem};
 #[cfg(feature = "history")]
 pub use wieldy_store::{
-    Address, Copied, Cursor, Execution, GroupBy, JournalOptions, Moment, Page, Problem as TrailProblem, Pruned, Query,
-    Retention, SignedHead, Signer, Stat, Store, StoreError, StoreJournal, Verdict, history_tools,
+    Address, Copied, Cursor, Execution, GroupBy, JournalOptions, Page, Problem as TrailProblem, Pruned, Query,
+    RecordedEvent, Retention, SignedHead, Signer, Stat, Store, StoreError, StoreJournal, Verdict, history_tools,
 };
 pub use wieldy_tools::shell::{Attached, Bash, CommandTool, shell_tools};
 pub use wieldy_tools::{Workspace, WorkspaceError, file_tools};

@@ -147,7 +147,7 @@ fn recovery(runtime: &Runtime, folder: &Path) -> Result<Row> {
             tokio::time::sleep(Duration::from_millis(300)).await;
             journal.flush().await.map_err(anyhow::Error::from)
         })?;
-        journal.forsake();
+        journal.abandon();
         let began = Instant::now();
         drop(store.journal(&JournalOptions::default())?);
         samples.push(began.elapsed().as_secs_f64() * 1e9);

@@ -59,7 +59,7 @@ fn help_names_the_commands_the_search_order_and_the_exit_codes() {
     insta::assert_snapshot!(world.run(&["--help"]), @"
     exit: 0
     ----- stdout -----
-    Runs tools for AI agents: looks up, validates, confirms, sandboxes, times, retries and records each call
+    Runs tools for AI agents: finds, validates, confirms, sandboxes, times, retries and records calls
 
     Usage: wieldy [OPTIONS] <COMMAND>
 
@@ -76,7 +76,7 @@ fn help_names_the_commands_the_search_order_and_the_exit_codes() {
       init         Write a commented wieldy.toml into the current folder
       trust        Show the configuration that came with a folder, and trust it
       config       Show the configuration
-      completions  Print a script for the completion of this command's words in a shell
+      completions  Print a script for shell completion
       help         Print this message or the help of the given subcommand(s)
 
     Options:

@@ -31,7 +31,7 @@ impl Allowance {
     /// A check on the caller's thread, short enough that other calls there can wait.
     pub(crate) const IN_PLACE: Self = Self { units: 20_000, time: Duration::from_millis(5), stack: 128 * 1024 };
     /// A check on a thread of its own.
-    pub(crate) const APART: Self = Self { units: 50_000_000, time: Duration::from_secs(5), stack: 1024 * 1024 };
+    pub(crate) const ON_WORKER: Self = Self { units: 50_000_000, time: Duration::from_secs(5), stack: 1024 * 1024 };
 }
 
 /// The check cost more than its allowance.

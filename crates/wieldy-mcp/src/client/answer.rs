@@ -48,7 +48,7 @@ pub(super) enum ServerMessage {
 impl ServerMessage {
     /// Parses a message that may be the response to the call with this id.
     pub(super) fn read(message: &[u8], call: i64) -> Self {
-        if let Some(outcome) = serde_json::from_slice(message).ok().and_then(|told: RawResponse| told.outcome(call)) {
+        if let Some(outcome) = serde_json::from_slice(message).ok().and_then(|raw: RawResponse| raw.outcome(call)) {
             return Self::Answer(Ok(CallAnswer::Outcome(outcome)));
         }
         match serde_json::from_slice(message) {

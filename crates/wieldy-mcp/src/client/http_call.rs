@@ -31,127 +31,132 @@ use super::router::Router;
 use super::{http_setup, sse};
 
 /// The id of the first call. The SDK counts from zero and never gets this far.
-const FIRST: i64 = 1_000_000_000;
+const FIRST_ID: i64 = 1_000_000_000;
 /// Maximum number of resumptions in a row that bring no event, and the longest pause that a server can demand before
 /// one.
-const IN_VAIN_MAX: usize = 20;
+const EMPTY_RESUMES_MAX: usize = 20;
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// Sends the calls to one server.
 pub(super) struct HttpCalls {
-    wire: HttpTransport,
-    waiting: Router,
+    http: HttpTransport,
+    router: Router,
     next: AtomicI64,
     /// The client info and revision that each request carries if there was no handshake.
     introduction: Option<(ProtocolVersion, ClientConfig)>,
-    copies: Option<HeaderParams>,
+    header_params: Option<HeaderParams>,
 }
 
 impl HttpCalls {
     pub(super) fn new(
-        wire: HttpTransport,
-        waiting: Router,
+        http: HttpTransport,
+        router: Router,
         revision: Option<ProtocolVersion>,
         me: ClientConfig,
     ) -> Self {
-        let has_copies = revision.as_ref().is_some_and(|revision| *revision >= ProtocolVersion::STANDARD_HEADERS);
+        let has_header_params =
+            revision.as_ref().is_some_and(|revision| *revision >= ProtocolVersion::STANDARD_HEADERS);
         let introduction = revision.filter(|revision| !revision.has_initialize()).map(|revision| (revision, me));
         Self {
-            wire,
-            waiting,
-            next: AtomicI64::new(FIRST),
+            http,
+            router,
+            next: AtomicI64::new(FIRST_ID),
             introduction,
-            copies: has_copies.then(HeaderParams::default),
+            header_params: has_header_params.then(HeaderParams::default),
         }
     }
 
     /// Learns which arguments of the server's tools are copied into headers.
     pub(super) fn learn(&self, tools: &[Tool]) {
-        if let Some(copies) = &self.copies {
-            copies.learn(tools);
+        if let Some(params) = &self.header_params {
+            params.learn(tools);
         }
     }
 
-    /// Calls `another` whenever the SDK has begun a new session.
-    pub(super) async fn sessions(&self, another: impl Fn()) {
-        self.wire.sessions(another).await;
+    /// Calls `on_new` whenever the SDK has begun a new session.
+    pub(super) async fn watch_sessions(&self, on_new: impl Fn()) {
+        self.http.watch_sessions(on_new).await;
     }
 
     /// Returns an id for a call. It is the call's progress token too.
-    pub(super) fn number(&self) -> i64 {
+    pub(super) fn next_id(&self) -> i64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Sends the call with this id and waits for its response.
     pub(super) async fn call(
         &self,
-        number: i64,
+        id: i64,
         tool: &str,
         arguments: &Map<String, Value>,
         run: &Run,
         sdk: &Peer<RoleClient>,
     ) -> Result<CallAnswer, Failure> {
-        let elsewhere = self.waiting.note(number, run);
+        let elsewhere = self.router.register(id, run);
         tokio::select! {
             biased;
-            answer = self.ask(number, tool, arguments, sdk) => answer,
+            answer = self.send(id, tool, arguments, sdk) => answer,
             Ok(answer) = elsewhere => answer,
         }
     }
 
     /// Sends a call and returns its response. If the server forgot the session, the SDK begins a new one and the call
     /// is sent once more.
-    async fn ask(
+    async fn send(
         &self,
-        number: i64,
+        id: i64,
         tool: &str,
         arguments: &Map<String, Value>,
         sdk: &Peer<RoleClient>,
     ) -> Result<CallAnswer, Failure> {
-        let request = self.request(number, tool, arguments)?;
-        let headers = self.copies.as_ref().map(|copies| copies.headers(tool, arguments)).unwrap_or_default();
-        let mut way = self.wire.way();
-        let mut heard = self.wire.call(&way, &request, &headers).await;
-        if matches!(heard, Err(StreamableHttpError::SessionExpired)) {
-            way = Box::pin(self.another(way, sdk)).await?;
-            heard = Box::pin(self.wire.call(&way, &request, &headers)).await;
+        let request = self.request(id, tool, arguments)?;
+        let headers = self.header_params.as_ref().map(|params| params.headers(tool, arguments)).unwrap_or_default();
+        let mut negotiated = self.http.negotiated();
+        let mut response = self.http.call(&negotiated, &request, &headers).await;
+        if matches!(response, Err(StreamableHttpError::SessionExpired)) {
+            negotiated = Box::pin(self.renew_session(negotiated, sdk)).await?;
+            response = Box::pin(self.http.call(&negotiated, &request, &headers)).await;
         }
-        match heard.map_err(|error| Failure::from(&error))? {
-            PostResponse::Whole(body, _) => ServerMessage::read(&body, number).answer(),
-            PostResponse::Events(response) => Box::pin(self.listen(response, &way, number)).await,
+        match response.map_err(|error| Failure::from(&error))? {
+            PostResponse::Json(body, _) => ServerMessage::read(&body, id).answer(),
+            PostResponse::Events(response) => Box::pin(self.read_stream(response, &negotiated, id)).await,
             PostResponse::Refused { error, complaint, .. } => Err(error.map_or(complaint, Failure::from)),
-            PostResponse::Nothing { may_follow: false, complaint } => Err(complaint),
-            PostResponse::Nothing { may_follow: true, .. } => {
-                self.wire.left(&way).await;
+            PostResponse::NoAnswer { may_follow: false, complaint } => Err(complaint),
+            PostResponse::NoAnswer { may_follow: true, .. } => {
+                self.http.wait_for_successor(&negotiated).await;
                 Err(Failure::transport("its session ended before the answer came"))
             }
         }
     }
 
-    fn request(&self, number: i64, tool: &str, arguments: &Map<String, Value>) -> Result<Bytes, Failure> {
+    fn request(&self, id: i64, tool: &str, arguments: &Map<String, Value>) -> Result<Bytes, Failure> {
         let introduction = self.introduction.as_ref();
         let meta = CallMeta {
             revision: introduction.map(|(revision, _)| revision),
             client: introduction.map(|(_, me)| &me.client_info),
             capabilities: introduction.map(|(_, me)| &me.capabilities),
-            progress_token: number,
+            progress_token: id,
         };
         let params = CallParams { meta, name: tool, arguments };
-        let request = CallMessage { jsonrpc: "2.0", id: number, method: "tools/call", params };
+        let request = CallMessage { jsonrpc: "2.0", id, method: "tools/call", params };
         let request = serde_json::to_vec(&request).map_err(|error| Failure::protocol(error.to_string()))?;
         Ok(request.into())
     }
 
     /// Has the SDK begin a new session. It does so with its next message, a ping.
-    async fn another(&self, forgotten: Arc<Negotiated>, sdk: &Peer<RoleClient>) -> Result<Arc<Negotiated>, Failure> {
-        let now = self.wire.way();
+    async fn renew_session(
+        &self,
+        forgotten: Arc<Negotiated>,
+        sdk: &Peer<RoleClient>,
+    ) -> Result<Arc<Negotiated>, Failure> {
+        let now = self.http.negotiated();
         if !Arc::ptr_eq(&now, &forgotten) {
             return Ok(now);
         }
-        HttpTransport::forget(&forgotten);
+        HttpTransport::mark_forgotten(&forgotten);
         let ping = PingRequest { method: Default::default(), extensions: Default::default() };
         let pinged = sdk.send_request(ClientRequest::PingRequest(ping)).await;
-        let now = self.wire.way();
+        let now = self.http.negotiated();
         // The result of the ping does not matter.
         match (Arc::ptr_eq(&now, &forgotten), pinged) {
             (false, _) => Ok(now),
@@ -165,44 +170,49 @@ impl HttpCalls {
     }
 
     /// Waits for the response on an event stream. A stream that breaks is resumed if its events have ids.
-    async fn listen(&self, response: Response, way: &Negotiated, number: i64) -> Result<CallAnswer, Failure> {
-        let (mut enough, mut place) = (response.body().enough(), StreamPosition::default());
+    async fn read_stream(&self, response: Response, negotiated: &Negotiated, id: i64) -> Result<CallAnswer, Failure> {
+        let (mut skip_rest, mut position) = (response.body().skip_rest_flag(), StreamPosition::default());
         let mut stream = Box::pin(http_transport::events(response));
         loop {
             let event = match stream.next().await {
                 Some(Ok(event)) => event,
                 Some(Err(error)) if sse::is_too_large(&error) => return Err(Failure::transport(sse::TOO_LARGE)),
                 broken => {
-                    let response = self.resume(way, &mut place, broken.is_none()).await;
+                    let response = self.resume(negotiated, &mut position, broken.is_none()).await;
                     let response = response.ok_or_else(|| Failure::transport(CLOSED))?;
-                    enough = response.body().enough();
+                    skip_rest = response.body().skip_rest_flag();
                     stream = Box::pin(http_transport::events(response));
                     continue;
                 }
             };
-            place.in_vain = 0;
-            let Some(data) = place.note(event) else { continue };
-            match ServerMessage::read(data.as_bytes(), number) {
+            position.empty_resumes = 0;
+            let Some(data) = position.record(event) else { continue };
+            match ServerMessage::read(data.as_bytes(), id) {
                 ServerMessage::Answer(answer) => {
                     // The connection goes back to the pool once the server has ended the stream.
-                    enough.store(true, Ordering::Relaxed);
+                    skip_rest.store(true, Ordering::Relaxed);
                     return answer;
                 }
-                ServerMessage::Other(message) => self.waiting.overhear(*message).await,
+                ServerMessage::Other(message) => self.router.route(*message).await,
                 ServerMessage::Unknown => {}
             }
         }
     }
 
     /// Resumes a stream that broke or that the server ended for now. Returns `None` if it cannot be resumed.
-    async fn resume(&self, way: &Negotiated, place: &mut StreamPosition, has_ended: bool) -> Option<Response> {
-        place.in_vain += 1;
-        let last = place.last.as_deref().filter(|_| place.in_vain <= IN_VAIN_MAX)?;
-        let patience = http_setup::resume();
-        let mut wait = if has_ended { place.retry.take().or_else(|| patience.retry(0)) } else { None };
+    async fn resume(
+        &self,
+        negotiated: &Negotiated,
+        position: &mut StreamPosition,
+        has_ended: bool,
+    ) -> Option<Response> {
+        position.empty_resumes += 1;
+        let last = position.last.as_deref().filter(|_| position.empty_resumes <= EMPTY_RESUMES_MAX)?;
+        let backoff = http_setup::resume_backoff();
+        let mut wait = if has_ended { position.retry.take().or_else(|| backoff.retry(0)) } else { None };
         for times in 1.. {
             tokio::time::sleep(wait.unwrap_or_default()).await;
-            match self.wire.resume(way, last).await {
+            match self.http.resume(negotiated, last).await {
                 Ok(response) => return Some(response),
                 // The server would refuse again.
                 Err(
@@ -210,7 +220,7 @@ impl HttpCalls {
                     | StreamableHttpError::AuthRequired(_)
                     | StreamableHttpError::InsufficientScope(_),
                 ) => return None,
-                Err(_) => wait = patience.retry(times).max(place.retry),
+                Err(_) => wait = backoff.retry(times).max(position.retry),
             }
         }
         None
@@ -225,12 +235,12 @@ struct StreamPosition {
     /// The pause that the server asked for before a resumption.
     retry: Option<Duration>,
     /// The number of resumptions since the last event.
-    in_vain: usize,
+    empty_resumes: usize,
 }
 
 impl StreamPosition {
     /// Records an event. Returns its data if it is a message.
-    fn note(&mut self, event: Sse) -> Option<String> {
+    fn record(&mut self, event: Sse) -> Option<String> {
         self.retry = event.retry.map(|wait| Duration::from_millis(wait).min(RETRY_MAX)).or(self.retry);
         self.last = event.id.or_else(|| self.last.take());
         event.data.filter(|_| matches!(event.event.as_deref(), None | Some("" | "message")))

@@ -27,17 +27,17 @@ use super::http_request::{Request, Response, innermost};
 use super::http_setup::{CONNECT_TIMEOUT, tls};
 
 /// The longest time that a connection stays idle in the pool, and the maximum number of idle connections.
-const IDLE_MAX: Duration = Duration::from_secs(90);
-const KEPT_MAX: usize = 64;
+const IDLE_TIME_MAX: Duration = Duration::from_secs(90);
+const IDLE_COUNT_MAX: usize = 64;
 /// The interval at which unusable idle connections are closed.
-const TIDY_EVERY: Duration = Duration::from_secs(5);
+const CLOSE_INTERVAL: Duration = Duration::from_secs(5);
 /// The longest time for the unread rest of a body to arrive. After that its connection is not reused.
-const REST_MAX: Duration = Duration::from_millis(50);
+const DRAIN_TIME_MAX: Duration = Duration::from_millis(50);
 /// TCP keepalive: the idle time before the first probe and between probes, and the number of probes.
 /// `TCP_USER_TIMEOUT`: the longest time for sent data to be acknowledged.
-const ALIVE_AFTER: Duration = Duration::from_secs(15);
-const ALIVE_TRIES: u32 = 3;
-const TAKEN_WITHIN: Duration = Duration::from_secs(30);
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(15);
+const KEEPALIVE_TRIES: u32 = 3;
+const UNACKED_MAX: Duration = Duration::from_secs(30);
 
 /// The hyper connection, which drives requests and responses when polled.
 type HyperConnection = Connection<MaybeHttpsStream<TokioIo<TcpStream>>, Full<Bytes>>;
@@ -46,39 +46,39 @@ type HyperConnection = Connection<MaybeHttpsStream<TokioIo<TcpStream>>, Full<Byt
 struct HttpConnection {
     sender: SendRequest<Full<Bytes>>,
     /// `None` once the connection has ended. Dropping it wakes the waiting request or body with an error.
-    connection: Option<Pin<Box<HyperConnection>>>,
+    driver: Option<Pin<Box<HyperConnection>>>,
 }
 
 impl HttpConnection {
-    async fn new(to: Uri) -> Result<Self, Failure> {
+    async fn connect(to: Uri) -> Result<Self, Failure> {
         let mut connector = connector().map_err(|why| Failure::Configuration(why.into()))?.clone();
         let made = tokio::time::timeout(CONNECT_TIMEOUT, connector.call(to)).await;
         let io = made.map_err(|_| Failure::unreached("no connection could be made in time"))?;
         let io = io.map_err(|error| {
             Failure::unreached(format!("no connection could be made: {}", innermost(error.as_ref())))
         })?;
-        let (sender, connection) = handshake(io).await.map_err(|error| broken(&error))?;
-        Ok(Self { sender, connection: Some(Box::pin(connection)) })
+        let (sender, driver) = handshake(io).await.map_err(|error| broken(&error))?;
+        Ok(Self { sender, driver: Some(Box::pin(driver)) })
     }
 
     /// Polls the connection.
-    fn advance(&mut self, context: &mut Context<'_>) {
+    fn drive(&mut self, context: &mut Context<'_>) {
         // The cause of the end reaches the caller as the error of the request or the body.
-        if self.connection.as_mut().is_some_and(|connection| connection.as_mut().poll(context).is_ready()) {
-            self.connection = None;
+        if self.driver.as_mut().is_some_and(|driver| driver.as_mut().poll(context).is_ready()) {
+            self.driver = None;
         }
     }
 
     /// Returns true if a request can be sent.
     fn is_ready(&mut self) -> bool {
-        self.advance(&mut Context::from_waker(Waker::noop()));
-        self.connection.is_some() && self.sender.is_ready()
+        self.drive(&mut Context::from_waker(Waker::noop()));
+        self.driver.is_some() && self.sender.is_ready()
     }
 
     async fn send(&mut self, request: Request) -> hyper::Result<http::Response<Incoming>> {
         let mut answer = pin!(self.sender.send_request(request));
         poll_fn(|context| {
-            self.advance(context);
+            self.drive(context);
             answer.as_mut().poll(context)
         })
         .await
@@ -93,35 +93,47 @@ fn broken(error: &hyper::Error) -> Failure {
 /// The idle connections to one server.
 #[derive(Default)]
 pub(super) struct HttpPool {
-    kept: Mutex<Vec<IdleConnection>>,
+    idle: Mutex<Vec<IdleConnection>>,
     /// True while a task closes unusable connections. Changed only under the lock of the connections.
-    is_tidied: AtomicBool,
+    has_closer: AtomicBool,
 }
 
 struct IdleConnection {
-    line: HttpConnection,
+    connection: HttpConnection,
     /// The unread rest of the last body.
     rest: Option<Incoming>,
     since: Instant,
 }
 
+/// Tells if an idle connection can carry another request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reuse {
+    /// Never: it is closed, broken, or was idle for too long.
+    Dead,
+    /// Not yet: the rest of the last body is still arriving.
+    Draining,
+    /// Now.
+    Ready,
+}
+
 impl IdleConnection {
-    /// Returns `None` if the connection is unusable, `Some(false)` if it may become usable, `Some(true)` if it is.
-    fn is_of_use(&mut self) -> Option<bool> {
+    /// Reads what has arrived of the last body and returns whether the connection can be reused.
+    fn reuse(&mut self) -> Reuse {
         let mut context = Context::from_waker(Waker::noop());
-        if self.since.elapsed() > IDLE_MAX {
-            return None;
+        if self.since.elapsed() > IDLE_TIME_MAX {
+            return Reuse::Dead;
         }
         while let Some(rest) = &mut self.rest {
-            self.line.advance(&mut context);
+            self.connection.drive(&mut context);
             match Pin::new(rest).poll_frame(&mut context) {
                 Poll::Ready(Some(Ok(_))) => {}
-                Poll::Ready(Some(Err(_))) => return None,
+                Poll::Ready(Some(Err(_))) => return Reuse::Dead,
                 Poll::Ready(None) => self.rest = None,
-                Poll::Pending => return (self.since.elapsed() < REST_MAX).then_some(false),
+                Poll::Pending if self.since.elapsed() < DRAIN_TIME_MAX => return Reuse::Draining,
+                Poll::Pending => return Reuse::Dead,
             }
         }
-        self.line.is_ready().then_some(true)
+        if self.connection.is_ready() { Reuse::Ready } else { Reuse::Dead }
     }
 }
 
@@ -129,68 +141,68 @@ impl HttpPool {
     /// Sends a request. If the pooled connection turns out to be closed before the request went out, another one is
     /// used.
     pub(super) async fn send(self: &Arc<Self>, to: &Uri, make: impl Fn() -> Request) -> Result<Response, Failure> {
-        while let Some(mut line) = self.take() {
-            match line.send(make()).await {
-                Ok(answer) => return Ok(self.whole(answer, line)),
+        while let Some(mut connection) = self.take_ready() {
+            match connection.send(make()).await {
+                Ok(answer) => return Ok(self.into_response(answer, connection)),
                 Err(error) if error.is_canceled() => {}
                 Err(error) => return Err(broken(&error)),
             }
         }
-        let mut line = Box::pin(HttpConnection::new(to.clone())).await?;
-        match line.send(make()).await {
-            Ok(answer) => Ok(self.whole(answer, line)),
+        let mut connection = Box::pin(HttpConnection::connect(to.clone())).await?;
+        match connection.send(make()).await {
+            Ok(answer) => Ok(self.into_response(answer, connection)),
             Err(error) if error.is_canceled() => Err(Failure::unreached("the connection was closed at once")),
             Err(error) => Err(broken(&error)),
         }
     }
 
-    fn whole(self: &Arc<Self>, answer: http::Response<Incoming>, line: HttpConnection) -> Response {
-        answer.map(|incoming| {
-            let rest = Some((line, incoming));
-            Body { rest, lines: Arc::clone(self), is_enough: Arc::default() }
+    fn into_response(self: &Arc<Self>, head: http::Response<Incoming>, connection: HttpConnection) -> Response {
+        head.map(|incoming| {
+            let rest = Some((connection, incoming));
+            Body { rest, pool: Arc::clone(self), skips_rest: Arc::default() }
         })
     }
 
     /// Takes a usable connection, the most recently used one first.
-    fn take(&self) -> Option<HttpConnection> {
-        let mut kept = self.kept();
-        for at in (0..kept.len()).rev() {
-            match kept[at].is_of_use() {
-                Some(true) => return Some(kept.remove(at).line),
-                Some(false) => {}
-                None => drop(kept.remove(at)),
+    fn take_ready(&self) -> Option<HttpConnection> {
+        let mut idle = self.idle();
+        for at in (0..idle.len()).rev() {
+            match idle[at].reuse() {
+                Reuse::Ready => return Some(idle.remove(at).connection),
+                Reuse::Draining => {}
+                Reuse::Dead => drop(idle.remove(at)),
             }
         }
         None
     }
 
-    fn keep(self: &Arc<Self>, line: HttpConnection, rest: Option<Incoming>) {
-        let mut kept = self.kept();
-        if kept.len() >= KEPT_MAX || line.connection.is_none() {
+    fn put_back(self: &Arc<Self>, connection: HttpConnection, rest: Option<Incoming>) {
+        let mut idle = self.idle();
+        if idle.len() >= IDLE_COUNT_MAX || connection.driver.is_none() {
             return;
         }
-        kept.push(IdleConnection { line, rest, since: Instant::now() });
+        idle.push(IdleConnection { connection, rest, since: Instant::now() });
         if let Ok(runtime) = Handle::try_current()
-            && !self.is_tidied.swap(true, Ordering::Relaxed)
+            && !self.has_closer.swap(true, Ordering::Relaxed)
         {
-            runtime.spawn(tidy(Arc::downgrade(self)));
+            runtime.spawn(close_dead(Arc::downgrade(self)));
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Vec<IdleConnection>> {
-        self.kept.lock().expect("no code panics while it holds the connections")
+    fn idle(&self) -> MutexGuard<'_, Vec<IdleConnection>> {
+        self.idle.lock().expect("no code panics while it holds the connections")
     }
 }
 
 /// Closes unusable idle connections until there are no idle ones.
-async fn tidy(lines: Weak<HttpPool>) {
+async fn close_dead(pool: Weak<HttpPool>) {
     loop {
-        tokio::time::sleep(TIDY_EVERY).await;
-        let Some(lines) = lines.upgrade() else { return };
-        let mut kept = lines.kept();
-        kept.retain_mut(|one| one.is_of_use().is_some());
-        if kept.is_empty() {
-            lines.is_tidied.store(false, Ordering::Relaxed);
+        tokio::time::sleep(CLOSE_INTERVAL).await;
+        let Some(pool) = pool.upgrade() else { return };
+        let mut idle = pool.idle();
+        idle.retain_mut(|one| one.reuse() != Reuse::Dead);
+        if idle.is_empty() {
+            pool.has_closer.store(false, Ordering::Relaxed);
             return;
         }
     }
@@ -200,14 +212,14 @@ async fn tidy(lines: Weak<HttpPool>) {
 /// unless the reader said that the rest does not matter.
 pub(super) struct Body {
     rest: Option<(HttpConnection, Incoming)>,
-    lines: Arc<HttpPool>,
-    is_enough: Arc<AtomicBool>,
+    pool: Arc<HttpPool>,
+    skips_rest: Arc<AtomicBool>,
 }
 
 impl Body {
     /// Returns the flag by which a reader says that the rest of the body does not matter.
-    pub(super) fn enough(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.is_enough)
+    pub(super) fn skip_rest_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.skips_rest)
     }
 }
 
@@ -219,14 +231,14 @@ impl http_body::Body for Body {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let Some((line, incoming)) = &mut self.rest else { return Poll::Ready(None) };
-        line.advance(context);
+        let Some((connection, incoming)) = &mut self.rest else { return Poll::Ready(None) };
+        connection.drive(context);
         let frame = std::task::ready!(Pin::new(incoming).poll_frame(context));
         if frame.is_none()
-            && let Some((mut line, _)) = self.rest.take()
-            && line.is_ready()
+            && let Some((mut connection, _)) = self.rest.take()
+            && connection.is_ready()
         {
-            self.lines.keep(line, None);
+            self.pool.put_back(connection, None);
         }
         Poll::Ready(frame)
     }
@@ -238,10 +250,10 @@ impl http_body::Body for Body {
 
 impl Drop for Body {
     fn drop(&mut self) {
-        if let Some((line, incoming)) = self.rest.take()
-            && self.is_enough.load(Ordering::Relaxed)
+        if let Some((connection, incoming)) = self.rest.take()
+            && self.skips_rest.load(Ordering::Relaxed)
         {
-            self.lines.keep(line, Some(incoming));
+            self.pool.put_back(connection, Some(incoming));
         }
     }
 }
@@ -253,11 +265,11 @@ fn connector() -> Result<&'static HttpsConnector<HttpConnector>, &'static str> {
         let mut plain = HttpConnector::new();
         plain.enforce_http(false);
         plain.set_nodelay(true);
-        plain.set_keepalive(Some(ALIVE_AFTER));
-        plain.set_keepalive_interval(Some(ALIVE_AFTER));
-        plain.set_keepalive_retries(Some(ALIVE_TRIES));
+        plain.set_keepalive(Some(KEEPALIVE_AFTER));
+        plain.set_keepalive_interval(Some(KEEPALIVE_AFTER));
+        plain.set_keepalive_retries(Some(KEEPALIVE_TRIES));
         #[cfg(target_os = "linux")]
-        plain.set_tcp_user_timeout(Some(TAKEN_WITHIN));
+        plain.set_tcp_user_timeout(Some(UNACKED_MAX));
         let secure = HttpsConnectorBuilder::new().with_tls_config(tls()?).https_or_http().enable_http1();
         Ok(secure.wrap_connector(plain))
     };
@@ -273,36 +285,36 @@ mod tests {
     async fn a_request_over_a_connection_that_was_closed_is_told_so_at_once() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
-        let (line, accepted) = tokio::join!(HttpConnection::new(to), listener.accept());
-        let mut line = line.unwrap();
-        assert!(line.is_ready());
+        let (connection, accepted) = tokio::join!(HttpConnection::connect(to), listener.accept());
+        let mut connection = connection.unwrap();
+        assert!(connection.is_ready());
         drop(accepted);
         tokio::time::sleep(Duration::from_millis(50)).await;
         let request = Request::new(Full::default());
-        let sent = tokio::time::timeout(Duration::from_secs(10), line.send(request)).await;
+        let sent = tokio::time::timeout(Duration::from_secs(10), connection.send(request)).await;
         let error = sent.expect("nobody waits for what will not come").expect_err("nobody is there to answer");
         assert!(error.is_canceled(), "{error:?}");
-        assert!(!line.is_ready());
+        assert!(!connection.is_ready());
     }
 
     #[tokio::test]
     async fn however_often_a_connection_is_used_one_task_looks_after_it() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to: Uri = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
-        let (line, accepted) = tokio::join!(HttpConnection::new(to), listener.accept());
-        let lines = Arc::new(HttpPool::default());
-        lines.keep(line.unwrap(), None);
+        let (connection, accepted) = tokio::join!(HttpConnection::connect(to), listener.accept());
+        let pool = Arc::new(HttpPool::default());
+        pool.put_back(connection.unwrap(), None);
         for _ in 0..10 {
-            let line = lines.take().expect("nobody uses it");
-            assert!(lines.take().is_none(), "it is used");
-            lines.keep(line, None);
+            let connection = pool.take_ready().expect("nobody uses it");
+            assert!(pool.take_ready().is_none(), "it is used");
+            pool.put_back(connection, None);
         }
         assert_eq!(Handle::current().metrics().num_alive_tasks(), 1);
         drop(accepted);
         tokio::time::sleep(Duration::from_millis(50)).await;
-        assert!(lines.take().is_none(), "the server has closed it");
+        assert!(pool.take_ready().is_none(), "the server has closed it");
         tokio::time::pause();
-        tokio::time::advance(TIDY_EVERY * 2).await;
+        tokio::time::advance(CLOSE_INTERVAL * 2).await;
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }

@@ -21,9 +21,9 @@ use super::sse;
 /// Maximum size of one message.
 pub(super) const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Maximum number of bytes read of an error response.
-const COMPLAINT_BYTES_MAX: usize = 64 * 1024;
+const ERROR_BODY_BYTES_MAX: usize = 64 * 1024;
 /// Maximum number of redirects followed for one request.
-const HOPS_MAX: usize = 3;
+const REDIRECTS_MAX: usize = 3;
 
 pub(super) type Request = http::Request<Full<Bytes>>;
 pub(super) type Response = http::Response<Body>;
@@ -34,7 +34,7 @@ pub(super) struct Target {
     uri: Uri,
     /// The `Host` header.
     host: HeaderValue,
-    lines: Arc<HttpPool>,
+    pool: Arc<HttpPool>,
 }
 
 impl Target {
@@ -43,7 +43,7 @@ impl Target {
         // User name and password, which some URLs have, are cut off.
         let host = uri.authority().map_or("", |whole| whole.as_str().rsplit('@').next().unwrap_or_default());
         let host = HeaderValue::from_str(host).map_err(|_| format!("`{url}` is no address"))?;
-        Ok(Self { url, uri, host, lines: Arc::default() })
+        Ok(Self { url, uri, host, pool: Arc::default() })
     }
 
     /// Sends the request that `make` builds. Follows a redirect only within the same origin and only if it repeats the
@@ -65,7 +65,7 @@ impl Target {
             request.headers_mut().insert(header::HOST, self.host.clone());
             request
         };
-        self.lines.send(uri, make).await
+        self.pool.send(uri, make).await
     }
 
     async fn follow(&self, make: impl Fn() -> Request, mut response: Response) -> Result<Response, Failure> {
@@ -79,13 +79,15 @@ impl Target {
             let next = location.and_then(|location| here.join(location).ok());
             let keeps_the_message = matches!(status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT);
             let (next, uri) = match (&next, next.as_ref().and_then(|next| next.as_str().parse::<Uri>().ok())) {
-                (Some(next), Some(uri)) if keeps_the_message && hop < HOPS_MAX && next.origin() == here.origin() => {
+                (Some(next), Some(uri))
+                    if keeps_the_message && hop < REDIRECTS_MAX && next.origin() == here.origin() =>
+                {
                     (next.clone(), uri)
                 }
-                _ => return Err(redirected(status, &here, next.as_ref())),
+                _ => return Err(not_followed(status, &here, next.as_ref())),
             };
             // Reading the whole body lets the connection go back to the pool.
-            glimpse(response).await;
+            read_beginning(response).await;
             response = self.send_to(&uri, &make).await?;
             here = next;
         }
@@ -93,13 +95,13 @@ impl Target {
     }
 }
 
-fn redirected(status: StatusCode, here: &Url, next: Option<&Url>) -> Failure {
-    let place = match next.map(Url::origin) {
+fn not_followed(status: StatusCode, here: &Url, next: Option<&Url>) -> Failure {
+    let to = match next.map(Url::origin) {
         Some(origin) if origin == here.origin() => "itself".to_owned(),
         Some(origin) => format!("`{}`", origin.ascii_serialization()),
         None => "nowhere".to_owned(),
     };
-    let told = format!("it redirects to {place} by {}, which is not followed", http_status(status.as_u16()));
+    let told = format!("it redirects to {to} by {}, which is not followed", http_status(status.as_u16()));
     // 307 and 308 ask for the same message elsewhere, so the server did nothing with it here.
     match status {
         StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => Failure::Configuration(told.into()),
@@ -124,8 +126,8 @@ pub(super) async fn read(response: Response) -> Result<Bytes, Failure> {
     if length > MESSAGE_BYTES_MAX as u64 {
         return Err(too_large());
     }
-    let Some(first) = piece(&mut body).await? else { return Ok(Bytes::new()) };
-    let Some(mut next) = piece(&mut body).await? else {
+    let Some(first) = next_piece(&mut body).await? else { return Ok(Bytes::new()) };
+    let Some(mut next) = next_piece(&mut body).await? else {
         // Most bodies come in one piece and need no copy.
         return Ok(first);
     };
@@ -136,7 +138,7 @@ pub(super) async fn read(response: Response) -> Result<Bytes, Failure> {
             return Err(too_large());
         }
         all.extend_from_slice(&next);
-        match piece(&mut body).await? {
+        match next_piece(&mut body).await? {
             Some(piece) => next = piece,
             None => return Ok(all.freeze()),
         }
@@ -144,7 +146,7 @@ pub(super) async fn read(response: Response) -> Result<Bytes, Failure> {
 }
 
 /// Reads the next piece of a body.
-async fn piece(body: &mut Body) -> Result<Option<Bytes>, Failure> {
+async fn next_piece(body: &mut Body) -> Result<Option<Bytes>, Failure> {
     while let Some(frame) = body.frame().await {
         match frame.map(http_body::Frame::into_data) {
             Ok(Ok(piece)) => return Ok(Some(piece)),
@@ -157,10 +159,10 @@ async fn piece(body: &mut Body) -> Result<Option<Bytes>, Failure> {
 }
 
 /// Reads the beginning of an error response. Usually this is the whole body, so the connection goes back to the pool.
-pub(super) async fn glimpse(response: Response) -> Vec<u8> {
+pub(super) async fn read_beginning(response: Response) -> Vec<u8> {
     let (mut body, mut all) = (response.into_body(), Vec::new());
-    while let Ok(Some(piece)) = piece(&mut body).await {
-        let room = COMPLAINT_BYTES_MAX - all.len();
+    while let Ok(Some(piece)) = next_piece(&mut body).await {
+        let room = ERROR_BODY_BYTES_MAX - all.len();
         all.extend_from_slice(&piece[..piece.len().min(room)]);
         if piece.len() > room {
             break;

@@ -41,18 +41,18 @@ pub(super) fn transport(
     let (url, headers) = (url(address)?, headers(address)?);
     // A configured `Authorization` header takes precedence over a stored login.
     let login = address.login.clone().filter(|_| !headers.contains_key(header::AUTHORIZATION));
-    let wire = HttpTransport::new(Target::new(url.clone())?, headers, login.map(|login| Bearer::new(url, login)));
+    let http = HttpTransport::new(Target::new(url.clone())?, headers, login.map(|login| Bearer::new(url, login)));
     let mut config =
         StreamableHttpClientTransportConfig::with_uri(address.url.as_str()).max_concurrent_requests(calls_max);
-    config.retry_config = Arc::new(resume());
-    Ok((wire.clone(), StreamableHttpClientTransport::with_client(wire, config)))
+    config.retry_config = Arc::new(resume_backoff());
+    Ok((http.clone(), StreamableHttpClientTransport::with_client(http, config)))
 }
 
 /// Returns the backoff between attempts to resume a broken stream.
-pub(super) fn resume() -> ExponentialBackoff {
-    let mut resume = ExponentialBackoff::default();
-    resume.max_delay = Some(RESUME_DELAY_MAX);
-    resume
+pub(super) fn resume_backoff() -> ExponentialBackoff {
+    let mut backoff = ExponentialBackoff::default();
+    backoff.max_delay = Some(RESUME_DELAY_MAX);
+    backoff
 }
 
 /// Parses the server's URL.
@@ -91,7 +91,7 @@ fn secret_value(name: &str, value: &str) -> Result<HeaderValue, String> {
 /// Returns the `Bearer` challenge with which a server answers a request without a token. `None` if the server asks for
 /// no token.
 pub(super) async fn challenge(address: &Address) -> Option<String> {
-    let (place, mut headers) = (Target::new(url(address).ok()?).ok()?, headers(address).ok()?);
+    let (target, mut headers) = (Target::new(url(address).ok()?).ok()?, headers(address).ok()?);
     headers.insert(header::ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     let make = || {
@@ -100,7 +100,7 @@ pub(super) async fn challenge(address: &Address) -> Option<String> {
         request.headers_mut().clone_from(&headers);
         request
     };
-    let answer = tokio::time::timeout(CONNECT_TIMEOUT, place.send(make)).await.ok()?.ok()?;
+    let answer = tokio::time::timeout(CONNECT_TIMEOUT, target.send(make)).await.ok()?.ok()?;
     if answer.status() != StatusCode::UNAUTHORIZED {
         return None;
     }

@@ -22,12 +22,12 @@ use sse_stream::Sse;
 use tokio::sync::watch;
 
 use super::failure::{Failure, http_status};
-use super::http_request::{MESSAGE_BYTES_MAX, Request, Response, Target, glimpse, pieces, read};
+use super::http_request::{MESSAGE_BYTES_MAX, Request, Response, Target, pieces, read, read_beginning};
 use super::login::Bearer;
 use super::sse;
 
 /// Maximum number of bytes of an error response that are quoted.
-const COMPLAINT_TOLD_BYTES_MAX: usize = 200;
+const COMPLAINT_BYTES_MAX: usize = 200;
 /// The pause before a stream is requested, so that a server that ends each stream at once does not keep us busy.
 const STREAM_PAUSE: Duration = Duration::from_millis(100);
 /// The longest `Retry-After` that is respected.
@@ -45,16 +45,16 @@ type TransportError = StreamableHttpError<Failure>;
 /// The HTTP transport to one server.
 #[derive(Clone)]
 pub(super) struct HttpTransport {
-    server: Arc<TransportState>,
+    state: Arc<TransportState>,
 }
 
 struct TransportState {
-    place: Target,
+    target: Target,
     /// Headers of every request.
     headers: HeaderMap,
     /// The bearer token of a login.
     bearer: Option<Bearer>,
-    way: watch::Sender<Arc<Negotiated>>,
+    negotiated: watch::Sender<Arc<Negotiated>>,
 }
 
 /// The session and revision that the SDK negotiated. Calls use them too.
@@ -71,58 +71,62 @@ pub(super) struct Negotiated {
 /// A server's response to a posted message.
 pub(super) enum PostResponse {
     /// JSON, and the id of the session that it begins.
-    Whole(Bytes, Option<String>),
+    Json(Bytes, Option<String>),
     /// An SSE stream.
     Events(Response),
     /// An error status. `error` is MCP's error if the body has one, else `complaint` describes the response.
     Refused { status: StatusCode, error: Option<ErrorData>, complaint: Failure },
     /// No response in the body. `complaint` is the error to report. If `may_follow`, the response may still come on the
     /// session's SSE stream.
-    Nothing { may_follow: bool, complaint: Failure },
+    NoAnswer { may_follow: bool, complaint: Failure },
 }
 
 impl HttpTransport {
-    pub(super) fn new(place: Target, headers: HeaderMap, bearer: Option<Bearer>) -> Self {
-        let way = watch::Sender::default();
-        Self { server: Arc::new(TransportState { place, headers, bearer, way }) }
+    pub(super) fn new(target: Target, headers: HeaderMap, bearer: Option<Bearer>) -> Self {
+        let negotiated = watch::Sender::default();
+        Self { state: Arc::new(TransportState { target, headers, bearer, negotiated }) }
     }
 
     /// Returns the negotiated session and revision.
-    pub(super) fn way(&self) -> Arc<Negotiated> {
-        Arc::clone(&self.server.way.borrow())
+    pub(super) fn negotiated(&self) -> Arc<Negotiated> {
+        Arc::clone(&self.state.negotiated.borrow())
     }
 
     /// Waits until another session has replaced this one.
-    pub(super) async fn left(&self, way: &Arc<Negotiated>) {
+    pub(super) async fn wait_for_successor(&self, of: &Arc<Negotiated>) {
         // The sender cannot be dropped while `self` exists.
-        let _ = self.server.way.subscribe().wait_for(|now| !Arc::ptr_eq(now, way)).await;
+        let _ = self.state.negotiated.subscribe().wait_for(|now| !Arc::ptr_eq(now, of)).await;
     }
 
-    /// Calls `another` whenever a new session has begun.
-    pub(super) async fn sessions(&self, another: impl Fn()) {
-        let mut ways = self.server.way.subscribe();
+    /// Calls `on_new` whenever a new session has begun.
+    pub(super) async fn watch_sessions(&self, on_new: impl Fn()) {
+        let mut changes = self.state.negotiated.subscribe();
         // The sender cannot be dropped while `self` exists.
-        while ways.changed().await.is_ok() {
-            if ways.borrow_and_update().session.is_some() {
-                another();
+        while changes.changed().await.is_ok() {
+            if changes.borrow_and_update().session.is_some() {
+                on_new();
             }
         }
     }
 
     /// Marks the session as forgotten by the server, so that the SDK begins a new one with its next message.
-    pub(super) fn forget(way: &Negotiated) {
-        way.is_forgotten.store(true, Ordering::Relaxed);
+    pub(super) fn mark_forgotten(negotiated: &Negotiated) {
+        negotiated.is_forgotten.store(true, Ordering::Relaxed);
     }
 
     /// Records the session and revision that the SDK uses. Fails if the session was forgotten.
-    fn learn(
+    fn note_negotiated(
         &self,
         session: Option<&Arc<str>>,
         extra: &HashMap<HeaderName, HeaderValue>,
     ) -> Result<(), TransportError> {
-        let (way, revision) = (self.way(), extra.get(&REVISION));
-        if way.session.as_ref() == session && way.revision.as_ref() == revision {
-            return if way.is_forgotten.load(Ordering::Relaxed) { Err(TransportError::SessionExpired) } else { Ok(()) };
+        let (known, revision) = (self.negotiated(), extra.get(&REVISION));
+        if known.session.as_ref() == session && known.revision.as_ref() == revision {
+            return if known.is_forgotten.load(Ordering::Relaxed) {
+                Err(TransportError::SessionExpired)
+            } else {
+                Ok(())
+            };
         }
         let mut headers = self.headers(BOTH, session.map(|session| &**session))?;
         headers.insert(header::CONTENT_TYPE, JSON);
@@ -130,7 +134,7 @@ impl HttpTransport {
             headers.insert(REVISION, revision.clone());
         }
         let (session, revision) = (session.cloned(), revision.cloned());
-        self.server.way.send_replace(Arc::new(Negotiated {
+        self.state.negotiated.send_replace(Arc::new(Negotiated {
             session,
             revision,
             headers,
@@ -142,7 +146,7 @@ impl HttpTransport {
     /// Sends a call's request. A request that the server refuses because of an unknown session was not processed.
     pub(super) async fn call(
         &self,
-        way: &Negotiated,
+        negotiated: &Negotiated,
         body: &Bytes,
         extra: &[(HeaderName, HeaderValue)],
     ) -> Result<PostResponse, TransportError> {
@@ -150,22 +154,22 @@ impl HttpTransport {
             let mut request = Request::new(body.clone().into());
             *request.method_mut() = Method::POST;
             let headers = request.headers_mut();
-            headers.clone_from(&way.headers);
+            headers.clone_from(&negotiated.headers);
             headers.extend(extra.iter().cloned());
             request
         };
-        self.post(make, way.session.is_some()).await
+        self.post(make, negotiated.session.is_some()).await
     }
 
     /// Resumes a broken stream after an event.
-    pub(super) async fn resume(&self, way: &Negotiated, last: &str) -> Result<Response, TransportError> {
-        let revision = way.revision.iter().map(|revision| (REVISION, revision.clone())).collect();
-        self.stream(way.session.as_deref(), Some(last), revision).await
+    pub(super) async fn resume(&self, negotiated: &Negotiated, last: &str) -> Result<Response, TransportError> {
+        let revision = negotiated.revision.iter().map(|revision| (REVISION, revision.clone())).collect();
+        self.stream(negotiated.session.as_deref(), Some(last), revision).await
     }
 
     /// Returns the headers of every request, with this `Accept` and session.
     fn headers(&self, accept: HeaderValue, session: Option<&str>) -> Result<HeaderMap, TransportError> {
-        let mut headers = self.server.headers.clone();
+        let mut headers = self.state.headers.clone();
         headers.insert(header::ACCEPT, accept);
         if let Some(session) = session {
             let session = HeaderValue::from_str(session).map_err(|_| Failure::protocol("a session that has no name"));
@@ -192,7 +196,7 @@ impl HttpTransport {
 
     /// Sends a request with the login's token. A refused token is renewed once.
     async fn send(&self, make: impl Fn() -> Request) -> Result<Response, TransportError> {
-        match &self.server.bearer {
+        match &self.state.bearer {
             Some(bearer) => Box::pin(self.send_logged_in(make, bearer)).await,
             None => self.send_as(make, None).await,
         }
@@ -222,7 +226,7 @@ impl HttpTransport {
             }
             request
         };
-        let response = self.server.place.send(make).await.map_err(TransportError::Client)?;
+        let response = self.state.target.send(make).await.map_err(TransportError::Client)?;
         match response.status() {
             StatusCode::UNAUTHORIZED => Err(TransportError::AuthRequired(AuthRequiredError::new(challenge(&response)))),
             StatusCode::FORBIDDEN => {
@@ -245,23 +249,23 @@ impl HttpTransport {
         let content_type = content_type(&response);
         let is_html = content_type.starts_with(b"text/html");
         if !status.is_success() {
-            return Box::pin(refused(response, is_html, has_session)).await;
+            return Box::pin(classify_error(response, is_html, has_session)).await;
         }
         if content_type.starts_with(b"text/event-stream") {
             return Ok(PostResponse::Events(response));
         }
         if content_type.starts_with(b"application/json") {
             let session = session_of(&response);
-            return Ok(PostResponse::Whole(read(response).await.map_err(TransportError::Client)?, session));
+            return Ok(PostResponse::Json(read(response).await.map_err(TransportError::Client)?, session));
         }
         let is_empty = matches!(status, StatusCode::ACCEPTED | StatusCode::NO_CONTENT);
         // Reading the whole body lets the connection go back to the pool.
-        let complaint = match Box::pin(glimpse(response)).await.as_slice() {
+        let complaint = match Box::pin(read_beginning(response)).await.as_slice() {
             [] => "nothing",
             _ if is_html => "a page for people",
             _ => "something that is neither JSON nor a stream of events",
         };
-        Ok(PostResponse::Nothing { may_follow: is_empty && has_session, complaint: Failure::protocol(complaint) })
+        Ok(PostResponse::NoAnswer { may_follow: is_empty && has_session, complaint: Failure::protocol(complaint) })
     }
 
     /// Opens an SSE stream, or resumes one after an event.
@@ -287,10 +291,10 @@ impl HttpTransport {
 }
 
 /// Classifies an error response.
-async fn refused(response: Response, is_html: bool, has_session: bool) -> Result<PostResponse, TransportError> {
+async fn classify_error(response: Response, is_html: bool, has_session: bool) -> Result<PostResponse, TransportError> {
     let status = response.status();
-    let body = glimpse(response).await;
-    if has_session && is_forgotten(status, &body) {
+    let body = read_beginning(response).await;
+    if has_session && says_forgotten(status, &body) {
         return Err(TransportError::SessionExpired);
     }
     let error = match serde_json::from_slice(&body) {
@@ -302,7 +306,7 @@ async fn refused(response: Response, is_html: bool, has_session: bool) -> Result
 
 /// Parses the SSE events of a response.
 pub(super) fn events(response: Response) -> impl Stream<Item = Result<Sse, SseError>> + Send + 'static {
-    sse::of(pieces(response), MESSAGE_BYTES_MAX)
+    sse::events(pieces(response), MESSAGE_BYTES_MAX)
 }
 
 /// Parses a body that is one response message.
@@ -343,23 +347,23 @@ impl StreamableHttpClient for HttpTransport {
         };
         // Session and revision are known only after the handshake.
         if !is_introduction {
-            self.learn(session_id.as_ref(), &custom_headers)?;
+            self.note_negotiated(session_id.as_ref(), &custom_headers)?;
         }
         let body = serde_json::to_vec(&message)?;
         let mut request = self.request(Method::POST, BOTH, session_id.as_deref(), custom_headers)?;
         request.headers_mut().insert(header::CONTENT_TYPE, JSON);
         *request.body_mut() = body.into();
-        let heard = self.post(|| request.clone(), session_id.is_some()).await?;
-        let begins_session = match &heard {
-            PostResponse::Whole(_, session) => session.is_some(),
+        let response = self.post(|| request.clone(), session_id.is_some()).await?;
+        let begins_session = match &response {
+            PostResponse::Json(_, session) => session.is_some(),
             PostResponse::Events(response) => session_of(response).is_some(),
             _ => false,
         };
         if is_introduction && begins_session {
             // The new session may have the same id as a forgotten one.
-            self.server.way.send_replace(Arc::default());
+            self.state.negotiated.send_replace(Arc::default());
         }
-        match (heard, id_of(&message)) {
+        match (response, id_of(&message)) {
             (PostResponse::Events(response), id) => {
                 let session = session_of(&response);
                 Ok(SdkResponse::Sse(sse::for_the_sdk(events(response), id.cloned()), session))
@@ -377,11 +381,11 @@ impl StreamableHttpClient for HttpTransport {
                 Ok(SdkResponse::Json(ServerJsonRpcMessage::error(error, Some(id.clone())), None))
             }
             (PostResponse::Refused { complaint, .. }, Some(_)) => Err(TransportError::Client(complaint)),
-            (PostResponse::Whole(..) | PostResponse::Nothing { .. }, None) => Ok(SdkResponse::Accepted),
-            (PostResponse::Whole(body, session), Some(id)) => self::message(&body, session, id),
+            (PostResponse::Json(..) | PostResponse::NoAnswer { .. }, None) => Ok(SdkResponse::Accepted),
+            (PostResponse::Json(body, session), Some(id)) => self::message(&body, session, id),
             // The response comes on the session's stream.
-            (PostResponse::Nothing { may_follow: true, .. }, Some(_)) => Ok(SdkResponse::Accepted),
-            (PostResponse::Nothing { complaint, .. }, Some(_)) => Err(TransportError::Client(complaint)),
+            (PostResponse::NoAnswer { may_follow: true, .. }, Some(_)) => Ok(SdkResponse::Accepted),
+            (PostResponse::NoAnswer { complaint, .. }, Some(_)) => Err(TransportError::Client(complaint)),
         }
     }
 
@@ -395,7 +399,7 @@ impl StreamableHttpClient for HttpTransport {
         let request = self.request(Method::DELETE, JSON, Some(&session_id), custom_headers)?;
         let response = self.send(|| request.clone()).await?;
         let status = response.status();
-        glimpse(response).await;
+        read_beginning(response).await;
         if status.is_success() { Ok(()) } else { Err(TransportError::ServerDoesNotSupportDeleteSession) }
     }
 
@@ -463,7 +467,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 
 /// Returns true if a response says that the session is unknown. Some servers use 400 for that. A body that names the
 /// request's id is a real response to the request, not about the session.
-fn is_forgotten(status: StatusCode, body: &[u8]) -> bool {
+fn says_forgotten(status: StatusCode, body: &[u8]) -> bool {
     let names_it = || body.to_ascii_lowercase().windows(7).any(|window| window == b"session");
     let answers = || serde_json::from_slice::<Value>(body).is_ok_and(|answer| !answer["id"].is_null());
     (status == StatusCode::NOT_FOUND || (status == StatusCode::BAD_REQUEST && names_it())) && !answers()
@@ -471,11 +475,11 @@ fn is_forgotten(status: StatusCode, body: &[u8]) -> bool {
 
 /// Returns the failure for an error response without an MCP error.
 fn complaint(status: StatusCode, is_html: bool, body: &[u8]) -> Failure {
-    let mut told = http_status(status.as_u16());
+    let mut message = http_status(status.as_u16());
     let text = String::from_utf8_lossy(body);
     let text = text.trim();
     if !is_html && !text.is_empty() {
-        told = format!("{told}: {}", &text[..text.floor_char_boundary(COMPLAINT_TOLD_BYTES_MAX)]);
+        message = format!("{message}: {}", &text[..text.floor_char_boundary(COMPLAINT_BYTES_MAX)]);
     }
-    if status.is_server_error() { Failure::transport(told) } else { Failure::protocol(told) }
+    if status.is_server_error() { Failure::transport(message) } else { Failure::protocol(message) }
 }

@@ -24,7 +24,7 @@ use super::failure::{Failure, first_of};
 use super::upstream_session::STATELESS;
 
 /// Maximum number of messages from calls' streams that wait for the SDK.
-const OVERHEARD_MAX: usize = 16;
+const FORWARDED_MAX: usize = 16;
 
 type Received = RxJsonRpcMessage<RoleClient>;
 
@@ -32,11 +32,11 @@ type Received = RxJsonRpcMessage<RoleClient>;
 #[derive(Clone)]
 pub(super) struct Router {
     /// Calls by progress token.
-    calls: Arc<Mutex<HashMap<i64, Call>>>,
-    overheard: mpsc::Sender<Received>,
+    calls: Arc<Mutex<HashMap<i64, RoutedCall>>>,
+    forwarded: mpsc::Sender<Received>,
 }
 
-struct Call {
+struct RoutedCall {
     run: Run,
     /// The waiting caller, if the call bypassed the SDK. Its token is also its request id. Gets a response that does
     /// not come on the call's own stream.
@@ -46,61 +46,62 @@ struct Call {
 impl Router {
     /// Registers a call that bypasses the SDK. The returned receiver gets its response if that comes outside the call's
     /// own HTTP response.
-    pub(super) fn note(&self, number: i64, run: &Run) -> oneshot::Receiver<Result<CallAnswer, Failure>> {
-        let (answer, elsewhere) = oneshot::channel();
-        self.calls().insert(number, Call { run: run.clone(), answer: Some(answer) });
-        elsewhere
+    pub(super) fn register(&self, number: i64, run: &Run) -> oneshot::Receiver<Result<CallAnswer, Failure>> {
+        let (answer, response) = oneshot::channel();
+        self.calls().insert(number, RoutedCall { run: run.clone(), answer: Some(answer) });
+        response
     }
 
     pub(super) fn forget(&self, token: &ProgressToken) {
-        if let Some(token) = number(&token.0) {
+        if let Some(token) = id_number(&token.0) {
             self.calls().remove(&token);
         }
     }
 
     /// Routes a message that came on a call's stream like every other message.
-    pub(super) async fn overhear(&self, message: Received) {
-        if let Some(message) = self.take(message) {
+    pub(super) async fn route(&self, message: Received) {
+        if let Some(message) = self.deliver(message) {
             // If the SDK is gone, so is the connection.
-            let _ = self.overheard.send(message).await;
+            let _ = self.forwarded.send(message).await;
         }
     }
 
     /// Registers the run of a call that the SDK sends. The request carries the run as an extension, which is not
     /// serialized.
-    fn note_request(&self, message: &TxJsonRpcMessage<RoleClient>) {
+    fn register_sent(&self, message: &TxJsonRpcMessage<RoleClient>) {
         if let JsonRpcMessage::Request(JsonRpcRequest {
             request: request @ ClientRequest::CallToolRequest(call), ..
         }) = message
             && let Some(run) = call.extensions.get::<Run>()
-            && let Some(token) = request.get_meta().get_progress_token().and_then(|token| number(&token.0))
+            && let Some(token) = request.get_meta().get_progress_token().and_then(|token| id_number(&token.0))
         {
-            self.calls().insert(token, Call { run: run.clone(), answer: None });
+            self.calls().insert(token, RoutedCall { run: run.clone(), answer: None });
         }
     }
 
     /// Delivers progress and responses of registered calls. Returns every other message.
-    fn take(&self, message: Received) -> Option<Received> {
+    fn deliver(&self, message: Received) -> Option<Received> {
         match message {
             JsonRpcMessage::Notification(JsonRpcNotification {
                 notification: ServerNotification::ProgressNotification(ProgressNotification { params: told, .. }),
                 ..
             }) => {
-                let run = number(&told.progress_token.0).and_then(|token| Some(self.calls().get(&token)?.run.clone()));
+                let run =
+                    id_number(&told.progress_token.0).and_then(|token| Some(self.calls().get(&token)?.run.clone()));
                 if let Some(run) = run {
                     let percent = told.total.filter(|total| *total > 0.0).map(|total| told.progress / total * 100.0);
                     run.progress(percent, first_of(told.message.as_deref().unwrap_or_default()));
                 }
                 None
             }
-            JsonRpcMessage::Response(response) => match self.answered(&response.id) {
+            JsonRpcMessage::Response(response) => match self.take_caller(&response.id) {
                 Some(call) => {
                     let _ = call.send(Ok(response.result.into()));
                     None
                 }
                 None => Some(JsonRpcMessage::Response(response)),
             },
-            JsonRpcMessage::Error(error) => match error.id.as_ref().and_then(|id| self.answered(id)) {
+            JsonRpcMessage::Error(error) => match error.id.as_ref().and_then(|id| self.take_caller(id)) {
                 Some(call) => {
                     let _ = call.send(Err(error.error.into()));
                     None
@@ -112,17 +113,17 @@ impl Router {
     }
 
     /// Takes the waiting caller of the response with this id.
-    fn answered(&self, id: &RequestId) -> Option<oneshot::Sender<Result<CallAnswer, Failure>>> {
-        self.calls().get_mut(&number(id)?)?.answer.take()
+    fn take_caller(&self, id: &RequestId) -> Option<oneshot::Sender<Result<CallAnswer, Failure>>> {
+        self.calls().get_mut(&id_number(id)?)?.answer.take()
     }
 
-    fn calls(&self) -> MutexGuard<'_, HashMap<i64, Call>> {
+    fn calls(&self) -> MutexGuard<'_, HashMap<i64, RoutedCall>> {
         self.calls.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
 /// Returns the id as a number. Some servers turn a number into a string.
-fn number(id: &NumberOrString) -> Option<i64> {
+fn id_number(id: &NumberOrString) -> Option<i64> {
     match id {
         NumberOrString::Number(number) => Some(*number),
         NumberOrString::String(text) => text.parse().ok(),
@@ -132,8 +133,8 @@ fn number(id: &NumberOrString) -> Option<i64> {
 /// An SDK transport whose messages are routed first.
 pub(super) struct RoutedTransport<T> {
     inner: T,
-    waiting: Router,
-    overheard: mpsc::Receiver<Received>,
+    router: Router,
+    forwarded: mpsc::Receiver<Received>,
     probe: DiscoverProbe,
     /// The id of a response to drop, because another response has replaced it.
     dropped: Option<RequestId>,
@@ -153,13 +154,13 @@ enum DiscoverProbe {
 
 impl<T> RoutedTransport<T> {
     pub(super) fn new(inner: T) -> (Self, Router) {
-        let (sender, overheard) = mpsc::channel(OVERHEARD_MAX);
-        let waiting = Router { calls: Arc::default(), overheard: sender };
-        (Self { inner, waiting: waiting.clone(), overheard, probe: DiscoverProbe::Settled, dropped: None }, waiting)
+        let (sender, forwarded) = mpsc::channel(FORWARDED_MAX);
+        let router = Router { calls: Arc::default(), forwarded: sender };
+        (Self { inner, router: router.clone(), forwarded, probe: DiscoverProbe::Settled, dropped: None }, router)
     }
 
     /// Tracks `server/discover` in sent messages. Returns false if this message must not be sent.
-    fn is_sent(&mut self, message: &TxJsonRpcMessage<RoleClient>) -> bool {
+    fn track_sent(&mut self, message: &TxJsonRpcMessage<RoleClient>) -> bool {
         self.probe = match (std::mem::replace(&mut self.probe, DiscoverProbe::Settled), message) {
             (_, JsonRpcMessage::Request(JsonRpcRequest { request: ClientRequest::DiscoverRequest(_), id, .. })) => {
                 DiscoverProbe::Asked(id.clone())
@@ -181,7 +182,7 @@ impl<T> RoutedTransport<T> {
     }
 
     /// Tracks `server/discover` in received messages. Returns the message that the SDK gets, if any.
-    fn settled(&mut self, message: Received) -> Option<Received> {
+    fn track_received(&mut self, message: Received) -> Option<Received> {
         let answered = match &message {
             JsonRpcMessage::Response(response) => Some(&response.id),
             JsonRpcMessage::Error(error) => error.id.as_ref(),
@@ -224,8 +225,8 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for RoutedTransport<T> {
         &mut self,
         message: TxJsonRpcMessage<RoleClient>,
     ) -> impl Future<Output = Result<(), T::Error>> + Send + 'static {
-        let sent = self.is_sent(&message).then(|| {
-            self.waiting.note_request(&message);
+        let sent = self.track_sent(&message).then(|| {
+            self.router.register_sent(&message);
             self.inner.send(message)
         });
         async move {
@@ -240,9 +241,9 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for RoutedTransport<T> {
         loop {
             let message = tokio::select! {
                 message = self.inner.receive() => message?,
-                Some(message) = self.overheard.recv() => message,
+                Some(message) = self.forwarded.recv() => message,
             };
-            if let Some(message) = self.waiting.take(message).and_then(|message| self.settled(message)) {
+            if let Some(message) = self.router.deliver(message).and_then(|message| self.track_received(message)) {
                 return Some(message);
             }
         }
@@ -334,7 +335,7 @@ mod tests {
     /// Returns the negotiated revision, the server's name, its tools, and the requested methods.
     async fn reached(asleep: u64, answer: fn(&str) -> Option<Value>) -> (String, String, Vec<String>, Vec<String>) {
         let (slow, asked) = SlowServer::new(Duration::from_secs(asleep), answer);
-        let (transport, _waiting) = RoutedTransport::new(slow);
+        let (transport, _router) = RoutedTransport::new(slow);
         let lifecycle = ClientLifecycleMode::Auto {
             preferred_versions: vec![ProtocolVersion::V_2026_07_28],
             legacy_version: Some(ProtocolVersion::V_2025_11_25),

@@ -13,14 +13,14 @@ use super::failure::broken_answer;
 pub(super) const TOO_LARGE: &str = "it sent a message of more than 16 MiB";
 
 /// Parses the events of a stream. An event that is too large ends the stream with an error.
-pub(super) fn of(
+pub(super) fn events(
     bytes: impl Stream<Item = Result<Bytes, hyper::Error>> + Send + 'static,
     event_bytes_max: usize,
 ) -> impl Stream<Item = Result<Sse, SseError>> + Send + 'static {
-    let mut bound = EventSize { bytes_max: event_bytes_max, bytes: 0, line_bytes: 0 };
+    let mut size = EventSize { bytes_max: event_bytes_max, bytes: 0, line_bytes: 0 };
     let bytes = bytes.map(move |piece| {
         let piece = piece.map_err(StreamError::Connection)?;
-        if bound.holds(&piece) { Ok(piece) } else { Err(StreamError::TooLarge) }
+        if size.fits(&piece) { Ok(piece) } else { Err(StreamError::TooLarge) }
     });
     SseStream::from_bytes_stream(bytes)
 }
@@ -70,7 +70,7 @@ struct EventSize {
 
 impl EventSize {
     /// Returns true if the current event is still within the limit after these bytes.
-    fn holds(&mut self, piece: &[u8]) -> bool {
+    fn fits(&mut self, piece: &[u8]) -> bool {
         for byte in piece {
             match byte {
                 // An empty line ends the event.
@@ -96,8 +96,8 @@ mod tests {
 
     #[test]
     fn events_are_counted_one_by_one_however_they_are_cut() {
-        let mut bound = EventSize { bytes_max: 8, bytes: 0, line_bytes: 0 };
-        assert!([&b"data: a\n\nda"[..], b"ta: b\r\n\r", b"\ndata: c\n"].iter().all(|piece| bound.holds(piece)));
-        assert!(!bound.holds(b"data: d"));
+        let mut size = EventSize { bytes_max: 8, bytes: 0, line_bytes: 0 };
+        assert!([&b"data: a\n\nda"[..], b"ta: b\r\n\r", b"\ndata: c\n"].iter().all(|piece| size.fits(piece)));
+        assert!(!size.fits(b"data: d"));
     }
 }

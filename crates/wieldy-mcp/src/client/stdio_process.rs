@@ -22,11 +22,11 @@ const MESSAGE_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// Maximum size of all lines that wait to be parsed.
 const WAITING_BYTES_MAX: usize = 2 * MESSAGE_BYTES_MAX;
 /// The memory that a waiting line costs besides its bytes.
-const LINE_BYTES: usize = 64;
+const LINE_OVERHEAD_BYTES: usize = 64;
 /// Maximum size of the end of stderr that is kept for error messages.
-const COMPLAINTS_BYTES_MAX: usize = 2 * 1024;
+const STDERR_BYTES_MAX: usize = 2 * 1024;
 /// The longest time for a server to exit after its stdin was closed.
-const FAREWELL: Duration = Duration::from_secs(2);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A running server. Dropping it ends its whole process tree.
 pub(super) struct Process {
@@ -50,8 +50,8 @@ impl Process {
     }
 
     /// Waits for the server to exit by itself, as its stdin is closed, and then kills it.
-    pub(super) async fn farewell(&self) {
-        let _ = tokio::time::timeout(FAREWELL, self.ended()).await;
+    pub(super) async fn shut_down(&self) {
+        let _ = tokio::time::timeout(EXIT_TIMEOUT, self.ended()).await;
         self.stop.cancel();
         self.ended().await;
     }
@@ -70,21 +70,21 @@ pub(super) fn start(program: &Program, sandbox: Arc<dyn Sandbox>) -> (Process, P
     command.stdin = Stdin::Live(stdin);
     let confinement = program.confinement.clone();
     let stop = CancellationToken::new();
-    let (hearing, received) = ServerOutput::new(stop.clone());
+    let (output, received) = ServerOutput::new(stop.clone());
     let (tell, ended) = watch::channel(None);
-    let (heard, stopped) = (Arc::clone(&hearing), stop.clone());
+    let (heard, stopped) = (Arc::clone(&output), stop.clone());
     tokio::spawn(async move {
         let output = Arc::clone(&heard) as Arc<dyn OutputSink>;
         let exit = sandbox.execute(&command, &confinement, output, stopped).await;
         tell.send_replace(Some(heard.end(exit).into()));
     });
-    (Process { ended, stop }, ProcessTransport { feed: Some(feed), received, hearing })
+    (Process { ended, stop }, ProcessTransport { feed: Some(feed), received, output })
 }
 
 /// The output of a server, before it is parsed.
 struct ServerOutput {
-    out: Mutex<StdoutLines>,
-    complaints: Mutex<StderrTail>,
+    stdout: Mutex<StdoutLines>,
+    stderr: Mutex<StderrTail>,
     /// The size of all waiting lines.
     waiting: AtomicUsize,
     stop: CancellationToken,
@@ -110,17 +110,17 @@ impl ServerOutput {
     /// Collects output until a limit is broken, and then stops the server. Lines go to the returned receiver.
     fn new(stop: CancellationToken) -> (Arc<Self>, mpsc::UnboundedReceiver<Vec<u8>>) {
         let (lines, received) = mpsc::unbounded_channel();
-        let out = Mutex::new(StdoutLines { partial: Vec::new(), lines: Some(lines), fault: None });
-        (Arc::new(Self { out, complaints: Mutex::default(), waiting: AtomicUsize::new(0), stop }), received)
+        let stdout = Mutex::new(StdoutLines { partial: Vec::new(), lines: Some(lines), fault: None });
+        (Arc::new(Self { stdout, stderr: Mutex::default(), waiting: AtomicUsize::new(0), stop }), received)
     }
 
-    fn out(&self) -> MutexGuard<'_, StdoutLines> {
-        self.out.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn stdout(&self) -> MutexGuard<'_, StdoutLines> {
+        self.stdout.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    fn take_lines(&self, mut bytes: &[u8]) {
-        let mut out = self.out();
-        let StdoutLines { partial, lines: Some(lines), fault } = &mut *out else { return };
+    fn take_stdout(&self, mut bytes: &[u8]) {
+        let mut stdout = self.stdout();
+        let StdoutLines { partial, lines: Some(lines), fault } = &mut *stdout else { return };
         while !bytes.is_empty() {
             let end = bytes.iter().position(|byte| *byte == b'\n');
             let (piece, rest) = end.map_or((bytes, &[][..]), |end| (&bytes[..end], &bytes[end + 1..]));
@@ -132,7 +132,7 @@ impl ServerOutput {
             if fault.is_some() {
                 partial.clear();
                 partial.shrink_to_fit();
-                out.lines = None;
+                stdout.lines = None;
                 // The rest of its output is not read.
                 return self.stop.cancel();
             }
@@ -141,7 +141,7 @@ impl ServerOutput {
                 let line = std::mem::take(partial);
                 // Some servers print blank lines to stdout, which are no messages.
                 if !line.trim_ascii().is_empty() {
-                    self.waiting.fetch_add(line.len() + LINE_BYTES, Ordering::Relaxed);
+                    self.waiting.fetch_add(line.len() + LINE_OVERHEAD_BYTES, Ordering::Relaxed);
                     let _ = lines.send(line);
                 }
             }
@@ -149,21 +149,21 @@ impl ServerOutput {
         }
     }
 
-    fn take_complaint(&self, bytes: &[u8]) {
-        let mut complaints = self.complaints.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let text = complaints.redactor.push(bytes);
+    fn take_stderr(&self, bytes: &[u8]) {
+        let mut stderr = self.stderr.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let text = stderr.redactor.push(bytes);
         if !text.is_empty() {
             tracing::debug!(target: "wieldy::mcp", text = text.trim_end(), "a server complains");
         }
-        complaints.tail.extend(text.into_bytes());
-        let extra = complaints.tail.len().saturating_sub(COMPLAINTS_BYTES_MAX);
-        complaints.tail.drain(..extra);
+        stderr.tail.extend(text.into_bytes());
+        let extra = stderr.tail.len().saturating_sub(STDERR_BYTES_MAX);
+        stderr.tail.drain(..extra);
     }
 
     /// Closes the channel of lines and returns the reason of the end.
     fn end(&self, exit: Result<Exit, SandboxError>) -> String {
-        let mut out = self.out();
-        out.lines = None;
+        let mut stdout = self.stdout();
+        stdout.lines = None;
         let refused = exit.as_ref().ok().and_then(|exit| {
             exit.breaches.iter().find_map(|breach| match breach {
                 Breach::Network { host, port, .. } => {
@@ -173,7 +173,7 @@ impl ServerOutput {
                 Breach::Filesystem { .. } => None,
             })
         });
-        let how = match (out.fault, exit) {
+        let how = match (stdout.fault, exit) {
             (Some(fault), _) => fault.to_owned(),
             (None, Err(error)) => {
                 let source = std::error::Error::source(&error).map(|source| format!(": {source}"));
@@ -185,10 +185,10 @@ impl ServerOutput {
                 (None, Ended::Signal(signal)) => format!("it ended by signal {signal}"),
             },
         };
-        let mut complaints = self.complaints.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let rest = complaints.redactor.finish();
-        complaints.tail.extend(rest.into_bytes());
-        let said = String::from_utf8_lossy(complaints.tail.make_contiguous()).trim().to_owned();
+        let mut stderr = self.stderr.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let rest = stderr.redactor.finish();
+        stderr.tail.extend(rest.into_bytes());
+        let said = String::from_utf8_lossy(stderr.tail.make_contiguous()).trim().to_owned();
         let how = how + &refused.unwrap_or_default();
         if said.is_empty() { how } else { format!("{how}; its last words: {said}") }
     }
@@ -197,8 +197,8 @@ impl ServerOutput {
 impl OutputSink for ServerOutput {
     fn write(&self, stream: Stream, bytes: &[u8]) {
         match stream {
-            Stream::Stdout => self.take_lines(bytes),
-            Stream::Stderr => self.take_complaint(bytes),
+            Stream::Stdout => self.take_stdout(bytes),
+            Stream::Stderr => self.take_stderr(bytes),
         }
     }
 }
@@ -207,7 +207,7 @@ impl OutputSink for ServerOutput {
 pub(super) struct ProcessTransport {
     feed: Option<mpsc::Sender<Vec<u8>>>,
     received: mpsc::UnboundedReceiver<Vec<u8>>,
-    hearing: Arc<ServerOutput>,
+    output: Arc<ServerOutput>,
 }
 
 impl Transport<RoleClient> for ProcessTransport {
@@ -218,16 +218,16 @@ impl Transport<RoleClient> for ProcessTransport {
         async move {
             let mut line = serde_json::to_vec(&message)?;
             line.push(b'\n');
-            let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
-            feed.ok_or_else(gone)?.send(line).await.map_err(|_| gone())
+            let closed = || io::Error::from(io::ErrorKind::BrokenPipe);
+            feed.ok_or_else(closed)?.send(line).await.map_err(|_| closed())
         }
     }
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
         loop {
             let line = self.received.recv().await?;
-            self.hearing.waiting.fetch_sub(line.len() + LINE_BYTES, Ordering::Relaxed);
-            match understood(&line) {
+            self.output.waiting.fetch_sub(line.len() + LINE_OVERHEAD_BYTES, Ordering::Relaxed);
+            match parse_line(&line) {
                 Some(message) => return Some(message),
                 None => tracing::debug!(target: "wieldy::mcp", bytes = line.len(), "a server sent what is no message"),
             }
@@ -241,7 +241,7 @@ impl Transport<RoleClient> for ProcessTransport {
 }
 
 /// Parses a line. A response with an invalid body becomes an error response, so that its request ends.
-fn understood(line: &[u8]) -> Option<RxJsonRpcMessage<RoleClient>> {
+fn parse_line(line: &[u8]) -> Option<RxJsonRpcMessage<RoleClient>> {
     /// The part of a response that must be valid.
     #[derive(Deserialize)]
     struct ResponseHead {
@@ -265,18 +265,18 @@ mod tests {
     /// limit.
     fn heard(piece: &[u8], times: usize) -> (usize, Option<&'static str>) {
         let stop = CancellationToken::new();
-        let (hearing, received) = ServerOutput::new(stop.clone());
+        let (output, received) = ServerOutput::new(stop.clone());
         for _ in 0..times {
-            hearing.write(Stream::Stdout, piece);
+            output.write(Stream::Stdout, piece);
         }
-        assert_eq!(stop.is_cancelled(), hearing.out().fault.is_some());
-        (received.len(), hearing.out().fault)
+        assert_eq!(stop.is_cancelled(), output.stdout().fault.is_some());
+        (received.len(), output.stdout().fault)
     }
 
     #[test]
     fn a_flood_of_short_lines_is_as_bounded_as_one_of_long_ones() {
         let too_much = Some("it sends more than can be read");
-        let lines_max = WAITING_BYTES_MAX / (1 + LINE_BYTES) + 1;
+        let lines_max = WAITING_BYTES_MAX / (1 + LINE_OVERHEAD_BYTES) + 1;
         assert_eq!(heard(&b"x\n".repeat(1000), 1000), (lines_max, too_much));
         assert_eq!(heard(&[&vec![b'x'; MESSAGE_BYTES_MAX][..], b"\n"].concat(), 4), (2, too_much));
     }

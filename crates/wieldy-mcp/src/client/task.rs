@@ -26,65 +26,65 @@ pub(super) async fn follow(
     run: &Run,
     closed: &CancellationToken,
 ) -> Result<Outcome, Failure> {
-    let begun = RunningTask { sdk, task: Some(task.task_id.clone()) };
-    let (mut in_vain, mut asked_for) = (0, None);
+    let running = RunningTask { sdk, task: Some(task.task_id.clone()) };
+    let (mut failed_polls, mut asked_for) = (0, None);
     loop {
-        let poll = task.poll_interval_ms.map_or(POLL_DEFAULT, Duration::from_millis).clamp(POLL_MIN, POLL_MAX);
+        let interval = task.poll_interval_ms.map_or(POLL_DEFAULT, Duration::from_millis).clamp(POLL_MIN, POLL_MAX);
         // The pause doubles with each failed poll.
-        let patience = poll.saturating_mul(1 << in_vain.min(16)).min(POLL_MAX).max(asked_for.unwrap_or_default());
-        let known = tokio::select! {
-            known = ask(sdk, &task.task_id, patience) => known,
+        let pause = interval.saturating_mul(1 << failed_polls.min(16)).min(POLL_MAX).max(asked_for.unwrap_or_default());
+        let polled = tokio::select! {
+            polled = poll(sdk, &task.task_id, pause) => polled,
             () = run.stop().cancelled() => {
-                begun.cancel().await;
+                running.cancel().await;
                 return Ok(Outcome::default());
             }
             () = closed.cancelled() => return Err(Failure::transport(CLOSED)),
         };
-        let known = match known {
-            Ok(known) => known,
-            Err(failure) if is_passing(&failure) && !sdk.is_transport_closed() => {
-                if in_vain == 0 {
+        let polled = match polled {
+            Ok(polled) => polled,
+            Err(failure) if is_temporary(&failure) && !sdk.is_transport_closed() => {
+                if failed_polls == 0 {
                     run.warn(format!("the server cannot be asked how its task stands, and is asked again: {failure}"));
                 }
-                (in_vain, asked_for) = (in_vain + 1, failure.retry_after());
+                (failed_polls, asked_for) = (failed_polls + 1, failure.retry_after());
                 continue;
             }
             Err(failure) => return Err(failure),
         };
-        (in_vain, asked_for) = (0, None);
-        match known.payload {
+        (failed_polls, asked_for) = (0, None);
+        match polled.payload {
             TaskPayload::Completed { result } => {
-                begun.forget();
+                running.disarm();
                 let result = serde_json::from_value(Value::Object(result));
                 return result.map(answer::outcome).map_err(|_| Failure::protocol("a task whose result is none"));
             }
             TaskPayload::Failed { error } => {
-                begun.forget();
+                running.disarm();
                 let message = error.get("message").and_then(Value::as_str).unwrap_or("its task failed");
                 return Err(Failure::protocol(message));
             }
             TaskPayload::Cancelled => {
-                begun.forget();
+                running.disarm();
                 return Err(Failure::protocol("its task was cancelled"));
             }
             TaskPayload::InputRequired { .. } => {
-                begun.cancel().await;
+                running.cancel().await;
                 return Err(Failure::protocol("a question to the user, which nobody here can answer"));
             }
-            _ => run.progress(None, known.task.status_message.clone().unwrap_or_default()),
+            _ => run.progress(None, polled.task.status_message.clone().unwrap_or_default()),
         }
-        task = known.task;
+        task = polled.task;
     }
 }
 
 /// Polls a task after a pause.
-async fn ask(sdk: &Peer<RoleClient>, task: &str, patience: Duration) -> Result<rmcp::model::DetailedTask, Failure> {
-    tokio::time::sleep(patience).await;
+async fn poll(sdk: &Peer<RoleClient>, task: &str, pause: Duration) -> Result<rmcp::model::DetailedTask, Failure> {
+    tokio::time::sleep(pause).await;
     Ok(sdk.get_task(GetTaskParams::new(task)).await?.task)
 }
 
 /// Returns true if the failure is temporary, so that polling again is useful.
-fn is_passing(failure: &Failure) -> bool {
+fn is_temporary(failure: &Failure) -> bool {
     matches!(failure, Failure::Transport(_) | Failure::Unreached(_) | Failure::Busy { .. })
 }
 
@@ -96,13 +96,13 @@ struct RunningTask<'a> {
 
 impl RunningTask<'_> {
     /// Disarms the cancellation of a task that is over.
-    fn forget(mut self) {
+    fn disarm(mut self) {
         self.task = None;
     }
 
     async fn cancel(mut self) {
         if let Some(task) = self.task.take() {
-            tell(self.sdk.clone(), task).await;
+            send_cancel(self.sdk.clone(), task).await;
         }
     }
 }
@@ -110,12 +110,12 @@ impl RunningTask<'_> {
 impl Drop for RunningTask<'_> {
     fn drop(&mut self) {
         if let Some(task) = self.task.take() {
-            tokio::spawn(tell(self.sdk.clone(), task));
+            tokio::spawn(send_cancel(self.sdk.clone(), task));
         }
     }
 }
 
 /// Sends the cancellation of a task.
-async fn tell(sdk: Peer<RoleClient>, task: String) {
+async fn send_cancel(sdk: Peer<RoleClient>, task: String) {
     let _ = tokio::time::timeout(CANCEL_MAX, sdk.cancel_task(CancelTaskParams::new(task))).await;
 }

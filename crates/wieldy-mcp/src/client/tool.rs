@@ -33,10 +33,10 @@ impl AnyTool for UpstreamTool {
             };
             let ready = async {
                 let slot = self.upstream.slots.acquire().await;
-                let connection = self.upstream.connection().await?;
-                Ok::<_, RunError>((slot, connection))
+                let session = self.upstream.session().await?;
+                Ok::<_, RunError>((slot, session))
             };
-            let (_slot, connection) = tokio::select! {
+            let (_slot, session) = tokio::select! {
                 ready = ready => ready?,
                 () = run.stop().cancelled() => {
                     let server = &self.upstream.settings.name;
@@ -47,7 +47,7 @@ impl AnyTool for UpstreamTool {
             if let Some(refusal) = self.upstream.refusal(&self.name) {
                 return Err(RunError::from(refusal).before_effect());
             }
-            let mut outcome = connection.call(&self.name, arguments, run).await?;
+            let mut outcome = session.call(&self.name, arguments, run).await?;
             if let Some(failure) = &mut outcome.failure
                 && let Some(hint) = self.upstream.settings.hint(&failure.message)
             {

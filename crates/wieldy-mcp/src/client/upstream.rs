@@ -17,15 +17,15 @@ use super::tool_definition::ToolDefinition;
 use super::upstream_session::UpstreamSession;
 
 /// The shortest pause after a failure. It doubles with each further failure.
-const LEFT_ALONE_MIN: Duration = Duration::from_millis(500);
+const PAUSE_MIN: Duration = Duration::from_millis(500);
 /// The longest pause if a call needs the server or it should always run.
-const LEFT_ALONE_MAX: Duration = Duration::from_secs(60);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// The longest pause before a server whose tools are not known is retried without a call.
-const TRIED_AGAIN_MAX: Duration = Duration::from_secs(15 * 60);
+const RETRY_PAUSE_MAX: Duration = Duration::from_secs(15 * 60);
 /// A server that ran this long did not fail to start.
-const LIVED: Duration = Duration::from_secs(10);
+const STARTUP_OVER_AFTER: Duration = Duration::from_secs(10);
 /// The shortest interval between two tool lists after change notifications.
-const ASKED_EVERY: Duration = Duration::from_secs(1);
+const LIST_INTERVAL_MIN: Duration = Duration::from_secs(1);
 
 /// One upstream server.
 pub(super) struct Upstream {
@@ -34,7 +34,7 @@ pub(super) struct Upstream {
     pub(super) slots: Semaphore,
     sandbox: Option<Arc<dyn Sandbox>>,
     pins: Arc<Pins>,
-    life: watch::Sender<UpstreamState>,
+    state: watch::Sender<UpstreamState>,
     /// Ends a long pause after a failure.
     wanted: Arc<Notify>,
     tools: Mutex<KnownTools>,
@@ -80,7 +80,7 @@ struct KnownTools {
 }
 
 /// Returns the first tool of each name.
-fn firsts(told: &[ToolDefinition]) -> impl Iterator<Item = &ToolDefinition> {
+fn first_per_name(told: &[ToolDefinition]) -> impl Iterator<Item = &ToolDefinition> {
     let mut names = BTreeSet::new();
     told.iter().filter(move |tool| names.insert(&tool.name))
 }
@@ -92,14 +92,14 @@ impl Upstream {
             Reach::Http(_) | Reach::Unusable(_) => None,
         };
         let slots = Semaphore::new(settings.calls_max.clamp(1, Semaphore::MAX_PERMITS));
-        let (life, _) = watch::channel(UpstreamState::Down { failures: 0, until: None, why: None });
+        let (state, _) = watch::channel(UpstreamState::Down { failures: 0, until: None, why: None });
         let executor = Mutex::new(Some(executor.clone()));
         Arc::new_cyclic(|this| Self {
             settings,
             slots,
             sandbox,
             pins,
-            life,
+            state,
             wanted: Arc::default(),
             tools: Mutex::default(),
             executor,
@@ -109,15 +109,15 @@ impl Upstream {
 
     /// Returns the session, and opens it if there is none. Callers that come while it is being opened wait for the same
     /// one.
-    pub(super) async fn connection(&self) -> Result<Arc<UpstreamSession>, RunError> {
-        let failed = |failure: &Failure, patience| RunError::from(self.error(failure, patience)).before_effect();
-        let mut life = self.life.subscribe();
+    pub(super) async fn session(&self) -> Result<Arc<UpstreamSession>, RunError> {
+        let failed = |failure: &Failure, pause| RunError::from(self.error(failure, pause)).before_effect();
+        let mut state = self.state.subscribe();
         let mut has_started = false;
         loop {
             let now = Instant::now();
-            let stands = life.borrow_and_update().clone();
-            match stands {
-                UpstreamState::Up(connection) if connection.is_alive() => return Ok(connection),
+            let current = state.borrow_and_update().clone();
+            match current {
+                UpstreamState::Up(session) if session.is_alive() => return Ok(session),
                 UpstreamState::Down { until: Some(until), why: Some(why), .. } if has_started || until > now => {
                     return Err(failed(&why, Some(until.saturating_duration_since(now))));
                 }
@@ -131,13 +131,13 @@ impl Upstream {
                 }
             }
             // The sender cannot be dropped while `self` exists.
-            let _ = life.changed().await;
+            let _ = state.changed().await;
         }
     }
 
     /// Returns the error of a call that needed the server, with a hint that fits the settings.
-    pub(super) fn error(&self, why: &Failure, patience: Option<Duration>) -> CallError {
-        let error = why.error(&self.settings.name, patience);
+    pub(super) fn error(&self, why: &Failure, pause: Option<Duration>) -> CallError {
+        let error = why.error(&self.settings.name, pause);
         match self.settings.hint(&error.message) {
             Some(hint) if !why.is_for_the_operator() => error.suggest(hint),
             _ => error,
@@ -147,10 +147,10 @@ impl Upstream {
     /// Starts the server in a task, unless it runs or is being started. The task goes on even if the waiting call ends.
     pub(super) fn start(&self) {
         let mut failures = 0;
-        let is_ours = self.life.send_if_modified(|life| {
-            let UpstreamState::Down { failures: so_far, .. } = life else { return false };
+        let is_ours = self.state.send_if_modified(|state| {
+            let UpstreamState::Down { failures: so_far, .. } = state else { return false };
             failures = *so_far;
-            *life = UpstreamState::Starting;
+            *state = UpstreamState::Starting;
             true
         });
         if let (true, Some(this)) = (is_ours, self.this.upgrade()) {
@@ -163,26 +163,26 @@ impl Upstream {
     /// Starts the server and waits for its end. Starts it again if it should always run or its tools are not known.
     async fn run(self: Arc<Self>, mut failures: u32) {
         loop {
-            let (why, lived) = match self.open().await {
+            let (why, ran_for) = match self.open().await {
                 Err(why) => (why, Duration::ZERO),
-                Ok(connection) => {
-                    let (connection, born) = (Arc::new(connection), Instant::now());
-                    if !self.settle(UpstreamState::Up(Arc::clone(&connection))) {
-                        return connection.close().await;
+                Ok(session) => {
+                    let (session, born) = (Arc::new(session), Instant::now());
+                    if !self.set_state(UpstreamState::Up(Arc::clone(&session))) {
+                        return session.close().await;
                     }
-                    (connection.ended().await, born.elapsed())
+                    (session.ended().await, born.elapsed())
                 }
             };
-            failures = if lived >= LIVED { 1 } else { failures.saturating_add(1) };
-            let wished = LEFT_ALONE_MIN.saturating_mul(1 << (failures - 1).min(16));
-            let wished = wished.max(why.retry_after().unwrap_or_default());
-            let patience = wished.min(LEFT_ALONE_MAX);
+            failures = if ran_for >= STARTUP_OVER_AFTER { 1 } else { failures.saturating_add(1) };
+            let backoff = PAUSE_MIN.saturating_mul(1 << (failures - 1).min(16));
+            let backoff = backoff.max(why.retry_after().unwrap_or_default());
+            let pause = backoff.min(PAUSE_MAX);
             // A server that worked may be restarted at once.
-            let until = (lived < LIVED).then(|| Instant::now() + patience);
+            let until = (ran_for < STARTUP_OVER_AFTER).then(|| Instant::now() + pause);
             // Set before waiting calls wake, because their errors show this explanation.
             let error = self.error(&why, None);
             self.explain_missing(error.message, error.suggestion.unwrap_or_default());
-            if !self.settle(UpstreamState::Down { failures, until, why: Some(why.clone()) }) {
+            if !self.set_state(UpstreamState::Down { failures, until, why: Some(why.clone()) }) {
                 return;
             }
             let server = &self.settings.name;
@@ -195,34 +195,34 @@ impl Upstream {
                 // A call to one of its tools will start it.
                 Start::Lazy if known.revision.is_some() => return,
                 // A person must act first, and may have done so unnoticed.
-                _ if why.is_for_the_operator() => TRIED_AGAIN_MAX,
-                Start::Eager => patience,
-                Start::Lazy => wished.min(TRIED_AGAIN_MAX),
+                _ if why.is_for_the_operator() => RETRY_PAUSE_MAX,
+                Start::Eager => pause,
+                Start::Lazy => backoff.min(RETRY_PAUSE_MAX),
             };
-            if !self.rest(pause, failures, until).await {
+            if !self.pause(pause, failures, until).await {
                 return;
             }
         }
     }
 
-    /// Waits after a failure: for the pause, or until `left_alone` if a missing tool of this server is called. Returns false
+    /// Waits after a failure: for the pause, or until `pause_end` if a missing tool of this server is called. Returns false
     /// if the server was started or closed meanwhile.
-    async fn rest(&self, pause: Duration, failed: u32, left_alone: Option<Instant>) -> bool {
-        let is_same = |life: &UpstreamState| matches!(life, UpstreamState::Down { failures, until, .. } if (*failures, *until) == (failed, left_alone));
-        let mut life = self.life.subscribe();
+    async fn pause(&self, pause: Duration, failed: u32, pause_end: Option<Instant>) -> bool {
+        let is_same = |state: &UpstreamState| matches!(state, UpstreamState::Down { failures, until, .. } if (*failures, *until) == (failed, pause_end));
+        let mut state = self.state.subscribe();
         let wanted = async {
             self.wanted.notified().await;
-            tokio::time::sleep_until(left_alone.unwrap_or_else(Instant::now)).await;
+            tokio::time::sleep_until(pause_end.unwrap_or_else(Instant::now)).await;
         };
         tokio::select! {
-            _ = life.wait_for(|life| !is_same(life)) => return false,
+            _ = state.wait_for(|state| !is_same(state)) => return false,
             () = tokio::time::sleep(pause) => {}
             () = wanted => {}
         }
-        self.life.send_if_modified(|life| {
-            let goes_on = is_same(life);
+        self.state.send_if_modified(|state| {
+            let goes_on = is_same(state);
             if goes_on {
-                *life = UpstreamState::Starting;
+                *state = UpstreamState::Starting;
             }
             goes_on
         })
@@ -256,11 +256,11 @@ impl Upstream {
     }
 
     /// Sets the state, unless the server was closed meanwhile.
-    fn settle(&self, next: UpstreamState) -> bool {
-        self.life.send_if_modified(|life| {
-            let goes_on = !matches!(life, UpstreamState::Closed);
+    fn set_state(&self, next: UpstreamState) -> bool {
+        self.state.send_if_modified(|state| {
+            let goes_on = !matches!(state, UpstreamState::Closed);
             if goes_on {
-                *life = next;
+                *state = next;
             }
             goes_on
         })
@@ -273,15 +273,14 @@ impl Upstream {
         let changed = Arc::new(Notify::new());
         let opened = async {
             let revision = known.revision.as_deref();
-            let connection =
-                UpstreamSession::open(settings, self.sandbox.clone(), revision, Arc::clone(&changed)).await?;
-            let tools = connection.tools().await?;
-            self.learn(tools, connection.revision());
-            Ok(connection)
+            let session = UpstreamSession::open(settings, self.sandbox.clone(), revision, Arc::clone(&changed)).await?;
+            let tools = session.tools().await?;
+            self.apply_list(tools, session.revision());
+            Ok(session)
         };
-        let connection = self.within_start_timeout(opened).await?;
-        self.heed_changes(changed);
-        Ok(connection)
+        let session = self.within_start_timeout(opened).await?;
+        self.watch_changes(changed);
+        Ok(session)
     }
 
     /// Limits a tool list to the start timeout.
@@ -292,33 +291,33 @@ impl Upstream {
     }
 
     /// Lists the tools again whenever the server says that they changed, until the session ends.
-    fn heed_changes(self: &Arc<Self>, changed: Arc<Notify>) {
-        let (this, mut life) = (Arc::downgrade(self), self.life.subscribe());
+    fn watch_changes(self: &Arc<Self>, changed: Arc<Notify>) {
+        let (this, mut state) = (Arc::downgrade(self), self.state.subscribe());
         tokio::spawn(async move {
-            let connection = match life.wait_for(|life| !matches!(life, UpstreamState::Starting)).await.as_deref() {
-                Ok(UpstreamState::Up(connection)) => Arc::downgrade(connection),
+            let session = match state.wait_for(|state| !matches!(state, UpstreamState::Starting)).await.as_deref() {
+                Ok(UpstreamState::Up(session)) => Arc::downgrade(session),
                 _ => return,
             };
-            let over = life.wait_for(|life| !matches!(life, UpstreamState::Up(_)));
+            let over = state.wait_for(|state| !matches!(state, UpstreamState::Up(_)));
             let asked = async {
                 loop {
                     changed.notified().await;
-                    let (Some(this), Some(connection)) = (this.upgrade(), connection.upgrade()) else { return };
-                    match this.within_start_timeout(connection.tools()).await {
-                        Ok(tools) => this.learn(tools, connection.revision()),
+                    let (Some(this), Some(session)) = (this.upgrade(), session.upgrade()) else { return };
+                    match this.within_start_timeout(session.tools()).await {
+                        Ok(tools) => this.apply_list(tools, session.revision()),
                         // `run` reports the end.
-                        Err(_) if !connection.is_alive() => return,
+                        Err(_) if !session.is_alive() => return,
                         Err(why) => {
                             tracing::warn!(target: "wieldy::mcp", server = this.settings.name, %why, "a server does not tell its tools")
                         }
                     }
-                    drop((this, connection));
-                    tokio::time::sleep(ASKED_EVERY).await;
+                    drop((this, session));
+                    tokio::time::sleep(LIST_INTERVAL_MIN).await;
                 }
             };
             let listening = async {
-                if let Some(connection) = connection.upgrade() {
-                    connection.listen().await;
+                if let Some(session) = session.upgrade() {
+                    session.watch_changes().await;
                 }
                 std::future::pending::<()>().await;
             };
@@ -331,7 +330,7 @@ impl Upstream {
     }
 
     /// Registers the pinned tools of the last list. Returns false if the tools were never listed.
-    pub(super) fn recall(&self) -> bool {
+    pub(super) fn register_pinned(&self) -> bool {
         let known = self.pins.server(&self.settings.name);
         let listed: Vec<ToolDefinition> =
             known.tools.into_values().filter(|tool| tool.listed).map(|tool| tool.definition).collect();
@@ -342,14 +341,14 @@ impl Upstream {
     }
 
     /// Applies a tool list: pins and registers new tools, compares known ones, unregisters missing ones.
-    fn learn(&self, told: Vec<ToolDefinition>, revision: Option<String>) {
+    fn apply_list(&self, told: Vec<ToolDefinition>, revision: Option<String>) {
         let server = &self.settings.name;
         let mut changes: BTreeMap<String, (ToolDefinition, String)> = BTreeMap::new();
         let kept = self.pins.change(server, |pinned| {
             pinned.revision = revision;
             pinned.failed = false;
             pinned.tools.values_mut().for_each(|tool| tool.listed = false);
-            for definition in firsts(&told) {
+            for definition in first_per_name(&told) {
                 let name = definition.name.clone();
                 let tool = pinned.tools.entry(name).or_insert_with(|| PinnedTool::of(definition.clone()));
                 tool.listed = true;
@@ -365,7 +364,7 @@ impl Upstream {
         }
         self.tools().told.clone_from(&told);
         self.tools().changed = changes.iter().map(|(name, (_, diff))| (name.clone(), diff.clone())).collect();
-        let taken = firsts(&told).filter(|tool| self.settings.tools.takes(&tool.name));
+        let taken = first_per_name(&told).filter(|tool| self.settings.tools.takes(&tool.name));
         let taken: Vec<&ToolDefinition> = taken.collect();
         self.unregister(|name| taken.iter().all(|tool| tool.name != name));
         for definition in &taken {
@@ -387,7 +386,7 @@ impl Upstream {
             };
             self.tell_changed(definition, agreed, registered);
         }
-        self.leave_out_others(&told, &taken);
+        self.mark_duplicates(&told, &taken);
         if let Some(executor) = self.executor() {
             executor.explain_missing(server, None);
         }
@@ -404,16 +403,19 @@ impl Upstream {
     }
 
     /// Notes the tools whose name an earlier tool of the list has: only the first is used.
-    fn leave_out_others(&self, told: &[ToolDefinition], taken: &[&ToolDefinition]) {
+    fn mark_duplicates(&self, told: &[ToolDefinition], taken: &[&ToolDefinition]) {
         for first in taken {
             if told.iter().any(|other| other.name == first.name && other != *first) {
-                self.leave_out(&first.name, "the server tells of several tools of this name, and the first is taken");
+                self.mark_unusable(
+                    &first.name,
+                    "the server tells of several tools of this name, and the first is taken",
+                );
             }
         }
     }
 
     /// Notes that a tool cannot be used.
-    fn leave_out(&self, tool: &str, reason: impl Into<String>) {
+    fn mark_unusable(&self, tool: &str, reason: impl Into<String>) {
         let (server, reason) = (&self.settings.name, reason.into());
         tracing::warn!(target: "wieldy::mcp", server, tool, reason, "a tool is left out");
         self.tools().unusable.insert(tool.to_owned(), reason);
@@ -425,7 +427,7 @@ impl Upstream {
         let mut spec = definition.spec(&self.settings);
         let holder = self.tools().registered.iter().find(|(_, name)| **name == spec.name).map(|(tool, _)| tool.clone());
         if let Some(holder) = holder.filter(|holder| *holder != definition.name) {
-            self.leave_out(&definition.name, format!("its tool `{holder}` has the name `{}` already", spec.name));
+            self.mark_unusable(&definition.name, format!("its tool `{holder}` has the name `{}` already", spec.name));
             return None;
         }
         let make = |spec| Arc::new(UpstreamTool::new(Arc::clone(&this), definition.name.clone(), spec));
@@ -444,7 +446,7 @@ impl Upstream {
             }
             Err(error) => {
                 let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
-                self.leave_out(&definition.name, format!("{error}{source}"));
+                self.mark_unusable(&definition.name, format!("{error}{source}"));
                 None
             }
         }
@@ -489,35 +491,36 @@ impl Upstream {
         }
         let revision = self.pins.server(server).revision;
         let agreed = self.pins.change(server, |pinned| {
-            pinned.tools = firsts(&told).map(|tool| (tool.name.clone(), PinnedTool::of(tool.clone()))).collect();
+            pinned.tools =
+                first_per_name(&told).map(|tool| (tool.name.clone(), PinnedTool::of(tool.clone()))).collect();
         });
         agreed.map_err(|error| {
             let source = std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
             CallError::new(Code::Configuration, format!("{error}{source}"))
         })?;
-        self.learn(told, revision);
+        self.apply_list(told, revision);
         Ok(())
     }
 
     /// Drops the executor. The tools stay registered.
-    pub(super) fn let_go(&self) {
+    pub(super) fn detach(&self) {
         self.executor.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
     }
 
     /// Closes the server for good.
     pub(super) async fn close(&self) {
-        self.let_go();
-        if let UpstreamState::Up(connection) = self.life.send_replace(UpstreamState::Closed) {
-            connection.close().await;
+        self.detach();
+        if let UpstreamState::Up(session) = self.state.send_replace(UpstreamState::Closed) {
+            session.close().await;
         }
     }
 
-    pub(super) fn life(&self) -> UpstreamState {
-        self.life.borrow().clone()
+    pub(super) fn state(&self) -> UpstreamState {
+        self.state.borrow().clone()
     }
 
     /// Returns the registered, changed and unusable tools, each by the server's own names.
-    pub(super) fn known(&self) -> [BTreeMap<String, String>; 3] {
+    pub(super) fn tool_maps(&self) -> [BTreeMap<String, String>; 3] {
         let tools = self.tools();
         [tools.registered.clone(), tools.changed.clone(), tools.unusable.clone()]
     }

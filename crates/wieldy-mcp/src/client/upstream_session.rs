@@ -46,13 +46,13 @@ pub(super) struct UpstreamSession {
     name: String,
     service: RunningService<RoleClient, NotificationHandler>,
     process: Option<stdio_process::Process>,
-    waiting: Router,
+    router: Router,
     /// The `tools/call` path over HTTP, which bypasses the SDK. `None` over stdio.
-    direct: Option<HttpCalls>,
+    http_calls: Option<HttpCalls>,
     closed: CancellationToken,
     /// Cancelled when the server has forgotten our session and the handshake must be repeated.
     lost: CancellationToken,
-    trouble: FailureStreak,
+    failure_streak: FailureStreak,
 }
 
 impl UpstreamSession {
@@ -89,47 +89,47 @@ impl UpstreamSession {
         changed: Arc<Notify>,
     ) -> Result<Self, OpenError> {
         let handler = NotificationHandler { changed };
-        let (service, process, waiting, wire) = match &settings.reach {
+        let (service, process, router, http) = match &settings.reach {
             Reach::Stdio(program) => {
                 let level = program.level;
                 let sandbox = sandbox.ok_or_else(|| {
                     Failure::transport(format!("there is no sandbox of the level `{level}` to run it in"))
                 })?;
                 let (process, inner) = stdio_process::start(program, sandbox);
-                let (pipe, waiting) = RoutedTransport::new(inner);
+                let (pipe, router) = RoutedTransport::new(inner);
                 let opened = handler.serve_with_lifecycle(pipe, lifecycle).await;
                 let service = match opened.map_err(OpenError::from) {
                     Ok(service) => service,
                     // The program's exit status explains more than a closed connection.
                     Err(OpenError::Failed(failure @ Failure::Transport(_))) => {
-                        return Err(ended(&process).await.unwrap_or(failure).into());
+                        return Err(exit_failure(&process).await.unwrap_or(failure).into());
                     }
                     Err(unopened) => return Err(unopened),
                 };
-                (service, Some(process), waiting, None)
+                (service, Some(process), router, None)
             }
             Reach::Http(address) => {
                 let opened = http_setup::transport(address, settings.calls_max);
-                let (wire, inner) = opened.map_err(|why| Failure::Configuration(why.into()))?;
-                let (transport, waiting) = RoutedTransport::new(inner);
-                (handler.serve_with_lifecycle(transport, lifecycle).await?, None, waiting, Some(wire))
+                let (http, inner) = opened.map_err(|why| Failure::Configuration(why.into()))?;
+                let (transport, router) = RoutedTransport::new(inner);
+                (handler.serve_with_lifecycle(transport, lifecycle).await?, None, router, Some(http))
             }
             Reach::Unusable(why) => return Err(Failure::Configuration(why.as_str().into()).into()),
         };
         service.set_response_cache_config(rmcp::service::ClientCacheConfig::disabled()).await;
-        let direct = wire.map(|wire| {
+        let http_calls = http.map(|http| {
             let revision = service.peer_info().map(|info| info.protocol_version.clone());
-            HttpCalls::new(wire, waiting.clone(), revision, service.service().get_info())
+            HttpCalls::new(http, router.clone(), revision, service.service().get_info())
         });
         Ok(Self {
             name: settings.name.clone(),
             service,
             process,
-            waiting,
-            direct,
+            router,
+            http_calls,
             closed: CancellationToken::new(),
             lost: CancellationToken::new(),
-            trouble: FailureStreak::default(),
+            failure_streak: FailureStreak::default(),
         })
     }
 
@@ -145,14 +145,14 @@ impl UpstreamSession {
     }
 
     /// Returns the server's own name and version.
-    pub(super) fn server(&self) -> Option<String> {
+    pub(super) fn server_version(&self) -> Option<String> {
         let info = self.service.peer_info()?;
         info.server_info.as_ref().map(|server| format!("{} {}", server.name, server.version))
     }
 
     /// Returns the failure of the last calls that did not reach the server, and how many failed in a row.
-    pub(super) fn trouble(&self) -> Option<(Failure, u32)> {
-        self.trouble.kept().clone()
+    pub(super) fn failure_streak(&self) -> Option<(Failure, u32)> {
+        self.failure_streak.lock().clone()
     }
 
     /// Waits for the end of the session and returns its cause.
@@ -174,10 +174,10 @@ impl UpstreamSession {
     /// Notifies `changed` on every event after which the tools may differ: a new HTTP session, a new subscription, or a
     /// change that a subscription reports. Servers of the newest revision report changes only to subscribers. A
     /// subscription that ends is renewed.
-    pub(super) async fn listen(&self) {
+    pub(super) async fn watch_changes(&self) {
         let sessions = async {
-            match &self.direct {
-                Some(direct) => direct.sessions(|| self.changed()).await,
+            match &self.http_calls {
+                Some(http_calls) => http_calls.watch_sessions(|| self.notify_changed()).await,
                 None => std::future::pending().await,
             }
         };
@@ -186,11 +186,11 @@ impl UpstreamSession {
 
     /// Subscribes to tool list changes and renews the subscription until the server refuses it.
     async fn subscribe(&self) {
-        let wants_to_be_asked = self.service.peer_info().is_some_and(|info| {
+        let has_subscriptions = self.service.peer_info().is_some_and(|info| {
             !info.protocol_version.has_initialize()
                 && info.capabilities.tools.as_ref().is_some_and(|tools| tools.list_changed == Some(true))
         });
-        if !wants_to_be_asked {
+        if !has_subscriptions {
             return;
         }
         let mut patience = SUBSCRIBE_AGAIN_MIN;
@@ -200,9 +200,9 @@ impl UpstreamSession {
                 Ok(mut subscription) => {
                     let since = Instant::now();
                     // Changes during the gap were not reported.
-                    self.changed();
+                    self.notify_changed();
                     while let Ok(Some(_)) = subscription.next().await {
-                        self.changed();
+                        self.notify_changed();
                     }
                     if since.elapsed() > SUBSCRIBE_AGAIN_MAX {
                         patience = SUBSCRIBE_AGAIN_MIN;
@@ -217,7 +217,7 @@ impl UpstreamSession {
         }
     }
 
-    fn changed(&self) {
+    fn notify_changed(&self) {
         self.service.service().changed.notify_one();
     }
 
@@ -233,8 +233,8 @@ impl UpstreamSession {
                 let told = format!("definitions of tools with more than {} MiB in all", TOOLS_BYTES_MAX >> 20);
                 return Err(Failure::protocol(told));
             }
-            if let Some(direct) = &self.direct {
-                direct.learn(&page.tools);
+            if let Some(http_calls) = &self.http_calls {
+                http_calls.learn(&page.tools);
             }
             tools.extend(page.tools.into_iter().map(ToolDefinition::told));
             if tools.len() > TOOLS_MAX {
@@ -255,11 +255,13 @@ impl UpstreamSession {
         arguments: &Map<String, Value>,
         run: &Run,
     ) -> Result<Outcome, RunError> {
-        let Some(direct) = &self.direct else { return Box::pin(self.call_by_the_sdk(tool, arguments, run)).await };
-        let number = direct.number();
-        let sent = self.sent(RequestId::Number(number), ProgressToken(RequestId::Number(number)));
-        let answer = pin!(direct.call(number, tool, arguments, run, self.service.peer()));
-        self.answered(sent, answer, run).await
+        let Some(http_calls) = &self.http_calls else {
+            return Box::pin(self.call_by_the_sdk(tool, arguments, run)).await;
+        };
+        let id = http_calls.next_id();
+        let sent = self.sent_call(RequestId::Number(id), ProgressToken(RequestId::Number(id)));
+        let answer = pin!(http_calls.call(id, tool, arguments, run, self.service.peer()));
+        self.await_answer(sent, answer, run).await
     }
 
     async fn call_by_the_sdk(
@@ -273,20 +275,20 @@ impl UpstreamSession {
         request.extensions.insert(run.clone());
         let (request, options) = (ClientRequest::CallToolRequest(request), PeerRequestOptions::no_options());
         let sent = self.service.send_request_with_option(request, options).await;
-        let handle = sent.map_err(|error| self.failed(error.into()))?;
-        let sent = self.sent(handle.id, handle.progress_token);
+        let handle = sent.map_err(|error| self.call_error(error.into()))?;
+        let sent = self.sent_call(handle.id, handle.progress_token);
         let answer = pin!(async {
             match handle.rx.await {
                 Ok(Ok(result)) => Ok(result.into()),
-                Ok(Err(error)) => Err(self.reason(error.into()).await),
-                Err(_) => Err(self.reason(Failure::transport(CLOSED)).await),
+                Ok(Err(error)) => Err(self.with_exit_status(error.into()).await),
+                Err(_) => Err(self.with_exit_status(Failure::transport(CLOSED)).await),
             }
         });
-        self.answered(sent, answer, run).await
+        self.await_answer(sent, answer, run).await
     }
 
     /// Waits for the response of a call that was sent, or cancels the call when the run stops.
-    async fn answered(
+    async fn await_answer(
         &self,
         sent: SentCall<'_>,
         mut answer: Pin<&mut impl Future<Output = Result<CallAnswer, Failure>>>,
@@ -301,59 +303,59 @@ impl UpstreamSession {
             }
             () = self.closed.cancelled() => Err(Failure::transport(CLOSED)),
         };
-        sent.forget();
+        sent.disarm();
         match answer {
             Ok(CallAnswer::Outcome(outcome)) => {
-                self.trouble.end();
+                self.failure_streak.clear();
                 Ok(outcome)
             }
             // Boxed, like every rare path, to keep the future of common calls small.
-            Ok(CallAnswer::Task(task)) => Box::pin(self.follow(task, run)).await,
+            Ok(CallAnswer::Task(task)) => Box::pin(self.poll_task(task, run)).await,
             Ok(CallAnswer::Question) => {
-                Err(self.failed(Failure::protocol("a question to the user, which nobody here can answer")))
+                Err(self.call_error(Failure::protocol("a question to the user, which nobody here can answer")))
             }
-            Ok(CallAnswer::Other) => Err(self.failed(Failure::protocol("something that is no result of a tool"))),
-            Err(failure) => Err(self.failed(failure)),
+            Ok(CallAnswer::Other) => Err(self.call_error(Failure::protocol("something that is no result of a tool"))),
+            Err(failure) => Err(self.call_error(failure)),
         }
     }
 
-    fn sent(&self, id: RequestId, token: ProgressToken) -> SentCall<'_> {
-        SentCall { sdk: self.service.peer(), waiting: &self.waiting, call: Some((id, token)) }
+    fn sent_call(&self, id: RequestId, token: ProgressToken) -> SentCall<'_> {
+        SentCall { sdk: self.service.peer(), router: &self.router, call: Some((id, token)) }
     }
 
     /// Records a failure and returns the error of the call.
-    fn failed(&self, failure: Failure) -> RunError {
-        self.heed(&failure);
+    fn call_error(&self, failure: Failure) -> RunError {
+        self.record_failure(&failure);
         failure.of_a_call(&self.name)
     }
 
     /// Records a failure. Marks the session as lost if the failure shows that the server forgot it.
-    fn heed(&self, failure: &Failure) {
-        self.trouble.heed(failure);
+    fn record_failure(&self, failure: &Failure) {
+        self.failure_streak.record(failure);
         if failure.ends_the_connection() {
             self.lost.cancel();
         }
     }
 
     /// Polls the task that the server made of a call until it is over.
-    async fn follow(&self, task: Task, run: &Run) -> Result<Outcome, RunError> {
+    async fn poll_task(&self, task: Task, run: &Run) -> Result<Outcome, RunError> {
         match task::follow(task, self.service.peer(), run, &self.closed).await {
             Ok(outcome) => {
-                self.trouble.end();
+                self.failure_streak.clear();
                 Ok(outcome)
             }
             Err(failure) => {
-                let failure = self.reason(failure).await;
-                self.heed(&failure);
+                let failure = self.with_exit_status(failure).await;
+                self.record_failure(&failure);
                 Err(failure.of_a_task(&self.name))
             }
         }
     }
 
     /// Replaces a transport failure by the program's exit status if the program has ended.
-    async fn reason(&self, failure: Failure) -> Failure {
+    async fn with_exit_status(&self, failure: Failure) -> Failure {
         match (&failure, &self.process) {
-            (Failure::Transport(_), Some(process)) => ended(process).await.unwrap_or(failure),
+            (Failure::Transport(_), Some(process)) => exit_failure(process).await.unwrap_or(failure),
             _ => failure,
         }
     }
@@ -363,7 +365,7 @@ impl UpstreamSession {
         self.closed.cancel();
         self.service.cancellation_token().cancel();
         if let Some(process) = &self.process {
-            process.farewell().await;
+            process.shut_down().await;
         }
     }
 }
@@ -373,36 +375,36 @@ impl UpstreamSession {
 #[derive(Default)]
 struct FailureStreak {
     /// True if there is a streak. Successful calls read only this flag and take no lock.
-    is_there: AtomicBool,
-    kept: Mutex<Option<(Failure, u32)>>,
+    exists: AtomicBool,
+    streak: Mutex<Option<(Failure, u32)>>,
 }
 
 impl FailureStreak {
     /// Records how a call failed. A failure that the server itself answered shows that it is reachable, and ends the
     /// streak.
-    fn heed(&self, failure: &Failure) {
+    fn record(&self, failure: &Failure) {
         match failure {
             Failure::Unreached(_) | Failure::Forgotten(_) | Failure::NeedsLogin => {
-                let mut kept = self.kept();
-                let times = kept.as_ref().map_or(0, |(_, times)| *times);
-                *kept = Some((failure.clone(), times.saturating_add(1)));
-                self.is_there.store(true, Ordering::Release);
+                let mut streak = self.lock();
+                let times = streak.as_ref().map_or(0, |(_, times)| *times);
+                *streak = Some((failure.clone(), times.saturating_add(1)));
+                self.exists.store(true, Ordering::Release);
             }
-            Failure::Protocol { .. } | Failure::Busy { .. } | Failure::Forbidden { .. } => self.end(),
+            Failure::Protocol { .. } | Failure::Busy { .. } | Failure::Forbidden { .. } => self.clear(),
             Failure::Transport(_) | Failure::Configuration(_) | Failure::Redirected(_) => {}
         }
     }
 
     /// Ends the streak after a call reached the server.
-    fn end(&self) {
-        if self.is_there.load(Ordering::Acquire) {
-            self.is_there.store(false, Ordering::Release);
-            *self.kept() = None;
+    fn clear(&self) {
+        if self.exists.load(Ordering::Acquire) {
+            self.exists.store(false, Ordering::Release);
+            *self.lock() = None;
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Option<(Failure, u32)>> {
-        self.kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<(Failure, u32)>> {
+        self.streak.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
 
@@ -446,7 +448,7 @@ impl From<ClientInitializeError> for OpenError {
 }
 
 /// Returns the exit status of a program that has ended or ends within half a second.
-async fn ended(process: &stdio_process::Process) -> Option<Failure> {
+async fn exit_failure(process: &stdio_process::Process) -> Option<Failure> {
     let moment = Duration::from_millis(500);
     tokio::time::timeout(moment, process.ended()).await.ok().map(Failure::Transport)
 }
@@ -454,13 +456,13 @@ async fn ended(process: &stdio_process::Process) -> Option<Failure> {
 /// A call that was sent. If it is dropped before its response, it sends a cancellation to the server.
 struct SentCall<'a> {
     sdk: &'a Peer<RoleClient>,
-    waiting: &'a Router,
+    router: &'a Router,
     call: Option<(RequestId, ProgressToken)>,
 }
 
 impl SentCall<'_> {
     /// Disarms the cancellation after the response came.
-    fn forget(mut self) {
+    fn disarm(mut self) {
         self.take();
     }
 
@@ -472,7 +474,7 @@ impl SentCall<'_> {
 
     fn take(&mut self) -> Option<RequestId> {
         let (id, token) = self.call.take()?;
-        self.waiting.forget(&token);
+        self.router.forget(&token);
         Some(id)
     }
 }

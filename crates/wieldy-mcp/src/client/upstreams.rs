@@ -107,7 +107,7 @@ impl Upstreams {
         let make = |settings| Upstream::new(settings, executor, Arc::clone(&pins));
         let servers: Vec<Arc<Upstream>> = servers.into_iter().map(make).collect();
         for server in &servers {
-            server.recall();
+            server.register_pinned();
             if server.settings.start == Start::Eager {
                 server.start();
             }
@@ -121,17 +121,17 @@ impl Upstreams {
         let unknown: Vec<_> = self.servers.iter().filter(|server| !server.is_known()).collect();
         let awaited: Vec<_> = unknown.iter().filter(|server| !server.failed_last_time()).collect();
         unknown.iter().for_each(|server| server.start());
-        let all = join_all(awaited.iter().map(|server| server.connection()));
+        let all = join_all(awaited.iter().map(|server| server.session()));
         if tokio::time::timeout(within, all).await.is_err() {
-            let late = awaited.iter().filter(|server| matches!(server.life(), UpstreamState::Starting));
+            let late = awaited.iter().filter(|server| matches!(server.state(), UpstreamState::Starting));
             late.for_each(|server| server.remember_failed());
         }
     }
 
     /// Lists the tools of those servers that `wanted` selects and that were never asked, all at once.
     pub async fn discover(&self, wanted: impl Fn(&str) -> bool) {
-        let unknown = self.servers.iter().filter(|server| wanted(&server.settings.name) && !server.recall());
-        join_all(unknown.map(|server| server.connection())).await;
+        let unknown = self.servers.iter().filter(|server| wanted(&server.settings.name) && !server.register_pinned());
+        join_all(unknown.map(|server| server.session())).await;
     }
 
     /// Starts the servers that `wanted` selects, all at once. Returns the status of each and the time it took.
@@ -139,7 +139,7 @@ impl Upstreams {
         let wanted = self.servers.iter().filter(|server| wanted(&server.settings.name));
         join_all(wanted.map(async |server| {
             let began = Instant::now();
-            let _ = server.connection().await;
+            let _ = server.session().await;
             (status(server), began.elapsed())
         }))
         .await
@@ -165,18 +165,18 @@ impl Upstreams {
 
 impl Drop for Upstreams {
     fn drop(&mut self) {
-        self.servers.iter().for_each(|server| server.let_go());
+        self.servers.iter().for_each(|server| server.detach());
     }
 }
 
 fn status(server: &Upstream) -> ServerStatus {
     let settings = &server.settings;
-    let [tools, changed, unusable] = server.known();
+    let [tools, changed, unusable] = server.tool_maps();
     let (mut revision, mut info) = (None, None);
-    let state = match server.life() {
-        UpstreamState::Up(connection) => {
-            (revision, info) = (connection.revision(), connection.server());
-            match connection.trouble() {
+    let state = match server.state() {
+        UpstreamState::Up(session) => {
+            (revision, info) = (session.revision(), session.server_version());
+            match session.failure_streak() {
                 Some((why, failures)) => ServerState::Degraded { error: server.error(&why, None), failures },
                 None => ServerState::Ready,
             }

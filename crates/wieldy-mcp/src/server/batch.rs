@@ -12,8 +12,8 @@ use http_body_util::{BodyExt, BodyStream, Full, StreamBody};
 use serde_json::value::RawValue;
 use wieldy_core::Caller;
 
-use super::http_endpoint::{Endpoint, HttpResponse, told};
-use super::http_tools_call::{EVENTS, JSON, reply};
+use super::http_endpoint::{Endpoint, HttpResponse, plain_text};
+use super::http_tools_call::{EVENTS, JSON, respond};
 use super::pending::Refused;
 use super::session::Session;
 
@@ -26,10 +26,10 @@ pub(super) async fn answer(
     session: &Arc<Session>,
 ) -> HttpResponse {
     let Ok(messages) = serde_json::from_slice::<Vec<&RawValue>>(body) else {
-        return told(StatusCode::BAD_REQUEST, "the body is not JSON");
+        return plain_text(StatusCode::BAD_REQUEST, "the body is not JSON");
     };
     if messages.is_empty() || messages.len() > endpoint.shared.options.requests_max {
-        return told(StatusCode::BAD_REQUEST, "there are no messages, or too many at once");
+        return plain_text(StatusCode::BAD_REQUEST, "there are no messages, or too many at once");
     }
     let post = |message: &&RawValue| {
         let body = body.slice_ref(message.get().as_bytes());
@@ -53,13 +53,13 @@ pub(super) async fn answer(
     if streams.is_empty() {
         return match answers.is_empty() {
             true => super::http_tools_call::accepted(),
-            false => reply(StatusCode::OK, JSON, Full::new(listed(&answers)).boxed()),
+            false => respond(StatusCode::OK, JSON, Full::new(listed(&answers)).boxed()),
         };
     }
     let events = answers.into_iter().map(|answer| [b"data: ", &answer[..], b"\n\n"].concat());
     let events = stream::iter(events.map(|event| Ok(http_body::Frame::data(Bytes::from(event)))));
     let all = stream::select_all(streams);
-    reply(StatusCode::OK, EVENTS, BodyExt::boxed(StreamBody::new(events.chain(all))))
+    respond(StatusCode::OK, EVENTS, BodyExt::boxed(StreamBody::new(events.chain(all))))
 }
 
 /// Turns an HTTP error into a JSON-RPC error.

@@ -37,9 +37,9 @@ pub(crate) async fn answer(
     let asked = AskedCall { caller, tool: &params.name, arguments: &arguments };
     let request = CallRequest { shared, client, asked };
     if params.request_state.is_some() {
-        return Box::pin(come_back(request, &params)).await;
+        return Box::pin(answer_repeated(request, &params)).await;
     }
-    let confirmer = (client.way != AskMode::None).then(|| Arc::clone(&shared.desk) as Arc<dyn Confirmer>);
+    let confirmer = (client.ask_mode != AskMode::None).then(|| Arc::clone(&shared.questions) as Arc<dyn Confirmer>);
     let idempotency_key = client.key.clone()?;
     let begun = shared.executor.begin(Call {
         tool: (*params.name).into(),
@@ -52,7 +52,7 @@ pub(crate) async fn answer(
 }
 
 /// Refuses a call whose message was too large to be parsed. The call is recorded, unless it is of one of our own tools.
-pub(crate) async fn refuse(
+pub(crate) async fn refuse_oversized(
     shared: &Shared,
     caller: &Arc<Caller>,
     tool: &str,
@@ -66,19 +66,19 @@ pub(crate) async fn refuse(
     }
     let call = Call::new(tool, Value::Null).by(Arc::clone(caller));
     let result = shared.executor.refuse_unread(call, error).await;
-    Ok(convert::answer(result, client.is_modern).into())
+    Ok(convert::call_result(result, client.is_modern).into())
 }
 
 /// Continues a call with the answer to its question.
-async fn come_back(request: CallRequest<'_>, params: &CallToolRequestParams) -> CallResult {
-    let desk = &request.shared.desk;
+async fn answer_repeated(request: CallRequest<'_>, params: &CallToolRequestParams) -> CallResult {
+    let questions = &request.shared.questions;
     let sealed = params.request_state.as_deref().unwrap_or_default();
-    match desk.brought_back(sealed, &request.asked, params.input_responses.as_ref())? {
+    match questions.open_returned(sealed, &request.asked, params.input_responses.as_ref())? {
         ReturnedInput::Answered(id) => {
             let work = RunningCall::task(request.shared, id, request.asked.caller);
             request.follow(work).await
         }
-        ReturnedInput::Nothing(question) => Ok(desk.input_required(&question, &request.asked).into()),
+        ReturnedInput::Nothing(question) => Ok(questions.input_required(&question, &request.asked).into()),
         ReturnedInput::TooLate => {
             let error = CallError::new(Code::ConfirmationDenied, "the question is over: it was answered or expired")
                 .suggest("call again and confirm that very call");

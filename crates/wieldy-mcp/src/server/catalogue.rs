@@ -12,7 +12,7 @@ use super::{Expose, Shared};
 use crate::convert;
 
 /// Maximum number of cached lists, one for each set of scopes. Callers have few different sets.
-const KINDS_MAX: usize = 64;
+const LISTS_MAX: usize = 64;
 /// The time for which a client may cache a list.
 const FRESH_MS: u64 = 60_000;
 /// The prefix of a cursor.
@@ -21,7 +21,7 @@ const AFTER: &str = "after:";
 /// The cache of tool lists.
 #[derive(Default)]
 pub(crate) struct Catalogue {
-    kept: Mutex<ListCache>,
+    cache: Mutex<ListCache>,
 }
 
 #[derive(Default)]
@@ -35,7 +35,7 @@ pub(crate) struct VisibleTools {
     /// The listed tools, sorted by name.
     pub(crate) listed: Vec<Tool>,
     /// The listed tools with arguments that are copied into headers.
-    copied: Vec<Tool>,
+    with_header_params: Vec<Tool>,
     /// All visible tools, listed or found by search.
     tools: Vec<Arc<Registered>>,
     index: OnceLock<SearchIndex>,
@@ -51,8 +51,8 @@ impl VisibleTools {
 
 impl VisibleTools {
     /// Returns the tool of this name if header copies of its arguments must be compared.
-    pub(crate) fn copied(&self, name: &str) -> Option<&Tool> {
-        self.copied.iter().find(|tool| tool.name == name)
+    pub(crate) fn with_header_params(&self, name: &str) -> Option<&Tool> {
+        self.with_header_params.iter().find(|tool| tool.name == name)
     }
 }
 
@@ -63,15 +63,15 @@ fn names_headers(tool: &Tool) -> bool {
 
 impl Catalogue {
     /// Returns the tools that the caller sees.
-    pub(crate) fn of(&self, shared: &Shared, caller: &Caller) -> Arc<VisibleTools> {
+    pub(crate) fn visible_to(&self, shared: &Shared, caller: &Caller) -> Arc<VisibleTools> {
         let registry = shared.executor.registry();
         // Read before the tools: otherwise an outdated list could be cached under the new generation.
         let generation = registry.generation();
-        let mut kept = self.kept.lock().expect("no code panics while it holds the lists");
-        if kept.generation != generation {
-            *kept = ListCache { generation, lists: Vec::new() };
+        let mut cache = self.cache.lock().expect("no code panics while it holds the lists");
+        if cache.generation != generation {
+            *cache = ListCache { generation, lists: Vec::new() };
         }
-        if let Some((_, seen)) = kept.lists.iter().find(|(scopes, _)| *scopes == caller.scopes) {
+        if let Some((_, seen)) = cache.lists.iter().find(|(scopes, _)| *scopes == caller.scopes) {
             return Arc::clone(seen);
         }
         let mut tools = registry.list(caller, &ToolFilter::default());
@@ -83,12 +83,12 @@ impl Catalogue {
             listed.extend(tools.iter().map(|tool| convert::tool(tool.spec())));
         }
         listed.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        let copied = listed.iter().filter(|tool| names_headers(tool)).cloned().collect();
-        let seen = Arc::new(VisibleTools { listed, copied, tools, index: OnceLock::new() });
-        if kept.lists.len() == KINDS_MAX {
-            kept.lists.remove(0);
+        let with_header_params = listed.iter().filter(|tool| names_headers(tool)).cloned().collect();
+        let seen = Arc::new(VisibleTools { listed, with_header_params, tools, index: OnceLock::new() });
+        if cache.lists.len() == LISTS_MAX {
+            cache.lists.remove(0);
         }
-        kept.lists.push((caller.scopes.clone(), Arc::clone(&seen)));
+        cache.lists.push((caller.scopes.clone(), Arc::clone(&seen)));
         seen
     }
 }

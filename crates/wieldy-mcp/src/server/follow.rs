@@ -30,7 +30,7 @@ const OUTPUT_CHARS_MAX: usize = 4000;
 /// Maximum length of one progress message.
 const MESSAGE_CHARS_MAX: usize = 2000;
 /// Maximum number of progress notifications sent after a call has ended. The printed output is in the result anyway.
-const REST_MAX: usize = 64;
+const REMAINING_MAX: usize = 64;
 /// The tool that returns the result of a call that was answered with a handle.
 pub(crate) const RESULT_WAIT: &str = "result_wait";
 /// The `_meta` key of a handle's call status.
@@ -80,7 +80,7 @@ impl RunningCall {
             Poll::Ready(Some(result)) => Poll::Ready(CallStep::Ended(Box::new(result))),
             Poll::Ready(None) => Poll::Ready(CallStep::Forgotten),
             // Polling the call creates its question, so check after each poll.
-            Poll::Pending => match shared.desk.question(self.id()) {
+            Poll::Pending => match shared.questions.take_new(self.id()) {
                 Some(question) => Poll::Ready(CallStep::Asks(question)),
                 None => Poll::Pending,
             },
@@ -120,17 +120,17 @@ impl CallRequest<'_> {
                 Poll::Pending => {}
                 Poll::Ready(CallStep::Ended(result)) => {
                     if let Some(progress) = progress {
-                        tell_rest(progress, sending, &client.line).await;
+                        send_remaining(progress, sending, &client.channel).await;
                     }
                     return self.answer(*result);
                 }
-                Poll::Ready(CallStep::Forgotten) => return Ok(unknown(id).into()),
-                Poll::Ready(CallStep::Asks(question)) if client.way == AskMode::InputRequired => {
+                Poll::Ready(CallStep::Forgotten) => return Ok(unknown_call(id).into()),
+                Poll::Ready(CallStep::Asks(question)) if client.ask_mode == AskMode::InputRequired => {
                     work.into_task().await;
-                    return Ok(shared.desk.input_required(&question, &self.asked).into());
+                    return Ok(shared.questions.input_required(&question, &self.asked).into());
                 }
                 Poll::Ready(CallStep::Asks(question)) => {
-                    asking = Some(client.line.ask(questions::params(&question)));
+                    asking = Some(client.channel.ask(questions::form(&question)));
                 }
             }
             // The client's patience does not run while a person is asked.
@@ -147,7 +147,7 @@ impl CallRequest<'_> {
                     asking = None;
                     give_up = patience.map(|patience| Instant::now() + patience);
                     // No answer counts as a refusal.
-                    shared.desk.answer(id, said.is_some_and(|said| questions::is_yes(&said)));
+                    shared.questions.answer(id, said.is_some_and(|said| questions::is_accepted(&said)));
                     Poll::Pending
                 }
                 () = until(waits_until) => {
@@ -158,8 +158,8 @@ impl CallRequest<'_> {
                     sending = None;
                     Poll::Pending
                 }
-                Some(told) = next(&mut progress), if sending.is_none() => {
-                    sending = Some(client.line.tell(told));
+                Some(told) = next_notification(&mut progress), if sending.is_none() => {
+                    sending = Some(client.channel.notify(told));
                     Poll::Pending
                 }
             };
@@ -184,14 +184,14 @@ impl CallRequest<'_> {
 
     /// Returns a task for a client that polls tasks.
     fn as_task(&self, id: ExecutionId) -> CreateTaskResult {
-        CreateTaskResult::new(task(self.shared, id, Timestamp::now()))
+        CreateTaskResult::new(describe_task(self.shared, id, Timestamp::now()))
     }
 
     /// Returns a handle for a client that knows no tasks and would give up waiting.
     fn handle(&self, id: ExecutionId) -> CallToolResult {
         let AskedCall { tool, caller, .. } = self.asked;
         // A client that knows an output schema refuses other results unless they are errors.
-        goes_on(self.shared, id, tool, caller, has_schema(self.shared, tool, caller))
+        still_running(self.shared, id, tool, caller, has_schema(self.shared, tool, caller))
     }
 }
 
@@ -204,7 +204,7 @@ pub(crate) fn answer_of(
     is_modern: bool,
 ) -> CallToolResult {
     let has_lost = result.error.is_none() && result.partial && result.structured.is_none();
-    let answer = convert::answer(result, is_modern);
+    let answer = convert::call_result(result, is_modern);
     if has_lost && has_schema(shared, tool, caller) { convert::without_promised(answer) } else { answer }
 }
 
@@ -215,7 +215,13 @@ fn has_schema(shared: &Shared, tool: &str, caller: &Caller) -> bool {
 }
 
 /// Returns a handle: the call still runs, and its result can be fetched by id.
-pub(crate) fn goes_on(shared: &Shared, id: ExecutionId, tool: &str, caller: &Caller, as_error: bool) -> CallToolResult {
+pub(crate) fn still_running(
+    shared: &Shared,
+    id: ExecutionId,
+    tool: &str,
+    caller: &Caller,
+    as_error: bool,
+) -> CallToolResult {
     let mut text = format!(
         "`{tool}` is still running, as {id}. This is not its result: call `{RESULT_WAIT}` with {{\"id\": \"{id}\"}} to get it."
     );
@@ -233,14 +239,14 @@ pub(crate) fn goes_on(shared: &Shared, id: ExecutionId, tool: &str, caller: &Cal
 }
 
 /// Returns the error for a call that the executor does not know.
-pub(crate) fn unknown(id: ExecutionId) -> CallToolResult {
+pub(crate) fn unknown_call(id: ExecutionId) -> CallToolResult {
     let error = wieldy_core::CallError::new(Code::InvalidInput, format!("there is no call {id} to wait for"))
         .suggest("a result is kept for a while after its call; look into the history for what came of older ones");
     convert::refusal(&error)
 }
 
 /// Describes a running call as an MCP task.
-pub(crate) fn task(shared: &Shared, id: ExecutionId, now: Timestamp) -> Task {
+pub(crate) fn describe_task(shared: &Shared, id: ExecutionId, now: Timestamp) -> Task {
     let ttl = u64::try_from(shared.executor.task_ttl().as_millis()).unwrap_or(u64::MAX);
     Task::new(id.to_string(), TaskStatus::Working, id.made_at().to_string(), now.to_string())
         .with_ttl_ms(ttl)
@@ -285,7 +291,7 @@ impl Progress {
 }
 
 /// Returns the next notification. Waits forever if the client wants none or no more will come.
-async fn next(progress: &mut Option<Progress>) -> Option<ProgressNotificationParam> {
+async fn next_notification(progress: &mut Option<Progress>) -> Option<ProgressNotificationParam> {
     if let Some(progress) = progress
         && let Some(told) = progress.next().await
     {
@@ -295,13 +301,13 @@ async fn next(progress: &mut Option<Progress>) -> Option<ProgressNotificationPar
 }
 
 /// Sends the remaining progress before the response.
-async fn tell_rest(mut progress: Progress, sending: Option<BoxFuture<'static, ()>>, line: &PeerChannel) {
+async fn send_remaining(mut progress: Progress, sending: Option<BoxFuture<'static, ()>>, channel: &PeerChannel) {
     if let Some(sending) = sending {
         sending.await;
     }
-    for _ in 0..REST_MAX {
+    for _ in 0..REMAINING_MAX {
         let Some(Some(told)) = progress.next().now_or_never() else { return };
-        line.tell(told).await;
+        channel.notify(told).await;
     }
 }
 

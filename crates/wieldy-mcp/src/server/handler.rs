@@ -36,7 +36,7 @@ pub(crate) enum CallerSource {
 /// The handler of one client's connection.
 pub(crate) struct ConnectionHandler {
     shared: Arc<Shared>,
-    who: CallerSource,
+    source: CallerSource,
     /// The caller, known from the first request on.
     caller: OnceLock<Arc<Caller>>,
     /// Cancelled when the client sends no more requests.
@@ -45,8 +45,8 @@ pub(crate) struct ConnectionHandler {
 }
 
 impl ConnectionHandler {
-    pub(crate) fn new(shared: Arc<Shared>, who: CallerSource, over: CancellationToken) -> Self {
-        Self { shared, who, caller: OnceLock::new(), _over_at_the_latest: over.clone().drop_guard(), over }
+    pub(crate) fn new(shared: Arc<Shared>, source: CallerSource, over: CancellationToken) -> Self {
+        Self { shared, source, caller: OnceLock::new(), _over_at_the_latest: over.clone().drop_guard(), over }
     }
 
     /// Returns the caller of a request.
@@ -54,12 +54,13 @@ impl ConnectionHandler {
         if let Some(caller) = self.caller.get() {
             return Ok(Arc::clone(caller));
         }
-        let caller = match &self.who {
+        let caller = match &self.source {
             CallerSource::Known { caller, agent: Some(agent) } => {
                 Arc::new(Caller { agent: agent.clone(), ..(**caller).clone() })
             }
             CallerSource::Known { caller, agent: None } => {
-                let agent = context.client_info().map(|client| named(&client.name)).filter(|name| !name.is_empty());
+                let agent =
+                    context.client_info().map(|client| clean_name(&client.name)).filter(|name| !name.is_empty());
                 Arc::new(Caller { agent: agent.unwrap_or_else(|| caller.agent.clone()), ..(**caller).clone() })
             }
             CallerSource::OfRequest => {
@@ -86,7 +87,7 @@ impl ConnectionHandler {
 impl ServerHandler for ConnectionHandler {
     /// rmcp asks for this over HTTP before a call: the headers that a proxy reads must match the call.
     fn get_tool(&self, name: &str) -> Option<Tool> {
-        self.shared.catalogue.of(&self.shared, &Caller::local()).copied(name).cloned()
+        self.shared.catalogue.visible_to(&self.shared, &Caller::local()).with_header_params(name).cloned()
     }
 
     fn get_info(&self) -> ServerConfig {
@@ -112,15 +113,15 @@ impl ServerHandler for ConnectionHandler {
         if let Some(ready) = &self.shared.options.ready {
             ready.cancelled().await;
         }
-        let seen = self.shared.catalogue.of(&self.shared, &caller);
+        let seen = self.shared.catalogue.visible_to(&self.shared, &caller);
         catalogue::listed(&seen.listed, request, self.shared.options.page, is_modern(&context))
     }
 
     async fn call_tool(&self, params: CallToolRequestParams, context: RequestContext<RoleServer>) -> CallResult {
         let caller = self.caller(&context)?;
         let client = PeerClient::of(&context, self.shared.options.ask);
-        if let Some(too_long) = context.extensions.get::<OversizedCall>() {
-            return call::refuse(&self.shared, &caller, &params.name, &too_long.told, &client).await;
+        if let Some(oversized) = context.extensions.get::<OversizedCall>() {
+            return call::refuse_oversized(&self.shared, &caller, &params.name, &oversized.message, &client).await;
         }
         call::answer(&self.shared, &caller, params, &client).await
     }
@@ -224,7 +225,7 @@ impl ServerHandler for ConnectionHandler {
                 }
             },
         };
-        Ok(GetTaskResult::new(DetailedTask::new(follow::task(&self.shared, task.id, changed), payload)))
+        Ok(GetTaskResult::new(DetailedTask::new(follow::describe_task(&self.shared, task.id, changed), payload)))
     }
 
     async fn update_task(
@@ -249,6 +250,6 @@ impl ServerHandler for ConnectionHandler {
 }
 
 /// Cleans a client's own name for display.
-fn named(name: &str) -> String {
+fn clean_name(name: &str) -> String {
     name.chars().filter(|c| !c.is_control()).take(NAME_CHARS_MAX).collect::<String>().trim().to_owned()
 }

@@ -57,7 +57,7 @@ pub(crate) struct Endpoint {
     service: StreamableHttpService<ConnectionHandler, NeverSessionManager>,
     sessions: Mutex<HashMap<String, Arc<Session>>>,
     /// Tracks the requests whose responses are not finished.
-    pub(super) asked: TaskTracker,
+    pub(super) open_requests: TaskTracker,
     pub(super) stop: CancellationToken,
 }
 
@@ -82,7 +82,7 @@ impl Server {
             move || Ok(ConnectionHandler::new(Arc::clone(&shared), CallerSource::OfRequest, CancellationToken::new()));
         let service = StreamableHttpService::new(connect, Arc::default(), config);
         let shared = Arc::clone(&self.shared);
-        let inner = Endpoint { shared, service, sessions: Mutex::default(), asked: TaskTracker::new(), stop };
+        let inner = Endpoint { shared, service, sessions: Mutex::default(), open_requests: TaskTracker::new(), stop };
         HttpEndpoint { inner: Arc::new(inner) }
     }
 }
@@ -110,52 +110,52 @@ impl Endpoint {
         B::Error: std::fmt::Display,
     {
         let Some(caller) = request.extensions().get::<Arc<Caller>>().cloned() else {
-            return told(StatusCode::INTERNAL_SERVER_ERROR, "nobody established who calls");
+            return plain_text(StatusCode::INTERNAL_SERVER_ERROR, "nobody established who calls");
         };
         let session = match request.headers().get(SESSION) {
             None => None,
             Some(id) => match id.to_str().ok().and_then(|id| self.session(id, &caller)) {
                 Some(session) => {
-                    session.hear();
+                    session.touch();
                     Some(session)
                 }
                 // A session of another caller must look unknown.
-                None => return told(StatusCode::NOT_FOUND, "Not Found: Session not found"),
+                None => return plain_text(StatusCode::NOT_FOUND, "Not Found: Session not found"),
             },
         };
         match *request.method() {
             Method::POST => {
-                let token = self.asked.token();
+                let token = self.open_requests.token();
                 let (parts, body) = request.into_parts();
                 let Some(body) = read(body, self.shared.options.message_bytes_max).await else {
-                    return told(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large");
+                    return plain_text(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large");
                 };
                 let answer = match session {
-                    Some(session) if session.takes_several && body.trim_ascii_start().starts_with(b"[") => {
+                    Some(session) if session.allows_batches && body.trim_ascii_start().starts_with(b"[") => {
                         Box::pin(batch::answer(self, parts, &body, &caller, &session)).await
                     }
                     session => self.post(parts, body, caller, session).await,
                 };
-                answer.map(|body| TrackedBody { body, _asked: token }.boxed())
+                answer.map(|body| TrackedBody { body, _open_request: token }.boxed())
             }
             Method::GET => match session {
                 Some(session) => self.listen(request.headers(), &session),
-                None => told(StatusCode::METHOD_NOT_ALLOWED, "there is nothing to listen to without a session"),
+                None => plain_text(StatusCode::METHOD_NOT_ALLOWED, "there is nothing to listen to without a session"),
             },
             Method::DELETE => match session {
                 Some(session) => {
-                    self.forget(&session);
-                    told(StatusCode::NO_CONTENT, "")
+                    self.end_session(&session);
+                    plain_text(StatusCode::NO_CONTENT, "")
                 }
-                None => told(StatusCode::METHOD_NOT_ALLOWED, "there is nothing to end without a session"),
+                None => plain_text(StatusCode::METHOD_NOT_ALLOWED, "there is nothing to end without a session"),
             },
-            _ => self.rest(request).await,
+            _ => self.by_rmcp(request).await,
         }
     }
 
     async fn stop(&self) {
-        self.asked.close();
-        let _ = tokio::time::timeout(ANSWERING_PATIENCE, self.asked.wait()).await;
+        self.open_requests.close();
+        let _ = tokio::time::timeout(ANSWERING_PATIENCE, self.open_requests.wait()).await;
         self.stop.cancel();
         for (_, session) in self.sessions().drain() {
             session.close();
@@ -171,8 +171,8 @@ impl Endpoint {
         session: Option<Arc<Session>>,
     ) -> HttpResponse {
         match (ClientMessage::read(&body), session) {
-            (message, None) if message.is_of_session() && http_tools_call::is_old(&parts.headers) => {
-                return told(StatusCode::BAD_REQUEST, "Bad Request: Session ID is required");
+            (message, None) if message.is_of_session() && http_tools_call::has_session_revision(&parts.headers) => {
+                return plain_text(StatusCode::BAD_REQUEST, "Bad Request: Session ID is required");
             }
             (ClientMessage::Call { id, params }, session) => {
                 if let Some(plain) = http_tools_call::DirectCall::of(self, &parts.headers, id, params, caller, session)
@@ -189,20 +189,20 @@ impl Endpoint {
                 return http_tools_call::accepted();
             }
             (ClientMessage::Opening(capabilities), None) => {
-                return Box::pin(self.open(parts, body, caller, &capabilities)).await;
+                return Box::pin(self.begin_session(parts, body, caller, &capabilities)).await;
             }
             (ClientMessage::Other { .. }, _) => {
                 if let Some(refused) = refusal(&body) {
-                    return http_tools_call::refused(refused);
+                    return http_tools_call::refusal_response(refused);
                 }
             }
             _ => {}
         }
-        self.rest(Request::from_parts(parts, Full::new(body))).await
+        self.by_rmcp(Request::from_parts(parts, Full::new(body))).await
     }
 
     /// Passes a request to rmcp. Boxed to keep the future of calls small.
-    fn rest<B>(&self, request: Request<B>) -> BoxFuture<'_, HttpResponse>
+    fn by_rmcp<B>(&self, request: Request<B>) -> BoxFuture<'_, HttpResponse>
     where
         B: http_body::Body + Send + 'static,
         B::Error: std::fmt::Display,
@@ -211,7 +211,7 @@ impl Endpoint {
     }
 
     /// Begins a session.
-    async fn open(
+    async fn begin_session(
         &self,
         parts: Parts,
         body: Bytes,
@@ -219,9 +219,9 @@ impl Endpoint {
         capabilities: &ClientCapabilities,
     ) -> HttpResponse {
         if !self.make_room() {
-            return told(StatusCode::SERVICE_UNAVAILABLE, "too many sessions are open");
+            return plain_text(StatusCode::SERVICE_UNAVAILABLE, "too many sessions are open");
         }
-        let response = self.rest(Request::from_parts(parts, Full::new(body))).await;
+        let response = self.by_rmcp(Request::from_parts(parts, Full::new(body))).await;
         let (mut head, body) = response.into_parts();
         let body = body.collect().await.unwrap_or_else(|never| match never {}).to_bytes();
         // A failed handshake begins no session.
@@ -244,18 +244,18 @@ impl Endpoint {
             .get(ACCEPT)
             .is_some_and(|taken| taken.to_str().is_ok_and(|taken| taken.contains(http_tools_call::EVENTS)))
         {
-            return told(StatusCode::NOT_ACCEPTABLE, "Not Acceptable: Client must accept text/event-stream");
+            return plain_text(StatusCode::NOT_ACCEPTABLE, "Not Acceptable: Client must accept text/event-stream");
         }
         if let Some(last) = headers.get(LAST_EVENT).and_then(|last| EventId::of(last.to_str().ok()?)) {
             return match session.stream(last) {
                 Some(stream) => {
-                    http_tools_call::events(StreamReader::new(stream, self.stop.clone(), None).after(last.at))
+                    http_tools_call::sse_response(StreamReader::new(stream, self.stop.clone(), None).after(last.at))
                 }
                 // The stream is no longer stored. 204 tells the client not to come back.
-                None => told(StatusCode::NO_CONTENT, ""),
+                None => plain_text(StatusCode::NO_CONTENT, ""),
             };
         }
-        http_tools_call::events(ToolChanges::new(&self.shared, session, self.stop.clone()))
+        http_tools_call::sse_response(ToolChanges::new(&self.shared, session, self.stop.clone()))
     }
 
     fn session(&self, id: &str, caller: &Arc<Caller>) -> Option<Arc<Session>> {
@@ -264,7 +264,7 @@ impl Endpoint {
     }
 
     /// Ends a session and removes the sandbox of its calls.
-    fn forget(&self, session: &Session) {
+    fn end_session(&self, session: &Session) {
         self.sessions().remove(session.id());
         session.close();
         if let Some(key) = session.caller.session_key() {
@@ -278,7 +278,7 @@ impl Endpoint {
     fn make_room(&self) -> bool {
         let all: Vec<Arc<Session>> = self.sessions().values().cloned().collect();
         let (idle, rest): (Vec<_>, Vec<_>) = all.into_iter().partition(|session| session.is_idle());
-        idle.iter().for_each(|session| self.forget(session));
+        idle.iter().for_each(|session| self.end_session(session));
         if rest.len() < SESSIONS_MAX {
             return true;
         }
@@ -289,7 +289,7 @@ impl Endpoint {
         let theirs = rest.iter().filter(|session| Some(owner(session)) == most);
         let oldest =
             theirs.filter_map(|session| Some((session.quiet_since()?, session))).min_by_key(|(since, _)| *since);
-        oldest.inspect(|(_, session)| self.forget(session)).is_some()
+        oldest.inspect(|(_, session)| self.end_session(session)).is_some()
     }
 
     fn sessions(&self) -> MutexGuard<'_, HashMap<String, Arc<Session>>> {
@@ -321,7 +321,7 @@ fn refusal(body: &[u8]) -> Option<Refused> {
 /// A response body that counts as an open request until it is dropped.
 struct TrackedBody {
     body: BoxBody<Bytes, Infallible>,
-    _asked: TaskTrackerToken,
+    _open_request: TaskTrackerToken,
 }
 
 impl Body for TrackedBody {
@@ -344,7 +344,7 @@ impl Body for TrackedBody {
     }
 }
 
-pub(super) fn told(code: StatusCode, message: &'static str) -> HttpResponse {
+pub(super) fn plain_text(code: StatusCode, message: &'static str) -> HttpResponse {
     let mut response = Response::new(Full::new(Bytes::from_static(message.as_bytes())).boxed());
     *response.status_mut() = code;
     response

@@ -159,8 +159,8 @@ impl DirectCall {
         caller: Arc<Caller>,
         session: Option<Arc<Session>>,
     ) -> Option<Self> {
-        let takes = |kind: &str| one(headers, ACCEPT.as_str()).is_some_and(|taken| taken.contains(kind));
-        let is_json = one(headers, CONTENT_TYPE.as_str()).is_some_and(|kind| kind.starts_with(JSON));
+        let takes = |kind: &str| single_header(headers, ACCEPT.as_str()).is_some_and(|taken| taken.contains(kind));
+        let is_json = single_header(headers, CONTENT_TYPE.as_str()).is_some_and(|kind| kind.starts_with(JSON));
         if !(is_json && takes(JSON) && takes(EVENTS)) {
             return None;
         }
@@ -168,7 +168,7 @@ impl DirectCall {
         let version = meta.and_then(|meta| meta.0.0.get(REVISION));
         let (asks, knows_tasks) = match &session {
             Some(session) => {
-                if version.is_some() || !is_old(headers) {
+                if version.is_some() || !has_session_revision(headers) {
                     return None;
                 }
                 (session.can_ask, session.knows_tasks)
@@ -176,12 +176,12 @@ impl DirectCall {
             None => {
                 let newest = ProtocolVersion::V_2026_07_28;
                 let is_newest = version.and_then(Value::as_str) == Some(newest.as_str())
-                    && one(headers, VERSION) == Some(newest.as_str())
-                    && one(headers, "mcp-method") == Some("tools/call")
-                    && one(headers, "mcp-name") == Some(&*params.name);
+                    && single_header(headers, VERSION) == Some(newest.as_str())
+                    && single_header(headers, "mcp-method") == Some("tools/call")
+                    && single_header(headers, "mcp-name") == Some(&*params.name);
                 // rmcp must compare header copies of arguments.
                 let has_copies = headers.keys().any(|name| name.as_str().starts_with("mcp-param-"));
-                if !is_newest || has_copies || endpoint.copies_arguments(&params.name) {
+                if !is_newest || has_copies || endpoint.has_header_params(&params.name) {
                     return None;
                 }
                 let capabilities = meta.and_then(|meta| meta.client_capabilities())?;
@@ -192,16 +192,16 @@ impl DirectCall {
         let stream = Arc::new(EventStream::new(session.clone()));
         let client = PeerClient {
             is_modern,
-            way: AskMode::of(endpoint.shared.options.ask && asks, is_modern),
+            ask_mode: AskMode::of(endpoint.shared.options.ask && asks, is_modern),
             knows_tasks,
             token: meta.and_then(|meta| meta.get_progress_token()),
             key: peer::idempotency_key(meta),
             gone: CancellationToken::new(),
-            line: PeerChannel::Stream(Arc::clone(&stream)),
+            channel: PeerChannel::Stream(Arc::clone(&stream)),
         };
         let caller = session.as_ref().map_or(caller, |session| Arc::clone(&session.caller));
         let wants_greeting = session.is_some()
-            && one(headers, VERSION).is_some_and(|version| version >= ProtocolVersion::V_2025_11_25.as_str());
+            && single_header(headers, VERSION).is_some_and(|version| version >= ProtocolVersion::V_2025_11_25.as_str());
         Some(Self { id, params: *params, caller, session, client, stream, wants_greeting })
     }
 
@@ -211,46 +211,47 @@ impl DirectCall {
         let gone = client.gone.clone();
         let requests_max = endpoint.shared.options.requests_max;
         let begun = session.as_ref().map(|session| session.begin(id.clone(), gone.clone(), requests_max));
-        let noted = match begun.transpose() {
-            Ok(noted) => noted,
-            Err(why) => return json(written(&id, Err(ErrorData::invalid_request(why, None)), false)),
+        let open_call = match begun.transpose() {
+            Ok(open_call) => open_call,
+            Err(why) => return json_response(encode(&id, Err(ErrorData::invalid_request(why, None)), false)),
         };
         let shared = Arc::clone(&endpoint.shared);
         let work = async move {
             let answered = call::answer(&shared, &caller, params, &client).await;
-            let is_wanted = noted.is_none_or(OpenCall::end);
-            is_wanted.then(|| written(&id, answered, client.is_modern))
+            let is_wanted = open_call.is_none_or(OpenCall::end);
+            is_wanted.then(|| encode(&id, answered, client.is_modern))
         };
         // In the newest revision a client cancels a call by disconnecting.
-        let hanging_up = session.is_none().then(|| gone.drop_guard());
-        let mut work = AnswerInProgress { work: Some(Box::pin(work)), hanging_up, tracker: &endpoint.asked };
+        let cancel_on_drop = session.is_none().then(|| gone.drop_guard());
+        let mut work =
+            AnswerInProgress { work: Some(Box::pin(work)), cancel_on_drop, tracker: &endpoint.open_requests };
         let answer = tokio::select! {
             biased;
             answer = &mut work => Some(answer),
-            () = stream.begun() => None,
+            () = stream.wait_for_event() => None,
             () = tokio::time::sleep(STREAM_AFTER) => None,
         };
         let stop = endpoint.stop.clone();
         let reader = match answer {
-            Some(Some(answer)) if !stream.is_begun() => return json(answer),
+            Some(Some(answer)) if !stream.has_events() => return json_response(answer),
             // Messages that came before the response are sent first. A cancelled call gets no response.
             Some(answer) => {
                 stream.end(answer.map(|answer| answer.message).as_ref());
                 StreamReader::new(Arc::clone(&stream), stop, None)
             }
-            None => work.go_on(Arc::clone(&stream), stop),
+            None => work.continue_in_task(Arc::clone(&stream), stop),
         };
         if let Some(session) = session {
-            session.keep(&stream);
+            session.store_stream(&stream);
         }
-        events(if wants_greeting { reader.greeting() } else { reader })
+        sse_response(if wants_greeting { reader.with_greeting() } else { reader })
     }
 }
 
 impl Endpoint {
     /// Returns true if arguments of a tool are copied into headers.
-    fn copies_arguments(&self, tool: &str) -> bool {
-        self.shared.catalogue.of(&self.shared, &Caller::local()).copied(tool).is_some()
+    fn has_header_params(&self, tool: &str) -> bool {
+        self.shared.catalogue.visible_to(&self.shared, &Caller::local()).with_header_params(tool).is_some()
     }
 }
 
@@ -258,18 +259,18 @@ impl Endpoint {
 struct AnswerInProgress<'a> {
     work: Option<BoxFuture<'static, Option<EncodedAnswer>>>,
     /// Cancels the call when it is dropped.
-    hanging_up: Option<DropGuard>,
+    cancel_on_drop: Option<DropGuard>,
     tracker: &'a TaskTracker,
 }
 
 impl AnswerInProgress<'_> {
     /// Moves the work to a task of its own, which sends the response on the stream.
-    fn go_on(mut self, stream: Arc<EventStream>, stop: CancellationToken) -> StreamReader {
+    fn continue_in_task(mut self, stream: Arc<EventStream>, stop: CancellationToken) -> StreamReader {
         if let Some(work) = self.work.take() {
             let ending = EndOnDrop(Arc::clone(&stream));
             self.tracker.spawn(async move { ending.0.end(work.await.map(|answer| answer.message).as_ref()) });
         }
-        StreamReader::new(stream, stop, self.hanging_up.take())
+        StreamReader::new(stream, stop, self.cancel_on_drop.take())
     }
 }
 
@@ -281,7 +282,7 @@ impl Future for AnswerInProgress<'_> {
         let poll = work.as_mut().poll(context);
         if poll.is_ready() {
             self.work = None;
-            self.hanging_up.take().map(DropGuard::disarm);
+            self.cancel_on_drop.take().map(DropGuard::disarm);
         }
         poll
     }
@@ -302,7 +303,7 @@ struct EncodedAnswer {
 }
 
 /// Serializes the response to a request.
-fn written(id: &RequestId, answered: CallResult, is_modern: bool) -> EncodedAnswer {
+fn encode(id: &RequestId, answered: CallResult, is_modern: bool) -> EncodedAnswer {
     #[derive(Serialize)]
     struct ResponseEnvelope<'a, R: Serialize> {
         jsonrpc: &'static str,
@@ -337,24 +338,24 @@ fn written(id: &RequestId, answered: CallResult, is_modern: bool) -> EncodedAnsw
     EncodedAnswer { status, message }
 }
 
-fn json(answer: EncodedAnswer) -> HttpResponse {
-    reply(answer.status, JSON, Full::new(answer.message).boxed())
+fn json_response(answer: EncodedAnswer) -> HttpResponse {
+    respond(answer.status, JSON, Full::new(answer.message).boxed())
 }
 
 /// Returns the response to an invalid message.
-pub(crate) fn refused(refused: Refused) -> HttpResponse {
+pub(crate) fn refusal_response(refused: Refused) -> HttpResponse {
     let refused = ServerJsonRpcMessage::from(refused);
     let message = serde_json::to_vec(&refused).expect("what MCP's types hold can be written").into();
-    json(EncodedAnswer { status: StatusCode::BAD_REQUEST, message })
+    json_response(EncodedAnswer { status: StatusCode::BAD_REQUEST, message })
 }
 
 /// Returns an SSE response.
-pub(crate) fn events(source: impl EventSource) -> HttpResponse {
+pub(crate) fn sse_response(source: impl EventSource) -> HttpResponse {
     let events = futures_util::stream::unfold(source, |mut source| async move {
         let event = source.next().await?;
         Some((Ok::<_, Infallible>(Frame::data(event)), source))
     });
-    let mut response = reply(StatusCode::OK, EVENTS, BodyExt::boxed(StreamBody::new(events)));
+    let mut response = respond(StatusCode::OK, EVENTS, BodyExt::boxed(StreamBody::new(events)));
     // Some proxies would buffer the events.
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
@@ -367,7 +368,7 @@ pub(crate) fn accepted() -> HttpResponse {
     response
 }
 
-pub(crate) fn reply(
+pub(crate) fn respond(
     status: StatusCode,
     kind: &'static str,
     body: http_body_util::combinators::BoxBody<Bytes, Infallible>,
@@ -383,16 +384,16 @@ const VERSION: &str = "mcp-protocol-version";
 const REVISION: &str = "io.modelcontextprotocol/protocolVersion";
 
 /// Returns the value of a header that occurs exactly once.
-fn one<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+fn single_header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     let mut all = headers.get_all(name).iter();
     let value = all.next()?.to_str().ok()?;
     all.next().is_none().then_some(value)
 }
 
 /// Returns true if a request is of a revision with sessions.
-pub(crate) fn is_old(headers: &HeaderMap) -> bool {
+pub(crate) fn has_session_revision(headers: &HeaderMap) -> bool {
     let is_known = |version: &str| {
         ProtocolVersion::KNOWN_VERSIONS.iter().any(|known| known.as_str() == version && known.has_initialize())
     };
-    !headers.contains_key(VERSION) || one(headers, VERSION).is_some_and(is_known)
+    !headers.contains_key(VERSION) || single_header(headers, VERSION).is_some_and(is_known)
 }

@@ -11,7 +11,7 @@ use rmcp::model::{CallToolResult, ContentBlock, JsonObject, Tool, ToolAnnotation
 use serde_json::{Value, json};
 use wieldy_core::{CallError, Caller, Code, ExecutionId, ToolSpec};
 
-use super::follow::{RESULT_WAIT, goes_on, unknown};
+use super::follow::{RESULT_WAIT, still_running, unknown_call};
 use super::peer::PeerClient;
 use super::words::{expand, words};
 use super::{ServerOptions, Shared};
@@ -66,12 +66,12 @@ impl MetaTool {
             Self::Describe => Err(describe(shared, &arguments, caller)),
             Self::Call => {
                 let Some(Value::String(name)) = arguments.remove("name") else {
-                    return Err(wrong("`name` must be the name of a tool"));
+                    return Err(invalid("`name` must be the name of a tool"));
                 };
                 match arguments.remove("arguments") {
                     None | Some(Value::Null) => Ok((name, None)),
                     Some(Value::Object(inner)) => Ok((name, Some(inner))),
-                    Some(_) => Err(wrong("`arguments` must be an object")),
+                    Some(_) => Err(invalid("`arguments` must be an object")),
                 }
             }
         }
@@ -119,15 +119,15 @@ pub(crate) fn tools(options: &ServerOptions) -> Vec<Tool> {
 
 async fn wait(shared: &Shared, arguments: &JsonObject, caller: &Arc<Caller>, client: &PeerClient) -> CallToolResult {
     let Some(id) = arguments.get("id").and_then(Value::as_str).and_then(|id| ExecutionId::from_str(id).ok()) else {
-        return wrong("`id` must be the id of a call");
+        return invalid("`id` must be the id of a call");
     };
     let patience = shared.options.patience.unwrap_or(Duration::MAX);
     let wanted = match arguments.get("timeout") {
         None => Some(patience),
         Some(timeout) => timeout.as_f64().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()),
     };
-    let Some(wanted) = wanted else { return wrong("`timeout` must be a number of seconds") };
-    let Some(task) = shared.executor.task(id, caller) else { return unknown(id) };
+    let Some(wanted) = wanted else { return invalid("`timeout` must be a number of seconds") };
+    let Some(task) = shared.executor.task(id, caller) else { return unknown_call(id) };
     let waited = tokio::select! {
         waited = tokio::time::timeout(wanted.min(patience), shared.executor.wait(id, caller)) => waited,
         // A client that cancels ends the waiting, not the call.
@@ -138,23 +138,23 @@ async fn wait(shared: &Shared, arguments: &JsonObject, caller: &Arc<Caller>, cli
             if let Some(artifact) = result.artifact {
                 shared.recent.add(artifact, caller);
             }
-            convert::answer(Arc::unwrap_or_clone(result), client.is_modern)
+            convert::call_result(Arc::unwrap_or_clone(result), client.is_modern)
         }
-        Ok(None) => unknown(id),
-        Err(_) => goes_on(shared, id, &task.tool, caller, false),
+        Ok(None) => unknown_call(id),
+        Err(_) => still_running(shared, id, &task.tool, caller, false),
     }
 }
 
 fn search(shared: &Shared, arguments: &JsonObject, caller: &Caller) -> CallToolResult {
-    let Some(query) = arguments.get("query").and_then(Value::as_str) else { return wrong("`query` must be a text") };
+    let Some(query) = arguments.get("query").and_then(Value::as_str) else { return invalid("`query` must be a text") };
     let limit = match arguments.get("limit") {
         None => FOUND,
         Some(limit) => match limit.as_u64() {
             Some(limit) if limit > 0 => usize::try_from(limit).unwrap_or(FOUND_MAX).min(FOUND_MAX),
-            _ => return wrong("`limit` must be a whole number from 1 on"),
+            _ => return invalid("`limit` must be a whole number from 1 on"),
         },
     };
-    let seen = shared.catalogue.of(shared, caller);
+    let seen = shared.catalogue.visible_to(shared, caller);
     let lines = seen.search(query, limit).into_iter().map(|tool| {
         let spec = tool.spec();
         let description: String = spec.description.chars().take(DESCRIPTION_CHARS_MAX).collect();
@@ -166,7 +166,7 @@ fn search(shared: &Shared, arguments: &JsonObject, caller: &Caller) -> CallToolR
 
 fn describe(shared: &Shared, arguments: &JsonObject, caller: &Caller) -> CallToolResult {
     let Some(name) = arguments.get("name").and_then(Value::as_str) else {
-        return wrong("`name` must be the name of a tool");
+        return invalid("`name` must be the name of a tool");
     };
     match shared.executor.registry().find(name, caller) {
         Ok(tool) => one_text(json!(convert::tool(tool.spec())).to_string()),
@@ -179,7 +179,7 @@ fn one_text(text: String) -> CallToolResult {
     CallToolResult::success(vec![ContentBlock::text(text)])
 }
 
-fn wrong(message: &str) -> CallToolResult {
+fn invalid(message: &str) -> CallToolResult {
     convert::refusal(&CallError::new(Code::ValidationFailed, message))
 }
 

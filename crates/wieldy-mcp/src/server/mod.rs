@@ -122,7 +122,7 @@ pub(crate) struct Shared {
     pub(crate) executor: Executor,
     pub(crate) options: ServerOptions,
     pub(crate) catalogue: Catalogue,
-    pub(crate) desk: Arc<PendingQuestions>,
+    pub(crate) questions: Arc<PendingQuestions>,
     pub(crate) recent: RecentArtifacts,
 }
 
@@ -133,7 +133,7 @@ impl Server {
             executor,
             options,
             catalogue: Catalogue::default(),
-            desk: Arc::new(PendingQuestions::default()),
+            questions: Arc::new(PendingQuestions::default()),
             recent: RecentArtifacts::default(),
         };
         Self { shared: Arc::new(shared) }

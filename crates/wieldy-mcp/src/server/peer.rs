@@ -34,7 +34,7 @@ pub(crate) enum AskMode {
 pub(crate) struct PeerClient {
     /// True if it speaks revision 2026-07-28 or later.
     pub(crate) is_modern: bool,
-    pub(crate) way: AskMode,
+    pub(crate) ask_mode: AskMode,
     pub(crate) knows_tasks: bool,
     /// The progress token, if it wants progress.
     pub(crate) token: Option<ProgressToken>,
@@ -42,7 +42,7 @@ pub(crate) struct PeerClient {
     pub(crate) key: Result<Option<String>, ErrorData>,
     /// Cancelled when the client no longer wants the response.
     pub(crate) gone: CancellationToken,
-    pub(crate) line: PeerChannel,
+    pub(crate) channel: PeerChannel,
 }
 
 /// The channel for messages before the response.
@@ -59,12 +59,12 @@ impl PeerClient {
         let asks = capabilities.as_ref().is_some_and(can_ask);
         Self {
             is_modern,
-            way: AskMode::of(may_ask && asks, is_modern),
+            ask_mode: AskMode::of(may_ask && asks, is_modern),
             knows_tasks: capabilities.is_some_and(|client| client.supports_tasks()),
             token: context.meta.get_progress_token(),
             key: idempotency_key(Some(&context.meta)),
             gone: context.ct.clone(),
-            line: PeerChannel::Peer(context.peer.clone()),
+            channel: PeerChannel::Peer(context.peer.clone()),
         }
     }
 }
@@ -81,7 +81,7 @@ impl AskMode {
 
 impl PeerChannel {
     /// Sends a progress notification. A client that does not read delays its notifications but not the call.
-    pub(crate) fn tell(&self, told: ProgressNotificationParam) -> BoxFuture<'static, ()> {
+    pub(crate) fn notify(&self, told: ProgressNotificationParam) -> BoxFuture<'static, ()> {
         match self {
             Self::Peer(peer) => {
                 let peer = peer.clone();
@@ -90,7 +90,7 @@ impl PeerChannel {
                 })
             }
             Self::Stream(stream) => {
-                stream.tell("notifications/progress", &told);
+                stream.notify("notifications/progress", &told);
                 Box::pin(std::future::ready(()))
             }
         }
@@ -131,7 +131,7 @@ pub(crate) fn can_ask(client: &ClientCapabilities) -> bool {
 
 /// Returns true if the request is of revision 2026-07-28 or later.
 pub(crate) fn is_modern(context: &RequestContext<RoleServer>) -> bool {
-    let told = context.meta.0.0.get("io.modelcontextprotocol/protocolVersion").and_then(Value::as_str);
+    let revision = context.meta.0.0.get("io.modelcontextprotocol/protocolVersion").and_then(Value::as_str);
     // Revisions are ISO dates, so comparing the strings compares the dates.
-    told.is_some_and(|told| told >= ProtocolVersion::V_2026_07_28.as_str())
+    revision.is_some_and(|revision| revision >= ProtocolVersion::V_2026_07_28.as_str())
 }

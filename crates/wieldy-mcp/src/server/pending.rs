@@ -69,10 +69,10 @@ impl From<Refused> for OutputLine {
 #[derive(Default)]
 pub(crate) struct PendingRequests {
     requests: HashMap<RequestId, RequestState>,
-    lines: HashMap<BatchId, BatchAnswers>,
-    lines_begun: u64,
+    batches: HashMap<BatchId, BatchAnswers>,
+    batches_begun: u64,
     /// True if this client may send batches.
-    pub(crate) takes_several: bool,
+    pub(crate) allows_batches: bool,
 }
 
 /// The state of a request.
@@ -99,24 +99,24 @@ struct BatchAnswers {
 }
 
 impl PendingRequests {
-    /// Begins a batch, which is open until it is [ended](Self::end).
-    pub(crate) fn begin(&mut self) -> BatchId {
-        self.lines_begun += 1;
-        let together = BatchId(self.lines_begun);
-        self.lines.insert(together, BatchAnswers { missing: 1, ..BatchAnswers::default() });
-        together
+    /// Begins a batch, which is open until it is [ended](Self::end_batch).
+    pub(crate) fn begin_batch(&mut self) -> BatchId {
+        self.batches_begun += 1;
+        let batch = BatchId(self.batches_begun);
+        self.batches.insert(batch, BatchAnswers { missing: 1, ..BatchAnswers::default() });
+        batch
     }
 
     /// Ends a batch: it has no more messages.
-    pub(crate) fn end(&mut self, together: BatchId) -> Option<OutputLine> {
-        self.one_less(together)
+    pub(crate) fn end_batch(&mut self, batch: BatchId) -> Option<OutputLine> {
+        self.count_down(batch)
     }
 
     /// Registers a message, or refuses a request. A cancellation may complete a batch, whose line is returned.
-    pub(crate) fn note(
+    pub(crate) fn register(
         &mut self,
         message: &ClientJsonRpcMessage,
-        together: Option<BatchId>,
+        batch: Option<BatchId>,
         requests_max: usize,
     ) -> Result<Option<OutputLine>, Refused> {
         match message {
@@ -129,15 +129,15 @@ impl PendingRequests {
                 Err(Refused { id: Some(request.id.clone()), error })
             }
             JsonRpcMessage::Request(request) => {
-                self.requests.insert(request.id.clone(), together.map_or(RequestState::Alone, RequestState::In));
-                if let Some(waiting) = together.and_then(|together| self.lines.get_mut(&together)) {
-                    waiting.missing += 1;
+                self.requests.insert(request.id.clone(), batch.map_or(RequestState::Alone, RequestState::In));
+                if let Some(collected) = batch.and_then(|batch| self.batches.get_mut(&batch)) {
+                    collected.missing += 1;
                 }
                 Ok(None)
             }
             JsonRpcMessage::Notification(notification) => match &notification.notification {
                 ClientNotification::CancelledNotification(cancelled) => {
-                    Ok(cancelled.params.request_id.as_ref().and_then(|id| self.let_go(id)))
+                    Ok(cancelled.params.request_id.as_ref().and_then(|id| self.cancel(id)))
                 }
                 _ => Ok(None),
             },
@@ -146,22 +146,22 @@ impl PendingRequests {
     }
 
     /// Removes a request that the client cancelled.
-    fn let_go(&mut self, id: &RequestId) -> Option<OutputLine> {
+    fn cancel(&mut self, id: &RequestId) -> Option<OutputLine> {
         match self.requests.get(id).copied()? {
             RequestState::Answered => None,
             RequestState::Alone => self.requests.remove(id).and(None),
-            RequestState::In(together) => {
+            RequestState::In(batch) => {
                 self.requests.remove(id);
-                self.one_less(together)
+                self.count_down(batch)
             }
         }
     }
 
     /// Returns the line of a refusal, or adds the refusal to its batch.
-    pub(crate) fn refuse(&mut self, refused: Refused, together: Option<BatchId>) -> Option<OutputLine> {
-        match together.and_then(|together| self.lines.get_mut(&together)) {
-            Some(waiting) => {
-                waiting.messages.push(refused.into());
+    pub(crate) fn refuse(&mut self, refused: Refused, batch: Option<BatchId>) -> Option<OutputLine> {
+        match batch.and_then(|batch| self.batches.get_mut(&batch)) {
+            Some(collected) => {
+                collected.messages.push(refused.into());
                 None
             }
             None => Some(OutputLine::from(refused)),
@@ -173,19 +173,19 @@ impl PendingRequests {
         if let JsonRpcMessage::Response(response) = &message
             && let ServerResult::InitializeResult(told) = &response.result
         {
-            self.takes_several = takes_several(told.protocol_version.as_str());
+            self.allows_batches = allows_batches(told.protocol_version.as_str());
         }
-        let Some(id) = answered(&message).cloned() else { return Some(OutputLine::one(message, Vec::new())) };
+        let Some(id) = answered_id(&message).cloned() else { return Some(OutputLine::one(message, Vec::new())) };
         let state = self.requests.get_mut(&id).map(|state| std::mem::replace(state, RequestState::Answered));
         match state {
             // No request is waiting for it, so it closes none.
             None | Some(RequestState::Answered) => Some(OutputLine::one(message, Vec::new())),
             Some(RequestState::Alone) => Some(OutputLine::one(message, vec![id])),
-            Some(RequestState::In(together)) => {
-                let waiting = self.lines.get_mut(&together)?;
-                waiting.messages.push(message);
-                waiting.answers.push(id);
-                self.one_less(together)
+            Some(RequestState::In(batch)) => {
+                let collected = self.batches.get_mut(&batch)?;
+                collected.messages.push(message);
+                collected.answers.push(id);
+                self.count_down(batch)
             }
         }
     }
@@ -198,19 +198,19 @@ impl PendingRequests {
         }
     }
 
-    fn one_less(&mut self, together: BatchId) -> Option<OutputLine> {
-        let waiting = self.lines.get_mut(&together)?;
-        waiting.missing -= 1;
-        if waiting.missing > 0 {
+    fn count_down(&mut self, batch: BatchId) -> Option<OutputLine> {
+        let collected = self.batches.get_mut(&batch)?;
+        collected.missing -= 1;
+        if collected.missing > 0 {
             return None;
         }
-        let BatchAnswers { messages, answers, .. } = self.lines.remove(&together)?;
+        let BatchAnswers { messages, answers, .. } = self.batches.remove(&batch)?;
         (!messages.is_empty()).then_some(OutputLine { messages: LineMessages::Several(messages), answers })
     }
 }
 
 /// Returns the id of the request that a message answers.
-fn answered(message: &ServerJsonRpcMessage) -> Option<&RequestId> {
+fn answered_id(message: &ServerJsonRpcMessage) -> Option<&RequestId> {
     match message {
         JsonRpcMessage::Response(response) => Some(&response.id),
         JsonRpcMessage::Error(error) => error.id.as_ref(),
@@ -219,7 +219,7 @@ fn answered(message: &ServerJsonRpcMessage) -> Option<&RequestId> {
 }
 
 /// Returns true if clients of this revision may send batches.
-pub(crate) fn takes_several(revision: &str) -> bool {
+pub(crate) fn allows_batches(revision: &str) -> bool {
     revision == ProtocolVersion::V_2025_03_26.as_str()
 }
 
@@ -234,7 +234,7 @@ mod tests {
         serde_json::from_value(json!({"jsonrpc": "2.0", "id": id, "method": "ping"})).unwrap()
     }
 
-    fn let_go(id: i64) -> ClientJsonRpcMessage {
+    fn cancelled(id: i64) -> ClientJsonRpcMessage {
         let params = CancelledNotificationParam::new(Some(RequestId::Number(id)), None);
         serde_json::from_value(json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}))
             .unwrap()
@@ -253,49 +253,49 @@ mod tests {
 
     #[test]
     fn nobody_lets_go_of_what_is_answered_already() {
-        let mut unanswered = PendingRequests::default();
-        let together = unanswered.begin();
+        let mut pending = PendingRequests::default();
+        let batch = pending.begin_batch();
         for id in 1..=3 {
-            assert!(unanswered.note(&ping(id), Some(together), 9).unwrap().is_none());
+            assert!(pending.register(&ping(id), Some(batch), 9).unwrap().is_none());
         }
-        assert!(unanswered.end(together).is_none());
-        assert_eq!(ids(unanswered.answer(pong(1))), None);
-        assert_eq!(ids(unanswered.note(&let_go(1), None, 9).unwrap()), None, "its answer is on its way");
-        assert_eq!(ids(unanswered.note(&let_go(2), None, 9).unwrap()), None, "the third is still missing");
-        let line = unanswered.answer(pong(3)).unwrap();
-        unanswered.written(&line);
+        assert!(pending.end_batch(batch).is_none());
+        assert_eq!(ids(pending.answer(pong(1))), None);
+        assert_eq!(ids(pending.register(&cancelled(1), None, 9).unwrap()), None, "its answer is on its way");
+        assert_eq!(ids(pending.register(&cancelled(2), None, 9).unwrap()), None, "the third is still missing");
+        let line = pending.answer(pong(3)).unwrap();
+        pending.written(&line);
         assert_eq!(ids(Some(line)), Some(vec![1, 3]));
-        assert!(unanswered.requests.is_empty() && unanswered.lines.is_empty());
+        assert!(pending.requests.is_empty() && pending.batches.is_empty());
     }
 
     #[test]
     fn whoever_reads_no_answers_and_lets_go_of_them_may_not_go_on_asking() {
-        let mut unanswered = PendingRequests::default();
-        unanswered.note(&ping(1), None, 1).unwrap();
-        let line = unanswered.answer(pong(1)).unwrap();
-        assert_eq!(ids(unanswered.note(&let_go(1), None, 1).unwrap()), None);
-        assert!(unanswered.note(&ping(2), None, 1).is_err(), "the answer is not written");
-        unanswered.written(&line);
-        assert!(unanswered.note(&ping(1), None, 1).is_ok());
+        let mut pending = PendingRequests::default();
+        pending.register(&ping(1), None, 1).unwrap();
+        let line = pending.answer(pong(1)).unwrap();
+        assert_eq!(ids(pending.register(&cancelled(1), None, 1).unwrap()), None);
+        assert!(pending.register(&ping(2), None, 1).is_err(), "the answer is not written");
+        pending.written(&line);
+        assert!(pending.register(&ping(1), None, 1).is_ok());
         // A response without a waiting request does not close a later one with the same id.
-        assert!(unanswered.note(&let_go(1), None, 1).unwrap().is_none());
-        let late = unanswered.answer(pong(1)).unwrap();
-        unanswered.note(&ping(1), None, 1).unwrap();
-        unanswered.written(&late);
-        assert!(unanswered.note(&ping(2), None, 1).is_err());
+        assert!(pending.register(&cancelled(1), None, 1).unwrap().is_none());
+        let late = pending.answer(pong(1)).unwrap();
+        pending.register(&ping(1), None, 1).unwrap();
+        pending.written(&late);
+        assert!(pending.register(&ping(2), None, 1).is_err());
     }
 
     #[test]
     fn a_refusal_does_not_close_what_has_the_same_id() {
-        let mut unanswered = PendingRequests::default();
-        unanswered.note(&ping(1), None, 1).unwrap();
-        let refused = unanswered.refuse(Refused::invalid(Some(RequestId::Number(1)), "no"), None).unwrap();
-        unanswered.written(&refused);
+        let mut pending = PendingRequests::default();
+        pending.register(&ping(1), None, 1).unwrap();
+        let refused = pending.refuse(Refused::invalid(Some(RequestId::Number(1)), "no"), None).unwrap();
+        pending.written(&refused);
         let told = "the id is that of a request that has no answer yet";
-        assert_eq!(unanswered.note(&ping(1), None, 1).err(), Some(Refused::invalid(None, told)));
-        let line = unanswered.answer(pong(1)).unwrap();
-        assert!(unanswered.note(&ping(2), None, 1).is_err(), "as long as it is not written");
-        unanswered.written(&line);
-        assert!(unanswered.note(&ping(2), None, 1).is_ok());
+        assert_eq!(pending.register(&ping(1), None, 1).err(), Some(Refused::invalid(None, told)));
+        let line = pending.answer(pong(1)).unwrap();
+        assert!(pending.register(&ping(2), None, 1).is_err(), "as long as it is not written");
+        pending.written(&line);
+        assert!(pending.register(&ping(2), None, 1).is_ok());
     }
 }

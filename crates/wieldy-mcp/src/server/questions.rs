@@ -66,7 +66,7 @@ impl Confirmer for PendingQuestions {
                 return Err(format!("a question of over {QUESTION_BYTES_MAX} bytes cannot be shown to a person"));
             }
             let (answer, answered) = oneshot::channel();
-            let _put = self.put(question, answer)?;
+            let _removed_on_drop = self.insert(question, answer)?;
             let is_approved = answered.await.map_err(|_| "whoever was asked went away".to_owned())?;
             Ok(if is_approved { question.approve() } else { question.refuse() })
         })
@@ -89,7 +89,7 @@ impl PendingQuestions {
         self.open.lock().expect("no code panics while it holds the questions")
     }
 
-    fn put(&self, question: &Confirmation, answer: oneshot::Sender<bool>) -> Result<RemoveOnDrop<'_>, String> {
+    fn insert(&self, question: &Confirmation, answer: oneshot::Sender<bool>) -> Result<RemoveOnDrop<'_>, String> {
         let mut open = self.lock();
         if open.len() >= QUESTIONS_MAX {
             return Err("too many calls wait for answers already".into());
@@ -103,7 +103,7 @@ impl PendingQuestions {
     }
 
     /// Returns the question that a call has just asked, once.
-    pub(crate) fn question(&self, execution: ExecutionId) -> Option<Arc<Confirmation>> {
+    pub(crate) fn take_new(&self, execution: ExecutionId) -> Option<Arc<Confirmation>> {
         if self.count.load(Ordering::Acquire) == 0 {
             return None;
         }
@@ -125,12 +125,12 @@ impl PendingQuestions {
         let bound_to = asked.hash();
         let options = SealOptions::new().associated_data(&bound_to).ttl(question.expires_in);
         let sealed = self.seal.seal_json_with(&ticket, &options).expect("two texts are always writable");
-        let request = InputRequest::Elicitation(ElicitRequest::new(params(question)));
+        let request = InputRequest::Elicitation(ElicitRequest::new(form(question)));
         InputRequiredResult::new(Some(BTreeMap::from([(QUESTION.to_owned(), request)])), Some(sealed))
     }
 
     /// Opens the sealed state of a repeated request and delivers the answer to its call.
-    pub(crate) fn brought_back(
+    pub(crate) fn open_returned(
         &self,
         sealed: &str,
         asked: &AskedCall<'_>,
@@ -150,7 +150,7 @@ impl PendingQuestions {
             return Ok(ReturnedInput::Nothing(question));
         };
         let said = ElicitResult::deserialize(response).map_err(|_| wrong("the input response is not an answer"))?;
-        let was_open = self.answer(execution, is_yes(&said));
+        let was_open = self.answer(execution, is_accepted(&said));
         Ok(if was_open { ReturnedInput::Answered(execution) } else { ReturnedInput::TooLate })
     }
 }
@@ -184,7 +184,7 @@ impl AskedCall<'_> {
 }
 
 /// Builds the elicitation form for a person.
-pub(crate) fn params(question: &Confirmation) -> ElicitRequestParams {
+pub(crate) fn form(question: &Confirmation) -> ElicitRequestParams {
     ElicitRequestParams::FormElicitationParams {
         meta: None,
         message: question.in_words(),
@@ -194,6 +194,6 @@ pub(crate) fn params(question: &Confirmation) -> ElicitRequestParams {
 }
 
 /// Returns true if the person accepted. Dismissing the form is a refusal.
-pub(crate) fn is_yes(said: &ElicitResult) -> bool {
+pub(crate) fn is_accepted(said: &ElicitResult) -> bool {
     said.action == ElicitationAction::Accept
 }

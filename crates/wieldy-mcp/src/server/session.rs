@@ -14,14 +14,14 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::Caller;
 
 use super::peer;
-use super::stream::{EventId, EventStream};
+use super::stream::{EventId, EventStream, StreamEnd};
 
 /// The longest time that an idle session is stored.
 const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
 /// Maximum number of ended streams that are stored for clients that come back for the response: of those that were read
 /// to the end, and of the others.
-const READ_MAX: usize = 4;
-const UNREAD_MAX: usize = 64;
+const READ_STREAMS_MAX: usize = 4;
+const UNREAD_STREAMS_MAX: usize = 64;
 /// The prefix of our request ids.
 const QUESTION: &str = "wieldy-";
 
@@ -34,15 +34,15 @@ pub(crate) struct Session {
     pub(crate) can_ask: bool,
     pub(crate) knows_tasks: bool,
     /// True if one request may carry a batch of messages.
-    pub(crate) takes_several: bool,
+    pub(crate) allows_batches: bool,
     /// Cancelled when the session is over.
     pub(crate) over: CancellationToken,
-    open: Mutex<SessionState>,
+    state: Mutex<SessionState>,
     numbers: AtomicU64,
 }
 
 struct SessionState {
-    heard: Instant,
+    last_seen: Instant,
     /// The open calls.
     calls: HashMap<RequestId, (u64, CancellationToken)>,
     /// The open questions.
@@ -52,7 +52,7 @@ struct SessionState {
     /// The open streams for server notifications, oldest first.
     listening: Vec<u64>,
     /// The number of the last tool list change that was sent. `None` before the first stream.
-    told: Option<u64>,
+    changes_sent: Option<u64>,
 }
 
 impl Session {
@@ -66,14 +66,14 @@ impl Session {
             over: CancellationToken::new(),
             can_ask: peer::can_ask(capabilities),
             knows_tasks: capabilities.supports_tasks(),
-            takes_several: super::pending::takes_several(revision),
-            open: Mutex::new(SessionState {
-                heard: Instant::now(),
+            allows_batches: super::pending::allows_batches(revision),
+            state: Mutex::new(SessionState {
+                last_seen: Instant::now(),
                 calls: HashMap::new(),
                 questions: HashMap::new(),
                 streams: VecDeque::new(),
                 listening: Vec::new(),
-                told: None,
+                changes_sent: None,
             }),
             numbers: AtomicU64::new(0),
         }
@@ -90,8 +90,8 @@ impl Session {
     }
 
     /// Records a sign of life.
-    pub(crate) fn hear(&self) {
-        self.open().heard = Instant::now();
+    pub(crate) fn touch(&self) {
+        self.lock().last_seen = Instant::now();
     }
 
     /// Returns true if the session was idle for too long.
@@ -106,42 +106,42 @@ impl Session {
         gone: CancellationToken,
         calls_max: usize,
     ) -> Result<OpenCall, &'static str> {
-        let mut open = self.open();
+        let mut state = self.lock();
         if self.over.is_cancelled() {
             return Err("the session is over");
         }
-        if open.calls.len() >= calls_max {
+        if state.calls.len() >= calls_max {
             return Err("too many requests of this session are open");
         }
-        if open.calls.contains_key(&id) {
+        if state.calls.contains_key(&id) {
             return Err("a request with this id is still open");
         }
         let number = self.number();
-        open.calls.insert(id.clone(), (number, gone));
+        state.calls.insert(id.clone(), (number, gone));
         Ok(OpenCall { session: Arc::clone(self), id, number })
     }
 
     /// Removes a call. Returns true if its response is still wanted.
     fn end(&self, id: &RequestId, number: u64) -> bool {
-        let mut open = self.open();
-        open.heard = Instant::now();
+        let mut state = self.lock();
+        state.last_seen = Instant::now();
         // After a cancellation the client may have reused the id.
-        let is_wanted = open.calls.get(id).is_some_and(|(known, _)| *known == number);
+        let is_wanted = state.calls.get(id).is_some_and(|(known, _)| *known == number);
         if is_wanted {
-            open.calls.remove(id);
+            state.calls.remove(id);
         }
         is_wanted
     }
 
     /// Returns the time of the last sign of life, or `None` while a call is open.
     pub(crate) fn quiet_since(&self) -> Option<Instant> {
-        let open = self.open();
-        open.calls.is_empty().then_some(open.heard)
+        let state = self.lock();
+        state.calls.is_empty().then_some(state.last_seen)
     }
 
     /// Cancels a call at the client's request.
     pub(crate) fn cancel(&self, id: &RequestId) {
-        if let Some((_, call)) = self.open().calls.remove(id) {
+        if let Some((_, call)) = self.lock().calls.remove(id) {
             call.cancel();
         }
     }
@@ -155,7 +155,7 @@ impl Session {
     pub(crate) fn ask(self: &Arc<Self>) -> OpenQuestion {
         let (sender, answer) = oneshot::channel();
         let number = self.number();
-        self.open().questions.insert(number, sender);
+        self.lock().questions.insert(number, sender);
         OpenQuestion { session: Arc::clone(self), number, answer: Some(answer) }
     }
 
@@ -163,35 +163,36 @@ impl Session {
     pub(crate) fn answer(&self, id: &RequestId, value: Option<Value>) {
         let RequestId::String(id) = id else { return };
         let Some(number) = id.strip_prefix(QUESTION).and_then(|number| number.parse().ok()) else { return };
-        let asked = self.open().questions.remove(&number);
+        let asked = self.lock().questions.remove(&number);
         if let (Some(asked), Some(value)) = (asked, value) {
             let _ = asked.send(value);
         }
     }
 
     /// Stores a stream that the client may resume.
-    pub(crate) fn keep(&self, stream: &Arc<EventStream>) {
-        let mut open = self.open();
+    pub(crate) fn store_stream(&self, stream: &Arc<EventStream>) {
+        let mut state = self.lock();
         if self.over.is_cancelled() {
             return;
         }
-        open.streams.push_back(Arc::clone(stream));
-        drop(open);
-        self.tidy();
+        state.streams.push_back(Arc::clone(stream));
+        drop(state);
+        self.drop_old_streams();
     }
 
     /// Drops the oldest ended streams if there are too many.
-    pub(crate) fn tidy(&self) {
-        let mut open = self.open();
-        let ends: Vec<Option<bool>> = open.streams.iter().map(|stream| stream.end_is_read()).collect();
-        let surplus = |is_read, max| ends.iter().filter(|end| **end == Some(is_read)).count().saturating_sub(max);
-        let (mut read, mut unread) = (surplus(true, READ_MAX), surplus(false, UNREAD_MAX));
+    pub(crate) fn drop_old_streams(&self) {
+        let mut state = self.lock();
+        let ends: Vec<StreamEnd> = state.streams.iter().map(|stream| stream.end_state()).collect();
+        let surplus = |kind, max| ends.iter().filter(|end| **end == kind).count().saturating_sub(max);
+        let (mut read, mut unread) =
+            (surplus(StreamEnd::Read, READ_STREAMS_MAX), surplus(StreamEnd::Unread, UNREAD_STREAMS_MAX));
         let mut ends = ends.iter();
-        open.streams.retain(|_| {
-            let surplus = match ends.next().copied().flatten() {
-                None => return true,
-                Some(true) => &mut read,
-                Some(false) => &mut unread,
+        state.streams.retain(|_| {
+            let surplus = match ends.next() {
+                None | Some(StreamEnd::Open) => return true,
+                Some(StreamEnd::Read) => &mut read,
+                Some(StreamEnd::Unread) => &mut unread,
             };
             let goes = *surplus > 0;
             *surplus -= usize::from(goes);
@@ -201,32 +202,32 @@ impl Session {
 
     /// Returns the stream of an event.
     pub(crate) fn stream(&self, event: EventId) -> Option<Arc<EventStream>> {
-        let open = self.open();
-        open.streams.iter().find(|stream| stream.id() == Some(event.stream)).cloned()
+        let state = self.lock();
+        state.streams.iter().find(|stream| stream.id() == Some(event.stream)).cloned()
     }
 
     /// Registers a stream for server notifications. `changes` is the number of tool list changes so far.
     pub(crate) fn listen(self: &Arc<Self>, changes: u64) -> ListeningStream {
         let number = self.number();
-        let mut open = self.open();
-        open.told.get_or_insert(changes);
-        open.listening.push(number);
+        let mut state = self.lock();
+        state.changes_sent.get_or_insert(changes);
+        state.listening.push(number);
         ListeningStream { session: Arc::clone(self), number }
     }
 
     /// Ends all open calls, questions and streams.
     pub(crate) fn close(&self) {
-        let mut open = self.open();
+        let mut state = self.lock();
         self.over.cancel();
-        open.questions.clear();
-        open.streams.clear();
-        for (_, (_, call)) in open.calls.drain() {
+        state.questions.clear();
+        state.streams.clear();
+        for (_, (_, call)) in state.calls.drain() {
             call.cancel();
         }
     }
 
-    fn open(&self) -> MutexGuard<'_, SessionState> {
-        self.open.lock().expect("no code panics while it holds the session")
+    fn lock(&self) -> MutexGuard<'_, SessionState> {
+        self.state.lock().expect("no code panics while it holds the session")
     }
 }
 
@@ -259,13 +260,14 @@ pub(crate) struct ListeningStream {
 impl ListeningStream {
     /// Returns true if this stream must report this number of changes. Each change is reported once, on the newest
     /// stream: older ones may belong to broken connections.
-    pub(crate) fn takes(&self, changes: u64) -> bool {
-        let mut open = self.session.open();
-        let takes = open.listening.last() == Some(&self.number) && open.told.is_none_or(|told| told < changes);
-        if takes {
-            open.told = Some(changes);
+    pub(crate) fn must_report(&self, changes: u64) -> bool {
+        let mut state = self.session.lock();
+        let must_report =
+            state.listening.last() == Some(&self.number) && state.changes_sent.is_none_or(|sent| sent < changes);
+        if must_report {
+            state.changes_sent = Some(changes);
         }
-        takes
+        must_report
     }
 
     /// Waits until the session is over.
@@ -276,7 +278,7 @@ impl ListeningStream {
 
 impl Drop for ListeningStream {
     fn drop(&mut self) {
-        self.session.open().listening.retain(|number| *number != self.number);
+        self.session.lock().listening.retain(|number| *number != self.number);
     }
 }
 
@@ -299,7 +301,7 @@ impl OpenQuestion {
 
 impl Drop for OpenQuestion {
     fn drop(&mut self) {
-        self.session.open().questions.remove(&self.number);
+        self.session.lock().questions.remove(&self.number);
     }
 }
 
@@ -311,24 +313,24 @@ mod tests {
     #[tokio::test]
     async fn of_the_streams_that_ended_those_stay_longest_that_nobody_has_read() {
         let session = Arc::new(Session::new(Arc::new(Caller::local()), &ClientCapabilities::default(), "2025-06-18"));
-        for number in 0..2 * (READ_MAX + 2) {
+        for number in 0..2 * (READ_STREAMS_MAX + 2) {
             let stream = Arc::new(EventStream::new(Some(Arc::clone(&session))));
-            session.keep(&stream);
+            session.store_stream(&stream);
             stream.end(None);
             if number % 2 == 0 {
                 assert_eq!(StreamReader::new(stream, CancellationToken::new(), None).next().await, None);
             }
         }
-        session.tidy();
-        let ends = || session.open().streams.iter().map(|stream| stream.end_is_read()).collect::<Vec<_>>();
-        let count = |is_read| ends().iter().filter(|end| **end == Some(is_read)).count();
-        assert_eq!((count(true), count(false)), (READ_MAX, READ_MAX + 2));
-        for _ in 0..UNREAD_MAX {
+        session.drop_old_streams();
+        let ends = || session.lock().streams.iter().map(|stream| stream.end_state()).collect::<Vec<_>>();
+        let count = |state| ends().iter().filter(|end| **end == state).count();
+        assert_eq!((count(StreamEnd::Read), count(StreamEnd::Unread)), (READ_STREAMS_MAX, READ_STREAMS_MAX + 2));
+        for _ in 0..UNREAD_STREAMS_MAX {
             let stream = Arc::new(EventStream::new(Some(Arc::clone(&session))));
-            session.keep(&stream);
+            session.store_stream(&stream);
             stream.end(None);
         }
-        assert_eq!((count(true), count(false)), (READ_MAX, UNREAD_MAX));
+        assert_eq!((count(StreamEnd::Read), count(StreamEnd::Unread)), (READ_STREAMS_MAX, UNREAD_STREAMS_MAX));
         session.close();
         assert_eq!(ends(), []);
     }
@@ -337,12 +339,12 @@ mod tests {
     fn a_change_is_told_once_and_on_the_newest_stream() {
         let session = Arc::new(Session::new(Arc::new(Caller::local()), &ClientCapabilities::default(), "2025-06-18"));
         let (older, newer) = (session.listen(5), session.listen(5));
-        assert_eq!((older.takes(5), newer.takes(5)), (false, false), "nothing has changed");
-        assert_eq!((older.takes(6), newer.takes(6), newer.takes(6)), (false, true, false));
+        assert_eq!((older.must_report(5), newer.must_report(5)), (false, false), "nothing has changed");
+        assert_eq!((older.must_report(6), newer.must_report(6), newer.must_report(6)), (false, true, false));
         drop(newer);
-        assert_eq!((older.takes(6), older.takes(7)), (false, true));
+        assert_eq!((older.must_report(6), older.must_report(7)), (false, true));
         drop(older);
-        assert!(session.listen(8).takes(8), "what came while there was no stream");
+        assert!(session.listen(8).must_report(8), "what came while there was no stream");
     }
 
     #[test]

@@ -43,8 +43,8 @@ pub(crate) struct StdioTransport<R, W> {
     messages: VecDeque<ClientJsonRpcMessage>,
     /// The refusals that are being written. They are stored here because the future of `receive` may be dropped
     /// meanwhile.
-    refusing: Option<BoxFuture<'static, io::Result<()>>>,
-    unanswered: Arc<Mutex<PendingRequests>>,
+    writing_refusals: Option<BoxFuture<'static, io::Result<()>>>,
+    pending: Arc<Mutex<PendingRequests>>,
     requests_max: usize,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct StdioTransport<R, W> {
 #[derive(Debug, Clone)]
 pub(super) struct OversizedCall {
     /// The error message for the client.
-    pub(super) told: String,
+    pub(super) message: String,
 }
 
 /// The result of reading a line.
@@ -72,8 +72,8 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> StdioTransport<R, W> {
             over,
             write: Arc::new(tokio::sync::Mutex::new(Some(write))),
             messages: VecDeque::new(),
-            refusing: None,
-            unanswered: Arc::default(),
+            writing_refusals: None,
+            pending: Arc::default(),
             requests_max: options.requests_max,
         }
     }
@@ -105,58 +105,58 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> StdioTransport<R, W> {
     }
 
     /// Parses the line and queues its messages. Returns the refusals to write at once.
-    fn take_in(&mut self) -> Vec<OutputLine> {
+    fn queue_line(&mut self) -> Vec<OutputLine> {
         let line = self.line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&self.line);
         if line.trim_ascii().is_empty() {
             return Vec::new();
         }
-        let mut unanswered = lock(&self.unanswered);
-        let (values, together) = match serde_json::from_slice(line) {
-            Ok(Value::Array(values)) => match self.refuse_several(values.len(), unanswered.takes_several) {
+        let mut pending = lock(&self.pending);
+        let (values, batch) = match serde_json::from_slice(line) {
+            Ok(Value::Array(values)) => match self.refuse_batch(values.len(), pending.allows_batches) {
                 Some(refused) => return vec![refused.into()],
-                None => (values, Some(unanswered.begin())),
+                None => (values, Some(pending.begin_batch())),
             },
             Ok(one) => (vec![one], None),
             Err(error) => return vec![Refused::not_json(&error).into()],
         };
-        let mut told = Vec::new();
+        let mut output = Vec::new();
         for value in values {
             let message = parse(value).and_then(|message| {
                 let Some(message) = message else { return Ok(None) };
-                told.extend(unanswered.note(&message, together, self.requests_max)?);
+                output.extend(pending.register(&message, batch, self.requests_max)?);
                 Ok(Some(message))
             });
             match message {
                 Ok(message) => self.messages.extend(message),
-                Err(refused) => told.extend(unanswered.refuse(refused, together)),
+                Err(refused) => output.extend(pending.refuse(refused, batch)),
             }
         }
-        told.extend(together.and_then(|together| unanswered.end(together)));
-        told
+        output.extend(batch.and_then(|batch| pending.end_batch(batch)));
+        output
     }
 
     /// Handles a message that was too long. A call is queued with a mark, so that it is refused and recorded like other
     /// calls.
-    fn take_in_cut(&mut self, scan: &Scan) -> Vec<OutputLine> {
-        let told = format!("a message has at most {} bytes", self.bytes_max);
+    fn queue_oversized(&mut self, scan: &Scan) -> Vec<OutputLine> {
+        let refusal = format!("a message has at most {} bytes", self.bytes_max);
         let (Some(id), Some(tool)) = (scan.id(), scan.tool()) else {
-            return vec![Refused::invalid(scan.id(), told).into()];
+            return vec![Refused::invalid(scan.id(), refusal).into()];
         };
         let mut request = Request::new(CallToolRequestParams::new(tool.to_owned()));
-        request.extensions.insert(OversizedCall { told });
+        request.extensions.insert(OversizedCall { message: refusal });
         let message = ClientJsonRpcMessage::request(ClientRequest::CallToolRequest(request), id);
-        let mut unanswered = lock(&self.unanswered);
-        match unanswered.note(&message, None, self.requests_max) {
-            Ok(told) => {
+        let mut pending = lock(&self.pending);
+        match pending.register(&message, None, self.requests_max) {
+            Ok(output) => {
                 self.messages.push_back(message);
-                told.into_iter().collect()
+                output.into_iter().collect()
             }
             Err(refused) => vec![refused.into()],
         }
     }
 
     fn write_lines(&self, lines: Vec<OutputLine>) -> impl Future<Output = io::Result<()>> + Send + use<R, W> {
-        let (write, unanswered) = (Arc::clone(&self.write), Arc::clone(&self.unanswered));
+        let (write, pending) = (Arc::clone(&self.write), Arc::clone(&self.pending));
         async move {
             for line in &lines {
                 let mut bytes = serde_json::to_vec(&line.messages)?;
@@ -168,7 +168,7 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> StdioTransport<R, W> {
                     write.flush().await
                 };
                 let written = written.await;
-                lock(&unanswered).written(line);
+                lock(&pending).written(line);
                 written?;
             }
             Ok(())
@@ -176,9 +176,11 @@ impl<R: AsyncRead + Unpin, W: AsyncWrite + Send + Unpin> StdioTransport<R, W> {
     }
 
     /// Returns the refusal of a batch that is not allowed or has a wrong size.
-    fn refuse_several(&self, count: usize, takes_several: bool) -> Option<Refused> {
+    fn refuse_batch(&self, count: usize, allows_batches: bool) -> Option<Refused> {
         let message = match count {
-            _ if !takes_several => "a line is one message; several at once are part of revision 2025-03-26 only".into(),
+            _ if !allows_batches => {
+                "a line is one message; several at once are part of revision 2025-03-26 only".into()
+            }
             0 => "several messages are at least one".into(),
             _ if count > self.requests_max => format!("at most {} messages are taken at once", self.requests_max),
             _ => return None,
@@ -195,15 +197,15 @@ where
     type Error = io::Error;
 
     fn send(&mut self, item: ServerJsonRpcMessage) -> impl Future<Output = io::Result<()>> + Send + 'static {
-        let line = lock(&self.unanswered).answer(item);
+        let line = lock(&self.pending).answer(item);
         self.write_lines(line.into_iter().collect())
     }
 
     async fn receive(&mut self) -> Option<ClientJsonRpcMessage> {
         loop {
-            if let Some(refusing) = &mut self.refusing {
-                let written = refusing.await;
-                self.refusing = None;
+            if let Some(writing_refusals) = &mut self.writing_refusals {
+                let written = writing_refusals.await;
+                self.writing_refusals = None;
                 // A client that does not read responses gets no more requests read.
                 written.ok()?;
             }
@@ -216,15 +218,15 @@ where
             let read = self.read_line().await.inspect_err(|error| {
                 tracing::debug!(error = error as &dyn std::error::Error, "a client's messages cannot be read");
             });
-            let told = match read.ok()? {
+            let output = match read.ok()? {
                 ReadLine::End => return None,
-                ReadLine::TooLong(scan) => self.take_in_cut(&scan),
-                ReadLine::Line => self.take_in(),
+                ReadLine::TooLong(scan) => self.queue_oversized(&scan),
+                ReadLine::Line => self.queue_line(),
             };
             self.line.clear();
             self.line.shrink_to(BUFFER_BYTES_KEPT);
-            if !told.is_empty() {
-                self.refusing = Some(Box::pin(self.write_lines(told)));
+            if !output.is_empty() {
+                self.writing_refusals = Some(Box::pin(self.write_lines(output)));
             }
         }
     }
@@ -237,8 +239,8 @@ where
     }
 }
 
-fn lock(unanswered: &Mutex<PendingRequests>) -> MutexGuard<'_, PendingRequests> {
-    unanswered.lock().expect("no code panics while it holds the requests")
+fn lock(pending: &Mutex<PendingRequests>) -> MutexGuard<'_, PendingRequests> {
+    pending.lock().expect("no code panics while it holds the requests")
 }
 
 /// Parses a message. Returns `None` for an unknown notification.

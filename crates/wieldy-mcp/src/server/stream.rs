@@ -41,6 +41,17 @@ struct StreamState {
     is_read: bool,
 }
 
+/// The end of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StreamEnd {
+    /// It has not ended.
+    Open,
+    /// It has ended, and was not read to its end.
+    Unread,
+    /// It has ended, and was read to its end.
+    Read,
+}
+
 impl EventStream {
     pub(crate) fn new(session: Option<Arc<Session>>) -> Self {
         let session = session.map(|session| {
@@ -57,7 +68,7 @@ impl EventStream {
     }
 
     /// Sends a notification.
-    pub(crate) fn tell(&self, method: &str, params: &impl Serialize) {
+    pub(crate) fn notify(&self, method: &str, params: &impl Serialize) {
         self.push(&json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string());
     }
 
@@ -82,25 +93,29 @@ impl EventStream {
         self.state().is_over = true;
         self.changed.notify_waiters();
         if let Some((session, _)) = &self.session {
-            session.tidy();
+            session.drop_old_streams();
         }
     }
 
-    /// Returns whether the stream was read to its end. `None` before its end.
-    pub(crate) fn end_is_read(&self) -> Option<bool> {
+    /// Tells if the stream has ended, and if it was read to its end.
+    pub(crate) fn end_state(&self) -> StreamEnd {
         let state = self.state();
-        state.is_over.then_some(state.is_read)
+        match (state.is_over, state.is_read) {
+            (false, _) => StreamEnd::Open,
+            (true, false) => StreamEnd::Unread,
+            (true, true) => StreamEnd::Read,
+        }
     }
 
     /// Returns true if there was any event.
-    pub(crate) fn is_begun(&self) -> bool {
+    pub(crate) fn has_events(&self) -> bool {
         !self.state().events.is_empty()
     }
 
     /// Waits until there is an event.
-    pub(crate) async fn begun(&self) {
+    pub(crate) async fn wait_for_event(&self) {
         let mut changed = pin!(self.changed.notified());
-        while !self.is_begun() {
+        while !self.has_events() {
             changed.as_mut().await;
             changed.set(self.changed.notified());
         }
@@ -132,7 +147,7 @@ pub(crate) struct EndOnDrop(pub(crate) Arc<EventStream>);
 
 impl Drop for EndOnDrop {
     fn drop(&mut self) {
-        if self.0.end_is_read().is_none() {
+        if self.0.end_state() == StreamEnd::Open {
             self.0.end(None);
         }
     }
@@ -184,7 +199,7 @@ impl StreamReader {
 
     /// Begins with an event without data that has an id and a `retry` delay, so that the client can resume from the
     /// first moment.
-    pub(crate) fn greeting(mut self) -> Self {
+    pub(crate) fn with_greeting(mut self) -> Self {
         self.greeting = self.stream.id().map(|stream| {
             let id = EventId { stream, at: 0 };
             format!("id: {id}\nretry: {}\ndata:\n\n", COME_BACK.as_millis()).into()
@@ -247,7 +262,7 @@ impl EventSource for ToolChanges {
         loop {
             // This also covers changes without an open stream, or left unsent by a newer stream.
             let changes = *self.tools.borrow_and_update();
-            if self.listening.takes(changes) {
+            if self.listening.must_report(changes) {
                 let message = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
                 return Some(format!("data: {message}\n\n").into());
             }
@@ -278,7 +293,7 @@ mod tests {
     async fn whoever_comes_late_is_told_the_last_events_and_the_answer() {
         let stream = Arc::new(EventStream::new(None));
         for n in 0..EVENTS_MAX + 10 {
-            stream.tell("n", &n);
+            stream.notify("n", &n);
         }
         stream.end(Some(&Bytes::from_static(b"{}")));
         let mut reader = StreamReader::new(Arc::clone(&stream), CancellationToken::new(), None);

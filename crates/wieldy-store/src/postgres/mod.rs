@@ -20,28 +20,28 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Statement};
 
-use self::server::{CONNECT, Server, told};
-use crate::database::{Database, Dialect, EachRow, Source, Value, Words, one_int};
+use self::server::{CONNECT_TIMEOUT, Server, error_text};
+use crate::database::{Database, Dialect, EachRow, Source, TextSearch, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::hash_chain::Head;
 use crate::migrations::{self, Migration};
-use crate::projection::Draft;
+use crate::projection::Changeset;
 
 /// The number of latest records that are scanned for words before the full-text index is used.
-const LATEST: i64 = 50_000;
+const SCANNED_RECORDS: i64 = 50_000;
 /// The timeout of a statement that an executor waits for.
-const PATIENCE: Duration = Duration::from_secs(4);
+const STATEMENT_TIMEOUT: Duration = Duration::from_secs(4);
 /// The timeout of large operations.
-const LONG_PATIENCE: Duration = Duration::from_secs(10 * 60);
+const LONG_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 /// The time for which an executor counts as alive without its lock.
-const LIFE: Duration = Duration::from_secs(15);
+const ALIVE_WITHOUT_LOCK: Duration = Duration::from_secs(15);
 /// The number of rows that are received before they are processed.
-const ROWS: usize = 512;
+const ROWS_AT_ONCE: usize = 512;
 /// Maximum number of prepared statements.
 const STATEMENTS_MAX: usize = 64;
 /// The number of the advisory lock for migrations: "wieldy" in ASCII.
-const FORM_LOCK: i64 = 0x7769_656c_6479;
+const MIGRATION_LOCK: i64 = 0x7769_656c_6479;
 
 pub(crate) const MIGRATIONS: &[Migration] = &[
     Migration {
@@ -60,7 +60,7 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
 
 /// The settings of every session. A server that would lose commits is told not to. The timeouts keep a stuck session
 /// from blocking the others.
-const BEGIN: &str = "
+const SESSION_SETTINGS: &str = "
     SET search_path = agent_tools;
     SET client_min_messages = warning;
     SET default_transaction_isolation = 'read committed';
@@ -79,13 +79,13 @@ pub(crate) struct Postgres {
     /// The time of the last reconnect, if there was one.
     reconnected: Option<Instant>,
     /// True if an executor waits for this connection.
-    is_alive: bool,
-    patience: Duration,
+    has_executor: bool,
+    timeout: Duration,
 }
 
 /// Returns the address of a server, without its password.
-pub(crate) fn shown(url: &str) -> Result<String, StoreError> {
-    Server::parse(url).map(|server| server.shown())
+pub(crate) fn redacted(url: &str) -> Result<String, StoreError> {
+    Server::parse(url).map(|server| server.redacted())
 }
 
 impl Postgres {
@@ -94,7 +94,7 @@ impl Postgres {
         let server = Server::parse(url)?;
         let session = Session::open(&server)?;
         let mut opened =
-            Self { server, session, head: None, reconnected: None, is_alive: false, patience: LONG_PATIENCE };
+            Self { server, session, head: None, reconnected: None, has_executor: false, timeout: LONG_TIMEOUT };
         let version = opened.version()?;
         migrations::check(version, MIGRATIONS)?;
         if version < MIGRATIONS.len() as u32 {
@@ -116,31 +116,34 @@ impl Postgres {
 
     fn batch(&mut self, sql: &str) -> Result<(), StoreError> {
         let client = &self.session.client;
-        self.session.wait(self.patience, client.batch_execute(sql)).map_err(|failed| failed.into_error(WRITING))
+        self.session.wait(self.timeout, client.batch_execute(sql)).map_err(|failed| failed.into_error(WRITING))
     }
 
     /// Runs `work` without the time limits for statements.
-    fn at_length<T>(&mut self, work: impl FnOnce(&mut Self) -> Result<T, StoreError>) -> Result<T, StoreError> {
-        if !self.is_alive {
+    fn without_time_limits<T>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        if !self.has_executor {
             return work(self);
         }
-        self.batch(NO_LIMITS)?;
-        self.patience = LONG_PATIENCE;
+        self.batch(LONG_SETTINGS)?;
+        self.timeout = LONG_TIMEOUT;
         let done = work(self);
-        self.patience = PATIENCE;
-        let settled = self.batch(LIMITS);
-        done.and_then(|done| settled.map(|()| done))
+        self.timeout = STATEMENT_TIMEOUT;
+        let restored = self.batch(SHORT_SETTINGS);
+        done.and_then(|done| restored.map(|()| done))
     }
 }
 
 /// The settings for statements that an executor waits for. The server times out before we do, and reports it.
 /// Statements are planned once, possibly while the tables are empty, when a full scan looks cheapest. So every row is
 /// looked up by an index.
-const LIMITS: &str =
+const SHORT_SETTINGS: &str =
     "SET statement_timeout = '3500ms'; SET lock_timeout = '3s'; SET plan_cache_mode = force_generic_plan;
     SET enable_seqscan = off; SET enable_hashjoin = off; SET enable_mergejoin = off";
 /// The settings for large operations.
-const NO_LIMITS: &str = "SET statement_timeout = 0; SET lock_timeout = '60s';
+const LONG_SETTINGS: &str = "SET statement_timeout = 0; SET lock_timeout = '60s';
     RESET enable_seqscan; RESET enable_hashjoin; RESET enable_mergejoin";
 
 const READING: &str = "cannot read the history";
@@ -151,29 +154,29 @@ struct Session {
     runtime: Option<Runtime>,
     client: Client,
     /// The message with which the server ended the connection.
-    last_words: Arc<OnceLock<String>>,
+    closing_message: Arc<OnceLock<String>>,
     statements: HashMap<String, Statement>,
 }
 
 /// The reason why there is no result.
-enum Failed {
-    Answer(tokio_postgres::Error),
-    Silence(Duration),
-    Gone(String),
+enum QueryError {
+    Server(tokio_postgres::Error),
+    Timeout(Duration),
+    Disconnected(String),
 }
 
-impl Failed {
+impl QueryError {
     fn into_error(self, what: &str) -> StoreError {
         let error = match self {
-            Self::Answer(error) => error,
-            Self::Silence(patience) => {
-                let seconds = patience.as_secs();
+            Self::Server(error) => error,
+            Self::Timeout(timeout) => {
+                let seconds = timeout.as_secs();
                 return StoreError::Unavailable(format!("{what}: the server did not answer within {seconds} s"));
             }
-            Self::Gone(why) => return StoreError::Unavailable(format!("{what}: {why}")),
+            Self::Disconnected(why) => return StoreError::Unavailable(format!("{what}: {why}")),
         };
         let code = error.code().cloned();
-        let message = format!("{what}: {}", told(error));
+        let message = format!("{what}: {}", error_text(error));
         let hopeless = [
             SqlState::UNDEFINED_TABLE,
             SqlState::UNDEFINED_COLUMN,
@@ -191,27 +194,27 @@ impl Failed {
 impl Session {
     fn open(server: &Server) -> Result<Self, StoreError> {
         let failed =
-            |why: String| StoreError::Unavailable(format!("cannot use the history `{}`: {why}", server.shown()));
+            |why: String| StoreError::Unavailable(format!("cannot use the history `{}`: {why}", server.redacted()));
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| failed(error.to_string()))?;
-        let last_words = Arc::new(OnceLock::new());
-        let heard = Arc::clone(&last_words);
+        let closing_message = Arc::new(OnceLock::new());
+        let heard = Arc::clone(&closing_message);
         let connected = async {
             let connect = server.connect(move |why| drop(heard.set(why)));
-            let client = tokio::time::timeout(CONNECT, connect)
+            let client = tokio::time::timeout(CONNECT_TIMEOUT, connect)
                 .await
-                .unwrap_or_else(|_| Err(format!("the server did not answer within {} s", CONNECT.as_secs())))?;
-            let encoding = tokio::time::timeout(CONNECT, async {
-                client.batch_execute(BEGIN).await?;
+                .unwrap_or_else(|_| Err(format!("the server did not answer within {} s", CONNECT_TIMEOUT.as_secs())))?;
+            let encoding = tokio::time::timeout(CONNECT_TIMEOUT, async {
+                client.batch_execute(SESSION_SETTINGS).await?;
                 let row = client.query_one("SELECT current_setting('server_encoding')", &[]).await?;
                 row.try_get::<_, String>(0)
             });
             let encoding = encoding.await.map_err(|_| "the server did not answer in time".to_owned())?;
-            Ok((client, encoding.map_err(told)?))
+            Ok((client, encoding.map_err(error_text)?))
         };
         let connected: Result<(Client, String), String> = block_on(&runtime, connected);
         match connected {
             Ok((client, encoding)) if encoding == "UTF8" => {
-                Ok(Self { runtime: Some(runtime), client, last_words, statements: HashMap::new() })
+                Ok(Self { runtime: Some(runtime), client, closing_message, statements: HashMap::new() })
             }
             Ok((_, encoding)) => {
                 runtime.shutdown_background();
@@ -224,34 +227,36 @@ impl Session {
         }
     }
 
-    /// Waits for an answer, at most for `patience`.
+    /// Waits for an answer, at most for `timeout`.
     fn wait<T: Send>(
         &self,
-        patience: Duration,
+        timeout: Duration,
         work: impl Future<Output = Result<T, tokio_postgres::Error>> + Send,
-    ) -> Result<T, Failed> {
-        let Some(runtime) = &self.runtime else { return Err(Failed::Gone("the connection is closed".into())) };
-        match block_on(runtime, async { tokio::time::timeout(patience, work).await }) {
+    ) -> Result<T, QueryError> {
+        let Some(runtime) = &self.runtime else {
+            return Err(QueryError::Disconnected("the connection is closed".into()));
+        };
+        match block_on(runtime, async { tokio::time::timeout(timeout, work).await }) {
             Ok(Ok(answer)) => Ok(answer),
             // The server's last message explains why the connection is closed.
             Ok(Err(error)) if error.is_closed() => {
-                let why = self.last_words.get().map_or("the server closed the connection", String::as_str);
-                Err(Failed::Gone(why.to_owned()))
+                let why = self.closing_message.get().map_or("the server closed the connection", String::as_str);
+                Err(QueryError::Disconnected(why.to_owned()))
             }
-            Ok(Err(error)) => Err(Failed::Answer(error)),
-            Err(_) => Err(Failed::Silence(patience)),
+            Ok(Err(error)) => Err(QueryError::Server(error)),
+            Err(_) => Err(QueryError::Timeout(timeout)),
         }
     }
 
     /// Returns the prepared statement.
-    fn statement(&mut self, sql: &str) -> Result<Statement, Failed> {
+    fn statement(&mut self, sql: &str) -> Result<Statement, QueryError> {
         if let Some(statement) = self.statements.get(sql) {
             return Ok(statement.clone());
         }
         if self.statements.len() >= STATEMENTS_MAX {
             self.statements.clear();
         }
-        let statement = self.wait(PATIENCE, self.client.prepare(&sql.replace('?', "$")))?;
+        let statement = self.wait(STATEMENT_TIMEOUT, self.client.prepare(&sql.replace('?', "$")))?;
         self.statements.insert(sql.to_owned(), statement.clone());
         Ok(statement)
     }
@@ -285,16 +290,16 @@ impl Database for Postgres {
     }
 
     fn query(&mut self, sql: &str, values: &[Value], each: EachRow<'_>) -> Result<(), StoreError> {
-        let failed = |failed: Failed| failed.into_error(READING);
+        let failed = |failed: QueryError| failed.into_error(READING);
         let statement = self.session.statement(sql).map_err(failed)?;
         let session = &self.session;
         let rows = session.client.query_raw(&statement, borrowed(values));
-        let mut rows = pin!(session.wait(self.patience, rows).map_err(failed)?);
+        let mut rows = pin!(session.wait(self.timeout, rows).map_err(failed)?);
         loop {
             // Rows are processed outside of the runtime, because the callback may query another database.
             let taken = async {
                 let mut taken = Vec::new();
-                while taken.len() < ROWS {
+                while taken.len() < ROWS_AT_ONCE {
                     match rows.next().await {
                         Some(row) => taken.push(row?),
                         None => return Ok((taken, true)),
@@ -302,7 +307,7 @@ impl Database for Postgres {
                 }
                 Ok((taken, false))
             };
-            let (taken, is_last) = session.wait(self.patience, taken).map_err(failed)?;
+            let (taken, is_last) = session.wait(self.timeout, taken).map_err(failed)?;
             taken.iter().try_for_each(|row| each(row))?;
             if is_last {
                 return Ok(());
@@ -310,24 +315,24 @@ impl Database for Postgres {
         }
     }
 
-    fn query_once(&mut self, sql: &str, each: EachRow<'_>) -> Result<(), StoreError> {
+    fn query_uncached(&mut self, sql: &str, each: EachRow<'_>) -> Result<(), StoreError> {
         let session = &self.session;
-        let rows = session.wait(self.patience, session.client.query(sql, &[]));
+        let rows = session.wait(self.timeout, session.client.query(sql, &[]));
         rows.map_err(|failed| failed.into_error(READING))?.iter().try_for_each(|row| each(row))
     }
 
     fn execute(&mut self, sql: &str, values: &[Value]) -> Result<u64, StoreError> {
-        let failed = |failed: Failed| failed.into_error(WRITING);
+        let failed = |failed: QueryError| failed.into_error(WRITING);
         let statement = self.session.statement(sql).map_err(failed)?;
         let session = &self.session;
-        session.wait(self.patience, session.client.execute_raw(&statement, borrowed(values))).map_err(failed)
+        session.wait(self.timeout, session.client.execute_raw(&statement, borrowed(values))).map_err(failed)
     }
 
-    fn atomically(
+    fn in_transaction(
         &mut self,
         work: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        self.at_length(|this| {
+        self.without_time_limits(|this| {
             this.batch("BEGIN")?;
             let done = work(this).and_then(|()| this.batch("COMMIT"));
             if done.is_err() {
@@ -337,32 +342,32 @@ impl Database for Postgres {
         })
     }
 
-    fn write(&mut self, instance: i64, draft: &mut dyn FnMut(&Head) -> Draft) -> Result<Draft, StoreError> {
-        write::write(self, instance, draft)
+    fn write(&mut self, instance: i64, project: &mut dyn FnMut(&Head) -> Changeset) -> Result<Changeset, StoreError> {
+        write::write(self, instance, project)
     }
 
-    fn show_life(&mut self, instance: &str) -> Result<(), StoreError> {
+    fn lock_liveness(&mut self, instance: &str) -> Result<(), StoreError> {
         // The lock is shared, because a session that this executor lost may hold it for a while.
-        self.execute("SELECT pg_advisory_lock_shared(?1)", &[life(instance).into()])?;
-        self.is_alive = true;
-        self.patience = PATIENCE;
-        self.batch(LIMITS)
+        self.execute("SELECT pg_advisory_lock_shared(?1)", &[liveness_key(instance).into()])?;
+        self.has_executor = true;
+        self.timeout = STATEMENT_TIMEOUT;
+        self.batch(SHORT_SETTINGS)
     }
 
     /// Returns true if the instance holds its lock. All locks are gone for a moment when the server restarts, and those
     /// of other machines when a network comes back. So an instance also counts as alive for a while after it was last
     /// seen, after the server started and after this connection was reopened. A process of this machine that has exited
     /// is dead at once.
-    fn lives(&mut self, instance: &str) -> Result<bool, StoreError> {
+    fn is_alive(&mut self, instance: &str) -> Result<bool, StoreError> {
         let sql = "SELECT host, process, NOT pg_try_advisory_xact_lock(?2),
                      greatest(seen_at, pg_postmaster_start_time()) > clock_timestamp() - make_interval(secs => ?3)
                    FROM instances WHERE id = ?1";
-        let values = [instance.into(), life(instance).into(), Value::Real(LIFE.as_secs_f64())];
+        let values = [instance.into(), liveness_key(instance).into(), Value::Real(ALIVE_WITHOUT_LOCK.as_secs_f64())];
         let asked = Instant::now();
         loop {
             let (mut is_gone, mut is_held, mut is_recent) = (false, false, false);
             self.query(sql, &values, &mut |row| {
-                is_gone = row.text(0)? == crate::store::host() && is_gone_here(row.int(1)?);
+                is_gone = row.text(0)? == crate::store::host() && has_exited(row.int(1)?);
                 (is_held, is_recent) = (row.flag(2)?, row.flag(3)?);
                 Ok(())
             })?;
@@ -371,12 +376,12 @@ impl Database for Postgres {
                 std::thread::sleep(Duration::from_millis(20));
                 continue;
             }
-            let may_return = is_recent || self.reconnected.is_some_and(|since| since.elapsed() < LIFE);
+            let may_return = is_recent || self.reconnected.is_some_and(|since| since.elapsed() < ALIVE_WITHOUT_LOCK);
             return Ok(is_held || may_return && !is_gone);
         }
     }
 
-    fn stay_alive(&mut self, instance: i64) -> Result<(), StoreError> {
+    fn heartbeat(&mut self, instance: i64) -> Result<(), StoreError> {
         let sql = "UPDATE instances SET seen_at = clock_timestamp() WHERE number = ?1 AND ended_at IS NULL";
         match self.execute(sql, &[instance.into()])? {
             0 => Err(StoreError::TakenForDead),
@@ -385,7 +390,7 @@ impl Database for Postgres {
     }
 
     fn is_usable(&mut self) -> bool {
-        self.session.wait(CONNECT, self.session.client.simple_query("")).is_ok()
+        self.session.wait(CONNECT_TIMEOUT, self.session.client.simple_query("")).is_ok()
     }
 
     fn reconnect(&mut self) -> Result<(), StoreError> {
@@ -396,11 +401,11 @@ impl Database for Postgres {
         migrations::check(version, MIGRATIONS)
     }
 
-    fn at_one_moment(
+    fn in_snapshot(
         &mut self,
         work: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        self.at_length(|this| {
+        self.without_time_limits(|this| {
             this.batch("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")?;
             let done = work(this);
             // Nothing was written, so there is nothing to lose.
@@ -409,7 +414,11 @@ impl Database for Postgres {
         })
     }
 
-    fn words(&mut self, words: &Words<'_>, first: usize) -> Result<(Vec<Vec<Source>>, Vec<Value>), StoreError> {
+    fn text_sources(
+        &mut self,
+        words: &TextSearch<'_>,
+        first: usize,
+    ) -> Result<(Vec<Vec<Source>>, Vec<Value>), StoreError> {
         // Words have only letters and digits, so nothing in them is an operator. Each may be the beginning of a word.
         let wanted = values::words(words.text).map(|word| format!("{word}:*")).collect::<Vec<_>>().join(" & ");
         let query = format!("?{first}::text::tsquery");
@@ -421,7 +430,7 @@ impl Database for Postgres {
             None => "(SELECT max(id) FROM tool_executions)".into(),
         };
         // A subquery is evaluated once, and not for every row.
-        let latest = format!("words @@ (SELECT {query}) AND words.id >= {last} - {LATEST}");
+        let latest = format!("words @@ (SELECT {query}) AND words.id >= {last} - {SCANNED_RECORDS}");
         let latest = Source { from, id: "id", condition: latest };
         let all = Source { from, id: "id + 0", condition: format!("words @@ {query}") };
         Ok((vec![vec![latest], vec![all]], vec![Value::Text(wanted)]))
@@ -435,18 +444,18 @@ impl Database for Postgres {
         })
     }
 
-    fn forget_words(&mut self, up_to: i64) -> Result<(), StoreError> {
+    fn unindex_words(&mut self, up_to: i64) -> Result<(), StoreError> {
         let sql = "DELETE FROM words w WHERE id <= ?1 AND NOT EXISTS (SELECT FROM tool_executions e WHERE e.id = w.id)";
-        self.at_length(|this| this.execute(sql, &[up_to.into()]).map(drop))
+        self.without_time_limits(|this| this.execute(sql, &[up_to.into()]).map(drop))
     }
 
     /// Returns the size without the free space within the server's files.
     fn size(&mut self) -> Result<u64, StoreError> {
-        self.size_of_rows()
+        self.rows_size()
     }
 
     /// Returns the approximate size of the rows that exist.
-    fn size_of_rows(&mut self) -> Result<u64, StoreError> {
+    fn rows_size(&mut self) -> Result<u64, StoreError> {
         let files = "SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c
                      WHERE c.relnamespace = 'agent_tools'::regnamespace AND c.relkind = 'r'";
         let files = one_int(self, files, &[])?.unwrap_or_default();
@@ -465,22 +474,24 @@ impl Database for Postgres {
         Err(StoreError::Query(why.into()))
     }
 
-    fn settle_numbers(&mut self) -> Result<(), StoreError> {
+    fn advance_counters(&mut self) -> Result<(), StoreError> {
         let sql = "SELECT setval(pg_get_serial_sequence('instances', 'number'), max(number)) FROM instances";
         self.execute(sql, &[]).map(drop)
     }
 
-    fn shrink(&mut self) -> Result<(), StoreError> {
+    fn release_space(&mut self) -> Result<(), StoreError> {
         let tables = ["events", "tool_executions", "words", "answers", "heads", "tallies"];
-        self.at_length(|this| tables.iter().try_for_each(|table| this.batch(&format!("VACUUM (ANALYZE) {table}"))))
+        self.without_time_limits(|this| {
+            tables.iter().try_for_each(|table| this.batch(&format!("VACUUM (ANALYZE) {table}")))
+        })
     }
 
     fn migrate(&mut self, target: u32) -> Result<(), StoreError> {
-        self.at_length(|this| {
+        self.without_time_limits(|this| {
             this.batch("BEGIN; SET LOCAL lock_timeout = '60s'")?;
             let mut change = || {
                 // Programs that start at the same time take turns.
-                this.batch(&format!("SELECT pg_advisory_xact_lock({FORM_LOCK})"))?;
+                this.batch(&format!("SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"))?;
                 let found = this.version()?;
                 migrations::check(found, MIGRATIONS)?;
                 if found == 0 {
@@ -509,14 +520,14 @@ impl Database for Postgres {
 }
 
 /// Returns the number of an executor's liveness lock.
-fn life(instance: &str) -> i64 {
+fn liveness_key(instance: &str) -> i64 {
     let hash = blake3::hash(format!("wieldy.instance.{instance}").as_bytes());
     let bytes = hash.as_bytes().first_chunk::<8>().copied().unwrap_or_default();
     i64::from_le_bytes(bytes)
 }
 
 /// Returns true if a process of this machine has exited.
-fn is_gone_here(process: i64) -> bool {
+fn has_exited(process: i64) -> bool {
     let Some(pid) = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw) else { return false };
     if rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH) {
         return true;

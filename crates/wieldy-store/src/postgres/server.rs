@@ -15,7 +15,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use crate::error::StoreError;
 
 /// The timeout of a connection attempt.
-pub(super) const CONNECT: Duration = Duration::from_secs(2);
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The server that an address names.
 #[derive(Clone)]
@@ -30,18 +30,18 @@ impl Server {
     /// `verify-full` mean `require`: a certificate is always verified.
     pub(super) fn parse(url: &str) -> Result<Self, StoreError> {
         let (base, query) = url.split_once('?').unwrap_or((url, ""));
-        let mut kept = Vec::new();
+        let mut options = Vec::new();
         let mut roots = None;
         for option in query.split('&').filter(|option| !option.is_empty()) {
             match option.split_once('=') {
                 Some(("sslrootcert", path)) if path != "system" => roots = Some(PathBuf::from(unescape(path))),
                 Some(("sslrootcert", _)) => {}
-                Some(("sslmode", "verify-ca" | "verify-full")) => kept.push("sslmode=require"),
-                Some(("sslmode", "allow")) => kept.push("sslmode=prefer"),
-                _ => kept.push(option),
+                Some(("sslmode", "verify-ca" | "verify-full")) => options.push("sslmode=require"),
+                Some(("sslmode", "allow")) => options.push("sslmode=prefer"),
+                _ => options.push(option),
             }
         }
-        let plain = if kept.is_empty() { base.to_owned() } else { format!("{base}?{}", kept.join("&")) };
+        let plain = if options.is_empty() { base.to_owned() } else { format!("{base}?{}", options.join("&")) };
         let mut config: Config = plain.parse().map_err(|error: tokio_postgres::Error| {
             // The cause names the option and not its value.
             let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
@@ -50,7 +50,7 @@ impl Server {
         if config.get_hosts().is_empty() {
             return Err(StoreError::Address("the address of the history names no server".into()));
         }
-        config.connect_timeout(*config.get_connect_timeout().unwrap_or(&CONNECT));
+        config.connect_timeout(*config.get_connect_timeout().unwrap_or(&CONNECT_TIMEOUT));
         // A machine that is gone sends nothing: after ten seconds the connection counts as lost.
         config.tcp_user_timeout(Duration::from_secs(5)).keepalives_idle(Duration::from_secs(4));
         config.keepalives_interval(Duration::from_secs(2)).keepalives_retries(3);
@@ -61,7 +61,7 @@ impl Server {
     }
 
     /// Returns the address without its password.
-    pub(super) fn shown(&self) -> String {
+    pub(super) fn redacted(&self) -> String {
         let mut shown = "postgres://".to_owned();
         if let Some(user) = self.config.get_user() {
             let _ = write!(shown, "{user}@");
@@ -85,10 +85,10 @@ impl Server {
     /// `end`.
     pub(super) async fn connect(&self, end: impl FnOnce(String) + Send + 'static) -> Result<Client, String> {
         if self.config.get_ssl_mode() == SslMode::Disable || !self.is_remote() {
-            return self.config.connect(NoTls).await.map(|(client, io)| drive(client, io, end)).map_err(told);
+            return self.config.connect(NoTls).await.map(|(client, io)| drive(client, io, end)).map_err(error_text);
         }
         let secured = match self.tls() {
-            Ok(tls) => self.config.connect(tls).await.map_err(told),
+            Ok(tls) => self.config.connect(tls).await.map_err(error_text),
             Err(error) => Err(format!("no TLS: {error}")),
         };
         match secured {
@@ -97,7 +97,7 @@ impl Server {
             Err(why) if self.config.get_ssl_mode() == SslMode::Prefer && why.contains("TLS") => {
                 let mut plain = self.config.clone();
                 plain.ssl_mode(SslMode::Disable);
-                let (client, io) = plain.connect(NoTls).await.map_err(told)?;
+                let (client, io) = plain.connect(NoTls).await.map_err(error_text)?;
                 tracing::warn!(why, "the connection to the history's server is not encrypted");
                 Ok(drive(client, io, end))
             }
@@ -141,7 +141,7 @@ where
 {
     tokio::spawn(async move {
         if let Err(error) = io.await {
-            end(told(error));
+            end(error_text(error));
         }
     });
     client
@@ -149,7 +149,7 @@ where
 
 /// Returns the server's message, or the error with its causes.
 #[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
-pub(super) fn told(error: tokio_postgres::Error) -> String {
+pub(super) fn error_text(error: tokio_postgres::Error) -> String {
     if let Some(said) = error.as_db_error() {
         return format!("the server says: {}", said.message());
     }
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn an_address_is_shown_without_its_password() {
-        let shown = |url: &str| Server::parse(url).map(|server| server.shown());
+        let shown = |url: &str| Server::parse(url).map(|server| server.redacted());
         let of = |text: &str| Ok(text.to_owned());
         assert_eq!(
             shown("postgres://ann:hunter2@db.example:5433/work?sslmode=verify-full"),

@@ -11,7 +11,7 @@ use crate::error::StoreError;
 /// The beginning of the server's time, the year 2000.
 const EPOCH: i64 = 946_684_800_000_000;
 /// The end of the server's time, by its own clock: the year 294277. Later times become infinity.
-const END: i64 = 9_223_371_331_200_000_000;
+const TIME_END: i64 = 9_223_371_331_200_000_000;
 
 /// A point in time, in microseconds since 1970. `i64::MAX` means never.
 #[derive(Debug, Clone, Copy)]
@@ -20,7 +20,7 @@ pub(super) struct Time(pub(super) i64);
 impl ToSql for Time {
     fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
         let micros = self.0.saturating_sub(EPOCH);
-        let micros = if micros >= END { i64::MAX } else { micros };
+        let micros = if micros >= TIME_END { i64::MAX } else { micros };
         micros.to_sql(&Type::INT8, out)
     }
 
@@ -104,7 +104,7 @@ impl Row for tokio_postgres::Row {
 }
 
 fn unreadable(error: tokio_postgres::Error) -> StoreError {
-    StoreError::Damaged(format!("a row of the history is not readable: {}", super::server::told(error)))
+    StoreError::Damaged(format!("a row of the history is not readable: {}", super::server::error_text(error)))
 }
 
 /// Maximum number of bytes of a word, and of all words of a call.

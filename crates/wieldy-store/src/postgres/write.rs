@@ -9,17 +9,17 @@ use futures_util::future::join_all;
 use tokio_postgres::types::ToSql;
 
 use super::values::{Time, words};
-use super::{Failed, Postgres, WRITING};
+use super::{Postgres, QueryError, WRITING};
 use crate::audit::from_hex;
 use crate::claim::RELEASE;
 use crate::database::{Database, Value};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::hash_chain::Head;
-use crate::projection::{AnswerChange, CallRow, Draft};
+use crate::projection::{AnswerChange, CallRow, Changeset};
 
 /// The number of lost races after which a writer locks the trail.
-const QUICKER_MAX: usize = 2;
+const LOST_RACES_MAX: usize = 2;
 
 /// The statement that writes a group. It returns 1 if the head of the trail was where it was expected.
 const WRITE: &str = "
@@ -71,50 +71,50 @@ SELECT count(*) FROM moved";
 pub(super) fn write(
     database: &mut Postgres,
     instance: i64,
-    draft: &mut dyn FnMut(&Head) -> Draft,
-) -> Result<Draft, StoreError> {
-    let mut quicker = 0;
+    project: &mut dyn FnMut(&Head) -> Changeset,
+) -> Result<Changeset, StoreError> {
+    let mut lost_races = 0;
     loop {
         // If this fails, the known head is worth nothing.
         let head = match database.head.take() {
             Some(head) => head,
-            None => look(database, instance, "")?.head,
+            None => read_trail_state(database, instance, "")?.head,
         };
-        let wanted = draft(&head);
+        let changeset = project(&head);
         failpoint::reach("write.begun");
-        if put(database, instance, &wanted)? {
+        if try_write(database, instance, &changeset)? {
             failpoint::reach("write.put");
-            database.head = Some(wanted.head);
-            return Ok(wanted);
+            database.head = Some(changeset.head);
+            return Ok(changeset);
         }
-        quicker += 1;
-        let end = look(database, instance, "")?;
-        check(&end, &wanted)?;
-        if quicker >= QUICKER_MAX {
-            return write_alone(database, instance, draft);
+        lost_races += 1;
+        let end = read_trail_state(database, instance, "")?;
+        check_can_write(&end, &changeset)?;
+        if lost_races >= LOST_RACES_MAX {
+            return write_locked(database, instance, project);
         }
         database.head = Some(end.head);
     }
 }
 
 /// Writes while the trail is locked.
-fn write_alone(
+fn write_locked(
     database: &mut Postgres,
     instance: i64,
-    draft: &mut dyn FnMut(&Head) -> Draft,
-) -> Result<Draft, StoreError> {
+    project: &mut dyn FnMut(&Head) -> Changeset,
+) -> Result<Changeset, StoreError> {
     // A writer that stops in the middle must not block the others for long.
     database.batch("BEGIN; SET LOCAL idle_in_transaction_session_timeout = '3s'")?;
     let mut write = || {
-        let end = look(database, instance, "FOR UPDATE OF t")?;
-        let wanted = draft(&end.head);
-        check(&end, &wanted)?;
-        if !send(database, instance, &wanted)? {
+        let end = read_trail_state(database, instance, "FOR UPDATE OF t")?;
+        let changeset = project(&end.head);
+        check_can_write(&end, &changeset)?;
+        if !send(database, instance, &changeset)? {
             return Err(StoreError::Unavailable(format!("{WRITING}: the end of the trail moved, though it is ours")));
         }
         database.batch("COMMIT")?;
-        database.head = Some(wanted.head);
-        Ok(wanted)
+        database.head = Some(changeset.head);
+        Ok(changeset)
     };
     let written = write();
     if written.is_err() {
@@ -124,13 +124,13 @@ fn write_alone(
 }
 
 /// The head of the trail, and the state of the instance that writes.
-struct End {
+struct TrailState {
     head: Head,
     has_ended: bool,
     last_seq: i64,
 }
 
-fn look(database: &mut Postgres, instance: i64, lock: &str) -> Result<End, StoreError> {
+fn read_trail_state(database: &mut Postgres, instance: i64, lock: &str) -> Result<TrailState, StoreError> {
     let sql = format!(
         "SELECT t.seq, t.hash, i.ended_at IS NOT NULL, i.last_seq FROM trail t, instances i
          WHERE t.one = 1 AND i.number = ?1 {lock}"
@@ -140,18 +140,18 @@ fn look(database: &mut Postgres, instance: i64, lock: &str) -> Result<End, Store
         let hash = row.bytes(1)?.try_into();
         let hash = hash.map_err(|_| StoreError::Damaged("the end of the trail has no hash".into()))?;
         let head = Head { seq: row.int(0)?, hash };
-        found = Some(End { head, has_ended: row.flag(2)?, last_seq: row.int(3)? });
+        found = Some(TrailState { head, has_ended: row.flag(2)?, last_seq: row.int(3)? });
         Ok(())
     })?;
     found.ok_or_else(|| StoreError::Damaged("the history knows nothing of this executor any more".into()))
 }
 
 /// Checks that writing still makes sense after the head of the trail has moved.
-fn check(end: &End, wanted: &Draft) -> Result<(), StoreError> {
+fn check_can_write(end: &TrailState, changeset: &Changeset) -> Result<(), StoreError> {
     if end.has_ended {
         return Err(StoreError::TakenForDead);
     }
-    if end.last_seq >= first_seq(wanted) {
+    if end.last_seq >= first_seq(changeset) {
         // A session that we gave up wrote them. The committer notices that when it connects again.
         return Err(StoreError::Unavailable(format!("{WRITING}: some of it is there already")));
     }
@@ -159,18 +159,18 @@ fn check(end: &End, wanted: &Draft) -> Result<(), StoreError> {
 }
 
 /// Returns the number of the executor's first event in the group.
-fn first_seq(draft: &Draft) -> i64 {
-    let numbers = draft.events.iter().map(|event| event.record.instance_seq as i64);
+fn first_seq(changeset: &Changeset) -> i64 {
+    let numbers = changeset.events.iter().map(|event| event.record.instance_seq as i64);
     numbers.filter(|seq| *seq > 0).min().unwrap_or(i64::MAX)
 }
 
-/// Writes the group if the trail ends where the draft says. Returns true if it did.
-fn put(database: &mut Postgres, instance: i64, draft: &Draft) -> Result<bool, StoreError> {
-    if draft.answers.is_empty() && draft.signed.is_none() && draft.released.is_empty() {
-        return send(database, instance, draft);
+/// Writes the group if the trail ends where the changeset says. Returns true if it did.
+fn try_write(database: &mut Postgres, instance: i64, changeset: &Changeset) -> Result<bool, StoreError> {
+    if changeset.answers.is_empty() && changeset.signed.is_none() && changeset.released.is_empty() {
+        return send(database, instance, changeset);
     }
     database.batch("BEGIN; SET LOCAL idle_in_transaction_session_timeout = '3s'")?;
-    let sent = send(database, instance, draft);
+    let sent = send(database, instance, changeset);
     let ended = match sent {
         Ok(true) => database.batch("COMMIT"),
         _ => database.batch("ROLLBACK"),
@@ -179,21 +179,22 @@ fn put(database: &mut Postgres, instance: i64, draft: &Draft) -> Result<bool, St
 }
 
 /// Sends all statements of the group, and waits once.
-fn send(database: &mut Postgres, instance: i64, draft: &Draft) -> Result<bool, StoreError> {
-    let failed = |failed: Failed| failed.into_error(WRITING);
+fn send(database: &mut Postgres, instance: i64, changeset: &Changeset) -> Result<bool, StoreError> {
+    let failed = |failed: QueryError| failed.into_error(WRITING);
     let statement = database.session.statement(WRITE).map_err(failed)?;
     let mut rest = Vec::new();
-    let released = draft.released.iter().map(|(key, call)| (RELEASE, vec![key.as_str().into(), call.as_str().into()]));
-    let signed = draft.signed.iter().map(|head| signed(head, draft));
-    for (sql, values) in draft.answers.iter().map(answer).chain(released).chain(signed) {
+    let released =
+        changeset.released.iter().map(|(key, call)| (RELEASE, vec![key.as_str().into(), call.as_str().into()]));
+    let signed = changeset.signed.iter().map(|head| head_statement(head, changeset));
+    for (sql, values) in changeset.answers.iter().map(answer_statement).chain(released).chain(signed) {
         rest.push((database.session.statement(sql).map_err(failed)?, values));
     }
-    let columns = Columns::of(draft);
-    let first_seq = first_seq(draft);
-    let last_seq = draft.last_seq.map(|seq| seq as i64);
-    let (old, new): (&[u8], &[u8]) = (&draft.after.hash, &draft.head.hash);
-    let mut values: Vec<&(dyn ToSql + Sync)> = vec![&instance, &first_seq, &last_seq, &draft.ends];
-    values.extend([&draft.after.seq as &(dyn ToSql + Sync), &old, &draft.head.seq, &new]);
+    let columns = Columns::of(changeset);
+    let first_seq = first_seq(changeset);
+    let last_seq = changeset.last_seq.map(|seq| seq as i64);
+    let (old, new): (&[u8], &[u8]) = (&changeset.after.hash, &changeset.head.hash);
+    let mut values: Vec<&(dyn ToSql + Sync)> = vec![&instance, &first_seq, &last_seq, &changeset.ends];
+    values.extend([&changeset.after.seq as &(dyn ToSql + Sync), &old, &changeset.head.seq, &new]);
     values.extend(columns.values());
     let session = &database.session;
     let work = async {
@@ -204,10 +205,10 @@ fn send(database: &mut Postgres, instance: i64, draft: &Draft) -> Result<bool, S
         rest.into_iter().collect::<Result<Vec<_>, _>>()?;
         moved?.try_get::<_, i64>(0)
     };
-    session.wait(database.patience, work).map(|moved| moved == 1).map_err(failed)
+    session.wait(database.timeout, work).map(|moved| moved == 1).map_err(failed)
 }
 
-fn answer(change: &AnswerChange) -> (&'static str, Vec<Value>) {
+fn answer_statement(change: &AnswerChange) -> (&'static str, Vec<Value>) {
     match change {
         AnswerChange::Expect { id, task, tenant, key, fingerprint, expires_at } => (
             "INSERT INTO answers (id, task, tenant, key, fingerprint, expires_at) VALUES (?1, ?2, ?3, ?4, ?5, ?6)
@@ -223,20 +224,20 @@ fn answer(change: &AnswerChange) -> (&'static str, Vec<Value>) {
                 Value::Time(*expires_at),
             ],
         ),
-        AnswerChange::Give { id, result, expires_at } => (
+        AnswerChange::Store { id, result, expires_at } => (
             "UPDATE answers SET result_json = ?2, expires_at = CASE WHEN ?3::timestamptz IS NULL THEN expires_at
                WHEN key IS NULL THEN ?3::timestamptz ELSE greatest(expires_at, ?3::timestamptz) END
              WHERE id = ?1",
             vec![(*id).into(), result.as_str().into(), expires_at.map_or(Value::Null, Value::Time)],
         ),
-        AnswerChange::Forget { id } => ("DELETE FROM answers WHERE id = ?1", vec![(*id).into()]),
+        AnswerChange::Remove { id } => ("DELETE FROM answers WHERE id = ?1", vec![(*id).into()]),
     }
 }
 
-fn signed(head: &crate::audit::SignedHead, draft: &Draft) -> (&'static str, Vec<Value>) {
+fn head_statement(head: &crate::audit::SignedHead, changeset: &Changeset) -> (&'static str, Vec<Value>) {
     let values = vec![
         head.seq.into(),
-        Value::Bytes(draft.head.hash.to_vec()),
+        Value::Bytes(changeset.head.hash.to_vec()),
         Value::Time(head.at.as_microsecond()),
         head.key.as_str().into(),
         Value::Bytes(from_hex(&head.signature).unwrap_or_default()),
@@ -252,9 +253,9 @@ fn signed(head: &crate::audit::SignedHead, draft: &Draft) -> (&'static str, Vec<
 struct Columns<'a>(Vec<Box<dyn ToSql + Sync + Send + 'a>>);
 
 impl<'a> Columns<'a> {
-    fn of(draft: &'a Draft) -> Self {
+    fn of(changeset: &'a Changeset) -> Self {
         let mut columns = Self(Vec::with_capacity(50));
-        let events = &draft.events;
+        let events = &changeset.events;
         columns.add(events, |row| row.seq);
         columns.add(events, |row| row.record.instance_seq as i64);
         columns.add(events, |row| Time(row.record.at));
@@ -263,7 +264,7 @@ impl<'a> Columns<'a> {
         columns.add(events, |row| row.record.subject.as_deref());
         columns.add(events, |row| row.record.data.as_str());
         columns.add(events, |row| &row.hash[..]);
-        let opened = &draft.opened;
+        let opened = &changeset.opened;
         columns.add(opened, |row| row.id);
         columns.add(opened, |row| row.execution_id.as_str());
         columns.add(opened, |row| row.tool.as_str());
@@ -285,7 +286,7 @@ impl<'a> Columns<'a> {
         columns.add(opened, |row| row.usage.as_deref());
         columns.add(opened, |row| row.metadata.as_deref());
         columns.add(opened, |row| row.workspace.as_deref());
-        let changed: &'a [CallRow] = &draft.changed;
+        let changed: &'a [CallRow] = &changeset.changed;
         columns.add(changed, |row| row.id);
         columns.add(changed, |row| &*row.status);
         columns.add(changed, |row| row.error_message.as_deref());
@@ -297,17 +298,17 @@ impl<'a> Columns<'a> {
         columns.add(changed, |row| row.attempts);
         columns.add(changed, |row| row.usage.as_deref());
         columns.add(changed, |row| row.metadata.as_deref());
-        columns.add(&draft.words, |(id, _)| *id);
-        columns.add(&draft.words, |(_, text)| words(text).collect::<Vec<_>>().join(" "));
-        let tallies: Vec<_> = draft.tallies.iter().collect();
-        columns.add(&tallies, |(key, _)| key.day);
-        columns.add(&tallies, |(key, _)| key.tenant.as_str());
-        columns.add(&tallies, |(key, _)| key.agent.as_str());
-        columns.add(&tallies, |(key, _)| key.tool.as_str());
-        columns.add(&tallies, |(key, _)| key.status.as_str());
-        columns.add(&tallies, |(key, _)| key.bucket);
-        columns.add(&tallies, |(_, counted)| counted.calls);
-        columns.add(&tallies, |(_, counted)| counted.output_bytes);
+        columns.add(&changeset.words, |(id, _)| *id);
+        columns.add(&changeset.words, |(_, text)| words(text).collect::<Vec<_>>().join(" "));
+        let histogram: Vec<_> = changeset.histogram.iter().collect();
+        columns.add(&histogram, |(key, _)| key.day);
+        columns.add(&histogram, |(key, _)| key.tenant.as_str());
+        columns.add(&histogram, |(key, _)| key.agent.as_str());
+        columns.add(&histogram, |(key, _)| key.tool.as_str());
+        columns.add(&histogram, |(key, _)| key.status.as_str());
+        columns.add(&histogram, |(key, _)| key.bucket);
+        columns.add(&histogram, |(_, counted)| counted.calls);
+        columns.add(&histogram, |(_, counted)| counted.output_bytes);
         columns
     }
 

@@ -15,7 +15,7 @@ use rusqlite::{Connection, OpenFlags};
 use crate::failpoint;
 
 /// The number of pages in the `-wal` file that starts a checkpoint: 8 MiB.
-const LONG: i32 = 2048;
+const PAGES_MAX: i32 = 2048;
 /// The shortest pause between checkpoints: a long read may keep the `-wal` file from starting over.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -25,7 +25,7 @@ pub(super) struct Checkpoint {
     /// The number of pages in the `-wal` file after the last commit.
     pages: Arc<AtomicI32>,
     /// The thread that runs a checkpoint beside commits.
-    beside: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<()>>,
     last: Option<Instant>,
 }
 
@@ -41,43 +41,43 @@ impl Checkpoint {
 
     /// Starts or finishes a checkpoint after a write, if one is due.
     pub(super) fn after_write(&mut self, path: &Path, connection: &Connection) {
-        if let Some(beside) = &self.beside {
-            if beside.is_finished() {
-                self.beside = None;
-                bring_in(connection);
+        if let Some(thread) = &self.thread {
+            if thread.is_finished() {
+                self.thread = None;
+                run(connection);
                 self.last = Some(Instant::now());
             }
             return;
         }
-        if self.pages.load(Ordering::Relaxed) < LONG || self.last.is_some_and(|last| last.elapsed() < PAUSE) {
+        if self.pages.load(Ordering::Relaxed) < PAGES_MAX || self.last.is_some_and(|last| last.elapsed() < PAUSE) {
             return;
         }
         let path = path.to_owned();
         let work = move || {
             // If the file is gone by now, no new one is created.
             if let Ok(connection) = Connection::open_with_flags(&path, OpenFlags::SQLITE_OPEN_READ_WRITE) {
-                bring_in(&connection);
+                run(&connection);
             }
         };
         match std::thread::Builder::new().name("wieldy-checkpoint".into()).spawn(work) {
-            Ok(beside) => self.beside = Some(beside),
-            Err(_) => bring_in(connection),
+            Ok(thread) => self.thread = Some(thread),
+            Err(_) => run(connection),
         }
     }
 }
 
 /// Returns the path of SQLite's `-wal` file.
-pub(super) fn wal(path: &Path) -> PathBuf {
+pub(super) fn dash_wal_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push("-wal");
     name.into()
 }
 
-fn bring_in(connection: &Connection) {
+fn run(connection: &Connection) {
     failpoint::reach("checkpoint.begun");
-    let brought = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+    let done = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
     failpoint::reach("checkpoint.done");
-    if let Err(error) = brought {
+    if let Err(error) = done {
         tracing::debug!(error = &error as &dyn std::error::Error, "the `-wal` file of the history is not brought in");
     }
 }

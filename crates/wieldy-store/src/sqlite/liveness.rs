@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::error::StoreError;
-use crate::wal::{LeftLog, Log};
+use crate::wal::{OrphanedWal, Wal};
 
 /// The pause before another attempt to get a lock.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -22,14 +22,14 @@ pub(super) fn folder(history: &Path) -> PathBuf {
 }
 
 /// The liveness lock of an executor of this process.
-pub(super) struct Life {
+pub(super) struct LivenessLock {
     instance: String,
     path: PathBuf,
     _file: File,
 }
 
-impl Life {
-    pub(super) fn begin(history: &Path, instance: &str) -> io::Result<Self> {
+impl LivenessLock {
+    pub(super) fn acquire(history: &Path, instance: &str) -> io::Result<Self> {
         let folder = folder(history);
         match fs::DirBuilder::new().mode(0o700).create(&folder) {
             Ok(()) => File::open(folder.parent().unwrap_or(Path::new(".")))?.sync_all()?,
@@ -42,25 +42,25 @@ impl Life {
         Ok(Self { instance: instance.to_owned(), path, _file: file })
     }
 
-    pub(super) fn log(&self, history: &Path, task_ttl: i64) -> io::Result<Log> {
-        Log::new(self.path.clone(), history.to_owned(), &self.instance, task_ttl)
+    pub(super) fn open_wal(&self, history: &Path, task_ttl: i64) -> io::Result<Wal> {
+        Wal::new(self.path.clone(), history.to_owned(), &self.instance, task_ttl)
     }
 
-    pub(super) fn end(self) {
+    pub(super) fn release(self) {
         let _ = fs::remove_file(&self.path);
     }
 }
 
 /// The free space that an executor must find on the disk: enough for the records of a call or two.
-const ROOM_BYTES_MIN: u64 = 1024 * 1024;
+const FREE_BYTES_MIN: u64 = 1024 * 1024;
 
 /// Refuses to start on a full disk: a read-only call runs before its records are written, and could not be recorded.
-pub(super) fn check_room(history: &Path) -> Result<(), StoreError> {
+pub(super) fn check_free_space(history: &Path) -> Result<(), StoreError> {
     let folder = history.parent().unwrap_or(Path::new("."));
     // If the system does not report the free space, the first write fails instead.
     match rustix::fs::statvfs(folder) {
-        Ok(disk) if disk.f_bavail.saturating_mul(disk.f_frsize) < ROOM_BYTES_MIN => Err(StoreError::Full(format!(
-            "cannot use the history `{}`: the disk is full, and {ROOM_BYTES_MIN} bytes must be free",
+        Ok(disk) if disk.f_bavail.saturating_mul(disk.f_frsize) < FREE_BYTES_MIN => Err(StoreError::Full(format!(
+            "cannot use the history `{}`: the disk is full, and {FREE_BYTES_MIN} bytes must be free",
             history.display()
         ))),
         _ => Ok(()),
@@ -68,7 +68,7 @@ pub(super) fn check_room(history: &Path) -> Result<(), StoreError> {
 }
 
 /// Returns true if an executor is alive, or its write-ahead log is not committed yet.
-pub(super) fn is_there(history: &Path, instance: &str) -> io::Result<bool> {
+pub(super) fn exists(history: &Path, instance: &str) -> io::Result<bool> {
     // A history file may come from anywhere, so its instance ids must not lead to other files.
     match uuid::Uuid::try_parse(instance) {
         Ok(_) => folder(history).join(instance).try_exists(),
@@ -78,20 +78,20 @@ pub(super) fn is_there(history: &Path, instance: &str) -> io::Result<bool> {
 
 /// Returns the write-ahead logs of dead executors. One process at a time gets them. Others wait, up to `patience`, so
 /// that they start with all records of these executors.
-pub(super) fn left(history: &Path, patience: Duration) -> io::Result<Vec<LeftLog>> {
+pub(super) fn take_orphaned_wals(history: &Path, patience: Duration) -> io::Result<Vec<OrphanedWal>> {
     let folder = folder(history);
-    let turn = match File::open(&folder) {
+    let folder_lock = match File::open(&folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         opened => Arc::new(opened?),
     };
     let began = Instant::now();
-    while !try_hold(&turn)? {
+    while !try_lock(&folder_lock)? {
         if began.elapsed() >= patience {
             return Ok(Vec::new());
         }
         std::thread::sleep(PAUSE);
     }
-    let mut left = Vec::new();
+    let mut wals = Vec::new();
     for entry in fs::read_dir(&folder)? {
         let path = entry?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -102,14 +102,14 @@ pub(super) fn left(history: &Path, patience: Duration) -> io::Result<Vec<LeftLog
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             opened => opened?,
         };
-        if try_hold(&file)? {
-            left.push(LeftLog { instance: name.to_owned(), path, file, _turn: Arc::clone(&turn) });
+        if try_lock(&file)? {
+            wals.push(OrphanedWal { instance: name.to_owned(), path, file, _folder_lock: Arc::clone(&folder_lock) });
         }
     }
-    Ok(left)
+    Ok(wals)
 }
 
-fn try_hold(file: &File) -> io::Result<bool> {
+fn try_lock(file: &File) -> io::Result<bool> {
     match file.try_lock() {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),

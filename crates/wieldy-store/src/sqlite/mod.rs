@@ -14,20 +14,20 @@ use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, OpenFlags, ToSql, TransactionBehavior};
 
 use checkpoint::Checkpoint;
-use liveness::Life;
+use liveness::LivenessLock;
 
-use crate::database::{Database, Dialect, EachRow, Row, Source, Value, Words, one_int};
+use crate::database::{Database, Dialect, EachRow, Row, Source, SyncMode, TextSearch, Value, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::hash_chain::Head;
 use crate::migrations::{self, Migration};
-use crate::projection::Draft;
-use crate::wal::{LeftLog, Log};
+use crate::projection::Changeset;
+use crate::wal::{OrphanedWal, Wal};
 
 /// The longest wait for another process that writes.
-const PATIENCE: Duration = Duration::from_secs(2);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 /// The application id in the header of the file: "wldy".
-const APPLICATION: i32 = 0x776c_6479;
+const APPLICATION_ID: i32 = 0x776c_6479;
 
 pub(crate) const MIGRATIONS: &[Migration] = &[
     Migration {
@@ -45,13 +45,13 @@ pub(crate) const MIGRATIONS: &[Migration] = &[
 ];
 
 /// The calls that closed within a part of the trail; the query adds which part.
-const UNTAKEN: &str = "SELECT execution FROM events WHERE name IN
+const CLOSED_CALLS: &str = "SELECT execution FROM events WHERE name IN
     ('tool.call.success', 'tool.call.failure', 'tool.call.timeout', 'tool.call.cancelled')";
 /// The searchable text of a call.
-const WORDS: &str =
+const CALL_TEXT: &str =
     "tool_name || ' ' || substr(coalesce(parameters_json, ''), 1, 16384) || ' ' || coalesce(error_message, '')";
 /// The number of records that are indexed together.
-const TAKEN_TOGETHER: i64 = 10_000;
+const INDEXED_AT_ONCE: i64 = 10_000;
 
 /// A connection to a SQLite file.
 pub(crate) struct Sqlite {
@@ -60,7 +60,7 @@ pub(crate) struct Sqlite {
     file: u64,
     connection: Connection,
     /// The liveness lock, if this connection belongs to an executor.
-    life: Option<Life>,
+    liveness: Option<LivenessLock>,
     checkpoint: Checkpoint,
 }
 
@@ -69,24 +69,24 @@ impl Sqlite {
     pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
         if let Some(folder) = path.parent() {
             let mut maker = fs::DirBuilder::new();
-            maker.recursive(true).mode(0o700).create(folder).map_err(|error| unusable(path, &error))?;
+            maker.recursive(true).mode(0o700).create(folder).map_err(|error| io_error(path, &error))?;
         }
         // Links are resolved, so that the files beside the history are found by every path.
-        let path = &resolved(path).map_err(|error| unusable(path, &error))?;
+        let path = &resolve_links(path).map_err(|error| io_error(path, &error))?;
         let mut connection = connect(path)?;
-        let version = version(&connection).map_err(|error| opened(path, &error))?;
+        let version = version(&connection).map_err(|error| open_error(path, &error))?;
         migrations::check(version, MIGRATIONS)?;
         if version < MIGRATIONS.len() as u32 {
-            migrate(&mut connection, MIGRATIONS.len() as u32).map_err(|error| opened(path, &error))?;
+            migrate(&mut connection, MIGRATIONS.len() as u32).map_err(|error| open_error(path, &error))?;
         }
-        let file = fs::metadata(path).map_err(|error| unusable(path, &error))?.ino();
+        let file = fs::metadata(path).map_err(|error| io_error(path, &error))?.ino();
         let checkpoint = Checkpoint::default();
-        checkpoint.watch(&mut connection).map_err(|error| opened(path, &error))?;
-        Ok(Self { path: path.to_owned(), file, connection, life: None, checkpoint })
+        checkpoint.watch(&mut connection).map_err(|error| open_error(path, &error))?;
+        Ok(Self { path: path.to_owned(), file, connection, liveness: None, checkpoint })
     }
 
     /// Fails if the file was removed or replaced: records that were written now would not be found.
-    fn is_there(&self) -> Result<(), StoreError> {
+    fn check_in_place(&self) -> Result<(), StoreError> {
         match fs::metadata(&self.path) {
             Ok(file) if file.ino() == self.file => Ok(()),
             _ => Err(StoreError::Unavailable(format!("the history `{}` is gone from its place", self.path.display()))),
@@ -95,7 +95,7 @@ impl Sqlite {
 }
 
 /// Returns the path of the file behind links, also if the file does not exist yet.
-fn resolved(path: &Path) -> std::io::Result<PathBuf> {
+fn resolve_links(path: &Path) -> std::io::Result<PathBuf> {
     match fs::canonicalize(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
         found => return found,
@@ -103,7 +103,7 @@ fn resolved(path: &Path) -> std::io::Result<PathBuf> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let folder = fs::canonicalize(folder)?;
     match fs::read_link(path) {
-        Ok(target) => resolved(&folder.join(target)),
+        Ok(target) => resolve_links(&folder.join(target)),
         Err(_) => Ok(folder.join(path.file_name().unwrap_or_default())),
     }
 }
@@ -113,13 +113,13 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
     // The arguments of calls are private; the files that SQLite puts beside the history get its mode. A file that
     // exists must not be opened here: closing it again would release SQLite's own locks on it.
     match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(unusable(path, &error)),
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => return Err(io_error(path, &error)),
         _ => {}
     }
     let is_new = fs::metadata(path).is_ok_and(|file| file.len() == 0);
-    let connection = Connection::open_with_flags(path, flags).map_err(|error| opened(path, &error))?;
+    let connection = Connection::open_with_flags(path, flags).map_err(|error| open_error(path, &error))?;
     let set = || -> rusqlite::Result<()> {
-        connection.busy_timeout(PATIENCE)?;
+        connection.busy_timeout(BUSY_TIMEOUT)?;
         connection.set_prepared_statement_cache_capacity(64);
         // Only a new file accepts this, which lets retention give free space back. On any other it would be a write.
         if is_new {
@@ -135,14 +135,16 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
         connection.pragma_update(None, "journal_size_limit", 64 * 1024 * 1024)?;
         connection.pragma_update(None, "temp_store", "memory")
     };
-    patiently(set).and_then(|()| search::prepare(&connection)).map_err(|error| opened(path, &error))?;
+    retry_while_busy(set)
+        .and_then(|()| search::register_functions(&connection))
+        .map_err(|error| open_error(path, &error))?;
     Ok(connection)
 }
 
 /// Retries while another process holds the database. SQLite does not wait by itself when two processes switch a new
 /// file to its WAL mode at once.
-fn patiently(work: impl Fn() -> rusqlite::Result<()>) -> rusqlite::Result<()> {
-    let until = Instant::now() + PATIENCE;
+fn retry_while_busy(work: impl Fn() -> rusqlite::Result<()>) -> rusqlite::Result<()> {
+    let until = Instant::now() + BUSY_TIMEOUT;
     loop {
         match work() {
             Err(error)
@@ -166,34 +168,34 @@ fn migrate(connection: &mut Connection, target: u32) -> rusqlite::Result<()> {
     for sql in migrations::path(found, target, MIGRATIONS) {
         transaction.execute_batch(sql)?;
     }
-    transaction.pragma_update(None, "application_id", APPLICATION)?;
+    transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
     transaction.pragma_update(None, "user_version", target)?;
     failpoint::reach("migrate.changed");
     transaction.commit()
 }
 
-fn unusable(path: &Path, error: &std::io::Error) -> StoreError {
+fn io_error(path: &Path, error: &std::io::Error) -> StoreError {
     StoreError::Unavailable(format!("cannot use the history `{}`: {error}", path.display()))
 }
 
-fn opened(path: &Path, error: &rusqlite::Error) -> StoreError {
+fn open_error(path: &Path, error: &rusqlite::Error) -> StoreError {
     // On a full disk SQLite fails in several ways, some of which do not say why.
-    let full = liveness::check_room(path).err();
-    full.unwrap_or_else(|| told(&format!("cannot use the history `{}`", path.display()), error))
+    let full = liveness::check_free_space(path).err();
+    full.unwrap_or_else(|| store_error(&format!("cannot use the history `{}`", path.display()), error))
 }
 
-fn told(what: &str, error: &rusqlite::Error) -> StoreError {
+fn store_error(what: &str, error: &rusqlite::Error) -> StoreError {
     use rusqlite::ErrorCode;
     use rusqlite::ffi::{SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_ROWID, SQLITE_CONSTRAINT_UNIQUE};
     let message = format!("{what}: {error}");
     // A violated unique constraint does not go away by waiting.
     let is_there = [SQLITE_CONSTRAINT_PRIMARYKEY, SQLITE_CONSTRAINT_ROWID, SQLITE_CONSTRAINT_UNIQUE];
     match error.sqlite_error() {
-        Some(told) if matches!(told.code, ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
+        Some(cause) if matches!(cause.code, ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
             StoreError::Damaged(message)
         }
-        Some(told) if is_there.contains(&told.extended_code) => StoreError::Damaged(message),
-        Some(told) if told.code == ErrorCode::DiskFull => StoreError::Full(message),
+        Some(cause) if is_there.contains(&cause.extended_code) => StoreError::Damaged(message),
+        Some(cause) if cause.code == ErrorCode::DiskFull => StoreError::Full(message),
         _ => StoreError::Unavailable(message),
     }
 }
@@ -204,7 +206,7 @@ impl Database for Sqlite {
     }
 
     fn query(&mut self, sql: &str, values: &[Value], each: EachRow<'_>) -> Result<(), StoreError> {
-        let failed = |error: &rusqlite::Error| told("cannot read the history", error);
+        let failed = |error: &rusqlite::Error| store_error("cannot read the history", error);
         let mut statement = self.connection.prepare_cached(sql).map_err(|error| failed(&error))?;
         let mut rows = statement.query(rusqlite::params_from_iter(values)).map_err(|error| failed(&error))?;
         while let Some(row) = rows.next().map_err(|error| failed(&error))? {
@@ -213,8 +215,8 @@ impl Database for Sqlite {
         Ok(())
     }
 
-    fn query_once(&mut self, sql: &str, each: EachRow<'_>) -> Result<(), StoreError> {
-        let failed = |error: &rusqlite::Error| told("cannot read the history", error);
+    fn query_uncached(&mut self, sql: &str, each: EachRow<'_>) -> Result<(), StoreError> {
+        let failed = |error: &rusqlite::Error| store_error("cannot read the history", error);
         let mut statement = self.connection.prepare(sql).map_err(|error| failed(&error))?;
         let mut rows = statement.query([]).map_err(|error| failed(&error))?;
         while let Some(row) = rows.next().map_err(|error| failed(&error))? {
@@ -225,10 +227,10 @@ impl Database for Sqlite {
 
     fn execute(&mut self, sql: &str, values: &[Value]) -> Result<u64, StoreError> {
         let run = || self.connection.prepare_cached(sql)?.execute(rusqlite::params_from_iter(values));
-        run().map(|changed| changed as u64).map_err(|error| told("cannot write the history", &error))
+        run().map(|changed| changed as u64).map_err(|error| store_error("cannot write the history", &error))
     }
 
-    fn atomically(
+    fn in_transaction(
         &mut self,
         work: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
@@ -240,63 +242,66 @@ impl Database for Sqlite {
         done
     }
 
-    fn write(&mut self, instance: i64, draft: &mut dyn FnMut(&Head) -> Draft) -> Result<Draft, StoreError> {
-        self.is_there()?;
-        let draft = write::write(&mut self.connection, instance, draft)?;
+    fn write(&mut self, instance: i64, project: &mut dyn FnMut(&Head) -> Changeset) -> Result<Changeset, StoreError> {
+        self.check_in_place()?;
+        let changeset = write::write(&mut self.connection, instance, project)?;
         self.checkpoint.after_write(&self.path, &self.connection);
-        Ok(draft)
+        Ok(changeset)
     }
 
-    fn show_life(&mut self, instance: &str) -> Result<(), StoreError> {
+    fn lock_liveness(&mut self, instance: &str) -> Result<(), StoreError> {
         // A second lock of the same file would wait for the first.
-        if self.life.is_none() {
-            liveness::check_room(&self.path)?;
-            let life = Life::begin(&self.path, instance).map_err(|error| unusable(&self.path, &error))?;
-            self.life = Some(life);
+        if self.liveness.is_none() {
+            liveness::check_free_space(&self.path)?;
+            let lock = LivenessLock::acquire(&self.path, instance).map_err(|error| io_error(&self.path, &error))?;
+            self.liveness = Some(lock);
         }
         Ok(())
     }
 
-    fn end_life(&mut self) {
-        if let Some(life) = self.life.take() {
-            life.end();
+    fn unlock_liveness(&mut self) {
+        if let Some(lock) = self.liveness.take() {
+            lock.release();
         }
     }
 
-    fn lives(&mut self, instance: &str) -> Result<bool, StoreError> {
-        liveness::is_there(&self.path, instance).map_err(|error| unusable(&self.path, &error))
+    fn is_alive(&mut self, instance: &str) -> Result<bool, StoreError> {
+        liveness::exists(&self.path, instance).map_err(|error| io_error(&self.path, &error))
     }
 
-    fn log(&mut self, task_ttl: i64) -> Result<Option<Log>, StoreError> {
-        let log = self.life.as_ref().map(|life| life.log(&self.path, task_ttl)).transpose();
-        log.map_err(|error| unusable(&self.path, &error))
+    fn open_wal(&mut self, task_ttl: i64) -> Result<Option<Wal>, StoreError> {
+        let wal = self.liveness.as_ref().map(|lock| lock.open_wal(&self.path, task_ttl)).transpose();
+        wal.map_err(|error| io_error(&self.path, &error))
     }
 
-    fn left(&mut self, patience: Duration) -> Result<Vec<LeftLog>, StoreError> {
-        liveness::left(&self.path, patience).map_err(|error| unusable(&self.path, &error))
+    fn take_orphaned_wals(&mut self, patience: Duration) -> Result<Vec<OrphanedWal>, StoreError> {
+        liveness::take_orphaned_wals(&self.path, patience).map_err(|error| io_error(&self.path, &error))
     }
 
-    fn relax(&mut self, relaxed: bool) -> Result<(), StoreError> {
-        let level = if relaxed { "normal" } else { "full" };
+    fn set_sync(&mut self, mode: SyncMode) -> Result<(), StoreError> {
+        let level = match mode {
+            SyncMode::Each => "full",
+            SyncMode::Deferred => "normal",
+        };
         let set = self.connection.pragma_update(None, "synchronous", level);
-        set.map_err(|error| told("cannot write the history", &error))
+        set.map_err(|error| store_error("cannot write the history", &error))
     }
 
-    fn stay_alive(&mut self, _: i64) -> Result<(), StoreError> {
+    fn heartbeat(&mut self, _: i64) -> Result<(), StoreError> {
         Ok(()) // the lock proves it
     }
 
     fn is_usable(&mut self) -> bool {
-        self.is_there().is_ok()
+        self.check_in_place().is_ok()
     }
 
     fn reconnect(&mut self) -> Result<(), StoreError> {
-        self.is_there()?;
+        self.check_in_place()?;
         self.connection = connect(&self.path)?;
-        self.checkpoint.watch(&mut self.connection).map_err(|error| opened(&self.path, &error))
+        self.checkpoint.watch(&mut self.connection).map_err(|error| open_error(&self.path, &error))
     }
 
-    fn at_one_moment(
+    fn in_snapshot(
         &mut self,
         work: &mut dyn FnMut(&mut dyn Database) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
@@ -307,40 +312,44 @@ impl Database for Sqlite {
         done
     }
 
-    fn words(&mut self, words: &Words<'_>, first: usize) -> Result<(Vec<Vec<Source>>, Vec<Value>), StoreError> {
+    fn text_sources(
+        &mut self,
+        words: &TextSearch<'_>,
+        first: usize,
+    ) -> Result<(Vec<Vec<Source>>, Vec<Value>), StoreError> {
         let text = Value::from(words.text);
-        let looked_through = |condition: String| Source { from: "tool_executions", id: "id", condition };
-        if words.few {
-            let condition = format!("completed_at IS NOT NULL AND has_words(?{first}, {WORDS})");
-            return Ok((vec![vec![looked_through(condition)]], vec![text]));
+        let scanned = |condition: String| Source { from: "tool_executions", id: "id", condition };
+        if words.is_narrow {
+            let condition = format!("completed_at IS NOT NULL AND has_words(?{first}, {CALL_TEXT})");
+            return Ok((vec![vec![scanned(condition)]], vec![text]));
         }
-        let wanted =
-            search::wanted(&self.connection, words).map_err(|error| told("cannot read the history", &error))?;
-        let taken = Source {
+        let wanted = search::match_expression(&self.connection, words)
+            .map_err(|error| store_error("cannot read the history", &error))?;
+        let indexed = Source {
             from: "words CROSS JOIN tool_executions ON id = words.rowid",
             id: "words.rowid",
             condition: format!("words MATCH ?{}", first + 1),
         };
-        let untaken = looked_through(format!(
-            "id IN ({UNTAKEN} AND seq > (SELECT words_seq FROM trail)) AND has_words(?{first}, {WORDS})"
+        let unindexed = scanned(format!(
+            "id IN ({CLOSED_CALLS} AND seq > (SELECT words_seq FROM trail)) AND has_words(?{first}, {CALL_TEXT})"
         ));
-        Ok((vec![vec![taken, untaken]], vec![text, Value::Text(wanted)]))
+        Ok((vec![vec![indexed, unindexed]], vec![text, Value::Text(wanted)]))
     }
 
-    fn take_words(&mut self, at_least: u64) -> Result<u64, StoreError> {
+    fn index_words(&mut self, at_least: u64) -> Result<u64, StoreError> {
         let mut left = 0;
         let waiting = one_int(self, "SELECT seq - words_seq FROM trail", &[])?.unwrap_or_default();
         if waiting < i64::try_from(at_least).unwrap_or(i64::MAX) {
             return Ok(left);
         }
-        self.atomically(&mut |database| {
+        self.in_transaction(&mut |database| {
             let words_seq = one_int(database, "SELECT words_seq FROM trail", &[])?.unwrap_or_default();
             let seq = one_int(database, "SELECT seq FROM trail", &[])?.unwrap_or_default();
-            let upto = seq.min(words_seq + TAKEN_TOGETHER);
+            let upto = seq.min(words_seq + INDEXED_AT_ONCE);
             let span = [Value::Int(words_seq), Value::Int(upto)];
             let sql = format!(
-                "INSERT INTO words (rowid, text) SELECT id, {WORDS} FROM tool_executions
-                 WHERE id IN ({UNTAKEN} AND seq > ?1 AND seq <= ?2)"
+                "INSERT INTO words (rowid, text) SELECT id, {CALL_TEXT} FROM tool_executions
+                 WHERE id IN ({CLOSED_CALLS} AND seq > ?1 AND seq <= ?2)"
             );
             database.execute(&sql, &span)?;
             database.execute("UPDATE trail SET words_seq = ?1", &span[1..])?;
@@ -357,7 +366,7 @@ impl Database for Sqlite {
         Ok(())
     }
 
-    fn forget_words(&mut self, up_to: i64) -> Result<(), StoreError> {
+    fn unindex_words(&mut self, up_to: i64) -> Result<(), StoreError> {
         let sql =
             "DELETE FROM words WHERE rowid <= ?1 AND rowid NOT IN (SELECT id FROM tool_executions WHERE id <= ?1)";
         self.execute(sql, &[up_to.into()]).map(drop)
@@ -365,17 +374,17 @@ impl Database for Sqlite {
 
     fn size(&mut self) -> Result<u64, StoreError> {
         let length = |path: PathBuf| fs::metadata(path).map_or(0, |file| file.len());
-        Ok(length(self.path.clone()) + length(checkpoint::wal(&self.path)))
+        Ok(length(self.path.clone()) + length(checkpoint::dash_wal_path(&self.path)))
     }
 
-    fn size_of_rows(&mut self) -> Result<u64, StoreError> {
+    fn rows_size(&mut self) -> Result<u64, StoreError> {
         let sql = "SELECT (page_count - freelist_count) * page_size
                    FROM pragma_page_count, pragma_freelist_count, pragma_page_size";
         Ok(one_int(self, sql, &[])?.unwrap_or_default() as u64)
     }
 
     fn migrate(&mut self, form: u32) -> Result<(), StoreError> {
-        migrate(&mut self.connection, form).map_err(|error| opened(&self.path, &error))
+        migrate(&mut self.connection, form).map_err(|error| open_error(&self.path, &error))
     }
 
     fn backup(&mut self, target: &Path) -> Result<(), StoreError> {
@@ -397,19 +406,19 @@ impl Database for Sqlite {
         backup.run_to_completion(i32::MAX, Duration::ZERO, None).map_err(failed)
     }
 
-    fn settle_numbers(&mut self) -> Result<(), StoreError> {
+    fn advance_counters(&mut self) -> Result<(), StoreError> {
         // SQLite numbers rows after the largest number, and the words came with the copy.
         self.execute("UPDATE trail SET words_seq = seq", &[]).map(drop)
     }
 
-    fn shrink(&mut self) -> Result<(), StoreError> {
+    fn release_space(&mut self) -> Result<(), StoreError> {
         let shrink = || {
             // Each row of the result is a page that was freed.
             self.connection.pragma_query(None, "incremental_vacuum", |_| Ok(()))?;
             self.connection.execute_batch("PRAGMA optimize")?;
             self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
         };
-        shrink().map_err(|error| told("cannot shrink the history", &error))
+        shrink().map_err(|error| store_error("cannot shrink the history", &error))
     }
 }
 
@@ -461,5 +470,5 @@ impl Row for rusqlite::Row<'_> {
 }
 
 fn unreadable(error: &rusqlite::Error) -> StoreError {
-    told("a row of the history is not readable", error)
+    store_error("a row of the history is not readable", error)
 }

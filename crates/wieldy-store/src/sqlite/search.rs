@@ -4,18 +4,18 @@
 use rusqlite::functions::FunctionFlags;
 use rusqlite::{Connection, OptionalExtension};
 
-use crate::database::Words;
+use crate::database::TextSearch;
 
 /// Maximum number of words that replace a prefix. Beyond that, collecting all their calls is faster.
-const ENDINGS_MAX: usize = 128;
+const EXPANSIONS_MAX: usize = 128;
 
 /// Registers the SQL function that searches use.
-pub(super) fn prepare(connection: &Connection) -> rusqlite::Result<()> {
+pub(super) fn register_functions(connection: &Connection) -> rusqlite::Result<()> {
     let flags = FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DETERMINISTIC;
     // Finds words as the full-text index does, in texts that are not indexed yet.
     connection.create_scalar_function("has_words", 2, flags, |values| {
         let words = |column| values.get_raw(column).as_str().unwrap_or_default();
-        let (wanted, there) = (lowercase(words(0)), lowercase(words(1)));
+        let (wanted, there) = (lowercase_words(words(0)), lowercase_words(words(1)));
         Ok(!wanted.is_empty() && wanted.iter().all(|wanted| there.iter().any(|word| word.starts_with(wanted.as_str()))))
     })
 }
@@ -26,15 +26,15 @@ fn words_of(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Returns the words of a text, in lower case.
-fn lowercase(text: &str) -> Vec<String> {
+fn lowercase_words(text: &str) -> Vec<String> {
     words_of(text).map(str::to_lowercase).collect()
 }
 
 /// Returns the full-text query. Every word is in quotes, so nothing in it is an operator.
-pub(super) fn wanted(connection: &Connection, words: &Words<'_>) -> rusqlite::Result<String> {
+pub(super) fn match_expression(connection: &Connection, words: &TextSearch<'_>) -> rusqlite::Result<String> {
     let mut wanted = Vec::new();
     for word in words_of(words.text) {
-        wanted.push(match beginning_with(connection, word)? {
+        wanted.push(match words_with_prefix(connection, word)? {
             Some(whole) if !whole.is_empty() => format!("(\"{}\")", whole.join("\" OR \"")),
             Some(_) => return Ok("\"\"".into()),
             None => format!("\"{word}\"*"),
@@ -48,7 +48,7 @@ pub(super) fn wanted(connection: &Connection, words: &Words<'_>) -> rusqlite::Re
 }
 
 /// Returns the indexed words that begin with `word`, unless there are many.
-fn beginning_with(connection: &Connection, word: &str) -> rusqlite::Result<Option<Vec<String>>> {
+fn words_with_prefix(connection: &Connection, word: &str) -> rusqlite::Result<Option<Vec<String>>> {
     // SQLite's own rules apply to letters outside of ASCII.
     if !word.is_ascii() {
         return Ok(None);
@@ -60,7 +60,7 @@ fn beginning_with(connection: &Connection, word: &str) -> rusqlite::Result<Optio
     while let Some(term) = next.query_row([&from], |row| row.get::<_, String>(0)).optional()?
         && term.starts_with(&word)
     {
-        if found.len() == ENDINGS_MAX {
+        if found.len() == EXPANSIONS_MAX {
             return Ok(None);
         }
         // The table has a row for each occurrence, so continue at the first one of the next word.

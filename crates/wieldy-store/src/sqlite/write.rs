@@ -3,20 +3,20 @@
 use jiff::Timestamp;
 use rusqlite::{Connection, Transaction, TransactionBehavior, params};
 
-use super::told;
+use super::store_error;
 use crate::audit::from_hex;
 use crate::claim::RELEASE;
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::hash_chain::Head;
-use crate::projection::{AnswerChange, CallRow, Draft};
+use crate::projection::{AnswerChange, CallRow, Changeset};
 
 pub(super) fn write(
     connection: &mut Connection,
     instance: i64,
-    draft: &mut dyn FnMut(&Head) -> Draft,
-) -> Result<Draft, StoreError> {
-    let failed = |error: rusqlite::Error| told("cannot write the history", &error);
+    project: &mut dyn FnMut(&Head) -> Changeset,
+) -> Result<Changeset, StoreError> {
+    let failed = |error: rusqlite::Error| store_error("cannot write the history", &error);
     // From here on no other process can append to the trail.
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
     let (head, has_ended) = {
@@ -29,30 +29,30 @@ pub(super) fn write(
         return Err(StoreError::TakenForDead);
     }
     failpoint::reach("write.begun");
-    let draft = draft(&head);
-    put(&transaction, instance, &draft).map_err(failed)?;
+    let changeset = project(&head);
+    put(&transaction, instance, &changeset).map_err(failed)?;
     failpoint::reach("write.put");
     transaction.commit().map_err(failed)?;
-    Ok(draft)
+    Ok(changeset)
 }
 
-fn put(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rusqlite::Result<()> {
-    put_events(transaction, instance, draft)?;
-    put_calls(transaction, instance, draft)?;
-    draft.answers.iter().try_for_each(|change| put_answer(transaction, change))?;
-    for (key, execution) in &draft.released {
+fn put(transaction: &Transaction<'_>, instance: i64, changeset: &Changeset) -> rusqlite::Result<()> {
+    put_events(transaction, instance, changeset)?;
+    put_calls(transaction, instance, changeset)?;
+    changeset.answers.iter().try_for_each(|change| put_answer(transaction, change))?;
+    for (key, execution) in &changeset.released {
         transaction.prepare_cached(RELEASE)?.execute([key, execution])?;
     }
-    put_tallies(transaction, draft)?;
-    put_ends(transaction, instance, draft)
+    put_histogram(transaction, changeset)?;
+    put_head(transaction, instance, changeset)
 }
 
-fn put_events(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rusqlite::Result<()> {
+fn put_events(transaction: &Transaction<'_>, instance: i64, changeset: &Changeset) -> rusqlite::Result<()> {
     let mut event = transaction.prepare_cached(
         "INSERT INTO events (seq, instance, instance_seq, at, name, execution, subject, data, hash)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
     )?;
-    for row in &draft.events {
+    for row in &changeset.events {
         let record = &row.record;
         event.execute(params![
             row.seq,
@@ -69,14 +69,14 @@ fn put_events(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> ru
     Ok(())
 }
 
-fn put_calls(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rusqlite::Result<()> {
+fn put_calls(transaction: &Transaction<'_>, instance: i64, changeset: &Changeset) -> rusqlite::Result<()> {
     let mut opened = transaction.prepare_cached(
         "INSERT INTO tool_executions (id, execution_id, tool_name, parameters_json, status, error_message, error_code,
            started_at, completed_at, duration_ms, output_size_bytes, sandbox_id, agent_id, user_id, batch_id, session_id,
            tenant_id, attempts, usage_json, metadata_json, workspace, instance)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22)",
     )?;
-    for row in &draft.opened {
+    for row in &changeset.opened {
         let CallRow { id, execution_id, tool, parameters, status, error_message, error_code, .. } = row;
         let CallRow { started_at, completed_at, duration_ms, output_bytes, sandbox, agent, user, batch, .. } = row;
         let CallRow { session, tenant, attempts, usage, metadata, workspace, .. } = row;
@@ -110,7 +110,7 @@ fn put_calls(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rus
            output_size_bytes = ?7, sandbox_id = ?8, attempts = ?9, usage_json = ?10, metadata_json = ?11, instance = ?12
          WHERE id = ?1",
     )?;
-    for row in &draft.changed {
+    for row in &changeset.changed {
         let CallRow { id, status, error_message, error_code, completed_at, duration_ms, output_bytes, .. } = row;
         let CallRow { sandbox, attempts, usage, metadata, .. } = row;
         changed.execute(params![
@@ -131,15 +131,15 @@ fn put_calls(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rus
     Ok(())
 }
 
-fn put_tallies(transaction: &Transaction<'_>, draft: &Draft) -> rusqlite::Result<()> {
-    let mut tally = transaction.prepare_cached(
+fn put_histogram(transaction: &Transaction<'_>, changeset: &Changeset) -> rusqlite::Result<()> {
+    let mut bucket = transaction.prepare_cached(
         "INSERT INTO tallies (day, tenant_id, agent_id, tool_name, status, bucket, calls, output_bytes)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
          ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, output_bytes = output_bytes + excluded.output_bytes",
     )?;
-    for (key, counted) in &draft.tallies {
+    for (key, counted) in &changeset.histogram {
         let (tenant, agent, tool) = (&key.tenant, &key.agent, &key.tool);
-        tally.execute(params![
+        bucket.execute(params![
             key.day,
             tenant,
             agent,
@@ -154,10 +154,10 @@ fn put_tallies(transaction: &Transaction<'_>, draft: &Draft) -> rusqlite::Result
 }
 
 /// Writes the new head of the trail, and the progress of the executor.
-fn put_ends(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rusqlite::Result<()> {
+fn put_head(transaction: &Transaction<'_>, instance: i64, changeset: &Changeset) -> rusqlite::Result<()> {
     transaction
         .prepare_cached("UPDATE trail SET seq = ?1, hash = ?2")?
-        .execute(params![draft.head.seq, draft.head.hash])?;
+        .execute(params![changeset.head.seq, changeset.head.hash])?;
     transaction
         .prepare_cached(
             "UPDATE instances SET seen_at = ?2, last_seq = coalesce(?3, last_seq), ended_at = iif(?4, ?2, NULL)
@@ -166,15 +166,15 @@ fn put_ends(transaction: &Transaction<'_>, instance: i64, draft: &Draft) -> rusq
         .execute(params![
             instance,
             Timestamp::now().as_microsecond(),
-            draft.last_seq.map(|seq| seq as i64),
-            draft.ends
+            changeset.last_seq.map(|seq| seq as i64),
+            changeset.ends
         ])?;
-    if let Some(head) = &draft.signed {
+    if let Some(head) = &changeset.signed {
         transaction
             .prepare_cached("INSERT INTO heads (seq, hash, at, key, signature) VALUES (?1, ?2, ?3, ?4, ?5)")?
             .execute(params![
                 head.seq,
-                draft.head.hash,
+                changeset.head.hash,
                 head.at.as_microsecond(),
                 head.key,
                 from_hex(&head.signature)
@@ -193,14 +193,14 @@ fn put_answer(transaction: &Transaction<'_>, change: &AnswerChange) -> rusqlite:
                    expires_at = CASE WHEN excluded.key IS NULL THEN answers.expires_at ELSE excluded.expires_at END",
             )?
             .execute(params![id, task, tenant, key, fingerprint, expires_at])?,
-        AnswerChange::Give { id, result, expires_at } => transaction
+        AnswerChange::Store { id, result, expires_at } => transaction
             .prepare_cached(
                 "UPDATE answers SET result_json = ?2, expires_at =
                    CASE WHEN ?3 IS NULL THEN expires_at WHEN key IS NULL THEN ?3 ELSE max(expires_at, ?3) END
                  WHERE id = ?1",
             )?
             .execute(params![id, result, expires_at])?,
-        AnswerChange::Forget { id } => {
+        AnswerChange::Remove { id } => {
             transaction.prepare_cached("DELETE FROM answers WHERE id = ?1")?.execute([id])?
         }
     };

@@ -59,7 +59,7 @@ async fn who_was_taken_for_dead_writes_no_more(place: Place) {
     })
     .await;
     let why = "another process took this executor for dead and closed its calls, so it writes no more";
-    assert_eq!(journal.trouble().unwrap().0, why);
+    assert_eq!(journal.failure().unwrap().0, why);
 }
 
 async fn who_lives_is_not_taken_for_dead(place: Place) {
@@ -89,13 +89,13 @@ async fn what_comes_too_late_from_one_taken_for_dead_does_no_harm(place: Place) 
     late.cancel(task, &Caller::local());
     let told = late.wait(task, &Caller::local()).await.unwrap();
     assert_eq!(told.status, wieldy_core::Status::Cancelled);
-    assert!(journal.flush().await.is_err() && journal.trouble().is_some());
+    assert!(journal.flush().await.is_err() && journal.failure().is_some());
     let refused = late.call(Call::new("wait", json!({}))).await;
     assert_eq!(refused.error.unwrap().code.as_str(), "E3111");
     drop((late, journal));
     assert!(next.call(Call::new("wait", json!({}))).await.is_success());
-    let (call, moments) = store.show(task).unwrap().unwrap();
-    assert_eq!((call.status.as_str(), call.error_code.as_deref()), ("failed", Some("E3110")), "{moments:?}");
+    let (call, events) = store.show(task).unwrap().unwrap();
+    assert_eq!((call.status.as_str(), call.error_code.as_deref()), ("failed", Some("E3110")), "{events:?}");
     drop(next);
     let verdict = place.check();
     assert_eq!((verdict.executions, verdict.open), (2, 0));

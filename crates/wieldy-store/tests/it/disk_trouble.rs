@@ -64,7 +64,7 @@ async fn live_through(place: &Place, begin: impl AsyncFnOnce(), what: &str, end:
         (first.error.map_or(Code::JournalFailed, |error| error.code), written.runs()),
         (Code::JournalFailed, ran)
     );
-    until("the trouble is known", async || living.journal.trouble().is_some()).await;
+    until("the trouble is known", async || living.journal.failure().is_some()).await;
     let refused = living.executor.call(Call::new("write", json!({"n": 3}))).await;
     let error = refused.error.expect("nothing runs that cannot be recorded");
     assert_eq!((error.code, written.runs()), (Code::JournalFailed, ran), "{error:?}");
@@ -75,8 +75,8 @@ async fn live_through(place: &Place, begin: impl AsyncFnOnce(), what: &str, end:
     assert_eq!((told.status, told.text()), (Status::Cancelled, "printed".to_owned()));
     end().await;
     let began = Instant::now();
-    while living.journal.trouble().is_some() {
-        assert!(began.elapsed() < Duration::from_secs(5), "it comes back by itself: {:?}", living.journal.trouble());
+    while living.journal.failure().is_some() {
+        assert!(began.elapsed() < Duration::from_secs(5), "it comes back by itself: {:?}", living.journal.failure());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert!(living.executor.call(Call::new("write", json!({"n": 4}))).await.is_success());
@@ -218,7 +218,7 @@ async fn a_damaged_history_is_noticed() {
     let (living, ..) = busy(&place).await;
     let running = living.executor.call(Call::new("write", json!({"text": "y".repeat(100_000)}))).await;
     assert!(running.is_success());
-    living.journal.forsake();
+    living.journal.abandon();
     std::mem::forget(living);
     let path = place.folder.path().join("history.db");
     rusqlite::Connection::open(&path).unwrap().query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();

@@ -45,7 +45,7 @@ async fn an_id_that_is_given_twice_ends_the_journal_of_who_gives_it_and_nobody_e
     rename(&id, "elsewhere");
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     rename("elsewhere", &id);
-    assert_eq!(second.journal.trouble().map(|trouble| trouble.0.to_lowercase()), Some(why), "it is not tried again");
+    assert_eq!(second.journal.failure().map(|trouble| trouble.0.to_lowercase()), Some(why), "it is not tried again");
     let refused = second.executor.call(Call::new("write", json!({}))).await;
     assert_eq!(refused.error.map(|error| error.code), Some(Code::JournalFailed));
     assert!(first.executor.call(Call::new("write", json!({}))).await.is_success(), "others go on");

@@ -80,7 +80,7 @@ async fn what_was_written_though_nobody_heard_is_written_once() {
             !line.lose.load(Ordering::SeqCst) || executor.call(Call::new("write", json!({}))).await.is_success()
         })
         .await;
-        until("all is well", || async { journal.flush().await.is_ok() && journal.trouble().is_none() }).await;
+        until("all is well", || async { journal.flush().await.is_ok() && journal.failure().is_none() }).await;
     }
     line.lose.store(false, Ordering::SeqCst);
     assert!(line.lost.load(Ordering::SeqCst) >= 15, "{}", line.lost.load(Ordering::SeqCst));

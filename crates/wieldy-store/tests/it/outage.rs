@@ -101,7 +101,7 @@ async fn while_the_server_is_away_new_calls_are_refused_and_running_ones_end() {
     let error = told[1].error.clone().unwrap();
     assert_eq!(error.code.as_str(), "E3111");
     until("the server is asked for again", || async {
-        let trouble = journal.trouble().unwrap().0;
+        let trouble = journal.failure().unwrap().0;
         trouble.starts_with("cannot use the history `postgres://wieldy@127.0.0.1:") && trouble.contains("refused")
     })
     .await;
@@ -110,9 +110,9 @@ async fn while_the_server_is_away_new_calls_are_refused_and_running_ones_end() {
     server.begin();
     assert!(resumed(&executor).await < RESUMED);
     journal.flush().await.unwrap();
-    let (call, moments) = store.show(ran.execution_id).unwrap().unwrap();
+    let (call, events) = store.show(ran.execution_id).unwrap().unwrap();
     assert_eq!(call.status, "success");
-    let names: Vec<_> = moments.iter().map(|moment| moment.name.as_str()).collect();
+    let names: Vec<_> = events.iter().map(|event| event.name.as_str()).collect();
     assert_eq!(names, ["tool.call.pending", "tool.call.started", "tool.call.success"]);
     told.push(ran);
     agree(&store, &told);

@@ -32,7 +32,7 @@ async fn who_comes_by_another_way_takes_nobody_for_dead() {
     first.cancel(task, &wieldy_core::Caller::local());
     assert!(first.call(Call::new("write", json!({}))).await.is_success());
     first.wait(task, &wieldy_core::Caller::local()).await;
-    assert_eq!(journal.trouble(), None);
+    assert_eq!(journal.failure(), None);
     drop((other, first, journal));
     assert_eq!(at(&link).verify(&[], None, &mut |_| {}).unwrap().problem, None);
 }

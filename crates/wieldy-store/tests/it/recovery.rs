@@ -170,7 +170,7 @@ async fn leave(place: &Place, living: crate::world::Living) {
 
 /// Abandons an executor that may have uncommitted records in its log.
 fn leave_at_once(place: &Place, living: crate::world::Living) {
-    living.journal.forsake();
+    living.journal.abandon();
     // No process has this number.
     place.sql("UPDATE instances SET process = 2147483647 WHERE ended_at IS NULL");
     // The calls that still run there belong to the dead process.
@@ -265,8 +265,8 @@ async fn an_interrupted_call_is_run_again_where_its_caller_wanted_that_and_its_t
     }
     assert_eq!(ran.runs(), 1);
     second.journal.flush().await.unwrap();
-    let (_, moments) = place.store().show(put).unwrap().unwrap();
-    let names: Vec<&str> = moments.iter().map(|moment| moment.name.as_str()).collect();
+    let (_, events) = place.store().show(put).unwrap().unwrap();
+    let names: Vec<&str> = events.iter().map(|event| event.name.as_str()).collect();
     assert_eq!(
         names,
         [

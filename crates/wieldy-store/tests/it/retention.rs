@@ -246,8 +246,8 @@ async fn the_row_of_a_call_whose_opening_was_dropped_is_still_compared(place: Pl
     // About half of the history is dropped: the long call began before the cut and ended after it.
     let half = Retention { age_max: Some(half_way.elapsed()), bytes_max: None };
     let pruned = store.prune(&half, &place.options()).unwrap();
-    let (call, moments) = store.show(long).unwrap().unwrap();
-    assert_eq!((call.status.as_str(), moments[0].seq > pruned.up_to_seq), ("cancelled", true), "{pruned:?}");
+    let (call, events) = store.show(long).unwrap().unwrap();
+    assert_eq!((call.status.as_str(), events[0].seq > pruned.up_to_seq), ("cancelled", true), "{pruned:?}");
     place.check();
     let found = |change: &str| {
         place.sql(change);

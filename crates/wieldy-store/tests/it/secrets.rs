@@ -240,7 +240,7 @@ async fn nobody_is_acted_for_who_cannot_be_named() {
     let task = first.executor.spawn(Call::new("look", json!({})).by(caller).with(options));
     until("it runs", || async { strings.now() == 1 }).await;
     first.journal.flush().await.unwrap();
-    first.journal.forsake();
+    first.journal.abandon();
     std::mem::forget(first);
     place.sql("UPDATE instances SET ended_at = seen_at");
     let (again, strings) =

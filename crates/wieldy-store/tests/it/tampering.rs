@@ -174,7 +174,7 @@ async fn what_is_said_of_a_call_that_is_open_is_compared_too(place: Place) {
         place.sql(change);
         let problem = verify(&place).problem;
         assert_eq!(problem, found.map(|(seq, what)| Problem { seq, what: what.into() }), "{change}");
-        living.journal.forsake();
+        living.journal.abandon();
         std::mem::forget(living.executor);
     }
 }

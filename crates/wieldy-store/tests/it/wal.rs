@@ -49,7 +49,7 @@ async fn answered_and_left(place: &Place, count: usize) -> Vec<ToolResult> {
 
 async fn leave(living: Living, holder: rusqlite::Connection) {
     let journal = living.journal.clone();
-    tokio::task::spawn_blocking(move || journal.forsake()).await.unwrap();
+    tokio::task::spawn_blocking(move || journal.abandon()).await.unwrap();
     std::mem::forget(living);
     drop(holder);
 }
@@ -76,8 +76,8 @@ fn bring_back(place: &Place, backup: &Path) {
 
 fn found(store: &Store, told: &[ToolResult]) {
     for result in told {
-        let (call, moments) = store.show(result.execution_id).unwrap().expect("what was answered is there");
-        assert_eq!((call.status.as_str(), moments.len()), ("success", 3));
+        let (call, events) = store.show(result.execution_id).unwrap().expect("what was answered is there");
+        assert_eq!((call.status.as_str(), events.len()), ("success", 3));
     }
 }
 

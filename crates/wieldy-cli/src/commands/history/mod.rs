@@ -8,7 +8,7 @@ use anyhow::anyhow;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde_json::json;
-use wieldy::{Execution, Moment, Page, Query, Store};
+use wieldy::{Execution, Page, Query, RecordedEvent, Store};
 
 use crate::args::{FilterArgs, HistoryArgs, HistoryCommand};
 use crate::config::Config;
@@ -73,22 +73,22 @@ fn told_of_none(query: &Query) -> &'static str {
 fn show(id: &str, config: &Config, printer: &Printer) -> Result<Exit, Failure> {
     let store = existing(config)?;
     let found = store.map(|store| find(&store, id, config)).transpose()?.flatten();
-    let Some((call, moments)) = found else {
+    let Some((call, events)) = found else {
         let told = anyhow!("no call has the id `{}`", shown_in_line(id));
         let hint = "`wieldy history` lists the latest calls with their ids";
         return Err(Failure { exit: Exit::InvalidCall, ..Failure::usage(told).hint(hint) });
     };
     if printer.json {
-        printer.json(&json!({ "execution": call, "events": moments }))?;
+        printer.json(&json!({ "execution": call, "events": events }))?;
     } else {
-        let text = table::call(&call, &moments, &TimeZone::system(), printer.stdout_has_colours());
+        let text = table::call(&call, &events, &TimeZone::system(), printer.stdout_has_colours());
         printer.data(text.as_bytes())?;
     }
     Ok(Exit::Success)
 }
 
 /// Finds the only call whose id is, or starts with, `id`.
-fn find(store: &Store, id: &str, config: &Config) -> Result<Option<(Execution, Vec<Moment>)>, Failure> {
+fn find(store: &Store, id: &str, config: &Config) -> Result<Option<(Execution, Vec<RecordedEvent>)>, Failure> {
     let invalid = |told: anyhow::Error| Failure { exit: Exit::InvalidCall, ..Failure::usage(told) };
     if id.len() < ID_LENGTH_MIN {
         let told = anyhow!("`{}` is too short for an id", shown_in_line(id));

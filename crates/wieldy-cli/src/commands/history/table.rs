@@ -5,7 +5,7 @@ use std::fmt::Write;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, Zoned};
 use serde_json::Value;
-use wieldy::{Execution, Moment, Stat};
+use wieldy::{Execution, RecordedEvent, Stat};
 
 use crate::output::shown_in_line;
 
@@ -218,7 +218,7 @@ fn bar(count: i64, most: i64) -> String {
 }
 
 /// Formats all details of one call.
-pub(super) fn call(call: &Execution, moments: &[Moment], zone: &TimeZone, colours: bool) -> String {
+pub(super) fn call(call: &Execution, events: &[RecordedEvent], zone: &TimeZone, colours: bool) -> String {
     let time = |time: Timestamp| time.to_zoned(zone.clone()).strftime("%Y-%m-%d %H:%M:%S%.3f %:z").to_string();
     let known = |value: &Value| match value {
         Value::String(text) => text.clone(),
@@ -264,15 +264,15 @@ pub(super) fn call(call: &Execution, moments: &[Moment], zone: &TimeZone, colour
     if let Some(code) = &call.error_code {
         let message = shown_in_line(call.error_message.as_deref().unwrap_or_default());
         let _ = writeln!(text, "\n{}: {message}", coloured(&format!("error[{}]", shown_in_line(code)), "1;31"));
-        if let Some(advice) = moments.last().and_then(|last| last.data["error"]["suggestion"].as_str()) {
+        if let Some(advice) = events.last().and_then(|last| last.data["error"]["suggestion"].as_str()) {
             let _ = writeln!(text, "{}: {}", coloured("hint", "1;36"), shown_in_line(advice));
         }
     }
     let _ = writeln!(text, "\nwhat happened");
-    for moment in moments {
-        let after = moment.at.duration_since(call.started_at).as_secs_f64() * 1000.0;
-        let told = shown_in_line(&what(moment));
-        let _ = writeln!(text, "{:>12}  {} {told}", format!("{after:+.1} ms"), moment.name);
+    for event in events {
+        let after = event.at.duration_since(call.started_at).as_secs_f64() * 1000.0;
+        let told = shown_in_line(&what(event));
+        let _ = writeln!(text, "{:>12}  {} {told}", format!("{after:+.1} ms"), event.name);
     }
     let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
     lines.join("\n") + "\n"
@@ -289,9 +289,9 @@ fn used((name, value): (&String, &Value)) -> String {
 }
 
 /// List the configured MCP servers and their cached tools, without starting any
-fn what(moment: &Moment) -> String {
+fn what(event: &RecordedEvent) -> String {
     let left_out = ["arguments", "error", "answer", "keyed", "rerun", "status", "usage", "sandbox", "workspace"];
-    let facts = moment.data.as_object().into_iter().flatten();
+    let facts = event.data.as_object().into_iter().flatten();
     let facts = facts.filter(|(name, value)| !value.is_null() && !left_out.contains(&name.as_str()));
     let facts = facts.map(|(name, value)| match value {
         Value::String(text) if text.lines().count() <= 1 && text.len() <= 60 => format!("{name}={}", text.trim_end()),
@@ -366,22 +366,22 @@ mod tests {
     #[test]
     fn one_call_is_told_whole() {
         let call_row = execution("01a1e382-0bee-7219-9993-179054068b52", "failed", json!({"path": "x"}));
-        let moment =
-            |at: &str, name: &str, data: Value| Moment { seq: 1, at: at.parse().unwrap(), name: name.into(), data };
-        let moments = [
-            moment("2026-11-16T08:30:00Z", "tool.call.pending", json!({"arguments": {"path": "x"}})),
-            moment(
-                "2026-11-16T08:30:00.0123Z",
-                "tool.call.progress",
-                json!({"message": "one\ntwo\n", "percent": 50.0}),
-            ),
-            moment(
+        let event = |at: &str, name: &str, data: Value| RecordedEvent {
+            seq: 1,
+            at: at.parse().unwrap(),
+            name: name.into(),
+            data,
+        };
+        let events = [
+            event("2026-11-16T08:30:00Z", "tool.call.pending", json!({"arguments": {"path": "x"}})),
+            event("2026-11-16T08:30:00.0123Z", "tool.call.progress", json!({"message": "one\ntwo\n", "percent": 50.0})),
+            event(
                 "2026-11-16T08:30:01.5Z",
                 "tool.call.failure",
                 json!({"attempts": 1, "error": {"suggestion": "look"}}),
             ),
         ];
-        insta::assert_snapshot!(call(&call_row, &moments, now().time_zone(), false), @r#"
+        insta::assert_snapshot!(call(&call_row, &events, now().time_zone(), false), @r#"
         call:       01a1e382-0bee-7219-9993-179054068b52
         status:     failed
         tool:       Read\u{1b}

@@ -15,7 +15,7 @@ use super::login_file::{FileCredentialStore, LoginFile, Token};
 use super::{manager, with_secret};
 
 /// A token that expires sooner than this is renewed.
-const AHEAD: Duration = Duration::from_secs(60);
+const RENEW_BEFORE: Duration = Duration::from_secs(60);
 
 /// The number of token generations that stay redacted. Older tokens are worthless.
 const GENERATIONS_HIDDEN: usize = 3;
@@ -24,7 +24,7 @@ const GENERATIONS_HIDDEN: usize = 3;
 pub(in crate::client) struct Bearer {
     url: Url,
     settings: LoginSettings,
-    known: RwLock<TokenState>,
+    state: RwLock<TokenState>,
     /// The secrets that are redacted because of this login, oldest first.
     hidden: Mutex<VecDeque<Vec<String>>>,
     /// Held during a renewal.
@@ -46,7 +46,7 @@ impl Bearer {
         Self {
             url,
             settings,
-            known: RwLock::new(TokenState::Unknown),
+            state: RwLock::new(TokenState::Unknown),
             hidden: Mutex::default(),
             renewing: tokio::sync::Mutex::default(),
         }
@@ -54,13 +54,13 @@ impl Bearer {
 
     /// Returns the token, renewed if it is about to expire. `None` without a login.
     pub(in crate::client) async fn token(&self) -> Result<Option<HeaderValue>, Failure> {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner).clone();
-        match known {
+        let state = self.state.read().unwrap_or_else(PoisonError::into_inner).clone();
+        match state {
             TokenState::Token(token) if is_fresh(&token) => Ok(Some(token.header)),
             TokenState::Nothing => Ok(None),
             TokenState::Token(token) => self.renewed(Some(&token.header)).await,
-            TokenState::Unknown => match self.kept()?.and_then(|kept| kept.token()) {
-                Some(token) if is_fresh(&token) => Ok(Some(self.know(token))),
+            TokenState::Unknown => match self.stored()?.and_then(|login| login.token()) {
+                Some(token) if is_fresh(&token) => Ok(Some(self.remember(token))),
                 Some(token) => self.renewed(Some(&token.header)).await,
                 None => {
                     self.set(TokenState::Nothing);
@@ -77,37 +77,37 @@ impl Bearer {
     ) -> Result<Option<HeaderValue>, Failure> {
         let _alone = self.renewing.lock().await;
         // A new login or another process may have replaced the token meanwhile.
-        let Some(kept) = self.kept()? else {
-            self.want();
+        let Some(login) = self.stored()? else {
+            self.store_wanted();
             return Ok(None);
         };
-        match kept.token() {
+        match login.token() {
             None => {
                 self.set(TokenState::Nothing);
                 Err(Failure::NeedsLogin)
             }
-            Some(token) if Some(&token.header) != refused && is_fresh(&token) => Ok(Some(self.know(token))),
+            Some(token) if Some(&token.header) != refused && is_fresh(&token) => Ok(Some(self.remember(token))),
             Some(token) => {
-                self.renew(&kept).await?;
-                let renewed = self.kept()?.and_then(|kept| kept.token());
+                self.renew(&login).await?;
+                let renewed = self.stored()?.and_then(|login| login.token());
                 let renewed = renewed.filter(|renewed| renewed.header != token.header);
-                renewed.map(|token| self.know(token)).map(Some).ok_or(Failure::NeedsLogin)
+                renewed.map(|token| self.remember(token)).map(Some).ok_or(Failure::NeedsLogin)
             }
         }
     }
 
     /// Requests a new token and stores it.
-    async fn renew(&self, kept: &LoginFile) -> Result<(), Failure> {
-        let Some(credentials) = &kept.credentials else { return Err(Failure::NeedsLogin) };
+    async fn renew(&self, login: &LoginFile) -> Result<(), Failure> {
+        let Some(credentials) = &login.credentials else { return Err(Failure::NeedsLogin) };
         let (id, settings) = (&credentials.client_id, &self.settings);
         let secret = match &settings.client_id {
             Some(configured) if configured != id => return Err(Failure::NeedsLogin),
             Some(_) => settings.client_secret.as_deref(),
-            None => kept.client_secret.as_deref(),
+            None => login.client_secret.as_deref(),
         };
         let renewed = async {
             let mut manager = manager(&self.url, settings).await?;
-            manager.set_credential_store(FileCredentialStore::new(&self.url, settings, kept.client_secret.clone()));
+            manager.set_credential_store(FileCredentialStore::new(&self.url, settings, login.client_secret.clone()));
             let found = manager.resolve_metadata().await?.metadata;
             // A refresh token goes only to the issuer that gave it.
             if found.issuer != credentials.issuer {
@@ -128,14 +128,14 @@ impl Bearer {
     }
 
     /// Reads the login file of this server.
-    fn kept(&self) -> Result<Option<LoginFile>, Failure> {
+    fn stored(&self) -> Result<Option<LoginFile>, Failure> {
         let file = &self.settings.file;
-        let kept = LoginFile::read(file).map_err(|error| {
+        let login = LoginFile::read(file).map_err(|error| {
             Failure::Configuration(format!("its login cannot be read from `{}`: {error}", file.display()).into())
         })?;
-        let kept = kept.and_then(|kept| kept.of(&self.url));
-        kept.iter().for_each(|kept| self.hide(kept.secrets()));
-        Ok(kept)
+        let login = login.and_then(|login| login.of(&self.url));
+        login.iter().for_each(|login| self.hide(login.secrets()));
+        Ok(login)
     }
 
     /// Redacts these secrets, and stops redacting those of older generations.
@@ -155,7 +155,7 @@ impl Bearer {
     }
 
     /// Stores that the server asks for a login, for `LoginState::of`.
-    fn want(&self) {
+    fn store_wanted(&self) {
         self.set(TokenState::Nothing);
         if let Err(error) = LoginFile::new(&self.url, None, None).write(&self.settings.file) {
             let error = &error as &dyn std::error::Error;
@@ -163,17 +163,17 @@ impl Bearer {
         }
     }
 
-    fn know(&self, token: Token) -> HeaderValue {
+    fn remember(&self, token: Token) -> HeaderValue {
         let header = token.header.clone();
         self.set(TokenState::Token(token));
         header
     }
 
-    fn set(&self, known: TokenState) {
-        *self.known.write().unwrap_or_else(PoisonError::into_inner) = known;
+    fn set(&self, state: TokenState) {
+        *self.state.write().unwrap_or_else(PoisonError::into_inner) = state;
     }
 }
 
 fn is_fresh(token: &Token) -> bool {
-    token.until.is_none_or(|until| until > SystemTime::now() + AHEAD)
+    token.until.is_none_or(|until| until > SystemTime::now() + RENEW_BEFORE)
 }

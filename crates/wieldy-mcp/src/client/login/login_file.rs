@@ -48,7 +48,7 @@ impl LoginFile {
 
     /// Returns the login if it belongs to this server.
     pub(super) fn of(self, url: &Url) -> Option<Self> {
-        Some(self).filter(|kept| kept.url == url.as_str())
+        Some(self).filter(|login| login.url == url.as_str())
     }
 
     pub(super) fn read(path: &Path) -> io::Result<Option<Self>> {
@@ -59,12 +59,12 @@ impl LoginFile {
         };
         let mut text = String::new();
         file.take(BYTES_MAX).read_to_string(&mut text)?;
-        let kept: Self = serde_json::from_str(&text)?;
-        if kept.version != VERSION {
-            let told = format!("the file has version {}, and this program knows {VERSION}", kept.version);
+        let login: Self = serde_json::from_str(&text)?;
+        if login.version != VERSION {
+            let told = format!("the file has version {}, and this program knows {VERSION}", login.version);
             return Err(io::Error::new(io::ErrorKind::InvalidData, told));
         }
-        Ok(Some(kept))
+        Ok(Some(login))
     }
 
     /// Writes the file atomically.
@@ -140,19 +140,19 @@ impl FileCredentialStore {
 #[async_trait]
 impl CredentialStore for FileCredentialStore {
     async fn load(&self) -> Result<Option<StoredCredentials>, AuthError> {
-        let kept = LoginFile::read(&self.file).map_err(self.failed())?;
-        Ok(kept.and_then(|kept| kept.of(&self.url)?.credentials))
+        let login = LoginFile::read(&self.file).map_err(self.failed())?;
+        Ok(login.and_then(|login| login.of(&self.url)?.credentials))
     }
 
     async fn save(&self, credentials: StoredCredentials) -> Result<(), AuthError> {
-        let kept = LoginFile::new(&self.url, self.client_secret.clone(), Some(credentials));
-        if !kept.text("token_type").is_some_and(|kind| kind.eq_ignore_ascii_case("bearer")) {
+        let login = LoginFile::new(&self.url, self.client_secret.clone(), Some(credentials));
+        if !login.text("token_type").is_some_and(|kind| kind.eq_ignore_ascii_case("bearer")) {
             return Err(AuthError::InvalidTokenType("it is none that is sent along with requests".into()));
         }
-        if kept.token().is_none() {
+        if login.token().is_none() {
             return Err(AuthError::TokenExchangeFailed("the token cannot be sent along with requests".into()));
         }
-        kept.write(&self.file).map_err(self.failed())
+        login.write(&self.file).map_err(self.failed())
     }
 
     async fn clear(&self) -> Result<(), AuthError> {
@@ -161,9 +161,9 @@ impl CredentialStore for FileCredentialStore {
 
     /// Records that a new login is needed.
     async fn on_refresh_token_rejected(&self, refused: &StoredCredentials) -> Result<(), AuthError> {
-        let Some(kept) = LoginFile::read(&self.file).map_err(self.failed())? else { return Ok(()) };
+        let Some(login) = LoginFile::read(&self.file).map_err(self.failed())? else { return Ok(()) };
         let refused = LoginFile::new(&self.url, None, Some(refused.clone()));
-        if kept.text("refresh_token") == refused.text("refresh_token") {
+        if login.text("refresh_token") == refused.text("refresh_token") {
             LoginFile::new(&self.url, None, None).write(&self.file).map_err(self.failed())?;
         }
         Ok(())

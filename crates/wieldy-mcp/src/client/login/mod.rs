@@ -72,8 +72,8 @@ impl LoginState {
     pub fn of(address: &Address) -> Option<Self> {
         let login = address.login.as_ref()?;
         let url = http_setup::url(address).ok()?;
-        let kept = LoginFile::read(&login.file).ok()??.of(&url)?;
-        Some(if kept.token().is_some() { Self::LoggedIn } else { Self::Wanted })
+        let login_file = LoginFile::read(&login.file).ok()??.of(&url)?;
+        Some(if login_file.token().is_some() { Self::LoggedIn } else { Self::Wanted })
     }
 }
 
@@ -129,10 +129,10 @@ impl Login {
 
     /// Returns true if this URL is the redirect of this login, successful or not.
     pub fn is_answered_by(&self, redirected: &str) -> bool {
-        Url::parse(redirected).is_ok_and(|url| self.is_mine(&url))
+        Url::parse(redirected).is_ok_and(|url| self.has_my_state(&url))
     }
 
-    fn is_mine(&self, url: &Url) -> bool {
+    fn has_my_state(&self, url: &Url) -> bool {
         let mut states = url.query_pairs().filter(|(name, _)| name == "state");
         states.next().is_some_and(|(_, state)| state == self.state.as_str()) && states.next().is_none()
     }
@@ -140,7 +140,7 @@ impl Login {
     /// Exchanges the code in the redirect URL for tokens and stores them.
     pub async fn finish(self, redirected: &str) -> Result<(), LoginError> {
         let url = Url::parse(redirected.trim()).map_err(|_| LoginError::NoAnswer)?;
-        if !self.is_mine(&url) {
+        if !self.has_my_state(&url) {
             return Err(LoginError::State);
         }
         let find = |name: &str| url.query_pairs().find(|(key, _)| key == name).map(|(_, value)| value.into_owned());
