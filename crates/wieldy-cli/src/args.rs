@@ -254,7 +254,7 @@ pub(crate) enum ToolsCommand {
         #[arg(add = ArgValueCandidates::new(completions::tools))]
         name: String,
     },
-    /// Check a manifest and print what is wrong with it
+    /// Check a manifest and print its mistakes
     #[command(after_help = "Example:\n  wieldy tools check lint.toml")]
     Check {
         /// The manifest, in TOML or JSON
@@ -295,14 +295,14 @@ pub(crate) enum McpCommand {
     /// Start MCP servers and show whether they answer, and with which tools
     #[command(after_help = "Example:\n  wieldy mcp test tracker")]
     Test {
-        /// Their names [default: all]
+        /// The names of the servers [default: all]
         #[arg(value_name = "SERVER")]
         servers: Vec<String>,
     },
     /// Accept the present tools of MCP servers, after showing the changes
     #[command(after_help = "Example:\n  wieldy mcp pin tracker --yes")]
     Pin {
-        /// Their names
+        /// The names of the servers
         #[arg(value_name = "SERVER", required = true)]
         servers: Vec<String>,
         /// Accept without asking
@@ -312,7 +312,7 @@ pub(crate) enum McpCommand {
     /// Log in to an MCP server: prints the page to open in a browser, and waits for the answer
     #[command(after_help = LOGIN_HELP)]
     Login {
-        /// Its name
+        /// The name of the server
         server: String,
         /// Do not wait for the answer; read the address that the browser was sent to from standard input
         #[arg(long)]
@@ -321,7 +321,7 @@ pub(crate) enum McpCommand {
     /// Delete the login to an MCP server
     #[command(after_help = "Example:\n  wieldy mcp logout tracker")]
     Logout {
-        /// Its name
+        /// The name of the server
         server: String,
     },
     /// Import MCP servers from the file of another client into the configuration

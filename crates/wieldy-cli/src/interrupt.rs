@@ -12,7 +12,7 @@ pub(crate) const CANCELLING: &str = "cancelling; press Ctrl-C again to leave at 
 pub(crate) struct Interrupts {
     interrupt: Signal,
     terminate: Signal,
-    /// The terminal was closed.
+    /// The signal for a closed terminal.
     hangup: Signal,
 }
 

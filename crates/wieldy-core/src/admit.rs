@@ -56,7 +56,7 @@ pub struct Slot {
     execution: ExecutionId,
     waited: Duration,
     gate: Arc<Gate>,
-    taker: Taker,
+    requester: Requester,
 }
 
 impl Slot {
@@ -73,7 +73,7 @@ impl Slot {
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut queue = self.gate.lock();
-        queue.give_back(&self.taker);
+        queue.give_back(&self.requester);
         queue.hand_out(&self.gate.limits);
     }
 }
@@ -94,36 +94,36 @@ struct Gate {
 #[derive(Debug, Default)]
 struct Queue {
     running: u32,
-    agents: HashMap<String, Arc<Account>, RandomState>,
+    agents: HashMap<String, Arc<Agent>, RandomState>,
     tenants: HashMap<Option<String>, Arc<Tenant>, RandomState>,
     tools: HashMap<ToolName, u32>,
-    /// The waiting calls by tenant. No line is empty.
-    lines: BTreeMap<TenantNumber, Line>,
+    /// The waiting calls by tenant. No queue is empty.
+    tenant_queues: BTreeMap<TenantNumber, TenantQueue>,
     arrivals: u64,
 }
 
 /// The waiting calls of one tenant, in queue order.
-type Line = BTreeMap<Rank, Waiting>;
+type TenantQueue = BTreeMap<Rank, WaitingCall>;
 type TenantNumber = u64;
 
 /// The position of a call in the queue, fixed on arrival. All calls age at the same rate, so their order never changes:
 /// one point of priority counts like arriving `ageing` earlier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
-    came_at_micros: i64,
+    arrived_at_micros: i64,
     arrival: u64,
 }
 
 #[derive(Debug)]
-struct Waiting {
-    taker: Taker,
-    called: oneshot::Sender<()>,
+struct WaitingCall {
+    requester: Requester,
+    wake: oneshot::Sender<()>,
 }
 
 /// The running calls of one agent.
 #[derive(Debug)]
-struct Account {
-    running: Running,
+struct Agent {
+    running: RunningCount,
     tenant: Arc<Tenant>,
 }
 
@@ -131,38 +131,38 @@ struct Account {
 #[derive(Debug)]
 struct Tenant {
     number: TenantNumber,
-    running: Running,
+    running: RunningCount,
 }
 
 /// A count of running calls. Only code that holds the queue lock changes it.
 #[derive(Debug, Default)]
-struct Running(AtomicU32);
+struct RunningCount(AtomicU32);
 
-impl Running {
+impl RunningCount {
     fn count(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
 
-    fn one_more(&self) {
+    fn increment(&self) {
         self.0.store(self.count() + 1, Ordering::Relaxed);
     }
 
-    fn one_less(&self) {
+    fn decrement(&self) {
         self.0.store(self.count() - 1, Ordering::Relaxed);
     }
 }
 
 /// The agent and the tool that a slot is counted for.
 #[derive(Debug, Clone)]
-struct Taker {
-    agent: Arc<Account>,
+struct Requester {
+    agent: Arc<Agent>,
     /// The tool and its maximum number of running calls, if it has one.
     tool: Option<(ToolName, u32)>,
 }
 
 /// The limit that keeps a call from running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Full {
+enum ReachedLimit {
     Overall,
     Agent,
     Tool,
@@ -186,15 +186,15 @@ impl Admission {
         let place = {
             let mut queue = self.gate.lock();
             let limited = tool_max.map(|max| (tool.clone(), max));
-            let taker = Taker { agent: queue.account(&flight.subject.caller), tool: limited };
-            let Err(full) = queue.room_for(&taker, &self.gate.limits) else {
-                queue.take(&taker);
-                return Ok(self.slot(consent, taker, Duration::ZERO));
+            let requester = Requester { agent: queue.agent(&flight.subject.caller), tool: limited };
+            let Err(reached) = queue.check_limits(&requester, &self.gate.limits) else {
+                queue.take(&requester);
+                return Ok(self.slot(consent, requester, Duration::ZERO));
             };
-            if queue.waiting() >= self.gate.limits.calls_waiting_max && !queue.make_place(&taker) {
-                return Err(self.refusal(full, &taker, Duration::ZERO, "and no more may wait"));
+            if queue.waiting() >= self.gate.limits.calls_waiting_max && !queue.evict_for(&requester) {
+                return Err(self.refusal(reached, &requester, Duration::ZERO, "and no more may wait"));
             }
-            queue.line_up(&self.gate, taker, self.rank(priority))
+            queue.enqueue(&self.gate, requester, self.rank(priority))
         };
         // Most calls do not wait, so the waiting future is boxed to keep every call's future small.
         Box::pin(self.wait(place, consent, flight, clocks)).await
@@ -202,35 +202,37 @@ impl Admission {
 
     async fn wait(
         &self,
-        mut place: Place,
+        mut place: QueuePlace,
         consent: &Consent,
         flight: &Flight,
         clocks: &Clocks,
     ) -> Result<Slot, CallError> {
         let since = Instant::now();
         let end = clocks.queue_end(since);
+        let refusal = |requester: &Requester, why: &str| {
+            self.refusal(self.reached_limit(requester), requester, since.elapsed(), why)
+        };
         tokio::select! {
             biased;
-            called = &mut place.called => {
-                if called.is_err() {
-                    let why = "and its place in the queue went to a tenant with fewer";
-                    return Err(self.refusal(self.full(&place.taker), &place.taker, since.elapsed(), why));
+            woken = &mut place.woken => {
+                if woken.is_err() {
+                    return Err(refusal(&place.requester, "and its place in the queue went to a tenant with fewer"));
                 }
                 place.taken = true;
-                Ok(self.slot(consent, place.taker.clone(), since.elapsed()))
+                Ok(self.slot(consent, place.requester.clone(), since.elapsed()))
             }
             error = flight.stopped() => Err(error),
             () = tokio::time::sleep_until(end) => {
                 if clocks.deadline == Some(end) {
                     return Err(Clock::Total.error(flight.opened.elapsed(), false));
                 }
-                Err(self.refusal(self.full(&place.taker), &place.taker, since.elapsed(), "and none came free in time"))
+                Err(refusal(&place.requester, "and none came free in time"))
             }
         }
     }
 
-    fn slot(&self, consent: &Consent, taker: Taker, waited: Duration) -> Slot {
-        Slot { execution: consent.execution(), waited, gate: Arc::clone(&self.gate), taker }
+    fn slot(&self, consent: &Consent, requester: Requester, waited: Duration) -> Slot {
+        Slot { execution: consent.execution(), waited, gate: Arc::clone(&self.gate), requester }
     }
 
     pub(crate) fn limits(&self) -> Limits {
@@ -244,8 +246,8 @@ impl Admission {
     }
 
     /// Returns the limit that currently keeps the call from running.
-    fn full(&self, taker: &Taker) -> Full {
-        self.gate.lock().room_for(taker, &self.gate.limits).err().unwrap_or(Full::Overall)
+    fn reached_limit(&self, requester: &Requester) -> ReachedLimit {
+        self.gate.lock().check_limits(requester, &self.gate.limits).err().unwrap_or(ReachedLimit::Overall)
     }
 
     fn rank(&self, priority: Priority) -> i64 {
@@ -254,13 +256,13 @@ impl Admission {
         i64::try_from(self.start.elapsed().as_micros()).unwrap_or(i64::MAX / 2).saturating_sub(head_start)
     }
 
-    fn refusal(&self, full: Full, taker: &Taker, waited: Duration, why: &str) -> CallError {
+    fn refusal(&self, reached: ReachedLimit, requester: &Requester, waited: Duration, why: &str) -> CallError {
         let limits = &self.gate.limits;
-        let (limit, whose, key) = match full {
-            Full::Overall => (limits.calls_running_max, "of the executor".to_owned(), "overall"),
-            Full::Agent => (limits.calls_running_per_agent_max, "of this agent".to_owned(), "agent"),
-            Full::Tool => {
-                let (name, max) = taker.tool.as_ref().expect("only a tool with a limit is full");
+        let (limit, whose, key) = match reached {
+            ReachedLimit::Overall => (limits.calls_running_max, "of the executor".to_owned(), "overall"),
+            ReachedLimit::Agent => (limits.calls_running_per_agent_max, "of this agent".to_owned(), "agent"),
+            ReachedLimit::Tool => {
+                let (name, max) = requester.tool.as_ref().expect("only a tool with a limit is full");
                 (*max, format!("of `{name}`"), "tool")
             }
         };
@@ -279,95 +281,96 @@ impl Gate {
 }
 
 impl Queue {
-    /// Returns the account of the calling agent.
-    fn account(&mut self, caller: &Caller) -> Arc<Account> {
+    /// Returns the calling agent with its count of running calls.
+    fn agent(&mut self, caller: &Caller) -> Arc<Agent> {
         let name = match &caller.tenant {
             Some(tenant) => std::borrow::Cow::Owned(format!("{tenant}\0{}", caller.agent)),
             None => std::borrow::Cow::Borrowed(caller.agent.as_str()),
         };
-        if let Some(account) = self.agents.get(&*name) {
-            return Arc::clone(account);
+        if let Some(agent) = self.agents.get(&*name) {
+            return Arc::clone(agent);
         }
-        // Accounts are cached for the agent's next call. Above this number, unused ones are dropped.
+        // Agents are cached for their next call. Above this number, unused ones are dropped.
         if self.agents.len() > 10_000 {
-            self.agents.retain(|_, account| Arc::strong_count(account) > 1);
+            self.agents.retain(|_, agent| Arc::strong_count(agent) > 1);
             self.tenants.retain(|_, tenant| Arc::strong_count(tenant) > 1);
             self.tools.retain(|_, running| *running > 0);
         }
-        let account = Arc::new(Account { running: Running::default(), tenant: self.tenant(caller.tenant.as_ref()) });
-        self.agents.insert(name.into_owned(), Arc::clone(&account));
-        account
+        let agent = Arc::new(Agent { running: RunningCount::default(), tenant: self.tenant(caller.tenant.as_ref()) });
+        self.agents.insert(name.into_owned(), Arc::clone(&agent));
+        agent
     }
 
     fn tenant(&mut self, name: Option<&String>) -> Arc<Tenant> {
         self.arrivals += 1;
-        let new = || Arc::new(Tenant { number: self.arrivals, running: Running::default() });
+        let new = || Arc::new(Tenant { number: self.arrivals, running: RunningCount::default() });
         Arc::clone(self.tenants.entry(name.cloned()).or_insert_with(new))
     }
 
-    fn room_for(&self, taker: &Taker, limits: &Limits) -> Result<(), Full> {
+    fn check_limits(&self, requester: &Requester, limits: &Limits) -> Result<(), ReachedLimit> {
         if self.running >= limits.calls_running_max {
-            return Err(Full::Overall);
+            return Err(ReachedLimit::Overall);
         }
-        if taker.agent.running.count() >= limits.calls_running_per_agent_max {
-            return Err(Full::Agent);
+        if requester.agent.running.count() >= limits.calls_running_per_agent_max {
+            return Err(ReachedLimit::Agent);
         }
-        if let Some((tool, max)) = &taker.tool
+        if let Some((tool, max)) = &requester.tool
             && self.tools.get(tool).is_some_and(|running| running >= max)
         {
-            return Err(Full::Tool);
+            return Err(ReachedLimit::Tool);
         }
         Ok(())
     }
 
-    fn take(&mut self, taker: &Taker) {
+    fn take(&mut self, requester: &Requester) {
         self.running += 1;
-        taker.agent.running.one_more();
-        taker.agent.tenant.running.one_more();
-        if let Some((tool, _)) = &taker.tool {
+        requester.agent.running.increment();
+        requester.agent.tenant.running.increment();
+        if let Some((tool, _)) = &requester.tool {
             *self.tools.entry(tool.clone()).or_insert(0) += 1;
         }
     }
 
-    fn give_back(&mut self, taker: &Taker) {
+    fn give_back(&mut self, requester: &Requester) {
         self.running -= 1;
-        taker.agent.running.one_less();
-        taker.agent.tenant.running.one_less();
-        if let Some((tool, _)) = &taker.tool
+        requester.agent.running.decrement();
+        requester.agent.tenant.running.decrement();
+        if let Some((tool, _)) = &requester.tool
             && let Some(running) = self.tools.get_mut(tool)
         {
             *running -= 1;
         }
     }
 
-    fn line_up(&mut self, gate: &Arc<Gate>, taker: Taker, came_at_micros: i64) -> Place {
-        let rank = Rank { came_at_micros, arrival: self.arrivals };
+    fn enqueue(&mut self, gate: &Arc<Gate>, requester: Requester, arrived_at_micros: i64) -> QueuePlace {
+        let rank = Rank { arrived_at_micros, arrival: self.arrivals };
         self.arrivals += 1;
-        let (call, called) = oneshot::channel();
-        let line = self.lines.entry(taker.agent.tenant.number).or_default();
-        line.insert(rank, Waiting { taker: taker.clone(), called: call });
-        Place { gate: Arc::clone(gate), rank, taker, called, taken: false }
+        let (wake, woken) = oneshot::channel();
+        let calls = self.tenant_queues.entry(requester.agent.tenant.number).or_default();
+        calls.insert(rank, WaitingCall { requester: requester.clone(), wake });
+        QueuePlace { gate: Arc::clone(gate), rank, requester, woken, taken: false }
     }
 
     /// Returns the number of waiting calls.
     fn waiting(&self) -> usize {
-        self.lines.values().map(Line::len).sum()
+        self.tenant_queues.values().map(TenantQueue::len).sum()
     }
 
     /// Removes a waiting call from the queue.
-    fn leave(&mut self, tenant: TenantNumber, rank: &Rank) -> Option<Waiting> {
-        let line = self.lines.get_mut(&tenant)?;
-        let waiting = line.remove(rank);
-        if line.is_empty() {
-            self.lines.remove(&tenant);
+    fn remove(&mut self, tenant: TenantNumber, rank: &Rank) -> Option<WaitingCall> {
+        let calls = self.tenant_queues.get_mut(&tenant)?;
+        let waiting = calls.remove(rank);
+        if calls.is_empty() {
+            self.tenant_queues.remove(&tenant);
         }
         waiting
     }
 
-    /// Frees a place in a full queue: takes the last place of the tenant with the most, if `taker`'s tenant has fewer.
-    fn make_place(&mut self, taker: &Taker) -> bool {
-        let own = self.lines.get(&taker.agent.tenant.number).map_or(0, Line::len);
-        let Some(longest) = self.lines.values_mut().max_by_key(|line| line.len()) else { return false };
+    /// Frees a place in a full queue: takes the last place of the tenant with the most, if the
+    /// requester's tenant has fewer.
+    fn evict_for(&mut self, requester: &Requester) -> bool {
+        let own = self.tenant_queues.get(&requester.agent.tenant.number).map_or(0, TenantQueue::len);
+        let Some(longest) = self.tenant_queues.values_mut().max_by_key(|calls| calls.len()) else { return false };
         // Dropping the evicted entry drops its sender, which tells the waiting call that it lost its place.
         longest.len() > own + 1 && longest.pop_last().is_some()
     }
@@ -376,37 +379,38 @@ impl Queue {
     /// order. A call blocked by the limit of its agent or tool does not block the calls behind it.
     fn hand_out(&mut self, limits: &Limits) {
         while self.running < limits.calls_running_max {
-            let has_room = |(_, waiting): &(&Rank, &Waiting)| self.room_for(&waiting.taker, limits).is_ok();
-            let firsts = self.lines.iter().filter_map(|(tenant, line)| Some((*tenant, line.iter().find(has_room)?)));
-            let next = firsts.min_by_key(|(_, (rank, first))| (first.taker.agent.tenant.running.count(), **rank));
+            let may_run = |(_, waiting): &(&Rank, &WaitingCall)| self.check_limits(&waiting.requester, limits).is_ok();
+            let firsts =
+                self.tenant_queues.iter().filter_map(|(tenant, calls)| Some((*tenant, calls.iter().find(may_run)?)));
+            let next = firsts.min_by_key(|(_, (rank, first))| (first.requester.agent.tenant.running.count(), **rank));
             let Some((tenant, rank)) = next.map(|(tenant, (rank, _))| (tenant, *rank)) else { break };
-            let waiting = self.leave(tenant, &rank).expect("it was just found");
-            self.take(&waiting.taker);
+            let waiting = self.remove(tenant, &rank).expect("it was just found");
+            self.take(&waiting.requester);
             // If the waiting call was cancelled meanwhile, dropping its place gives the slot back.
-            let _ = waiting.called.send(());
+            let _ = waiting.wake.send(());
         }
     }
 }
 
 /// A place in the queue. Dropping a waiting place removes it from the queue. Dropping a place whose slot was granted
 /// but not yet taken passes the slot on. An evicted place has nothing to undo.
-struct Place {
+struct QueuePlace {
     gate: Arc<Gate>,
     rank: Rank,
-    taker: Taker,
-    called: oneshot::Receiver<()>,
+    requester: Requester,
+    woken: oneshot::Receiver<()>,
     taken: bool,
 }
 
-impl Drop for Place {
+impl Drop for QueuePlace {
     fn drop(&mut self) {
         if self.taken {
             return;
         }
         let mut queue = self.gate.lock();
-        let waited = queue.leave(self.taker.agent.tenant.number, &self.rank).is_some();
-        if !waited && self.called.try_recv().is_ok() {
-            queue.give_back(&self.taker);
+        let waited = queue.remove(self.requester.agent.tenant.number, &self.rank).is_some();
+        if !waited && self.woken.try_recv().is_ok() {
+            queue.give_back(&self.requester);
             queue.hand_out(&self.gate.limits);
         }
     }

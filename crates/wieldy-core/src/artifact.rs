@@ -177,7 +177,7 @@ pub enum ArtifactError {
 
 /// One line that matched a pattern.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Found {
+pub struct LineMatch {
     /// The line's number, from 1.
     pub line: u64,
     /// The byte offset of the line, for reading on from there.
@@ -193,7 +193,7 @@ pub fn grep(
     reader: &Caller,
     pattern: &Regex,
     matches_max: usize,
-) -> Result<(Vec<Found>, bool), ArtifactError> {
+) -> Result<(Vec<LineMatch>, bool), ArtifactError> {
     const PAGE_BYTES: u64 = 1024 * 1024;
     // A longer line is searched in pieces, so that a file without line breaks cannot fill the memory.
     const LINE_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -217,7 +217,7 @@ pub fn grep(
                     return Ok((found, true));
                 }
                 let text: String = String::from_utf8_lossy(text).chars().take(500).collect();
-                found.push(Found { line, offset, text });
+                found.push(LineMatch { line, offset, text });
             }
             let next = end.map_or(rest.len(), |end| end + 1);
             offset += (next - start) as u64;
@@ -234,12 +234,12 @@ pub fn grep(
 /// An artifact store in memory. It removes the oldest artifacts when its space is used up.
 #[derive(Debug, Clone)]
 pub struct MemoryArtifacts {
-    shelf: Arc<Mutex<Shelf>>,
+    stored: Arc<Mutex<StoredArtifacts>>,
     each_bytes_max: u64,
 }
 
 #[derive(Debug)]
-struct Shelf {
+struct StoredArtifacts {
     artifacts: VecDeque<(ArtifactInfo, Vec<u8>)>,
     bytes: u64,
     bytes_max: u64,
@@ -248,8 +248,8 @@ struct Shelf {
 impl MemoryArtifacts {
     /// Creates a store that keeps `bytes_max` bytes in total, and at most half of that for one artifact.
     pub fn new(bytes_max: u64) -> Self {
-        let shelf = Shelf { artifacts: VecDeque::new(), bytes: 0, bytes_max };
-        Self { shelf: Arc::new(Mutex::new(shelf)), each_bytes_max: bytes_max / 2 }
+        let stored = StoredArtifacts { artifacts: VecDeque::new(), bytes: 0, bytes_max };
+        Self { stored: Arc::new(Mutex::new(stored)), each_bytes_max: bytes_max / 2 }
     }
 
     fn with<T>(
@@ -258,8 +258,8 @@ impl MemoryArtifacts {
         reader: &Caller,
         look: impl FnOnce(&ArtifactInfo, &[u8]) -> T,
     ) -> Result<T, ArtifactError> {
-        let shelf = self.shelf.lock().expect("no code panics while it holds the shelf");
-        let seen = shelf.artifacts.iter().find(|(info, _)| info.id == id && info.tenant == reader.tenant);
+        let stored = self.stored.lock().expect("no code panics while it holds the artifacts");
+        let seen = stored.artifacts.iter().find(|(info, _)| info.id == id && info.tenant == reader.tenant);
         seen.map(|(info, bytes)| look(info, bytes)).ok_or(ArtifactError::NotFound(id))
     }
 }
@@ -279,8 +279,8 @@ impl Artifacts for MemoryArtifacts {
     ) -> Result<Box<dyn ArtifactWriter>, ArtifactError> {
         let id = ArtifactId::next();
         let info = ArtifactInfo::new(id, owner, workspace);
-        let mut shelf = self.shelf.lock().expect("no code panics while it holds the shelf");
-        shelf.artifacts.push_back((info, Vec::new()));
+        let mut stored = self.stored.lock().expect("no code panics while it holds the artifacts");
+        stored.artifacts.push_back((info, Vec::new()));
         let bytes_max = bytes_max.min(self.each_bytes_max);
         Ok(Box::new(MemoryWriter { id, store: self.clone(), bytes_max, kept_bytes: 0 }))
     }
@@ -298,8 +298,8 @@ impl Artifacts for MemoryArtifacts {
     }
 
     fn list(&self, reader: &Caller, workspace: &str, limit: usize) -> Result<Vec<ArtifactInfo>, ArtifactError> {
-        let shelf = self.shelf.lock().expect("no code panics while it holds the shelf");
-        let own = shelf.artifacts.iter().rev().map(|(info, _)| info).filter(|info| info.is_made_by(reader, workspace));
+        let stored = self.stored.lock().expect("no code panics while it holds the artifacts");
+        let own = stored.artifacts.iter().rev().map(|(info, _)| info).filter(|info| info.is_made_by(reader, workspace));
         Ok(own.take(limit).cloned().collect())
     }
 }
@@ -317,21 +317,21 @@ impl ArtifactWriter for MemoryWriter {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), ArtifactError> {
-        let mut shelf = self.store.shelf.lock().expect("no code panics while it holds the shelf");
+        let mut stored = self.store.stored.lock().expect("no code panics while it holds the artifacts");
         // Ignore writes to an artifact that was evicted while it was being written.
-        let Some((info, kept)) = shelf.artifacts.iter_mut().find(|(info, _)| info.id == self.id) else {
+        let Some((info, content)) = stored.artifacts.iter_mut().find(|(info, _)| info.id == self.id) else {
             return Ok(());
         };
         let room = self.bytes_max.saturating_sub(info.kept_bytes);
         let taken = (bytes.len() as u64).min(room);
-        kept.extend_from_slice(&bytes[..taken as usize]);
+        content.extend_from_slice(&bytes[..taken as usize]);
         info.kept_bytes += taken;
         info.total_bytes += bytes.len() as u64;
         self.kept_bytes = info.kept_bytes;
-        shelf.bytes += taken;
-        while shelf.bytes > shelf.bytes_max && shelf.artifacts.len() > 1 {
-            let (info, _) = shelf.artifacts.pop_front().expect("there is more than one");
-            shelf.bytes -= info.kept_bytes;
+        stored.bytes += taken;
+        while stored.bytes > stored.bytes_max && stored.artifacts.len() > 1 {
+            let (info, _) = stored.artifacts.pop_front().expect("there is more than one");
+            stored.bytes -= info.kept_bytes;
         }
         Ok(())
     }
@@ -360,7 +360,7 @@ mod tests {
         assert_eq!(store.read(id, &ada, 4, 3).expect("there"), b"two");
         assert_eq!(store.read(id, &ada, 1000, u64::MAX).expect("there"), b"");
         let pattern = Regex::new("two|four").expect("a pattern");
-        let line = |line, offset, text: &str| Found { line, offset, text: text.into() };
+        let line = |line, offset, text: &str| LineMatch { line, offset, text: text.into() };
         assert_eq!(
             grep(&store, id, &ada, &pattern, 9).expect("there"),
             (vec![line(2, 4, "two"), line(3, 8, "three two"), line(4, 18, "four")], false)
@@ -373,8 +373,8 @@ mod tests {
         let store = MemoryArtifacts::default();
         let owner = Caller { tenant: Some("acme".into()), ..Caller::local() };
         let id = written(&store, &owner, "secret");
-        let told = store.read(id, &Caller::local(), 0, 9).expect_err("not theirs").to_string();
-        assert_eq!(told, format!("there is no artifact `{id}`"));
+        let message = store.read(id, &Caller::local(), 0, 9).expect_err("not theirs").to_string();
+        assert_eq!(message, format!("there is no artifact `{id}`"));
         assert_eq!(store.describe(id, &owner).expect("theirs").total_bytes, 6);
     }
 

@@ -1,6 +1,7 @@
 //! Batches: several calls submitted together, ordered by their dependencies and by the paths they read and write.
 //!
-//! [`Plan::make`] is pure: it computes the dependency graph of the calls. [`Executor::batch`] runs the calls along it.
+//! [`BatchPlan::make`] is pure: it computes the dependency graph of the calls. [`Executor::batch`] runs the calls along
+//! it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::pin::Pin;
@@ -21,7 +22,7 @@ use crate::executor::Executor;
 use crate::flight::BatchFlight;
 use crate::footprint::Touches;
 use crate::input::{ARGUMENTS_BYTES_MAX, ARGUMENTS_DEPTH_MAX, check_size, too_large};
-use crate::order::{Touched, Turns, WaitsFor};
+use crate::order::{ReadyQueue, TouchedPaths, WaitsFor};
 use crate::schema::{Spent, measure};
 
 /// Maximum number of bytes that all references of a batch may expand to. Arguments stay in memory until the batch is
@@ -149,14 +150,14 @@ impl From<BatchError> for CallError {
 
 /// The dependency graph of a batch. Calls are identified by their position in the batch.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct BatchPlan {
     /// For each call, the calls that must be over before it starts.
     pub(crate) waits_for: WaitsFor,
     /// For each call, the calls that must have succeeded.
     pub(crate) needs: Vec<BTreeSet<usize>>,
 }
 
-impl Plan {
+impl BatchPlan {
     /// Orders calls by their dependencies and, in smart order, by their conflicts. A call that does not depend on later
     /// ones keeps its place before all later calls that it conflicts with.
     pub(crate) fn make(calls: &[BatchCall], touches: &[Touches], mode: BatchMode) -> Result<Self, BatchError> {
@@ -171,7 +172,7 @@ impl Plan {
                 }
             }
             BatchMode::Smart => {
-                let mut touched = Touched::default();
+                let mut touched = TouchedPaths::default();
                 for place in order {
                     touched.add(place, &touches[place], &mut waits_for);
                 }
@@ -194,7 +195,7 @@ fn needs(calls: &[BatchCall]) -> Result<Vec<BTreeSet<usize>>, BatchError> {
     }
     let mut all = Vec::with_capacity(calls.len());
     for (place, BatchCall { call, after }) in calls.iter().enumerate() {
-        let referred = referred(&call.arguments);
+        let referred = referred_ids(&call.arguments);
         let mut needed = BTreeSet::new();
         for id in after.iter().map(String::as_str).chain(referred) {
             let Some(at) = places.get(id) else {
@@ -220,9 +221,9 @@ fn topological(calls: &[BatchCall], needs: &[BTreeSet<usize>]) -> Result<Vec<usi
     if needs.iter().all(BTreeSet::is_empty) {
         return Ok((0..needs.len()).collect());
     }
-    let (mut order, mut turns) = (Vec::with_capacity(needs.len()), Turns::new(needs, needs.len()));
-    while let Some(next) = turns.next() {
-        turns.over(next);
+    let (mut order, mut ready_queue) = (Vec::with_capacity(needs.len()), ReadyQueue::new(needs, needs.len()));
+    while let Some(next) = ready_queue.next() {
+        ready_queue.finish(next);
         order.push(next);
     }
     if order.len() == needs.len() {
@@ -234,7 +235,7 @@ fn topological(calls: &[BatchCall], needs: &[BTreeSet<usize>]) -> Result<Vec<usi
 }
 
 /// Returns the ids that arguments refer to: `{"$result": "id"}`, with an optional `"pointer"`.
-fn referred(arguments: &Value) -> Vec<&str> {
+fn referred_ids(arguments: &Value) -> Vec<&str> {
     let mut found = Vec::new();
     // Deeper arguments will be refused anyway.
     references(arguments, ARGUMENTS_DEPTH_MAX, &mut found);
@@ -256,7 +257,7 @@ fn references<'a>(value: &'a Value, levels_left: usize, found: &mut Vec<&'a str>
 
 /// The state for replacing references in arguments: by the text of a result, or by the value at a JSON pointer in the
 /// result's JSON.
-struct Filled<'a> {
+struct ReferenceFiller<'a> {
     results: HashMap<&'a str, &'a ToolResult>,
     /// The JSON of results that pointers refer to.
     whole: HashMap<&'a str, Value>,
@@ -266,7 +267,7 @@ struct Filled<'a> {
     too_large: fn() -> CallError,
 }
 
-impl<'a> Filled<'a> {
+impl<'a> ReferenceFiller<'a> {
     fn value(&mut self, value: &'a Value) -> Result<Value, CallError> {
         match value {
             Value::Object(map) => match map.get("$result") {
@@ -314,9 +315,9 @@ impl Executor {
         let parallel_max = allowed.parallel_max.unwrap_or(usize::MAX).max(1);
         let mode = if parallel_max == 1 { BatchMode::Sequential } else { batch.mode };
         let max_concurrency = batch.max_concurrency.clamp(1, parallel_max);
-        let known = batch.calls.iter().map(|call| self.foresee(call, &batch.caller, mode));
+        let known = batch.calls.iter().map(|call| self.predict(call, &batch.caller, mode));
         let (touches, read_only): (Vec<Touches>, Vec<bool>) = known.unzip();
-        let plan = match Plan::make(&batch.calls, &touches, mode) {
+        let plan = match BatchPlan::make(&batch.calls, &touches, mode) {
             Ok(plan) => plan,
             Err(senseless) => return Err(self.refuse_batch(batch, senseless.into(), &flight).await),
         };
@@ -325,7 +326,7 @@ impl Executor {
 
         let count = batch.calls.len();
         self.record_batch(&flight, Body::BatchStarted { count, mode, max_concurrency, read_only, mutating });
-        let (results, skipped) = self.follow(&plan, batch, &flight, max_concurrency).await;
+        let (results, skipped) = self.run_plan(&plan, batch, &flight, max_concurrency).await;
         let succeeded = results.iter().filter(|result| result.is_success()).count();
         let summary = BatchSummary {
             total: count,
@@ -353,7 +354,7 @@ impl Executor {
     }
 
     /// Returns the paths that a call will touch, as far as known before it runs, and true if the call is read-only.
-    fn foresee(&self, batch_call: &BatchCall, caller: &Caller, mode: BatchMode) -> (Touches, bool) {
+    fn predict(&self, batch_call: &BatchCall, caller: &Caller, mode: BatchMode) -> (Touches, bool) {
         let call = &batch_call.call;
         // A call that will be refused touches nothing. Its own walk reports the reason.
         let Ok(tool) = self.registry().find(&call.tool, caller) else { return (Touches::nothing(), true) };
@@ -362,7 +363,7 @@ impl Executor {
             return (Touches::nothing(), spec.annotations.read_only); // only smart order depends on paths
         }
         let touches = match self.checked(&tool, &call.arguments) {
-            _ if !referred(&call.arguments).is_empty() => Touches::unknown(spec),
+            _ if !referred_ids(&call.arguments).is_empty() => Touches::unknown(spec),
             Ok(Ok(input)) => Touches::by(&tool, input.value(), &self.inner.confinement),
             Ok(Err(_)) => Touches::nothing(),
             Err(Spent) => Touches::unknown(spec),
@@ -372,20 +373,20 @@ impl Executor {
 
     /// Starts calls as the plan allows, until all are over. Returns the results in order and the number of skipped
     /// calls.
-    async fn follow(
+    async fn run_plan(
         &self,
-        plan: &Plan,
+        plan: &BatchPlan,
         batch: Batch,
         flight: &Arc<BatchFlight>,
         max_concurrency: usize,
     ) -> (Vec<ToolResult>, usize) {
         let mut results: Vec<Option<ToolResult>> = batch.calls.iter().map(|_| None).collect();
-        let mut turns = Turns::new(&plan.waits_for, results.len());
-        let mut calls = Unbegun::new(batch.calls);
+        let mut ready_queue = ReadyQueue::new(&plan.waits_for, results.len());
+        let mut calls = UnstartedCalls::new(batch.calls);
         let (mut running, mut skipped, mut failed) = (FuturesUnordered::new(), 0, None);
         let (mut seat, mut last_refusal, mut references_left) = (Box::pin(None), None, REFERENCES_BYTES_MAX);
         loop {
-            let next = if running.len() < max_concurrency { turns.next() } else { None };
+            let next = if running.len() < max_concurrency { ready_queue.next() } else { None };
             let ended = if let Some(place) = next {
                 let mut call = calls.take(place);
                 call.caller = Arc::clone(&batch.caller);
@@ -414,7 +415,7 @@ impl Executor {
                         let (result, record) = self.refuse(call, *reason, Some(flight));
                         last_refusal = record.or(last_refusal);
                         results[place] = Some(result);
-                        turns.over(place);
+                        ready_queue.finish(place);
                         continue;
                     }
                 }
@@ -426,7 +427,7 @@ impl Executor {
             if results[ended].as_ref().is_some_and(|result| !result.is_success()) {
                 failed.get_or_insert(ended);
             }
-            turns.over(ended);
+            ready_queue.finish(ended);
         }
         self.wait_until_stored(last_refusal).await;
         (results.into_iter().map(|result| result.expect("every call has ended")).collect(), skipped)
@@ -438,14 +439,14 @@ impl Executor {
 }
 
 /// The calls that have not started. Each is taken once, mostly in order.
-struct Unbegun {
+struct UnstartedCalls {
     rest: std::vec::IntoIter<BatchCall>,
     next: usize,
     /// Calls that later ones overtook.
     passed: HashMap<usize, Call>,
 }
 
-impl Unbegun {
+impl UnstartedCalls {
     fn new(calls: Vec<BatchCall>) -> Self {
         Self { rest: calls.into_iter(), next: 0, passed: HashMap::new() }
     }
@@ -495,29 +496,29 @@ fn bind(
     if let Some(because) = stopped_by {
         return Err(skipped(format!("the batch stops on errors, and `{}` failed", name(because)), because));
     }
-    if needs.is_empty() || referred(&call.arguments).is_empty() {
+    if needs.is_empty() || referred_ids(&call.arguments).is_empty() {
         return Ok(());
     }
     // Arguments that are too large already are left alone, and the call is refused for them.
     let Ok(size) = check_size(&call.arguments) else { return Ok(()) };
     let of_arguments = ARGUMENTS_BYTES_MAX.saturating_sub(size.bytes);
     let allowed = of_arguments.min(*references_left);
-    let mut filled = Filled {
+    let mut filler = ReferenceFiller {
         results: needs.iter().filter_map(|need| Some((id(*need)?, results[*need].as_ref()?))).collect(),
         whole: HashMap::new(),
         bytes_left: allowed,
         too_large: if allowed < of_arguments { references_too_large } else { || too_large().into() },
     };
-    let arguments = filled.value(&call.arguments)?;
-    *references_left -= allowed - filled.bytes_left;
+    let arguments = filler.value(&call.arguments)?;
+    *references_left -= allowed - filler.bytes_left;
     call.arguments = Arc::new(arguments);
     Ok(())
 }
 
 /// Returns the error for references that would make a batch too large.
 fn references_too_large() -> CallError {
-    let told = format!("the references of this batch are too large: at most {REFERENCES_BYTES_MAX} bytes in all");
-    CallError::new(Code::ValidationFailed, told).suggest("refer to less, or make several batches")
+    let message = format!("the references of this batch are too large: at most {REFERENCES_BYTES_MAX} bytes in all");
+    CallError::new(Code::ValidationFailed, message).suggest("refer to less, or make several batches")
 }
 
 /// A guard for a running batch. Dropping it ends the streams of the batch's observers.
@@ -536,6 +537,6 @@ impl<'a> OpenBatch<'a> {
 impl Drop for OpenBatch<'_> {
     fn drop(&mut self) {
         self.flight.log.close();
-        self.executor.flights().batch_over(self.flight.id);
+        self.executor.flights().finish_batch(self.flight.id);
     }
 }

@@ -432,8 +432,8 @@ mod tests {
         let Lookup::Hit(again) = keys.get(key("a"), key("a"), &reads("a")).await else {
             panic!("it must not run again")
         };
-        let told = "this call was run before, and its answer of 10025 bytes was too large to be kept; its artifact has the whole";
-        assert_eq!(*again, Outcome { partial: true, artifact: large.artifact, ..Outcome::text(told) });
+        let message = "this call was run before, and its answer of 10025 bytes was too large to be kept; its artifact has the whole";
+        assert_eq!(*again, Outcome { partial: true, artifact: large.artifact, ..Outcome::text(message) });
     }
 
     #[tokio::test(start_paused = true)]

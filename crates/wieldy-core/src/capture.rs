@@ -13,14 +13,14 @@ pub(crate) struct Capture {
     total_bytes: u64,
     inline_max: usize,
     /// Maximum number of bytes that are stored anywhere. Further bytes are only counted.
-    kept_max: u64,
+    stored_max: u64,
     artifacts: Arc<dyn Artifacts>,
     owner: Arc<Caller>,
     workspace: Option<Arc<str>>,
-    spilled: Spilled,
+    spill: Spill,
 }
 
-enum Spilled {
+enum Spill {
     NotYet,
     Into(Box<dyn ArtifactWriter>),
     /// The artifact could not be made or written. The text of the result reports the error.
@@ -37,22 +37,22 @@ pub(crate) struct Captured {
 impl Capture {
     pub(crate) fn new(
         inline_max: u64,
-        kept_max: u64,
+        stored_max: u64,
         artifacts: Arc<dyn Artifacts>,
         owner: Arc<Caller>,
         workspace: Option<Arc<str>>,
     ) -> Self {
-        let inline_max = usize::try_from(inline_max.min(kept_max)).unwrap_or(usize::MAX);
+        let inline_max = usize::try_from(inline_max.min(stored_max)).unwrap_or(usize::MAX);
         Self {
             head: Vec::new(),
             tail: VecDeque::new(),
             total_bytes: 0,
             inline_max: inline_max.max(2),
-            kept_max,
+            stored_max,
             artifacts,
             owner,
             workspace,
-            spilled: Spilled::NotYet,
+            spill: Spill::NotYet,
         }
     }
 
@@ -62,13 +62,13 @@ impl Capture {
             self.head.extend_from_slice(bytes);
             return;
         }
-        if matches!(self.spilled, Spilled::NotYet) {
-            self.spill();
+        if matches!(self.spill, Spill::NotYet) {
+            self.start_spill();
         }
-        if let Spilled::Into(writer) = &mut self.spilled
+        if let Spill::Into(writer) = &mut self.spill
             && let Err(error) = writer.write(bytes)
         {
-            self.spilled = Spilled::Failed(error.to_string());
+            self.spill = Spill::Failed(error.to_string());
         }
         // If the head is not full yet (large first chunks), fill it before the tail.
         let head_room = (self.inline_max / 2).saturating_sub(self.head.len()).min(bytes.len());
@@ -81,15 +81,15 @@ impl Capture {
     }
 
     /// Opens an artifact for the whole output. From here on, memory holds only the head and the tail.
-    fn spill(&mut self) {
+    fn start_spill(&mut self) {
         let written =
-            self.artifacts.create(&self.owner, self.workspace.as_deref(), self.kept_max).and_then(|mut writer| {
+            self.artifacts.create(&self.owner, self.workspace.as_deref(), self.stored_max).and_then(|mut writer| {
                 writer.write(&self.head)?;
                 Ok(writer)
             });
-        self.spilled = match written {
-            Ok(writer) => Spilled::Into(writer),
-            Err(error) => Spilled::Failed(error.to_string()),
+        self.spill = match written {
+            Ok(writer) => Spill::Into(writer),
+            Err(error) => Spill::Failed(error.to_string()),
         };
         let head_max = self.inline_max / 2;
         self.tail.extend(self.head.drain(head_max.min(self.head.len())..));
@@ -106,9 +106,9 @@ impl Capture {
         let tail = [front, back].concat();
         let tail = whole_characters_after(&tail);
         let left_out = self.total_bytes - (head.len() + tail.len()) as u64;
-        let (artifact, kept) = self.kept();
+        let (artifact, phrase) = self.stored_artifact();
         let text = format!(
-            "{}\n… {left_out} of {} bytes left out; {kept} …\n{}",
+            "{}\n… {left_out} of {} bytes left out; {phrase} …\n{}",
             String::from_utf8_lossy(head),
             self.total_bytes,
             String::from_utf8_lossy(tail)
@@ -117,15 +117,15 @@ impl Capture {
     }
 
     /// Returns the artifact with the output, if there is one, and a phrase that describes it.
-    pub(crate) fn kept(&self) -> (Option<ArtifactId>, String) {
-        match &self.spilled {
-            Spilled::Into(writer) if writer.kept_bytes() < self.total_bytes => {
+    pub(crate) fn stored_artifact(&self) -> (Option<ArtifactId>, String) {
+        match &self.spill {
+            Spill::Into(writer) if writer.kept_bytes() < self.total_bytes => {
                 let (id, kept, total) = (writer.id(), writer.kept_bytes(), self.total_bytes);
                 (Some(id), format!("the first {kept} of {total} bytes are {id}"))
             }
-            Spilled::Into(writer) => (Some(writer.id()), format!("the whole is {}", writer.id())),
-            Spilled::Failed(reason) => (None, format!("the whole could not be kept: {reason}")),
-            Spilled::NotYet => (None, "the whole is not kept".into()),
+            Spill::Into(writer) => (Some(writer.id()), format!("the whole is {}", writer.id())),
+            Spill::Failed(reason) => (None, format!("the whole could not be kept: {reason}")),
+            Spill::NotYet => (None, "the whole is not kept".into()),
         }
     }
 }
@@ -159,9 +159,10 @@ mod tests {
         captured_within(inline_max, u64::MAX, text, chunk)
     }
 
-    fn captured_within(inline_max: u64, kept_max: u64, text: &str, chunk: usize) -> (Captured, MemoryArtifacts) {
+    fn captured_within(inline_max: u64, stored_max: u64, text: &str, chunk: usize) -> (Captured, MemoryArtifacts) {
         let store = MemoryArtifacts::default();
-        let mut capture = Capture::new(inline_max, kept_max, Arc::new(store.clone()), Arc::new(Caller::local()), None);
+        let mut capture =
+            Capture::new(inline_max, stored_max, Arc::new(store.clone()), Arc::new(Caller::local()), None);
         for bytes in text.as_bytes().chunks(chunk) {
             capture.write(bytes);
         }
@@ -194,12 +195,12 @@ mod tests {
         let text: String = (0..100).map(|number| format!("line {number}\n")).collect();
         for chunk in [1, 7, 64, 4096] {
             // Exactly the limit is stored whole; one byte more is not.
-            for (kept, told) in [(790, "the whole is"), (789, "the first 789 of 790 bytes are")] {
+            for (kept, phrase) in [(790, "the whole is"), (789, "the first 789 of 790 bytes are")] {
                 let (seen, store) = captured_within(20, kept, &text, chunk);
                 let id = seen.artifact.expect("it did not fit");
                 assert_eq!(
                     (seen.text, seen.cut),
-                    (format!("line 0\nlin\n… 770 of 790 bytes left out; {told} {id} …\n8\nline 99\n"), true),
+                    (format!("line 0\nlin\n… 770 of 790 bytes left out; {phrase} {id} …\n8\nline 99\n"), true),
                     "in chunks of {chunk}"
                 );
                 let info = store.describe(id, &Caller::local()).expect("kept");

@@ -20,7 +20,7 @@ use crate::flight::Flight;
 use crate::input::{Input, canonical};
 use crate::policy::Grant;
 use crate::present::{shown, shown_in_line};
-use crate::program::{Agreed, Program};
+use crate::program::{AgreedProgram, Program};
 use crate::registry::Registered;
 use crate::sandbox::Level;
 use crate::terms::Terms;
@@ -286,7 +286,7 @@ impl Consent {
         decision?;
         if let Some(program) = question.program {
             let (tool, arguments) = (Arc::clone(&tool.tool), question.arguments);
-            let agreed = Agreed { tool, arguments, confinement: Arc::clone(confinement), program };
+            let agreed = AgreedProgram { tool, arguments, confinement: Arc::clone(confinement), program };
             // A call asks only once, so `set` cannot fail.
             let _ = flight.agreed.set(Arc::new(agreed));
         }

@@ -82,8 +82,8 @@ mod tests {
             );
         }
         for text in ["1e308", "NaN", "inf", "", "s", "1 2", "five", "1d", "0x10", "1_000", "--1"] {
-            let told = parse_duration(text).expect_err(text);
-            assert_eq!(told, format!("`{text}` is not a duration such as `500ms`, `30s`, `5m` or `1h`"));
+            let message = parse_duration(text).expect_err(text);
+            assert_eq!(message, format!("`{text}` is not a duration such as `500ms`, `30s`, `5m` or `1h`"));
         }
         for long in ["9".repeat(400), i64::MAX.to_string(), format!("{}s", u64::MAX), (1_u128 << 64).to_string()] {
             assert_eq!(parse_duration(&long), Err(format!("`{long}` is longer than a year")));

@@ -58,7 +58,7 @@ impl Entry {
         tally: Tally,
     ) -> (ToolResult, Receipt) {
         // Store nothing under the key of a call that never ran, or of one that can simply run again.
-        let is_kept =
+        let is_stored =
             self.flight.keyed.get().is_some() && ended.as_ref().is_ok_and(|outcome| !outcome.is_worth_another_run());
         let outcome = *ended.unwrap_or_else(|error| Box::new(Outcome::default().failed(error)));
         let error = outcome.failure;
@@ -98,16 +98,16 @@ impl Entry {
             usage: result.usage.clone(),
             sandbox: result.sandbox.clone(),
             error: result.error.clone(),
-            answer: (self.flight.is_task() || is_kept).then(|| Arc::new(result.clone())),
+            answer: (self.flight.is_task() || is_stored).then(|| Arc::new(result.clone())),
         });
         let closed = self.flight.record_at(closing, result.timing.completed_at);
-        self.over();
+        self.finish();
         (result, closed)
     }
 
     /// Returns the result for later calls with the same idempotency key, if the caller went away during a run that must
     /// not be repeated.
-    fn left_alone(&self) -> Option<ToolResult> {
+    fn result_left_alone(&self) -> Option<ToolResult> {
         let runs = matches!(self.flight.state(), CallState::Running { .. });
         let tool = self.tool.as_ref().ok().filter(|tool| runs && !tool.spec.annotations.repeatable())?;
         self.flight.keyed.get()?;
@@ -120,9 +120,9 @@ impl Entry {
         self.tool.as_ref().map_or(true, |tool| tool.spec.annotations.read_only)
     }
 
-    fn over(&mut self) {
+    fn finish(&mut self) {
         self.closed = true;
-        self.executor.inner.flights.over(self.flight.id);
+        self.executor.inner.flights.finish_call(self.flight.id);
     }
 }
 
@@ -133,7 +133,7 @@ impl Drop for Entry {
         }
         let error = CancelCause::CallerGone.error();
         self.flight.cancel(CancelCause::CallerGone);
-        let answer = self.left_alone().map(Arc::new);
+        let answer = self.result_left_alone().map(Arc::new);
         let attempts = match self.flight.state() {
             CallState::Running { attempt } => attempt,
             CallState::Waiting { next_attempt } => next_attempt - 1,
@@ -152,7 +152,7 @@ impl Drop for Entry {
             error: Some(Box::new(error)),
             answer,
         }));
-        self.over();
+        self.finish();
     }
 }
 

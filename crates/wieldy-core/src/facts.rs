@@ -34,7 +34,7 @@ impl Run {
         }
         let Some(engine) = self.engine() else { return facts };
 
-        let own = engine.flights.live(|flight| is_same(&flight.subject.caller, caller));
+        let own = engine.flights.unfinished_calls(|flight| is_same(&flight.subject.caller, caller));
         let is_running = |flight: &&std::sync::Arc<Flight>| matches!(flight.state(), CallState::Running { .. });
         let running = own.iter().filter(is_running).count();
         facts.insert("calls.running".into(), json!(running));

@@ -16,7 +16,7 @@ use crate::error::{CallError, Code, duration_ms};
 use crate::event::{Body, CallState, Keyed, Subject};
 use crate::journal::{Interrupted, Receipt, Recorder};
 use crate::observe::Log;
-use crate::program::Agreed;
+use crate::program::AgreedProgram;
 use crate::redact::Redacted;
 
 /// The reason why a call was cancelled, as shown in its result.
@@ -77,7 +77,7 @@ pub(crate) struct Flight {
     /// The idempotency key of the call.
     pub(crate) keyed: OnceLock<Arc<Keyed>>,
     /// The program that a person agreed to, if one was shown.
-    pub(crate) agreed: OnceLock<Arc<Agreed>>,
+    pub(crate) agreed: OnceLock<Arc<AgreedProgram>>,
     recorder: Arc<Recorder>,
     batch: Option<Arc<BatchFlight>>,
     log: Log,
@@ -114,7 +114,7 @@ impl Flight {
     pub(crate) fn resumed(was: &Interrupted, call: &Call, recorder: &Arc<Recorder>) -> Self {
         let (tool, arguments) = (Arc::clone(&call.tool), Redacted::new(Arc::clone(&call.arguments), None));
         let flight = Self::of(was.execution, was.opened_at, call, tool, arguments, recorder, None, was.task);
-        flight.log.pen().set_state(was.state);
+        flight.log.writer().set_state(was.state);
         flight
     }
 
@@ -168,7 +168,7 @@ impl Flight {
     /// Records an event of the call. An event that is illegal in the current state (late output of a finished run) is
     /// dropped.
     pub(crate) fn record_at(&self, body: Body, at: Timestamp) -> Receipt {
-        let mut log = self.log.pen();
+        let mut log = self.log.writer();
         let Ok(next) = log.state().apply(&body) else {
             // A call without an opening gets no closing either, but it is over, so its observers must end.
             if let (CallState::Unknown, Some(closing)) = (log.state(), body.closing()) {
@@ -253,7 +253,7 @@ impl Flight {
     }
 
     /// Notes that the run has just shown a sign of life.
-    pub(crate) fn live(&self) {
+    pub(crate) fn note_sign_of_life(&self) {
         self.sign_of_life.store(self.opened.elapsed().as_micros() as u64, Ordering::Relaxed);
     }
 
@@ -331,17 +331,17 @@ const EVENTS_PER_CALL: usize = 4;
 /// The table of all calls and batches in flight, and of the last finished ones, for late observers.
 pub(crate) struct Flights {
     table: Mutex<Table>,
-    over_max: usize,
+    finished_max: usize,
 }
 
 #[derive(Default)]
 struct Table {
     calls: HashMap<ExecutionId, Arc<Flight>, BuildHasherDefault<IdHasher>>,
-    calls_over: VecDeque<ExecutionId>,
+    finished_calls: VecDeque<ExecutionId>,
     batches: HashMap<BatchId, Arc<BatchFlight>, BuildHasherDefault<IdHasher>>,
-    batches_over: VecDeque<BatchOver>,
+    finished_batches: VecDeque<FinishedBatch>,
     /// The number of events in all finished batches.
-    batches_over_events: usize,
+    finished_batches_events: usize,
 }
 
 impl Table {
@@ -350,18 +350,18 @@ impl Table {
     fn forget_batches(&mut self, events_max: usize, spared: usize) -> Vec<Arc<BatchFlight>> {
         let mut gone = Vec::new();
         // A batch stores the events of all its calls, so the limit counts events.
-        while self.batches_over_events > events_max
-            && self.batches_over.len() > spared
-            && let Some(oldest) = self.batches_over.pop_front()
+        while self.finished_batches_events > events_max
+            && self.finished_batches.len() > spared
+            && let Some(oldest) = self.finished_batches.pop_front()
         {
-            self.batches_over_events -= oldest.events;
+            self.finished_batches_events -= oldest.events;
             gone.extend(self.batches.remove(&oldest.id));
         }
         gone
     }
 }
 
-struct BatchOver {
+struct FinishedBatch {
     id: BatchId,
     events: usize,
 }
@@ -385,12 +385,12 @@ impl Hasher for IdHasher {
 }
 
 impl Flights {
-    /// Creates a table that remembers the last `over_max` finished calls, and batches with about as many events.
-    pub(crate) fn new(over_max: usize) -> Self {
+    /// Creates a table that remembers the last `finished_max` finished calls, and batches with about as many events.
+    pub(crate) fn new(finished_max: usize) -> Self {
         let mut table = Table::default();
         // Spare room, because otherwise the table would rehash every few calls.
-        table.calls.reserve(over_max.min(1 << 16) * 4);
-        Self { table: Mutex::new(table), over_max }
+        table.calls.reserve(finished_max.min(1 << 16) * 4);
+        Self { table: Mutex::new(table), finished_max }
     }
 
     pub(crate) fn add(&self, flight: Arc<Flight>) {
@@ -400,18 +400,18 @@ impl Flights {
     /// Adds a batch. If the finished batches exceed the limit, the oldest go now, even the last one, to make room.
     pub(crate) fn add_batch(&self, batch: Arc<BatchFlight>) {
         let mut table = self.lock();
-        let gone = table.forget_batches(self.over_max * EVENTS_PER_CALL, 0);
+        let gone = table.forget_batches(self.finished_max * EVENTS_PER_CALL, 0);
         table.batches.insert(batch.id, batch);
         drop(table);
         drop(gone);
     }
 
     /// Moves a call to the finished ones, and removes the oldest of them beyond the limit.
-    pub(crate) fn over(&self, id: ExecutionId) {
+    pub(crate) fn finish_call(&self, id: ExecutionId) {
         let mut table = self.lock();
-        table.calls_over.push_back(id);
-        if table.calls_over.len() > self.over_max
-            && let Some(oldest) = table.calls_over.pop_front()
+        table.finished_calls.push_back(id);
+        if table.finished_calls.len() > self.finished_max
+            && let Some(oldest) = table.finished_calls.pop_front()
         {
             table.calls.remove(&oldest);
         }
@@ -419,13 +419,13 @@ impl Flights {
 
     /// Moves a batch to the finished ones, and removes the oldest of them beyond the limit. The last one stays, however
     /// large.
-    pub(crate) fn batch_over(&self, id: BatchId) {
+    pub(crate) fn finish_batch(&self, id: BatchId) {
         let mut table = self.lock();
         // A batch without events counts as one, so that the table stays bounded.
         let events = table.batches.get(&id).map_or(0, |batch| batch.log.len()).max(1);
-        table.batches_over.push_back(BatchOver { id, events });
-        table.batches_over_events += events;
-        let gone = table.forget_batches(self.over_max * EVENTS_PER_CALL, 1);
+        table.finished_batches.push_back(FinishedBatch { id, events });
+        table.finished_batches_events += events;
+        let gone = table.forget_batches(self.finished_max * EVENTS_PER_CALL, 1);
         drop(table);
         drop(gone);
     }
@@ -444,7 +444,7 @@ impl Flights {
     }
 
     /// Returns the unfinished calls that `wanted` selects.
-    pub(crate) fn live(&self, wanted: impl Fn(&Flight) -> bool) -> Vec<Arc<Flight>> {
+    pub(crate) fn unfinished_calls(&self, wanted: impl Fn(&Flight) -> bool) -> Vec<Arc<Flight>> {
         self.lock().calls.values().filter(|flight| !flight.is_over() && wanted(flight)).cloned().collect()
     }
 
@@ -460,7 +460,7 @@ mod tests {
     use crate::journal::MemoryJournal;
 
     /// Adds a finished batch with this number of events.
-    fn ended(flights: &Flights, events: usize) -> BatchId {
+    fn add_finished_batch(flights: &Flights, events: usize) -> BatchId {
         let batch = Arc::new(BatchFlight::new(Arc::new(Caller::local())));
         let recorder = Recorder::new(Arc::new(MemoryJournal::default()));
         for _ in 0..events {
@@ -468,11 +468,11 @@ mod tests {
             recorder.append(&batch.subject, body, Timestamp::now(), Some(&batch.log)).expect("memory takes everything");
         }
         flights.add_batch(Arc::clone(&batch));
-        flights.batch_over(batch.id);
+        flights.finish_batch(batch.id);
         batch.id
     }
 
-    fn known(flights: &Flights, batches: &[BatchId]) -> Vec<bool> {
+    fn remembered(flights: &Flights, batches: &[BatchId]) -> Vec<bool> {
         batches.iter().map(|id| flights.batch(*id).is_some()).collect()
     }
 
@@ -480,28 +480,28 @@ mod tests {
     fn batches_that_are_over_are_remembered_by_the_number_of_their_events() {
         // Two calls allow eight events.
         let flights = Flights::new(2);
-        let batches = [ended(&flights, 3), ended(&flights, 5)];
-        assert_eq!(known(&flights, &batches), [true, true], "just as many as may be");
-        let batches = [batches[0], batches[1], ended(&flights, 1)];
-        assert_eq!(known(&flights, &batches), [false, true, true], "the oldest goes");
-        let batches = [batches[1], batches[2], ended(&flights, 7), ended(&flights, 1)];
-        assert_eq!(known(&flights, &batches), [false, false, true, true], "as many go as must");
+        let batches = [add_finished_batch(&flights, 3), add_finished_batch(&flights, 5)];
+        assert_eq!(remembered(&flights, &batches), [true, true], "just as many as may be");
+        let batches = [batches[0], batches[1], add_finished_batch(&flights, 1)];
+        assert_eq!(remembered(&flights, &batches), [false, true, true], "the oldest goes");
+        let batches = [batches[1], batches[2], add_finished_batch(&flights, 7), add_finished_batch(&flights, 1)];
+        assert_eq!(remembered(&flights, &batches), [false, false, true, true], "as many go as must");
     }
 
     #[test]
     fn the_last_batch_is_remembered_however_large_it_is() {
         let flights = Flights::new(2);
-        let large = ended(&flights, 100);
-        assert_eq!(known(&flights, &[large]), [true]);
+        let large = add_finished_batch(&flights, 100);
+        assert_eq!(remembered(&flights, &[large]), [true]);
         let next = Arc::new(BatchFlight::new(Arc::new(Caller::local())));
         flights.add_batch(Arc::clone(&next));
-        assert_eq!(known(&flights, &[large, next.id]), [false, true], "until another begins");
-        let small = ended(&flights, 0);
-        assert_eq!(known(&flights, &[large, small]), [false, true]);
-        let others: Vec<BatchId> = (0..7).map(|_| ended(&flights, 1)).collect();
-        assert_eq!(known(&flights, &[small]), [true], "what went is not counted any more");
-        assert_eq!(known(&flights, &others), [true; 7]);
-        ended(&flights, 0);
-        assert_eq!(known(&flights, &[small]), [false], "one without events counts too");
+        assert_eq!(remembered(&flights, &[large, next.id]), [false, true], "until another begins");
+        let small = add_finished_batch(&flights, 0);
+        assert_eq!(remembered(&flights, &[large, small]), [false, true]);
+        let others: Vec<BatchId> = (0..7).map(|_| add_finished_batch(&flights, 1)).collect();
+        assert_eq!(remembered(&flights, &[small]), [true], "what went is not counted any more");
+        assert_eq!(remembered(&flights, &others), [true; 7]);
+        add_finished_batch(&flights, 0);
+        assert_eq!(remembered(&flights, &[small]), [false], "one without events counts too");
     }
 }

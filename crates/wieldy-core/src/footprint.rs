@@ -11,13 +11,13 @@ use crate::tool::ToolSpec;
 /// The paths that one call reads and writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Touches {
-    reads: Things,
-    writes: Things,
+    reads: PathSet,
+    writes: PathSet,
 }
 
 /// Some paths, or everything.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Things {
+enum PathSet {
     Everything,
     These(Vec<String>),
 }
@@ -25,13 +25,13 @@ enum Things {
 impl Touches {
     /// Returns the footprint of a call that will not run.
     pub(crate) fn nothing() -> Self {
-        Self { reads: Things::These(Vec::new()), writes: Things::These(Vec::new()) }
+        Self { reads: PathSet::These(Vec::new()), writes: PathSet::These(Vec::new()) }
     }
 
     /// Returns the footprint of a call whose arguments are not known yet: everything that the tool could touch.
     pub(crate) fn unknown(tool: &ToolSpec) -> Self {
-        let writes = if tool.annotations.read_only { Things::These(Vec::new()) } else { Things::Everything };
-        Self { reads: Things::Everything, writes }
+        let writes = if tool.annotations.read_only { PathSet::These(Vec::new()) } else { PathSet::Everything };
+        Self { reads: PathSet::Everything, writes }
     }
 
     /// Returns the paths in the arguments that the tool's footprint names, under every name that the tool has for them.
@@ -44,12 +44,12 @@ impl Touches {
     /// Returns the paths in the arguments that the footprint names. A tool without a footprint may touch everything.
     fn with_names(tool: &ToolSpec, arguments: &Value, names_of: &dyn Fn(&str) -> Vec<String>) -> Self {
         let Some(footprint) = &tool.footprint else { return Self::unknown(tool) };
-        let reads = Things::named(&footprint.reads, arguments, names_of);
+        let reads = PathSet::named(&footprint.reads, arguments, names_of);
         // The annotation decides if a tool is read-only; a footprint only names paths.
         let writes = if tool.annotations.read_only {
-            Things::These(Vec::new())
+            PathSet::These(Vec::new())
         } else {
-            Things::named(&footprint.writes, arguments, names_of)
+            PathSet::named(&footprint.writes, arguments, names_of)
         };
         Self { reads, writes }
     }
@@ -73,20 +73,20 @@ impl Touches {
     /// Returns true if the order of the two calls matters. Tests compare the order of batches with it.
     #[cfg(test)]
     pub(crate) fn conflicts(&self, other: &Self) -> bool {
-        self.writes.meets(&other.writes) || self.writes.meets(&other.reads) || self.reads.meets(&other.writes)
+        self.writes.overlaps(&other.writes) || self.writes.overlaps(&other.reads) || self.reads.overlaps(&other.writes)
     }
 
     /// Returns true if this call's writes may change what the other call read.
     pub(crate) fn invalidates(&self, other: &Self) -> bool {
-        self.writes.meets(&other.reads)
+        self.writes.overlaps(&other.reads)
     }
 
     pub(crate) fn writes_anything(&self) -> bool {
-        self.writes != Things::These(Vec::new())
+        self.writes != PathSet::These(Vec::new())
     }
 }
 
-impl Things {
+impl PathSet {
     fn named(names: &[String], arguments: &Value, names_of: &dyn Fn(&str) -> Vec<String>) -> Self {
         let known = |thing: &str| names_of(thing).into_iter().map(|name| normal(&name)).collect::<Vec<_>>();
         let mut things = Vec::new();
@@ -112,7 +112,7 @@ impl Things {
         whole.into_iter().chain(these.iter().map(String::as_str))
     }
 
-    fn meets(&self, other: &Self) -> bool {
+    fn overlaps(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::These(none), _) | (_, Self::These(none)) if none.is_empty() => false,
             (Self::Everything, _) | (_, Self::Everything) => true,

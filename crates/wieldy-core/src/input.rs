@@ -98,9 +98,9 @@ pub(crate) fn check_size(arguments: &Value) -> Result<Measured, Violations> {
 }
 
 pub(crate) fn too_large() -> Violations {
-    let told =
+    let message =
         format!("the arguments are too large: at most {ARGUMENTS_BYTES_MAX} bytes and {ARGUMENTS_DEPTH_MAX} levels");
-    Violations::one("", told)
+    Violations::one("", message)
 }
 
 /// Returns the error for arguments whose check would cost too much work.
@@ -164,7 +164,7 @@ impl Violation {
         let pointer = error.instance_path().to_string();
         let message = match error.kind() {
             ValidationErrorKind::AdditionalProperties { unexpected } => {
-                let told = unexpected.iter().take(VIOLATIONS_MAX).map(|name| {
+                let listed = unexpected.iter().take(VIOLATIONS_MAX).map(|name| {
                     let name: String = name.chars().take(64).flat_map(char::escape_debug).collect();
                     let near = near_misses(&name, property_names(schema, error.schema_path().as_str()));
                     match did_you_mean(&near) {
@@ -172,11 +172,11 @@ impl Violation {
                         None => format!("there is no argument `{name}`"),
                     }
                 });
-                let mut told: Vec<String> = told.collect();
+                let mut listed: Vec<String> = listed.collect();
                 if unexpected.len() > VIOLATIONS_MAX {
-                    told.push(format!("and {} more", unexpected.len() - VIOLATIONS_MAX));
+                    listed.push(format!("and {} more", unexpected.len() - VIOLATIONS_MAX));
                 }
-                told.join("; ")
+                listed.join("; ")
             }
             ValidationErrorKind::Required { property } => format!("{property} is required").replace('"', "`"),
             _ => error.masked_with("the value").to_string(),
@@ -408,22 +408,25 @@ mod tests {
 
     #[test]
     fn a_violation_never_tells_the_value() {
-        let told = checked(schema(), json!({"path": "a", "lines": "hunter2"})).expect_err("not a number");
-        assert!(!told.contains("hunter2"), "{told}");
+        let message = checked(schema(), json!({"path": "a", "lines": "hunter2"})).expect_err("not a number");
+        assert!(!message.contains("hunter2"), "{message}");
     }
 
     #[test]
     fn arguments_that_are_no_json_or_too_large_or_too_deep_are_refused() {
-        let told = |text: &str| parse_arguments(text).map_err(|violations| violations.to_string());
-        assert_eq!(told(" "), Ok(json!({})));
-        assert_eq!(told("{"), Err("the arguments are not JSON: EOF while parsing an object at line 1 column 1".into()));
+        let parse = |text: &str| parse_arguments(text).map_err(|violations| violations.to_string());
+        assert_eq!(parse(" "), Ok(json!({})));
+        assert_eq!(
+            parse("{"),
+            Err("the arguments are not JSON: EOF while parsing an object at line 1 column 1".into())
+        );
         let deep = "[".repeat(10_000) + &"]".repeat(10_000);
         assert_eq!(
-            told(&deep),
+            parse(&deep),
             Err("the arguments are not JSON: recursion limit exceeded at line 1 column 128".into())
         );
         let large = format!("\"{}\"", "x".repeat(100_000_000));
-        assert_eq!(told(&large), Err("the arguments are too large: at most 16777216 bytes".into()));
+        assert_eq!(parse(&large), Err("the arguments are too large: at most 16777216 bytes".into()));
         let mut nested = json!(1);
         for _ in 0..1_000 {
             nested = json!([nested]);
@@ -436,12 +439,13 @@ mod tests {
     #[test]
     fn large_arguments_that_do_not_fit_cost_no_more_than_looking_at_them() {
         let began = std::time::Instant::now();
-        let told = checked(schema(), json!({"path": "a", "tags": vec![Value::Null; 300_000]})).expect_err("no numbers");
-        assert!(told.starts_with("`/tags/0`: the value is not of type"), "{}", &told[..100]);
+        let message =
+            checked(schema(), json!({"path": "a", "tags": vec![Value::Null; 300_000]})).expect_err("no numbers");
+        assert!(message.starts_with("`/tags/0`: the value is not of type"), "{}", &message[..100]);
         let unknown: Map<String, Value> = (0..100_000).map(|n| (format!("unknown{n}"), json!(1))).collect();
-        let told = checked(schema(), Value::Object(unknown)).expect_err("no such arguments");
-        assert!(told.len() < 10_000, "{} bytes", told.len());
-        assert!(told.contains("and 99950 more"), "{told}");
+        let message = checked(schema(), Value::Object(unknown)).expect_err("no such arguments");
+        assert!(message.len() < 10_000, "{} bytes", message.len());
+        assert!(message.contains("and 99950 more"), "{message}");
         assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
     }
 

@@ -34,7 +34,7 @@
 //! ```
 //! ```compile_fail,E0451
 //! fn uninvited() -> wieldy_core::Slot {
-//!     wieldy_core::Slot { execution: todo!(), waited: todo!(), gate: todo!(), taker: todo!() }
+//!     wieldy_core::Slot { execution: todo!(), waited: todo!(), gate: todo!(), requester: todo!() }
 //! }
 //! ```
 //! ```compile_fail,E0599

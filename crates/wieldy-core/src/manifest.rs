@@ -113,12 +113,12 @@ fn problem(line: Option<usize>, tool: Option<String>, message: &str) -> Problem 
 impl Manifest {
     /// Reads a manifest in TOML.
     pub fn from_toml(text: &str) -> Result<Self, ManifestError> {
-        settled(Self::survey_toml(text))
+        into_result(Self::survey_toml(text))
     }
 
     /// Reads a manifest in JSON: wieldy's own form `{"tools": […]}`, or a list of functions as models' APIs take it.
     pub fn from_json(text: &str) -> Result<Self, ManifestError> {
-        settled(Self::survey_json(text))
+        into_result(Self::survey_json(text))
     }
 
     /// Reads as much as possible of a manifest in TOML, and reports every problem.
@@ -153,12 +153,12 @@ impl Manifest {
                 let name = table.get("name").and_then(|name| name.get_ref().as_str()).map(shown_name);
                 let mistake = |error: &toml::de::Error| {
                     let key = error.span().and_then(|span| key_at(&table, span.start));
-                    let mut told = problem(line(error).or(Some(at)), name.clone(), error.message());
+                    let mut reported = problem(line(error).or(Some(at)), name.clone(), error.message());
                     // The message already names an unknown key.
                     if let Some(key) = key.filter(|_| !error.message().starts_with("unknown field")) {
-                        told.message = format!("`{key}`: {}", told.message);
+                        reported.message = format!("`{key}`: {}", reported.message);
                     }
-                    told
+                    reported
                 };
                 let (tool, mistakes) = read_table::<FileTool>(toml::Spanned::new(span, table.clone()));
                 let unknown = unknown_keys(mistakes.iter().map(toml::de::Error::message));
@@ -207,7 +207,7 @@ impl Manifest {
                 }));
             }
             // Parses the text once more: only this parser knows the line, and only of the first mistake.
-            if let Err(error) = serde_json::from_str::<File>(text) {
+            if let Err(error) = serde_json::from_str::<JsonFile>(text) {
                 let message = problem(None, None, &without_place(&error)).message;
                 let first = problems.iter_mut().find(|problem| problem.message == message);
                 first.into_iter().for_each(|first| first.line = line(&error));
@@ -250,14 +250,14 @@ impl Manifest {
     }
 }
 
-fn settled((manifest, problems): (Manifest, Vec<Problem>)) -> Result<Manifest, ManifestError> {
+fn into_result((manifest, problems): (Manifest, Vec<Problem>)) -> Result<Manifest, ManifestError> {
     if problems.is_empty() { Ok(manifest) } else { Err(ManifestError(problems)) }
 }
 
 /// The top level of wieldy's own form of JSON.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct JsonFile {
     #[expect(dead_code, reason = "only its mistakes matter")]
     tools: Vec<FileTool>,
 }

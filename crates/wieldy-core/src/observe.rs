@@ -17,12 +17,12 @@ const TEXT_BYTES_MAX: usize = 1024 * 1024;
 /// The events of one call or batch.
 #[derive(Debug, Default)]
 pub(crate) struct Log {
-    kept: Mutex<Kept>,
+    contents: Mutex<LogContents>,
     changed: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct LogContents {
     events: VecDeque<Arc<Event>>,
     text_bytes: usize,
     /// The number of older events that were dropped.
@@ -36,18 +36,18 @@ struct Kept {
 }
 
 impl Log {
-    /// Locks the log for writing: no other thread reads or writes until the pen is dropped.
-    pub(crate) fn pen(&self) -> Pen<'_> {
-        Pen { kept: self.lock(), changed: &self.changed }
+    /// Locks the log for writing: no other thread reads or writes until the writer is dropped.
+    pub(crate) fn writer(&self) -> LogWriter<'_> {
+        LogWriter { contents: self.lock(), changed: &self.changed }
     }
 
     pub(crate) fn push(&self, event: Arc<Event>) {
-        self.pen().push(event);
+        self.writer().push(event);
     }
 
     /// Marks the log as complete, so that observers end.
     pub(crate) fn close(&self) {
-        self.pen().close();
+        self.writer().close();
     }
 
     pub(crate) fn state(&self) -> CallState {
@@ -59,47 +59,47 @@ impl Log {
         self.lock().events.len()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().expect("no code panics while it holds the log")
+    fn lock(&self) -> MutexGuard<'_, LogContents> {
+        self.contents.lock().expect("no code panics while it holds the log")
     }
 }
 
 /// A log that is locked for writing.
-pub(crate) struct Pen<'a> {
-    kept: MutexGuard<'a, Kept>,
+pub(crate) struct LogWriter<'a> {
+    contents: MutexGuard<'a, LogContents>,
     changed: &'a Notify,
 }
 
-impl Pen<'_> {
+impl LogWriter<'_> {
     pub(crate) fn push(&mut self, event: Arc<Event>) {
-        let kept = &mut *self.kept;
-        kept.text_bytes += text_bytes(&event);
-        kept.events.push_back(event);
-        while (kept.events.len() > EVENTS_MAX || kept.text_bytes > TEXT_BYTES_MAX)
-            && let Some(oldest) = kept.events.pop_front()
+        let contents = &mut *self.contents;
+        contents.text_bytes += text_bytes(&event);
+        contents.events.push_back(event);
+        while (contents.events.len() > EVENTS_MAX || contents.text_bytes > TEXT_BYTES_MAX)
+            && let Some(oldest) = contents.events.pop_front()
         {
-            kept.text_bytes -= text_bytes(&oldest);
-            kept.gone += 1;
+            contents.text_bytes -= text_bytes(&oldest);
+            contents.gone += 1;
         }
-        self.tell();
+        self.notify();
     }
 
     /// Marks the log as complete, so that observers end.
     pub(crate) fn close(&mut self) {
-        self.kept.closed = true;
-        self.tell();
+        self.contents.closed = true;
+        self.notify();
     }
 
     pub(crate) fn state(&self) -> CallState {
-        self.kept.state
+        self.contents.state
     }
 
     pub(crate) fn set_state(&mut self, state: CallState) {
-        self.kept.state = state;
+        self.contents.state = state;
     }
 
-    fn tell(&self) {
-        if self.kept.watched {
+    fn notify(&self) {
+        if self.contents.watched {
             self.changed.notify_waiters();
         }
     }
@@ -142,23 +142,23 @@ impl Observer {
             // Subscribe before looking: an event between the two cannot be lost.
             changed.as_mut().enable();
             {
-                let mut kept = log.lock();
-                if self.position < kept.gone {
-                    let missed = kept.gone - self.position;
-                    self.position = kept.gone;
+                let mut contents = log.lock();
+                if self.position < contents.gone {
+                    let missed = contents.gone - self.position;
+                    self.position = contents.gone;
                     return Some(Seen::Missed(missed));
                 }
-                if let Some(event) = kept.events.get((self.position - kept.gone) as usize) {
+                if let Some(event) = contents.events.get((self.position - contents.gone) as usize) {
                     self.position += 1;
                     if self.basic_only && !event.body.is_basic() {
                         continue;
                     }
                     return Some(Seen::Event(Arc::clone(event)));
                 }
-                if kept.closed {
+                if contents.closed {
                     return None;
                 }
-                kept.watched = true;
+                contents.watched = true;
             }
             changed.await;
         }

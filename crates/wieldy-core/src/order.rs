@@ -13,8 +13,8 @@ pub(crate) type WaitsFor = Vec<BTreeSet<usize>>;
 
 /// The paths touched by the calls so far: a tree whose root stands for everything.
 #[derive(Default)]
-pub(crate) struct Touched<'a> {
-    nodes: Vec<Node>,
+pub(crate) struct TouchedPaths<'a> {
+    nodes: Vec<PathNode>,
     /// The index of a node, by its parent's index and its own name.
     places: HashMap<(usize, &'a str), usize>,
 }
@@ -22,21 +22,21 @@ pub(crate) struct Touched<'a> {
 /// The calls that touched one path so far, and those that touched a path below it. A writer of the path clears all four
 /// lists: it waits for these calls, and later calls wait for the writer.
 #[derive(Default)]
-struct Node {
-    readers: Crowd,
-    writers: Crowd,
-    readers_below: Crowd,
-    writers_below: Crowd,
+struct PathNode {
+    readers: CallGroup,
+    writers: CallGroup,
+    readers_below: CallGroup,
+    writers_below: CallGroup,
 }
 
 /// Calls that a later call waits for together.
 #[derive(Default)]
-struct Crowd(Vec<usize>);
+struct CallGroup(Vec<usize>);
 
-impl Crowd {
+impl CallGroup {
     /// Returns the node to wait for. Several calls are first merged into one join node, so that `n` calls that wait for
     /// `m` others need `n + m` edges and not `n * m`.
-    fn together(&mut self, waits_for: &mut WaitsFor) -> Option<usize> {
+    fn join(&mut self, waits_for: &mut WaitsFor) -> Option<usize> {
         if self.0.len() > 1 {
             let stand_in = waits_for.len();
             waits_for.push(self.0.drain(..).collect());
@@ -46,70 +46,70 @@ impl Crowd {
     }
 }
 
-impl<'a> Touched<'a> {
+impl<'a> TouchedPaths<'a> {
     /// Makes the call wait for all earlier calls that it conflicts with, and later ones for it.
     pub(crate) fn add(&mut self, call: usize, touches: &'a Touches, waits_for: &mut WaitsFor) {
-        let reads: Vec<Vec<usize>> = touches.reads().map(|path| self.way(path)).collect();
-        let writes: Vec<Vec<usize>> = touches.writes().map(|path| self.way(path)).collect();
-        for way in &reads {
-            self.wait(call, way, false, waits_for);
+        let reads: Vec<Vec<usize>> = touches.reads().map(|path| self.nodes_to(path)).collect();
+        let writes: Vec<Vec<usize>> = touches.writes().map(|path| self.nodes_to(path)).collect();
+        for nodes in &reads {
+            self.wait(call, nodes, false, waits_for);
         }
-        for way in &writes {
-            self.wait(call, way, true, waits_for);
+        for nodes in &writes {
+            self.wait(call, nodes, true, waits_for);
         }
-        for way in &reads {
-            self.enter(call, way, false);
+        for nodes in &reads {
+            self.record(call, nodes, false);
         }
-        for way in &writes {
-            self.enter(call, way, true);
+        for nodes in &writes {
+            self.record(call, nodes, true);
         }
     }
 
     /// Returns the nodes from the root to the path.
-    fn way(&mut self, path: &'a str) -> Vec<usize> {
+    fn nodes_to(&mut self, path: &'a str) -> Vec<usize> {
         if self.nodes.is_empty() {
-            self.nodes.push(Node::default());
+            self.nodes.push(PathNode::default());
         }
-        let mut way = vec![0];
+        let mut nodes = vec![0];
         for name in path.split('/').filter(|name| !name.is_empty()) {
-            let above = way[way.len() - 1];
+            let above = nodes[nodes.len() - 1];
             let place = *self.places.entry((above, name)).or_insert_with(|| {
-                self.nodes.push(Node::default());
+                self.nodes.push(PathNode::default());
                 self.nodes.len() - 1
             });
-            way.push(place);
+            nodes.push(place);
         }
-        way
+        nodes
     }
 
-    fn wait(&mut self, call: usize, way: &[usize], writes: bool, waits_for: &mut WaitsFor) {
-        let last = way.len() - 1;
-        for (depth, place) in way.iter().enumerate() {
-            let Node { readers, writers, readers_below, writers_below } = &mut self.nodes[*place];
-            let crowds = [
+    fn wait(&mut self, call: usize, nodes: &[usize], writes: bool, waits_for: &mut WaitsFor) {
+        let last = nodes.len() - 1;
+        for (depth, place) in nodes.iter().enumerate() {
+            let PathNode { readers, writers, readers_below, writers_below } = &mut self.nodes[*place];
+            let groups = [
                 Some(writers),
                 Some(readers).filter(|_| writes),
                 Some(writers_below).filter(|_| depth == last),
                 Some(readers_below).filter(|_| writes && depth == last),
             ];
-            for crowd in crowds.into_iter().flatten() {
-                if let Some(before) = crowd.together(waits_for) {
+            for group in groups.into_iter().flatten() {
+                if let Some(before) = group.join(waits_for) {
                     waits_for[call].insert(before);
                 }
             }
         }
     }
 
-    fn enter(&mut self, call: usize, way: &[usize], writes: bool) {
-        let (last, above) = way.split_last().expect("every way begins at the whole");
+    fn record(&mut self, call: usize, nodes: &[usize], writes: bool) {
+        let (last, above) = nodes.split_last().expect("every way begins at the whole");
         for place in above {
             let node = &mut self.nodes[*place];
-            let crowd = if writes { &mut node.writers_below } else { &mut node.readers_below };
-            crowd.0.push(call);
+            let group = if writes { &mut node.writers_below } else { &mut node.readers_below };
+            group.0.push(call);
         }
         let node = &mut self.nodes[*last];
         if writes {
-            *node = Node { writers: Crowd(vec![call]), ..Node::default() };
+            *node = PathNode { writers: CallGroup(vec![call]), ..PathNode::default() };
         } else {
             node.readers.0.push(call);
         }
@@ -117,7 +117,7 @@ impl<'a> Touched<'a> {
 }
 
 /// The ready queue of a batch: calls without unfinished predecessors, in the order of the batch.
-pub(crate) struct Turns {
+pub(crate) struct ReadyQueue {
     /// The number of unfinished predecessors of each call.
     waits: Vec<usize>,
     /// The successors of each call.
@@ -127,7 +127,7 @@ pub(crate) struct Turns {
     calls: usize,
 }
 
-impl Turns {
+impl ReadyQueue {
     pub(crate) fn new(waits_for: &[BTreeSet<usize>], calls: usize) -> Self {
         let mut followers = vec![Vec::new(); waits_for.len()];
         for (later, before) in waits_for.iter().enumerate() {
@@ -144,7 +144,7 @@ impl Turns {
     }
 
     /// Marks a call as over, which may make its successors ready.
-    pub(crate) fn over(&mut self, place: usize) {
+    pub(crate) fn finish(&mut self, place: usize) {
         let mut followers = std::mem::take(&mut self.followers[place]);
         while let Some(next) = followers.pop() {
             self.waits[next] -= 1;
@@ -176,7 +176,7 @@ mod tests {
     }
 
     fn order(touches: &[Touches]) -> WaitsFor {
-        let (mut waits_for, mut touched) = (vec![BTreeSet::new(); touches.len()], Touched::default());
+        let (mut waits_for, mut touched) = (vec![BTreeSet::new(); touches.len()], TouchedPaths::default());
         for (call, touches) in touches.iter().enumerate() {
             touched.add(call, touches, &mut waits_for);
         }
@@ -240,10 +240,10 @@ mod tests {
             let waits_for = order(&touches);
             let waits: usize = waits_for.iter().map(BTreeSet::len).sum();
             assert!(waits_for.len() <= 2 * count && waits <= 6 * count, "{case}: {} {waits}", waits_for.len());
-            let mut turns = Turns::new(&waits_for, count);
+            let mut ready_queue = ReadyQueue::new(&waits_for, count);
             let mut over = 0;
-            while let Some(next) = turns.next() {
-                turns.over(next);
+            while let Some(next) = ready_queue.next() {
+                ready_queue.finish(next);
                 over += 1;
             }
             assert_eq!(over, count, "{case}");

@@ -77,9 +77,10 @@ impl Outcome {
     /// Returns the outcome without its answer, which is too large to store.
     pub(crate) fn in_brief(&self, bytes: u64) -> Self {
         let rest = if self.artifact.is_some() { "; its artifact has the whole" } else { "" };
-        let told = format!("this call was run before, and its answer of {bytes} bytes was too large to be kept{rest}");
+        let message =
+            format!("this call was run before, and its answer of {bytes} bytes was too large to be kept{rest}");
         Self {
-            content: vec![Content::text(told)],
+            content: vec![Content::text(message)],
             structured: None,
             failure: self.failure.clone(),
             partial: true,

@@ -56,14 +56,14 @@ impl Program {
 }
 
 /// The program that a person agreed to, and the call that starts it.
-pub(crate) struct Agreed {
+pub(crate) struct AgreedProgram {
     pub(crate) tool: SharedTool,
     pub(crate) arguments: Arc<Value>,
     pub(crate) confinement: Arc<Confinement>,
     pub(crate) program: Program,
 }
 
-impl Agreed {
+impl AgreedProgram {
     /// Fails if the program is no longer the one that the person agreed to.
     pub(crate) async fn check(&self) -> Result<(), CallError> {
         let now = self.tool.program(&self.arguments, &self.confinement).await.map_err(|error| *error.error)?;

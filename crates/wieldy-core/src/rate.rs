@@ -56,20 +56,20 @@ pub enum RateKind {
 pub(crate) struct Rates {
     rates: Vec<Rate>,
     /// The counts of each limit.
-    counts: Mutex<Vec<Counts>>,
+    counts: Mutex<Vec<RateCounts>>,
 }
 
 /// The counts of one limit, separate for each key. An absent key has used nothing.
 #[derive(Default)]
-struct Counts {
-    used: HashMap<String, Used>,
+struct RateCounts {
+    used: HashMap<String, KeyUsage>,
     /// The number of keys above which expired keys are removed.
     sweep_at: usize,
 }
 
 /// The usage of one key.
 #[derive(Clone, Copy)]
-struct Used {
+struct KeyUsage {
     /// For a rate: the time at which everything has come back. For a quota: the end of its window.
     until: Instant,
     /// For a quota: the number of calls in the window.
@@ -78,7 +78,7 @@ struct Used {
 
 impl Rates {
     pub(crate) fn new(rates: Vec<Rate>) -> Self {
-        let counts = rates.iter().map(|_| Counts::default()).collect();
+        let counts = rates.iter().map(|_| RateCounts::default()).collect();
         Self { rates, counts: Mutex::new(counts) }
     }
 
@@ -110,8 +110,8 @@ impl Rates {
     }
 }
 
-impl Counts {
-    fn set(&mut self, key: String, used: Used, now: Instant) {
+impl RateCounts {
+    fn set(&mut self, key: String, used: KeyUsage, now: Instant) {
         const KEYS_MIN: usize = 10_000;
         self.used.insert(key, used);
         // An expired key is the same as an absent one.
@@ -137,8 +137,8 @@ impl Rate {
     }
 
     /// Returns the usage of a key after one more call now, or the time which that call has to wait.
-    fn after_one_more(&self, used: Option<Used>, now: Instant) -> Result<Used, Duration> {
-        let used = used.filter(|used| used.until > now).unwrap_or(Used { until: now, calls: 0 });
+    fn after_one_more(&self, used: Option<KeyUsage>, now: Instant) -> Result<KeyUsage, Duration> {
+        let used = used.filter(|used| used.until > now).unwrap_or(KeyUsage { until: now, calls: 0 });
         match self.kind {
             RateKind::Rate => {
                 // The generic cell rate algorithm: each call takes its share of the window, and the sum of the shares
@@ -147,10 +147,10 @@ impl Rate {
                 let share = (self.window / self.calls.get()).max(Duration::from_nanos(1));
                 let until = used.until + share;
                 let wait = until.duration_since(now).saturating_sub(share * self.calls.get());
-                if wait.is_zero() { Ok(Used { until, ..used }) } else { Err(wait) }
+                if wait.is_zero() { Ok(KeyUsage { until, ..used }) } else { Err(wait) }
             }
-            RateKind::Quota if used.calls == 0 => Ok(Used { until: now + self.window, calls: 1 }),
-            RateKind::Quota if used.calls < self.calls.get() => Ok(Used { calls: used.calls + 1, ..used }),
+            RateKind::Quota if used.calls == 0 => Ok(KeyUsage { until: now + self.window, calls: 1 }),
+            RateKind::Quota if used.calls < self.calls.get() => Ok(KeyUsage { calls: used.calls + 1, ..used }),
             RateKind::Quota => Err(used.until.duration_since(now)),
         }
     }

@@ -200,13 +200,13 @@ impl ToolFilter {
 /// The list of all tools. There is one registry per executor.
 #[derive(Default)]
 pub struct Registry {
-    names: RwLock<Names>,
+    names: RwLock<NameTable>,
     /// The number of changes to the tools.
     generation: watch::Sender<u64>,
 }
 
 #[derive(Default)]
-struct Names {
+struct NameTable {
     tools: HashMap<ToolName, Arc<Registered>, RandomState>,
     aliases: HashMap<String, ToolName, RandomState>,
     /// Short names of qualified tools, each with every tool that has it.
@@ -337,7 +337,7 @@ impl Registry {
     }
 }
 
-impl Names {
+impl NameTable {
     fn holder(&self, name: &str) -> Option<&Arc<Registered>> {
         self.tools.get(name).or_else(|| self.tools.get(self.aliases.get(name)?))
     }

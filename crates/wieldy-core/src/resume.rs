@@ -19,7 +19,7 @@ impl Executor {
     pub fn resume(&self) -> Vec<ExecutionId> {
         let interrupted =
             std::mem::take(&mut *self.inner.interrupted.lock().expect("no code panics while it holds them"));
-        interrupted.into_iter().map(|was| self.go_on(self.reopen(was))).collect()
+        interrupted.into_iter().map(|was| self.continue_in_background(self.reopen(was))).collect()
     }
 
     /// Returns a new entry for a call that an earlier executor left open.
@@ -36,7 +36,7 @@ impl Executor {
         engine.flights.add(Arc::clone(&flight));
         let tool = engine.registry.find(&call.tool, &call.caller);
         let repeatable = tool.as_ref().is_ok_and(|tool| tool.spec.annotations.repeatable());
-        let may_go_on = match was.state {
+        let may_continue = match was.state {
             CallState::Running { attempt } if repeatable => {
                 let error = Box::new(CallError::interrupted(true));
                 let next = Body::RetryAttempt { attempt: attempt + 1, attempts_max: attempt + 1, delay_ms: 0, error };
@@ -46,7 +46,7 @@ impl Executor {
             CallState::Waiting { .. } => repeatable,
             _ => false,
         };
-        let refused = (!may_go_on).then(|| Box::new(CallError::interrupted(repeatable)));
+        let refused = (!may_continue).then(|| Box::new(CallError::interrupted(repeatable)));
         Entry::reopened(self, call, flight, tool, refused)
     }
 

@@ -19,24 +19,24 @@ use crate::event::{Body, CallState, Note, Subject};
 use crate::flight::Flight;
 use crate::journal::Recorder;
 use crate::outcome::{Outcome, PassedOn, RunError};
-use crate::program::Agreed;
+use crate::program::AgreedProgram;
 use crate::redact::StreamRedactor;
 use crate::sandbox::{Breach, Exit, Level, OutputSink, Sandbox, SandboxError, Stream};
 
 /// The shortest time between two progress events with output. Output in between is shown together.
 const OUTPUT_EVERY: Duration = Duration::from_millis(100);
 /// Maximum bytes of output in one progress event.
-const UNSHOWN_MAX: usize = 8 * 1024;
+const PENDING_BYTES_MAX: usize = 8 * 1024;
 /// Maximum size of a picture or sound within a result, in base64.
 const MEDIA_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 /// One attempt at running a tool, seen from the tool. Cheap to clone.
 #[derive(Clone)]
 pub struct Run {
-    shared: Arc<Shared>,
+    state: Arc<RunState>,
 }
 
-struct Shared {
+struct RunState {
     flight: Arc<Flight>,
     attempt: u32,
     /// Made on first use: most tools never ask for it.
@@ -48,7 +48,7 @@ struct Shared {
     /// A weak pointer, so that a tool that keeps its run does not keep the executor alive.
     engine: Weak<Inner>,
     /// Made on first output: few runs print anything.
-    unshown: Mutex<Option<Box<Unshown>>>,
+    pending: Mutex<Option<Box<PendingOutput>>>,
 }
 
 /// The places that output goes to.
@@ -61,7 +61,7 @@ pub(crate) struct Destination {
 }
 
 /// Output that is captured but not yet shown as progress.
-struct Unshown {
+struct PendingOutput {
     /// The output that the redactor has not yet seen.
     bytes: Vec<u8>,
     stream: Stream,
@@ -72,7 +72,7 @@ struct Unshown {
     shown: Instant,
 }
 
-impl Unshown {
+impl PendingOutput {
     /// Returns the redactor of the stream that was printed to last.
     fn current(&self) -> &StreamRedactor {
         match self.stream {
@@ -104,7 +104,7 @@ impl Unshown {
         }
         self.bytes.clear();
         // A progress event shows no more than this, so the rest is dropped.
-        let room = UNSHOWN_MAX.saturating_sub(self.text.len());
+        let room = PENDING_BYTES_MAX.saturating_sub(self.text.len());
         self.text.push_str(&text[..text.floor_char_boundary(room)]);
     }
 }
@@ -122,11 +122,11 @@ impl Run {
         if attempt > 1 {
             flight.forget_capture();
         }
-        let unshown = Mutex::new(None);
+        let pending = Mutex::new(None);
         let stop = OnceLock::new();
         let engine = Arc::downgrade(engine);
         Self {
-            shared: Arc::new(Shared {
+            state: Arc::new(RunState {
                 flight,
                 attempt,
                 stop,
@@ -135,49 +135,49 @@ impl Run {
                 sandbox,
                 destination,
                 engine,
-                unshown,
+                pending,
             }),
         }
     }
 
     /// Returns the engine's id of this execution.
     pub fn execution_id(&self) -> ExecutionId {
-        self.shared.flight.id
+        self.state.flight.id
     }
 
     /// Returns the number of this attempt, from 1.
     pub fn attempt(&self) -> u32 {
-        self.shared.attempt
+        self.state.attempt
     }
 
     /// Returns the caller of the tool.
     pub fn caller(&self) -> &Caller {
-        &self.shared.flight.subject.caller
+        &self.state.flight.subject.caller
     }
 
     /// Returns the confinement of the run: its rights to files, the network and resources.
     pub fn confinement(&self) -> &Confinement {
-        &self.shared.confinement
+        &self.state.confinement
     }
 
     /// Returns the store for large outputs.
     pub fn artifacts(&self) -> &Arc<dyn Artifacts> {
-        &self.shared.destination.artifacts
+        &self.state.destination.artifacts
     }
 
     pub(crate) fn level(&self) -> Level {
-        self.shared.level
+        self.state.level
     }
 
     /// Returns the executor, unless it has been dropped.
     pub(crate) fn engine(&self) -> Option<Arc<Inner>> {
-        self.shared.engine.upgrade()
+        self.state.engine.upgrade()
     }
 
     /// Returns the token that is cancelled when the run must end: on a timeout, a cancellation or the executor's end. A
     /// tool that heeds it can clean up and return a partial result. Another is dropped after the grace time.
     pub fn stop(&self) -> &CancellationToken {
-        self.shared.stop.get_or_init(|| self.shared.flight.stop().child_token())
+        self.state.stop.get_or_init(|| self.state.flight.stop().child_token())
     }
 
     /// Reports progress, which also counts as a sign of life. `percent` is from 0 to 100.
@@ -189,38 +189,38 @@ impl Run {
     /// Reports that something is not as it should be. The run continues.
     pub fn warn(&self, message: impl Into<String>) {
         if self.is_current() {
-            self.shared.flight.record(Body::CallWarning { message: message.into() });
+            self.state.flight.record(Body::CallWarning { message: message.into() });
         }
     }
 
     /// Adds to the output of the run. It is captured in case the run is cut short, and shown to observers as it comes.
     pub fn output(&self, stream: Stream, bytes: &[u8]) {
-        let flight = &self.shared.flight;
+        let flight = &self.state.flight;
         if !self.is_current() {
             return;
         }
-        flight.live();
-        if let Some(live) = &self.shared.destination.live {
+        flight.note_sign_of_life();
+        if let Some(live) = &self.state.destination.live {
             live.write(stream, bytes);
         }
         flight.capture(bytes, || self.new_capture());
-        let mut unshown = self.shared.unshown.lock().expect("no code panics while it holds the text");
-        let unshown = unshown.get_or_insert_with(|| Box::new(Unshown::new(flight)));
-        if unshown.stream != stream {
-            self.flush(unshown);
+        let mut pending = self.state.pending.lock().expect("no code panics while it holds the text");
+        let pending = pending.get_or_insert_with(|| Box::new(PendingOutput::new(flight)));
+        if pending.stream != stream {
+            self.flush(pending);
             // A result joins both streams in one text, so this stream's output may split the secret and redaction would
             // miss it.
-            if unshown.current().is_within_secret() {
+            if pending.current().is_within_secret() {
                 flight.subject.arguments.note_parted();
             }
-            unshown.stream = stream;
+            pending.stream = stream;
         }
-        unshown.bytes.extend_from_slice(bytes);
-        if unshown.bytes.len() >= UNSHOWN_MAX {
-            unshown.redact(false);
+        pending.bytes.extend_from_slice(bytes);
+        if pending.bytes.len() >= PENDING_BYTES_MAX {
+            pending.redact(false);
         }
-        if unshown.shown.elapsed() >= OUTPUT_EVERY {
-            self.flush(unshown);
+        if pending.shown.elapsed() >= OUTPUT_EVERY {
+            self.flush(pending);
         }
     }
 
@@ -228,7 +228,7 @@ impl Run {
     /// up to the run's limit `output_bytes`, goes to an artifact.
     pub fn captured(&self) -> Outcome {
         self.show_rest();
-        let Some(captured) = self.shared.flight.captured() else { return Outcome::default() };
+        let Some(captured) = self.state.flight.captured() else { return Outcome::default() };
         Outcome {
             content: vec![Content::text(captured.text)],
             artifact: captured.artifact,
@@ -248,22 +248,22 @@ impl Run {
                 Content::Resource { resource } if resource.get("blob").is_some() => ("a resource", MEDIA_BYTES_MAX),
                 // A model reads it as it reads text.
                 Content::Resource { .. } | Content::ResourceLink { .. } => {
-                    ("a resource", self.shared.destination.inline_max)
+                    ("a resource", self.state.destination.inline_max)
                 }
             };
             if block.bytes() <= bytes_max {
                 continue;
             }
             let json = serde_json::to_string(block).unwrap_or_default();
-            let (artifact, told) = self.left_out(&json, what);
-            *block = Content::text(told);
+            let (artifact, message) = self.store_block(&json, what);
+            *block = Content::text(message);
             outcome.artifact = outcome.artifact.or(artifact);
             outcome.partial = true;
         }
         let is_text = |block: &Content| matches!(block, Content::Text { .. });
         let text_bytes: u64 = outcome.content.iter().filter(|block| is_text(block)).map(Content::bytes).sum();
         // Text with an artifact was captured by the tool and is already cut, with a line that says so.
-        if text_bytes > self.shared.destination.inline_max && outcome.artifact.is_none() {
+        if text_bytes > self.state.destination.inline_max && outcome.artifact.is_none() {
             let mut capture = self.new_capture();
             capture.write(Content::text_of(&outcome.content).as_bytes());
             let captured = capture.so_far();
@@ -273,10 +273,10 @@ impl Run {
             outcome.partial = true;
         }
         if let Some(structured) =
-            outcome.structured.take_if(|value| json_exceeds(value, self.shared.destination.inline_max.max(2)))
+            outcome.structured.take_if(|value| json_exceeds(value, self.state.destination.inline_max.max(2)))
         {
-            let (artifact, told) = self.left_out(&structured.to_string(), "structured content");
-            outcome.content.push(Content::text(told));
+            let (artifact, message) = self.store_block(&structured.to_string(), "structured content");
+            outcome.content.push(Content::text(message));
             // The artifact of the whole text takes precedence in the result; the line above names this one.
             outcome.artifact = outcome.artifact.or(artifact);
             outcome.partial = true;
@@ -285,27 +285,27 @@ impl Run {
         if let Some(passed_on) = outcome.passed_on.as_mut().filter(|_| outcome.partial) {
             passed_on.blocks.clear();
         }
-        let inline_max = self.shared.destination.inline_max;
+        let inline_max = self.state.destination.inline_max;
         outcome.passed_on.take_if(|passed_on| **passed_on == PassedOn::default() || passed_on.bytes() > inline_max);
     }
 
     /// Stores a content block as an artifact, and returns a line that says so.
-    fn left_out(&self, json: &str, what: &str) -> (Option<ArtifactId>, String) {
+    fn store_block(&self, json: &str, what: &str) -> (Option<ArtifactId>, String) {
         let mut capture = self.new_capture();
         capture.write(json.as_bytes());
-        let (artifact, kept) = capture.kept();
-        (artifact, format!("… {} bytes of {what} left out; {kept} …", json.len()))
+        let (artifact, phrase) = capture.stored_artifact();
+        (artifact, format!("… {} bytes of {what} left out; {phrase} …", json.len()))
     }
 
     fn new_capture(&self) -> Capture {
-        let kept_max = self.shared.confinement.limits.output_bytes.unwrap_or(u64::MAX);
-        let owner = Arc::clone(&self.shared.flight.subject.caller);
+        let stored_max = self.state.confinement.limits.output_bytes.unwrap_or(u64::MAX);
+        let owner = Arc::clone(&self.state.flight.subject.caller);
         Capture::new(
-            self.shared.destination.inline_max,
-            kept_max,
-            Arc::clone(&self.shared.destination.artifacts),
+            self.state.destination.inline_max,
+            stored_max,
+            Arc::clone(&self.state.destination.artifacts),
             owner,
-            self.shared.confinement.recorded_workspace(),
+            self.state.confinement.recorded_workspace(),
         )
     }
 
@@ -318,20 +318,20 @@ impl Run {
     /// Runs a program like [`Run::execute`], for a tool that must tell the streams apart: `output` gets them, and
     /// passes the output to capture on to [`Run::output`].
     pub async fn execute_into(&self, command: &Command, output: Arc<dyn OutputSink>) -> Result<Exit, RunError> {
-        let Some(sandbox) = &self.shared.sandbox else {
-            return Err(RunError::from(unavailable(self.shared.level)).before_effect());
+        let Some(sandbox) = &self.state.sandbox else {
+            return Err(RunError::from(unavailable(self.state.level)).before_effect());
         };
-        let flight = Arc::clone(&self.shared.flight);
+        let flight = Arc::clone(&self.state.flight);
         if let Some(agreed) = flight.agreed.get() {
             agreed.check().await.map_err(|error| RunError::from(error).before_effect())?;
         }
         // A run that was left behind may continue for a moment, but the history of its call is closed.
-        let watched = Watched::new(output, move |violation| {
+        let denial_recorder = DenialRecorder::new(output, move |violation| {
             if !flight.is_over() {
                 flight.record(violation);
             }
         });
-        let exit = watched.execute(&**sandbox, command, &self.placed(), self.stop().clone()).await;
+        let exit = denial_recorder.execute(&**sandbox, command, &self.placed_confinement(), self.stop().clone()).await;
         exit.map_err(|error| {
             let unstarted = error.is_before_start();
             let error = RunError::from(CallError::from(error));
@@ -342,32 +342,32 @@ impl Run {
     /// Returns a [`Background`], which runs programs that outlive this run, in the sandbox of the caller's session.
     pub fn background(&self) -> Result<Background, RunError> {
         let Some(session) = self.caller().session_key() else {
-            let told = "what runs in the background belongs to a session, and this call is part of none";
+            let message = "what runs in the background belongs to a session, and this call is part of none";
             return Err(
-                RunError::invalid_input(told).suggest("make the call in a session, or wait for the command's end")
+                RunError::invalid_input(message).suggest("make the call in a session, or wait for the command's end")
             );
         };
-        let Some(sandbox) = self.shared.sandbox.clone() else {
-            return Err(RunError::from(unavailable(self.shared.level)).before_effect());
+        let Some(sandbox) = self.state.sandbox.clone() else {
+            return Err(RunError::from(unavailable(self.state.level)).before_effect());
         };
-        let flight = &self.shared.flight;
+        let flight = &self.state.flight;
         // By the time of a denial the call may be over, so the event belongs to the session.
         let (tool, caller) = (flight.subject.tool.clone(), Arc::clone(&flight.subject.caller));
         let subject = Arc::new(Subject { tool, ..Subject::of(caller) });
         let recorder = Arc::clone(flight.recorder());
         let agreed = flight.agreed.get().cloned();
-        Ok(Background { session, sandbox, confinement: self.placed(), recorder, subject, agreed })
+        Ok(Background { session, sandbox, confinement: self.placed_confinement(), recorder, subject, agreed })
     }
 
     /// Returns the confinement with the sandbox that the caller's processes run in.
-    fn placed(&self) -> Confinement {
-        Confinement { place: place(self.caller()), ..Confinement::clone(&self.shared.confinement) }
+    fn placed_confinement(&self) -> Confinement {
+        Confinement { place: place(self.caller()), ..Confinement::clone(&self.state.confinement) }
     }
 
     /// Reports that a file changed since the session last read it.
     pub fn source_stale(&self, path: &str, previous_hash: &str, current_hash: Option<&str>) {
         let change = if current_hash.is_some() { "changed" } else { "was removed" };
-        self.shared.flight.record(Body::SourceStale {
+        self.state.flight.record(Body::SourceStale {
             path: path.to_owned(),
             previous_hash: previous_hash.to_owned(),
             current_hash: current_hash.map(str::to_owned),
@@ -378,38 +378,38 @@ impl Run {
     /// Leaves the agent a note, shown now or as a reminder.
     pub fn note(&self, note: Note) {
         let body = if note.category == "reminder" { Body::SelfRemind(note) } else { Body::SelfNotify(note) };
-        self.shared.flight.record(body);
+        self.state.flight.record(body);
     }
 
     /// Returns true if this attempt is the current one. Reports of an earlier attempt that was left behind are ignored.
     fn is_current(&self) -> bool {
-        self.shared.flight.state() == CallState::Running { attempt: self.shared.attempt }
+        self.state.flight.state() == CallState::Running { attempt: self.state.attempt }
     }
 
     /// Shows the rest of the output, at the end of the run.
     pub(crate) fn show_rest(&self) {
-        let mut unshown = self.shared.unshown.lock().expect("no code panics while it holds the text");
-        let Some(unshown) = &mut *unshown else { return };
-        let other = if unshown.stream == Stream::Stdout { Stream::Stderr } else { Stream::Stdout };
-        for stream in [unshown.stream, other] {
-            unshown.stream = stream;
-            unshown.redact(true);
-            self.flush(unshown);
+        let mut pending = self.state.pending.lock().expect("no code panics while it holds the text");
+        let Some(pending) = &mut *pending else { return };
+        let other = if pending.stream == Stream::Stdout { Stream::Stderr } else { Stream::Stdout };
+        for stream in [pending.stream, other] {
+            pending.stream = stream;
+            pending.redact(true);
+            self.flush(pending);
         }
     }
 
-    fn flush(&self, unshown: &mut Unshown) {
-        unshown.redact(false);
-        if !unshown.text.is_empty() {
-            self.show(None, std::mem::take(&mut unshown.text), Some(unshown.stream));
-            unshown.shown = Instant::now();
+    fn flush(&self, pending: &mut PendingOutput) {
+        pending.redact(false);
+        if !pending.text.is_empty() {
+            self.show(None, std::mem::take(&mut pending.text), Some(pending.stream));
+            pending.shown = Instant::now();
         }
     }
 
     fn show(&self, percent: Option<f64>, message: String, stream: Option<Stream>) {
-        let flight = &self.shared.flight;
+        let flight = &self.state.flight;
         if self.is_current() {
-            flight.live();
+            flight.note_sign_of_life();
             let message = Some(message).filter(|message| !message.is_empty());
             flight.record(Body::CallProgress { percent, message, stream, elapsed_ms: flight.elapsed_ms() });
         }
@@ -425,7 +425,7 @@ pub struct Background {
     confinement: Confinement,
     recorder: Arc<Recorder>,
     subject: Arc<Subject>,
-    agreed: Option<Arc<Agreed>>,
+    agreed: Option<Arc<AgreedProgram>>,
 }
 
 impl Background {
@@ -446,22 +446,22 @@ impl Background {
         }
         let (recorder, subject) = (Arc::clone(&self.recorder), Arc::clone(&self.subject));
         // An error is ignored, because no caller waits: a history that cannot be written stops new calls.
-        let watched = Watched::new(output, move |violation| {
+        let denial_recorder = DenialRecorder::new(output, move |violation| {
             let _ = recorder.append(&subject, violation, Timestamp::now(), None);
         });
-        Ok(watched.execute(&*self.sandbox, command, &self.confinement, stop).await?)
+        Ok(denial_recorder.execute(&*self.sandbox, command, &self.confinement, stop).await?)
     }
 }
 
 /// An output sink that also records an event for each denial.
-struct Watched<F> {
+struct DenialRecorder<F> {
     output: Arc<dyn OutputSink>,
     record: F,
     /// The number of recorded denials.
     recorded: AtomicUsize,
 }
 
-impl<F: Fn(Body) + Send + Sync + 'static> Watched<F> {
+impl<F: Fn(Body) + Send + Sync + 'static> DenialRecorder<F> {
     fn new(output: Arc<dyn OutputSink>, record: F) -> Arc<Self> {
         Arc::new(Self { output, record, recorded: AtomicUsize::new(0) })
     }
@@ -486,7 +486,7 @@ impl<F: Fn(Body) + Send + Sync + 'static> Watched<F> {
     }
 }
 
-impl<F: Fn(Body) + Send + Sync + 'static> OutputSink for Watched<F> {
+impl<F: Fn(Body) + Send + Sync + 'static> OutputSink for DenialRecorder<F> {
     fn write(&self, stream: Stream, bytes: &[u8]) {
         self.output.write(stream, bytes);
     }
@@ -509,17 +509,17 @@ pub(crate) fn place(caller: &Caller) -> Place {
 
 /// Returns the error for a missing isolation level. A weaker level is never used instead: the caller must ask for it.
 pub(crate) fn unavailable(level: Level) -> CallError {
-    let told = format!("the isolation level `{level}` is not available here: this executor has none");
-    CallError::new(Code::SandboxCreationFailed, told)
+    let message = format!("the isolation level `{level}` is not available here: this executor has none");
+    CallError::new(Code::SandboxCreationFailed, message)
         .suggest("have the operator add it; tools that start no program still work")
         .detail("level", level.as_str())
 }
 
 /// Returns true if a value takes more than this many bytes when written as JSON.
 fn json_exceeds(value: &serde_json::Value, bytes_max: u64) -> bool {
-    struct Room(u64);
+    struct ByteBudget(u64);
 
-    impl io::Write for Room {
+    impl io::Write for ByteBudget {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0 = self.0.checked_sub(bytes.len() as u64).ok_or(io::ErrorKind::StorageFull)?;
             Ok(bytes.len())
@@ -530,7 +530,7 @@ fn json_exceeds(value: &serde_json::Value, bytes_max: u64) -> bool {
         }
     }
 
-    serde_json::to_writer(Room(bytes_max), value).is_err()
+    serde_json::to_writer(ByteBudget(bytes_max), value).is_err()
 }
 
 impl OutputSink for Run {

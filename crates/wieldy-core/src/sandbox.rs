@@ -369,14 +369,14 @@ impl Overrun {
     pub fn error(&self) -> CallError {
         let Self { limit, allowed, used, session_used } = self;
         let [allowed_text, used_text] = [*allowed, *used].map(|amount| self.amount(amount));
-        let told = match session_used {
+        let message = match session_used {
             None => format!("the run passed its limit `{limit}`: it used {used_text}, allowed are {allowed_text}"),
             Some(all) => format!(
                 "the session or sandbox passed its limit `{limit}`: its calls used {} together, this one {used_text}, allowed are {allowed_text}",
                 self.amount(*all)
             ),
         };
-        let error = CallError::new(Code::ResourceLimitExceeded, told)
+        let error = CallError::new(Code::ResourceLimitExceeded, message)
             .suggest(format!("do with less; a higher `{limit}` is the operator's to give"))
             .detail("limit", *limit)
             .detail("allowed", *allowed)
@@ -434,17 +434,17 @@ mod tests {
 
     #[test]
     fn a_limit_that_was_passed_is_told_with_whose_it_is_and_what_each_used() {
-        let told = |limit, allowed, used, session_used| Overrun { limit, allowed, used, session_used }.error();
+        let error_of = |limit, allowed, used, session_used| Overrun { limit, allowed, used, session_used }.error();
         const MIB: u64 = 1 << 20;
         assert_eq!(
-            told("memory_bytes", 96 * MIB, 100 * MIB + 4096, None).message,
+            error_of("memory_bytes", 96 * MIB, 100 * MIB + 4096, None).message,
             "the run passed its limit `memory_bytes`: it used 100.0 MiB (104861696 bytes), allowed are 96.0 MiB (100663296 bytes)"
         );
         assert_eq!(
-            told("memory_bytes", 120 * MIB, 80 * MIB, Some(120 * MIB)).message,
+            error_of("memory_bytes", 120 * MIB, 80 * MIB, Some(120 * MIB)).message,
             "the session or sandbox passed its limit `memory_bytes`: its calls used 120.0 MiB (125829120 bytes) together, this one 80.0 MiB (83886080 bytes), allowed are 120.0 MiB (125829120 bytes)"
         );
-        let files = told("disk_files", 100, 3, Some(104));
+        let files = error_of("disk_files", 100, 3, Some(104));
         assert_eq!(
             files.message,
             "the session or sandbox passed its limit `disk_files`: its calls used 104 together, this one 3, allowed are 100"

@@ -1,13 +1,13 @@
 //! JSON schemas: checked and compiled once, and safe to use even if their author is not trusted.
 //!
 //! A schema may come from a manifest or a foreign server. References to files or addresses are never followed, loops
-//! are refused, and its size is bounded, as written and with its references expanded (`places.rs`). A schema that
+//! are refused, and its size is bounded, as written and with its references expanded (`subschemas.rs`). A schema that
 //! breaks one of these rules is refused when its tool is registered. Checking a value costs a bounded amount of work
 //! (`meter.rs`).
 
 mod meter;
 mod patterns;
-mod places;
+mod subschemas;
 
 use std::sync::OnceLock;
 
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 pub(crate) use meter::{Allowance, Spent, spend};
 use meter::{Metered, Priced, Prices};
 use patterns::Price;
-use places::{CHAIN_MAX, EXPANDED_MAX, PATTERNS_MAX, Places};
+use subschemas::{CHAIN_MAX, EXPANDED_MAX, PATTERNS_MAX, Subschemas};
 
 use crate::name::{did_you_mean, near_misses};
 
@@ -116,11 +116,13 @@ impl Schema {
         if measure(&raw, DEPTH_MAX, BYTES_MAX).is_none() {
             return Err(SchemaError::TooLarge);
         }
-        let mut places = Places::of(&raw)?;
-        places.check()?;
-        let prices =
-            Prices { property: 1 + places.patterns_beside_max() as u64, patterns: Price::of(places.patterns()) };
-        let pattern_bytes_max = (PATTERNS_BYTES_MAX / places.patterns().count().max(1)).min(PATTERN_BYTES_MAX);
+        let mut subschemas = Subschemas::of(&raw)?;
+        subschemas.check()?;
+        let prices = Prices {
+            property: 1 + subschemas.patterns_beside_max() as u64,
+            patterns: Price::of(subschemas.patterns()),
+        };
+        let pattern_bytes_max = (PATTERNS_BYTES_MAX / subschemas.patterns().count().max(1)).min(PATTERN_BYTES_MAX);
         let has_defaults = has_key(&raw, "default");
         Ok(Self { validator: OnceLock::new(), pattern_bytes_max, raw, has_defaults, prices })
     }
@@ -382,17 +384,17 @@ mod tests {
         ];
         for (index, doubling) in doublings.into_iter().enumerate() {
             for count in [30, 40] {
-                let told = refused(levels(count, doubling));
-                assert!(told.starts_with("too much applies to the same value at `#/"), "{index}: {told}");
+                let message = refused(levels(count, doubling));
+                assert!(message.starts_with("too much applies to the same value at `#/"), "{index}: {message}");
             }
             assert_eq!(refused(levels(3, doubling)), "accepted", "{index}");
         }
         // Hidden under a key that holds no schemas, until a reference leads there.
         let hidden = levels(30, |next| json!({"allOf": [next, next]})).to_string().replace("$defs", "examples");
-        let told = refused(serde_json::from_str(&hidden).expect("JSON"));
-        assert!(told.starts_with("too much applies"), "{told}");
-        let told = refused(levels(100, |next| next));
-        assert!(told.starts_with("too much applies"), "a long chain: {told}");
+        let message = refused(serde_json::from_str(&hidden).expect("JSON"));
+        assert!(message.starts_with("too much applies"), "{message}");
+        let message = refused(levels(100, |next| next));
+        assert!(message.starts_with("too much applies"), "a long chain: {message}");
     }
 
     #[test]
@@ -421,8 +423,8 @@ mod tests {
         for _ in 0..100 {
             deep = json!({ "a": deep });
         }
-        let told = schema.within(Allowance::ON_WORKER, || schema.errors(&deep).len());
-        assert!(told.is_err() || told.is_ok_and(|count| count > 0), "{told:?}");
+        let message = schema.within(Allowance::ON_WORKER, || schema.errors(&deep).len());
+        assert!(message.is_err() || message.is_ok_and(|count| count > 0), "{message:?}");
         assert_eq!(fits(&schema, &json!({"a": {"a": {"a": {}}}})), Ok(true));
         // Many options, many values: a million times a hundred thousand.
         let options: Vec<Value> = (0..100_000).map(|n| json!(n)).collect();
@@ -457,12 +459,12 @@ mod tests {
     #[test]
     fn patterns_take_bounded_time_and_memory() {
         let with = |pattern: &str| json!({"properties": {"a": {"type": "string", "pattern": pattern}}});
-        let told = refused(with("([a-z0]{900}){1000}"));
-        assert!(told.starts_with("the schema is not valid at `"), "{told}");
+        let message = refused(with("([a-z0]{900}){1000}"));
+        assert!(message.starts_with("the schema is not valid at `"), "{message}");
         let many: serde_json::Map<String, Value> =
             (0..500).map(|n| (format!("p{n}"), json!({"pattern": format!("[a-z0]{{{}}}", 1000 + n)}))).collect();
-        let told = refused(json!({ "properties": many }));
-        assert!(told.starts_with("the schema is not valid at `"), "{told}");
+        let message = refused(json!({ "properties": many }));
+        assert!(message.starts_with("the schema is not valid at `"), "{message}");
         let many: serde_json::Map<String, Value> =
             (0..5000).map(|n| (format!("p{n}"), json!({"pattern": format!("^x{n}")}))).collect();
         assert_eq!(

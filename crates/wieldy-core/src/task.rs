@@ -36,18 +36,18 @@ const TASKS_MAX: usize = 10_000;
 
 /// The calls that run in the background, and their results for a while.
 pub(crate) struct Tasks {
-    shelf: Mutex<Shelf>,
+    table: Mutex<TaskTable>,
     running: TaskTracker,
     ttl: Duration,
 }
 
-struct Shelf {
-    known: HashMap<ExecutionId, Known>,
+struct TaskTable {
+    records: HashMap<ExecutionId, TaskRecord>,
     /// The number of tasks above which expired ones are removed.
     sweep_at: usize,
 }
 
-struct Known {
+struct TaskRecord {
     tool: Arc<str>,
     /// The hash of the tenant that began it.
     tenant: Option<String>,
@@ -56,12 +56,12 @@ struct Known {
     ended: Arc<OnceLock<Instant>>,
 }
 
-impl Known {
-    fn is_there(&self, asker: &Caller, ttl: Duration) -> bool {
-        self.tenant == asker.tenant_hash() && !self.is_forgotten(ttl)
+impl TaskRecord {
+    fn is_visible_to(&self, asker: &Caller, ttl: Duration) -> bool {
+        self.tenant == asker.tenant_hash() && !self.is_expired(ttl)
     }
 
-    fn is_forgotten(&self, ttl: Duration) -> bool {
+    fn is_expired(&self, ttl: Duration) -> bool {
         self.ended.get().is_some_and(|ended| ended.elapsed() >= ttl)
     }
 }
@@ -120,28 +120,28 @@ impl Tasks {
     const SWEEP_MIN: usize = 1024;
 
     pub(crate) fn new(ttl: Duration) -> Self {
-        let shelf = Shelf { known: HashMap::new(), sweep_at: Self::SWEEP_MIN };
-        Self { shelf: Mutex::new(shelf), running: TaskTracker::new(), ttl }
+        let table = TaskTable { records: HashMap::new(), sweep_at: Self::SWEEP_MIN };
+        Self { table: Mutex::new(table), running: TaskTracker::new(), ttl }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shelf> {
-        self.shelf.lock().expect("no code panics while it holds the tasks")
+    fn lock(&self) -> MutexGuard<'_, TaskTable> {
+        self.table.lock().expect("no code panics while it holds the tasks")
     }
 
-    fn add(&self, id: ExecutionId, task: Known) {
-        let mut shelf = self.lock();
-        if shelf.known.len() >= shelf.sweep_at {
-            shelf.known.retain(|_, task| !task.is_forgotten(self.ttl));
+    fn add(&self, id: ExecutionId, task: TaskRecord) {
+        let mut table = self.lock();
+        if table.records.len() >= table.sweep_at {
+            table.records.retain(|_, task| !task.is_expired(self.ttl));
             let mut over: Vec<_> =
-                shelf.known.iter().filter_map(|(id, task)| Some((*task.ended.get()?, *id))).collect();
+                table.records.iter().filter_map(|(id, task)| Some((*task.ended.get()?, *id))).collect();
             over.sort_unstable();
-            for (_, id) in over.into_iter().take(shelf.known.len().saturating_sub(TASKS_MAX)) {
-                shelf.known.remove(&id);
+            for (_, id) in over.into_iter().take(table.records.len().saturating_sub(TASKS_MAX)) {
+                table.records.remove(&id);
             }
             // Sweep again at twice the remaining number: so a sweep costs each task a constant share.
-            shelf.sweep_at = Self::SWEEP_MIN.max(shelf.known.len() * 2);
+            table.sweep_at = Self::SWEEP_MIN.max(table.records.len() * 2);
         }
-        shelf.known.insert(id, task);
+        table.records.insert(id, task);
     }
 
     /// Stores the result of a task that ended under an earlier executor.
@@ -151,7 +151,7 @@ impl Tasks {
         let Some(ended) = Instant::now().checked_sub(ago).filter(|_| ago < self.ttl) else { return };
         let (id, tool) = (result.execution_id, Arc::clone(&result.tool));
         let (_, result) = watch::channel(Some(Arc::new(result)));
-        self.add(id, Known { tool, tenant, result, ended: Arc::new(OnceLock::from(ended)) });
+        self.add(id, TaskRecord { tool, tenant, result, ended: Arc::new(OnceLock::from(ended)) });
     }
 }
 
@@ -175,7 +175,7 @@ impl Begun {
     pub async fn into_task(self) -> ExecutionId {
         let Self { executor, flight, tool, work } = self;
         let recorded = flight.become_task();
-        executor.carry_on(flight.id, tool, flight.subject.caller.tenant_hash(), work);
+        executor.run_in_background(flight.id, tool, flight.subject.caller.tenant_hash(), work);
         // The same as for an answer: a client that has the id may ask for it after a crash.
         if executor.inner.durability.waits_to_answer(&recorded, false) {
             let _ = tokio::time::timeout(CLOSING_PATIENCE, executor.inner.recorder.wait_until_stored(recorded)).await;
@@ -204,32 +204,32 @@ impl Executor {
     /// Begins a call in the background and returns its id at once. Must be called within a tokio runtime.
     pub fn spawn(&self, call: Call) -> ExecutionId {
         let entry = self.open(call, None, true);
-        self.go_on(entry)
+        self.continue_in_background(entry)
     }
 
     /// Continues a call in the background.
-    pub(crate) fn go_on(&self, entry: Box<Entry>) -> ExecutionId {
+    pub(crate) fn continue_in_background(&self, entry: Box<Entry>) -> ExecutionId {
         let (tool, tenant) = (Arc::clone(&entry.call.tool), entry.call.caller.tenant_hash());
         let (id, executor) = (entry.flight.id, self.clone());
-        self.carry_on(id, tool, tenant, async move { executor.walk(entry).await });
+        self.run_in_background(id, tool, tenant, async move { executor.walk(entry).await });
         id
     }
 
     /// Runs a call's future in the background, and keeps its result for a while.
-    fn carry_on(
+    fn run_in_background(
         &self,
         id: ExecutionId,
         tool: Arc<str>,
         tenant: Option<String>,
         work: impl Future<Output = ToolResult> + Send + 'static,
     ) {
-        let (tell, result) = watch::channel(None);
+        let (sender, result) = watch::channel(None);
         let ended = Arc::new(OnceLock::new());
-        self.inner.tasks.add(id, Known { tool, tenant, result, ended: Arc::clone(&ended) });
+        self.inner.tasks.add(id, TaskRecord { tool, tenant, result, ended: Arc::clone(&ended) });
         self.inner.tasks.running.spawn(async move {
             let result = work.await;
             let _ = ended.set(Instant::now());
-            tell.send_replace(Some(Arc::new(result)));
+            sender.send_replace(Some(Arc::new(result)));
         });
     }
 
@@ -241,26 +241,31 @@ impl Executor {
     /// Returns the state of a task, if it is known and belongs to the asker's tenant.
     pub fn task(&self, id: ExecutionId, asker: &Caller) -> Option<Task> {
         let tasks = &self.inner.tasks;
-        tasks.lock().known.get(&id).filter(|known| known.is_there(asker, tasks.ttl)).map(|known| self.view(id, known))
+        tasks
+            .lock()
+            .records
+            .get(&id)
+            .filter(|record| record.is_visible_to(asker, tasks.ttl))
+            .map(|record| self.view(id, record))
     }
 
     /// Returns all known tasks of the asker's tenant, oldest first.
     pub fn tasks(&self, asker: &Caller) -> Vec<Task> {
         let tasks = &self.inner.tasks;
-        let shelf = tasks.lock();
-        let theirs = shelf.known.iter().filter(|(_, known)| known.is_there(asker, tasks.ttl));
-        let mut all: Vec<Task> = theirs.map(|(id, known)| self.view(*id, known)).collect();
+        let table = tasks.lock();
+        let theirs = table.records.iter().filter(|(_, record)| record.is_visible_to(asker, tasks.ttl));
+        let mut all: Vec<Task> = theirs.map(|(id, record)| self.view(*id, record)).collect();
         all.sort_unstable_by_key(|task| task.id);
         all
     }
 
-    fn view(&self, id: ExecutionId, known: &Known) -> Task {
-        let result = known.result.borrow().clone();
+    fn view(&self, id: ExecutionId, record: &TaskRecord) -> Task {
+        let result = record.result.borrow().clone();
         let status = match &result {
             Some(result) => result.status,
             None => self.flights().call(id).map_or(Status::Pending, |flight| flight.state().status()),
         };
-        Task { id, tool: known.tool.clone(), status, result }
+        Task { id, tool: record.tool.clone(), status, result }
     }
 
     /// Returns the output so far of a call of the asker's tenant, cut as in a result. Returns `None` if it has printed
@@ -274,7 +279,7 @@ impl Executor {
     pub async fn wait(&self, id: ExecutionId, asker: &Caller) -> Option<Arc<ToolResult>> {
         let mut result = {
             let tasks = &self.inner.tasks;
-            tasks.lock().known.get(&id).filter(|known| known.is_there(asker, tasks.ttl))?.result.clone()
+            tasks.lock().records.get(&id).filter(|record| record.is_visible_to(asker, tasks.ttl))?.result.clone()
         };
         let result = result.wait_for(Option::is_some).await.ok()?;
         result.clone()
@@ -309,7 +314,7 @@ impl Executor {
         };
         // Batches first, so that no further call of them begins.
         flights.batches(|batch| is_meant(&batch.subject)).iter().for_each(|batch| batch.cancel(cause));
-        let calls = flights.live(|flight| is_meant(&flight.subject));
+        let calls = flights.unfinished_calls(|flight| is_meant(&flight.subject));
         calls.iter().for_each(|flight| flight.cancel(cause));
         calls.len()
     }
@@ -363,7 +368,7 @@ impl Executor {
         self.inner.stopping.store(true, Ordering::Release);
         self.inner.tasks.running.close();
         self.idle_within(patience).await;
-        for flight in self.inner.flights.live(|_| true) {
+        for flight in self.inner.flights.unfinished_calls(|_| true) {
             flight.cancel(CancelCause::Shutdown);
         }
         self.inner.tasks.running.wait().await;
@@ -374,7 +379,7 @@ impl Executor {
     /// Waits until no call is in flight, for at most `patience`.
     async fn idle_within(&self, patience: Duration) {
         let began = Instant::now();
-        while began.elapsed() < patience && !self.inner.flights.live(|_| true).is_empty() {
+        while began.elapsed() < patience && !self.inner.flights.unfinished_calls(|_| true).is_empty() {
             tokio::time::sleep(Duration::from_millis(10).min(patience)).await;
         }
     }

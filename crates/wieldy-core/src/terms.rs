@@ -45,9 +45,9 @@ impl Executor {
             .suggest("leave the isolation level to the executor"));
         }
         if let Some(network) = options.network.as_ref().filter(|asked| !asked.is_within(&engine.confinement.network)) {
-            let told =
+            let message =
                 format!("the network `{network}` is wider than this executor's, `{}`", engine.confinement.network);
-            return Err(CallError::new(Code::PermissionDenied, told).suggest("leave the network to the executor"));
+            return Err(CallError::new(Code::PermissionDenied, message).suggest("leave the network to the executor"));
         }
         self.check_parent(&call.caller)?;
         let learnt = engine.timings.as_ref().and_then(|timings| timings.timeout(&tool.name));

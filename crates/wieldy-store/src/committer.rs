@@ -13,8 +13,8 @@ use crate::database::{Database, SyncMode, one_int};
 use crate::error::StoreError;
 use crate::failpoint;
 use crate::hash_chain::{Head, Record};
-use crate::journal::{JournalQueue, LastGroup, QueueState, wait};
 use crate::projection::Projection;
+use crate::queue::{JournalQueue, LastGroup, QueueState, wait};
 use crate::retention::Retention;
 
 /// Maximum number of records in a group, and the number at which the thread waits for no more.

@@ -70,7 +70,7 @@ pub(crate) enum Dialect {
 }
 
 impl Dialect {
-    /// Returns the placeholder of the value `number` for a column of the type `kind`, one of the letters in `retention`.
+    /// Returns the placeholder of the value `number` for a column of the type `kind`, one of the letters in `copy`.
     pub(crate) fn placeholder(self, number: usize, kind: char) -> String {
         let _ = kind;
         match self {

@@ -4,11 +4,12 @@
 //! executor writes.
 //!
 //! In reading order: `hash_chain` defines records and how they are chained; `record_to_row`, `projection` and
-//! `histogram` project them to table rows. `journal` takes the events of an executor, `wal` is its write-ahead log,
-//! `committer` the thread that commits to the database, `claim` the claims of idempotency keys. `recovery` closes the
-//! calls of dead executors. `query` and `events` read, `history_tools` and `log_tools` are the same as tools for agents.
-//! `verify` checks that the history is whole, `audit` signs it, `retention` drops old records and copies a
-//! history. `database` is the interface that `sqlite` and `postgres` implement.
+//! `histogram` project them to table rows. `journal` takes the events of an executor and puts them into the `queue`;
+//! `wal` is its write-ahead log, and `wal_writer` the thread that writes it; `committer` is the thread that commits to
+//! the database, `claim` has the claims of idempotency keys. `recovery` closes the calls of dead executors. `query` and
+//! `events` read, `history_tools` and `log_tools` are the same as tools for agents. `verify` checks that the history is
+//! whole, `audit` signs it, `retention` drops old records, `copy` copies a history. `database` is the interface that
+//! `sqlite` and `postgres` implement.
 
 mod hash_chain;
 
@@ -18,10 +19,12 @@ mod record_to_row;
 
 mod failpoint;
 mod journal;
+mod queue;
 
 mod claim;
 mod committer;
 mod wal;
+mod wal_writer;
 
 mod recovery;
 
@@ -33,6 +36,7 @@ mod query;
 mod audit;
 mod verify;
 
+mod copy;
 mod retention;
 
 mod database;
@@ -44,11 +48,12 @@ mod sqlite;
 mod store;
 
 pub use audit::{SignedHead, Signer};
+pub use copy::Copied;
 pub use error::StoreError;
 pub use events::RecordedEvent;
 pub use history_tools::history_tools;
 pub use journal::StoreJournal;
 pub use query::{Cursor, Execution, GroupBy, Page, Query, Stat};
-pub use retention::{Copied, Pruned, Retention};
+pub use retention::{Pruned, Retention};
 pub use store::{Address, JournalOptions, Store};
 pub use verify::{Problem, Verdict};

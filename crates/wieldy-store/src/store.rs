@@ -19,11 +19,12 @@ use crate::error::StoreError;
 use crate::events::{self, CallEvent, EventCursor, RecordedEvent};
 use crate::failpoint;
 use crate::hash_chain::{Head, Record};
-use crate::journal::{JournalQueue, LastGroup, StoreJournal};
+use crate::journal::StoreJournal;
 #[cfg(feature = "postgres")]
 use crate::postgres;
 use crate::projection::Projection;
 use crate::query::{self, Execution, GroupBy, Page, Query, Stat};
+use crate::queue::{JournalQueue, LastGroup};
 use crate::recovery;
 use crate::retention::Retention;
 use crate::sqlite::Sqlite;

@@ -29,40 +29,41 @@ Examples:
 Times:
   2026-11-16             the beginning of that day, here
   2026-11-16T08:30:00Z   that moment
-  30m, 2h, 7d, 4w        so long ago
+  30m, 2h, 7d, 4w        this long ago
 
 Statuses:
   success, failed, timeout, cancelled, permission_denied, validation_error, requires_confirmation;
-  of calls that are not over: pending, running, input_required";
+  of open calls: pending, running, input_required";
 
 pub(super) const IMPORT_HELP: &str = "\
 Example:
   wieldy mcp import ~/.cursor/mcp.json --print
 
-Files that are understood:
+Supported files:
   `mcpServers` of Claude, Cursor, Windsurf, Cline and Gemini; `servers` and `mcp.servers` of VS Code;
   `context_servers` of Zed; `mcp` of opencode; `mcp_servers` of Codex (TOML).
-They are written to --config FILE, or to ./wieldy.toml. Values that look like secrets go to files of their own in the
-state folder, which the configuration then names. To follow such a file instead of copying it, name it in `mcp.files`.";
+The servers are written to --config FILE, or to ./wieldy.toml. Values that look like secrets go to files of their own in
+the state folder, which the configuration then names. To follow such a file instead of copying it, name it in
+`mcp.files`.";
 
 pub(super) const LOGIN_HELP: &str = "\
 Example:
   wieldy mcp login tracker
 
-The answer comes to a port of this machine. Where the browser runs on another one, the page that it is sent to in the end does
-not open; with --paste, its address is what this command reads. The login is kept in the state folder, in a file that only
-you can read, and is renewed by itself. How it is made can be said by `oauth` in the section of the server.";
+The answer comes to a port of this machine. If the browser runs on another machine, its last page does not open; with
+--paste, this command reads the address of that page instead. The login is stored in the state folder, in a file that
+only you can read, and is renewed automatically. `oauth` in the section of the server has the settings of the login.";
 
 pub(super) const RUN_HELP: &str = "\
 Examples:
   wieldy run -- ls -la
   wieldy run --memory 512 --timeout 10m -- sh -c 'echo $HOME'
 
-Where standard input, output and error are a terminal, the program gets one too, and keys such as Ctrl-C go to it.
+If standard input, output and error are a terminal, the program gets one too, and keys such as Ctrl-C go to it.
 Otherwise all three are pipes. The call is recorded as one of the tool `Run`.
 
 Exit codes:
-  the program's own, or 128 + N where signal N ended it; else
+  the program's own, or 128 + N if signal N killed it; else
   124 timeout                               127 the program is not there
   125 wieldy could not run it               130 cancelled
   126 the program cannot be executed        141 the reader of standard output has gone";
@@ -73,18 +74,18 @@ Examples:
   wieldy call Bash command='ls | wc -l' --timeout 10s --json
 
 Arguments:
-  key=value   the value is a text; where the tool wants a number, a text that reads as one will do
+  key=value   the value is a text; if the tool expects a number, the text of a number is accepted
   key:=json   the value is JSON
   --args      the whole object: as JSON, from a file with @FILE, or from standard input with -
-Where both are given, key=value and key:=json replace the same key of --args.
+If both are given, key=value and key:=json replace the same key of --args.
 A key that is given twice is an error.";
 
 pub(super) const TRUST_HELP: &str = "\
-A wieldy.toml and the files of .wieldy/tools that are in a folder came with it, from whoever made it. Until you trust them,
-tools of .wieldy/tools are left out, and wieldy.toml may only set timeouts of tools, lower limits, and hide and protect
-more. Trust holds for the files as they are now: one that changes has to be trusted again. It is kept in
+The wieldy.toml and the files of .wieldy/tools in a folder come from its author. Until you trust them, tools of
+.wieldy/tools are left out, and wieldy.toml may only set timeouts of tools, lower limits, and hide and protect more
+files. Trust is bound to the content: a changed file has to be trusted again. It is stored in
 ~/.config/wieldy/trust. --config FILE, $WIELDY_CONFIG, ~/.config/wieldy, --set and the environment need no trust.
 
 Examples:
   wieldy trust            show what this folder's configuration would do, and ask
-  wieldy trust --revoke   trust nothing here any more";
+  wieldy trust --revoke   revoke the trust in this folder";

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use serde_json::json;
-use wieldy::mcp::client::{Address, Answers, Login, LoginError};
+use wieldy::mcp::client::{Address, Login, LoginError, LoginRedirect};
 
 use crate::args::McpCommand;
 use crate::config::{Config, Environment};
@@ -57,7 +57,7 @@ async fn log_in(name: &str, address: &Address, paste: bool, printer: &Printer) -
         let answer = typed().await?;
         login.finish(&answer).await.map_err(failed)?;
     } else {
-        let answers = Answers::bind(port).await.map_err(|error| {
+        let answers = LoginRedirect::bind(port).await.map_err(|error| {
             Failure::broken(anyhow::Error::new(error).context("cannot wait for the answer on this machine"))
                 .hint("`--paste` does without")
         })?;

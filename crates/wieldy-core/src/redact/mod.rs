@@ -5,8 +5,8 @@
 //! mark is also found in everything else that is recorded of its call. Callers get results unredacted. Redaction
 //! applies to everything that is written down or shown: events, logs and streams.
 
+mod known_secrets;
 mod patterns;
-mod secrets;
 mod stream;
 
 use std::borrow::Cow;
@@ -18,11 +18,11 @@ use std::sync::{Arc, OnceLock};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use self::secrets::Known;
+use self::known_secrets::SecretSet;
 use crate::tool::ToolSpec;
 
+pub use known_secrets::{hide, unhide};
 pub use patterns::compile;
-pub use secrets::{hide, unhide};
 pub use stream::StreamRedactor;
 
 /// The replacement for a secret.
@@ -37,7 +37,7 @@ pub struct Redacted {
     raw: Arc<Value>,
     marked: Marked,
     /// The values that are secret by a mark or by their name, once they have been searched.
-    own: OnceLock<Option<Arc<Known>>>,
+    own: OnceLock<Option<Arc<SecretSet>>>,
     /// Set once the call's output may contain a secret in parts.
     parted: OnceLock<()>,
 }
@@ -58,10 +58,10 @@ impl Redacted {
     /// Returns the arguments without their secrets.
     pub fn value(&self) -> Cow<'_, Value> {
         let marked = self.marked.as_deref().unwrap_or_default();
-        let once = cleaned(&self.raw, Scope { marked, own: None });
+        let once = redacted_value(&self.raw, Scope { marked, own: None });
         // A second pass finds the values of secret arguments within the other arguments.
         match (&once, self.own()) {
-            (Cow::Owned(_), Some(own)) => cleaned(&self.raw, Scope { marked, own: Some(own) }),
+            (Cow::Owned(_), Some(own)) => redacted_value(&self.raw, Scope { marked, own: Some(own) }),
             _ => once,
         }
     }
@@ -102,7 +102,7 @@ impl Redacted {
         Scope { marked: &[], own: self.own() }
     }
 
-    fn own(&self) -> Option<&Arc<Known>> {
+    fn own(&self) -> Option<&Arc<SecretSet>> {
         let look = || named_values(&self.raw, self.marked.as_deref().unwrap_or_default());
         self.own.get_or_init(look).as_ref()
     }
@@ -114,7 +114,7 @@ struct Scope<'a> {
     /// The names of arguments.
     marked: &'a [String],
     /// The values of one call's arguments.
-    own: Option<&'a Arc<Known>>,
+    own: Option<&'a Arc<SecretSet>>,
 }
 
 /// Maximum total size and number of the secrets of one call. If a call has more, none of its text is shown at all.
@@ -124,14 +124,14 @@ const OWN_MAX: usize = 64;
 const OWN_CHARACTERS_MIN: usize = 3;
 
 /// Returns the values that are secret by a mark or by their name.
-fn named_values(arguments: &Value, marked: &[String]) -> Option<Arc<Known>> {
+fn named_values(arguments: &Value, marked: &[String]) -> Option<Arc<SecretSet>> {
     let mut found = BTreeSet::new();
     find_named(arguments, marked, false, TEXTS_WITHIN_TEXTS_MAX, &mut found);
     let is_much = found.len() > OWN_MAX || found.iter().map(String::len).sum::<usize>() > OWN_BYTES_MAX;
     match found.is_empty() {
         true => None,
-        false if is_much => Some(Arc::new(Known::everything())),
-        false => Some(Arc::new(Known::of_call(found))),
+        false if is_much => Some(Arc::new(SecretSet::hiding_everything())),
+        false => Some(Arc::new(SecretSet::of_call(found))),
     }
 }
 
@@ -146,8 +146,8 @@ fn find_named(value: &Value, marked: &[String], is_named: bool, texts: u32, foun
         Value::String(text) if is_named => keep(text),
         Value::Number(number) if is_named => keep(&number.to_string()),
         Value::String(text) if texts > 0 => {
-            if let Some(said) = said_in(text) {
-                find_named(&said, marked, false, texts - 1, found);
+            if let Some(parsed) = parse_json_text(text) {
+                find_named(&parsed, marked, false, texts - 1, found);
             }
         }
         Value::Array(items) => items.iter().for_each(|item| find_named(item, marked, is_named, texts, found)),
@@ -199,7 +199,7 @@ pub fn text(text: &str) -> Cow<'_, str> {
 
 /// Returns the value without its secrets, in keys and at every depth; borrowed if it has none.
 pub fn value(value: &Value) -> Cow<'_, Value> {
-    cleaned(value, Scope::default())
+    redacted_value(value, Scope::default())
 }
 
 /// Returns the names of arguments that the tool marks, or that its schema marks as write-only.
@@ -239,7 +239,7 @@ fn is_secret_name(name: &str, marked: &[String]) -> bool {
 /// Maximum number of levels of JSON as text within JSON. A text nested deeper is hidden as a whole.
 const TEXTS_WITHIN_TEXTS_MAX: u32 = 3;
 
-fn cleaned<'a>(value: &'a Value, scope: Scope<'_>) -> Cow<'a, Value> {
+fn redacted_value<'a>(value: &'a Value, scope: Scope<'_>) -> Cow<'a, Value> {
     clean(value, scope, TEXTS_WITHIN_TEXTS_MAX).map_or(Cow::Borrowed(value), Cow::Owned)
 }
 
@@ -261,8 +261,8 @@ fn clean(value: &Value, scope: Scope<'_>, texts: u32) -> Option<Value> {
         }
         Value::Object(map) => clean_map(map, scope, texts).map(Value::Object),
         Value::Number(number) => {
-            let is_in = |known: &Known| known.is_in(&number.to_string());
-            let is_known = secrets::known().is_some_and(|known| is_in(&known));
+            let is_in = |known: &SecretSet| known.is_in(&number.to_string());
+            let is_known = known_secrets::of_process().is_some_and(|known| is_in(&known));
             (is_known || scope.own.is_some_and(|own| is_in(own))).then(|| json!(REDACTED))
         }
         Value::Bool(_) | Value::Null => None,
@@ -274,8 +274,8 @@ fn clean_map(map: &Map<String, Value>, scope: Scope<'_>, texts: u32) -> Option<M
     const NAME_BYTES_MIN: usize = 12;
     let mut copy: Option<Map<String, Value>> = None;
     for (index, (name, value)) in map.iter().enumerate() {
-        let own = scope.own.filter(|own| !own.is_everything());
-        let is_short = name.len() < NAME_BYTES_MIN && secrets::known().is_none() && own.is_none();
+        let own = scope.own.filter(|own| !own.hides_everything());
+        let is_short = name.len() < NAME_BYTES_MIN && known_secrets::of_process().is_none() && own.is_none();
         let clean_name = match is_short {
             true => None,
             false => Some(places(name, own).0).filter(|places| !places.is_empty()).map(|places| hidden(name, &places)),
@@ -304,13 +304,13 @@ fn clean_text<'a>(text: &'a str, scope: Scope<'_>, texts: u32) -> Cow<'a, str> {
     // Without a backslash the patterns see every secret, so most texts need not be parsed as JSON.
     let is_marked = || scope.marked.iter().any(|name| text.contains(name.as_str()));
     if (!places.is_empty() || text.contains('\\') || is_marked())
-        && let Some(said) = said_in(text)
+        && let Some(parsed) = parse_json_text(text)
     {
         if texts == 0 {
             return Cow::Owned(REDACTED.to_owned());
         }
-        if let Some(said) = clean(&said, scope, texts - 1) {
-            let text = said.to_string();
+        if let Some(parsed) = clean(&parsed, scope, texts - 1) {
+            let text = parsed.to_string();
             return Cow::Owned(match self::places(&text, scope.own).0 {
                 places if places.is_empty() => text,
                 places => hidden(&text, &places),
@@ -321,21 +321,21 @@ fn clean_text<'a>(text: &'a str, scope: Scope<'_>, texts: u32) -> Cow<'a, str> {
 }
 
 /// Parses a text that is itself JSON, such as lists, objects and whole arguments that models write.
-fn said_in(text: &str) -> Option<Value> {
+fn parse_json_text(text: &str) -> Option<Value> {
     let is_like_it = text.trim_start().starts_with(['{', '[', '"']);
     is_like_it.then(|| serde_json::from_str(text).ok()).flatten()
 }
 
 /// Finds the places of secrets, in order and not overlapping; and the last one, if it may continue after the text.
-fn places(text: &str, own: Option<&Arc<Known>>) -> (Vec<Range<usize>>, Option<patterns::Unfinished>) {
-    let patterns::Found { mut places, unfinished } = patterns::find(text);
-    if let Some(known) = secrets::known() {
+fn places(text: &str, own: Option<&Arc<SecretSet>>) -> (Vec<Range<usize>>, Option<patterns::OpenSecret>) {
+    let patterns::Suspects { mut places, open_secret } = patterns::find(text);
+    if let Some(known) = known_secrets::of_process() {
         known.find(text, &mut places);
     }
     if let Some(own) = own {
         own.find(text, &mut places);
     }
-    (merged(places), unfinished)
+    (merged(places), open_secret)
 }
 
 fn merged(mut places: Vec<Range<usize>>) -> Vec<Range<usize>> {

@@ -88,21 +88,21 @@ fn pattern(text: &str) -> Regex {
 
 /// The suspected secrets of a text.
 #[derive(Default)]
-pub(super) struct Found {
+pub(super) struct Suspects {
     pub(super) places: Vec<Range<usize>>,
     /// The first secret without an end: it may continue after the text.
-    pub(super) unfinished: Option<Unfinished>,
+    pub(super) open_secret: Option<OpenSecret>,
 }
 
 /// A secret that may continue after the text.
-pub(super) struct Unfinished {
+pub(super) struct OpenSecret {
     pub(super) start: usize,
-    pub(super) kind: Kind,
+    pub(super) kind: ValueKind,
 }
 
 /// The kind of a value after an opener, which decides where it ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ValueKind {
     /// After this many backslashes and a quote, until the same sequence comes again.
     Quoted { backslashes: usize, quote: u8 },
     /// An object or a list.
@@ -118,8 +118,8 @@ pub(super) enum Kind {
 }
 
 /// Finds text that looks like a secret. Places may overlap.
-pub(super) fn find(text: &str) -> Found {
-    let mut found = Found::default();
+pub(super) fn find(text: &str) -> Suspects {
+    let mut found = Suspects::default();
     if !SUSPECT.is_match(text) {
         return found;
     }
@@ -140,10 +140,10 @@ pub(super) fn find(text: &str) -> Found {
         let Some((start, kind)) = value_after(text, &opener) else { continue };
         let end = end_of(text, start, kind);
         let place = start..end.unwrap_or(text.len());
-        if end.is_none() && found.unfinished.is_none() {
-            found.unfinished = Some(Unfinished { start, kind });
+        if end.is_none() && found.open_secret.is_none() {
+            found.open_secret = Some(OpenSecret { start, kind });
         }
-        if matches!(kind, Kind::Word | Kind::Line { .. }) && BENIGN.is_match(&text[place.clone()]) {
+        if matches!(kind, ValueKind::Word | ValueKind::Line { .. }) && BENIGN.is_match(&text[place.clone()]) {
             continue;
         }
         covered = place.end;
@@ -156,7 +156,7 @@ pub(super) fn find(text: &str) -> Found {
 }
 
 /// Returns the place where a token may begin that the text cuts off. A token has no white space, and a letter or digit.
-pub(super) fn begun(text: &str) -> Option<usize> {
+pub(super) fn unfinished(text: &str) -> Option<usize> {
     let word = text.trim_end_matches(|character: char| !character.is_whitespace()).len();
     text[word..].contains(char::is_alphanumeric).then_some(word)
 }
@@ -171,14 +171,14 @@ fn is_token(shape: &Match<'_>) -> bool {
 }
 
 /// Returns the start and the kind of the value after an opener, or `None` if no secret follows.
-fn value_after(text: &str, opener: &Match<'_>) -> Option<(usize, Kind)> {
+fn value_after(text: &str, opener: &Match<'_>) -> Option<(usize, ValueKind)> {
     let said = opener.as_str();
     let bytes = text.as_bytes();
     if said.starts_with("-----") {
-        return Some((opener.start(), Kind::Pem));
+        return Some((opener.start(), ValueKind::Pem));
     }
     if said.starts_with(['?', '&']) {
-        return Some((opener.end(), Kind::Parameter));
+        return Some((opener.end(), ValueKind::Parameter));
     }
     let mut name_start = opener.start() - count_back(&bytes[..opener.start()], is_name);
     // The letter of an escaped line end is not a part of the name.
@@ -201,7 +201,7 @@ fn value_after(text: &str, opener: &Match<'_>) -> Option<(usize, Kind)> {
             let header = is_header(name, &text[name_start..opener.start()]);
             if header && (is_line || said.starts_with(|first: char| first.is_ascii_uppercase()) || is_quote(before)) {
                 at += count(&bytes[at..], |byte| matches!(byte, b' ' | b'\t'));
-                return Some((at, Kind::Line { quote: before.filter(|byte| is_quote(Some(*byte))) }));
+                return Some((at, ValueKind::Line { quote: before.filter(|byte| is_quote(Some(*byte))) }));
             }
             let is_listed = matches!(before, Some(b'{' | b'(' | b',' | b';' | b'"' | b'\''));
             if is_weak(name) && !is_line && !is_listed {
@@ -216,22 +216,22 @@ fn value_after(text: &str, opener: &Match<'_>) -> Option<(usize, Kind)> {
     at += count(&bytes[at..], is_space);
     let backslashes = count(&bytes[at..], |byte| byte == b'\\').min(64);
     match bytes.get(at + backslashes).copied() {
-        Some(quote @ (b'"' | b'\'')) => Some((at, Kind::Quoted { backslashes, quote })),
+        Some(quote @ (b'"' | b'\'')) => Some((at, ValueKind::Quoted { backslashes, quote })),
         // The text ends with the backslashes before a quote.
-        None if backslashes > 0 => Some((at, Kind::Quoted { backslashes, quote: b'"' })),
-        Some(b'{' | b'[') if quoted_name => Some((at, Kind::Brackets)),
+        None if backslashes > 0 => Some((at, ValueKind::Quoted { backslashes, quote: b'"' })),
+        Some(b'{' | b'[') if quoted_name => Some((at, ValueKind::Brackets)),
         Some(b'-') if said.starts_with("--") => None,
-        _ if matches!(before, Some(b'?' | b'&')) => Some((at, Kind::Parameter)),
-        _ => Some((at, Kind::Word)),
+        _ if matches!(before, Some(b'?' | b'&')) => Some((at, ValueKind::Parameter)),
+        _ => Some((at, ValueKind::Word)),
     }
 }
 
 /// Returns the end of a value, or `None` if the text ends first.
-fn end_of(text: &str, start: usize, kind: Kind) -> Option<usize> {
+fn end_of(text: &str, start: usize, kind: ValueKind) -> Option<usize> {
     let bytes = text.as_bytes();
     let until = |is_end: &dyn Fn(u8) -> bool| bytes[start..].iter().position(|byte| is_end(*byte)).map(|at| start + at);
     match kind {
-        Kind::Quoted { backslashes, quote } => {
+        ValueKind::Quoted { backslashes, quote } => {
             let mut run = 0;
             let opened = start + backslashes + 1;
             for (at, byte) in bytes.iter().enumerate().skip(opened) {
@@ -244,8 +244,8 @@ fn end_of(text: &str, start: usize, kind: Kind) -> Option<usize> {
             }
             None
         }
-        Kind::Brackets => brackets(&text[start..]).ok().map(|length| start + length),
-        Kind::Word => {
+        ValueKind::Brackets => brackets(&text[start..]).ok().map(|length| start + length),
+        ValueKind::Word => {
             // A quote followed by a letter or the like is a part of the word; any other quote ends it.
             let ends = |at: usize| match bytes[at] {
                 b'"' | b'\'' | b'`' => bytes.get(at + 1).is_none_or(|next| !is_name(*next) && *next != b'%'),
@@ -253,30 +253,30 @@ fn end_of(text: &str, start: usize, kind: Kind) -> Option<usize> {
             };
             (start..bytes.len()).find(|at| ends(*at)).filter(|at| at + 1 < bytes.len() || !is_quote(Some(bytes[*at])))
         }
-        Kind::Parameter => {
+        ValueKind::Parameter => {
             until(&|byte| byte.is_ascii_whitespace() || matches!(byte, b'"' | b'\'' | b'`' | b'&' | b'#' | b'<' | b'>'))
         }
-        Kind::Line { quote } => until(&|byte| matches!(byte, b'\n' | b'\r') || Some(byte) == quote),
-        Kind::Pem => PEM_END.find_at(text, start).map(|end| end.end()),
+        ValueKind::Line { quote } => until(&|byte| matches!(byte, b'\n' | b'\r') || Some(byte) == quote),
+        ValueKind::Pem => PEM_END.find_at(text, start).map(|end| end.end()),
     }
 }
 
 /// Returns the part of a value to hide: without its quotes, and without the signs that end a sentence or a list.
-fn inside(text: &str, place: Range<usize>, kind: Kind) -> Range<usize> {
+fn inside(text: &str, place: Range<usize>, kind: ValueKind) -> Range<usize> {
     let value = &text[place.clone()];
     match kind {
-        Kind::Quoted { backslashes, quote } => {
+        ValueKind::Quoted { backslashes, quote } => {
             let start = (place.start + backslashes + 1).min(place.end);
             let closed = value.len() > backslashes + 1 && value.ends_with(char::from(quote));
             let end = if closed { place.end - 1 } else { place.end };
             let written = count_back(&text.as_bytes()[start..end], |byte| byte == b'\\').min(backslashes);
             start..if closed { end - written } else { end }
         }
-        Kind::Word => {
+        ValueKind::Word => {
             place.start..place.start + value.trim_end_matches([',', ';', ')', ']', '}', '"', '\'', '`']).len()
         }
-        Kind::Line { .. } => place.start..place.start + value.trim_end().len(),
-        Kind::Brackets | Kind::Parameter | Kind::Pem => place,
+        ValueKind::Line { .. } => place.start..place.start + value.trim_end().len(),
+        ValueKind::Brackets | ValueKind::Parameter | ValueKind::Pem => place,
     }
 }
 

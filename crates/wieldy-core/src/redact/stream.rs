@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::patterns::{self, Kind, Unfinished};
-use super::secrets::Known;
-use super::{hidden_between, merged, places, secrets};
+use super::known_secrets::SecretSet;
+use super::patterns::{self, OpenSecret, ValueKind};
+use super::{hidden_between, known_secrets, merged, places};
 
 /// Maximum bytes of text that are held back, plus or minus the length of a known secret.
 const HELD_BYTES_MAX: usize = 4 * 1024;
@@ -37,13 +37,13 @@ pub struct StreamRedactor {
     /// The length of the shown part of `text`.
     shown: usize,
     /// The secrets of the call that prints.
-    own: Option<Arc<Known>>,
+    own: Option<Arc<SecretSet>>,
     /// True if text that only looks like a secret is shown.
     is_exact: bool,
 }
 
 impl StreamRedactor {
-    pub(super) fn of_call(own: Option<Arc<Known>>) -> Self {
+    pub(super) fn of_call(own: Option<Arc<SecretSet>>) -> Self {
         Self { own, ..Self::default() }
     }
 
@@ -54,12 +54,12 @@ impl StreamRedactor {
     }
 
     /// Returns the places of secrets in the text, and a value that has not ended yet.
-    fn places(&self) -> (Vec<Range<usize>>, Option<Unfinished>) {
+    fn places(&self) -> (Vec<Range<usize>>, Option<OpenSecret>) {
         if !self.is_exact {
             return places(&self.text, self.own.as_ref());
         }
         let mut found = Vec::new();
-        if let Some(known) = secrets::known() {
+        if let Some(known) = known_secrets::of_process() {
             known.find(&self.text, &mut found);
         }
         (merged(found), None)
@@ -69,18 +69,18 @@ impl StreamRedactor {
     /// character.
     pub fn push(&mut self, bytes: &[u8]) -> String {
         self.take(bytes);
-        let (places, unfinished) = self.places();
-        let known_begun = self.known(|known| known.begun(&self.text));
-        let begun = patterns::begun(&self.text).filter(|_| !self.is_exact);
-        let holds = [unfinished.as_ref().map(|value| value.start), begun, known_begun];
+        let (places, open_secret) = self.places();
+        let unfinished_known = self.first_place(|known| known.unfinished(&self.text));
+        let unfinished = patterns::unfinished(&self.text).filter(|_| !self.is_exact);
+        let holds = [open_secret.as_ref().map(|value| value.start), unfinished, unfinished_known];
         let end = self.text.len();
-        let apart = |cut: usize| places.iter().find(|place| place.start < cut && cut < place.end);
+        let within_secret = |cut: usize| places.iter().find(|place| place.start < cut && cut < place.end);
         let mut cut = holds.into_iter().flatten().min().unwrap_or(end);
-        cut = apart(cut).map_or(cut, |place| place.start);
+        cut = within_secret(cut).map_or(cut, |place| place.start);
         let mut kept = None;
         if end - cut > HELD_BYTES_MAX {
-            match unfinished {
-                Some(Unfinished { start, kind }) => {
+            match open_secret {
+                Some(OpenSecret { start, kind }) => {
                     cut = start;
                     if end - start > HELD_BYTES_MAX / 2 {
                         kept = Some((start, shortened(&self.text[start..], kind)));
@@ -89,8 +89,8 @@ impl StreamRedactor {
                 // A word that is too long to be a token.
                 None => {
                     let late = self.text.floor_char_boundary(end - WORD_BYTES_MAX);
-                    cut = known_begun.map_or(late, |begun| begun.min(late));
-                    if let Some(place) = apart(cut) {
+                    cut = unfinished_known.map_or(late, |unfinished| unfinished.min(late));
+                    if let Some(place) = within_secret(cut) {
                         cut = if place.end < end { place.end } else { place.start };
                         let much = self.text.floor_char_boundary(place.start + 3 * WORD_BYTES_MAX);
                         kept = (place.end == end && much < end).then(|| (much, String::new()));
@@ -117,7 +117,7 @@ impl StreamRedactor {
         let (mut found, _) = self.places();
         let end = self.text.len();
         // A secret that is cut off at the end is hidden if most of it is there.
-        if let Some(start) = self.known(|known| known.mostly_begun(&self.text)) {
+        if let Some(start) = self.first_place(|known| known.mostly_present(&self.text)) {
             found.push(start..end);
             found = merged(found);
         }
@@ -128,15 +128,15 @@ impl StreamRedactor {
     }
 
     /// Returns the first place that `place` finds for the secrets of the process and those of the call.
-    fn known(&self, place: impl Fn(&Known) -> Option<usize>) -> Option<usize> {
-        let everywhere = secrets::known().and_then(|known| place(&known));
+    fn first_place(&self, place: impl Fn(&SecretSet) -> Option<usize>) -> Option<usize> {
+        let everywhere = known_secrets::of_process().and_then(|known| place(&known));
         let own = self.own.as_deref().and_then(place);
         everywhere.into_iter().chain(own).min()
     }
 
     /// Returns true if the text may end within a known secret.
     pub(crate) fn is_within_secret(&self) -> bool {
-        self.known(|known| known.begun(&self.text)).is_some()
+        self.first_place(|known| known.unfinished(&self.text)).is_some()
     }
 
     /// Returns true if text is held back.
@@ -171,20 +171,20 @@ impl StreamRedactor {
 }
 
 /// Shortens a value without end to the part that decides where it ends.
-fn shortened(value: &str, kind: Kind) -> String {
+fn shortened(value: &str, kind: ValueKind) -> String {
     match kind {
-        Kind::Quoted { backslashes, quote } => {
+        ValueKind::Quoted { backslashes, quote } => {
             let period = 2 * (backslashes + 1);
             let run = value.bytes().rev().take_while(|byte| *byte == b'\\').count();
             let run = if run > 2 * period { run % period + period } else { run };
             format!("{}{}{}", "\\".repeat(backslashes), char::from(quote), "\\".repeat(run))
         }
-        Kind::Brackets => {
+        ValueKind::Brackets => {
             let open = patterns::brackets(value).err().unwrap_or_default();
             open[open.len().saturating_sub(WORD_BYTES_MAX)..].to_owned()
         }
-        Kind::Word | Kind::Parameter | Kind::Line { .. } => "x".into(),
-        Kind::Pem => {
+        ValueKind::Word | ValueKind::Parameter | ValueKind::Line { .. } => "x".into(),
+        ValueKind::Pem => {
             let head = value.floor_char_boundary(96);
             let tail = value.floor_char_boundary(value.len().saturating_sub(96)).max(head);
             [&value[..head], &value[tail..]].concat()
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_known_secret_of_several_words_is_held_back() {
-        assert!(secrets::hide("correct horse\nbattery staple"));
+        assert!(known_secrets::hide("correct horse\nbattery staple"));
         let text = "it is: correct horse or correct horse\nbattery staple, and correct horse\nbattery";
         for size in 1..40 {
             let mut stream = StreamRedactor::default();

@@ -1,5 +1,6 @@
 //! The client side of MCP's streamable HTTP: one request per message, answered by JSON or by an SSE stream.
-//! [`HttpTransport::call`] sends `tools/call`. The SDK sends all other messages through the same type, as its HTTP client.
+//! [`HttpTransport::call`] sends `tools/call`. The SDK sends all other messages through the same type, as its HTTP
+//! client.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -28,7 +28,7 @@ mod upstream_session;
 mod upstreams;
 
 pub use failure::Failure;
-pub use login::{Answers, Login, LoginError, LoginState};
+pub use login::{Login, LoginError, LoginRedirect, LoginState};
 pub use pins::{PinnedServer, PinnedTool, Pins, PinsError};
 pub use settings::{
     Address, CALLS_MAX_DEFAULT, LoginSettings, OnChange, Program, Reach, START_TIMEOUT_DEFAULT, ServerSettings, Start,

@@ -353,7 +353,7 @@ mod tests {
         )
     }
 
-    fn told(revision: &str, server: &str, asked: &[&str]) -> (String, String, Vec<String>, Vec<String>) {
+    fn expected(revision: &str, server: &str, asked: &[&str]) -> (String, String, Vec<String>, Vec<String>) {
         let asked = asked.iter().map(|method| (*method).to_owned()).collect();
         (revision.into(), server.into(), vec!["now".into()], asked)
     }
@@ -371,7 +371,7 @@ mod tests {
                 0 => &["server/discover", "tools/list"],
                 _ => &["server/discover", "initialize", "tools/list"],
             };
-            assert_eq!(reached(asleep, answer).await, told("2026-07-28", "clock 7", asked), "{asleep} s");
+            assert_eq!(reached(asleep, answer).await, expected("2026-07-28", "clock 7", asked), "{asleep} s");
         }
     }
 
@@ -384,7 +384,7 @@ mod tests {
             _ => None,
         };
         let asked = ["server/discover", "initialize", "tools/list"];
-        assert_eq!(reached(12, answer).await, told("2026-07-28", "clock 7", &asked));
+        assert_eq!(reached(12, answer).await, expected("2026-07-28", "clock 7", &asked));
     }
 
     #[tokio::test(start_paused = true)]
@@ -401,8 +401,8 @@ mod tests {
         };
         let asked = ["server/discover", "initialize", "notifications/initialized", "tools/list"];
         for asleep in [0, 12, 50] {
-            assert_eq!(reached(asleep, refuses).await, told("2025-11-25", "clock 6", &asked), "{asleep} s");
-            assert_eq!(reached(asleep, passes_over).await, told("2025-11-25", "clock 6", &asked), "{asleep} s");
+            assert_eq!(reached(asleep, refuses).await, expected("2025-11-25", "clock 6", &asked), "{asleep} s");
+            assert_eq!(reached(asleep, passes_over).await, expected("2025-11-25", "clock 6", &asked), "{asleep} s");
         }
     }
 }

@@ -34,7 +34,7 @@ pub struct ToolDefinition {
 
 impl ToolDefinition {
     /// Converts from the SDK's type.
-    pub(crate) fn told(tool: Tool) -> Self {
+    pub(crate) fn from_sdk(tool: Tool) -> Self {
         let annotations = tool.annotations.map(|told| serde_json::to_value(told).unwrap_or_default());
         Self {
             name: tool.name.into_owned(),

@@ -205,8 +205,8 @@ impl Upstream {
         }
     }
 
-    /// Waits after a failure: for the pause, or until `pause_end` if a missing tool of this server is called. Returns false
-    /// if the server was started or closed meanwhile.
+    /// Waits after a failure: for the pause, or until `pause_end` if a missing tool of this server is called. Returns
+    /// false if the server was started or closed meanwhile.
     async fn pause(&self, pause: Duration, failed: u32, pause_end: Option<Instant>) -> bool {
         let is_same = |state: &UpstreamState| matches!(state, UpstreamState::Down { failures, until, .. } if (*failures, *until) == (failed, pause_end));
         let mut state = self.state.subscribe();

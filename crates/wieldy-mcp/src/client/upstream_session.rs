@@ -236,7 +236,7 @@ impl UpstreamSession {
             if let Some(http_calls) = &self.http_calls {
                 http_calls.learn(&page.tools);
             }
-            tools.extend(page.tools.into_iter().map(ToolDefinition::told));
+            tools.extend(page.tools.into_iter().map(ToolDefinition::from_sdk));
             if tools.len() > TOOLS_MAX {
                 break;
             }

@@ -1,9 +1,9 @@
 //! Questions to the client's user: may exactly this call run?
 //!
-//! [`PendingQuestions`] stores the calls that wait for an answer. A client of revision 2026-07-28 gets an `input_required` result
-//! and repeats its request with the user's answer. The call stays open meanwhile. The request state that the client
-//! returns is sealed, so it can answer only this question about this call, once. Older clients get an elicitation
-//! request while the call waits.
+//! [`PendingQuestions`] stores the calls that wait for an answer. A client of revision 2026-07-28 gets an
+//! `input_required` result and repeats its request with the user's answer. The call stays open meanwhile. The request
+//! state that the client returns is sealed, so it can answer only this question about this call, once. Older clients
+//! get an elicitation request while the call waits.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,5 @@
-//! OAuth login to a server, as MCP specifies it. A person does it once ([`Login`], [`Answers`]). The tokens are stored
-//! in a file and renewed from then on ([`Bearer`]).
+//! OAuth login to a server, as MCP specifies it. A person does it once ([`Login`], [`LoginRedirect`]). The tokens are
+//! stored in a file and renewed from then on ([`Bearer`]).
 
 mod bearer;
 mod login_file;
@@ -17,7 +17,7 @@ use super::http_setup;
 use super::settings::{Address, LoginSettings};
 
 pub(super) use self::bearer::Bearer;
-pub use self::redirect::Answers;
+pub use self::redirect::LoginRedirect;
 
 /// The reason why a login failed.
 #[derive(Debug, thiserror::Error)]

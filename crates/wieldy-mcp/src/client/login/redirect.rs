@@ -19,12 +19,12 @@ const TRIES_MAX: usize = 16;
 const PATH: &str = "/callback";
 
 /// A local listener that waits for the OAuth redirect of a login.
-pub struct Answers {
+pub struct LoginRedirect {
     listener: TcpListener,
     redirect: String,
 }
 
-impl Answers {
+impl LoginRedirect {
     /// Listens on loopback, at this port or at any free one.
     pub async fn bind(port: Option<u16>) -> std::io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port.unwrap_or_default())).await?;

@@ -10,7 +10,7 @@ use http::{HeaderMap, StatusCode};
 use reqwest::Url;
 use serde_json::{Value, json};
 use wieldy_core::{Status, redact};
-use wieldy_mcp::client::{Address, Answers, Login, LoginError, LoginSettings, LoginState, Reach};
+use wieldy_mcp::client::{Address, Login, LoginError, LoginRedirect, LoginSettings, LoginState, Reach};
 use wieldy_mcp::server::{Server, ServerOptions};
 use wieldy_server::{HttpOptions, HttpServer, Token};
 
@@ -103,7 +103,7 @@ async fn stage(address: Address) -> Stage {
 }
 
 async fn log_in_to(address: &Address) -> Result<(), LoginError> {
-    let answers = Answers::bind(None).await.unwrap();
+    let answers = LoginRedirect::bind(None).await.unwrap();
     let login = Login::begin(address, answers.redirect()).await?;
     let browser = tokio::spawn(open(login.page().to_owned()));
     let answer = answers.wait(&login).await.unwrap();
@@ -470,7 +470,7 @@ async fn the_answer_must_be_the_one_to_the_question() {
 #[tokio::test]
 async fn the_door_for_answers_does_not_open_for_others() {
     let pair = Pair::new().await;
-    let answers = Answers::bind(None).await.unwrap();
+    let answers = LoginRedirect::bind(None).await.unwrap();
     let login = Login::begin(&pair.address(), answers.redirect()).await.unwrap();
     let door = answers.redirect().to_owned();
     let page = login.page().to_owned();

@@ -1,8 +1,8 @@
 //! Finds the subschemas of a schema, and bounds how many of them apply to the same value.
 //!
 //! Checking one value against a subschema also checks it against all subschemas that its `allOf`, `$ref` and the like
-//! refer to, so a few lines that double forty times cause a trillion checks. [`Places::check`] follows each of these
-//! references once, adds up the subschemas, and refuses schemas that have too many or that loop.
+//! refer to, so a few lines that double forty times cause a trillion checks. [`Subschemas::check`] follows each of
+//! these references once, adds up the subschemas, and refuses schemas that have too many or that loop.
 
 use std::collections::{HashMap, HashSet};
 
@@ -20,9 +20,9 @@ const POINTERS_BYTES_MAX: usize = 32 * 1024 * 1024;
 pub(super) const PATTERNS_MAX: usize = 1000;
 
 /// The subschemas of a schema, by their address in memory.
-pub(super) struct Places<'a> {
+pub(super) struct Subschemas<'a> {
     root: &'a Value,
-    nodes: HashMap<*const Value, Place<'a>>,
+    by_address: HashMap<*const Value, Subschema<'a>>,
     /// The anchors by name. Each is stored with the schema with an id that contains it, and with its own schema.
     anchors: HashMap<&'a str, Vec<(*const Value, &'a Value)>>,
     patterns: HashSet<&'a str>,
@@ -31,13 +31,13 @@ pub(super) struct Places<'a> {
 }
 
 #[derive(Default)]
-struct Place<'a> {
+struct Subschema<'a> {
     /// Subschemas that apply to the very same value.
     same: Vec<&'a Value>,
     references: Vec<Reference<'a>>,
     /// True for keywords such as `unevaluatedItems`, which check all of `same` once more.
     has_unevaluated: bool,
-    state: State,
+    state: ExpansionState,
 }
 
 struct Reference<'a> {
@@ -47,33 +47,33 @@ struct Reference<'a> {
 }
 
 #[derive(Default, Clone, Copy)]
-enum State {
+enum ExpansionState {
     #[default]
     Unseen,
     Open,
-    Done(Expanded),
+    Done(Expansion),
 }
 
 /// The size of a subschema with everything included that applies to the same value.
 #[derive(Clone, Copy)]
-struct Expanded {
+struct Expansion {
     count: u64,
     chain: u32,
 }
 
-impl<'a> Places<'a> {
+impl<'a> Subschemas<'a> {
     /// Collects all subschemas. Refuses references that leave the schema.
     pub(super) fn of(root: &'a Value) -> Result<Self, SchemaError> {
-        let mut places = Self {
+        let mut subschemas = Self {
             root,
-            nodes: HashMap::new(),
+            by_address: HashMap::new(),
             anchors: HashMap::new(),
             patterns: HashSet::new(),
             patterns_beside_max: 0,
             pointers_bytes: 0,
         };
-        places.walk(root, root, 0)?;
-        Ok(places)
+        subschemas.walk(root, root, 0)?;
+        Ok(subschemas)
     }
 
     /// Returns the different patterns.
@@ -90,12 +90,12 @@ impl<'a> Places<'a> {
     /// resolved from there. `above` is the length of the pointer to the subschema.
     fn walk(&mut self, schema: &'a Value, base: &'a Value, above: usize) -> Result<(), SchemaError> {
         let Value::Object(map) = schema else { return Ok(()) };
-        if self.nodes.contains_key(&std::ptr::from_ref(schema)) {
+        if self.by_address.contains_key(&std::ptr::from_ref(schema)) {
             return Ok(());
         }
         let has_id = ["$id", "id"].iter().any(|keyword| map.get(*keyword).is_some_and(Value::is_string));
         let base = if has_id { schema } else { base };
-        let mut place = Place::default();
+        let mut subschema = Subschema::default();
         for keyword in ["$anchor", "$dynamicAnchor"] {
             if let Some(Value::String(name)) = map.get(keyword) {
                 self.anchors.entry(name).or_default().push((base, schema));
@@ -111,7 +111,7 @@ impl<'a> Places<'a> {
                 ("$ref" | "$dynamicRef" | "$recursiveRef", Value::String(target)) => match target.strip_prefix('#') {
                     Some(pointer) => {
                         let is_dynamic = key != "$ref";
-                        place.references.push(Reference { target: percent_decoded(pointer), is_dynamic, base });
+                        subschema.references.push(Reference { target: percent_decoded(pointer), is_dynamic, base });
                     }
                     None => {
                         let at = format!("{}/{key}", self.pointer_to(schema));
@@ -119,15 +119,15 @@ impl<'a> Places<'a> {
                     }
                 },
                 ("allOf" | "anyOf" | "oneOf", Value::Array(branches)) => {
-                    place.same.extend(branches);
+                    subschema.same.extend(branches);
                     branches.iter().try_for_each(|branch| self.walk(branch, base, here))?;
                 }
                 ("not" | "if" | "then" | "else", value) => {
-                    place.same.push(value);
+                    subschema.same.push(value);
                     self.walk(value, base, here)?;
                 }
                 ("dependentSchemas" | "dependencies", Value::Object(branches)) => {
-                    place.same.extend(branches.values());
+                    subschema.same.extend(branches.values());
                     self.walk_all(branches, base, here)?;
                 }
                 ("pattern", Value::String(pattern)) => _ = self.patterns.insert(pattern),
@@ -140,15 +140,15 @@ impl<'a> Places<'a> {
                 // Plain data: a `$ref` in it is not a reference, unless another reference leads there.
                 ("enum" | "const" | "default" | "examples", _) => {}
                 (_, Value::Object(_)) => {
-                    place.has_unevaluated |= key.starts_with("unevaluated");
+                    subschema.has_unevaluated |= key.starts_with("unevaluated");
                     self.walk(value, base, here)?;
                 }
                 (_, Value::Array(items)) => items.iter().try_for_each(|item| self.walk(item, base, here))?,
-                ("unevaluatedProperties" | "unevaluatedItems", _) => place.has_unevaluated = true,
+                ("unevaluatedProperties" | "unevaluatedItems", _) => subschema.has_unevaluated = true,
                 _ => {}
             }
         }
-        self.nodes.insert(schema, place);
+        self.by_address.insert(schema, subschema);
         Ok(())
     }
 
@@ -160,8 +160,10 @@ impl<'a> Places<'a> {
     pub(super) fn check(&mut self) -> Result<(), SchemaError> {
         // A reference may lead to subschemas that were not collected before, so repeat.
         loop {
-            let is_unseen = |(at, place): (&*const Value, &Place)| matches!(place.state, State::Unseen).then_some(*at);
-            let unseen: Vec<*const Value> = self.nodes.iter().filter_map(is_unseen).collect();
+            let is_unseen = |(at, subschema): (&*const Value, &Subschema)| {
+                matches!(subschema.state, ExpansionState::Unseen).then_some(*at)
+            };
+            let unseen: Vec<*const Value> = self.by_address.iter().filter_map(is_unseen).collect();
             if unseen.is_empty() {
                 break;
             }
@@ -171,21 +173,22 @@ impl<'a> Places<'a> {
     }
 
     /// Adds up the subschemas that one subschema leads to. Goes no deeper than [`CHAIN_MAX`].
-    fn expand(&mut self, at: *const Value, depth: u32) -> Result<Expanded, SchemaError> {
-        let Some(place) = self.nodes.get_mut(&at) else { return Ok(Expanded { count: 1, chain: 1 }) };
-        match place.state {
-            State::Done(expanded) if depth + expanded.chain <= CHAIN_MAX => return Ok(expanded),
-            State::Open => return Err(SchemaError::Loop(format!("#{}", self.pointer_to(at)))),
-            State::Unseen if depth < CHAIN_MAX => {}
+    fn expand(&mut self, at: *const Value, depth: u32) -> Result<Expansion, SchemaError> {
+        let Some(subschema) = self.by_address.get_mut(&at) else { return Ok(Expansion { count: 1, chain: 1 }) };
+        match subschema.state {
+            ExpansionState::Done(expanded) if depth + expanded.chain <= CHAIN_MAX => return Ok(expanded),
+            ExpansionState::Open => return Err(SchemaError::Loop(format!("#{}", self.pointer_to(at)))),
+            ExpansionState::Unseen if depth < CHAIN_MAX => {}
             _ => return Err(SchemaError::TooLargeExpanded(format!("#{}", self.pointer_to(at)))),
         }
-        place.state = State::Open;
-        let times = if place.has_unevaluated { 2 } else { 1 };
-        let (references, mut targets) = (std::mem::take(&mut place.references), std::mem::take(&mut place.same));
+        subschema.state = ExpansionState::Open;
+        let times = if subschema.has_unevaluated { 2 } else { 1 };
+        let (references, mut targets) =
+            (std::mem::take(&mut subschema.references), std::mem::take(&mut subschema.same));
         for reference in &references {
             targets.extend(self.targets(reference)?);
         }
-        let mut own = Expanded { count: 1, chain: 1 };
+        let mut own = Expansion { count: 1, chain: 1 };
         for target in targets {
             let other = self.expand(target, depth + 1)?;
             own.count = own.count.saturating_add(other.count.saturating_mul(times));
@@ -194,8 +197,8 @@ impl<'a> Places<'a> {
         if own.count > EXPANDED_MAX {
             return Err(SchemaError::TooLargeExpanded(format!("#{}", self.pointer_to(at))));
         }
-        if let Some(place) = self.nodes.get_mut(&at) {
-            place.state = State::Done(own);
+        if let Some(subschema) = self.by_address.get_mut(&at) {
+            subschema.state = ExpansionState::Done(own);
         }
         Ok(own)
     }
@@ -213,7 +216,7 @@ impl<'a> Places<'a> {
             found.extend(named.filter(|(base, _)| *is_dynamic || bases.contains(base)).map(|(_, schema)| schema));
         }
         found.dedup_by_key(|value| std::ptr::from_ref(*value));
-        // A place that looked like plain data becomes a schema when a reference leads there.
+        // A value that looked like plain data becomes a schema when a reference leads there.
         for target in &found {
             self.walk(target, base, reference.target.len())?;
         }

@@ -14,7 +14,7 @@ const PIECE_BYTES_MAX: usize = 512;
 
 /// True if any secret is known. Most programs name none, and then the lock is never taken.
 static ANY: AtomicBool = AtomicBool::new(false);
-static KNOWN: RwLock<Option<Arc<Known>>> = RwLock::new(None);
+static SECRETS: RwLock<Option<Arc<SecretSet>>> = RwLock::new(None);
 
 /// Makes a value a secret of this process: from now on it is removed from everything that is written down or shown.
 ///
@@ -38,10 +38,10 @@ pub fn hide(secret: &str) -> bool {
     if secret.chars().count() < CHARACTERS_MIN {
         return false;
     }
-    let mut known = KNOWN.write().expect("no code panics while it holds the secrets");
+    let mut known = SECRETS.write().expect("no code panics while it holds the secrets");
     let mut secrets = known.as_ref().map(|known| known.secrets.clone()).unwrap_or_default();
     if secrets.insert(secret.to_owned()) {
-        *known = Some(Arc::new(Known::new(secrets)));
+        *known = Some(Arc::new(SecretSet::new(secrets)));
         ANY.store(true, Ordering::Release);
     }
     true
@@ -58,23 +58,23 @@ pub fn hide(secret: &str) -> bool {
 /// assert_eq!(redact::text("it was once-a-token"), "it was once-a-token");
 /// ```
 pub fn unhide(secret: &str) {
-    let mut known = KNOWN.write().expect("no code panics while it holds the secrets");
+    let mut known = SECRETS.write().expect("no code panics while it holds the secrets");
     let Some(mut secrets) = known.as_ref().map(|known| known.secrets.clone()) else { return };
     if secrets.remove(secret.trim()) {
-        *known = (!secrets.is_empty()).then(|| Arc::new(Known::new(secrets)));
+        *known = (!secrets.is_empty()).then(|| Arc::new(SecretSet::new(secrets)));
     }
 }
 
 /// Returns the known secrets, if there are any.
-pub(super) fn known() -> Option<Arc<Known>> {
+pub(super) fn of_process() -> Option<Arc<SecretSet>> {
     if !ANY.load(Ordering::Acquire) {
         return None;
     }
-    KNOWN.read().expect("no code panics while it holds the secrets").clone()
+    SECRETS.read().expect("no code panics while it holds the secrets").clone()
 }
 
 /// All known secrets in all their forms.
-pub(super) struct Known {
+pub(super) struct SecretSet {
     secrets: BTreeSet<String>,
     /// The forms, sorted.
     forms: Vec<Form>,
@@ -84,7 +84,7 @@ pub(super) struct Known {
     /// Finds the forms by their index.
     finder: AhoCorasick,
     /// True if every text counts as a secret.
-    is_everything: bool,
+    hides_everything: bool,
 }
 
 /// One way to write a secret.
@@ -99,7 +99,7 @@ struct Edges {
     is_word: bool,
 }
 
-impl Known {
+impl SecretSet {
     /// Creates the secrets of one call. A secret of fewer than six characters is found only as a word of its own, and
     /// only as it is written.
     pub(super) fn of_call(secrets: BTreeSet<String>) -> Self {
@@ -109,13 +109,13 @@ impl Known {
     }
 
     /// Hides every text: for a call with more secrets than can be searched.
-    pub(super) fn everything() -> Self {
-        Self { is_everything: true, ..Self::new(BTreeSet::new()) }
+    pub(super) fn hiding_everything() -> Self {
+        Self { hides_everything: true, ..Self::new(BTreeSet::new()) }
     }
 
     /// Returns true if every text counts as a secret.
-    pub(super) fn is_everything(&self) -> bool {
-        self.is_everything
+    pub(super) fn hides_everything(&self) -> bool {
+        self.hides_everything
     }
 
     fn new(secrets: BTreeSet<String>) -> Self {
@@ -128,7 +128,7 @@ impl Known {
         let longest = forms.iter().map(|(text, _)| text.len()).max().unwrap_or_default();
         let mut begins = [false; 256];
         forms.iter().filter_map(|(text, _)| text.bytes().next()).for_each(|byte| begins[usize::from(byte)] = true);
-        Self { secrets, forms: forms.into_iter().collect(), longest, begins, finder, is_everything: false }
+        Self { secrets, forms: forms.into_iter().collect(), longest, begins, finder, hides_everything: false }
     }
 
     pub(super) fn is_in(&self, text: &str) -> bool {
@@ -139,7 +139,7 @@ impl Known {
 
     /// Adds the places of all secrets. They may overlap.
     pub(super) fn find(&self, text: &str, places: &mut Vec<Range<usize>>) {
-        if self.is_everything && !text.is_empty() {
+        if self.hides_everything && !text.is_empty() {
             places.push(0..text.len());
             return;
         }
@@ -169,30 +169,30 @@ impl Known {
 
     /// Returns the place where a secret may begin that the end of the text cuts off, or that the next character may
     /// extend.
-    pub(super) fn begun(&self, text: &str) -> Option<usize> {
-        let start = self.starts(text).find(|at| self.form_like(&text[*at..]).is_some())?;
+    pub(super) fn unfinished(&self, text: &str) -> Option<usize> {
+        let start = self.possible_starts(text).find(|at| self.form_beginning_with(&text[*at..]).is_some())?;
         // The character before base64 may reveal a part of the secret.
         let before = start.checked_sub(1).filter(|at| is_base64(text.as_bytes()[*at]));
         Some(before.unwrap_or(start))
     }
 
     /// Returns the start of a cut-off secret at the end of the text, if at least half of the secret is there.
-    pub(super) fn mostly_begun(&self, text: &str) -> Option<usize> {
-        self.starts(text).find(|at| {
+    pub(super) fn mostly_present(&self, text: &str) -> Option<usize> {
+        self.possible_starts(text).find(|at| {
             let end = &text[*at..];
-            end.len() >= CHARACTERS_MIN && self.form_like(end).is_some_and(|form| end.len() * 2 >= form.len())
+            end.len() >= CHARACTERS_MIN && self.form_beginning_with(end).is_some_and(|form| end.len() * 2 >= form.len())
         })
     }
 
     /// Returns the places near the end of the text at which a form may begin.
-    fn starts<'a>(&'a self, text: &'a str) -> impl Iterator<Item = usize> + 'a {
+    fn possible_starts<'a>(&'a self, text: &'a str) -> impl Iterator<Item = usize> + 'a {
         let from = text.floor_char_boundary(text.len().saturating_sub(self.longest));
         let may_begin = move |at: &usize| self.begins[usize::from(text.as_bytes()[*at])] && text.is_char_boundary(*at);
         (from..text.len()).filter(may_begin)
     }
 
     /// Returns a form that begins like this.
-    fn form_like(&self, begin: &str) -> Option<&str> {
+    fn form_beginning_with(&self, begin: &str) -> Option<&str> {
         let next = self.forms.partition_point(|(form, _)| form.as_str() < begin);
         self.forms.get(next).map(|(form, _)| form.as_str()).filter(|form| form.starts_with(begin))
     }
