@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         printer.failure(&failure);
         if is_run { commands::run::NOT_RUN } else { failure.exit }
     });
-    // A command that failed early may have started the warden.
+    // A command that failed early may have started the fork server.
     wieldy::finish();
     exit.into()
 }

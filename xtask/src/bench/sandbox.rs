@@ -134,7 +134,7 @@ impl<'a> Subject<'a> {
         Ok(Self {
             runtime,
             native: executor(workspace.path(), Native::new(options(0, 1)))?,
-            bare: executor(workspace.path(), wieldy_sandbox::Bare::default())?,
+            bare: executor(workspace.path(), wieldy_sandbox::Unconfined::default())?,
             cold: executor(workspace.path(), blanks.clone())?,
             blanks,
             pooled: executor(workspace.path(), pool.clone())?,

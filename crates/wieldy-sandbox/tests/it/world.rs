@@ -13,7 +13,7 @@ use wieldy_core::{
     Command, Confinement, Exit, FileRules, Level, Network, OutputSink, Place, ResourceLimits, Sandbox, SandboxError,
     Stdin, Stream,
 };
-use wieldy_sandbox::{Bare, Native, NativeOptions};
+use wieldy_sandbox::{Native, NativeOptions, Unconfined};
 
 use crate::oci;
 
@@ -301,7 +301,7 @@ fn backend() -> Arc<dyn Sandbox> {
     let (level, state) = level();
     match level {
         Level::Native => Arc::new(Native::new(NativeOptions { spares: 0, blanks: 0, ..NativeOptions::default() })),
-        Level::None => Arc::new(Bare::default()),
+        Level::None => Arc::new(Unconfined::default()),
         Level::Runc | Level::Gvisor => oci::suite::backend(level, &state),
         #[cfg(feature = "firecracker")]
         Level::Firecracker => Arc::new(crate::firecracker::Driver::new()),

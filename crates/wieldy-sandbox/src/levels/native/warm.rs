@@ -1,0 +1,198 @@
+//! A sandbox to come: what is done before anybody knows what it will show.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{Command, ResourceLimits, SandboxError, SandboxRef, Stdin};
+
+use crate::cgroup::Group;
+use crate::limits::group_limits;
+use crate::supervise::host_process::Nowhere;
+use crate::supervise::protocol::{InitOrder, InitReport, Received, RunOrder, WardenOrder};
+use crate::supervise::run::Berth;
+use crate::supervise::socket::{Link, Warden};
+use crate::view::masked::{Covered, are_the_same, covered_by};
+use crate::view::plan::Step;
+
+/// The first process of a sandbox to come: in namespaces and in a cgroup, which takes longest to get, and waiting to be told the rest.
+/// If it is prepared, there is a berth, too.
+pub(super) struct Blank {
+    pub(super) made: SandboxRef,
+    pub(super) warden: Arc<Warden>,
+    pub(super) init: Link,
+    pub(super) init_pid: Pid,
+    pub(super) group: Group,
+    /// Where the init itself is, and what it makes.
+    pub(super) first: Group,
+    pub(super) ahead: Option<Ahead>,
+    since: Instant,
+}
+
+/// What a sandbox to come has already.
+pub(super) struct Ahead {
+    /// The steps that were taken.
+    pub(super) steps: Vec<Step>,
+    /// What they hide or protect, and which file each was before.
+    pub(super) covered: Vec<Covered>,
+    pub(super) berth: Berth,
+}
+
+impl Ahead {
+    /// Whether what was done still holds, and there is somebody to go on with it.
+    fn is_good(&self) -> bool {
+        self.berth.is_alive() && are_the_same(&self.covered)
+    }
+
+    /// The same, but as the file that it was when it was covered ahead, if it was.
+    pub(super) fn as_covered(&self, (path, id): Covered) -> Covered {
+        let then = self.covered.iter().find(|(known, _)| *known == path);
+        (path, then.map_or(id, |(_, id)| *id))
+    }
+}
+
+impl Blank {
+    pub(super) async fn make(
+        made: SandboxRef,
+        open_network: bool,
+        group: impl FnOnce() -> io::Result<Group>,
+    ) -> Result<Self, SandboxError> {
+        let warden = Warden::of_this_process().map_err(|error| failed("starting the warden", &error))?;
+        let (init, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
+        // While a new warden starts.
+        let group = group().map_err(|error| failed("making a cgroup", &error))?;
+        let first = group.child("berth-0").map_err(|error| failed("making a cgroup", &error))?;
+        let ways = first.ways_in();
+        let order = WardenOrder::Blank { open_network, in_folder: ways.folder.is_some() };
+        let beside = std::iter::once(&socket).chain(&ways.folder).chain(&ways.tasks);
+        let beside: Vec<BorrowedFd<'_>> = beside.map(AsFd::as_fd).collect();
+        warden.send(&order, &beside).map_err(|error| failed("asking the warden", &error))?;
+        drop((socket, ways));
+        let received = report(&init).await?;
+        let init_pid = received.sender.ok_or_else(|| creation("its first process did not say who it is".into()))?;
+        let kept = WardenOrder::Keep {
+            child: init_pid.as_raw_pid(),
+            protected: Vec::new(),
+            placeholders: Vec::new(),
+            groups: group.folders().to_vec(),
+        };
+        warden.ask(&kept).await.map_err(|error| failed("asking the warden", &error))?;
+        // Joining may have to wait for all processors to take note, where the process did not start there.
+        let joined = tokio::task::spawn_blocking(move || first.add(init_pid).map(|()| first)).await;
+        let first = joined.map_err(io::Error::other).flatten().map_err(|error| failed("joining a cgroup", &error))?;
+        Ok(Self { made, warden, init, init_pid, group, first, ahead: None, since: Instant::now() })
+    }
+
+    /// Takes steps already that every sandbox begins with, and makes the first berth.
+    pub(super) async fn prepare(&mut self, steps: Vec<Step>) -> Result<(), SandboxError> {
+        self.ahead = Some(self.get_ahead(steps).await?);
+        Ok(())
+    }
+
+    pub(super) async fn get_ahead(&self, steps: Vec<Step>) -> Result<Ahead, SandboxError> {
+        let (berth, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
+        // Before, so that a file that is put in the place of another meanwhile is not taken for the one that was covered.
+        let covered = covered_by(&steps);
+        let order = InitOrder::Prepare(steps.clone());
+        self.init.send(&order, &[socket.as_fd()]).await.map_err(|error| failed("giving an order", &error))?;
+        drop(socket);
+        report(&self.init).await?;
+        let berth = Berth::arrive(berth).await.map_err(|error| failed("making a berth", &error))?;
+        Ok(Ahead { steps, covered, berth })
+    }
+
+    /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.
+    pub(super) async fn warm_up(&mut self) -> Result<(), SandboxError> {
+        let Some(ahead) = &mut self.ahead else { return Ok(()) };
+        self.first.begin();
+        let order = RunOrder { program: IDLE.into(), workspace: "/".into(), folder: "/".into(), ..RunOrder::default() };
+        let (command, stop) = (idle_command(), CancellationToken::new());
+        match tokio::time::timeout(IDLE_MAX, ahead.berth.run(&command, order, &Nowhere, &stop)).await {
+            Ok(Err(error)) if error.is_crash() => Err(error),
+            // Not every system has that program.
+            Ok(_) => Ok(()),
+            Err(_) => Err(creation("a program that does nothing does not end".into())),
+        }
+    }
+
+    /// Limits what all that runs in it may use together.
+    pub(super) fn limit(&self, limits: &ResourceLimits) -> Result<(), SandboxError> {
+        self.group.set(&group_limits(limits, 0)).map_err(|error| failed("limiting a cgroup", &error))
+    }
+
+    /// Since when it waits.
+    pub(super) fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// Whether it can become a sandbox that begins with these steps.
+    pub(super) fn suits(&self, system: &[Step]) -> bool {
+        self.init.is_alive() && self.ahead.as_ref().is_none_or(|ahead| ahead.steps == system && ahead.is_good())
+    }
+}
+
+/// What a sandbox's first process says next, unless it is that it failed.
+pub(super) async fn report(init: &Link) -> Result<Received<InitReport>, SandboxError> {
+    let received = init.receive::<InitReport>().await.map_err(|error| creation(error.to_string()))?;
+    match received {
+        Some(Received { message: InitReport::Failed { doing, error }, .. }) => {
+            Err(creation(format!("{doing}: {error}")))
+        }
+        Some(received) => Ok(received),
+        None => Err(creation("its first process ended before it was ready".into())),
+    }
+}
+
+/// A program that does nothing. By its path: it also runs where the machine can still be seen, and what somebody puts before it in
+/// `/usr/local` must not.
+const IDLE: &str = "/usr/bin/true";
+/// How long it may take, on a machine that has much to do.
+const IDLE_MAX: Duration = Duration::from_secs(30);
+
+pub(super) fn idle_command() -> Command {
+    Command {
+        program: IDLE.into(),
+        arguments: Vec::new(),
+        environment: BTreeMap::new(),
+        folder: PathBuf::new(),
+        stdin: Stdin::Nothing,
+        terminal: None,
+    }
+}
+
+/// Why a sandbox was not built.
+pub(super) enum NotBuilt {
+    /// A place could not be held: another executor may just have taken its own away, and a new plan can help.
+    Changed(SandboxError),
+    /// It was built by a plan that does not hold any more.
+    Outdated,
+    Failed(SandboxError),
+}
+
+impl From<SandboxError> for NotBuilt {
+    fn from(error: SandboxError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<NotBuilt> for SandboxError {
+    fn from(not_built: NotBuilt) -> Self {
+        match not_built {
+            NotBuilt::Changed(error) | NotBuilt::Failed(error) => error,
+            NotBuilt::Outdated => creation("what it should show changes all the time".into()),
+        }
+    }
+}
+
+pub(super) fn creation(reason: String) -> SandboxError {
+    SandboxError::Creation { reason }
+}
+
+pub(super) fn failed(doing: &str, error: &io::Error) -> SandboxError {
+    creation(format!("{doing}: {error}"))
+}

@@ -1,0 +1,109 @@
+//! Programs outside of every sandbox that keep one: an OCI runtime, or Firecracker.
+//!
+//! They run under a supervisor of the fork server, as the commands of the level `none` do, so a program and all that it started end
+//! with the executor.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use wieldy_core::{Command, OutputSink, ResourceLimits, SandboxError, Stdin, Stream};
+
+use super::protocol::{RunLimits, RunOrder, WardenOrder};
+use super::run::{Berth, Went};
+use super::socket::{Link, Warden, settle};
+
+/// The `PATH` of such a program, which is all of its environment.
+pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A berth in which a runtime can run, or whatever else keeps a sandbox.
+pub(crate) struct Hand {
+    berth: Berth,
+    warden: Arc<Warden>,
+    /// What the berth looks at while something runs.
+    workspace: PathBuf,
+    limits: RunLimits,
+    is_raw: bool,
+}
+
+impl Hand {
+    pub(crate) async fn new() -> io::Result<Self> {
+        let warden = Warden::of_this_process()?;
+        let (link, socket) = Link::pair()?;
+        warden.order(&WardenOrder::Berth, &socket)?;
+        drop(socket);
+        let (berth, workspace) = (Berth::arrive(link).await?, PathBuf::from("/"));
+        Ok(Self { berth, warden, workspace, limits: RunLimits::default(), is_raw: false })
+    }
+
+    /// The same, but whatever it runs is ended once more comes into the workspace than the limits allow.
+    pub(crate) fn watching(mut self, workspace: &Path, limits: &ResourceLimits) -> Self {
+        let ResourceLimits { disk_bytes, disk_files, .. } = *limits;
+        self.workspace = workspace.to_owned();
+        self.limits = RunLimits { disk_bytes, disk_files, ..RunLimits::default() };
+        self
+    }
+
+    /// The same, but with a terminal that passes everything on as it is, for a program that makes another one further inside. It makes
+    /// this one so itself, after it has begun to write.
+    pub(crate) fn raw(self) -> Self {
+        Self { is_raw: true, ..self }
+    }
+
+    pub(crate) fn pid(&self) -> rustix::process::Pid {
+        self.berth.pid()
+    }
+
+    /// Runs a program to its end, with the input and the terminal of `command`; whatever it started ends with it.
+    pub(crate) async fn run(
+        mut self,
+        program: &Path,
+        words: Vec<String>,
+        command: &wieldy_core::Command,
+        grace: Duration,
+        output: &dyn OutputSink,
+        stop: &CancellationToken,
+    ) -> Result<Went, SandboxError> {
+        let order = RunOrder {
+            program: program.to_string_lossy().into_owned(),
+            arguments: words,
+            environment: vec![("PATH".into(), PATH.into())],
+            folder: "/".into(),
+            workspace: self.workspace.clone(),
+            grace_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
+            terminal: command.terminal.map(|terminal| (terminal.rows, terminal.columns)),
+            is_raw: self.is_raw,
+            limits: self.limits,
+        };
+        let went = self.berth.run(command, order, output, stop).await;
+        if went.as_ref().map_or_else(SandboxError::is_crash, |went| went.berth_lost) {
+            let Self { berth, warden, .. } = self;
+            let child = berth.pid();
+            drop(berth);
+            let _ = settle(&warden, child, false).await;
+        }
+        went
+    }
+}
+
+/// What nobody hears.
+pub(crate) struct Nowhere;
+
+impl OutputSink for Nowhere {
+    fn write(&self, _stream: Stream, _bytes: &[u8]) {}
+}
+
+/// Input and output of a runtime that needs none.
+pub(crate) fn idle_command() -> Command {
+    let (program, arguments, environment) = ("sleeper".into(), Vec::new(), Default::default());
+    Command { program, arguments, environment, folder: PathBuf::new(), stdin: Stdin::Nothing, terminal: None }
+}
+
+/// Does something that waits for others, where nobody else has to wait for it.
+pub(crate) async fn blocking<T: Send + 'static, E: From<io::Error> + Send + 'static>(
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, E> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(E::from(io::Error::other(error))))
+}

@@ -1,0 +1,224 @@
+//! The executor's end of a socket to its warden, an init or a berth; and of the warden itself.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, Ready};
+
+use crate::supervise::fork_server;
+use crate::supervise::protocol::{self, Received, WardenOrder, WardenReport};
+use crate::sys;
+
+/// How often we look for room in a socket that is full.
+const ROOM_EVERY: Duration = Duration::from_millis(1);
+
+/// A socket that messages come and go through without anybody being kept waiting.
+pub(crate) struct Link {
+    socket: AsyncFd<OwnedFd>,
+}
+
+impl Link {
+    /// Two ends: ours, and one for somebody else.
+    pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
+        let (ours, theirs) = protocol::pair()?;
+        // Messages say which process they come from, in numbers that are ours.
+        rustix::net::sockopt::set_socket_passcred(&ours, true)?;
+        Ok((Self { socket: sys::watched(ours, Interest::READABLE)? }, theirs))
+    }
+
+    /// Sends a message with descriptors beside it.
+    pub(crate) async fn send<T: Serialize>(&self, message: &T, beside: &[BorrowedFd<'_>]) -> io::Result<()> {
+        loop {
+            match protocol::send(self.socket.get_ref(), message, beside) {
+                // Whoever is at the other end takes a message before the next one comes, so this is rare; to be told of room would wake us
+                // each time one was taken.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(ROOM_EVERY).await,
+                sent => return sent,
+            }
+        }
+    }
+
+    /// Whether the other end, which says nothing unasked, is still there.
+    pub(crate) fn is_alive(&self) -> bool {
+        is_silent(self.socket.get_ref())
+    }
+
+    /// Sends a message if there is room for it.
+    pub(crate) fn try_send<T: Serialize>(&self, message: &T) -> io::Result<()> {
+        protocol::send(self.socket.get_ref(), message, &[])
+    }
+
+    /// Waits for the next message; nothing once the other end is gone.
+    pub(crate) async fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<Received<T>>> {
+        loop {
+            let mut ready = self.socket.ready(Interest::READABLE).await?;
+            match protocol::receive(self.socket.get_ref()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready_matching(Ready::READABLE),
+                received => return received,
+            }
+        }
+    }
+}
+
+/// Whether nothing came through a socket that says nothing unasked, not even its end.
+pub(crate) fn is_silent(socket: &OwnedFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec};
+    let mut polled = [PollFd::new(socket, PollFlags::IN)];
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    matches!(rustix::event::poll(&mut polled, Some(&at_once)), Ok(0))
+}
+
+/// The executor's hold on its warden. Letting go of it ends everything that the warden has made.
+pub(crate) struct Warden {
+    socket: OwnedFd,
+    process: Option<Child>,
+}
+
+impl Warden {
+    /// The warden of this process, started if there is none or if it is gone.
+    pub(crate) fn of_this_process() -> io::Result<Arc<Self>> {
+        static WARDEN: Mutex<Weak<Warden>> = Mutex::new(Weak::new());
+        let mut known = WARDEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(warden) = known.upgrade().filter(|warden| warden.is_alive()) {
+            return Ok(warden);
+        }
+        let warden = Arc::new(Self::start()?);
+        *known = Arc::downgrade(&warden);
+        Ok(warden)
+    }
+
+    fn start() -> io::Result<Self> {
+        let (ours, theirs) = protocol::pair()?;
+        let name = std::ffi::OsStr::new(fork_server::NAME.to_str().map_err(io::Error::other)?);
+        let process = Command::new("/proc/self/exe")
+            .arg0(name)
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|error| io::Error::new(error.kind(), format!("cannot start the warden: {error}")))?;
+        Ok(Self { socket: ours, process: Some(process) })
+    }
+
+    fn is_alive(&self) -> bool {
+        is_silent(&self.socket)
+    }
+
+    /// Gives an order; whoever is made by it answers through the socket beside it.
+    pub(crate) fn order(&self, order: &WardenOrder, socket: &OwnedFd) -> io::Result<()> {
+        self.send(order, &[socket.as_fd()])
+    }
+
+    /// Gives an order with several descriptors beside it, the socket of the process that answers first.
+    pub(crate) fn send(&self, order: &WardenOrder, beside: &[BorrowedFd<'_>]) -> io::Result<()> {
+        protocol::send(&self.socket, order, beside)
+            .map_err(|error| io::Error::new(error.kind(), format!("the warden does not listen: {error}")))
+    }
+}
+
+impl Warden {
+    /// Gives an order and waits for the answer.
+    pub(crate) async fn ask(&self, order: &WardenOrder) -> io::Result<Vec<OwnedFd>> {
+        self.begin(order)?.wait().await
+    }
+
+    /// The same with a descriptor beside the order.
+    pub(crate) async fn ask_with(&self, order: &WardenOrder, beside: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
+        let (link, socket) = Link::pair()?;
+        self.send(order, &[socket.as_fd(), beside])?;
+        drop(socket);
+        Answer(link).wait().await
+    }
+
+    /// Gives an order that will be answered.
+    pub(crate) fn begin(&self, order: &WardenOrder) -> io::Result<Answer> {
+        let (link, socket) = Link::pair()?;
+        self.order(order, &socket)?;
+        Ok(Answer(link))
+    }
+
+    /// A user namespace in which the files of this owner are those of the sandboxes' account.
+    pub(crate) async fn owner(&self, uid: u32, gid: u32) -> io::Result<OwnedFd> {
+        let namespace = self.ask(&WardenOrder::Owner { uid, gid }).await?.into_iter().next();
+        namespace.ok_or_else(|| io::Error::other("the warden sent nothing"))
+    }
+}
+
+/// What the warden will say to an order.
+pub(crate) struct Answer(Link);
+
+impl Answer {
+    /// Waits until it is said; what was asked for comes beside it.
+    pub(crate) async fn wait(self) -> io::Result<Vec<OwnedFd>> {
+        match self.0.receive::<WardenReport>().await? {
+            None => Err(io::Error::other("the warden is gone")),
+            Some(Received { message: WardenReport { error: Some(error) }, .. }) => Err(io::Error::other(error)),
+            Some(received) => Ok(received.descriptors),
+        }
+    }
+}
+
+/// Waits until a child of the warden is gone, and with it everything that it left behind.
+pub(crate) async fn settle(warden: &Warden, child: Pid, linger: bool) -> io::Result<()> {
+    let (link, socket) = Link::pair()?;
+    warden.order(&WardenOrder::Settle { child: child.as_raw_pid(), linger }, &socket)?;
+    drop(socket);
+    link.receive::<()>().await.map(drop)
+}
+
+impl Drop for Warden {
+    fn drop(&mut self) {
+        let Some(mut process) = self.process.take() else { return };
+        // It ends when it sees the end of the socket, which is closed right after this. Somebody must take note of its end, and
+        // nobody should wait for it here.
+        let reaper = std::thread::Builder::new().name("wieldy-reaper".into()).spawn(move || drop(process.wait()));
+        let mut leaving = LEAVING.lock().unwrap_or_else(PoisonError::into_inner);
+        leaving.retain(|reaper| !reaper.is_finished());
+        leaving.extend(reaper);
+    }
+}
+
+/// The process that makes sandboxes, started while the program still does something else. It stays until this is dropped, and as
+/// long as a sandbox needs it.
+pub struct EarlyForkServer {
+    starting: Option<JoinHandle<io::Result<Arc<Warden>>>>,
+}
+
+impl EarlyForkServer {
+    /// Starts it in the background. If that fails, the first command that needs it tries again and tells why.
+    pub fn start() -> Self {
+        Self { starting: std::thread::Builder::new().spawn(Warden::of_this_process).ok() }
+    }
+}
+
+impl Drop for EarlyForkServer {
+    fn drop(&mut self) {
+        // A warden that is not started yet would otherwise outlive this.
+        let _ = self.starting.take().map(JoinHandle::join);
+    }
+}
+
+/// Those who wait for wardens that are about to end.
+static LEAVING: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
+
+/// Waits until everything that sandboxes leave behind is cleared away, at most for a few seconds. For programs that are about to end: whoever is
+/// started next in the same workspace should find it as it was. Every executor must have been dropped.
+pub fn finish() {
+    const PATIENCE: Duration = Duration::from_secs(3);
+    let until = Instant::now() + PATIENCE;
+    let leaving = std::mem::take(&mut *LEAVING.lock().unwrap_or_else(PoisonError::into_inner));
+    while leaving.iter().any(|reaper| !reaper.is_finished()) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,462 @@
+//! Plans that were made before. A plan follows from what is asked for and from what is where on the machine, so where all of that is still the same,
+//! so is the plan.
+//!
+//! Whatever is made, replaced or removed changes the folder that it is in: of a folder that did not change, nothing is looked at again. What
+//! that does not tell is looked at each time: where links lead, whether held places are as they were made, and secrets in deeper folders.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use wieldy_core::{Confinement, FileRules, Network, SandboxError};
+
+use crate::view::identity::Identity;
+use crate::view::masked::{folder_stamp, settled};
+use crate::view::placeholders::host_view::{Stamp, WithoutHeld};
+use crate::view::plan::{Entry, HostFacts, Look, Making, Placeholder, Plan, Room, Wanted, program_folders};
+use crate::view::planner::{Request, plan};
+
+/// How many plans are remembered.
+const KNOWN_MAX: usize = 8;
+
+/// How much private folders hold where nobody says.
+const ROOM: Room = Room { bytes: 1 << 30, inodes: 250_000 };
+
+/// The folders of the executor and its user, which no program may see.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct OwnFolders {
+    /// The home folder of the user; secrets in it are hidden wherever it is mounted.
+    pub(crate) home: Option<PathBuf>,
+    /// The folder of the executor's own files.
+    pub(crate) state: Option<PathBuf>,
+}
+
+/// The plans that were made last, the newest at the end.
+#[derive(Default)]
+pub(crate) struct Plans {
+    known: Mutex<Vec<Known>>,
+}
+
+impl Plans {
+    /// The plan for a confinement, with nothing done yet.
+    pub(crate) fn draw(&self, confinement: &Confinement, own: &OwnFolders) -> Result<Plan, SandboxError> {
+        loop {
+            let (plan, recalled) = self.recall(confinement, own)?;
+            if self.still_hold(recalled) {
+                return Ok(plan);
+            }
+        }
+    }
+
+    /// The plan that was made for the same before, about which nobody knows whether it still holds; or a new one.
+    pub(crate) fn recall(
+        &self,
+        confinement: &Confinement,
+        own: &OwnFolders,
+    ) -> Result<(Plan, Option<Recalled>), SandboxError> {
+        let asked = Asked::of(confinement)?;
+        let known = {
+            let mut all = self.known();
+            all.iter().position(|known| known.asked == asked).map(|at| all.remove(at))
+        };
+        if let Some(known) = known {
+            return Ok((known.plan.clone(), Some(Recalled(known))));
+        }
+        let look = asked.look();
+        let noting = Noting { look: &look, noted: RefCell::default() };
+        let plan = asked.plan(&noting, own)?;
+        let mut noted = noting.noted.into_inner();
+        noted.will_hold(&plan);
+        drop(look);
+        self.remember(Known { asked, noted, plan: plan.clone() });
+        Ok((plan, None))
+    }
+
+    /// Whether a plan is right that was recalled, which is forgotten otherwise; a new one is.
+    pub(crate) fn still_hold(&self, recalled: Option<Recalled>) -> bool {
+        let Some(Recalled(mut known)) = recalled else { return true };
+        // While it is taken out, so that nobody waits for the disk while others plan.
+        let holds = known.noted.still_holds(&known.asked.look());
+        if holds {
+            self.remember(known);
+        }
+        holds
+    }
+
+    fn remember(&self, known: Known) {
+        let mut all = self.known();
+        all.retain(|other| other.asked != known.asked);
+        if all.len() >= KNOWN_MAX {
+            all.remove(0);
+        }
+        all.push(known);
+    }
+
+    fn known(&self) -> MutexGuard<'_, Vec<Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A plan that was made before, and may not hold any more.
+pub(crate) struct Recalled(Known);
+
+/// What a plan is made for, as far as it differs from call to call.
+#[derive(Clone, PartialEq, Eq)]
+struct Asked {
+    workspace: PathBuf,
+    rules: Arc<FileRules>,
+    network: Network,
+    room: Room,
+}
+
+impl Asked {
+    fn of(confinement: &Confinement) -> Result<Self, SandboxError> {
+        let (workspace, room) = (workspace(confinement)?, room(confinement));
+        Ok(Self { workspace, rules: Arc::clone(&confinement.files), network: confinement.network.clone(), room })
+    }
+
+    fn look(&self) -> WithoutHeld<'_> {
+        let writable = self.rules.mounts.iter().filter(|mount| mount.writable).map(|mount| mount.source.as_path());
+        WithoutHeld { roots: writable.chain([self.workspace.as_path()]).collect() }
+    }
+
+    fn plan(&self, look: &dyn Look, own: &OwnFolders) -> Result<Plan, SandboxError> {
+        let Self { workspace, rules, network, room } = self;
+        let (user, group) = Identity::of_this_process().inside();
+        let (home, state) = (own.home.clone(), own.state.clone());
+        let facts = HostFacts { look, home, programs: program_folders(), state, user, group };
+        plan(&Request { workspace, rules, network, room: *room }, &facts).map_err(|error| creation(error.to_string()))
+    }
+}
+
+/// Where the workspace of a confinement really is.
+pub(crate) fn workspace(confinement: &Confinement) -> Result<PathBuf, SandboxError> {
+    let Confinement { workspace, .. } = confinement;
+    workspace.canonicalize().map_err(|error| creation(format!("the workspace `{}`: {error}", workspace.display())))
+}
+
+/// How much the private folders of a confinement hold.
+pub(crate) fn room(confinement: &Confinement) -> Room {
+    let limits = confinement.place_limits.or(confinement.limits);
+    Room { bytes: limits.disk_bytes.unwrap_or(ROOM.bytes), inodes: limits.disk_files.unwrap_or(ROOM.inodes) }
+}
+
+fn creation(reason: String) -> SandboxError {
+    SandboxError::Creation { reason }
+}
+
+/// A plan, and what it was made from.
+struct Known {
+    asked: Asked,
+    noted: Noted,
+    plan: Plan,
+}
+
+/// What was looked at for a plan.
+#[derive(Default)]
+struct Noted {
+    folders: HashMap<PathBuf, Folder>,
+    /// What can change without its folder.
+    unsure: Vec<(PathBuf, Option<Entry>)>,
+    /// The secrets in the folders of a workspace.
+    deep: Vec<(PathBuf, Vec<PathBuf>)>,
+    /// The user that can make something in folders.
+    making: Vec<(PathBuf, Making)>,
+}
+
+/// What was looked at in a folder.
+#[derive(Default)]
+struct Folder {
+    entries: Vec<(PathBuf, Option<Entry>)>,
+    /// Those names that mattered, and which would.
+    names: Vec<(Wanted, Vec<String>)>,
+    /// When the folder was last changed, if all this was so then and no change after that can look the same.
+    seen: Option<Stamp>,
+}
+
+impl Noted {
+    /// Whether everything is as it was.
+    fn still_holds(&mut self, look: &dyn Look) -> bool {
+        let Self { folders, unsure, deep, making } = self;
+        folders.iter_mut().all(|(path, folder)| folder.still_holds(path, look))
+            && unsure.iter().all(|(path, entry)| look.entry(path) == *entry)
+            && deep.iter().all(|(workspace, found)| look.deep_secrets(workspace) == *found)
+            && making.iter().all(|(folder, found)| look.making(folder) == *found)
+    }
+
+    /// Takes note of what is about to be held where something was missing: it can change without its folder.
+    fn will_hold(&mut self, plan: &Plan) {
+        for Placeholder { path, .. } in &plan.placeholders {
+            if let Some(folder) = path.parent().and_then(|folder| self.folders.get_mut(folder)) {
+                self.unsure.extend(folder.entries.extract_if(.., |(entry, _)| entry == path));
+            }
+        }
+    }
+}
+
+impl Folder {
+    fn still_holds(&mut self, path: &Path, look: &dyn Look) -> bool {
+        // Before what is in it: a change meanwhile is found the next time.
+        let Some(now) = folder_stamp(path) else { return self.is_missing() };
+        if self.seen == Some(now) {
+            return true;
+        }
+        // What is held only since then can change without its folder: a new plan takes note of that.
+        let is_as_noted =
+            |path: &Path, entry: &Option<Entry>| look.entry(path) == *entry && !(entry.is_none() && is_there(path));
+        let holds = self.entries.iter().all(|(path, entry)| is_as_noted(path, entry))
+            && self.names.iter().all(|(wanted, names)| look.names(path, *wanted) == *names);
+        self.seen = if holds { settled(path, now) } else { None };
+        holds
+    }
+
+    /// Whether there was nothing, as there is in a folder that does not exist.
+    fn is_missing(&self) -> bool {
+        self.entries.iter().all(|(_, entry)| entry.is_none()) && self.names.iter().all(|(_, names)| names.is_empty())
+    }
+}
+
+fn is_there(path: &Path) -> bool {
+    path.symlink_metadata().is_ok()
+}
+
+/// Takes note of what is looked at.
+struct Noting<'a> {
+    look: &'a WithoutHeld<'a>,
+    noted: RefCell<Noted>,
+}
+
+impl Look for Noting<'_> {
+    fn entry(&self, path: &Path) -> Option<Entry> {
+        let entry = self.look.entry(path);
+        let is_held = entry.is_none() && is_there(path);
+        let noted = (path.to_owned(), entry.clone());
+        match path.parent() {
+            Some(folder) if !is_held && !matches!(entry, Some(Entry::Link { .. })) => {
+                self.noted.borrow_mut().folders.entry(folder.to_owned()).or_default().entries.push(noted);
+            }
+            _ => self.noted.borrow_mut().unsure.push(noted),
+        }
+        entry
+    }
+
+    fn names(&self, folder: &Path, wanted: Wanted) -> Vec<String> {
+        let names = self.look.names(folder, wanted);
+        self.noted.borrow_mut().folders.entry(folder.to_owned()).or_default().names.push((wanted, names.clone()));
+        names
+    }
+
+    fn deep_secrets(&self, workspace: &Path) -> Vec<PathBuf> {
+        let found = self.look.deep_secrets(workspace);
+        self.noted.borrow_mut().deep.push((workspace.to_owned(), found.clone()));
+        found
+    }
+
+    fn is_held(&self, path: &Path) -> bool {
+        // The look at the entry takes note of it.
+        self.entry(path).is_none() && is_there(path)
+    }
+
+    fn making(&self, folder: &Path) -> Making {
+        let found = self.look.making(folder);
+        self.noted.borrow_mut().making.push((folder.to_owned(), found));
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::time::Duration;
+
+    use wieldy_core::secrets::Held;
+    use wieldy_core::{Mount, Place, ResourceLimits};
+
+    use super::*;
+    use crate::view::placeholders::host_view::to_hold;
+    use crate::view::placeholders::make;
+    use crate::view::plan::Placeholder;
+
+    struct World {
+        root: tempfile::TempDir,
+        plans: Plans,
+        options: OwnFolders,
+    }
+
+    impl World {
+        /// A workspace, and a home beside it in which a link leads to a folder.
+        fn new() -> Self {
+            let root = tempfile::tempdir().unwrap();
+            for folder in ["workspace/deep", "home/.real", "home/.other", "home/.claude"] {
+                fs::create_dir_all(root.path().join(folder)).unwrap();
+            }
+            symlink(".real", root.path().join("home/.ssh")).unwrap();
+            let options = OwnFolders { home: Some(root.path().join("home")), ..OwnFolders::default() };
+            Self { root, plans: Plans::default(), options }
+        }
+
+        fn at(&self, name: &str) -> PathBuf {
+            self.root.path().canonicalize().unwrap().join(name)
+        }
+
+        fn confinement(&self, bytes: u64) -> Confinement {
+            let home = Mount { source: self.at("home"), target: self.at("home"), writable: false };
+            Confinement {
+                workspace: self.at("workspace"),
+                files: Arc::new(FileRules { mounts: vec![home], ..FileRules::default() }),
+                network: Network::None,
+                limits: ResourceLimits { disk_bytes: Some(bytes), ..ResourceLimits::default() },
+                place: Place::Own,
+                place_limits: ResourceLimits::default(),
+                grace: Duration::ZERO,
+            }
+        }
+
+        /// The plan, as it is known or made, which is what somebody would plan who knows none.
+        fn plan(&self) -> Plan {
+            let confinement = self.confinement(1);
+            let plan = self.plans.draw(&confinement, &self.options).unwrap();
+            assert_eq!(plan, Plans::default().draw(&confinement, &self.options).unwrap());
+            plan
+        }
+
+        /// Plans until no folder of its own needs to be looked into again.
+        fn settle(&self) -> Plan {
+            let is_settled = || {
+                let known = self.plans.known.lock().unwrap();
+                let folders = || known.iter().flat_map(|known| &known.noted.folders);
+                let own = folders().filter(|(path, _)| path.starts_with(self.at("")) && path.exists());
+                own.clone().count() > 0 && own.clone().all(|(_, folder)| folder.seen.is_some())
+            };
+            loop {
+                let plan = self.plan();
+                if is_settled() {
+                    return plan;
+                }
+                std::thread::yield_now();
+            }
+        }
+
+        /// Puts there what the plan needs, as the warden does.
+        fn hold(&self, plan: &Plan) {
+            for place in to_hold(plan.placeholders.clone()) {
+                assert!(make(&place).unwrap());
+            }
+        }
+    }
+
+    #[test]
+    fn a_known_plan_is_what_would_be_planned_now_whatever_changed() {
+        let world = World::new();
+        let before = world.settle();
+        assert_eq!(world.settle(), before, "nothing changed");
+        fs::write(world.at("workspace/.env"), "").unwrap();
+        let hidden = world.settle();
+        assert_ne!(hidden, before);
+        fs::write(world.at("workspace/deep/.env"), "").unwrap();
+        let deeper = world.settle();
+        assert_ne!(deeper, hidden);
+        fs::rename(world.at("home/.real"), world.at("home/.was")).unwrap();
+        symlink(".other", world.at("home/.real")).unwrap();
+        assert_ne!(world.settle(), deeper);
+        fs::remove_file(world.at("workspace/.env")).unwrap();
+        fs::remove_file(world.at("workspace/deep/.env")).unwrap();
+        world.settle();
+    }
+
+    #[test]
+    fn what_is_put_into_a_held_place_is_noticed_though_its_folder_did_not_change() {
+        let world = World::new();
+        let before = world.settle();
+        world.hold(&before);
+        assert_eq!(world.settle(), before, "what is held is as if it were missing");
+        fs::write(world.at("workspace/.claude/own"), "").unwrap();
+        let one = world.plan();
+        assert_ne!(one, before);
+        assert_eq!(world.settle(), one);
+        fs::write(world.at("workspace/.git/HEAD"), "ref: refs/heads/main\n").unwrap();
+        fs::write(world.at("workspace/.git/config"), "").unwrap();
+        let two = world.plan();
+        assert_ne!(two, one);
+        assert_eq!(world.settle(), two);
+    }
+
+    #[test]
+    fn a_plan_does_not_hold_once_what_was_missing_is_held() {
+        let world = World::new();
+        let place = Placeholder { path: world.at("workspace/deep/place"), held: Held::Folder };
+        let asked = Asked::of(&world.confinement(1)).unwrap();
+        let look = asked.look();
+        let noted = || {
+            let noting = Noting { look: &look, noted: RefCell::default() };
+            assert_eq!(noting.entry(&place.path), None);
+            noting.noted.into_inner()
+        };
+        let mut missing = noted();
+        assert!(missing.still_holds(&look));
+        assert!(make(&to_hold(vec![place.clone()])[0]).unwrap());
+        assert!(!missing.still_holds(&look), "what is put into it would not be noticed");
+        let mut held = noted();
+        assert!(held.still_holds(&look));
+        fs::write(place.path.join("own"), "").unwrap();
+        assert!(!held.still_holds(&look));
+    }
+
+    #[test]
+    fn a_plan_that_was_recalled_is_remembered_only_where_it_holds() {
+        let world = World::new();
+        let confinement = world.confinement(1);
+        let recall = || world.plans.recall(&confinement, &world.options).unwrap();
+        let (first, recalled) = recall();
+        assert!(recalled.is_none() && world.plans.still_hold(None));
+        // What is held for it changes nothing, as it is known that it will be.
+        world.hold(&first);
+        let (same, recalled) = recall();
+        assert_eq!(same, first);
+        assert!(recalled.is_some() && world.plans.still_hold(recalled));
+        // Nor does what makes no difference.
+        fs::write(world.at("workspace/notes"), "").unwrap();
+        assert!(world.plans.still_hold(recall().1));
+        fs::write(world.at("workspace/.env"), "").unwrap();
+        let (outdated, recalled) = recall();
+        assert_eq!(outdated, first, "nobody has looked yet");
+        assert!(!world.plans.still_hold(recalled));
+        let (second, recalled) = recall();
+        assert!(second != first && recalled.is_none());
+        assert_eq!(second, world.plan());
+    }
+
+    #[test]
+    fn where_a_link_leads_is_not_told_by_the_folder_that_it_is_in() {
+        let world = World::new();
+        let (elsewhere, link) = (world.at("home/.real/way"), world.at("home/link"));
+        symlink("../.other", &elsewhere).unwrap();
+        symlink(&elsewhere, &link).unwrap();
+        let asked = Asked::of(&world.confinement(1)).unwrap();
+        let look = asked.look();
+        let noting = Noting { look: &look, noted: RefCell::default() };
+        assert_eq!(
+            noting.entry(&link),
+            Some(Entry::Link { target: elsewhere.clone(), resolved: world.at("home/.other") })
+        );
+        let mut noted = noting.noted.into_inner();
+        while noted.folders.values().any(|folder| folder.seen.is_none()) {
+            assert!(noted.still_holds(&look));
+        }
+        fs::remove_file(&elsewhere).unwrap();
+        symlink("../../workspace", &elsewhere).unwrap();
+        assert!(!noted.still_holds(&look));
+    }
+
+    #[test]
+    fn what_is_asked_for_otherwise_is_another_plan_and_there_are_not_many() {
+        let world = World::new();
+        let draw = |bytes| world.plans.draw(&world.confinement(bytes), &world.options).unwrap();
+        let all: Vec<Plan> = (1..20).map(draw).collect();
+        assert!(all.windows(2).all(|pair| pair[0] != pair[1]));
+        assert_eq!((1..20).rev().map(draw).collect::<Vec<_>>(), all.into_iter().rev().collect::<Vec<_>>());
+        assert_eq!(world.plans.known.lock().unwrap().len(), KNOWN_MAX);
+    }
+}
