@@ -14,7 +14,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Runs before `main` in every program that this crate is part of: a program that was started as a warden becomes one
+/// Runs before `main` in every program that this crate is part of: a program that was started as a fork server becomes one
 /// and never comes to its `main`. So whoever embeds wieldy has its helper at hand, without a second file and without a
 /// word in `main`.
 #[used]
@@ -172,7 +172,7 @@ pub(crate) fn exit_now(code: i32) -> ! {
 
 /// The descriptor of this number, which nobody else may own.
 pub(crate) fn take_descriptor(number: RawFd) -> OwnedFd {
-    // SAFETY: called once by a warden at its start, for a descriptor that its starter made for it.
+    // SAFETY: called once by a fork server at its start, for a descriptor that its starter made for it.
     unsafe { OwnedFd::from_raw_fd(number) }
 }
 

@@ -1,4 +1,4 @@
-//! The warden: a small process beside the executor that makes sandboxes, waits for their end and cleans up after them.
+//! The fork server: a small process beside the executor that makes sandboxes, waits for their end and cleans up after them.
 //!
 //! It is the executor's own program, started once more and stopped before `main` (see `sys.rs`): a process with one thread and hardly
 //! any memory, so a copy of it is made quickly and may do whatever it likes. It goes when the executor does, in whatever way that
@@ -20,7 +20,7 @@ use seccompiler::BpfProgram;
 use super::namespaces;
 use crate::filter::seccomp;
 use crate::supervise::init::Init;
-use crate::supervise::protocol::{self, InitReport, WardenOrder, WardenReport};
+use crate::supervise::protocol::{self, ForkServerOrder, ForkServerReport, InitReport};
 use crate::supervise::supervisor::Berth;
 use crate::supervise::tree::Tree;
 use crate::sys;
@@ -30,20 +30,20 @@ use crate::view::placeholders::HeldPlace;
 use crate::view::placeholders::{Held, Marked, is_marked};
 use crate::view::plan::Step;
 
-/// The name that a program is started by to become a warden.
-pub(crate) const NAME: &CStr = c"wieldy-sandbox-warden";
+/// The name that a program is started by to become a fork server.
+pub(crate) const NAME: &CStr = c"wieldy-sandbox-fork-server";
 
 /// How long places are held that nobody needs any more.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Becomes the warden of the process that started this one, and ends with it.
+/// Becomes the fork server of the process that started this one, and ends with it.
 pub(crate) fn live() -> ! {
     // A panic would otherwise unwind into the C library's start-up code.
-    let ended = std::panic::catch_unwind(|| Warden::begin().and_then(|mut warden| warden.serve()));
+    let ended = std::panic::catch_unwind(|| ForkServer::begin().and_then(|mut fork_server| fork_server.serve()));
     sys::exit_now(i32::from(!matches!(ended, Ok(Ok(())))))
 }
 
-struct Warden {
+struct ForkServer {
     executor: OwnedFd,
     parent: Option<Pid>,
     tree: Tree,
@@ -60,11 +60,11 @@ struct Warden {
     settling: Vec<(Pid, OwnedFd)>,
 }
 
-impl Warden {
+impl ForkServer {
     fn begin() -> io::Result<Self> {
         sys::block_signals();
         sys::reset_signal_handlers();
-        let _ = thread::set_name(c"wieldy-warden");
+        let _ = thread::set_name(c"wieldy-forkserver");
         // No terminal, and no signals that were meant for the group of the executor.
         let _ = process::setsid();
         // Standard input is the socket. It gets another number, so that the standard ones lead nowhere in everything we make.
@@ -146,43 +146,43 @@ impl Warden {
         }
     }
 
-    fn obey(&mut self, order: WardenOrder, socket: Option<OwnedFd>, mut beside: Vec<OwnedFd>) {
+    fn obey(&mut self, order: ForkServerOrder, socket: Option<OwnedFd>, mut beside: Vec<OwnedFd>) {
         match (order, socket) {
-            (WardenOrder::Blank { open_network, in_folder }, Some(socket)) => {
+            (ForkServerOrder::Blank { open_network, in_folder }, Some(socket)) => {
                 let folder = (in_folder && !beside.is_empty()).then(|| beside.remove(0));
                 self.make_blank(open_network, &socket, &Joined { folder, tasks: beside });
             }
-            (WardenOrder::Berth, Some(socket)) => self.make_berth(socket),
-            (WardenOrder::Owner { uid, gid }, Some(socket)) => {
+            (ForkServerOrder::Berth, Some(socket)) => self.make_berth(socket),
+            (ForkServerOrder::Owner { uid, gid }, Some(socket)) => {
                 // Whoever waits at the socket's other end sees it end, should nothing come.
                 let _ = match identity::namespace(uid, gid) {
-                    Ok(made) => protocol::send(&socket, &WardenReport { error: None }, &[made.as_fd()]),
-                    Err(error) => protocol::send(&socket, &WardenReport { error: Some(error.to_string()) }, &[]),
+                    Ok(made) => protocol::send(&socket, &ForkServerReport { error: None }, &[made.as_fd()]),
+                    Err(error) => protocol::send(&socket, &ForkServerReport { error: Some(error.to_string()) }, &[]),
                 };
             }
-            (WardenOrder::Keep { child, protected, placeholders, groups }, Some(socket)) => {
+            (ForkServerOrder::Keep { child, protected, placeholders, groups }, Some(socket)) => {
                 let mut belongings = Belongings { groups, held: Vec::new() };
                 let held = self.held.hold(&protected, &placeholders, &mut belongings.held);
                 match Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid)) {
                     Some(known) => *known = belongings,
                     None => belongings.remove(&mut self.held),
                 }
-                let report = WardenReport { error: held.err().map(|error| error.to_string()) };
+                let report = ForkServerReport { error: held.err().map(|error| error.to_string()) };
                 let _ = protocol::send(&socket, &report, &[]);
             }
-            (WardenOrder::Rest { child, places }, Some(socket)) => {
+            (ForkServerOrder::Rest { child, places }, Some(socket)) => {
                 if let Some(belongings) = Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid)) {
                     let resting = belongings.held.extract_if(.., |path| places.contains(path)).collect::<Vec<_>>();
                     // Children before their parents.
                     resting.iter().rev().for_each(|path| self.held.let_go(path));
                 }
-                let _ = protocol::send(&socket, &WardenReport { error: None }, &[]);
+                let _ = protocol::send(&socket, &ForkServerReport { error: None }, &[]);
             }
-            (WardenOrder::Wake { child, placeholders, steps }, Some(socket)) => {
+            (ForkServerOrder::Wake { child, placeholders, steps }, Some(socket)) => {
                 let error = self.wake(child, placeholders, beside.pop(), &steps).err().map(|error| error.to_string());
-                let _ = protocol::send(&socket, &WardenReport { error }, &[]);
+                let _ = protocol::send(&socket, &ForkServerReport { error }, &[]);
             }
-            (WardenOrder::Settle { child, linger }, Some(socket)) => self.settle(child, linger, socket),
+            (ForkServerOrder::Settle { child, linger }, Some(socket)) => self.settle(child, linger, socket),
             (_, None) => {}
         }
     }

@@ -11,9 +11,9 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, OutputSink, ResourceLimits, SandboxError, Stdin, Stream};
 
-use super::protocol::{RunLimits, RunOrder, WardenOrder};
+use super::protocol::{ForkServerOrder, RunLimits, RunOrder};
 use super::run::{Berth, Went};
-use super::socket::{Link, Warden, settle};
+use super::socket::{ForkServerClient, Link, settle};
 
 /// The `PATH` of such a program, which is all of its environment.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -21,7 +21,7 @@ pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin
 /// A berth in which a runtime can run, or whatever else keeps a sandbox.
 pub(crate) struct Hand {
     berth: Berth,
-    warden: Arc<Warden>,
+    fork_server: Arc<ForkServerClient>,
     /// What the berth looks at while something runs.
     workspace: PathBuf,
     limits: RunLimits,
@@ -30,12 +30,12 @@ pub(crate) struct Hand {
 
 impl Hand {
     pub(crate) async fn new() -> io::Result<Self> {
-        let warden = Warden::of_this_process()?;
+        let fork_server = ForkServerClient::of_this_process()?;
         let (link, socket) = Link::pair()?;
-        warden.order(&WardenOrder::Berth, &socket)?;
+        fork_server.order(&ForkServerOrder::Berth, &socket)?;
         drop(socket);
         let (berth, workspace) = (Berth::arrive(link).await?, PathBuf::from("/"));
-        Ok(Self { berth, warden, workspace, limits: RunLimits::default(), is_raw: false })
+        Ok(Self { berth, fork_server, workspace, limits: RunLimits::default(), is_raw: false })
     }
 
     /// The same, but whatever it runs is ended once more comes into the workspace than the limits allow.
@@ -79,10 +79,10 @@ impl Hand {
         };
         let went = self.berth.run(command, order, output, stop).await;
         if went.as_ref().map_or_else(SandboxError::is_crash, |went| went.berth_lost) {
-            let Self { berth, warden, .. } = self;
+            let Self { berth, fork_server, .. } = self;
             let child = berth.pid();
             drop(berth);
-            let _ = settle(&warden, child, false).await;
+            let _ = settle(&fork_server, child, false).await;
         }
         went
     }

@@ -5,7 +5,7 @@
 //!
 //! From the moment it says that it is ready it can do no more than the commands themselves: no capabilities, and no way to new
 //! privileges. The filter of system calls, which the kernel takes a while to get ready, it puts on right after that, before it listens to
-//! anybody. Its end is the end of everything in the sandbox; it comes when its socket's other end is gone, or when the warden is.
+//! anybody. Its end is the end of everything in the sandbox; it comes when its socket's other end is gone, or when the fork server is.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -67,7 +67,7 @@ impl Init {
     pub(crate) fn live(self, go: OwnedFd) -> ! {
         let _ = rustix::io::read(&go, &mut [0_u8; 1]);
         drop(go);
-        // A panic must not unwind into the warden, whose copy we are.
+        // A panic must not unwind into the fork server, whose copy we are.
         let lived = std::panic::catch_unwind(AssertUnwindSafe(|| self.build_and_serve()));
         sys::exit_now(i32::from(!matches!(lived, Ok(Ok(())))))
     }
@@ -111,7 +111,7 @@ impl Init {
         let sources = mounts::open_sources(steps)?;
         self.identity.assume().map_err(doing("becoming the sandbox's user"))?;
         // Once more, since a change of user undoes it.
-        fork_server::parted().map_err(doing("tying the sandbox to its warden"))?;
+        fork_server::parted().map_err(doing("tying the sandbox to its fork server"))?;
         let site = Site::begin(steps).map_err(doing("moving to the new root"))?;
         site.add(steps, sources)?;
         let _ = rustix::system::sethostname(b"sandbox");
@@ -148,7 +148,7 @@ impl Init {
             let made = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(doing("listening for the proxy"))?;
             listener = Some(made);
         }
-        // By this the warden can cover placeholders again that were away while the sandbox was idle. Commands never get it.
+        // By this the fork server can cover placeholders again that were away while the sandbox was idle. Commands never get it.
         let namespace = File::open("/proc/self/ns/mnt").map_err(doing("opening its mount namespace"))?;
         give_up_rights().map_err(doing("giving up all rights"))?;
         let proxy_port = listener.as_ref().and_then(|listener| Some(listener.local_addr().ok()?.port()));

@@ -1,4 +1,4 @@
-//! What the executor, its warden, the sandboxes and the berths say to each other: one JSON text for each message, with
+//! What the executor, its fork server, the sandboxes and the berths say to each other: one JSON text for each message, with
 //! descriptors beside it, over sockets that keep messages whole.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 use crate::view::placeholders::HeldPlace;
 use crate::view::plan;
 
-/// What the executor tells its warden.
+/// What the executor tells its fork server.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum WardenOrder {
+pub(crate) enum ForkServerOrder {
     /// Make the first process of a sandbox, in namespaces of its own; it waits for orders at the socket beside this. After the
     /// socket come the folder of the group of cgroup v2 that it starts in, if `in_folder`, and the `tasks` files of groups of
     /// v1 that it joins. Joining is tried only: the executor sees to it.
@@ -124,9 +124,9 @@ pub(crate) struct RunLimits {
     pub(crate) residents: u64,
 }
 
-/// What the warden tells the executor; beside it comes what was asked for.
+/// What the fork server tells the executor; beside it comes what was asked for.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct WardenReport {
+pub(crate) struct ForkServerReport {
     pub(crate) error: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! The executor's end of a socket to its warden, an init or a berth; and of the warden itself.
+//! The executor's end of a socket to its fork server, an init or a berth; and of the fork server itself.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 
 use crate::supervise::fork_server;
-use crate::supervise::protocol::{self, Received, WardenOrder, WardenReport};
+use crate::supervise::protocol::{self, ForkServerOrder, ForkServerReport, Received};
 use crate::sys;
 
 /// How often we look for room in a socket that is full.
@@ -77,23 +77,23 @@ pub(crate) fn is_silent(socket: &OwnedFd) -> bool {
     matches!(rustix::event::poll(&mut polled, Some(&at_once)), Ok(0))
 }
 
-/// The executor's hold on its warden. Letting go of it ends everything that the warden has made.
-pub(crate) struct Warden {
+/// The executor's hold on its fork server. Letting go of it ends everything that the fork server has made.
+pub(crate) struct ForkServerClient {
     socket: OwnedFd,
     process: Option<Child>,
 }
 
-impl Warden {
-    /// The warden of this process, started if there is none or if it is gone.
+impl ForkServerClient {
+    /// The fork server of this process, started if there is none or if it is gone.
     pub(crate) fn of_this_process() -> io::Result<Arc<Self>> {
-        static WARDEN: Mutex<Weak<Warden>> = Mutex::new(Weak::new());
-        let mut known = WARDEN.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(warden) = known.upgrade().filter(|warden| warden.is_alive()) {
-            return Ok(warden);
+        static FORK_SERVER: Mutex<Weak<ForkServerClient>> = Mutex::new(Weak::new());
+        let mut known = FORK_SERVER.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(fork_server) = known.upgrade().filter(|fork_server| fork_server.is_alive()) {
+            return Ok(fork_server);
         }
-        let warden = Arc::new(Self::start()?);
-        *known = Arc::downgrade(&warden);
-        Ok(warden)
+        let fork_server = Arc::new(Self::start()?);
+        *known = Arc::downgrade(&fork_server);
+        Ok(fork_server)
     }
 
     fn start() -> io::Result<Self> {
@@ -107,7 +107,7 @@ impl Warden {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .map_err(|error| io::Error::new(error.kind(), format!("cannot start the warden: {error}")))?;
+            .map_err(|error| io::Error::new(error.kind(), format!("cannot start the fork server: {error}")))?;
         Ok(Self { socket: ours, process: Some(process) })
     }
 
@@ -116,25 +116,25 @@ impl Warden {
     }
 
     /// Gives an order; whoever is made by it answers through the socket beside it.
-    pub(crate) fn order(&self, order: &WardenOrder, socket: &OwnedFd) -> io::Result<()> {
+    pub(crate) fn order(&self, order: &ForkServerOrder, socket: &OwnedFd) -> io::Result<()> {
         self.send(order, &[socket.as_fd()])
     }
 
     /// Gives an order with several descriptors beside it, the socket of the process that answers first.
-    pub(crate) fn send(&self, order: &WardenOrder, beside: &[BorrowedFd<'_>]) -> io::Result<()> {
+    pub(crate) fn send(&self, order: &ForkServerOrder, beside: &[BorrowedFd<'_>]) -> io::Result<()> {
         protocol::send(&self.socket, order, beside)
-            .map_err(|error| io::Error::new(error.kind(), format!("the warden does not listen: {error}")))
+            .map_err(|error| io::Error::new(error.kind(), format!("the fork server does not listen: {error}")))
     }
 }
 
-impl Warden {
+impl ForkServerClient {
     /// Gives an order and waits for the answer.
-    pub(crate) async fn ask(&self, order: &WardenOrder) -> io::Result<Vec<OwnedFd>> {
+    pub(crate) async fn ask(&self, order: &ForkServerOrder) -> io::Result<Vec<OwnedFd>> {
         self.begin(order)?.wait().await
     }
 
     /// The same with a descriptor beside the order.
-    pub(crate) async fn ask_with(&self, order: &WardenOrder, beside: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
+    pub(crate) async fn ask_with(&self, order: &ForkServerOrder, beside: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
         let (link, socket) = Link::pair()?;
         self.send(order, &[socket.as_fd(), beside])?;
         drop(socket);
@@ -142,7 +142,7 @@ impl Warden {
     }
 
     /// Gives an order that will be answered.
-    pub(crate) fn begin(&self, order: &WardenOrder) -> io::Result<Answer> {
+    pub(crate) fn begin(&self, order: &ForkServerOrder) -> io::Result<Answer> {
         let (link, socket) = Link::pair()?;
         self.order(order, &socket)?;
         Ok(Answer(link))
@@ -150,34 +150,34 @@ impl Warden {
 
     /// A user namespace in which the files of this owner are those of the sandboxes' account.
     pub(crate) async fn owner(&self, uid: u32, gid: u32) -> io::Result<OwnedFd> {
-        let namespace = self.ask(&WardenOrder::Owner { uid, gid }).await?.into_iter().next();
-        namespace.ok_or_else(|| io::Error::other("the warden sent nothing"))
+        let namespace = self.ask(&ForkServerOrder::Owner { uid, gid }).await?.into_iter().next();
+        namespace.ok_or_else(|| io::Error::other("the fork server sent nothing"))
     }
 }
 
-/// What the warden will say to an order.
+/// What the fork server will say to an order.
 pub(crate) struct Answer(Link);
 
 impl Answer {
     /// Waits until it is said; what was asked for comes beside it.
     pub(crate) async fn wait(self) -> io::Result<Vec<OwnedFd>> {
-        match self.0.receive::<WardenReport>().await? {
-            None => Err(io::Error::other("the warden is gone")),
-            Some(Received { message: WardenReport { error: Some(error) }, .. }) => Err(io::Error::other(error)),
+        match self.0.receive::<ForkServerReport>().await? {
+            None => Err(io::Error::other("the fork server is gone")),
+            Some(Received { message: ForkServerReport { error: Some(error) }, .. }) => Err(io::Error::other(error)),
             Some(received) => Ok(received.descriptors),
         }
     }
 }
 
-/// Waits until a child of the warden is gone, and with it everything that it left behind.
-pub(crate) async fn settle(warden: &Warden, child: Pid, linger: bool) -> io::Result<()> {
+/// Waits until a child of the fork server is gone, and with it everything that it left behind.
+pub(crate) async fn settle(fork_server: &ForkServerClient, child: Pid, linger: bool) -> io::Result<()> {
     let (link, socket) = Link::pair()?;
-    warden.order(&WardenOrder::Settle { child: child.as_raw_pid(), linger }, &socket)?;
+    fork_server.order(&ForkServerOrder::Settle { child: child.as_raw_pid(), linger }, &socket)?;
     drop(socket);
     link.receive::<()>().await.map(drop)
 }
 
-impl Drop for Warden {
+impl Drop for ForkServerClient {
     fn drop(&mut self) {
         let Some(mut process) = self.process.take() else { return };
         // It ends when it sees the end of the socket, which is closed right after this. Somebody must take note of its end, and
@@ -192,24 +192,24 @@ impl Drop for Warden {
 /// The process that makes sandboxes, started while the program still does something else. It stays until this is dropped, and as
 /// long as a sandbox needs it.
 pub struct EarlyForkServer {
-    starting: Option<JoinHandle<io::Result<Arc<Warden>>>>,
+    starting: Option<JoinHandle<io::Result<Arc<ForkServerClient>>>>,
 }
 
 impl EarlyForkServer {
     /// Starts it in the background. If that fails, the first command that needs it tries again and tells why.
     pub fn start() -> Self {
-        Self { starting: std::thread::Builder::new().spawn(Warden::of_this_process).ok() }
+        Self { starting: std::thread::Builder::new().spawn(ForkServerClient::of_this_process).ok() }
     }
 }
 
 impl Drop for EarlyForkServer {
     fn drop(&mut self) {
-        // A warden that is not started yet would otherwise outlive this.
+        // A fork server that is not started yet would otherwise outlive this.
         let _ = self.starting.take().map(JoinHandle::join);
     }
 }
 
-/// Those who wait for wardens that are about to end.
+/// Those who wait for fork servers that are about to end.
 static LEAVING: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
 
 /// Waits until everything that sandboxes leave behind is cleared away, at most for a few seconds. For programs that are about to end: whoever is

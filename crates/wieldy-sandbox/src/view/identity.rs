@@ -104,7 +104,7 @@ pub(crate) fn try_mapping(folder: &Path) -> io::Result<()> {
     mapped(folder, &place, &namespace(owner.st_uid, owner.st_gid)?).map(drop)
 }
 
-/// A user namespace in which the owner of files is the account outside. For the warden: it takes a process to make one.
+/// A user namespace in which the owner of files is the account outside. For the fork server: it takes a process to make one.
 pub(crate) fn namespace(uid: u32, gid: u32) -> io::Result<OwnedFd> {
     let Some(pid) = sys::fork(libc::CLONE_NEWUSER)? else {
         loop {

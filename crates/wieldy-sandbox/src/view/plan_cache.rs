@@ -339,7 +339,7 @@ mod tests {
             }
         }
 
-        /// Puts there what the plan needs, as the warden does.
+        /// Puts there what the plan needs, as the fork server does.
         fn hold(&self, plan: &Plan) {
             for place in to_hold(plan.placeholders.clone()) {
                 assert!(make(&place).unwrap());

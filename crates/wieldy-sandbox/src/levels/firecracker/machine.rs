@@ -1,6 +1,6 @@
 //! One guest that stands: Firecracker's process, the guest's disk, and the commands that run in it.
 //!
-//! Firecracker runs in a berth of the warden, in a session of its own and without a terminal or an environment, so it dies when the executor
+//! Firecracker runs in a berth of the fork server, in a session of its own and without a terminal or an environment, so it dies when the executor
 //! does, and with it its guest. Its files are in a folder of the level's home, which is swept when it was left behind.
 
 use std::fs;

@@ -1,6 +1,6 @@
 //! Idle sandboxes rest: their placeholders are away from the workspace until the next command.
 //!
-//! A mount goes with the placeholder that it covers, and the sandbox itself has no right to mount. So the warden puts the
+//! A mount goes with the placeholder that it covers, and the sandbox itself has no right to mount. So the fork server puts the
 //! placeholders up again and covers them from outside, through the sandbox's mount namespace.
 
 use std::io;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::sandbox::{Standing, lock};
-use crate::supervise::protocol::WardenOrder;
+use crate::supervise::protocol::ForkServerOrder;
 use crate::view::placeholders::HeldPlace;
 use crate::view::plan::{Step, covers_of};
 
@@ -44,8 +44,8 @@ impl Standing {
         *is_resting = true;
         self.count_placeholders(rests, false);
         let places = rests.placeholders.iter().map(|held| held.path.clone()).collect();
-        // Should the warden be gone, so is the sandbox.
-        let _ = self.warden.ask(&WardenOrder::Rest { child: self.init_pid.as_raw_pid(), places }).await;
+        // Should the fork server be gone, so is the sandbox.
+        let _ = self.fork_server.ask(&ForkServerOrder::Rest { child: self.init_pid.as_raw_pid(), places }).await;
     }
 
     /// Puts up the placeholders again and covers them, if the sandbox rests.
@@ -56,8 +56,8 @@ impl Standing {
             return Ok(());
         }
         let (child, placeholders) = (self.init_pid.as_raw_pid(), rests.placeholders.clone());
-        let order = WardenOrder::Wake { child, placeholders, steps: rests.steps.clone() };
-        self.warden.ask_with(&order, rests.namespace.as_fd()).await?;
+        let order = ForkServerOrder::Wake { child, placeholders, steps: rests.steps.clone() };
+        self.fork_server.ask_with(&order, rests.namespace.as_fd()).await?;
         self.count_placeholders(rests, true);
         *is_resting = false;
         Ok(())

@@ -28,10 +28,10 @@ use crate::limits::{group_limits, is_told, measured, overrun, overrun_of_group, 
 use crate::pool::Kept;
 use crate::proxy::{self, Allowed, Proxy};
 use crate::supervise::host_process::Nowhere;
-use crate::supervise::protocol::{BuildOrder, InitOrder, InitReport, RunOrder, WardenOrder};
+use crate::supervise::protocol::{BuildOrder, ForkServerOrder, InitOrder, InitReport, RunOrder};
 use crate::supervise::run::prepare;
 use crate::supervise::run::{Berth, Went};
-use crate::supervise::socket::{Link, Warden, settle};
+use crate::supervise::socket::{ForkServerClient, Link, settle};
 use crate::view::masked::Covers;
 use crate::view::masked::{Covered, are_the_same, covered_by, file_id};
 use crate::view::placeholders::HeldPlace;
@@ -50,7 +50,7 @@ pub(super) struct Standing {
     session: Option<SessionKey>,
     created_at: Timestamp,
     limits: ResourceLimits,
-    pub(super) warden: Arc<Warden>,
+    pub(super) fork_server: Arc<ForkServerClient>,
     init: Link,
     pub(super) init_pid: Pid,
     group: Group,
@@ -98,12 +98,12 @@ impl Standing {
             Some(ahead) => ahead,
             None => blank.get_ahead(plan::of_the_system(&steps)).await?,
         };
-        let Blank { made, warden, init, init_pid, group, first, .. } = blank;
+        let Blank { made, fork_server, init, init_pid, group, first, .. } = blank;
         let allowed = allowed(&confinement.network)?;
         let left = plan::left_after(&ahead.steps, &steps);
-        let covered = hold(&warden, init_pid, &group, &steps, placeholders.clone()).await?;
+        let covered = hold(&fork_server, init_pid, &group, &steps, placeholders.clone()).await?;
         let covered = covered.into_iter().map(|cover| ahead.as_covered(cover)).collect::<Vec<_>>();
-        let sources = owners.sources(&left, &warden).await;
+        let sources = owners.sources(&left, &fork_server).await;
         let (sources, mounts) = sources.map_err(|error| failed("mapping the owners of files", &error))?;
         let beside: Vec<BorrowedFd<'_>> = mounts.iter().map(AsFd::as_fd).collect();
         let order = InitOrder::Build(Box::new(BuildOrder { steps: left, sources, proxied: allowed.is_some() }));
@@ -134,7 +134,7 @@ impl Standing {
             session: session_of(&confinement.place),
             created_at: Timestamp::now(),
             limits: confinement.place_limits,
-            warden,
+            fork_server,
             init,
             init_pid,
             group,
@@ -382,13 +382,13 @@ impl Standing {
         let killed = tokio::task::spawn_blocking(move || group.kill()).await;
         if !matches!(killed, Ok(Ok(()))) {
             // Nobody can tell what is left, so nothing may be.
-            let _ = settle(&self.warden, self.init_pid, false).await;
+            let _ = settle(&self.fork_server, self.init_pid, false).await;
         }
     }
 
     /// Ends everything in it and waits until it is gone; what was held for it may `linger`.
     pub(super) async fn end(self: Arc<Self>, linger: bool) {
-        let _ = settle(&self.warden, self.init_pid, linger).await;
+        let _ = settle(&self.fork_server, self.init_pid, linger).await;
     }
 }
 
@@ -399,23 +399,23 @@ fn limit(group: &Group, first: &Group, confinement: &Confinement) -> io::Result<
     first.set(&group_limits(&confinement.limits, 2))
 }
 
-/// Has the warden hold what a sandbox protects, and says which file each thing is that is hidden or protected in it.
+/// Has the fork server hold what a sandbox protects, and says which file each thing is that is hidden or protected in it.
 async fn hold(
-    warden: &Warden,
+    fork_server: &ForkServerClient,
     init_pid: Pid,
     group: &Group,
     steps: &[Step],
     placeholders: Vec<HeldPlace>,
 ) -> Result<Vec<Covered>, NotBuilt> {
-    let kept = WardenOrder::Keep {
+    let kept = ForkServerOrder::Keep {
         child: init_pid.as_raw_pid(),
         protected: plan::protected(steps),
         placeholders,
         groups: group.folders().to_vec(),
     };
     let not_held = |error: io::Error| NotBuilt::Changed(failed("holding places for protection", &error));
-    let holding = warden.begin(&kept).map_err(not_held)?;
-    // While the warden is at its work, and before anything is covered.
+    let holding = fork_server.begin(&kept).map_err(not_held)?;
+    // While the fork server is at its work, and before anything is covered.
     let covered = covered_by(steps);
     holding.wait().await.map_err(not_held)?;
     // What was missing before is held now.

@@ -14,9 +14,9 @@ use wieldy_core::{Command, ResourceLimits, SandboxError, SandboxRef, Stdin};
 use crate::cgroup::Group;
 use crate::limits::group_limits;
 use crate::supervise::host_process::Nowhere;
-use crate::supervise::protocol::{InitOrder, InitReport, Received, RunOrder, WardenOrder};
+use crate::supervise::protocol::{ForkServerOrder, InitOrder, InitReport, Received, RunOrder};
 use crate::supervise::run::Berth;
-use crate::supervise::socket::{Link, Warden};
+use crate::supervise::socket::{ForkServerClient, Link};
 use crate::view::masked::{Covered, are_the_same, covered_by};
 use crate::view::plan::Step;
 
@@ -24,7 +24,7 @@ use crate::view::plan::Step;
 /// If it is prepared, there is a berth, too.
 pub(super) struct Blank {
     pub(super) made: SandboxRef,
-    pub(super) warden: Arc<Warden>,
+    pub(super) fork_server: Arc<ForkServerClient>,
     pub(super) init: Link,
     pub(super) init_pid: Pid,
     pub(super) group: Group,
@@ -62,30 +62,31 @@ impl Blank {
         open_network: bool,
         group: impl FnOnce() -> io::Result<Group>,
     ) -> Result<Self, SandboxError> {
-        let warden = Warden::of_this_process().map_err(|error| failed("starting the warden", &error))?;
+        let fork_server =
+            ForkServerClient::of_this_process().map_err(|error| failed("starting the fork server", &error))?;
         let (init, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
-        // While a new warden starts.
+        // While a new fork server starts.
         let group = group().map_err(|error| failed("making a cgroup", &error))?;
         let first = group.child("berth-0").map_err(|error| failed("making a cgroup", &error))?;
         let ways = first.ways_in();
-        let order = WardenOrder::Blank { open_network, in_folder: ways.folder.is_some() };
+        let order = ForkServerOrder::Blank { open_network, in_folder: ways.folder.is_some() };
         let beside = std::iter::once(&socket).chain(&ways.folder).chain(&ways.tasks);
         let beside: Vec<BorrowedFd<'_>> = beside.map(AsFd::as_fd).collect();
-        warden.send(&order, &beside).map_err(|error| failed("asking the warden", &error))?;
+        fork_server.send(&order, &beside).map_err(|error| failed("asking the fork server", &error))?;
         drop((socket, ways));
         let received = report(&init).await?;
         let init_pid = received.sender.ok_or_else(|| creation("its first process did not say who it is".into()))?;
-        let kept = WardenOrder::Keep {
+        let kept = ForkServerOrder::Keep {
             child: init_pid.as_raw_pid(),
             protected: Vec::new(),
             placeholders: Vec::new(),
             groups: group.folders().to_vec(),
         };
-        warden.ask(&kept).await.map_err(|error| failed("asking the warden", &error))?;
+        fork_server.ask(&kept).await.map_err(|error| failed("asking the fork server", &error))?;
         // Joining may have to wait for all processors to take note, where the process did not start there.
         let joined = tokio::task::spawn_blocking(move || first.add(init_pid).map(|()| first)).await;
         let first = joined.map_err(io::Error::other).flatten().map_err(|error| failed("joining a cgroup", &error))?;
-        Ok(Self { made, warden, init, init_pid, group, first, ahead: None, since: Instant::now() })
+        Ok(Self { made, fork_server, init, init_pid, group, first, ahead: None, since: Instant::now() })
     }
 
     /// Takes steps already that every sandbox begins with, and makes the first berth.

@@ -1,6 +1,6 @@
 //! The runtime's program: how it is called, in whose custody, and what its complaints mean.
 //!
-//! Whatever of it lives longer than a moment runs in a berth of the warden, as the level `none` runs commands: so it dies, and with it
+//! Whatever of it lives longer than a moment runs in a berth of the fork server, as the level `none` runs commands: so it dies, and with it
 //! its container, when the executor does.
 
 use std::fs;

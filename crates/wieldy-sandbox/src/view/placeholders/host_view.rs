@@ -15,7 +15,7 @@ use crate::view::plan::{Entry, Look, Making, Placeholder, Plan, Step, Wanted};
 use rustix::fs::OFlags;
 use wieldy_core::secrets::Held;
 
-/// A plan, and what the warden must make for it.
+/// A plan, and what the fork server must make for it.
 pub(crate) struct Planned {
     pub(crate) steps: Vec<Step>,
     pub(crate) environment: Vec<(String, String)>,
@@ -58,7 +58,7 @@ struct Ours {
 /// Which file something is, and when it was last changed: seconds and nanoseconds.
 pub(crate) type Stamp = ((u64, u64), (i64, i64));
 
-/// Every place that a warden of this process was asked to hold. Not all of them need be there now.
+/// Every place that a fork server of this process was asked to hold. Not all of them need be there now.
 fn ours() -> MutexGuard<'static, HashMap<PathBuf, Ours>> {
     /// More than anybody has workspaces in use.
     const OURS_MAX: usize = 20_000;
