@@ -12,12 +12,12 @@ pub(crate) fn group_limits(limits: &ResourceLimits, residents: u64) -> GroupLimi
     GroupLimits { cpu_millicores, memory_bytes, processes: processes.map(|count| count.saturating_add(residents)) }
 }
 
-/// What the berth saw of a run, and what the kernel counted of its group, which is more exact. Of what was read, the berth saw only what those
+/// What the supervisor saw of a run, and what the kernel counted of its group, which is more exact. Of what was read, the supervisor saw only what those
 /// processes did that were waited for; kernels that count it for no group say 0. What was written is counted for a group when the
 /// page cache is emptied, which may be during another call.
 ///
 /// Kernels that cannot forget a peak (cgroup v2 before 6.12) or keep none (of processes) do not tell it for each call of a session. Then it
-/// is the most that anybody saw: the kernel before and after the call, the berth in the largest process and at its looks.
+/// is the most that anybody saw: the kernel before and after the call, the supervisor in the largest process and at its looks.
 pub(crate) fn usage(seen: Usage, used: &Used) -> Usage {
     let peak = |seen: u64, counted: Option<Peak>| counted.map_or(seen, |peak| peak.with_seen(seen));
     Usage {
@@ -29,7 +29,7 @@ pub(crate) fn usage(seen: Usage, used: &Used) -> Usage {
     }
 }
 
-/// What a berth measured.
+/// What a supervisor measured.
 pub(crate) fn measured(report: &RunReport) -> Usage {
     Usage {
         cpu_ms: report.cpu_us as f64 / 1e3,

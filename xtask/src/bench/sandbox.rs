@@ -308,7 +308,7 @@ async fn idle_memory() -> Result<Row> {
     let theirs = private_bytes()?.saturating_sub(theirs_before);
     drop(executor);
     Ok(Row {
-        name: "memory of an idle sandbox, its init, berth and our books".into(),
+        name: "memory of an idle sandbox, its init, supervisor and our books".into(),
         ours: Figure::Bytes((own + theirs) as f64 / COUNT as f64),
         floor: None,
         ratio: None,
@@ -399,7 +399,7 @@ fn private_bytes() -> Result<u64> {
     let mut total = 0;
     for process in std::fs::read_dir("/proc")?.flatten() {
         let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-        if matches!(name.trim(), "wieldy-init" | "wieldy-berth") {
+        if matches!(name.trim(), "wieldy-init" | "wieldy-supervis") {
             let rollup = std::fs::read_to_string(process.path().join("smaps_rollup")).unwrap_or_default();
             let private = rollup.lines().filter(|line| line.starts_with("Private_"));
             total += private.filter_map(kibibytes).sum::<u64>() * 1024;

@@ -14,7 +14,7 @@
 //! What it does not: files and network are open to the command as they are to this user, whatever the confinement says.
 //! Processor, memory, processes and disk are not limited. The limits that a process can be given for them would be
 //! lies: they count one process's address space, all processes of the user, or the size of one file. And a command that sets
-//! out to harm its custody can: where it kills its berth, the fork server ends what is left; where it kills the fork server as well, processes
+//! out to harm its custody can: where it kills its supervisor, the fork server ends what is left; where it kills the fork server as well, processes
 //! that opened a session of their own are lost. Nor does custody reach what others start on a command's behalf, such as a service manager.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -29,10 +29,10 @@ use wieldy_core::{
 use crate::limits::measured;
 use crate::supervise::protocol::ForkServerOrder;
 use crate::supervise::run::prepare;
-use crate::supervise::run::{Berth, Went, see_through};
+use crate::supervise::run::{SupervisorClient, Went, see_through};
 use crate::supervise::socket::{ForkServerClient, Link, settle};
 
-/// How many berths are kept for later commands.
+/// How many supervisors are kept for later commands.
 const IDLE_MAX: usize = 8;
 
 /// Runs commands without isolation, and cleans up after them. Needs a Tokio runtime with I/O.
@@ -41,9 +41,9 @@ pub struct Unconfined {
     idle: Arc<Mutex<Vec<Moored>>>,
 }
 
-/// A berth with the fork server that made it, which must not go before it.
+/// A supervisor with the fork server that made it, which must not go before it.
 struct Moored {
-    berth: Berth,
+    supervisor: SupervisorClient,
     fork_server: Arc<ForkServerClient>,
 }
 
@@ -78,12 +78,12 @@ impl Unconfined {
         let order = prepare(command, confinement)
             .map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
         let mut moored = self.moor().await.map_err(|error| SandboxError::Creation { reason: error.to_string() })?;
-        let went = moored.berth.run(command, order, output, stop).await;
-        if went.as_ref().map_or_else(SandboxError::is_crash, |went| went.berth_lost) {
-            // What the berth looked after is the fork server's now.
-            let Moored { berth, fork_server } = moored;
-            let child = berth.pid();
-            drop(berth);
+        let went = moored.supervisor.run(command, order, output, stop).await;
+        if went.as_ref().map_or_else(SandboxError::is_crash, |went| went.supervisor_lost) {
+            // What the supervisor looked after is the fork server's now.
+            let Moored { supervisor, fork_server } = moored;
+            let child = supervisor.pid();
+            drop(supervisor);
             let _ = settle(&fork_server, child, false).await;
         } else {
             keep(&self.idle, moored);
@@ -98,9 +98,9 @@ impl Unconfined {
         }
         let fork_server = ForkServerClient::of_this_process()?;
         let (link, socket) = Link::pair()?;
-        fork_server.order(&ForkServerOrder::Berth, &socket)?;
+        fork_server.order(&ForkServerOrder::Supervisor, &socket)?;
         drop(socket);
-        Ok(Moored { berth: Berth::arrive(link).await?, fork_server })
+        Ok(Moored { supervisor: SupervisorClient::arrive(link).await?, fork_server })
     }
 }
 

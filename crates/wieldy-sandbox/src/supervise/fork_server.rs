@@ -21,7 +21,7 @@ use super::namespaces;
 use crate::filter::seccomp;
 use crate::supervise::init::Init;
 use crate::supervise::protocol::{self, ForkServerOrder, ForkServerReport, InitReport};
-use crate::supervise::supervisor::Berth;
+use crate::supervise::supervisor::Supervisor;
 use crate::supervise::tree::Tree;
 use crate::sys;
 use crate::view::identity::{self, Identity};
@@ -76,7 +76,7 @@ impl ForkServer {
         for number in 0..3 {
             sys::duplicate_to(nowhere.as_raw_fd(), number)?;
         }
-        // What a killed berth leaves behind comes to us.
+        // What a killed supervisor leaves behind comes to us.
         process::set_child_subreaper(Some(process::getpid()))?;
         let tree = Tree::new(sys::child_signals()?)?;
         Ok(Self {
@@ -152,7 +152,7 @@ impl ForkServer {
                 let folder = (in_folder && !beside.is_empty()).then(|| beside.remove(0));
                 self.make_blank(open_network, &socket, &Joined { folder, tasks: beside });
             }
-            (ForkServerOrder::Berth, Some(socket)) => self.make_berth(socket),
+            (ForkServerOrder::Supervisor, Some(socket)) => self.make_supervisor(socket),
             (ForkServerOrder::Owner { uid, gid }, Some(socket)) => {
                 // Whoever waits at the socket's other end sees it end, should nothing come.
                 let _ = match identity::namespace(uid, gid) {
@@ -257,7 +257,7 @@ impl ForkServer {
         }
     }
 
-    fn make_berth(&mut self, socket: OwnedFd) {
+    fn make_supervisor(&mut self, socket: OwnedFd) {
         match sys::fork(0) {
             Ok(None) => {
                 let kept = sys::close_all_but(&mut [0, 1, 2, socket.as_raw_fd()]);
@@ -265,7 +265,7 @@ impl ForkServer {
                     sys::exit_now(1);
                 }
                 volunteer();
-                Berth { socket, landlock: None, private: Vec::new() }.live()
+                Supervisor { socket, landlock: None, private: Vec::new() }.live()
             }
             Ok(Some(pid)) => self.enter(pid),
             // Whoever waits at the socket's other end sees it end.
@@ -386,11 +386,11 @@ impl Belongings {
     }
 }
 
-/// Removes a sandbox's cgroup and those of its berths; nobody is in them any more. Other sandboxes may still be in it, and then it stays
+/// Removes a sandbox's cgroup and those of its supervisors; nobody is in them any more. Other sandboxes may still be in it, and then it stays
 /// for the executor to remove.
 fn remove_group(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if entry.file_name().as_encoded_bytes().starts_with(b"berth-") {
+        if entry.file_name().as_encoded_bytes().starts_with(b"supervisor-") {
             let _ = fs::remove_dir(entry.path());
         }
     }

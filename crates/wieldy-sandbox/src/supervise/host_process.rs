@@ -12,17 +12,17 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, OutputSink, ResourceLimits, SandboxError, Stdin, Stream};
 
 use super::protocol::{ForkServerOrder, RunLimits, RunOrder};
-use super::run::{Berth, Went};
+use super::run::{SupervisorClient, Went};
 use super::socket::{ForkServerClient, Link, settle};
 
 /// The `PATH` of such a program, which is all of its environment.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A berth in which a runtime can run, or whatever else keeps a sandbox.
+/// A supervisor in which a runtime can run, or whatever else keeps a sandbox.
 pub(crate) struct Hand {
-    berth: Berth,
+    supervisor: SupervisorClient,
     fork_server: Arc<ForkServerClient>,
-    /// What the berth looks at while something runs.
+    /// What the supervisor looks at while something runs.
     workspace: PathBuf,
     limits: RunLimits,
     is_raw: bool,
@@ -32,10 +32,10 @@ impl Hand {
     pub(crate) async fn new() -> io::Result<Self> {
         let fork_server = ForkServerClient::of_this_process()?;
         let (link, socket) = Link::pair()?;
-        fork_server.order(&ForkServerOrder::Berth, &socket)?;
+        fork_server.order(&ForkServerOrder::Supervisor, &socket)?;
         drop(socket);
-        let (berth, workspace) = (Berth::arrive(link).await?, PathBuf::from("/"));
-        Ok(Self { berth, fork_server, workspace, limits: RunLimits::default(), is_raw: false })
+        let (supervisor, workspace) = (SupervisorClient::arrive(link).await?, PathBuf::from("/"));
+        Ok(Self { supervisor, fork_server, workspace, limits: RunLimits::default(), is_raw: false })
     }
 
     /// The same, but whatever it runs is ended once more comes into the workspace than the limits allow.
@@ -53,7 +53,7 @@ impl Hand {
     }
 
     pub(crate) fn pid(&self) -> rustix::process::Pid {
-        self.berth.pid()
+        self.supervisor.pid()
     }
 
     /// Runs a program to its end, with the input and the terminal of `command`; whatever it started ends with it.
@@ -77,11 +77,11 @@ impl Hand {
             is_raw: self.is_raw,
             limits: self.limits,
         };
-        let went = self.berth.run(command, order, output, stop).await;
-        if went.as_ref().map_or_else(SandboxError::is_crash, |went| went.berth_lost) {
-            let Self { berth, fork_server, .. } = self;
-            let child = berth.pid();
-            drop(berth);
+        let went = self.supervisor.run(command, order, output, stop).await;
+        if went.as_ref().map_or_else(SandboxError::is_crash, |went| went.supervisor_lost) {
+            let Self { supervisor, fork_server, .. } = self;
+            let child = supervisor.pid();
+            drop(supervisor);
             let _ = settle(&fork_server, child, false).await;
         }
         went

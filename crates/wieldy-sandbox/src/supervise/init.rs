@@ -1,6 +1,6 @@
-//! The first process of a sandbox: builds what its processes see, gives up every right to change it, and makes berths.
+//! The first process of a sandbox: builds what its processes see, gives up every right to change it, and makes supervisors.
 //!
-//! Most of that it does ahead, before anybody knows whose sandbox it will be; the first berth, too, which has given up all rights by itself
+//! Most of that it does ahead, before anybody knows whose sandbox it will be; the first supervisor, too, which has given up all rights by itself
 //! and waits. What is left then is to show what was granted, and to leave the machine's root.
 //!
 //! From the moment it says that it is ready it can do no more than the commands themselves: no capabilities, and no way to new
@@ -27,7 +27,7 @@ use crate::filter::landlock::{Access, LandlockError, Rules};
 use crate::filter::seccomp;
 use crate::supervise::fork_server;
 use crate::supervise::protocol::{self, BuildOrder, InitOrder, InitReport};
-use crate::supervise::supervisor::Berth;
+use crate::supervise::supervisor::Supervisor;
 use crate::supervise::tree::Tree;
 use crate::sys;
 use crate::view::identity::Identity;
@@ -59,7 +59,7 @@ struct Ready {
     tree: Tree,
     landlock: OwnedFd,
     private: Vec<CString>,
-    berths: HashMap<Pid, ()>,
+    supervisors: HashMap<Pid, ()>,
 }
 
 impl Init {
@@ -87,7 +87,7 @@ impl Init {
         let Some((InitOrder::Build(order), beside)) = self.order()? else { return Ok(()) };
         match self.build(prepared, &order, beside) {
             Ok(mut ready) => {
-                // The first command need not wait for that, whose berth has the filter already; only its processor time, a tenth of a
+                // The first command need not wait for that, whose supervisor has the filter already; only its processor time, a tenth of a
                 // millisecond, counts for it. If the filter cannot be had, this is the end of both.
                 seccomp::install(&self.filter)?;
                 ready.serve(&self.socket)
@@ -105,7 +105,7 @@ impl Init {
         protocol::send(&self.socket, &InitReport::Failed { doing, error: error.to_string() }, &[])
     }
 
-    /// Does all that can be done without knowing what was granted, the first berth included.
+    /// Does all that can be done without knowing what was granted, the first supervisor included.
     fn prepare(&self, steps: &[Step], beside: Vec<OwnedFd>) -> Result<Prepared, Failure> {
         mounts::detach().map_err(doing("parting with the machine's mounts"))?;
         let sources = mounts::open_sources(steps)?;
@@ -128,11 +128,13 @@ impl Init {
         let private = plan::private(steps);
         let private = private.iter().filter_map(|path| CString::new(path.as_os_str().as_bytes()).ok()).collect();
         bound_rights();
-        let mut ready = Ready { tree, landlock, private, berths: HashMap::new() };
-        let first =
-            beside.into_iter().next().ok_or_else(|| ("making a berth".into(), io::ErrorKind::InvalidData.into()))?;
+        let mut ready = Ready { tree, landlock, private, supervisors: HashMap::new() };
+        let first = beside
+            .into_iter()
+            .next()
+            .ok_or_else(|| ("making a supervisor".into(), io::ErrorKind::InvalidData.into()))?;
         let sealed = || give_up_rights().and_then(|()| seccomp::install(&self.filter));
-        ready.make_berth(first, sealed).map_err(doing("making a berth"))?;
+        ready.make_supervisor(first, sealed).map_err(doing("making a supervisor"))?;
         Ok(Prepared { site, rules, ready })
     }
 
@@ -187,7 +189,7 @@ fn give_up_rights() -> io::Result<()> {
 }
 
 impl Ready {
-    /// Makes berths as they are ordered, and buries the dead, until the executor is gone.
+    /// Makes supervisors as they are ordered, and buries the dead, until the executor is gone.
     fn serve(&mut self, socket: &OwnedFd) -> io::Result<()> {
         loop {
             let mut polled =
@@ -198,30 +200,32 @@ impl Ready {
             }
             let (ordered, ended) = (!polled[0].revents().is_empty(), !polled[1].revents().is_empty());
             if ended {
-                for (pid, _) in self.tree.reap_strangers(&self.berths) {
-                    self.berths.remove(&pid);
+                for (pid, _) in self.tree.reap_strangers(&self.supervisors) {
+                    self.supervisors.remove(&pid);
                 }
             }
             if ordered {
                 let Some(received) = protocol::receive::<InitOrder>(socket)? else { return Ok(()) };
-                if let (InitOrder::Berth, Some(socket)) = (received.message, received.descriptors.into_iter().next()) {
-                    self.make_berth(socket, || Ok(()))?;
+                if let (InitOrder::Supervisor, Some(socket)) =
+                    (received.message, received.descriptors.into_iter().next())
+                {
+                    self.make_supervisor(socket, || Ok(()))?;
                 }
             }
         }
     }
 
-    /// Makes a berth, which first of all does what it is told.
-    fn make_berth(&mut self, socket: OwnedFd, first: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    /// Makes a supervisor, which first of all does what it is told.
+    fn make_supervisor(&mut self, socket: OwnedFd, first: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         match sys::fork(0)? {
-            Some(pid) => drop(self.berths.insert(pid, ())),
+            Some(pid) => drop(self.supervisors.insert(pid, ())),
             None => {
                 let landlock = self.landlock.try_clone()?;
                 let mut kept = [0, 1, 2, socket.as_raw_fd(), landlock.as_raw_fd()];
                 if sys::close_all_but(&mut kept).is_err() || first().is_err() || fork_server::parted().is_err() {
                     sys::exit_now(1);
                 }
-                Berth { socket, landlock: Some(landlock), private: self.private.clone() }.live()
+                Supervisor { socket, landlock: Some(landlock), private: self.private.clone() }.live()
             }
         }
         Ok(())

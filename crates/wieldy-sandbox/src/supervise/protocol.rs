@@ -1,4 +1,4 @@
-//! What the executor, its fork server, the sandboxes and the berths say to each other: one JSON text for each message, with
+//! What the executor, its fork server, the sandboxes and the supervisors say to each other: one JSON text for each message, with
 //! descriptors beside it, over sockets that keep messages whole.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Seek, Write};
@@ -25,8 +25,8 @@ pub(crate) enum ForkServerOrder {
     /// socket come the folder of the group of cgroup v2 that it starts in, if `in_folder`, and the `tasks` files of groups of
     /// v1 that it joins. Joining is tried only: the executor sees to it.
     Blank { open_network: bool, in_folder: bool },
-    /// Make a berth without walls; beside it comes its socket.
-    Berth,
+    /// Make a supervisor without walls; beside it comes its socket.
+    Supervisor,
     /// Hand over a user namespace in which the files of this owner are those of the sandboxes' account, through the socket beside it.
     Owner { uid: u32, gid: u32 },
     /// Hold these places for this child, the missing ones by placeholders, and say so through the socket beside it. When the child is
@@ -44,12 +44,12 @@ pub(crate) enum ForkServerOrder {
 /// What the executor tells a sandbox's first process.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum InitOrder {
-    /// Take these steps already, whatever will follow, and make the first berth; beside it comes its socket.
+    /// Take these steps already, whatever will follow, and make the first supervisor; beside it comes its socket.
     Prepare(Vec<plan::Step>),
     /// Build the sandbox; beside it come mounts for some of the steps.
     Build(Box<BuildOrder>),
-    /// Make another berth; beside it comes its socket.
-    Berth,
+    /// Make another supervisor; beside it comes its socket.
+    Supervisor,
 }
 
 /// A sandbox to be built.
@@ -76,9 +76,9 @@ pub(crate) enum InitReport {
     Failed { doing: String, error: String },
 }
 
-/// What the executor tells a berth.
+/// What the executor tells a supervisor.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum BerthOrderTo {
+pub(crate) enum SupervisorOrder {
     /// Run a command; beside it come its input, its output and its complaints.
     Run(Box<RunOrder>),
     /// End the command that runs: politely first, then not.
@@ -103,7 +103,7 @@ pub(crate) struct RunOrder {
     pub(crate) limits: RunLimits,
 }
 
-/// What a berth sees to while a command runs.
+/// What a supervisor sees to while a command runs.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub(crate) struct RunLimits {
     pub(crate) open_files: Option<u64>,
@@ -130,9 +130,9 @@ pub(crate) struct ForkServerReport {
     pub(crate) error: Option<String>,
 }
 
-/// What a berth tells the executor.
+/// What a supervisor tells the executor.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum BerthReport {
+pub(crate) enum SupervisorReport {
     /// It is there; the message's credentials say which process it is.
     Here,
     /// The command has a terminal, whose other end comes beside this.
@@ -153,7 +153,7 @@ pub(crate) struct RunReport {
     pub(crate) memory_peak_kib: u64,
     pub(crate) blocks_read: u64,
     pub(crate) blocks_written: u64,
-    /// As far as the berth saw.
+    /// As far as the supervisor saw.
     pub(crate) processes_peak: u64,
     pub(crate) wall_us: u64,
     /// Files and folders that it made and did not remove, where somebody wants to know.
@@ -163,7 +163,7 @@ pub(crate) struct RunReport {
     pub(crate) overrun: Option<(Limit, u64)>,
 }
 
-/// The limits that a berth notices.
+/// The limits that a supervisor notices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Limit {
     DiskBytes,

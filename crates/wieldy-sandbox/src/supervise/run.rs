@@ -1,4 +1,4 @@
-//! The executor's side of one berth: gives it a command, passes bytes on, hears how it went.
+//! The executor's side of one supervisor: gives it a command, passes bytes on, hears how it went.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, Confinement, Ended, Exit, OutputSink, SandboxError, Stdin, Stream, Terminal};
 
-use crate::supervise::protocol::{BerthOrderTo, BerthReport, Received, RunLimits, RunOrder, RunReport, Step};
+use crate::supervise::protocol::{Received, RunLimits, RunOrder, RunReport, Step, SupervisorOrder, SupervisorReport};
 use crate::supervise::socket::Link;
 use crate::sys;
 use crate::view::host::on_host;
@@ -33,13 +33,13 @@ const READ_BYTES: usize = 64 * 1024;
 /// For how long what comes through a pipe is handed on before others have their turn.
 const TURN: Duration = Duration::from_micros(500);
 
-/// How often a berth that should end a command is woken, as long as it has not: a command may have stopped it.
+/// How often a supervisor that should end a command is woken, as long as it has not: a command may have stopped it.
 const WAKE_EVERY: Duration = Duration::from_millis(50);
 
 /// How many typed signals wait for somebody to send them on.
 const TYPED_MAX: usize = 8;
 
-/// How long after the grace time a berth may take before it is killed itself, and the rest left to whoever made it.
+/// How long after the grace time a supervisor may take before it is killed itself, and the rest left to whoever made it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Runs a command, which must be seen to its end even if nobody waits for it any more: it is then told to stop, and a task of its own
@@ -95,8 +95,8 @@ impl<F: Future<Output: Send> + Send + 'static> Drop for Unfinished<F> {
     }
 }
 
-/// A berth, waiting for commands. Dropping it ends it and all that is in it.
-pub(crate) struct Berth {
+/// A supervisor, waiting for commands. Dropping it ends it and all that is in it.
+pub(crate) struct SupervisorClient {
     link: Link,
     pid: Pid,
 }
@@ -105,24 +105,24 @@ pub(crate) struct Berth {
 pub(crate) struct Went {
     pub(crate) ended: Ended,
     pub(crate) report: RunReport,
-    /// Whether the berth had to be killed with it.
-    pub(crate) berth_lost: bool,
+    /// Whether the supervisor had to be killed with it.
+    pub(crate) supervisor_lost: bool,
 }
 
-impl Berth {
+impl SupervisorClient {
     /// Whether there is still somebody in it.
     pub(crate) fn is_alive(&self) -> bool {
         self.link.is_alive()
     }
 
-    /// Waits for a berth that was ordered to say that it is there.
+    /// Waits for a supervisor that was ordered to say that it is there.
     pub(crate) async fn arrive(link: Link) -> io::Result<Self> {
-        match link.receive::<BerthReport>().await? {
+        match link.receive::<SupervisorReport>().await? {
             Some(received) => {
-                let pid = received.sender.ok_or_else(|| io::Error::other("a berth did not say who it is"))?;
+                let pid = received.sender.ok_or_else(|| io::Error::other("a supervisor did not say who it is"))?;
                 Ok(Self { link, pid })
             }
-            None => Err(io::Error::other("a berth could not be made")),
+            None => Err(io::Error::other("a supervisor could not be made")),
         }
     }
 
@@ -130,7 +130,7 @@ impl Berth {
         self.pid
     }
 
-    /// Runs a command until no process of its tree is left. Must be waited for to the end: a berth does one thing at a time.
+    /// Runs a command until no process of its tree is left. Must be waited for to the end: a supervisor does one thing at a time.
     pub(crate) async fn run(
         &mut self,
         command: &Command,
@@ -141,11 +141,13 @@ impl Berth {
         let grace = Duration::from_millis(order.grace_ms);
         let asked = Asked::of(&order);
         match self.order(command, order, grace, output, stop).await? {
-            Some(BerthReport::Ended(report)) => Ok(Went { ended: ended(report.status), report, berth_lost: false }),
-            Some(BerthReport::NotStarted { step, errno }) => Err(asked.not_started(command, step, errno)),
-            // It kept its berth from its work until that was killed with it.
+            Some(SupervisorReport::Ended(report)) => {
+                Ok(Went { ended: ended(report.status), report, supervisor_lost: false })
+            }
+            Some(SupervisorReport::NotStarted { step, errno }) => Err(asked.not_started(command, step, errno)),
+            // It kept its supervisor from its work until that was killed with it.
             _ if stop.is_cancelled() => {
-                Ok(Went { ended: Ended::Signal(libc::SIGKILL), report: RunReport::default(), berth_lost: true })
+                Ok(Went { ended: Ended::Signal(libc::SIGKILL), report: RunReport::default(), supervisor_lost: true })
             }
             _ => Err(crashed(command, "its supervisor was killed")),
         }
@@ -158,20 +160,20 @@ impl Berth {
         grace: Duration,
         output: &dyn OutputSink,
         stop: &CancellationToken,
-    ) -> Result<Option<BerthReport>, SandboxError> {
+    ) -> Result<Option<SupervisorReport>, SandboxError> {
         let lost = |error: io::Error| crashed(command, &error.to_string());
         let no_ends = |error: io::Error| SandboxError::Creation { reason: format!("cannot make pipes: {error}") };
-        let order = BerthOrderTo::Run(Box::new(order));
+        let order = SupervisorOrder::Run(Box::new(order));
         let (ends, _output) = if command.terminal.is_none() {
             let (ends, [stdin, stdout, stderr]) = Ends::pipes(&command.stdin).map_err(no_ends)?;
             let theirs = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
             self.link.send(&order, &theirs).await.map_err(lost)?;
-            // Kept open: that nobody else writes any more is nothing to wake up for, as the berth says so a moment later.
+            // Kept open: that nobody else writes any more is nothing to wake up for, as the supervisor says so a moment later.
             (ends, Some([stdout, stderr]))
         } else {
             self.link.send(&order, &[]).await.map_err(lost)?;
-            match self.link.receive::<BerthReport>().await.map_err(lost)? {
-                Some(Received { message: BerthReport::Terminal, descriptors, .. }) => {
+            match self.link.receive::<SupervisorReport>().await.map_err(lost)? {
+                Some(Received { message: SupervisorReport::Terminal, descriptors, .. }) => {
                     (Ends::terminal(descriptors).map_err(no_ends)?, None)
                 }
                 other => return Ok(other.map(|received| received.message)),
@@ -180,7 +182,7 @@ impl Berth {
         self.follow(&ends, &command.stdin, grace, output, stop).await.map_err(lost)
     }
 
-    /// Passes bytes on until the berth says how the command went.
+    /// Passes bytes on until the supervisor says how the command went.
     async fn follow(
         &self,
         ends: &Ends,
@@ -188,9 +190,9 @@ impl Berth {
         grace: Duration,
         output: &dyn OutputSink,
         stop: &CancellationToken,
-    ) -> io::Result<Option<BerthReport>> {
+    ) -> io::Result<Option<SupervisorReport>> {
         let told = ends.talk_until(stdin, output, async {
-            let hearing = self.link.receive::<BerthReport>();
+            let hearing = self.link.receive::<SupervisorReport>();
             tokio::pin!(hearing);
             let mut given_up_at = None;
             loop {
@@ -199,7 +201,7 @@ impl Berth {
                     told = &mut hearing => break told,
                     () = stop.cancelled(), if given_up_at.is_none() => {
                         given_up_at = Some(Instant::now() + grace.saturating_add(PATIENCE));
-                        let _ = self.link.try_send(&BerthOrderTo::Stop);
+                        let _ = self.link.try_send(&SupervisorOrder::Stop);
                         self.signal(Signal::CONT);
                     }
                     () = tokio::time::sleep(WAKE_EVERY), if given_up_at.is_some() => {
@@ -212,7 +214,7 @@ impl Berth {
         Ok(told.await?.map(|received| received.message))
     }
 
-    /// Signals the berth. It was not waited for by us, but as long as its socket is open its number is its own.
+    /// Signals the supervisor. It was not waited for by us, but as long as its socket is open its number is its own.
     fn signal(&self, signal: Signal) {
         let _ = kill_process(self.pid, signal);
     }

@@ -1,7 +1,7 @@
-//! A berth: the process that starts commands, one at a time, and sees to the end of everything that comes of them.
+//! A supervisor: the process that starts commands, one at a time, and sees to the end of everything that comes of them.
 //!
 //! It is the *subreaper* of its command: whatever process loses its parent, however often it forked and whatever session it
-//! opened, becomes a child of the berth. So "no process is left" is something it can know: it has no child.
+//! opened, becomes a child of the supervisor. So "no process is left" is something it can know: it has no child.
 //! It learns that a command must end by a message, and that everybody must by the end of its socket, whose other end the
 //! executor holds and nobody else: a dropped executor and a killed one look alike, and neither can be missed.
 
@@ -17,13 +17,13 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal};
 use rustix::{process, thread};
 
-use crate::supervise::protocol::{self, BerthOrderTo, BerthReport, RunOrder, RunReport, Step};
+use crate::supervise::protocol::{self, RunOrder, RunReport, Step, SupervisorOrder, SupervisorReport};
 use crate::supervise::tree::Tree;
 use crate::supervise::watch::{self, Watch};
 use crate::sys::{self, Program, Stack};
 
-/// What else a berth needs to know of where it lives.
-pub(crate) struct Berth {
+/// What else a supervisor needs to know of where it lives.
+pub(crate) struct Supervisor {
     /// Orders come from here, reports go there.
     pub(crate) socket: OwnedFd,
     /// What its commands restrict themselves to, where there is Landlock.
@@ -40,10 +40,10 @@ pub(crate) const WATCH_EVERY: Duration = Duration::from_millis(20);
 
 type Failure = (Step, i32);
 
-impl Berth {
+impl Supervisor {
     /// Serves until nobody is there any more to give orders.
     pub(crate) fn live(self) -> ! {
-        let _ = thread::set_name(c"wieldy-berth");
+        let _ = thread::set_name(c"wieldy-supervisor");
         // A panic must not unwind into whoever made us, whose copy we are.
         let lived = std::panic::catch_unwind(AssertUnwindSafe(|| self.serve()));
         sys::exit_now(i32::from(!matches!(lived, Ok(Ok(())))))
@@ -61,13 +61,13 @@ impl Berth {
         let mut stack = Stack::new();
         // Once: nobody can mount anything on them any more.
         self.private = watch::one_of_each(std::mem::take(&mut self.private));
-        protocol::send(&self.socket, &BerthReport::Here, &[])?;
+        protocol::send(&self.socket, &SupervisorReport::Here, &[])?;
         self.rehearse(&mut tree, &mut stack);
-        while let Some(received) = protocol::receive::<BerthOrderTo>(&self.socket)? {
-            let BerthOrderTo::Run(order) = received.message else { continue };
+        while let Some(received) = protocol::receive::<SupervisorOrder>(&self.socket)? {
+            let SupervisorOrder::Run(order) = received.message else { continue };
             let report = match self.run(&order, received.descriptors, &mut tree, &mut stack) {
-                Ok(report) => BerthReport::Ended(report),
-                Err((step, errno)) => BerthReport::NotStarted { step, errno },
+                Ok(report) => SupervisorReport::Ended(report),
+                Err((step, errno)) => SupervisorReport::NotStarted { step, errno },
             };
             protocol::send(&self.socket, &report, &[])?;
         }
@@ -149,7 +149,7 @@ impl Berth {
                 modes.make_raw();
                 rustix::termios::tcsetattr(&theirs, rustix::termios::OptionalActions::Now, &modes)?;
             }
-            protocol::send(&self.socket, &BerthReport::Terminal, &[ours.as_fd()])?;
+            protocol::send(&self.socket, &SupervisorReport::Terminal, &[ours.as_fd()])?;
             Ok([theirs.try_clone()?, theirs.try_clone()?, theirs])
         };
         made().map_err(|error| (Step::Terminal, errno_of(&error)))
@@ -180,7 +180,7 @@ impl Berth {
                 Err(_) => break,
             }
             // Whatever is said while a command runs means that it should end; nobody left to say anything, too.
-            gone = !matches!(protocol::receive::<BerthOrderTo>(&self.socket), Ok(Some(_)));
+            gone = !matches!(protocol::receive::<SupervisorOrder>(&self.socket), Ok(Some(_)));
             if deadline.is_none() {
                 tree.tell_to_end();
                 deadline = Some(Instant::now() + Duration::from_millis(grace_ms));
@@ -275,10 +275,10 @@ fn become_command(start: &mut Start) {
 fn enter(start: &Start) -> Result<(), (Step, io::Error)> {
     const FIRST_UNUSED: RawFd = 3;
     process::setsid().map_err(|error| (Step::Session, error.into()))?;
-    // Should somebody kill the berth, at least the command itself goes with it.
+    // Should somebody kill the supervisor, at least the command itself goes with it.
     process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| (Step::Session, error.into()))?;
     for (number, &fd) in (0..).zip(&start.standard) {
-        // All are above the standard numbers: the berth keeps those occupied.
+        // All are above the standard numbers: the supervisor keeps those occupied.
         sys::duplicate_to(fd, number).map_err(|error| (Step::Descriptors, error))?;
     }
     if start.has_terminal {

@@ -1,4 +1,4 @@
-//! A command and all that came of it, seen from its berth, which is the subreaper of it all.
+//! A command and all that came of it, seen from its supervisor, which is the subreaper of it all.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};

@@ -1,4 +1,4 @@
-//! What a berth looks at while a command runs, because nobody in the kernel does it for a whole tree: what it has written, how many
+//! What a supervisor looks at while a command runs, because nobody in the kernel does it for a whole tree: what it has written, how many
 //! files it has made and, where there is no cgroup, how much memory and how many processes it has.
 
 use std::ffi::CString;

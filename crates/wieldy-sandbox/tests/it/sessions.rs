@@ -171,7 +171,7 @@ async fn what_waits_ahead_goes_when_nothing_is_called_for_long() {
 #[tokio::test]
 async fn a_sandbox_that_somebody_killed_is_replaced() {
     let (native, home) = (native(), World::bash(":"));
-    // The first process of the sandbox is the parent of the berth, which is the parent of the command.
+    // The first process of the sandbox is the parent of the supervisor, which is the parent of the command.
     let (world, running) = script(&native, session("a"), "echo ready; sleep 1000").start();
     world.printed.contains("ready").await;
     eventually(Duration::from_secs(10), "the command is there", || !world.alive().is_empty()).await;
@@ -234,17 +234,18 @@ async fn a_sandbox_that_is_made_within_another_is_one_of_its_own() {
 }
 
 #[tokio::test]
-async fn only_some_berths_wait_for_later_commands() {
+async fn only_some_supervisors_wait_for_later_commands() {
     let (native, home) = (native(), World::bash(":"));
     let meet = "touch here-$$; until [ $(ls here-* | wc -l) = 12 ]; do sleep 0.01; done; echo met";
     let met = futures_util::future::join_all((0..12).map(|_| said(&native, session("a"), &home, meet))).await;
     assert_eq!(met, ["met\n"; 12]);
-    let is_berth =
-        |id: &i32| std::fs::read_to_string(format!("/proc/{id}/comm")).is_ok_and(|name| name.trim() == "wieldy-berth");
-    let berths = || below(std::process::id() as i32).iter().filter(|id| is_berth(id)).count();
-    eventually(Duration::from_secs(10), "the others are gone", || berths() == 8).await;
+    let is_supervisor = |id: &i32| {
+        std::fs::read_to_string(format!("/proc/{id}/comm")).is_ok_and(|name| name.trim() == "wieldy-supervis")
+    };
+    let supervisors = || below(std::process::id() as i32).iter().filter(|id| is_supervisor(id)).count();
+    eventually(Duration::from_secs(10), "the others are gone", || supervisors() == 8).await;
     assert_eq!(said(&native, session("a"), &home, "echo on").await, "on\n");
-    assert_eq!((berths(), native.list().len()), (8, 1));
+    assert_eq!((supervisors(), native.list().len()), (8, 1));
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! The agent: the first process of a guest. It makes what commands see, runs them in berths as every level does, and brings the workspace
+//! The agent: the first process of a guest. It makes what commands see, runs them in supervisors as every level does, and brings the workspace
 //! back.
 //!
 //! It is this program once more, under the name [`NAME`], which a guest's root file system has as its init. It has one thread; each command
@@ -27,8 +27,8 @@ use rustix::thread;
 use super::frames::{self, CONTENT_BYTES_MAX, Frame, Kind, PORT, Prepare, Run};
 use super::sync::{self, Manifest, Tree};
 use crate::supervise::fork_server;
-use crate::supervise::protocol::{self, BerthOrderTo, BerthReport};
-use crate::supervise::supervisor::Berth;
+use crate::supervise::protocol::{self, SupervisorOrder, SupervisorReport};
+use crate::supervise::supervisor::Supervisor;
 use crate::supervise::tree;
 use crate::sys;
 use crate::view::mounts;
@@ -278,9 +278,9 @@ fn steps(order: &Prepare) -> Vec<Step> {
     steps.into_values().collect()
 }
 
-/// A command's berth and our ends of its pipes.
+/// A command's supervisor and our ends of its pipes.
 struct Attendant {
-    berth: OwnedFd,
+    supervisor: OwnedFd,
     input: Option<File>,
     /// What the command has not read yet.
     waiting: Vec<u8>,
@@ -293,7 +293,7 @@ struct Attendant {
 /// What something happened at.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum At {
-    Berth,
+    Supervisor,
     Connection,
     Input,
     Output,
@@ -301,9 +301,9 @@ enum At {
 }
 
 impl Attendant {
-    /// Makes a berth and has it start the command.
+    /// Makes a supervisor and has it start the command.
     fn begin(run: Run, workspace: &Workspace) -> io::Result<Self> {
-        let (berth, theirs) = protocol::pair()?;
+        let (supervisor, theirs) = protocol::pair()?;
         if sys::fork(0)?.is_none() {
             let begun =
                 sys::close_all_but(&mut [0, 1, 2, theirs.as_raw_fd()]).and_then(|()| become_user(workspace.user));
@@ -314,20 +314,20 @@ impl Attendant {
             let places =
                 [workspace.folder.as_path(), Path::new("/tmp")].into_iter().filter(|_| workspace.user.is_some());
             let private = places.filter_map(|path| CString::new(path.as_os_str().as_bytes()).ok()).collect();
-            Berth { socket: theirs, landlock: None, private }.live()
+            Supervisor { socket: theirs, landlock: None, private }.live()
         }
         drop(theirs);
-        protocol::receive::<BerthReport>(&berth)?.ok_or_else(lost)?;
+        protocol::receive::<SupervisorReport>(&supervisor)?.ok_or_else(lost)?;
         let (has_terminal, has_input) = (run.order.terminal.is_some(), run.has_input);
-        let order = BerthOrderTo::Run(Box::new(run.order));
+        let order = SupervisorOrder::Run(Box::new(run.order));
         if has_terminal {
-            protocol::send(&berth, &order, &[])?;
-            let received = protocol::receive::<BerthReport>(&berth)?.ok_or_else(lost)?;
+            protocol::send(&supervisor, &order, &[])?;
+            let received = protocol::receive::<SupervisorReport>(&supervisor)?.ok_or_else(lost)?;
             let terminal = received.descriptors.into_iter().next();
             let terminal = nonblocking(terminal.ok_or_else(|| io::Error::other("no terminal could be made"))?)?;
             let input = Some(terminal.try_clone()?);
             let output = Some(terminal);
-            return Ok(Self { berth, input, waiting: Vec::new(), output, complaints: None, is_heard: true });
+            return Ok(Self { supervisor, input, waiting: Vec::new(), output, complaints: None, is_heard: true });
         }
         let (stdin, input) = if has_input {
             let (theirs, ours) = io::pipe()?;
@@ -336,12 +336,12 @@ impl Attendant {
             (File::open("/dev/null")?.into(), None)
         };
         let ((output, stdout), (complaints, stderr)) = (io::pipe()?, io::pipe()?);
-        protocol::send(&berth, &order, &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
+        protocol::send(&supervisor, &order, &[stdin.as_fd(), stdout.as_fd(), stderr.as_fd()])?;
         let (output, complaints) = (Some(nonblocking(output.into())?), Some(nonblocking(complaints.into())?));
-        Ok(Self { berth, input, waiting: Vec::new(), output, complaints, is_heard: true })
+        Ok(Self { supervisor, input, waiting: Vec::new(), output, complaints, is_heard: true })
     }
 
-    /// Passes bytes on until the berth says how the command went. What the executor does not take, the command cannot print.
+    /// Passes bytes on until the supervisor says how the command went. What the executor does not take, the command cannot print.
     fn see_through(mut self, connection: &mut File) -> io::Result<()> {
         loop {
             let happened = self.wait(connection)?;
@@ -358,7 +358,7 @@ impl Attendant {
             if at(At::Complaints) {
                 pass_on(&mut self.complaints, Kind::Complaint, connection)?;
             }
-            if at(At::Berth) {
+            if at(At::Supervisor) {
                 return self.finish(connection);
             }
         }
@@ -366,7 +366,7 @@ impl Attendant {
 
     /// Waits until something happens.
     fn wait(&self, connection: &File) -> io::Result<Vec<At>> {
-        let mut watched = vec![(At::Berth, self.berth.as_fd(), PollFlags::IN)];
+        let mut watched = vec![(At::Supervisor, self.supervisor.as_fd(), PollFlags::IN)];
         if self.is_heard {
             watched.push((At::Connection, connection.as_fd(), PollFlags::IN));
         }
@@ -389,7 +389,7 @@ impl Attendant {
         match frame.kind {
             Kind::Stop => {
                 self.is_heard = false;
-                protocol::send(&self.berth, &BerthOrderTo::Stop, &[])
+                protocol::send(&self.supervisor, &SupervisorOrder::Stop, &[])
             }
             Kind::Input if frame.bytes.is_empty() => {
                 self.input = None;
@@ -415,7 +415,7 @@ impl Attendant {
 
     /// Nobody of the tree is left to write: passes on what is in the pipes, and how it went.
     fn finish(mut self, connection: &mut File) -> io::Result<()> {
-        let report = protocol::receive::<BerthReport>(&self.berth)?.ok_or_else(lost)?.message;
+        let report = protocol::receive::<SupervisorReport>(&self.supervisor)?.ok_or_else(lost)?.message;
         for (pipe, kind) in [(&mut self.output, Kind::Output), (&mut self.complaints, Kind::Complaint)] {
             // No more than a pipe can hold: whoever still writes is none of ours.
             let size = pipe.as_ref().and_then(|pipe| rustix::pipe::fcntl_getpipe_size(pipe).ok());

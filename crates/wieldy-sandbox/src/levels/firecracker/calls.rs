@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, OutputSink, Stdin, Stream};
 
 use super::frames::{CONTENT_BYTES_MAX, Incoming, Kind, PORT, Run, invalid, send_to};
-use crate::supervise::protocol::{BerthReport, RunOrder};
+use crate::supervise::protocol::{RunOrder, SupervisorReport};
 use crate::supervise::run::PATIENCE;
 
 /// How long the answer to a request for a connection may be: `OK ` and a number.
@@ -77,7 +77,7 @@ pub(super) async fn run(
     output: &dyn OutputSink,
     stop: &CancellationToken,
     given_up: Pin<&mut impl Future<Output = ()>>,
-) -> io::Result<BerthReport> {
+) -> io::Result<SupervisorReport> {
     let run = serde_json::to_vec(&Run { order, has_input: command.stdin != Stdin::Nothing })?;
     let running = async {
         let (reading, mut writing) = connect(vsock).await?.into_split();
@@ -99,7 +99,7 @@ pub(super) async fn run(
 }
 
 /// Hands on what the command prints, until it has ended.
-async fn hear(mut stream: OwnedReadHalf, output: &dyn OutputSink, taken: &Notify) -> io::Result<BerthReport> {
+async fn hear(mut stream: OwnedReadHalf, output: &dyn OutputSink, taken: &Notify) -> io::Result<SupervisorReport> {
     let mut incoming = Incoming::default();
     loop {
         let frame = incoming.next(&mut stream).await?;
@@ -172,7 +172,7 @@ mod tests {
         grace: Duration,
         environment: Vec<(String, String)>,
         guest: impl FnOnce(Blocking) + Send + 'static,
-    ) -> io::Result<BerthReport> {
+    ) -> io::Result<SupervisorReport> {
         let folder = tempfile::tempdir().unwrap();
         let vsock = folder.path().join("vsock");
         let listener = UnixListener::bind(&vsock).unwrap();
@@ -253,10 +253,10 @@ mod tests {
         let obey = |mut stream: Blocking| {
             greet(&mut stream);
             while frames::receive(&mut stream).unwrap().kind != Kind::Stop {}
-            let report = BerthReport::Ended(RunReport { status: 15, ..RunReport::default() });
+            let report = SupervisorReport::Ended(RunReport { status: 15, ..RunReport::default() });
             frames::tell(&mut stream, Kind::Ended, &report).unwrap();
         };
         let went = stopped(Duration::from_secs(1000), Vec::new(), obey).await.unwrap();
-        assert!(matches!(went, BerthReport::Ended(RunReport { status: 15, .. })));
+        assert!(matches!(went, SupervisorReport::Ended(RunReport { status: 15, .. })));
     }
 }

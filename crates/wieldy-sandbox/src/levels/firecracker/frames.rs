@@ -41,7 +41,7 @@ pub(super) enum Kind {
     Output,
     /// What the command complained.
     Complaint,
-    /// How the command ended: a [`BerthReport`](crate::supervise::protocol::BerthReport).
+    /// How the command ended: a [`SupervisorReport`](crate::supervise::protocol::SupervisorReport).
     Ended,
     /// Brings the workspaces of both sides together; answered by what changed in the guest, up to [`Kind::Done`], after which the same
     /// comes from the executor.
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(frame.expect(Kind::Ready).unwrap_err().to_string(), "\u{fffd}[2Jgone\u{fffd}");
         // Neither does what a message is not.
         let frame = Frame { kind: Kind::Entry, bytes: format!("\"\\u001b[2J{}\"", "x".repeat(1 << 20)).into() };
-        let told = frame.message::<crate::supervise::protocol::BerthReport>().unwrap_err().to_string();
+        let told = frame.message::<crate::supervise::protocol::SupervisorReport>().unwrap_err().to_string();
         let expected = format!(
             "the other side sent a frame that is no message: unknown variant `{}[2J{}",
             char::REPLACEMENT_CHARACTER,

@@ -1,6 +1,6 @@
 //! One guest that stands: Firecracker's process, the guest's disk, and the commands that run in it.
 //!
-//! Firecracker runs in a berth of the fork server, in a session of its own and without a terminal or an environment, so it dies when the executor
+//! Firecracker runs in a supervisor of the fork server, in a session of its own and without a terminal or an environment, so it dies when the executor
 //! does, and with it its guest. Its files are in a folder of the level's home, which is swept when it was left behind.
 
 use std::fs;
@@ -30,7 +30,7 @@ use super::{Base, FirecrackerOptions};
 use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy};
 use crate::limits::{measured, overrun};
 use crate::supervise::host_process::{Hand, blocking, idle_command};
-use crate::supervise::protocol::{BerthReport, RunOrder, RunReport};
+use crate::supervise::protocol::{RunOrder, RunReport, SupervisorReport};
 use crate::supervise::run::prepare;
 use crate::supervise::run::{Asked, ended};
 use crate::view::plan::{Plan, Step};
@@ -245,8 +245,8 @@ impl Machine {
             () = self.gone.cancelled() => Err(io::Error::other("Firecracker ended")),
         };
         let report = match went {
-            Ok(BerthReport::Ended(report)) => bounded(report),
-            Ok(BerthReport::NotStarted { step, errno }) => return Err(asked.not_started(command, step, errno)),
+            Ok(SupervisorReport::Ended(report)) => bounded(report),
+            Ok(SupervisorReport::NotStarted { step, errno }) => return Err(asked.not_started(command, step, errno)),
             Ok(_) => return Err(self.lost("it said what makes no sense")),
             // It kept its guest from its work until that was ended with it.
             Err(error) if error.kind() == io::ErrorKind::TimedOut && stop.is_cancelled() => {

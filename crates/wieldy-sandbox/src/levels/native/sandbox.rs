@@ -1,4 +1,4 @@
-//! The executor's side of one sandbox: its init, its berths, its part of the cgroup tree, its proxy.
+//! The executor's side of one sandbox: its init, its supervisors, its part of the cgroup tree, its proxy.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -30,7 +30,7 @@ use crate::proxy::{self, Allowed, Proxy};
 use crate::supervise::host_process::Nowhere;
 use crate::supervise::protocol::{BuildOrder, ForkServerOrder, InitOrder, InitReport, RunOrder};
 use crate::supervise::run::prepare;
-use crate::supervise::run::{Berth, Went};
+use crate::supervise::run::{SupervisorClient, Went};
 use crate::supervise::socket::{ForkServerClient, Link, settle};
 use crate::view::masked::Covers;
 use crate::view::masked::{Covered, are_the_same, covered_by, file_id};
@@ -41,7 +41,7 @@ use crate::view::plan::{self, Step};
 /// What a command must have had at least for it to be worth while to look what is left.
 const SETTLE_BYTES_MIN: u64 = 16 << 20;
 
-/// How many berths are kept for later commands.
+/// How many supervisors are kept for later commands.
 const IDLE_MAX: usize = 8;
 
 /// A sandbox that stands.
@@ -67,7 +67,7 @@ pub(super) struct Standing {
     idle: Mutex<Vec<Mooring>>,
     refusals: Arc<Refusals>,
     _proxy: Option<Proxy>,
-    berths_made: AtomicU64,
+    supervisors_made: AtomicU64,
     executed: AtomicU64,
     pub(super) running: AtomicUsize,
     used_at: Mutex<Instant>,
@@ -75,9 +75,9 @@ pub(super) struct Standing {
     within: OnceLock<SandboxId>,
 }
 
-/// A berth with its part of the cgroup tree.
+/// A supervisor with its part of the cgroup tree.
 struct Mooring {
-    berth: Berth,
+    supervisor: SupervisorClient,
     group: Group,
     /// How many processes are in the group besides those of a command.
     residents: u64,
@@ -145,10 +145,10 @@ impl Standing {
             condemned: OnceLock::new(),
             environment,
             steps,
-            idle: Mutex::new(vec![Mooring { berth: ahead.berth, group: first, residents: 2 }]),
+            idle: Mutex::new(vec![Mooring { supervisor: ahead.supervisor, group: first, residents: 2 }]),
             refusals,
             _proxy: proxy,
-            berths_made: AtomicU64::new(1),
+            supervisors_made: AtomicU64::new(1),
             executed: AtomicU64::new(0),
             running: AtomicUsize::new(0),
             used_at: Mutex::new(Instant::now()),
@@ -236,7 +236,7 @@ impl Standing {
         let hearing = self.refusals.hear(output);
         let mut order = self.order(command, confinement)?;
         let mut mooring = self
-            .take_berth()
+            .take_supervisor()
             .await
             .map_err(|error| SandboxError::Crashed { reason: format!("the sandbox is gone: {error}") })?;
         order.limits.residents = self.residents();
@@ -245,17 +245,17 @@ impl Standing {
         set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
         let meter = mooring.group.go_on();
         let complaints = Complaints::new(&**output);
-        let went = mooring.berth.run(command, order, &complaints, stop).await;
+        let went = mooring.supervisor.run(command, order, &complaints, stop).await;
         let mut used = mooring.group.used(&meter);
         used.leave_out(mooring.residents);
         match &went {
-            Ok(Went { berth_lost: true, .. }) => self.bury(mooring).await,
+            Ok(Went { supervisor_lost: true, .. }) => self.bury(mooring).await,
             Err(error) if error.is_crash() => self.bury(mooring).await,
             _ if used.memory_peak_bytes.is_some_and(|peak| peak.least > SETTLE_BYTES_MIN) => self.settle(mooring),
             _ => self.moor(mooring),
         }
         let Went { ended, report, .. } = match went {
-            // What a command leaves in private folders is memory, too: its berth may have found none left for itself.
+            // What a command leaves in private folders is memory, too: its supervisor may have found none left for itself.
             Err(error) if error.is_crash() => match overrun_of_group(&used, limits, &self.limits) {
                 Some(overrun) if overrun.limit == "memory_bytes" => {
                     let (ended, usage) = (Ended::Signal(libc::SIGKILL), usage(Usage::default(), &used));
@@ -284,7 +284,7 @@ impl Standing {
         Ok(Ran { exit, files_made: report.files_made })
     }
 
-    /// The order for a command, with what its berth sees to because nobody else does.
+    /// The order for a command, with what its supervisor sees to because nobody else does.
     fn order(&self, command: &Command, confinement: &Confinement) -> Result<RunOrder, SandboxError> {
         let mut order = prepare(command, confinement)
             .map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
@@ -314,10 +314,10 @@ impl Standing {
         self.executed.store(0, Ordering::Relaxed);
     }
 
-    /// How many processes of the sandbox's user are no command's: its first one and its berths, while each run has one.
+    /// How many processes of the sandbox's user are no command's: its first one and its supervisors, while each run has one.
     fn residents(&self) -> u64 {
-        let berths = self.running.load(Ordering::Acquire) + lock(&self.idle).len();
-        1 + berths as u64
+        let supervisors = self.running.load(Ordering::Acquire) + lock(&self.idle).len();
+        1 + supervisors as u64
     }
 
     /// Closes the files of cgroups until the next command, so that an idle sandbox holds few descriptors.
@@ -326,25 +326,25 @@ impl Standing {
         idle.iter().map(|mooring| &mooring.group).chain([&self.group]).for_each(Group::close_files);
     }
 
-    async fn take_berth(&self) -> io::Result<Mooring> {
+    async fn take_supervisor(&self) -> io::Result<Mooring> {
         let idle = lock(&self.idle).pop();
         match idle {
             Some(mooring) => Ok(mooring),
-            None => self.make_berth().await,
+            None => self.make_supervisor().await,
         }
     }
 
-    async fn make_berth(&self) -> io::Result<Mooring> {
+    async fn make_supervisor(&self) -> io::Result<Mooring> {
         let (link, socket) = Link::pair()?;
-        self.init.send(&InitOrder::Berth, &[socket.as_fd()]).await?;
+        self.init.send(&InitOrder::Supervisor, &[socket.as_fd()]).await?;
         drop(socket);
-        let berth = Berth::arrive(link).await?;
-        let number = self.berths_made.fetch_add(1, Ordering::Relaxed);
-        let group = self.group.child(&format!("berth-{number}"))?;
-        let pid = berth.pid();
+        let supervisor = SupervisorClient::arrive(link).await?;
+        let number = self.supervisors_made.fetch_add(1, Ordering::Relaxed);
+        let group = self.group.child(&format!("supervisor-{number}"))?;
+        let pid = supervisor.pid();
         // Joining may have to wait for all processors to take note.
         let joined = tokio::task::spawn_blocking(move || group.add(pid).map(|()| group)).await;
-        Ok(Mooring { berth, group: joined.map_err(io::Error::other)??, residents: 1 })
+        Ok(Mooring { supervisor, group: joined.map_err(io::Error::other)??, residents: 1 })
     }
 
     /// Lets go of what a large command has left in the page cache, which would count for the next one; then moors.
@@ -367,18 +367,18 @@ impl Standing {
         };
         if let Some(surplus) = surplus {
             tokio::task::spawn_blocking(move || {
-                let Mooring { berth, group, .. } = surplus;
+                let Mooring { supervisor, group, .. } = surplus;
                 // Nothing runs in it, so it goes by itself; this only waits for it, to remove the group.
-                drop(berth);
+                drop(supervisor);
                 let _ = group.kill();
             });
         }
     }
 
-    /// Ends what a lost berth has left behind.
+    /// Ends what a lost supervisor has left behind.
     async fn bury(&self, mooring: Mooring) {
-        let Mooring { berth, group, .. } = mooring;
-        drop(berth);
+        let Mooring { supervisor, group, .. } = mooring;
+        drop(supervisor);
         let killed = tokio::task::spawn_blocking(move || group.kill()).await;
         if !matches!(killed, Ok(Ok(()))) {
             // Nobody can tell what is left, so nothing may be.
@@ -392,10 +392,10 @@ impl Standing {
     }
 }
 
-/// Limits what a sandbox may use as a whole, and the group of its first berth: what the first command may use is most likely this.
+/// Limits what a sandbox may use as a whole, and the group of its first supervisor: what the first command may use is most likely this.
 fn limit(group: &Group, first: &Group, confinement: &Confinement) -> io::Result<()> {
     group.set(&group_limits(&confinement.place_limits, 0))?;
-    // Beside the berth, the init itself is in it.
+    // Beside the supervisor, the init itself is in it.
     first.set(&group_limits(&confinement.limits, 2))
 }
 

@@ -15,13 +15,13 @@ use crate::cgroup::Group;
 use crate::limits::group_limits;
 use crate::supervise::host_process::Nowhere;
 use crate::supervise::protocol::{ForkServerOrder, InitOrder, InitReport, Received, RunOrder};
-use crate::supervise::run::Berth;
+use crate::supervise::run::SupervisorClient;
 use crate::supervise::socket::{ForkServerClient, Link};
 use crate::view::masked::{Covered, are_the_same, covered_by};
 use crate::view::plan::Step;
 
 /// The first process of a sandbox to come: in namespaces and in a cgroup, which takes longest to get, and waiting to be told the rest.
-/// If it is prepared, there is a berth, too.
+/// If it is prepared, there is a supervisor, too.
 pub(super) struct Blank {
     pub(super) made: SandboxRef,
     pub(super) fork_server: Arc<ForkServerClient>,
@@ -40,13 +40,13 @@ pub(super) struct Ahead {
     pub(super) steps: Vec<Step>,
     /// What they hide or protect, and which file each was before.
     pub(super) covered: Vec<Covered>,
-    pub(super) berth: Berth,
+    pub(super) supervisor: SupervisorClient,
 }
 
 impl Ahead {
     /// Whether what was done still holds, and there is somebody to go on with it.
     fn is_good(&self) -> bool {
-        self.berth.is_alive() && are_the_same(&self.covered)
+        self.supervisor.is_alive() && are_the_same(&self.covered)
     }
 
     /// The same, but as the file that it was when it was covered ahead, if it was.
@@ -67,7 +67,7 @@ impl Blank {
         let (init, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
         // While a new fork server starts.
         let group = group().map_err(|error| failed("making a cgroup", &error))?;
-        let first = group.child("berth-0").map_err(|error| failed("making a cgroup", &error))?;
+        let first = group.child("supervisor-0").map_err(|error| failed("making a cgroup", &error))?;
         let ways = first.ways_in();
         let order = ForkServerOrder::Blank { open_network, in_folder: ways.folder.is_some() };
         let beside = std::iter::once(&socket).chain(&ways.folder).chain(&ways.tasks);
@@ -89,22 +89,23 @@ impl Blank {
         Ok(Self { made, fork_server, init, init_pid, group, first, ahead: None, since: Instant::now() })
     }
 
-    /// Takes steps already that every sandbox begins with, and makes the first berth.
+    /// Takes steps already that every sandbox begins with, and makes the first supervisor.
     pub(super) async fn prepare(&mut self, steps: Vec<Step>) -> Result<(), SandboxError> {
         self.ahead = Some(self.get_ahead(steps).await?);
         Ok(())
     }
 
     pub(super) async fn get_ahead(&self, steps: Vec<Step>) -> Result<Ahead, SandboxError> {
-        let (berth, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
+        let (supervisor, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
         // Before, so that a file that is put in the place of another meanwhile is not taken for the one that was covered.
         let covered = covered_by(&steps);
         let order = InitOrder::Prepare(steps.clone());
         self.init.send(&order, &[socket.as_fd()]).await.map_err(|error| failed("giving an order", &error))?;
         drop(socket);
         report(&self.init).await?;
-        let berth = Berth::arrive(berth).await.map_err(|error| failed("making a berth", &error))?;
-        Ok(Ahead { steps, covered, berth })
+        let supervisor =
+            SupervisorClient::arrive(supervisor).await.map_err(|error| failed("making a supervisor", &error))?;
+        Ok(Ahead { steps, covered, supervisor })
     }
 
     /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.
@@ -113,7 +114,7 @@ impl Blank {
         self.first.begin();
         let order = RunOrder { program: IDLE.into(), workspace: "/".into(), folder: "/".into(), ..RunOrder::default() };
         let (command, stop) = (idle_command(), CancellationToken::new());
-        match tokio::time::timeout(IDLE_MAX, ahead.berth.run(&command, order, &Nowhere, &stop)).await {
+        match tokio::time::timeout(IDLE_MAX, ahead.supervisor.run(&command, order, &Nowhere, &stop)).await {
             Ok(Err(error)) if error.is_crash() => Err(error),
             // Not every system has that program.
             Ok(_) => Ok(()),

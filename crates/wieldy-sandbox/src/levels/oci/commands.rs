@@ -84,7 +84,7 @@ impl Container {
             _ => self.run_in_group(&call).await?,
         };
         let wall_ms = began.elapsed().as_secs_f64() * 1e3;
-        // The runtime waits for the command, so what the berth saw of it is both of theirs.
+        // The runtime waits for the command, so what the supervisor saw of it is both of theirs.
         let blocks_written = went.as_ref().map_or(0, |went| went.report.blocks_written);
         let usage = Usage { wall_ms, ..self.usage(&used, blocks_written * BLOCK_BYTES) };
         let of_disk = went.as_ref().ok().and_then(|went| overrun_of_disk(went, &confinement.limits));
@@ -186,7 +186,7 @@ impl Container {
         }
     }
 
-    /// A berth that watches how much comes into the workspace.
+    /// A supervisor that watches how much comes into the workspace.
     pub(super) async fn hand(&self, call: &Call<'_>) -> Result<Hand, SandboxError> {
         let hand = Hand::new().await.map_err(|error| self.failed(&error))?;
         Ok(hand.watching(&call.confinement.workspace, &call.confinement.limits))
@@ -291,7 +291,7 @@ async fn follow(first: impl Future<Output = ()>, group: &Group, stop: &Cancellat
     let _ = blocking(move || left.kill()).await;
 }
 
-/// Tells those processes to end, each once, that the berth does not see, since their parent is gone.
+/// Tells those processes to end, each once, that the supervisor does not see, since their parent is gone.
 fn tell_orphans(group: &Group, told: &mut Vec<Pid>) {
     for pid in processes(group) {
         if !told.contains(&pid) && !is_below_runtime(pid) {

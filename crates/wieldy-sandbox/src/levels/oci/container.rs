@@ -262,7 +262,7 @@ impl Container {
         Ok(())
     }
 
-    /// Moves a berth to where gVisor is, so that what it starts is there.
+    /// Moves a supervisor to where gVisor is, so that what it starts is there.
     pub(super) async fn join(&self, hand: &Hand) -> Result<(), SandboxError> {
         let group = self.sentry.as_ref().unwrap_or(&self.nest.group);
         let (folders, pid) = (group.folders().to_vec(), hand.pid());

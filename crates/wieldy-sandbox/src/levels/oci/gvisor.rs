@@ -76,7 +76,7 @@ impl Container {
         };
         match ends.talk_until(stdin, call.output, over).await {
             Ok((ended, overrun)) => {
-                Ok(Went { ended, report: RunReport { overrun, ..RunReport::default() }, berth_lost: false })
+                Ok(Went { ended, report: RunReport { overrun, ..RunReport::default() }, supervisor_lost: false })
             }
             Err(error) => Err(self.lose(program, &error).await),
         }

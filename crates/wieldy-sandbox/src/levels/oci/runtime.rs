@@ -1,6 +1,6 @@
 //! The runtime's program: how it is called, in whose custody, and what its complaints mean.
 //!
-//! Whatever of it lives longer than a moment runs in a berth of the fork server, as the level `none` runs commands: so it dies, and with it
+//! Whatever of it lives longer than a moment runs in a supervisor of the fork server, as the level `none` runs commands: so it dies, and with it
 //! its container, when the executor does.
 
 use std::fs;
@@ -55,7 +55,7 @@ impl Runtime {
         if self.level == Level::Gvisor {
             // Listed hosts are reached by the loopback of a network that the container is handed.
             let network = if *network == Network::None { "none" } else { "host" };
-            // Its cgroup is that of the berth it runs in. Nothing is laid over the workspace: what is written, is written.
+            // Its cgroup is that of the supervisor it runs in. Nothing is laid over the workspace: what is written, is written.
             whole.extend([format!("--network={network}"), "--ignore-cgroups".into(), "--overlay2=none".into()]);
         }
         whole.extend(words.iter().map(|word| (*word).to_owned()));

@@ -181,7 +181,7 @@ async fn call(arena: &Arena, place: Place, ending: Ending) {
                 ended = running => panic!("{ended:?}"),
                 () = printed.contains("ready") => {}
             }
-            // The next call should find its berth free.
+            // The next call should find its supervisor free.
             let is_over = || arena.native.list().iter().all(|one| !is_in(one, &place) || one.running == 0);
             return eventually(PATIENCE, "the command is over", is_over).await;
         }
@@ -229,7 +229,7 @@ fn ten_thousand_calls_leave_nothing() {
         eventually(PATIENCE, "the first sandbox is gone, and its fork server", is_over).await;
         let nothing = count(&arena);
 
-        // In sessions. Whoever stays, stays from the first call on: the fork server, and of each session the first process and a berth.
+        // In sessions. Whoever stays, stays from the first call on: the fork server, and of each session the first process and a supervisor.
         let places: Vec<Place> = (0..sessions).map(|number| Arena::session(&number.to_string())).collect();
         for place in &places {
             call(&arena, place.clone(), Ending::Well).await;
@@ -253,7 +253,7 @@ fn ten_thousand_calls_leave_nothing() {
 
         // Each in a sandbox of its own, which was built ahead.
         let arena = Arena::with(2);
-        // The fork server, and of each the first process and a berth.
+        // The fork server, and of each the first process and a supervisor.
         let is_full = || (arena.native.spares(), arena.native.blanks(), all_below("self").len()) == (2, 2, 9);
         for _ in 0..2 {
             call(&arena, Place::Own, Ending::Well).await;

@@ -79,7 +79,7 @@ fn rest(stream: &mut UnixStream) -> (String, Result<RunReport, String>) {
             Kind::Output | Kind::Complaint => printed.extend(frame.bytes),
             Kind::Taken => {}
             Kind::Ended => {
-                let BerthReport::Ended(report) = frame.message().unwrap() else { panic!("it did not start") };
+                let SupervisorReport::Ended(report) = frame.message().unwrap() else { panic!("it did not start") };
                 return (String::from_utf8(printed).unwrap(), Ok(report));
             }
             Kind::Failed => {
