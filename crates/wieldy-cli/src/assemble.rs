@@ -210,8 +210,8 @@ fn native(config: &Config, environment: &Environment, many_calls: bool) -> Nativ
     NativeOptions {
         state: (!config.state.as_os_str().is_empty()).then(|| whole(&config.state)),
         home: environment.home().map(Path::to_owned),
-        spares,
-        blanks: spares,
+        warm_sandboxes: spares,
+        warm_inits: spares,
         idle_max: config.sandbox.idle,
         idle_limits: config.sandbox.idle_limits,
     }

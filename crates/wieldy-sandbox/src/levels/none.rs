@@ -38,11 +38,11 @@ const IDLE_MAX: usize = 8;
 /// Runs commands without isolation, and cleans up after them. Needs a Tokio runtime with I/O.
 #[derive(Clone, Default)]
 pub struct Unconfined {
-    idle: Arc<Mutex<Vec<Moored>>>,
+    idle: Arc<Mutex<Vec<PooledSupervisor>>>,
 }
 
 /// A supervisor with the fork server that made it, which must not go before it.
-struct Moored {
+struct PooledSupervisor {
     supervisor: SupervisorClient,
     fork_server: Arc<ForkServerClient>,
 }
@@ -77,37 +77,37 @@ impl Unconfined {
     ) -> Result<Exit, SandboxError> {
         let order = prepare(command, confinement)
             .map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
-        let mut moored = self.moor().await.map_err(|error| SandboxError::Creation { reason: error.to_string() })?;
-        let went = moored.supervisor.run(command, order, output, stop).await;
+        let mut pooled = self.take().await.map_err(|error| SandboxError::Creation { reason: error.to_string() })?;
+        let went = pooled.supervisor.run(command, order, output, stop).await;
         if went.as_ref().map_or_else(SandboxError::is_crash, |went| went.supervisor_lost) {
             // What the supervisor looked after is the fork server's now.
-            let Moored { supervisor, fork_server } = moored;
+            let PooledSupervisor { supervisor, fork_server } = pooled;
             let child = supervisor.pid();
             drop(supervisor);
             let _ = settle(&fork_server, child, false).await;
         } else {
-            keep(&self.idle, moored);
+            keep(&self.idle, pooled);
         }
         let Went { ended, report, .. } = went?;
         Ok(Exit { ended, usage: measured(&report), sandbox: next_sandbox(), overrun: None, breaches: Vec::new() })
     }
 
-    async fn moor(&self) -> std::io::Result<Moored> {
-        if let Some(moored) = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
-            return Ok(moored);
+    async fn take(&self) -> std::io::Result<PooledSupervisor> {
+        if let Some(pooled) = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
+            return Ok(pooled);
         }
         let fork_server = ForkServerClient::of_this_process()?;
         let (link, socket) = Link::pair()?;
         fork_server.order(&ForkServerOrder::Supervisor, &socket)?;
         drop(socket);
-        Ok(Moored { supervisor: SupervisorClient::arrive(link).await?, fork_server })
+        Ok(PooledSupervisor { supervisor: SupervisorClient::arrive(link).await?, fork_server })
     }
 }
 
-fn keep(idle: &Mutex<Vec<Moored>>, moored: Moored) {
+fn keep(idle: &Mutex<Vec<PooledSupervisor>>, pooled: PooledSupervisor) {
     let mut idle = idle.lock().unwrap_or_else(PoisonError::into_inner);
     if idle.len() < IDLE_MAX {
-        idle.push(moored);
+        idle.push(pooled);
     }
 }
 

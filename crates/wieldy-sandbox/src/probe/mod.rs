@@ -153,7 +153,7 @@ pub enum ProbeState {
 
 /// Tries everything. Needs a Tokio runtime with I/O and time, and leaves nothing behind.
 pub async fn probe(options: &ProbeOptions) -> Report {
-    let native = Native::new(NativeOptions { spares: 0, ..options.native.clone() });
+    let native = Native::new(NativeOptions { warm_sandboxes: 0, ..options.native.clone() });
     // First, as long as no sandbox holds anything in the workspace.
     let plan = native.draw(&options.confinement);
     let workspace = options.confinement.workspace.clone();

@@ -148,9 +148,9 @@ impl ForkServer {
 
     fn obey(&mut self, order: ForkServerOrder, socket: Option<OwnedFd>, mut beside: Vec<OwnedFd>) {
         match (order, socket) {
-            (ForkServerOrder::Blank { open_network, in_folder }, Some(socket)) => {
+            (ForkServerOrder::WarmInit { open_network, in_folder }, Some(socket)) => {
                 let folder = (in_folder && !beside.is_empty()).then(|| beside.remove(0));
-                self.make_blank(open_network, &socket, &Joined { folder, tasks: beside });
+                self.make_warm_init(open_network, &socket, &Joined { folder, tasks: beside });
             }
             (ForkServerOrder::Supervisor, Some(socket)) => self.make_supervisor(socket),
             (ForkServerOrder::Owner { uid, gid }, Some(socket)) => {
@@ -273,8 +273,8 @@ impl ForkServer {
         }
     }
 
-    fn make_blank(&mut self, open_network: bool, socket: &OwnedFd, joined: &Joined) {
-        match self.try_make_blank(open_network, socket, joined) {
+    fn make_warm_init(&mut self, open_network: bool, socket: &OwnedFd, joined: &Joined) {
+        match self.try_make_warm_init(open_network, socket, joined) {
             Ok(pid) => self.enter(pid),
             Err((doing, error)) => {
                 let report = InitReport::Failed { doing: doing.into(), error: error.to_string() };
@@ -283,7 +283,7 @@ impl ForkServer {
         }
     }
 
-    fn try_make_blank(
+    fn try_make_warm_init(
         &mut self,
         open_network: bool,
         socket: &OwnedFd,

@@ -77,7 +77,7 @@ impl Init {
         process::setsid()?;
         fork_server::parted()?;
         fork_server::volunteer();
-        protocol::send(&self.socket, &InitReport::Blank, &[])?;
+        protocol::send(&self.socket, &InitReport::Waiting, &[])?;
         let Some((InitOrder::Prepare(steps), beside)) = self.order()? else { return Ok(()) };
         let prepared = match self.prepare(&steps, beside) {
             Ok(prepared) => prepared,

@@ -24,7 +24,7 @@ pub(crate) enum ForkServerOrder {
     /// Make the first process of a sandbox, in namespaces of its own; it waits for orders at the socket beside this. After the
     /// socket come the folder of the group of cgroup v2 that it starts in, if `in_folder`, and the `tasks` files of groups of
     /// v1 that it joins. Joining is tried only: the executor sees to it.
-    Blank { open_network: bool, in_folder: bool },
+    WarmInit { open_network: bool, in_folder: bool },
     /// Make a supervisor without walls; beside it comes its socket.
     Supervisor,
     /// Hand over a user namespace in which the files of this owner are those of the sandboxes' account, through the socket beside it.
@@ -67,7 +67,7 @@ pub(crate) struct BuildOrder {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum InitReport {
     /// The process is there and waits; the message's credentials say which it is.
-    Blank,
+    Waiting,
     /// What should be prepared is.
     Prepared,
     /// The sandbox is ready; beside it come its mount namespace and the socket to listen on, if there should be one.

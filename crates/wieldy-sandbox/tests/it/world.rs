@@ -300,7 +300,9 @@ fn level() -> (Level, PathBuf) {
 fn backend() -> Arc<dyn Sandbox> {
     let (level, state) = level();
     match level {
-        Level::Native => Arc::new(Native::new(NativeOptions { spares: 0, blanks: 0, ..NativeOptions::default() })),
+        Level::Native => {
+            Arc::new(Native::new(NativeOptions { warm_sandboxes: 0, warm_inits: 0, ..NativeOptions::default() }))
+        }
         Level::None => Arc::new(Unconfined::default()),
         Level::Runc | Level::Gvisor => oci::suite::backend(level, &state),
         #[cfg(feature = "firecracker")]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use wieldy_core::SandboxChange;
 
 use super::lock;
-use super::sandbox::Standing;
+use super::sandbox::NativeSandbox;
 use super::{Key, Shared};
 
 /// How often sandboxes are looked at in which something runs.
@@ -40,8 +40,9 @@ impl Shared {
 
     /// Takes the placeholders of idle sandboxes away.
     async fn rest_idle(&self) {
-        let mut idle: Vec<Arc<Standing>> = lock(&self.kept).values().filter_map(|cell| cell.get().cloned()).collect();
-        idle.extend(lock(&self.spares).values().flatten().cloned());
+        let mut idle: Vec<Arc<NativeSandbox>> =
+            lock(&self.kept).values().filter_map(|cell| cell.get().cloned()).collect();
+        idle.extend(lock(&self.warm_sandboxes).values().flatten().cloned());
         idle.retain(|one| one.idle_since().is_some_and(|since| since + REST_AFTER < Instant::now()));
         for one in idle {
             one.rest().await;
@@ -49,10 +50,10 @@ impl Shared {
     }
 
     /// Takes sandboxes out of the books, with those that were made within them, which come first.
-    pub(super) fn forget(&self, which: impl Fn(&Key, &Standing) -> bool) -> Vec<Arc<Standing>> {
+    pub(super) fn forget(&self, which: impl Fn(&Key, &NativeSandbox) -> bool) -> Vec<Arc<NativeSandbox>> {
         let mut kept = lock(&self.kept);
-        let mut take = |which: &dyn Fn(&Key, &Standing) -> bool| {
-            let taken = kept.extract_if(|key, cell| cell.get().is_some_and(|standing| which(key, standing)));
+        let mut take = |which: &dyn Fn(&Key, &NativeSandbox) -> bool| {
+            let taken = kept.extract_if(|key, cell| cell.get().is_some_and(|sandbox| which(key, sandbox)));
             taken.filter_map(|(_, cell)| cell.get().cloned()).collect::<Vec<_>>()
         };
         let mut forgotten = Vec::new();
@@ -68,18 +69,18 @@ impl Shared {
 
     /// Ends what nobody has used for so long. One with others in it is in use.
     async fn end_stale(&self, idle_max: Duration) {
-        let is_stale = |one: &Standing| one.idle_since().is_some_and(|since| since + idle_max < Instant::now());
+        let is_stale = |one: &NativeSandbox| one.idle_since().is_some_and(|since| since + idle_max < Instant::now());
         let outer: Vec<_> = lock(&self.kept).values().filter_map(|cell| cell.get()?.within().cloned()).collect();
         let mut stale = self.forget(|_, one| is_stale(one) && !outer.contains(&one.made().id));
-        for spares in lock(&self.spares).values_mut() {
-            let (old, fresh) = std::mem::take(spares).into_iter().partition(|spare| is_stale(spare));
-            *spares = fresh;
+        for warm_sandboxes in lock(&self.warm_sandboxes).values_mut() {
+            let (old, fresh) = std::mem::take(warm_sandboxes).into_iter().partition(|warm| is_stale(warm));
+            *warm_sandboxes = fresh;
             stale.extend::<Vec<_>>(old);
         }
-        lock(&self.spares).retain(|_, spares| !spares.is_empty());
-        lock(&self.blanks).retain(|blank| blank.since() + idle_max >= Instant::now());
-        for standing in stale {
-            self.end(standing).await;
+        lock(&self.warm_sandboxes).retain(|_, warm_sandboxes| !warm_sandboxes.is_empty());
+        lock(&self.warm_inits).retain(|warm_init| warm_init.since() + idle_max >= Instant::now());
+        for sandbox in stale {
+            self.end(sandbox).await;
         }
     }
 
@@ -94,7 +95,8 @@ impl Shared {
 
     /// Ends what runs in sandboxes whose walls no longer hold. The others are looked at when they are next used.
     async fn end_open(&self) {
-        let mut busy: Vec<Arc<Standing>> = lock(&self.kept).values().filter_map(|cell| cell.get().cloned()).collect();
+        let mut busy: Vec<Arc<NativeSandbox>> =
+            lock(&self.kept).values().filter_map(|cell| cell.get().cloned()).collect();
         busy.retain(|one| one.idle_since().is_none());
         busy.extend(lock(&self.in_use).iter().cloned());
         if busy.is_empty() {
@@ -108,9 +110,9 @@ impl Shared {
     }
 
     /// Ends a sandbox that is lost, or whose walls no longer hold, and everything in it.
-    pub(super) async fn give_up(&self, standing: Arc<Standing>) {
-        standing.condemn();
-        let made = standing.made().clone();
+    pub(super) async fn give_up(&self, sandbox: Arc<NativeSandbox>) {
+        sandbox.condemn();
+        let made = sandbox.made().clone();
         let (own, inner): (Vec<_>, Vec<_>) =
             self.forget(|_, other| *other.made() == made).into_iter().partition(|one| *one.made() == made);
         for inner in inner {
@@ -118,7 +120,7 @@ impl Shared {
         }
         let was_known = !own.is_empty();
         drop(own);
-        standing.end(false).await;
+        sandbox.end(false).await;
         if was_known {
             self.tell(SandboxChange::Destroyed(made));
         }

@@ -28,8 +28,8 @@ pub use self::options::NativeOptions;
 
 use self::cgroup_parent::Nests;
 use self::idmap::Owners;
-use self::sandbox::Standing;
-use self::warm::{Blank, NotBuilt, failed};
+use self::sandbox::NativeSandbox;
+use self::warm::{NotBuilt, WarmInit, failed};
 use crate::cgroup::{Controller, Hierarchy, KnownGroup};
 use crate::disk_quota::Ledger;
 use crate::disk_quota::Ran;
@@ -49,14 +49,14 @@ struct Shared {
     options: NativeOptions,
     eviction: Eviction,
     hierarchy: OnceLock<Hierarchy>,
-    kept: Books<Key, Standing>,
+    kept: Books<Key, NativeSandbox>,
     nests: Nests,
     plans: Plans,
     ledger: Ledger,
     /// Those of calls without a session, while they run.
-    in_use: Mutex<Vec<Arc<Standing>>>,
-    spares: Mutex<HashMap<Shape, Vec<Arc<Standing>>>>,
-    blanks: Mutex<Vec<Blank>>,
+    in_use: Mutex<Vec<Arc<NativeSandbox>>>,
+    warm_sandboxes: Mutex<HashMap<Shape, Vec<Arc<NativeSandbox>>>>,
+    warm_inits: Mutex<Vec<WarmInit>>,
     /// The steps that the last sandbox began with, and the next one most likely will.
     system: Mutex<Vec<Step>>,
     owners: Owners,
@@ -94,8 +94,8 @@ impl Native {
             plans: Plans::default(),
             ledger: Ledger::default(),
             in_use: Mutex::default(),
-            spares: Mutex::default(),
-            blanks: Mutex::default(),
+            warm_sandboxes: Mutex::default(),
+            warm_inits: Mutex::default(),
             system: Mutex::default(),
             owners: Owners::default(),
             listener: OnceLock::new(),
@@ -105,13 +105,13 @@ impl Native {
     }
 
     /// How many processes wait ahead at this moment.
-    pub fn blanks(&self) -> usize {
-        lock(&self.shared.blanks).len()
+    pub fn warm_inits(&self) -> usize {
+        lock(&self.shared.warm_inits).len()
     }
 
     /// How many sandboxes are built ahead at this moment.
-    pub fn spares(&self) -> usize {
-        lock(&self.shared.spares).values().map(Vec::len).sum()
+    pub fn warm_sandboxes(&self) -> usize {
+        lock(&self.shared.warm_sandboxes).values().map(Vec::len).sum()
     }
 
     /// The control groups that its sandboxes use.
@@ -171,15 +171,15 @@ impl Sandbox for Native {
 
     fn list(&self) -> Vec<SandboxStatus> {
         let kept = lock(&self.shared.kept);
-        kept.values().filter_map(|cell| cell.get()).map(|standing| standing.status()).collect()
+        kept.values().filter_map(|cell| cell.get()).map(|sandbox| sandbox.status()).collect()
     }
 
     fn destroy<'a>(&'a self, id: &'a SandboxId) -> BoxFuture<'a, bool> {
         Box::pin(async move {
-            let forgotten = self.shared.forget(|_, standing| standing.made().id == *id);
+            let forgotten = self.shared.forget(|_, sandbox| sandbox.made().id == *id);
             let was_there = !forgotten.is_empty();
-            for standing in forgotten {
-                self.shared.end(standing).await;
+            for sandbox in forgotten {
+                self.shared.end(sandbox).await;
             }
             was_there
         })
@@ -199,37 +199,37 @@ impl Shared {
         stop: &CancellationToken,
     ) -> Result<Ran, SandboxError> {
         if confinement.place == Place::Own {
-            let standing = self.own(confinement).await?;
-            let in_use = InUse::new(&self.in_use, &standing);
-            let ran = standing.run(command, confinement, output, stop).await;
+            let sandbox = self.own(confinement).await?;
+            let in_use = InUse::new(&self.in_use, &sandbox);
+            let ran = sandbox.run(command, confinement, output, stop).await;
             drop(in_use);
             // No process is left; the rest need not be waited for.
-            self.clear_away(standing, confinement);
+            self.clear_away(sandbox, confinement);
             return ran;
         }
-        let standing = match &confinement.place {
+        let sandbox = match &confinement.place {
             Place::Sandbox(id) => self.named(id, confinement)?,
             Place::Own | Place::Session(_) => self.kept(confinement, None).await?,
         };
-        let ran = standing.run(command, confinement, output, stop).await;
+        let ran = sandbox.run(command, confinement, output, stop).await;
         if ran.as_ref().is_err_and(SandboxError::is_crash) {
             // Whatever has happened to it, the next call gets a new one.
-            for lost in self.forget(|_, other| other.made() == standing.made()) {
+            for lost in self.forget(|_, other| other.made() == sandbox.made()) {
                 self.end(lost).await;
             }
         }
-        drop(standing);
+        drop(sandbox);
         self.end_surplus().await;
         ran
     }
 
     /// A sandbox for one call: one that was built ahead, or a new one.
-    async fn own(self: &Arc<Self>, confinement: &Confinement) -> Result<Arc<Standing>, SandboxError> {
+    async fn own(self: &Arc<Self>, confinement: &Confinement) -> Result<Arc<NativeSandbox>, SandboxError> {
         let shape = Shape::of(confinement);
-        let pop = || lock(&self.spares).get_mut(&shape).and_then(Vec::pop);
-        let spare = std::iter::from_fn(pop).find(|spare| spare.is_alive() && spare.is_intact());
-        let standing = match spare {
-            Some(spare) if spare.wake().await.is_ok() => spare,
+        let pop = || lock(&self.warm_sandboxes).get_mut(&shape).and_then(Vec::pop);
+        let warm = std::iter::from_fn(pop).find(|warm| warm.is_alive() && warm.is_intact());
+        let sandbox = match warm {
+            Some(warm) if warm.wake().await.is_ok() => warm,
             lost => {
                 if let Some(lost) = lost {
                     lost.end(false).await;
@@ -238,43 +238,44 @@ impl Shared {
             }
         };
         self.employ_janitor();
-        self.tell(SandboxChange::Created(standing.made().clone()));
-        Ok(standing)
+        self.tell(SandboxChange::Created(sandbox.made().clone()));
+        Ok(sandbox)
     }
 
     /// Ends a sandbox that was used once, and builds ahead what was taken for it, in the background.
-    fn clear_away(self: &Arc<Self>, standing: Arc<Standing>, confinement: &Confinement) {
+    fn clear_away(self: &Arc<Self>, sandbox: Arc<NativeSandbox>, confinement: &Confinement) {
         let (shared, confinement) = (Arc::clone(self), confinement.clone());
         tokio::spawn(async move {
             // Whoever builds ahead expects more calls like this one.
-            shared.end_with(standing, shared.options.blanks > 0).await;
-            shared.refill_blanks().await;
-            shared.refill_spares(&confinement).await;
+            shared.end_with(sandbox, shared.options.warm_inits > 0).await;
+            shared.refill_warm_inits().await;
+            shared.refill_warm_sandboxes(&confinement).await;
         });
     }
 
-    async fn refill_spares(self: &Arc<Self>, confinement: &Confinement) {
+    async fn refill_warm_sandboxes(self: &Arc<Self>, confinement: &Confinement) {
         let shape = Shape::of(confinement);
         let has_room = || {
-            let spares = lock(&self.spares);
-            let stored = spares.get(&shape).map_or(0, Vec::len);
-            stored < self.options.spares && (spares.len() < SHAPES_MAX || spares.contains_key(&shape))
+            let warm_sandboxes = lock(&self.warm_sandboxes);
+            let stored = warm_sandboxes.get(&shape).map_or(0, Vec::len);
+            stored < self.options.warm_sandboxes
+                && (warm_sandboxes.len() < SHAPES_MAX || warm_sandboxes.contains_key(&shape))
         };
         if has_room() {
             self.employ_janitor();
-            let Ok(standing) = self.build(confinement, None).await else { return };
-            standing.warm_up(confinement).await;
-            self.refill_blanks().await;
+            let Ok(sandbox) = self.build(confinement, None).await else { return };
+            sandbox.warm_up(confinement).await;
+            self.refill_warm_inits().await;
             if has_room() {
-                lock(&self.spares).entry(shape).or_default().push(standing);
+                lock(&self.warm_sandboxes).entry(shape).or_default().push(sandbox);
             } else {
-                standing.end(false).await;
+                sandbox.end(false).await;
             }
         }
     }
 
     /// The sandbox of this id, and for whom it was made.
-    fn known(&self, id: &SandboxId) -> Result<(Key, Arc<Standing>), SandboxError> {
+    fn known(&self, id: &SandboxId) -> Result<(Key, Arc<NativeSandbox>), SandboxError> {
         let kept = lock(&self.kept);
         let mut all = kept.iter().filter_map(|(key, cell)| Some((key, cell.get()?)));
         // It is used from now on, so that nobody ends it meanwhile for being idle.
@@ -283,7 +284,7 @@ impl Shared {
     }
 
     /// The sandbox of this id, if it can run what is asked for.
-    fn named(&self, id: &SandboxId, confinement: &Confinement) -> Result<Arc<Standing>, SandboxError> {
+    fn named(&self, id: &SandboxId, confinement: &Confinement) -> Result<Arc<NativeSandbox>, SandboxError> {
         let (key, known) = self.known(id)?;
         // What a call asks for is never less than what it gets.
         if key.shape != Shape::of(confinement) {
@@ -296,8 +297,8 @@ impl Shared {
     async fn kept(
         self: &Arc<Self>,
         confinement: &Confinement,
-        within: Option<&Standing>,
-    ) -> Result<Arc<Standing>, SandboxError> {
+        within: Option<&NativeSandbox>,
+    ) -> Result<Arc<NativeSandbox>, SandboxError> {
         let key = Key { place: confinement.place.clone(), shape: Shape::of(confinement) };
         // Only this one is looked at: a look costs a system call. It is used from now on, so that nobody ends it meanwhile for being idle.
         let known = lock(&self.kept).get(&key).and_then(|cell| cell.get().cloned()).inspect(|known| known.touch());
@@ -307,11 +308,11 @@ impl Shared {
             self.give_up(known).await;
         }
         let made = kept_or_built(&self.kept, key, async {
-            let standing = self.build(confinement, within).await?;
-            self.tell(SandboxChange::Created(standing.made().clone()));
+            let sandbox = self.build(confinement, within).await?;
+            self.tell(SandboxChange::Created(sandbox.made().clone()));
             let shared = Arc::clone(self);
-            tokio::spawn(async move { shared.refill_blanks().await });
-            Ok(standing)
+            tokio::spawn(async move { shared.refill_warm_inits().await });
+            Ok(sandbox)
         });
         let made = made.await?;
         self.employ_janitor();
@@ -321,8 +322,8 @@ impl Shared {
     async fn build(
         self: &Arc<Self>,
         confinement: &Confinement,
-        within: Option<&Standing>,
-    ) -> Result<Arc<Standing>, SandboxError> {
+        within: Option<&NativeSandbox>,
+    ) -> Result<Arc<NativeSandbox>, SandboxError> {
         const ATTEMPTS_MAX: u32 = 5;
         for _ in 1..ATTEMPTS_MAX {
             match self.try_to_build(confinement, within).await {
@@ -338,26 +339,26 @@ impl Shared {
     async fn try_to_build(
         self: &Arc<Self>,
         confinement: &Confinement,
-        within: Option<&Standing>,
-    ) -> Result<Arc<Standing>, NotBuilt> {
+        within: Option<&NativeSandbox>,
+    ) -> Result<Arc<NativeSandbox>, NotBuilt> {
         let (plan, mut recalled) = self.plans.recall(confinement, &self.own_folders())?;
         let open_network = confinement.network == Network::Open;
-        let blank = match &confinement.place {
-            Place::Own => self.blank(open_network, &plan.steps).await?,
+        let warm_init = match &confinement.place {
+            Place::Own => self.warm_init(open_network, &plan.steps).await?,
             Place::Session(key) => self.nested(key, confinement, &plan.steps).await?,
             Place::Sandbox(id) => match within {
-                None => self.make_blank(id.clone(), open_network).await?,
+                None => self.make_warm_init(id.clone(), open_network).await?,
                 Some(outer) => {
                     let group = outer.room_for(id).map_err(|error| failed("making a cgroup", &error))?;
                     let group = group.ok_or_else(|| SandboxError::missing(&outer.made().id))?;
-                    Blank::make(reference(id.clone()), open_network, || Ok(group)).await?
+                    WarmInit::make(reference(id.clone()), open_network, || Ok(group)).await?
                 }
             },
         };
         // To look at everything again takes long, so that is done while it is built.
         let mut holds = || self.plans.still_hold(recalled.take());
         let (planned, hierarchy) = (Planned::new(plan), self.hierarchy());
-        let built = Standing::build(blank, confinement, planned, &mut holds, &self.owners, hierarchy).await;
+        let built = NativeSandbox::build(warm_init, confinement, planned, &mut holds, &self.owners, hierarchy).await;
         match built {
             Err(_) if !holds() => Err(NotBuilt::Outdated),
             built => built.inspect(|built| built.is_within(within)),
@@ -370,7 +371,7 @@ impl Shared {
         session: &SessionKey,
         confinement: &Confinement,
         steps: &[Step],
-    ) -> Result<Blank, SandboxError> {
+    ) -> Result<WarmInit, SandboxError> {
         let open_network = confinement.network == Network::Open;
         let nest = self.nests.of(session);
         let mut nest = nest.lock().await;
@@ -380,57 +381,57 @@ impl Shared {
             let id = next_id();
             let group = cgroup_parent::below(&above, &id).map_err(|error| failed("making a cgroup", &error))?;
             if let Some(group) = group {
-                return Blank::make(reference(id), open_network, || Ok(group)).await;
+                return WarmInit::make(reference(id), open_network, || Ok(group)).await;
             }
         }
-        let blank = self.blank(open_network, steps).await?;
+        let warm_init = self.warm_init(open_network, steps).await?;
         // Before anybody else is in it.
-        blank.limit(&confinement.place_limits)?;
-        *nest = Some(blank.group.known());
-        Ok(blank)
+        warm_init.limit(&confinement.place_limits)?;
+        *nest = Some(warm_init.group.known());
+        Ok(warm_init)
     }
 
     /// The first process of a new sandbox: one that waits already and suits, or a new one.
-    async fn blank(self: &Arc<Self>, open_network: bool, steps: &[Step]) -> Result<Blank, SandboxError> {
+    async fn warm_init(self: &Arc<Self>, open_network: bool, steps: &[Step]) -> Result<WarmInit, SandboxError> {
         if open_network {
-            return self.make_blank(next_id(), open_network).await;
+            return self.make_warm_init(next_id(), open_network).await;
         }
         let system = plan::of_the_system(steps);
-        let mut waiting = lock(&self.blanks).pop();
-        while waiting.as_ref().is_some_and(|blank| !blank.suits(&system)) {
-            waiting = lock(&self.blanks).pop();
+        let mut waiting = lock(&self.warm_inits).pop();
+        while waiting.as_ref().is_some_and(|warm_init| !warm_init.suits(&system)) {
+            waiting = lock(&self.warm_inits).pop();
         }
-        let blank = match waiting {
-            Some(blank) => Ok(blank),
-            None => self.make_blank(next_id(), false).await,
+        let warm_init = match waiting {
+            Some(warm_init) => Ok(warm_init),
+            None => self.make_warm_init(next_id(), false).await,
         };
         *lock(&self.system) = system;
-        blank
+        warm_init
     }
 
     /// Makes what was taken, in the background.
-    async fn refill_blanks(self: &Arc<Self>) {
+    async fn refill_warm_inits(self: &Arc<Self>) {
         self.employ_janitor();
-        while lock(&self.blanks).len() < self.options.blanks {
+        while lock(&self.warm_inits).len() < self.options.warm_inits {
             let system = lock(&self.system).clone();
             if system.is_empty() {
                 // So far nobody could use one.
                 return;
             }
-            let Ok(mut blank) = self.make_blank(next_id(), false).await else { return };
-            if blank.prepare(system).await.is_err() || blank.warm_up().await.is_err() {
+            let Ok(mut warm_init) = self.make_warm_init(next_id(), false).await else { return };
+            if warm_init.prepare(system).await.is_err() || warm_init.warm_up().await.is_err() {
                 return;
             }
-            let mut blanks = lock(&self.blanks);
-            if blanks.len() < self.options.blanks {
-                blanks.push(blank);
+            let mut warm_inits = lock(&self.warm_inits);
+            if warm_inits.len() < self.options.warm_inits {
+                warm_inits.push(warm_init);
             }
         }
     }
 
-    async fn make_blank(&self, id: SandboxId, open_network: bool) -> Result<Blank, SandboxError> {
+    async fn make_warm_init(&self, id: SandboxId, open_network: bool) -> Result<WarmInit, SandboxError> {
         let name = id.0.clone();
-        Blank::make(reference(id), open_network, || self.hierarchy().group(&name)).await
+        WarmInit::make(reference(id), open_network, || self.hierarchy().group(&name)).await
     }
 
     fn own_folders(&self) -> OwnFolders {
@@ -446,13 +447,13 @@ impl Shared {
         })
     }
 
-    async fn end(&self, standing: Arc<Standing>) {
-        self.end_with(standing, false).await;
+    async fn end(&self, sandbox: Arc<NativeSandbox>) {
+        self.end_with(sandbox, false).await;
     }
 
-    async fn end_with(&self, standing: Arc<Standing>, linger: bool) {
-        let made = standing.made().clone();
-        standing.end(linger).await;
+    async fn end_with(&self, sandbox: Arc<NativeSandbox>, linger: bool) {
+        let made = sandbox.made().clone();
+        sandbox.end(linger).await;
         self.tell(SandboxChange::Destroyed(made));
     }
 
@@ -465,21 +466,21 @@ impl Shared {
 
 /// Keeps a sandbox in the list of those in use as long as it lives.
 struct InUse<'a> {
-    list: &'a Mutex<Vec<Arc<Standing>>>,
-    standing: &'a Arc<Standing>,
+    list: &'a Mutex<Vec<Arc<NativeSandbox>>>,
+    sandbox: &'a Arc<NativeSandbox>,
 }
 
 impl<'a> InUse<'a> {
-    fn new(list: &'a Mutex<Vec<Arc<Standing>>>, standing: &'a Arc<Standing>) -> Self {
-        lock(list).push(Arc::clone(standing));
-        Self { list, standing }
+    fn new(list: &'a Mutex<Vec<Arc<NativeSandbox>>>, sandbox: &'a Arc<NativeSandbox>) -> Self {
+        lock(list).push(Arc::clone(sandbox));
+        Self { list, sandbox }
     }
 }
 
 impl Drop for InUse<'_> {
     fn drop(&mut self) {
         let mut list = lock(self.list);
-        if let Some(at) = list.iter().position(|one| Arc::ptr_eq(one, self.standing)) {
+        if let Some(at) = list.iter().position(|one| Arc::ptr_eq(one, self.sandbox)) {
             list.swap_remove(at);
         }
     }

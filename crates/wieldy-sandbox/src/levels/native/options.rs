@@ -13,9 +13,9 @@ pub struct NativeOptions {
     /// The home folder of whoever runs the executor; what is secret in it is hidden wherever it is mounted.
     pub home: Option<PathBuf>,
     /// The number of sandboxes that are built ahead for calls without a session.
-    pub spares: usize,
+    pub warm_sandboxes: usize,
     /// The number of processes that wait ahead to become the first one of a sandbox of any plan.
-    pub blanks: usize,
+    pub warm_inits: usize,
     /// The idle time after which a session's sandbox, or one that was made ahead, is taken away.
     pub idle_max: Duration,
     /// The limits of idle sandboxes that are kept for sessions.
@@ -27,8 +27,8 @@ impl Default for NativeOptions {
         Self {
             state: None,
             home: std::env::home_dir(),
-            spares: 1,
-            blanks: 1,
+            warm_sandboxes: 1,
+            warm_inits: 1,
             idle_max: Duration::from_secs(10 * 60),
             idle_limits: IdleLimits::default(),
         }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::sandbox::{Standing, lock};
+use super::sandbox::{NativeSandbox, lock};
 use crate::supervise::protocol::ForkServerOrder;
 use crate::view::placeholders::HeldPlace;
 use crate::view::plan::{Step, covers_of};
@@ -31,7 +31,7 @@ impl Rests {
     }
 }
 
-impl Standing {
+impl NativeSandbox {
     /// Takes the placeholders of an idle sandbox away until it is woken, and closes files that only commands need.
     pub(super) async fn rest(&self) {
         self.close_files();

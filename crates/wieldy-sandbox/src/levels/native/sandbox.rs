@@ -18,7 +18,7 @@ use super::cgroup_parent;
 use super::enforcement;
 use super::idmap::Owners;
 use super::rest::Rests;
-use super::warm::{Blank, NotBuilt, creation, failed, idle_command, report};
+use super::warm::{NotBuilt, WarmInit, creation, failed, idle_command, report};
 use crate::cgroup::{Controller, Group, Hierarchy};
 use crate::denials::files::Complaints;
 use crate::denials::network::Refusals;
@@ -44,8 +44,8 @@ const SETTLE_BYTES_MIN: u64 = 16 << 20;
 /// How many supervisors are kept for later commands.
 const IDLE_MAX: usize = 8;
 
-/// A sandbox that stands.
-pub(super) struct Standing {
+/// A native sandbox: its processes, its control group and its proxy.
+pub(super) struct NativeSandbox {
     made: SandboxRef,
     session: Option<SessionKey>,
     created_at: Timestamp,
@@ -64,7 +64,7 @@ pub(super) struct Standing {
     environment: Vec<(String, String)>,
     /// How its file tree was put together.
     steps: Vec<Step>,
-    idle: Mutex<Vec<Mooring>>,
+    idle: Mutex<Vec<PooledSupervisor>>,
     refusals: Arc<Refusals>,
     _proxy: Option<Proxy>,
     supervisors_made: AtomicU64,
@@ -76,17 +76,17 @@ pub(super) struct Standing {
 }
 
 /// A supervisor with its part of the cgroup tree.
-struct Mooring {
+struct PooledSupervisor {
     supervisor: SupervisorClient,
     group: Group,
     /// How many processes are in the group besides those of a command.
     residents: u64,
 }
 
-impl Standing {
+impl NativeSandbox {
     /// Builds a sandbox. Whether the plan `holds` is asked meanwhile.
     pub(super) async fn build(
-        mut blank: Blank,
+        mut warm_init: WarmInit,
         confinement: &Confinement,
         planned: Planned,
         holds: impl FnOnce() -> bool,
@@ -94,11 +94,11 @@ impl Standing {
         hierarchy: &Hierarchy,
     ) -> Result<Arc<Self>, NotBuilt> {
         let Planned { steps, mut environment, placeholders } = planned;
-        let ahead = match blank.ahead.take() {
+        let ahead = match warm_init.ahead.take() {
             Some(ahead) => ahead,
-            None => blank.get_ahead(plan::of_the_system(&steps)).await?,
+            None => warm_init.get_ahead(plan::of_the_system(&steps)).await?,
         };
-        let Blank { made, fork_server, init, init_pid, group, first, .. } = blank;
+        let WarmInit { made, fork_server, init, init_pid, group, first, .. } = warm_init;
         let allowed = allowed(&confinement.network)?;
         let left = plan::left_after(&ahead.steps, &steps);
         let covered = hold(&fork_server, init_pid, &group, &steps, placeholders.clone()).await?;
@@ -145,7 +145,7 @@ impl Standing {
             condemned: OnceLock::new(),
             environment,
             steps,
-            idle: Mutex::new(vec![Mooring { supervisor: ahead.supervisor, group: first, residents: 2 }]),
+            idle: Mutex::new(vec![PooledSupervisor { supervisor: ahead.supervisor, group: first, residents: 2 }]),
             refusals,
             _proxy: proxy,
             supervisors_made: AtomicU64::new(1),
@@ -235,24 +235,24 @@ impl Standing {
         self.wake().await.map_err(|error| failed("holding places for protection again", &error))?;
         let hearing = self.refusals.hear(output);
         let mut order = self.order(command, confinement)?;
-        let mut mooring = self
+        let mut pooled = self
             .take_supervisor()
             .await
             .map_err(|error| SandboxError::Crashed { reason: format!("the sandbox is gone: {error}") })?;
         order.limits.residents = self.residents();
         let limits = &confinement.limits;
-        let set = mooring.group.set(&group_limits(limits, mooring.residents));
+        let set = pooled.group.set(&group_limits(limits, pooled.residents));
         set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
-        let meter = mooring.group.go_on();
+        let meter = pooled.group.go_on();
         let complaints = Complaints::new(&**output);
-        let went = mooring.supervisor.run(command, order, &complaints, stop).await;
-        let mut used = mooring.group.used(&meter);
-        used.leave_out(mooring.residents);
+        let went = pooled.supervisor.run(command, order, &complaints, stop).await;
+        let mut used = pooled.group.used(&meter);
+        used.leave_out(pooled.residents);
         match &went {
-            Ok(Went { supervisor_lost: true, .. }) => self.bury(mooring).await,
-            Err(error) if error.is_crash() => self.bury(mooring).await,
-            _ if used.memory_peak_bytes.is_some_and(|peak| peak.least > SETTLE_BYTES_MIN) => self.settle(mooring),
-            _ => self.moor(mooring),
+            Ok(Went { supervisor_lost: true, .. }) => self.bury(pooled).await,
+            Err(error) if error.is_crash() => self.bury(pooled).await,
+            _ if used.memory_peak_bytes.is_some_and(|peak| peak.least > SETTLE_BYTES_MIN) => self.settle(pooled),
+            _ => self.put_back(pooled),
         }
         let Went { ended, report, .. } = match went {
             // What a command leaves in private folders is memory, too: its supervisor may have found none left for itself.
@@ -323,18 +323,18 @@ impl Standing {
     /// Closes the files of cgroups until the next command, so that an idle sandbox holds few descriptors.
     pub(super) fn close_files(&self) {
         let idle = lock(&self.idle);
-        idle.iter().map(|mooring| &mooring.group).chain([&self.group]).for_each(Group::close_files);
+        idle.iter().map(|pooled| &pooled.group).chain([&self.group]).for_each(Group::close_files);
     }
 
-    async fn take_supervisor(&self) -> io::Result<Mooring> {
+    async fn take_supervisor(&self) -> io::Result<PooledSupervisor> {
         let idle = lock(&self.idle).pop();
         match idle {
-            Some(mooring) => Ok(mooring),
+            Some(pooled) => Ok(pooled),
             None => self.make_supervisor().await,
         }
     }
 
-    async fn make_supervisor(&self) -> io::Result<Mooring> {
+    async fn make_supervisor(&self) -> io::Result<PooledSupervisor> {
         let (link, socket) = Link::pair()?;
         self.init.send(&InitOrder::Supervisor, &[socket.as_fd()]).await?;
         drop(socket);
@@ -344,30 +344,29 @@ impl Standing {
         let pid = supervisor.pid();
         // Joining may have to wait for all processors to take note.
         let joined = tokio::task::spawn_blocking(move || group.add(pid).map(|()| group)).await;
-        Ok(Mooring { supervisor, group: joined.map_err(io::Error::other)??, residents: 1 })
+        Ok(PooledSupervisor { supervisor, group: joined.map_err(io::Error::other)??, residents: 1 })
     }
 
-    /// Lets go of what a large command has left in the page cache, which would count for the next one; then moors.
-    fn settle(self: &Arc<Self>, mooring: Mooring) {
-        let standing = Arc::clone(self);
+    /// Lets go of what a large command has left in the page cache, which would count for the next one; then puts the supervisor back.
+    fn settle(self: &Arc<Self>, pooled: PooledSupervisor) {
+        let sandbox = Arc::clone(self);
         tokio::task::spawn_blocking(move || {
-            mooring.group.settle();
-            standing.moor(mooring);
+            pooled.group.settle();
+            sandbox.put_back(pooled);
         });
     }
 
-    fn moor(&self, mooring: Mooring) {
+    fn put_back(&self, pooled: PooledSupervisor) {
         let surplus = {
             let mut idle = lock(&self.idle);
-            idle.push(mooring);
+            idle.push(pooled);
             // The one beside the init stays: nobody can be ended there without it.
-            let from =
-                if idle.len() > IDLE_MAX { idle.iter().position(|mooring| mooring.residents == 1) } else { None };
+            let from = if idle.len() > IDLE_MAX { idle.iter().position(|pooled| pooled.residents == 1) } else { None };
             from.map(|at| idle.swap_remove(at))
         };
         if let Some(surplus) = surplus {
             tokio::task::spawn_blocking(move || {
-                let Mooring { supervisor, group, .. } = surplus;
+                let PooledSupervisor { supervisor, group, .. } = surplus;
                 // Nothing runs in it, so it goes by itself; this only waits for it, to remove the group.
                 drop(supervisor);
                 let _ = group.kill();
@@ -376,8 +375,8 @@ impl Standing {
     }
 
     /// Ends what a lost supervisor has left behind.
-    async fn bury(&self, mooring: Mooring) {
-        let Mooring { supervisor, group, .. } = mooring;
+    async fn bury(&self, pooled: PooledSupervisor) {
+        let PooledSupervisor { supervisor, group, .. } = pooled;
         drop(supervisor);
         let killed = tokio::task::spawn_blocking(move || group.kill()).await;
         if !matches!(killed, Ok(Ok(()))) {
@@ -437,7 +436,7 @@ fn session_of(place: &Place) -> Option<SessionKey> {
     }
 }
 
-impl Kept for Standing {
+impl Kept for NativeSandbox {
     fn id(&self) -> &SandboxId {
         &self.made.id
     }
@@ -452,13 +451,13 @@ impl Kept for Standing {
 }
 
 /// Counts a run as long as it lasts.
-struct Busy<'a>(&'a Standing);
+struct Busy<'a>(&'a NativeSandbox);
 
 impl<'a> Busy<'a> {
-    fn new(standing: &'a Standing) -> Self {
-        standing.running.fetch_add(1, Ordering::AcqRel);
-        standing.executed.fetch_add(1, Ordering::Relaxed);
-        Self(standing)
+    fn new(sandbox: &'a NativeSandbox) -> Self {
+        sandbox.running.fetch_add(1, Ordering::AcqRel);
+        sandbox.executed.fetch_add(1, Ordering::Relaxed);
+        Self(sandbox)
     }
 }
 

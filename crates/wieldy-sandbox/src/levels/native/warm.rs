@@ -22,7 +22,7 @@ use crate::view::plan::Step;
 
 /// The first process of a sandbox to come: in namespaces and in a cgroup, which takes longest to get, and waiting to be told the rest.
 /// If it is prepared, there is a supervisor, too.
-pub(super) struct Blank {
+pub(super) struct WarmInit {
     pub(super) made: SandboxRef,
     pub(super) fork_server: Arc<ForkServerClient>,
     pub(super) init: Link,
@@ -56,7 +56,7 @@ impl Ahead {
     }
 }
 
-impl Blank {
+impl WarmInit {
     pub(super) async fn make(
         made: SandboxRef,
         open_network: bool,
@@ -69,7 +69,7 @@ impl Blank {
         let group = group().map_err(|error| failed("making a cgroup", &error))?;
         let first = group.child("supervisor-0").map_err(|error| failed("making a cgroup", &error))?;
         let ways = first.ways_in();
-        let order = ForkServerOrder::Blank { open_network, in_folder: ways.folder.is_some() };
+        let order = ForkServerOrder::WarmInit { open_network, in_folder: ways.folder.is_some() };
         let beside = std::iter::once(&socket).chain(&ways.folder).chain(&ways.tasks);
         let beside: Vec<BorrowedFd<'_>> = beside.map(AsFd::as_fd).collect();
         fork_server.send(&order, &beside).map_err(|error| failed("asking the fork server", &error))?;

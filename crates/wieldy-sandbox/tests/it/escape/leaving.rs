@@ -254,7 +254,8 @@ fn ten_thousand_calls_leave_nothing() {
         // Each in a sandbox of its own, which was built ahead.
         let arena = Arena::with(2);
         // The fork server, and of each the first process and a supervisor.
-        let is_full = || (arena.native.spares(), arena.native.blanks(), all_below("self").len()) == (2, 2, 9);
+        let is_full =
+            || (arena.native.warm_sandboxes(), arena.native.warm_inits(), all_below("self").len()) == (2, 2, 9);
         for _ in 0..2 {
             call(&arena, Place::Own, Ending::Well).await;
         }
