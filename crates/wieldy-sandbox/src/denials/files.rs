@@ -15,7 +15,7 @@ use wieldy_core::{Breach, Command, Confinement, Ended, OutputSink, Stream};
 use crate::denials::network;
 use crate::supervise::supervisor::DEFAULT_PATH;
 use crate::view::host::{NOT_SHOWN, on_host};
-use crate::view::path_lookup::{ReadOnly, Rule, rule};
+use crate::view::path_lookup::{PathAccess, ReadOnly, access_to};
 use crate::view::plan::{Step, host, without_dots};
 
 /// How much of the end is kept.
@@ -139,38 +139,43 @@ impl Place<'_> {
             return self.missing_program(complaint.path);
         }
         let path = without_dots(&self.folder.join(complaint.path));
-        let rule = rule(self.steps, &path);
+        let access_to = access_to(self.steps, &path);
         let is_refused = match complaint.word {
-            Word::ReadOnly => rule != Rule::Open && rule != Rule::Held,
-            Word::Busy => matches!(rule, Rule::Held | Rule::Hidden | Rule::ReadOnly { why: ReadOnly::Protected, .. }),
-            Word::Denied => match &rule {
-                Rule::Hidden | Rule::Outside => true,
+            Word::ReadOnly => access_to != PathAccess::Open && access_to != PathAccess::Held,
+            Word::Busy => matches!(
+                access_to,
+                PathAccess::Held | PathAccess::Hidden | PathAccess::ReadOnly { why: ReadOnly::Protected, .. }
+            ),
+            Word::Denied => match &access_to {
+                PathAccess::Hidden | PathAccess::Outside => true,
                 // Who is denied what everybody may read wanted to write.
-                Rule::ReadOnly { host, .. } => {
+                PathAccess::ReadOnly { host, .. } => {
                     self.code != NOT_EXECUTABLE && host.as_deref().is_none_or(everybody_may_read)
                 }
-                Rule::Open | Rule::Held | Rule::Kernel => false,
+                PathAccess::Open | PathAccess::Held | PathAccess::Kernel => false,
             },
             // From inside, what is not shown cannot be told from what does not exist. Nor is it told here: what counts is where it would be.
             Word::Missing => {
-                rule == Rule::Outside && KEPT_BACK.iter().any(|folder| Path::new(complaint.path).starts_with(folder))
+                access_to == PathAccess::Outside
+                    && KEPT_BACK.iter().any(|folder| Path::new(complaint.path).starts_with(folder))
             }
             Word::NoProgram => false,
         };
-        let reason = is_refused.then(|| self.reason(&rule, &path))??;
+        let reason = is_refused.then(|| self.reason(&access_to, &path))??;
         let path =
             path.strip_prefix(self.workspace).ok().filter(|inner| !inner.as_os_str().is_empty()).unwrap_or(&path);
         Some(Breach::Filesystem { path: shown(&path.to_string_lossy()), reason: reason.into() })
     }
 
     /// Returns why the plan refuses a path.
-    fn reason(&self, rule_of_path: &Rule, path: &Path) -> Option<&'static str> {
-        let is_mounted = |rule: &Rule| matches!(rule, Rule::ReadOnly { why: ReadOnly::Mounted, .. });
-        let is_of_workspace = is_mounted(rule_of_path) && path.starts_with(self.workspace);
-        if is_of_workspace && is_mounted(&rule(self.steps, self.workspace)) {
+    fn reason(&self, access: &PathAccess, path: &Path) -> Option<&'static str> {
+        let is_mounted =
+            |access_to: &PathAccess| matches!(access_to, PathAccess::ReadOnly { why: ReadOnly::Mounted, .. });
+        let is_of_workspace = is_mounted(access) && path.starts_with(self.workspace);
+        if is_of_workspace && is_mounted(&access_to(self.steps, self.workspace)) {
             return Some(Breach::WORKSPACE_IS_READ_ONLY);
         }
-        reason(rule_of_path)
+        reason(access)
     }
 
     /// Returns the breach of a command that did not find a program, if the host has it and the sandbox does not show it.
@@ -178,30 +183,31 @@ impl Place<'_> {
         let found = on_host(name, self.search)?;
         let real = found.canonicalize().unwrap_or_else(|_| found.clone());
         // A private folder of the sandbox may be where the host has the program.
-        let is_shown = |path: &Path| rule(self.steps, path) != Rule::Hidden && host(self.steps, path).is_some();
+        let is_shown =
+            |path: &Path| access_to(self.steps, path) != PathAccess::Hidden && host(self.steps, path).is_some();
         let path = [found, real].into_iter().find(|path| !is_shown(path))?;
         Some(Breach::Filesystem { path: shown(&path.to_string_lossy()), reason: NOT_SHOWN.into() })
     }
 }
 
-fn reason(rule: &Rule) -> Option<&'static str> {
-    Some(match rule {
-        Rule::Open => return None,
-        Rule::Held => "what is hidden or protected is in it, so it can be neither moved nor removed",
-        Rule::ReadOnly { why: ReadOnly::System, .. } => {
+fn reason(access_to: &PathAccess) -> Option<&'static str> {
+    Some(match access_to {
+        PathAccess::Open => return None,
+        PathAccess::Held => "what is hidden or protected is in it, so it can be neither moved nor removed",
+        PathAccess::ReadOnly { why: ReadOnly::System, .. } => {
             "it is read-only in a sandbox, as all of the system is; write to the workspace or to `/tmp`"
         }
-        Rule::ReadOnly { why: ReadOnly::Mounted, .. } => {
+        PathAccess::ReadOnly { why: ReadOnly::Mounted, .. } => {
             "it is mounted read-only; `sandbox.mounts` is where an operator makes it writable"
         }
-        Rule::ReadOnly { why: ReadOnly::Protected, .. } => {
+        PathAccess::ReadOnly { why: ReadOnly::Protected, .. } => {
             "it is protected, since programs outside obey it; it can be changed only outside of the sandbox"
         }
-        Rule::Hidden => {
+        PathAccess::Hidden => {
             "it is hidden, as secrets and the executor's own files are; `sandbox.shown` is where an operator shows a secret"
         }
-        Rule::Kernel => "it is the kernel's, and read-only in a sandbox",
-        Rule::Outside => "it is not in the sandbox; `sandbox.mounts` is where an operator brings it in",
+        PathAccess::Kernel => "it is the kernel's, and read-only in a sandbox",
+        PathAccess::Outside => "it is not in the sandbox; `sandbox.mounts` is where an operator brings it in",
     })
 }
 

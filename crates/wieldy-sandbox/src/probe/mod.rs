@@ -155,7 +155,7 @@ pub enum ProbeState {
 pub async fn probe(options: &ProbeOptions) -> Report {
     let native = Native::new(NativeOptions { warm_sandboxes: 0, ..options.native.clone() });
     // First, as long as no sandbox holds anything in the workspace.
-    let plan = native.draw(&options.confinement);
+    let plan = native.plan(&options.confinement);
     let workspace = options.confinement.workspace.clone();
     let features = tokio::task::spawn_blocking(move || kernel::features(&workspace)).await.unwrap_or_default();
     let levels = levels::levels(options, &native, &features).await;

@@ -26,8 +26,8 @@ use crate::supervise::tree::Tree;
 use crate::sys;
 use crate::view::identity::{self, Identity};
 use crate::view::mounts;
-use crate::view::placeholders::HeldPlace;
-use crate::view::placeholders::{Held, Marked, is_marked};
+use crate::view::placeholders::Placeholder;
+use crate::view::placeholders::{Marked, Placeholders, is_marked};
 use crate::view::plan::Step;
 
 /// The name that a program is started by to become a fork server.
@@ -47,7 +47,7 @@ struct ForkServer {
     executor: OwnedFd,
     parent: Option<Pid>,
     tree: Tree,
-    held: Held,
+    held: Placeholders,
     /// Places that nobody needs any more, and until when they are held, the next one first.
     lingering: VecDeque<(Instant, PathBuf)>,
     /// The filter of system calls for all sandboxes, once the first is made.
@@ -83,7 +83,7 @@ impl ForkServer {
             executor,
             parent: process::getppid(),
             tree,
-            held: Held::default(),
+            held: Placeholders::default(),
             lingering: VecDeque::new(),
             filter: None,
             children: HashMap::new(),
@@ -97,7 +97,7 @@ impl ForkServer {
         // Killed are those that we made; of a sandbox's init that is enough. The rest follows, as it becomes ours.
         self.tree.kill();
         for (_, path) in std::mem::take(&mut self.lingering) {
-            self.held.let_go(&path);
+            self.held.release(&path);
         }
         let lost = std::mem::take(&mut self.lost).into_values().flatten().collect();
         let lost = Belongings { groups: lost, held: Vec::new() };
@@ -120,7 +120,7 @@ impl ForkServer {
         loop {
             self.settling.retain(|(child, _)| self.children.contains_key(child));
             while let Some((_, path)) = self.lingering.pop_front_if(|(until, _)| *until <= Instant::now()) {
-                self.held.let_go(&path);
+                self.held.release(&path);
             }
             let lingering = self.lingering.front().map(|(until, _)| *until);
             let mut polled = [
@@ -174,7 +174,7 @@ impl ForkServer {
                 if let Some(belongings) = Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid)) {
                     let resting = belongings.held.extract_if(.., |path| places.contains(path)).collect::<Vec<_>>();
                     // Children before their parents.
-                    resting.iter().rev().for_each(|path| self.held.let_go(path));
+                    resting.iter().rev().for_each(|path| self.held.release(path));
                 }
                 let _ = protocol::send(&socket, &ForkServerReport { error: None }, &[]);
             }
@@ -214,7 +214,7 @@ impl ForkServer {
     fn wake(
         &mut self,
         child: i32,
-        placeholders: Vec<HeldPlace>,
+        placeholders: Vec<Placeholder>,
         namespace: Option<OwnedFd>,
         steps: &[Step],
     ) -> io::Result<()> {
@@ -228,7 +228,7 @@ impl ForkServer {
         self.held.hold(&theirs, &missing, &mut belongings.held)?;
         match sys::fork(0)? {
             None => {
-                let entered = sys::enter_mounts(&namespace).and_then(|()| mounts::cover_again(steps));
+                let entered = sys::enter_mounts(&namespace).and_then(|()| mounts::mask_again(steps));
                 sys::exit_now(entered.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0))
             }
             Some(pid) => {
@@ -375,13 +375,13 @@ struct Belongings {
 }
 
 impl Belongings {
-    fn remove(self, held: &mut Held) {
+    fn remove(self, held: &mut Placeholders) {
         for group in &self.groups {
             remove_group(group);
         }
         // Children before their parents.
         for path in self.held.iter().rev() {
-            held.let_go(path);
+            held.release(path);
         }
     }
 }

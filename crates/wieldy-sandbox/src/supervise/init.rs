@@ -32,7 +32,7 @@ use crate::supervise::tree::Tree;
 use crate::sys;
 use crate::view::identity::Identity;
 use crate::view::mounts;
-use crate::view::mounts::Site;
+use crate::view::mounts::NewRoot;
 use crate::view::plan::{self, Step};
 
 /// All that a new sandbox begins with.
@@ -49,7 +49,7 @@ type Failure = (String, io::Error);
 
 /// What is done before anybody knows what the sandbox will show.
 struct Prepared {
-    site: Site,
+    root: NewRoot,
     rules: Rules,
     ready: Ready,
 }
@@ -112,8 +112,8 @@ impl Init {
         self.identity.assume().map_err(doing("becoming the sandbox's user"))?;
         // Once more, since a change of user undoes it.
         fork_server::parted().map_err(doing("tying the sandbox to its fork server"))?;
-        let site = Site::begin(steps).map_err(doing("moving to the new root"))?;
-        site.add(steps, sources)?;
+        let root = NewRoot::begin(steps).map_err(doing("moving to the new root"))?;
+        root.add(steps, sources)?;
         let _ = rustix::system::sethostname(b"sandbox");
         if !self.open_network {
             sys::raise_loopback().map_err(doing("raising the loopback interface"))?;
@@ -135,13 +135,13 @@ impl Init {
             .ok_or_else(|| ("making a supervisor".into(), io::ErrorKind::InvalidData.into()))?;
         let sealed = || give_up_rights().and_then(|()| seccomp::install(&self.filter));
         ready.make_supervisor(first, sealed).map_err(doing("making a supervisor"))?;
-        Ok(Prepared { site, rules, ready })
+        Ok(Prepared { root, rules, ready })
     }
 
     /// Does the rest, and gives up the right to do anything of the kind again.
     fn build(&self, prepared: Prepared, order: &BuildOrder, beside: Vec<OwnedFd>) -> Result<Ready, Failure> {
-        let Prepared { site, mut rules, ready } = prepared;
-        site.finish(&order.steps, order.sources.iter().copied().zip(beside).collect())?;
+        let Prepared { root, mut rules, ready } = prepared;
+        root.finish(&order.steps, order.sources.iter().copied().zip(beside).collect())?;
         for path in plan::writable(&order.steps) {
             rules.grant(&path, Access::ReadWrite).map_err(doing_rules)?;
         }

@@ -15,7 +15,7 @@ use rustix::process::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::view::placeholders::HeldPlace;
+use crate::view::placeholders::Placeholder;
 use crate::view::plan;
 
 /// What the executor tells its fork server.
@@ -31,11 +31,11 @@ pub(crate) enum ForkServerOrder {
     Owner { uid: u32, gid: u32 },
     /// Hold these places for this child, the missing ones by placeholders, and say so through the socket beside it. When the child is
     /// gone, let go of them, and remove its cgroups.
-    Keep { child: i32, protected: Vec<PathBuf>, placeholders: Vec<HeldPlace>, groups: Vec<PathBuf> },
+    Keep { child: i32, protected: Vec<PathBuf>, placeholders: Vec<Placeholder>, groups: Vec<PathBuf> },
     /// Let go of these placeholders of a child that is idle, and say so through the socket beside it.
     Rest { child: i32, places: Vec<PathBuf> },
     /// Hold these places for a child again, take the steps that cover them in its mount namespace, which comes beside the socket, and say so.
-    Wake { child: i32, placeholders: Vec<HeldPlace>, steps: Vec<plan::Step> },
+    Wake { child: i32, placeholders: Vec<Placeholder>, steps: Vec<plan::Step> },
     /// Kill this child, and close the socket beside it when it is gone, and with it everything that it left behind; but if `linger`, the
     /// places that were held for it only a little later, since the next one will most likely need them, too.
     Settle { child: i32, linger: bool },

@@ -6,22 +6,22 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use crate::view::placeholders::HeldPlace;
+use crate::view::placeholders::Placeholder;
 use crate::view::placeholders::host_view::{Stamp, is_long_ago, stamp_of};
 use crate::view::plan::{self, Step};
 
 /// What is hidden or protected, and which file it was: its device and number there.
-pub(crate) type Covered = (PathBuf, Option<(u64, u64)>);
+pub(crate) type MaskedPath = (PathBuf, Option<(u64, u64)>);
 
 /// What the steps hide or protect, and which file each is now.
-pub(crate) fn covered_by(steps: &[Step]) -> Vec<Covered> {
-    plan::covered(steps).into_iter().map(|path| (path.clone(), file_id(&path))).collect()
+pub(crate) fn masked_by(steps: &[Step]) -> Vec<MaskedPath> {
+    plan::masked(steps).into_iter().map(|path| (path.clone(), file_id(&path))).collect()
 }
 
 /// Whether everything is still the same on the machine. Where somebody has replaced a file by another, as editors do, what covered
 /// the old one is gone, and the new one lies open.
-pub(crate) fn are_the_same(covered: &[Covered]) -> bool {
-    covered.iter().all(|(path, id)| file_id(path) == *id)
+pub(crate) fn are_unchanged(masked: &[MaskedPath]) -> bool {
+    masked.iter().all(|(path, id)| file_id(path) == *id)
 }
 
 pub(crate) fn file_id(path: &Path) -> Option<(u64, u64)> {
@@ -30,16 +30,16 @@ pub(crate) fn file_id(path: &Path) -> Option<(u64, u64)> {
 }
 
 /// What is hidden or protected, and which file each was.
-pub(crate) struct Covers {
-    all: Vec<Covered>,
+pub(crate) struct Masked {
+    all: Vec<MaskedPath>,
     /// The folders that these are in, each once.
     folders: Vec<PathBuf>,
     /// When the folders were last changed, as they were when everything was last the same; if no change after that can look the same.
     seen: Mutex<Option<Vec<Stamp>>>,
 }
 
-impl Covers {
-    pub(crate) fn new(all: Vec<Covered>) -> Self {
+impl Masked {
+    pub(crate) fn new(all: Vec<MaskedPath>) -> Self {
         let mut folders: Vec<_> = all.iter().filter_map(|(path, _)| path.parent().map(Path::to_owned)).collect();
         folders.sort_unstable();
         folders.dedup();
@@ -47,13 +47,13 @@ impl Covers {
     }
 
     /// Whether everything is still the same on the machine.
-    pub(crate) fn are_the_same(&self) -> bool {
+    pub(crate) fn are_unchanged(&self) -> bool {
         // Before the files: what is replaced meanwhile is found the next time.
         let now: Option<Vec<Stamp>> = self.folders.iter().map(|folder| folder_stamp(folder)).collect();
         if now.is_some() && *self.seen() == now {
             return true;
         }
-        let same = are_the_same(&self.all);
+        let same = are_unchanged(&self.all);
         let settled =
             |now: Vec<Stamp>| self.folders.iter().zip(now).map(|(folder, now)| settled(folder, now)).collect();
         *self.seen() = now.filter(|_| same).and_then(settled);
@@ -66,7 +66,7 @@ impl Covers {
     }
 
     /// Returns what is covered besides the placeholders, and these as the files that they are now; none of them while they are away.
-    pub(crate) fn with_placeholders(&self, placeholders: &[HeldPlace], are_there: bool) -> Self {
+    pub(crate) fn with_placeholders(&self, placeholders: &[Placeholder], are_there: bool) -> Self {
         let is_placeholder = |path: &Path| placeholders.iter().any(|held| held.path == path);
         let lasting = self.all.iter().filter(|(path, _)| !is_placeholder(path)).cloned();
         let there = placeholders.iter().filter(|_| are_there).map(|held| (held.path.clone(), file_id(&held.path)));
@@ -110,14 +110,14 @@ mod tests {
     use super::*;
 
     /// A world whose folders were all changed so long ago that this is known of them, with a look at what is covered.
-    fn covers(root: &Path, names: &[&str]) -> Covers {
-        let covers =
-            Covers::new(names.iter().map(|name| root.join(name)).map(|path| (path.clone(), file_id(&path))).collect());
-        while covers.seen().is_none() {
-            assert!(covers.are_the_same());
+    fn masked(root: &Path, names: &[&str]) -> Masked {
+        let masked =
+            Masked::new(names.iter().map(|name| root.join(name)).map(|path| (path.clone(), file_id(&path))).collect());
+        while masked.seen().is_none() {
+            assert!(masked.are_unchanged());
             std::thread::yield_now();
         }
-        covers
+        masked
     }
 
     fn replace(path: &Path) {
@@ -138,35 +138,35 @@ mod tests {
         }
         symlink("c", root.join("link")).unwrap();
         let names = ["one", "a/two", "a/b/three", "link/four", "c/missing"];
-        let all = covers(root, &names);
+        let all = masked(root, &names);
         let stamps = || all.seen().clone();
-        let (before, replaced) = (stamps(), Covers::replaced);
-        assert!(all.are_the_same());
+        let (before, replaced) = (stamps(), Masked::replaced);
+        assert!(all.are_unchanged());
         // What is in a file is its own business, and so is another file beside it once it is looked at.
         fs::write(root.join("one"), "changed").unwrap();
-        assert!(all.are_the_same() && stamps() == before);
+        assert!(all.are_unchanged() && stamps() == before);
         fs::write(root.join("a/beside"), "").unwrap();
-        assert!(all.are_the_same() && stamps().is_none());
+        assert!(all.are_unchanged() && stamps().is_none());
 
-        let one = covers(root, &["one"]);
+        let one = masked(root, &["one"]);
         replace(&root.join("one"));
-        assert_eq!((one.are_the_same(), replaced(&one)), (false, Some(root.join("one"))));
-        assert!(!one.are_the_same(), "nor is it forgotten");
+        assert_eq!((one.are_unchanged(), replaced(&one)), (false, Some(root.join("one"))));
+        assert!(!one.are_unchanged(), "nor is it forgotten");
 
         // A folder on the way, what a link on the way leads to, and what was not there.
-        let three = covers(root, &["a/b/three"]);
+        let three = masked(root, &["a/b/three"]);
         fs::rename(root.join("a/b"), root.join("a/old")).unwrap();
         fs::create_dir(root.join("a/b")).unwrap();
         fs::write(root.join("a/b/three"), "").unwrap();
-        assert!(!three.are_the_same());
-        let four = covers(root, &["link/four"]);
+        assert!(!three.are_unchanged());
+        let four = masked(root, &["link/four"]);
         replace(&root.join("c/four"));
-        assert!(!four.are_the_same());
-        let missing = covers(root, &["c/missing"]);
+        assert!(!four.are_unchanged());
+        let missing = masked(root, &["c/missing"]);
         fs::write(root.join("c/missing"), "").unwrap();
-        assert!(!missing.are_the_same());
+        assert!(!missing.are_unchanged());
         fs::remove_file(root.join("c/missing")).unwrap();
-        assert!(missing.are_the_same());
+        assert!(missing.are_unchanged());
     }
 
     #[test]
@@ -174,8 +174,8 @@ mod tests {
         let world = tempfile::tempdir().unwrap();
         let path = world.path().join("one");
         fs::write(&path, "").unwrap();
-        let one = Covers::new(vec![(path.clone(), file_id(&path))]);
-        assert!(one.are_the_same());
+        let one = Masked::new(vec![(path.clone(), file_id(&path))]);
+        assert!(one.are_unchanged());
         assert_eq!(*one.seen(), None);
     }
 

@@ -20,7 +20,7 @@ use crate::view::plan::{Kind, Room, Step};
 
 /// Where the new root stands before we move there. What is in that folder of the old one is only covered, and nobody needs it: nothing of
 /// it may ever be shown.
-const SITE: &str = "/proc";
+const NEW_ROOT: &str = "/proc";
 /// A file system in the new root with the files that we make, to be shown elsewhere, and two folders that others are mounted on. It is
 /// gone before the sandbox is ready. Nobody else may have anything mounted in `/dev`.
 const WORKSHOP: &str = "/dev/workshop";
@@ -76,7 +76,7 @@ fn open_sources_in(machine: &Path, steps: &[Step], mut binds: HashMap<usize, Own
 }
 
 /// The new root while it is being built.
-pub(crate) struct Site {
+pub(crate) struct NewRoot {
     mount: OwnedFd,
     root: OwnedFd,
     files_made: Cell<u32>,
@@ -84,7 +84,7 @@ pub(crate) struct Site {
 
 const READ_ONLY: MountChange<'static> = MountChange { read_only: true, owners: None };
 
-impl Site {
+impl NewRoot {
     /// Moves to an empty root, from which the old one can still be seen. Of the steps that will follow, only those that say how large
     /// something is are looked at.
     pub(crate) fn begin(steps: &[Step]) -> io::Result<Self> {
@@ -92,8 +92,8 @@ impl Site {
         let root_room = steps.iter().find_map(Step::room).ok_or_else(no_room)?;
         let private_room = private_room(steps).ok_or_else(no_room)?;
         let mount = memory(root_room, 0o755)?;
-        attach(&mount, SITE)?;
-        rustix::process::chdir(SITE)?;
+        attach(&mount, NEW_ROOT)?;
+        rustix::process::chdir(NEW_ROOT)?;
         let inner = |path: &'static str| path.trim_start_matches('/');
         fs::create_dir(inner("/dev"))?;
         fs::set_permissions(inner("/dev"), fs::Permissions::from_mode(0o755))?;
@@ -136,7 +136,7 @@ impl Site {
                 self.make_folder(path.parent().unwrap_or(path), 0o755)?;
                 symlink(target, path)
             }
-            Step::File { path, content } => self.cover_with_file(path, content, 0o444),
+            Step::File { path, content } => self.show_file(path, content, 0o444),
             // It is there from the beginning.
             Step::Tmpfs { path, .. } if path == Path::new("/") => Ok(()),
             Step::Tmpfs { path, mode, .. } => {
@@ -202,7 +202,7 @@ impl Site {
     }
 
     /// Shows a file of our own making at a path.
-    fn cover_with_file(&self, path: &Path, content: &str, mode: u32) -> io::Result<()> {
+    fn show_file(&self, path: &Path, content: &str, mode: u32) -> io::Result<()> {
         let number = self.files_made.replace(self.files_made.get() + 1);
         let file = Path::new(WORKSHOP).join(number.to_string());
         write_file(&file, content, mode)?;
@@ -252,7 +252,7 @@ impl Site {
 
 /// Takes steps once more that cover places which were made anew, in the mount namespace that this process has entered. Covers that are
 /// still there stay.
-pub(crate) fn cover_again(steps: &[Step]) -> io::Result<()> {
+pub(crate) fn mask_again(steps: &[Step]) -> io::Result<()> {
     let root = open_folder("/")?;
     for step in steps {
         let place = open_below(&root, step.path())?;

@@ -8,7 +8,7 @@ use crate::view::system_paths::SYSTEM;
 
 /// What is done with a path of the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Rule {
+pub(crate) enum PathAccess {
     /// Nothing: who may read and write there is a matter of permissions.
     Open,
     /// Something that stays where it is lies below.
@@ -32,13 +32,14 @@ pub(crate) enum ReadOnly {
 }
 
 /// What the plan of these steps does with a path, which need not exist.
-pub(crate) fn rule(steps: &[Step], path: &Path) -> Rule {
+pub(crate) fn access_to(steps: &[Step], path: &Path) -> PathAccess {
     let mut path = without_dots(path);
     for _ in 0..LINKS_MAX {
         // The root itself is sealed in the end, and folders are only there for what is in them.
-        let covers = |step: &&Step| !matches!(step, Step::Folder { .. } | Step::Seal) && path.starts_with(step.path());
-        let Some(step) = steps.iter().rev().find(covers) else { return Rule::Outside };
-        let read_only = |why| Rule::ReadOnly { why, host: host(steps, &path) };
+        let contains =
+            |step: &&Step| !matches!(step, Step::Folder { .. } | Step::Seal) && path.starts_with(step.path());
+        let Some(step) = steps.iter().rev().find(contains) else { return PathAccess::Outside };
+        let read_only = |why| PathAccess::ReadOnly { why, host: host(steps, &path) };
         match step {
             Step::Link { path: link, target } => {
                 let rest = path.strip_prefix(link).unwrap_or(Path::new(""));
@@ -47,22 +48,22 @@ pub(crate) fn rule(steps: &[Step], path: &Path) -> Rule {
             Step::Tmpfs { path: top, .. } if top == Path::new("/") => {
                 // What the system does not have is no more outside than what it has.
                 let is_system = SYSTEM.iter().any(|system| path.starts_with(system));
-                return if is_system { read_only(ReadOnly::System) } else { Rule::Outside };
+                return if is_system { read_only(ReadOnly::System) } else { PathAccess::Outside };
             }
-            Step::Tmpfs { .. } => return Rule::Open,
+            Step::Tmpfs { .. } => return PathAccess::Open,
             Step::Bind { writable: true, .. } => {
                 let stays = |step: &Step| matches!(step, Step::Hide { .. } | Step::Protect { .. });
                 let is_around = |step: &Step| stays(step) && step.path().starts_with(&path);
-                return if steps.iter().any(is_around) { Rule::Held } else { Rule::Open };
+                return if steps.iter().any(is_around) { PathAccess::Held } else { PathAccess::Open };
             }
             Step::Bind { .. } if step.is_granted() => return read_only(ReadOnly::Mounted),
             Step::Bind { .. } => return read_only(ReadOnly::System),
-            Step::File { .. } => return Rule::ReadOnly { why: ReadOnly::System, host: None },
+            Step::File { .. } => return PathAccess::ReadOnly { why: ReadOnly::System, host: None },
             Step::Protect { .. } => return read_only(ReadOnly::Protected),
-            Step::Hide { .. } => return Rule::Hidden,
-            Step::Proc | Step::Dev => return Rule::Kernel,
-            Step::Folder { .. } | Step::Seal => return Rule::Outside,
+            Step::Hide { .. } => return PathAccess::Hidden,
+            Step::Proc | Step::Dev => return PathAccess::Kernel,
+            Step::Folder { .. } | Step::Seal => return PathAccess::Outside,
         }
     }
-    Rule::Open
+    PathAccess::Open
 }

@@ -25,14 +25,14 @@ use wieldy_core::secrets::{PLACEHOLDER_BYTES_MAX, PLACEHOLDER_MARK};
 
 /// A file with this content, or an empty folder, that was put somewhere on the machine for a sandbox's sake.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(crate) struct HeldPlace {
+pub(crate) struct Placeholder {
     pub(crate) path: PathBuf,
     pub(crate) content: Option<String>,
 }
 
 /// The places that are held now.
 #[derive(Default)]
-pub(crate) struct Held {
+pub(crate) struct Placeholders {
     places: HashMap<PathBuf, Place>,
 }
 
@@ -40,15 +40,15 @@ struct Place {
     sandboxes: usize,
     lock: Option<File>,
     /// What we have put there, if it was us.
-    made: Option<HeldPlace>,
+    made: Option<Placeholder>,
 }
 
-impl Held {
+impl Placeholders {
     /// Holds everything that a sandbox needs, adding the paths to `paths`, parents first.
     pub(crate) fn hold(
         &mut self,
         protected: &[PathBuf],
-        placeholders: &[HeldPlace],
+        placeholders: &[Placeholder],
         paths: &mut Vec<PathBuf>,
     ) -> io::Result<()> {
         let protected = protected.iter().map(|path| (path.as_path(), None));
@@ -62,7 +62,7 @@ impl Held {
         Ok(())
     }
 
-    fn hold_one(&mut self, path: &Path, missing: Option<&HeldPlace>) -> io::Result<()> {
+    fn hold_one(&mut self, path: &Path, missing: Option<&Placeholder>) -> io::Result<()> {
         let (lock, made) = match self.places.get_mut(path) {
             Some(Place { lock, made, .. }) if lock.as_ref().is_some_and(|lock| is_at(lock, path)) => {
                 (lock.take(), made.take())
@@ -76,7 +76,7 @@ impl Held {
     }
 
     /// Lets go of a place for one sandbox. What nobody needs is taken away if it is still as it was made.
-    pub(crate) fn let_go(&mut self, path: &Path) {
+    pub(crate) fn release(&mut self, path: &Path) {
         let Some(place) = self.places.get_mut(path) else { return };
         place.sandboxes = place.sandboxes.saturating_sub(1);
         if place.sandboxes > 0 {
@@ -92,7 +92,7 @@ impl Held {
 
 /// Makes a place where it is missing, and takes a lock on it; also says what was made there, by us or by another executor. What cannot be
 /// read has no lock: nobody but its owner removes it.
-fn lock(path: &Path, missing: Option<&HeldPlace>) -> io::Result<(Option<File>, Option<HeldPlace>)> {
+fn lock(path: &Path, missing: Option<&Placeholder>) -> io::Result<(Option<File>, Option<Placeholder>)> {
     // What was there before may be locked by a command, for as long as it likes. Nobody but its owner removes that.
     let attempts_max = if missing.is_some() { 100 } else { 3 };
     let mut is_ours = false;
@@ -122,13 +122,13 @@ fn lock(path: &Path, missing: Option<&HeldPlace>) -> io::Result<(Option<File>, O
 }
 
 /// Returns a marked placeholder as it was made, which may be another than this executor would make.
-fn as_found(file: &File, wanted: &HeldPlace) -> HeldPlace {
+fn as_found(file: &File, wanted: &Placeholder) -> Placeholder {
     let is_folder = file.metadata().is_ok_and(|found| found.is_dir());
     let content = (!is_folder).then(|| {
         let made = mark(&wanted.path).and_then(|content| String::from_utf8(content).ok());
         made.or_else(|| wanted.content.clone()).unwrap_or_default()
     });
-    HeldPlace { path: wanted.path.clone(), content }
+    Placeholder { path: wanted.path.clone(), content }
 }
 
 /// Whether a path still leads to an open file.
@@ -139,7 +139,7 @@ fn is_at(file: &File, path: &Path) -> bool {
 }
 
 /// Makes a place, for the owner of the folder that it is in, unless something is there already; whether it did.
-pub(crate) fn make(place: &HeldPlace) -> io::Result<bool> {
+pub(crate) fn make(place: &Placeholder) -> io::Result<bool> {
     let (folder, name) = parent(&place.path)?;
     let made = match &place.content {
         None => rustix::fs::mkdirat(&folder, name, Mode::from_raw_mode(0o755)).inspect(|()| {
@@ -232,7 +232,7 @@ fn marked_by(read: Result<usize, Errno>) -> Marked {
     }
 }
 
-pub(crate) fn remove(place: &HeldPlace) -> io::Result<()> {
+pub(crate) fn remove(place: &Placeholder) -> io::Result<()> {
     let (folder, name) = parent(&place.path)?;
     let Some(content) = &place.content else {
         return Ok(rustix::fs::unlinkat(&folder, name, AtFlags::REMOVEDIR)?);

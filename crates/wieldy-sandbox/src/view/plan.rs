@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use wieldy_core::secrets::Held;
 
-use crate::view::placeholders::HeldPlace;
+use crate::view::placeholders::Placeholder;
 use crate::view::system_paths::SYSTEM;
 
 /// How a sandbox's file tree is put together.
@@ -19,7 +19,7 @@ pub(crate) struct Plan {
     pub(crate) steps: Vec<Step>,
     /// What to make on the host before the sandbox is built, parents first, so that there is something to mount on; to
     /// be removed afterwards, in the opposite order, where it is still as it was made.
-    pub(crate) placeholders: Vec<Placeholder>,
+    pub(crate) placeholders: Vec<PlannedPlaceholder>,
     /// Variables that belong to the tree.
     pub(crate) environment: Vec<(&'static str, String)>,
 }
@@ -107,7 +107,7 @@ pub(crate) enum Kind {
 
 /// Something on the host that is there only to be mounted on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Placeholder {
+pub(crate) struct PlannedPlaceholder {
     /// On the host.
     pub(crate) path: PathBuf,
     /// What to make.
@@ -328,29 +328,29 @@ pub(crate) fn left_after(taken: &[Step], steps: &[Step]) -> Vec<Step> {
 }
 
 /// What is hidden or protected, as paths of the host: a mount covers it, and goes when it is replaced there by another.
-pub(crate) fn covered(steps: &[Step]) -> Vec<PathBuf> {
-    let covers = steps.iter().filter(|step| matches!(step, Step::Hide { .. } | Step::Protect { .. }));
-    covers.filter_map(|step| host(steps, step.path())).collect()
+pub(crate) fn masked(steps: &[Step]) -> Vec<PathBuf> {
+    let masks = steps.iter().filter(|step| matches!(step, Step::Hide { .. } | Step::Protect { .. }));
+    masks.filter_map(|step| host(steps, step.path())).collect()
 }
 
 /// Returns the steps that cover placeholders. Nothing if one of them carries another mount, which could not be mounted again.
-pub(crate) fn covers_of(steps: &[Step], placeholders: &[HeldPlace]) -> Option<Vec<Step>> {
+pub(crate) fn masks_of(steps: &[Step], placeholders: &[Placeholder]) -> Option<Vec<Step>> {
     let is_placeholder = |path: &Path| placeholders.iter().any(|held| held.path == path);
-    let mut covers = Vec::new();
+    let mut masks = Vec::new();
     for (number, step) in steps.iter().enumerate() {
         match step {
-            Step::Bind { source, .. } if is_placeholder(source) => covers.push(step.clone()),
+            Step::Bind { source, .. } if is_placeholder(source) => masks.push(step.clone()),
             // The path behind it, without the step itself.
             Step::Bind { target, .. } if host(&steps[..number], target).is_some_and(|path| is_placeholder(&path)) => {
                 return None;
             }
             Step::Protect { path } if host(steps, path).is_some_and(|path| is_placeholder(&path)) => {
-                covers.push(step.clone());
+                masks.push(step.clone());
             }
             _ => {}
         }
     }
-    Some(covers)
+    Some(masks)
 }
 
 /// The path of the host that a path of the sandbox shows, if it does.
@@ -445,7 +445,7 @@ impl fmt::Display for Plan {
     /// One line for each step, then for each placeholder and variable, in columns.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let steps = self.steps.iter().map(|step| (step.word(), step.path().display().to_string(), step.detail()));
-        let placeholders = self.placeholders.iter().map(|Placeholder { path, held }| {
+        let placeholders = self.placeholders.iter().map(|PlannedPlaceholder { path, held }| {
             let detail = match held {
                 Held::Folder => "empty folder on the host".to_owned(),
                 Held::File(content) => format!("file of {} bytes on the host", content.len()),

@@ -2,7 +2,7 @@
 //! so is the plan.
 //!
 //! Whatever is made, replaced or removed changes the folder that it is in: of a folder that did not change, nothing is looked at again. What
-//! that does not tell is looked at each time: where links lead, whether held places are as they were made, and secrets in deeper folders.
+//! that does not tell is looked at each time: where links lead, whether placeholders are as they were made, and secrets in deeper folders.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -13,8 +13,8 @@ use wieldy_core::{Confinement, FileRules, Network, SandboxError};
 
 use crate::view::identity::Identity;
 use crate::view::masked::{folder_stamp, settled};
-use crate::view::placeholders::host_view::{Stamp, WithoutHeld};
-use crate::view::plan::{Entry, HostFacts, Look, Making, Placeholder, Plan, Room, Wanted, program_folders};
+use crate::view::placeholders::host_view::{HostWithoutPlaceholders, Stamp};
+use crate::view::plan::{Entry, HostFacts, Look, Making, Plan, PlannedPlaceholder, Room, Wanted, program_folders};
 use crate::view::planner::{Request, plan};
 
 /// How many plans are remembered.
@@ -34,57 +34,57 @@ pub(crate) struct OwnFolders {
 
 /// The plans that were made last, the newest at the end.
 #[derive(Default)]
-pub(crate) struct Plans {
-    known: Mutex<Vec<Known>>,
+pub(crate) struct PlanCache {
+    known: Mutex<Vec<CachedPlan>>,
 }
 
-impl Plans {
+impl PlanCache {
     /// The plan for a confinement, with nothing done yet.
-    pub(crate) fn draw(&self, confinement: &Confinement, own: &OwnFolders) -> Result<Plan, SandboxError> {
+    pub(crate) fn plan(&self, confinement: &Confinement, own: &OwnFolders) -> Result<Plan, SandboxError> {
         loop {
-            let (plan, recalled) = self.recall(confinement, own)?;
-            if self.still_hold(recalled) {
+            let (plan, unverified) = self.cached_or_new(confinement, own)?;
+            if self.is_still_right(unverified) {
                 return Ok(plan);
             }
         }
     }
 
     /// The plan that was made for the same before, about which nobody knows whether it still holds; or a new one.
-    pub(crate) fn recall(
+    pub(crate) fn cached_or_new(
         &self,
         confinement: &Confinement,
         own: &OwnFolders,
-    ) -> Result<(Plan, Option<Recalled>), SandboxError> {
+    ) -> Result<(Plan, Option<Unverified>), SandboxError> {
         let asked = Asked::of(confinement)?;
         let known = {
             let mut all = self.known();
             all.iter().position(|known| known.asked == asked).map(|at| all.remove(at))
         };
         if let Some(known) = known {
-            return Ok((known.plan.clone(), Some(Recalled(known))));
+            return Ok((known.plan.clone(), Some(Unverified(known))));
         }
         let look = asked.look();
-        let noting = Noting { look: &look, noted: RefCell::default() };
+        let noting = Observing { look: &look, observed: RefCell::default() };
         let plan = asked.plan(&noting, own)?;
-        let mut noted = noting.noted.into_inner();
-        noted.will_hold(&plan);
+        let mut observed = noting.observed.into_inner();
+        observed.will_be_placeholders(&plan);
         drop(look);
-        self.remember(Known { asked, noted, plan: plan.clone() });
+        self.remember(CachedPlan { asked, observed, plan: plan.clone() });
         Ok((plan, None))
     }
 
     /// Whether a plan is right that was recalled, which is forgotten otherwise; a new one is.
-    pub(crate) fn still_hold(&self, recalled: Option<Recalled>) -> bool {
-        let Some(Recalled(mut known)) = recalled else { return true };
+    pub(crate) fn is_still_right(&self, unverified: Option<Unverified>) -> bool {
+        let Some(Unverified(mut known)) = unverified else { return true };
         // While it is taken out, so that nobody waits for the disk while others plan.
-        let holds = known.noted.still_holds(&known.asked.look());
+        let holds = known.observed.is_still_right(&known.asked.look());
         if holds {
             self.remember(known);
         }
         holds
     }
 
-    fn remember(&self, known: Known) {
+    fn remember(&self, known: CachedPlan) {
         let mut all = self.known();
         all.retain(|other| other.asked != known.asked);
         if all.len() >= KNOWN_MAX {
@@ -93,13 +93,13 @@ impl Plans {
         all.push(known);
     }
 
-    fn known(&self) -> MutexGuard<'_, Vec<Known>> {
+    fn known(&self) -> MutexGuard<'_, Vec<CachedPlan>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A plan that was made before, and may not hold any more.
-pub(crate) struct Recalled(Known);
+pub(crate) struct Unverified(CachedPlan);
 
 /// What a plan is made for, as far as it differs from call to call.
 #[derive(Clone, PartialEq, Eq)]
@@ -116,9 +116,9 @@ impl Asked {
         Ok(Self { workspace, rules: Arc::clone(&confinement.files), network: confinement.network.clone(), room })
     }
 
-    fn look(&self) -> WithoutHeld<'_> {
+    fn look(&self) -> HostWithoutPlaceholders<'_> {
         let writable = self.rules.mounts.iter().filter(|mount| mount.writable).map(|mount| mount.source.as_path());
-        WithoutHeld { roots: writable.chain([self.workspace.as_path()]).collect() }
+        HostWithoutPlaceholders { roots: writable.chain([self.workspace.as_path()]).collect() }
     }
 
     fn plan(&self, look: &dyn Look, own: &OwnFolders) -> Result<Plan, SandboxError> {
@@ -147,15 +147,15 @@ fn creation(reason: String) -> SandboxError {
 }
 
 /// A plan, and what it was made from.
-struct Known {
+struct CachedPlan {
     asked: Asked,
-    noted: Noted,
+    observed: Observed,
     plan: Plan,
 }
 
 /// What was looked at for a plan.
 #[derive(Default)]
-struct Noted {
+struct Observed {
     folders: HashMap<PathBuf, Folder>,
     /// What can change without its folder.
     unsure: Vec<(PathBuf, Option<Entry>)>,
@@ -175,19 +175,19 @@ struct Folder {
     seen: Option<Stamp>,
 }
 
-impl Noted {
+impl Observed {
     /// Whether everything is as it was.
-    fn still_holds(&mut self, look: &dyn Look) -> bool {
+    fn is_still_right(&mut self, look: &dyn Look) -> bool {
         let Self { folders, unsure, deep, making } = self;
-        folders.iter_mut().all(|(path, folder)| folder.still_holds(path, look))
+        folders.iter_mut().all(|(path, folder)| folder.is_still_right(path, look))
             && unsure.iter().all(|(path, entry)| look.entry(path) == *entry)
             && deep.iter().all(|(workspace, found)| look.deep_secrets(workspace) == *found)
             && making.iter().all(|(folder, found)| look.making(folder) == *found)
     }
 
     /// Takes note of what is about to be held where something was missing: it can change without its folder.
-    fn will_hold(&mut self, plan: &Plan) {
-        for Placeholder { path, .. } in &plan.placeholders {
+    fn will_be_placeholders(&mut self, plan: &Plan) {
+        for PlannedPlaceholder { path, .. } in &plan.placeholders {
             if let Some(folder) = path.parent().and_then(|folder| self.folders.get_mut(folder)) {
                 self.unsure.extend(folder.entries.extract_if(.., |(entry, _)| entry == path));
             }
@@ -196,7 +196,7 @@ impl Noted {
 }
 
 impl Folder {
-    fn still_holds(&mut self, path: &Path, look: &dyn Look) -> bool {
+    fn is_still_right(&mut self, path: &Path, look: &dyn Look) -> bool {
         // Before what is in it: a change meanwhile is found the next time.
         let Some(now) = folder_stamp(path) else { return self.is_missing() };
         if self.seen == Some(now) {
@@ -222,34 +222,34 @@ fn is_there(path: &Path) -> bool {
 }
 
 /// Takes note of what is looked at.
-struct Noting<'a> {
-    look: &'a WithoutHeld<'a>,
-    noted: RefCell<Noted>,
+struct Observing<'a> {
+    look: &'a HostWithoutPlaceholders<'a>,
+    observed: RefCell<Observed>,
 }
 
-impl Look for Noting<'_> {
+impl Look for Observing<'_> {
     fn entry(&self, path: &Path) -> Option<Entry> {
         let entry = self.look.entry(path);
         let is_held = entry.is_none() && is_there(path);
-        let noted = (path.to_owned(), entry.clone());
+        let observed = (path.to_owned(), entry.clone());
         match path.parent() {
             Some(folder) if !is_held && !matches!(entry, Some(Entry::Link { .. })) => {
-                self.noted.borrow_mut().folders.entry(folder.to_owned()).or_default().entries.push(noted);
+                self.observed.borrow_mut().folders.entry(folder.to_owned()).or_default().entries.push(observed);
             }
-            _ => self.noted.borrow_mut().unsure.push(noted),
+            _ => self.observed.borrow_mut().unsure.push(observed),
         }
         entry
     }
 
     fn names(&self, folder: &Path, wanted: Wanted) -> Vec<String> {
         let names = self.look.names(folder, wanted);
-        self.noted.borrow_mut().folders.entry(folder.to_owned()).or_default().names.push((wanted, names.clone()));
+        self.observed.borrow_mut().folders.entry(folder.to_owned()).or_default().names.push((wanted, names.clone()));
         names
     }
 
     fn deep_secrets(&self, workspace: &Path) -> Vec<PathBuf> {
         let found = self.look.deep_secrets(workspace);
-        self.noted.borrow_mut().deep.push((workspace.to_owned(), found.clone()));
+        self.observed.borrow_mut().deep.push((workspace.to_owned(), found.clone()));
         found
     }
 
@@ -260,7 +260,7 @@ impl Look for Noting<'_> {
 
     fn making(&self, folder: &Path) -> Making {
         let found = self.look.making(folder);
-        self.noted.borrow_mut().making.push((folder.to_owned(), found));
+        self.observed.borrow_mut().making.push((folder.to_owned(), found));
         found
     }
 }
@@ -275,13 +275,13 @@ mod tests {
     use wieldy_core::{Mount, Place, ResourceLimits};
 
     use super::*;
-    use crate::view::placeholders::host_view::to_hold;
+    use crate::view::placeholders::host_view::placeholders_for;
     use crate::view::placeholders::make;
-    use crate::view::plan::Placeholder;
+    use crate::view::plan::PlannedPlaceholder;
 
     struct World {
         root: tempfile::TempDir,
-        plans: Plans,
+        plan_cache: PlanCache,
         options: OwnFolders,
     }
 
@@ -294,7 +294,7 @@ mod tests {
             }
             symlink(".real", root.path().join("home/.ssh")).unwrap();
             let options = OwnFolders { home: Some(root.path().join("home")), ..OwnFolders::default() };
-            Self { root, plans: Plans::default(), options }
+            Self { root, plan_cache: PlanCache::default(), options }
         }
 
         fn at(&self, name: &str) -> PathBuf {
@@ -317,16 +317,16 @@ mod tests {
         /// The plan, as it is known or made, which is what somebody would plan who knows none.
         fn plan(&self) -> Plan {
             let confinement = self.confinement(1);
-            let plan = self.plans.draw(&confinement, &self.options).unwrap();
-            assert_eq!(plan, Plans::default().draw(&confinement, &self.options).unwrap());
+            let plan = self.plan_cache.plan(&confinement, &self.options).unwrap();
+            assert_eq!(plan, PlanCache::default().plan(&confinement, &self.options).unwrap());
             plan
         }
 
         /// Plans until no folder of its own needs to be looked into again.
         fn settle(&self) -> Plan {
             let is_settled = || {
-                let known = self.plans.known.lock().unwrap();
-                let folders = || known.iter().flat_map(|known| &known.noted.folders);
+                let known = self.plan_cache.known.lock().unwrap();
+                let folders = || known.iter().flat_map(|known| &known.observed.folders);
                 let own = folders().filter(|(path, _)| path.starts_with(self.at("")) && path.exists());
                 own.clone().count() > 0 && own.clone().all(|(_, folder)| folder.seen.is_some())
             };
@@ -341,7 +341,7 @@ mod tests {
 
         /// Puts there what the plan needs, as the fork server does.
         fn hold(&self, plan: &Plan) {
-            for place in to_hold(plan.placeholders.clone()) {
+            for place in placeholders_for(plan.placeholders.clone()) {
                 assert!(make(&place).unwrap());
             }
         }
@@ -386,45 +386,45 @@ mod tests {
     #[test]
     fn a_plan_does_not_hold_once_what_was_missing_is_held() {
         let world = World::new();
-        let place = Placeholder { path: world.at("workspace/deep/place"), held: Held::Folder };
+        let place = PlannedPlaceholder { path: world.at("workspace/deep/place"), held: Held::Folder };
         let asked = Asked::of(&world.confinement(1)).unwrap();
         let look = asked.look();
-        let noted = || {
-            let noting = Noting { look: &look, noted: RefCell::default() };
+        let observed = || {
+            let noting = Observing { look: &look, observed: RefCell::default() };
             assert_eq!(noting.entry(&place.path), None);
-            noting.noted.into_inner()
+            noting.observed.into_inner()
         };
-        let mut missing = noted();
-        assert!(missing.still_holds(&look));
-        assert!(make(&to_hold(vec![place.clone()])[0]).unwrap());
-        assert!(!missing.still_holds(&look), "what is put into it would not be noticed");
-        let mut held = noted();
-        assert!(held.still_holds(&look));
+        let mut missing = observed();
+        assert!(missing.is_still_right(&look));
+        assert!(make(&placeholders_for(vec![place.clone()])[0]).unwrap());
+        assert!(!missing.is_still_right(&look), "what is put into it would not be noticed");
+        let mut held = observed();
+        assert!(held.is_still_right(&look));
         fs::write(place.path.join("own"), "").unwrap();
-        assert!(!held.still_holds(&look));
+        assert!(!held.is_still_right(&look));
     }
 
     #[test]
     fn a_plan_that_was_recalled_is_remembered_only_where_it_holds() {
         let world = World::new();
         let confinement = world.confinement(1);
-        let recall = || world.plans.recall(&confinement, &world.options).unwrap();
-        let (first, recalled) = recall();
-        assert!(recalled.is_none() && world.plans.still_hold(None));
+        let cached_or_new = || world.plan_cache.cached_or_new(&confinement, &world.options).unwrap();
+        let (first, unverified) = cached_or_new();
+        assert!(unverified.is_none() && world.plan_cache.is_still_right(None));
         // What is held for it changes nothing, as it is known that it will be.
         world.hold(&first);
-        let (same, recalled) = recall();
+        let (same, unverified) = cached_or_new();
         assert_eq!(same, first);
-        assert!(recalled.is_some() && world.plans.still_hold(recalled));
+        assert!(unverified.is_some() && world.plan_cache.is_still_right(unverified));
         // Nor does what makes no difference.
         fs::write(world.at("workspace/notes"), "").unwrap();
-        assert!(world.plans.still_hold(recall().1));
+        assert!(world.plan_cache.is_still_right(cached_or_new().1));
         fs::write(world.at("workspace/.env"), "").unwrap();
-        let (outdated, recalled) = recall();
+        let (outdated, unverified) = cached_or_new();
         assert_eq!(outdated, first, "nobody has looked yet");
-        assert!(!world.plans.still_hold(recalled));
-        let (second, recalled) = recall();
-        assert!(second != first && recalled.is_none());
+        assert!(!world.plan_cache.is_still_right(unverified));
+        let (second, unverified) = cached_or_new();
+        assert!(second != first && unverified.is_none());
         assert_eq!(second, world.plan());
     }
 
@@ -436,27 +436,27 @@ mod tests {
         symlink(&elsewhere, &link).unwrap();
         let asked = Asked::of(&world.confinement(1)).unwrap();
         let look = asked.look();
-        let noting = Noting { look: &look, noted: RefCell::default() };
+        let noting = Observing { look: &look, observed: RefCell::default() };
         assert_eq!(
             noting.entry(&link),
             Some(Entry::Link { target: elsewhere.clone(), resolved: world.at("home/.other") })
         );
-        let mut noted = noting.noted.into_inner();
-        while noted.folders.values().any(|folder| folder.seen.is_none()) {
-            assert!(noted.still_holds(&look));
+        let mut observed = noting.observed.into_inner();
+        while observed.folders.values().any(|folder| folder.seen.is_none()) {
+            assert!(observed.is_still_right(&look));
         }
         fs::remove_file(&elsewhere).unwrap();
         symlink("../../workspace", &elsewhere).unwrap();
-        assert!(!noted.still_holds(&look));
+        assert!(!observed.is_still_right(&look));
     }
 
     #[test]
     fn what_is_asked_for_otherwise_is_another_plan_and_there_are_not_many() {
         let world = World::new();
-        let draw = |bytes| world.plans.draw(&world.confinement(bytes), &world.options).unwrap();
-        let all: Vec<Plan> = (1..20).map(draw).collect();
+        let plan = |bytes| world.plan_cache.plan(&world.confinement(bytes), &world.options).unwrap();
+        let all: Vec<Plan> = (1..20).map(plan).collect();
         assert!(all.windows(2).all(|pair| pair[0] != pair[1]));
-        assert_eq!((1..20).rev().map(draw).collect::<Vec<_>>(), all.into_iter().rev().collect::<Vec<_>>());
-        assert_eq!(world.plans.known.lock().unwrap().len(), KNOWN_MAX);
+        assert_eq!((1..20).rev().map(plan).collect::<Vec<_>>(), all.into_iter().rev().collect::<Vec<_>>());
+        assert_eq!(world.plan_cache.known.lock().unwrap().len(), KNOWN_MAX);
     }
 }

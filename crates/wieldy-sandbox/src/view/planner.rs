@@ -12,7 +12,7 @@ use wieldy_core::secrets::{HIDDEN, Held, is_environment};
 use wieldy_core::{FileRules, Network};
 
 use crate::view::plan::{
-    Entry, HostFacts, Kind, Making, Placeholder, Plan, PlanError, Room, Step, Wanted, without_dots,
+    Entry, HostFacts, Kind, Making, Plan, PlanError, PlannedPlaceholder, Room, Step, Wanted, without_dots,
 };
 use crate::view::system_paths::{HIDDEN_IN_SYSTEM, KERNEL, SHARED, SYSTEM};
 
@@ -478,7 +478,7 @@ impl Planner<'_> {
             steps.push(step);
         }
         steps.push(Step::Seal);
-        let placeholders = self.held.into_iter().map(|(path, held)| Placeholder { path, held }).collect();
+        let placeholders = self.held.into_iter().map(|(path, held)| PlannedPlaceholder { path, held }).collect();
         Ok(Plan { steps, placeholders, environment: self.environment })
     }
 

@@ -60,33 +60,33 @@ fn seen(text: &str) -> Vec<String> {
 
 #[test]
 fn each_place_has_its_rule() {
-    let read_only = |why, host: Option<&str>| Rule::ReadOnly { why, host: host.map(PathBuf::from) };
+    let read_only = |why, host: Option<&str>| PathAccess::ReadOnly { why, host: host.map(PathBuf::from) };
     for (path, expected) in [
-        ("/", Rule::Outside),
-        ("/new", Rule::Outside),
-        ("/home/ada/x", Rule::Outside),
-        ("/var/lib/x", Rule::Outside),
-        ("/srv/other", Rule::Outside),
+        ("/", PathAccess::Outside),
+        ("/new", PathAccess::Outside),
+        ("/home/ada/x", PathAccess::Outside),
+        ("/var/lib/x", PathAccess::Outside),
+        ("/srv/other", PathAccess::Outside),
         ("/opt/x", read_only(ReadOnly::System, None)),
         ("/usr/x", read_only(ReadOnly::System, Some("/usr/x"))),
         ("/bin/x", read_only(ReadOnly::System, Some("/usr/bin/x"))),
         ("/etc/../usr", read_only(ReadOnly::System, Some("/usr"))),
         ("/etc/hosts", read_only(ReadOnly::System, None)),
         ("/srv/data/x", read_only(ReadOnly::Mounted, Some("/data/x"))),
-        ("/srv/data/out/x", Rule::Open),
-        ("/etc/shadow", Rule::Hidden),
-        ("/w/.env", Rule::Hidden),
+        ("/srv/data/out/x", PathAccess::Open),
+        ("/etc/shadow", PathAccess::Hidden),
+        ("/w/.env", PathAccess::Hidden),
         ("/w/.git/hooks/x", read_only(ReadOnly::Protected, Some("/w/.git/hooks/x"))),
-        ("/w/.git", Rule::Held),
-        ("/w/.git/index", Rule::Open),
-        ("/w/x", Rule::Open),
-        ("/home/agent/x", Rule::Open),
-        ("/run/git-templates/x", Rule::Open),
-        ("/var/run/x", Rule::Open),
-        ("/proc/1/x", Rule::Kernel),
-        ("/dev/x", Rule::Kernel),
+        ("/w/.git", PathAccess::Held),
+        ("/w/.git/index", PathAccess::Open),
+        ("/w/x", PathAccess::Open),
+        ("/home/agent/x", PathAccess::Open),
+        ("/run/git-templates/x", PathAccess::Open),
+        ("/var/run/x", PathAccess::Open),
+        ("/proc/1/x", PathAccess::Kernel),
+        ("/dev/x", PathAccess::Kernel),
     ] {
-        assert_eq!(rule(&steps(), Path::new(path)), expected, "{path}");
+        assert_eq!(access_to(&steps(), Path::new(path)), expected, "{path}");
     }
 }
 
@@ -273,8 +273,8 @@ proptest! {
             prop_assert!(code != 0);
             prop_assert!(path.len() < TAIL_BYTES && !path.chars().any(char::is_control), "{breach}");
             prop_assert!(!reason.is_empty());
-            let rule = rule(&steps(), &Path::new("/w").join(path));
-            prop_assert!(rule != Rule::Open, "{breach}");
+            let access_to = access_to(&steps(), &Path::new("/w").join(path));
+            prop_assert!(access_to != PathAccess::Open, "{breach}");
         }
         prop_assert!(heard(&[&said], Ended::Code(code)).len() <= BREACHES_MAX);
     }

@@ -233,9 +233,9 @@ fn prepare(order: &Prepare) -> io::Result<Workspace> {
     let steps = steps(order);
     let build = || {
         let sources = mounts::open_sources(&steps)?;
-        let site = mounts::Site::begin(&steps).map_err(|error| ("moving to the new root".to_owned(), error))?;
-        site.add(&steps, sources)?;
-        site.finish(&[], HashMap::new())
+        let root = mounts::NewRoot::begin(&steps).map_err(|error| ("moving to the new root".to_owned(), error))?;
+        root.add(&steps, sources)?;
+        root.finish(&[], HashMap::new())
     };
     build().map_err(|(what, error)| doing(&what, error))?;
     let folder = order.workspace.clone();

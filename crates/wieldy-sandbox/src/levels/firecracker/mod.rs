@@ -44,7 +44,7 @@ use crate::cgroup::Hierarchy;
 use crate::pool::{Books, Eviction, IdleLimits, Kept, kept_or_built, of_another_shape};
 use crate::state_dir::{self, Home};
 use crate::supervise::run::see_through;
-use crate::view::plan_cache::{OwnFolders, Plans};
+use crate::view::plan_cache::{OwnFolders, PlanCache};
 
 /// Where programs are looked for.
 const FOLDERS: [&str; 6] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"];
@@ -307,7 +307,7 @@ impl Shared {
     async fn build(&self, confinement: &Confinement, id: SandboxId) -> Result<Arc<Machine>, SandboxError> {
         let base = self.base.get_or_try_init(|| self.lay_base()).await?;
         let (home, state) = (self.options.home.clone(), Some(self.options.state.clone()));
-        let plan = Plans::default().draw(confinement, &OwnFolders { home, state })?;
+        let plan = PlanCache::default().plan(confinement, &OwnFolders { home, state })?;
         let made = SandboxRef { id, level: Level::Firecracker };
         let machine = Machine::start(made, confinement, &self.options, base, &plan).await?;
         self.tell(SandboxChange::Created(machine.made.clone()));

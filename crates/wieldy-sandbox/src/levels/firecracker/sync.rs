@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use wieldy_core::Breach;
 
-use self::files::{Aside, Content, covers, is_plain, leads_to, send_content};
+use self::files::{Aside, Content, contains, is_plain, leads_to, send_content};
 use super::frames::{self, Kind, invalid, shown};
 
 /// Deeper folders are not looked into.
@@ -124,7 +124,7 @@ impl Tree {
                 continue;
             }
             let path = if folder.is_empty() { name.to_owned() } else { format!("{folder}/{name}") };
-            if covers(&self.hidden, &path) || self.is_foreign(&opened, name) {
+            if contains(&self.hidden, &path) || self.is_foreign(&opened, name) {
                 continue;
             }
             let Some(stamp) = stamp(&opened, name)? else { continue };
@@ -488,10 +488,10 @@ impl Ours {
         let removed = total(&self.agreed).saturating_sub(total(&now)).max(0);
         self.growth = self.growth.saturating_sub(removed).max(self.growth.min(0));
         let why_not = |Entry { path, now: wanted }: &Entry| {
-            if covers(&self.tree.hidden, path) {
+            if contains(&self.tree.hidden, path) {
                 return Some("it is hidden from programs");
             }
-            if covers(&self.protected, path) {
+            if contains(&self.protected, path) {
                 return Some("it is protected");
             }
             let is_here = now.get(path).map(|stamp| stamp.kind);
@@ -511,7 +511,7 @@ impl Ours {
         self.growth = self.growth.saturating_add(growth);
         let mut outgoing = changes(&self.agreed, &now);
         note(&mut now, applied);
-        outgoing.extend(refused.iter().map(|(path, _)| path.clone()).filter(|path| !covers(&self.tree.hidden, path)));
+        outgoing.extend(refused.iter().map(|(path, _)| path.clone()).filter(|path| !contains(&self.tree.hidden, path)));
         self.tree.send(stream, &outgoing)?;
         frames::receive(stream)?.expect(Kind::Done)?;
         self.agreed = now;

@@ -15,31 +15,33 @@ use crate::cgroup::{Group, KnownGroup};
 
 /// Which group each session has.
 #[derive(Default)]
-pub(super) struct Nests {
-    sessions: Mutex<HashMap<SessionKey, Arc<Nest>>>,
+pub(super) struct SessionParents {
+    sessions: Mutex<HashMap<SessionKey, Arc<SessionParent>>>,
 }
 
 /// A session's group, once there is one. Locked while a sandbox finds its place.
-pub(super) type Nest = tokio::sync::Mutex<Option<KnownGroup>>;
+pub(super) type SessionParent = tokio::sync::Mutex<Option<KnownGroup>>;
 
-impl Nests {
-    pub(super) fn of(&self, session: &SessionKey) -> Arc<Nest> {
+impl SessionParents {
+    pub(super) fn of(&self, session: &SessionKey) -> Arc<SessionParent> {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(nest) = sessions.get(session) {
-            return Arc::clone(nest);
+        if let Some(session_parent) = sessions.get(session) {
+            return Arc::clone(session_parent);
         }
         if sessions.len().is_power_of_two() {
             // Now and then, without those that nobody is in any more.
-            let is_kept =
-                |nest: &Arc<Nest>| Arc::strong_count(nest) > 1 || nest.try_lock().is_ok_and(|nest| is_in_use(&nest));
-            sessions.retain(|_, nest| is_kept(nest));
+            let is_kept = |session_parent: &Arc<SessionParent>| {
+                Arc::strong_count(session_parent) > 1
+                    || session_parent.try_lock().is_ok_and(|session_parent| is_in_use(&session_parent))
+            };
+            sessions.retain(|_, session_parent| is_kept(session_parent));
         }
         Arc::clone(sessions.entry(session.clone()).or_default())
     }
 }
 
-fn is_in_use(nest: &Option<KnownGroup>) -> bool {
-    nest.as_ref().and_then(KnownGroup::get).is_some()
+fn is_in_use(session_parent: &Option<KnownGroup>) -> bool {
+    session_parent.as_ref().and_then(KnownGroup::get).is_some()
 }
 
 /// Makes a group for a sandbox below another; nothing where that one is about to go, with everybody who was in it.

@@ -15,11 +15,11 @@ use crate::view::plan::Step;
 
 /// Makes mounts that show their owner's files as those of the account outside, where the executor is root.
 #[derive(Default)]
-pub(super) struct Owners {
+pub(super) struct IdMaps {
     namespaces: Mutex<HashMap<(u32, u32), OwnedFd>>,
 }
 
-impl Owners {
+impl IdMaps {
     /// A mount for each step that shows something granted, with the step's number; none where the executor is an ordinary user.
     pub(super) async fn sources(
         &self,

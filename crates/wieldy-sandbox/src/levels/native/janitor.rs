@@ -111,7 +111,7 @@ impl Shared {
 
     /// Ends a sandbox that is lost, or whose walls no longer hold, and everything in it.
     pub(super) async fn give_up(&self, sandbox: Arc<NativeSandbox>) {
-        sandbox.condemn();
+        sandbox.note_replaced();
         let made = sandbox.made().clone();
         let (own, inner): (Vec<_>, Vec<_>) =
             self.forget(|_, other| *other.made() == made).into_iter().partition(|one| *one.made() == made);

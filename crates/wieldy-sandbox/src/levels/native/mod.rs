@@ -26,10 +26,10 @@ use wieldy_core::{
 
 pub use self::options::NativeOptions;
 
-use self::cgroup_parent::Nests;
-use self::idmap::Owners;
+use self::cgroup_parent::SessionParents;
+use self::idmap::IdMaps;
 use self::sandbox::NativeSandbox;
-use self::warm::{NotBuilt, WarmInit, failed};
+use self::warm::{BuildError, WarmInit, failed};
 use crate::cgroup::{Controller, Hierarchy, KnownGroup};
 use crate::disk_quota::Ledger;
 use crate::disk_quota::Ran;
@@ -37,7 +37,7 @@ use crate::pool::{Books, Eviction, kept_or_built, no_longer_intact, of_another_s
 use crate::supervise::run::see_through;
 use crate::view::placeholders::host_view::Planned;
 use crate::view::plan::{self, Plan, Step};
-use crate::view::plan_cache::{OwnFolders, Plans};
+use crate::view::plan_cache::{OwnFolders, PlanCache};
 
 /// Runs commands in sandboxes made of what the kernel offers. Needs a Tokio runtime with I/O and time.
 #[derive(Clone)]
@@ -50,8 +50,8 @@ struct Shared {
     eviction: Eviction,
     hierarchy: OnceLock<Hierarchy>,
     kept: Books<Key, NativeSandbox>,
-    nests: Nests,
-    plans: Plans,
+    session_parents: SessionParents,
+    plan_cache: PlanCache,
     ledger: Ledger,
     /// Those of calls without a session, while they run.
     in_use: Mutex<Vec<Arc<NativeSandbox>>>,
@@ -59,7 +59,7 @@ struct Shared {
     warm_inits: Mutex<Vec<WarmInit>>,
     /// The steps that the last sandbox began with, and the next one most likely will.
     system: Mutex<Vec<Step>>,
-    owners: Owners,
+    id_maps: IdMaps,
     listener: OnceLock<Arc<dyn Fn(SandboxChange) + Send + Sync>>,
     has_janitor: OnceLock<()>,
 }
@@ -90,14 +90,14 @@ impl Native {
             options,
             hierarchy: OnceLock::new(),
             kept: Mutex::default(),
-            nests: Nests::default(),
-            plans: Plans::default(),
+            session_parents: SessionParents::default(),
+            plan_cache: PlanCache::default(),
             ledger: Ledger::default(),
             in_use: Mutex::default(),
             warm_sandboxes: Mutex::default(),
             warm_inits: Mutex::default(),
             system: Mutex::default(),
-            owners: Owners::default(),
+            id_maps: IdMaps::default(),
             listener: OnceLock::new(),
             has_janitor: OnceLock::new(),
         };
@@ -120,8 +120,8 @@ impl Native {
     }
 
     /// What programs see under a confinement, with nothing done yet.
-    pub(crate) fn draw(&self, confinement: &Confinement) -> Result<Plan, SandboxError> {
-        self.shared.plans.draw(confinement, &self.shared.own_folders())
+    pub(crate) fn plan(&self, confinement: &Confinement) -> Result<Plan, SandboxError> {
+        self.shared.plan_cache.plan(confinement, &self.shared.own_folders())
     }
 }
 
@@ -328,8 +328,8 @@ impl Shared {
         for _ in 1..ATTEMPTS_MAX {
             match self.try_to_build(confinement, within).await {
                 // What was planned for is gone; look again.
-                Err(NotBuilt::Changed(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
-                Err(NotBuilt::Outdated) => {}
+                Err(BuildError::Changed(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
+                Err(BuildError::Outdated) => {}
                 built => return Ok(built?),
             }
         }
@@ -340,8 +340,8 @@ impl Shared {
         self: &Arc<Self>,
         confinement: &Confinement,
         within: Option<&NativeSandbox>,
-    ) -> Result<Arc<NativeSandbox>, NotBuilt> {
-        let (plan, mut recalled) = self.plans.recall(confinement, &self.own_folders())?;
+    ) -> Result<Arc<NativeSandbox>, BuildError> {
+        let (plan, mut unverified) = self.plan_cache.cached_or_new(confinement, &self.own_folders())?;
         let open_network = confinement.network == Network::Open;
         let warm_init = match &confinement.place {
             Place::Own => self.warm_init(open_network, &plan.steps).await?,
@@ -356,11 +356,11 @@ impl Shared {
             },
         };
         // To look at everything again takes long, so that is done while it is built.
-        let mut holds = || self.plans.still_hold(recalled.take());
+        let mut holds = || self.plan_cache.is_still_right(unverified.take());
         let (planned, hierarchy) = (Planned::new(plan), self.hierarchy());
-        let built = NativeSandbox::build(warm_init, confinement, planned, &mut holds, &self.owners, hierarchy).await;
+        let built = NativeSandbox::build(warm_init, confinement, planned, &mut holds, &self.id_maps, hierarchy).await;
         match built {
-            Err(_) if !holds() => Err(NotBuilt::Outdated),
+            Err(_) if !holds() => Err(BuildError::Outdated),
             built => built.inspect(|built| built.is_within(within)),
         }
     }
@@ -373,10 +373,10 @@ impl Shared {
         steps: &[Step],
     ) -> Result<WarmInit, SandboxError> {
         let open_network = confinement.network == Network::Open;
-        let nest = self.nests.of(session);
-        let mut nest = nest.lock().await;
+        let session_parent = self.session_parents.of(session);
+        let mut session_parent = session_parent.lock().await;
         // Where there are no groups, there is nothing to be below of.
-        let above = nest.as_ref().and_then(KnownGroup::get).filter(|above| !above.folders().is_empty());
+        let above = session_parent.as_ref().and_then(KnownGroup::get).filter(|above| !above.folders().is_empty());
         if let Some(above) = above {
             let id = next_id();
             let group = cgroup_parent::below(&above, &id).map_err(|error| failed("making a cgroup", &error))?;
@@ -387,7 +387,7 @@ impl Shared {
         let warm_init = self.warm_init(open_network, steps).await?;
         // Before anybody else is in it.
         warm_init.limit(&confinement.place_limits)?;
-        *nest = Some(warm_init.group.known());
+        *session_parent = Some(warm_init.group.known());
         Ok(warm_init)
     }
 

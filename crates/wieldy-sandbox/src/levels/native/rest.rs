@@ -10,12 +10,12 @@ use std::sync::atomic::Ordering;
 
 use super::sandbox::{NativeSandbox, lock};
 use crate::supervise::protocol::ForkServerOrder;
-use crate::view::placeholders::HeldPlace;
-use crate::view::plan::{Step, covers_of};
+use crate::view::placeholders::Placeholder;
+use crate::view::plan::{Step, masks_of};
 
 /// The placeholders of a sandbox, which are away while it rests.
 pub(super) struct Rests {
-    placeholders: Vec<HeldPlace>,
+    placeholders: Vec<Placeholder>,
     /// The steps that cover them.
     steps: Vec<Step>,
     /// The sandbox's mount namespace.
@@ -25,8 +25,8 @@ pub(super) struct Rests {
 
 impl Rests {
     /// Returns nothing if there are no placeholders, or one of them carries a mount that could not be mounted again.
-    pub(super) fn new(placeholders: Vec<HeldPlace>, steps: &[Step], namespace: OwnedFd) -> Option<Self> {
-        let steps = covers_of(steps, &placeholders).filter(|_| !placeholders.is_empty())?;
+    pub(super) fn new(placeholders: Vec<Placeholder>, steps: &[Step], namespace: OwnedFd) -> Option<Self> {
+        let steps = masks_of(steps, &placeholders).filter(|_| !placeholders.is_empty())?;
         Some(Self { placeholders, steps, namespace, is_resting: tokio::sync::Mutex::new(false) })
     }
 }
@@ -65,7 +65,7 @@ impl NativeSandbox {
 
     /// Counts the placeholders among what must not be replaced, or does not.
     fn count_placeholders(&self, rests: &Rests, are_there: bool) {
-        let mut covers = lock(&self.covers);
-        *covers = Arc::new(covers.with_placeholders(&rests.placeholders, are_there));
+        let mut masked = lock(&self.masked);
+        *masked = Arc::new(masked.with_placeholders(&rests.placeholders, are_there));
     }
 }

@@ -16,9 +16,9 @@ use wieldy_core::{
 
 use super::cgroup_parent;
 use super::enforcement;
-use super::idmap::Owners;
+use super::idmap::IdMaps;
 use super::rest::Rests;
-use super::warm::{NotBuilt, WarmInit, creation, failed, idle_command, report};
+use super::warm::{BuildError, WarmInit, creation, failed, idle_command, report};
 use crate::cgroup::{Controller, Group, Hierarchy};
 use crate::denials::files::Complaints;
 use crate::denials::network::Refusals;
@@ -32,9 +32,9 @@ use crate::supervise::protocol::{BuildOrder, ForkServerOrder, InitOrder, InitRep
 use crate::supervise::run::prepare;
 use crate::supervise::run::{SupervisorClient, Went};
 use crate::supervise::socket::{ForkServerClient, Link, settle};
-use crate::view::masked::Covers;
-use crate::view::masked::{Covered, are_the_same, covered_by, file_id};
-use crate::view::placeholders::HeldPlace;
+use crate::view::masked::Masked;
+use crate::view::masked::{MaskedPath, are_unchanged, file_id, masked_by};
+use crate::view::placeholders::Placeholder;
 use crate::view::placeholders::host_view::Planned;
 use crate::view::plan::{self, Step};
 
@@ -56,11 +56,11 @@ pub(super) struct NativeSandbox {
     group: Group,
     enforcement: Vec<Enforcement>,
     counts_processes: bool,
-    pub(super) covers: Mutex<Arc<Covers>>,
+    pub(super) masked: Mutex<Arc<Masked>>,
     /// The way to take its placeholders away while it is idle; nothing if they stay.
     pub(super) rests: Option<Rests>,
     /// Why what ran in it was ended.
-    condemned: OnceLock<String>,
+    ended_because: OnceLock<String>,
     environment: Vec<(String, String)>,
     /// How its file tree was put together.
     steps: Vec<Step>,
@@ -90,20 +90,20 @@ impl NativeSandbox {
         confinement: &Confinement,
         planned: Planned,
         holds: impl FnOnce() -> bool,
-        owners: &Owners,
+        id_maps: &IdMaps,
         hierarchy: &Hierarchy,
-    ) -> Result<Arc<Self>, NotBuilt> {
+    ) -> Result<Arc<Self>, BuildError> {
         let Planned { steps, mut environment, placeholders } = planned;
-        let ahead = match warm_init.ahead.take() {
-            Some(ahead) => ahead,
-            None => warm_init.get_ahead(plan::of_the_system(&steps)).await?,
+        let prepared = match warm_init.prepared.take() {
+            Some(prepared) => prepared,
+            None => warm_init.prepare_steps(plan::of_the_system(&steps)).await?,
         };
         let WarmInit { made, fork_server, init, init_pid, group, first, .. } = warm_init;
         let allowed = allowed(&confinement.network)?;
-        let left = plan::left_after(&ahead.steps, &steps);
-        let covered = hold(&fork_server, init_pid, &group, &steps, placeholders.clone()).await?;
-        let covered = covered.into_iter().map(|cover| ahead.as_covered(cover)).collect::<Vec<_>>();
-        let sources = owners.sources(&left, &fork_server).await;
+        let left = plan::left_after(&prepared.steps, &steps);
+        let masked = hold(&fork_server, init_pid, &group, &steps, placeholders.clone()).await?;
+        let masked = masked.into_iter().map(|cover| prepared.as_masked(cover)).collect::<Vec<_>>();
+        let sources = id_maps.sources(&left, &fork_server).await;
         let (sources, mounts) = sources.map_err(|error| failed("mapping the owners of files", &error))?;
         let beside: Vec<BorrowedFd<'_>> = mounts.iter().map(AsFd::as_fd).collect();
         let order = InitOrder::Build(Box::new(BuildOrder { steps: left, sources, proxied: allowed.is_some() }));
@@ -112,7 +112,7 @@ impl NativeSandbox {
         // From here on it is at work.
         limit(&group, &first, confinement).map_err(|error| failed("limiting a cgroup", &error))?;
         if !holds() {
-            return Err(NotBuilt::Outdated);
+            return Err(BuildError::Outdated);
         }
         let received = report(&init).await?;
         let InitReport::Ready { proxy_port, .. } = received.message else {
@@ -124,8 +124,8 @@ impl NativeSandbox {
         let proxy = allowed.zip(descriptors.next());
         let proxy = proxy.map(|(allowed, listener)| serve(listener, allowed, &refusals)).transpose();
         let proxy = proxy.map_err(|error| failed("starting the proxy", &error))?;
-        if !are_the_same(&covered) {
-            return Err(NotBuilt::Changed(creation("something that it covers was replaced meanwhile".into())));
+        if !are_unchanged(&masked) {
+            return Err(BuildError::Changed(creation("something that it covers was replaced meanwhile".into())));
         }
         environment.extend(proxy_port.into_iter().flat_map(proxy::environment));
         let rests = namespace.and_then(|namespace| Rests::new(placeholders, &steps, namespace));
@@ -140,12 +140,12 @@ impl NativeSandbox {
             group,
             enforcement: enforcement(hierarchy),
             counts_processes: hierarchy.can(Controller::Pids),
-            covers: Mutex::new(Arc::new(Covers::new(covered))),
+            masked: Mutex::new(Arc::new(Masked::new(masked))),
             rests,
-            condemned: OnceLock::new(),
+            ended_because: OnceLock::new(),
             environment,
             steps,
-            idle: Mutex::new(vec![PooledSupervisor { supervisor: ahead.supervisor, group: first, residents: 2 }]),
+            idle: Mutex::new(vec![PooledSupervisor { supervisor: prepared.supervisor, group: first, residents: 2 }]),
             refusals,
             _proxy: proxy,
             supervisors_made: AtomicU64::new(1),
@@ -167,19 +167,19 @@ impl NativeSandbox {
 
     /// Whether everything that it hides or protects is still the same on the machine.
     pub(super) fn is_intact(&self) -> bool {
-        let covers = Arc::clone(&lock(&self.covers));
-        covers.are_the_same()
+        let masked = Arc::clone(&lock(&self.masked));
+        masked.are_unchanged()
     }
 
     /// Remembers why what runs in it is about to be ended, if that is because something was replaced.
-    pub(super) fn condemn(&self) {
-        let replaced = lock(&self.covers).replaced();
+    pub(super) fn note_replaced(&self) {
+        let replaced = lock(&self.masked).replaced();
         if let Some(path) = replaced {
             let reason = format!(
                 "`{}` was replaced on the machine, which it hides or protects, so what ran in it was ended; call again for a new one",
                 path.display()
             );
-            let _ = self.condemned.set(reason);
+            let _ = self.ended_because.set(reason);
         }
     }
 
@@ -249,8 +249,8 @@ impl NativeSandbox {
         let mut used = pooled.group.used(&meter);
         used.leave_out(pooled.residents);
         match &went {
-            Ok(Went { supervisor_lost: true, .. }) => self.bury(pooled).await,
-            Err(error) if error.is_crash() => self.bury(pooled).await,
+            Ok(Went { supervisor_lost: true, .. }) => self.end_lost(pooled).await,
+            Err(error) if error.is_crash() => self.end_lost(pooled).await,
             _ if used.memory_peak_bytes.is_some_and(|peak| peak.least > SETTLE_BYTES_MIN) => self.settle(pooled),
             _ => self.put_back(pooled),
         }
@@ -264,7 +264,7 @@ impl NativeSandbox {
                     return Ok(Ran { exit, files_made: 0 });
                 }
                 _ => {
-                    let reason = self.condemned.get().cloned();
+                    let reason = self.ended_because.get().cloned();
                     return Err(reason.map_or(error, |reason| SandboxError::Crashed { reason }));
                 }
             },
@@ -375,7 +375,7 @@ impl NativeSandbox {
     }
 
     /// Ends what a lost supervisor has left behind.
-    async fn bury(&self, pooled: PooledSupervisor) {
+    async fn end_lost(&self, pooled: PooledSupervisor) {
         let PooledSupervisor { supervisor, group, .. } = pooled;
         drop(supervisor);
         let killed = tokio::task::spawn_blocking(move || group.kill()).await;
@@ -404,21 +404,21 @@ async fn hold(
     init_pid: Pid,
     group: &Group,
     steps: &[Step],
-    placeholders: Vec<HeldPlace>,
-) -> Result<Vec<Covered>, NotBuilt> {
+    placeholders: Vec<Placeholder>,
+) -> Result<Vec<MaskedPath>, BuildError> {
     let kept = ForkServerOrder::Keep {
         child: init_pid.as_raw_pid(),
         protected: plan::protected(steps),
         placeholders,
         groups: group.folders().to_vec(),
     };
-    let not_held = |error: io::Error| NotBuilt::Changed(failed("holding places for protection", &error));
+    let not_held = |error: io::Error| BuildError::Changed(failed("holding places for protection", &error));
     let holding = fork_server.begin(&kept).map_err(not_held)?;
     // While the fork server is at its work, and before anything is covered.
-    let covered = covered_by(steps);
+    let masked = masked_by(steps);
     holding.wait().await.map_err(not_held)?;
     // What was missing before is held now.
-    Ok(covered.into_iter().map(|(path, id)| (path.clone(), id.or_else(|| file_id(&path)))).collect())
+    Ok(masked.into_iter().map(|(path, id)| (path.clone(), id.or_else(|| file_id(&path)))).collect())
 }
 
 /// Returns the hosts that the proxy lets through, if there is a list.

@@ -17,7 +17,7 @@ use crate::supervise::host_process::Nowhere;
 use crate::supervise::protocol::{ForkServerOrder, InitOrder, InitReport, Received, RunOrder};
 use crate::supervise::run::SupervisorClient;
 use crate::supervise::socket::{ForkServerClient, Link};
-use crate::view::masked::{Covered, are_the_same, covered_by};
+use crate::view::masked::{MaskedPath, are_unchanged, masked_by};
 use crate::view::plan::Step;
 
 /// The first process of a sandbox to come: in namespaces and in a cgroup, which takes longest to get, and waiting to be told the rest.
@@ -30,28 +30,28 @@ pub(super) struct WarmInit {
     pub(super) group: Group,
     /// Where the init itself is, and what it makes.
     pub(super) first: Group,
-    pub(super) ahead: Option<Ahead>,
+    pub(super) prepared: Option<Prepared>,
     since: Instant,
 }
 
 /// What a sandbox to come has already.
-pub(super) struct Ahead {
+pub(super) struct Prepared {
     /// The steps that were taken.
     pub(super) steps: Vec<Step>,
     /// What they hide or protect, and which file each was before.
-    pub(super) covered: Vec<Covered>,
+    pub(super) masked: Vec<MaskedPath>,
     pub(super) supervisor: SupervisorClient,
 }
 
-impl Ahead {
+impl Prepared {
     /// Whether what was done still holds, and there is somebody to go on with it.
     fn is_good(&self) -> bool {
-        self.supervisor.is_alive() && are_the_same(&self.covered)
+        self.supervisor.is_alive() && are_unchanged(&self.masked)
     }
 
     /// The same, but as the file that it was when it was covered ahead, if it was.
-    pub(super) fn as_covered(&self, (path, id): Covered) -> Covered {
-        let then = self.covered.iter().find(|(known, _)| *known == path);
+    pub(super) fn as_masked(&self, (path, id): MaskedPath) -> MaskedPath {
+        let then = self.masked.iter().find(|(known, _)| *known == path);
         (path, then.map_or(id, |(_, id)| *id))
     }
 }
@@ -86,35 +86,35 @@ impl WarmInit {
         // Joining may have to wait for all processors to take note, where the process did not start there.
         let joined = tokio::task::spawn_blocking(move || first.add(init_pid).map(|()| first)).await;
         let first = joined.map_err(io::Error::other).flatten().map_err(|error| failed("joining a cgroup", &error))?;
-        Ok(Self { made, fork_server, init, init_pid, group, first, ahead: None, since: Instant::now() })
+        Ok(Self { made, fork_server, init, init_pid, group, first, prepared: None, since: Instant::now() })
     }
 
     /// Takes steps already that every sandbox begins with, and makes the first supervisor.
     pub(super) async fn prepare(&mut self, steps: Vec<Step>) -> Result<(), SandboxError> {
-        self.ahead = Some(self.get_ahead(steps).await?);
+        self.prepared = Some(self.prepare_steps(steps).await?);
         Ok(())
     }
 
-    pub(super) async fn get_ahead(&self, steps: Vec<Step>) -> Result<Ahead, SandboxError> {
+    pub(super) async fn prepare_steps(&self, steps: Vec<Step>) -> Result<Prepared, SandboxError> {
         let (supervisor, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
         // Before, so that a file that is put in the place of another meanwhile is not taken for the one that was covered.
-        let covered = covered_by(&steps);
+        let masked = masked_by(&steps);
         let order = InitOrder::Prepare(steps.clone());
         self.init.send(&order, &[socket.as_fd()]).await.map_err(|error| failed("giving an order", &error))?;
         drop(socket);
         report(&self.init).await?;
         let supervisor =
             SupervisorClient::arrive(supervisor).await.map_err(|error| failed("making a supervisor", &error))?;
-        Ok(Ahead { steps, covered, supervisor })
+        Ok(Prepared { steps, masked, supervisor })
     }
 
     /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.
     pub(super) async fn warm_up(&mut self) -> Result<(), SandboxError> {
-        let Some(ahead) = &mut self.ahead else { return Ok(()) };
+        let Some(prepared) = &mut self.prepared else { return Ok(()) };
         self.first.begin();
         let order = RunOrder { program: IDLE.into(), workspace: "/".into(), folder: "/".into(), ..RunOrder::default() };
         let (command, stop) = (idle_command(), CancellationToken::new());
-        match tokio::time::timeout(IDLE_MAX, ahead.supervisor.run(&command, order, &Nowhere, &stop)).await {
+        match tokio::time::timeout(IDLE_MAX, prepared.supervisor.run(&command, order, &Nowhere, &stop)).await {
             Ok(Err(error)) if error.is_crash() => Err(error),
             // Not every system has that program.
             Ok(_) => Ok(()),
@@ -134,7 +134,8 @@ impl WarmInit {
 
     /// Whether it can become a sandbox that begins with these steps.
     pub(super) fn suits(&self, system: &[Step]) -> bool {
-        self.init.is_alive() && self.ahead.as_ref().is_none_or(|ahead| ahead.steps == system && ahead.is_good())
+        self.init.is_alive()
+            && self.prepared.as_ref().is_none_or(|prepared| prepared.steps == system && prepared.is_good())
     }
 }
 
@@ -168,7 +169,7 @@ pub(super) fn idle_command() -> Command {
 }
 
 /// Why a sandbox was not built.
-pub(super) enum NotBuilt {
+pub(super) enum BuildError {
     /// A place could not be held: another executor may just have taken its own away, and a new plan can help.
     Changed(SandboxError),
     /// It was built by a plan that does not hold any more.
@@ -176,17 +177,17 @@ pub(super) enum NotBuilt {
     Failed(SandboxError),
 }
 
-impl From<SandboxError> for NotBuilt {
+impl From<SandboxError> for BuildError {
     fn from(error: SandboxError) -> Self {
         Self::Failed(error)
     }
 }
 
-impl From<NotBuilt> for SandboxError {
-    fn from(not_built: NotBuilt) -> Self {
+impl From<BuildError> for SandboxError {
+    fn from(not_built: BuildError) -> Self {
         match not_built {
-            NotBuilt::Changed(error) | NotBuilt::Failed(error) => error,
-            NotBuilt::Outdated => creation("what it should show changes all the time".into()),
+            BuildError::Changed(error) | BuildError::Failed(error) => error,
+            BuildError::Outdated => creation("what it should show changes all the time".into()),
         }
     }
 }

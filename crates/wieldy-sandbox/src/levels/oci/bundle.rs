@@ -74,7 +74,7 @@ impl Tree {
             fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
         }
         let mut making =
-            Making { id, home, level, steps, covers: folder.join("covers"), root, lent: vec![], mounts: vec![] };
+            Making { id, home, level, steps, masked: folder.join("covers"), root, lent: vec![], mounts: vec![] };
         for (number, step) in steps.iter().enumerate() {
             let told = |error: io::Error| io::Error::new(error.kind(), format!("{step}: {error}"));
             making.take(number, step).map_err(told)?;
@@ -152,7 +152,7 @@ struct Making<'a> {
     level: Level,
     steps: &'a [Step],
     /// Files of our own that are mounted over others.
-    covers: PathBuf,
+    masked: PathBuf,
     root: PathBuf,
     /// By the number of the step.
     lent: Vec<(usize, Lent)>,
@@ -194,7 +194,7 @@ impl Making<'_> {
             }
             Step::Dev => self.devices(),
             Step::File { path, content } => {
-                let cover = self.covers.join(number.to_string());
+                let cover = self.masked.join(number.to_string());
                 fs::write(&cover, content)?;
                 fs::set_permissions(&cover, fs::Permissions::from_mode(0o444))?;
                 self.bind(&cover, path, false)
@@ -284,7 +284,7 @@ impl Making<'_> {
 
     /// Something empty that nobody may look at.
     fn nothing(&self, kind: Kind) -> io::Result<PathBuf> {
-        let path = self.covers.join(if kind == Kind::Folder { "no-folder" } else { "no-file" });
+        let path = self.masked.join(if kind == Kind::Folder { "no-folder" } else { "no-file" });
         if !path.exists() {
             if kind == Kind::Folder {
                 fs::create_dir(&path)?

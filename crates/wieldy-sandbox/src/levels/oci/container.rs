@@ -34,7 +34,7 @@ use super::runtime::{Runtime, complaint, too_little};
 use super::{Base, OciProblem, unusable};
 use crate::cgroup::{Controller, Group, Hierarchy, Kind};
 use crate::supervise::host_process::{Hand, Nowhere, blocking, idle_command};
-use crate::view::masked::are_the_same;
+use crate::view::masked::are_unchanged;
 use crate::view::plan::Step;
 
 /// How long a container may take to stand.
@@ -368,7 +368,7 @@ impl Container {
 
     /// Whether what it hides and protects is still the same on the machine.
     pub(super) fn is_intact(&self) -> bool {
-        are_the_same(&self.site.covered)
+        are_unchanged(&self.site.masked)
     }
 
     /// Ends everything in it and takes it away.

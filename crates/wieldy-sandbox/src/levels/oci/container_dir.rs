@@ -13,10 +13,10 @@ use super::cgroup_parent::{above, noted};
 use super::idmap::AGENT;
 use super::image::transplant;
 use crate::state_dir::Home;
-use crate::view::masked::{Covered, covered_by};
-use crate::view::placeholders::Held;
-use crate::view::placeholders::HeldPlace;
-use crate::view::placeholders::host_view::{WithoutHeld, to_hold};
+use crate::view::masked::{MaskedPath, masked_by};
+use crate::view::placeholders::Placeholder;
+use crate::view::placeholders::Placeholders;
+use crate::view::placeholders::host_view::{HostWithoutPlaceholders, placeholders_for};
 use crate::view::plan::{HostFacts, Step, program_folders, protected};
 use crate::view::plan_cache;
 use crate::view::planner::{Request, plan};
@@ -44,8 +44,8 @@ pub(super) struct Site {
     pub(super) steps: Vec<Step>,
     pub(super) environment: Vec<(&'static str, String)>,
     /// What is hidden or protected, and which file each was before it was.
-    pub(super) covered: Vec<Covered>,
-    _held: Holdings,
+    pub(super) masked: Vec<MaskedPath>,
+    _held: HeldPlaceholders,
 }
 
 impl Site {
@@ -59,10 +59,11 @@ impl Site {
         let writable = rules.mounts.iter().filter(|mount| mount.writable).map(|mount| mount.source.as_path());
         let roots = writable.chain([workspace.as_path()]).collect();
         let programs = program_folders();
-        let facts = HostFacts { look: &WithoutHeld { roots }, home, programs, state, user: AGENT, group: AGENT };
+        let facts =
+            HostFacts { look: &HostWithoutPlaceholders { roots }, home, programs, state, user: AGENT, group: AGENT };
         let planned = plan(&request, &facts).map_err(|error| creation(error.to_string()))?;
-        let missing = to_hold(planned.placeholders);
-        let held = Holdings::take(&protected(&planned.steps), &missing)
+        let missing = placeholders_for(planned.placeholders);
+        let held = HeldPlaceholders::take(&protected(&planned.steps), &missing)
             .map_err(|error| creation(format!("holding a place for protection: {error}")))?;
         let steps = match &ground.image {
             // What is hidden in it would be seen there.
@@ -74,13 +75,13 @@ impl Site {
                 .map_err(|error| creation(format!("the image `{}`: {error}", image.display())))?,
             None => planned.steps,
         };
-        let covered = covered_by(&steps);
+        let masked = masked_by(&steps);
         let tree = Tree::make(id, &steps, ground.level, &ground.home).map_err(|error| {
             let _ = fs::remove_dir_all(ground.home.container(id));
             creation(error.to_string())
         })?;
         let environment = planned.environment;
-        let site = Self { ground, id: id.to_owned(), tree, steps, environment, covered, _held: held };
+        let site = Self { ground, id: id.to_owned(), tree, steps, environment, masked, _held: held };
         // What is to be taken away should nobody be left to do it.
         let noted = serde_json::to_vec(&missing).map_err(io::Error::from);
         let noted = noted.and_then(|note| fs::write(site.folder().join(NOTE), note));
@@ -103,40 +104,40 @@ impl Drop for Site {
 
 /// What is held on the machine for a container, parents first. The last one to let go of a place that was made only to be mounted on takes
 /// it away if it is as it was.
-struct Holdings(Vec<PathBuf>);
+struct HeldPlaceholders(Vec<PathBuf>);
 
 /// All that containers of this process hold. Other executors see by its locks what is needed.
-static HELD: LazyLock<Mutex<Held>> = LazyLock::new(Mutex::default);
+static HELD: LazyLock<Mutex<Placeholders>> = LazyLock::new(Mutex::default);
 
-impl Holdings {
+impl HeldPlaceholders {
     /// Holds what is protected, and makes what is missing.
-    fn take(protected: &[PathBuf], missing: &[HeldPlace]) -> io::Result<Self> {
-        let mut holdings = Self(Vec::new());
+    fn take(protected: &[PathBuf], missing: &[Placeholder]) -> io::Result<Self> {
+        let mut taken = Self(Vec::new());
         let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = held.hold(protected, missing, &mut holdings.0);
-        // Or what was taken could not be let go of.
+        let result = held.hold(protected, missing, &mut taken.0);
+        // Dropping `taken` locks it, too.
         drop(held);
-        taken.map(|()| holdings)
+        result.map(|()| taken)
     }
 }
 
-impl Drop for Holdings {
+impl Drop for HeldPlaceholders {
     fn drop(&mut self) {
         let mut held = HELD.lock().unwrap_or_else(PoisonError::into_inner);
-        self.0.iter().rev().for_each(|path| held.let_go(path));
+        self.0.iter().rev().for_each(|path| held.release(path));
     }
 }
 
 /// Takes away what a dead executor held for the container in this folder, and nobody else does.
-fn let_go(container: &Path) {
+fn release_placeholders(container: &Path) {
     let note = fs::read(container.join(NOTE)).unwrap_or_default();
-    let mut made: Vec<HeldPlace> = serde_json::from_slice(&note).unwrap_or_default();
+    let mut made: Vec<Placeholder> = serde_json::from_slice(&note).unwrap_or_default();
     made.retain(|place| fs::symlink_metadata(&place.path).is_ok());
     made.sort_by(|one, other| one.path.cmp(&other.path));
     // Each by itself: where one was, people may have made something of their own.
-    let mut holdings: Vec<_> = made.into_iter().filter_map(|place| Holdings::take(&[], &[place]).ok()).collect();
+    let mut held: Vec<_> = made.into_iter().filter_map(|place| HeldPlaceholders::take(&[], &[place]).ok()).collect();
     // What is in others goes before those.
-    while holdings.pop().is_some() {}
+    while held.pop().is_some() {}
 }
 
 /// Ends the containers that a dead executor left in its folder, by the runtime's program if there is one.
@@ -144,7 +145,7 @@ pub(super) fn forget_containers(home: &Path, program: Option<&Path>) {
     let runtime = home.join("runtime");
     let containers = fs::read_dir(home.join("containers")).into_iter().flatten().flatten();
     for id in containers.map(|entry| entry.file_name()) {
-        let_go(&home.join("containers").join(&id));
+        release_placeholders(&home.join("containers").join(&id));
         let groups = noted(&runtime.join(&id));
         if let Some(program) = program {
             let mut delete = Command::new(program);

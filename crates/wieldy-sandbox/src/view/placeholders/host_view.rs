@@ -9,9 +9,9 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::view::host::{Disk, entry_of};
-use crate::view::placeholders::HeldPlace;
+use crate::view::placeholders::Placeholder;
 use crate::view::placeholders::{Marked, is_marked, mark};
-use crate::view::plan::{Entry, Look, Making, Placeholder, Plan, Step, Wanted};
+use crate::view::plan::{Entry, Look, Making, Plan, PlannedPlaceholder, Step, Wanted};
 use rustix::fs::OFlags;
 use wieldy_core::secrets::Held;
 
@@ -19,36 +19,36 @@ use wieldy_core::secrets::Held;
 pub(crate) struct Planned {
     pub(crate) steps: Vec<Step>,
     pub(crate) environment: Vec<(String, String)>,
-    pub(crate) placeholders: Vec<HeldPlace>,
+    pub(crate) placeholders: Vec<Placeholder>,
 }
 
 impl Planned {
     pub(crate) fn new(plan: Plan) -> Self {
         let Plan { steps, placeholders, environment } = plan;
-        let placeholders = to_hold(placeholders);
+        let placeholders = placeholders_for(placeholders);
         let environment = environment.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         Self { steps, environment, placeholders }
     }
 }
 
 /// What must be made for a plan. From now on, other plans know that it is ours.
-pub(crate) fn to_hold(placeholders: Vec<Placeholder>) -> Vec<HeldPlace> {
-    let places: Vec<HeldPlace> = placeholders.into_iter().map(held_place).collect();
+pub(crate) fn placeholders_for(placeholders: Vec<PlannedPlaceholder>) -> Vec<Placeholder> {
+    let places: Vec<Placeholder> = placeholders.into_iter().map(placeholder_of).collect();
     remember(&places, &mut ours());
     places
 }
 
-fn held_place(Placeholder { path, held }: Placeholder) -> HeldPlace {
+fn placeholder_of(PlannedPlaceholder { path, held }: PlannedPlaceholder) -> Placeholder {
     let content = match held {
         Held::Folder => None,
         Held::File(content) => Some(content.to_owned()),
     };
-    HeldPlace { path, content }
+    Placeholder { path, content }
 }
 
-/// A place that we hold.
+/// A placeholder of ours.
 #[derive(Debug, Default)]
-struct Ours {
+struct OwnPlaceholder {
     /// A file's; a folder has none.
     content: Option<String>,
     /// When it was last seen to be as we made it, if no change after that can look the same.
@@ -59,10 +59,10 @@ struct Ours {
 pub(crate) type Stamp = ((u64, u64), (i64, i64));
 
 /// Every place that a fork server of this process was asked to hold. Not all of them need be there now.
-fn ours() -> MutexGuard<'static, HashMap<PathBuf, Ours>> {
+fn ours() -> MutexGuard<'static, HashMap<PathBuf, OwnPlaceholder>> {
     /// More than anybody has workspaces in use.
     const OURS_MAX: usize = 20_000;
-    static OURS: LazyLock<Mutex<HashMap<PathBuf, Ours>>> = LazyLock::new(Mutex::default);
+    static OURS: LazyLock<Mutex<HashMap<PathBuf, OwnPlaceholder>>> = LazyLock::new(Mutex::default);
     let mut ours = OURS.lock().unwrap_or_else(PoisonError::into_inner);
     if ours.len() > OURS_MAX {
         ours.retain(|path, _| path.symlink_metadata().is_ok());
@@ -70,28 +70,28 @@ fn ours() -> MutexGuard<'static, HashMap<PathBuf, Ours>> {
     ours
 }
 
-fn remember(placeholders: &[HeldPlace], ours: &mut HashMap<PathBuf, Ours>) {
-    for HeldPlace { path, content } in placeholders {
+fn remember(placeholders: &[Placeholder], ours: &mut HashMap<PathBuf, OwnPlaceholder>) {
+    for Placeholder { path, content } in placeholders {
         let known = ours.get(path).is_some_and(|known| known.content == *content);
         if !known {
-            ours.insert(path.clone(), Ours { content: content.clone(), seen: None });
+            ours.insert(path.clone(), OwnPlaceholder { content: content.clone(), seen: None });
         }
     }
 }
 
 /// The files of this machine without those that are there only for the sake of other sandboxes, ours or another executor's, which may go
 /// at any time: a new sandbox needs them itself.
-pub(crate) struct WithoutHeld<'a> {
+pub(crate) struct HostWithoutPlaceholders<'a> {
     /// Where something may be held.
     pub(crate) roots: Vec<&'a Path>,
 }
 
-impl Look for WithoutHeld<'_> {
+impl Look for HostWithoutPlaceholders<'_> {
     fn entry(&self, path: &Path) -> Option<Entry> {
         let found = path.symlink_metadata().ok()?;
         let entry = entry_of(path, &found)?;
         let may_be_held = || self.roots.iter().any(|root| path.starts_with(root));
-        let is_held = || may_be_held() && is_as_made(path, Some(stamp_of(&found)), &mut ours());
+        let is_held = || may_be_held() && is_untouched(path, Some(stamp_of(&found)), &mut ours());
         let is_only_held = !matches!(entry, Entry::Link { .. }) && is_held();
         (!is_only_held).then_some(entry)
     }
@@ -115,11 +115,11 @@ impl Look for WithoutHeld<'_> {
 
 /// Whether something, which was found with this stamp, is a place that is held and nobody has put anything into it. One of ours that has gone meanwhile is, too: its last
 /// sandbox has just ended.
-fn is_as_made(path: &Path, stamp: Option<Stamp>, ours: &mut HashMap<PathBuf, Ours>) -> bool {
+fn is_untouched(path: &Path, stamp: Option<Stamp>, ours: &mut HashMap<PathBuf, OwnPlaceholder>) -> bool {
     let Some(held) = ours.get(path) else {
         return match mark(path) {
             None => false,
-            Some(_) if path.is_dir() => is_filled_with_held(path, ours),
+            Some(_) if path.is_dir() => has_only_placeholders(path, ours),
             Some(content) => is_file_of(path, &content).unwrap_or(false),
         };
     };
@@ -139,7 +139,7 @@ fn is_as_made(path: &Path, stamp: Option<Stamp>, ours: &mut HashMap<PathBuf, Our
                 None => true,
                 Some(first) => {
                     let mut all = std::iter::once(first).chain(entries);
-                    return all.all(|entry| entry.is_ok_and(|entry| is_as_made_now(&entry.path(), ours)));
+                    return all.all(|entry| entry.is_ok_and(|entry| is_untouched_now(&entry.path(), ours)));
                 }
             },
             Err(error) => is_gone(&error),
@@ -151,14 +151,14 @@ fn is_as_made(path: &Path, stamp: Option<Stamp>, ours: &mut HashMap<PathBuf, Our
     is_alone
 }
 
-fn is_as_made_now(path: &Path, ours: &mut HashMap<PathBuf, Ours>) -> bool {
-    is_as_made(path, stamp(path), ours)
+fn is_untouched_now(path: &Path, ours: &mut HashMap<PathBuf, OwnPlaceholder>) -> bool {
+    is_untouched(path, stamp(path), ours)
 }
 
 /// Whether everything in a folder is held and as it was made.
-fn is_filled_with_held(folder: &Path, ours: &mut HashMap<PathBuf, Ours>) -> bool {
+fn has_only_placeholders(folder: &Path, ours: &mut HashMap<PathBuf, OwnPlaceholder>) -> bool {
     let all = fs::read_dir(folder);
-    all.is_ok_and(|mut all| all.all(|entry| entry.is_ok_and(|entry| is_as_made_now(&entry.path(), ours))))
+    all.is_ok_and(|mut all| all.all(|entry| entry.is_ok_and(|entry| is_untouched_now(&entry.path(), ours))))
 }
 
 /// Whether something is a file of this content. Whatever else somebody has put in its place, nobody waits for it or reads it.
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn a_held_place_is_as_made_until_something_is_in_it() {
         let world = tempfile::tempdir().unwrap();
-        let held = |name: &str, content: Option<&str>| HeldPlace {
+        let held = |name: &str, content: Option<&str>| Placeholder {
             path: world.path().join(name),
             content: content.map(str::to_owned),
         };
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!([0, 1, 2].map(|place| make(&places[place]).unwrap()), [true; 3]);
         let mut ours = HashMap::new();
         remember(&places, &mut ours);
-        let look = |ours: &mut _| places.each_ref().map(|place| is_as_made_now(&place.path, ours));
+        let look = |ours: &mut _| places.each_ref().map(|place| is_untouched_now(&place.path, ours));
         // The answer is the same before and after the look inside is spared.
         while ours[&places[1].path].seen.is_none() || ours[&places[2].path].seen.is_none() {
             assert_eq!(look(&mut ours), [true; 4]);
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(look(&mut ours), [false, false, false, true]);
         fs::remove_file(places[1].path.join("new")).unwrap();
         assert_eq!(look(&mut ours), [true, true, false, true]);
-        assert!(!is_as_made_now(world.path(), &mut ours));
+        assert!(!is_untouched_now(world.path(), &mut ours));
         // One of their own.
         fs::create_dir(&places[3].path).unwrap();
         assert_eq!(look(&mut ours), [true, true, false, false]);

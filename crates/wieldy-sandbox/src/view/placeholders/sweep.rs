@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, OFlags};
 use wieldy_core::secrets::{BARE_REPOSITORY, PROTECTED, PROTECTED_AT_HOME};
 
-use crate::view::placeholders::HeldPlace;
+use crate::view::placeholders::Placeholder;
 use crate::view::placeholders::{Marked, is_marked, mark, open_plain, remove};
 
 /// The names in a repository that are held where they are missing.
@@ -83,7 +83,7 @@ fn sweep_one(path: &Path) -> usize {
         let inner = fs::read_dir(path).into_iter().flatten().flatten().take(MODULES_MAX);
         swept += inner.map(|entry| sweep_one(&entry.path())).sum::<usize>();
     }
-    let place = HeldPlace { path: path.to_owned(), content: (!found.is_dir()).then_some(content) };
+    let place = Placeholder { path: path.to_owned(), content: (!found.is_dir()).then_some(content) };
     // What somebody has written into stays, and is no error.
     let is_gone = (found.is_dir() || found.is_file()) && remove(&place).is_ok() && path.symlink_metadata().is_err();
     swept + usize::from(is_gone)
@@ -99,7 +99,7 @@ mod tests {
 
     fn put(root: &Path, path: &str, content: Option<&str>) -> PathBuf {
         let path = root.join(path);
-        assert!(make(&HeldPlace { path: path.clone(), content: content.map(Into::into) }).unwrap());
+        assert!(make(&Placeholder { path: path.clone(), content: content.map(Into::into) }).unwrap());
         path
     }
 

@@ -10,7 +10,7 @@ use rustix::process::Pid;
 use crate::levels::firecracker::frames::{self, CONTENT_BYTES_MAX, Kind, invalid};
 
 /// Whether a path is one of these or below one.
-pub(super) fn covers(list: &[String], path: &str) -> bool {
+pub(super) fn contains(list: &[String], path: &str) -> bool {
     list.iter()
         .any(|outer| path.strip_prefix(outer.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
 }
