@@ -27,10 +27,9 @@ use wieldy_core::{
 };
 
 use crate::limits::measured;
-use crate::supervise::protocol::ForkServerOrder;
+use crate::supervise::host_process::HostSupervisor;
 use crate::supervise::run::prepare;
-use crate::supervise::run::{SupervisorClient, Went, see_through};
-use crate::supervise::socket::{ForkServerClient, Link, settle};
+use crate::supervise::run::{RunOutcome, run_to_end};
 
 /// How many supervisors are kept for later commands.
 const IDLE_MAX: usize = 8;
@@ -38,13 +37,7 @@ const IDLE_MAX: usize = 8;
 /// Runs commands without isolation, and cleans up after them. Needs a Tokio runtime with I/O.
 #[derive(Clone, Default)]
 pub struct Unconfined {
-    idle: Arc<Mutex<Vec<PooledSupervisor>>>,
-}
-
-/// A supervisor with the fork server that made it, which must not go before it.
-struct PooledSupervisor {
-    supervisor: SupervisorClient,
-    fork_server: Arc<ForkServerClient>,
+    idle: Arc<Mutex<Vec<HostSupervisor>>>,
 }
 
 impl Sandbox for Unconfined {
@@ -60,7 +53,7 @@ impl Sandbox for Unconfined {
         stop: CancellationToken,
     ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
         let (bare, command, confinement) = (self.clone(), command.clone(), confinement.clone());
-        Box::pin(see_through(
+        Box::pin(run_to_end(
             stop,
             |stop| async move { bare.execute_here(&command, &confinement, &*output, &stop).await },
         ))
@@ -77,37 +70,28 @@ impl Unconfined {
     ) -> Result<Exit, SandboxError> {
         let order = prepare(command, confinement)
             .map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
-        let mut pooled = self.take().await.map_err(|error| SandboxError::Creation { reason: error.to_string() })?;
-        let went = pooled.supervisor.run(command, order, output, stop).await;
-        if went.as_ref().map_or_else(SandboxError::is_crash, |went| went.supervisor_lost) {
-            // What the supervisor looked after is the fork server's now.
-            let PooledSupervisor { supervisor, fork_server } = pooled;
-            let child = supervisor.pid();
-            drop(supervisor);
-            let _ = settle(&fork_server, child, false).await;
-        } else {
-            keep(&self.idle, pooled);
+        let host = self.take().await.map_err(|error| SandboxError::Creation { reason: error.to_string() })?;
+        let (outcome, left) = host.run(command, order, output, stop).await;
+        if let Some(left) = left {
+            put_back(&self.idle, left);
         }
-        let Went { ended, report, .. } = went?;
+        let RunOutcome { ended, report, .. } = outcome?;
         Ok(Exit { ended, usage: measured(&report), sandbox: next_sandbox(), overrun: None, breaches: Vec::new() })
     }
 
-    async fn take(&self) -> std::io::Result<PooledSupervisor> {
-        if let Some(pooled) = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop() {
-            return Ok(pooled);
+    async fn take(&self) -> std::io::Result<HostSupervisor> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        match idle {
+            Some(host) => Ok(host),
+            None => HostSupervisor::new().await,
         }
-        let fork_server = ForkServerClient::of_this_process()?;
-        let (link, socket) = Link::pair()?;
-        fork_server.order(&ForkServerOrder::Supervisor, &socket)?;
-        drop(socket);
-        Ok(PooledSupervisor { supervisor: SupervisorClient::arrive(link).await?, fork_server })
     }
 }
 
-fn keep(idle: &Mutex<Vec<PooledSupervisor>>, pooled: PooledSupervisor) {
+fn put_back(idle: &Mutex<Vec<HostSupervisor>>, host: HostSupervisor) {
     let mut idle = idle.lock().unwrap_or_else(PoisonError::into_inner);
     if idle.len() < IDLE_MAX {
-        idle.push(pooled);
+        idle.push(host);
     }
 }
 

@@ -53,11 +53,11 @@ struct ForkServer {
     /// The filter of system calls for all sandboxes, once the first is made.
     filter: Option<BpfProgram>,
     /// Those that we made, and what must not outlive them.
-    children: HashMap<Pid, Belongings>,
+    children: HashMap<Pid, ChildResources>,
     /// The cgroups of sandboxes whose first process was killed without an order. The executor may still read their counters.
     lost: HashMap<Pid, Vec<PathBuf>>,
     /// Who waits for which child's end.
-    settling: Vec<(Pid, OwnedFd)>,
+    waiting_for_end: Vec<(Pid, OwnedFd)>,
 }
 
 impl ForkServer {
@@ -88,26 +88,26 @@ impl ForkServer {
             filter: None,
             children: HashMap::new(),
             lost: HashMap::new(),
-            settling: Vec::new(),
+            waiting_for_end: Vec::new(),
         })
     }
 
     fn serve(&mut self) -> io::Result<()> {
-        let served = self.take_orders();
+        let served = self.handle_orders();
         // Killed are those that we made; of a sandbox's init that is enough. The rest follows, as it becomes ours.
         self.tree.kill();
         for (_, path) in std::mem::take(&mut self.lingering) {
             self.held.release(&path);
         }
         let lost = std::mem::take(&mut self.lost).into_values().flatten().collect();
-        let lost = Belongings { groups: lost, held: Vec::new() };
+        let lost = ChildResources { groups: lost, held: Vec::new() };
         let children = std::mem::take(&mut self.children);
         // The executor's own group holds those of its sandboxes; if it was killed, nobody else takes it away.
         let was_killed = process::getppid() != self.parent;
         let mut above = BTreeSet::new();
-        for belongings in children.into_values().chain([lost]) {
-            above.extend(belongings.groups.iter().flat_map(|group| above_it(group)));
-            belongings.remove(&mut self.held);
+        for resources in children.into_values().chain([lost]) {
+            above.extend(resources.groups.iter().flat_map(|group| above_it(group)));
+            resources.remove(&mut self.held);
         }
         // Those in others before those.
         for group in above.iter().rev().filter(|_| was_killed) {
@@ -116,9 +116,9 @@ impl ForkServer {
         served
     }
 
-    fn take_orders(&mut self) -> io::Result<()> {
+    fn handle_orders(&mut self) -> io::Result<()> {
         loop {
-            self.settling.retain(|(child, _)| self.children.contains_key(child));
+            self.waiting_for_end.retain(|(child, _)| self.children.contains_key(child));
             while let Some((_, path)) = self.lingering.pop_front_if(|(until, _)| *until <= Instant::now()) {
                 self.held.release(&path);
             }
@@ -135,44 +135,44 @@ impl ForkServer {
             }
             let (ordered, ended) = (!polled[0].revents().is_empty(), !polled[1].revents().is_empty());
             if ended {
-                self.bury();
+                self.reap();
             }
             if ordered {
                 let Some(received) = protocol::receive(&self.executor)? else { return Ok(()) };
                 let mut descriptors = received.descriptors;
                 let socket = (!descriptors.is_empty()).then(|| descriptors.remove(0));
-                self.obey(received.message, socket, descriptors);
+                self.handle(received.message, socket, descriptors);
             }
         }
     }
 
-    fn obey(&mut self, order: ForkServerOrder, socket: Option<OwnedFd>, mut beside: Vec<OwnedFd>) {
+    fn handle(&mut self, order: ForkServerOrder, socket: Option<OwnedFd>, mut beside: Vec<OwnedFd>) {
         match (order, socket) {
             (ForkServerOrder::WarmInit { open_network, in_folder }, Some(socket)) => {
                 let folder = (in_folder && !beside.is_empty()).then(|| beside.remove(0));
-                self.make_warm_init(open_network, &socket, &Joined { folder, tasks: beside });
+                self.make_warm_init(open_network, &socket, &JoinedGroups { folder, tasks: beside });
             }
             (ForkServerOrder::Supervisor, Some(socket)) => self.make_supervisor(socket),
-            (ForkServerOrder::Owner { uid, gid }, Some(socket)) => {
+            (ForkServerOrder::IdMapNamespace { uid, gid }, Some(socket)) => {
                 // Whoever waits at the socket's other end sees it end, should nothing come.
                 let _ = match identity::namespace(uid, gid) {
                     Ok(made) => protocol::send(&socket, &ForkServerReport { error: None }, &[made.as_fd()]),
                     Err(error) => protocol::send(&socket, &ForkServerReport { error: Some(error.to_string()) }, &[]),
                 };
             }
-            (ForkServerOrder::Keep { child, protected, placeholders, groups }, Some(socket)) => {
-                let mut belongings = Belongings { groups, held: Vec::new() };
-                let held = self.held.hold(&protected, &placeholders, &mut belongings.held);
+            (ForkServerOrder::Register { child, protected, placeholders, groups }, Some(socket)) => {
+                let mut resources = ChildResources { groups, held: Vec::new() };
+                let held = self.held.hold(&protected, &placeholders, &mut resources.held);
                 match Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid)) {
-                    Some(known) => *known = belongings,
-                    None => belongings.remove(&mut self.held),
+                    Some(known) => *known = resources,
+                    None => resources.remove(&mut self.held),
                 }
                 let report = ForkServerReport { error: held.err().map(|error| error.to_string()) };
                 let _ = protocol::send(&socket, &report, &[]);
             }
             (ForkServerOrder::Rest { child, places }, Some(socket)) => {
-                if let Some(belongings) = Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid)) {
-                    let resting = belongings.held.extract_if(.., |path| places.contains(path)).collect::<Vec<_>>();
+                if let Some(resources) = Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid)) {
+                    let resting = resources.held.extract_if(.., |path| places.contains(path)).collect::<Vec<_>>();
                     // Children before their parents.
                     resting.iter().rev().for_each(|path| self.held.release(path));
                 }
@@ -182,31 +182,31 @@ impl ForkServer {
                 let error = self.wake(child, placeholders, beside.pop(), &steps).err().map(|error| error.to_string());
                 let _ = protocol::send(&socket, &ForkServerReport { error }, &[]);
             }
-            (ForkServerOrder::Settle { child, linger }, Some(socket)) => self.settle(child, linger, socket),
+            (ForkServerOrder::End { child, linger }, Some(socket)) => self.end_child(child, linger, socket),
             (_, None) => {}
         }
     }
 
     /// Takes note of who has ended. Nobody is our child but those that we made and those that lost their parent by violence.
-    fn bury(&mut self) {
+    fn reap(&mut self) {
         for (pid, was_killed) in self.tree.reap_strangers(&self.children) {
-            if let Some(mut belongings) = self.children.remove(&pid) {
-                if was_killed && self.settling.iter().all(|(child, _)| *child != pid) {
+            if let Some(mut resources) = self.children.remove(&pid) {
+                if was_killed && self.waiting_for_end.iter().all(|(child, _)| *child != pid) {
                     // The kernel may have killed it for its memory, which only the counters of its cgroups tell.
-                    self.lost.insert(pid, std::mem::take(&mut belongings.groups));
+                    self.lost.insert(pid, std::mem::take(&mut resources.groups));
                 }
-                belongings.remove(&mut self.held);
+                resources.remove(&mut self.held);
             }
         }
     }
 
     /// Enters a child, and removes the cgroups of a lost one that had the same number.
-    fn enter(&mut self, pid: Pid) {
-        self.remove_lost(pid);
-        self.children.insert(pid, Belongings::default());
+    fn register(&mut self, pid: Pid) {
+        self.remove_groups_of(pid);
+        self.children.insert(pid, ChildResources::default());
     }
 
-    fn remove_lost(&mut self, pid: Pid) {
+    fn remove_groups_of(&mut self, pid: Pid) {
         self.lost.remove(&pid).iter().flatten().for_each(|group| remove_group(group));
     }
 
@@ -220,12 +220,12 @@ impl ForkServer {
     ) -> io::Result<()> {
         let gone = || io::Error::other("the sandbox is gone");
         let namespace = namespace.ok_or_else(gone)?;
-        let belongings = Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid)).ok_or_else(gone)?;
+        let resources = Pid::from_raw(child).and_then(|pid| self.children.get_mut(&pid)).ok_or_else(gone)?;
         // A person may have made one of the names meanwhile: it is covered as it is.
         let (theirs, missing): (Vec<_>, Vec<_>) =
             placeholders.into_iter().partition(|place| is_marked(&place.path) == Marked::No);
         let theirs: Vec<_> = theirs.into_iter().map(|place| place.path).collect();
-        self.held.hold(&theirs, &missing, &mut belongings.held)?;
+        self.held.hold(&theirs, &missing, &mut resources.held)?;
         match sys::fork(0)? {
             None => {
                 let entered = sys::enter_mounts(&namespace).and_then(|()| mounts::mask_again(steps));
@@ -241,19 +241,19 @@ impl ForkServer {
         }
     }
 
-    fn settle(&mut self, child: i32, linger: bool, socket: OwnedFd) {
+    fn end_child(&mut self, child: i32, linger: bool, socket: OwnedFd) {
         // Only a child that was not waited for: its number is its own.
         if let Some(pid) = Pid::from_raw(child)
-            && let Some(belongings) = self.children.get_mut(&pid)
+            && let Some(resources) = self.children.get_mut(&pid)
         {
             if linger {
                 let until = Instant::now() + LINGER;
-                self.lingering.extend(belongings.held.drain(..).rev().map(|path| (until, path)));
+                self.lingering.extend(resources.held.drain(..).rev().map(|path| (until, path)));
             }
             let _ = process::kill_process(pid, Signal::KILL);
-            self.settling.push((pid, socket));
+            self.waiting_for_end.push((pid, socket));
         } else if let Some(pid) = Pid::from_raw(child) {
-            self.remove_lost(pid);
+            self.remove_groups_of(pid);
         }
     }
 
@@ -261,21 +261,21 @@ impl ForkServer {
         match sys::fork(0) {
             Ok(None) => {
                 let kept = sys::close_all_but(&mut [0, 1, 2, socket.as_raw_fd()]);
-                if kept.is_err() || parted().is_err() {
+                if kept.is_err() || die_with_parent().is_err() {
                     sys::exit_now(1);
                 }
-                volunteer();
+                prefer_for_oom_kill();
                 Supervisor { socket, landlock: None, private: Vec::new() }.live()
             }
-            Ok(Some(pid)) => self.enter(pid),
+            Ok(Some(pid)) => self.register(pid),
             // Whoever waits at the socket's other end sees it end.
             Err(_) => {}
         }
     }
 
-    fn make_warm_init(&mut self, open_network: bool, socket: &OwnedFd, joined: &Joined) {
-        match self.try_make_warm_init(open_network, socket, joined) {
-            Ok(pid) => self.enter(pid),
+    fn make_warm_init(&mut self, open_network: bool, socket: &OwnedFd, groups_to_join: &JoinedGroups) {
+        match self.try_make_warm_init(open_network, socket, groups_to_join) {
+            Ok(pid) => self.register(pid),
             Err((doing, error)) => {
                 let report = InitReport::Failed { doing: doing.into(), error: error.to_string() };
                 let _ = protocol::send(socket, &report, &[]);
@@ -287,7 +287,7 @@ impl ForkServer {
         &mut self,
         open_network: bool,
         socket: &OwnedFd,
-        joined: &Joined,
+        groups_to_join: &JoinedGroups,
     ) -> Result<Pid, (&'static str, io::Error)> {
         let identity = Identity::of_this_process();
         let filter = match self.filter.take() {
@@ -305,9 +305,9 @@ impl ForkServer {
         if !open_network {
             flags |= libc::CLONE_NEWNET;
         }
-        match joined.fork(flags).map_err(|error| ("making namespaces", namespaces::explained(error)))? {
+        match groups_to_join.fork(flags).map_err(|error| ("making namespaces", namespaces::explained(error)))? {
             None => {
-                joined.enter();
+                groups_to_join.join();
                 let Ok(socket) = socket.try_clone() else { sys::exit_now(1) };
                 // What is closed here must not be closed again.
                 std::mem::forget(go);
@@ -329,12 +329,12 @@ impl ForkServer {
 }
 
 /// If the machine runs out of memory, it should be a command that goes and not the executor. What comes of this process inherits it.
-pub(crate) fn volunteer() {
+pub(crate) fn prefer_for_oom_kill() {
     let _ = fs::write("/proc/self/oom_score_adj", "500");
 }
 
 /// Makes sure that this process ends with the one that made it.
-pub(crate) fn parted() -> io::Result<()> {
+pub(crate) fn die_with_parent() -> io::Result<()> {
     process::set_parent_process_death_signal(Some(Signal::KILL))?;
     Ok(())
 }
@@ -343,14 +343,14 @@ pub(crate) fn parted() -> io::Result<()> {
 ///
 /// Entering by itself takes a process no time. To be moved by another makes the kernel wait for all of its processors, for some
 /// 10 ms. The executor moves the process where entering failed.
-struct Joined {
+struct JoinedGroups {
     /// The folder of the group of cgroup v2.
     folder: Option<OwnedFd>,
     /// The files `tasks` of the groups of v1.
     tasks: Vec<OwnedFd>,
 }
 
-impl Joined {
+impl JoinedGroups {
     /// Makes a copy of this process, in the group of v2 where that works.
     fn fork(&self, flags: i32) -> io::Result<Option<Pid>> {
         let within = self.folder.as_ref().map(|folder| sys::fork_into(flags, folder.as_fd()));
@@ -359,7 +359,7 @@ impl Joined {
     }
 
     /// Moves this process, which has one thread, to the groups of v1.
-    fn enter(&self) {
+    fn join(&self) {
         for tasks in &self.tasks {
             let _ = rustix::io::write(tasks, b"0");
         }
@@ -368,13 +368,13 @@ impl Joined {
 
 /// What must not outlive a sandbox.
 #[derive(Default)]
-struct Belongings {
+struct ChildResources {
     groups: Vec<PathBuf>,
     /// The places that are held for it, parents first.
     held: Vec<PathBuf>,
 }
 
-impl Belongings {
+impl ChildResources {
     fn remove(self, held: &mut Placeholders) {
         for group in &self.groups {
             remove_group(group);

@@ -12,30 +12,61 @@ use tokio_util::sync::CancellationToken;
 use wieldy_core::{Command, OutputSink, ResourceLimits, SandboxError, Stdin, Stream};
 
 use super::protocol::{ForkServerOrder, RunLimits, RunOrder};
-use super::run::{SupervisorClient, Went};
-use super::socket::{ForkServerClient, Link, settle};
+use super::run::{RunOutcome, SupervisorClient};
+use super::socket::{ForkServerClient, Socket, end_child};
 
 /// The `PATH` of such a program, which is all of its environment.
 pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A supervisor in which a runtime can run, or whatever else keeps a sandbox.
-pub(crate) struct Hand {
+/// A supervisor outside of every sandbox, with the fork server that made it and must not end before it.
+pub(crate) struct HostSupervisor {
     supervisor: SupervisorClient,
     fork_server: Arc<ForkServerClient>,
-    /// What the supervisor looks at while something runs.
+}
+
+impl HostSupervisor {
+    pub(crate) async fn new() -> io::Result<Self> {
+        let fork_server = ForkServerClient::of_this_process()?;
+        let (socket, theirs) = Socket::pair()?;
+        fork_server.order(&ForkServerOrder::Supervisor, &theirs)?;
+        drop(theirs);
+        Ok(Self { supervisor: SupervisorClient::arrive(socket).await?, fork_server })
+    }
+
+    /// Runs a command to its end, and returns the supervisor for the next one unless it was lost. Then the fork server has ended everything
+    /// that it was responsible for.
+    pub(crate) async fn run(
+        mut self,
+        command: &Command,
+        order: RunOrder,
+        output: &dyn OutputSink,
+        stop: &CancellationToken,
+    ) -> (Result<RunOutcome, SandboxError>, Option<Self>) {
+        let outcome = self.supervisor.run(command, order, output, stop).await;
+        if outcome.as_ref().map_or_else(SandboxError::is_crash, |outcome| outcome.supervisor_lost) {
+            let Self { supervisor, fork_server } = self;
+            let child = supervisor.pid();
+            drop(supervisor);
+            let _ = end_child(&fork_server, child, false).await;
+            return (outcome, None);
+        }
+        (outcome, Some(self))
+    }
+}
+
+/// A program outside of every sandbox, before it starts.
+pub(crate) struct HostProcess {
+    host: HostSupervisor,
+    /// The folder in which the supervisor counts what the program writes.
     workspace: PathBuf,
     limits: RunLimits,
     is_raw: bool,
 }
 
-impl Hand {
+impl HostProcess {
     pub(crate) async fn new() -> io::Result<Self> {
-        let fork_server = ForkServerClient::of_this_process()?;
-        let (link, socket) = Link::pair()?;
-        fork_server.order(&ForkServerOrder::Supervisor, &socket)?;
-        drop(socket);
-        let (supervisor, workspace) = (SupervisorClient::arrive(link).await?, PathBuf::from("/"));
-        Ok(Self { supervisor, fork_server, workspace, limits: RunLimits::default(), is_raw: false })
+        let host = HostSupervisor::new().await?;
+        Ok(Self { host, workspace: PathBuf::from("/"), limits: RunLimits::default(), is_raw: false })
     }
 
     /// The same, but whatever it runs is ended once more comes into the workspace than the limits allow.
@@ -53,19 +84,19 @@ impl Hand {
     }
 
     pub(crate) fn pid(&self) -> rustix::process::Pid {
-        self.supervisor.pid()
+        self.host.supervisor.pid()
     }
 
     /// Runs a program to its end, with the input and the terminal of `command`; whatever it started ends with it.
     pub(crate) async fn run(
-        mut self,
+        self,
         program: &Path,
         words: Vec<String>,
         command: &wieldy_core::Command,
         grace: Duration,
         output: &dyn OutputSink,
         stop: &CancellationToken,
-    ) -> Result<Went, SandboxError> {
+    ) -> Result<RunOutcome, SandboxError> {
         let order = RunOrder {
             program: program.to_string_lossy().into_owned(),
             arguments: words,
@@ -77,21 +108,14 @@ impl Hand {
             is_raw: self.is_raw,
             limits: self.limits,
         };
-        let went = self.supervisor.run(command, order, output, stop).await;
-        if went.as_ref().map_or_else(SandboxError::is_crash, |went| went.supervisor_lost) {
-            let Self { supervisor, fork_server, .. } = self;
-            let child = supervisor.pid();
-            drop(supervisor);
-            let _ = settle(&fork_server, child, false).await;
-        }
-        went
+        self.host.run(command, order, output, stop).await.0
     }
 }
 
 /// What nobody hears.
-pub(crate) struct Nowhere;
+pub(crate) struct NullSink;
 
-impl OutputSink for Nowhere {
+impl OutputSink for NullSink {
     fn write(&self, _stream: Stream, _bytes: &[u8]) {}
 }
 

@@ -75,13 +75,13 @@ impl Init {
     fn build_and_serve(self) -> io::Result<()> {
         let _ = thread::set_name(c"wieldy-init");
         process::setsid()?;
-        fork_server::parted()?;
-        fork_server::volunteer();
+        fork_server::die_with_parent()?;
+        fork_server::prefer_for_oom_kill();
         protocol::send(&self.socket, &InitReport::Waiting, &[])?;
         let Some((InitOrder::Prepare(steps), beside)) = self.order()? else { return Ok(()) };
         let prepared = match self.prepare(&steps, beside) {
             Ok(prepared) => prepared,
-            Err(failure) => return self.give_up(failure),
+            Err(failure) => return self.report_failure(failure),
         };
         protocol::send(&self.socket, &InitReport::Prepared, &[])?;
         let Some((InitOrder::Build(order), beside)) = self.order()? else { return Ok(()) };
@@ -92,7 +92,7 @@ impl Init {
                 seccomp::install(&self.filter)?;
                 ready.serve(&self.socket)
             }
-            Err(failure) => self.give_up(failure),
+            Err(failure) => self.report_failure(failure),
         }
     }
 
@@ -101,7 +101,7 @@ impl Init {
         Ok(protocol::receive(&self.socket)?.map(|received| (received.message, received.descriptors)))
     }
 
-    fn give_up(&self, (doing, error): Failure) -> io::Result<()> {
+    fn report_failure(&self, (doing, error): Failure) -> io::Result<()> {
         protocol::send(&self.socket, &InitReport::Failed { doing, error: error.to_string() }, &[])
     }
 
@@ -111,7 +111,7 @@ impl Init {
         let sources = mounts::open_sources(steps)?;
         self.identity.assume().map_err(doing("becoming the sandbox's user"))?;
         // Once more, since a change of user undoes it.
-        fork_server::parted().map_err(doing("tying the sandbox to its fork server"))?;
+        fork_server::die_with_parent().map_err(doing("tying the sandbox to its fork server"))?;
         let root = NewRoot::begin(steps).map_err(doing("moving to the new root"))?;
         root.add(steps, sources)?;
         let _ = rustix::system::sethostname(b"sandbox");
@@ -222,7 +222,8 @@ impl Ready {
             None => {
                 let landlock = self.landlock.try_clone()?;
                 let mut kept = [0, 1, 2, socket.as_raw_fd(), landlock.as_raw_fd()];
-                if sys::close_all_but(&mut kept).is_err() || first().is_err() || fork_server::parted().is_err() {
+                if sys::close_all_but(&mut kept).is_err() || first().is_err() || fork_server::die_with_parent().is_err()
+                {
                     sys::exit_now(1);
                 }
                 Supervisor { socket, landlock: Some(landlock), private: self.private.clone() }.live()

@@ -28,17 +28,17 @@ pub(crate) enum ForkServerOrder {
     /// Make a supervisor without walls; beside it comes its socket.
     Supervisor,
     /// Hand over a user namespace in which the files of this owner are those of the sandboxes' account, through the socket beside it.
-    Owner { uid: u32, gid: u32 },
+    IdMapNamespace { uid: u32, gid: u32 },
     /// Hold these places for this child, the missing ones by placeholders, and say so through the socket beside it. When the child is
     /// gone, let go of them, and remove its cgroups.
-    Keep { child: i32, protected: Vec<PathBuf>, placeholders: Vec<Placeholder>, groups: Vec<PathBuf> },
+    Register { child: i32, protected: Vec<PathBuf>, placeholders: Vec<Placeholder>, groups: Vec<PathBuf> },
     /// Let go of these placeholders of a child that is idle, and say so through the socket beside it.
     Rest { child: i32, places: Vec<PathBuf> },
     /// Hold these places for a child again, take the steps that cover them in its mount namespace, which comes beside the socket, and say so.
     Wake { child: i32, placeholders: Vec<Placeholder>, steps: Vec<plan::Step> },
     /// Kill this child, and close the socket beside it when it is gone, and with it everything that it left behind; but if `linger`, the
     /// places that were held for it only a little later, since the next one will most likely need them, too.
-    Settle { child: i32, linger: bool },
+    End { child: i32, linger: bool },
 }
 
 /// What the executor tells a sandbox's first process.
@@ -138,7 +138,7 @@ pub(crate) enum SupervisorReport {
     /// The command has a terminal, whose other end comes beside this.
     Terminal,
     /// The command could not be started.
-    NotStarted { step: Step, errno: i32 },
+    NotStarted { step: StartStep, errno: i32 },
     /// The command has ended and nothing of its tree is left.
     Ended(RunReport),
 }
@@ -175,7 +175,7 @@ pub(crate) enum Limit {
 
 /// What could not be done to start a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Step {
+pub(crate) enum StartStep {
     Order,
     Fork,
     Session,
@@ -187,7 +187,7 @@ pub(crate) enum Step {
     Program,
 }
 
-impl std::fmt::Display for Step {
+impl std::fmt::Display for StartStep {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Order => "cannot read the order",

@@ -22,23 +22,23 @@ use crate::sys;
 const ROOM_EVERY: Duration = Duration::from_millis(1);
 
 /// A socket that messages come and go through without anybody being kept waiting.
-pub(crate) struct Link {
-    socket: AsyncFd<OwnedFd>,
+pub(crate) struct Socket {
+    fd: AsyncFd<OwnedFd>,
 }
 
-impl Link {
+impl Socket {
     /// Two ends: ours, and one for somebody else.
     pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = protocol::pair()?;
         // Messages say which process they come from, in numbers that are ours.
         rustix::net::sockopt::set_socket_passcred(&ours, true)?;
-        Ok((Self { socket: sys::watched(ours, Interest::READABLE)? }, theirs))
+        Ok((Self { fd: sys::watched(ours, Interest::READABLE)? }, theirs))
     }
 
     /// Sends a message with descriptors beside it.
     pub(crate) async fn send<T: Serialize>(&self, message: &T, beside: &[BorrowedFd<'_>]) -> io::Result<()> {
         loop {
-            match protocol::send(self.socket.get_ref(), message, beside) {
+            match protocol::send(self.fd.get_ref(), message, beside) {
                 // Whoever is at the other end takes a message before the next one comes, so this is rare; to be told of room would wake us
                 // each time one was taken.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => tokio::time::sleep(ROOM_EVERY).await,
@@ -49,19 +49,19 @@ impl Link {
 
     /// Whether the other end, which says nothing unasked, is still there.
     pub(crate) fn is_alive(&self) -> bool {
-        is_silent(self.socket.get_ref())
+        is_silent(self.fd.get_ref())
     }
 
     /// Sends a message if there is room for it.
     pub(crate) fn try_send<T: Serialize>(&self, message: &T) -> io::Result<()> {
-        protocol::send(self.socket.get_ref(), message, &[])
+        protocol::send(self.fd.get_ref(), message, &[])
     }
 
     /// Waits for the next message; nothing once the other end is gone.
     pub(crate) async fn receive<T: DeserializeOwned>(&self) -> io::Result<Option<Received<T>>> {
         loop {
-            let mut ready = self.socket.ready(Interest::READABLE).await?;
-            match protocol::receive(self.socket.get_ref()) {
+            let mut ready = self.fd.ready(Interest::READABLE).await?;
+            match protocol::receive(self.fd.get_ref()) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready_matching(Ready::READABLE),
                 received => return received,
             }
@@ -135,30 +135,30 @@ impl ForkServerClient {
 
     /// The same with a descriptor beside the order.
     pub(crate) async fn ask_with(&self, order: &ForkServerOrder, beside: BorrowedFd<'_>) -> io::Result<Vec<OwnedFd>> {
-        let (link, socket) = Link::pair()?;
-        self.send(order, &[socket.as_fd(), beside])?;
-        drop(socket);
-        Answer(link).wait().await
+        let (socket, theirs) = Socket::pair()?;
+        self.send(order, &[theirs.as_fd(), beside])?;
+        drop(theirs);
+        PendingReply(socket).wait().await
     }
 
     /// Gives an order that will be answered.
-    pub(crate) fn begin(&self, order: &ForkServerOrder) -> io::Result<Answer> {
-        let (link, socket) = Link::pair()?;
-        self.order(order, &socket)?;
-        Ok(Answer(link))
+    pub(crate) fn begin(&self, order: &ForkServerOrder) -> io::Result<PendingReply> {
+        let (socket, theirs) = Socket::pair()?;
+        self.order(order, &theirs)?;
+        Ok(PendingReply(socket))
     }
 
     /// A user namespace in which the files of this owner are those of the sandboxes' account.
-    pub(crate) async fn owner(&self, uid: u32, gid: u32) -> io::Result<OwnedFd> {
-        let namespace = self.ask(&ForkServerOrder::Owner { uid, gid }).await?.into_iter().next();
+    pub(crate) async fn id_map_namespace(&self, uid: u32, gid: u32) -> io::Result<OwnedFd> {
+        let namespace = self.ask(&ForkServerOrder::IdMapNamespace { uid, gid }).await?.into_iter().next();
         namespace.ok_or_else(|| io::Error::other("the fork server sent nothing"))
     }
 }
 
 /// What the fork server will say to an order.
-pub(crate) struct Answer(Link);
+pub(crate) struct PendingReply(Socket);
 
-impl Answer {
+impl PendingReply {
     /// Waits until it is said; what was asked for comes beside it.
     pub(crate) async fn wait(self) -> io::Result<Vec<OwnedFd>> {
         match self.0.receive::<ForkServerReport>().await? {
@@ -170,11 +170,11 @@ impl Answer {
 }
 
 /// Waits until a child of the fork server is gone, and with it everything that it left behind.
-pub(crate) async fn settle(fork_server: &ForkServerClient, child: Pid, linger: bool) -> io::Result<()> {
-    let (link, socket) = Link::pair()?;
-    fork_server.order(&ForkServerOrder::Settle { child: child.as_raw_pid(), linger }, &socket)?;
-    drop(socket);
-    link.receive::<()>().await.map(drop)
+pub(crate) async fn end_child(fork_server: &ForkServerClient, child: Pid, linger: bool) -> io::Result<()> {
+    let (socket, theirs) = Socket::pair()?;
+    fork_server.order(&ForkServerOrder::End { child: child.as_raw_pid(), linger }, &theirs)?;
+    drop(theirs);
+    socket.receive::<()>().await.map(drop)
 }
 
 impl Drop for ForkServerClient {

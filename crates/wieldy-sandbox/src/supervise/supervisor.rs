@@ -17,7 +17,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{DumpableBehavior, Resource, Rlimit, Signal};
 use rustix::{process, thread};
 
-use crate::supervise::protocol::{self, RunOrder, RunReport, Step, SupervisorOrder, SupervisorReport};
+use crate::supervise::protocol::{self, RunOrder, RunReport, StartStep, SupervisorOrder, SupervisorReport};
 use crate::supervise::tree::Tree;
 use crate::supervise::watch::{self, Watch};
 use crate::sys::{self, Program, Stack};
@@ -38,7 +38,7 @@ pub(crate) const DEFAULT_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 /// How often a run is looked at, if there is something to look at.
 pub(crate) const WATCH_EVERY: Duration = Duration::from_millis(20);
 
-type Failure = (Step, i32);
+type Failure = (StartStep, i32);
 
 impl Supervisor {
     /// Serves until nobody is there any more to give orders.
@@ -102,8 +102,8 @@ impl Supervisor {
         let begun = Instant::now();
         let standard = self.standard(order, descriptors)?;
         let mut start = Start {
-            program: program(order).map_err(|errno| (Step::Program, errno))?,
-            folder: text(order.folder.as_os_str().as_bytes()).map_err(|errno| (Step::Folder, errno))?,
+            program: program(order).map_err(|errno| (StartStep::Program, errno))?,
+            folder: text(order.folder.as_os_str().as_bytes()).map_err(|errno| (StartStep::Folder, errno))?,
             standard: standard.each_ref().map(AsRawFd::as_raw_fd),
             has_terminal: order.terminal.is_some(),
             landlock: self.landlock.as_ref().map(AsRawFd::as_raw_fd),
@@ -111,11 +111,12 @@ impl Supervisor {
             failure: None,
         };
         let mut watch = Watch::new(&order.limits, &order.workspace, &self.private);
-        let main = sys::vfork(stack, &mut start, become_command).map_err(|error| (Step::Fork, errno_of(&error)))?;
+        let main =
+            sys::vfork(stack, &mut start, become_command).map_err(|error| (StartStep::Fork, errno_of(&error)))?;
         // Only the command's tree may keep its pipes open.
         drop(standard);
         tree.begin(main);
-        let overrun = self.see_through(tree, &mut watch, order.grace_ms);
+        let overrun = self.wait_for_end(tree, &mut watch, order.grace_ms);
         watch.count_left(tree);
         tree.kill();
         if let Some(failure) = start.failure {
@@ -140,7 +141,7 @@ impl Supervisor {
     fn standard(&self, order: &RunOrder, mut descriptors: Vec<OwnedFd>) -> Result<[OwnedFd; 3], Failure> {
         let Some((rows, columns)) = order.terminal else {
             descriptors.truncate(3);
-            return descriptors.try_into().map_err(|_| (Step::Order, libc::EBADF));
+            return descriptors.try_into().map_err(|_| (StartStep::Order, libc::EBADF));
         };
         let made = || -> io::Result<[OwnedFd; 3]> {
             let (ours, theirs) = terminal(rows, columns)?;
@@ -152,11 +153,11 @@ impl Supervisor {
             protocol::send(&self.socket, &SupervisorReport::Terminal, &[ours.as_fd()])?;
             Ok([theirs.try_clone()?, theirs.try_clone()?, theirs])
         };
-        made().map_err(|error| (Step::Terminal, errno_of(&error)))
+        made().map_err(|error| (StartStep::Terminal, errno_of(&error)))
     }
 
     /// Waits until the command has ended by itself, or has had its grace time after it was told to, or has gone too far.
-    fn see_through(&self, tree: &mut Tree, watch: &mut Watch, grace_ms: u64) -> Option<(protocol::Limit, u64)> {
+    fn wait_for_end(&self, tree: &mut Tree, watch: &mut Watch, grace_ms: u64) -> Option<(protocol::Limit, u64)> {
         let mut deadline: Option<Instant> = None;
         let mut look_at = watch.is_needed().then(|| Instant::now() + WATCH_EVERY);
         let mut gone = false;
@@ -266,34 +267,34 @@ struct Start {
 /// The child's side: becomes the command, or notes why not. Quiet.
 fn become_command(start: &mut Start) {
     let failure = match enter(start) {
-        Ok(()) => (Step::Program, start.program.execute()),
+        Ok(()) => (StartStep::Program, start.program.execute()),
         Err((step, error)) => (step, error.raw_os_error().unwrap_or(libc::EIO)),
     };
     start.failure = Some(failure);
 }
 
-fn enter(start: &Start) -> Result<(), (Step, io::Error)> {
+fn enter(start: &Start) -> Result<(), (StartStep, io::Error)> {
     const FIRST_UNUSED: RawFd = 3;
-    process::setsid().map_err(|error| (Step::Session, error.into()))?;
+    process::setsid().map_err(|error| (StartStep::Session, error.into()))?;
     // Should somebody kill the supervisor, at least the command itself goes with it.
-    process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| (Step::Session, error.into()))?;
+    process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(|error| (StartStep::Session, error.into()))?;
     for (number, &fd) in (0..).zip(&start.standard) {
         // All are above the standard numbers: the supervisor keeps those occupied.
-        sys::duplicate_to(fd, number).map_err(|error| (Step::Descriptors, error))?;
+        sys::duplicate_to(fd, number).map_err(|error| (StartStep::Descriptors, error))?;
     }
     if start.has_terminal {
-        process::ioctl_tiocsctty(rustix::stdio::stdin()).map_err(|error| (Step::Terminal, error.into()))?;
+        process::ioctl_tiocsctty(rustix::stdio::stdin()).map_err(|error| (StartStep::Terminal, error.into()))?;
     }
     for (resource, limit) in start.limits {
         if let Some(wanted) = limit {
-            lower(resource, wanted).map_err(|error| (Step::Limits, error))?;
+            lower(resource, wanted).map_err(|error| (StartStep::Limits, error))?;
         }
     }
-    process::chdir(start.folder.as_c_str()).map_err(|error| (Step::Folder, error.into()))?;
+    process::chdir(start.folder.as_c_str()).map_err(|error| (StartStep::Folder, error.into()))?;
     if let Some(ruleset) = start.landlock {
-        sys::landlock_restrict(ruleset).map_err(|error| (Step::Landlock, error))?;
+        sys::landlock_restrict(ruleset).map_err(|error| (StartStep::Landlock, error))?;
     }
-    sys::close_range(FIRST_UNUSED, RawFd::MAX).map_err(|error| (Step::Descriptors, error))?;
+    sys::close_range(FIRST_UNUSED, RawFd::MAX).map_err(|error| (StartStep::Descriptors, error))?;
     sys::unblock_signals();
     Ok(())
 }

@@ -120,7 +120,7 @@ impl Agent {
         let user =
             user.map(|user| user.to_str().ok().and_then(|user| user.parse().ok()).ok_or(io::ErrorKind::InvalidInput));
         let user = user.transpose()?;
-        fork_server::parted()?;
+        fork_server::die_with_parent()?;
         process::set_child_subreaper(Some(process::getpid()))?;
         let listener = std::os::unix::net::UnixListener::bind(socket)?;
         let tree = Tree::copy(&folder, user.map(|user| (user, user)))?;
@@ -203,12 +203,12 @@ impl Agent {
             None => {
                 let attended = || -> io::Result<()> {
                     let mut connection = connection.try_clone()?;
-                    volunteer(&self.kernel);
+                    prefer_for_oom_kill(&self.kernel);
                     sys::close_all_but(&mut [0, 1, 2, connection.as_raw_fd()])?;
-                    fork_server::parted()?;
+                    fork_server::die_with_parent()?;
                     let _ = thread::set_name(c"wieldy-attend");
                     let begun = Attendant::begin(run, workspace);
-                    if let Err(error) = begun.and_then(|attendant| attendant.see_through(&mut connection)) {
+                    if let Err(error) = begun.and_then(|attendant| attendant.wait_for_end(&mut connection)) {
                         let _ = frames::send(&mut connection, Kind::Failed, error.to_string().as_bytes());
                     }
                     Ok(())
@@ -308,7 +308,7 @@ impl Attendant {
             let begun =
                 sys::close_all_but(&mut [0, 1, 2, theirs.as_raw_fd()]).and_then(|()| become_user(workspace.user));
             // After a change of user, which would undo it.
-            if begun.and_then(|()| fork_server::parted()).is_err() {
+            if begun.and_then(|()| fork_server::die_with_parent()).is_err() {
                 sys::exit_now(1);
             }
             let places =
@@ -342,7 +342,7 @@ impl Attendant {
     }
 
     /// Passes bytes on until the supervisor says how the command went. What the executor does not take, the command cannot print.
-    fn see_through(mut self, connection: &mut File) -> io::Result<()> {
+    fn wait_for_end(mut self, connection: &mut File) -> io::Result<()> {
         loop {
             let happened = self.wait(connection)?;
             let at = |what| happened.contains(&what);
@@ -456,7 +456,7 @@ fn lost() -> io::Error {
 }
 
 /// If the guest runs out of memory, it should be a command that goes, and not the agent.
-fn volunteer(kernel: &OwnedFd) {
+fn prefer_for_oom_kill(kernel: &OwnedFd) {
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     if let Ok(file) = rustix::fs::openat(kernel, "self/oom_score_adj", flags, Mode::empty()) {
         let _ = File::from(file).write_all(b"500");

@@ -94,7 +94,7 @@ pub(super) async fn run(
     tokio::select! {
         biased; // for the same reason
         () = given_up => Err(io::Error::new(io::ErrorKind::TimedOut, "the guest did not end the command")),
-        went = running => went,
+        outcome = running => outcome,
     }
 }
 
@@ -193,9 +193,9 @@ mod tests {
         stop.cancel();
         let given_up = std::pin::pin!(given_up(&stop, grace));
         let running = run(vsock, &command, order, &Nobody, &stop, given_up);
-        let went = tokio::time::timeout(HANGS, running).await.expect("it waits for ever");
+        let outcome = tokio::time::timeout(HANGS, running).await.expect("it waits for ever");
         guest.join().unwrap();
-        went
+        outcome
     }
 
     fn greet(stream: &mut Blocking) {
@@ -239,12 +239,12 @@ mod tests {
             greet(&mut stream);
             hold(stream);
         };
-        for went in [
+        for outcome in [
             stopped(Duration::ZERO, Vec::new(), hold).await,
             stopped(Duration::ZERO, much, deaf).await,
             stopped(Duration::ZERO, Vec::new(), deaf).await,
         ] {
-            assert_eq!(went.unwrap_err().kind(), io::ErrorKind::TimedOut);
+            assert_eq!(outcome.unwrap_err().kind(), io::ErrorKind::TimedOut);
         }
     }
 
@@ -256,7 +256,7 @@ mod tests {
             let report = SupervisorReport::Ended(RunReport { status: 15, ..RunReport::default() });
             frames::tell(&mut stream, Kind::Ended, &report).unwrap();
         };
-        let went = stopped(Duration::from_secs(1000), Vec::new(), obey).await.unwrap();
-        assert!(matches!(went, SupervisorReport::Ended(RunReport { status: 15, .. })));
+        let outcome = stopped(Duration::from_secs(1000), Vec::new(), obey).await.unwrap();
+        assert!(matches!(outcome, SupervisorReport::Ended(RunReport { status: 15, .. })));
     }
 }

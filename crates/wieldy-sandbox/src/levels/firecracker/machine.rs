@@ -29,10 +29,10 @@ use super::sync::{Ours, Room};
 use super::{Base, FirecrackerOptions};
 use crate::cgroup::{Controller, Group, GroupLimits, Hierarchy};
 use crate::limits::{measured, overrun};
-use crate::supervise::host_process::{Hand, blocking, idle_command};
+use crate::supervise::host_process::{HostProcess, blocking, idle_command};
 use crate::supervise::protocol::{RunOrder, RunReport, SupervisorReport};
 use crate::supervise::run::prepare;
-use crate::supervise::run::{Asked, ended};
+use crate::supervise::run::{Requested, ended};
 use crate::view::plan::{Plan, Step};
 
 /// How long Firecracker may take to listen, and a guest to boot.
@@ -183,11 +183,11 @@ impl Machine {
         let folders = group.as_ref().map(|group| group.folders().to_vec()).unwrap_or_default();
         let running = async move {
             let keep = async {
-                let hand = Hand::new().await?;
-                let pid = hand.pid().as_raw_pid().to_string();
+                let process = HostProcess::new().await?;
+                let pid = process.pid().as_raw_pid().to_string();
                 let join = move || folders.iter().try_for_each(|folder| fs::write(folder.join("cgroup.procs"), &pid));
                 blocking(join).await?;
-                let ran = hand.run(&program, words, &idle_command(), Duration::ZERO, &*console, &stop).await;
+                let ran = process.run(&program, words, &idle_command(), Duration::ZERO, &*console, &stop).await;
                 ran.map(drop).map_err(io::Error::other)
             };
             if let Err(error) = keep.await {
@@ -236,17 +236,17 @@ impl Machine {
         stop: &CancellationToken,
     ) -> Result<Exit, SandboxError> {
         let _busy = Busy::new(self);
-        let (order, asked) = order(command, confinement)?;
+        let (order, requested) = order(command, confinement)?;
         // Nobody can tell who in a guest has changed what: also what others did that run beside this one is told here.
         let mut given_up = pin!(calls::given_up(stop, Duration::from_millis(order.grace_ms)));
         let mut breaches = self.sync(given_up.as_mut()).await?;
-        let went = tokio::select! {
-            went = calls::run(self.file("vsock"), command, order, output, stop, given_up.as_mut()) => went,
+        let outcome = tokio::select! {
+            outcome = calls::run(self.file("vsock"), command, order, output, stop, given_up.as_mut()) => outcome,
             () = self.gone.cancelled() => Err(io::Error::other("Firecracker ended")),
         };
-        let report = match went {
+        let report = match outcome {
             Ok(SupervisorReport::Ended(report)) => bounded(report),
-            Ok(SupervisorReport::NotStarted { step, errno }) => return Err(asked.not_started(command, step, errno)),
+            Ok(SupervisorReport::NotStarted { step, errno }) => return Err(requested.not_started(command, step, errno)),
             Ok(_) => return Err(self.lost("it said what makes no sense")),
             // It kept its guest from its work until that was ended with it.
             Err(error) if error.kind() == io::ErrorKind::TimedOut && stop.is_cancelled() => {
@@ -466,7 +466,7 @@ async fn prepare_guest(mut stream: tokio::net::UnixStream, order: &Prepare) -> i
 }
 
 /// A command as the agent takes it, and what was asked for.
-fn order(command: &Command, confinement: &Confinement) -> Result<(RunOrder, Asked), SandboxError> {
+fn order(command: &Command, confinement: &Confinement) -> Result<(RunOrder, Requested), SandboxError> {
     let order = prepare(command, confinement);
     let mut order = order.map_err(|source| SandboxError::Start { program: command.program.clone(), source })?;
     for (name, value) in [("HOME", super::agent::HOME), ("USER", "agent"), ("LOGNAME", "agent")] {
@@ -476,10 +476,10 @@ fn order(command: &Command, confinement: &Confinement) -> Result<(RunOrder, Aske
     let (limits, own) = (&mut order.limits, &confinement.limits);
     (limits.disk_bytes, limits.disk_files) = (own.disk_bytes, own.disk_files);
     (limits.memory_bytes, limits.processes) = (own.memory_bytes, own.processes);
-    let asked = Asked::of(&order);
+    let requested = Requested::of(&order);
     order.folder.clone_from(&command.folder);
     order.workspace = PathBuf::new();
-    Ok((order, asked))
+    Ok((order, requested))
 }
 
 /// What a guest says that it used, as far as it can be so.

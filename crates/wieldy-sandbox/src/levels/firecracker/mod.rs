@@ -43,7 +43,7 @@ pub(crate) use self::machine::enforcement;
 use crate::cgroup::Hierarchy;
 use crate::pool::{Books, Eviction, IdleLimits, Kept, kept_or_built, of_another_shape};
 use crate::state_dir::{self, Home};
-use crate::supervise::run::see_through;
+use crate::supervise::run::run_to_end;
 use crate::view::plan_cache::{OwnFolders, PlanCache};
 
 /// Where programs are looked for.
@@ -206,7 +206,7 @@ impl Sandbox for Firecracker {
         stop: CancellationToken,
     ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
         let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
-        Box::pin(see_through(stop, |stop| async move { shared.execute(&command, &confinement, &*output, &stop).await }))
+        Box::pin(run_to_end(stop, |stop| async move { shared.execute(&command, &confinement, &*output, &stop).await }))
     }
 
     fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {

@@ -49,7 +49,7 @@ impl IdMaps {
         if let Some(namespace) = known().get(&(uid, gid)) {
             return namespace.try_clone();
         }
-        let namespace = fork_server.owner(uid, gid).await?;
+        let namespace = fork_server.id_map_namespace(uid, gid).await?;
         known().insert((uid, gid), namespace.try_clone()?);
         Ok(namespace)
     }

@@ -34,7 +34,7 @@ use crate::cgroup::{Controller, Hierarchy, KnownGroup};
 use crate::disk_quota::Ledger;
 use crate::disk_quota::Ran;
 use crate::pool::{Books, Eviction, kept_or_built, no_longer_intact, of_another_shape};
-use crate::supervise::run::see_through;
+use crate::supervise::run::run_to_end;
 use crate::view::placeholders::host_view::Planned;
 use crate::view::plan::{self, Plan, Step};
 use crate::view::plan_cache::{OwnFolders, PlanCache};
@@ -138,7 +138,7 @@ impl Sandbox for Native {
         stop: CancellationToken,
     ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
         let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
-        Box::pin(see_through(stop, |stop| async move {
+        Box::pin(run_to_end(stop, |stop| async move {
             let left = shared.ledger.rest(&confinement);
             let ran = shared.execute(&command, &left, &output, &stop).await?;
             Ok(shared.ledger.enter(&confinement, ran))

@@ -27,11 +27,11 @@ use crate::disk_quota::Ran;
 use crate::limits::{group_limits, is_told, measured, overrun, overrun_of_group, usage};
 use crate::pool::Kept;
 use crate::proxy::{self, Allowed, Proxy};
-use crate::supervise::host_process::Nowhere;
+use crate::supervise::host_process::NullSink;
 use crate::supervise::protocol::{BuildOrder, ForkServerOrder, InitOrder, InitReport, RunOrder};
 use crate::supervise::run::prepare;
-use crate::supervise::run::{SupervisorClient, Went};
-use crate::supervise::socket::{ForkServerClient, Link, settle};
+use crate::supervise::run::{RunOutcome, SupervisorClient};
+use crate::supervise::socket::{ForkServerClient, Socket, end_child};
 use crate::view::masked::Masked;
 use crate::view::masked::{MaskedPath, are_unchanged, file_id, masked_by};
 use crate::view::placeholders::Placeholder;
@@ -51,7 +51,7 @@ pub(super) struct NativeSandbox {
     created_at: Timestamp,
     limits: ResourceLimits,
     pub(super) fork_server: Arc<ForkServerClient>,
-    init: Link,
+    init: Socket,
     pub(super) init_pid: Pid,
     group: Group,
     enforcement: Vec<Enforcement>,
@@ -245,16 +245,16 @@ impl NativeSandbox {
         set.map_err(|error| SandboxError::Creation { reason: format!("limiting a cgroup: {error}") })?;
         let meter = pooled.group.go_on();
         let complaints = Complaints::new(&**output);
-        let went = pooled.supervisor.run(command, order, &complaints, stop).await;
+        let outcome = pooled.supervisor.run(command, order, &complaints, stop).await;
         let mut used = pooled.group.used(&meter);
         used.leave_out(pooled.residents);
-        match &went {
-            Ok(Went { supervisor_lost: true, .. }) => self.end_lost(pooled).await,
+        match &outcome {
+            Ok(RunOutcome { supervisor_lost: true, .. }) => self.end_lost(pooled).await,
             Err(error) if error.is_crash() => self.end_lost(pooled).await,
             _ if used.memory_peak_bytes.is_some_and(|peak| peak.least > SETTLE_BYTES_MIN) => self.settle(pooled),
             _ => self.put_back(pooled),
         }
-        let Went { ended, report, .. } = match went {
+        let RunOutcome { ended, report, .. } = match outcome {
             // What a command leaves in private folders is memory, too: its supervisor may have found none left for itself.
             Err(error) if error.is_crash() => match overrun_of_group(&used, limits, &self.limits) {
                 Some(overrun) if overrun.limit == "memory_bytes" => {
@@ -268,7 +268,7 @@ impl NativeSandbox {
                     return Err(reason.map_or(error, |reason| SandboxError::Crashed { reason }));
                 }
             },
-            went => went?,
+            outcome => outcome?,
         };
         let overrun = match report.overrun {
             Some((limit, used)) => Some(overrun(limit, used, limits, &confinement.place_limits)),
@@ -308,7 +308,7 @@ impl NativeSandbox {
 
     /// Runs a program that does nothing, so that the first command finds everything laid out in the kernel, too.
     pub(super) async fn warm_up(self: &Arc<Self>, confinement: &Confinement) {
-        let nowhere: Arc<dyn OutputSink> = Arc::new(Nowhere);
+        let nowhere: Arc<dyn OutputSink> = Arc::new(NullSink);
         // Whatever comes of it, the command that follows will tell.
         let _ = self.run(&idle_command(), confinement, &nowhere, &CancellationToken::new()).await;
         self.executed.store(0, Ordering::Relaxed);
@@ -335,10 +335,10 @@ impl NativeSandbox {
     }
 
     async fn make_supervisor(&self) -> io::Result<PooledSupervisor> {
-        let (link, socket) = Link::pair()?;
-        self.init.send(&InitOrder::Supervisor, &[socket.as_fd()]).await?;
-        drop(socket);
-        let supervisor = SupervisorClient::arrive(link).await?;
+        let (socket, theirs) = Socket::pair()?;
+        self.init.send(&InitOrder::Supervisor, &[theirs.as_fd()]).await?;
+        drop(theirs);
+        let supervisor = SupervisorClient::arrive(socket).await?;
         let number = self.supervisors_made.fetch_add(1, Ordering::Relaxed);
         let group = self.group.child(&format!("supervisor-{number}"))?;
         let pid = supervisor.pid();
@@ -381,13 +381,13 @@ impl NativeSandbox {
         let killed = tokio::task::spawn_blocking(move || group.kill()).await;
         if !matches!(killed, Ok(Ok(()))) {
             // Nobody can tell what is left, so nothing may be.
-            let _ = settle(&self.fork_server, self.init_pid, false).await;
+            let _ = end_child(&self.fork_server, self.init_pid, false).await;
         }
     }
 
     /// Ends everything in it and waits until it is gone; what was held for it may `linger`.
     pub(super) async fn end(self: Arc<Self>, linger: bool) {
-        let _ = settle(&self.fork_server, self.init_pid, linger).await;
+        let _ = end_child(&self.fork_server, self.init_pid, linger).await;
     }
 }
 
@@ -406,7 +406,7 @@ async fn hold(
     steps: &[Step],
     placeholders: Vec<Placeholder>,
 ) -> Result<Vec<MaskedPath>, BuildError> {
-    let kept = ForkServerOrder::Keep {
+    let kept = ForkServerOrder::Register {
         child: init_pid.as_raw_pid(),
         protected: plan::protected(steps),
         placeholders,

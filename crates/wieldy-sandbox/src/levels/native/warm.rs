@@ -13,10 +13,10 @@ use wieldy_core::{Command, ResourceLimits, SandboxError, SandboxRef, Stdin};
 
 use crate::cgroup::Group;
 use crate::limits::group_limits;
-use crate::supervise::host_process::Nowhere;
+use crate::supervise::host_process::NullSink;
 use crate::supervise::protocol::{ForkServerOrder, InitOrder, InitReport, Received, RunOrder};
 use crate::supervise::run::SupervisorClient;
-use crate::supervise::socket::{ForkServerClient, Link};
+use crate::supervise::socket::{ForkServerClient, Socket};
 use crate::view::masked::{MaskedPath, are_unchanged, masked_by};
 use crate::view::plan::Step;
 
@@ -25,7 +25,7 @@ use crate::view::plan::Step;
 pub(super) struct WarmInit {
     pub(super) made: SandboxRef,
     pub(super) fork_server: Arc<ForkServerClient>,
-    pub(super) init: Link,
+    pub(super) init: Socket,
     pub(super) init_pid: Pid,
     pub(super) group: Group,
     /// Where the init itself is, and what it makes.
@@ -64,19 +64,19 @@ impl WarmInit {
     ) -> Result<Self, SandboxError> {
         let fork_server =
             ForkServerClient::of_this_process().map_err(|error| failed("starting the fork server", &error))?;
-        let (init, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
+        let (init, theirs) = Socket::pair().map_err(|error| failed("making a socket", &error))?;
         // While a new fork server starts.
         let group = group().map_err(|error| failed("making a cgroup", &error))?;
         let first = group.child("supervisor-0").map_err(|error| failed("making a cgroup", &error))?;
         let ways = first.ways_in();
         let order = ForkServerOrder::WarmInit { open_network, in_folder: ways.folder.is_some() };
-        let beside = std::iter::once(&socket).chain(&ways.folder).chain(&ways.tasks);
+        let beside = std::iter::once(&theirs).chain(&ways.folder).chain(&ways.tasks);
         let beside: Vec<BorrowedFd<'_>> = beside.map(AsFd::as_fd).collect();
         fork_server.send(&order, &beside).map_err(|error| failed("asking the fork server", &error))?;
-        drop((socket, ways));
+        drop((theirs, ways));
         let received = report(&init).await?;
         let init_pid = received.sender.ok_or_else(|| creation("its first process did not say who it is".into()))?;
-        let kept = ForkServerOrder::Keep {
+        let kept = ForkServerOrder::Register {
             child: init_pid.as_raw_pid(),
             protected: Vec::new(),
             placeholders: Vec::new(),
@@ -96,12 +96,12 @@ impl WarmInit {
     }
 
     pub(super) async fn prepare_steps(&self, steps: Vec<Step>) -> Result<Prepared, SandboxError> {
-        let (supervisor, socket) = Link::pair().map_err(|error| failed("making a socket", &error))?;
+        let (supervisor, theirs) = Socket::pair().map_err(|error| failed("making a socket", &error))?;
         // Before, so that a file that is put in the place of another meanwhile is not taken for the one that was covered.
         let masked = masked_by(&steps);
         let order = InitOrder::Prepare(steps.clone());
-        self.init.send(&order, &[socket.as_fd()]).await.map_err(|error| failed("giving an order", &error))?;
-        drop(socket);
+        self.init.send(&order, &[theirs.as_fd()]).await.map_err(|error| failed("giving an order", &error))?;
+        drop(theirs);
         report(&self.init).await?;
         let supervisor =
             SupervisorClient::arrive(supervisor).await.map_err(|error| failed("making a supervisor", &error))?;
@@ -114,7 +114,7 @@ impl WarmInit {
         self.first.begin();
         let order = RunOrder { program: IDLE.into(), workspace: "/".into(), folder: "/".into(), ..RunOrder::default() };
         let (command, stop) = (idle_command(), CancellationToken::new());
-        match tokio::time::timeout(IDLE_MAX, prepared.supervisor.run(&command, order, &Nowhere, &stop)).await {
+        match tokio::time::timeout(IDLE_MAX, prepared.supervisor.run(&command, order, &NullSink, &stop)).await {
             Ok(Err(error)) if error.is_crash() => Err(error),
             // Not every system has that program.
             Ok(_) => Ok(()),
@@ -140,7 +140,7 @@ impl WarmInit {
 }
 
 /// What a sandbox's first process says next, unless it is that it failed.
-pub(super) async fn report(init: &Link) -> Result<Received<InitReport>, SandboxError> {
+pub(super) async fn report(init: &Socket) -> Result<Received<InitReport>, SandboxError> {
     let received = init.receive::<InitReport>().await.map_err(|error| creation(error.to_string()))?;
     match received {
         Some(Received { message: InitReport::Failed { doing, error }, .. }) => {

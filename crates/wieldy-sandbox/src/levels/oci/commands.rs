@@ -20,9 +20,9 @@ use super::runtime::{complaint, ended, not_started, too_little};
 use crate::cgroup::{Group, GroupLimits, Meter, Peak, Used, Whose};
 use crate::denials::files::Complaints;
 use crate::limits::{is_told, overrun_of_group};
-use crate::supervise::host_process::{Hand, blocking};
+use crate::supervise::host_process::{HostProcess, blocking};
 use crate::supervise::protocol::Limit;
-use crate::supervise::run::Went;
+use crate::supervise::run::RunOutcome;
 use crate::supervise::run::prepare;
 use crate::supervise::supervisor::WATCH_EVERY;
 use crate::supervise::watch::BLOCK_BYTES;
@@ -79,24 +79,24 @@ impl Container {
         let call = Call { command, confinement, output: &complaints, stop, doing, number, log };
         let hearing = self.outlet.as_ref().map(|outlet| outlet.refusals.hear(output));
         let began = Instant::now();
-        let (went, used) = match self.made.level {
+        let (outcome, used) = match self.made.level {
             Level::Gvisor => self.run_unseen(&call).await?,
             _ => self.run_in_group(&call).await?,
         };
         let wall_ms = began.elapsed().as_secs_f64() * 1e3;
         // The runtime waits for the command, so what the supervisor saw of it is both of theirs.
-        let blocks_written = went.as_ref().map_or(0, |went| went.report.blocks_written);
+        let blocks_written = outcome.as_ref().map_or(0, |outcome| outcome.report.blocks_written);
         let usage = Usage { wall_ms, ..self.usage(&used, blocks_written * BLOCK_BYTES) };
-        let of_disk = went.as_ref().ok().and_then(|went| overrun_of_disk(went, &confinement.limits));
+        let of_disk = outcome.as_ref().ok().and_then(|outcome| overrun_of_disk(outcome, &confinement.limits));
         let was_stopped = stop.is_cancelled();
         let of_group = self.overrun(&used, confinement).filter(|it| !was_stopped || it.limit == "processes");
         let overrun = of_disk.or(of_group);
         let told = complaint(&call.log);
         self.forget(number);
-        let ended = match (went, told) {
+        let ended = match (outcome, told) {
             // The limit took the runtime with it.
             (_, _) if overrun.is_some() && self.made.level == Level::Gvisor => Ended::Signal(libc::SIGKILL),
-            (Ok(Went { ended: Ended::Code(code), .. }), Some(told)) if code != 0 && !self.is_gone() => {
+            (Ok(RunOutcome { ended: Ended::Code(code), .. }), Some(told)) if code != 0 && !self.is_gone() => {
                 let told = overrun.map_or(told.clone(), |it| too_little(&told, it.limit, it.allowed));
                 return Err(not_started(self.made.level, &command.program, &told));
             }
@@ -104,7 +104,7 @@ impl Container {
                 let reason = told.unwrap_or_else(|| "its first process was ended".into());
                 return Err(SandboxError::Crashed { reason: format!("{}: {reason}", self.made.level) });
             }
-            (Ok(Went { ended, .. }), _) => ended,
+            (Ok(RunOutcome { ended, .. }), _) => ended,
             (Err(error), _) => return Err(error),
         };
         let overrun = overrun.filter(|overrun| is_told(overrun, ended, was_stopped));
@@ -116,7 +116,7 @@ impl Container {
     }
 
     /// Runs a command whose processes the machine's kernel sees, in a cgroup of its own.
-    async fn run_in_group(&self, call: &Call<'_>) -> Result<(Result<Went, SandboxError>, Used), SandboxError> {
+    async fn run_in_group(&self, call: &Call<'_>) -> Result<(Result<RunOutcome, SandboxError>, Used), SandboxError> {
         let failed = |error: io::Error| self.failed(&error);
         let group = &self.nest.group.child(&format!("call-{}", call.number)).map_err(failed)?;
         let limits = group_limits(self.made.level, &call.confinement.limits);
@@ -128,19 +128,19 @@ impl Container {
         let words = self.exec_words(call, &["--pid-file", &pid_text, "--cgroup", &place]).map_err(failed)?;
         let starting = self.nest.let_start().map_err(failed)?;
         let count = Mutex::new(Count::begin(group.clone(), limits));
-        let hand = self.hand(call).await?.raw();
+        let process = self.process(call).await?.raw();
         let running =
-            hand.run(&self.runtime.program, words, call.command, call.confinement.grace, call.output, call.stop);
+            process.run(&self.runtime.program, words, call.command, call.confinement.grace, call.output, call.stop);
         let following = async {
             let first = self.first_process(&pid_file, starting, &count);
             follow(first, group, call.stop, call.confinement.grace).await;
             std::future::pending().await
         };
-        let went = tokio::select! {
-            went = running => went,
+        let outcome = tokio::select! {
+            outcome = running => outcome,
             never = following => never,
         };
-        let went = went.map(|went| Went { ended: ended(went.ended), ..went });
+        let outcome = outcome.map(|outcome| RunOutcome { ended: ended(outcome.ended), ..outcome });
         let left = group.clone();
         if blocking(move || left.kill()).await.is_err() {
             // Nobody can tell what is left, so nothing may be.
@@ -148,7 +148,7 @@ impl Container {
             self.gone.cancelled().await;
         }
         let count = count.into_inner().unwrap_or_else(PoisonError::into_inner);
-        Ok((went, count.used()))
+        Ok((outcome, count.used()))
     }
 
     /// Waits for the first process of a command to end, or until it has more than it may. Once the runtime has become that process, it needs no
@@ -187,9 +187,9 @@ impl Container {
     }
 
     /// A supervisor that watches how much comes into the workspace.
-    pub(super) async fn hand(&self, call: &Call<'_>) -> Result<Hand, SandboxError> {
-        let hand = Hand::new().await.map_err(|error| self.failed(&error))?;
-        Ok(hand.watching(&call.confinement.workspace, &call.confinement.limits))
+    pub(super) async fn process(&self, call: &Call<'_>) -> Result<HostProcess, SandboxError> {
+        let process = HostProcess::new().await.map_err(|error| self.failed(&error))?;
+        Ok(process.watching(&call.confinement.workspace, &call.confinement.limits))
     }
 
     /// How the runtime is told which cgroup below the container's is meant.
@@ -249,14 +249,16 @@ impl Container {
 }
 
 /// The limit of the workspace that a command has passed, if it has.
-fn overrun_of_disk(went: &Went, limits: &ResourceLimits) -> Option<Overrun> {
+fn overrun_of_disk(outcome: &RunOutcome, limits: &ResourceLimits) -> Option<Overrun> {
     let overrun =
         |limit, allowed: Option<u64>, used| Some(Overrun { limit, allowed: allowed?, used, session_used: None });
-    match went.report.overrun {
+    match outcome.report.overrun {
         Some((Limit::DiskBytes, used)) => overrun("disk_bytes", limits.disk_bytes, used),
         Some((Limit::DiskFiles, used)) => overrun("disk_files", limits.disk_files, used),
         // A single file that was as large as all may be.
-        _ if went.ended == Ended::Signal(libc::SIGXFSZ) => overrun("disk_bytes", limits.disk_bytes, limits.disk_bytes?),
+        _ if outcome.ended == Ended::Signal(libc::SIGXFSZ) => {
+            overrun("disk_bytes", limits.disk_bytes, limits.disk_bytes?)
+        }
         _ => None,
     }
 }

@@ -33,7 +33,7 @@ use super::netns::Outlet;
 use super::runtime::{Runtime, complaint, too_little};
 use super::{Base, OciProblem, unusable};
 use crate::cgroup::{Controller, Group, Hierarchy, Kind};
-use crate::supervise::host_process::{Hand, Nowhere, blocking, idle_command};
+use crate::supervise::host_process::{HostProcess, NullSink, blocking, idle_command};
 use crate::view::masked::are_unchanged;
 use crate::view::plan::Step;
 
@@ -246,16 +246,16 @@ impl Container {
 
     /// Lets the runtime run the sleeper, for as long as the container should stand.
     async fn employ_keeper(&self) -> Result<(), SandboxError> {
-        let hand = Hand::new().await.map_err(|error| self.failed(&error))?;
+        let process = HostProcess::new().await.map_err(|error| self.failed(&error))?;
         if self.made.level == Level::Gvisor {
-            self.join(&hand).await?;
+            self.join(&process).await?;
         }
         let (bundle, pid_file) = (text(&self.site.folder()), text(&self.file("pid")));
         let words = ["run", "--bundle", &bundle, "--pid-file", &pid_file, &self.made.id.0];
         let words = self.runtime.words(&self.file("log"), &self.network, &words);
         let (runtime, stop, gone) = (self.runtime.clone(), self.stop.clone(), self.gone.clone());
         let keeper = tokio::spawn(async move {
-            let _ = hand.run(&runtime.program, words, &idle_command(), Duration::ZERO, &Nowhere, &stop).await;
+            let _ = process.run(&runtime.program, words, &idle_command(), Duration::ZERO, &NullSink, &stop).await;
             gone.cancel();
         });
         *self.keeper.lock().unwrap_or_else(PoisonError::into_inner) = Some(keeper);
@@ -263,9 +263,9 @@ impl Container {
     }
 
     /// Moves a supervisor to where gVisor is, so that what it starts is there.
-    pub(super) async fn join(&self, hand: &Hand) -> Result<(), SandboxError> {
+    pub(super) async fn join(&self, process: &HostProcess) -> Result<(), SandboxError> {
         let group = self.sentry.as_ref().unwrap_or(&self.nest.group);
-        let (folders, pid) = (group.folders().to_vec(), hand.pid());
+        let (folders, pid) = (group.folders().to_vec(), process.pid());
         let join = move || {
             let number = pid.as_raw_pid().to_string();
             folders.iter().try_for_each(|folder| fs::write(folder.join("cgroup.procs"), &number))

@@ -20,9 +20,10 @@ use super::gvisor_control::{Control, Silence};
 use super::idmap::AGENT;
 use super::runtime::{self, not_started};
 use crate::cgroup::{Group, Used};
-use crate::supervise::host_process::Hand;
+use crate::supervise::host_process::HostProcess;
+use crate::supervise::pipes::Pipes;
 use crate::supervise::protocol::{Limit, RunLimits, RunReport};
-use crate::supervise::run::{Ends, Went, ended};
+use crate::supervise::run::{RunOutcome, ended};
 use crate::supervise::supervisor::WATCH_EVERY;
 use crate::supervise::watch::Watch;
 
@@ -31,10 +32,13 @@ const KILLS_MAX: usize = 10;
 
 impl Container {
     /// Runs a command in gVisor.
-    pub(super) async fn run_unseen(&self, call: &Call<'_>) -> Result<(Result<Went, SandboxError>, Used), SandboxError> {
+    pub(super) async fn run_unseen(
+        &self,
+        call: &Call<'_>,
+    ) -> Result<(Result<RunOutcome, SandboxError>, Used), SandboxError> {
         let group = self.sentry.as_ref().unwrap_or(&self.nest.group);
         let (meter, written_before) = (group.begin(), written_bytes(group));
-        let went = match (self.lane.try_lock(), &self.control) {
+        let outcome = match (self.lane.try_lock(), &self.control) {
             (Ok(_lane), Some(control)) => self.run_by_control(control, call).await,
             (Ok(_lane), None) => self.run_by_program(call).await?,
             (Err(_), _) => self.run_beside(call).await?,
@@ -43,18 +47,18 @@ impl Container {
         // Not all kernels count it for groups.
         let written = written_bytes(group).saturating_sub(written_before);
         used.bytes_written = Some(written.max(used.bytes_written.unwrap_or(0)));
-        Ok((went, used))
+        Ok((outcome, used))
     }
 
     /// Runs a command that the sandbox itself is asked to start.
-    async fn run_by_control(&self, control: &Control, call: &Call<'_>) -> Result<Went, SandboxError> {
+    async fn run_by_control(&self, control: &Control, call: &Call<'_>) -> Result<RunOutcome, SandboxError> {
         let Call { command: Command { program, stdin, terminal, .. }, confinement, .. } = *call;
         let no_ends = |error: io::Error| SandboxError::Creation { reason: format!("cannot make its streams: {error}") };
-        let (ends, streams, typed) = match terminal {
+        let (pipes, streams, typed) = match terminal {
             Some(terminal) => {
-                Ends::terminal_beyond(*terminal).map(|(ends, streams, typed)| (ends, streams, Some(typed)))
+                Pipes::terminal_beyond(*terminal).map(|(pipes, streams, typed)| (pipes, streams, Some(typed)))
             }
-            None => Ends::pipes(stdin).map(|(ends, streams)| (ends, streams, None)),
+            None => Pipes::pipes(stdin).map(|(pipes, streams)| (pipes, streams, None)),
         }
         .map_err(no_ends)?;
         let watching = watch(&confinement.workspace, &confinement.limits);
@@ -67,23 +71,23 @@ impl Container {
         let [_, _stdout, _stderr] = streams;
         let over = async {
             tokio::select! {
-                ended = self.see_through(control, pid, typed, call) => ended.map(|ended| (ended, None)),
+                ended = self.wait_for_end(control, pid, typed, call) => ended.map(|ended| (ended, None)),
                 overrun = watching => {
                     self.clear_lane(None).await;
                     Ok((Ended::Signal(libc::SIGKILL), Some(overrun)))
                 }
             }
         };
-        match ends.talk_until(stdin, call.output, over).await {
+        match pipes.pump_until(stdin, call.output, over).await {
             Ok((ended, overrun)) => {
-                Ok(Went { ended, report: RunReport { overrun, ..RunReport::default() }, supervisor_lost: false })
+                Ok(RunOutcome { ended, report: RunReport { overrun, ..RunReport::default() }, supervisor_lost: false })
             }
             Err(error) => Err(self.lose(program, &error).await),
         }
     }
 
     /// Waits until a command has ended, or has had its grace time after it was told to, and nothing is left of it.
-    async fn see_through(
+    async fn wait_for_end(
         &self,
         control: &Control,
         pid: i32,
@@ -128,16 +132,16 @@ impl Container {
     }
 
     /// Runs a command by the runtime's program.
-    async fn run_by_program(&self, call: &Call<'_>) -> Result<Result<Went, SandboxError>, SandboxError> {
+    async fn run_by_program(&self, call: &Call<'_>) -> Result<Result<RunOutcome, SandboxError>, SandboxError> {
         let words = self.exec_words(call, &[]).map_err(|error| self.failed(&error))?;
-        let hand = self.hand(call).await?;
-        let (went, deadline) = self.run_by_hand(hand, words, call, self.signal_agent(&["TERM", "CONT"])).await;
+        let process = self.process(call).await?;
+        let (outcome, deadline) = self.run_by_hand(process, words, call, self.signal_agent(&["TERM", "CONT"])).await;
         self.clear_lane(deadline).await;
-        Ok(went)
+        Ok(outcome)
     }
 
     /// Runs a command in a container of its own inside the same gVisor sandbox.
-    async fn run_beside(&self, call: &Call<'_>) -> Result<Result<Went, SandboxError>, SandboxError> {
+    async fn run_beside(&self, call: &Call<'_>) -> Result<Result<RunOutcome, SandboxError>, SandboxError> {
         let failed = |error: io::Error| self.failed(&error);
         let id = format!("{}-{}", self.made.id.0, call.number);
         let site = make_site(Arc::clone(&self.site.ground), id.clone(), call.confinement.clone()).await?;
@@ -147,8 +151,8 @@ impl Container {
         let frame = Frame { level, network, joined: None, groups: None, annotations };
         let config = site.tree.config(&call.doing, &frame).map_err(io::Error::other).map_err(failed)?;
         write_json(&site.folder().join("config.json"), &config).map_err(failed)?;
-        let hand = self.hand(call).await?;
-        self.join(&hand).await?;
+        let process = self.process(call).await?;
+        self.join(&process).await?;
         let bundle = text(&site.folder());
         let words = self.runtime.words(&call.log, &self.network, &["run", "--bundle", &bundle, &id]);
         let telling = async {
@@ -156,31 +160,31 @@ impl Container {
                 let _ = self.ask(&["kill", "--all", &id, signal]).await;
             }
         };
-        let (went, _) = self.run_by_hand(hand, words, call, telling).await;
+        let (outcome, _) = self.run_by_hand(process, words, call, telling).await;
         let _ = self.ask(&["delete", "--force", &id]).await;
-        Ok(went)
+        Ok(outcome)
     }
 
     /// Runs a runtime that does not pass signals on: who stops the command tells it by `telling`, and the runtime is killed after the grace
     /// time. Says until when others may go on, if the command was stopped.
     async fn run_by_hand(
         &self,
-        hand: Hand,
+        process: HostProcess,
         words: Vec<String>,
         call: &Call<'_>,
         telling: impl Future<Output = ()>,
-    ) -> (Result<Went, SandboxError>, Option<Instant>) {
+    ) -> (Result<RunOutcome, SandboxError>, Option<Instant>) {
         let (done, kill) = (CancellationToken::new(), CancellationToken::new());
         let running = async {
-            let mut went =
-                hand.run(&self.runtime.program, words, call.command, Duration::ZERO, call.output, &kill).await;
+            let mut outcome =
+                process.run(&self.runtime.program, words, call.command, Duration::ZERO, call.output, &kill).await;
             done.cancel();
-            if let Ok(went) = &mut went {
+            if let Ok(outcome) = &mut outcome {
                 // Whatever ended the runtime that had to be killed, its command is killed.
                 let killed = Ended::Signal(libc::SIGKILL);
-                went.ended = if kill.is_cancelled() { killed } else { runtime::ended(went.ended) };
+                outcome.ended = if kill.is_cancelled() { killed } else { runtime::ended(outcome.ended) };
             }
-            went
+            outcome
         };
         let stopping = async {
             tokio::select! {

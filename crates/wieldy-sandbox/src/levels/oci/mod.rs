@@ -54,8 +54,8 @@ use self::runtime::Runtime;
 use crate::cgroup::Hierarchy;
 use crate::pool::{Books, Eviction, Kept, kept_or_built, no_longer_intact, of_another_shape};
 use crate::state_dir::{self, Home};
-use crate::supervise::host_process::Nowhere;
-use crate::supervise::run::see_through;
+use crate::supervise::host_process::NullSink;
+use crate::supervise::run::run_to_end;
 
 /// Runs commands in containers of an OCI runtime. Needs a Tokio runtime with I/O and time.
 #[derive(Clone)]
@@ -153,7 +153,7 @@ impl Oci {
             place_limits: ResourceLimits::default(),
             grace: Duration::ZERO,
         };
-        let ran = self.execute(&command, &confinement, Arc::new(Nowhere), CancellationToken::new()).await;
+        let ran = self.execute(&command, &confinement, Arc::new(NullSink), CancellationToken::new()).await;
         remove_emptied(&workspace).await;
         match ran?.ended {
             Ended::Code(0) => Ok(()),
@@ -175,7 +175,7 @@ impl Sandbox for Oci {
         stop: CancellationToken,
     ) -> BoxFuture<'a, Result<Exit, SandboxError>> {
         let (shared, command, confinement) = (Arc::clone(&self.shared), command.clone(), confinement.clone());
-        Box::pin(see_through(stop, |stop| async move { shared.execute(&command, &confinement, &output, &stop).await }))
+        Box::pin(run_to_end(stop, |stop| async move { shared.execute(&command, &confinement, &output, &stop).await }))
     }
 
     fn create<'a>(&'a self, confinement: &'a Confinement) -> BoxFuture<'a, Result<SandboxStatus, SandboxError>> {
